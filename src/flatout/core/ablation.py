@@ -1,0 +1,206 @@
+"""An Ablation: trials that differ in one technique each, with verdicts."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from enum import Enum
+from typing import Any
+
+from flatout.core.profile import PeakBytes, Profile, profile_from_json
+from flatout.core.recipe import Choice, Recipe, recipe_from_json
+
+SCHEMA = "flatout.ablation/1"
+
+
+class Verdict(Enum):
+    """What was decided about one lever."""
+
+    KEPT = "kept"
+    NO_EFFECT = "no_effect"
+    WORSE = "worse"
+    INCONCLUSIVE = "inconclusive"
+    REJECTED = "rejected"
+    """The guard saw other training."""
+    FAILED = "failed"
+    """The trial crashed, hung, ran out of memory, or the lever could not be applied."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """A speed ratio from interleaved pairs of fresh processes; above 1 the candidate is faster."""
+
+    ratio: float
+    interval: tuple[float, float]
+    """95 % interval of the ratio."""
+    n: int
+    """Number of pairs."""
+    resolution: float = 1.0
+    """The smallest gain these pairs could have shown: below it, nothing is known."""
+
+    @property
+    def covers_one(self) -> bool:
+        """Whether the interval covers no difference."""
+        return self.interval[0] <= 1.0 <= self.interval[1]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossCheck:
+    """The guard's answer for one recipe."""
+
+    status: str
+    """`same` (bit-identical), `within` (inside the promise's limits), `rejected`,
+    `not_compared` (nothing could be compared: fails closed) or `skipped` (not worth checking:
+    the lever was not going to be kept)."""
+    why: str = ""
+    """One line: the check that fired, or what was compared."""
+    steps: int = 0
+    worst: Mapping[str, float] = field(default_factory=dict)
+    """Largest value per check as a share of its limit; above 1 rejects."""
+
+    @property
+    def passed(self) -> bool:
+        """Whether the recipe may be kept."""
+        return self.status in ("same", "within")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One lever, tried on top of the recipe so far."""
+
+    choice: Choice
+    numerics: str
+    verdict: Verdict
+    on_top_of: tuple[str, ...] = ()
+    """Names of the techniques that were already in the recipe."""
+    stage: str = "add"
+    """`add` (ladder) or `drop` (left out of the final recipe)."""
+    comparison: Comparison | None = None
+    samples_per_s: float | None = None
+    device_busy_share: float | None = None
+    peak_bytes: PeakBytes = PeakBytes()
+    loss_check: LossCheck = LossCheck(status="skipped")
+    predicted_ratio: float | None = None
+    startup_s: float = 0.0
+    """Extra time of the first steps against the recipe so far: compilation."""
+    break_even_steps: int | None = None
+    """Steps after which `startup_s` is paid back; None where there is nothing to pay back."""
+    why: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return one row of the `flatout.ablation/1` mapping."""
+        pair = self.comparison
+        plain = asdict(self)
+        del plain["choice"], plain["comparison"]
+        return plain | {
+            "technique": self.choice.technique,
+            "settings": dict(self.choice.settings),
+            "verdict": self.verdict.value,
+            "ratio": pair.ratio if pair else None,
+            "interval": list(pair.interval) if pair else None,
+            "n": pair.n if pair else 0,
+            "resolution": pair.resolution if pair else None,
+            "on_top_of": list(self.on_top_of),
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ablation:
+    """The result of one tuning."""
+
+    workload: str
+    """What the user would type after `python`."""
+    baseline: Profile
+    rows: tuple[Row, ...] = ()
+    recipe: Recipe = Recipe()
+    """The final recipe; empty when nothing was worth changing."""
+    confirmation: Comparison | None = None
+    """Whole recipe against baseline, fresh pairs. None when the recipe is empty."""
+    final: Profile | None = None
+    """Profile of the final recipe."""
+    final_check: LossCheck | None = None
+    aa_check: LossCheck | None = None
+    """The script against itself: whether it repeats."""
+    resolution: float = 1.0
+    """The smallest gain that could be shown here."""
+    cost_s: float = 0.0
+    stopped: str = ""
+    """Why it ended: `finished`, `budget`, `interrupted`, `machine busy`, `baseline failed`."""
+    notes: tuple[str, ...] = ()
+
+    @property
+    def kept(self) -> tuple[Row, ...]:
+        """The ladder's rungs."""
+        return tuple(r for r in self.rows if r.verdict is Verdict.KEPT and r.stage == "add")
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the `flatout.ablation/1` mapping."""
+        pair = self.confirmation
+        return {
+            "schema": SCHEMA,
+            "workload": self.workload,
+            "baseline": {"profile": self.baseline.to_json()},
+            "rows": [row.to_json() for row in self.rows],
+            "best": {
+                "recipe": self.recipe.to_json(),
+                "ratio": pair.ratio if pair else None,
+                "interval": list(pair.interval) if pair else None,
+                "n": pair.n if pair else 0,
+                "resolution": pair.resolution if pair else None,
+                "profile": self.final.to_json() if self.final else None,
+                "loss_check": asdict(self.final_check) if self.final_check else None,
+            },
+            "aa_check": asdict(self.aa_check) if self.aa_check else None,
+            "resolution": self.resolution,
+            "cost_s": self.cost_s,
+            "stopped": self.stopped,
+            "notes": list(self.notes),
+        }
+
+
+def ablation_from_json(plain: Mapping[str, Any]) -> Ablation:
+    """Return the ablation that `Ablation.to_json` wrote.
+
+    Raises:
+        ValueError: if the schema is another one.
+    """
+    if plain.get("schema") != SCHEMA:
+        raise ValueError(f"not a {SCHEMA} record: schema is {plain.get('schema')!r}")
+    best = plain["best"]
+    return Ablation(
+        workload=plain["workload"],
+        baseline=profile_from_json(plain["baseline"]["profile"]),
+        rows=tuple(_row(item) for item in plain["rows"]),
+        recipe=recipe_from_json(best["recipe"]),
+        confirmation=_comparison(best),
+        final=profile_from_json(best["profile"]) if best["profile"] else None,
+        final_check=LossCheck(**best["loss_check"]) if best["loss_check"] else None,
+        aa_check=LossCheck(**plain["aa_check"]) if plain["aa_check"] else None,
+        resolution=plain["resolution"],
+        cost_s=plain["cost_s"],
+        stopped=plain["stopped"],
+        notes=tuple(plain["notes"]),
+    )
+
+
+def _comparison(plain: Mapping[str, Any]) -> Comparison | None:
+    if plain["ratio"] is None:
+        return None
+    low, high = plain["interval"]
+    return Comparison(
+        ratio=plain["ratio"], interval=(low, high), n=plain["n"], resolution=plain["resolution"]
+    )
+
+
+def _row(plain: Mapping[str, Any]) -> Row:
+    special = {"technique", "settings", "verdict", "ratio", "interval", "n", "resolution"}
+    fields = {k: v for k, v in plain.items() if k not in special}
+    return Row(
+        **fields
+        | {
+            "choice": Choice(technique=plain["technique"], settings=plain["settings"]),
+            "verdict": Verdict(plain["verdict"]),
+            "comparison": _comparison(plain),
+            "on_top_of": tuple(plain["on_top_of"]),
+            "peak_bytes": PeakBytes(**plain["peak_bytes"]),
+            "loss_check": LossCheck(**plain["loss_check"]),
+        }
+    )

@@ -1,0 +1,9 @@
+"""The two exceptions that cross layers."""
+
+
+class UserError(ValueError):
+    """A mistake the user can mend: one clear line with what to do next, exit code 2."""
+
+
+class NotApplicable(Exception):
+    """A technique has nothing to do here; the text says why. Not a failure."""

@@ -1,0 +1,24 @@
+"""A Finding: one bottleneck, with the numbers that prove it."""
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One bottleneck seen in a profile."""
+
+    code: str
+    """Stable name, equal to the rule's file name. Code compares this."""
+    share: float
+    """Fraction of step time lost to it, in [0, 1]."""
+    because: str
+    """One sentence with the measured numbers."""
+    next: str
+    """What to do about it: one sentence, a command where there is one."""
+    evidence: dict[str, float] = field(default_factory=dict)
+    """The numbers behind `because`, keyed by metric name."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a plain JSON mapping."""
+        return asdict(self)

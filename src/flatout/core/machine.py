@@ -1,0 +1,53 @@
+"""A Machine: what the hardware under a workload can do. Read by `flatout.hardware`."""
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Device:
+    """One device that can run the training step."""
+
+    kind: str
+    """`cpu`, `cuda` (NVIDIA), `rocm`, `mps` or `xpu`."""
+    name: str
+    memory_bytes: int
+    compute_capability: tuple[int, int] | None = None
+    """NVIDIA only, as (major, minor)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """What this process may use, after affinity, cgroup quota and mounts are taken into account."""
+
+    device: Device
+    """The device a training script finds first: an accelerator if torch sees one, else the CPU."""
+    devices: tuple[Device, ...] = ()
+    """Every accelerator torch sees; empty on a CPU-only machine."""
+    cpu_name: str = ""
+    logical_cores: int
+    """Cores of the host, as the kernel counts them."""
+    usable_cores: int
+    """Cores this process may really use: affinity and cgroup quota, rounded down, at least 1."""
+    physical_cores: int
+    """Physical cores among the usable ones."""
+    memory_bytes: int
+    """Host memory, or the cgroup's limit where that is lower."""
+    shm_free_bytes: int
+    """Free bytes in /dev/shm, where loader workers put their batches."""
+    cpu_features: frozenset[str] = frozenset()
+    """The lower-case flags that matter here: `avx2`, `avx512f`, `avx512_bf16`, `amx_bf16`."""
+    tcmalloc_path: str | None = None
+    """Path of an installed tcmalloc library, for preloading."""
+    torch_version: str = ""
+    facts: dict[str, Any] = field(default_factory=dict)
+    """Further readings for `doctor` and the environment record; plain JSON values."""
+
+    @property
+    def has_fast_cpu_bf16(self) -> bool:
+        """Whether the CPU multiplies bf16 in hardware."""
+        return bool(self.cpu_features & {"avx512_bf16", "amx_bf16"})
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a plain JSON mapping."""
+        return asdict(self) | {"cpu_features": sorted(self.cpu_features)}

@@ -1,0 +1,193 @@
+"""A Profile: what the measured steps of one run cost, and what was seen at the seams."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from flatout.core.finding import Finding
+
+SCHEMA = "flatout.profile/1"
+PHASES = ("data_wait", "h2d", "forward", "backward", "optimizer", "other")
+"""The phases of a step. They add up to the step."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spread:
+    """Order statistics of one quantity over the measured steps."""
+
+    median: float
+    p10: float
+    p90: float
+    n: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeakBytes:
+    """Peak memory of the device. On the CPU `allocated` and `reserved` are 0 and unknown."""
+
+    allocated: int = 0
+    reserved: int = 0
+    device: int = 0
+    """What the device holds for this process; on the CPU the peak resident size."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ceilings:
+    """How many times faster the step could be at most, were one cause free. 1 means nothing."""
+
+    free_data: float = 1.0
+    free_copies: float = 1.0
+    compute_only: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoaderFacts:
+    """One `DataLoader` the script built, as it asked for it."""
+
+    address: str
+    """Where it was built: the calling functions outside torch, innermost first, and the ordinal
+    of the construction there. Stable from run to run; lines are left out so that edits do not
+    break it."""
+    is_training: bool
+    """Whether its batches fed training steps."""
+    dataset: str
+    dataset_len: int | None
+    batch_size: int | None
+    num_workers: int
+    pin_memory: bool
+    persistent_workers: bool
+    prefetch_factor: int | None
+    is_iterable: bool = False
+    batch_bytes: int = 0
+    """Bytes of the tensors in one batch, median of those seen."""
+    batches_drawn: int = 0
+    epochs_started: int = 0
+    fetch_ms: float = 0.0
+    """Time to produce one batch, measured in the main process when `num_workers` is 0."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFacts:
+    """One root module that was trained."""
+
+    name: str
+    parameters: int
+    """Number of trainable scalars."""
+    parameter_bytes: int
+    dtypes: tuple[str, ...] = ()
+    conv_weights: int = 0
+    """Number of 4-d convolution weights."""
+    is_channels_last: bool = False
+    repeated_blocks: int = 0
+    """Size of the largest group of sibling modules with the same class and shapes."""
+    modules: int = 0
+    is_compiled: bool = False
+    used_autocast: bool = False
+    """Whether the script ran it under autocast."""
+    calls_per_step: float = 1.0
+    input_shapes: int = 1
+    """Distinct input shapes seen."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptimizerFacts:
+    """One optimizer the script built."""
+
+    name: str
+    parameters: int
+    is_fused: bool = False
+    has_fused_option: bool = False
+    parameter_tensors: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Profile:
+    """Medians over the measured steps of one run."""
+
+    step_ms: Spread
+    phases_ms: Mapping[str, float]
+    """Milliseconds of the step by phase; the keys are `PHASES` and the values add up to the
+    median step."""
+    samples_per_s: float
+    device_kind: str
+    device_name: str
+    device_busy_share: float
+    gpu_util_share: float | None = None
+    mfu: float | None = None
+    peak_bytes: PeakBytes = PeakBytes()
+    ceilings: Ceilings = Ceilings()
+    overhead_share: float = 0.0
+    """Share of the step that flatout's own listening cost, as estimated in the run."""
+    warmup_steps: int = 0
+    warmup_ms: float = 0.0
+    """Time from the first training step's start until steps were steady: compilation is in here."""
+    first_step_ms: float = 0.0
+    losses: tuple[float, ...] = ()
+    """Loss of every training step from the first on; empty when the script showed none."""
+    batches_per_step: float = 1.0
+    backwards_per_step: float = 1.0
+    samples_per_step: float = 0.0
+    epoch_steps: int | None = None
+    """Steps of one epoch where the loader's length gives it away."""
+    cpu_threads: int = 0
+    minor_faults_per_step: float = 0.0
+    delay_share: float = 0.0
+    """Seconds that runnable threads waited for a core, per second of wall time."""
+    foreign_share: float = 0.0
+    """Share of the machine's core time that other processes used."""
+    loaders: tuple[LoaderFacts, ...] = ()
+    models: tuple[ModelFacts, ...] = ()
+    optimizers: tuple[OptimizerFacts, ...] = ()
+    notes: tuple[str, ...] = ()
+    """What the reader should know about how this was measured."""
+    findings: tuple[Finding, ...] = ()
+    environment: Mapping[str, Any] = field(default_factory=dict)
+
+    def share(self, *phases: str) -> float:
+        """Return the fraction of the step spent in the given phases."""
+        total = sum(self.phases_ms.values())
+        return sum(self.phases_ms[name] for name in phases) / total if total else 0.0
+
+    @property
+    def training_loaders(self) -> tuple[LoaderFacts, ...]:
+        """The loaders that fed training steps."""
+        return tuple(loader for loader in self.loaders if loader.is_training)
+
+    def with_findings(self, findings: tuple[Finding, ...]) -> "Profile":
+        """Return the same profile with its findings."""
+        return replace(self, findings=findings)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the `flatout.profile/1` mapping."""
+        plain = asdict(self)
+        device = {"kind": plain.pop("device_kind"), "name": plain.pop("device_name")}
+        return {"schema": SCHEMA, "device": device} | plain
+
+
+def profile_from_json(plain: Mapping[str, Any]) -> Profile:
+    """Return the profile that `Profile.to_json` wrote.
+
+    Raises:
+        ValueError: if the schema is another one.
+    """
+    if plain.get("schema") != SCHEMA:
+        raise ValueError(f"not a {SCHEMA} record: schema is {plain.get('schema')!r}")
+    fields = {k: v for k, v in plain.items() if k not in ("schema", "device")}
+    for name, kind in (("loaders", LoaderFacts), ("optimizers", OptimizerFacts)):
+        fields[name] = tuple(kind(**item) for item in fields[name])
+    fields["models"] = tuple(
+        ModelFacts(**item | {"dtypes": tuple(item["dtypes"])}) for item in fields["models"]
+    )
+    fields["findings"] = tuple(Finding(**item) for item in fields["findings"])
+    return Profile(
+        **fields
+        | {
+            "device_kind": plain["device"]["kind"],
+            "device_name": plain["device"]["name"],
+            "step_ms": Spread(**fields["step_ms"]),
+            "peak_bytes": PeakBytes(**fields["peak_bytes"]),
+            "ceilings": Ceilings(**fields["ceilings"]),
+            "losses": tuple(fields["losses"]),
+            "notes": tuple(fields["notes"]),
+        }
+    )

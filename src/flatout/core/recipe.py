@@ -1,0 +1,72 @@
+"""A Recipe: the chosen techniques with their settings, and where they go in the workload."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """One technique, chosen."""
+
+    technique: str
+    """Its name, equal to its file name."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def label(self) -> str:
+        """One line for people.
+
+        >>> Choice(technique="cpu_threads", settings={"threads": 2}).label
+        'cpu_threads threads=2'
+        """
+        return " ".join([self.technique, *(f"{k}={v}" for k, v in self.settings.items())])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """A declarative set of techniques."""
+
+    choices: tuple[Choice, ...] = ()
+    training_loaders: tuple[str, ...] = ()
+    """Addresses of the loaders that the loader levers apply to; empty means every loader."""
+    about: Mapping[str, Any] = field(default_factory=dict)
+    """Where it comes from: script, torch, machine, ratio. For people; nothing depends on it."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the techniques, in order."""
+        return tuple(choice.technique for choice in self.choices)
+
+    @property
+    def label(self) -> str:
+        """One line for people; `baseline` when empty."""
+        return " + ".join(choice.label for choice in self.choices) or "baseline"
+
+    def plus(self, choice: Choice) -> "Recipe":
+        """Return the recipe with one more choice, replacing an earlier one of that technique."""
+        return replace(self, choices=(*self.without(choice.technique).choices, choice))
+
+    def without(self, technique: str) -> "Recipe":
+        """Return the recipe with one technique left out."""
+        kept = tuple(choice for choice in self.choices if choice.technique != technique)
+        return replace(self, choices=kept)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a plain JSON mapping."""
+        return {
+            "choices": [
+                {"technique": c.technique, "settings": dict(c.settings)} for c in self.choices
+            ],
+            "training_loaders": list(self.training_loaders),
+            "about": dict(self.about),
+        }
+
+
+def recipe_from_json(plain: Mapping[str, Any]) -> Recipe:
+    """Return the recipe that `Recipe.to_json` wrote."""
+    return Recipe(
+        choices=tuple(Choice(**choice) for choice in plain["choices"]),
+        training_loaders=tuple(plain["training_loaders"]),
+        about=plain.get("about", {}),
+    )

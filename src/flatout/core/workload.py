@@ -1,0 +1,35 @@
+"""A Workload: what is trained, as a command."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """A training script (or a Task) with its arguments."""
+
+    target: str
+    """The script's path as the user typed it, or `file.py:name` for a Task."""
+    arguments: tuple[str, ...] = ()
+    """Everything after the script's name; it belongs to the script."""
+    folder: Path = field(default_factory=Path.cwd)
+    """Working directory of the run."""
+    python: str = "python"
+    """The interpreter that runs it."""
+    is_task: bool = False
+
+    @property
+    def name(self) -> str:
+        """A short name for folders and titles.
+
+        >>> Workload(target="src/train.py").name, Workload(target="job.py:task").name
+        ('train', 'job')
+        """
+        return Path(self.target.partition(":")[0] if self.is_task else self.target).stem.partition(
+            ":"
+        )[0].removesuffix(".py")
+
+    @property
+    def command_line(self) -> str:
+        """What the user would type after `python`."""
+        return " ".join([self.target, *self.arguments])
