@@ -1,0 +1,67 @@
+# Every target sets up what it needs: on a machine with only Python and pip, `make demo` is enough.
+PYTHON ?= python3
+VENV ?= .venv
+PY := $(VENV)/bin/python
+BIN := $(VENV)/bin
+READY := $(VENV)/.flatout-ready
+NO_GPU := not gpu and not multi_gpu
+
+.DEFAULT_GOAL := check
+.PHONY: setup check fix lint test test-gpu demo bench bench-gpu chaos docs size
+
+setup: $(READY)
+
+$(READY): pyproject.toml constraints.txt .ci/make-venv
+	@bash .ci/make-venv "$(PYTHON)" "$(VENV)"
+	$(PY) -m pip install --quiet --disable-pip-version-check \
+	  --constraint constraints.txt --editable '.[demo,dev,frameworks,test]'
+	@touch $@
+
+# Format, style, types, layers, spelling.
+lint: setup
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/codespell
+
+# Under two minutes: what to run before each commit.
+check: lint
+	$(PY) -m pytest -q -m "$(NO_GPU) and not slow"
+
+# Everything that needs no GPU.
+test: lint
+	$(PY) -m pytest -q -m "$(NO_GPU)"
+
+test-gpu: setup
+	$(PY) -m pytest -q -m "gpu or multi_gpu"
+
+fix: setup
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+demo: setup
+	$(BIN)/flatout demo
+
+bench: setup
+	$(PY) -m benchmarks.run
+
+bench-gpu: setup
+	$(PY) -m benchmarks.run_gpu
+
+# The tests that kill, hang, starve and interrupt.
+chaos: setup
+	$(PY) -m pytest -q -m "$(NO_GPU)" -k "kill or hang or oom or crash or interrupt or unwritable"
+
+# Pages against code: every command, flag, technique and rule, every link, every runnable block.
+docs: setup
+	$(PY) -m pytest -q tests/test_docs.py
+
+# Lines per folder, then the ten longest files.
+size:
+	@for folder in src/flatout/*/ tests docs scenarios benchmarks; do \
+	  [ -d "$$folder" ] || continue; \
+	  printf '%7d  %s\n' "$$(find "$$folder" -name '*.py' -o -name '*.md' | xargs -r cat | wc -l)" "$$folder"; \
+	done
+	@echo
+	@find src -name '*.py' -exec wc -l {} + | sort -rn | sed -n '2,11p'
