@@ -1,0 +1,91 @@
+"""Arm a child process: it ends with its parent, and the seams install when torch is imported.
+
+Standard library only. Importing torch here would change the script: one that sets
+OMP_NUM_THREADS before its own `import torch` must still get its way.
+"""
+
+import importlib
+import importlib.abc
+import importlib.machinery
+import json
+import os
+import random
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from flatout.seams.processes import die_with_parent
+
+SPEC_VARIABLE = "FLATOUT_SPEC"
+"""Environment variable with the path of the trial's specification."""
+
+
+def arm() -> None:
+    """Prepare this process; called by the boot before any code of the script."""
+    path = os.environ[SPEC_VARIABLE]
+    try:
+        spec = json.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError:
+        return  # the trial is over and its folder gone: a late child of the script
+    if spec["ends_with_parent"]:
+        die_with_parent()
+        os.register_at_fork(after_in_child=die_with_parent)
+    if _is_resource_tracker(sys.orig_argv):
+        return
+    if spec.get("seed") is not None:
+        random.seed(spec["seed"])
+    if spec.get("undo"):
+        from flatout.seams import journal
+
+        journal.install(Path(spec["undo"]), tuple(spec["not_journaled"]))
+    sys.meta_path.insert(0, AfterImport("torch", lambda: _enter(spec)))
+
+
+def _enter(spec: Mapping[str, Any]) -> None:
+    """Hand over to the module that composes seams, recipe and recorders; it lives above us."""
+    importlib.import_module(spec["entry"]).install(spec)
+
+
+def _is_resource_tracker(argv: Sequence[str]) -> bool:
+    """Tell whether this is multiprocessing's tracker; the script's own words never count.
+
+    >>> _is_resource_tracker(["python", "train.py", "resource_tracker"])
+    False
+    """
+    if "-c" not in argv[1:-1]:
+        return False
+    return "resource_tracker" in argv[argv.index("-c") + 1]
+
+
+class AfterImport(importlib.abc.MetaPathFinder):
+    """Run a function right after the first import of one module has finished."""
+
+    def __init__(self, name: str, then: Callable[[], None]) -> None:
+        self.name = name
+        self.then = then
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        """Find the module as usual and extend its loader.
+
+        A mere question must not use the hook up: transformers asks `find_spec("torch")`
+        without importing, so the finder removes itself only when the module is executed.
+        """
+        if fullname != self.name:
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(fullname, path)
+        if spec is None or spec.loader is None:
+            return spec
+        execute = spec.loader.exec_module
+
+        def exec_module(module: ModuleType) -> None:
+            if self in sys.meta_path:
+                sys.meta_path.remove(self)
+            execute(module)
+            self.then()
+
+        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec

@@ -1,0 +1,73 @@
+"""Describe models and optimizers in plain values."""
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+MIN_REPEATS = 2
+"""From two identical siblings on, a block counts as repeated."""
+
+
+def describe(module: "torch.nn.Module") -> dict[str, Any]:
+    """Return the facts of a root module; keys as `flatout.core.profile.ModelFacts`."""
+    import torch
+
+    parameters = [p for p in module.parameters() if p.requires_grad]
+    # 4-d weights of convolutions alone: an embedding of patches may be 4-d elsewhere too.
+    weights = [
+        m.weight
+        for m in module.modules()
+        if isinstance(m, torch.nn.Conv2d | torch.nn.ConvTranspose2d) and m.weight.dim() == 4
+    ]
+    kinds = [m for m in module.modules() if m is not module]
+    device = parameters[0].device.type if parameters else "cpu"
+    return {
+        "name": type(module).__name__,
+        "parameters": sum(p.numel() for p in parameters),
+        "parameter_bytes": sum(p.numel() * p.element_size() for p in parameters),
+        "dtypes": sorted({str(p.dtype).removeprefix("torch.") for p in parameters}),
+        "conv_weights": len(weights),
+        "is_channels_last": bool(weights)
+        and all(w.is_contiguous(memory_format=torch.channels_last) for w in weights),
+        "repeated_blocks": repeated_blocks(module),
+        "modules": len(kinds),
+        "is_compiled": is_compiled(module),
+        "used_autocast": bool(torch.is_autocast_enabled(device)),
+        "device": device,
+    }
+
+
+def is_compiled(module: "torch.nn.Module") -> bool:
+    """Tell whether the script compiled this module or a part of it."""
+    return any(
+        getattr(m, "_compiled_call_impl", None) is not None or hasattr(m, "_orig_mod")
+        for m in module.modules()
+    )
+
+
+def repeated_blocks(module: "torch.nn.Module") -> int:
+    """Return the size of the largest group of sibling modules with one class and equal shapes."""
+    largest = 0
+    for parent in module.modules():
+        groups = Counter(
+            (type(child), tuple(tuple(p.shape) for p in child.parameters()))
+            for child in parent.children()
+            if any(True for _ in child.children())
+        )
+        largest = max([largest, *groups.values()])
+    return largest if largest >= MIN_REPEATS else 0
+
+
+def describe_optimizer(optimizer: "torch.optim.Optimizer") -> dict[str, Any]:
+    """Return the facts of an optimizer; keys as `flatout.core.profile.OptimizerFacts`."""
+    groups = optimizer.param_groups
+    parameters = [p for group in groups for p in group["params"]]
+    return {
+        "name": type(optimizer).__name__,
+        "parameters": sum(p.numel() for p in parameters),
+        "parameter_tensors": len(parameters),
+        "has_fused_option": bool(groups) and all("fused" in group for group in groups),
+        "is_fused": bool(groups) and all(bool(group.get("fused")) for group in groups),
+    }

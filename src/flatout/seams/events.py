@@ -1,0 +1,55 @@
+"""What a training process did, as small records that seams fill and recorders read."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+EVENTS = (
+    "epoch",
+    "batch",
+    "root",
+    "forward",
+    "forward_end",
+    "loss",
+    "backward_end",
+    "before_step",
+    "after_step",
+    "segment",
+    "stop",
+)
+"""Names that a listener may register for; see `flatout.seams.session.Session.on`."""
+
+Listener = Callable[..., None]
+
+
+@dataclass(slots=True)
+class Segment:
+    """Everything between two outermost optimizer steps (of whichever optimizer)."""
+
+    who: int = -1
+    """Which optimizer ended it, by order of construction; -1 where backward did (none exists)."""
+    seconds: list[float] = field(default_factory=list)
+    """By phase, as `flatout.seams.clock.NAMES`."""
+    end: float = 0.0
+    batches: int = 0
+    samples: int = 0
+    batch_bytes: int = 0
+    forwards: int = 0
+    backwards: int = 0
+    evals: int = 0
+    loader_starts: int = 0
+    losses: list[Any] = field(default_factory=list)
+    """Detached tensors until the run ends, then floats: reading one earlier would synchronise."""
+
+
+@dataclass(slots=True)
+class LoaderSeen:
+    """One construction site of a `DataLoader`."""
+
+    address: str
+    asked: dict[str, Any]
+    """The arguments as the script gave them."""
+    is_training: bool = False
+    batches: int = 0
+    epochs: int = 0
+    batch_bytes: list[int] = field(default_factory=list)

@@ -1,0 +1,213 @@
+"""The loader seam: what a script asks of `DataLoader`, and the iterator it draws from."""
+
+import functools
+import inspect
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from flatout.seams import clock as phases
+from flatout.seams.address import AddressBook, caller
+from flatout.seams.events import LoaderSeen
+from flatout.seams.session import Session
+
+WORKER_ARGUMENTS = ("prefetch_factor", "persistent_workers", "multiprocessing_context")
+"""Arguments that `DataLoader` refuses when there are no workers."""
+ADDRESS = "_flatout_address"
+MAX_SIZES = 64
+"""Batches whose bytes are added up; their median is known by then."""
+
+
+def install(session: Session) -> None:
+    """Listen to, and transform, every `DataLoader` built from now on."""
+    from torch.utils.data import dataloader
+
+    _Construction(session).install(dataloader.DataLoader)
+    _hook_iteration(session, dataloader)
+
+
+class _Construction:
+    """Replace `DataLoader.__init__`: pass the training loaders' arguments through the recipe."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self.book = AddressBook()
+        self.only = frozenset(session.spec.get("training_loaders", ()))
+
+    def install(self, kind: Any) -> None:
+        build = kind.__init__
+        signature = inspect.signature(build)
+
+        @functools.wraps(build)  # Lightning and Accelerate read the constructor's signature
+        def __init__(loader: Any, *args: Any, **kwargs: Any) -> None:
+            if not self.session.is_mine():
+                build(loader, *args, **kwargs)
+                return
+            try:
+                asked = _asked(signature, loader, args, kwargs)
+            except TypeError:
+                build(loader, *args, **kwargs)  # the script's own mistake: torch explains it
+                return
+            address = self.book.name(caller())
+            self._build(build, loader, asked, address, (args, kwargs))
+            self._remember(loader, asked, address)
+
+        kind.__init__ = __init__
+
+    def _build(
+        self,
+        build: Any,
+        loader: Any,
+        asked: Mapping[str, Any],
+        address: str,
+        given: tuple[tuple[Any, ...], dict[str, Any]],
+    ) -> None:
+        args, kwargs = given
+        wanted = dict(asked)
+        if not self.only or address in self.only:
+            wanted = dict(self.session.transform("loader", asked))
+        if wanted == dict(asked):
+            build(loader, *args, **kwargs)
+            return
+        if not wanted.get("num_workers"):
+            for name in WORKER_ARGUMENTS:
+                wanted.pop(name, None)
+        try:
+            build(loader, **wanted)
+        except Exception as error:  # noqa: BLE001  a wrong wish of ours: build what was asked
+            for technique in self.session.techniques:
+                self.session.note_status(technique, "failed", f"DataLoader refused: {error}")
+            build(loader, *args, **kwargs)
+
+    def _remember(self, loader: Any, asked: Mapping[str, Any], address: str) -> None:
+        loader.__dict__[ADDRESS] = address
+        if address not in self.session.loaders:
+            self.session.loaders[address] = LoaderSeen(address, _facts(loader, asked))
+
+
+def _asked(
+    signature: inspect.Signature, loader: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> dict[str, Any]:
+    """Return the arguments by name, those left out with their defaults."""
+    bound = signature.bind(loader, *args, **kwargs)
+    bound.apply_defaults()
+    arguments = dict(bound.arguments)
+    arguments.pop("self", None)
+    arguments |= arguments.pop("kwargs", {})
+    return arguments
+
+
+def _facts(loader: Any, asked: Mapping[str, Any]) -> dict[str, Any]:
+    """Return plain values that describe the loader as the script asked for it."""
+    dataset = asked.get("dataset")
+    return {
+        "dataset": type(dataset).__name__,
+        "dataset_len": _length(dataset),
+        "batch_size": _batch_size(loader),
+        "num_workers": int(asked.get("num_workers") or 0),
+        "pin_memory": bool(asked.get("pin_memory")),
+        "persistent_workers": bool(asked.get("persistent_workers")),
+        "prefetch_factor": asked.get("prefetch_factor"),
+        "is_iterable": not hasattr(type(dataset), "__getitem__"),
+        "steps_per_epoch": _length(loader),
+    }
+
+
+def _length(thing: Any) -> int | None:
+    try:
+        return len(thing)
+    except (TypeError, NotImplementedError, AttributeError):
+        return None
+
+
+def _batch_size(loader: Any) -> int | None:
+    size = getattr(loader, "batch_size", None)
+    if size is None:
+        size = getattr(getattr(loader, "batch_sampler", None), "batch_size", None)
+    return size if isinstance(size, int) else None
+
+
+def _hook_iteration(session: Session, dataloader: Any) -> None:
+    """Replace the iterator's `__next__` (listen) and the loader's `__iter__` (transform)."""
+    start = dataloader.DataLoader.__iter__
+    draw = dataloader._BaseDataLoaderIter.__next__
+    only = frozenset(session.spec.get("training_loaders", ()))
+
+    @functools.wraps(start)
+    def __iter__(loader: Any) -> Any:
+        if not session.is_mine():
+            return start(loader)
+        address = loader.__dict__.get(ADDRESS, "")
+        is_ours = not only or address in only
+        session.clock.push(phases.DATA_WAIT)
+        try:
+            if is_ours:
+                session.transform("epoch", loader)
+            iterator = start(loader)
+            iterator.__dict__[ADDRESS] = address
+            drawn: Iterator[Any] = iterator
+            if is_ours:
+                drawn = session.transform("batches", iterator, loader)
+        finally:
+            session.clock.pop()
+        session.segment.loader_starts += 1
+        seen = session.loaders.get(address)
+        if seen is not None:
+            seen.epochs += 1
+        session.fire("epoch", address)
+        return drawn
+
+    @functools.wraps(draw)
+    def __next__(iterator: Any) -> Any:
+        if not session.is_mine():
+            return draw(iterator)
+        session.clock.push(phases.DATA_WAIT)
+        try:
+            batch = draw(iterator)
+        finally:
+            session.clock.pop()
+        saw_batch(iterator.__dict__.get(ADDRESS, ""), batch)
+        return batch
+
+    @session.quietly
+    def saw_batch(address: str, batch: Any) -> None:
+        segment = session.segment
+        segment.batches += 1
+        segment.samples += leading_size(batch)
+        session.last_loader = address
+        seen = session.loaders.get(address)
+        if seen is not None:
+            seen.batches += 1
+            if len(seen.batch_bytes) < MAX_SIZES:
+                seen.batch_bytes.append(tensor_bytes(batch))
+        session.beat()
+        session.fire("batch", batch, address)
+
+    dataloader.DataLoader.__iter__ = __iter__
+    dataloader._BaseDataLoaderIter.__next__ = __next__
+
+
+def leading_size(batch: Any) -> int:
+    """Return the number of samples: the first dimension of the first tensor in the batch.
+
+    >>> leading_size({"label": []})
+    0
+    """
+    shape = getattr(batch, "shape", None)
+    if shape is not None and hasattr(batch, "dtype"):
+        return int(shape[0]) if len(shape) else 1
+    if isinstance(batch, Mapping) or (hasattr(batch, "keys") and hasattr(batch, "values")):
+        batch = list(batch.values())
+    if isinstance(batch, list | tuple):
+        return next((size for item in batch if (size := leading_size(item))), 0)
+    return 0
+
+
+def tensor_bytes(batch: Any) -> int:
+    """Return the bytes of all tensors in a batch."""
+    if hasattr(batch, "element_size"):
+        return int(batch.numel() * batch.element_size())
+    if hasattr(batch, "keys") and hasattr(batch, "values"):
+        batch = list(batch.values())
+    if isinstance(batch, list | tuple):
+        return sum(tensor_bytes(item) for item in batch)
+    return 0

@@ -1,0 +1,300 @@
+"""Run a workload once in a child process, under a supervisor, and return how that ended."""
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import flatout
+from flatout.core.errors import UserError
+from flatout.core.workload import Workload
+from flatout.seams import journal
+from flatout.seams.arming import SPEC_VARIABLE
+from flatout.seams.overlay import can_overlay
+from flatout.seams.processes import kill_descendants
+
+BOOT = Path(__file__).parent / "boot"
+SILENCED = {
+    "WANDB_MODE": "disabled",
+    "COMET_MODE": "disabled",
+    "CLEARML_OFFLINE_MODE": "1",
+    "NEPTUNE_MODE": "debug",
+    "MLFLOW_ENABLE_ASYNC_LOGGING": "false",
+    "SWANLAB_MODE": "disabled",
+}
+"""Trackers are off in trials: a trial is not a run of the user's."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessOptions:
+    """How one child process is run."""
+
+    entry: str
+    """Dotted module whose `install(spec)` runs in the child once torch is imported."""
+    child: Mapping[str, Any] = field(default_factory=dict)
+    """Passed on to `install`, beside the keys that this module adds."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """The whole environment of the child, before the keys that this module adds."""
+    limit_s: float = 300.0
+    """Wall time after which the child is ended."""
+    hang_s: float = 120.0
+    """Time without any sign of training after which the child counts as hung."""
+    seed: int | None = 0
+    """Seeds Python, numpy and torch before the script's own code; None leaves them alone."""
+    is_protected: bool = True
+    """Whether the script's writes are thrown away."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ending:
+    """How one child process ended, as raw facts."""
+
+    why: str
+    """`ended`, `limit`, `hang`, `result` (a child of the script trained) or `parent gone`."""
+    exit_code: int | None
+    results: tuple[Mapping[str, Any], ...]
+    """What the training processes wrote, the one with the most steps first."""
+    log: str
+    """Last output of the script."""
+    wall_s: float
+    undone: int = 0
+    orphans: int = 0
+    is_overlaid: bool = False
+    changed_files: tuple[str, ...] = ()
+
+
+def run_process(workload: Workload, options: ProcessOptions, keep: Path | None = None) -> Ending:
+    """Run the workload in a supervised child and return its ending.
+
+    Everything below the child is gone when this returns, and on an exception too. Files that the
+    child left under the names in `child["keep"]` are moved to the folder `keep`.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="trial-", dir=scratch_root()))
+    before = _listing(workload.folder) if options.is_protected else None
+    life_line, our_end = os.pipe()
+    supervisor: subprocess.Popen[bytes] | None = None
+    try:
+        spec = _supervisor_spec(workload, options, folder, life_line)
+        spec_path = folder / "supervisor.json"
+        spec_path.write_text(json.dumps(spec), encoding="utf-8")
+        supervisor = subprocess.Popen(
+            [sys.executable, "-S", "-m", "flatout.seams.supervisor", str(spec_path)],
+            env=_supervisor_environment(),
+            stdin=subprocess.DEVNULL,
+            pass_fds=(life_line,),
+            start_new_session=True,
+        )
+        supervisor.wait()
+        ending = _read_ending(folder)
+        _keep(folder, options.child.get("keep", ()), keep)
+    finally:
+        os.close(our_end)
+        os.close(life_line)
+        if supervisor is not None:
+            _end(supervisor)
+        _discard(folder)
+    changed = _changed(before, workload.folder) if options.is_protected else ()
+    return Ending(**ending, changed_files=changed)
+
+
+def scratch_root() -> Path:
+    """Return the folder for trials, created; on a disk, not inside the user's folders.
+
+    Raises:
+        UserError: where no folder can be written.
+    """
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    for candidate in (Path(base) / "flatout", Path(tempfile.gettempdir()) / f"flatout-{os.getuid()}"):
+        with contextlib.suppress(OSError):
+            candidate.mkdir(parents=True, exist_ok=True)
+            if os.access(candidate, os.W_OK):
+                return candidate
+    raise UserError("no folder for trials: make ~/.cache writable, or set XDG_CACHE_HOME")
+
+
+def mend_leftovers() -> int:
+    """Roll back trials whose supervisor was killed; return how many there were."""
+    mended = 0
+    for folder in scratch_root().glob("trial-*"):
+        with contextlib.suppress(OSError, ValueError):
+            owner = json.loads((folder / "supervisor.json").read_text())["owner"]
+            if not Path(f"/proc/{owner}").exists() and not _is_supervised(folder):
+                mended += bool(journal.rollback(folder))
+                _discard(folder)
+    return mended
+
+
+def command_of(workload: Workload) -> list[str]:
+    """Return the argv that runs the workload, exactly as a user would."""
+    if workload.is_task:
+        return [workload.python, "-m", "flatout.engine.task_runner", workload.target]
+    if workload.target.startswith("-m "):
+        return [workload.python, "-m", workload.target[3:], *workload.arguments]
+    return [workload.python, workload.target, *workload.arguments]
+
+
+def armed_environment(environment: Mapping[str, str], child_spec: Path) -> dict[str, str]:
+    """Return the environment with the boot put first on PYTHONPATH."""
+    source = str(Path(flatout.__file__).parent.parent)
+    parts = [str(BOOT), *filter(None, [environment.get("PYTHONPATH")]), source]
+    return {
+        **environment,
+        SPEC_VARIABLE: str(child_spec),
+        "PYTHONPATH": os.pathsep.join(parts),
+    }
+
+
+def _supervisor_spec(
+    workload: Workload, options: ProcessOptions, folder: Path, life_line: int
+) -> dict[str, Any]:
+    child_spec = folder / "child.json"
+    environment = dict(options.environment)
+    if options.is_protected:
+        environment |= SILENCED | {"PYTHONDONTWRITEBYTECODE": "1"}
+        environment["MLFLOW_TRACKING_URI"] = (folder / "mlflow").as_uri()
+    if options.seed is not None:
+        environment.setdefault("PYTHONHASHSEED", str(options.seed))
+    cwd = workload.folder.resolve()
+    return {
+        "owner": os.getpid(),
+        "argv": command_of(workload),
+        "cwd": str(cwd),
+        "folder": str(folder),
+        "child_spec": str(child_spec),
+        "environment": armed_environment(environment, child_spec),
+        "limit_s": options.limit_s,
+        "hang_s": options.hang_s,
+        "life_line": life_line,
+        "overlay": options.is_protected and can_overlay(cwd, folder),
+        "child": {
+            **options.child,
+            "entry": options.entry,
+            "folder": str(folder),
+            "seed": options.seed,
+            "ends_with_parent": True,
+            "undo": str(folder) if options.is_protected else None,
+            "not_journaled": _not_journaled(environment),
+        },
+    }
+
+
+def _not_journaled(environment: Mapping[str, str]) -> list[str]:
+    """Return the folders whose content is nobody's: devices, caches, temporary files."""
+    home = os.path.expanduser("~")
+    named = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "HF_HOME", "TORCH_HOME", "TMPDIR")
+    return [
+        *("/dev", "/proc", "/sys"),
+        str(scratch_root()),
+        str(Path(environment.get("XDG_CACHE_HOME") or f"{home}/.cache")),
+        str(Path(tempfile.gettempdir()) / f"torchinductor_{_user_name()}"),
+        *(environment[name] for name in named if environment.get(name)),
+    ]
+
+
+def _user_name() -> str:
+    import getpass
+
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return str(os.getuid())
+
+
+def _supervisor_environment() -> dict[str, str]:
+    source = str(Path(flatout.__file__).parent.parent)
+    return {"PYTHONPATH": source, "PATH": os.environ.get("PATH", os.defpath)}
+
+
+def _read_ending(folder: Path) -> dict[str, Any]:
+    try:
+        ending = json.loads((folder / "ending.json").read_text(encoding="utf-8"))
+    except OSError:
+        ending = {"why": "limit", "exit_code": None, "wall_s": 0.0}
+    results = [json.loads(p.read_text(encoding="utf-8")) for p in folder.glob("result-*.json")]
+    results.sort(key=lambda result: -len(result.get("segments", ())))
+    log = folder / "log"
+    return {
+        "why": ending.get("why", "limit"),
+        "exit_code": ending.get("exit_code"),
+        "wall_s": ending["wall_s"],
+        "undone": ending.get("undone", 0),
+        "orphans": ending.get("orphans", 0),
+        "is_overlaid": ending.get("is_overlaid", False),
+        "results": tuple(results),
+        "log": log.read_text(errors="replace")[-20_000:] if log.exists() else "",
+    }
+
+
+def _keep(folder: Path, names: Sequence[str], keep: Path | None) -> None:
+    if keep is None:
+        return
+    for name in names:
+        for found in folder.glob(name):
+            shutil.move(found, keep / found.name)
+
+
+def _end(supervisor: "subprocess.Popen[bytes]") -> None:
+    """Let the supervisor clean up; kill what is left if it does not."""
+    if supervisor.poll() is not None:
+        return
+    supervisor.send_signal(signal.SIGTERM)
+    try:
+        supervisor.wait(timeout=15)
+    except subprocess.TimeoutExpired:
+        kill_descendants(supervisor.pid)
+        supervisor.kill()
+        supervisor.wait()
+
+
+def _is_supervised(folder: Path) -> bool:
+    """Tell whether some process still has this trial on its command line."""
+    for entry in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            if str(folder).encode() in entry.read_bytes():
+                return True
+    return False
+
+
+def _discard(folder: Path) -> None:
+    """Remove the trial's folder; overlay leaves a work folder without permissions."""
+    work = folder / "work"
+    for path in (work / "work", work):
+        with contextlib.suppress(OSError):
+            path.chmod(0o700)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+MAX_LISTED = 20_000
+"""Above this many files the check for changed files is left out: it would cost seconds."""
+
+
+def _listing(folder: Path) -> dict[str, tuple[int, int]] | None:
+    """Return size and time of change of every file below the folder, None when too many."""
+    found: dict[str, tuple[int, int]] = {}
+    for root, _, files in os.walk(folder):
+        if "__pycache__" in root:
+            continue
+        for name in files:
+            with contextlib.suppress(OSError):
+                stat = os.lstat(os.path.join(root, name))
+                found[os.path.join(root, name)] = (stat.st_size, stat.st_mtime_ns)
+        if len(found) > MAX_LISTED:
+            return None
+    return found
+
+
+def _changed(before: Mapping[str, tuple[int, int]] | None, folder: Path) -> tuple[str, ...]:
+    after = _listing(folder)
+    if before is None or after is None:
+        return ()
+    names = {*before, *after}
+    return tuple(sorted(n for n in names if before.get(n) != after.get(n)))
+

@@ -1,0 +1,81 @@
+"""Processes below this one: find them, end them, and make them end with us. Linux, stdlib only."""
+
+import contextlib
+import ctypes
+import os
+import signal
+from pathlib import Path
+
+PR_SET_PDEATHSIG = 1
+PR_SET_CHILD_SUBREAPER = 36
+ORPHANED_EXIT_CODE = 113
+"""Exit code of a child whose parent was gone before it could ask to be told."""
+
+
+def die_with_parent() -> None:
+    """Ask the kernel to kill this process when the thread that started it ends.
+
+    The request is not inherited by fork, so every forked child must ask again.
+    """
+    parent = os.getppid()
+    if not _prctl(PR_SET_PDEATHSIG, signal.SIGKILL):
+        return
+    if os.getppid() != parent or parent == 1:
+        os._exit(ORPHANED_EXIT_CODE)
+
+
+def adopt_orphans() -> None:
+    """Become the parent of descendants whose own parent ends, so that none escapes."""
+    _prctl(PR_SET_CHILD_SUBREAPER, 1)
+
+
+def descendants(pid: int) -> list[int]:
+    """Return the live processes below `pid`, zombies left out, nearest first."""
+    children: dict[int, list[int]] = {}
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        with contextlib.suppress(OSError):
+            state, parent = (entry / "stat").read_text().rpartition(")")[2].split()[:2]
+            if state != "Z":
+                children.setdefault(int(parent), []).append(int(entry.name))
+    found: list[int] = []
+    todo = [pid]
+    while todo:
+        below = children.get(todo.pop(), [])
+        found += below
+        todo += below
+    return found
+
+
+def kill_descendants(pid: int) -> int:
+    """Kill everything below `pid` and return how many processes that were.
+
+    Repeats until nothing is left: a process may fork between the listing and the signal.
+    """
+    killed = 0
+    for _ in range(20):
+        below = descendants(pid)
+        if not below:
+            break
+        for child in below:
+            with contextlib.suppress(OSError):
+                os.kill(child, signal.SIGKILL)
+                killed += 1
+        reap()
+    return killed
+
+
+def reap() -> None:
+    """Collect ended children so that no zombie is left."""
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+
+
+def _prctl(option: int, value: int) -> bool:
+    """Call prctl; False where there is none (not Linux): the caller goes on without it."""
+    try:
+        return ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0) == 0
+    except (AttributeError, OSError):
+        return False

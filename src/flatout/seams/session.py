@@ -1,0 +1,199 @@
+"""The session of one training process: seams fire events here, techniques transform values here."""
+
+import functools
+import mmap
+import os
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from flatout.core.errors import NotApplicable
+from flatout.core.technique import Technique, seams_of
+from flatout.seams import clock as phases
+from flatout.seams.clock import Clock
+from flatout.seams.describe import describe
+from flatout.seams.events import EVENTS, Listener, LoaderSeen, Segment
+
+if TYPE_CHECKING:
+    import torch
+
+Value = TypeVar("Value")
+MAX_ERRORS = 20
+"""Probe failures kept; more of the same say nothing new."""
+
+
+class Session:
+    """Listen at the seams of this process and apply the recipe there.
+
+    Listeners never change anything, and one that fails is recorded and skipped: the training goes
+    on. A technique that fails leaves the value as it was and is recorded as failed.
+    """
+
+    def __init__(self, spec: Mapping[str, Any], techniques: Iterable[Technique] = ()) -> None:
+        self.spec = spec
+        self.techniques = tuple(techniques)
+        self.clock = Clock()
+        self.segment = Segment()
+        self.segments: list[Segment] = []
+        self.counts: dict[int, int] = {}
+        self.roots: list[torch.nn.Module] = []
+        self.loaders: dict[str, LoaderSeen] = {}
+        self.errors: list[str] = []
+        self.status: dict[str, tuple[str, str]] = {}
+        self.scaler: Any = None
+        self.last_loader = ""
+        self.model_facts: list[dict[str, Any]] = []
+        self.reached_at = self.clock.now()
+        self._optimizers: list[Any] = []
+        self._listeners: dict[str, list[Listener]] = {name: [] for name in EVENTS}
+        self._heartbeat = _open_heartbeat(spec)
+        self._become_own()
+        os.register_at_fork(after_in_child=self._forked)
+
+    @property
+    def optimizers(self) -> list["torch.optim.Optimizer"]:
+        """The live optimizers that the script built, in order."""
+        return [found for ref in self._optimizers if (found := ref()) is not None]
+
+    @property
+    def last_scale(self) -> float:
+        """The GradScaler's scale for the gradients now being accumulated; 1 without a scaler.
+
+        Reading it synchronises with the device: for untimed runs only.
+        """
+        return float(self.scaler.get_scale()) if self.scaler is not None else 1.0
+
+    def on(self, event: str, listener: Listener) -> None:
+        """Call `listener` at every `event`; an exception in it is recorded, never raised."""
+        if event not in self._listeners:
+            raise ValueError(f"no event {event!r}; there are {', '.join(EVENTS)}")
+        self._listeners[event].append(self.quietly(listener))
+
+    def fire(self, event: str, *args: Any) -> None:
+        """Tell the listeners of an event."""
+        for listener in self._listeners[event]:
+            listener(*args)
+
+    def hears(self, event: str) -> bool:
+        """Tell whether anybody listens, so that a seam can spare the work."""
+        return bool(self._listeners[event])
+
+    def quietly(self, listener: Callable[..., Any]) -> Listener:
+        """Return the function with its exceptions recorded instead of raised."""
+
+        @functools.wraps(listener)
+        def quiet(*args: Any, **kwargs: Any) -> None:
+            try:
+                listener(*args, **kwargs)
+            except Exception as error:  # noqa: BLE001  a failing probe must never end the training
+                self.note_error(f"{listener.__qualname__}: {type(error).__name__}: {error}")
+
+        return quiet
+
+    def note_error(self, text: str) -> None:
+        """Record the failure of a probe."""
+        if len(self.errors) < MAX_ERRORS and text[:300] not in self.errors:
+            self.errors.append(text[:300])
+
+    def is_mine(self) -> bool:
+        """Tell whether this is the training process's own thread.
+
+        Loader workers inherit the patches, and autograd's device threads recompute checkpointed
+        forwards: neither is a step of the loop.
+        """
+        return threading.get_ident() == self._thread and os.getpid() == self._pid
+
+    def transform(
+        self, seam: str, value: Value, *context: Any, only: Technique | None = None
+    ) -> Value:
+        """Return the value after every technique that acts at this seam changed it."""
+        for technique in self.techniques if only is None else (only,):
+            if seam in seams_of(technique):
+                value = self._apply(technique, seam, value, context)
+        return value
+
+    def touches(self, seam: str) -> bool:
+        """Tell whether any technique of the recipe acts at a seam."""
+        return any(seam in seams_of(technique) for technique in self.techniques)
+
+    def note_status(self, technique: Technique, status: str, why: str = "") -> None:
+        """Record what became of a technique; once applied, later refusals do not change that."""
+        name = type(technique).__module__.rpartition(".")[2]
+        if status != "failed" and self.status.get(name, ("",))[0] in ("applied", "failed"):
+            return
+        self.status[name] = (status, why)
+
+    def add_optimizer(self, reference: Callable[[], Any]) -> None:
+        """Remember an optimizer, by weak reference."""
+        self._optimizers.append(reference)
+
+    def note_root(self, module: "torch.nn.Module") -> None:
+        """Describe a root as the script made it, before the recipe changes it."""
+        self.quietly(lambda: self.model_facts.append(describe(module)))()
+
+    def number_of(self, optimizer: Any) -> int:
+        """Return the place of an optimizer in the order of construction, -1 when unknown."""
+        for number, reference in enumerate(self._optimizers):
+            if reference() is optimizer:
+                return number
+        return -1
+
+    def end_segment(self, who: int) -> None:
+        """Close the running segment: an outermost optimizer step, or backward, has ended."""
+        segment = self.segment
+        segment.who = who
+        segment.seconds = self.clock.lap()
+        segment.end = self.clock.since
+        self.segment = Segment()
+        self.segments.append(segment)
+        self.counts[who] = self.counts.get(who, 0) + 1
+        self.beat()
+        self.fire("segment", segment)
+
+    def beat(self) -> None:
+        """Show the supervisor that the training is alive."""
+        memory = self._heartbeat
+        if memory is not None:
+            memory[0] = (memory[0] + 1) % 256
+
+    def _apply(
+        self, technique: Technique, seam: str, value: Value, context: tuple[Any, ...]
+    ) -> Value:
+        try:
+            changed: Value = getattr(technique, seam)(value, *context)
+        except NotApplicable as reason:
+            self.note_status(technique, "not_applicable", str(reason))
+            return value
+        except Exception as error:  # noqa: BLE001  the value stays as it was, and the trial says so
+            self.note_status(technique, "failed", f"{type(error).__name__}: {error}"[:500])
+            return value
+        self.note_status(technique, "applied")
+        return changed
+
+    def _become_own(self) -> None:
+        self._pid, self._thread = os.getpid(), threading.get_ident()
+
+    def _forked(self) -> None:
+        """Start an empty record: a forked child may train too (it is then a trainer of its own)."""
+        self._become_own()
+        self.clock = Clock()
+        self.segment, self.segments, self.counts = Segment(), [], {}
+        self.errors.clear()
+        if threading.current_thread() is not threading.main_thread():
+            self._pid = -1
+
+
+def _open_heartbeat(spec: Mapping[str, Any]) -> mmap.mmap | None:
+    if not spec.get("folder"):
+        return None
+    path = Path(spec["folder"]) / "heartbeat"
+    if not path.exists():
+        return None
+    with path.open("r+b") as file:
+        return mmap.mmap(file.fileno(), 0)
+
+
+def training_phase(session: Session) -> bool:
+    """Tell whether a model call now would be an outermost one."""
+    return session.clock.stack[-1] not in (phases.FORWARD, phases.BACKWARD, phases.EVAL)

@@ -1,0 +1,162 @@
+"""The process between flatout and a trial: `python -S -m flatout.seams.supervisor SPEC`.
+
+It starts the script, waits for its end, its result, a hang or the death of flatout itself,
+then ends everything below it and rolls back what the script wrote. Because it is a process of its
+own, that also happens after a kill -9 of flatout. Standard library only, no threads (it forks).
+"""
+
+import contextlib
+import json
+import mmap
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from flatout.seams import journal, overlay
+from flatout.seams.processes import (
+    adopt_orphans,
+    descendants,
+    die_with_parent,
+    kill_descendants,
+)
+
+POLL_S = 0.05
+"""How often the child is looked at; a trial lasts seconds."""
+GRACE_S = 2.0
+"""How long the script's main process may live on after a trainer below it wrote its result."""
+HEARTBEAT_BYTES = 8
+
+
+def main(argv: list[str]) -> int:
+    """Supervise one trial and write its ending; the exit code says only that we worked."""
+    spec = json.loads(Path(argv[1]).read_text(encoding="utf-8"))
+    adopt_orphans()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, _raise_exit)
+    folder = Path(spec["folder"])
+    started = time.monotonic()
+    ending: dict[str, Any] = {}
+    try:
+        child, is_overlaid = _start(spec)
+        ending = _watch(child, spec, started) | {"is_overlaid": is_overlaid}
+    finally:
+        ending["orphans"] = max(0, len(descendants(os.getpid())))
+        kill_descendants(os.getpid())
+        undone = journal.rollback(folder)
+        undone += overlay.written_files(folder)
+        ending |= {"undone": undone, "wall_s": time.monotonic() - started}
+        part = folder / "ending.part"
+        part.write_text(json.dumps(ending), encoding="utf-8")
+        part.replace(folder / "ending.json")
+    return 0
+
+
+def _raise_exit(*_: Any) -> None:
+    raise SystemExit(1)
+
+
+def _start(spec: Mapping[str, Any]) -> tuple["subprocess.Popen[bytes]", bool]:
+    """Start the script, overlaid where the kernel allows it; return it and whether it is."""
+    folder, cwd = Path(spec["folder"]), Path(spec["cwd"])
+    log = (folder / "log").open("wb")
+
+    def prepare() -> None:
+        die_with_parent()
+        if wants_overlay:
+            overlay.enter_overlay(cwd, folder)
+            die_with_parent()  # the request is dropped when credentials change
+
+    for wants_overlay in (True, False) if spec["overlay"] else (False,):
+        # The journal need not watch a folder that is overlaid; a real path decides there.
+        environment = dict(spec["environment"])
+        _write_child_spec(spec, is_overlaid=wants_overlay)
+        with contextlib.suppress(subprocess.SubprocessError):
+            child = subprocess.Popen(
+                spec["argv"],
+                cwd=cwd,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                preexec_fn=prepare,  # noqa: PLW1509  safe: this process has one thread
+            )
+            return child, wants_overlay
+    raise RuntimeError("the child could not be prepared")
+
+
+def _write_child_spec(spec: Mapping[str, Any], *, is_overlaid: bool) -> None:
+    child = dict(spec["child"])
+    if is_overlaid:
+        child["not_journaled"] = [*child["not_journaled"], spec["cwd"]]
+    Path(spec["child_spec"]).write_text(json.dumps(child), encoding="utf-8")
+
+
+def _watch(
+    child: "subprocess.Popen[bytes]", spec: Mapping[str, Any], started: float
+) -> dict[str, Any]:
+    """Wait for the first reason to end and return it."""
+    folder = Path(spec["folder"])
+    beat = _Heartbeat(folder / "heartbeat")
+    first_result_at: float | None = None
+    while True:
+        code = child.poll()
+        if code is not None:
+            return {"why": "ended", "exit_code": code}
+        now = time.monotonic()
+        if now - started > spec["limit_s"]:
+            return {"why": "limit", "exit_code": None, "stack": _stack_of(child.pid)}
+        if now - max(started, beat.last_change()) > spec["hang_s"]:
+            return {"why": "hang", "exit_code": None, "stack": _stack_of(child.pid)}
+        if first_result_at is None and any(folder.glob("result-*.json")):
+            first_result_at = now
+        if first_result_at is not None and now - first_result_at > GRACE_S and not beat.moved(now):
+            return {"why": "result", "exit_code": None}
+        if _parent_is_gone(spec["life_line"]):
+            return {"why": "parent gone", "exit_code": None}
+        time.sleep(POLL_S)
+
+
+def _parent_is_gone(life_line: int) -> bool:
+    """Tell whether flatout's end of the pipe was closed."""
+    readable, _, _ = select.select([life_line], [], [], 0)
+    return bool(readable) and os.read(life_line, 1) == b""
+
+
+def _stack_of(pid: int) -> str:
+    """Return what the kernel says the process waits in; helps to explain a hang."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/wchan").read_text()
+    return ""
+
+
+class _Heartbeat:
+    """A counter in shared memory that the training process bumps at every seam event."""
+
+    def __init__(self, path: Path) -> None:
+        path.write_bytes(bytes(HEARTBEAT_BYTES))
+        with path.open("r+b") as file:
+            self.memory = mmap.mmap(file.fileno(), HEARTBEAT_BYTES)
+        self.value = self.memory[:]
+        self.changed_at = 0.0
+
+    def last_change(self) -> float:
+        """Return the monotonic time of the last change seen, 0 when there was none."""
+        value = self.memory[:]
+        if value != self.value:
+            self.value, self.changed_at = value, time.monotonic()
+        return self.changed_at
+
+    def moved(self, now: float) -> bool:
+        """Tell whether some trainer was still stepping within the grace time."""
+        return now - self.last_change() < GRACE_S
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv))
