@@ -21,13 +21,14 @@ class Clock:
     3.0
     """
 
-    __slots__ = ("_mark", "now", "since", "stack", "totals")
+    __slots__ = ("_mark", "changes", "now", "since", "stack", "totals")
 
     def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
         self.now = now
         self.stack = [OTHER]
         self.totals = [0.0] * len(NAMES)
         self.since = now()
+        self.changes = 0
         self._mark: Callable[[int], None] | None = None
 
     def push(self, phase: int) -> None:
@@ -35,6 +36,7 @@ class Clock:
         moment = self.now()
         self.totals[self.stack[-1]] += moment - self.since
         self.since = moment
+        self.changes += 1
         self.stack.append(phase)
         if self._mark is not None:
             self._mark(phase)

@@ -5,6 +5,7 @@ import inspect
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from flatout.core.technique import seams_of
 from flatout.seams import clock as phases
 from flatout.seams.address import AddressBook, caller
 from flatout.seams.events import LoaderSeen
@@ -75,13 +76,15 @@ class _Construction:
             build(loader, **wanted)
         except Exception as error:  # noqa: BLE001  a wrong wish of ours: build what was asked
             for technique in self.session.techniques:
-                self.session.note_status(technique, "failed", f"DataLoader refused: {error}")
+                if "loader" in seams_of(technique):
+                    self.session.note_status(technique, "failed", f"DataLoader refused: {error}")
             build(loader, *args, **kwargs)
 
     def _remember(self, loader: Any, asked: Mapping[str, Any], address: str) -> None:
         loader.__dict__[ADDRESS] = address
         if address not in self.session.loaders:
-            self.session.loaders[address] = LoaderSeen(address, _facts(loader, asked))
+            facts = _facts(loader, asked) | {"effective_workers": loader.num_workers}
+            self.session.loaders[address] = LoaderSeen(address, facts)
 
 
 def _asked(

@@ -30,6 +30,7 @@ def install(session: Session) -> None:
         is_outermost = phases.OPTIMIZER not in session.clock.stack
         if READY not in optimizer.__dict__:
             optimizer.__dict__[READY] = True
+            session.note_optimizer(optimizer)
             session.transform("optimizer", optimizer)
         if is_outermost:
             session.fire("before_step", optimizer)

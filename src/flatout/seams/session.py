@@ -12,7 +12,7 @@ from flatout.core.errors import NotApplicable
 from flatout.core.technique import Technique, seams_of
 from flatout.seams import clock as phases
 from flatout.seams.clock import Clock
-from flatout.seams.describe import describe
+from flatout.seams.describe import describe, describe_optimizer
 from flatout.seams.events import EVENTS, Listener, LoaderSeen, Segment
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ class Session:
 
     def __init__(self, spec: Mapping[str, Any], techniques: Iterable[Technique] = ()) -> None:
         self.spec = spec
+        self.is_recording = spec.get("mode") != "run"
         self.techniques = tuple(techniques)
         self.clock = Clock()
         self.segment = Segment()
@@ -44,6 +45,7 @@ class Session:
         self.scaler: Any = None
         self.last_loader = ""
         self.model_facts: list[dict[str, Any]] = []
+        self.optimizer_facts: list[dict[str, Any]] = []
         self.reached_at = self.clock.now()
         self._optimizers: list[Any] = []
         self._listeners: dict[str, list[Listener]] = {name: [] for name in EVENTS}
@@ -63,6 +65,12 @@ class Session:
         Reading it synchronises with the device: for untimed runs only.
         """
         return float(self.scaler.get_scale()) if self.scaler is not None else 1.0
+
+    def start(self) -> None:
+        """Let the techniques set their process-wide switches."""
+        for technique in self.techniques:
+            if seams_of(technique) & {"environment", "start"}:
+                self._apply_start(technique)
 
     def on(self, event: str, listener: Listener) -> None:
         """Call `listener` at every `event`; an exception in it is recorded, never raised."""
@@ -132,6 +140,10 @@ class Session:
         """Describe a root as the script made it, before the recipe changes it."""
         self.quietly(lambda: self.model_facts.append(describe(module)))()
 
+    def note_optimizer(self, optimizer: "torch.optim.Optimizer") -> None:
+        """Describe an optimizer as the script made it, before the recipe changes it."""
+        self.quietly(lambda: self.optimizer_facts.append(describe_optimizer(optimizer)))()
+
     def number_of(self, optimizer: Any) -> int:
         """Return the place of an optimizer in the order of construction, -1 when unknown."""
         for number, reference in enumerate(self._optimizers):
@@ -146,7 +158,8 @@ class Session:
         segment.seconds = self.clock.lap()
         segment.end = self.clock.since
         self.segment = Segment()
-        self.segments.append(segment)
+        if self.is_recording:
+            self.segments.append(segment)
         self.counts[who] = self.counts.get(who, 0) + 1
         self.beat()
         self.fire("segment", segment)
@@ -170,6 +183,16 @@ class Session:
             return value
         self.note_status(technique, "applied")
         return changed
+
+    def _apply_start(self, technique: Technique) -> None:
+        try:
+            technique.start()
+        except NotApplicable as reason:
+            self.note_status(technique, "not_applicable", str(reason))
+        except Exception as error:  # noqa: BLE001  a trial says so and goes on
+            self.note_status(technique, "failed", f"{type(error).__name__}: {error}"[:500])
+        else:
+            self.note_status(technique, "applied")
 
     def _become_own(self) -> None:
         self._pid, self._thread = os.getpid(), threading.get_ident()

@@ -37,7 +37,7 @@ class _Backward:
             if is_compiling() or not session.is_mine():
                 return backward(tensors, *args, **kwargs)
             is_outermost = phases.BACKWARD not in session.clock.stack
-            if is_outermost:
+            if is_outermost and session.is_recording:
                 saw_loss(tensors)
             session.clock.push(phases.BACKWARD)
             try:

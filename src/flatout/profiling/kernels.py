@@ -1,0 +1,85 @@
+"""What the device really did for a few steps: kernel and copy intervals from torch's profiler.
+
+Runs after the measured steps, never during them. Not measured on a GPU yet.
+"""
+
+import json
+import tempfile
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+TRACED_STEPS = 3
+"""Enough to average over; the profiler's own cost does not touch the measured steps."""
+
+
+class KernelTrace:
+    """Trace the device's activity between `start` and `stop`."""
+
+    def __init__(self) -> None:
+        from torch.profiler import ProfilerActivity, profile
+
+        self.profile = profile(activities=[ProfilerActivity.CUDA])
+
+    def start(self) -> None:
+        """Begin tracing at a step boundary."""
+        import torch
+
+        torch.cuda.synchronize()
+        self.profile.__enter__()
+
+    def stop(self) -> list[Mapping[str, Any]]:
+        """End tracing and return the device's events: category, start and length in seconds."""
+        import torch
+
+        torch.cuda.synchronize()
+        self.profile.__exit__(None, None, None)
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "trace.json"
+            self.profile.export_chrome_trace(str(path))
+            return device_events(json.loads(path.read_text(encoding="utf-8"))["traceEvents"])
+
+
+def device_events(trace: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Keep what ran on the device, times in seconds."""
+    kinds = {"kernel", "gpu_memcpy", "gpu_memset"}
+    return [
+        {
+            "kind": event["cat"],
+            "name": event.get("name", ""),
+            "start_s": event["ts"] / 1e6,
+            "length_s": event.get("dur", 0) / 1e6,
+        }
+        for event in trace
+        if event.get("cat") in kinds and event.get("ph") == "X"
+    ]
+
+
+def busy_share(events: Iterable[Mapping[str, Any]]) -> float | None:
+    """Return the share of time in which at least one kernel ran; None without kernels.
+
+    >>> busy_share([
+    ...     {"kind": "kernel", "name": "a", "start_s": 0.0, "length_s": 1.0},
+    ...     {"kind": "kernel", "name": "b", "start_s": 0.5, "length_s": 1.0},
+    ...     {"kind": "kernel", "name": "c", "start_s": 2.5, "length_s": 0.5},
+    ... ])
+    0.6666666666666666
+    """
+    spans = sorted(
+        (e["start_s"], e["start_s"] + e["length_s"]) for e in events if e["kind"] == "kernel"
+    )
+    if not spans:
+        return None
+    busy_s, reached = 0.0, spans[0][0]
+    for start, stop in spans:
+        busy_s += max(0.0, stop - max(start, reached))
+        reached = max(reached, stop)
+    total_s = reached - spans[0][0]
+    return busy_s / total_s if total_s > 0 else None
+
+
+def copied_to_device_s(events: Iterable[Mapping[str, Any]]) -> float:
+    """Return the seconds of host-to-device copies."""
+    return sum(
+        e["length_s"] for e in events if e["kind"] == "gpu_memcpy" and "HtoD" in str(e["name"])
+    )

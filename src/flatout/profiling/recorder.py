@@ -1,0 +1,248 @@
+"""The child's side of a measurement: decide when there are enough steps, write one JSON, stop."""
+
+import atexit
+import json
+import os
+import sys
+import traceback
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from flatout.hardware.load import LoadMeter
+from flatout.profiling import steps as stepping
+from flatout.profiling.device_clock import DeviceClock
+from flatout.profiling.kernels import TRACED_STEPS, KernelTrace, busy_share, copied_to_device_s
+from flatout.profiling.overhead import listening_cost_s
+from flatout.seams.events import Segment
+from flatout.seams.processes import kill_descendants
+from flatout.seams.session import Session
+
+LOAD_EVERY_S = 0.25
+"""How often the machine's load is read: one reading costs some 100 us."""
+CHECK_GROWTH = 1.15
+"""The stopping rule is looked at when the steps have grown by this factor: its cost stays a
+constant share however fast the steps are."""
+MAX_SKEW = 5
+"""An optimizer this many times ahead of the slowest ends the wait for it."""
+
+
+class Recorder:
+    """Record one training process until it has shown enough."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self.spec = session.spec
+        self.device = DeviceClock(session)
+        self.meter = LoadMeter()
+        self.readings = [self.meter.read()]
+        self.read_at = session.clock.now()
+        self.next_check = 4
+        self.crash = ""
+        self.is_written = False
+        self.trace: KernelTrace | None = None
+        self.trace_until = 0
+        self.device_facts: dict[str, Any] = {}
+
+    def install(self) -> None:
+        """Follow the session, and write when the script ends by itself too."""
+        self.session.on("segment", self.saw_segment)
+        atexit.register(self.write, "script_ended")
+        previous = sys.excepthook
+
+        def crashed(
+            kind: type[BaseException], error: BaseException, trace: TracebackType | None
+        ) -> None:
+            self.crash = "".join(traceback.format_exception_only(kind, error)).strip()[:2000]
+            previous(kind, error, trace)
+
+        sys.excepthook = crashed
+
+    def saw_segment(self, _: Segment) -> None:
+        """Read the load now and then, and stop once the steps are enough."""
+        session = self.session
+        moment = session.clock.since
+        if moment - self.read_at > LOAD_EVERY_S:
+            self.readings.append(self.meter.read())
+            self.read_at = moment
+        if self.trace is not None:
+            self.end_trace()
+            return
+        counts = session.counts
+        fewest = min(counts.values())
+        if len(counts) < len(session.optimizers) and max(counts.values()) < MAX_SKEW * 4:
+            return
+        if fewest < self.next_check and max(counts.values()) < MAX_SKEW * self.next_check:
+            return
+        self.next_check = max(fewest + 1, int(fewest * CHECK_GROWTH))
+        self.check(moment)
+
+    def check(self, moment: float) -> None:
+        """Stop when the window is enough, or when time is up."""
+        wanted = self.spec.get("steps")
+        rows = self.rows(with_losses=False)
+        steps = stepping.steps_of(rows)
+        if wanted is not None:
+            if len(steps) >= wanted:
+                self.finish("done")
+            return
+        window = stepping.window_of(steps, self.period())
+        is_late = moment - self.session.reached_at > self.spec["measure_s"]
+        if window.is_enough or (is_late and len(window.measured) >= 3):
+            self.readings.append(self.meter.read())
+            self.begin_trace()
+
+    def begin_trace(self) -> None:
+        """On CUDA, look at the kernels of a few more steps; elsewhere stop now."""
+        if not self.device.bounds or not self.spec.get("traces_kernels"):
+            self.finish("done")
+            return
+        try:
+            self.trace = KernelTrace()
+            self.trace.start()
+        except Exception as error:  # noqa: BLE001  no profiler here: the numbers stay without it
+            self.session.note_error(f"no kernel trace: {error}")
+            self.finish("done")
+            return
+        self.trace_until = len(self.session.segments) + TRACED_STEPS * max(
+            1, len(self.session.counts)
+        )
+        self.traced_from = len(self.session.segments)
+
+    def end_trace(self) -> None:
+        """Sum up the traced steps and stop."""
+        if self.trace is None or len(self.session.segments) < self.trace_until:
+            return
+        try:
+            events = self.trace.stop()
+            self.device_facts = {
+                "busy_share": busy_share(events),
+                "h2d_s_per_segment": copied_to_device_s(events)
+                / (self.trace_until - self.traced_from),
+                "kernels_per_segment": sum(e["kind"] == "kernel" for e in events)
+                / (self.trace_until - self.traced_from),
+            }
+        except Exception as error:  # noqa: BLE001
+            self.session.note_error(f"kernel trace: {error}")
+        del self.session.segments[self.traced_from :]
+        self.finish("done")
+
+    def finish(self, why: str) -> None:
+        """Write the result and end this process at once.
+
+        No exception is safe here: `except BaseException` and `finally` in the script would go on
+        and save. Everything below this process is ended too.
+        """
+        self.write(why)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        kill_descendants(os.getpid())
+        os._exit(0)
+
+    def write(self, why: str) -> None:
+        """Write the result once, under its final name only when it is whole."""
+        if self.is_written or not self.session.is_mine():
+            return
+        if why != "done" and not self.session.segments and not self.crash:
+            return  # a process of the script that trained nothing
+        self.is_written = True
+        self.session.fire("stop")
+        part = Path(self.spec["folder"]) / f"result-{os.getpid()}.part"
+        part.write_text(json.dumps(self.result(why), default=str), encoding="utf-8")
+        part.replace(part.with_suffix(".json"))
+
+    def period(self) -> int:
+        """Return the number of workers behind the training batches, at least 1."""
+        workers = [
+            seen.asked.get("effective_workers", seen.asked["num_workers"])
+            for seen in self.session.loaders.values()
+            if seen.is_training
+        ]
+        return max([1, *workers])
+
+    def rows(self, *, with_losses: bool) -> list[dict[str, Any]]:
+        """Return the segments as plain mappings."""
+        return [
+            {
+                "who": s.who,
+                "seconds": s.seconds,
+                "end": s.end,
+                "batches": s.batches,
+                "samples": s.samples,
+                "forwards": s.forwards,
+                "backwards": s.backwards,
+                "evals": s.evals,
+                "loader_starts": s.loader_starts,
+                "losses": [float(x) for x in s.losses] if with_losses else [],
+            }
+            for s in self.session.segments
+        ]
+
+    def result(self, why: str) -> Mapping[str, Any]:
+        """Return everything this process knows, as plain values."""
+        self.device.resolve()
+        session = self.session
+        return {
+            "why": why,
+            "pid": os.getpid(),
+            "crash": self.crash,
+            "reached_at": session.reached_at,
+            "segments": self.rows(with_losses=True),
+            "period": self.period(),
+            "models": session.model_facts,
+            "optimizers": session.optimizer_facts,
+            "loaders": [
+                {
+                    "address": seen.address,
+                    **seen.asked,
+                    "is_training": seen.is_training,
+                    "batches_drawn": seen.batches,
+                    "epochs_started": seen.epochs,
+                    "batch_bytes": seen.batch_bytes,
+                }
+                for seen in session.loaders.values()
+            ],
+            "status": {name: list(pair) for name, pair in session.status.items()},
+            "errors": session.errors,
+            "load": self.meter.shares(self.readings),
+            "listening_s_per_step": listening_cost_s(session),
+            "device": device_facts() | self.device_facts,
+            "environment": environment_facts(),
+        }
+
+
+def device_facts() -> dict[str, Any]:
+    """Return what the device holds; on the CPU the peak resident size."""
+    import resource
+
+    import torch
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    if not torch.cuda.is_available() or not torch.cuda.is_initialized():
+        return {"kind": "cpu", "peak": {"allocated": 0, "reserved": 0, "device": peak}}
+    free, total = torch.cuda.mem_get_info()
+    return {
+        "kind": "cuda",
+        "name": torch.cuda.get_device_name(),
+        "peak": {
+            "allocated": torch.cuda.max_memory_allocated(),
+            "reserved": torch.cuda.max_memory_reserved(),
+            "device": total - free,
+        },
+    }
+
+
+def environment_facts() -> dict[str, Any]:
+    """Return the stack that ran, for the record."""
+    import platform
+
+    import torch
+
+    return {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "threads": torch.get_num_threads(),
+        "platform": platform.platform(),
+    }

@@ -1,0 +1,180 @@
+"""From what a training process wrote to a Profile. Pure; runs in the parent."""
+
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from flatout.core.machine import Machine
+from flatout.core.profile import (
+    PHASES,
+    Ceilings,
+    LoaderFacts,
+    ModelFacts,
+    OptimizerFacts,
+    PeakBytes,
+    Profile,
+    Spread,
+)
+from flatout.profiling.steps import Step, Window, block_means, quantile, steps_of, window_of
+from flatout.seams.clock import NAMES
+
+MAX_LOSSES = 1_000
+"""Losses kept in a profile; a plot needs no more."""
+NEVER_HIDDEN = 0.02
+"""Smallest share of the step that is taken to remain, so that a ceiling stays a number."""
+
+
+def window_in(result: Mapping[str, Any]) -> Window:
+    """Return the steps that a result holds and which of them count."""
+    return window_of(steps_of(result["segments"]), result["period"])
+
+
+def trial_step_s(window: Window) -> float:
+    """Return the one number of a trial: the median over blocks of the mean step time, seconds."""
+    walls = [step.wall_s for step in window.measured]
+    return statistics.median(block_means(walls, window.period))
+
+
+def summarise(result: Mapping[str, Any], machine: Machine) -> Profile:
+    """Return the profile of a training process that made at least one measured step."""
+    window = window_in(result)
+    step_s = trial_step_s(window)
+    walls_ms = [1e3 * s for s in block_means([x.wall_s for x in window.measured], window.period)]
+    phases = _phases_ms(window, 1e3 * step_s, result)
+    device = result["device"]
+    samples = _mean([s.samples for s in window.measured])
+    losses = losses_of(window.steps)
+    busy = device.get("busy_share")
+    compute = sum(phases[name] for name in ("forward", "backward", "optimizer"))
+    load = result["load"]
+    return Profile(
+        step_ms=Spread(
+            median=1e3 * step_s,
+            p10=quantile(walls_ms, 0.1),
+            p90=quantile(walls_ms, 0.9),
+            n=len(window.measured),
+        ),
+        phases_ms=phases,
+        samples_per_s=samples / step_s,
+        device_kind=device["kind"],
+        device_name=device.get("name", machine.cpu_name),
+        device_busy_share=compute / (1e3 * step_s) if busy is None else busy,
+        peak_bytes=PeakBytes(**device["peak"]),
+        ceilings=_ceilings(phases),
+        overhead_share=result["listening_s_per_step"] * _segments_per_step(result, window) / step_s,
+        warmup_steps=window.warmup_steps,
+        warmup_ms=1e3 * sum(step.wall_s for step in window.steps[: window.warmup_steps]),
+        first_step_ms=1e3 * window.steps[0].wall_s,
+        losses=tuple(losses[:MAX_LOSSES]),
+        batches_per_step=_mean([s.batches for s in window.measured]),
+        backwards_per_step=_mean([s.backwards for s in window.measured]),
+        samples_per_step=samples,
+        epoch_steps=_epoch_steps(result),
+        cpu_threads=result["environment"]["threads"],
+        minor_faults_per_step=load.get("minor_faults_per_s", 0.0) * step_s,
+        delay_share=load["delay_share"],
+        foreign_share=load["foreign_share"],
+        loaders=tuple(_loader(item, window) for item in result["loaders"]),
+        models=tuple(_model(item, window) for item in result["models"]),
+        optimizers=tuple(OptimizerFacts(**item) for item in result["optimizers"]),
+        notes=tuple(_notes(result, window, busy)),
+        environment=result["environment"],
+    )
+
+
+def _phases_ms(window: Window, step_ms: float, result: Mapping[str, Any]) -> dict[str, float]:
+    """Return milliseconds by phase: medians, scaled so that they add up to the step.
+
+    Medians, because one step with a log line or a garbage collection would move a mean; their sum
+    differs from the median step by a few percent, and the scaling spreads that evenly.
+    """
+    columns = zip(*(step.seconds for step in window.measured), strict=True)
+    by_name = {
+        name: 1e3 * statistics.median(block_means(list(column), window.period))
+        for name, column in zip(NAMES, columns, strict=True)
+    }
+    by_name["other"] += by_name.pop("eval") + by_name.pop("save")
+    by_name["h2d"] = 0.0
+    copied_s = result["device"].get("h2d_s_per_segment")
+    if copied_s:
+        copied_ms = 1e3 * copied_s * _segments_per_step(result, window)
+        by_name["h2d"] = min(copied_ms, by_name["other"])
+        by_name["other"] -= by_name["h2d"]
+    total = sum(by_name.values())
+    scale = step_ms / total if total else 0.0
+    return {name: by_name[name] * scale for name in PHASES}
+
+
+def _ceilings(phases: Mapping[str, float]) -> Ceilings:
+    """Return what the step could gain at most if one cause cost nothing."""
+    total = sum(phases.values())
+
+    def without(*names: str) -> float:
+        left = total - sum(phases[name] for name in names)
+        return total / max(left, NEVER_HIDDEN * total) if total else 1.0
+
+    return Ceilings(
+        free_data=without("data_wait"),
+        free_copies=without("h2d"),
+        compute_only=without("data_wait", "h2d", "other"),
+    )
+
+
+def _segments_per_step(result: Mapping[str, Any], window: Window) -> float:
+    return len(result["segments"]) / max(1, len(window.steps))
+
+
+def _loader(item: Mapping[str, Any], window: Window) -> LoaderFacts:
+    sizes = item["batch_bytes"]
+    names = {f for f in LoaderFacts.__dataclass_fields__ if f in item}
+    wait = NAMES.index("data_wait")
+    waits = [step.seconds[wait] / max(1, step.batches) for step in window.measured]
+    is_measured = item["is_training"] and not item["num_workers"] and waits
+    return LoaderFacts(
+        **{name: item[name] for name in names}
+        | {
+            "batch_bytes": int(statistics.median(sizes)) if sizes else 0,
+            "fetch_ms": 1e3 * statistics.median(waits) if is_measured else 0.0,
+        }
+    )
+
+
+def _model(item: Mapping[str, Any], window: Window) -> ModelFacts:
+    names = {f for f in ModelFacts.__dataclass_fields__ if f in item}
+    return ModelFacts(
+        **{name: item[name] for name in names}
+        | {
+            "dtypes": tuple(item["dtypes"]),
+            "calls_per_step": _mean([step.forwards for step in window.measured]),
+        }
+    )
+
+
+def _epoch_steps(result: Mapping[str, Any]) -> int | None:
+    lengths = [x["steps_per_epoch"] for x in result["loaders"] if x["is_training"]]
+    return lengths[0] if len(lengths) == 1 else None
+
+
+def _notes(result: Mapping[str, Any], window: Window, busy: float | None) -> list[str]:
+    notes = []
+    if not window.is_warm:
+        notes.append("the step times had not become steady when the measurement ended")
+    if not window.are_clean:
+        notes.append("nearly every step holds an evaluation, a save or a loader start: all count")
+    if not any(item["is_training"] for item in result["loaders"]):
+        notes.append("no DataLoader fed the training: making batches is part of `other`")
+    if not result["models"]:
+        notes.append("no root module was seen: the forward pass is part of `other`")
+    if result["device"]["kind"] == "cuda" and busy is None:
+        notes.append("no kernel trace: device busy is the share of the compute phases")
+    notes += [f"a probe failed and was skipped: {text}" for text in result["errors"]]
+    return notes
+
+
+def _mean(values: Sequence[float]) -> float:
+    return statistics.fmean(values) if values else 0.0
+
+
+def losses_of(steps: Sequence[Step]) -> list[float]:
+    """Return the loss of every step that had one."""
+    return [sum(step.losses) for step in steps if step.losses]

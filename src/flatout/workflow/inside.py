@@ -1,0 +1,62 @@
+"""What a child process does once torch is imported: seams, recipe, recorders, put together."""
+
+import random
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from flatout import techniques
+from flatout.core.recipe import recipe_from_json
+from flatout.seams import journal, loader, model, optimizer, step
+from flatout.seams.session import Session
+
+GUARD_RECORD = "guard.json"
+"""Name of the guard's record in a trial's folder."""
+
+
+def install(spec: Mapping[str, Any]) -> None:
+    """Install everything the trial's specification asks for; called by the boot."""
+    recipe = recipe_from_json(spec["recipe"])
+    session = Session(spec, techniques.build(recipe))
+    _seed(spec.get("seed"))
+    if spec.get("undo"):
+        journal.announce_torch_save()
+    if spec.get("guard") is not None:
+        _pin(spec["guard"])
+    session.start()
+    for seam in (loader, model, optimizer, step):
+        seam.install(session)
+    if spec["mode"] == "run":
+        return
+    from flatout.profiling.recorder import Recorder
+
+    recorder = Recorder(session)
+    if spec.get("guard") is not None:
+        from flatout.guard.recorder import GuardRecorder
+
+        GuardRecorder(session, spec["guard"], Path(spec["folder"]) / GUARD_RECORD)
+    recorder.install()
+
+
+def _seed(seed: int | None) -> None:
+    """Give every trial the same streams; a script that seeds itself overrides this."""
+    if seed is None:
+        return
+    import torch
+
+    random.seed(seed)
+    torch.manual_seed(seed)
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        numpy.random.seed(seed)
+
+
+def _pin(guard: Mapping[str, Any]) -> None:
+    """Take away the randomness that a lever may move legitimately, on both sides."""
+    from flatout.guard import pinning
+
+    pinning.pin_samples(guard["seed"])
+    pinning.keep_random_compile()
+    if guard["drops_dropout"]:
+        pinning.drop_dropout()

@@ -1,0 +1,66 @@
+"""The verb `run`: the real training, unmodified, with a recipe."""
+
+import contextlib
+import json
+import os
+import subprocess
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from flatout import techniques
+from flatout.core.recipe import Recipe
+from flatout.core.workload import Workload
+from flatout.seams.process import armed_environment, command_of, mend_leftovers, scratch_root
+from flatout.workflow.trials import ENTRY
+
+
+def run(workload: Workload, recipe: Recipe) -> int:
+    """Train to the end with the recipe and return the script's exit code.
+
+    The script owns the terminal, its files and its seeds: nothing is overlaid, rolled back or
+    stopped. Techniques that could not be applied are named on stderr by the child itself.
+    """
+    mend_leftovers()
+    environment: Mapping[str, str] = dict(os.environ)
+    for technique in techniques.build(recipe):
+        environment = technique.environment(environment)
+    folder = Path(tempfile.mkdtemp(prefix="run-", dir=scratch_root()))
+    spec_path = folder / "child.json"
+    spec_path.write_text(json.dumps(_child(recipe)), encoding="utf-8")
+    try:
+        child = subprocess.Popen(
+            command_of(workload),
+            cwd=workload.folder,
+            env=armed_environment(environment, spec_path),
+        )
+        return _wait(child)
+    finally:
+        spec_path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            folder.rmdir()
+
+
+def _child(recipe: Recipe) -> dict[str, object]:
+    return {
+        "entry": ENTRY,
+        "mode": "run",
+        "recipe": recipe.to_json(),
+        "training_loaders": list(recipe.training_loaders),
+        "folder": "",
+        "seed": None,
+        "ends_with_parent": True,
+        "undo": None,
+        "guard": None,
+        "not_journaled": [],
+    }
+
+
+def _wait(child: "subprocess.Popen[bytes]") -> int:
+    """Wait for the script; Ctrl-C reaches it through the terminal, and it may save and end."""
+    while True:
+        try:
+            code = child.wait()
+        except KeyboardInterrupt:
+            continue
+        return code if code >= 0 else 128 - code

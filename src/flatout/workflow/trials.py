@@ -1,0 +1,182 @@
+"""Run one recipe once in a fresh process and say how it went."""
+
+import math
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from flatout import techniques
+from flatout.core.machine import Machine
+from flatout.core.recipe import Recipe
+from flatout.core.trial import Applied, Outcome, Trial
+from flatout.core.workload import Workload
+from flatout.profiling.steps import MIN_STEPS
+from flatout.profiling.summary import losses_of, summarise, window_in
+from flatout.seams.process import Ending, ProcessOptions, run_process
+from flatout.workflow.inside import GUARD_RECORD
+
+ENTRY = "flatout.workflow.inside"
+MIN_MEASURED = 3
+"""Fewer clean steps than this are no measurement, even of a script that ended by itself."""
+MEASURE_S = 25.0
+"""Steady or not, a trial ends after this long in the training loop if it has three clean steps."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialOptions:
+    """How one trial is run."""
+
+    limit_s: float = 300.0
+    """Wall time after which the process is ended."""
+    hang_s: float = 120.0
+    """Time without any sign of training after which it counts as hung."""
+    measure_s: float = MEASURE_S
+    steps: int | None = None
+    """Exact number of training steps; None measures until there are enough."""
+    guard: Mapping[str, Any] | None = None
+    """What the guard's recorder should do; None for a timed trial."""
+    keep: Path | None = None
+    """Where the guard's record goes."""
+    cache: Path | None = None
+    """Compile cache shared by the trials of one tuning; None leaves the user's."""
+    traces_kernels: bool = False
+
+
+def run_trial(
+    workload: Workload, recipe: Recipe, machine: Machine, options: TrialOptions = TrialOptions()
+) -> Trial:
+    """Run the workload with the recipe until it showed enough; every ending is a result."""
+    chosen = techniques.build(recipe)
+    environment: Mapping[str, str] = dict(os.environ)
+    for technique in chosen:
+        environment = technique.environment(environment)
+    if options.cache is not None:
+        environment = {**environment, "TORCHINDUCTOR_CACHE_DIR": str(options.cache)}
+    child = {
+        "mode": "guard" if options.guard is not None else "measure",
+        "recipe": recipe.to_json(),
+        "training_loaders": list(recipe.training_loaders),
+        "measure_s": options.measure_s,
+        "steps": options.steps,
+        "guard": options.guard,
+        "traces_kernels": options.traces_kernels,
+        "keep": [GUARD_RECORD],
+    }
+    ending = run_process(
+        workload,
+        ProcessOptions(
+            entry=ENTRY,
+            child=child,
+            environment=environment,
+            limit_s=options.limit_s,
+            hang_s=options.hang_s,
+        ),
+        keep=options.keep,
+    )
+    return _trial(recipe, ending, machine, options)
+
+
+def _trial(recipe: Recipe, ending: Ending, machine: Machine, options: TrialOptions) -> Trial:
+    result = ending.results[0] if ending.results else None
+    outcome, message = outcome_of(ending, options)
+    profile = None
+    if result is not None and outcome in (Outcome.OK, Outcome.NAN) and options.guard is None:
+        profile = summarise(result, machine)
+    guard_path = options.keep / GUARD_RECORD if options.keep else None
+    return Trial(
+        recipe=recipe,
+        outcome=outcome,
+        profile=profile,
+        message=message,
+        traceback="" if outcome is Outcome.OK else ending.log[-4_000:],
+        applied=_applied(recipe, result),
+        wall_s=ending.wall_s,
+        changed_files=ending.changed_files,
+        undone=ending.undone,
+        guard_path=str(guard_path) if guard_path and guard_path.exists() else None,
+        details={
+            "load": result["load"] if result else {},
+            "exit_code": ending.exit_code,
+            "orphans": ending.orphans,
+            "is_overlaid": ending.is_overlaid,
+            "why": ending.why,
+            "errors": list(result["errors"]) if result else [],
+        },
+    )
+
+
+def outcome_of(ending: Ending, options: TrialOptions) -> tuple[Outcome, str]:
+    """Return how a process ended and one line about it."""
+    result = ending.results[0] if ending.results else None
+    failed = ending.exit_code not in (0, None)
+    if _ran_out_of_memory(ending, result):
+        return Outcome.OOM, "the script ran out of memory"
+    if result is not None and result["why"] == "done":
+        return _judged(result, options)
+    if ending.why == "hang":
+        return Outcome.HANG, f"no sign of training for {options.hang_s:.0f} s"
+    if ending.why == "limit":
+        return Outcome.HANG, f"not done within {options.limit_s:.0f} s"
+    if failed or (result is not None and result["crash"]):
+        return Outcome.CRASH, _crash_line(ending, result)
+    if result is None or not result["segments"]:
+        return Outcome.NO_STEPS, (
+            "the script ended and no training step was seen: no optimizer step and no backward"
+        )
+    return _judged(result, options)
+
+
+def _judged(result: Mapping[str, Any], options: TrialOptions) -> tuple[Outcome, str]:
+    window = window_in(result)
+    losses = losses_of(window.steps)
+    if any(not math.isfinite(loss) for loss in losses):
+        first = next(i for i, loss in enumerate(losses) if not math.isfinite(loss))
+        return Outcome.NAN, f"the loss was not finite at step {first + 1}"
+    if options.steps is not None:
+        if len(window.steps) >= options.steps:
+            return Outcome.OK, ""
+        # A guard trial of a short script compares what there is.
+        return Outcome.OK, f"the script made only {len(window.steps)} steps"
+    if len(window.measured) < MIN_MEASURED:
+        return Outcome.TOO_SHORT, (
+            f"only {len(window.steps)} training steps: at least {MIN_STEPS + 3} are needed; "
+            "let the script train longer"
+        )
+    return Outcome.OK, ""
+
+
+def _ran_out_of_memory(ending: Ending, result: Mapping[str, Any] | None) -> bool:
+    text = (result["crash"] if result else "") + ending.log[-4_000:]
+    if ending.exit_code in (0, None):
+        return False
+    if re.search(r"OutOfMemoryError|CUDA out of memory|can't allocate memory|MemoryError", text):
+        return True
+    # -9 that was not ours: the kernel's out-of-memory killer.
+    return ending.exit_code == -9 and ending.why == "ended"
+
+
+SIGBUS = -7
+
+
+def _crash_line(ending: Ending, result: Mapping[str, Any] | None) -> str:
+    if ending.exit_code == SIGBUS:
+        return "the script ended by a bus error: /dev/shm is too small for the loader's batches"
+    if result is not None and result["crash"]:
+        return str(result["crash"]).splitlines()[-1][:300]
+    lines = [line for line in ending.log.splitlines() if line.strip()]
+    last = lines[-1][:300] if lines else ""
+    return f"the script failed with exit code {ending.exit_code}: {last}"
+
+
+def _applied(recipe: Recipe, result: Mapping[str, Any] | None) -> tuple[Applied, ...]:
+    if result is None:
+        return ()
+    status = result["status"]
+    return tuple(
+        Applied(technique=name, status=pair[0], why=pair[1])
+        for name in recipe.names
+        for pair in [status.get(name, ("unseen", "its seam was never reached"))]
+    )
