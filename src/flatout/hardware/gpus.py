@@ -1,0 +1,173 @@
+"""Readings of the GPUs from the driver: NVML for NVIDIA, AMD SMI for AMD. No torch, no context.
+
+A process that asks torch about a GPU may create a context there, which costs hundreds of MiB of
+the memory that a trial is about to need. The driver's own libraries cost nothing.
+"""
+
+import contextlib
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gpu:
+    """One GPU as the driver sees it now."""
+
+    index: int
+    """The driver's number, in the order of the PCI bus."""
+    kind: str
+    """`cuda` or `rocm`."""
+    name: str
+    uuid: str = ""
+    memory_bytes: int = 0
+    used_bytes: int = 0
+    busy_share: float | None = None
+    """Share of the last second in which a kernel ran."""
+    pids: tuple[int, ...] = ()
+    """Processes that compute on it."""
+    compute_capability: tuple[int, int] | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a plain JSON mapping."""
+        return asdict(self) | {"pids": list(self.pids)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Driver:
+    """The GPU driver and its GPUs; both empty on a machine without one."""
+
+    version: str = ""
+    cuda: str = ""
+    """Newest CUDA version the driver can run, as `12.8`."""
+    gpus: tuple[Gpu, ...] = ()
+    trouble: str = ""
+    """Why nothing could be read, in the library's own words."""
+
+
+def read_driver() -> Driver:
+    """Return what the driver of this machine tells: NVIDIA's, else AMD's, else nothing."""
+    nvidia = _read_nvml()
+    if nvidia.gpus or nvidia.version:
+        return nvidia
+    amd = _read_amdsmi()
+    return amd if amd.gpus else nvidia
+
+
+def visible(gpus: Sequence[Gpu], variables: Mapping[str, str] | None = None) -> tuple[Gpu, ...]:
+    """Return the GPUs that a process sees, given its environment, in its order.
+
+    As CUDA reads it: numbers or the beginning of a UUID, up to the first entry that names nothing;
+    an empty list hides every GPU.
+
+    >>> two = [Gpu(index=i, kind="cuda", name="A", uuid=f"GPU-{i}f") for i in range(2)]
+    >>> [gpu.index for gpu in visible(two, {"CUDA_VISIBLE_DEVICES": "1,0"})]
+    [1, 0]
+    >>> visible(two, {"CUDA_VISIBLE_DEVICES": ""})
+    ()
+    """
+    environment = os.environ if variables is None else variables
+    for name in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"):
+        if name in environment:
+            return _chosen(gpus, environment[name])
+    return tuple(gpus)
+
+
+def _chosen(gpus: Sequence[Gpu], text: str) -> tuple[Gpu, ...]:
+    found: list[Gpu] = []
+    for entry in (part.strip() for part in text.split(",")):
+        if entry.isdigit():
+            matches = [gpu for gpu in gpus if gpu.index == int(entry)]
+        else:
+            matches = [gpu for gpu in gpus if entry and gpu.uuid.startswith(entry)]
+        if len(matches) != 1:
+            break
+        found.extend(matches)
+    return tuple(found)
+
+
+def _read_nvml() -> Driver:
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        return Driver(trouble=str(error))
+    try:
+        version = _text(pynvml.nvmlSystemGetDriverVersion())
+        code = pynvml.nvmlSystemGetCudaDriverVersion()
+        count = pynvml.nvmlDeviceGetCount()
+        return Driver(
+            version=version,
+            cuda=f"{code // 1000}.{code % 1000 // 10}",
+            gpus=tuple(_nvidia_gpu(pynvml, index) for index in range(count)),
+        )
+    except pynvml.NVMLError as error:
+        return Driver(trouble=str(error))
+    finally:
+        with contextlib.suppress(pynvml.NVMLError):
+            pynvml.nvmlShutdown()
+
+
+def _nvidia_gpu(nvml: Any, index: int) -> Gpu:
+    """Read one GPU. What a model or a container does not offer is left out, not guessed."""
+    handle = nvml.nvmlDeviceGetHandleByIndex(index)
+    busy = pids = capability = None
+    with contextlib.suppress(nvml.NVMLError):
+        busy = nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100
+    with contextlib.suppress(nvml.NVMLError):
+        pids = tuple(p.pid for p in nvml.nvmlDeviceGetComputeRunningProcesses(handle))
+    with contextlib.suppress(nvml.NVMLError):
+        major, minor = nvml.nvmlDeviceGetCudaComputeCapability(handle)
+        capability = (int(major), int(minor))
+    memory = nvml.nvmlDeviceGetMemoryInfo(handle)
+    return Gpu(
+        index=index,
+        kind="cuda",
+        name=_text(nvml.nvmlDeviceGetName(handle)),
+        uuid=_text(nvml.nvmlDeviceGetUUID(handle)),
+        memory_bytes=int(memory.total),
+        used_bytes=int(memory.used),
+        busy_share=busy,
+        pids=pids or (),
+        compute_capability=capability,
+    )
+
+
+def _read_amdsmi() -> Driver:
+    try:
+        import amdsmi
+    except (ImportError, KeyError, OSError) as error:  # it loads the driver's library on import
+        return Driver(trouble=str(error))
+    try:
+        amdsmi.amdsmi_init()
+        handles = amdsmi.amdsmi_get_processor_handles()
+        gpus = tuple(_amd_gpu(amdsmi, index, handle) for index, handle in enumerate(handles))
+        return Driver(version=_amd_driver_version(amdsmi, handles), gpus=gpus)
+    except amdsmi.AmdSmiException as error:
+        return Driver(trouble=str(error))
+    finally:
+        with contextlib.suppress(amdsmi.AmdSmiException):
+            amdsmi.amdsmi_shut_down()
+
+
+def _amd_driver_version(smi: Any, handles: Sequence[Any]) -> str:
+    return str(smi.amdsmi_get_gpu_driver_info(handles[0])["driver_version"]) if handles else ""
+
+
+def _amd_gpu(smi: Any, index: int, handle: Any) -> Gpu:
+    vram = smi.amdsmi_get_gpu_vram_usage(handle)  # in MiB
+    return Gpu(
+        index=index,
+        kind="rocm",
+        name=str(smi.amdsmi_get_gpu_asic_info(handle)["market_name"]),
+        uuid=str(smi.amdsmi_get_gpu_device_uuid(handle)),
+        memory_bytes=int(vram["vram_total"]) * 1024**2,
+        used_bytes=int(vram["vram_used"]) * 1024**2,
+    )
+
+
+def _text(value: str | bytes) -> str:
+    """Return text; older bindings give bytes."""
+    return value.decode() if isinstance(value, bytes) else value

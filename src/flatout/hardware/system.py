@@ -1,0 +1,106 @@
+"""What else of the system changes how training runs: compiler, huge pages, open files, disk."""
+
+import os
+import resource
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from flatout.hardware.limits import ROOT, read_text
+
+COMPILERS = ("g++", "clang++", "c++")
+"""What inductor looks for on Linux besides `CXX`."""
+
+PROBE_BYTES = 32 * 1024**2
+"""Enough for a disk's steady speed, little enough for a slow one: 3 s at 10 MiB/s."""
+
+BLOCK_BYTES = 1024**2
+
+PROBE_LIMIT_S = 3.0
+"""A probe may not hold anybody up."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiskSpeed:
+    """A short sequential write and read of one file, past the page cache where possible."""
+
+    write_bytes_per_s: float
+    read_bytes_per_s: float
+    free_bytes: int
+    probe_bytes: int
+
+
+def find_compiler() -> str | None:
+    """Return the path of the C++ compiler that torch.compile would use on the CPU, or None."""
+    chosen = os.environ.get("CXX", "").split()
+    for name in (*chosen[:1], *COMPILERS):
+        if path := shutil.which(name):
+            return path
+    return None
+
+
+def huge_pages(root: Path = ROOT) -> str:
+    """Return the mode of transparent huge pages: `always`, `madvise`, `never`; empty if unknown."""
+    text = read_text(root / "sys/kernel/mm/transparent_hugepage/enabled")
+    return text.partition("[")[2].partition("]")[0]
+
+
+def open_files_limit() -> tuple[int, int]:
+    """Return the soft and the hard limit on open files of this process."""
+    return resource.getrlimit(resource.RLIMIT_NOFILE)
+
+
+def disk_speed(folder: Path, *, probe_bytes: int = PROBE_BYTES) -> DiskSpeed:
+    """Measure a write and a read in a folder; the file is gone afterwards.
+
+    Raises:
+        OSError: if the folder cannot be written.
+    """
+    free = shutil.disk_usage(folder).free
+    with _probe_file(folder) as descriptor:
+        written, write_s = _write(descriptor, probe_bytes)
+        read, read_s = _read(descriptor, written)
+    return DiskSpeed(
+        write_bytes_per_s=written / write_s,
+        read_bytes_per_s=read / read_s,
+        free_bytes=free,
+        probe_bytes=written,
+    )
+
+
+@contextmanager
+def _probe_file(folder: Path) -> Iterator[int]:
+    descriptor, name = tempfile.mkstemp(prefix=".flatout-disk-", dir=folder)
+    try:
+        Path(name).unlink()  # gone even if this process is killed; the descriptor stays good
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _write(descriptor: int, wanted: int) -> tuple[int, float]:
+    block = os.urandom(BLOCK_BYTES)  # compressing file systems would make zeros look fast
+    start = time.perf_counter()
+    written = 0
+    while written < wanted and time.perf_counter() - start < PROBE_LIMIT_S:
+        written += os.write(descriptor, block)
+    os.fsync(descriptor)
+    return written, time.perf_counter() - start
+
+
+def _read(descriptor: int, wanted: int) -> tuple[int, float]:
+    if hasattr(os, "posix_fadvise"):  # drop the pages just written, else memory is measured
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    start = time.perf_counter()
+    done = 0
+    while done < wanted and time.perf_counter() - start < PROBE_LIMIT_S:
+        block = os.read(descriptor, BLOCK_BYTES)
+        if not block:
+            break
+        done += len(block)
+    return done, time.perf_counter() - start
