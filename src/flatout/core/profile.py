@@ -64,6 +64,13 @@ class LoaderFacts:
     epochs_started: int = 0
     fetch_ms: float = 0.0
     """Time to produce one batch, measured in the main process when `num_workers` is 0."""
+    effective_workers: int | None = None
+    """Workers it really had, the recipe's levers included; None where that was not recorded."""
+
+    @property
+    def workers(self) -> int:
+        """Worker processes behind the batches of this profile."""
+        return self.num_workers if self.effective_workers is None else self.effective_workers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -88,6 +88,10 @@ class Technique(ABC):
         """Return the arguments of a training `DataLoader`, keyed by parameter name."""
         return arguments
 
+    def epoch(self, loader: Any) -> Any:
+        """Return the training loader, right before an iterator of it is created or reset."""
+        return loader
+
     def batches(self, batches: Iterator[Any], loader: Any) -> Iterator[Any]:
         """Return the iterator the loop draws from, given the one of a training loader."""
         return batches
@@ -109,7 +113,16 @@ class Technique(ABC):
         return {item.name: getattr(self, item.name) for item in fields(self)}  # type: ignore[arg-type]
 
 
-SEAM_METHODS = ("environment", "start", "loader", "batches", "model", "forward", "optimizer")
+SEAM_METHODS = (
+    "environment",
+    "start",
+    "loader",
+    "epoch",
+    "batches",
+    "model",
+    "forward",
+    "optimizer",
+)
 """The methods through which a technique acts."""
 
 
