@@ -8,7 +8,17 @@ import contextlib
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
+
+from flatout.hardware.limits import ROOT, read_text
+
+PCI_VENDORS = frozenset({"0x10de", "0x1002"})
+"""NVIDIA and AMD."""
+
+PCI_COMPUTE_CLASSES = ("0x0302", "0x1200")
+"""3D controller and processing accelerator. Plain display cards are left out: many machines have
+one that nobody means to train on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +82,16 @@ def visible(gpus: Sequence[Gpu], variables: Mapping[str, str] | None = None) -> 
         if name in environment:
             return _chosen(gpus, environment[name])
     return tuple(gpus)
+
+
+def pci_gpus(root: Path = ROOT) -> int:
+    """Return how many compute GPUs sit in the machine's slots, driver or not."""
+    folders = (root / "sys/bus/pci/devices").glob("*")
+    return sum(
+        read_text(folder / "vendor") in PCI_VENDORS
+        and read_text(folder / "class").startswith(PCI_COMPUTE_CLASSES)
+        for folder in folders
+    )
 
 
 def _chosen(gpus: Sequence[Gpu], text: str) -> tuple[Gpu, ...]:

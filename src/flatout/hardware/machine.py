@@ -7,7 +7,7 @@ from typing import Any
 from flatout.core.machine import Device, Machine
 from flatout.hardware.accelerator import devices_by_torch, devices_of, trouble_with_cuda
 from flatout.hardware.cpu import cpu_features, cpu_name, physical_cores
-from flatout.hardware.gpus import Driver, read_driver
+from flatout.hardware.gpus import Driver, pci_gpus, read_driver
 from flatout.hardware.library import find_tcmalloc
 from flatout.hardware.limits import (
     affinity,
@@ -100,4 +100,5 @@ def _torch_facts(build: TorchBuild, driver: Driver) -> dict[str, Any]:
         "driver_cuda": driver.cuda,
         "driver_trouble": driver.trouble,
         "gpus": [gpu.to_json() for gpu in driver.gpus],
+        "pci_gpus": pci_gpus(),
     }
