@@ -67,6 +67,9 @@ class Technique(ABC):
     """The promise the guard and the contract test check."""
     moves_random_stream: ClassVar[bool] = False
     """Whether the same seed draws other dropout masks (channels_last and inductor do)."""
+    by_hand: ClassVar[str] = ""
+    """What to change in the script to have the same without flatout: lines that start with `- `
+    are taken out, with `+ ` put in, others are plain words. `$name` stands for a setting."""
 
     @classmethod
     @abstractmethod
