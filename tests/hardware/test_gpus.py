@@ -1,0 +1,119 @@
+import sys
+from types import ModuleType, SimpleNamespace
+
+import pynvml
+import pytest
+
+from flatout.hardware.gpus import Gpu, pci_gpus, read_driver, visible
+
+
+class Failure(Exception):  # noqa: N818  stands for NVMLError
+    pass
+
+
+def nvml(**changes):
+    """Return a driver library with two GPUs, the second of which tells little."""
+
+    def handle_only(handle):
+        if handle:
+            raise Failure("Not Supported")
+
+    fake = ModuleType("pynvml")
+    parts = {
+        "NVMLError": Failure,
+        "nvmlInit": lambda: None,
+        "nvmlShutdown": lambda: None,
+        "nvmlSystemGetDriverVersion": lambda: b"570.12",
+        "nvmlSystemGetCudaDriverVersion": lambda: 12080,
+        "nvmlDeviceGetCount": lambda: 2,
+        "nvmlDeviceGetHandleByIndex": lambda index: index,
+        "nvmlDeviceGetName": lambda handle: "NVIDIA H200",
+        "nvmlDeviceGetUUID": lambda handle: f"GPU-{handle}abc",
+        "nvmlDeviceGetMemoryInfo": lambda handle: SimpleNamespace(total=100, used=7),
+        "nvmlDeviceGetUtilizationRates": lambda h: handle_only(h) or SimpleNamespace(gpu=35),
+        "nvmlDeviceGetComputeRunningProcesses": lambda h: (
+            handle_only(h) or [SimpleNamespace(pid=4321)]
+        ),
+        "nvmlDeviceGetCudaComputeCapability": lambda h: handle_only(h) or (9, 0),
+    }
+    for name, value in (parts | changes).items():
+        setattr(fake, name, value)
+    return fake
+
+
+def test_the_driver_and_its_gpus_are_read(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pynvml", nvml())
+
+    driver = read_driver()
+
+    assert (driver.version, driver.cuda) == ("570.12", "12.8")
+    first = driver.gpus[0]
+    assert (first.name, first.memory_bytes, first.used_bytes) == ("NVIDIA H200", 100, 7)
+    assert (first.busy_share, first.pids, first.compute_capability) == (0.35, (4321,), (9, 0))
+
+
+def test_what_a_gpu_does_not_tell_is_left_out(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pynvml", nvml())
+
+    second = read_driver().gpus[1]
+
+    assert (second.busy_share, second.pids, second.compute_capability) == (None, (), None)
+
+
+def test_a_missing_driver_gives_its_reason(monkeypatch):
+    def fail():
+        raise Failure("NVML Shared Library Not Found")
+
+    monkeypatch.setitem(sys.modules, "pynvml", nvml(nvmlInit=fail))
+
+    driver = read_driver()
+
+    assert driver.gpus == ()
+    assert driver.trouble == "NVML Shared Library Not Found"
+
+
+def test_this_host_answers_with_gpus_or_with_a_reason():
+    driver = read_driver()
+
+    assert driver.gpus or driver.trouble
+
+
+def test_the_names_that_are_used_exist_in_the_real_library():
+    fake = nvml()
+
+    assert [name for name in vars(fake) if "nvml" in name and not hasattr(pynvml, name)] == []
+
+
+@pytest.mark.parametrize(
+    ("text", "indices"),
+    [
+        ("0", [0]),
+        ("1,0", [1, 0]),
+        ("GPU-1", [1]),
+        ("0,9,1", [0]),
+        ("-1", []),
+        ("", []),
+        ("MIG-1234", []),
+    ],
+)
+def test_visible_devices_are_read_as_cuda_reads_them(text, indices):
+    gpus = [Gpu(index=i, kind="cuda", name="A", uuid=f"GPU-{i}f") for i in range(2)]
+
+    assert [gpu.index for gpu in visible(gpus, {"CUDA_VISIBLE_DEVICES": text})] == indices
+
+
+def test_without_the_variable_all_gpus_are_visible():
+    gpus = [Gpu(index=i, kind="cuda", name="A") for i in range(2)]
+
+    assert visible(gpus, {}) == tuple(gpus)
+
+
+def test_compute_gpus_in_the_slots_are_counted_and_display_cards_are_not(tmp_path):
+    cards = {"0": ("0x10de", "0x030200"), "1": ("0x10de", "0x030000"), "2": ("0x8086", "0x120000")}
+    for slot, (vendor, kind) in cards.items():
+        folder = tmp_path / "sys/bus/pci/devices" / slot
+        folder.mkdir(parents=True)
+        (folder / "vendor").write_text(vendor + "\n")
+        (folder / "class").write_text(kind + "\n")
+
+    assert pci_gpus(tmp_path) == 1

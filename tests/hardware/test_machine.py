@@ -1,0 +1,45 @@
+import json
+import subprocess
+import sys
+
+import torch
+
+from flatout.hardware.machine import read_machine
+
+
+def test_the_quick_reading_imports_no_torch():
+    code = (
+        "import sys; from flatout.hardware.machine import read_machine; "
+        "read_machine(torch=False); print('torch' in sys.modules)"
+    )
+
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+    assert done.stdout.strip() == "False"
+
+
+def test_the_quick_reading_agrees_with_torch_about_the_devices():
+    quick, asked = read_machine(torch=False), read_machine()
+
+    assert quick.devices == asked.devices
+    assert quick.device == asked.device
+    assert quick.torch_version == asked.torch_version == torch.__version__
+
+
+def test_cores_and_memory_are_within_the_host():
+    machine = read_machine(torch=False)
+
+    assert 1 <= machine.physical_cores <= machine.usable_cores <= machine.logical_cores
+    assert machine.memory_bytes > 0
+
+
+def test_the_record_is_plain_json():
+    plain = read_machine(torch=False).to_json()
+
+    assert json.loads(json.dumps(plain))["facts"]["python"] == sys.version.split()[0]
+
+
+def test_set_variables_are_recorded(monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+
+    assert read_machine(torch=False).facts["variables"]["OMP_NUM_THREADS"] == "3"
