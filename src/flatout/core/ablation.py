@@ -1,5 +1,6 @@
 """An Ablation: trials that differ in one technique each, with verdicts."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from enum import Enum
@@ -72,7 +73,8 @@ class Row:
     on_top_of: tuple[str, ...] = ()
     """Names of the techniques that were already in the recipe."""
     stage: str = "add"
-    """`add` (ladder) or `drop` (left out of the final recipe)."""
+    """`add` (ladder) or `drop` (left out of the final recipe). In a drop row the comparison is the
+    final recipe against the recipe without this lever: above 1 the lever still pays."""
     comparison: Comparison | None = None
     samples_per_s: float | None = None
     device_busy_share: float | None = None
@@ -174,7 +176,7 @@ def ablation_from_json(plain: Mapping[str, Any]) -> Ablation:
         final=profile_from_json(best["profile"]) if best["profile"] else None,
         final_check=LossCheck(**best["loss_check"]) if best["loss_check"] else None,
         aa_check=LossCheck(**plain["aa_check"]) if plain["aa_check"] else None,
-        resolution=plain["resolution"],
+        resolution=_or_infinite(plain["resolution"]),
         cost_s=plain["cost_s"],
         stopped=plain["stopped"],
         notes=tuple(plain["notes"]),
@@ -186,8 +188,16 @@ def _comparison(plain: Mapping[str, Any]) -> Comparison | None:
         return None
     low, high = plain["interval"]
     return Comparison(
-        ratio=plain["ratio"], interval=(low, high), n=plain["n"], resolution=plain["resolution"]
+        ratio=plain["ratio"],
+        interval=(low, _or_infinite(high)),
+        n=plain["n"],
+        resolution=_or_infinite(plain["resolution"]),
     )
+
+
+def _or_infinite(value: float | None) -> float:
+    """Return the number; JSON has no infinity, so an open end is written as null."""
+    return math.inf if value is None else value
 
 
 def _row(plain: Mapping[str, Any]) -> Row:

@@ -1,5 +1,6 @@
 """A Profile: what the measured steps of one run cost, and what was seen at the seams."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -194,7 +195,8 @@ def profile_from_json(plain: Mapping[str, Any]) -> Profile:
             "step_ms": Spread(**fields["step_ms"]),
             "peak_bytes": PeakBytes(**fields["peak_bytes"]),
             "ceilings": Ceilings(**fields["ceilings"]),
-            "losses": tuple(fields["losses"]),
+            # JSON has no NaN: a loss that was none is written as null.
+            "losses": tuple(math.nan if x is None else x for x in fields["losses"]),
             "notes": tuple(fields["notes"]),
         }
     )

@@ -1,5 +1,7 @@
 """Unit constants and the formatters every report uses."""
 
+import math
+
 KIB = 1024
 MIB = 1024**2
 GIB = 1024**3
@@ -60,6 +62,26 @@ def format_ratio(ratio: float) -> str:
     ('1.20x', '12.3x')
     """
     return f"{ratio:.1f}x" if ratio >= 10 else f"{ratio:.2f}x"
+
+
+def format_rate(per_s: float) -> str:
+    """Render a rate with three significant figures; the column or the words say of what.
+
+    >>> format_rate(66.42), format_rate(0.5), format_rate(12345.6)
+    ('66.4', '0.50', '12346')
+    """
+    return _three_figures(per_s)
+
+
+def format_interval(low: float, high: float) -> str:
+    """Render an interval of a ratio; an end that nothing bounds is open.
+
+    >>> format_interval(1.183, 1.229), format_interval(9.5, 12.1), format_interval(0.0, math.inf)
+    ('1.18-1.23', '9.50-12.1', 'unknown')
+    """
+    if math.isinf(high):
+        return "unknown"
+    return f"{format_ratio(low)[:-1]}-{format_ratio(high)[:-1]}"
 
 
 def _three_figures(value: float) -> str:
