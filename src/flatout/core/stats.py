@@ -8,7 +8,7 @@ processes and 40,000 simulated runs per noise level (`docs/statistics.md`).
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
@@ -55,6 +55,7 @@ class Evidence:
     """Variance of one pair, pooled with the workload's own baseline trials."""
     freedom: int
     n: int
+    has_prior: bool = False
 
     def bound(self, confidence: float, side: int) -> float:
         """Return the one-sided bound, `side` -1 for the lower and +1 for the upper one."""
@@ -64,10 +65,34 @@ class Evidence:
         return self.mean + side * width
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prior:
+    """What is known about the noise before the first pair."""
+
+    variance: float = 0.0
+    """Variance of the log ratio of one pair."""
+    freedom: int = 0
+
+
+def prior_of(groups: Iterable[Sequence[float]], rule: Rule = Rule()) -> Prior:
+    """Return the noise of a pair from trials outside it, grouped by recipe; empty when too few.
+
+    Args:
+        groups: step times of accepted trials, one sequence for each recipe that was run.
+        rule: says how many trials are enough.
+    """
+    logs = [[math.log(value) for value in group] for group in groups]
+    if sum(map(len, logs)) < rule.min_prior_trials:
+        return Prior()
+    freedom = sum(len(group) - 1 for group in logs if group)
+    squares = sum(sum((x - statistics.fmean(group)) ** 2 for x in group) for group in logs if group)
+    return Prior(variance=2 * squares / freedom, freedom=freedom) if freedom > 0 else Prior()
+
+
 def gather(
     base_s: Sequence[float],
     candidate_s: Sequence[float],
-    other_base_s: Sequence[float] = (),
+    prior: Prior = Prior(),
     rule: Rule = Rule(),
 ) -> Evidence:
     """Return the evidence of interleaved pairs of step times, in seconds.
@@ -75,27 +100,26 @@ def gather(
     Args:
         base_s: one step time per base trial, in the order of the pairs.
         candidate_s: the candidate's, pair by pair.
-        other_base_s: step times of further trials of the same base, outside these pairs.
-        rule: the rule that decides whether the prior counts.
+        prior: the noise as trials outside these pairs show it.
+        rule: says when the candidate's own spread overrules the prior.
     """
     differences = [
-        math.log(base / candidate)
-        for base, candidate in zip(base_s, candidate_s, strict=True)
+        math.log(base / candidate) for base, candidate in zip(base_s, candidate_s, strict=True)
     ]
     n = len(differences)
     mean = statistics.fmean(differences)
     squares = sum((d - mean) ** 2 for d in differences)
-    prior, prior_freedom = _prior(other_base_s, rule)
-    if prior_freedom and n >= 3 and squares / (n - 1) > rule.spread_limit * prior:
-        prior_freedom = 0
-    freedom = prior_freedom + n - 1
-    variance = (prior_freedom * prior + squares) / freedom if freedom else math.inf
-    return Evidence(mean=mean, variance=variance, freedom=freedom, n=n)
+    counted = prior.freedom
+    if counted and n >= 3 and squares / (n - 1) > rule.spread_limit * prior.variance:
+        counted = 0
+    freedom = counted + n - 1
+    variance = (counted * prior.variance + squares) / freedom if freedom else math.inf
+    return Evidence(mean=mean, variance=variance, freedom=freedom, n=n, has_prior=counted > 0)
 
 
-def decide(evidence: Evidence, rule: Rule = Rule(), *, has_prior: bool) -> Decision:
+def decide(evidence: Evidence, rule: Rule = Rule()) -> Decision:
     """Return what the evidence allows to say; UNDECIDED asks for one more pair, if any is left."""
-    fewest = rule.min_pairs if has_prior else rule.min_pairs_without_prior
+    fewest = rule.min_pairs if evidence.has_prior else rule.min_pairs_without_prior
     if evidence.n < fewest:
         return Decision.UNDECIDED
     line = math.log(rule.gain)
@@ -107,11 +131,6 @@ def decide(evidence: Evidence, rule: Rule = Rule(), *, has_prior: bool) -> Decis
     if upper < line:
         return Decision.NO_EFFECT
     return Decision.UNDECIDED
-
-
-def has_prior(other_base_s: Sequence[float], rule: Rule = Rule()) -> bool:
-    """Tell whether enough baseline trials are known to pool their variance."""
-    return len(other_base_s) >= rule.min_prior_trials
 
 
 def compare(evidence: Evidence, rule: Rule = Rule()) -> Comparison:
@@ -136,14 +155,6 @@ def resolution(pair_variance: float, rule: Rule = Rule()) -> float:
     1.08
     """
     return rule.gain * math.exp(1.5 * math.sqrt(pair_variance))
-
-
-def _prior(other_base_s: Sequence[float], rule: Rule) -> tuple[float, int]:
-    """Return the variance of one pair as the baseline trials show it, and its freedom."""
-    if not has_prior(other_base_s, rule):
-        return 0.0, 0
-    logs = [math.log(value) for value in other_base_s]
-    return 2 * statistics.variance(logs), len(logs) - 1
 
 
 def student_cdf(t: float, freedom: int) -> float:

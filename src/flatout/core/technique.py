@@ -84,7 +84,7 @@ class Technique(ABC):
         """Return the environment that the process starts with."""
         return variables
 
-    def start(self) -> None:
+    def start(self) -> None:  # noqa: B027  doing nothing is the default at every seam
         """Set process-wide switches; called once, right after torch was imported."""
 
     def loader(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:

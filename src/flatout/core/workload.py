@@ -25,9 +25,11 @@ class Workload:
         >>> Workload(target="src/train.py").name, Workload(target="job.py:task").name
         ('train', 'job')
         """
-        return Path(self.target.partition(":")[0] if self.is_task else self.target).stem.partition(
-            ":"
-        )[0].removesuffix(".py")
+        return (
+            Path(self.target.partition(":")[0] if self.is_task else self.target)
+            .stem.partition(":")[0]
+            .removesuffix(".py")
+        )
 
     @property
     def command_line(self) -> str:

@@ -6,11 +6,15 @@ the phase that began with the first. Nothing is synchronised before the end. Not
 yet.
 """
 
-from typing import Any
+import functools
+from typing import TYPE_CHECKING, Any
 
 from flatout.seams.clock import NAMES
 from flatout.seams.events import Segment
 from flatout.seams.session import Session
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 class DeviceClock:
@@ -21,6 +25,7 @@ class DeviceClock:
         self.marks: list[tuple[int, Any]] = []
         self.bounds: list[tuple[Segment, int, int]] = []
         self.began_at = 0
+        self._event: Callable[[], Any]
         session.on("root", self.begin)
 
     def begin(self, root: Any) -> None:
@@ -30,7 +35,7 @@ class DeviceClock:
         device = next(iter(root.parameters())).device
         if device.type != "cuda" or self.marks:
             return
-        self._event = lambda: torch.cuda.Event(enable_timing=True)
+        self._event = functools.partial(torch.cuda.Event, enable_timing=True)
         self.session.clock.mark_with(self.mark)
         self.session.on("segment", self.lap)
         self.mark(self.session.clock.stack[-1])

@@ -19,7 +19,7 @@ class KernelTrace:
     def __init__(self) -> None:
         from torch.profiler import ProfilerActivity, profile
 
-        self.profile = profile(activities=[ProfilerActivity.CUDA])
+        self.profile: Any = profile(activities=[ProfilerActivity.CUDA])
 
     def start(self) -> None:
         """Begin tracing at a step boundary."""
@@ -81,5 +81,7 @@ def busy_share(events: Iterable[Mapping[str, Any]]) -> float | None:
 def copied_to_device_s(events: Iterable[Mapping[str, Any]]) -> float:
     """Return the seconds of host-to-device copies."""
     return sum(
-        e["length_s"] for e in events if e["kind"] == "gpu_memcpy" and "HtoD" in str(e["name"])
+        float(e["length_s"])
+        for e in events
+        if e["kind"] == "gpu_memcpy" and "HtoD" in str(e["name"])
     )

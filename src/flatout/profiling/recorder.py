@@ -10,7 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from flatout.hardware.load import LoadMeter
+from flatout.hardware.load import LoadReading, load_meter, process_tree
 from flatout.profiling import steps as stepping
 from flatout.profiling.device_clock import DeviceClock
 from flatout.profiling.kernels import TRACED_STEPS, KernelTrace, busy_share, copied_to_device_s
@@ -35,8 +35,8 @@ class Recorder:
         self.session = session
         self.spec = session.spec
         self.device = DeviceClock(session)
-        self.meter = LoadMeter()
-        self.readings = [self.meter.read()]
+        self.meter = load_meter()
+        self.readings: list[LoadReading] = []
         self.read_at = session.clock.now()
         self.next_check = 4
         self.crash = ""
@@ -47,6 +47,7 @@ class Recorder:
 
     def install(self) -> None:
         """Follow the session, and write when the script ends by itself too."""
+        self.read_load()
         self.session.on("segment", self.saw_segment)
         atexit.register(self.write, "script_ended")
         previous = sys.excepthook
@@ -64,7 +65,7 @@ class Recorder:
         session = self.session
         moment = session.clock.since
         if moment - self.read_at > LOAD_EVERY_S:
-            self.readings.append(self.meter.read())
+            self.read_load()
             self.read_at = moment
         if self.trace is not None:
             self.end_trace()
@@ -78,6 +79,26 @@ class Recorder:
         self.next_check = max(fewest + 1, int(fewest * CHECK_GROWTH))
         self.check(moment)
 
+    def read_load(self) -> None:
+        """Note the load of this process and of its loader workers."""
+        self.readings.append(self.meter.read(process_tree(os.getpid())))
+
+    def load(self) -> dict[str, float]:
+        """Return the load while the measured steps ran."""
+        window = stepping.window_of(stepping.steps_of(self.rows(with_losses=False)), self.period())
+        if not window.measured or len(self.readings) < 2:
+            return {"delay_share": 0.0, "foreign_share": 0.0, "steal_share": 0.0}
+        began = window.measured[0].end - window.measured[0].wall_s
+        earlier = [r for r in self.readings[:-1] if r.at_s <= began] or self.readings[:1]
+        found = self.meter.between(earlier[-1], self.readings[-1])
+        return {
+            "delay_share": found.delay_share,
+            "foreign_share": found.foreign_share,
+            "steal_share": found.steal_share,
+            "minor_faults_per_s": found.minor_faults / found.wall_s,
+            "wall_s": found.wall_s,
+        }
+
     def check(self, moment: float) -> None:
         """Stop when the window is enough, or when time is up."""
         wanted = self.spec.get("steps")
@@ -90,7 +111,6 @@ class Recorder:
         window = stepping.window_of(steps, self.period())
         is_late = moment - self.session.reached_at > self.spec["measure_s"]
         if window.is_enough or (is_late and len(window.measured) >= 3):
-            self.readings.append(self.meter.read())
             self.begin_trace()
 
     def begin_trace(self) -> None:
@@ -147,6 +167,7 @@ class Recorder:
         if why != "done" and not self.session.segments and not self.crash:
             return  # a process of the script that trained nothing
         self.is_written = True
+        self.read_load()
         self.session.fire("stop")
         part = Path(self.spec["folder"]) / f"result-{os.getpid()}.part"
         part.write_text(json.dumps(self.result(why), default=str), encoding="utf-8")
@@ -154,7 +175,7 @@ class Recorder:
 
     def period(self) -> int:
         """Return the number of workers behind the training batches, at least 1."""
-        workers = [
+        workers: list[int] = [
             seen.asked.get("effective_workers", seen.asked["num_workers"])
             for seen in self.session.loaders.values()
             if seen.is_training
@@ -205,7 +226,7 @@ class Recorder:
             ],
             "status": {name: list(pair) for name, pair in session.status.items()},
             "errors": session.errors,
-            "load": self.meter.shares(self.readings),
+            "load": self.load(),
             "listening_s_per_step": listening_cost_s(session),
             "device": device_facts() | self.device_facts,
             "environment": environment_facts(),
@@ -219,7 +240,7 @@ def device_facts() -> dict[str, Any]:
     import torch
 
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    if not torch.cuda.is_available() or not torch.cuda.is_initialized():
+    if not torch.cuda.is_available() or not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return {"kind": "cpu", "peak": {"allocated": 0, "reserved": 0, "device": peak}}
     free, total = torch.cuda.mem_get_info()
     return {

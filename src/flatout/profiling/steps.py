@@ -166,9 +166,7 @@ def rolling_means(values: Sequence[float], period: int) -> list[float]:
     """
     if period <= 1:
         return list(values)
-    return [
-        sum(values[i : i + period]) / period for i in range(max(0, len(values) - period + 1))
-    ]
+    return [sum(values[i : i + period]) / period for i in range(max(0, len(values) - period + 1))]
 
 
 def block_means(values: Sequence[float], period: int) -> list[float]:

@@ -47,12 +47,9 @@ def rollback(folder: Path) -> int:
     journal = folder / JOURNAL_NAME
     if not journal.exists():
         return 0
-    rows = []
-    for line in journal.read_text(encoding="utf-8", errors="surrogateescape").splitlines():
-        try:
-            rows.append(json.loads(line))
-        except ValueError:
-            continue  # the last line of a process that was killed in mid-write
+    text = journal.read_text(encoding="utf-8", errors="surrogateescape")
+    # Without its line's end, the last entry is of a process that was killed in mid-write.
+    rows = [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
     for kind, path, aside in reversed(rows):
         _undo(kind, Path(path), aside)
     journal.unlink()
@@ -105,15 +102,16 @@ class _Hook:
             return
         if not os.path.lexists(path):
             self._note("new", path, None)
-        elif os.path.isfile(path):
+        elif Path(path).is_file():
             self._move_aside(path, keeps_content=keeps_content)
 
     def _move_aside(self, path: str, *, keeps_content: bool) -> None:
         """Rename the original (same file system, so at once) and copy back where it is needed."""
-        folder, name = os.path.split(path)
-        aside = os.path.join(folder, f".{name}.flatout-{os.getpid()}-{len(self.seen)}")
-        self._note("moved", path, aside)
-        os.rename(path, aside)
+        original = Path(path)
+        name = f".{original.name}.flatout-{os.getpid()}-{len(self.seen)}"
+        aside = original.with_name(name)
+        self._note("moved", path, str(aside))
+        original.rename(aside)
         if keeps_content:
             shutil.copy2(aside, path)
 

@@ -2,7 +2,7 @@
 
 import functools
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from flatout.core.technique import seams_of
@@ -23,7 +23,7 @@ def install(session: Session) -> None:
     from torch.utils.data import dataloader
 
     _Construction(session).install(dataloader.DataLoader)
-    _hook_iteration(session, dataloader)
+    _Iteration(session).install(dataloader)
 
 
 class _Construction:
@@ -39,7 +39,7 @@ class _Construction:
         signature = inspect.signature(build)
 
         @functools.wraps(build)  # Lightning and Accelerate read the constructor's signature
-        def __init__(loader: Any, *args: Any, **kwargs: Any) -> None:
+        def construct(loader: Any, *args: Any, **kwargs: Any) -> None:
             if not self.session.is_mine():
                 build(loader, *args, **kwargs)
                 return
@@ -52,7 +52,7 @@ class _Construction:
             self._build(build, loader, asked, address, (args, kwargs))
             self._remember(loader, asked, address)
 
-        kind.__init__ = __init__
+        kind.__init__ = construct
 
     def _build(
         self,
@@ -129,27 +129,51 @@ def _batch_size(loader: Any) -> int | None:
     return size if isinstance(size, int) else None
 
 
-def _hook_iteration(session: Session, dataloader: Any) -> None:
-    """Replace the iterator's `__next__` (listen) and the loader's `__iter__` (transform)."""
-    start = dataloader.DataLoader.__iter__
-    draw = dataloader._BaseDataLoaderIter.__next__
-    only = frozenset(session.spec.get("training_loaders", ()))
+class _Iteration:
+    """Replace the loader's `__iter__` (transform) and its iterator's `__next__` (listen)."""
 
-    @functools.wraps(start)
-    def __iter__(loader: Any) -> Any:
-        if not session.is_mine():
-            return start(loader)
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self.only = frozenset(session.spec.get("training_loaders", ()))
+
+    def install(self, dataloader: Any) -> None:
+        session = self.session
+        start = dataloader.DataLoader.__iter__
+        draw = dataloader._BaseDataLoaderIter.__next__
+        saw_batch = session.quietly(self.saw_batch)
+
+        @functools.wraps(start)
+        def iterate(loader: Any) -> Any:
+            return self.begin(start, loader) if session.is_mine() else start(loader)
+
+        @functools.wraps(draw)
+        def draw_next(iterator: Any) -> Any:
+            if not session.is_mine():
+                return draw(iterator)
+            session.clock.push(phases.DATA_WAIT)
+            try:
+                batch = draw(iterator)
+            finally:
+                session.clock.pop()
+            saw_batch(iterator.__dict__.get(ADDRESS, ""), batch)
+            return batch
+
+        dataloader.DataLoader.__iter__ = iterate
+        dataloader._BaseDataLoaderIter.__next__ = draw_next
+
+    def begin(self, start: Callable[[Any], Any], loader: Any) -> Any:
+        """Start an epoch: torch's iterator, passed through the recipe for training loaders."""
+        session = self.session
         address = loader.__dict__.get(ADDRESS, "")
-        is_ours = not only or address in only
+        is_ours = not self.only or address in self.only
         session.clock.push(phases.DATA_WAIT)
         try:
             if is_ours:
                 session.transform("epoch", loader)
             iterator = start(loader)
             iterator.__dict__[ADDRESS] = address
-            drawn: Iterator[Any] = iterator
             if is_ours:
-                drawn = session.transform("batches", iterator, loader)
+                iterator = session.transform("batches", iterator, loader)
         finally:
             session.clock.pop()
         session.segment.loader_starts += 1
@@ -157,22 +181,11 @@ def _hook_iteration(session: Session, dataloader: Any) -> None:
         if seen is not None:
             seen.epochs += 1
         session.fire("epoch", address)
-        return drawn
+        return iterator
 
-    @functools.wraps(draw)
-    def __next__(iterator: Any) -> Any:
-        if not session.is_mine():
-            return draw(iterator)
-        session.clock.push(phases.DATA_WAIT)
-        try:
-            batch = draw(iterator)
-        finally:
-            session.clock.pop()
-        saw_batch(iterator.__dict__.get(ADDRESS, ""), batch)
-        return batch
-
-    @session.quietly
-    def saw_batch(address: str, batch: Any) -> None:
+    def saw_batch(self, address: str, batch: Any) -> None:
+        """Count a batch; only shapes are read, never values."""
+        session = self.session
         segment = session.segment
         segment.batches += 1
         segment.samples += leading_size(batch)
@@ -184,9 +197,6 @@ def _hook_iteration(session: Session, dataloader: Any) -> None:
                 seen.batch_bytes.append(tensor_bytes(batch))
         session.beat()
         session.fire("batch", batch, address)
-
-    dataloader.DataLoader.__iter__ = __iter__
-    dataloader._BaseDataLoaderIter.__next__ = __next__
 
 
 def leading_size(batch: Any) -> int:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from flatout.seams import clock as phases
+from flatout.seams.loader import leading_size
 from flatout.seams.session import Session, training_phase
 
 NARROW_AFTER = 3
@@ -30,6 +31,7 @@ class _Roots:
         self.session = session
         self.calls: dict[int, Callable[..., Any]] = {}
         self.inner: set[int] = set()
+        self.module_class: Any = torch.nn.Module
         self.original = torch.nn.Module.__call__
         self.is_compiling = torch.compiler.is_compiling
 
@@ -42,7 +44,7 @@ class _Roots:
                 return original(module, *args, **kwargs)
             return self.outermost(module, original, args, kwargs)
 
-        self.torch.nn.Module.__call__ = discover
+        self.module_class.__call__ = discover
         session.on("segment", self.narrow)
 
     def outermost(
@@ -83,7 +85,11 @@ class _Roots:
     ) -> Any:
         """Run a training call of a root through the recipe."""
         session = self.session
-        session.segment.forwards += 1
+        segment = session.segment
+        segment.forwards += 1
+        if not session.loaders and module is session.roots[0]:
+            # Without a loader the batch is what the first root is called with.
+            segment.samples += leading_size([*args, *kwargs.values()])
         seen = session.loaders.get(session.last_loader)
         if seen is not None:
             seen.is_training = True
@@ -128,9 +134,9 @@ class _Roots:
         )
         if not (is_over or max(counts.values()) >= NARROW_ANYWAY):
             return
-        if self.torch.nn.Module.__call__ is self.original:
+        if self.module_class.__call__ is self.original:
             return
-        self.torch.nn.Module.__call__ = self.original
+        self.module_class.__call__ = self.original
         for kind in {type(root) for root in self.session.roots}:
             self._patch(kind)
 

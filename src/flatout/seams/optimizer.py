@@ -8,24 +8,43 @@ from flatout.seams import clock as phases
 from flatout.seams.session import Session
 
 READY = "_flatout_ready"
+"""Set on an optimizer once the recipe was applied to it."""
 
 
 def install(session: Session) -> None:
     """Listen to every optimizer built from now on and transform it before its first step."""
-    import torch
-    from torch.optim import optimizer as module
+    from torch.optim import optimizer
 
-    build = module.Optimizer.__init__
-    is_compiling = torch.compiler.is_compiling
+    _Steps(session).install(optimizer)
 
-    @functools.wraps(build)
-    def __init__(optimizer: Any, *args: Any, **kwargs: Any) -> None:
-        build(optimizer, *args, **kwargs)
-        if session.is_mine():
-            session.add_optimizer(weakref.ref(optimizer))
 
-    def before(optimizer: Any, _args: Any, _kwargs: Any) -> None:
-        if is_compiling() or not session.is_mine():
+class _Steps:
+    """Torch's global step hooks see subclasses, GradScaler, Accelerate and Lightning alike."""
+
+    def __init__(self, session: Session) -> None:
+        import torch
+
+        self.session = session
+        self.is_compiling = torch.compiler.is_compiling
+
+    def install(self, module: Any) -> None:
+        session = self.session
+        build = module.Optimizer.__init__
+
+        @functools.wraps(build)
+        def construct(optimizer: Any, *args: Any, **kwargs: Any) -> None:
+            build(optimizer, *args, **kwargs)
+            if session.is_mine():
+                session.add_optimizer(weakref.ref(optimizer))
+
+        module.Optimizer.__init__ = construct
+        module.register_optimizer_step_pre_hook(self.before)
+        module.register_optimizer_step_post_hook(self.after)
+
+    def before(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
+        """A step begins, possibly inside another one's closure."""
+        session = self.session
+        if self.is_compiling() or not session.is_mine():
             return
         is_outermost = phases.OPTIMIZER not in session.clock.stack
         if READY not in optimizer.__dict__:
@@ -36,19 +55,18 @@ def install(session: Session) -> None:
             session.fire("before_step", optimizer)
         session.clock.push(phases.OPTIMIZER)
 
-    def after(optimizer: Any, _args: Any, _kwargs: Any) -> None:
-        if is_compiling() or not session.is_mine():
+    def after(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
+        """A step has ended; the outermost one ends the segment."""
+        session = self.session
+        if self.is_compiling() or not session.is_mine():
             return
-        if phases.OPTIMIZER not in session.clock.stack:
+        stack = session.clock.stack
+        if phases.OPTIMIZER not in stack:
             return  # the session began inside this step
-        while session.clock.stack[-1] != phases.OPTIMIZER:
+        while stack[-1] != phases.OPTIMIZER:
             session.clock.pop()  # an exception in a closure left its phases behind
         session.clock.pop()
-        if phases.OPTIMIZER in session.clock.stack:
+        if phases.OPTIMIZER in stack:
             return
         session.fire("after_step", optimizer)
         session.end_segment(session.number_of(optimizer))
-
-    module.Optimizer.__init__ = __init__  # type: ignore[method-assign]
-    module.register_optimizer_step_pre_hook(before)
-    module.register_optimizer_step_post_hook(after)

@@ -111,8 +111,9 @@ def scratch_root() -> Path:
     Raises:
         UserError: where no folder can be written.
     """
-    base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    for candidate in (Path(base) / "flatout", Path(tempfile.gettempdir()) / f"flatout-{os.getuid()}"):
+    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    spare = Path(tempfile.gettempdir()) / f"flatout-{os.getuid()}"
+    for candidate in (base / "flatout", spare):
         with contextlib.suppress(OSError):
             candidate.mkdir(parents=True, exist_ok=True)
             if os.access(candidate, os.W_OK):
@@ -188,12 +189,11 @@ def _supervisor_spec(
 
 def _not_journaled(environment: Mapping[str, str]) -> list[str]:
     """Return the folders whose content is nobody's: devices, caches, temporary files."""
-    home = os.path.expanduser("~")
     named = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "HF_HOME", "TORCH_HOME", "TMPDIR")
     return [
         *("/dev", "/proc", "/sys"),
         str(scratch_root()),
-        str(Path(environment.get("XDG_CACHE_HOME") or f"{home}/.cache")),
+        str(environment.get("XDG_CACHE_HOME") or Path.home() / ".cache"),
         str(Path(tempfile.gettempdir()) / f"torchinductor_{_user_name()}"),
         *(environment[name] for name in named if environment.get(name)),
     ]
@@ -284,8 +284,9 @@ def _listing(folder: Path) -> dict[str, tuple[int, int]] | None:
             continue
         for name in files:
             with contextlib.suppress(OSError):
-                stat = os.lstat(os.path.join(root, name))
-                found[os.path.join(root, name)] = (stat.st_size, stat.st_mtime_ns)
+                path = f"{root}/{name}"
+                stat = os.lstat(path)
+                found[path] = (stat.st_size, stat.st_mtime_ns)
         if len(found) > MAX_LISTED:
             return None
     return found
@@ -297,4 +298,3 @@ def _changed(before: Mapping[str, tuple[int, int]] | None, folder: Path) -> tupl
         return ()
     names = {*before, *after}
     return tuple(sorted(n for n in names if before.get(n) != after.get(n)))
-

@@ -76,6 +76,6 @@ def reap() -> None:
 def _prctl(option: int, value: int) -> bool:
     """Call prctl; False where there is none (not Linux): the caller goes on without it."""
     try:
-        return ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0) == 0
+        return bool(ctypes.CDLL(None).prctl(option, value, 0, 0, 0) == 0)
     except (AttributeError, OSError):
         return False

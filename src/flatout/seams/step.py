@@ -60,7 +60,7 @@ class _Backward:
 
         saw_loss = session.quietly(self.saw_loss)
         torch.autograd.backward = listened
-        torch.amp.GradScaler.scale = scaled  # type: ignore[method-assign]
+        torch.amp.GradScaler.scale = scaled
 
     def saw_loss(self, tensors: Any) -> None:
         """Keep the loss: a clone, since a view would keep its base alive; read at the end only."""

@@ -85,7 +85,7 @@ def _start(spec: Mapping[str, Any]) -> tuple["subprocess.Popen[bytes]", bool]:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                preexec_fn=prepare,  # noqa: PLW1509  safe: this process has one thread
+                preexec_fn=prepare,  # safe: this process has one thread
             )
             return child, wants_overlay
     raise RuntimeError("the child could not be prepared")

@@ -1,5 +1,6 @@
 """What a child process does once torch is imported: seams, recipe, recorders, put together."""
 
+import atexit
 import random
 import sys
 from collections.abc import Mapping
@@ -28,6 +29,7 @@ def install(spec: Mapping[str, Any]) -> None:
     for seam in (loader, model, optimizer, step):
         seam.install(session)
     if spec["mode"] == "run":
+        atexit.register(_tell_not_applied, session)
         return
     from flatout.profiling.recorder import Recorder
 
@@ -37,6 +39,17 @@ def install(spec: Mapping[str, Any]) -> None:
 
         GuardRecorder(session, spec["guard"], Path(spec["folder"]) / GUARD_RECORD)
     recorder.install()
+
+
+def _tell_not_applied(session: Session) -> None:
+    """Say on stderr which levers of the recipe did nothing; silence would be a false promise."""
+    if not session.is_mine():
+        return
+    names = [type(t).__module__.rpartition(".")[2] for t in session.techniques]
+    for name in names:
+        status, why = session.status.get(name, ("unseen", "its seam was never reached"))
+        if status != "applied":
+            sys.stderr.write(f"flatout: {name} was not applied ({status}): {why}\n")
 
 
 def _seed(seed: int | None) -> None:

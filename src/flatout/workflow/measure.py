@@ -25,10 +25,8 @@ def measure(
     if limit_s <= 0:
         raise UserError(f"a limit of {limit_s} s leaves no time to measure; give a positive one")
     mend_leftovers()
-    machine = machine or read_machine()
-    trial = run_trial(
-        workload, recipe, machine, TrialOptions(limit_s=limit_s, traces_kernels=True)
-    )
+    machine = machine or read_machine(torch=False)
+    trial = run_trial(workload, recipe, machine, TrialOptions(limit_s=limit_s, traces_kernels=True))
     if trial.profile is None:
         return trial
     found = rules.findings(trial.profile, machine)

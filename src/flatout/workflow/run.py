@@ -5,14 +5,17 @@ import json
 import os
 import subprocess
 import tempfile
-from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from flatout import techniques
 from flatout.core.recipe import Recipe
 from flatout.core.workload import Workload
 from flatout.seams.process import armed_environment, command_of, mend_leftovers, scratch_root
 from flatout.workflow.trials import ENTRY
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 
 def run(workload: Workload, recipe: Recipe) -> int:

@@ -111,22 +111,33 @@ def _trial(recipe: Recipe, ending: Ending, machine: Machine, options: TrialOptio
 def outcome_of(ending: Ending, options: TrialOptions) -> tuple[Outcome, str]:
     """Return how a process ended and one line about it."""
     result = ending.results[0] if ending.results else None
-    failed = ending.exit_code not in (0, None)
     if _ran_out_of_memory(ending, result):
         return Outcome.OOM, "the script ran out of memory"
     if result is not None and result["why"] == "done":
         return _judged(result, options)
+    return _cut_short(ending, options) or _failed(ending, result) or _ended(result, options)
+
+
+def _cut_short(ending: Ending, options: TrialOptions) -> tuple[Outcome, str] | None:
     if ending.why == "hang":
         return Outcome.HANG, f"no sign of training for {options.hang_s:.0f} s"
     if ending.why == "limit":
         return Outcome.HANG, f"not done within {options.limit_s:.0f} s"
-    if failed or (result is not None and result["crash"]):
-        return Outcome.CRASH, _crash_line(ending, result)
-    if result is None or not result["segments"]:
-        return Outcome.NO_STEPS, (
-            "the script ended and no training step was seen: no optimizer step and no backward"
-        )
-    return _judged(result, options)
+    return None
+
+
+def _failed(ending: Ending, result: Mapping[str, Any] | None) -> tuple[Outcome, str] | None:
+    if ending.exit_code in (0, None) and not (result is not None and result["crash"]):
+        return None
+    return Outcome.CRASH, _crash_line(ending, result)
+
+
+def _ended(result: Mapping[str, Any] | None, options: TrialOptions) -> tuple[Outcome, str]:
+    if result is not None and result["segments"]:
+        return _judged(result, options)
+    return Outcome.NO_STEPS, (
+        "the script ended and no training step was seen: no optimizer step and no backward"
+    )
 
 
 def _judged(result: Mapping[str, Any], options: TrialOptions) -> tuple[Outcome, str]:

@@ -1,0 +1,51 @@
+"""Change the leaves of nested batches and outputs, and keep the structure's own types."""
+
+import copy
+from collections.abc import Callable, Mapping, MutableMapping
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+
+def map_leaves(value: Any, change: Callable[[Any], Any]) -> Any:
+    """Return the structure with `change` applied to every leaf.
+
+    Lists, tuples, named tuples, mappings and dataclasses are rebuilt with their own type; anything
+    else is a leaf. A structure in which no leaf changed is returned as it is, never copied.
+
+    >>> map_leaves({"x": [1, 2], "y": (3,)}, lambda leaf: leaf * 10)
+    {'x': [10, 20], 'y': (30,)}
+    """
+    if isinstance(value, Mapping):
+        return _mapping(value, change)
+    if isinstance(value, list | tuple):
+        changed = [map_leaves(item, change) for item in value]
+        if all(new is old for new, old in zip(changed, value, strict=True)):
+            return value
+        # A named tuple takes its fields one by one, every other sequence takes an iterable.
+        return type(value)(*changed) if hasattr(value, "_fields") else type(value)(changed)
+    if is_dataclass(value) and not isinstance(value, type):
+        return _record(value, change)
+    return change(value)
+
+
+def _mapping(value: Mapping[Any, Any], change: Callable[[Any], Any]) -> Any:
+    changed = {key: map_leaves(item, change) for key, item in value.items()}
+    if all(changed[key] is item for key, item in value.items()):
+        return value
+    if not isinstance(value, MutableMapping):
+        return type(value)(changed)  # type: ignore[call-arg]
+    # A copy keeps what a constructor cannot: a default factory, attributes beside the items.
+    rebuilt = copy.copy(value)
+    for key, item in changed.items():
+        rebuilt[key] = item
+    return rebuilt
+
+
+def _record(value: Any, change: Callable[[Any], Any]) -> Any:
+    changed = {f.name: map_leaves(getattr(value, f.name), change) for f in fields(value)}
+    if all(getattr(value, name) is item for name, item in changed.items()):
+        return value
+    rebuilt = copy.copy(value)
+    for name, item in changed.items():
+        object.__setattr__(rebuilt, name, item)  # works on frozen records too
+    return rebuilt

@@ -1,0 +1,207 @@
+"""The lab of one tuning: runs trials, repeats disturbed ones, keeps the journal.
+
+The journal is append-only, one line a trial. Because the tuner decides only from trial results,
+replaying the recorded ones first brings a resumed tuning to exactly where it was.
+"""
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from flatout.core.errors import UserError
+from flatout.core.machine import Machine
+from flatout.core.profile import Profile
+from flatout.core.recipe import Recipe
+from flatout.core.trial import Outcome, Trial, trial_from_json
+from flatout.core.workload import Workload
+from flatout.workflow.trials import TrialOptions, run_trial
+
+JOURNAL = "journal.jsonl"
+DELAY_LIMIT = 0.05
+"""Run-queue delay per second: undisturbed trials show at most 0.038, loaded ones 0.058 to 1.2."""
+FOREIGN_LIMIT = 0.05
+"""Share of the cores that others used; undisturbed trials show at most 0.028."""
+FOREIGN_WITH_DELAY = 0.02
+"""With a high delay, this much foreign work makes others the cause rather than the job itself."""
+STEAL_LIMIT = 0.02
+MIN_TICKS = 4
+"""The kernel counts in ticks of 10 ms: fewer than this many are no evidence in a short window."""
+TICK_S = 0.01
+MAX_REPEATS = 3
+"""Repeats of one disturbed trial."""
+BUSY_AFTER = 6
+"""From this many timed trials on, more disturbed than not means the machine is busy."""
+
+Runner = Callable[[Workload, Recipe, Machine, TrialOptions], Trial]
+
+
+class MachineBusyError(Exception):
+    """More than half of the trials were disturbed: nothing can be decided here now."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Lab:
+    """Where trials are run. The only mutable thing in a tuning besides the ladder itself."""
+
+    workload: Workload
+    machine: Machine
+    out: Path
+    limit_s: float
+    cache: Path | None = None
+    accepts_load: bool = False
+    runner: Runner = run_trial
+    recorded: dict[str, list[Trial]] = field(default_factory=dict)
+    """Trials of an earlier, interrupted tuning, still to be replayed."""
+    step_s: dict[str, list[float]] = field(default_factory=dict)
+    """Step times of accepted timed trials, by recipe."""
+    wall_s: dict[str, float] = field(default_factory=dict)
+    """Wall time of the latest trial, by recipe and kind."""
+    timed: int = 0
+    disturbed: int = 0
+    replayed_s: float = 0.0
+    """Time the replayed trials took when they ran."""
+
+    def time(self, recipe: Recipe) -> Trial:
+        """Run one timed trial, again when other work disturbed it.
+
+        Raises:
+            MachineBusyError: if most trials are disturbed and that is not accepted.
+        """
+        for _ in range(MAX_REPEATS):
+            trial = self._run("time", recipe, TrialOptions(limit_s=self.limit_s, cache=self.cache))
+            if trial.outcome is not Outcome.OK or trial.profile is None:
+                return trial
+            self.timed += 1
+            if not is_disturbed(trial, trial.profile, self.machine):
+                break
+            self.disturbed += 1
+            is_busy = self.timed >= BUSY_AFTER and 2 * self.disturbed > self.timed
+            if is_busy and not self.accepts_load:
+                raise MachineBusyError
+        if trial.profile is not None:
+            self.step_s.setdefault(key_of(recipe), []).append(trial.profile.step_ms.median / 1e3)
+        return trial
+
+    def guard(self, recipe: Recipe, name: str, spec: Mapping[str, Any], steps: int) -> Trial:
+        """Run one untimed trial with the guard's recorder; its record lands in `out/guard/name`."""
+        keep = self.out / "guard" / name
+        keep.mkdir(parents=True, exist_ok=True)
+        options = TrialOptions(
+            limit_s=self.limit_s, cache=self.cache, steps=steps, guard=spec, keep=keep
+        )
+        return self._run(f"guard {name}", recipe, options)
+
+    def cost_s(self, recipe: Recipe, default: float) -> float:
+        """Return what one timed trial of this recipe takes, as far as is known."""
+        return self.wall_s.get(f"time {key_of(recipe)}", default)
+
+    def all_times(self) -> list[list[float]]:
+        """Return accepted step times in seconds, grouped by recipe."""
+        return list(self.step_s.values())
+
+    def _run(self, kind: str, recipe: Recipe, options: TrialOptions) -> Trial:
+        key = f"{kind} {key_of(recipe)}"
+        waiting = self.recorded.get(key)
+        if waiting:
+            trial = waiting.pop(0)
+            self.replayed_s += trial.wall_s
+        else:
+            trial = self.runner(self.workload, recipe, self.machine, options)
+            self._note({"key": key, "trial": trial.to_json()})
+        self.wall_s[key] = trial.wall_s
+        return trial
+
+    def _note(self, row: Mapping[str, Any]) -> None:
+        with (self.out / JOURNAL).open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row, default=str) + "\n")
+
+
+def key_of(recipe: Recipe) -> str:
+    """Return a text that equal recipes share."""
+    return json.dumps(
+        [[c.technique, dict(c.settings)] for c in recipe.choices], sort_keys=True, default=str
+    )
+
+
+def is_disturbed(trial: Trial, profile: Profile, machine: Machine) -> bool:
+    """Tell whether other work on the machine spoilt a trial.
+
+    A high run-queue delay without foreign work is the job's own oversubscription (workers and
+    threads share the cores): a property of the recipe, not a disturbance.
+    """
+    load = trial.details.get("load", {})
+    wall_s = load.get("wall_s", 1.0)
+    floor = MIN_TICKS * TICK_S / (wall_s * machine.usable_cores)
+    foreign, steal = load.get("foreign_share", 0.0), load.get("steal_share", 0.0)
+    if foreign > max(FOREIGN_LIMIT, floor) or steal > max(STEAL_LIMIT, floor):
+        return True
+    workers = sum(loader.num_workers for loader in profile.training_loaders)
+    is_oversubscribed = workers + profile.cpu_threads > machine.usable_cores
+    return (
+        not is_oversubscribed
+        and load.get("delay_share", 0.0) > DELAY_LIMIT
+        and foreign > max(FOREIGN_WITH_DELAY, floor)
+    )
+
+
+def open_journal(out: Path, header: Mapping[str, Any], *, resume: bool) -> dict[str, list[Trial]]:
+    """Start the journal, or read the one of an interrupted tuning; return its trials by key.
+
+    Raises:
+        UserError: if there is nothing to resume, or the journal belongs to another tuning.
+    """
+    path = out / JOURNAL
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        if not resume:
+            path.write_text(json.dumps({"header": header}) + "\n", encoding="utf-8")
+            return {}
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except FileNotFoundError:
+        raise UserError(
+            f"nothing to resume: {path} does not exist; run tune without --resume"
+        ) from None
+    except OSError as error:
+        raise UserError(f"cannot write to {out}: {error.strerror}; choose another --out") from None
+    return _read_journal(path, lines, header)
+
+
+def _read_journal(
+    path: Path, lines: list[str], header: Mapping[str, Any]
+) -> dict[str, list[Trial]]:
+    recorded: dict[str, list[Trial]] = {}
+    for number, line in enumerate(lines):
+        try:
+            row = json.loads(line)
+        except ValueError:
+            continue  # the last line of a process that was killed in mid-write
+        if number == 0:
+            if row.get("header") != dict(header):
+                raise UserError(
+                    f"{path} belongs to another tuning ({row.get('header')}); "
+                    "run tune without --resume, or choose another --out"
+                )
+            continue
+        recorded.setdefault(row["key"], []).append(trial_from_json(row["trial"]))
+    return recorded
+
+
+@dataclass(slots=True, kw_only=True)
+class Budget:
+    """The time a tuning may take."""
+
+    total_s: float
+    started: float = field(default_factory=time.monotonic)
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds since the tuning began."""
+        return time.monotonic() - self.started
+
+    @property
+    def left_s(self) -> float:
+        """Seconds left; negative once the budget is overdrawn."""
+        return self.total_s - self.elapsed_s

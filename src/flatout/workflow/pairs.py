@@ -1,0 +1,110 @@
+"""Compare two recipes by interleaved pairs of fresh processes until the rule can decide."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from flatout.core.ablation import Comparison
+from flatout.core.profile import Profile
+from flatout.core.recipe import Recipe
+from flatout.core.stats import (
+    Decision,
+    Evidence,
+    Rule,
+    compare,
+    decide,
+    gather,
+    prior_of,
+)
+from flatout.core.trial import Outcome, Trial
+from flatout.workflow.lab import Lab
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Match:
+    """The outcome of comparing two recipes."""
+
+    decision: Decision
+    comparison: Comparison | None
+    base: Profile | None
+    """Profile of the base's middle trial."""
+    candidate: Profile | None
+    first_candidate: Profile | None = None
+    """Profile of the candidate's first trial, whose compile cache was cold."""
+    failure: Trial | None = None
+    """The candidate's trial that did not work, if any."""
+    ran_out: bool = False
+    """Whether the budget ended the comparison."""
+
+
+@dataclass(slots=True)
+class _Sides:
+    base: list[Profile] = field(default_factory=list)
+    candidate: list[Profile] = field(default_factory=list)
+
+
+def play(
+    lab: Lab,
+    base: Recipe,
+    candidate: Recipe,
+    *,
+    may_go_on: Callable[[], bool],
+    rule: Rule = Rule(),
+    at_least: int = 2,
+) -> Match:
+    """Run pairs AB, BA, AB, ... until the rule decides, pairs run out, or time does."""
+    sides = _Sides()
+    evidence: Evidence | None = None
+    decision, ran_out = Decision.UNDECIDED, False
+    for number in range(rule.max_pairs):
+        if number and not may_go_on():
+            ran_out = True
+            break
+        failure = _play_pair(lab, base, candidate, sides, starts_with_base=number % 2 == 0)
+        if failure is not None:
+            return Match(
+                decision=Decision.UNDECIDED,
+                comparison=None,
+                base=_middle(sides.base),
+                candidate=None,
+                failure=failure,
+            )
+        evidence = _evidence(lab, sides, rule)
+        decision = decide(evidence, rule)
+        if decision is not Decision.UNDECIDED and number + 1 >= at_least:
+            break
+    return Match(
+        decision=decision,
+        comparison=compare(evidence, rule) if evidence else None,
+        base=_middle(sides.base),
+        candidate=_middle(sides.candidate),
+        first_candidate=sides.candidate[0] if sides.candidate else None,
+        ran_out=ran_out,
+    )
+
+
+def _play_pair(
+    lab: Lab, base: Recipe, candidate: Recipe, sides: _Sides, *, starts_with_base: bool
+) -> Trial | None:
+    """Run one pair; return the trial that failed, if one did."""
+    order = [(base, sides.base), (candidate, sides.candidate)]
+    for recipe, side in order if starts_with_base else order[::-1]:
+        trial = lab.time(recipe)
+        if trial.outcome is not Outcome.OK or trial.profile is None:
+            return trial
+        if recipe is candidate and trial.not_applied:
+            return trial
+        side.append(trial.profile)
+    return None
+
+
+def _evidence(lab: Lab, sides: _Sides, rule: Rule) -> Evidence:
+    base_s = [profile.step_ms.median / 1e3 for profile in sides.base]
+    candidate_s = [profile.step_ms.median / 1e3 for profile in sides.candidate]
+    others = [[t for t in group if t not in {*base_s, *candidate_s}] for group in lab.all_times()]
+    return gather(base_s, candidate_s, prior_of([g for g in others if g], rule), rule)
+
+
+def _middle(profiles: list[Profile]) -> Profile | None:
+    if not profiles:
+        return None
+    return sorted(profiles, key=lambda profile: profile.step_ms.median)[len(profiles) // 2]

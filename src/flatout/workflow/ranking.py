@@ -1,0 +1,62 @@
+"""Which lever to try next: candidates for this profile on this machine, by predicted gain."""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from flatout import techniques
+from flatout.core.machine import Machine
+from flatout.core.profile import Profile
+from flatout.core.recipe import Choice
+from flatout.core.technique import Effect, Numerics, Technique
+
+WORTH_A_TRIAL = 1.02
+"""A predicted gain below this cannot pass the rule, so it is not tried."""
+MAX_RATIO = 20.0
+"""Predictions are capped: a step that is predicted to take no time at all is a wrong model."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """One lever with settings, and what it is predicted to bring on top of the recipe so far."""
+
+    choice: Choice
+    numerics: Numerics
+    effect: Effect
+    ratio: float
+
+    @property
+    def is_worth_a_trial(self) -> bool:
+        """Whether the predicted gain could be shown at all."""
+        return self.ratio >= WORTH_A_TRIAL
+
+
+def rank(
+    profile: Profile,
+    machine: Machine,
+    *,
+    ceiling: Numerics,
+    only: Collection[str] = (),
+    skip: Collection[str] = (),
+) -> list[Candidate]:
+    """Return the candidates of every allowed technique, the largest predicted gain first."""
+    found = [
+        _candidate(name, option, profile, machine)
+        for name in techniques.names()
+        if name not in skip and (not only or name in only)
+        for kind in [techniques.technique_class(name)]
+        if ceiling.allows(kind.numerics)
+        for option in kind.candidates(profile, machine)
+    ]
+    return sorted(found, key=lambda candidate: -candidate.ratio)
+
+
+def _candidate(name: str, option: Technique, profile: Profile, machine: Machine) -> Candidate:
+    effect = option.predict(profile, machine)
+    step_ms = profile.step_ms.median
+    after_ms = max(step_ms + effect.step_ms, step_ms / MAX_RATIO)
+    return Candidate(
+        choice=Choice(technique=name, settings=option.settings()),
+        numerics=option.numerics,
+        effect=effect,
+        ratio=step_ms / after_ms,
+    )

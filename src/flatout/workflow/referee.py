@@ -1,0 +1,108 @@
+"""Does a recipe still train the same thing? Guard trials and the judge, for one tuning."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from flatout import techniques
+from flatout.core.ablation import LossCheck
+from flatout.core.recipe import Choice, Recipe
+from flatout.core.technique import Numerics
+from flatout.core.trial import Outcome, Trial
+from flatout.guard.judge import aa, judge
+from flatout.guard.record import GuardRecord, read_record
+from flatout.workflow.lab import Lab, key_of
+
+GUARD_STEPS = 20
+"""Steps whose losses are compared; gradients and optimizer are looked at in the first three."""
+SEED = 0
+CALIBRATION = Recipe(choices=(Choice(technique="bf16_autocast"),))
+"""The baseline in bf16 shows each tensor's natural scale of rounding; see docs/guard.md."""
+
+
+@dataclass(slots=True)
+class Referee:
+    """Judges recipes against the baseline; runs the reference trials when first asked."""
+
+    lab: Lab
+    tell: Callable[[str], None]
+    aa_check: LossCheck | None = None
+    _baseline: GuardRecord | None = None
+    _repeat: GuardRecord | None = None
+    _calibration: GuardRecord | None = None
+    _baseline_path: str | None = None
+    _verdicts: dict[str, LossCheck] | None = None
+
+    def check(self, recipe: Recipe) -> LossCheck:
+        """Return whether the recipe keeps the promise of its techniques."""
+        self._verdicts = {} if self._verdicts is None else self._verdicts
+        key = key_of(recipe)
+        if key not in self._verdicts:
+            self._verdicts[key] = self._judge(recipe)
+        return self._verdicts[key]
+
+    def _judge(self, recipe: Recipe) -> LossCheck:
+        if self.aa_check is None:
+            self._make_reference()
+        if self._baseline is None or self._repeat is None:
+            return self.aa_check or LossCheck(status="not_compared")
+        self.tell(f"guard: {recipe.label}")
+        trial = self._trial(recipe, f"candidate-{len(self._verdicts or {})}")
+        record = _record(trial)
+        if record is None:
+            return LossCheck(
+                status="not_compared",
+                why=f"the guard trial ended as {trial.outcome.value}: {trial.message}",
+            )
+        return judge(
+            self._baseline,
+            record,
+            calibration=self._calibration,
+            repeat=self._repeat,
+            promise=promise_of(recipe),
+        )
+
+    def _make_reference(self) -> None:
+        """Run the baseline twice and once in bf16; the first two show whether it repeats."""
+        self.tell("guard: baseline against itself")
+        first = self._trial(Recipe(), "baseline")
+        self._baseline, self._baseline_path = _record(first), first.guard_path
+        if self._baseline is None:
+            self.aa_check = LossCheck(
+                status="not_compared",
+                why=f"the baseline's guard trial ended as {first.outcome.value}: {first.message}",
+            )
+            return
+        self._repeat = _record(self._trial(Recipe(), "repeat"))
+        if self._repeat is None:
+            self.aa_check = LossCheck(status="not_compared", why="the baseline did not run twice")
+            return
+        self.aa_check = aa(self._baseline, self._repeat)
+        self.tell("guard: calibration in bf16")
+        self._calibration = _record(self._trial(CALIBRATION, "calibration"))
+
+    def _trial(self, recipe: Recipe, name: str) -> Trial:
+        spec: dict[str, Any] = {
+            "seed": SEED,
+            "drops_dropout": True,
+            "reference": self._baseline_path,
+        }
+        return self.lab.guard(recipe, name, spec, GUARD_STEPS)
+
+
+def promise_of(recipe: Recipe) -> Numerics:
+    """Return the mildest promise that covers every technique of the recipe.
+
+    >>> promise_of(Recipe()).value
+    'exact'
+    """
+    kinds = [techniques.technique_class(name).numerics for name in recipe.names]
+    return max(kinds, key=lambda numerics: numerics.rank, default=Numerics.EXACT)
+
+
+def _record(trial: Trial) -> GuardRecord | None:
+    if trial.outcome not in (Outcome.OK, Outcome.TOO_SHORT) or trial.guard_path is None:
+        return None
+    path = Path(trial.guard_path)
+    return read_record(path) if path.exists() else None

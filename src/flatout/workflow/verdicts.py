@@ -1,0 +1,80 @@
+"""From a comparison of two recipes to a row of the table."""
+
+from dataclasses import replace
+
+from flatout.core.ablation import LossCheck, Row, Verdict
+from flatout.core.recipe import Recipe
+from flatout.core.stats import Decision
+from flatout.core.trial import Outcome, Trial
+from flatout.workflow.pairs import Match
+from flatout.workflow.ranking import Candidate
+
+MIN_STARTUP_S = 1.0
+"""A longer start-up than the base's by less than this is noise, not compilation."""
+
+
+def row_of(candidate: Candidate, base: Recipe, match: Match, check: LossCheck) -> Row:
+    """Return the row of one candidate tried on top of `base`."""
+    verdict, why = verdict_of(match, check)
+    shown = match.candidate
+    startup_s, break_even = _break_even(match)
+    row = Row(
+        choice=candidate.choice,
+        numerics=candidate.numerics.value,
+        verdict=verdict,
+        on_top_of=tuple(name for name in base.names if name != candidate.choice.technique),
+        comparison=match.comparison,
+        loss_check=check,
+        predicted_ratio=candidate.ratio,
+        startup_s=startup_s,
+        break_even_steps=break_even,
+        why=why,
+    )
+    if shown is None:
+        return row
+    return replace(
+        row,
+        samples_per_s=shown.samples_per_s,
+        device_busy_share=shown.device_busy_share,
+        peak_bytes=shown.peak_bytes,
+    )
+
+
+def verdict_of(match: Match, check: LossCheck) -> tuple[Verdict, str]:
+    """Return what is said about a lever, and why where that is not plain."""
+    if match.failure is not None:
+        return Verdict.FAILED, _failure_line(match.failure)
+    if match.decision is Decision.KEPT:
+        return (Verdict.KEPT, "") if check.passed else (Verdict.REJECTED, check.why)
+    if match.decision is Decision.WORSE:
+        return Verdict.WORSE, ""
+    if match.decision is Decision.NO_EFFECT:
+        return Verdict.NO_EFFECT, ""
+    return Verdict.INCONCLUSIVE, "the budget ran out" if match.ran_out else ""
+
+
+def _failure_line(trial: Trial) -> str:
+    if trial.outcome is not Outcome.OK:
+        return f"{trial.outcome.value}: {trial.message}"
+    missed = trial.not_applied[0]
+    return f"{missed.technique} {missed.status.replace('_', ' ')}: {missed.why}"
+
+
+def _break_even(match: Match) -> tuple[float, int | None]:
+    """Return the extra start-up of the candidate and the steps that pay it back."""
+    cold, base, steady = match.first_candidate, match.base, match.candidate
+    if cold is None or base is None or steady is None:
+        return 0.0, None
+    startup_s = (cold.warmup_ms - base.warmup_ms) / 1e3
+    saved_s = (base.step_ms.median - steady.step_ms.median) / 1e3
+    if startup_s < MIN_STARTUP_S or saved_s <= 0:
+        return max(0.0, startup_s), None
+    return startup_s, int(startup_s / saved_s) + 1
+
+
+def event_of(row: Row) -> str:
+    """Return one line about a row for the running display."""
+    pair = row.comparison
+    shown = f" {pair.ratio:.2f}x [{pair.interval[0]:.2f}, {pair.interval[1]:.2f}]" if pair else ""
+    why = f" ({row.why})" if row.why else ""
+    return f"{row.choice.label}: {row.verdict.value.replace('_', ' ')}{shown}{why}"
