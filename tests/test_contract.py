@@ -1,0 +1,272 @@
+"""Every lever keeps the contract of `flatout.core.technique`. New files are found by themselves."""
+
+import dataclasses
+import importlib
+import inspect
+import json
+from collections.abc import Mapping
+from types import MappingProxyType
+
+import pytest
+from torch.utils.data import DataLoader
+
+from flatout import techniques
+from flatout.core.errors import NotApplicable
+from flatout.core.machine import Device, Machine
+from flatout.core.profile import (
+    PHASES,
+    LoaderFacts,
+    ModelFacts,
+    OptimizerFacts,
+    PeakBytes,
+    Profile,
+    Spread,
+)
+from flatout.core.recipe import Choice, Recipe
+from flatout.core.technique import Numerics, Technique, seams_of
+from flatout.workflow.recipes import read_recipe, write_recipe
+
+NAMES = techniques.names()
+HEADINGS = ("What it does:", "When it helps:", "What it costs:", "How it is checked:")
+GIB = 1024**3
+
+
+def machine(kind="cpu", *, cores=8):
+    """Return a machine on which everything that a lever may need is there."""
+    cpu = Device(kind="cpu", name="Some CPU", memory_bytes=64 * GIB)
+    gpu = Device(kind="cuda", name="NVIDIA H200", memory_bytes=140 * GIB, compute_capability=(9, 0))
+    return Machine(
+        device=gpu if kind == "cuda" else cpu,
+        devices=(gpu,) if kind == "cuda" else (),
+        cpu_name="Some CPU",
+        logical_cores=2 * cores,
+        usable_cores=cores,
+        physical_cores=cores,
+        memory_bytes=64 * GIB,
+        shm_free_bytes=16 * GIB,
+        cpu_features=frozenset({"avx2", "avx512f", "avx512_bf16", "amx_bf16"}),
+        tcmalloc_path="/usr/lib/libtcmalloc_minimal.so.4",
+        torch_version="2.13.0",
+        facts={"compiler": "/usr/bin/g++"},
+    )
+
+
+def profile(kind="cpu", *, phases=(100, 20, 30, 60, 20, 5), workers=0, conv=0, threads=4):
+    """Return the profile of a plain fp32 training, slow in every phase."""
+    total = float(sum(phases))
+    return Profile(
+        step_ms=Spread(median=total, p10=total * 0.95, p90=total * 1.1, n=40),
+        phases_ms=dict(zip(PHASES, map(float, phases), strict=True)),
+        samples_per_s=64 / total * 1000,
+        samples_per_step=64,
+        device_kind=kind,
+        device_name="Some device",
+        device_busy_share=0.6,
+        peak_bytes=PeakBytes(allocated=2 * GIB, reserved=3 * GIB, device=4 * GIB),
+        epoch_steps=100,
+        cpu_threads=threads,
+        minor_faults_per_step=50_000.0,
+        warmup_steps=3,
+        loaders=(loader_facts(workers),),
+        models=(model_facts(conv),),
+        optimizers=(
+            OptimizerFacts(
+                name="AdamW", parameters=25_000_000, has_fused_option=True, parameter_tensors=160
+            ),
+        ),
+    )
+
+
+def loader_facts(workers):
+    return LoaderFacts(
+        address="main:0",
+        is_training=True,
+        dataset="Photos",
+        dataset_len=6400,
+        batch_size=64,
+        num_workers=workers,
+        pin_memory=False,
+        persistent_workers=False,
+        prefetch_factor=2 if workers else None,
+        batch_bytes=64 * 3 * 224 * 224 * 4,
+        batches_drawn=50,
+        epochs_started=2,
+        fetch_ms=0.0 if workers else 100.0,
+    )
+
+
+def model_facts(conv):
+    return ModelFacts(
+        name="Net",
+        parameters=25_000_000,
+        parameter_bytes=100_000_000,
+        dtypes=("float32",),
+        conv_weights=conv,
+        repeated_blocks=12,
+        modules=150,
+    )
+
+
+CASES = [
+    (profile(kind, workers=workers, conv=conv, threads=threads), machine(kind))
+    for kind in ("cpu", "cuda")
+    for workers, conv, threads in ((0, 53, 4), (2, 0, 16), (2, 53, 1))
+]
+"""Trainings that leave something to gain on every seam."""
+
+
+def kind_of(name):
+    return techniques.technique_class(name)
+
+
+def module_of(name):
+    return importlib.import_module(kind_of(name).__module__)
+
+
+def offered(name):
+    """Return each candidate with the profile and machine it was offered for."""
+    return [
+        (candidate, found, host)
+        for found, host in CASES
+        for candidate in kind_of(name).candidates(found, host)
+    ]
+
+
+def test_there_are_techniques():
+    assert len(NAMES) >= 13
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_class_is_named_after_its_file_and_the_family_after_its_folder(name):
+    kind = kind_of(name)
+
+    assert kind.__name__ == "".join(word.title() for word in name.split("_"))
+    assert kind.family == kind.__module__.split(".")[-2]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_it_is_a_final_frozen_record_with_defaults(name):
+    kind = kind_of(name)
+
+    assert kind.__bases__ == (Technique,)
+    assert getattr(kind, "__final__", False), "mark it with typing.final"
+    assert kind.__dataclass_params__.frozen
+    assert "__slots__" in vars(kind)
+    assert all(field.kw_only for field in dataclasses.fields(kind))
+    assert kind() == kind()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_its_docstring_answers_the_four_questions(name):
+    text = module_of(name).__doc__
+
+    assert [heading for heading in HEADINGS if heading not in text] == []
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_it_promises_something_about_something(name):
+    kind = kind_of(name)
+
+    assert isinstance(kind.numerics, Numerics)
+    assert isinstance(kind.moves_random_stream, bool)
+    assert kind.addresses
+    assert seams_of(kind), "it acts at no seam"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_some_slow_training_is_offered_it(name):
+    assert offered(name)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_candidates_differ_and_are_its_own(name):
+    for found, host in CASES:
+        candidates = list(kind_of(name).candidates(found, host))
+
+        assert {type(candidate) for candidate in candidates} <= {kind_of(name)}
+        assert len({str(candidate.settings()) for candidate in candidates}) == len(candidates)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_it_predicts_a_gain_that_the_step_can_give(name):
+    for candidate, found, host in offered(name):
+        effect = candidate.predict(found, host)
+
+        assert -found.step_ms.median < effect.step_ms
+        assert effect.step_ms < 0 or effect.peak_bytes < 0
+        assert effect.startup_s >= 0
+        assert effect.why
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_offers_and_predictions_repeat(name):
+    first = [(c, c.predict(found, host)) for c, found, host in offered(name)]
+    second = [(c, c.predict(found, host)) for c, found, host in offered(name)]
+
+    assert first == second
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_profile_without_facts_is_no_reason_to_fail(name):
+    bare = dataclasses.replace(
+        profile(phases=(0, 0, 1, 1, 0, 0)), loaders=(), models=(), optimizers=()
+    )
+
+    candidates = kind_of(name).candidates(bare, machine(cores=1))
+
+    assert all(
+        isinstance(candidate.predict(bare, machine(cores=1)).why, str) for candidate in candidates
+    )
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_it_leaves_the_environment_it_is_given_alone(name):
+    before = {"PATH": "/bin", "LD_PRELOAD": "/lib/a.so", "OMP_NUM_THREADS": "2"}
+
+    for technique in [kind_of(name)(), *(candidate for candidate, _, _ in offered(name))]:
+        after = applied(technique.environment, MappingProxyType(before))
+
+        assert isinstance(after, Mapping)
+        assert all(isinstance(x, str) for pair in after.items() for x in pair)
+        assert after["PATH"] == "/bin"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_it_leaves_the_loader_arguments_it_is_given_alone(name):
+    known = inspect.signature(DataLoader.__init__).parameters
+    defaults = {k: p.default for k, p in known.items() if k not in ("self", "dataset")}
+    before = defaults | {"dataset": [1, 2, 3, 4], "batch_size": 2}
+
+    for technique in [kind_of(name)(), *(candidate for candidate, _, _ in offered(name))]:
+        after = applied(technique.loader, MappingProxyType(before))
+
+        assert set(after) <= set(known)
+        assert after["dataset"] is before["dataset"]
+        assert after["batch_size"] == 2
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_recipe_file_brings_it_back_as_it_was(name, tmp_path):
+    for technique in [kind_of(name)(), *(candidate for candidate, _, _ in offered(name))]:
+        choice = Choice(technique=name, settings=technique.settings())
+        write_recipe(Recipe(choices=(choice,)), tmp_path / "recipe.toml")
+
+        (back,) = techniques.build(read_recipe(tmp_path / "recipe.toml"))
+
+        assert back == technique
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_its_settings_are_plain_and_none_is_called_name(name):
+    settings = kind_of(name)().settings()
+
+    assert json.loads(json.dumps(settings)) == settings
+    assert "name" not in settings, "recipes use that key for the technique itself"
+
+
+def applied(method, value):
+    """Return what a seam method gives; the value itself where there is nothing to do."""
+    try:
+        return method(value)
+    except NotApplicable:
+        return value

@@ -1,0 +1,172 @@
+"""The layout is a promise: one lever, one rule, one file, one test, one page; imports flow down."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import flatout.rules
+import flatout.techniques
+from flatout.core.catalog import module_names
+
+ROOT = Path(__file__).parent.parent
+SOURCE = ROOT / "src/flatout"
+MAX_LINES = 400
+MAX_PUBLIC_METHODS = 12
+MAX_FILE_BYTES = 500_000
+BANNED_WORDS = {"util", "utils", "helper", "helpers", "manager", "handler", "misc", "common"}
+FOLDERS_BESIDE_SOURCE = {"benchmarks", "examples", "scenarios"}
+"""Folders at the top whose tests may have a folder of the same name under tests/."""
+
+TECHNIQUES = module_names(flatout.techniques)
+RULES = module_names(flatout.rules)
+SOURCES = sorted(SOURCE.rglob("*.py"))
+TESTS = sorted((ROOT / "tests").rglob("test_*.py"))
+
+
+def relative(path):
+    return str(path.relative_to(ROOT))
+
+
+def family(module):
+    return module.split(".")[-2]
+
+
+def stems(folder, pattern, prefix=""):
+    return {path.stem.removeprefix(prefix) for path in (ROOT / folder).rglob(pattern)}
+
+
+def classes(path):
+    return [
+        node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ClassDef)
+    ]
+
+
+@pytest.mark.parametrize(("name", "module"), TECHNIQUES.items())
+def test_each_technique_has_its_test_and_its_page(name, module):
+    expected = (
+        ROOT / f"tests/techniques/{family(module)}/test_{name}.py",
+        ROOT / f"docs/techniques/{family(module)}/{name}.md",
+    )
+
+    assert [relative(path) for path in expected if not path.is_file()] == []
+
+
+@pytest.mark.parametrize(("code", "module"), RULES.items())
+def test_each_rule_has_its_test_and_its_page(code, module):
+    expected = (
+        ROOT / f"tests/rules/{family(module)}/test_{code}.py",
+        ROOT / f"docs/rules/{code}.md",
+    )
+
+    assert [relative(path) for path in expected if not path.is_file()] == []
+
+
+@pytest.mark.parametrize(("kind", "names"), [("techniques", TECHNIQUES), ("rules", RULES)])
+def test_no_test_or_page_outlives_its_file(kind, names):
+    tests = {
+        path.stem.removeprefix("test_") for path in (ROOT / "tests" / kind).rglob("*/test_*.py")
+    }
+    pages = {path.stem for path in (ROOT / "docs" / kind).rglob("*.md")} - {"README"}
+
+    assert tests - set(names) == set()
+    assert pages - set(names) == set()
+
+
+@pytest.mark.parametrize("path", TESTS, ids=relative)
+def test_each_test_lies_where_its_source_lies(path):
+    folder = path.parent.relative_to(ROOT / "tests")
+
+    mirrored = (SOURCE / folder).is_dir()
+    assert mirrored or folder.parts[0] in FOLDERS_BESIDE_SOURCE
+
+
+def test_no_file_is_too_long():
+    long = {
+        relative(path): lines
+        for path in [*SOURCES, *TESTS]
+        if (lines := len(path.read_text().splitlines())) > MAX_LINES
+    }
+
+    assert long == {}
+
+
+def test_no_class_has_too_many_public_methods():
+    crowded = {
+        f"{relative(path)}: {node.name}": count
+        for path in SOURCES
+        for node in classes(path)
+        if (count := sum(is_public_method(item) for item in node.body)) > MAX_PUBLIC_METHODS
+    }
+
+    assert crowded == {}
+
+
+def is_public_method(node):
+    return isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name[0] != "_"
+
+
+def test_inheritance_is_one_level_deep():
+    bases = {
+        node.name: {base.id for base in node.bases if isinstance(base, ast.Name)}
+        for path in SOURCES
+        for node in classes(path)
+    }
+
+    deep = {
+        name: parent
+        for name, parents in bases.items()
+        for parent in parents
+        if bases.get(parent, set()) & set(bases)
+    }
+    assert deep == {}
+
+
+def test_no_name_says_nothing():
+    words = {
+        relative(path): words & BANNED_WORDS
+        for path in [*SOURCES, *TESTS]
+        if (words := set(path.stem.lower().split("_"))) & BANNED_WORDS
+    }
+
+    assert words == {}
+
+
+def test_source_is_ascii():
+    strange = [relative(path) for path in SOURCES if not path.read_text().isascii()]
+
+    assert strange == []
+
+
+def test_no_file_is_too_big_to_review():
+    tracked = subprocess.run(
+        ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.split("\0")
+
+    big = {
+        name: size
+        for name in filter(None, tracked)
+        if (ROOT / name).is_file() and (size := (ROOT / name).stat().st_size) > MAX_FILE_BYTES
+    }
+    assert big == {}
+
+
+def test_imports_flow_down_only():
+    done = subprocess.run(
+        [Path(sys.executable).parent / "lint-imports", "--no-cache"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert done.returncode == 0, done.stdout
+
+
+def test_every_layer_of_the_design_is_a_package_in_the_contract():
+    contract = (ROOT / "pyproject.toml").read_text()
+
+    packages = {path.name for path in SOURCE.iterdir() if (path / "__init__.py").is_file()}
+    assert [name for name in sorted(packages) if f"flatout.{name}" not in contract] == []
