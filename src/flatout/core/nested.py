@@ -10,14 +10,16 @@ def map_leaves(value: Any, change: Callable[[Any], Any]) -> Any:
     """Return the structure with `change` applied to every leaf.
 
     Lists, tuples, named tuples, mappings and dataclasses are rebuilt with their own type; anything
-    else is a leaf. A structure in which no leaf changed is returned as it is, never copied.
+    else is a leaf, and so is a named tuple with a `to` method: torch's packed sequences know better
+    than this function which of their parts may move. A structure in which no leaf changed is
+    returned as it is, never copied.
 
     >>> map_leaves({"x": [1, 2], "y": (3,)}, lambda leaf: leaf * 10)
     {'x': [10, 20], 'y': (30,)}
     """
     if isinstance(value, Mapping):
         return _mapping(value, change)
-    if isinstance(value, list | tuple):
+    if isinstance(value, list | tuple) and not _moves_itself(value):
         changed = [map_leaves(item, change) for item in value]
         if all(new is old for new, old in zip(changed, value, strict=True)):
             return value
@@ -26,6 +28,10 @@ def map_leaves(value: Any, change: Callable[[Any], Any]) -> Any:
     if is_dataclass(value) and not isinstance(value, type):
         return _record(value, change)
     return change(value)
+
+
+def _moves_itself(value: Any) -> bool:
+    return hasattr(value, "_fields") and hasattr(value, "to")
 
 
 def _mapping(value: Mapping[Any, Any], change: Callable[[Any], Any]) -> Any:

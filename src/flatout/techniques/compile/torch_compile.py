@@ -1,0 +1,121 @@
+"""Compile the whole model with torch.compile.
+
+What it does: `root.compile()` in place, default mode: same module, same parameters, same keys in
+its state_dict.
+When it helps: many small operations, each a pass over memory or a kernel launch of its own.
+What it costs: compilation in the first steps; shapes that vary compile again.
+How it is checked: gradients match eager's up to rounding. Dropout draws other masks.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, final
+
+from flatout.core.errors import NotApplicable
+from flatout.core.machine import Machine
+from flatout.core.profile import Profile
+from flatout.core.technique import Effect, Numerics, Technique
+
+if TYPE_CHECKING:
+    import torch
+
+SPEEDUP = 1.15
+"""Forward and backward. CPU: 1.16 for a small ResNet, 1.01 for a small GPT in fp32, 1.2 in bf16
+(compute.md section D, measured). H100: 1.15 for GPT-2, 1.16 for an 8B model (Schwartz 2025,
+torchtitan, published); from 0.95 for long GEMM-bound steps to 3.1 for launch-bound ones on B200."""
+STARTUP_S_PER_MODULE = 0.5
+"""Cold compilation. A ResNet of some 60 modules took 37 s, a GPT of some 36 modules 12.7 s on 2
+cores (compute.md section D, measured): 0.35 to 0.6 s for each."""
+MAX_SHAPES = 8
+"""Torch's recompile limit: beyond it the model silently runs eagerly."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TorchCompile(Technique):
+    """Compile the whole model."""
+
+    family: ClassVar[str] = "compile"
+    addresses: ClassVar[frozenset[str]] = frozenset({"forward", "backward"})
+    numerics: ClassVar[Numerics] = Numerics.ROUNDING
+    moves_random_stream: ClassVar[bool] = True
+
+    @classmethod
+    def candidates(cls, profile: Profile, machine: Machine) -> Sequence["TorchCompile"]:
+        """Return the lever for models that nobody compiled and whose shapes are few."""
+        del machine
+        if not profile.models or any(model.is_compiled for model in profile.models):
+            return ()
+        return [cls()] if all(m.input_shapes <= MAX_SHAPES for m in profile.models) else ()
+
+    def predict(self, profile: Profile, machine: Machine) -> Effect:
+        """Expect forward and backward to shrink by `SPEEDUP`, after a start-up by model size."""
+        del machine
+        return Effect(
+            step_ms=saved_ms(profile),
+            startup_s=startup_s(profile),
+            why=f"fused operations in forward and backward, {SPEEDUP:.2f} times faster",
+        )
+
+    def model(self, root: Any) -> Any:
+        """Compile the root in place."""
+        check_compilable(root)
+        root.compile()
+        return root
+
+
+def check_compilable(model: "torch.nn.Module") -> None:
+    """Make sure that nothing of the model is compiled and that this torch can compile.
+
+    Raises:
+        NotApplicable: with the reason.
+    """
+    compiled = next((name for name, m in model.named_modules() if _is_compiled(m)), None)
+    if compiled is not None:
+        raise NotApplicable(f"the script compiled {compiled or 'the model'} itself")
+    trouble = find_trouble(next((p.device.type for p in model.parameters()), "cpu"))
+    if trouble is not None:
+        raise NotApplicable(trouble)
+
+
+def find_trouble(device_type: str) -> str | None:
+    """Return why torch.compile cannot work here, or None.
+
+    Args:
+        device_type: where the model is: the CPU needs a C++ compiler, CUDA needs Triton.
+    """
+    try:
+        from torch._dynamo.eval_frame import check_if_dynamo_supported
+
+        check_if_dynamo_supported()
+        if device_type == "cpu":
+            from torch._inductor.cpp_builder import get_cpp_compiler
+
+            get_cpp_compiler()
+    except Exception as error:  # noqa: BLE001  whatever is missing, the reason is told
+        return f"torch.compile is not available here: {error}"
+    if device_type == "cuda" and not _has_triton():
+        return "torch.compile needs Triton for CUDA devices; it is not installed"
+    return None
+
+
+def saved_ms(profile: Profile) -> float:
+    """Return the predicted change of the step, negative for faster."""
+    compute_ms = profile.step_ms.median * profile.share("forward", "backward")
+    return -compute_ms * (1 - 1 / SPEEDUP)
+
+
+def startup_s(profile: Profile) -> float:
+    """Return the predicted time of compiling every module once."""
+    return STARTUP_S_PER_MODULE * sum(model.modules for model in profile.models)
+
+
+def _is_compiled(module: "torch.nn.Module") -> bool:
+    # The first is what `module.compile()` leaves, the second what `torch.compile(module)` does.
+    return getattr(module, "_compiled_call_impl", None) is not None or hasattr(module, "_orig_mod")
+
+
+def _has_triton() -> bool:
+    from torch.utils._triton import has_triton
+
+    return bool(has_triton())

@@ -1,0 +1,68 @@
+"""Let cuDNN measure its convolution algorithms and keep the fastest.
+
+What it does: sets `torch.backends.cudnn.benchmark`.
+When it helps: convolutions on CUDA with few distinct input shapes.
+What it costs: a slower first step for each new shape.
+How it is checked: losses and gradients match up to rounding: another algorithm sums otherwise.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, final
+
+from flatout.core.errors import NotApplicable
+from flatout.core.machine import Machine
+from flatout.core.profile import Profile
+from flatout.core.technique import Effect, Numerics, Technique
+
+MAX_SHAPES = 4
+"""With more input shapes, measuring again for each costs more than it brings (rule LP05)."""
+SPEEDUP = 1.1
+"""Forward and backward of convolutional models: general knowledge, 1.0 to 1.3; not measured."""
+STARTUP_S = 2.0
+"""Trying the algorithms of each convolution once: general knowledge, seconds; not measured."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CudnnAutotune(Technique):
+    """Let cuDNN keep the fastest of its convolution algorithms."""
+
+    family: ClassVar[str] = "compute"
+    addresses: ClassVar[frozenset[str]] = frozenset({"forward", "backward"})
+    numerics: ClassVar[Numerics] = Numerics.ROUNDING
+
+    @classmethod
+    def candidates(cls, profile: Profile, machine: Machine) -> Sequence["CudnnAutotune"]:
+        """Return the lever for convolutional models with few input shapes on an NVIDIA device."""
+        if profile.device_kind != "cuda" or machine.device.kind == "rocm":
+            return ()
+        is_useful = any(m.conv_weights and m.input_shapes <= MAX_SHAPES for m in profile.models)
+        return [cls()] if is_useful else ()
+
+    def predict(self, profile: Profile, machine: Machine) -> Effect:
+        """Expect forward and backward to shrink by `SPEEDUP`."""
+        del machine
+        compute_ms = profile.step_ms.median * profile.share("forward", "backward")
+        return Effect(
+            step_ms=-compute_ms * (1 - 1 / SPEEDUP),
+            startup_s=STARTUP_S,
+            why="the fastest algorithm for each convolution",
+        )
+
+    def model(self, root: Any) -> Any:
+        """Switch the measuring on for a convolutional root on a CUDA device."""
+        import torch
+
+        kinds = (torch.nn.Conv1d, torch.nn.Conv2d, torch.nn.Conv3d)
+        convolution = next((m for m in root.modules() if isinstance(m, kinds)), None)
+        if convolution is None:
+            raise NotApplicable("the model has no convolutions")
+        if not convolution.weight.is_cuda:
+            raise NotApplicable("cuDNN is only used on CUDA devices")
+        if torch.backends.cudnn.benchmark:
+            raise NotApplicable("the script switched it on itself")
+        if torch.backends.cudnn.deterministic or torch.are_deterministic_algorithms_enabled():
+            raise NotApplicable("the script asked for deterministic algorithms")
+        torch.backends.cudnn.benchmark = True
+        return root

@@ -1,0 +1,167 @@
+"""Copy the next batch to the device while the present one is computed.
+
+What it does: draws one batch ahead and copies it on a stream of its own; the loop receives batches
+that are on the device already, and its own `.to(device)` has nothing left to do.
+When it helps: copies from host to device take a visible part of the step on a CUDA device.
+What it costs: device memory for one more batch; batches are pinned.
+How it is checked: the batches are bit-identical, in the same order and structure.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, final
+
+from flatout.core.errors import NotApplicable
+from flatout.core.machine import Machine
+from flatout.core.nested import map_leaves
+from flatout.core.profile import Profile
+from flatout.core.technique import Effect, Numerics, Technique
+from flatout.techniques.data.pinned_memory import MIN_COPY_SHARE, pinned
+
+if TYPE_CHECKING:
+    import torch
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DevicePrefetch(Technique):
+    """Copy the next batch while this one is computed."""
+
+    family: ClassVar[str] = "data"
+    addresses: ClassVar[frozenset[str]] = frozenset({"h2d"})
+    numerics: ClassVar[Numerics] = Numerics.EXACT
+
+    @classmethod
+    def candidates(cls, profile: Profile, machine: Machine) -> Sequence["DevicePrefetch"]:
+        """Return the lever when a CUDA device waits for copies and workers load the batches."""
+        del machine
+        if profile.device_kind != "cuda" or profile.share("h2d") < MIN_COPY_SHARE:
+            return ()
+        loaders = profile.training_loaders
+        return [cls()] if loaders and all(loader.workers for loader in loaders) else ()
+
+    def predict(self, profile: Profile, machine: Machine) -> Effect:
+        """Expect the copies to hide behind the computation, which costs one more batch."""
+        del machine
+        copies_ms = profile.phases_ms["h2d"]
+        compute_ms = profile.step_ms.median * profile.share("forward", "backward", "optimizer")
+        return Effect(
+            step_ms=-min(copies_ms, compute_ms),
+            peak_bytes=sum(loader.batch_bytes for loader in profile.training_loaders),
+            why=f"{copies_ms:.1f} ms of copies per step hidden behind the computation",
+        )
+
+    def loader(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Ask for page-locked batches: only those copy while the device computes."""
+        _check_workers(arguments.get("num_workers"))
+        return pinned(arguments)
+
+    def batches(self, batches: Iterator[Any], loader: Any) -> Iterator[Any]:
+        """Return the batches on the device, each copied while the one before is computed."""
+        import torch
+
+        _check_workers(loader.num_workers)
+        if not torch.cuda.is_available():
+            raise NotApplicable("there is no CUDA device to copy to")
+        return prefetch_to_device(batches, torch.device("cuda", torch.cuda.current_device()))
+
+
+def _check_workers(workers: Any) -> None:
+    if not workers:
+        raise NotApplicable(
+            "without workers, drawing a batch ahead would move the trainer's random stream"
+        )
+
+
+def prefetch_to_device(batches: Iterable[Any], device: "torch.device | str") -> Iterator[Any]:
+    """Return the batches on a CUDA device, each copied on a side stream one batch ahead.
+
+    Tensors in nested lists, tuples, mappings and dataclasses are copied; everything else is
+    passed on. Give it a loader with `pin_memory=True`: pageable memory cannot be copied aside.
+
+    Raises:
+        ValueError: if the device is not a CUDA device.
+    """
+    import torch
+
+    target = torch.device(device)
+    if target.type != "cuda":
+        raise ValueError(f"prefetching needs a CUDA device, not {target}; give device='cuda'")
+    return _AheadIterator(iter(batches), _SideStreamCopy(target))
+
+
+class _AheadIterator:
+    """Hold one prepared batch ready; hand it out and prepare the next at once.
+
+    Everything else that a loop may ask of a loader's iterator is passed on to it.
+    """
+
+    def __init__(self, batches: Iterator[Any], copy: "_SideStreamCopy") -> None:
+        self._batches = batches
+        self._copy = copy
+        self._next: Callable[[], Any] | None = None
+        self._is_started = False
+
+    def __iter__(self) -> "_AheadIterator":
+        return self
+
+    def __next__(self) -> Any:
+        if not self._is_started:
+            self._is_started = True
+            self._prepare()
+        if self._next is None:
+            raise StopIteration
+        batch = self._next()
+        self._prepare()
+        return batch
+
+    def __len__(self) -> int:
+        return len(self._batches)  # type: ignore[arg-type]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._batches, name)
+
+    def _prepare(self) -> None:
+        try:
+            batch = next(self._batches)
+        except StopIteration:
+            self._next = None
+            return
+        self._next = self._copy.begin(batch)
+
+
+class _SideStreamCopy:
+    """Copy batches on a stream of their own and hand them over to the stream that computes."""
+
+    def __init__(self, device: "torch.device") -> None:
+        import torch
+
+        self.torch = torch
+        self.device = device
+        self.side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+    def begin(self, batch: Any) -> Callable[[], Any]:
+        """Start the copy, and return what hands the batch over once it is needed."""
+        with self.torch.cuda.stream(self.side):
+            copied = map_leaves(batch, self._copied)
+
+        def hand_over() -> Any:
+            current = self.torch.cuda.current_stream(self.device)
+            current.wait_stream(self.side)
+            # The memory belongs to the side stream's pool: without the record it could be given to
+            # the next copy while the computation still reads it.
+            map_leaves(copied, lambda leaf: self._recorded(leaf, current))
+            return copied
+
+        return hand_over
+
+    def _copied(self, leaf: Any) -> Any:
+        is_dense = isinstance(leaf, self.torch.Tensor) and leaf.layout == self.torch.strided
+        if not is_dense or leaf.device.type != "cpu":
+            return leaf
+        return leaf.to(self.device, non_blocking=True)
+
+    def _recorded(self, leaf: Any, stream: "torch.cuda.Stream") -> Any:
+        if isinstance(leaf, self.torch.Tensor) and leaf.is_cuda:
+            leaf.record_stream(stream)
+        return leaf

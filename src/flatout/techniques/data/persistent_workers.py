@@ -1,0 +1,118 @@
+"""Keep the loader's worker processes alive from one epoch to the next.
+
+What it does: sets `persistent_workers=True` on the training loaders, and draws from the random
+stream what a loader that starts anew draws, so that the trainer's stream stays where it was.
+When it helps: epochs are short and starting the workers takes a visible part of them.
+What it costs: the workers' memory stays in use between epochs.
+How it is checked: sample order and the trainer's random stream are bit-identical over epochs.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, final
+
+from flatout.core.errors import NotApplicable
+from flatout.core.machine import Machine
+from flatout.core.profile import LoaderFacts, Profile
+from flatout.core.technique import Effect, Numerics, Technique
+
+if TYPE_CHECKING:
+    from torch.utils.data import DataLoader
+
+START_MS = 310.0
+"""Time until the first batch of an epoch with two forked workers; 1,250 ms with spawned ones
+(research on the input pipeline, measured on 2 cores)."""
+MIN_SHARE = 0.01
+"""Below a hundredth of the epoch, the start of the workers is lost in the noise."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PersistentWorkers(Technique):
+    """Keep the loader's workers alive between epochs."""
+
+    family: ClassVar[str] = "data"
+    addresses: ClassVar[frozenset[str]] = frozenset({"data_wait"})
+    numerics: ClassVar[Numerics] = Numerics.EXACT
+
+    @classmethod
+    def candidates(cls, profile: Profile, machine: Machine) -> Sequence["PersistentWorkers"]:
+        """Return the lever when workers are started anew in epochs short enough to feel it."""
+        del machine
+        if not any(_restarts(loader) for loader in profile.training_loaders):
+            return ()
+        saved_ms = start_per_step_ms(profile)
+        return [cls()] if saved_ms >= MIN_SHARE * profile.step_ms.median else ()
+
+    def predict(self, profile: Profile, machine: Machine) -> Effect:
+        """Spread the start of the workers over the epoch's steps."""
+        del machine
+        return Effect(
+            step_ms=-start_per_step_ms(profile),
+            why=f"workers start anew every {profile.epoch_steps} steps",
+        )
+
+    def loader(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Ask for workers that live on, unless the data set changes between epochs."""
+        asked = arguments.get("persistent_workers")
+        if isinstance(asked, _Added):
+            return arguments  # a framework rebuilt a loader that already has the lever
+        if asked:
+            raise NotApplicable("the script asked for persistent workers itself")
+        if not arguments.get("num_workers"):
+            raise NotApplicable("the loader has no workers")
+        _check_data_set(arguments["dataset"])
+        return {**arguments, "persistent_workers": _Added(1)}
+
+    def epoch(self, loader: Any) -> Any:
+        """Draw the seed that a loader which starts its workers anew would draw."""
+        if not isinstance(loader.persistent_workers, _Added):
+            raise NotApplicable("the loader's workers are as the script asked")
+        if loader._iterator is not None:
+            draw_missing_seed(loader)
+        return loader
+
+
+class _Added(int):
+    """True, recognisable as ours even after a framework copied it into a loader of its own."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return "True"
+
+    def __reduce__(self) -> tuple[type[bool], tuple[bool]]:
+        return bool, (True,)  # spawned workers need not import flatout
+
+
+def draw_missing_seed(loader: "DataLoader[Any]") -> None:
+    """Draw what a non-persistent loader draws at the start of an epoch and a persistent one omits.
+
+    A new iterator starts the index sampler once, draws the workers' base seed from the loader's
+    generator (the trainer's own where it has none), and starts the sampler again. A persistent one
+    only does the last. Call this right before each `for` over a persistent loader but the first.
+    """
+    import torch
+
+    iter(loader.batch_sampler if loader.batch_sampler is not None else loader.sampler)
+    torch.empty((), dtype=torch.int64).random_(generator=loader.generator)
+
+
+def _check_data_set(dataset: Any) -> None:
+    from torch.utils import data
+
+    if hasattr(dataset, "set_epoch"):
+        raise NotApplicable(
+            "the data set has set_epoch, and workers that live on would not see its calls"
+        )
+    if isinstance(dataset, getattr(data, "IterDataPipe", ())):
+        raise NotApplicable("data pipes share a seed of their own at the start of every epoch")
+
+
+def start_per_step_ms(profile: Profile) -> float:
+    """Return the time of starting the workers, spread over the steps of an epoch."""
+    return START_MS / profile.epoch_steps if profile.epoch_steps else 0.0
+
+
+def _restarts(loader: LoaderFacts) -> bool:
+    return loader.workers > 0 and not loader.persistent_workers

@@ -1,0 +1,68 @@
+"""Put batches into page-locked memory, from which the device copies faster.
+
+What it does: sets `pin_memory=True` on the training loaders.
+When it helps: copies from host to device take a visible part of the step on a CUDA device.
+What it costs: page-locked host memory for the batches in flight, and a copy in a thread.
+How it is checked: the batches are bit-identical.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, final
+
+from flatout.core.errors import NotApplicable
+from flatout.core.machine import Machine
+from flatout.core.profile import Profile
+from flatout.core.technique import Effect, Numerics, Technique
+
+MIN_COPY_SHARE = 0.02
+"""Below this share of copies, free copies could not give the 1.02x that keeps a lever."""
+PINNED_SPEEDUP = 2.0
+"""Copies from page-locked memory against pageable ones: general knowledge (about 25 against 12
+GB/s on PCIe 4), not measured here."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PinnedMemory(Technique):
+    """Load batches into page-locked memory."""
+
+    family: ClassVar[str] = "data"
+    addresses: ClassVar[frozenset[str]] = frozenset({"h2d"})
+    numerics: ClassVar[Numerics] = Numerics.EXACT
+
+    @classmethod
+    def candidates(cls, profile: Profile, machine: Machine) -> Sequence["PinnedMemory"]:
+        """Return the lever when a CUDA device waits for copies from pageable memory."""
+        del machine
+        if profile.device_kind != "cuda" or profile.share("h2d") < MIN_COPY_SHARE:
+            return ()
+        return [cls()] if any(not x.pin_memory for x in profile.training_loaders) else ()
+
+    def predict(self, profile: Profile, machine: Machine) -> Effect:
+        """Expect the copies to take `PINNED_SPEEDUP` less time."""
+        del machine
+        copies_ms = profile.phases_ms["h2d"]
+        return Effect(
+            step_ms=-copies_ms * (1 - 1 / PINNED_SPEEDUP),
+            why=f"{copies_ms:.1f} ms of copies per step from pageable memory",
+        )
+
+    def loader(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Ask for page-locked batches."""
+        if arguments.get("pin_memory"):
+            raise NotApplicable("the script asked for pinned memory itself")
+        return pinned(arguments)
+
+
+def pinned(arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a loader's arguments with `pin_memory` set.
+
+    Raises:
+        NotApplicable: if there is no CUDA device.
+    """
+    import torch
+
+    if not torch.cuda.is_available():
+        raise NotApplicable("page-locked memory speeds up copies to a CUDA device; there is none")
+    return {**arguments, "pin_memory": True}

@@ -1,0 +1,127 @@
+"""Compute matrix products and convolutions in bf16, keep the weights in fp32.
+
+What it does: runs each training call of the root module under `torch.autocast` with bfloat16, and
+casts its outputs back to fp32, so that a loss outside the model sees what it saw before.
+When it helps: most of the step is matrix products or convolutions, on a device that multiplies
+bf16 in hardware.
+What it costs: three decimal digits in the intermediate results; a cast of each weight per call.
+How it is checked: losses and gradients stay inside the guard's band for lower precision.
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, final
+
+from flatout.core.errors import NotApplicable
+from flatout.core.machine import Machine
+from flatout.core.nested import map_leaves
+from flatout.core.profile import ModelFacts, Profile
+from flatout.core.technique import Effect, Numerics, Technique
+
+if TYPE_CHECKING:
+    import torch
+
+Output = TypeVar("Output")
+
+CPU_SPEEDUP = 2.0
+"""Forward and backward on a CPU with AMX: 1.70-2.27 for a small ResNet, 1.78-2.1 for a small GPT
+(compute.md section D, measured); AVX-512 bf16 without AMX was not measured and shares the prior."""
+CUDA_SPEEDUP = 1.6
+"""GPT-2 124M on one H100: 42.9k against 27.0k tokens/s in fp32 (Schwartz 2025, published). A ResNet
+50 on an A100 gains 2.63 even against TF32 (NVIDIA DeepLearningExamples, published)."""
+MIN_CAPABILITY = (8, 0)
+"""Compute capability from which NVIDIA devices multiply bf16 in hardware (Ampere)."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bf16Autocast(Technique):
+    """Run the model's training calls under bf16 autocast."""
+
+    family: ClassVar[str] = "precision"
+    addresses: ClassVar[frozenset[str]] = frozenset({"forward", "backward", "fp32_on_fast_bf16"})
+    numerics: ClassVar[Numerics] = Numerics.PRECISION
+
+    @classmethod
+    def candidates(cls, profile: Profile, machine: Machine) -> Sequence["Bf16Autocast"]:
+        """Return the lever for a pure fp32 model on a device with fast bf16."""
+        if not has_fast_bf16(profile, machine):
+            return ()
+        return [cls()] if any(is_plain_fp32(model) for model in profile.models) else ()
+
+    def predict(self, profile: Profile, machine: Machine) -> Effect:
+        """Expect forward and backward to shrink by the device's prior."""
+        del machine
+        speedup = CPU_SPEEDUP if profile.device_kind == "cpu" else CUDA_SPEEDUP
+        compute_ms = profile.step_ms.median * profile.share("forward", "backward")
+        return Effect(
+            step_ms=-compute_ms * (1 - 1 / speedup),
+            why=f"forward and backward, {compute_ms:.1f} ms, {speedup:.1f} times faster",
+        )
+
+    def forward(self, call: Callable[..., Any], root: Any) -> Callable[..., Any]:
+        """Put the call under autocast, unless the script chose a precision itself."""
+        device_type = _check_root(root)
+        return autocast_bf16(call, device_type)
+
+
+def autocast_bf16(call: Callable[..., Output], device_type: str) -> Callable[..., Output]:
+    """Return the call under bf16 autocast, its bf16 outputs cast back to fp32.
+
+    Nested lists, tuples, named tuples, mappings and dataclasses in the output keep their types.
+    """
+    import torch
+
+    @functools.wraps(call)
+    def call_in_bf16(*args: Any, **kwargs: Any) -> Any:
+        with torch.autocast(device_type, dtype=torch.bfloat16):
+            output = call(*args, **kwargs)
+        return map_leaves(output, _to_fp32)
+
+    return call_in_bf16
+
+
+def has_fast_bf16(profile: Profile, machine: Machine) -> bool:
+    """Tell whether the device that trained multiplies bf16 in hardware."""
+    if profile.device_kind == "cpu":
+        return machine.has_fast_cpu_bf16
+    capability = machine.device.compute_capability
+    return capability is not None and capability >= MIN_CAPABILITY
+
+
+def is_plain_fp32(model: ModelFacts) -> bool:
+    """Tell whether a model computes in fp32 alone."""
+    return model.dtypes == ("float32",) and not model.used_autocast
+
+
+def _to_fp32(leaf: Any) -> Any:
+    import torch
+
+    if isinstance(leaf, torch.nn.utils.rnn.PackedSequence):
+        return leaf.float() if leaf.data.dtype == torch.bfloat16 else leaf
+    is_bf16 = isinstance(leaf, torch.Tensor) and leaf.dtype == torch.bfloat16
+    return leaf.float() if is_bf16 else leaf
+
+
+def _check_root(root: "torch.nn.Module") -> str:
+    """Return the device type of the root's parameters.
+
+    Raises:
+        NotApplicable: if the script chose a precision itself.
+    """
+    import torch
+
+    floating = [p for p in root.parameters() if p.is_floating_point()]
+    if not floating:
+        raise NotApplicable("the model has no floating-point parameters")
+    others = sorted({str(p.dtype) for p in floating if p.dtype != torch.float32})
+    if others:
+        raise NotApplicable(f"the model has parameters in {', '.join(others)} already")
+    device_type = floating[0].device.type
+    if torch.is_autocast_enabled(device_type):
+        raise NotApplicable("the script runs the model under autocast itself")
+    # Accelerate wraps `forward` in its own autocast and keeps the original beside it.
+    if any("_original_forward" in vars(module) for module in root.modules()):
+        raise NotApplicable("Accelerate runs the model under autocast itself")
+    return device_type
