@@ -1,0 +1,108 @@
+"""The rule that decides when a change is faster."""
+
+import math
+
+import numpy as np
+import pytest
+from scipy import stats as scipy_stats
+
+from flatout.core.stats import (
+    Decision,
+    Prior,
+    Rule,
+    compare,
+    decide,
+    gather,
+    prior_of,
+    student_cdf,
+    student_quantile,
+)
+
+QUIET = [1.0, 1.01, 0.99, 1.005, 0.995, 1.0]
+
+
+@pytest.mark.parametrize("freedom", [1, 2, 3, 4, 9, 10, 31])
+@pytest.mark.parametrize("confidence", [0.95, 0.975, 0.998])
+def test_quantile_agrees_with_scipy(freedom, confidence):
+    ours = student_quantile(confidence, freedom)
+
+    assert ours == pytest.approx(scipy_stats.t.ppf(confidence, freedom), rel=1e-9)
+
+
+@pytest.mark.parametrize("freedom", [1, 2, 5, 8])
+@pytest.mark.parametrize("t", [-3.0, 0.0, 0.7, 12.0])
+def test_distribution_function_agrees_with_scipy(freedom, t):
+    assert student_cdf(t, freedom) == pytest.approx(scipy_stats.t.cdf(t, freedom), rel=1e-9)
+
+
+def test_clear_gain_is_kept_after_two_pairs_once_the_noise_is_known():
+    evidence = gather([1.0, 1.01], [0.75, 0.76], prior_of([QUIET]))
+
+    assert decide(evidence) is Decision.KEPT
+
+
+def test_two_pairs_without_known_noise_decide_nothing():
+    evidence = gather([1.0, 1.01], [0.5, 0.505])
+
+    assert decide(evidence) is Decision.UNDECIDED
+
+
+def test_equal_times_have_no_effect():
+    evidence = gather([1.0, 1.001, 0.999], [1.0, 0.999, 1.001], prior_of([QUIET]))
+
+    assert decide(evidence) is Decision.NO_EFFECT
+
+
+def test_slower_candidate_is_worse():
+    evidence = gather([1.0, 1.0, 1.0], [1.3, 1.31, 1.29], prior_of([QUIET]))
+
+    assert decide(evidence) is Decision.WORSE
+
+
+def test_one_pair_without_known_noise_has_no_interval():
+    evidence = gather([1.0], [0.5])
+
+    assert compare(evidence).interval == (0.0, math.inf)
+
+
+def test_candidate_with_noise_of_its_own_overrules_the_prior():
+    prior = prior_of([QUIET])
+    evidence = gather([1.0, 1.0, 1.0], [0.5, 1.0, 0.8], prior)
+
+    assert prior.freedom == 5
+    assert not evidence.has_prior
+
+
+def test_few_trials_are_no_prior():
+    assert prior_of([[1.0, 1.1], [2.0]]) == Prior()
+
+
+def test_prior_pools_the_spread_within_recipes_only():
+    apart = prior_of([[1.0, 1.0, 1.0], [2.0, 2.0, 2.0]])
+
+    assert apart.variance == pytest.approx(0.0)
+    assert apart.freedom == 4
+
+
+def false_accepts(pair_sd, runs, seed, ratio=1.0):
+    """Return how many of `runs` tunings with this noise keep a candidate of that true ratio."""
+    rng = np.random.default_rng(seed)
+    rule, kept = Rule(), 0
+    for _ in range(runs):
+        noise = np.exp(rng.normal(0, pair_sd / math.sqrt(2), size=(26,)))
+        prior = prior_of([noise[20:]])
+        for n in range(1, rule.max_pairs + 1):
+            decision = decide(gather(noise[:n], noise[10 : 10 + n] / ratio, prior))
+            if decision is not Decision.UNDECIDED:
+                break
+        kept += decision is Decision.KEPT
+    return kept
+
+
+@pytest.mark.parametrize("pair_sd", [0.01, 0.035, 0.10])
+def test_equal_recipes_are_called_faster_at_most_once_in_a_hundred(pair_sd):
+    assert false_accepts(pair_sd, runs=1000, seed=7) <= 10
+
+
+def test_a_real_gain_is_found():
+    assert false_accepts(0.035, runs=200, seed=7, ratio=1.3) == 200

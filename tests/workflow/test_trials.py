@@ -1,0 +1,219 @@
+"""Trials of real scripts: what is seen at the seams, how they end, what they leave behind."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from flatout.core.trial import Outcome
+from tests.workflow.trial_runs import copy_scripts, trial_of
+
+SHM = Path("/dev/shm")
+
+
+def profile_of(command, **options):
+    trial = trial_of(command, **options)
+    assert trial.outcome is Outcome.OK, trial.message + trial.traceback
+    assert trial.details["errors"] == []
+    return trial.profile
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["plain_loop.py", "gan.py", "accumulation.py", "grad_scaler.py", "own_batches.py"],
+)
+def test_phases_add_up_to_the_step(command):
+    profile = profile_of(command)
+
+    assert sum(profile.phases_ms.values()) == pytest.approx(profile.step_ms.median)
+    assert min(profile.phases_ms[name] for name in ("forward", "backward", "optimizer")) > 0
+
+
+def test_plain_loop_shows_its_loader_model_and_optimizer():
+    profile = profile_of("plain_loop.py")
+
+    training = {loader.address: loader.is_training for loader in profile.loaders}
+    assert training == {"plain_loop.py:<module>#0": True, "plain_loop.py:<module>#1": False}
+    assert profile.samples_per_step == 8
+    assert profile.epoch_steps == 12
+    assert profile.models[0].parameters == 32 * 64 + 64 + 64 * 4 + 4
+    assert profile.optimizers[0].name == "AdamW"
+    assert profile.losses[0] == pytest.approx(1.4, abs=0.3)
+
+
+def test_evaluation_between_epochs_is_no_training_step():
+    profile = profile_of("plain_loop.py")
+
+    assert profile.backwards_per_step == 1
+    assert profile.batches_per_step == 1
+
+
+def test_two_alternating_optimizers_make_one_step():
+    profile = profile_of("gan.py")
+
+    assert profile.batches_per_step == 1
+    assert profile.backwards_per_step == 3
+    assert len(profile.models) == 2
+
+
+def test_accumulation_in_the_script_is_one_step():
+    profile = profile_of("accumulation.py")
+
+    assert profile.backwards_per_step == 4
+    assert profile.samples_per_step == 32
+
+
+def test_losses_under_a_gradient_scaler_are_the_unscaled_ones():
+    profile = profile_of("grad_scaler.py")
+
+    assert profile.losses[0] == pytest.approx(1.1, abs=0.4)
+    assert profile.models[0].used_autocast
+
+
+def test_script_without_a_loader_counts_the_samples_its_model_is_called_with():
+    profile = profile_of("own_batches.py")
+
+    assert profile.samples_per_step == 4
+    assert any("no DataLoader" in note for note in profile.notes)
+
+
+def test_script_without_an_optimizer_steps_at_backward():
+    profile = profile_of("own_batches.py --by-hand")
+
+    assert profile.backwards_per_step == 1
+    assert profile.phases_ms["optimizer"] == 0
+
+
+def test_model_compiled_by_the_script_is_recognised():
+    profile = profile_of("user_compiled.py")
+
+    assert profile.models[0].is_compiled
+
+
+def test_spawned_workers_do_not_disturb_the_count():
+    profile = profile_of("spawn_workers.py")
+
+    assert profile.samples_per_step == 2
+    assert profile.training_loaders[0].num_workers == 1
+
+
+def test_script_with_arguments_siblings_and_relative_files():
+    trial = trial_of("nested/job.py --name resource_tracker --budget 3")
+
+    assert trial.outcome is Outcome.OK, trial.traceback
+
+
+@pytest.mark.parametrize(
+    ("how", "outcome", "words"),
+    [
+        ("at_once", Outcome.CRASH, "no such data set: imagenet"),
+        ("crash", Outcome.CRASH, "expected a tensor of 7 columns"),
+        ("nan", Outcome.NAN, "step 6"),
+        ("oom", Outcome.OOM, "out of memory"),
+        ("killed", Outcome.OOM, "out of memory"),
+        ("short", Outcome.TOO_SHORT, "only 2 training steps"),
+        ("untrained", Outcome.NO_STEPS, "no training step"),
+    ],
+)
+def test_every_ending_is_a_result(how, outcome, words):
+    trial = trial_of(f"endings.py {how}")
+
+    assert trial.outcome is outcome
+    assert words in trial.message
+
+
+def test_failure_shows_the_scripts_own_traceback():
+    trial = trial_of("endings.py crash")
+
+    assert 'raise ValueError("expected a tensor of 7 columns")' in trial.traceback
+    assert "flatout/workflow" not in trial.traceback
+
+
+def test_hang_is_noticed():
+    trial = trial_of("endings.py hang", hang_s=8.0)
+
+    assert trial.outcome is Outcome.HANG
+    assert "8 s" in trial.message
+
+
+def test_steps_that_are_slow_are_no_hang():
+    trial = trial_of("endings.py slow", hang_s=8.0)
+
+    assert trial.outcome is Outcome.OK
+
+
+def test_nothing_is_below_us_after_a_trial():
+    trial_of("endings.py orphans")
+
+    names = [child.name() for child in psutil.Process().children(recursive=True)]
+    assert "sleep" not in names
+
+
+@pytest.mark.parametrize("command", ["plain_loop.py", "stubborn.py"])
+def test_trial_leaves_the_folder_as_it_was(command):
+    trial = trial_of(command)
+
+    assert trial.outcome is Outcome.OK
+    assert trial.changed_files == ()
+
+
+def test_trial_without_overlay_rolls_back(monkeypatch):
+    monkeypatch.setattr("flatout.seams.process.can_overlay", lambda *_: False)
+
+    # A generous window: both a checkpoint and a log were written by then.
+    trial = trial_of("plain_loop.py", measure_s=24.0)
+
+    assert not trial.details["is_overlaid"]
+    assert trial.undone > 0
+    assert trial.changed_files == ()
+
+
+PARENT = """
+import sys
+from pathlib import Path
+from flatout.core.recipe import Recipe
+from flatout.core.workload import Workload
+from flatout.hardware.machine import read_machine
+from flatout.workflow.trials import TrialOptions, run_trial
+run_trial(
+    Workload(target="endings.py", arguments=(sys.argv[1],), folder=Path(sys.argv[2]),
+             python=sys.executable),
+    Recipe(), read_machine(torch=False), TrialOptions(measure_s=300.0),
+)
+"""
+
+
+def processes_with(word):
+    found = []
+    for process in psutil.process_iter(["cmdline"]):
+        if word in " ".join(process.info["cmdline"] or []):
+            found.append(process.pid)
+    return found
+
+
+def test_everything_ends_when_flatout_is_killed(monkeypatch, tmp_path):
+    folder = copy_scripts()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    before = set(SHM.iterdir())
+    parent = subprocess.Popen([sys.executable, "-c", PARENT, "hang", str(folder)])
+    wait_until(lambda: processes_with("endings.py hang"))
+    time.sleep(1)
+
+    os.kill(parent.pid, signal.SIGKILL)
+    parent.wait()
+
+    wait_until(lambda: not processes_with("endings.py hang"))
+    wait_until(lambda: not processes_with(str(tmp_path)))
+    assert set(SHM.iterdir()) <= before
+
+
+def wait_until(claim, limit_s=60.0):
+    end = time.monotonic() + limit_s
+    while not claim():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.1)

@@ -1,0 +1,43 @@
+"""Run the test scripts as trials, each combination once for all tests that look at it."""
+
+import functools
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+from flatout.core.recipe import Recipe
+from flatout.core.workload import Workload
+from flatout.hardware.machine import read_machine
+from flatout.workflow.trials import TrialOptions, run_trial
+
+SCRIPTS = Path(__file__).parent.parent / "seams" / "scripts"
+
+
+@functools.cache
+def machine():
+    return read_machine(torch=False)
+
+
+def copy_scripts():
+    """Return a fresh copy of the scripts' folder."""
+    folder = Path(tempfile.mkdtemp(prefix="flatout-test-"))
+    shutil.copytree(SCRIPTS, folder / "work")
+    return folder / "work"
+
+
+@functools.cache
+def trial_of(command, **options):
+    """Return the trial of one command line, run in a fresh copy of the scripts' folder."""
+    folder = copy_scripts()
+    target, *arguments = command.split()
+    workload = Workload(
+        target=target, arguments=tuple(arguments), folder=folder, python=sys.executable
+    )
+    try:
+        trial = run_trial(
+            workload, Recipe(), machine(), TrialOptions(**{"limit_s": 120.0} | options)
+        )
+    finally:
+        shutil.rmtree(folder.parent)
+    return trial
