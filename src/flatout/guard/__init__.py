@@ -1,0 +1,1 @@
+"""Decides whether a recipe still trains the same thing, from records of untimed trials."""

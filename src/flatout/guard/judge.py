@@ -1,0 +1,272 @@
+"""The judge: decides from the records of guard trials whether a recipe trains the same thing."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from flatout.core.ablation import LossCheck
+from flatout.core.technique import Numerics
+from flatout.guard.differences import (
+    Differences,
+    Key,
+    SetDifference,
+    TensorDifference,
+    differences,
+)
+from flatout.guard.excess import excesses, update_notes
+from flatout.guard.limits import (
+    AUTOCAST_CHANGED_NOTHING,
+    COLUMNS,
+    DEAD_SHARE,
+    SHARE_CAP,
+    UPDATE_LIMIT,
+    Column,
+)
+from flatout.guard.mismatches import mismatches
+from flatout.guard.obstacles import Trials, find_missing, find_obstacle
+from flatout.guard.record import AT_STEP, BEFORE_CLIP, GuardRecord
+
+NAMES = {BEFORE_CLIP: "gradient", AT_STEP: "clipped_gradient"}
+"""Names of the checks of one gradient: before clipping and as the optimizer sees it."""
+NOTHING = Differences(sets={}, buffers={}, losses=())
+ABSENT = SetDifference(moved=False, tensors={}, together=0.0)
+EQUAL = TensorDifference(error=0.0, slope=0.0, share=0.0, is_live=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """One compared value as a share of its limit."""
+
+    check: str
+    share: float
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Case:
+    """What was measured against the baseline, and what is allowed."""
+
+    column: Column
+    candidate: Differences
+    scale: Differences = NOTHING
+    noise: Differences = NOTHING
+    notes: tuple[str, ...] = field(default=())
+
+
+def judge(
+    baseline: GuardRecord | None,
+    candidate: GuardRecord | None,
+    *,
+    calibration: GuardRecord | None,
+    repeat: GuardRecord | None,
+    promise: Numerics,
+    changes_threads: bool = False,
+) -> LossCheck:
+    """Decide whether a candidate trains the same thing as the baseline, up to its promise.
+
+    Args:
+        baseline: Record of the untouched script.
+        candidate: Record of the script under the recipe.
+        calibration: Record of the script under bf16 autocast and nothing else: it gives each
+            tensor's natural scale. Only an exact promise does without it.
+        repeat: Record of the untouched script once more; None takes it for bit-identical.
+        promise: The strictest promise that covers every lever of the recipe.
+        changes_threads: Whether the recipe changes the number of CPU threads.
+    """
+    if baseline is None or candidate is None:
+        return _not_compared(f"no guard record of the {'recipe' if baseline else 'baseline'}")
+    trials = Trials(
+        baseline=baseline,
+        candidate=candidate,
+        calibration=calibration,
+        repeat=repeat,
+        promise=promise,
+        changes_threads=changes_threads,
+    )
+    if promise is Numerics.TRAINING:
+        return _training(trials)
+    obstacle = find_obstacle(trials)
+    if obstacle is not None:
+        return _not_compared(obstacle)
+    return _compared(trials)
+
+
+def aa(baseline: GuardRecord | None, repeat: GuardRecord | None) -> LossCheck:
+    """Compare the script with itself: `same`, `within` rounding, or `not_compared`."""
+    if baseline is None or repeat is None:
+        return _not_compared("the script has no guard record")
+    trials = Trials(
+        baseline=baseline,
+        candidate=repeat,
+        calibration=None,
+        repeat=repeat,
+        promise=Numerics.EXACT,
+        changes_threads=False,
+    )
+    obstacle = find_obstacle(trials)
+    if obstacle is not None:
+        return _not_compared(obstacle)
+    found = differences(baseline, repeat)
+    steps = len(found.losses)
+    if found.is_zero:
+        return LossCheck(status="same", steps=steps, why=f"repeats bit for bit over {steps} losses")
+    largest = max(item.largest for item in found.sets.values())
+    why = f"repeats up to rounding (gradients {largest:.1g}): limits are 3x that where it is more"
+    return LossCheck(status="within", steps=steps, why=why, worst={"repeat": largest})
+
+
+def _training(trials: Trials) -> LossCheck:
+    """Look for damage only: this promise allows other losses, gradients and samples."""
+    record = trials.candidate
+    if not record.losses or not record.gradients:
+        return _not_compared("the recipe's trial showed no losses or no gradients")
+    if not all(map(math.isfinite, record.losses)):
+        return _rejected({"loss": SHARE_CAP}, "the loss is not finite")
+    return _not_compared("changes the training on purpose; only finite losses were checked")
+
+
+def _compared(trials: Trials) -> LossCheck:
+    baseline, candidate = trials.baseline, trials.candidate
+    wrong = next(mismatches(baseline, candidate, computed=trials.computed), None)
+    if wrong is not None:
+        return _rejected({wrong.check: SHARE_CAP}, f"{wrong.check}: {wrong.text}")
+    missing = find_missing(baseline, candidate)
+    if missing is not None:
+        return _not_compared(missing)
+    case = _case(trials)
+    readings = [*_readings(case), *_updates(trials)]
+    worst: dict[str, float] = {}
+    for reading in readings:
+        worst[reading.check] = max(worst.get(reading.check, 0.0), reading.share)
+    fired = sorted((r for r in readings if r.share > 1), key=lambda r: -r.share)
+    if fired:
+        others = sorted({r.check for r in fired} - {fired[0].check})
+        also = f"; also {', '.join(others)}" if others else ""
+        return _rejected(worst, f"{fired[0].check}: {fired[0].text}{also}", candidate)
+    return _passed(trials, case, worst, readings)
+
+
+def _case(trials: Trials) -> _Case:
+    baseline = trials.baseline
+    scale = differences(baseline, trials.calibration) if trials.calibration else NOTHING
+    noise = differences(baseline, trials.repeat) if trials.repeat else NOTHING
+    notes = list(update_notes(baseline, trials.candidate))
+    column = COLUMNS[trials.promise]
+    if trials.promise is Numerics.ROUNDING and _is_low_precision(baseline, scale):
+        column = COLUMNS[Numerics.PRECISION]
+        notes.append("the script already runs in low precision: judged by the precision limits")
+    if not noise.is_zero:
+        notes.append("the script repeats only up to rounding: limits widened to 3x that")
+    return _Case(
+        column=column,
+        candidate=differences(baseline, trials.candidate),
+        scale=scale,
+        noise=noise,
+        notes=tuple(notes),
+    )
+
+
+def _is_low_precision(baseline: GuardRecord, scale: Differences) -> bool:
+    """Tell whether bf16 autocast says nothing about this script because it is there already."""
+    first = [item.median for item in scale.sets.values() if not item.moved]
+    return baseline.low_precision or all(value < AUTOCAST_CHANGED_NOTHING for value in first)
+
+
+def _passed(
+    trials: Trials, case: _Case, worst: dict[str, float], readings: list[Reading]
+) -> LossCheck:
+    steps = len(case.candidate.losses)
+    is_same = case.candidate.is_zero and steps == len(trials.baseline.losses)
+    if is_same:
+        why = f"bit-identical gradients, buffers and {steps} losses"
+    else:
+        nearest = max(readings, key=lambda r: r.share)
+        why = (
+            f"gradients, updates, buffers and {steps} losses inside the limits; nearest: "
+            f"{nearest.text} ({nearest.share:.2g} of the limit)"
+        )
+    why = "; ".join([why, *case.notes])
+    return LossCheck(status="same" if is_same else "within", why=why, steps=steps, worst=worst)
+
+
+def _readings(case: _Case) -> Iterator[Reading]:
+    for key, found in case.candidate.sets.items():
+        scale = case.scale.sets.get(key, ABSENT)
+        noise = case.noise.sets.get(key, ABSENT)
+        if not found.moved or key[1] == 1:
+            yield from _tensors(case.column, key, found, scale, noise)
+        if found.moved:
+            limit = case.column.second.of(scale.together, noise.together)
+            text = f"{_name(key)} differs by {found.together:.2g}, limit {limit:.2g}"
+            share = _share(found.together, limit)
+            yield Reading(check="second_gradient", share=share, text=text)
+    for name, value in case.candidate.buffers.items():
+        limit = case.column.buffers.of(
+            case.scale.buffers.get(name, 0.0), case.noise.buffers.get(name, 0.0)
+        )
+        text = f"buffer {name} differs by {value:.2g}, limit {limit:.2g}"
+        yield Reading(check="buffers", share=_share(value, limit), text=text)
+    yield from _loss(case)
+
+
+def _tensors(
+    column: Column, key: Key, found: SetDifference, scale: SetDifference, noise: SetDifference
+) -> Iterator[Reading]:
+    check, is_exact = NAMES[key[2]], column.gradient.factor == 0
+    gradient = column.gradient
+    if found.moved and not is_exact:
+        gradient = COLUMNS[Numerics.PRECISION].gradient
+    middle = scale.median
+    for name, tensor in found.tensors.items():
+        usual, natural = noise.tensors.get(name, EQUAL), scale.tensors.get(name, EQUAL)
+        if not tensor.is_live and not (is_exact and usual.error == 0.0):
+            text = f"{name} has no true gradient but {tensor.share:.2g} of the whole"
+            yield Reading(check=check, share=_share(tensor.share, DEAD_SHARE), text=text)
+            continue
+        limit = gradient.of(max(natural.error, middle), usual.error)
+        text = f"{_name(key)} of {name} differs by {tensor.error:.2g}, limit {limit:.2g}"
+        yield Reading(check=check, share=_share(tensor.error, limit), text=text)
+        if column.slope is not None and not found.moved:
+            limit = column.slope.of(abs(natural.slope), abs(usual.slope))
+            text = f"{_name(key)} of {name} is scaled by {1 + tensor.slope:.4g}, limit {limit:.2g}"
+            yield Reading(check="slope", share=_share(abs(tensor.slope), limit), text=text)
+
+
+def _loss(case: _Case) -> Iterator[Reading]:
+    limit = case.column.loss.of(case.scale.loss, case.noise.loss)
+    for number, value in enumerate(case.candidate.losses):
+        text = f"loss {number + 1} differs by {value:.2g}, limit {limit:.2g}"
+        yield Reading(check="loss", share=_share(value, limit), text=text)
+
+
+def _updates(trials: Trials) -> Iterator[Reading]:
+    for update, name, value in excesses(trials.baseline, trials.candidate):
+        text = f"update {update.step} of {name} is {value:.2g} off the baseline's optimizer"
+        yield Reading(check="update", share=_share(value, UPDATE_LIMIT), text=text)
+
+
+def _name(key: Key) -> str:
+    place = "gradient before clipping" if key[2] == BEFORE_CLIP else "gradient at the step"
+    return place if key[1] == 1 else f"step {key[1]}'s {place}"
+
+
+def _share(value: float, limit: float) -> float:
+    """Return a value over its limit, capped.
+
+    >>> _share(0.5, 2.0), _share(0.0, 0.0), _share(1e-9, 0.0)
+    (0.25, 0.0, 1000000.0)
+    """
+    if value == 0.0:
+        return 0.0
+    if not math.isfinite(value) or limit == 0.0:
+        return SHARE_CAP
+    return min(value / limit, SHARE_CAP)
+
+
+def _not_compared(why: str) -> LossCheck:
+    return LossCheck(status="not_compared", why=why)
+
+
+def _rejected(worst: dict[str, float], why: str, candidate: GuardRecord | None = None) -> LossCheck:
+    steps = len(candidate.losses) if candidate is not None else 0
+    return LossCheck(status="rejected", why=why, steps=steps, worst=worst)

@@ -1,0 +1,95 @@
+"""The limits of the guard, one column for each numeric promise.
+
+Source of the numbers: the guard study of 2026-11-20 on torch 2.13 CPU (six models, 84 + 108 honest
+runs and 166 + 204 faulty ones, calibration and held-out sets apart), written down in
+`docs/guard.md`. They are not measured on a GPU yet.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from flatout.core.technique import Numerics
+
+BF16_ROUNDING = 2.0**-9
+"""Half the spacing of bf16 at 1: no honest precision lever was judged below this scale."""
+REPEAT_FACTOR = 3.0
+"""A limit is never below this multiple of what the baseline shows against itself."""
+LIVE_SHARE = 1e-3
+"""A tensor is live if its gradient's norm exceeds this share of an average tensor's. Below are true
+zeros (biases before a BatchNorm, key biases of attention), whose recorded values are rounding."""
+DEAD_SHARE = 1e-2
+"""Largest share of the whole gradient that a dead tensor may have: bf16 showed 2e-4, a BatchNorm in
+eval mode 0.11."""
+UPDATE_LIMIT = 3e-4
+"""Largest difference between an update and its shadow, over the shadow's norm: honest optimizers
+show 2.9e-8 (fused), the mildest faulty one 1.2e-3 (no weight decay)."""
+ROUNDINGS = 2
+"""Roundings of the stored parameter that an update may differ by for free."""
+AUTOCAST_CHANGED_NOTHING = 1e-6
+"""Median difference of the calibration below which autocast had nothing to do: the least honest
+bf16 was 2.4e-3, the largest fp32 rounding 3e-5 on single tensors and 1e-6 in the median."""
+TINY_LOSS = 1e-3
+"""Losses below this share of the largest are compared on its scale: a relative difference of
+almost nothing says nothing."""
+MAX_REPEAT = {"gradient": BF16_ROUNDING, "loss": 1e-3, "buffers": 0.02}
+"""A script that differs from itself by more than bf16 rounding would does not repeat: three times
+that difference would let everything through."""
+SHARE_CAP = 1e6
+"""Stands for any share above it, and for a limit of zero that was broken."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limit:
+    """The larger of a floor and a multiple of what the calibration trial showed."""
+
+    floor: float
+    factor: float
+
+    def of(self, scale: float, noise: float) -> float:
+        """Return the limit for a calibration's value and the repeat's own value.
+
+        >>> Limit(floor=1e-5, factor=0.01).of(0.02, noise=0.0)
+        0.0002
+        """
+        return max(self.floor, self.factor * scale, REPEAT_FACTOR * noise)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Column:
+    """What one promise allows."""
+
+    gradient: Limit
+    """Each live tensor at the first step, relative: G1 before clipping, G2 at the step."""
+    slope: Limit | None
+    """Each live tensor's gradient regressed on the baseline's, minus one: G3."""
+    buffers: Limit
+    """Each buffer after the first step, relative: G5."""
+    second: Limit
+    """Gradient of the second step, all tensors together, relative: G6."""
+    loss: Limit
+    """Largest relative difference over the steps: G7."""
+
+
+COLUMNS: Mapping[Numerics, Column] = {
+    Numerics.EXACT: Column(
+        gradient=Limit(floor=0.0, factor=0.0),
+        slope=None,
+        buffers=Limit(floor=0.0, factor=0.0),
+        second=Limit(floor=0.0, factor=0.0),
+        loss=Limit(floor=0.0, factor=0.0),
+    ),
+    Numerics.ROUNDING: Column(
+        gradient=Limit(floor=1e-5, factor=0.01),
+        slope=None,
+        buffers=Limit(floor=1e-4, factor=0.01),
+        second=Limit(floor=1e-5, factor=0.02),
+        loss=Limit(floor=1e-4, factor=0.1),
+    ),
+    Numerics.PRECISION: Column(
+        gradient=Limit(floor=3 * BF16_ROUNDING, factor=3.0),
+        slope=Limit(floor=0.03, factor=3.0),
+        buffers=Limit(floor=0.02, factor=3.0),
+        second=Limit(floor=3 * BF16_ROUNDING, factor=3.0),
+        loss=Limit(floor=1e-3, factor=4.0),
+    ),
+}

@@ -1,0 +1,190 @@
+"""What must be equal between two guard records whatever was promised: samples, structure, start."""
+
+from collections.abc import Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass
+
+import numpy as np
+
+from flatout.guard.differences import Key, by_key
+from flatout.guard.record import GuardRecord, Marks, Sketches, Streams
+from flatout.guard.structure import FREE_SETTINGS
+
+SLACK_BATCHES = 8
+"""Batches that one side may have drawn ahead of the other: a prefetcher's queue."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mismatch:
+    """Something that should have been equal."""
+
+    check: str
+    text: str
+
+
+def mismatches(
+    baseline: GuardRecord, other: GuardRecord, *, computed: Set[tuple[str, str]] = frozenset()
+) -> Iterator[Mismatch]:
+    """Yield everything that differs though no promise allows it, the most telling first.
+
+    `computed` names the root arguments that the training computes (a generator's images): they
+    move with every rounding and are judged through the gradients alone.
+    """
+    yield from _samples(baseline, other)
+    yield from _start(baseline.start, other.start)
+    yield from _structure(baseline.structure, other.structure)
+    yield from _settings(baseline, other)
+    yield from _tensors(baseline, other)
+    yield from _arguments(baseline.arguments, other.arguments, computed)
+
+
+def computed_arguments(baseline: GuardRecord, rounded: GuardRecord) -> set[tuple[str, str]]:
+    """Return the root arguments that another precision changes: results, not samples."""
+    return {
+        (place, path)
+        for place, fields in baseline.arguments.items()
+        for path, marks in fields.items()
+        if _first_difference(marks, rounded.arguments.get(place, {}).get(path, ())) is not None
+    }
+
+
+def has_samples(record: GuardRecord, computed: Set[tuple[str, str]] = frozenset()) -> bool:
+    """Tell whether any content that entered the training was digested."""
+    if any(marks for fields in record.samples.values() for marks in fields.values()):
+        return True
+    return any(
+        (place, path) not in computed
+        for place, fields in record.arguments.items()
+        for path in fields
+    )
+
+
+def _samples(baseline: GuardRecord, other: GuardRecord) -> Iterator[Mismatch]:
+    steps = sorted((len(baseline.losses), len(other.losses)))
+    missing_share = 1 - steps[0] / steps[1] if steps[1] else 0.0
+    for place, fields in baseline.samples.items():
+        name = place or "the loader"
+        theirs = other.samples.get(place)
+        if theirs is None:
+            yield Mismatch(check="samples", text=f"{name} gave no batch")
+            continue
+        for path, marks in fields.items():
+            found = theirs.get(path, ())
+            number = _first_difference(marks, found)
+            if number is not None:
+                text = f"batch {number + 1} of {name} differs{_in(path)}"
+                yield Mismatch(check="samples", text=text)
+            elif _is_behind(marks, found, missing_share):
+                yield Mismatch(check="samples", text=f"{name} gave another number of batches")
+    for place in other.samples.keys() - baseline.samples.keys():
+        yield Mismatch(check="samples", text=f"{place or 'a loader'} is not in the baseline")
+
+
+def _arguments(
+    baseline: Streams, other: Streams, computed: Set[tuple[str, str]]
+) -> Iterator[Mismatch]:
+    for place, fields in baseline.items():
+        for path, marks in fields.items():
+            if (place, path) in computed:
+                continue
+            number = _first_difference(marks, other.get(place, {}).get(path, ()))
+            if number is not None:
+                text = f"call {number + 1} of {place} got other values{_in(path)}"
+                yield Mismatch(check="samples", text=text)
+
+
+def _in(path: str) -> str:
+    return f" in {path}" if path else ""
+
+
+def _first_difference(baseline: Marks, other: Marks) -> int | None:
+    """Return the first batch that differs, None when all that both sides drew is equal.
+
+    Micro-batches are joined: each side's digests are looked up at the other's numbers of rows. One
+    side may have drawn ahead.
+    """
+    if not baseline or not other:
+        return 0 if baseline or other else None
+    fewer, more = (baseline, other) if baseline[-1][0] <= other[-1][0] else (other, baseline)
+    known = dict(more)
+    shared = [number for number, (rows, _) in enumerate(fewer) if rows in known]
+    wrong = [number for number in shared if known[fewer[number][0]] != fewer[number][1]]
+    if wrong:
+        return wrong[0]
+    reached = shared[-1] + 1 if shared else 0
+    return reached if reached < len(fewer) else None
+
+
+def _is_behind(baseline: Marks, other: Marks, missing_share: float) -> bool:
+    """Tell whether one side drew fewer rows than drawing ahead and fewer steps explain."""
+    fewer, more = sorted((baseline, other), key=lambda marks: marks[-1][0])
+    ahead = sum(rows > fewer[-1][0] for rows, _ in more)
+    return ahead > SLACK_BATCHES + missing_share * len(more)
+
+
+def _start(baseline: Sketches, other: Sketches) -> Iterator[Mismatch]:
+    for name, value in baseline.items():
+        if name in other and not np.array_equal(value, other[name]):
+            yield Mismatch(check="start", text=f"{name} starts from other values")
+
+
+def _structure(baseline: Mapping[str, str], other: Mapping[str, str]) -> Iterator[Mismatch]:
+    for name, line in baseline.items():
+        if other.get(name) != line:
+            text = f"module {name} is '{other.get(name, 'gone')}', was '{line}'"
+            yield Mismatch(check="structure", text=text)
+    for name in other.keys() - baseline.keys():
+        yield Mismatch(check="structure", text=f"module {name} is new")
+
+
+def _settings(baseline: GuardRecord, other: GuardRecord) -> Iterator[Mismatch]:
+    theirs = {item.number: item for item in other.optimizers}
+    for item in baseline.optimizers:
+        found = theirs.get(item.number)
+        if found is None or found.kind != item.kind:
+            continue  # the tensors and the shadow step tell
+        for step, (ours, changed) in enumerate(zip(item.settings, found.settings, strict=False)):
+            for group, (a, b) in enumerate(zip(ours, changed, strict=False)):
+                yield from _group(a, b, f"step {step + 1}, optimizer {item.number}, group {group}")
+
+
+def _group(
+    baseline: Mapping[str, object], other: Mapping[str, object], where: str
+) -> Iterator[Mismatch]:
+    for name in baseline.keys() | other.keys():
+        if name not in FREE_SETTINGS and baseline.get(name) != other.get(name):
+            text = f"{where}: {name} is {other.get(name)}, was {baseline.get(name)}"
+            yield Mismatch(check="settings", text=text)
+
+
+def _tensors(baseline: GuardRecord, other: GuardRecord) -> Iterator[Mismatch]:
+    """Yield the tensors that have a gradient on one side only, and parameters in other groups."""
+    theirs = by_key(other)
+    for key, ours in by_key(baseline).items():
+        if key not in theirs:
+            continue  # steps are counted elsewhere
+        yield from _one_sided(ours.sketches.keys(), theirs[key].sketches.keys(), _gradient(key))
+    groups = {item.number: item.groups for item in other.optimizers}
+    for item in baseline.optimizers:
+        yield from _groups(item.number, item.groups, groups.get(item.number, ()))
+
+
+def _gradient(key: Key) -> str:
+    return f"the gradient of step {key[1]}"
+
+
+def _groups(
+    number: int, baseline: Sequence[Sequence[str]], other: Sequence[Sequence[str]]
+) -> Iterator[Mismatch]:
+    ours = {name for group in baseline for name in group}
+    theirs = {name for group in other for name in group}
+    yield from _one_sided(ours, theirs, f"optimizer {number}")
+    if ours == theirs and [*baseline] != [*other]:
+        text = f"optimizer {number} has its parameters in other groups"
+        yield Mismatch(check="tensors", text=text)
+
+
+def _one_sided(baseline: Set[str], other: Set[str], where: str) -> Iterator[Mismatch]:
+    for name in sorted(baseline - other):
+        yield Mismatch(check="tensors", text=f"{name} is missing in {where}")
+    for name in sorted(other - baseline):
+        yield Mismatch(check="tensors", text=f"{name} is only here in {where}")

@@ -1,0 +1,137 @@
+"""When the guard must not judge: it fails closed, and says why."""
+
+from collections.abc import Iterator, Set
+from dataclasses import dataclass
+
+import numpy as np
+
+from flatout.core.technique import Numerics
+from flatout.guard.differences import Differences, by_key, differences, is_finite
+from flatout.guard.excess import find_update_obstacle
+from flatout.guard.limits import MAX_REPEAT
+from flatout.guard.mismatches import computed_arguments, has_samples, mismatches
+from flatout.guard.record import GuardRecord
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Trials:
+    """The records that one judgement stands on."""
+
+    baseline: GuardRecord
+    candidate: GuardRecord
+    calibration: GuardRecord | None
+    repeat: GuardRecord | None
+    promise: Numerics
+    changes_threads: bool
+
+    @property
+    def computed(self) -> set[tuple[str, str]]:
+        """The root arguments that the training itself computes."""
+        found: set[tuple[str, str]] = set()
+        for record in (self.calibration, self.repeat):
+            if record is not None:
+                found |= computed_arguments(self.baseline, record)
+        return found
+
+
+def find_obstacle(trials: Trials) -> str | None:
+    """Return why nothing can be compared, None when everything needed is there."""
+    return next(_obstacles(trials), None)
+
+
+def find_missing(baseline: GuardRecord, candidate: GuardRecord) -> str | None:
+    """Return what the recipe's trial did not show though the baseline's did, None if nothing."""
+    missing = by_key(baseline).keys() - by_key(candidate).keys()
+    if missing:
+        optimizer, step, _ = min(missing)
+        return f"the recipe's trial has no gradient of step {step}, optimizer {optimizer}"
+    if len(candidate.losses) < min(2, len(baseline.losses)):
+        return "the recipe's trial showed fewer than two losses"
+    return find_update_obstacle(baseline, candidate)
+
+
+def _obstacles(trials: Trials) -> Iterator[str]:
+    computed = trials.computed
+    yield from _environment(trials)
+    yield from _baseline(trials.baseline)
+    yield from _repeat(trials.baseline, trials.repeat)
+    if not has_samples(trials.baseline, computed):
+        yield "no samples were digested: neither a loader nor a root's arguments showed any"
+    if trials.promise in (Numerics.ROUNDING, Numerics.PRECISION):
+        yield from _calibration(trials.baseline, trials.calibration, computed)
+
+
+def _environment(trials: Trials) -> Iterator[str]:
+    ours, theirs = trials.baseline, trials.candidate
+    if ours.torch != theirs.torch:
+        yield f"baseline ran torch {ours.torch}, recipe torch {theirs.torch}"
+    if ours.device != theirs.device:
+        yield f"baseline ran on {ours.device}, recipe on {theirs.device}"
+    if ours.threads != theirs.threads and not trials.changes_threads:
+        yield (
+            f"the recipe's trial ran {theirs.threads} threads, the baseline's {ours.threads}, "
+            "and no lever asked for that"
+        )
+
+
+def _baseline(record: GuardRecord) -> Iterator[str]:
+    if not record.gradients:
+        yield "no gradients were seen in the baseline"
+    if max((item.step for item in record.gradients), default=0) < 2:
+        yield "the baseline made fewer than two steps with gradients"
+    if not all(is_finite(item.sketches) for item in record.gradients):
+        yield "the baseline's own gradients are not finite"
+    if not all(np.isfinite(record.losses)):
+        yield "the baseline's own losses are not finite"
+    own = differences(record, record)
+    live = any(t.is_live for item in own.sets.values() for t in item.tensors.values())
+    if record.gradients and not live:
+        yield "every gradient of the baseline is zero"
+
+
+def _calibration(
+    baseline: GuardRecord, record: GuardRecord | None, computed: Set[tuple[str, str]]
+) -> Iterator[str]:
+    if record is None:
+        yield "the calibration trial failed, so no tensor's natural scale is known"
+        return
+    wrong = next(mismatches(baseline, record, computed=computed), None)
+    if wrong is not None:
+        yield f"the calibration trial trained something else: {wrong.text}"
+    if by_key(record).keys() < by_key(baseline).keys():
+        yield "the calibration trial ended before its second step"
+    if not all(is_finite(item.sketches) for item in record.gradients):
+        yield "the calibration trial's gradients are not finite"
+
+
+def _repeat(baseline: GuardRecord, record: GuardRecord | None) -> Iterator[str]:
+    if record is None:
+        return
+    wrong = find_drift(baseline, record)
+    if wrong is not None:
+        yield f"the script does not repeat itself: {wrong}; a loss band alone proves no promise"
+
+
+def find_drift(baseline: GuardRecord, repeat: GuardRecord) -> str | None:
+    """Return how a script differs from itself beyond rounding, None when it repeats."""
+    has_loader = bool(baseline.samples)
+    computed = computed_arguments(baseline, repeat) if has_loader else set()
+    wrong = next(mismatches(baseline, repeat, computed=computed), None)
+    if wrong is not None:
+        return wrong.text
+    if by_key(baseline).keys() != by_key(repeat).keys():
+        return "it made another number of steps"
+    found = differences(baseline, repeat)
+    for name, value in _noise(found).items():
+        if not value <= MAX_REPEAT[name]:
+            return f"{name} differs by {value:.2g} between two equal runs"
+    return None
+
+
+def _noise(found: Differences) -> dict[str, float]:
+    first = (item.largest for item in found.sets.values() if not item.moved)
+    return {
+        "gradient": max(first, default=0.0),
+        "loss": found.loss,
+        "buffers": max(found.buffers.values(), default=0.0),
+    }
