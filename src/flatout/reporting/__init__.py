@@ -1,0 +1,1 @@
+"""Nouns in, text out. No torch, no numpy."""

@@ -1,0 +1,110 @@
+"""Files that flatout writes and reads back: whole or not at all, with errors that help."""
+
+import contextlib
+import json
+import math
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from flatout.core.errors import UserError
+
+
+def write_json(plain: Mapping[str, Any], path: Path) -> None:
+    """Write a JSON document; numbers that JSON does not have become null.
+
+    Raises:
+        UserError: if it cannot be written.
+    """
+    text = json.dumps(finite(plain), indent=2, allow_nan=False, ensure_ascii=True)
+    write_text(text + "\n", path)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Return a JSON document that flatout wrote.
+
+    Raises:
+        UserError: if it cannot be read, or is no JSON object.
+    """
+    try:
+        plain = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(
+            f"there is no file {path}; 'flatout measure --json {path} train.py' writes one"
+        ) from None
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror or error}") from error
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} is not JSON: {error}") from error
+    if not isinstance(plain, dict):
+        raise UserError(f"{path} holds no flatout document; give a file that --json wrote")
+    return plain
+
+
+def write_text(text: str, path: Path) -> None:
+    """Write beside the target and rename, so that a full disk leaves the old file as it was.
+
+    Raises:
+        UserError: if the folder or the file cannot be written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _replace(path, text)
+    except OSError as error:
+        raise UserError(_cannot_write(path, error)) from error
+
+
+def ensure_writable(folder: Path) -> None:
+    """Make a folder if it is missing and try a file in it: better now than after the tuning.
+
+    Raises:
+        UserError: if nothing can be written there.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise UserError(_cannot_write(folder, error)) from error
+
+
+def finite(value: Any) -> Any:
+    """Return the same plain value with None for every number that is not finite.
+
+    >>> finite({"interval": [0.0, math.inf], "losses": (1.0, math.nan)})
+    {'interval': [0.0, None], 'losses': [1.0, None]}
+    """
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(item) for item in value]
+    return value
+
+
+def _cannot_write(path: Path, error: OSError) -> str:
+    return f"cannot write to {path}: {error.strerror or error}; name a folder that can be written"
+
+
+def _replace(path: Path, text: str) -> None:
+    descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    draft = Path(name)
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
+            stream.write(text)
+        draft.chmod(0o666 & ~_umask())
+        draft.replace(path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            draft.unlink()
+        raise
+
+
+def _umask() -> int:
+    """Return the process's mask: a temporary file is private, a report is as any other file."""
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

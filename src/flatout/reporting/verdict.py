@@ -1,0 +1,137 @@
+"""What a tuning says, in sentences: the headline, the reasons, the next command."""
+
+import math
+from collections.abc import Iterator
+from pathlib import PurePath
+
+from flatout.core.ablation import Ablation, Row
+from flatout.core.units import format_duration, format_ratio
+from flatout.reporting.words import (
+    ceilings_words,
+    drop_words,
+    gain_words,
+    loss_words,
+    sentence,
+)
+
+STOPPED_WORDS = {
+    "budget": "the budget was spent",
+    "interrupted": "it was interrupted",
+    "machine busy": "other work kept the machine busy",
+    "baseline failed": "the unchanged script did not run",
+}
+"""Why a tuning ended early."""
+
+
+def headline(ablation: Ablation) -> str:
+    """Return the answer of a tuning in one sentence.
+
+    A gain is claimed only where the whole recipe was confirmed against the baseline.
+    """
+    pair = ablation.confirmation
+    if not ablation.recipe.choices:
+        return _nothing_kept(ablation)
+    kept = f"{len(ablation.recipe.choices)} of {len(_tried(ablation))} levers kept"
+    if pair is None:
+        ending = STOPPED_WORDS.get(ablation.stopped, "it ended early")
+        return f"Not confirmed yet: {kept}, but {ending} before the whole recipe was proven."
+    if pair.covers_one or pair.ratio < 1:
+        return f"Not faster: {kept}, but the whole recipe shows {gain_words(pair)}."
+    return f"{gain_words(pair)}: {kept}, {_training_words(ablation)}."
+
+
+def reasons(ablation: Ablation) -> Iterator[str]:
+    """Yield what the table cannot say, one sentence each."""
+    yield from _script_words(ablation)
+    yield from (
+        sentence(f"{row.choice.technique}: {row.why}") for row in _ladder(ablation) if row.why
+    )
+    yield from _costs(ablation)
+    yield from _drops(ablation)
+    if not ablation.recipe.choices:
+        yield sentence(f"The baseline's ceilings: {ceilings_words(ablation.baseline)}")
+    if any(row.comparison for row in ablation.rows):
+        yield _resolution_words(ablation.resolution)
+        yield "Each lever was tried on top of those kept above it, in fresh interleaved processes."
+    if ablation.final_check or any(row.loss_check.passed for row in ablation.rows):
+        yield "The loss checks are short: they catch breakage, not a change of final accuracy."
+    yield from (sentence(note) for note in ablation.notes)
+
+
+def ending(ablation: Ablation) -> str:
+    """Say how long the tuning took and why it ended."""
+    took = f"Tuning took {format_duration(ablation.cost_s)}"
+    why = STOPPED_WORDS.get(ablation.stopped)
+    return f"{took}; it ended because {why}." if why else f"{took}."
+
+
+def next_command(ablation: Ablation, recipe_path: str) -> str:
+    """Return what to type next."""
+    is_cut_short = ablation.stopped in STOPPED_WORDS
+    if ablation.recipe.choices and (ablation.confirmation or not is_cut_short):
+        return f"flatout run --with {recipe_path} {ablation.workload}"
+    if is_cut_short:
+        return f"flatout tune --resume --out {PurePath(recipe_path).parent} {ablation.workload}"
+    return f"python {ablation.workload}"
+
+
+def _resolution_words(resolution: float) -> str:
+    if math.isinf(resolution):
+        return "Resolution unknown: there were too few pairs to know this machine's noise."
+    return (
+        f"Resolution {format_ratio(resolution)}: a smaller gain cannot be shown at this machine's "
+        "noise; such a lever is inconclusive, which is not the same as no gain."
+    )
+
+
+def _tried(ablation: Ablation) -> set[str]:
+    return {row.choice.technique for row in ablation.rows}
+
+
+def _ladder(ablation: Ablation) -> list[Row]:
+    return [row for row in ablation.rows if row.stage == "add"]
+
+
+def _nothing_kept(ablation: Ablation) -> str:
+    tried = f"{len(_tried(ablation))} lever{'s' * (len(_tried(ablation)) != 1)} tried"
+    if ablation.confirmation is not None:
+        return f"Leave it as it is: {tried}, and the recipe that they gave did not hold."
+    if why := STOPPED_WORDS.get(ablation.stopped):
+        return f"No answer yet: {tried}, none kept, and {why}."
+    return f"Nothing worth changing: {tried}, none of them a gain that could be shown."
+
+
+def _training_words(ablation: Ablation) -> str:
+    check = ablation.final_check
+    if check is None or not check.passed:
+        return "training not proven the same"
+    if check.status == "same":
+        return "losses and gradients bit-identical"
+    return "losses and gradients within the guard's limits"
+
+
+def _script_words(ablation: Ablation) -> Iterator[str]:
+    check = ablation.aa_check
+    if check is None:
+        return
+    why = f" ({check.why})" if check.why else ""
+    yield sentence(f"The unchanged script run twice: {loss_words(check)}{why}")
+
+
+def _costs(ablation: Ablation) -> Iterator[str]:
+    epoch = ablation.baseline.epoch_steps
+    for row in ablation.kept:
+        if row.break_even_steps is None:
+            continue
+        epochs = f" ({row.break_even_steps / epoch:.1f} epochs)" if epoch else ""
+        yield (
+            f"{row.choice.technique} needs {format_duration(row.startup_s)} more at the start "
+            f"and has paid that back after {row.break_even_steps} steps{epochs}."
+        )
+
+
+def _drops(ablation: Ablation) -> Iterator[str]:
+    for row in ablation.rows:
+        if row.stage == "drop":
+            name = row.choice.technique
+            yield f"The final recipe with {name} against without: {drop_words(row)}."
