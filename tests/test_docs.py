@@ -1,0 +1,221 @@
+"""The pages tell the truth: what they name exists, what exists has a page, what they show runs.
+
+A fenced block whose first word after the language is `run` is executed: ```python run or ```sh run.
+In every other `sh` block the commands of flatout and make must exist, with the options shown.
+"""
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+
+import flatout.rules
+from flatout import techniques
+from flatout.cli import command_line
+from flatout.core.catalog import module_names
+from flatout.workflow.recipes import read_recipe
+
+ROOT = Path(__file__).parent.parent
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+RECIPES = sorted((ROOT / "recipes").rglob("*.toml"))
+NAMES = techniques.names()
+CODES = sorted(module_names(flatout.rules))
+BLOCK = re.compile(r"^```(\w+)([^\n]*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"(?<!!)\[[^\]\n]+\]\(([^)\s]+)\)")
+TARGET = re.compile(r"^([a-z][a-z-]*):", re.MULTILINE)
+OPTIONS_AFTER_SCRIPT = re.compile(r"\.py\b|:\w+\b")
+
+
+def relative(path):
+    return str(path.relative_to(ROOT))
+
+
+def commands():
+    group = command_line()
+    context = click.Context(group)
+    return {name: group.get_command(context, name) for name in group.list_commands(context)}
+
+
+def options(command):
+    return [p for p in command.params if isinstance(p, click.Option)]
+
+
+def blocks(path, *languages):
+    """Return info string and text of the fenced blocks in the given languages."""
+    found = BLOCK.findall(path.read_text())
+    return [(info.split(), text) for language, info, text in found if language in languages]
+
+
+def runnable(language):
+    return [
+        pytest.param(text, id=f"{relative(path)}-{number}")
+        for path in PAGES
+        for number, (info, text) in enumerate(blocks(path, language))
+        if "run" in info
+    ]
+
+
+def command_lines(path):
+    """Return the shown shell commands, continued lines joined, comments dropped."""
+    lines = []
+    for _info, text in blocks(path, "sh", "bash", "console"):
+        for line in text.replace("\\\n", " ").splitlines():
+            words = shlex.split(line.removeprefix("$ "), comments=True)
+            lines.extend([words] if words else [])
+    return lines
+
+
+def headings(path):
+    """Return the anchors that a forge makes of a page's headings."""
+    found = re.findall(r"^#+ +(.+)$", path.read_text(), re.MULTILINE)
+    plain = [re.sub(r"[^\w\- ]", "", heading.lower()) for heading in found]
+    return {heading.replace(" ", "-") for heading in plain}
+
+
+COMMANDS = commands()
+
+
+@pytest.mark.parametrize("path", PAGES, ids=relative)
+def test_links_lead_somewhere(path):
+    lost = []
+    for link in LINK.findall(path.read_text()):
+        place, _hash, anchor = link.partition("#")
+        if place.startswith(("http://", "https://", "mailto:")):
+            continue
+        target = (path.parent / place).resolve() if place else path
+        if not target.exists() or (anchor and anchor not in headings(target)):
+            lost.append(link)
+
+    assert lost == []
+
+
+@pytest.mark.parametrize("path", PAGES, ids=relative)
+def test_commands_that_are_shown_exist(path):
+    targets = set(TARGET.findall((ROOT / "Makefile").read_text()))
+
+    unknown = [
+        shlex.join(words)
+        for words in command_lines(path)
+        if (words[0] == "make" and not set(words[1:2]) <= targets)
+        or (words[0] == "flatout" and not is_a_command(words[1:]))
+    ]
+    assert unknown == []
+
+
+def is_a_command(words):
+    """Tell whether the verb exists and has the options that stand before the script."""
+    if not words or words[0].startswith("-"):
+        return set(words) <= {"--help", "--version"}
+    if words[0] not in COMMANDS:
+        return False
+    known = {name for option in options(COMMANDS[words[0]]) for name in all_names(option)}
+    own = []
+    for word in words[1:]:
+        if OPTIONS_AFTER_SCRIPT.search(word):
+            break
+        own.append(word.partition("=")[0])
+    return {word for word in own if word.startswith("-")} <= known | {"--help"}
+
+
+def all_names(option):
+    return [*option.opts, *option.secondary_opts]
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_each_command_has_a_page_that_names_all_its_options(name):
+    text = (ROOT / f"docs/commands/{name}.md").read_text()
+
+    flags = [flag for option in options(COMMANDS[name]) for flag in option.opts]
+    assert [flag for flag in flags if f"`{flag}" not in text] == []
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_each_command_and_option_explains_itself(name):
+    command = COMMANDS[name]
+
+    assert command.help
+    assert [option.name for option in options(command) if not option.help] == []
+
+
+def test_no_command_page_outlives_its_command():
+    pages = {path.stem for path in (ROOT / "docs/commands").glob("*.md")} - {"README"}
+
+    assert pages == set(COMMANDS)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_technique_s_page_names_its_promise_and_its_settings(name):
+    kind = techniques.technique_class(name)
+    text = (ROOT / f"docs/techniques/{kind.family}/{name}.md").read_text()
+
+    assert text.startswith("# ")
+    words = [f"`{kind.numerics.value}`", *(f"`{setting}" for setting in kind().settings())]
+    assert [word for word in words if word not in text] == []
+
+
+@pytest.mark.parametrize("code", CODES)
+def test_a_rule_s_page_says_when_it_speaks_and_what_to_do(code):
+    text = (ROOT / f"docs/rules/{code}.md").read_text()
+
+    assert text.startswith("# ")
+    assert code in text
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=relative)
+def test_known_good_recipes_are_recipes(path):
+    assert read_recipe(path).choices
+
+
+@pytest.mark.parametrize("path", PAGES, ids=relative)
+def test_recipes_that_are_shown_are_recipes(path, tmp_path):
+    shown = [text for _info, text in blocks(path, "toml") if "[flatout]" in text]
+    for number, text in enumerate(shown):
+        recipe = tmp_path / f"{number}.toml"
+        recipe.write_text(text)
+
+        assert read_recipe(recipe).choices
+
+
+@pytest.mark.parametrize("path", PAGES, ids=relative)
+def test_python_that_is_shown_is_python(path):
+    for _info, text in blocks(path, "python"):
+        compile(text, relative(path), "exec")
+
+
+@pytest.mark.parametrize("text", runnable("python"))
+def test_python_marked_run_runs(text, tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", text], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("text", runnable("sh"))
+def test_shell_marked_run_runs(text, tmp_path):
+    path = f"{Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin"
+    done = subprocess.run(
+        ["bash", "-euc", text],
+        cwd=tmp_path,
+        env={"PATH": path, "HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_first_screen_shows_the_two_commands():
+    first_screen = "\n".join((ROOT / "README.md").read_text().splitlines()[:25])
+
+    assert "make demo" in first_screen
+    assert "make test" in first_screen
+
+
+def test_changes_are_told_for_this_version():
+    assert f"## {flatout.__version__}" in (ROOT / "CHANGELOG.md").read_text()
