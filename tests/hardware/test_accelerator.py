@@ -1,7 +1,14 @@
+from types import SimpleNamespace
+
 import pytest
 import torch
 
-from flatout.hardware.accelerator import devices_by_torch, devices_of, trouble_with_cuda
+from flatout.hardware.accelerator import (
+    cuda_devices,
+    devices_by_torch,
+    devices_of,
+    trouble_with_cuda,
+)
 from flatout.hardware.gpus import Driver, Gpu, read_driver
 from flatout.hardware.torch_build import TorchBuild
 
@@ -40,6 +47,32 @@ def test_hidden_gpus_are_no_devices(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
 
     assert devices_of(Driver(gpus=(H200,)), TorchBuild(version="2.13.0", cuda="12.8")) == ()
+
+
+def torch_with(count, *, hip=None):
+    """Return the part of torch that tells about GPUs, for a machine that has some."""
+    facts = SimpleNamespace(name="Some GPU", total_memory=5, major=8, minor=0)
+    cuda = SimpleNamespace(device_count=lambda: count, get_device_properties=lambda index: facts)
+    return SimpleNamespace(cuda=cuda, version=SimpleNamespace(hip=hip))
+
+
+def test_where_driver_and_torch_count_alike_the_driver_is_believed():
+    (device,) = cuda_devices(torch_with(1), [H200])
+
+    assert device.name == "NVIDIA H200"
+
+
+def test_where_the_driver_counts_otherwise_torch_is_believed():
+    devices = cuda_devices(torch_with(2), [H200])
+
+    assert [device.name for device in devices] == ["Some GPU", "Some GPU"]
+    assert devices[0].compute_capability == (8, 0)
+
+
+def test_a_gpu_of_amd_has_no_cuda_capability():
+    (device,) = cuda_devices(torch_with(1, hip="6.4"), [])
+
+    assert (device.kind, device.compute_capability) == ("rocm", None)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this host has a GPU that torch can use")

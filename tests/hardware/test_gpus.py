@@ -117,3 +117,50 @@ def test_compute_gpus_in_the_slots_are_counted_and_display_cards_are_not(tmp_pat
         (folder / "class").write_text(kind + "\n")
 
     assert pci_gpus(tmp_path) == 1
+
+
+def amdsmi(**changes):
+    """Return AMD's library with one GPU."""
+    fake = ModuleType("amdsmi")
+    parts = {
+        "AmdSmiException": Failure,
+        "amdsmi_init": lambda: None,
+        "amdsmi_shut_down": lambda: None,
+        "amdsmi_get_processor_handles": lambda: ["handle"],
+        "amdsmi_get_gpu_driver_info": lambda handle: {"driver_version": "6.12"},
+        "amdsmi_get_gpu_vram_usage": lambda handle: {"vram_total": 2048, "vram_used": 16},
+        "amdsmi_get_gpu_asic_info": lambda handle: {"market_name": "AMD Instinct MI300X"},
+        "amdsmi_get_gpu_device_uuid": lambda handle: "abc",
+    }
+    for name, value in (parts | changes).items():
+        setattr(fake, name, value)
+    return fake
+
+
+def no_nvidia():
+    raise Failure("NVML Shared Library Not Found")
+
+
+def test_the_gpus_of_amd_are_read_where_there_are_none_of_nvidia(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pynvml", nvml(nvmlInit=no_nvidia))
+    monkeypatch.setitem(sys.modules, "amdsmi", amdsmi())
+
+    driver = read_driver()
+
+    assert driver.version == "6.12"
+    (gpu,) = driver.gpus
+    assert (gpu.kind, gpu.name, gpu.memory_bytes) == ("rocm", "AMD Instinct MI300X", 2 * 1024**3)
+    assert gpu.busy_share is None
+
+
+def test_a_failing_library_of_amd_leaves_the_reason_of_nvidia(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pynvml", nvml(nvmlInit=no_nvidia))
+    monkeypatch.setitem(sys.modules, "amdsmi", amdsmi(amdsmi_init=no_nvidia))
+
+    assert read_driver().trouble == "NVML Shared Library Not Found"
+
+
+def test_a_gpu_is_plain_json():
+    gpu = Gpu(index=0, kind="cuda", name="A", pids=(1, 2))
+
+    assert gpu.to_json()["pids"] == [1, 2]

@@ -25,7 +25,7 @@ def devices_by_torch(driver: Driver) -> tuple[Device, ...]:
     import torch
 
     if torch.cuda.is_available():
-        return _cuda_devices(torch, visible(driver.gpus))
+        return cuda_devices(torch, visible(driver.gpus))
     if hasattr(torch, "xpu") and torch.xpu.is_available():
         return tuple(_xpu_device(torch, index) for index in range(torch.xpu.device_count()))
     if torch.backends.mps.is_available():
@@ -47,7 +47,8 @@ def trouble_with_cuda() -> str:
     return "torch sees no device"
 
 
-def _cuda_devices(torch: Any, gpus: Sequence[Gpu]) -> tuple[Device, ...]:
+def cuda_devices(torch: Any, gpus: Sequence[Gpu]) -> tuple[Device, ...]:
+    """Return the GPUs that torch counts, described by the driver where it counts the same."""
     count = torch.cuda.device_count()
     if count == len(gpus):  # the driver tells the same, without a context
         return tuple(_device(gpu) for gpu in gpus)
