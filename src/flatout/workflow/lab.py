@@ -7,7 +7,7 @@ replaying the recorded ones first brings a resumed tuning to exactly where it wa
 import json
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,8 @@ STEAL_LIMIT = 0.02
 MIN_TICKS = 4
 """The kernel counts in ticks of 10 ms: fewer than this many are no evidence in a short window."""
 TICK_S = 0.01
+COMPILE_S = 300.0
+"""A trial may be silent this long: compiling a deep model took 158 s on two cores."""
 MAX_REPEATS = 3
 """Repeats of one disturbed trial."""
 BUSY_AFTER = 6
@@ -52,6 +54,8 @@ class Lab:
     limit_s: float
     cache: Path | None = None
     accepts_load: bool = False
+    may_repeat: Callable[[], bool] = lambda: True
+    """Whether there is time for repeating a disturbed trial."""
     runner: Runner = run_trial
     recorded: dict[str, list[Trial]] = field(default_factory=dict)
     """Trials of an earlier, interrupted tuning, still to be replayed."""
@@ -71,7 +75,7 @@ class Lab:
             MachineBusyError: if most trials are disturbed and that is not accepted.
         """
         for _ in range(MAX_REPEATS):
-            trial = self._run("time", recipe, TrialOptions(limit_s=self.limit_s, cache=self.cache))
+            trial = self._run("time", recipe, self._options())
             if trial.outcome is not Outcome.OK or trial.profile is None:
                 return trial
             self.timed += 1
@@ -81,6 +85,8 @@ class Lab:
             is_busy = self.timed >= BUSY_AFTER and 2 * self.disturbed > self.timed
             if is_busy and not self.accepts_load:
                 raise MachineBusyError
+            if not self.may_repeat():
+                break
         if trial.profile is not None:
             self.step_s.setdefault(key_of(recipe), []).append(trial.profile.step_ms.median / 1e3)
         return trial
@@ -89,9 +95,7 @@ class Lab:
         """Run one untimed trial with the guard's recorder; its record lands in `out/guard/name`."""
         keep = self.out / "guard" / name
         keep.mkdir(parents=True, exist_ok=True)
-        options = TrialOptions(
-            limit_s=self.limit_s, cache=self.cache, steps=steps, guard=spec, keep=keep
-        )
+        options = replace(self._options(), steps=steps, guard=spec, keep=keep)
         return self._run(f"guard {name}", recipe, options)
 
     def cost_s(self, recipe: Recipe, default: float) -> float:
@@ -101,6 +105,9 @@ class Lab:
     def all_times(self) -> list[list[float]]:
         """Return accepted step times in seconds, grouped by recipe."""
         return list(self.step_s.values())
+
+    def _options(self) -> TrialOptions:
+        return TrialOptions(limit_s=self.limit_s, hang_s=COMPILE_S, cache=self.cache)
 
     def _run(self, kind: str, recipe: Recipe, options: TrialOptions) -> Trial:
         key = f"{kind} {key_of(recipe)}"

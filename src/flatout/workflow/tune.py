@@ -112,6 +112,7 @@ def tune(
         limit_s=max(120.0, options.budget_s),
         cache=cache,
         accepts_load=options.accepts_load,
+        may_repeat=lambda: budget.left_s > 0,
         runner=options.runner,
         recorded=recorded,
     )
