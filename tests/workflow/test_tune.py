@@ -1,0 +1,274 @@
+"""The tuner's decisions, on trials made up from a known truth."""
+
+import math
+import random
+from dataclasses import dataclass, field
+
+import pytest
+
+from flatout.core.ablation import LossCheck, Verdict
+from flatout.core.machine import Device, Machine
+from flatout.core.profile import (
+    LoaderFacts,
+    ModelFacts,
+    OptimizerFacts,
+    PeakBytes,
+    Profile,
+    Spread,
+)
+from flatout.core.technique import Numerics
+from flatout.core.trial import Applied, Outcome, Trial
+from flatout.core.workload import Workload
+from flatout.workflow.tune import BaselineFailedError, TuneOptions, tune
+
+MACHINE = Machine(
+    device=Device(kind="cpu", name="test cpu", memory_bytes=2**34),
+    logical_cores=2,
+    usable_cores=2,
+    physical_cores=2,
+    memory_bytes=2**34,
+    shm_free_bytes=2**33,
+    cpu_features=frozenset({"avx512_bf16"}),
+    torch_version="2.13.0",
+)
+WORKLOAD = Workload(target="train.py", python="python")
+PHASES = {"data_wait": 40.0, "forward": 20.0, "backward": 30.0, "optimizer": 8.0, "other": 2.0}
+
+
+@dataclass
+class World:
+    """Runs trials in which every lever has a known true factor of the step time."""
+
+    factors: dict[str, float]
+    noise: float = 0.01
+    broken: tuple[str, ...] = ()
+    seed: int = 0
+    asked: list[str] = field(default_factory=list)
+    load: dict[str, float] = field(default_factory=dict)
+    interrupt_after: int = 10**9
+
+    def __post_init__(self):
+        self.random = random.Random(self.seed)
+
+    def __call__(self, workload, recipe, machine, options):
+        self.asked.append(recipe.label)
+        if len(self.asked) > self.interrupt_after:
+            raise KeyboardInterrupt
+        if any(name in self.broken for name in recipe.names):
+            return Trial(recipe=recipe, outcome=Outcome.CRASH, message="RuntimeError: no", wall_s=1)
+        factor = math.prod(self.factors.get(name, 1.0) for name in recipe.names)
+        step_ms = 100.0 * factor * math.exp(self.random.gauss(0, self.noise))
+        return Trial(
+            recipe=recipe,
+            outcome=Outcome.OK,
+            profile=profile(step_ms),
+            applied=tuple(Applied(technique=n, status="applied") for n in recipe.names),
+            wall_s=1.0,
+            details={"load": self.load},
+        )
+
+
+def profile(step_ms):
+    scale = step_ms / 100.0
+    return Profile(
+        step_ms=Spread(median=step_ms, p10=step_ms, p90=step_ms, n=8),
+        phases_ms={name: ms * scale for name, ms in PHASES.items()} | {"h2d": 0.0},
+        samples_per_s=1e3 * 16 / step_ms,
+        device_kind="cpu",
+        device_name="test cpu",
+        device_busy_share=0.6,
+        peak_bytes=PeakBytes(device=2**30),
+        warmup_ms=500.0,
+        cpu_threads=2,
+        loaders=(
+            LoaderFacts(
+                address="train.py:main#0",
+                is_training=True,
+                dataset="Images",
+                dataset_len=1000,
+                batch_size=16,
+                num_workers=0,
+                pin_memory=False,
+                persistent_workers=False,
+                prefetch_factor=None,
+                batch_bytes=10**6,
+                fetch_ms=40.0 * scale,
+            ),
+        ),
+        models=(
+            ModelFacts(
+                name="Net", parameters=10**6, parameter_bytes=4 * 10**6, dtypes=("float32",)
+            ),
+        ),
+        optimizers=(
+            OptimizerFacts(
+                name="AdamW", parameters=10**6, has_fused_option=True, parameter_tensors=60
+            ),
+        ),
+    )
+
+
+@pytest.fixture(autouse=True)
+def guard_that_passes(monkeypatch):
+    """The guard has tests of its own; here every recipe trains the same thing."""
+    monkeypatch.setattr(
+        "flatout.workflow.tune.Referee.check", lambda *_: LossCheck(status="within")
+    )
+
+
+def run(world, tmp_path, **options):
+    given = {"budget_s": 600.0, "runner": world} | options
+    return tune(WORKLOAD, TuneOptions(out=tmp_path, **given), lambda _: None, MACHINE)
+
+
+def verdicts(ablation):
+    return {row.choice.technique: row.verdict for row in ablation.rows if row.stage == "add"}
+
+
+def test_levers_that_help_are_kept_and_confirmed(tmp_path):
+    world = World({"bf16_autocast": 0.6, "loader_workers": 0.6})
+
+    ablation = run(world, tmp_path)
+
+    assert set(ablation.recipe.names) == {"bf16_autocast", "loader_workers"}
+    assert ablation.confirmation.ratio == pytest.approx(1 / 0.36, rel=0.05)
+    assert ablation.confirmation.n >= 3
+    assert ablation.recipe.training_loaders == ("train.py:main#0",)
+
+
+def test_levers_that_do_nothing_are_not_kept(tmp_path):
+    ablation = run(World({}), tmp_path)
+
+    assert ablation.recipe.choices == ()
+    assert ablation.confirmation is None
+    assert Verdict.KEPT not in verdicts(ablation).values()
+
+
+def test_levers_that_hurt_are_called_worse(tmp_path):
+    ablation = run(World({"bf16_autocast": 1.5}), tmp_path)
+
+    assert verdicts(ablation)["bf16_autocast"] is Verdict.WORSE
+
+
+def test_faster_recipe_that_trains_something_else_is_rejected(tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        "flatout.workflow.tune.Referee.check",
+        lambda *_: LossCheck(status="rejected", why="gradient of layer 3 differs by 0.67"),
+    )
+
+    ablation = run(World({"bf16_autocast": 0.5}), tmp_path, only=("bf16_autocast",))
+
+    assert verdicts(ablation) == {"bf16_autocast": Verdict.REJECTED}
+    assert "layer 3" in ablation.rows[0].why
+    assert ablation.recipe.choices == ()
+
+
+def test_recipe_that_could_not_be_compared_is_not_kept(tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        "flatout.workflow.tune.Referee.check", lambda *_: LossCheck(status="not_compared")
+    )
+
+    ablation = run(World({"bf16_autocast": 0.5}), tmp_path, only=("bf16_autocast",))
+
+    assert ablation.recipe.choices == ()
+
+
+def test_lever_that_crashes_is_failed_and_the_others_go_on(tmp_path):
+    world = World({"loader_workers": 0.6}, broken=("bf16_autocast",))
+
+    ablation = run(world, tmp_path)
+
+    assert verdicts(ablation)["bf16_autocast"] is Verdict.FAILED
+    assert ablation.recipe.names == ("loader_workers",)
+
+
+def test_numerics_ceiling_is_respected(tmp_path):
+    world = World({"bf16_autocast": 0.5})
+
+    ablation = run(world, tmp_path, numerics=Numerics.ROUNDING)
+
+    assert "bf16_autocast" not in verdicts(ablation)
+    assert not any("bf16" in label for label in world.asked)
+
+
+def test_only_and_skip_choose_levers(tmp_path):
+    ablation = run(World({}), tmp_path, skip=("bf16_autocast",), only=("bf16_autocast",))
+
+    assert ablation.rows == ()
+
+
+def test_pairs_are_interleaved_in_alternating_order(tmp_path):
+    world = World({"bf16_autocast": 0.5})
+
+    run(world, tmp_path, only=("bf16_autocast",))
+
+    assert world.asked[1:5] == ["baseline", "bf16_autocast", "bf16_autocast", "baseline"]
+
+
+def test_ctrl_c_ends_with_the_table_so_far(tmp_path):
+    world = World({"bf16_autocast": 0.6, "loader_workers": 0.6}, interrupt_after=9)
+
+    ablation = run(world, tmp_path)
+
+    assert ablation.stopped == "interrupted"
+    assert len(ablation.rows) >= 1
+
+
+def test_resumed_tuning_repeats_no_trial_and_reaches_the_same_end(tmp_path):
+    factors = {"bf16_autocast": 0.6, "loader_workers": 0.6}
+    run(World(factors, interrupt_after=9), tmp_path)
+    resumed = World(factors, seed=1)
+
+    ablation = run(resumed, tmp_path, resume=True)
+
+    whole = run(World(factors), tmp_path / "whole")
+    assert ablation.recipe.names == whole.recipe.names
+    assert ablation.stopped == "finished"
+    lines = (tmp_path / "journal.jsonl").read_text().splitlines()
+    assert len(lines) == 1 + 9 + len(resumed.asked)
+
+
+def test_busy_machine_ends_the_tuning_unless_accepted(tmp_path):
+    load = {"foreign_share": 0.5, "delay_share": 0.8, "steal_share": 0.0, "wall_s": 2.0}
+
+    refused = run(World({"bf16_autocast": 0.5}, load=load), tmp_path / "a")
+    accepted = run(
+        World({"bf16_autocast": 0.5}, load=load), tmp_path / "b", accepts_load=True
+    )
+
+    assert refused.stopped == "machine busy"
+    assert refused.recipe.choices == ()
+    assert accepted.recipe.names == ("bf16_autocast",)
+    assert any("disturbed" in note for note in accepted.notes)
+
+
+def test_budget_that_is_spent_ends_the_ladder(tmp_path):
+    ablation = run(World({"bf16_autocast": 0.6}), tmp_path, budget_s=0.001)
+
+    assert ablation.stopped == "budget"
+    assert any("lack of time" in note for note in ablation.notes)
+
+
+def test_script_that_fails_by_itself_is_no_tuning(tmp_path):
+    def crashes(workload, recipe, machine, options):
+        return Trial(recipe=recipe, outcome=Outcome.CRASH, message="RuntimeError: no data")
+
+    with pytest.raises(BaselineFailedError, match="no data"):
+        run(crashes, tmp_path)
+
+
+def test_compile_cost_comes_with_its_break_even(tmp_path):
+    class Compiling(World):
+        def __call__(self, workload, recipe, machine, options):
+            from dataclasses import replace
+
+            trial = super().__call__(workload, recipe, machine, options)
+            if recipe.choices and self.asked.count(recipe.label) == 1:
+                return trial.with_profile(replace(trial.profile, warmup_ms=20_500.0))
+            return trial
+
+    ablation = run(Compiling({"bf16_autocast": 0.5}), tmp_path, only=("bf16_autocast",))
+
+    row = ablation.rows[0]
+    assert row.startup_s == pytest.approx(20.0)
+    assert row.break_even_steps == pytest.approx(20.0 / 0.05, rel=0.1)
