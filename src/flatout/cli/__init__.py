@@ -1,0 +1,62 @@
+"""The command line: one verb, one file, imported only when it runs."""
+
+import os
+import sys
+from collections.abc import Sequence
+
+import click
+
+from flatout.cli.verbs import flatout
+from flatout.core.errors import UserError
+
+USER_ERROR = 2
+"""Something the user can mend; also when the script itself failed in a trial."""
+INTERNAL_ERROR = 70
+"""`EX_SOFTWARE` of sysexits.h."""
+INTERRUPTED = 130
+"""128 + SIGINT, as shells have it."""
+BROKEN_PIPE = 141
+"""128 + SIGPIPE: who read our output has gone, as in `flatout doctor | head -1`."""
+
+
+def main() -> None:
+    """Run flatout as a program: parse, do, exit."""
+    sys.exit(call(sys.argv[1:]))
+
+
+def call(arguments: Sequence[str]) -> int:
+    """Run one command line and return its exit code; every error ends here."""
+    try:
+        # Bare `flatout` asks what there is.
+        result = flatout.main(
+            list(arguments) or ["--help"], prog_name="flatout", standalone_mode=False
+        )
+    except (click.ClickException, UserError) as error:
+        return _say(_refusal(error), USER_ERROR)
+    except (KeyboardInterrupt, click.Abort):
+        return _say("interrupted; your files are unchanged", INTERRUPTED)
+    except BrokenPipeError:
+        # Python would complain once more when it flushes what nobody reads.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return BROKEN_PIPE
+    except Exception as error:  # noqa: BLE001  the boundary: nothing may pass it unexplained
+        sys.excepthook(*sys.exc_info())
+        what = f"internal error: {type(error).__name__}: {error}"
+        return _say(f"{what}; your files are unchanged; please report this", INTERNAL_ERROR)
+    return result if isinstance(result, int) else 0
+
+
+def _refusal(error: click.ClickException | UserError) -> str:
+    """Return one line: what is wrong and what to do."""
+    if isinstance(error, UserError):
+        return " ".join(str(error).split())
+    context = getattr(error, "ctx", None)
+    path = context.command_path if context else "flatout"
+    message = " ".join(error.format_message().split()).rstrip(".")
+    pause = "" if message.endswith("?") else ";"
+    return f"{message}{pause} '{path} --help' shows what is allowed"
+
+
+def _say(text: str, code: int) -> int:
+    print(f"flatout: {text}", file=sys.stderr)
+    return code

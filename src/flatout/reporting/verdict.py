@@ -98,7 +98,11 @@ def _nothing_kept(ablation: Ablation) -> str:
         return f"Leave it as it is: {tried}, and the recipe that they gave did not hold."
     if why := STOPPED_WORDS.get(ablation.stopped):
         return f"No answer yet: {tried}, none kept, and {why}."
-    return f"Nothing worth changing: {tried}, none of them a gain that could be shown."
+    ceiling = format_ratio(ablation.baseline.ceilings.free_data)
+    return (
+        f"Nothing worth changing: {tried}, none of them a gain that could be shown; "
+        f"free data would give at most {ceiling}."
+    )
 
 
 def _training_words(ablation: Ablation) -> str:

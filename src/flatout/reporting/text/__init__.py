@@ -4,6 +4,7 @@ from flatout.reporting.text.ablation import render_ablation
 from flatout.reporting.text.contrast import render_contrast
 from flatout.reporting.text.doctor import render_doctor
 from flatout.reporting.text.profile import render_profile
+from flatout.reporting.text.techniques import render_techniques
 from flatout.reporting.text.trial import render_failure
 
 __all__ = [
@@ -12,4 +13,5 @@ __all__ = [
     "render_doctor",
     "render_failure",
     "render_profile",
+    "render_techniques",
 ]

@@ -1,0 +1,32 @@
+"""The verb `demo`."""
+
+from pathlib import Path
+
+import click
+
+from flatout.cli.options import seconds
+
+
+@click.command("demo")
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    default=Path("flatout-demo"),
+    show_default=True,
+    help="Folder for script, photographs, reports and recipe.",
+)
+@click.option(
+    "--budget", default="5m", callback=seconds, show_default=True, help="Time: 90s, 5m, 1h."
+)
+def command(out: Path, budget: float) -> int:
+    """Make a starved training job from photographs, tune it, show the table.
+
+    The script is an ordinary one, and it stays in the --out folder with its data: measure, tune
+    and run it yourself.
+    """
+    from flatout.cli.tuning import tune_and_report
+    from flatout.workflow.demo import demo_workload
+    from flatout.workflow.tune import TuneOptions
+
+    workload = demo_workload(out, lambda text: click.echo(f"demo: {text}", err=True))
+    return tune_and_report(workload, TuneOptions(budget_s=budget, out=out), None)

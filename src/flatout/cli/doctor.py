@@ -1,0 +1,35 @@
+"""The verb `doctor`."""
+
+from pathlib import Path
+
+import click
+
+from flatout.cli.options import json_option, terminal_width
+
+SCHEMA = "flatout.doctor/1"
+
+
+@click.command("doctor")
+@json_option
+def command(json_path: Path | None) -> int:
+    """Look at everything around a training that decides how fast it runs.
+
+    Ends with exit code 1 when something would keep a training from running where it should.
+    """
+    from flatout.core.check import BAD
+    from flatout.hardware.machine import read_machine
+    from flatout.reporting.documents import write_json
+    from flatout.reporting.text import render_doctor
+    from flatout.workflow.doctor import doctor
+
+    machine = read_machine()
+    checks = doctor(machine)
+    click.echo(render_doctor(machine, checks, width=terminal_width()), nl=False)
+    if json_path:
+        document = {
+            "schema": SCHEMA,
+            "machine": machine.to_json(),
+            "checks": [check.to_json() for check in checks],
+        }
+        write_json(document, json_path)
+    return int(any(check.status == BAD for check in checks))

@@ -1,0 +1,38 @@
+"""The verb `techniques`."""
+
+from pathlib import Path
+
+import click
+
+from flatout.cli.options import json_option, terminal_width
+
+SCHEMA = "flatout.techniques/1"
+
+
+@click.command("techniques")
+@json_option
+def command(json_path: Path | None) -> int:
+    """List the levers and what each may do to the numbers.
+
+    The promises, mildest first: exact, rounding, precision, training. 'flatout tune --numerics'
+    sets the ceiling.
+    """
+    from flatout import techniques
+    from flatout.reporting.documents import write_json
+    from flatout.reporting.text import render_techniques
+
+    classes = {name: techniques.technique_class(name) for name in techniques.names()}
+    click.echo(render_techniques(classes, width=terminal_width()), nl=False)
+    if json_path:
+        levers = [
+            {
+                "technique": name,
+                "family": kind.family,
+                "numerics": kind.numerics.value,
+                "addresses": sorted(kind.addresses),
+                "moves_random_stream": kind.moves_random_stream,
+            }
+            for name, kind in classes.items()
+        ]
+        write_json({"schema": SCHEMA, "techniques": levers}, json_path)
+    return 0

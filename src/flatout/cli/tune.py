@@ -1,0 +1,68 @@
+"""The verb `tune`."""
+
+from pathlib import Path
+
+import click
+
+from flatout.cli.options import ScriptCommand, json_option, names, script, seconds
+
+PROMISES = ("exact", "rounding", "precision", "training")
+
+
+@click.command("tune", cls=ScriptCommand)
+@click.option(
+    "--budget", default="10m", callback=seconds, show_default=True, help="Time: 90s, 10m, 1h."
+)
+@click.option(
+    "--numerics",
+    type=click.Choice(PROMISES),
+    default="precision",
+    show_default=True,
+    help="The most that a lever may do to the numbers.",
+)
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    default=Path("flatout-out"),
+    show_default=True,
+    help="Folder for reports and recipe.",
+)
+@json_option
+@click.option("--only", default="", callback=names, help="Try only these levers: a,b.")
+@click.option("--skip", default="", callback=names, help="Do not try these levers: a,b.")
+@click.option("--resume", is_flag=True, help="Go on where a tuning with this --out ended.")
+@script
+def command(  # noqa: PLR0913, PLR0917  one argument an option
+    target: str,
+    arguments: tuple[str, ...],
+    budget: float,
+    numerics: str,
+    out: Path,
+    json_path: Path | None,
+    only: tuple[str, ...],
+    skip: tuple[str, ...],
+    resume: bool,
+) -> int:
+    """Try what would help, keep what measurably does, prove it.
+
+    Runs SCRIPT many times in short trials, with one lever more at a time. What the script writes
+    is undone. Writes tables, plot and recipe into the --out folder; Ctrl-C ends with the table so
+    far, and --resume goes on from there.
+    """
+    from flatout import techniques
+    from flatout.cli.tuning import tune_and_report
+    from flatout.core.technique import Numerics
+    from flatout.workflow.tune import TuneOptions
+    from flatout.workflow.workloads import parse_workload
+
+    for name in (*only, *skip):
+        techniques.technique_class(name)
+    options = TuneOptions(
+        budget_s=budget,
+        numerics=Numerics(numerics),
+        only=only,
+        skip=skip,
+        resume=resume,
+        out=out,
+    )
+    return tune_and_report(parse_workload(target, arguments), options, json_path)
