@@ -1,7 +1,7 @@
 """Compile the identical blocks of a model, once for all of them.
 
-What it does: finds groups of sibling blocks with one class and equal parameter shapes, and calls
-`block.compile()` on each: the code compiled for the first serves the others.
+What it does: finds groups of sibling blocks with one class and equal parameter shapes, and
+compiles each in place: the code compiled for the first serves the others.
 When it helps: like torch_compile, for deep stacks of one block, where compiling the whole model
 would take longer than it pays back.
 What it costs: compilation of one block; nothing is fused across blocks.
@@ -20,6 +20,7 @@ from flatout.core.technique import Effect, Numerics, Technique
 from flatout.techniques.compile.torch_compile import (
     MAX_SHAPES,
     check_compilable,
+    compile_in_place,
     saved_ms,
     startup_s,
 )
@@ -29,9 +30,9 @@ if TYPE_CHECKING:
 
 MIN_BLOCKS = 3
 """From three identical blocks on, compiling one for all is clearly less work."""
-MAX_GROUPS = 4
-"""All blocks are compiled through one function of torch, which may hold 8 versions: one for
-training and one for evaluation of each group."""
+MAX_GROUPS = 3
+"""Torch keeps 8 versions of one function: one for training and one for evaluation of each group,
+and two to spare for first blocks, whose input needs no gradient."""
 STARTUP_SHARE = 1 / 2.3
 """Cold start against whole-model compilation: 69 against 158 s for a GPT of 8 blocks on a busy CPU
 (compute.md section D, measured). The share falls with depth."""
@@ -77,7 +78,7 @@ def compile_blocks(model: "torch.nn.Module") -> int:
     """Compile the model's repeated blocks in place and return how many there are."""
     groups = sorted(repeated_blocks(model), key=_parameters, reverse=True)[:MAX_GROUPS]
     for block in (block for group in groups for block in group):
-        block.compile()
+        compile_in_place(block)
     return sum(map(len, groups))
 
 

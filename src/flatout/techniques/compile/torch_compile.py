@@ -1,12 +1,13 @@
 """Compile the whole model with torch.compile.
 
-What it does: `root.compile()` in place, default mode: same module, same parameters, same keys in
+What it does: compiles the root in place, default mode: same module, same parameters, same keys in
 its state_dict.
 When it helps: many small operations, each a pass over memory or a kernel launch of its own.
 What it costs: compilation in the first steps; shapes that vary compile again.
 How it is checked: gradients match eager's up to rounding. Dropout draws other masks.
 """
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, final
@@ -60,8 +61,27 @@ class TorchCompile(Technique):
     def model(self, root: Any) -> Any:
         """Compile the root in place."""
         check_compilable(root)
-        root.compile()
+        compile_in_place(root)
         return root
+
+
+def compile_in_place(module: "torch.nn.Module") -> None:
+    """Compile a module in place: the same object, parameters and keys.
+
+    `module.compile()` silently compiles nothing where `forward` is torch.nn's own, as that of
+    Sequential and of TransformerEncoderLayer: the compiler starts at no frame of torch's own files.
+    Such a module is called from a frame here.
+    """
+    import torch
+
+    if type(module).forward.__module__.startswith("torch.nn.modules."):
+        module._compiled_call_impl = functools.partial(torch.compile(_call), module)
+    else:
+        module.compile()
+
+
+def _call(module: "torch.nn.Module", *args: Any, **kwargs: Any) -> Any:
+    return module._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
 
 
 def check_compilable(model: "torch.nn.Module") -> None:
@@ -70,9 +90,13 @@ def check_compilable(model: "torch.nn.Module") -> None:
     Raises:
         NotApplicable: with the reason.
     """
+    import torch
+
     compiled = next((name for name, m in model.named_modules() if _is_compiled(m)), None)
     if compiled is not None:
         raise NotApplicable(f"the script compiled {compiled or 'the model'} itself")
+    if isinstance(model, torch.nn.RNNBase):
+        raise NotApplicable("torch.compile leaves torch.nn's recurrent layers as they are")
     trouble = find_trouble(next((p.device.type for p in model.parameters()), "cpu"))
     if trouble is not None:
         raise NotApplicable(trouble)

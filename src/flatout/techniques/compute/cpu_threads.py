@@ -45,8 +45,9 @@ class CpuThreads(Technique):
             return ()
         cores = min(machine.physical_cores, machine.usable_cores)
         workers = max((x.workers for x in profile.training_loaders), default=0)
-        wanted = {cores}
-        if workers and profile.delay_share > CROWDED_SHARE:
+        is_crowded = profile.delay_share > CROWDED_SHARE
+        wanted = {cores} if is_crowded or cores > profile.cpu_threads else set()
+        if workers and is_crowded:
             wanted.add(max(1, cores - workers))
         return [cls(threads=n) for n in sorted(wanted - {profile.cpu_threads}, reverse=True)]
 

@@ -1,0 +1,107 @@
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from flatout.core.errors import NotApplicable
+from flatout.techniques.compile.torch_compile import TorchCompile, check_compilable, find_trouble
+from tests.techniques.facts import machine, model, profile
+
+# Torch's own compiler warns about itself.
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = network()
+
+    def forward(self, x):
+        return self.layers(x)
+
+
+def network():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 4))
+
+
+def gradients(module):
+    x = torch.randn(32, 8, generator=torch.Generator().manual_seed(1))
+    nn.functional.cross_entropy(module(x), torch.arange(32) % 4).backward()
+    return [p.grad for p in module.parameters()]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("build", [Net, network])
+def test_one_graph_is_compiled_and_its_gradients_match_eager_up_to_rounding(build):
+    torch._dynamo.reset()
+    eager = build()
+    compiled = TorchCompile().model(copy.deepcopy(eager))
+    torch._dynamo.utils.counters.clear()
+
+    found, expected = gradients(compiled), gradients(eager)
+
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
+
+
+def test_the_module_stays_itself_with_its_parameters_and_keys():
+    plain = network()
+    keys, parameters = list(plain.state_dict()), list(plain.parameters())
+
+    compiled = TorchCompile().model(plain)
+
+    assert compiled is plain
+    assert list(compiled.state_dict()) == keys
+    assert all(a is b for a, b in zip(compiled.parameters(), parameters, strict=True))
+    assert compiled._compiled_call_impl is not None
+    assert copy.deepcopy(compiled)._compiled_call_impl is None
+
+
+def test_a_model_that_the_script_compiled_is_left_alone():
+    by_function = torch.compile(network())
+    in_part = network()
+    in_part[0].compile()
+
+    with pytest.raises(NotApplicable, match="compiled the model itself"):
+        TorchCompile().model(by_function)
+    with pytest.raises(NotApplicable, match="compiled 0 itself"):
+        TorchCompile().model(in_part)
+
+
+def test_a_recurrent_layer_that_torch_would_not_compile_is_left_alone():
+    with pytest.raises(NotApplicable, match="recurrent layers"):
+        TorchCompile().model(nn.LSTM(4, 4))
+
+
+def test_without_a_compiler_the_reason_is_told(monkeypatch):
+    from torch._inductor import cpp_builder
+
+    def no_compiler():
+        raise RuntimeError("no C++ compiler found")
+
+    monkeypatch.setattr(cpp_builder, "get_cpp_compiler", no_compiler)
+
+    with pytest.raises(NotApplicable, match=r"not available here: no C\+\+ compiler found"):
+        check_compilable(network())
+
+
+def test_this_machine_can_compile_for_the_cpu():
+    assert find_trouble("cpu") is None
+
+
+def test_the_startup_grows_with_the_model():
+    facts = profile(models=(model(modules=60),))
+
+    (found,) = TorchCompile.candidates(facts, machine())
+
+    effect = found.predict(facts, machine())
+    assert effect.step_ms == pytest.approx(-100 * (1 - 1 / 1.15))
+    assert effect.startup_s == pytest.approx(30.0)
+
+
+@pytest.mark.parametrize("facts", [(), (model(is_compiled=True),), (model(input_shapes=9),)])
+def test_it_is_not_offered_where_it_cannot_matter(facts):
+    assert TorchCompile.candidates(profile(models=facts), machine()) == ()

@@ -1,0 +1,120 @@
+from collections import namedtuple
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from flatout.core.errors import NotApplicable
+from flatout.techniques.data.device_prefetch import (
+    DevicePrefetch,
+    _AheadIterator,
+    prefetch_to_device,
+)
+from tests.techniques.data.samples import Numbers
+from tests.techniques.facts import gpu, loader, machine, profile
+
+Pair = namedtuple("Pair", "image label")
+
+
+class NoCopy:
+    """Stands for the side stream where there is no CUDA device; notes when a copy begins."""
+
+    def __init__(self):
+        self.begun = []
+
+    def begin(self, batch):
+        self.begun.append(batch)
+        return lambda: batch
+
+
+def copying(kind="cuda", h2d_ms=20.0, workers=2):
+    return profile(
+        kind=kind,
+        phases_ms={"h2d": h2d_ms, "forward": 40.0, "backward": 60.0},
+        loaders=(loader(num_workers=workers),),
+    )
+
+
+def test_the_next_copy_begins_before_the_present_batch_is_used():
+    copy = NoCopy()
+    ahead = _AheadIterator(iter("abc"), copy)
+
+    first = next(ahead)
+
+    assert (first, copy.begun) == ("a", ["a", "b"])
+    assert list(ahead) == ["b", "c"]
+    assert list(ahead) == []
+
+
+def test_an_empty_loader_stays_empty():
+    assert list(_AheadIterator(iter(()), NoCopy())) == []
+
+
+def test_whatever_else_a_loop_asks_goes_to_the_loaders_iterator():
+    iterator = iter(DataLoader(Numbers(), batch_size=5))
+
+    ahead = _AheadIterator(iterator, NoCopy())
+
+    assert len(ahead) == 3
+    assert ahead._num_yielded == 0
+    assert iter(ahead) is ahead
+
+
+def test_the_plain_function_wants_a_cuda_device():
+    with pytest.raises(ValueError, match="give device='cuda'"):
+        prefetch_to_device([1], "cpu")
+
+
+def test_it_is_offered_where_a_gpu_waits_for_copies_and_pays_with_one_batch():
+    facts = copying()
+
+    (found,) = DevicePrefetch.candidates(facts, machine(device=gpu()))
+
+    effect = found.predict(facts, machine(device=gpu()))
+    assert effect.step_ms == pytest.approx(-20.0)
+    assert effect.peak_bytes == 1_000_000
+
+
+@pytest.mark.parametrize("facts", [copying(kind="cpu"), copying(h2d_ms=1.0), copying(workers=0)])
+def test_it_is_not_offered_where_it_cannot_matter(facts):
+    assert DevicePrefetch.candidates(facts, machine(device=gpu())) == ()
+
+
+def test_without_workers_it_would_move_the_random_stream():
+    with pytest.raises(NotApplicable, match="random stream"):
+        DevicePrefetch().loader({"dataset": Numbers(), "num_workers": 0})
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="looks at a machine without a GPU")
+def test_without_a_gpu_there_is_nothing_to_do():
+    built = DataLoader(Numbers(), num_workers=1)
+
+    with pytest.raises(NotApplicable, match="there is none"):
+        DevicePrefetch().loader({"dataset": Numbers(), "num_workers": 1})
+    with pytest.raises(NotApplicable, match="no CUDA device"):
+        DevicePrefetch().batches(iter(()), built)
+
+
+@pytest.mark.gpu
+def test_batches_arrive_on_the_device_in_order_with_their_structure():
+    given = [Pair({"x": torch.full((64, 1024), float(i)).pin_memory()}, [i]) for i in range(8)]
+
+    found = list(prefetch_to_device(given, "cuda"))
+
+    assert all(type(pair) is Pair and pair.image["x"].is_cuda for pair in found)
+    assert [pair.label for pair in found] == [[i] for i in range(8)]
+    assert [pair.image["x"].unique().item() for pair in found] == list(range(8))
+
+
+@pytest.mark.gpu
+def test_a_batch_is_not_overwritten_while_it_is_computed_with():
+    given = [torch.full((4_000_000,), float(i)).pin_memory() for i in range(30)]
+    weight = torch.ones(1, device="cuda")
+    sums = []
+
+    for batch in prefetch_to_device(given, "cuda"):
+        torch.cuda._sleep(20_000_000)  # the copy ahead has time to go wrong
+        sums.append((batch * weight).double().mean())
+        del batch
+
+    assert [value.item() for value in sums] == list(range(30))

@@ -1,0 +1,170 @@
+import pickle
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, WeightedRandomSampler
+
+from flatout.core.errors import NotApplicable
+from flatout.techniques.data.persistent_workers import PersistentWorkers, draw_missing_seed
+from tests.techniques.data.samples import Epochs, Numbers
+from tests.techniques.facts import loader, machine, profile
+
+
+class EagerSampler:
+    """A batch sampler that draws its whole order the moment it is asked for an iterator."""
+
+    def __len__(self):
+        return 4
+
+    def __iter__(self):
+        return iter(torch.randperm(12).view(4, 3).tolist())
+
+
+def own_generator():
+    return torch.Generator().manual_seed(5)
+
+
+LOADERS = {
+    "shuffled": lambda: {"batch_size": 5, "shuffle": True},
+    "own generator": lambda: {"batch_size": 5, "shuffle": True, "generator": own_generator()},
+    "in order": lambda: {"batch_size": 5},
+    "weighted": lambda: {"batch_size": 5, "sampler": WeightedRandomSampler([1.0] * 12, 12)},
+    "eager": lambda: {"batch_sampler": EagerSampler()},
+}
+
+
+def three_epochs(built, before_epoch):
+    """Return all batches and where the trainer's random stream stands around each epoch."""
+    torch.manual_seed(0)
+    seen = []
+    for _ in range(3):
+        before_epoch(built)
+        seen += [(batch.tolist(), torch.rand(1).item()) for batch in built]
+        seen.append(torch.rand(1).item())
+    return seen
+
+
+@pytest.mark.parametrize("kind", LOADERS)
+def test_three_epochs_repeat_order_and_random_stream_of_a_plain_loader(kind):
+    technique = PersistentWorkers()
+    plain = {"dataset": Numbers(), "num_workers": 2} | LOADERS[kind]()
+    lasting = technique.loader({"dataset": Numbers(), "num_workers": 2} | LOADERS[kind]())
+
+    expected = three_epochs(DataLoader(**plain), lambda _: None)
+    found = three_epochs(DataLoader(**lasting), technique.epoch)
+
+    assert found == expected
+
+
+def test_without_the_lever_persistent_workers_move_the_stream():
+    asked = {"dataset": Numbers(), "num_workers": 2, "batch_size": 5, "shuffle": True}
+
+    expected = three_epochs(DataLoader(**asked), lambda _: None)
+    found = three_epochs(DataLoader(**asked, persistent_workers=True), lambda _: None)
+
+    assert found != expected
+
+
+def test_an_epoch_that_is_left_early_repeats_too():
+    asked = {"dataset": Numbers(), "num_workers": 2, "batch_size": 2, "shuffle": True}
+    technique = PersistentWorkers()
+
+    def first_batches(built, before_epoch):
+        torch.manual_seed(0)
+        seen = []
+        for _ in range(3):
+            before_epoch(built)
+            for batch in built:
+                seen.append(batch.tolist())
+                break
+            seen.append(torch.rand(1).item())
+        return seen
+
+    expected = first_batches(DataLoader(**asked), lambda _: None)
+    assert first_batches(DataLoader(**technique.loader(asked)), technique.epoch) == expected
+
+
+def test_the_plain_function_serves_any_loop():
+    asked = {"dataset": Numbers(), "num_workers": 2, "batch_size": 5, "shuffle": True}
+    lasting = DataLoader(**asked, persistent_workers=True)
+    torch.manual_seed(0)
+
+    found = [batch.tolist() for batch in lasting]
+    draw_missing_seed(lasting)
+    found += [batch.tolist() for batch in lasting]
+
+    plain = DataLoader(**asked)
+    torch.manual_seed(0)
+    assert found == [batch.tolist() for _ in range(2) for batch in plain]
+
+
+def test_the_workers_are_the_same_in_every_epoch():
+    technique = PersistentWorkers()
+    asked = {"dataset": Numbers(), "num_workers": 2, "batch_size": 5}
+    built = DataLoader(**technique.loader(asked))
+
+    def process_ids():
+        technique.epoch(built)
+        iterator = iter(built)
+        list(iterator)
+        return [worker.pid for worker in iterator._workers]
+
+    assert process_ids() == process_ids()
+
+
+def test_a_loader_rebuilt_by_a_framework_keeps_the_lever():
+    technique = PersistentWorkers()
+    asked = {"dataset": Numbers(), "num_workers": 2, "batch_size": 5}
+    built = DataLoader(**technique.loader(asked))
+    again = asked | {"persistent_workers": built.persistent_workers}
+
+    rebuilt = DataLoader(**technique.loader(again))
+
+    assert technique.epoch(rebuilt) is rebuilt
+
+
+def test_what_spawned_workers_receive_is_a_plain_true():
+    added = PersistentWorkers().loader({"dataset": Numbers(), "num_workers": 2})
+
+    assert pickle.loads(pickle.dumps(added["persistent_workers"])) is True
+    assert repr(added["persistent_workers"]) == "True"
+
+
+@pytest.mark.parametrize(
+    ("asked", "reason"),
+    [
+        ({"dataset": Numbers(), "num_workers": 2, "persistent_workers": True}, "itself"),
+        ({"dataset": Numbers(), "num_workers": 0}, "no workers"),
+        ({"dataset": Epochs(), "num_workers": 2}, "set_epoch"),
+    ],
+)
+def test_it_leaves_alone_what_it_cannot_keep_equal(asked, reason):
+    technique = PersistentWorkers()
+
+    with pytest.raises(NotApplicable, match=reason):
+        technique.loader(asked)
+    with pytest.raises(NotApplicable, match="as the script asked"):
+        technique.epoch(DataLoader(**asked))
+
+
+def test_it_is_offered_where_epochs_are_short():
+    facts = profile(loaders=(loader(num_workers=2),), epoch_steps=10)
+
+    (found,) = PersistentWorkers.candidates(facts, machine())
+
+    assert found.predict(facts, machine()).step_ms == pytest.approx(-31.0)
+
+
+@pytest.mark.parametrize(
+    ("facts", "epoch_steps"),
+    [
+        (loader(num_workers=2), 100_000),
+        (loader(num_workers=2), None),
+        (loader(num_workers=0), 10),
+        (loader(num_workers=2, persistent_workers=True), 10),
+    ],
+)
+def test_it_is_not_offered_where_it_cannot_matter(facts, epoch_steps):
+    known = profile(loaders=(facts,), epoch_steps=epoch_steps)
+
+    assert PersistentWorkers.candidates(known, machine()) == ()

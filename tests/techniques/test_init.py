@@ -1,0 +1,60 @@
+import subprocess
+import sys
+
+import pytest
+
+from flatout import techniques
+from flatout.core.errors import UserError
+from flatout.core.recipe import Choice, Recipe
+from flatout.techniques.compute.cpu_threads import CpuThreads
+from flatout.techniques.data.loader_workers import LoaderWorkers
+
+
+def recipe(technique, **settings):
+    return Recipe(choices=(Choice(technique=technique, settings=settings),))
+
+
+def test_a_recipe_becomes_techniques_in_its_order():
+    both = recipe("loader_workers", num_workers=3).plus(
+        Choice(technique="cpu_threads", settings={"threads": 2})
+    )
+
+    assert techniques.build(both) == (LoaderWorkers(num_workers=3), CpuThreads(threads=2))
+
+
+def test_an_unknown_technique_is_met_with_the_nearest_one():
+    with pytest.raises(UserError, match="did you mean 'loader_workers'"):
+        techniques.build(recipe("loader_worker"))
+
+
+def test_an_unknown_setting_is_met_with_the_nearest_one():
+    with pytest.raises(UserError, match="did you mean 'num_workers'"):
+        techniques.build(recipe("loader_workers", num_worker=2))
+
+
+@pytest.mark.parametrize(
+    ("technique", "settings", "allowed"),
+    [
+        ("loader_workers", {"num_workers": "2"}, "give a whole number"),
+        ("loader_workers", {"num_workers": True}, "give a whole number"),
+        ("loader_workers", {"num_workers": 0}, "must be at least 1"),
+        ("cpu_threads", {"threads": -1}, "must be at least 1"),
+        ("cpu_allocator", {"library": "jemalloc"}, "one of 'tcmalloc', 'glibc'"),
+    ],
+)
+def test_a_value_that_is_not_allowed_is_told_with_what_is(technique, settings, allowed):
+    with pytest.raises(UserError, match=allowed):
+        techniques.build(recipe(technique, **settings))
+
+
+def test_neither_the_catalog_nor_the_levers_import_torch():
+    code = (
+        "import sys; from flatout import techniques; names = techniques.names(); "
+        "before = [m for m in sys.modules if m.startswith('flatout.techniques.')]; "
+        "[techniques.technique_class(name) for name in names]; "
+        "print(len(names), before, 'torch' in sys.modules)"
+    )
+
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+    assert done.stdout.split(maxsplit=1)[1].strip() == "[] False"
