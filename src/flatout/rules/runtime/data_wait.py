@@ -1,0 +1,49 @@
+"""The step waits for the next batch."""
+
+from flatout.core.finding import Finding
+from flatout.core.machine import Machine
+from flatout.core.profile import Profile
+from flatout.core.units import format_ms, format_ratio, format_share
+
+MIN_SHARE = 0.10
+"""Below a tenth of the step, fixing the loader is not worth a reader's time (rule DL01)."""
+
+
+def check(profile: Profile, machine: Machine) -> Finding | None:
+    """Report the wait when it is at least `MIN_SHARE` of the step."""
+    share = profile.share("data_wait")
+    if share < MIN_SHARE:
+        return None
+    wait_ms, step_ms = profile.phases_ms["data_wait"], profile.step_ms.median
+    workers = max((loader.workers for loader in profile.training_loaders), default=0)
+    return Finding(
+        code="data_wait",
+        share=share,
+        because=(
+            f"the step waits {format_ms(wait_ms)} of {format_ms(step_ms)} for its batch "
+            f"({format_share(share)}, n={profile.step_ms.n}) with {workers} loader workers; "
+            f"with data for free it would be {format_ratio(profile.ceilings.free_data)} as fast"
+        ),
+        next=_next(workers, machine.usable_cores),
+        evidence={
+            "data_wait_ms": wait_ms,
+            "step_ms": step_ms,
+            "workers": float(workers),
+            "usable_cores": float(machine.usable_cores),
+            "free_data_ratio": profile.ceilings.free_data,
+        },
+    )
+
+
+def _next(workers: int, cores: int) -> str:
+    if workers == 0:
+        return "load in worker processes: flatout tune --only loader_workers,persistent_workers train.py"
+    if workers > cores:
+        return (
+            f"{workers} workers share {cores} cores: fewer may be faster: "
+            "flatout tune --only loader_workers,cpu_threads train.py"
+        )
+    return (
+        "try other numbers of workers: flatout tune --only loader_workers train.py; "
+        "beyond that, make loading itself cheaper: smaller images, fewer transforms per sample"
+    )

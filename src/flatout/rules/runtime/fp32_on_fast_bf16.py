@@ -1,0 +1,45 @@
+"""The model computes in fp32 on a device that multiplies bf16 in hardware."""
+
+from flatout.core.finding import Finding
+from flatout.core.machine import Machine
+from flatout.core.profile import Profile
+from flatout.core.units import format_ms, format_share
+
+MIN_COMPUTE_SHARE = 0.20
+"""Below a fifth of the step in forward and backward, halving them would bring less than a tenth."""
+LOST_SHARE = 0.5
+"""Part of forward and backward that bf16 saves: half, as measured on a CPU with AMX (1.7-2.3 times
+faster, compute.md section D); published GPU numbers are 1.6-2.6 times."""
+MIN_CAPABILITY = (8, 0)
+"""Compute capability from which NVIDIA devices multiply bf16 in hardware (Ampere)."""
+
+
+def check(profile: Profile, machine: Machine) -> Finding | None:
+    """Report fp32 where most of the step computes and the device has fast bf16."""
+    compute_share = profile.share("forward", "backward")
+    if compute_share < MIN_COMPUTE_SHARE or not has_fast_bf16(profile, machine):
+        return None
+    names = [m.name for m in profile.models if m.dtypes == ("float32",) and not m.used_autocast]
+    if not names:
+        return None
+    compute_ms = profile.phases_ms["forward"] + profile.phases_ms["backward"]
+    device = machine.cpu_name if profile.device_kind == "cpu" else profile.device_name
+    return Finding(
+        code="fp32_on_fast_bf16",
+        share=LOST_SHARE * compute_share,
+        because=(
+            f"{', '.join(names)} computes in fp32 for {format_ms(compute_ms)} of "
+            f"{format_ms(profile.step_ms.median)} ({format_share(compute_share)}, "
+            f"n={profile.step_ms.n}); {device or 'this device'} multiplies bf16 in hardware"
+        ),
+        next="lower the precision under the guard: flatout tune --only bf16_autocast train.py",
+        evidence={"compute_ms": compute_ms, "step_ms": profile.step_ms.median},
+    )
+
+
+def has_fast_bf16(profile: Profile, machine: Machine) -> bool:
+    """Tell whether the device that trained multiplies bf16 in hardware."""
+    if profile.device_kind == "cpu":
+        return machine.has_fast_cpu_bf16
+    capability = machine.device.compute_capability
+    return capability is not None and capability >= MIN_CAPABILITY

@@ -1,0 +1,39 @@
+import pytest
+
+from flatout.rules.runtime.fp32_on_fast_bf16 import check
+from tests.techniques.facts import gpu, machine, model, profile
+
+FAST = {"cpu_features": frozenset({"amx_bf16"}), "cpu_name": "Xeon"}
+
+
+def test_fp32_on_a_cpu_with_fast_bf16_is_reported_with_what_it_loses():
+    facts = profile(phases_ms={"data_wait": 100.0}, models=(model(),))
+
+    finding = check(facts, machine(**FAST))
+
+    assert finding.share == 0.25
+    assert finding.because == (
+        "Net computes in fp32 for 100 ms of 200 ms (50 %, n=20); Xeon multiplies bf16 in hardware"
+    )
+    assert finding.next.endswith("flatout tune --only bf16_autocast train.py")
+
+
+def test_fp32_on_an_ampere_gpu_is_reported():
+    facts = profile(kind="cuda", models=(model(),))
+
+    assert "a device multiplies bf16" in check(facts, machine(device=gpu((8, 0)))).because
+
+
+@pytest.mark.parametrize(
+    ("facts", "host"),
+    [
+        (profile(models=(model(),)), machine()),
+        (profile(models=()), machine(**FAST)),
+        (profile(models=(model(used_autocast=True),)), machine(**FAST)),
+        (profile(models=(model(dtypes=("bfloat16",)),)), machine(**FAST)),
+        (profile(phases_ms={"data_wait": 500.0}, models=(model(),)), machine(**FAST)),
+        (profile(kind="cuda", models=(model(),)), machine(device=gpu((7, 5)), **FAST)),
+    ],
+)
+def test_it_is_silent_where_bf16_could_not_help(facts, host):
+    assert check(facts, host) is None

@@ -1,0 +1,34 @@
+from flatout.rules.runtime.slow_optimizer import check
+from tests.techniques.facts import machine, optimizer, profile
+
+
+def updating(optimizer_ms, **facts):
+    return profile(
+        phases_ms={"optimizer": optimizer_ms, "forward": 20.0, "backward": 50.0},
+        optimizers=(optimizer(parameter_tensors=150, **facts),),
+    )
+
+
+def test_a_long_update_is_reported_with_its_numbers():
+    finding = check(updating(30.0), machine())
+
+    assert finding.share == 0.3
+    assert finding.because == "AdamW (not fused, 150 tensors) takes 30.0 ms of 100 ms (30 %, n=20)"
+    assert finding.next.endswith("flatout tune --only fused_optimizer train.py")
+
+
+def test_it_is_silent_below_a_tenth():
+    assert check(updating(5.0), machine()) is None
+
+
+def test_a_fused_update_is_not_told_to_fuse():
+    finding = check(updating(30.0, is_fused=True), machine())
+
+    assert "(fused, 150 tensors)" in finding.because
+    assert "fused_optimizer" not in finding.next
+
+
+def test_a_script_without_an_optimizer_is_reported_too():
+    finding = check(profile(phases_ms={"optimizer": 100.0}), machine())
+
+    assert finding.because.startswith("the optimizer takes 100 ms of 200 ms")

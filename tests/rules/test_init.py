@@ -1,0 +1,38 @@
+import subprocess
+import sys
+
+from flatout import rules
+from tests.techniques.facts import loader, machine, model, optimizer, profile
+
+EVERYTHING = profile(
+    phases_ms={"data_wait": 50.0, "optimizer": 30.0, "other": 20.0},
+    loaders=(loader(),),
+    models=(model(),),
+    optimizers=(optimizer(),),
+)
+
+
+def test_every_rule_names_itself_and_the_largest_share_comes_first():
+    found = rules.findings(EVERYTHING, machine(cpu_features=frozenset({"amx_bf16"})))
+
+    assert {finding.code for finding in found} == set(rules.codes())
+    shares = [finding.share for finding in found]
+    assert shares == sorted(shares, reverse=True)
+    assert all(0 < share <= 1 for share in shares)
+    assert all(finding.evidence and finding.next for finding in found)
+
+
+def test_a_training_that_only_computes_has_no_findings():
+    assert rules.findings(profile(models=(model(),)), machine()) == ()
+
+
+def test_the_rules_do_not_import_torch():
+    code = (
+        "import sys; from flatout import rules; from flatout.core.catalog import module_names\n"
+        "[__import__(module) for module in module_names(rules).values()]\n"
+        "print(len(rules.codes()), 'torch' in sys.modules)"
+    )
+
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+    assert done.stdout.split()[1] == "False"
