@@ -28,6 +28,16 @@ from flatout.guard.record import AT_STEP, BEFORE_CLIP, GuardRecord
 
 NAMES = {BEFORE_CLIP: "gradient", AT_STEP: "clipped_gradient"}
 """Names of the checks of one gradient: before clipping and as the optimizer sees it."""
+ORDER = (
+    "gradient",
+    "clipped_gradient",
+    "slope",
+    "update",
+    "buffers",
+    "second_gradient",
+    "loss",
+)
+"""The checks, the most telling first: a rejection names the first that fired."""
 NOTHING = Differences(sets={}, buffers={}, losses=())
 ABSENT = SetDifference(moved=False, tensors={}, together=0.0)
 EQUAL = TensorDifference(error=0.0, slope=0.0, share=0.0, is_live=True)
@@ -135,12 +145,12 @@ def _compared(trials: Trials) -> LossCheck:
         return _not_compared(missing)
     case = _case(trials)
     readings = [*_readings(case), *_updates(trials)]
-    worst: dict[str, float] = {}
-    for reading in readings:
-        worst[reading.check] = max(worst.get(reading.check, 0.0), reading.share)
-    fired = sorted((r for r in readings if r.share > 1), key=lambda r: -r.share)
+    worst = _worst(readings)
+    fired = sorted(
+        (r for r in readings if r.share > 1), key=lambda r: (ORDER.index(r.check), -r.share)
+    )
     if fired:
-        others = sorted({r.check for r in fired} - {fired[0].check})
+        others = [name for name in ORDER[1:] if worst.get(name, 0.0) > 1 and name != fired[0].check]
         also = f"; also {', '.join(others)}" if others else ""
         return _rejected(worst, f"{fired[0].check}: {fired[0].text}{also}", candidate)
     return _passed(trials, case, worst, readings)
@@ -187,6 +197,13 @@ def _passed(
         )
     why = "; ".join([why, *case.notes])
     return LossCheck(status="same" if is_same else "within", why=why, steps=steps, worst=worst)
+
+
+def _worst(readings: list[Reading]) -> dict[str, float]:
+    worst: dict[str, float] = {}
+    for reading in readings:
+        worst[reading.check] = max(worst.get(reading.check, 0.0), reading.share)
+    return worst
 
 
 def _readings(case: _Case) -> Iterator[Reading]:

@@ -12,18 +12,16 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-DROPOUTS = ("dropout", "alpha_dropout", "feature_dropout", "feature_alpha_dropout")
-"""Functions of `torch` that every dropout of `torch.nn` ends in; each has an in-place twin whose
-name ends in an underscore. All take the input, the rate and whether it is training."""
-RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")
-RECURRENT_RATE = 5
-"""Place of the dropout rate in torch's recurrent functions: input, state, weights, whether there
-are biases, number of layers, rate. With packed sequences the batch sizes come second."""
-ATTENTION_RATE = 4
-"""Place of the dropout rate in attention: query, key, value, mask, rate."""
-RRELU_TRAINING = 3
-"""Place of the training flag in `rrelu`: input, lower, upper, flag."""
+from flatout.guard import keep_all
 
+DROPOUTS = ("dropout", "alpha_dropout", "feature_dropout", "feature_alpha_dropout")
+"""Functions of `torch`, each with an in-place twin whose name ends in an underscore."""
+NN_DROPOUTS = ("dropout", "dropout1d", "dropout2d", "dropout3d")
+NN_ALPHA_DROPOUTS = ("alpha_dropout", "feature_alpha_dropout")
+"""Functions of `torch.nn.functional`; the alpha ones are off by default. They are replaced
+themselves, not what they call: a compiler then sees the same graph as in production but for the
+dropout."""
+RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")
 Undo = Callable[[], None]
 
 
@@ -91,12 +89,21 @@ def _pinned_collate(collate: Any, seed: int, indices: Any) -> Callable[[Any], An
 def _reseed(seed: int, key: Any) -> None:
     import torch
 
-    digest = hashlib.blake2b(f"{seed}:{key!r}".encode(), digest_size=4).digest()
+    digest = hashlib.blake2b(f"{seed}:{_plain(key)!r}".encode(), digest_size=4).digest()
     number = int.from_bytes(digest, "little")
     torch.default_generator.manual_seed(number)
     random.seed(number)
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed(number)
+
+
+def _plain(key: Any) -> Any:
+    """Return an index as something whose text is the same in every process."""
+    if hasattr(key, "tolist"):
+        return _plain(key.tolist())
+    if isinstance(key, list | tuple):
+        return tuple(_plain(item) for item in key)
+    return key if isinstance(key, int | float | str | bytes) else type(key).__name__
 
 
 @contextmanager
@@ -127,18 +134,48 @@ def drop_dropout() -> Undo:
     import torch
     from torch.nn import functional
 
-    low_level: Any = torch._VF
     replaced = _Replaced()
-    for owner in (torch, low_level):
-        for name in DROPOUTS:
-            replaced.put(owner, name, _keep_all)
-            replaced.put(owner, f"{name}_", _keep_all_inplace)
-    for owner, name in ((torch, "rrelu"), (torch, "rrelu_"), (functional, "rrelu_")):
-        replaced.put(owner, name, _with_mean_slope)
-    replaced.put(functional, "scaled_dot_product_attention", _without_rate)
+    for name in NN_DROPOUTS:
+        replaced.put(functional, name, keep_all.dropout)
+    for name in NN_ALPHA_DROPOUTS:
+        replaced.put(functional, name, keep_all.alpha_dropout)
+    for name in DROPOUTS:
+        replaced.put(torch, name, keep_all.low_level_dropout)
+        replaced.put(torch, f"{name}_", keep_all.low_level_dropout_)
+    replaced.put(
+        functional,
+        "scaled_dot_product_attention",
+        keep_all.without_rate(functional.scaled_dot_product_attention),
+    )
+    for owner, name in ((functional, "rrelu"), (functional, "rrelu_")):
+        replaced.put(owner, name, keep_all.with_mean_slope(getattr(owner, name)))
+    for name in ("rrelu", "rrelu_"):
+        replaced.put(torch, name, keep_all.with_mean_slope(getattr(torch, name)))
+    low_level: Any = torch._VF
     for name in RECURRENT:
-        replaced.put(low_level, name, _without_rate_between_layers)
+        replaced.put(
+            low_level, name, keep_all.without_rate_between_layers(getattr(low_level, name))
+        )
     return replaced.undo
+
+
+def drop_autocast() -> Undo:
+    """Switch autocast off, for the calibration trial of a script that uses it.
+
+    Its distance from full precision is then the natural scale of its tensors.
+    """
+    import torch
+
+    kind: Any = torch.amp.autocast_mode.autocast
+    original = kind.__init__
+
+    @functools.wraps(original)
+    def build(autocast: Any, *args: Any, **kwargs: Any) -> None:
+        original(autocast, *args, **kwargs)
+        autocast._enabled = False
+
+    kind.__init__ = build
+    return functools.partial(setattr, kind, "__init__", original)
 
 
 def keep_random_compile() -> Undo:
@@ -160,54 +197,10 @@ class _Replaced:
     def __init__(self) -> None:
         self._originals: list[tuple[Any, str, Any]] = []
 
-    def put(self, owner: Any, name: str, wrap: Callable[[Any], Any]) -> None:
-        original = getattr(owner, name)
-        self._originals.append((owner, name, original))
-        setattr(owner, name, wrap(original))
+    def put(self, owner: Any, name: str, replacement: Any) -> None:
+        self._originals.append((owner, name, getattr(owner, name)))
+        setattr(owner, name, replacement)
 
     def undo(self) -> None:
         while self._originals:
             setattr(*self._originals.pop())
-
-
-def _keep_all(original: Any) -> Any:
-    def dropout(input: Any, p: float = 0.5, train: bool = True) -> Any:  # noqa: A002, FBT001, FBT002
-        # A copy, as dropout makes one: what follows may write into it.
-        return input.clone() if train else original(input, p, train)
-
-    return dropout
-
-
-def _keep_all_inplace(original: Any) -> Any:
-    def dropout_(input: Any, p: float = 0.5, train: bool = True) -> Any:  # noqa: A002, FBT001, FBT002
-        return input if train else original(input, p, train)
-
-    return dropout_
-
-
-def _with_mean_slope(original: Any) -> Any:
-    def rrelu(*args: Any, **kwargs: Any) -> Any:
-        kwargs.pop("training", None)
-        return original(*args[:RRELU_TRAINING], **kwargs)
-
-    return rrelu
-
-
-def _without_rate(original: Any) -> Any:
-    def scaled_dot_product_attention(*args: Any, **kwargs: Any) -> Any:
-        if len(args) > ATTENTION_RATE:
-            args = (*args[:ATTENTION_RATE], 0.0, *args[ATTENTION_RATE + 1 :])
-        elif "dropout_p" in kwargs:
-            kwargs["dropout_p"] = 0.0
-        return original(*args, **kwargs)
-
-    return scaled_dot_product_attention
-
-
-def _without_rate_between_layers(original: Any) -> Any:
-    def recurrent(*args: Any) -> Any:
-        is_packed = not isinstance(args[3], bool)
-        rate = RECURRENT_RATE + is_packed
-        return original(*args[:rate], 0.0, *args[rate + 1 :])
-
-    return recurrent

@@ -1,0 +1,52 @@
+"""Runs of the small trainings, each made once and judged many times."""
+
+import functools
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+from flatout.core.ablation import LossCheck
+from flatout.core.technique import Numerics
+from flatout.guard.judge import judge
+from flatout.guard.record import GuardRecord
+from tests.guard.loop import CASES, Case, Setting, train
+
+PLAIN = Setting()
+
+
+class Base:
+    """The baseline of one training with its repeat and its calibration."""
+
+    def __init__(self, case: Case, setting: Setting) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="flatout-guard-test-"))
+        self.case = case
+        self.setting = setting
+        self.path = self.folder / "baseline.npz"
+        self.record = train(self.case, self.path, setting)
+        self.repeat = train(self.case, self.folder / "repeat.npz", setting)
+        self.calibration = train(
+            self.case, self.folder / "calibration.npz", replace(setting, autocast=True)
+        )
+
+    def run(self, setting: Setting) -> GuardRecord:
+        """Train once more under another setting, beside this baseline's shadow."""
+        return train(self.case, self.folder / "candidate.npz", setting, reference=self.path)
+
+    def check(
+        self, candidate: GuardRecord, promise: Numerics, *, changes_threads: bool = False
+    ) -> LossCheck:
+        """Judge a candidate."""
+        return judge(
+            self.record,
+            candidate,
+            calibration=self.calibration,
+            repeat=self.repeat,
+            promise=promise,
+            changes_threads=changes_threads,
+        )
+
+
+@functools.cache
+def base(case: str, setting: Setting = PLAIN) -> Base:
+    """Return the baseline runs of a training, made at the first call."""
+    return Base(CASES[case], setting)
