@@ -8,7 +8,6 @@ from flatout.core.finding import Finding
 from flatout.core.machine import Machine
 from flatout.core.profile import Profile
 
-
 FAMILY = f"{__name__}.runtime."
 """Rules on a profile live in this folder; rules on source code have another `check`."""
 

@@ -37,7 +37,10 @@ def check(profile: Profile, machine: Machine) -> Finding | None:
 
 def _next(workers: int, cores: int) -> str:
     if workers == 0:
-        return "load in worker processes: flatout tune --only loader_workers,persistent_workers train.py"
+        return (
+            "load in worker processes: "
+            "flatout tune --only loader_workers,persistent_workers train.py"
+        )
     if workers > cores:
         return (
             f"{workers} workers share {cores} cores: fewer may be faster: "
