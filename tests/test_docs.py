@@ -15,7 +15,7 @@ import pytest
 
 import flatout.rules
 from flatout import techniques
-from flatout.cli import command_line
+from flatout.cli.verbs import flatout as command_line
 from flatout.core.catalog import module_names
 from flatout.workflow.recipes import read_recipe
 
@@ -35,9 +35,9 @@ def relative(path):
 
 
 def commands():
-    group = command_line()
-    context = click.Context(group)
-    return {name: group.get_command(context, name) for name in group.list_commands(context)}
+    context = click.Context(command_line)
+    names = command_line.list_commands(context)
+    return {name: command_line.get_command(context, name) for name in names}
 
 
 def options(command):
