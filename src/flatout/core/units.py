@@ -21,9 +21,11 @@ def format_bytes(count: float) -> str:
 def format_ms(value_ms: float) -> str:
     """Render a time with three significant figures and the unit that suits it.
 
-    >>> format_ms(212.41), format_ms(3.14159), format_ms(0.05), format_ms(12_300)
-    ('212 ms', '3.14 ms', '50.0 us', '12.3 s')
+    >>> format_ms(212.41), format_ms(3.14159), format_ms(0.05), format_ms(12_300), format_ms(0)
+    ('212 ms', '3.14 ms', '50.0 us', '12.3 s', '0 ms')
     """
+    if value_ms == 0:
+        return "0 ms"
     if value_ms >= 1_000:
         return f"{_three_figures(value_ms / 1_000)} s"
     if value_ms >= 1:

@@ -2,7 +2,7 @@
 
 from flatout.core.ablation import Ablation
 from flatout.reporting.ladder_rows import LadderRow, ladder_rows
-from flatout.reporting.tables import Column, ascii_only, labelled, table, wrapped
+from flatout.reporting.tables import Column, ascii_only, table, wrapped
 from flatout.reporting.verdict import ending, headline, next_command, reasons
 from flatout.reporting.words import NOTHING
 
@@ -53,7 +53,7 @@ def render_ablation(
     for reason in reasons(ablation):
         lines += wrapped(reason, width, indent="- ", hanging="  ")
     lines += wrapped(ending(ablation), width, indent="- ", hanging="  ")
-    lines += ["", *labelled("next", next_command(ablation, recipe_path), width)]
+    lines += ["", f"next  {next_command(ablation, recipe_path)}"]
     return ascii_only("\n".join(lines)) + "\n"
 
 

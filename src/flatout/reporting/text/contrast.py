@@ -50,10 +50,10 @@ def render_contrast(
 
 
 def _headline(contrast: Contrast) -> str:
-    proof = _proof(contrast)
+    ratio, proof = format_ratio(contrast.ratio), _proof(contrast)
     if contrast.covers_one:
-        return f"No difference that could be shown: {contrast.meaning} {proof}."
-    return f"{format_ratio(contrast.ratio)} {contrast.meaning} {proof}."
+        return f"No difference that could be shown: {ratio} {contrast.meaning} {proof}."
+    return f"{ratio} {contrast.meaning} {proof}."
 
 
 def _proof(contrast: Contrast) -> str:

@@ -16,7 +16,7 @@ def render_doctor(machine: Machine, checks: Sequence[Check], *, width: int = 80)
         lines += labelled(MARKS[check.status], check.what, width)
         for text in (check.why, f"do: {check.next}" if check.next else ""):
             lines += wrapped(text, width, indent=" " * 6)
-    lines += ["", *labelled("next", "flatout measure train.py", width)]
+    lines += ["", "next  flatout measure train.py"]
     return ascii_only("\n".join(lines)) + "\n"
 
 

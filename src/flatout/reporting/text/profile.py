@@ -42,7 +42,7 @@ def render_profile(profile: Profile, *, workload: str = "train.py", width: int =
     ]
     for finding in profile.findings:
         lines += ["", *_finding(finding, width)]
-    lines += ["", *labelled("next".ljust(11), f"flatout tune {workload}", width)]
+    lines += ["", f"{'next'.ljust(11)}  flatout tune {workload}"]
     return ascii_only("\n".join(lines)) + "\n"
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from flatout.core.technique import Technique
-from flatout.reporting.tables import Column, ascii_only, labelled, table, wrapped
+from flatout.reporting.tables import Column, ascii_only, table, wrapped
 
 
 def render_techniques(classes: Mapping[str, type[Technique]], *, width: int = 80) -> str:
@@ -21,5 +21,5 @@ def render_techniques(classes: Mapping[str, type[Technique]], *, width: int = 80
     for line, (_name, kind) in zip(lines[head:], order, strict=True):
         summary = (kind.__doc__ or "").partition("\n")[0]
         shown += [line, *wrapped(summary, width, indent="  ")]
-    shown += ["", *labelled("next", "flatout tune train.py", width)]
+    shown += ["", "next  flatout tune train.py"]
     return ascii_only("\n".join(shown)) + "\n"

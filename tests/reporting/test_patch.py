@@ -1,0 +1,45 @@
+from types import SimpleNamespace
+
+import pytest
+
+from flatout import techniques
+from flatout.core.recipe import Choice, Recipe
+from flatout.reporting.patch import hand_changes
+
+BY_HAND = """
+Where the loader is made:
+- loader = DataLoader(data)
++ loader = DataLoader(data, num_workers=$num_workers, context="$context")  # costs $5
+"""
+
+
+def changes_of(text, **settings):
+    recipe = Recipe(choices=(Choice(technique="made_up", settings=settings),))
+    return hand_changes(recipe, lambda _name: SimpleNamespace(by_hand=text))
+
+
+def test_settings_stand_in_the_lines():
+    (change,) = changes_of(BY_HAND, num_workers=2, context="spawn")
+
+    assert change.label == "made_up num_workers=2 context=spawn"
+    assert change.lines == (
+        "Where the loader is made:",
+        "- loader = DataLoader(data)",
+        '+ loader = DataLoader(data, num_workers=2, context="spawn")  # costs $5',
+    )
+
+
+def test_a_lever_without_instructions_gives_no_lines():
+    (change,) = changes_of("")
+
+    assert change.lines == ()
+
+
+@pytest.mark.parametrize("name", techniques.names())
+def test_instructions_name_no_setting_that_does_not_exist(name):
+    kind = techniques.technique_class(name)
+    recipe = Recipe(choices=(Choice(technique=name, settings=kind().settings()),))
+
+    (change,) = hand_changes(recipe, techniques.technique_class)
+
+    assert [line for line in change.lines if "$" in line] == []

@@ -1,0 +1,131 @@
+import math
+from dataclasses import replace
+
+import pytest
+
+from flatout.core.ablation import Comparison, LossCheck, Verdict
+from flatout.core.recipe import Recipe
+from flatout.reporting.text import render_ablation
+
+
+def first_line(ablation):
+    return " ".join(render_ablation(ablation).split("\n\n")[0].split())
+
+
+def row_of(text, lever):
+    return next(line for line in text.splitlines() if line.startswith(lever))
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_the_report_of_a_tuning(tuned, snapshot, width):
+    assert render_ablation(tuned, width=width) == snapshot
+
+
+def test_the_report_of_a_tuning_that_leaves_it(leave, snapshot):
+    assert render_ablation(leave) == snapshot
+
+
+@pytest.mark.parametrize("width", [80, 100, 120])
+def test_no_line_is_wider_than_the_terminal(tuned, width):
+    text = render_ablation(tuned, width=width)
+
+    assert max(map(len, text.splitlines())) <= width
+
+
+def test_a_wide_terminal_shows_everything_in_one_line(tuned):
+    row = row_of(render_ablation(tuned, width=120), "loader_workers")
+
+    assert row.split() == [
+        *("loader_workers", "exact", "1.72x", "1.62x", "1.55-1.70", "3", "245"),
+        *("60", "%", "1.36", "GiB", "bit-identical", "kept"),
+    ]
+
+
+def test_baseline_comes_first_and_the_whole_recipe_last(tuned):
+    rows = [line for line in render_ablation(tuned).split("\n\n")[2].splitlines() if line[0] != " "]
+
+    assert rows[2].startswith("baseline")
+    assert rows[-1].startswith("whole recipe")
+
+
+def test_an_interval_that_covers_one_is_no_difference(leave):
+    assert row_of(render_ablation(leave), "fused_optimizer").endswith("no difference")
+
+
+def test_a_small_gain_that_was_shown_is_not_called_no_difference(leave):
+    small = Comparison(ratio=1.012, interval=(1.005, 1.019), n=6)
+    rows = (replace(leave.rows[0], comparison=small),)
+
+    text = render_ablation(replace(leave, rows=rows))
+
+    assert row_of(text, "fused_optimizer").endswith("too small")
+
+
+def test_a_recipe_that_was_not_confirmed_is_not_called_faster(tuned):
+    unconfirmed = replace(tuned, confirmation=None, final=None, stopped="interrupted")
+
+    line = first_line(unconfirmed)
+
+    assert line.startswith("Not confirmed yet")
+    assert "interrupted" in line
+    assert "flatout tune --resume --out flatout-out" in render_ablation(unconfirmed)
+
+
+def test_a_confirmation_that_covers_one_is_not_called_faster(tuned):
+    pair = Comparison(ratio=1.1, interval=(0.98, 1.23), n=3)
+
+    line = first_line(replace(tuned, confirmation=pair))
+
+    assert line.startswith("Not faster")
+    assert "no difference" in line
+
+
+def test_a_recipe_that_was_given_up_says_so(tuned):
+    given_up = replace(tuned, recipe=Recipe(), final_check=LossCheck(status="rejected"))
+
+    text = render_ablation(given_up)
+
+    assert first_line(given_up).startswith("Leave it as it is")
+    assert row_of(text, "whole recipe").endswith("not confirmed")
+    assert text.endswith("next  python train.py --epochs 3\n")
+
+
+def test_training_that_was_not_compared_is_not_called_the_same(tuned):
+    unchecked = replace(tuned, final_check=LossCheck(status="not_compared"))
+
+    assert "training not proven the same" in first_line(unchecked)
+
+
+def test_an_interval_without_an_end_is_unknown(tuned):
+    pair = Comparison(ratio=1.5, interval=(0.0, math.inf), n=1, resolution=math.inf)
+    rows = (replace(tuned.rows[0], comparison=pair, verdict=Verdict.INCONCLUSIVE),)
+
+    text = render_ablation(replace(tuned, rows=rows, resolution=math.inf))
+
+    assert "inf" not in text.replace("inconclusive", "")
+    assert "Resolution unknown" in text
+
+
+@pytest.mark.parametrize(
+    ("stopped", "words"),
+    [
+        ("budget", "No answer yet: 2 levers tried, none kept, and the budget was spent."),
+        ("machine busy", "other work kept the machine busy"),
+    ],
+)
+def test_an_early_end_without_a_result_is_no_answer(leave, stopped, words):
+    assert words in first_line(replace(leave, stopped=stopped))
+
+
+def test_compiling_shows_when_it_has_paid_for_itself(tuned):
+    text = " ".join(render_ablation(tuned).split())
+
+    assert "regional_compile needs 21 s more at the start" in text
+    assert "after 1980 steps (31.9 epochs)" in text
+
+
+def test_a_hostile_script_name_cannot_move_the_cursor(tuned):
+    text = render_ablation(replace(tuned, workload="\x1b[2Jtrain\u2028.py"))
+
+    assert text.isascii()
+    assert "\x1b" not in text

@@ -1,0 +1,81 @@
+from dataclasses import replace
+
+import pytest
+
+from flatout.core.finding import Finding
+from flatout.core.profile import Ceilings, Spread
+from flatout.reporting.text import render_profile
+
+
+def first_line(profile):
+    return render_profile(profile, width=1000).splitlines()[0]
+
+
+def column(text, number):
+    rows = text.split("\n\n")[2].splitlines()[2:]
+    return [float(row[15:].split()[number]) for row in rows]
+
+
+def test_the_report_of_a_starved_job(starved, snapshot):
+    assert render_profile(starved, workload="train.py --epochs 3") == snapshot
+
+
+def test_the_report_of_a_busy_job(busy, snapshot):
+    assert render_profile(busy) == snapshot
+
+
+def test_the_first_line_is_the_answer(starved):
+    assert first_line(starved) == (
+        "62 % of each step waits for data; at most 2.62x if data were free."
+    )
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_phases_add_up_to_the_step_as_printed(starved, number):
+    *phases, step = column(render_profile(starved), number)
+
+    assert sum(phases) == pytest.approx(step, abs=1e-9)
+
+
+def test_copies_are_named_when_they_are_what_waits(busy):
+    phases = dict.fromkeys(busy.phases_ms, 10.0) | {"h2d": 50.0, "data_wait": 0.0}
+    copying = replace(busy, phases_ms=phases, ceilings=Ceilings(free_copies=2.25))
+
+    assert "waits for copies to the device; at most 2.25x" in first_line(copying)
+
+
+def test_time_outside_the_model_is_named_when_it_is_most_of_the_step(busy):
+    phases = dict.fromkeys(busy.phases_ms, 1.0) | {"other": 80.0, "data_wait": 0.0}
+
+    line = first_line(replace(busy, phases_ms=phases, ceilings=Ceilings(compute_only=28.0)))
+
+    assert line.startswith("96 % of each step is spent outside model, optimizer and loader")
+
+
+def test_a_finding_larger_than_any_wait_is_the_answer(busy):
+    finding = Finding(code="wrong_device", share=0.9, because="a GPU is idle", next="use it")
+
+    assert first_line(busy.with_findings((finding,))) == "a GPU is idle."
+
+
+@pytest.mark.parametrize(("step_ms", "unit"), [(0.4, "us"), (40.0, "ms"), (40_000.0, "s")])
+def test_the_unit_of_the_table_suits_the_step(busy, step_ms, unit):
+    scale = step_ms / busy.step_ms.median
+    phases = {name: value * scale for name, value in busy.phases_ms.items()}
+    step = Spread(median=step_ms, p10=step_ms, p90=step_ms, n=9)
+
+    text = render_profile(replace(busy, phases_ms=phases, step_ms=step))
+
+    assert text.split("\n\n")[2].splitlines()[0].split() == ["phase", unit, "share"]
+
+
+def test_what_was_not_seen_is_not_made_up(busy):
+    text = render_profile(replace(busy, losses=(), samples_per_s=0.0))
+
+    assert "losses       none seen" in text
+    assert "samples/s" not in text
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_no_line_is_wider_than_the_terminal(starved, width):
+    assert max(map(len, render_profile(starved, width=width).splitlines())) <= width

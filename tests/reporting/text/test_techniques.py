@@ -1,0 +1,13 @@
+from flatout import techniques
+from flatout.reporting.text import render_techniques
+
+
+def test_every_lever_is_listed_with_its_promise():
+    classes = {name: techniques.technique_class(name) for name in techniques.names()}
+
+    text = render_techniques(classes)
+
+    rows = {line.split()[0]: line.split()[1] for line in text.splitlines() if line[:1].isalpha()}
+    assert {name: rows[name] for name in classes} == {
+        name: kind.numerics.value for name, kind in classes.items()
+    }
