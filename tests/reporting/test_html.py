@@ -6,6 +6,7 @@ import pytest
 from flatout.core.recipe import Choice
 from flatout.reporting.html import ablation_html
 from flatout.reporting.patch import HandChange
+from flatout.reporting.verdict import Place
 
 CHANGES = (
     HandChange(label="loader_workers", lines=("words", "- out", "+ in")),
@@ -72,7 +73,7 @@ def test_hostile_names_stay_text(tuned, hostile):
         ablation_html(
             replace(tuned, workload=hostile, rows=(row,), notes=(hostile,)),
             changes,
-            recipe_path=hostile,
+            place=Place(out=hostile, start_in=hostile),
         )
     )
 

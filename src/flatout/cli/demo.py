@@ -1,5 +1,6 @@
 """The verb `demo`."""
 
+import time
 from pathlib import Path
 
 import click
@@ -25,8 +26,13 @@ def command(out: Path, budget: float) -> int:
     and run it yourself.
     """
     from flatout.cli.tuning import tune_and_report
-    from flatout.workflow.demo import demo_workload
+    from flatout.reporting.documents import ensure_writable
+    from flatout.workflow.demo import make_job
     from flatout.workflow.tune import TuneOptions
 
-    workload = demo_workload(out, lambda text: click.echo(f"demo: {text}", err=True))
-    return tune_and_report(workload, TuneOptions(budget_s=budget, out=out), None)
+    ensure_writable(out)
+    started = time.monotonic()
+    click.echo(f"demo: making a job with photographs in {out}", err=True)
+    workload = make_job(out)
+    left_s = budget - (time.monotonic() - started)
+    return tune_and_report(workload, TuneOptions(budget_s=left_s, out=out), None)

@@ -9,21 +9,21 @@ from flatout.reporting.ladder import ladder_svg
 from flatout.reporting.ladder_rows import ladder_rows
 from flatout.reporting.patch import HandChange
 from flatout.reporting.templates import render
-from flatout.reporting.verdict import ending, headline, next_command, reasons
+from flatout.reporting.verdict import HERE, Place, ending, headline, next_command, reasons
 
 
 def ablation_html(
     ablation: Ablation,
     changes: Sequence[HandChange] = (),
     *,
-    recipe_path: str = "flatout-out/recipe.toml",
+    place: Place = HERE,
 ) -> str:
     """Return the page: the answer, the plot, the table, what it does not show, what to do.
 
     Args:
         ablation: What the tuning found.
         changes: The recipe by hand.
-        recipe_path: Where the recipe lies, for the next command.
+        place: Where the recipe lies, for the next command.
     """
     return render(
         "ladder.html.j2",
@@ -35,7 +35,7 @@ def ablation_html(
             "plot": Markup(ladder_svg(ablation)),
             "rows": ladder_rows(ablation),
             "reasons": [*reasons(ablation), ending(ablation)],
-            "next_command": next_command(ablation, recipe_path),
+            "next_command": next_command(ablation, place),
             "changes": changes,
         },
     )

@@ -7,7 +7,7 @@ from flatout.core.ablation import Ablation
 from flatout.reporting.ladder_rows import LadderRow, ladder_rows
 from flatout.reporting.patch import HandChange
 from flatout.reporting.tables import ascii_only
-from flatout.reporting.verdict import ending, headline, next_command, reasons
+from flatout.reporting.verdict import HERE, Place, ending, headline, next_command, reasons
 
 COLUMNS = (
     ("lever", "lever", "---"),
@@ -36,14 +36,14 @@ def ablation_markdown(
     ablation: Ablation,
     changes: Sequence[HandChange] = (),
     *,
-    recipe_path: str = "flatout-out/recipe.toml",
+    place: Place = HERE,
 ) -> str:
     """Return the report: the answer, the table, what it does not show, what to do.
 
     Args:
         ablation: What the tuning found.
         changes: The recipe by hand.
-        recipe_path: Where the recipe lies, for the next command.
+        place: Where the recipe lies, for the next command.
     """
     lines = [
         f"# {escaped(headline(ablation))}",
@@ -57,7 +57,7 @@ def ablation_markdown(
         "",
         "Next:",
         "",
-        *_block(next_command(ablation, recipe_path), "sh"),
+        *_block(next_command(ablation, place), "sh"),
     ]
     if changes:
         lines += ["", "## The same by hand", "", *_by_hand(changes)]

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator
-from pathlib import PurePath
+from dataclasses import dataclass
 
 from flatout.core.ablation import Ablation, Row
 from flatout.core.units import format_duration, format_ratio
@@ -21,6 +21,19 @@ STOPPED_WORDS = {
     "baseline failed": "the unchanged script did not run",
 }
 """Why a tuning ended early."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where a tuning left its files, as the user would type it."""
+
+    out: str = "flatout-out"
+    start_in: str = ""
+    """The folder that the workload starts in; empty for the one the user is in."""
+
+
+HERE = Place()
+"""The default folder, below the one the user is in."""
 
 
 def headline(ablation: Ablation) -> str:
@@ -65,13 +78,18 @@ def ending(ablation: Ablation) -> str:
     return f"{took}; it ended because {why}." if why else f"{took}."
 
 
-def next_command(ablation: Ablation, recipe_path: str) -> str:
+def next_command(ablation: Ablation, place: Place) -> str:
     """Return what to type next."""
+    command = _command(ablation, place)
+    return f"cd {place.start_in} && {command}" if place.start_in else command
+
+
+def _command(ablation: Ablation, place: Place) -> str:
     is_cut_short = ablation.stopped in STOPPED_WORDS
     if ablation.recipe.choices and (ablation.confirmation or not is_cut_short):
-        return f"flatout run --with {recipe_path} {ablation.workload}"
+        return f"flatout run --with {place.out}/recipe.toml {ablation.workload}"
     if is_cut_short:
-        return f"flatout tune --resume --out {PurePath(recipe_path).parent} {ablation.workload}"
+        return f"flatout tune --resume --out {place.out} {ablation.workload}"
     return f"python {ablation.workload}"
 
 

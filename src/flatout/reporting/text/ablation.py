@@ -3,7 +3,7 @@
 from flatout.core.ablation import Ablation
 from flatout.reporting.ladder_rows import LadderRow, ladder_rows
 from flatout.reporting.tables import Column, ascii_only, table, wrapped
-from flatout.reporting.verdict import ending, headline, next_command, reasons
+from flatout.reporting.verdict import HERE, Place, ending, headline, next_command, reasons
 from flatout.reporting.words import NOTHING
 
 ESSENTIAL = (
@@ -32,14 +32,12 @@ EVERYTHING = (
 """One row a lever, for terminals of about 120 columns."""
 
 
-def render_ablation(
-    ablation: Ablation, *, recipe_path: str = "flatout-out/recipe.toml", width: int = 80
-) -> str:
+def render_ablation(ablation: Ablation, *, place: Place = HERE, width: int = 80) -> str:
     """Return the report: the answer, the table, what it does not show, what to type next.
 
     Args:
         ablation: What the tuning found.
-        recipe_path: Where the recipe lies, for the next command.
+        place: Where the recipe lies, for the next command.
         width: Columns of the terminal. Below what one row needs, a lever takes two rows.
     """
     lines = [
@@ -53,7 +51,7 @@ def render_ablation(
     for reason in reasons(ablation):
         lines += wrapped(reason, width, indent="- ", hanging="  ")
     lines += wrapped(ending(ablation), width, indent="- ", hanging="  ")
-    lines += ["", f"next  {next_command(ablation, recipe_path)}"]
+    lines += ["", f"next  {next_command(ablation, place)}"]
     return ascii_only("\n".join(lines)) + "\n"
 
 
