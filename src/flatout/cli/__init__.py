@@ -1,6 +1,5 @@
 """The command line: one verb, one file, imported only when it runs."""
 
-import os
 import sys
 from collections.abc import Sequence
 
@@ -15,8 +14,6 @@ INTERNAL_ERROR = 70
 """`EX_SOFTWARE` of sysexits.h."""
 INTERRUPTED = 130
 """128 + SIGINT, as shells have it."""
-BROKEN_PIPE = 141
-"""128 + SIGPIPE: who read our output has gone, as in `flatout doctor | head -1`."""
 
 
 def main() -> None:
@@ -25,7 +22,11 @@ def main() -> None:
 
 
 def call(arguments: Sequence[str]) -> int:
-    """Run one command line and return its exit code; every error ends here."""
+    """Run one command line and return its exit code; every error ends here.
+
+    Only when nobody reads the output any more (`flatout doctor | head -1`) click exits by itself,
+    with code 1 and in silence.
+    """
     try:
         # Bare `flatout` asks what there is.
         result = flatout.main(
@@ -35,10 +36,6 @@ def call(arguments: Sequence[str]) -> int:
         return _say(_refusal(error), USER_ERROR)
     except (KeyboardInterrupt, click.Abort):
         return _say("interrupted; your files are unchanged", INTERRUPTED)
-    except BrokenPipeError:
-        # Python would complain once more when it flushes what nobody reads.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return BROKEN_PIPE
     except Exception as error:  # noqa: BLE001  the boundary: nothing may pass it unexplained
         sys.excepthook(*sys.exc_info())
         what = f"internal error: {type(error).__name__}: {error}"

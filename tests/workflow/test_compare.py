@@ -1,0 +1,117 @@
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from flatout.core.ablation import Comparison, ablation_from_json
+from flatout.core.errors import UserError
+from flatout.core.profile import profile_from_json
+from flatout.core.recipe import Recipe
+from flatout.workflow.compare import compare
+
+DATA = Path(__file__).parent.parent / "reporting/data"
+
+
+def stored(name):
+    return json.loads((DATA / f"{name}.json").read_text())
+
+
+def tuned(**changes):
+    return replace(ablation_from_json(stored("ablation_tuned")), **changes).to_json()
+
+
+def starved(**changes):
+    return replace(profile_from_json(stored("profile_starved")), **changes).to_json()
+
+
+def with_step_ms(median):
+    step = profile_from_json(stored("profile_starved")).step_ms
+    return replace(step, median=median)
+
+
+def test_a_profile_with_half_the_step_time_is_twice_as_fast():
+    contrast = compare(starved(step_ms=with_step_ms(200.0)), starved(step_ms=with_step_ms(100.0)))
+
+    assert contrast.ratio == 2.0
+    assert contrast.meaning == "the baseline's speed, by step time"
+
+
+def test_two_single_runs_have_no_interval_and_say_so():
+    contrast = compare(starved(), starved())
+
+    assert contrast.interval is None
+    assert not contrast.covers_one
+    assert "without an interval" in contrast.notes[0]
+
+
+def test_steps_of_another_size_are_compared_by_samples():
+    doubled = starved(samples_per_step=64.0, samples_per_s=301.32)
+
+    contrast = compare(starved(), doubled)
+
+    assert contrast.ratio == pytest.approx(2.0)
+    assert contrast.meaning == "the baseline's speed, by samples/s"
+    assert "they differ in samples a step: 32 against 64" in contrast.notes
+
+
+def test_another_device_is_told():
+    contrast = compare(starved(), starved(device_name="Other CPU"))
+
+    assert "they differ in device: Test CPU against Other CPU" in contrast.notes
+
+
+def test_two_tunings_are_compared_by_their_gains():
+    half = Comparison(ratio=1.5, interval=(1.4, 1.6), n=4)
+
+    contrast = compare(tuned(), tuned(confirmation=half))
+
+    assert contrast.ratio == pytest.approx(1.5 / 2.105)
+    assert contrast.n == (5, 4)
+    assert not contrast.covers_one
+
+
+def test_widths_of_independent_intervals_add_in_squares():
+    pair = Comparison(ratio=2.0, interval=(2.0 / 1.1, 2.0 * 1.1), n=5)
+
+    low, high = compare(tuned(confirmation=pair), tuned(confirmation=pair)).interval
+
+    assert math.log(high) == pytest.approx(math.sqrt(2) * math.log(1.1))
+    assert low * high == pytest.approx(1.0)
+
+
+def test_a_tuning_that_changed_nothing_has_a_gain_of_one():
+    contrast = compare(tuned(), stored("ablation_leave"))
+
+    assert contrast.ratio == pytest.approx(1 / 2.105)
+    assert contrast.n == (5, 0)
+
+
+def test_a_recipe_that_was_given_up_gains_nothing():
+    assert compare(stored("ablation_leave"), tuned(recipe=Recipe())).ratio == 1.0
+
+
+def test_a_gain_without_an_interval_gives_none():
+    pair = Comparison(ratio=2.0, interval=(0.0, math.inf), n=1)
+
+    assert compare(tuned(), tuned(confirmation=pair)).interval is None
+
+
+def test_an_unconfirmed_tuning_is_refused():
+    with pytest.raises(UserError, match=r"before its recipe was confirmed.*--resume"):
+        compare(tuned(), tuned(confirmation=None, stopped="interrupted"))
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "words"),
+    [
+        ({}, {}, "schema None"),
+        ({"schema": "flatout.plan/1"}, {}, r"schema 'flatout\.plan/1'"),
+        (starved(), tuned(), "give two of the same kind"),
+        ({"schema": "flatout.profile/1"}, starved(), "does not hold one"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused(a, b, words):
+    with pytest.raises(UserError, match=words):
+        compare(a, b)

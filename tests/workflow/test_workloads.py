@@ -1,0 +1,127 @@
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from flatout.core.errors import UserError
+from flatout.workflow.workloads import parse_workload
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    """A working directory with one script and one Task."""
+    (tmp_path / "train.py").write_text("print('training')\n")
+    (tmp_path / "job.py").write_text(
+        "from made import *\ntask = other = 1\ndef make():\n    x = 1\n"
+    )
+    (tmp_path / "job.py").write_text("task = other = 1\ndef make():\n    inner = 1\n")
+    (tmp_path / "stars.py").write_text("from somewhere import *\n")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_a_script_keeps_its_arguments_untouched(folder):
+    workload = parse_workload("train.py", ["--budget", "3", "--", "--x"])
+
+    assert workload.target == "train.py"
+    assert workload.arguments == ("--budget", "3", "--", "--x")
+    assert workload.folder == folder
+    assert workload.python == sys.executable
+    assert not workload.is_task
+
+
+def test_a_task_is_a_name_in_a_file():
+    workload = parse_workload("job.py:task", [])
+
+    assert workload.is_task
+    assert workload.target == "job.py:task"
+
+
+def test_a_name_that_a_star_import_may_bring_is_let_through():
+    assert parse_workload("stars.py:task", []).is_task
+
+
+def test_a_file_with_a_colon_in_its_name_is_a_script(folder):
+    (folder / "a:b").write_text("#!/usr/bin/env python3\n")
+
+    assert not parse_workload("a:b", []).is_task
+
+
+def test_a_module_is_found_without_importing_it(folder):
+    (folder / "package").mkdir()
+    (folder / "package/__init__.py").write_text("raise SystemExit('imported')\n")
+
+    workload = parse_workload("-m", ["package.train", "--lr", "1"])
+
+    assert workload.target == "-m package.train"
+    assert workload.arguments == ("--lr", "1")
+
+
+def test_a_script_without_a_suffix_may_say_that_it_is_python(folder):
+    (folder / "train").write_text("#!/usr/bin/env python3\n")
+
+    assert parse_workload("train", []).target == "train"
+
+
+@pytest.mark.parametrize(
+    ("target", "arguments", "words"),
+    [
+        ("trian.py", [], r"there is no script trian\.py; did you mean train\.py\?"),
+        ("no/such/train.py", [], r"there is no script no/such/train\.py"),
+        ("jbo.py:task", [], r"there is no script jbo\.py; did you mean job\.py\?"),
+        ("job.py:taks", [], r"unknown Task 'taks'; did you mean 'task'\?"),
+        ("job.py:inner", [], "unknown Task 'inner'"),
+        ("job.py:task", ["--lr", "1"], "a Task takes no arguments"),
+        ("-m", [], "-m needs the name of a module"),
+        ("-m", ["nosuchpackage.train"], r"there is no module nosuchpackage\.train here"),
+    ],
+)
+def test_what_cannot_be_run_is_refused_with_what_was_meant(target, arguments, words):
+    with pytest.raises(UserError, match=words):
+        parse_workload(target, arguments)
+
+
+def test_a_folder_is_no_script(folder):
+    (folder / "src").mkdir()
+    (folder / "src/main.py").touch()
+
+    with pytest.raises(UserError, match=r"src is a folder, not a script.* src/main\.py\?"):
+        parse_workload("src", [])
+
+
+def test_a_folder_without_scripts_says_so(folder):
+    (folder / "empty").mkdir()
+
+    with pytest.raises(UserError, match=r"there is no \.py file in empty"):
+        parse_workload("empty/train.py", [])
+
+
+@pytest.mark.parametrize("content", [b"epochs: 3\n", b"\x80\x02}q\x00", b"#!/bin/sh\n"])
+def test_a_file_that_is_no_python_is_no_script(folder, content):
+    (folder / "train.yaml").write_bytes(content)
+
+    with pytest.raises(UserError, match=r"not a Python script.*did you mean train\.py"):
+        parse_workload("train.yaml", [])
+
+
+def test_a_task_in_a_broken_file_says_where(folder):
+    (folder / "broken.py").write_text("x = 1\ndef f(:\n")
+
+    with pytest.raises(UserError, match=r"broken\.py, line 2: "):
+        parse_workload("broken.py:task", [])
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_an_unreadable_script_says_so():
+    Path("train.py").chmod(0)
+
+    with pytest.raises(UserError, match=r"cannot read train\.py: Permission denied"):
+        parse_workload("train.py", [])
+
+
+def test_a_link_that_leads_nowhere_is_a_missing_script():
+    Path("lost.py").symlink_to("nowhere.py")
+
+    with pytest.raises(UserError, match=r"there is no script lost\.py"):
+        parse_workload("lost.py", [])
