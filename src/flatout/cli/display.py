@@ -28,9 +28,10 @@ def display(budget_s: float) -> Iterator[Tell]:
         yield _line
         return
     console = Console(stderr=True, highlight=False)
+    start = Progress(trying="starting", done_share=0.0, elapsed_s=0.0, left_s=budget_s)
     columns = (Spent(bar_width=24), Left(), Best(), Trying())
     with Bar(*columns, console=console, transient=True) as bar:
-        task = bar.add_task("", total=budget_s, now=_START, at=time.monotonic())
+        task = bar.add_task("", total=budget_s, now=start, at=time.monotonic())
 
         def tell(progress: Progress) -> None:
             if progress.event:
@@ -44,9 +45,6 @@ def _line(progress: Progress) -> None:
     """Write an event on a line of its own; mere ticks would fill a log."""
     if progress.event:
         print(f"[{format_duration(progress.elapsed_s)}] {progress.event}", file=sys.stderr)
-
-
-_START = Progress(trying="starting", done_share=0.0, elapsed_s=0.0, left_s=0.0)
 
 
 class Spent(BarColumn):

@@ -1,0 +1,60 @@
+import os
+import pty
+import subprocess
+import sys
+
+from flatout.cli.display import display
+from flatout.core.progress import Progress
+
+NOW = {"done_share": 0.25, "elapsed_s": 150.0, "left_s": 450.0}
+ON_A_TERMINAL = """
+from flatout.cli.display import display
+from flatout.core.progress import Progress
+with display(600.0) as tell:
+    now = {"done_share": 0.25, "elapsed_s": 150.0, "left_s": 450.0, "best_ratio": 1.62}
+    tell(Progress(trying="torch_compile [mode]", **now))
+    tell(Progress(trying="tf32", event="torch_compile [mode]: kept 1.3x [1.2, 1.4]", **now))
+"""
+
+
+def on_a_terminal(code):
+    """Return what a program writes to stderr when that is a terminal of 100 columns."""
+    own, its = pty.openpty()
+    child = subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdin=subprocess.DEVNULL,
+        stderr=its,
+        env=os.environ | {"COLUMNS": "100", "TERM": "xterm"},
+    )
+    os.close(its)
+    parts = []
+    while True:
+        try:
+            part = os.read(own, 1 << 16)
+        except OSError:  # the terminal's other side is closed
+            break
+        if not part:
+            break
+        parts.append(part)
+    assert child.wait() == 0
+    os.close(own)
+    return b"".join(parts).decode()
+
+
+def test_a_terminal_shows_what_is_tried_time_left_and_best():
+    text = on_a_terminal(ON_A_TERMINAL)
+
+    assert "best 1.62x tf32" in text
+    assert "7 min 30 s left" in text
+
+
+def test_events_stay_on_the_terminal_as_they_are():
+    assert "torch_compile [mode]: kept 1.3x [1.2, 1.4]" in on_a_terminal(ON_A_TERMINAL)
+
+
+def test_elsewhere_mere_ticks_are_not_written(capsys):
+    with display(600.0) as tell:
+        tell(Progress(trying="tf32", **NOW))
+        tell(Progress(trying="tf32", event="tf32: no effect", **NOW))
+
+    assert capsys.readouterr().err == "[2 min 30 s] tf32: no effect\n"

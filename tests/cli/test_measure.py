@@ -1,0 +1,43 @@
+import json
+
+from flatout.cli import call
+from flatout.core.profile import profile_from_json
+
+
+def test_a_script_is_measured_with_its_own_arguments_and_its_files_untouched(folder, capfd):
+    code = call(["measure", "--json", "out/a.json", "train.py", "--json", "mine", "--", "--x"])
+
+    captured = capfd.readouterr()
+    assert code == 0, captured.err
+    assert "train.py --json mine -- --x on" in captured.out
+    assert captured.out.endswith("next         flatout tune train.py --json mine -- --x\n")
+    profile = profile_from_json(json.loads((folder / "out/a.json").read_text()))
+    assert profile.step_ms.n > 0
+    assert not (folder / "saved.txt").exists()
+
+
+def test_a_script_that_fails_is_code_2_with_its_own_traceback(folder, capfd):
+    code = call(["measure", "--json", "a.json", "crash.py"])
+
+    captured = capfd.readouterr()
+    assert code == 2
+    assert "ValueError: no data here" in captured.err.splitlines()[0]
+    assert 'crash.py", line 2' in captured.err
+    assert captured.err.endswith("next     python crash.py\n")
+    assert "flatout/" not in captured.err
+    assert not (folder / "a.json").exists()
+
+
+def test_a_json_path_that_cannot_be_written_is_told_before_measuring(folder, capfd):
+    (folder / "file").touch()
+
+    code = call(["measure", "--json", "file/a.json", "crash.py"])
+
+    assert code == 2
+    assert "flatout: cannot write to file" in capfd.readouterr().err
+
+
+def test_a_recipe_that_does_not_exist_is_told(folder, capfd):
+    assert call(["measure", "--with", "no.toml", "train.py"]) == 2
+
+    assert "there is no recipe at no.toml" in capfd.readouterr().err

@@ -1,0 +1,33 @@
+from flatout.cli import call
+from flatout.core.recipe import Recipe
+from flatout.workflow.recipes import write_recipe
+
+
+def test_the_script_trains_to_its_end_and_saves(folder, capfd):
+    write_recipe(Recipe(), folder / "recipe.toml")
+
+    code = call(["run", "--with", "recipe.toml", "train.py", "--with", "mine"])
+
+    captured = capfd.readouterr()
+    assert code == 0, captured.err
+    assert "arguments ['--with', 'mine']" in captured.out
+    assert (folder / "saved.txt").read_text() == "done"
+
+
+def test_the_script_s_exit_code_is_flatout_s(folder, capfd):
+    write_recipe(Recipe(), folder / "recipe.toml")
+    (folder / "exits.py").write_text("raise SystemExit(7)\n")
+
+    assert call(["run", "--with", "recipe.toml", "exits.py"]) == 7
+    assert capfd.readouterr().err == ""
+
+
+def test_an_unknown_lever_in_a_recipe_names_the_nearest(folder, capfd):
+    write_recipe(Recipe(), folder / "recipe.toml")
+    with (folder / "recipe.toml").open("a") as stream:
+        stream.write('[[technique]]\nname = "loader_wrkers"\n')
+    text = (folder / "recipe.toml").read_text().replace("technique = []\n", "")
+    (folder / "recipe.toml").write_text(text)
+
+    assert call(["run", "--with", "recipe.toml", "train.py"]) == 2
+    assert "did you mean 'loader_workers'?" in capfd.readouterr().err
