@@ -6,7 +6,7 @@ from flatout.core.profile import Profile
 from flatout.core.units import format_ms, format_ratio, format_share
 
 MIN_SHARE = 0.10
-"""Below a tenth of the step, fixing the loader is not worth a reader's time (rule DL01)."""
+"""Below a tenth of the step, fixing the loader is not worth a reader's time."""
 
 
 def check(profile: Profile, machine: Machine) -> Finding | None:

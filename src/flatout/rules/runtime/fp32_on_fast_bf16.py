@@ -9,7 +9,7 @@ MIN_COMPUTE_SHARE = 0.20
 """Below a fifth of the step in forward and backward, halving them would bring less than a tenth."""
 LOST_SHARE = 0.5
 """Part of forward and backward that bf16 saves: half, as measured on a CPU with AMX (1.7-2.3 times
-faster, compute.md section D); published GPU numbers are 1.6-2.6 times."""
+faster); published GPU numbers are 1.6-2.6 times."""
 MIN_CAPABILITY = (8, 0)
 """Compute capability from which NVIDIA devices multiply bf16 in hardware (Ampere)."""
 

@@ -35,7 +35,7 @@ MAX_GROUPS = 3
 and two to spare for first blocks, whose input needs no gradient."""
 STARTUP_SHARE = 1 / 2.3
 """Cold start against whole-model compilation: 69 against 158 s for a GPT of 8 blocks on a busy CPU
-(compute.md section D, measured). The share falls with depth."""
+(measured). The share falls with depth."""
 
 
 @final

@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
 SPEEDUP = 1.15
 """Forward and backward. CPU: 1.16 for a small ResNet, 1.01 for a small GPT in fp32, 1.2 in bf16
-(compute.md section D, measured). H100: 1.15 for GPT-2, 1.16 for an 8B model (Schwartz 2025,
+(measured, AMX). H100: 1.15 for GPT-2, 1.16 for an 8B model (Schwartz 2025,
 torchtitan, published); from 0.95 for long GEMM-bound steps to 3.1 for launch-bound ones on B200."""
 STARTUP_S_PER_MODULE = 0.5
 """Cold compilation. A ResNet of some 60 modules took 37 s, a GPT of some 36 modules 12.7 s on 2
-cores (compute.md section D, measured): 0.35 to 0.6 s for each."""
+cores (measured): 0.35 to 0.6 s for each."""
 MAX_SHAPES = 8
 """Torch's recompile limit: beyond it the model silently runs eagerly."""
 

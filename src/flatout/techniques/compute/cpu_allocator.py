@@ -26,12 +26,12 @@ GLIBC_VARIABLES = {
     "MALLOC_TOP_PAD_": str(64 * 2**20),
 }
 """No block is mapped by itself, nothing below 2 GiB is given back, and the heap grows by 64 MiB:
-1.09-1.19x in fp32 and 0.94-1.19x in bf16 (compute.md section D, measured, spread 8 %)."""
+1.09-1.19x in fp32 and 0.94-1.19x in bf16 (measured, spread 8 %)."""
 FAULT_US = 0.5
 """Time of one minor page fault: kernel entry and zeroing 4 KiB. General knowledge, 0.25 us on bare
 metal to 1 us in a virtual machine; not measured here."""
 SAVED_SHARE = {"tcmalloc": 0.9, "glibc": 0.7}
-"""Share of the faults that goes away. Assumed from the gains in compute.md section D: 1.08-1.34x
+"""Share of the faults that goes away. Assumed from the measured gains: 1.08-1.34x
 with tcmalloc, less with glibc's settings."""
 
 

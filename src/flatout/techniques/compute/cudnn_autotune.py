@@ -16,7 +16,7 @@ from flatout.core.profile import Profile
 from flatout.core.technique import Effect, Numerics, Technique
 
 MAX_SHAPES = 4
-"""With more input shapes, measuring again for each costs more than it brings (rule LP05)."""
+"""With more input shapes, measuring again for each costs more than it brings: an assumption."""
 SPEEDUP = 1.1
 """Forward and backward of convolutional models: general knowledge, 1.0 to 1.3; not measured."""
 STARTUP_S = 2.0

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 Output = TypeVar("Output")
 
 SPEEDUP = 1.2
-"""Forward and backward. CPU: 1.16-1.26 for a small ResNet in fp32, 1.2-1.35 in bf16 (compute.md
-section D, measured). V100 with mixed precision: 1.22 for a ResNet-50, 1.08-1.35 for other CNNs
+"""Forward and backward. CPU: 1.16-1.26 for a small ResNet in fp32, 1.2-1.35 in bf16 (measured,
+AMX). V100 with mixed precision: 1.22 for a ResNet-50, 1.08-1.35 for other CNNs
 (PyTorch's channels_last tutorial, published)."""
 
 

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     import torch
 
 SPEEDUP = 2.5
-"""The optimizer's own time: 22 to 8 ms (compute.md A4, published) on a GPU against foreach. Whole
-steps on a CPU: 1.05 for a GPT, 1.29 for an MLP, 1.08 for a ResNet (guard.md 1.5, measured)."""
+"""The optimizer's own time: 22 to 8 ms (DPA-2, published) on a GPU against foreach. Whole
+steps on a CPU: 1.05 for a GPT, 1.29 for an MLP, 1.08 for a ResNet (measured)."""
 MIN_SHARE = 0.02
 """Below this share, an optimizer for free could not give the 1.02x that keeps a lever."""
 

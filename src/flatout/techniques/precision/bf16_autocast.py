@@ -26,7 +26,7 @@ Output = TypeVar("Output")
 
 CPU_SPEEDUP = 2.0
 """Forward and backward on a CPU with AMX: 1.70-2.27 for a small ResNet, 1.78-2.1 for a small GPT
-(compute.md section D, measured); AVX-512 bf16 without AMX was not measured and shares the prior."""
+(measured); AVX-512 bf16 without AMX was not measured and shares the prior."""
 CUDA_SPEEDUP = 1.6
 """GPT-2 124M on one H100: 42.9k against 27.0k tokens/s in fp32 (Schwartz 2025, published). A ResNet
 50 on an A100 gains 2.63 even against TF32 (NVIDIA DeepLearningExamples, published)."""
