@@ -189,11 +189,11 @@ run_trial(
 
 
 def processes_with(word):
-    found = []
-    for process in psutil.process_iter(["cmdline"]):
-        if word in " ".join(process.info["cmdline"] or []):
-            found.append(process.pid)
-    return found
+    return [
+        process.pid
+        for process in psutil.process_iter(["cmdline"])
+        if word in " ".join(process.info["cmdline"] or [])
+    ]
 
 
 def test_everything_ends_when_flatout_is_killed(monkeypatch, tmp_path):

@@ -1,0 +1,83 @@
+"""The session: listeners cannot end the training, techniques cannot either."""
+
+from dataclasses import dataclass
+
+import pytest
+
+from flatout.core.errors import NotApplicable
+from flatout.core.technique import Numerics, Technique
+from flatout.seams.session import Session
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Doubler(Technique):
+    """Doubles a loader's batch size, or fails in the way that is asked for."""
+
+    family = "test"
+    addresses = frozenset()
+    numerics = Numerics.TRAINING
+    trouble: str = ""
+
+    @classmethod
+    def candidates(cls, profile, machine):
+        return ()
+
+    def predict(self, profile, machine):
+        raise NotImplementedError
+
+    def loader(self, arguments):
+        if self.trouble == "refuse":
+            raise NotApplicable("there is nothing to double")
+        if self.trouble == "break":
+            raise RuntimeError("cannot double")
+        return {**arguments, "batch_size": 2 * arguments["batch_size"]}
+
+
+def test_technique_changes_the_value():
+    session = Session({}, [Doubler()])
+
+    assert session.transform("loader", {"batch_size": 4}) == {"batch_size": 8}
+    assert list(session.status.values()) == [("applied", "")]
+
+
+@pytest.mark.parametrize(
+    ("trouble", "status"),
+    [
+        ("refuse", ("not_applicable", "there is nothing to double")),
+        ("break", ("failed", "RuntimeError: cannot double")),
+    ],
+)
+def test_technique_in_trouble_leaves_the_value_and_says_so(trouble, status):
+    session = Session({}, [Doubler(trouble=trouble)])
+
+    assert session.transform("loader", {"batch_size": 4}) == {"batch_size": 4}
+    assert list(session.status.values()) == [status]
+
+
+def test_listener_that_fails_is_recorded_and_the_others_go_on():
+    session, heard = Session({}), []
+
+    def broken(_):
+        raise ValueError("probe broke")
+
+    session.on("epoch", broken)
+    session.on("epoch", heard.append)
+    session.fire("epoch", "train.py#0")
+
+    assert heard == ["train.py#0"]
+    assert "probe broke" in session.errors[0]
+
+
+def test_unknown_event_is_named():
+    with pytest.raises(ValueError, match="no event 'batches'"):
+        Session({}).on("batches", print)
+
+
+def test_running_session_keeps_no_segments():
+    session = Session({"mode": "run"})
+
+    for _ in range(3):
+        session.end_segment(0)
+
+    assert session.segments == []
+    assert session.counts == {0: 3}
