@@ -232,9 +232,7 @@ def test_busy_machine_ends_the_tuning_unless_accepted(tmp_path):
     load = {"foreign_share": 0.5, "delay_share": 0.8, "steal_share": 0.0, "wall_s": 2.0}
 
     refused = run(World({"bf16_autocast": 0.5}, load=load), tmp_path / "a")
-    accepted = run(
-        World({"bf16_autocast": 0.5}, load=load), tmp_path / "b", accepts_load=True
-    )
+    accepted = run(World({"bf16_autocast": 0.5}, load=load), tmp_path / "b", accepts_load=True)
 
     assert refused.stopped == "machine busy"
     assert refused.recipe.choices == ()
