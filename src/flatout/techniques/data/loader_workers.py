@@ -23,7 +23,7 @@ from flatout.core.technique import Effect, Numerics, Technique
 MIN_WAIT_SHARE = 0.02
 """Below this wait, free data could not give the 1.02x that a lever must show to be kept."""
 SHM_FACTOR = 1.5
-"""Shared memory to have free per byte in flight: the workers are killed by SIGBUS when it runs out."""
+"""Shared memory to have free per byte in flight; workers are killed by SIGBUS when it runs out."""
 DEFAULT_PREFETCH = 2
 """Torch's own `prefetch_factor`."""
 COPY_MS_PER_MB = 1.2
