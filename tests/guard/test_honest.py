@@ -1,3 +1,4 @@
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -17,8 +18,11 @@ ALL = list(CASES)
 FUSED = (("fused", True),)
 FOREACH = (("foreach", True),)
 BF16 = Setting(autocast=True)
-compiles = pytest.mark.filterwarnings("ignore::DeprecationWarning")
-"""Importing torch's compiler warns of its own use of old parts of torch."""
+
+
+def compiles(test: Callable[[], None]) -> Callable[[], None]:
+    """Mark a test that compiles: slow when cold, and torch's compiler warns of itself on import."""
+    return pytest.mark.slow(pytest.mark.filterwarnings("ignore::DeprecationWarning")(test))
 
 
 @pytest.mark.parametrize("case", ALL)
@@ -149,6 +153,16 @@ def dropping_mlp() -> nn.Module:
 
 
 DROPPING = Case(model=dropping_mlp, batch=loop.vectors, loss=F.cross_entropy, last="3.weight")
+
+
+@compiles
+def test_a_compiled_dropout_that_draws_other_masks_is_rejected() -> None:
+    runs = Base(DROPPING, Setting())
+
+    check = runs.check(runs.run(Setting(compile=True)), Numerics.PRECISION)
+
+    assert check.status == "rejected"
+    assert graphs_compiled() == 1
 
 
 @compiles

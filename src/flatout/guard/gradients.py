@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from flatout.guard.record import AT_STEP, BEFORE_CLIP, GradientSet, Numbers
+from flatout.guard.record import AT_STEP, BEFORE_CLIP, UPDATE, GradientSet, Numbers
 from flatout.guard.sketch import sketch, to_numbers
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ class GradientNotes:
         self._counts: dict[int, int] = {}
         self._moved = False
         self._latest_moved = False
-        self._running: tuple[torch.optim.Optimizer, dict[str, torch.nn.Parameter]] | None = None
+        self._is_kept = False
 
     def after_backward(self, named: "Mapping[str, torch.nn.Parameter]", scale: float) -> None:
         """Sketch every gradient that exists now; the last backward before a step stays."""
@@ -46,36 +46,47 @@ class GradientNotes:
         named: "Mapping[str, torch.nn.Parameter]",
     ) -> None:
         """Keep the gradients that a step begins with, and what its parameters were at the first."""
-        self._running = None
-        if step > self._steps:
+        self._is_kept = step <= self._steps
+        if not self._is_kept:
             return
         own = _own(optimizer, named)
         if step == 1:
             self._start |= {name: sketch(value, name) for name, value in own.items()}
-        self._running = (optimizer, own)
         self._keep(number, step, AT_STEP, self._seen(optimizer, own))
 
-    def after_step(self, number: int, step: int, backwards_inside: int) -> None:
+    def after_step(
+        self,
+        number: int,
+        step: int,
+        optimizer: "torch.optim.Optimizer",
+        named: "Mapping[str, torch.nn.Parameter]",
+        *,
+        backwards_inside: int,
+    ) -> None:
         """Settle the step: a closure that ran backward once made its gradients inside."""
         self._counts[number] = step
-        if self._running is not None:
-            optimizer, own = self._running
+        if self._is_kept:
+            own = _own(optimizer, named)
             if backwards_inside:
                 self._sets.pop()
             if backwards_inside == 1:
                 self._keep(number, step, AT_STEP, self._seen(optimizer, own))
             before_clip = {name: self._latest[name] for name in own if name in self._latest}
             self._keep(number, step, BEFORE_CLIP, before_clip)
-            self._running = None
         self._moved = True
 
     def by_hand(self, named: "Mapping[str, torch.nn.Parameter]") -> None:
         """Take each backward for a step: the script updates its parameters itself."""
         step = self._counts[BY_HAND] = self._counts.get(BY_HAND, 0) + 1
+        if step > self._steps:
+            return
+        values = {name: sketch(value, name) for name, value in named.items()}
         if step == 1:
-            self._start = {name: sketch(value, name) for name, value in named.items()}
-        if step <= self._steps:
-            self._keep(BY_HAND, step, BEFORE_CLIP, self._latest)
+            self._start = values
+        if step == 2:
+            update = {name: value - self._start[name] for name, value in values.items()}
+            self._sets.append((BY_HAND, 1, UPDATE, False, update))
+        self._keep(BY_HAND, step, BEFORE_CLIP, self._latest)
         self._moved = True
 
     def start(self) -> dict[str, Numbers]:

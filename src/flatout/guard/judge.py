@@ -24,10 +24,15 @@ from flatout.guard.limits import (
 )
 from flatout.guard.mismatches import mismatches
 from flatout.guard.obstacles import Trials, find_missing, find_obstacle
-from flatout.guard.record import AT_STEP, BEFORE_CLIP, GuardRecord
+from flatout.guard.record import AT_STEP, BEFORE_CLIP, UPDATE, GuardRecord
 
-NAMES = {BEFORE_CLIP: "gradient", AT_STEP: "clipped_gradient"}
-"""Names of the checks of one gradient: before clipping and as the optimizer sees it."""
+NAMES = {BEFORE_CLIP: "gradient", AT_STEP: "clipped_gradient", UPDATE: "update"}
+"""Names of the checks that look at each tensor."""
+POINTS = {
+    BEFORE_CLIP: "gradient before clipping",
+    AT_STEP: "gradient at the step",
+    UPDATE: "update",
+}
 ORDER = (
     "gradient",
     "clipped_gradient",
@@ -263,8 +268,7 @@ def _updates(trials: Trials) -> Iterator[Reading]:
 
 
 def _name(key: Key) -> str:
-    place = "gradient before clipping" if key[2] == BEFORE_CLIP else "gradient at the step"
-    return place if key[1] == 1 else f"step {key[1]}'s {place}"
+    return POINTS[key[2]] if key[1] == 1 else f"step {key[1]}'s {POINTS[key[2]]}"
 
 
 def _share(value: float, limit: float) -> float:

@@ -45,7 +45,7 @@ def pin_samples(seed: int) -> Undo:
         fetcher.dataset = _Pinned(dataset, seed)
         fetcher.collate_fn = _pinned_collate(collate, seed, indices)
         try:
-            with _streams_kept():
+            with streams_kept():
                 return original(fetcher, indices)
         finally:
             fetcher.dataset, fetcher.collate_fn = dataset, collate
@@ -107,8 +107,8 @@ def _plain(key: Any) -> Any:
 
 
 @contextmanager
-def _streams_kept() -> Iterator[None]:
-    """Set the process's random streams back at the end."""
+def streams_kept() -> Iterator[None]:
+    """Set the process's random streams on the CPU back at the end."""
     import torch
 
     numpy = sys.modules.get("numpy")

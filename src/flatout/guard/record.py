@@ -26,6 +26,8 @@ BEFORE_CLIP = "before_clip"
 """The gradient at the end of the last backward, divided by the gradient scaler's scale."""
 AT_STEP = "at_step"
 """The gradient as the optimizer sees it: clipped, unscaled."""
+UPDATE = "update"
+"""What the first step did to the parameters, for scripts without an optimizer to shadow."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -37,7 +39,7 @@ class GradientSet:
     step: int
     """Number of this optimizer's step, from 1."""
     point: str
-    """`before_clip` or `at_step`."""
+    """`before_clip`, `at_step` or `update`."""
     moved: bool
     """Whether any optimizer had stepped before: parameters are then equal up to rounding only."""
     sketches: Sketches
@@ -133,7 +135,7 @@ def read_record(path: Path) -> GuardRecord:
         ValueError: if there is none, it is damaged, or was made in another way.
     """
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
             plain = json.loads(bytes(file["meta"]))
             numbers = file["numbers"]
     except (OSError, KeyError, ValueError, zipfile.BadZipFile) as error:

@@ -105,8 +105,9 @@ class GuardRecorder:
         if number is None:
             return  # the scaler found infinities: nothing was updated
         step = self._counts[number] = self._counts.get(number, 0) + 1
-        self._gradients.after_step(number, step, self._inside_backwards)
-        self._updates.after_step(number, step, optimizer, self._inside_backwards)
+        inside = self._inside_backwards
+        self._gradients.after_step(number, step, optimizer, self._named(), backwards_inside=inside)
+        self._updates.after_step(number, step, optimizer, backwards_inside=inside)
         self._end_segment()
 
     def _end_segment(self) -> None:

@@ -63,7 +63,7 @@ def leaves(value: Any, path: str = "", depth: int = 0) -> Iterator[tuple[str, An
     """
     if _is_tensor(value):
         if value.grad_fn is None:
-            yield path, value
+            yield path, (list(value.unbind()) if value.is_nested else value)
     elif isinstance(value, (np.ndarray, *PLAIN)) or _is_rows(value):
         yield path, value
     elif hasattr(value, "__array_interface__"):
@@ -134,15 +134,10 @@ def _array_contents(array: "np.ndarray[Any, Any]") -> Iterator[Any]:
 def _tensor_contents(tensor: Any) -> Iterator[Any]:
     import torch
 
-    tensor = tensor.detach().as_subclass(torch.Tensor)
-    if tensor.is_nested:
-        for part in tensor.unbind():
-            yield str(tuple(part.shape)).encode()
-            yield from _tensor_contents(part)
-        return
+    tensor = tensor.detach()
     if tensor.layout != torch.strided:
         tensor = tensor.to_dense()
     if tensor.is_quantized:
         tensor = tensor.dequantize()
-    tensor = tensor.resolve_conj().resolve_neg().cpu().contiguous().reshape(-1)
-    yield tensor.view(torch.uint8).numpy().data
+    tensor = tensor.as_subclass(torch.Tensor).resolve_conj().resolve_neg()
+    yield tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data

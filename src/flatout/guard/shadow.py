@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from flatout.guard.pinning import streams_kept
 from flatout.guard.record import OptimizerRecord
 from flatout.guard.structure import kind_of
 
@@ -95,7 +96,7 @@ class Shadow:
         with torch.no_grad():
             for copy in self._copies.values():
                 copy.shadow.copy_(copy.before)
-            with _unheard():
+            with _unheard(), streams_kept():
                 self._kind.step(self._optimizer)
             return {name: _compare(copy) for name, copy in self._copies.items()}
 

@@ -16,9 +16,8 @@ CHUNK = 1 << 22
 """Elements handled at once: bounds the temporaries to a few times 16 MiB."""
 SHIFTS = 1 << 16
 """Places in the block of signs where a tensor may start."""
-STRIDE = SIZE + 1
-"""Chunks of one tensor start this far apart, so that a reused sign meets another sum: a constant
-tensor would otherwise look larger than it is."""
+WINDOWS = CHUNK // SHIFTS
+"""Chunks after which the second signs repeat: in tensors of more than 2**28 elements only."""
 SEED = 20261120
 
 
@@ -37,13 +36,15 @@ def sketch(tensor: "torch.Tensor", name: str) -> "torch.Tensor":
             return flat.to(wide)
         sums = torch.zeros(SIZE, dtype=wide, device=flat.device)
         signs = _signs(str(flat.device))
-        start = zlib.crc32(name.encode())
+        start = zlib.crc32(name.encode()) % SHIFTS
         for number in range(-(-flat.numel() // CHUNK)):
             chunk = flat[number * CHUNK : (number + 1) * CHUNK]
-            first = (start + number * STRIDE) % SHIFTS
-            signed = chunk * signs[first : first + chunk.numel()]
-            padded = torch.nn.functional.pad(signed, (0, -signed.numel() % SIZE))
-            sums += padded.view(-1, SIZE).sum(0, dtype=wide)
+            signed = chunk * signs[start : start + chunk.numel()]
+            rows = torch.nn.functional.pad(signed, (0, -signed.numel() % SIZE)).view(-1, SIZE)
+            if number:  # the chunks share their signs: a second one for each row tells them apart
+                first = number % WINDOWS * SHIFTS
+                rows = rows * signs[first : first + len(rows), None]
+            sums += rows.sum(0, dtype=wide)
         return sums
 
 

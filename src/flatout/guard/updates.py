@@ -48,7 +48,7 @@ class UpdateNotes:
             self._gaps[number] = f"optimizer {number}: {type(error).__name__}: {error}"
 
     def after_step(
-        self, number: int, step: int, optimizer: "torch.optim.Optimizer", backwards_inside: int
+        self, number: int, step: int, optimizer: "torch.optim.Optimizer", *, backwards_inside: int
     ) -> None:
         """Let the shadow step and keep the difference."""
         if step > self._steps or number in self._gaps:
