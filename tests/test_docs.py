@@ -115,7 +115,7 @@ def is_a_command(words):
     known = {name for option in options(COMMANDS[words[0]]) for name in all_names(option)}
     own = []
     for word in words[1:]:
-        if OPTIONS_AFTER_SCRIPT.search(word):
+        if word == "-m" or OPTIONS_AFTER_SCRIPT.search(word):
             break
         own.append(word.partition("=")[0])
     return {word for word in own if word.startswith("-")} <= known | {"--help"}
