@@ -9,6 +9,7 @@ from flatout.core.ablation import Comparison, ablation_from_json
 from flatout.core.errors import UserError
 from flatout.core.profile import profile_from_json
 from flatout.core.recipe import Recipe
+from flatout.reporting.text import render_contrast
 from flatout.workflow.compare import compare
 
 DATA = Path(__file__).parent.parent / "reporting/data"
@@ -101,6 +102,14 @@ def test_a_gain_without_an_interval_gives_none():
 def test_an_unconfirmed_tuning_is_refused():
     with pytest.raises(UserError, match=r"before its recipe was confirmed.*--resume"):
         compare(tuned(), tuned(confirmation=None, stopped="interrupted"))
+
+
+def test_the_page_shows_what_is_printed():
+    contrast = compare(stored("profile_starved"), stored("ablation_tuned")["best"]["profile"])
+
+    text = render_contrast(contrast, baseline="before.json", candidate="after.json")
+
+    assert text in (DATA.parents[2] / "docs/commands/compare.md").read_text()
 
 
 @pytest.mark.parametrize(

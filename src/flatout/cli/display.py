@@ -13,6 +13,7 @@ from rich.text import Text
 
 from flatout.core.progress import Progress
 from flatout.core.units import format_duration, format_ratio
+from flatout.reporting.tables import ascii_only
 
 Tell = Callable[[Progress], None]
 
@@ -35,7 +36,7 @@ def display(budget_s: float) -> Iterator[Tell]:
 
         def tell(progress: Progress) -> None:
             if progress.event:
-                console.print(progress.event, markup=False)
+                console.print(ascii_only(progress.event), markup=False)
             bar.update(task, now=progress, at=time.monotonic())
 
         yield tell
@@ -44,7 +45,8 @@ def display(budget_s: float) -> Iterator[Tell]:
 def _line(progress: Progress) -> None:
     """Write an event on a line of its own; mere ticks would fill a log."""
     if progress.event:
-        print(f"[{format_duration(progress.elapsed_s)}] {progress.event}", file=sys.stderr)
+        event = ascii_only(progress.event)
+        print(f"[{format_duration(progress.elapsed_s)}] {event}", file=sys.stderr)
 
 
 class Spent(BarColumn):
@@ -78,7 +80,7 @@ class Trying(ProgressColumn):
 
     def render(self, task: Task) -> Text:
         """Return it in words."""
-        return Text(task.fields["now"].trying, overflow="ellipsis", no_wrap=True)
+        return Text(ascii_only(task.fields["now"].trying), overflow="ellipsis", no_wrap=True)
 
 
 def _since(task: Task) -> float:

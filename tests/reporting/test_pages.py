@@ -1,0 +1,82 @@
+"""The pages show what the reports print, and name every field of the documents."""
+
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from flatout.core.ablation import LossCheck
+from flatout.core.check import OK, WARN, Check
+from flatout.core.contrast import Contrast, Quantity
+from flatout.core.finding import Finding
+from flatout.core.machine import Device, Machine
+from flatout.reporting import text
+
+DOCS = Path(__file__).parent.parent.parent / "docs"
+MACHINE = Machine(
+    device=Device(kind="cpu", name="Test CPU", memory_bytes=8 * 1024**3),
+    logical_cores=4,
+    usable_cores=2,
+    physical_cores=2,
+    memory_bytes=8 * 1024**3,
+    shm_free_bytes=64 * 1024**2,
+)
+CHECKS = (
+    Check(status=OK, what="2 cores, all of them usable"),
+    Check(
+        status=WARN,
+        what="/dev/shm: 64.0 MiB free",
+        why="loader workers put their batches there and are killed when it is full",
+        next="start the container with --shm-size=2g",
+    ),
+)
+
+
+def shown(verb):
+    return (DOCS / f"commands/{verb}.md").read_text()
+
+
+def unnamed(keys):
+    page = (DOCS / "json.md").read_text()
+    return [key for key in keys if f"`{key}`" not in page]
+
+
+def names(kind):
+    return [item.name for item in fields(kind)]
+
+
+def test_measure_shows_its_reports(starved, crash):
+    page = shown("measure")
+
+    assert text.render_profile(starved, workload="train.py --epochs 3") in page
+    assert text.render_failure(crash) in page
+
+
+def test_tune_shows_its_reports(tuned, leave):
+    page = shown("tune")
+
+    assert text.render_ablation(tuned) in page
+    assert text.render_ablation(leave) in page
+
+
+def test_doctor_shows_its_report():
+    assert text.render_doctor(MACHINE, CHECKS) in shown("doctor")
+
+
+def test_every_field_of_a_profile_is_named(starved):
+    plain = starved.to_json()
+
+    assert unnamed([*plain, *plain["step_ms"], *plain["phases_ms"], *plain["ceilings"]]) == []
+
+
+def test_every_field_of_an_ablation_is_named(tuned):
+    plain = tuned.to_json()
+
+    assert (
+        unnamed([*plain, *plain["best"], *plain["rows"][0], *plain["rows"][0]["loss_check"]]) == []
+    )
+
+
+@pytest.mark.parametrize("kind", [Contrast, Quantity, Check, Finding, LossCheck])
+def test_every_field_of_the_smaller_records_is_named(kind):
+    assert unnamed(names(kind)) == []
