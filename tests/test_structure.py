@@ -21,7 +21,7 @@ CROWDED_ON_PURPOSE = {
     "Session": "the one record of the training process: each seam and probe needs its part of it"
 }
 FOLDERS_BESIDE_SOURCE = {"benchmarks", "compat", "examples", "scenarios"}
-"""Test folders without a package: those of the folders at the top, and of other people's scripts."""
+"""Test folders without a package: of the folders at the top, and of other people's scripts."""
 
 TECHNIQUES = module_names(flatout.techniques)
 RULES = module_names(flatout.rules)
