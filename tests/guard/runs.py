@@ -8,6 +8,7 @@ from pathlib import Path
 from flatout.core.ablation import LossCheck
 from flatout.core.technique import Numerics
 from flatout.guard.judge import judge
+from flatout.guard.pinning import drop_autocast
 from flatout.guard.record import GuardRecord
 from tests.guard.loop import CASES, Case, Setting, train
 
@@ -31,6 +32,14 @@ class Base:
     def run(self, setting: Setting) -> GuardRecord:
         """Train once more under another setting, beside this baseline's shadow."""
         return train(self.case, self.folder / "candidate.npz", setting, reference=self.path)
+
+    def calibrate_in_fp32(self) -> None:
+        """Take the script without its own autocast for the calibration."""
+        undo = drop_autocast()
+        try:
+            self.calibration = train(self.case, self.folder / "calibration.npz", self.setting)
+        finally:
+            undo()
 
     def check(
         self, candidate: GuardRecord, promise: Numerics, *, changes_threads: bool = False

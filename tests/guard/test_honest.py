@@ -143,6 +143,18 @@ def test_a_compiled_model_stays_within_rounding() -> None:
     assert graphs_compiled() == 1
 
 
+@pytest.mark.parametrize("case", ["mlp", "gpt", "lstm"])
+def test_a_script_in_bf16_gets_its_scale_from_full_precision(case: str) -> None:
+    runs = Base(CASES[case], BF16)
+    runs.calibrate_in_fp32()
+
+    honest = runs.check(runs.run(replace(BF16, accumulate=2)), Numerics.ROUNDING)
+    faulty = runs.check(runs.run(replace(BF16, accumulate=2, divide=False)), Numerics.ROUNDING)
+
+    assert honest.status == "within", honest
+    assert faulty.status == "rejected", faulty
+
+
 def graphs_compiled() -> int:
     """Return how many graphs the compiler made of the last model."""
     return torch._dynamo.utils.counters["stats"]["unique_graphs"]
