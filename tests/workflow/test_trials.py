@@ -66,6 +66,7 @@ def test_accumulation_in_the_script_is_one_step():
 
     assert profile.backwards_per_step == 4
     assert profile.samples_per_step == 32
+    assert profile.epoch_steps == 4096 / 8 / 4
 
 
 def test_losses_under_a_gradient_scaler_are_the_unscaled_ones():

@@ -69,7 +69,7 @@ def summarise(result: Mapping[str, Any], machine: Machine) -> Profile:
         batches_per_step=_mean([s.batches for s in window.measured]),
         backwards_per_step=_mean([s.backwards for s in window.measured]),
         samples_per_step=samples,
-        epoch_steps=_epoch_steps(result),
+        epoch_steps=_epoch_steps(result, window),
         cpu_threads=result["environment"]["threads"],
         minor_faults_per_step=load.get("minor_faults_per_s", 0.0) * step_s,
         delay_share=load["delay_share"],
@@ -150,9 +150,16 @@ def _model(item: Mapping[str, Any], window: Window) -> ModelFacts:
     )
 
 
-def _epoch_steps(result: Mapping[str, Any]) -> int | None:
+def _epoch_steps(result: Mapping[str, Any], window: Window) -> int | None:
+    """Return the training steps of an epoch: a loader's length counts batches.
+
+    The median, because frameworks that fetch one batch ahead show one less at an epoch's end.
+    """
     lengths = [x["steps_per_epoch"] for x in result["loaders"] if x["is_training"]]
-    return lengths[0] if len(lengths) == 1 else None
+    batches = statistics.median([step.batches for step in window.measured] or [1])
+    if len(lengths) != 1 or lengths[0] is None or batches < 1:
+        return None
+    return max(1, int(lengths[0] / batches))
 
 
 def _notes(result: Mapping[str, Any], window: Window, busy: float | None) -> list[str]:

@@ -1,0 +1,260 @@
+"""Scripts in the styles people publish, run as they are: measured, tuned a little, and trained."""
+
+import functools
+import importlib.util
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+import flatout
+from flatout.core.ablation import ablation_from_json
+from flatout.core.trial import Outcome
+from flatout.core.workload import Workload
+from flatout.hardware.machine import read_machine
+from flatout.workflow import tune as tuning
+from flatout.workflow.measure import measure
+from flatout.workflow.recipes import read_recipe
+from flatout.workflow.run import run
+from flatout.workflow.trials import run_trial
+
+pytestmark = pytest.mark.slow
+
+SCRIPTS = Path(__file__).parent / "scripts"
+LOSS_BAND = 0.05
+"""bf16 against fp32 over some tens of steps of these small models: at most 1 % was seen."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Script:
+    """One script and what flatout has to find in it."""
+
+    name: str
+    short: str
+    """Arguments for a training to the end that takes a second."""
+    needs: tuple[str, ...] = ()
+    backwards: int = 1
+    samples: int
+    epoch_steps: int
+    root: str
+    saves: tuple[str, ...]
+    autocast: str = "applied"
+    """What becomes of bf16_autocast."""
+
+    def __str__(self):
+        return self.name
+
+
+ALL = [
+    Script(
+        name="plain_epochs",
+        short="--epochs 2 --dropout 0",
+        samples=16,
+        epoch_steps=16,
+        root="Net",
+        saves=("best.pt",),
+    ),
+    Script(
+        name="gradient_accumulation_amp",
+        short="--epochs 2 --dropout 0",
+        backwards=2,
+        samples=16,
+        epoch_steps=6,
+        root="CharModel",
+        saves=("last.pt",),
+        autocast="the script runs the model under autocast itself",
+    ),
+    Script(
+        name="hf_trainer",
+        short="--epochs 2 --dropout 0",
+        needs=("transformers", "accelerate"),
+        backwards=2,
+        samples=16,
+        epoch_steps=12,
+        root="GPT2LMHeadModel",
+        saves=("final/model.safetensors", "checkpoint-24/trainer_state.json"),
+    ),
+    Script(
+        name="accelerate_loop",
+        short="--num-epochs 2 --dropout 0 --cpu",
+        needs=("transformers", "accelerate"),
+        backwards=2,
+        samples=16,
+        epoch_steps=16,
+        root="BertForSequenceClassification",
+        saves=("state/model.safetensors", "state/optimizer.bin"),
+    ),
+    Script(
+        name="lightning_module",
+        short="--max-epochs 2 --dropout 0",
+        needs=("lightning",),
+        samples=16,
+        epoch_steps=16,
+        root="AutoEncoder",
+        saves=("lightning_logs/version_0/metrics.csv", "lightning_logs/version_0/checkpoints"),
+    ),
+]
+
+
+@pytest.fixture(params=ALL, ids=str)
+def script(request):
+    missing = [name for name in request.param.needs if importlib.util.find_spec(name) is None]
+    if missing:
+        pytest.skip(f"needs {', '.join(missing)}: pip install flatout[frameworks]")
+    return request.param
+
+
+@functools.cache
+def machine():
+    return read_machine(torch=False)
+
+
+def workload_of(script, arguments=""):
+    """Return the script as a workload in a folder of its own, beside which nothing lies."""
+    folder = Path(tempfile.mkdtemp(prefix="flatout-compat-"))
+    shutil.copy(SCRIPTS / f"{script.name}.py", folder)
+    return Workload(
+        target=f"{script.name}.py",
+        arguments=tuple(arguments.split()),
+        folder=folder,
+        python=sys.executable,
+    )
+
+
+@functools.cache
+def measured(script):
+    workload = workload_of(script)
+    trial = measure(workload, limit_s=120.0, machine=machine())
+    left = sorted(path.name for path in workload.folder.iterdir())
+    shutil.rmtree(workload.folder)
+    return trial, left
+
+
+def profile_of(script):
+    trial, _ = measured(script)
+    assert trial.outcome is Outcome.OK, trial.message + trial.traceback
+    return trial.profile
+
+
+def test_measure_gives_phases_that_add_up(script):
+    profile = profile_of(script)
+
+    assert sum(profile.phases_ms.values()) == pytest.approx(profile.step_ms.median)
+    assert min(profile.phases_ms[name] for name in ("forward", "backward", "optimizer")) > 0
+
+
+def test_measure_leaves_the_folder_as_it_was(script):
+    trial, left = measured(script)
+
+    assert trial.details["errors"] == []
+    assert trial.changed_files == ()
+    assert left == [f"{script.name}.py"]
+
+
+def test_measure_finds_the_one_training_loader(script):
+    loaders = profile_of(script).training_loaders
+
+    assert len(loaders) == 1
+    assert loaders[0].batches_drawn > 0
+
+
+def test_measure_counts_steps_as_the_script_does(script):
+    profile = profile_of(script)
+
+    assert profile.backwards_per_step == script.backwards
+    assert profile.samples_per_step == pytest.approx(script.samples, rel=0.1)
+    assert profile.epoch_steps == script.epoch_steps
+
+
+def test_measure_keeps_evaluation_and_saving_out(script):
+    profile = profile_of(script)
+
+    assert profile.models[0].calls_per_step == script.backwards
+    assert not any("all count" in note for note in profile.notes)
+
+
+def test_measure_finds_model_and_optimizer(script):
+    profile = profile_of(script)
+
+    assert [model.name for model in profile.models] == [script.root]
+    assert profile.optimizers[0].parameters == profile.models[0].parameters
+
+
+def short_trial(workload, recipe, machine, options):
+    """Run a trial of a second: these tests look at the structure, never at the times."""
+    return run_trial(workload, recipe, machine, replace(options, measure_s=1.0))
+
+
+def test_tune_tries_levers_and_breaks_nothing(script, tmp_path, monkeypatch):
+    monkeypatch.setattr(tuning, "_cost_s", lambda _: 0.0)  # one pair is tried at any cost
+    workload = workload_of(script)
+    events = []
+
+    ablation = tuning.tune(
+        workload,
+        tuning.TuneOptions(
+            out=tmp_path,
+            budget_s=12.0,
+            only=("fused_optimizer", "loader_workers"),
+            accepts_load=True,
+            confirm_pairs=1,
+            runner=short_trial,
+        ),
+        events.append,
+        machine(),
+    )
+
+    assert ablation.stopped in ("finished", "budget")
+    assert {row.choice.technique for row in ablation.rows} <= {"fused_optimizer", "loader_workers"}
+    assert [row.why for row in ablation.rows if row.verdict.value in ("failed", "rejected")] == []
+    assert ablation_from_json(json.loads(json.dumps(ablation.to_json()))).rows == ablation.rows
+    assert [path.name for path in workload.folder.iterdir()] == [workload.target]
+    assert events
+
+
+RECIPE = """
+[flatout]
+version = "{version}"
+
+[[technique]]
+name = "bf16_autocast"
+
+[[technique]]
+name = "loader_workers"
+num_workers = 2
+
+[[technique]]
+name = "fused_optimizer"
+"""
+
+
+def losses_in(folder):
+    return json.loads((folder / "output/losses.json").read_text())
+
+
+def test_run_trains_to_the_end_as_the_script_does(script, tmp_path, capfd):
+    plain = workload_of(script, script.short)
+    faster = workload_of(script, script.short)
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text(RECIPE.format(version=flatout.__version__))
+
+    subprocess.run(
+        [sys.executable, plain.target, *plain.arguments],
+        cwd=plain.folder,
+        capture_output=True,
+        check=True,
+    )
+    code = run(faster, read_recipe(recipe))
+
+    assert code == 0
+    assert [name for name in script.saves if not (faster.folder / "output" / name).exists()] == []
+    assert losses_in(faster.folder) == pytest.approx(losses_in(plain.folder), rel=LOSS_BAND)
+    said = capfd.readouterr().err
+    assert "fused_optimizer was not applied" not in said
+    assert "loader_workers was not applied" not in said
+    assert ("bf16_autocast was not applied" in said) == (script.autocast != "applied")
