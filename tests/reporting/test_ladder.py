@@ -1,4 +1,5 @@
 import math
+import re
 from dataclasses import replace
 from xml.etree import ElementTree
 
@@ -49,16 +50,25 @@ def test_nothing_leaves_the_drawing(tuned):
 
     width = float(root.get("viewBox").split()[2])
     ends = [float(rect.get("x", 0)) + float(rect.get("width")) for rect in root.iter(f"{SVG}rect")]
-    assert max(ends) <= width
+    whiskers = [re.search(r"H([\d.]+)", path.get("d"))[1] for path in root.iter(f"{SVG}path")]
+    assert max(*ends, *map(float, whiskers)) <= width
 
 
-def test_an_interval_without_an_end_has_no_whisker(tuned):
-    open_end = Comparison(ratio=1.5, interval=(0.0, math.inf), n=1)
+def test_a_wide_interval_does_not_squash_the_bars(tuned):
+    wide = replace(tuned.rows[0], comparison=Comparison(ratio=1.5, interval=(0.1, 40.0), n=2))
+
+    length = bars(ladder_svg(replace(tuned, rows=(wide,))))
+
+    assert length["whole recipe"] > 250
+
+
+def test_a_ratio_whose_interval_has_no_end_has_no_bar(tuned):
+    open_end = Comparison(ratio=7.5, interval=(0.0, math.inf), n=1)
     rows = (replace(tuned.rows[0], comparison=open_end),)
 
     text = ladder_svg(replace(tuned, rows=rows, confirmation=None))
 
-    assert 'class="whisker"' not in text
+    assert list(bars(text)) == ["baseline"]
 
 
 def test_the_plot_can_be_read_aloud(tuned):

@@ -41,6 +41,10 @@ def test_hostile_names_stay_text(tuned):
     assert html.count("<h1>") == 1
 
 
+def test_a_recipe_without_any_instructions_has_no_section_for_them(tuned):
+    assert "by hand" not in ablation_markdown(tuned, CHANGES[1:])
+
+
 def test_code_that_holds_a_fence_stays_in_its_block(tuned):
     html = rendered(ablation_markdown(tuned, CHANGES))
 

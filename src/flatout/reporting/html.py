@@ -36,6 +36,6 @@ def ablation_html(
             "rows": ladder_rows(ablation),
             "reasons": [*reasons(ablation), ending(ablation)],
             "next_command": next_command(ablation, place),
-            "changes": changes,
+            "changes": changes if any(change.lines for change in changes) else (),
         },
     )

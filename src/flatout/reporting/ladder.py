@@ -19,6 +19,8 @@ MAX_LABEL = 36
 """Characters that leave room for the note at the right."""
 BAR_HEIGHT = 14
 MAX_TICKS = 6
+ROOM_FOR_WHISKERS = 1.3
+"""A whisker that reaches further than this beyond the longest bar is cut, without an end mark."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,9 +31,8 @@ class Bar:
     label: str
     y: float
     length: float
-    low: float | None
-    """Left end of the whisker."""
-    high: float | None
+    whisker: str
+    """The path of the interval; empty where there is none."""
     note: str
     """What stands at the right: the multiple and the verdict."""
 
@@ -72,16 +73,20 @@ def ladder_svg(ablation: Ablation) -> str:
 
 def _bar(row: LadderRow, label: str, y: float, top: float) -> Bar:
     assert row.times_baseline is not None
-    low, high = row.whisker or (None, None)
     return Bar(
         row=row,
         label=label,
         y=y,
         length=_x(row.times_baseline, top) - MARGIN,
-        low=None if low is None else _x(low, top),
-        high=None if high is None else _x(high, top),
+        whisker=_whisker(row.whisker, y, top) if row.whisker else "",
         note=f"{row.times_baseline:.2f}x, {row.verdict}",
     )
+
+
+def _whisker(interval: tuple[float, float], y: float, top: float) -> str:
+    low, high = interval
+    line = f"M{_x(low, top)} {y + 24}v8m0-4H{_x(min(high, top), top)}"
+    return f"{line}m0-4v8" if high <= top else line
 
 
 def _label(row: LadderRow, *, is_alone: bool) -> str:
@@ -91,9 +96,10 @@ def _label(row: LadderRow, *, is_alone: bool) -> str:
 
 
 def _top(rows: list[LadderRow]) -> float:
-    """Return the end of the scale: the longest bar or whisker."""
-    ends = [row.whisker[1] if row.whisker else row.times_baseline or 0.0 for row in rows]
-    return max([1.0, *ends])
+    """Return the end of the scale: the longest whisker, unless that would squash the bars."""
+    longest = max([1.0, *(row.times_baseline or 0.0 for row in rows)])
+    ends = [row.whisker[1] for row in rows if row.whisker]
+    return max(longest, min(max(ends, default=0.0), ROOM_FOR_WHISKERS * longest))
 
 
 def _x(times: float, top: float) -> float:

@@ -1,13 +1,12 @@
 """The rows of the ladder, as cells: baseline first, the whole recipe last."""
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from flatout.core.ablation import Ablation, Row, Verdict
+from flatout.core.ablation import Ablation, Comparison, Row, Verdict
 from flatout.core.profile import Profile
 from flatout.core.technique import Numerics
-from flatout.core.units import format_rate, format_ratio
+from flatout.core.units import MAX_RATIO_END, format_rate, format_ratio
 from flatout.reporting.words import (
     NOTHING,
     busy_words,
@@ -41,7 +40,8 @@ class LadderRow:
     verdict: str
     is_kept: bool = False
     times_baseline: float | None = None
-    """Speed as a multiple of the baseline's; for a lever the recipe so far times its ratio."""
+    """Speed as a multiple of the baseline's; for a lever the recipe so far times its ratio. None
+    where no interval tells how far to trust it."""
     whisker: tuple[float, float] | None = None
     """The interval of `times_baseline`, the levers below it taken as exact."""
 
@@ -89,7 +89,7 @@ def _levers(ablation: Ablation) -> Iterator[LadderRow]:
             loss_check=loss_words(row.loss_check),
             verdict=verdict_words(row),
             is_kept=row.verdict is Verdict.KEPT,
-            times_baseline=so_far * pair.ratio if pair else None,
+            times_baseline=so_far * pair.ratio if pair and _has_end(pair) else None,
             whisker=_scaled(pair.interval, so_far) if pair else None,
         )
         if row.verdict is Verdict.KEPT and pair:
@@ -125,7 +125,11 @@ def _promise(kept: tuple[Row, ...]) -> str:
 
 def _scaled(interval: tuple[float, float], factor: float) -> tuple[float, float] | None:
     low, high = interval
-    return (low * factor, high * factor) if math.isfinite(high) else None
+    return (low * factor, high * factor) if high <= MAX_RATIO_END else None
+
+
+def _has_end(pair: Comparison) -> bool:
+    return pair.interval[1] <= MAX_RATIO_END
 
 
 def _with_readings(row: LadderRow, profile: Profile) -> LadderRow:

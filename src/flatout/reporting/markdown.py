@@ -59,7 +59,7 @@ def ablation_markdown(
         "",
         *_block(next_command(ablation, place), "sh"),
     ]
-    if changes:
+    if any(change.lines for change in changes):
         lines += ["", "## The same by hand", "", *_by_hand(changes)]
     return ascii_only("\n".join(lines)) + "\n"
 

@@ -1,6 +1,5 @@
 """What a tuning says, in sentences: the headline, the reasons, the next command."""
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -21,6 +20,10 @@ STOPPED_WORDS = {
     "baseline failed": "the unchanged script did not run",
 }
 """Why a tuning ended early."""
+
+
+MAX_RESOLUTION = 3.0
+"""A tuning that could not even have shown a factor of three knows nothing about the noise."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,8 +97,8 @@ def _command(ablation: Ablation, place: Place) -> str:
 
 
 def _resolution_words(resolution: float) -> str:
-    if math.isinf(resolution):
-        return "Resolution unknown: there were too few pairs to know this machine's noise."
+    if resolution > MAX_RESOLUTION:
+        return "Resolution unknown: too few pairs, or too much noise, to tell what could be shown."
     return (
         f"Resolution {format_ratio(resolution)}: a smaller gain cannot be shown at this machine's "
         "noise; such a lever is inconclusive, which is not the same as no gain."

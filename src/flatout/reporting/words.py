@@ -1,10 +1,14 @@
 """Nouns in words: the cells and phrases that text, Markdown and HTML share."""
 
-import math
-
 from flatout.core.ablation import Comparison, LossCheck, Row, Verdict
 from flatout.core.profile import PeakBytes, Profile
-from flatout.core.units import format_bytes, format_interval, format_ratio, format_share
+from flatout.core.units import (
+    MAX_RATIO_END,
+    format_bytes,
+    format_interval,
+    format_ratio,
+    format_share,
+)
 
 NOTHING = "-"
 """Stands for a number that does not exist, so that no cell is empty by accident."""
@@ -61,7 +65,7 @@ def gain_words(pair: Comparison) -> str:
     'no difference (95% interval 0.98-1.05, n=5 pairs)'
     """
     proof = f"(95% interval {interval_words(pair)}, n={pair.n} pair{'s' * (pair.n != 1)})"
-    if math.isinf(pair.interval[1]):
+    if pair.interval[1] > MAX_RATIO_END:
         return f"{format_ratio(pair.ratio)}, not decided {proof}"
     if pair.covers_one:
         return f"no difference {proof}"
