@@ -135,6 +135,9 @@ class Profile:
     batches_per_step: float = 1.0
     backwards_per_step: float = 1.0
     samples_per_step: float = 0.0
+    epoch_start_ms: float = 0.0
+    """What starting the training loader's iterator costs beyond an ordinary wait, once an epoch;
+    0 when no second epoch was seen."""
     epoch_steps: int | None = None
     """Steps of one epoch where the loader's length gives it away."""
     cpu_threads: int = 0
@@ -155,6 +158,12 @@ class Profile:
         """Return the fraction of the step spent in the given phases."""
         total = sum(self.phases_ms.values())
         return sum(self.phases_ms[name] for name in phases) / total if total else 0.0
+
+    @property
+    def whole_step_ms(self) -> float:
+        """The median step with its part of the epoch's start: what recipes are compared by."""
+        per_step_ms = self.epoch_start_ms / self.epoch_steps if self.epoch_steps else 0.0
+        return self.step_ms.median + per_step_ms
 
     @property
     def training_loaders(self) -> tuple[LoaderFacts, ...]:

@@ -1,14 +1,16 @@
 """The child's side of a measurement: decide when there are enough steps, write one JSON, stop."""
 
 import atexit
+import functools
 import json
+import math
 import os
 import sys
 import traceback
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, NoReturn
 
 from flatout.hardware.load import LoadReading, load_meter, process_tree
 from flatout.profiling import steps as stepping
@@ -24,6 +26,8 @@ LOAD_EVERY_S = 0.25
 CHECK_GROWTH = 1.15
 """The stopping rule is looked at when the steps have grown by this factor: its cost stays a
 constant share however fast the steps are."""
+MAX_EPOCH_S = 8.0
+"""With longer epochs the start of the workers is below 5 % of one, and a trial does not wait."""
 MAX_SKEW = 5
 """An optimizer this many times ahead of the slowest ends the wait for it."""
 
@@ -59,6 +63,18 @@ class Recorder:
             previous(kind, error, trace)
 
         sys.excepthook = crashed
+        self.write_before_exit()
+
+    def write_before_exit(self) -> None:
+        """Write in `os._exit` too: it skips atexit, and forked trainers always end by it."""
+        leave = os._exit
+
+        @functools.wraps(leave)
+        def exit_now(status: int) -> NoReturn:
+            self.session.quietly(self.write)("script_ended")
+            leave(status)
+
+        os._exit = exit_now
 
     def saw_segment(self, _: Segment) -> None:
         """Read the load now and then, and stop once the steps are enough."""
@@ -110,8 +126,24 @@ class Recorder:
             return
         window = stepping.window_of(steps, self.period())
         is_late = moment - self.session.reached_at > self.spec["measure_s"]
+        if window.is_enough and self.awaits_epoch(window) and not is_late:
+            return
         if window.is_enough or (is_late and len(window.measured) >= 3):
             self.begin_trace()
+
+    def awaits_epoch(self, window: stepping.Window) -> bool:
+        """Tell whether starting the workers anew is yet to be seen and comes soon.
+
+        The first start holds imports and page faults; what an epoch pays is seen from the second.
+        """
+        step_s = sum(step.wall_s for step in window.measured) / len(window.measured)
+        return any(
+            seen.is_training
+            and seen.asked["effective_workers"] > 0
+            and len(seen.starts_s) < 2
+            and (seen.asked["steps_per_epoch"] or math.inf) * step_s < MAX_EPOCH_S
+            for seen in self.session.loaders.values()
+        )
 
     def begin_trace(self) -> None:
         """On CUDA, look at the kernels of a few more steps; elsewhere stop now."""
@@ -221,6 +253,7 @@ class Recorder:
                     "batches_drawn": seen.batches,
                     "epochs_started": seen.epochs,
                     "batch_bytes": seen.batch_bytes,
+                    "starts_s": seen.starts_s,
                 }
                 for seen in session.loaders.values()
             ],

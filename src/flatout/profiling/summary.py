@@ -42,6 +42,9 @@ def summarise(result: Mapping[str, Any], machine: Machine) -> Profile:
     walls_ms = [1e3 * s for s in block_means([x.wall_s for x in window.measured], window.period)]
     phases = _phases_ms(window, 1e3 * step_s, result)
     device = result["device"]
+    epoch_start_ms = _epoch_start_ms(result, window)
+    epoch_steps = _epoch_steps(result, window)
+    whole_s = step_s + (epoch_start_ms / 1e3 / epoch_steps if epoch_steps else 0.0)
     samples = _mean([s.samples for s in window.measured])
     losses = losses_of(window.steps)
     busy = device.get("busy_share")
@@ -55,7 +58,7 @@ def summarise(result: Mapping[str, Any], machine: Machine) -> Profile:
             n=len(window.measured),
         ),
         phases_ms=phases,
-        samples_per_s=samples / step_s,
+        samples_per_s=samples / whole_s,
         device_kind=device["kind"],
         device_name=device.get("name", machine.cpu_name),
         device_busy_share=compute / (1e3 * step_s) if busy is None else busy,
@@ -69,7 +72,7 @@ def summarise(result: Mapping[str, Any], machine: Machine) -> Profile:
         batches_per_step=_mean([s.batches for s in window.measured]),
         backwards_per_step=_mean([s.backwards for s in window.measured]),
         samples_per_step=samples,
-        epoch_steps=_epoch_steps(result, window),
+        epoch_steps=epoch_steps,
         cpu_threads=result["environment"]["threads"],
         minor_faults_per_step=load.get("minor_faults_per_s", 0.0) * step_s,
         delay_share=load["delay_share"],
@@ -148,6 +151,17 @@ def _model(item: Mapping[str, Any], window: Window) -> ModelFacts:
             "calls_per_step": _mean([step.forwards for step in window.measured]),
         }
     )
+
+
+def _epoch_start_ms(result: Mapping[str, Any], window: Window) -> float:
+    """Return the median cost of a later epoch's start beyond an ordinary wait for a batch."""
+    wait = NAMES.index("data_wait")
+    wait_s = statistics.median(step.seconds[wait] for step in window.measured)
+    later = [x["starts_s"][1:] for x in result["loaders"] if x["is_training"] and x["starts_s"]]
+    if len(later) != 1 or not later[0]:
+        return 0.0
+    start_s: float = statistics.median(later[0])
+    return 1e3 * max(0.0, start_s - wait_s)
 
 
 def _epoch_steps(result: Mapping[str, Any], window: Window) -> int | None:

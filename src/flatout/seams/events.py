@@ -53,3 +53,5 @@ class LoaderSeen:
     batches: int = 0
     epochs: int = 0
     batch_bytes: list[int] = field(default_factory=list)
+    starts_s: list[float] = field(default_factory=list)
+    """Of each epoch: the time to make the iterator and to draw the first batch."""

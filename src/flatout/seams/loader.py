@@ -2,7 +2,7 @@
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from flatout.core.technique import seams_of
@@ -14,6 +14,10 @@ from flatout.seams.session import Session
 WORKER_ARGUMENTS = ("prefetch_factor", "persistent_workers", "multiprocessing_context")
 """Arguments that `DataLoader` refuses when there are no workers."""
 ADDRESS = "_flatout_address"
+STARTED = "_flatout_started"
+"""On an iterator that has given no batch yet: how long it took to make."""
+MAX_DEPTH = 4
+"""Levels of a batch that are looked into."""
 MAX_SIZES = 64
 """Batches whose bytes are added up; their median is known by then."""
 
@@ -101,6 +105,8 @@ def _asked(
 
 def _facts(loader: Any, asked: Mapping[str, Any]) -> dict[str, Any]:
     """Return plain values that describe the loader as the script asked for it."""
+    from torch.utils.data import IterableDataset
+
     dataset = asked.get("dataset")
     return {
         "dataset": type(dataset).__name__,
@@ -110,7 +116,7 @@ def _facts(loader: Any, asked: Mapping[str, Any]) -> dict[str, Any]:
         "pin_memory": bool(asked.get("pin_memory")),
         "persistent_workers": bool(asked.get("persistent_workers")),
         "prefetch_factor": asked.get("prefetch_factor"),
-        "is_iterable": not hasattr(type(dataset), "__getitem__"),
+        "is_iterable": isinstance(dataset, IterableDataset),
         "steps_per_epoch": _length(loader),
     }
 
@@ -151,11 +157,12 @@ class _Iteration:
             if not session.is_mine():
                 return draw(iterator)
             session.clock.push(phases.DATA_WAIT)
+            began = session.clock.since
             try:
                 batch = draw(iterator)
             finally:
                 session.clock.pop()
-            saw_batch(iterator.__dict__.get(ADDRESS, ""), batch)
+            saw_batch(iterator, batch, session.clock.since - began)
             return batch
 
         dataloader.DataLoader.__iter__ = iterate
@@ -167,11 +174,13 @@ class _Iteration:
         address = loader.__dict__.get(ADDRESS, "")
         is_ours = not self.only or address in self.only
         session.clock.push(phases.DATA_WAIT)
+        began = session.clock.since
         try:
             if is_ours:
                 session.transform("epoch", loader)
             iterator = start(loader)
             iterator.__dict__[ADDRESS] = address
+            iterator.__dict__[STARTED] = session.clock.now() - began
             if is_ours:
                 iterator = session.transform("batches", iterator, loader)
         finally:
@@ -183,9 +192,11 @@ class _Iteration:
         session.fire("epoch", address)
         return iterator
 
-    def saw_batch(self, address: str, batch: Any) -> None:
+    def saw_batch(self, iterator: Any, batch: Any, waited_s: float) -> None:
         """Count a batch; only shapes are read, never values."""
         session = self.session
+        address = iterator.__dict__.get(ADDRESS, "")
+        started_s = iterator.__dict__.pop(STARTED, None)
         segment = session.segment
         segment.batches += 1
         segment.samples += leading_size(batch)
@@ -193,13 +204,15 @@ class _Iteration:
         seen = session.loaders.get(address)
         if seen is not None:
             seen.batches += 1
+            if started_s is not None:
+                seen.starts_s.append(started_s + waited_s)
             if len(seen.batch_bytes) < MAX_SIZES:
                 seen.batch_bytes.append(tensor_bytes(batch))
         session.beat()
         session.fire("batch", batch, address)
 
 
-def leading_size(batch: Any) -> int:
+def leading_size(batch: Any, depth: int = 0) -> int:
     """Return the number of samples: the first dimension of the first tensor in the batch.
 
     >>> leading_size({"label": []})
@@ -208,19 +221,27 @@ def leading_size(batch: Any) -> int:
     shape = getattr(batch, "shape", None)
     if shape is not None and hasattr(batch, "dtype"):
         return int(shape[0]) if len(shape) else 1
-    if isinstance(batch, Mapping) or (hasattr(batch, "keys") and hasattr(batch, "values")):
-        batch = list(batch.values())
-    if isinstance(batch, list | tuple):
-        return next((size for item in batch if (size := leading_size(item))), 0)
-    return 0
+    return next(
+        (size for part in _parts(batch, depth) if (size := leading_size(part, depth + 1))), 0
+    )
 
 
-def tensor_bytes(batch: Any) -> int:
+def tensor_bytes(batch: Any, depth: int = 0) -> int:
     """Return the bytes of all tensors in a batch."""
     if hasattr(batch, "element_size"):
         return int(batch.numel() * batch.element_size())
-    if hasattr(batch, "keys") and hasattr(batch, "values"):
-        batch = list(batch.values())
+    return sum(tensor_bytes(part, depth + 1) for part in _parts(batch, depth))
+
+
+def _parts(batch: Any, depth: int) -> Iterable[Any]:
+    """Return what a batch holds: values of a mapping, items of a sequence, or an object's fields.
+
+    Objects of the script's own may hold themselves, so nothing deep is followed.
+    """
+    if depth == MAX_DEPTH or isinstance(batch, type):
+        return ()
+    if isinstance(batch, Mapping) or (hasattr(batch, "keys") and hasattr(batch, "values")):
+        return list(batch.values())
     if isinstance(batch, list | tuple):
-        return sum(tensor_bytes(item) for item in batch)
-    return 0
+        return batch
+    return list(getattr(batch, "__dict__", {}).values())

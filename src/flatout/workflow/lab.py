@@ -88,7 +88,7 @@ class Lab:
             if not self.may_repeat():
                 break
         if trial.profile is not None:
-            self.step_s.setdefault(key_of(recipe), []).append(trial.profile.step_ms.median / 1e3)
+            self.step_s.setdefault(key_of(recipe), []).append(trial.profile.whole_step_ms / 1e3)
         return trial
 
     def guard(self, recipe: Recipe, name: str, spec: Mapping[str, Any], steps: int) -> Trial:

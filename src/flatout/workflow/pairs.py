@@ -98,8 +98,8 @@ def _play_pair(
 
 
 def _evidence(lab: Lab, sides: _Sides, rule: Rule) -> Evidence:
-    base_s = [profile.step_ms.median / 1e3 for profile in sides.base]
-    candidate_s = [profile.step_ms.median / 1e3 for profile in sides.candidate]
+    base_s = [profile.whole_step_ms / 1e3 for profile in sides.base]
+    candidate_s = [profile.whole_step_ms / 1e3 for profile in sides.candidate]
     others = [[t for t in group if t not in {*base_s, *candidate_s}] for group in lab.all_times()]
     return gather(base_s, candidate_s, prior_of([g for g in others if g], rule), rule)
 
@@ -107,4 +107,4 @@ def _evidence(lab: Lab, sides: _Sides, rule: Rule) -> Evidence:
 def _middle(profiles: list[Profile]) -> Profile | None:
     if not profiles:
         return None
-    return sorted(profiles, key=lambda profile: profile.step_ms.median)[len(profiles) // 2]
+    return sorted(profiles, key=lambda profile: profile.whole_step_ms)[len(profiles) // 2]

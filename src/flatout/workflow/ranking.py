@@ -52,7 +52,7 @@ def rank(
 
 def _candidate(name: str, option: Technique, profile: Profile, machine: Machine) -> Candidate:
     effect = option.predict(profile, machine)
-    step_ms = profile.step_ms.median
+    step_ms = profile.whole_step_ms
     after_ms = max(step_ms + effect.step_ms, step_ms / MAX_RATIO)
     return Candidate(
         choice=Choice(technique=name, settings=option.settings()),

@@ -110,8 +110,12 @@ def _check_data_set(dataset: Any) -> None:
 
 
 def start_per_step_ms(profile: Profile) -> float:
-    """Return the time of starting the workers, spread over the steps of an epoch."""
-    return START_MS / profile.epoch_steps if profile.epoch_steps else 0.0
+    """Return the time of starting the workers, spread over the steps of an epoch.
+
+    Where no second epoch was seen, the start is taken to cost `START_MS`.
+    """
+    start_ms = profile.epoch_start_ms or START_MS
+    return start_ms / profile.epoch_steps if profile.epoch_steps else 0.0
 
 
 def _restarts(loader: LoaderFacts) -> bool:

@@ -1,0 +1,84 @@
+"""The referee on real scripts: what is honest passes, what trains something else does not."""
+
+import subprocess
+import sys
+
+import pytest
+
+from flatout.core.recipe import Choice, Recipe
+from flatout.core.workload import Workload
+from flatout.workflow.lab import Lab
+from flatout.workflow.referee import Referee
+from tests.workflow.trial_runs import copy_scripts, machine
+
+
+def referee_for(tmp_path, target, *arguments):
+    workload = Workload(
+        target=target, arguments=arguments, folder=copy_scripts(), python=sys.executable
+    )
+    lab = Lab(workload=workload, machine=machine(), out=tmp_path, limit_s=200.0)
+    return Referee(lab, lambda _: None)
+
+
+def recipe_of(name, **settings):
+    return Recipe(choices=(Choice(technique=name, settings=settings),))
+
+
+DIRECT = """
+import torch
+from torch import nn
+from torch.nn import functional
+torch.set_num_threads(2)
+torch.manual_seed(0)
+conv = nn.Conv2d(3, 4, 3, padding=1)
+x, y = torch.randn(2, 3, 9, 10), torch.rand(2, 4, 9, 10)
+def loss():
+    out = conv(x)
+    gated = torch.where(out > 0, out, functional.max_pool2d(out, 3, 1, 1))
+    return (torch.sigmoid(gated) - y).square().mean()
+eager = torch.autograd.grad(loss(), list(conv.parameters()))
+compiled = torch.autograd.grad(torch.compile(loss)(), list(conv.parameters()))
+print(max(((a - b).norm() / b.norm()).item() for a, b in zip(compiled, eager)))
+"""
+"""Prints how far compiled gradients are off, found without any part of flatout."""
+
+
+def compiled_gradients_are_right():
+    command = [sys.executable, "-c", DIRECT]
+    return float(subprocess.check_output(command, text=True)) < 0.01
+
+
+@pytest.mark.slow
+def test_compile_is_rejected_exactly_where_its_gradients_are_wrong(tmp_path):
+    referee = referee_for(tmp_path, "gate.py")
+
+    check = referee.check(recipe_of("torch_compile"))
+
+    assert check.passed == compiled_gradients_are_right(), check.why
+    assert check.status in ("rejected", "within", "same")
+
+
+def test_workers_train_bit_for_bit_the_same(tmp_path):
+    referee = referee_for(tmp_path, "plain_loop.py")
+
+    check = referee.check(recipe_of("loader_workers", num_workers=2))
+
+    assert check.status == "same", check.why
+    assert referee.aa_check.status == "same"
+
+
+def test_bf16_stays_within_its_promise(tmp_path):
+    referee = referee_for(tmp_path, "plain_loop.py")
+
+    check = referee.check(recipe_of("bf16_autocast"))
+
+    assert check.status == "within", check.why
+
+
+def test_script_that_fails_in_the_guard_trial_is_not_compared(tmp_path):
+    referee = referee_for(tmp_path, "endings.py", "crash")
+
+    check = referee.check(recipe_of("fused_optimizer"))
+
+    assert check.status == "not_compared"
+    assert not check.passed
