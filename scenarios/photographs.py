@@ -5,7 +5,8 @@
 Each image is a jittered crop of one bundled photograph, about 500 by 375 pixels, and lies in the
 folder of the photograph it was cut from, so that there is something to learn. Nothing is
 downloaded. The same index always gives the same pixels, and images that exist are left alone, so
-an interrupted run goes on where it stopped. Sources and licences: docs/scenarios.md.
+an interrupted run goes on where it stopped. Where one of the two packages is missing, its images
+are left out. Sources and licences: docs/scenarios.md.
 """
 
 import argparse
@@ -41,15 +42,17 @@ GREY_NOISE, COLOUR_NOISE = 7.5, 2.5
 SUFFIXES = {"jpeg": ".jpg", "png": ".png"}
 
 
+def source_path(name):
+    """Return where a bundled photograph lies, or None if its package is not installed."""
+    package, path = SOURCES[name]
+    spec = importlib.util.find_spec(package)
+    return Path(spec.origin).parent / path if spec else None
+
+
 @functools.cache
 def source(name):
     """Return one bundled photograph, read once per process."""
-    package, path = SOURCES[name]
-    spec = importlib.util.find_spec(package)
-    if spec is None:
-        wheel = {"skimage": "scikit-image", "sklearn": "scikit-learn"}[package]
-        raise SystemExit(f"the photographs are cut from those in {wheel}: pip install {wheel}")
-    return Image.open(Path(spec.origin).parent / path).convert("RGB")
+    return Image.open(source_path(name)).convert("RGB")
 
 
 def photograph(index):
@@ -89,10 +92,14 @@ def write_one(folder, index, suffix):
 
 
 def write_photographs(folder, count, suffix=".jpg", processes=None):
-    """Write `count` images below a folder; return how many were missing."""
+    """Write the images with indices below `count` that are missing; return how many."""
+    installed = [bool(source_path(name)) for name in SOURCES]
+    indices = [index for index in range(count) if installed[index % len(SOURCES)]]
+    if not indices:
+        raise SystemExit("no photographs: pip install scikit-image scikit-learn")
     write = functools.partial(write_one, folder, suffix=suffix)
     with ProcessPoolExecutor(processes) as pool:
-        return sum(pool.map(write, range(count), chunksize=16))
+        return sum(pool.map(write, indices, chunksize=16))
 
 
 def main():

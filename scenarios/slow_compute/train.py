@@ -84,6 +84,13 @@ def get_batch(text, batch_size, context, device):
     return pieces[:, :-1], pieces[:, 1:]
 
 
+def write_log(path, step, step_ms):
+    """Append the time of a step to the log, where one is wanted."""
+    if path:
+        with path.open("a") as log:
+            log.write(json.dumps({"step": step, "step_ms": step_ms}) + "\n")
+
+
 @torch.no_grad()
 def evaluate(model, text, args, device):
     """Return the mean loss over a few batches of held-out text."""
@@ -144,9 +151,7 @@ def main():
             step += 1
             now = time.perf_counter()
             step_ms, before = 1e3 * (now - before), now
-            if args.log:
-                with args.log.open("a") as log:
-                    log.write(json.dumps({"step": step, "step_ms": step_ms}) + "\n")
+            write_log(args.log, step, step_ms)
             if step % args.log_every == 0:
                 print(f"epoch {epoch} step {step} loss {loss.item():.4f} {step_ms:.0f} ms")
             if step == args.steps:
