@@ -83,6 +83,22 @@ def test_script_without_a_loader_counts_the_samples_its_model_is_called_with():
     assert any("no DataLoader" in note for note in profile.notes)
 
 
+def test_iterable_data_and_batches_of_the_scripts_own_are_understood():
+    profile = profile_of("stream.py")
+
+    loader = profile.training_loaders[0]
+    assert loader.is_iterable
+    assert profile.samples_per_step == 8
+    assert loader.batch_bytes == 8 * (16 * 4 + 8)
+
+
+def test_script_that_ends_without_clean_up_is_measured():
+    trial = trial_of("stream.py")
+
+    assert trial.outcome is Outcome.OK
+    assert trial.details["why"] == "ended"
+
+
 def test_script_without_an_optimizer_steps_at_backward():
     profile = profile_of("own_batches.py --by-hand")
 

@@ -86,9 +86,7 @@ def main():
         default_root_dir=args.output_dir,
         log_every_n_steps=4,
     )
-    trainer.fit(
-        AutoEncoder(args.width, args.lr, args.dropout), datamodule=Waves(args.batch_size)
-    )
+    trainer.fit(AutoEncoder(args.width, args.lr, args.dropout), datamodule=Waves(args.batch_size))
     with open(f"{args.output_dir}/losses.json", "w") as file:
         json.dump(kept.losses, file)
 
