@@ -39,6 +39,12 @@ def test_a_profile_with_half_the_step_time_is_twice_as_fast():
     assert contrast.meaning == "the baseline's speed, by step time"
 
 
+def test_the_epoch_s_start_counts_in_the_step_time():
+    slow_start = starved(epoch_start_ms=62 * 212.4, epoch_steps=62)
+
+    assert compare(starved(), slow_start).ratio == pytest.approx(0.5)
+
+
 def test_two_single_runs_have_no_interval_and_say_so():
     contrast = compare(starved(), starved())
 

@@ -48,7 +48,7 @@ def compare(baseline: Mapping[str, Any], candidate: Mapping[str, Any]) -> Contra
 def _of_profiles(plain_a: Mapping[str, Any], plain_b: Mapping[str, Any]) -> Contrast:
     a, b = profile_from_json(plain_a), profile_from_json(plain_b)
     notes = [SINGLE_RUNS, *_differences(a, b)]
-    ratio = a.step_ms.median / b.step_ms.median
+    ratio = a.whole_step_ms / b.whole_step_ms
     meaning = "the baseline's speed, by step time"
     if a.samples_per_step != b.samples_per_step and a.samples_per_s and b.samples_per_s:
         ratio = b.samples_per_s / a.samples_per_s
@@ -129,7 +129,7 @@ def _differences(a: Profile, b: Profile) -> list[str]:
 def _quantities(a: Profile, b: Profile) -> tuple[Quantity, ...]:
     """Return the numbers that both profiles have."""
     readings = (
-        ("step time", "ms", a.step_ms.median, b.step_ms.median),
+        ("step time", "ms", a.whole_step_ms, b.whole_step_ms),
         ("data wait", "ms", a.phases_ms["data_wait"], b.phases_ms["data_wait"]),
         ("samples/s", "per_s", a.samples_per_s, b.samples_per_s),
         ("device busy", "share", a.device_busy_share, b.device_busy_share),

@@ -69,6 +69,12 @@ def test_the_unit_of_the_table_suits_the_step(busy, step_ms, unit):
     assert text.split("\n\n")[2].splitlines()[0].split() == ["phase", unit, "share"]
 
 
+def test_what_an_epoch_s_start_costs_is_told(starved):
+    text = render_profile(replace(starved, epoch_start_ms=1500.0))
+
+    assert "epoch start  1.50 s once in 62 steps" in text
+
+
 def test_what_was_not_seen_is_not_made_up(busy):
     text = render_profile(replace(busy, losses=(), samples_per_s=0.0))
 

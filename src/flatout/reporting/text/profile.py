@@ -135,6 +135,12 @@ def _readings(profile: Profile) -> Iterator[tuple[str, str]]:
         f"{format_ms(step.median)} (10th to 90th percentile {format_ms(step.p10)} to "
         f"{format_ms(step.p90)}, n={step.n} steps)",
     )
+    if profile.epoch_start_ms and profile.epoch_steps:
+        yield (
+            "epoch start",
+            f"{format_ms(profile.epoch_start_ms)} once in {profile.epoch_steps} steps, "
+            "beside the step time",
+        )
     if profile.samples_per_s:
         yield (
             "speed",
