@@ -58,7 +58,7 @@ def test_names_of_a_package(package, snapshot):
 
 
 def test_names_at_the_top(snapshot):
-    assert sorted(name for name in dir(flatout) if not name.startswith("_")) == snapshot
+    assert sorted(flatout.__all__) == snapshot
 
 
 @pytest.mark.parametrize("verb", VERBS)
