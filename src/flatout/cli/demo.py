@@ -35,4 +35,6 @@ def command(out: Path, budget: float) -> int:
     click.echo(f"demo: making a job with photographs in {out}", err=True)
     workload = make_job(out)
     left_s = budget - (time.monotonic() - started)
-    return tune_and_report(workload, TuneOptions(budget_s=left_s, out=out), None)
+    # A demonstration on a busy machine still ends with its table, which then says so.
+    options = TuneOptions(budget_s=left_s, out=out, accepts_load=True)
+    return tune_and_report(workload, options, None)

@@ -30,6 +30,7 @@ PROMISES = ("exact", "rounding", "precision", "training")
 @json_option
 @click.option("--only", default="", callback=names, help="Try only these levers: a,b.")
 @click.option("--skip", default="", callback=names, help="Do not try these levers: a,b.")
+@click.option("--accept-load", is_flag=True, help="Go on while others keep the machine busy.")
 @click.option("--resume", is_flag=True, help="Go on where a tuning with this --out ended.")
 @script
 def command(  # noqa: PLR0913, PLR0917  one argument an option
@@ -41,6 +42,7 @@ def command(  # noqa: PLR0913, PLR0917  one argument an option
     json_path: Path | None,
     only: tuple[str, ...],
     skip: tuple[str, ...],
+    accept_load: bool,
     resume: bool,
 ) -> int:
     """Try what would help, keep what measurably does, prove it.
@@ -62,6 +64,7 @@ def command(  # noqa: PLR0913, PLR0917  one argument an option
         numerics=Numerics(numerics),
         only=only,
         skip=skip,
+        accepts_load=accept_load,
         resume=resume,
         out=out,
     )
