@@ -26,7 +26,9 @@ def measure(
         raise UserError(f"a limit of {limit_s} s leaves no time to measure; give a positive one")
     mend_leftovers()
     machine = machine or read_machine(torch=False)
-    trial = run_trial(workload, recipe, machine, TrialOptions(limit_s=limit_s, traces_kernels=True))
+    # One trial only, so the limit alone ends it: preparing data may be silent for minutes.
+    options = TrialOptions(limit_s=limit_s, hang_s=limit_s, traces_kernels=True)
+    trial = run_trial(workload, recipe, machine, options)
     if trial.profile is None:
         return trial
     found = rules.findings(trial.profile, machine)
