@@ -47,6 +47,11 @@ class RegionalCompile(Technique):
     addresses: ClassVar[frozenset[str]] = frozenset({"forward", "backward"})
     numerics: ClassVar[Numerics] = Numerics.ROUNDING
     moves_random_stream: ClassVar[bool] = True
+    by_hand: ClassVar[str] = """
+Once the model is on its device, for its repeated blocks:
++ for block in model.blocks:
++     block.compile()
+"""
 
     @classmethod
     def candidates(cls, profile: Profile, machine: Machine) -> Sequence["RegionalCompile"]:

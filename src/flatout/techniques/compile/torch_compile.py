@@ -40,6 +40,10 @@ class TorchCompile(Technique):
     addresses: ClassVar[frozenset[str]] = frozenset({"forward", "backward"})
     numerics: ClassVar[Numerics] = Numerics.ROUNDING
     moves_random_stream: ClassVar[bool] = True
+    by_hand: ClassVar[str] = """
+Once the model is on its device:
++ model.compile()
+"""
 
     @classmethod
     def candidates(cls, profile: Profile, machine: Machine) -> Sequence["TorchCompile"]:

@@ -43,6 +43,11 @@ class CpuAllocator(Technique):
     family: ClassVar[str] = "compute"
     addresses: ClassVar[frozenset[str]] = frozenset({"forward", "backward", "optimizer"})
     numerics: ClassVar[Numerics] = Numerics.EXACT
+    by_hand: ClassVar[str] = """
+In the environment of the process, for the allocator "$library":
+tcmalloc: LD_PRELOAD=/path/to/libtcmalloc_minimal.so
+glibc: MALLOC_MMAP_MAX_, MALLOC_TRIM_THRESHOLD_ and MALLOC_TOP_PAD_, see the lever's page.
+"""
 
     library: Literal["tcmalloc", "glibc"] = "glibc"
     """`tcmalloc` must be installed; `glibc` only sets the allocator that is there."""

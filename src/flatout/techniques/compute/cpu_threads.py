@@ -30,6 +30,10 @@ class CpuThreads(Technique):
     family: ClassVar[str] = "compute"
     addresses: ClassVar[frozenset[str]] = frozenset({"forward", "backward"})
     numerics: ClassVar[Numerics] = Numerics.ROUNDING
+    by_hand: ClassVar[str] = """
+At the start of the script:
++ torch.set_num_threads($threads)
+"""
 
     threads: int = 1
     """Threads of one operation."""

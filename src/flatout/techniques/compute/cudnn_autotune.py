@@ -31,6 +31,10 @@ class CudnnAutotune(Technique):
     family: ClassVar[str] = "compute"
     addresses: ClassVar[frozenset[str]] = frozenset({"forward", "backward"})
     numerics: ClassVar[Numerics] = Numerics.ROUNDING
+    by_hand: ClassVar[str] = """
+At the start of the script:
++ torch.backends.cudnn.benchmark = True
+"""
 
     @classmethod
     def candidates(cls, profile: Profile, machine: Machine) -> Sequence["CudnnAutotune"]:

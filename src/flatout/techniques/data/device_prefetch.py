@@ -30,6 +30,11 @@ class DevicePrefetch(Technique):
     family: ClassVar[str] = "data"
     addresses: ClassVar[frozenset[str]] = frozenset({"h2d"})
     numerics: ClassVar[Numerics] = Numerics.EXACT
+    by_hand: ClassVar[str] = """
+Around the training loader:
++ from flatout.techniques.data.device_prefetch import prefetch_to_device
++ for batch in prefetch_to_device(loader, device):
+"""
 
     @classmethod
     def candidates(cls, profile: Profile, machine: Machine) -> Sequence["DevicePrefetch"]:

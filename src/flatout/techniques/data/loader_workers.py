@@ -39,6 +39,10 @@ class LoaderWorkers(Technique):
     family: ClassVar[str] = "data"
     addresses: ClassVar[frozenset[str]] = frozenset({"data_wait"})
     numerics: ClassVar[Numerics] = Numerics.EXACT
+    by_hand: ClassVar[str] = """
+Where the training loader is made:
++ DataLoader(..., num_workers=$num_workers, prefetch_factor=$prefetch_factor)
+"""
 
     num_workers: int = 2
     """Worker processes of each training loader."""

@@ -34,6 +34,11 @@ class PersistentWorkers(Technique):
     family: ClassVar[str] = "data"
     addresses: ClassVar[frozenset[str]] = frozenset({"data_wait"})
     numerics: ClassVar[Numerics] = Numerics.EXACT
+    by_hand: ClassVar[str] = """
+Where the training loader is made:
++ DataLoader(..., persistent_workers=True)
+By hand this moves the random stream at every epoch's start; flatout's lever does not.
+"""
 
     @classmethod
     def candidates(cls, profile: Profile, machine: Machine) -> Sequence["PersistentWorkers"]:

@@ -30,6 +30,11 @@ class PinnedMemory(Technique):
     family: ClassVar[str] = "data"
     addresses: ClassVar[frozenset[str]] = frozenset({"h2d"})
     numerics: ClassVar[Numerics] = Numerics.EXACT
+    by_hand: ClassVar[str] = """
+Where the training loader is made, and where its batches go to the device:
++ DataLoader(..., pin_memory=True)
++ batch = batch.to(device, non_blocking=True)
+"""
 
     @classmethod
     def candidates(cls, profile: Profile, machine: Machine) -> Sequence["PinnedMemory"]:

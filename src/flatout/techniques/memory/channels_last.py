@@ -38,6 +38,11 @@ class ChannelsLast(Technique):
     addresses: ClassVar[frozenset[str]] = frozenset({"forward", "backward"})
     numerics: ClassVar[Numerics] = Numerics.ROUNDING
     moves_random_stream: ClassVar[bool] = True
+    by_hand: ClassVar[str] = """
+Once the model is on its device, and for each batch of images:
++ model = model.to(memory_format=torch.channels_last)
++ images = images.to(memory_format=torch.channels_last)
+"""
 
     @classmethod
     def candidates(cls, profile: Profile, machine: Machine) -> Sequence["ChannelsLast"]:

@@ -34,6 +34,10 @@ class FusedOptimizer(Technique):
     family: ClassVar[str] = "optimizer"
     addresses: ClassVar[frozenset[str]] = frozenset({"optimizer", "slow_optimizer"})
     numerics: ClassVar[Numerics] = Numerics.ROUNDING
+    by_hand: ClassVar[str] = """
+Where the optimizer is made:
++ optimizer = AdamW(..., fused=True)
+"""
 
     @classmethod
     def candidates(cls, profile: Profile, machine: Machine) -> Sequence["FusedOptimizer"]:

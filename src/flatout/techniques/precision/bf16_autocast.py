@@ -42,6 +42,12 @@ class Bf16Autocast(Technique):
     family: ClassVar[str] = "precision"
     addresses: ClassVar[frozenset[str]] = frozenset({"forward", "backward", "fp32_on_fast_bf16"})
     numerics: ClassVar[Numerics] = Numerics.PRECISION
+    by_hand: ClassVar[str] = """
+Around the forward pass, and nothing else:
++ with torch.autocast(device_type=..., dtype=torch.bfloat16):
++     output = model(...)
+Take the loss of output.float().
+"""
 
     @classmethod
     def candidates(cls, profile: Profile, machine: Machine) -> Sequence["Bf16Autocast"]:

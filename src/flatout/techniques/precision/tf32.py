@@ -30,6 +30,10 @@ class Tf32(Technique):
     family: ClassVar[str] = "precision"
     addresses: ClassVar[frozenset[str]] = frozenset({"forward", "backward"})
     numerics: ClassVar[Numerics] = Numerics.PRECISION
+    by_hand: ClassVar[str] = """
+At the start of the script:
++ torch.set_float32_matmul_precision("high")
+"""
 
     @classmethod
     def candidates(cls, profile: Profile, machine: Machine) -> Sequence["Tf32"]:
