@@ -164,6 +164,13 @@ def test_steps_that_are_slow_are_no_hang():
     assert trial.outcome is Outcome.OK
 
 
+def test_slow_start_takes_nothing_from_the_measured_time():
+    trial = trial_of("endings.py late", measure_s=2.5)
+
+    assert trial.outcome is Outcome.OK
+    assert trial.profile.step_ms.n >= 50
+
+
 def test_nothing_is_below_us_after_a_trial():
     trial_of("endings.py orphans")
 

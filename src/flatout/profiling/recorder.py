@@ -125,7 +125,8 @@ class Recorder:
                 self.finish("done")
             return
         window = stepping.window_of(steps, self.period())
-        is_late = moment - self.session.reached_at > self.spec["measure_s"]
+        # From the first step's end: preparing data and compiling may take longer than the steps.
+        is_late = moment - self.session.segments[0].end > self.spec["measure_s"]
         if window.is_enough and self.awaits_epoch(window) and not is_late:
             return
         if window.is_enough or (is_late and len(window.measured) >= 3):

@@ -18,6 +18,8 @@ model = nn.Linear(8, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 if how == "orphans":
     subprocess.Popen(["sleep", "300"], start_new_session=True)
+if how == "late":
+    time.sleep(3)  # as a script that prepares its data
 for step in range({"short": 2}.get(how, 1_000_000)):
     optimizer.zero_grad()
     loss = model(torch.randn(4, 8)).square().mean()
