@@ -24,7 +24,7 @@ class Base:
         self.setting = setting
         self.path = self.folder / "baseline.npz"
         self.record = train(self.case, self.path, setting)
-        self.repeat = train(self.case, self.folder / "repeat.npz", setting)
+        self.repeat = train(self.case, self.folder / "repeat.npz", setting, reference=self.path)
         self.calibration = train(
             self.case, self.folder / "calibration.npz", replace(setting, autocast=True)
         )

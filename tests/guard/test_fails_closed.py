@@ -1,6 +1,7 @@
 """What the guard must refuse to judge."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ from flatout.core.ablation import LossCheck
 from flatout.core.technique import Numerics
 from flatout.guard.judge import aa, judge
 from flatout.guard.record import GuardRecord
-from tests.guard.loop import Setting
+from tests.guard.loop import Setting, train
 from tests.guard.runs import base
 
 PROMISES = [Numerics.EXACT, Numerics.ROUNDING, Numerics.PRECISION]
@@ -177,6 +178,30 @@ def test_updates_that_only_the_baseline_could_compare_are_not_compared() -> None
     candidate = replace(base("mlp").repeat, updates=(), update_gaps=("no such class",))
 
     assert_refused(check_of(candidate=candidate), "update 1", "no such class")
+
+
+def test_updates_that_were_not_compared_with_the_baselines_are_not_compared() -> None:
+    candidate = replace(base("mlp").repeat, has_reference=False)
+
+    assert_refused(check_of(candidate=candidate), "did not know the baseline's optimizer")
+
+
+def test_a_reference_that_cannot_be_read_is_not_compared(tmp_path: Path) -> None:
+    runs = base("mlp")
+    path = tmp_path / "candidate.npz"
+
+    candidate = train(runs.case, path, reference=tmp_path / "missing.npz")
+
+    assert_refused(check_of(candidate=candidate), "the baseline's record cannot be read")
+
+
+def test_failed_probes_are_told() -> None:
+    candidate = replace(base("mlp").repeat, errors=("on_batch: KeyError",))
+
+    check = check_of(candidate=candidate)
+
+    assert check.passed
+    assert "probes failed in the recipe's trial: on_batch: KeyError" in check.why
 
 
 def test_updates_that_neither_side_could_compare_are_told() -> None:

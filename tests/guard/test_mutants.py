@@ -27,7 +27,7 @@ def test_a_fault_is_rejected_under_bf16_too(name: str, case: str) -> None:
     fault = FAULTS[name]
     runs = base(case, fault.baseline)
 
-    check = runs.check(runs.run(replace(fault.setting, autocast=True)), Numerics.PRECISION)
+    check = runs.check(runs.run(replace(fault.setting, autocast=True, steps=5)), Numerics.PRECISION)
 
     assert check.status == "rejected", check
 

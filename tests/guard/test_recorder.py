@@ -46,7 +46,7 @@ def record_of(tmp_path: Path) -> Callable[..., GuardRecord]:
             script(session)
         session.fire("stop")
         record = read_record(path)
-        return replace(record, low_precision=False)  # the harness's autocast is no script's
+        return replace(record, low_precision=False)  # this autocast is no script's
 
     return run
 
@@ -295,6 +295,31 @@ def test_an_optimizer_of_chance_is_told_not_to_follow_its_shadow(record_of: Any)
     check = check_of(record_of, noisy_script, noisy_script, Numerics.EXACT)
 
     assert "does not follow its own shadow" in check.why
+
+
+def empty_step_script(lr: float = 0.1) -> Script:
+    """Make a step without gradients first, as some do to please a scheduler."""
+
+    def script(session: FakeSession) -> None:
+        model = loop.mlp()
+        optimizer = torch.optim.SGD(model.parameters(), lr=lr)
+        session.optimizers.append(optimizer)
+        optimizer.step()
+        for batch in batches():
+            session.fire("batch", batch, "loader")
+            optimizer.zero_grad()
+            session.backward(F.cross_entropy(session.forward(model, batch[0]).float(), batch[1]))
+            optimizer.step()
+
+    return script
+
+
+def test_a_step_without_gradients_is_no_step(record_of: Any) -> None:
+    record = record_of(empty_step_script())
+
+    assert [(s.step, s.moved) for s in record.gradients] == [(1, False)] * 2 + [(2, True)] * 2
+    assert [update.step for update in record.updates] == [1, 2, 3]
+    assert len(record.optimizers[0].settings) == 3
 
 
 def test_the_recorder_changes_nothing_and_its_shadow_is_not_heard(tmp_path: Path) -> None:

@@ -34,6 +34,8 @@ def excesses(baseline: GuardRecord, candidate: GuardRecord) -> Iterator[tuple[Up
 
 def find_update_obstacle(baseline: GuardRecord, candidate: GuardRecord) -> str | None:
     """Return what of the baseline's updates has no counterpart, None when all have."""
+    if candidate.updates and not candidate.has_reference:
+        return "the recipe's trial did not know the baseline's optimizer"
     strange = _strange(baseline)
     theirs = {(update.optimizer, update.step) for update in candidate.updates}
     for update in baseline.updates:

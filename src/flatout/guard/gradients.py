@@ -75,6 +75,11 @@ class GradientNotes:
             self._keep(number, step, BEFORE_CLIP, before_clip)
         self._moved = True
 
+    def forget(self) -> None:
+        """Take a step back that had no gradients: nothing was updated."""
+        if self._is_kept:
+            self._sets.pop()
+
     def by_hand(self, named: "Mapping[str, torch.nn.Parameter]") -> None:
         """Take each backward for a step: the script updates its parameters itself."""
         step = self._counts[BY_HAND] = self._counts.get(BY_HAND, 0) + 1

@@ -165,11 +165,13 @@ def _case(trials: Trials) -> _Case:
     baseline = trials.baseline
     scale = differences(baseline, trials.calibration) if trials.calibration else NOTHING
     noise = differences(baseline, trials.repeat) if trials.repeat else NOTHING
-    notes = list(update_notes(baseline, trials.candidate))
+    notes = [*update_notes(baseline, trials.candidate), *_record_notes(trials)]
     column = COLUMNS[trials.promise]
     if trials.promise is Numerics.ROUNDING and _is_low_precision(baseline, scale):
         column = COLUMNS[Numerics.PRECISION]
-        notes.append("the script already runs in low precision: judged by the precision limits")
+        notes.append(
+            "bf16 autocast has nothing to do in this script: judged by the precision limits"
+        )
     if not noise.is_zero:
         notes.append("the script repeats only up to rounding: limits widened to 3x that")
     return _Case(
@@ -179,6 +181,13 @@ def _case(trials: Trials) -> _Case:
         noise=noise,
         notes=tuple(notes),
     )
+
+
+def _record_notes(trials: Trials) -> Iterator[str]:
+    if not trials.baseline.losses:
+        yield "no losses were seen"
+    if trials.candidate.errors:
+        yield f"probes failed in the recipe's trial: {trials.candidate.errors[0]}"
 
 
 def _is_low_precision(baseline: GuardRecord, scale: Differences) -> bool:

@@ -89,6 +89,8 @@ class GuardRecord:
     """Parameters before their optimizer's first step."""
     gradients: tuple[GradientSet, ...] = ()
     updates: tuple[Update, ...] = ()
+    has_reference: bool = False
+    """Whether updates were compared with the baseline's optimizer, not with the script's own."""
     update_gaps: tuple[str, ...] = ()
     """Why updates were not compared, where they were not."""
     buffers: Sketches = field(default_factory=dict)

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flatout.guard.gradients import GradientNotes
-from flatout.guard.record import GuardRecord, find_record, write_record
+from flatout.guard.record import GuardRecord, write_record
 from flatout.guard.samples import Stream
 from flatout.guard.sketch import buffer_sketch, to_numbers
 from flatout.guard.structure import describe_modules, name_parameters, of_root, plain_name
@@ -46,10 +46,9 @@ class GuardRecorder:
         self._counts: dict[int, int] = {}
         self._inside: int | None = None
         self._inside_backwards = 0
+        self._had_gradients = False
         self._gradients = GradientNotes(spec.get("gradient_steps", GRADIENT_STEPS))
-        self._updates = UpdateNotes(
-            spec.get("shadow_steps", SHADOW_STEPS), find_record(spec.get("reference"))
-        )
+        self._updates = UpdateNotes(spec.get("shadow_steps", SHADOW_STEPS), spec.get("reference"))
         for event, listener in (
             ("batch", self._on_batch),
             ("forward", self._on_forward),
@@ -95,6 +94,7 @@ class GuardRecorder:
             return
         number = self._number(optimizer)
         self._inside, self._inside_backwards = number, 0
+        self._had_gradients = _has_gradients(optimizer)
         step = self._counts.get(number, 0) + 1
         named = self._named()
         self._gradients.before_step(number, step, optimizer, named)
@@ -104,6 +104,10 @@ class GuardRecorder:
         number, self._inside = self._inside, None
         if number is None:
             return  # the scaler found infinities: nothing was updated
+        if not (self._had_gradients or self._inside_backwards):
+            self._gradients.forget()
+            self._updates.forget(number)
+            return
         step = self._counts[number] = self._counts.get(number, 0) + 1
         inside = self._inside_backwards
         self._gradients.after_step(number, step, optimizer, self._named(), backwards_inside=inside)
@@ -137,6 +141,7 @@ class GuardRecorder:
             start=self._gradients.start(),
             gradients=self._gradients.sets(),
             updates=self._updates.updates(),
+            has_reference=self._updates.has_reference,
             update_gaps=self._updates.gaps(),
             buffers={name: to_numbers(value) for name, value in (self._buffers or {}).items()},
             losses=tuple(sum(float(term) for term in terms) for terms in self._losses if terms),
@@ -174,6 +179,11 @@ def _is_low_precision(module: "torch.nn.Module") -> bool:
         return False
     has_half = any(str(p.dtype) in HALF for p in module.parameters())
     return has_half or torch.is_autocast_enabled(parameter.device.type)
+
+
+def _has_gradients(optimizer: "torch.optim.Optimizer") -> bool:
+    """Tell whether a step could change anything: some scripts make an empty one to begin with."""
+    return any(p.grad is not None for group in optimizer.param_groups for p in group["params"])
 
 
 def _is_skipped(optimizer: "torch.optim.Optimizer") -> bool:

@@ -2,10 +2,11 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flatout.guard.gradients import scale_at_step
-from flatout.guard.record import GuardRecord, OptimizerRecord, Update
+from flatout.guard.record import OptimizerRecord, Update, find_record
 from flatout.guard.shadow import Shadow
 from flatout.guard.structure import describe_optimizer, settings_of
 
@@ -16,13 +17,20 @@ if TYPE_CHECKING:
 class UpdateNotes:
     """The first steps of every optimizer beside the shadow of the reference's optimizer."""
 
-    def __init__(self, steps: int, reference: GuardRecord | None) -> None:
+    def __init__(self, steps: int, reference: str | Path | None) -> None:
+        """Follow the optimizers of the record at `reference`; the script's own without one."""
         self._steps = steps
-        self._reference = reference
+        self._reference = find_record(reference)
         self._records: dict[int, OptimizerRecord] = {}
         self._shadows: dict[int, Shadow] = {}
         self._updates: list[Update] = []
         self._gaps: dict[int, str] = {}
+        self._is_lost = reference is not None and self._reference is None
+
+    @property
+    def has_reference(self) -> bool:
+        """Whether a baseline's optimizers are followed."""
+        return self._reference is not None
 
     def before_step(
         self,
@@ -66,6 +74,12 @@ class UpdateNotes:
             return
         self._updates.append(Update(optimizer=number, step=step, tensors=tensors))
 
+    def forget(self, number: int) -> None:
+        """Take a step back that had no gradients: nothing was updated."""
+        record = self._records.get(number)
+        if record is not None:
+            self._records[number] = replace(record, settings=record.settings[:-1])
+
     def by_hand(self) -> None:
         """Note that no optimizer makes the updates."""
         self._gaps.setdefault(-1, "the script updates its parameters without an optimizer")
@@ -99,8 +113,10 @@ class UpdateNotes:
         """Return the optimizer to shadow: the reference's, else the script's own.
 
         Raises:
-            LookupError: if the reference has no such optimizer.
+            LookupError: if the reference has no such optimizer, or cannot be read.
         """
+        if self._is_lost:
+            raise LookupError("the baseline's record cannot be read")
         if self._reference is None:
             return self._records[number]
         for record in self._reference.optimizers:
