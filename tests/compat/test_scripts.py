@@ -41,6 +41,8 @@ class Script:
     backwards: int = 1
     samples: int
     epoch_steps: int
+    built_in: str
+    """Function of the script or framework that builds the training loader."""
     root: str
     saves: tuple[str, ...]
     autocast: str = "applied"
@@ -56,6 +58,7 @@ ALL = [
         short="--epochs 2 --dropout 0",
         samples=16,
         epoch_steps=16,
+        built_in="plain_epochs.py:main<",
         root="Net",
         saves=("best.pt",),
     ),
@@ -65,6 +68,7 @@ ALL = [
         backwards=2,
         samples=16,
         epoch_steps=6,
+        built_in="gradient_accumulation_amp.py:main<",
         root="CharModel",
         saves=("last.pt",),
         autocast="the script runs the model under autocast itself",
@@ -76,6 +80,7 @@ ALL = [
         backwards=2,
         samples=16,
         epoch_steps=12,
+        built_in="trainer.py:get_train_dataloader<",
         root="GPT2LMHeadModel",
         saves=("final/model.safetensors", "checkpoint-24/trainer_state.json"),
     ),
@@ -86,6 +91,7 @@ ALL = [
         backwards=2,
         samples=16,
         epoch_steps=16,
+        built_in="accelerate_loop.py:training_function<",
         root="BertForSequenceClassification",
         saves=("state/model.safetensors", "state/optimizer.bin"),
     ),
@@ -95,6 +101,7 @@ ALL = [
         needs=("lightning",),
         samples=16,
         epoch_steps=16,
+        built_in="lightning_module.py:train_dataloader<",
         root="AutoEncoder",
         saves=("lightning_logs/version_0/metrics.csv", "lightning_logs/version_0/checkpoints"),
     ),
@@ -160,6 +167,7 @@ def test_measure_finds_the_one_training_loader(script):
     loaders = profile_of(script).training_loaders
 
     assert len(loaders) == 1
+    assert script.built_in in loaders[0].address
     assert loaders[0].batches_drawn > 0
 
 

@@ -45,6 +45,13 @@ def _is_plumbing(frame: FrameType) -> bool:
     return module.startswith(("torch.utils.data", "flatout.", "functools", "importlib"))
 
 
+def builder(frame: FrameType | None) -> str:
+    """Return the module of the innermost frame that is neither torch's nor ours."""
+    while frame is not None and _is_plumbing(frame):
+        frame = frame.f_back
+    return str(frame.f_globals.get("__name__", "")) if frame is not None else ""
+
+
 def caller() -> FrameType | None:
     """Return the frame that called the function that asks."""
     return sys._getframe(2)

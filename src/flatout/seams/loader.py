@@ -2,17 +2,20 @@
 
 import functools
 import inspect
+import weakref
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from flatout.core.technique import seams_of
 from flatout.seams import clock as phases
-from flatout.seams.address import AddressBook, caller
+from flatout.seams.address import AddressBook, builder, caller
 from flatout.seams.events import LoaderSeen
 from flatout.seams.session import Session
 
 WORKER_ARGUMENTS = ("prefetch_factor", "persistent_workers", "multiprocessing_context")
 """Arguments that `DataLoader` refuses when there are no workers."""
+REBUILDERS = ("accelerate.", "lightning.", "lightning_fabric.", "pytorch_lightning.")
+"""Frameworks that build a loader of the script's again, over the same data set."""
 ADDRESS = "_flatout_address"
 STARTED = "_flatout_started"
 """On an iterator that has given no batch yet: how long it took to make."""
@@ -36,6 +39,7 @@ class _Construction:
     def __init__(self, session: Session) -> None:
         self.session = session
         self.book = AddressBook()
+        self.built: list[weakref.ref[Any]] = []
         self.only = frozenset(session.spec.get("training_loaders", ()))
 
     def install(self, kind: Any) -> None:
@@ -52,11 +56,26 @@ class _Construction:
             except TypeError:
                 build(loader, *args, **kwargs)  # the script's own mistake: torch explains it
                 return
-            address = self.book.name(caller())
+            frame = caller()
+            address = self.find_original(builder(frame), asked) or self.book.name(frame)
             self._build(build, loader, asked, address, (args, kwargs))
             self._remember(loader, asked, address)
 
         kind.__init__ = construct
+
+    def find_original(self, module: str, asked: Mapping[str, Any]) -> str | None:
+        """Return the address of the loader that a framework builds again, None for a new one.
+
+        Accelerate builds every loader anew in one place, training and evaluation alike.
+        """
+        self.built = [reference for reference in self.built if reference() is not None]
+        if not module.startswith(REBUILDERS):
+            return None
+        live = (loader for reference in self.built if (loader := reference()) is not None)
+        same = [loader for loader in live if loader.dataset is asked["dataset"]]
+        sampler = asked.get("batch_sampler")
+        same.sort(key=lambda loader: loader.batch_sampler is not sampler)
+        return same[0].__dict__.get(ADDRESS) if same else None
 
     def _build(
         self,
@@ -86,6 +105,7 @@ class _Construction:
 
     def _remember(self, loader: Any, asked: Mapping[str, Any], address: str) -> None:
         loader.__dict__[ADDRESS] = address
+        self.built.append(weakref.ref(loader))
         if address not in self.session.loaders:
             facts = _facts(loader, asked) | {"effective_workers": loader.num_workers}
             self.session.loaders[address] = LoaderSeen(address, facts)
