@@ -1,0 +1,181 @@
+"""Single checks of the judge, on records with one thing changed."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from flatout.core.technique import Numerics
+from flatout.guard.record import GuardRecord, Sketches
+from tests.guard.runs import Base, base
+
+LOADER = "train.py:loader"
+
+
+def with_gradients(
+    record: GuardRecord, change: Callable[[str, np.ndarray], np.ndarray], *, step: int, point: str
+) -> GuardRecord:
+    """Change the sketches of one gradient."""
+
+    def changed(sketches: Sketches) -> Sketches:
+        return {name: change(name, value) for name, value in sketches.items()}
+
+    sets = (
+        replace(s, sketches=changed(s.sketches)) if (s.step, s.point) == (step, point) else s
+        for s in record.gradients
+    )
+    return replace(record, gradients=tuple(sets))
+
+
+def fired(runs: Base, candidate: GuardRecord, promise: Numerics) -> set[str]:
+    """Return the checks that reject a candidate."""
+    check = runs.check(candidate, promise)
+    return {name for name, share in check.worst.items() if share > 1}
+
+
+def norm_of(record: GuardRecord) -> float:
+    return float(np.sqrt(sum(value @ value for value in record.gradients[0].sketches.values())))
+
+
+def test_a_tensor_scaled_by_5_percent_fails_the_slope_alone() -> None:
+    runs = base("mlp")
+    candidate = with_gradients(
+        runs.repeat,
+        lambda name, value: value * (1.05 if name == "5.weight" else 1.0),
+        step=1,
+        point="before_clip",
+    )
+
+    assert fired(runs, candidate, Numerics.PRECISION) == {"slope"}
+
+
+def test_a_tensor_without_true_gradient_may_be_any_rounding() -> None:
+    runs = base("gpt")
+    small = 1e-3 * norm_of(runs.record)
+    candidate = with_gradients(
+        runs.repeat,
+        lambda name, value: np.full_like(value, small / 8) if name.endswith(".k.bias") else value,
+        step=1,
+        point="before_clip",
+    )
+
+    assert fired(runs, candidate, Numerics.ROUNDING) == set()
+
+
+def test_a_tensor_without_true_gradient_may_not_grow() -> None:
+    runs = base("gpt")
+    large = 0.1 * norm_of(runs.record)
+    candidate = with_gradients(
+        runs.repeat,
+        lambda name, value: np.full_like(value, large) if name.endswith(".k.bias") else value,
+        step=1,
+        point="before_clip",
+    )
+
+    check = runs.check(candidate, Numerics.PRECISION)
+
+    assert check.worst["gradient"] > 1
+    assert "has no true gradient" in check.why
+
+
+@pytest.mark.parametrize("point", ["before_clip", "at_step"])
+def test_the_second_step_is_judged_as_one_vector(point: str) -> None:
+    runs = base("mlp")
+    candidate = with_gradients(runs.repeat, lambda _, value: 2 * value, step=2, point=point)
+
+    assert fired(runs, candidate, Numerics.PRECISION) == {"second_gradient"}
+
+
+def test_any_difference_at_all_breaks_an_exact_promise() -> None:
+    runs = base("mlp")
+    candidate = with_gradients(
+        runs.repeat, lambda _, value: value * (1 + 2**-50), step=1, point="at_step"
+    )
+
+    assert fired(runs, candidate, Numerics.EXACT) == {"clipped_gradient"}
+    assert fired(runs, candidate, Numerics.ROUNDING) == set()
+
+
+@pytest.mark.parametrize(
+    ("promise", "factor", "status"),
+    [
+        (Numerics.ROUNDING, 1 + 5e-5, "within"),
+        (Numerics.ROUNDING, 1 + 5e-4, "rejected"),
+        (Numerics.PRECISION, 1 + 5e-4, "within"),
+        (Numerics.PRECISION, 1.01, "rejected"),
+    ],
+)
+def test_losses_have_a_band(promise: Numerics, factor: float, status: str) -> None:
+    runs = base("mlp")
+    losses = [*runs.repeat.losses]
+    losses[7] *= factor
+
+    check = runs.check(replace(runs.repeat, losses=tuple(losses)), promise)
+
+    assert check.status == status, check
+    assert "loss 8" in check.why
+
+
+def test_a_buffer_that_is_off_is_named() -> None:
+    runs = base("conv")
+    buffers = dict(runs.repeat.buffers)
+    buffers["1.running_mean"] = 1.1 * buffers["1.running_mean"]
+
+    check = runs.check(replace(runs.repeat, buffers=buffers), Numerics.PRECISION)
+
+    assert check.why.startswith("buffers: buffer 1.running_mean differs by 0.1")
+
+
+def with_samples(record: GuardRecord, *marks: tuple[int, str]) -> GuardRecord:
+    return replace(record, samples={LOADER: {"[0]": marks}})
+
+
+def with_equal_samples(runs: Base, *marks: tuple[int, str]) -> Base:
+    """Return the runs with other digests in all of them."""
+    other = object.__new__(Base)
+    other.__dict__.update(runs.__dict__)
+    for name in ("record", "repeat", "calibration"):
+        setattr(other, name, with_samples(getattr(runs, name), *marks))
+    return other
+
+
+DIGESTS = tuple((4 * n, f"digest {n}") for n in range(1, 21))
+
+
+@pytest.mark.parametrize(
+    ("marks", "status"),
+    [
+        pytest.param(DIGESTS, "same", id="equal"),
+        pytest.param((*DIGESTS, (84, "ahead")), "same", id="one batch drawn ahead"),
+        pytest.param(
+            tuple((2 * n, DIGESTS[n // 2 - 1][1] if n % 2 == 0 else "half") for n in range(1, 41)),
+            "same",
+            id="micro-batches",
+        ),
+        pytest.param(
+            (*DIGESTS[:5], (24, "other"), *DIGESTS[6:]), "rejected", id="one batch differs"
+        ),
+        pytest.param(tuple((3 * n, "x") for n in range(1, 27)), "rejected", id="other batch size"),
+        pytest.param(DIGESTS[:4], "rejected", id="a fifth of the batches"),
+    ],
+)
+def test_samples_are_compared_at_equal_numbers_of_rows(
+    marks: tuple[tuple[int, str], ...], status: str
+) -> None:
+    runs = with_equal_samples(base("mlp"), *DIGESTS)
+
+    check = runs.check(with_samples(runs.repeat, *marks), Numerics.EXACT)
+
+    assert check.status == status, check
+
+
+def test_parameters_in_other_groups_are_rejected() -> None:
+    runs = base("mlp")
+    optimizer = runs.repeat.optimizers[0]
+    names = optimizer.groups[0]
+    split = replace(optimizer, groups=(names[:2], names[2:]))
+
+    check = runs.check(replace(runs.repeat, optimizers=(split,)), Numerics.PRECISION)
+
+    assert check.why == "tensors: optimizer 0 has its parameters in other groups"
