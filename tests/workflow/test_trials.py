@@ -1,9 +1,13 @@
 """Trials of real scripts: what is seen at the seams, how they end, what they leave behind."""
 
+import fcntl
 import os
+import pty
 import signal
+import struct
 import subprocess
 import sys
+import termios
 import time
 from pathlib import Path
 
@@ -210,6 +214,40 @@ run_trial(
     Recipe(), read_machine(torch=False), TrialOptions(measure_s=300.0),
 )
 """
+
+
+ON_TERMINAL = """
+import sys
+from pathlib import Path
+from flatout.core.recipe import Recipe
+from flatout.core.workload import Workload
+from flatout.hardware.machine import read_machine
+from flatout.workflow.trials import TrialOptions, run_trial
+trial = run_trial(
+    Workload(target="endings.py", arguments=("terminal",), folder=Path(sys.argv[1]),
+             python=sys.executable),
+    Recipe(), read_machine(torch=False), TrialOptions(measure_s=2.0),
+)
+print(trial.outcome, trial.message)
+"""
+
+
+def test_script_that_asks_its_terminal_for_the_width_is_answered():
+    folder = copy_scripts()
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+
+    done = subprocess.run(
+        [sys.executable, "-c", ON_TERMINAL, str(folder)],
+        stdin=theirs,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+    os.close(ours)
+    os.close(theirs)
+    assert done.stdout.strip() == "Outcome.OK", done.stdout
 
 
 def processes_with(word):

@@ -174,6 +174,7 @@ def _supervisor_spec(
         "limit_s": options.limit_s,
         "hang_s": options.hang_s,
         "life_line": life_line,
+        "terminal": _terminal_size(),
         "overlay": options.is_protected and can_overlay(cwd, folder),
         "child": {
             **options.child,
@@ -185,6 +186,15 @@ def _supervisor_spec(
             "not_journaled": _not_journaled(environment),
         },
     }
+
+
+def _terminal_size() -> tuple[int, int] | None:
+    """Return lines and columns of the terminal the user types at, None where there is none."""
+    try:
+        size = os.get_terminal_size(sys.stdin.fileno())
+    except (OSError, ValueError, AttributeError):
+        return None  # redirected, closed, or replaced by a test
+    return size.lines, size.columns
 
 
 def _not_journaled(environment: Mapping[str, str]) -> list[str]:

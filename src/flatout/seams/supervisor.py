@@ -6,13 +6,17 @@ own, that also happens after a kill -9 of flatout. Standard library only, no thr
 """
 
 import contextlib
+import fcntl
 import json
 import mmap
 import os
+import pty
 import select
 import signal
+import struct
 import subprocess
 import sys
+import termios
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -31,6 +35,9 @@ POLL_S = 0.05
 GRACE_S = 2.0
 """How long the script's main process may live on after a trainer below it wrote its result."""
 HEARTBEAT_BYTES = 8
+END_OF_INPUT = b"\x04"
+MAX_QUESTIONS = 64
+"""Reads that are told the input has ended; a script that asks on is a hang."""
 
 
 def main(argv: list[str]) -> int:
@@ -65,6 +72,7 @@ def _start(spec: Mapping[str, Any]) -> tuple["subprocess.Popen[bytes]", bool]:
     """Start the script, overlaid where the kernel allows it; return it and whether it is."""
     folder, cwd = Path(spec["folder"]), Path(spec["cwd"])
     log = (folder / "log").open("wb")
+    stdin = _terminal(spec["terminal"]) if spec.get("terminal") else subprocess.DEVNULL
 
     def prepare() -> None:
         die_with_parent()
@@ -81,7 +89,7 @@ def _start(spec: Mapping[str, Any]) -> tuple["subprocess.Popen[bytes]", bool]:
                 spec["argv"],
                 cwd=cwd,
                 env=environment,
-                stdin=subprocess.DEVNULL,
+                stdin=stdin,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
@@ -89,6 +97,18 @@ def _start(spec: Mapping[str, Any]) -> tuple["subprocess.Popen[bytes]", bool]:
             )
             return child, wants_overlay
     raise RuntimeError("the child could not be prepared")
+
+
+def _terminal(size: tuple[int, int]) -> int:
+    """Return a terminal of this size on which every question finds the end of the input.
+
+    Scripts ask their input for its width to draw progress bars (`stty size`). The user's own
+    terminal is not handed over: a script that reads would take the keys meant for flatout.
+    """
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", *size, 0, 0))
+    os.write(ours, END_OF_INPUT * MAX_QUESTIONS)
+    return theirs
 
 
 def _write_child_spec(spec: Mapping[str, Any], *, is_overlaid: bool) -> None:

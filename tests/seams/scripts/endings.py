@@ -14,6 +14,12 @@ if how == "at_once":
 if how == "untrained":
     print("nothing to do")
     sys.exit(0)
+if how == "terminal":
+    rows, columns = os.popen("stty size").read().split()
+    try:
+        input("continue? ")
+    except EOFError:
+        print(f"nobody answers on a terminal of {rows} x {columns}")
 model = nn.Linear(8, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 if how == "orphans":
