@@ -1,5 +1,6 @@
 """A Workload: what is trained, as a command."""
 
+import shlex
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -22,16 +23,17 @@ class Workload:
     def name(self) -> str:
         """A short name for folders and titles.
 
-        >>> Workload(target="src/train.py").name, Workload(target="job.py:task").name
+        >>> Workload(target="src/train.py").name, Workload(target="job.py:task", is_task=True).name
         ('train', 'job')
         """
-        return (
-            Path(self.target.partition(":")[0] if self.is_task else self.target)
-            .stem.partition(":")[0]
-            .removesuffix(".py")
-        )
+        path = self.target.partition(":")[0] if self.is_task else self.target
+        return Path(path.removeprefix("-m ")).stem
 
     @property
     def command_line(self) -> str:
-        """What the user would type after `python`."""
-        return " ".join([self.target, *self.arguments])
+        """What the user would type after `python`.
+
+        >>> Workload(target="train.py", arguments=("--name", "my run")).command_line
+        "train.py --name 'my run'"
+        """
+        return " ".join([self.target, shlex.join(self.arguments)]).rstrip()
