@@ -1,7 +1,9 @@
 """Runs of the small trainings, each made once and judged many times."""
 
 import functools
+import shutil
 import tempfile
+import weakref
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,6 +22,7 @@ class Base:
 
     def __init__(self, case: Case, setting: Setting) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="flatout-guard-test-"))
+        weakref.finalize(self, shutil.rmtree, self.folder)
         self.case = case
         self.setting = setting
         self.path = self.folder / "baseline.npz"
