@@ -82,3 +82,19 @@ def test_script_that_fails_in_the_guard_trial_is_not_compared(tmp_path):
 
     assert check.status == "not_compared"
     assert not check.passed
+
+
+def test_other_threads_are_judged_as_rounding(tmp_path):
+    referee = referee_for(tmp_path, "plain_loop.py")
+
+    check = referee.check(recipe_of("cpu_threads", threads=1))
+
+    assert check.passed, check.why
+
+
+def test_script_that_runs_in_bf16_itself_is_calibrated_in_full_precision(tmp_path):
+    referee = referee_for(tmp_path, "grad_scaler.py")
+
+    check = referee.check(recipe_of("fused_optimizer"))
+
+    assert check.passed, check.why

@@ -73,3 +73,5 @@ def _pin(guard: Mapping[str, Any]) -> None:
     pinning.keep_random_compile()
     if guard["drops_dropout"]:
         pinning.drop_dropout()
+    if guard["drops_autocast"]:
+        pinning.drop_autocast()

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from flatout import techniques
@@ -11,14 +10,15 @@ from flatout.core.recipe import Choice, Recipe
 from flatout.core.technique import Numerics
 from flatout.core.trial import Outcome, Trial
 from flatout.guard.judge import aa, judge
-from flatout.guard.record import GuardRecord, read_record
+from flatout.guard.record import GuardRecord, find_record
 from flatout.workflow.lab import Lab, key_of
 
 GUARD_STEPS = 20
 """Steps whose losses are compared; gradients and optimizer are looked at in the first three."""
 SEED = 0
 CALIBRATION = Recipe(choices=(Choice(technique="bf16_autocast"),))
-"""The baseline in bf16 shows each tensor's natural scale of rounding; see docs/guard.md."""
+"""The baseline in bf16 shows each tensor's natural scale of rounding; see docs/guard.md. It serves
+rounding levers too, and on CPUs without bf16 units: it need not be fast, only less exact."""
 
 
 @dataclass(slots=True)
@@ -61,6 +61,7 @@ class Referee:
             calibration=self._calibration,
             repeat=self._repeat,
             promise=promise_of(recipe),
+            changes_threads="cpu_threads" in recipe.names,
         )
 
     def _make_reference(self) -> None:
@@ -80,12 +81,16 @@ class Referee:
             return
         self.aa_check = aa(self._baseline, self._repeat)
         self.tell("guard: calibration in bf16")
-        self._calibration = _record(self._trial(CALIBRATION, "calibration"))
+        # A script that runs in bf16 by itself is compared with itself in full precision.
+        recipe = Recipe() if self._baseline.low_precision else CALIBRATION
+        trial = self._trial(recipe, "calibration", drops_autocast=self._baseline.low_precision)
+        self._calibration = _record(trial)
 
-    def _trial(self, recipe: Recipe, name: str) -> Trial:
+    def _trial(self, recipe: Recipe, name: str, *, drops_autocast: bool = False) -> Trial:
         spec: dict[str, Any] = {
             "seed": SEED,
             "drops_dropout": True,
+            "drops_autocast": drops_autocast,
             "reference": self._baseline_path,
         }
         return self.lab.guard(recipe, name, spec, GUARD_STEPS)
@@ -104,5 +109,4 @@ def promise_of(recipe: Recipe) -> Numerics:
 def _record(trial: Trial) -> GuardRecord | None:
     if trial.outcome not in (Outcome.OK, Outcome.TOO_SHORT) or trial.guard_path is None:
         return None
-    path = Path(trial.guard_path)
-    return read_record(path) if path.exists() else None
+    return find_record(trial.guard_path)
