@@ -1,0 +1,1 @@
+"""What flatout claims about itself, measured: `make bench`, `make bench-gpu`."""

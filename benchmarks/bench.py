@@ -1,0 +1,143 @@
+"""What every suite needs: the machine, a place to work, ways to compare, and what it returns."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from flatout.core.ablation import Comparison
+from flatout.core.machine import Machine
+from flatout.core.profile import Profile
+from flatout.core.progress import Progress
+from flatout.core.recipe import Recipe
+from flatout.core.stats import compare, gather
+from flatout.core.trial import Outcome, Trial, trial_from_json
+from flatout.core.units import format_interval, format_ratio
+from flatout.core.workload import Workload
+from flatout.workflow.lab import JOURNAL, Lab
+
+LIMIT_S = 300.0
+"""Wall time of one trial at most."""
+
+
+class TrialFailedError(Exception):
+    """A trial that had to work did not; a suite without it has nothing to say."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bench:
+    """Where and how long a suite works."""
+
+    machine: Machine
+    work: Path
+    """An empty folder that is thrown away afterwards."""
+    budget_s: float = 600.0
+    """Time for each tuning."""
+    say: Callable[[str], None] = print
+
+    def tell(self, progress: Progress) -> None:
+        """Pass on what a tuning wants kept on the screen."""
+        if progress.event:
+            self.say(f"  {progress.elapsed_s:6.1f} s  {progress.event}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """One measured claim."""
+
+    theme: str
+    claim: str
+    holds: bool
+    finding: str
+    """What was measured, in a few words; the generated table shows it beside the claim."""
+    table: Sequence[Sequence[str]]
+    """Header and rows of the one table of the record's page."""
+    raw: Mapping[str, Any]
+    """Everything behind the table: every repeat, not only means."""
+    repeat: str
+    """The command that does it again."""
+    recipe: Recipe | None = None
+    notes: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arm:
+    """One side of an interleaved comparison."""
+
+    name: str
+    lab: Lab
+    recipe: Recipe = Recipe()
+    profiles: list[Profile] = field(default_factory=list)
+
+    @property
+    def times_s(self) -> list[float]:
+        """One step time per process, in the order of the rounds."""
+        return [profile.whole_step_ms / 1e3 for profile in self.profiles]
+
+    @property
+    def median_ms(self) -> float:
+        """Median over the processes."""
+        return 1e3 * sorted(self.times_s)[len(self.profiles) // 2]
+
+
+def open_lab(bench: Bench, workload: Workload, name: str) -> Lab:
+    """Return a lab with its journal in a folder of its own."""
+    out = bench.work / name
+    out.mkdir(parents=True, exist_ok=True)
+    return Lab(workload=workload, machine=bench.machine, out=out, limit_s=LIMIT_S)
+
+
+def interleave(arms: Sequence[Arm], rounds: int) -> None:
+    """Run each arm once per round, the order turned round every time.
+
+    Raises:
+        TrialFailedError: if a trial gives no measurement, or a lever of its recipe did nothing.
+    """
+    for number in range(rounds):
+        for arm in arms if number % 2 == 0 else arms[::-1]:
+            trial = arm.lab.time(arm.recipe)
+            if trial.outcome is not Outcome.OK or trial.profile is None or trial.not_applied:
+                missed = ", ".join(f"{a.technique} {a.status}" for a in trial.not_applied)
+                raise TrialFailedError(f"{arm.name}: {trial.message or missed}")
+            arm.profiles.append(trial.profile)
+
+
+def comparison(base: Arm, candidate: Arm) -> Comparison:
+    """Return how many times faster the candidate is, from the rounds both ran in."""
+    return compare(gather(base.times_s, candidate.times_s))
+
+
+def cells(pair: Comparison) -> tuple[str, str, str]:
+    """Return ratio, interval and n for a table."""
+    return format_ratio(pair.ratio), format_interval(*pair.interval), str(pair.n)
+
+
+def trials_in(folder: Path) -> list[dict[str, Any]]:
+    """Return every trial below a folder, as its journals have it, cut down to what was measured."""
+    return [
+        {"journal": path.parent.name, "key": row["key"]} | brief(trial_from_json(row["trial"]))
+        for path in sorted(folder.rglob(JOURNAL))
+        for row in map(json.loads, path.read_text(encoding="utf-8").splitlines())
+        if "trial" in row
+    ]
+
+
+def brief(trial: Trial) -> dict[str, Any]:
+    """Return what one trial measured and how disturbed it was."""
+    measured: dict[str, Any] = {
+        "recipe": trial.recipe.label,
+        "outcome": trial.outcome.value,
+        "message": trial.message,
+        "wall_s": trial.wall_s,
+        "load": dict(trial.details.get("load", {})),
+    }
+    if trial.profile is None:
+        return measured
+    plain = trial.profile.to_json()
+    kept = ("step_ms", "phases_ms", "samples_per_s", "peak_bytes", "overhead_share", "warmup_steps")
+    return (
+        measured
+        | {name: plain[name] for name in kept}
+        | {"whole_step_ms": trial.profile.whole_step_ms}
+    )

@@ -1,0 +1,216 @@
+"""Measure flatout on one CUDA device in less than nine minutes: `make bench-gpu`.
+
+For machines that have little but torch and numpy, and no network: the verbs are called as
+functions, and what is not installed costs its own stage only. After every stage the record so far
+is written, to $OUT when that is set, else to benchmarks/records/.
+"""
+
+import argparse
+import datetime
+import importlib.util
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from benchmarks.bench import Bench, brief, open_lab, trials_in
+from benchmarks.gpu_record import SLOW, STARVED, TUNED, record_of
+from benchmarks.record import RECORDS, write_record
+from benchmarks.stages import Results, Stage, run_stages
+from benchmarks.suites import overhead
+from flatout.core.recipe import Recipe
+from flatout.core.stats import compare, gather
+from flatout.core.workload import Workload
+from flatout.hardware.machine import read_machine
+from flatout.workflow.demo import scenarios
+from flatout.workflow.doctor import doctor
+from flatout.workflow.measure import measure
+from flatout.workflow.pairs import play
+from flatout.workflow.tune import TuneOptions, tune
+
+TOTAL_S = 500.0
+"""A lease ends after ten minutes; start-up, the last record and the way back need the rest."""
+MARGIN_S = 15.0
+"""What a tuning gets less than its stage: it ends by itself rather than by the stage's alarm."""
+MODULES = ("numpy", "PIL", "skimage", "sklearn", "rich", "click", "psutil", "pynvml", "tomli_w")
+ENDLESS = ("--epochs", "1000")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sizes:
+    """How large the scenarios are made."""
+
+    images: int = 1_200
+    slow: tuple[str, ...] = (
+        *("--batch-size", "16", "--context", "1024", "--layers", "12", "--width", "768"),
+        *("--heads", "12", "--limit", "20000000", "--epoch-steps", "100000"),
+    )
+    """As large as GPT-2 124M, which fp32 keeps busy for some 200 ms a step."""
+    starved: tuple[str, ...] = ("--batch-size", "32", "--image-size", "160", "--width", "64")
+    tuned: tuple[str, ...] = ("--batch-size", "8192", "--width", "4096", "--epoch-steps", "100000")
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run all stages on the CUDA device; the exit code is 1 when the claim does not hold."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--total-s", type=float, default=TOTAL_S)
+    args = parser.parse_args(arguments)
+    started = time.monotonic()
+    machine = read_machine(torch=True)
+    if machine.device.kind != "cuda":
+        parser.error("torch sees no CUDA device here; `make bench` measures on the CPU")
+    lines: list[str] = []
+
+    def say(line: str) -> None:
+        lines.append(f"{time.monotonic() - started:6.1f} {line}")
+        print(lines[-1], flush=True)
+
+    with tempfile.TemporaryDirectory(prefix="flatout-bench-") as work:
+        bench = Bench(machine=machine, work=Path(work).resolve(), say=say)
+        left_s = args.total_s - (time.monotonic() - started)
+        root = Path(os.environ.get("OUT") or RECORDS)
+        results = run_all(bench, Sizes(), root, lines, total_s=left_s)
+    return 0 if record_of(results).holds else 1
+
+
+def run_all(
+    bench: Bench, sizes: Sizes, root: Path, lines: Sequence[str], *, total_s: float
+) -> Results:
+    """Run every stage and write the record after each."""
+    date = datetime.datetime.now(datetime.timezone.utc).date().isoformat()
+
+    def write(results: Results) -> None:
+        name, latest = list(results.items())[-1]
+        why = f": {latest['why']}" if "why" in latest else ""
+        bench.say(f"{name}: {latest['status']} in {latest['took_s']:.0f} s{why}")
+        log = "\n".join(lines) + "\n"
+        write_record(record_of(results), bench.machine, date=date, log=log, root=root)
+
+    return run_stages(stages_of(bench, sizes), write, total_s=total_s)
+
+
+def stages_of(bench: Bench, sizes: Sizes) -> list[Stage]:
+    """Return the stages, what matters most first."""
+    photographs = ("--data", str(bench.work / "photographs"))
+    slow = _workload(bench, SLOW, (*sizes.slow, *ENDLESS))
+    starved = _workload(bench, STARVED, (*sizes.starved, *photographs, *ENDLESS))
+    tuned = _workload(bench, TUNED, (*sizes.tuned, *ENDLESS))
+
+    def stage(
+        name: str, work: Callable[..., dict[str, Any]], times: tuple[float, float], **given: Any
+    ) -> Stage:
+        needs = ("photographs",) if given.get("workload") is starved else ()
+        most_s, least_s = times
+        bound = partial(work, bench=bench, **given)
+        return Stage(name=name, work=bound, most_s=most_s, least_s=least_s, needs=needs)
+
+    return [
+        stage("facts", _facts, (30, 10)),
+        stage("photographs", _photographs, (60, 10), count=sizes.images),
+        stage(f"measure {SLOW}", _measure, (45, 15), workload=slow),
+        stage(f"measure {STARVED}", _measure, (45, 15), workload=starved),
+        stage(f"measure {TUNED}", _measure, (30, 15), workload=tuned),
+        stage(f"tune {SLOW}", _tune, (150, 40), workload=slow),
+        stage(f"tune {STARVED}", _tune, (110, 40), workload=starved),
+        stage("overhead", _overhead, (60, 30), workload=slow),
+        stage("aa", _aa, (50, 30), workload=tuned),
+        stage(f"tune {TUNED}", _tune, (60, 40), workload=tuned),
+    ]
+
+
+def _workload(bench: Bench, scenario: str, arguments: tuple[str, ...]) -> Workload:
+    folder = bench.work / "work" / scenario
+    folder.mkdir(parents=True, exist_ok=True)
+    script = str(scenarios() / scenario / "train.py")
+    return Workload(target=script, arguments=arguments, folder=folder, python=sys.executable)
+
+
+def _facts(seconds: float, bench: Bench) -> dict[str, Any]:
+    del seconds
+    return {
+        "installed": [name for name in MODULES if importlib.util.find_spec(name)],
+        "doctor": [check.to_json() for check in doctor(bench.machine)],
+    }
+
+
+def _photographs(seconds: float, bench: Bench, count: int) -> dict[str, Any]:
+    command = [sys.executable, str(scenarios() / "photographs.py"), str(bench.work / "photographs")]
+    done = subprocess.run(
+        [*command, "--count", str(count), "--format", "png"],
+        capture_output=True,
+        text=True,
+        timeout=seconds,
+        check=False,
+    )
+    if done.returncode != 0:
+        raise RuntimeError(done.stderr.strip()[-500:])
+    return {"said": done.stdout.strip().rpartition(": ")[2]}
+
+
+def _measure(seconds: float, bench: Bench, workload: Workload) -> dict[str, Any]:
+    trial = measure(workload, limit_s=seconds, machine=bench.machine)
+    if trial.profile is None:
+        raise RuntimeError(f"{trial.outcome.value}: {trial.message}\n{trial.traceback[-1_500:]}")
+    return {"profile": trial.profile.to_json(), "trial": brief(trial)}
+
+
+def _tune(seconds: float, bench: Bench, workload: Workload) -> dict[str, Any]:
+    out = bench.work / "tune" / workload.folder.name
+    options = TuneOptions(out=out, budget_s=seconds - MARGIN_S, accepts_load=True)
+    ablation = tune(workload, options, bench.tell, bench.machine)
+    return ablation.to_json() | {"trials": trials_in(out)}
+
+
+def _overhead(seconds: float, bench: Bench, workload: Workload) -> dict[str, Any]:
+    """Train with and without the seams in turns until the time is up."""
+    deadline = time.monotonic() + seconds
+    plain: list[float] = []
+    listened: list[float] = []
+    took_s = 0.0
+    while len(plain) < 2 or time.monotonic() + took_s < deadline:
+        began = time.monotonic()
+        sides: list[tuple[list[float], Callable[[Bench, Workload], None]]] = [
+            (plain, overhead.train_plainly),
+            (listened, overhead.train_listened),
+        ]
+        for times, train in sides if len(plain) % 2 == 0 else sides[::-1]:
+            log = overhead.logs(bench) / f"{len(plain)}-{train.__name__}.jsonl"
+            options = ("--steps", str(overhead.STEPS), "--evals", "1", "--log", str(log))
+            train(bench, replace(workload, arguments=(*workload.arguments, *options)))
+            times.append(overhead.step_s(log))
+        took_s = time.monotonic() - began
+    pair = compare(gather(listened, plain))
+    return {
+        "plain_s": plain,
+        "listened_s": listened,
+        "ratio": pair.ratio,
+        "interval": list(pair.interval),
+    }
+
+
+def _aa(seconds: float, bench: Bench, workload: Workload) -> dict[str, Any]:
+    """Compare the baseline with itself as often as there is time."""
+    deadline = time.monotonic() + seconds
+    lab = open_lab(bench, workload, "aa")
+    lab.accepts_load = True
+    decisions: list[str] = []
+    took_s = 0.0
+    while not decisions or time.monotonic() + took_s < deadline:
+        began = time.monotonic()
+        base = Recipe()
+        match = play(lab, base, replace(base), may_go_on=lambda: time.monotonic() < deadline)
+        if match.failure is not None:
+            raise RuntimeError(f"{match.failure.outcome.value}: {match.failure.message}")
+        decisions.append(match.decision.value)
+        took_s = time.monotonic() - began
+    return {"decisions": decisions, "trials": trials_in(bench.work / "aa")}
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,87 @@
+"""Work in stages against a clock: each has its share, none takes the others down, all is kept."""
+
+import signal
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
+Results = dict[str, dict[str, Any]]
+
+
+class StageTimeError(KeyboardInterrupt):
+    """A stage's time is up. To what runs inside it is Ctrl-C: tune then returns what it has."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """One part of a long run."""
+
+    name: str
+    work: Callable[[float], Mapping[str, Any]]
+    """Does the work within the seconds it is given and returns plain values."""
+    most_s: float
+    least_s: float = 10.0
+    """With less time left it is skipped: it could not finish anything."""
+    needs: tuple[str, ...] = ()
+    """Stages that have to have worked."""
+
+
+def run_stages(
+    stages: Sequence[Stage],
+    write: Callable[[Results], None],
+    *,
+    total_s: float,
+    clock: Callable[[], float] = time.monotonic,
+) -> Results:
+    """Run the stages in order and return what each gave; `write` gets all so far after each."""
+    started = clock()
+    results: Results = {}
+    for stage in stages:
+        began = clock()
+        left_s = total_s - (began - started)
+        results[stage.name] = _outcome(stage, results, left_s)
+        results[stage.name]["took_s"] = round(clock() - began, 2)
+        write(results)
+    return results
+
+
+def worked(results: Mapping[str, Mapping[str, Any]], name: str) -> bool:
+    """Tell whether a stage ran to its end."""
+    return results.get(name, {}).get("status") == "done"
+
+
+def _outcome(stage: Stage, results: Results, left_s: float) -> dict[str, Any]:
+    missing = [name for name in stage.needs if not worked(results, name)]
+    if missing:
+        return {"status": "skipped", "why": f"without {', '.join(missing)}"}
+    if left_s < stage.least_s:
+        return {"status": "skipped", "why": f"only {left_s:.0f} s left"}
+    seconds = min(stage.most_s, left_s)
+    try:
+        with time_limit(seconds):
+            return {"status": "done", "result": dict(stage.work(seconds))}
+    except StageTimeError:
+        return {"status": "failed", "why": f"not done within {seconds:.0f} s"}
+    except Exception as error:  # noqa: BLE001  one stage must not cost the others their time
+        last = "".join(traceback.format_exception(error))[-4_000:]
+        return {"status": "failed", "why": f"{type(error).__name__}: {error}", "traceback": last}
+
+
+@contextmanager
+def time_limit(seconds: float) -> Iterator[None]:
+    """Raise StageTimeError in the main thread when the time is up."""
+
+    def ring(_number: int, _frame: FrameType | None) -> None:
+        raise StageTimeError
+
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)

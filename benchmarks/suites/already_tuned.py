@@ -1,0 +1,59 @@
+"""Already tuned: flatout must leave it, and say how much could be gained at most."""
+
+import sys
+
+from benchmarks.bench import Bench, Record, cells, trials_in
+from flatout.core.ablation import Ablation
+from flatout.core.units import format_ms, format_ratio
+from flatout.core.workload import Workload
+from flatout.workflow.demo import scenarios
+from flatout.workflow.tune import TuneOptions, tune
+
+THEME = "already_tuned"
+
+
+def run(bench: Bench) -> Record:
+    """Tune the script that needs no tuning."""
+    ablation = tune(
+        Workload(
+            target=str(scenarios() / THEME / "train.py"), folder=bench.work, python=sys.executable
+        ),
+        TuneOptions(out=bench.work / "tune", budget_s=bench.budget_s),
+        bench.tell,
+    )
+    return Record(
+        theme=THEME,
+        claim="nothing is kept of a script that is tuned already",
+        holds=holds(ablation),
+        finding=f"kept: {ablation.recipe.label.replace('baseline', 'nothing')}",
+        table=rows(ablation),
+        raw={"ablation": ablation.to_json(), "trials": trials_in(bench.work)},
+        repeat=f"python -m benchmarks.run {THEME}",
+        recipe=ablation.recipe,
+        notes=ablation.notes,
+    )
+
+
+def holds(ablation: Ablation) -> bool:
+    """Tell whether the tuning went to its end and changed nothing."""
+    return ablation.stopped == "finished" and not ablation.recipe.choices
+
+
+def rows(ablation: Ablation) -> list[tuple[str, ...]]:
+    """Return one row per lever that was tried."""
+    ceiling = format_ratio(ablation.baseline.ceilings.free_data)
+    table: list[tuple[str, ...]] = [
+        ("tried", "verdict", "ratio", "95 % interval", "n"),
+        (
+            f"baseline: step {format_ms(ablation.baseline.whole_step_ms)}, "
+            f"with free data {ceiling} at most",
+            "",
+            "1.00x",
+            "",
+            "",
+        ),
+    ]
+    for row in ablation.rows:
+        pair = cells(row.comparison) if row.comparison else ("", "", "")
+        table.append((row.choice.label, row.verdict.value, *pair))
+    return table

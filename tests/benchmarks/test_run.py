@@ -1,0 +1,118 @@
+"""The programs: what they run, write, refuse and return."""
+
+import json
+
+import pytest
+
+from benchmarks import run, run_gpu
+from benchmarks.bench import Bench, TrialFailedError
+from benchmarks.gpu_record import holds, record_of
+from flatout.core.recipe import Choice
+from flatout.hardware.machine import read_machine
+from tests.benchmarks.made_up import a_machine, a_profile, a_record, an_ablation
+
+TINY = run_gpu.Sizes(
+    images=72,
+    slow=("--limit", "100000", "--context", "16", "--width", "32", "--heads", "2"),
+    starved=("--image-size", "32", "--width", "4", "--batch-size", "8"),
+    tuned=("--limit", "100000", "--context", "8", "--width", "64", "--batch-size", "64"),
+)
+
+
+def test_an_unknown_suite_is_refused(capsys):
+    with pytest.raises(SystemExit) as ended:
+        run.main(["slow_computer"])
+
+    assert ended.value.code == 2
+    assert "there is no suite slow_computer" in capsys.readouterr().err
+
+
+def test_a_suite_leaves_its_record_and_its_log(tmp_path, capsys):
+    def suite(bench):
+        bench.say("working")
+        return a_record(holds=False)
+
+    assert not run.run_suite(suite, a_machine(), budget_s=1.0, root=tmp_path)
+
+    (folder,) = tmp_path.iterdir()
+    assert "working" in (folder / "log.txt").read_text()
+    assert "DOES NOT HOLD" in capsys.readouterr().out
+
+
+def test_a_suite_that_measured_nothing_leaves_no_record(tmp_path, capsys):
+    def suite(bench):
+        raise TrialFailedError("crash: no such file")
+
+    assert not run.run_suite(suite, a_machine(), budget_s=1.0, root=tmp_path)
+
+    assert list(tmp_path.iterdir()) == []
+    assert "nothing measured: crash: no such file" in capsys.readouterr().out
+
+
+def done(result):
+    return {"status": "done", "result": result, "took_s": 1.0}
+
+
+def gpu_results(decisions=("undecided",), ratio=1.004):
+    ablation = an_ablation(Choice(technique="bf16_autocast")).to_json() | {"trials": []}
+    return {
+        "facts": done({"installed": ["numpy"], "doctor": []}),
+        "photographs": done({"said": "72 images"}),
+        "measure slow_compute": done({"profile": a_profile().to_json()}),
+        "tune slow_compute": done(ablation),
+        "overhead": done({"ratio": ratio, "interval": [0.99, 1.01]}),
+        "aa": done({"decisions": list(decisions)}),
+    }
+
+
+def test_a_gpu_record_holds_when_all_worked_and_both_checks_passed():
+    assert holds(gpu_results())
+    assert not holds(gpu_results(decisions=["worse"]))
+    assert not holds(gpu_results(ratio=1.02))
+    assert not holds({**gpu_results(), "tune already_tuned": {"status": "skipped", "took_s": 0}})
+    assert not holds({})
+
+
+def test_a_gpu_record_reads_stage_by_stage():
+    failed = {"status": "failed", "why": "RuntimeError: oom\nmore", "took_s": 3.0}
+
+    record = record_of({**gpu_results(), "tune starved_images": failed})
+
+    words = {row[0]: row[1] for row in record.table}
+    assert words["measure slow_compute"] == "step 10.0 ms, data wait 60 %, device busy 40 %"
+    assert words["tune slow_compute"] == "2.00x [1.90-2.10], n=6 (bf16_autocast)"
+    assert words["tune starved_images"] == "failed: RuntimeError: oom"
+    assert record.finding == "slow_compute 2.00x [1.90-2.10], n=6"
+    assert record.recipe.names == ("bf16_autocast",)
+
+
+def test_a_gpu_record_of_nothing_yet_is_a_record():
+    record = record_of({"facts": done({"installed": [], "doctor": []})})
+
+    assert (record.holds, record.recipe) == (False, None)
+
+
+def test_without_a_gpu_the_other_program_is_named(capsys, monkeypatch):
+    monkeypatch.setattr(run_gpu, "read_machine", lambda torch: a_machine())
+
+    with pytest.raises(SystemExit) as ended:
+        run_gpu.main([])
+
+    assert ended.value.code == 2
+    assert "make bench" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_the_stages_work_without_a_gpu_too(tmp_path):
+    lines = []
+    (tmp_path / "work").mkdir()
+    bench = Bench(machine=read_machine(torch=False), work=tmp_path / "work", say=lines.append)
+
+    results = run_gpu.run_all(bench, TINY, tmp_path / "out", lines, total_s=100.0)
+
+    failed = {name: entry for name, entry in results.items() if entry["status"] == "failed"}
+    assert failed == {}
+    assert results["measure starved_images"]["status"] == "done"
+    (folder,) = (tmp_path / "out").iterdir()
+    assert len(list(folder.iterdir())) <= 8
+    assert set(json.loads((folder / "result.json").read_text())["raw"]) == set(results)

@@ -1,0 +1,152 @@
+"""The suites' own judgement: which claims hold, on made-up results."""
+
+import itertools
+import random
+import statistics
+from dataclasses import replace
+
+import pytest
+
+from benchmarks.bench import Bench, TrialFailedError, cells
+from benchmarks.suites import aa, already_tuned, overhead, slow_compute, startup, starved_images
+from flatout.core.recipe import Choice
+from flatout.core.stats import Decision
+from tests.benchmarks.made_up import BF16, a_machine, a_pair, an_ablation
+
+
+def test_a_comparison_reads_as_ratio_interval_and_n():
+    assert cells(a_pair(2.0, 1.9, n=6)) == ("2.00x", "1.90-2.10", "6")
+
+
+@pytest.mark.parametrize(
+    ("ratio", "low", "of_hand", "holds"),
+    [
+        (2.3, 2.1, 0.97, True),
+        (1.9, 1.85, 0.97, False),
+        (2.3, 1.75, 0.97, False),
+        (2.3, 2.1, 0.90, False),
+    ],
+)
+def test_slow_compute_needs_ratio_interval_and_the_hand_tuned_reference(ratio, low, of_hand, holds):
+    final, against_hand = a_pair(ratio, low), a_pair(of_hand)
+
+    _claim, found = slow_compute.verdict(an_ablation(BF16), final, against_hand, has_bf16=True)
+
+    assert found is holds
+
+
+@pytest.mark.parametrize(("kept", "holds"), [((), True), ((BF16,), False)])
+def test_without_bf16_hardware_the_claim_is_that_bf16_is_not_kept(kept, holds):
+    pair = a_pair(1.0)
+
+    claim, found = slow_compute.verdict(an_ablation(*kept), pair, pair, has_bf16=False)
+
+    assert found is holds
+    assert "bf16 is not kept" in claim
+
+
+@pytest.mark.parametrize(
+    ("features", "kind", "expected"),
+    [(("amx_bf16",), "cpu", True), ((), "cpu", False), ((), "cuda", True)],
+)
+def test_bf16_pays_where_the_hardware_has_it(tmp_path, features, kind, expected):
+    bench = Bench(machine=a_machine(kind=kind, features=features), work=tmp_path)
+
+    assert slow_compute.has_fast_bf16(bench) is expected
+
+
+@pytest.mark.parametrize(("ratio", "holds"), [(1.79, False), (1.81, True)])
+def test_starved_images_needs_its_confirmed_ratio(ratio, holds):
+    ablation = an_ablation(Choice(technique="loader_workers"), ratio=ratio)
+
+    assert starved_images.holds(ablation) is holds
+    assert len(starved_images.rows(ablation)) == 4
+
+
+def test_starved_images_that_keep_nothing_do_not_hold():
+    assert not starved_images.holds(an_ablation())
+    assert starved_images.confirmed(an_ablation())[0] == "nothing kept"
+
+
+def test_starved_images_may_not_compile():
+    chosen = starved_images.levers()
+
+    assert {"loader_workers", "bf16_autocast", "channels_last", "cpu_threads"} <= set(chosen)
+    assert {"torch_compile", "regional_compile", "fused_optimizer"} & set(chosen) == set()
+
+
+@pytest.mark.parametrize(
+    ("ablation", "holds"),
+    [
+        (an_ablation(), True),
+        (an_ablation(BF16), False),
+        (an_ablation(stopped="budget"), False),
+    ],
+)
+def test_already_tuned_holds_when_the_tuning_ended_and_kept_nothing(ablation, holds):
+    assert already_tuned.holds(ablation) is holds
+    assert len(already_tuned.rows(ablation)) == 2 + len(ablation.rows)
+
+
+def test_equal_sides_are_practically_never_kept():
+    decisions = [aa.simulate(seed) for seed in range(300)]
+
+    assert decisions.count(Decision.KEPT) <= 3
+    assert decisions == [aa.simulate(seed) for seed in range(300)]
+
+
+@pytest.mark.parametrize(("deviation", "correlation"), aa.NOISES)
+def test_simulated_trials_have_the_noise_they_are_said_to_have(deviation, correlation):
+    times = aa.trace(random.Random(1), deviation, correlation, 20_000)
+
+    ratios = [later / earlier for earlier, later in itertools.pairwise(times)]
+    expected = deviation * (2 * (1 - correlation)) ** 0.5
+    assert statistics.stdev(ratios) == pytest.approx(expected, rel=0.3)
+    assert statistics.median(times) == pytest.approx(0.1, rel=0.02)
+
+
+def steps(count, step_ms=10.0):
+    return [{"step": number, "step_ms": step_ms} for number in range(1, count + 1)]
+
+
+def test_overhead_leaves_the_warm_up_out():
+    rows = steps(overhead.STEPS)
+    slow_start = [row | {"step_ms": 1_000.0} if row["step"] <= 10 else row for row in rows]
+
+    assert overhead.median_step_s(slow_start) == pytest.approx(0.010)
+
+
+def test_overhead_of_a_log_that_is_cut_short_is_no_number():
+    with pytest.raises(TrialFailedError, match="only 12 of 25 steps"):
+        overhead.median_step_s(steps(12))
+
+
+def test_overhead_is_read_as_a_share_with_its_interval():
+    pair = replace(a_pair(1.004), interval=(0.996, 1.012))
+
+    assert overhead.finding(pair) == "+0.4% of the step (-0.4% to +1.2%)"
+
+
+def test_overhead_is_measured_on_real_processes(tmp_path, monkeypatch):
+    def tiny(bench, log):
+        work = slow(bench, log)
+        small = ("--limit", "100000", "--context", "16", "--width", "32", "--heads", "2")
+        small += ("--layers", "1")
+        return replace(work, arguments=(*work.arguments, *small))
+
+    slow = overhead.workload
+    monkeypatch.setattr(overhead, "workload", tiny)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    bench = Bench(machine=a_machine(), work=tmp_path, say=lambda line: None)
+
+    record = overhead.run(bench, pairs=2)
+
+    assert len(record.raw["plain_s"]) == len(record.raw["listened_s"]) == 2
+    assert record.table[1][0] == "without flatout"
+
+
+def test_startup_measures_both_sides_and_finds_no_torch(tmp_path):
+    record = startup.run(Bench(machine=a_machine(), work=tmp_path))
+
+    assert len(record.raw["help_s"]) == len(record.raw["bare_s"]) == startup.RUNS
+    assert record.raw["imports_torch"] is False
