@@ -127,6 +127,7 @@ def test_overhead_is_read_as_a_share_with_its_interval():
     assert overhead.finding(pair) == "+0.4% of the step (-0.4% to +1.2%)"
 
 
+@pytest.mark.slow
 def test_overhead_is_measured_on_real_processes(tmp_path, monkeypatch):
     def tiny(bench, log):
         work = slow(bench, log)
