@@ -42,8 +42,11 @@ def install(spec: Mapping[str, Any]) -> None:
 
 
 def _tell_not_applied(session: Session) -> None:
-    """Say on stderr which levers of the recipe did nothing; silence would be a false promise."""
-    if not session.is_mine():
+    """Say on stderr which levers of the recipe did nothing; silence would be a false promise.
+
+    Only where training steps were made: spawned loader workers import torch and end here too.
+    """
+    if not session.is_mine() or not session.counts:
         return
     names = [type(t).__module__.rpartition(".")[2] for t in session.techniques]
     for name in names:

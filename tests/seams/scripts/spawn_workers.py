@@ -1,5 +1,7 @@
 """Loader workers by spawn, with the usual main guard."""
 
+import sys
+
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
@@ -20,7 +22,7 @@ def main():
     loader = DataLoader(
         Squares(), batch_size=2, num_workers=1, multiprocessing_context="spawn", shuffle=True
     )
-    for _ in range(50):
+    for _ in range(int(sys.argv[-1]) if "--epochs" in sys.argv else 50):
         for x, y in loader:
             optimizer.zero_grad()
             loss = nn.functional.mse_loss(model(x)[:, 0], y)
