@@ -72,6 +72,8 @@ class Row:
     verdict: Verdict
     on_top_of: tuple[str, ...] = ()
     """Names of the techniques that were already in the recipe."""
+    together_with: tuple[str, ...] = ()
+    """Names of techniques that came in with it: the comparison is that of all of them."""
     stage: str = "add"
     """`add` (ladder) or `drop` (left out of the final recipe). In a drop row the comparison is the
     final recipe against the recipe without this lever: above 1 the lever still pays."""
@@ -101,6 +103,7 @@ class Row:
             "n": pair.n if pair else 0,
             "resolution": pair.resolution if pair else None,
             "on_top_of": list(self.on_top_of),
+            "together_with": list(self.together_with),
         }
 
 
@@ -210,6 +213,7 @@ def _row(plain: Mapping[str, Any]) -> Row:
             "verdict": Verdict(plain["verdict"]),
             "comparison": _comparison(plain),
             "on_top_of": tuple(plain["on_top_of"]),
+            "together_with": tuple(plain.get("together_with", ())),
             "peak_bytes": PeakBytes(**plain["peak_bytes"]),
             "loss_check": LossCheck(**plain["loss_check"]),
         }

@@ -39,6 +39,10 @@ class Rule:
     min_pairs_without_prior: int = 3
     """Where no baseline noise is known yet."""
     max_pairs: int = 10
+    patience: int = 4
+    """Pairs after which a gain that is not `promising` is set aside as inconclusive."""
+    promising: float = 1.05
+    """A mean ratio above this is pursued to the last pair."""
     min_prior_trials: int = 6
     """Baseline trials before their variance is pooled."""
     spread_limit: float = 4.0

@@ -1,5 +1,6 @@
 """Compare two recipes by interleaved pairs of fresh processes until the rule can decide."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -51,7 +52,11 @@ def play(
     rule: Rule = Rule(),
     at_least: int = 2,
 ) -> Match:
-    """Run pairs AB, BA, AB, ... until the rule decides, pairs run out, or time does."""
+    """Run pairs AB, BA, AB, ... until the rule decides, pairs run out, or time does.
+
+    A candidate that shows no gain worth waiting for after `rule.patience` pairs is set aside: the
+    time is better spent on the next one. That can only turn an answer into "inconclusive".
+    """
     sides = _Sides()
     evidence: Evidence | None = None
     decision, ran_out = Decision.UNDECIDED, False
@@ -71,6 +76,8 @@ def play(
         evidence = _evidence(lab, sides, rule)
         decision = decide(evidence, rule)
         if decision is not Decision.UNDECIDED and number + 1 >= at_least:
+            break
+        if number + 1 >= rule.patience and evidence.mean < math.log(rule.promising):
             break
     return Match(
         decision=decision,

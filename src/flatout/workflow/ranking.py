@@ -30,24 +30,43 @@ class Candidate:
         return self.ratio >= WORTH_A_TRIAL
 
 
-def rank(
-    profile: Profile,
-    machine: Machine,
-    *,
-    ceiling: Numerics,
-    only: Collection[str] = (),
-    skip: Collection[str] = (),
-) -> list[Candidate]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Search:
+    """Which levers may be tried at all."""
+
+    machine: Machine
+    ceiling: Numerics
+    only: Collection[str] = ()
+    skip: Collection[str] = ()
+
+
+def rank(profile: Profile, search: Search) -> list[Candidate]:
     """Return the candidates of every allowed technique, the largest predicted gain first."""
     found = [
-        _candidate(name, option, profile, machine)
+        _candidate(name, option, profile, search.machine)
         for name in techniques.names()
-        if name not in skip and (not only or name in only)
+        if name not in search.skip and (not search.only or name in search.only)
         for kind in [techniques.technique_class(name)]
-        if ceiling.allows(kind.numerics)
-        for option in kind.candidates(profile, machine)
+        if search.ceiling.allows(kind.numerics)
+        for option in kind.candidates(profile, search.machine)
     ]
     return sorted(found, key=lambda candidate: -candidate.ratio)
+
+
+def find_companion(
+    before: Profile, after: Profile, candidate: Candidate, search: Search
+) -> Candidate | None:
+    """Return the lever that a candidate by itself made worth trying, if there is one.
+
+    Workers on a machine without a free core wait for the training's threads: only both levers
+    together help, and one at a time neither would be kept.
+    """
+    known = {found.choice.label for found in rank(before, search)}
+    for found in rank(after, search):
+        is_new = found.choice.label not in known
+        if is_new and found.choice.technique != candidate.choice.technique:
+            return found if found.is_worth_a_trial else None
+    return None
 
 
 def _candidate(name: str, option: Technique, profile: Profile, machine: Machine) -> Candidate:

@@ -24,7 +24,7 @@ from flatout.hardware.machine import read_machine
 from flatout.seams.process import mend_leftovers, scratch_root
 from flatout.workflow.lab import Budget, Lab, MachineBusyError, Runner, open_journal
 from flatout.workflow.pairs import Match, play
-from flatout.workflow.ranking import Candidate, rank
+from flatout.workflow.ranking import Candidate, Search, find_companion, rank
 from flatout.workflow.referee import Referee
 from flatout.workflow.trials import run_trial
 from flatout.workflow.verdicts import event_of, row_of, verdict_of
@@ -76,8 +76,9 @@ class _Ladder:
     tell: Tell
     baseline: Profile
     referee: Referee
-    recipe: Recipe = Recipe()
-    profile: Profile | None = None
+    search: Search
+    recipe: Recipe
+    profile: Profile
     rows: list[Row] = field(default_factory=list)
     best_ratio: float = 1.0
     confirmation: Comparison | None = None
@@ -129,6 +130,9 @@ def tune(
         tell=tell,
         baseline=first.profile,
         referee=Referee(lab, lambda text: _say(tell, budget, text)),
+        search=Search(
+            machine=machine, ceiling=options.numerics, only=options.only, skip=options.skip
+        ),
         recipe=Recipe(training_loaders=_training_loaders(first.profile)),
         profile=first.profile,
     )
@@ -166,15 +170,7 @@ def _climb(ladder: _Ladder) -> None:
 
 
 def _next_candidate(ladder: _Ladder, tried: set[str]) -> Candidate | None:
-    assert ladder.profile is not None
-    options = ladder.options
-    for candidate in rank(
-        ladder.profile,
-        ladder.machine,
-        ceiling=options.numerics,
-        only=options.only,
-        skip=options.skip,
-    ):
+    for candidate in rank(ladder.profile, ladder.search):
         choice = candidate.choice
         is_new = choice.label not in tried and choice not in ladder.recipe.choices
         if is_new and candidate.is_worth_a_trial:
@@ -197,16 +193,48 @@ def _try(ladder: _Ladder, candidate: Candidate) -> None:
         recipe,
         may_go_on=lambda: ladder.budget.left_s > _reserve_s(ladder),
     )
+    row = _settle(ladder, candidate, recipe, match)
+    if row.verdict in (Verdict.KEPT, Verdict.FAILED, Verdict.REJECTED) or not match.candidate:
+        return
+    companion = find_companion(ladder.profile, match.candidate, candidate, ladder.search)
+    if companion is not None and ladder.budget.left_s > _cost_s(ladder) + _reserve_s(ladder):
+        _try_together(ladder, candidate, companion)
+
+
+def _try_together(ladder: _Ladder, candidate: Candidate, companion: Candidate) -> None:
+    """Play two levers that need each other: workers pay only where threads leave them a core."""
+    both = ladder.recipe.plus(candidate.choice).plus(companion.choice)
+    _say(ladder.tell, ladder.budget, both.label, ladder.best_ratio)
+    match = play(
+        ladder.lab,
+        ladder.recipe,
+        both,
+        may_go_on=lambda: ladder.budget.left_s > _reserve_s(ladder),
+    )
+    _settle(ladder, companion, both, match, together_with=(candidate.choice.technique,))
+
+
+def _settle(
+    ladder: _Ladder,
+    candidate: Candidate,
+    recipe: Recipe,
+    match: Match,
+    together_with: tuple[str, ...] = (),
+) -> Row:
+    """Note the row, and take the recipe on where it was kept."""
     check = LossCheck(status="skipped", why="not faster, so there was nothing to check")
     if match.decision is Decision.KEPT:
         check = ladder.referee.check(recipe)
-    row = row_of(candidate, ladder.recipe, match, check)
+    row = replace(row_of(candidate, ladder.recipe, match, check), together_with=together_with)
+    if together_with and not row.why:
+        row = replace(row, why=f"together with {', '.join(together_with)}")
     ladder.rows.append(row)
-    if row.verdict is Verdict.KEPT:
+    if row.verdict is Verdict.KEPT and match.candidate is not None:
         ladder.recipe = recipe
         ladder.profile = match.candidate
         ladder.best_ratio *= match.comparison.ratio if match.comparison else 1.0
     _say(ladder.tell, ladder.budget, "", ladder.best_ratio, event=event_of(row))
+    return row
 
 
 def _drop_one(ladder: _Ladder) -> None:
@@ -247,7 +275,7 @@ def _judge_drop(ladder: _Ladder, row: Row, match: Match, without: Recipe) -> Non
     )
     if match.decision not in (Decision.NO_EFFECT, Decision.WORSE):
         return
-    if not ladder.referee.check(without).passed:
+    if match.base is None or not ladder.referee.check(without).passed:
         return
     ladder.recipe, ladder.profile = without, match.base
     _say(

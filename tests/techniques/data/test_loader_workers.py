@@ -37,8 +37,8 @@ def test_samples_and_random_stream_are_those_of_the_loader_without_workers(worke
     assert two_epochs(technique.loader(asked)) == two_epochs(asked)
 
 
-def test_two_cores_are_offered_one_and_two_workers():
-    assert workers_of(LoaderWorkers.candidates(starved(), machine(usable_cores=2))) == [1, 2]
+def test_two_cores_are_offered_two_workers_and_one():
+    assert workers_of(LoaderWorkers.candidates(starved(), machine(usable_cores=2))) == [2, 1]
 
 
 def test_many_cores_are_offered_what_the_step_needs_twice_that_and_all():

@@ -110,8 +110,9 @@ def fetch_per_step_ms(profile: Profile, cores: int) -> float:
 def worker_counts(profile: Profile, cores: int) -> tuple[int, ...]:
     """Return the numbers of workers worth a trial: what the step needs, twice that, and the most.
 
-    The present number is left out. A data set that is iterable is repeated by every worker, so one
-    worker is then all there is to try.
+    Where cores are short the most come first: the prediction sees no difference then, but later
+    levers that shorten the step need them. The present number is left out. A data set that is
+    iterable is repeated by every worker, so one worker is then all there is to try.
     """
     now = _workers_now(profile)
     if any(loader.is_iterable for loader in profile.training_loaders):
@@ -119,7 +120,8 @@ def worker_counts(profile: Profile, cores: int) -> tuple[int, ...]:
     rest_ms = max(profile.step_ms.median - profile.phases_ms["data_wait"], 1e-3)
     needed = math.ceil(fetch_per_step_ms(profile, cores) / rest_ms)
     first = min(max(1, needed), max(1, cores // 2))
-    return tuple(sorted({first, min(2 * first, cores), cores} - {now}))
+    is_short = needed + max(1, profile.cpu_threads) > cores and profile.device_kind == "cpu"
+    return tuple(sorted({first, min(2 * first, cores), cores} - {now}, reverse=is_short))
 
 
 def fitting_prefetch(
