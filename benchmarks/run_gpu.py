@@ -142,7 +142,7 @@ def _facts(seconds: float, bench: Bench) -> dict[str, Any]:
 def _photographs(seconds: float, bench: Bench, count: int) -> dict[str, Any]:
     command = [sys.executable, str(scenarios() / "photographs.py"), str(bench.work / "photographs")]
     done = subprocess.run(
-        [*command, "--count", str(count), "--format", "png"],
+        [*command, "--count", str(count)],
         capture_output=True,
         text=True,
         timeout=seconds,

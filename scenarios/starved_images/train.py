@@ -2,7 +2,7 @@
 
     python train.py --data photographs --epochs 5 --out runs/resnet
 
-The images are read, cropped, flipped and jittered one by one in the training process.
+The images are read, rotated, cropped, jittered and flipped one by one in the training process.
 """
 
 import argparse
@@ -107,6 +107,7 @@ class ImageFolder(Dataset):
         path = self.paths[index]
         image = Image.open(path).convert("RGB")
         if self.train:
+            image = image.rotate(random.uniform(-10, 10), Image.Resampling.BILINEAR)
             image = colour_jitter(random_resized_crop(image, self.size))
             if random.random() < 0.5:
                 image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
@@ -139,7 +140,7 @@ def main():
     parser.add_argument("--epochs", type=int, default=5)
     parser.add_argument("--steps", type=int, default=0, help="stop after this many; 0: no limit")
     parser.add_argument("--batch-size", type=int, default=16)
-    parser.add_argument("--image-size", type=int, default=128)
+    parser.add_argument("--image-size", type=int, default=112)
     parser.add_argument("--width", type=int, default=32)
     parser.add_argument("--lr", type=float, default=0.01)
     parser.add_argument("--limit", type=int, default=0, help="use only this many images")

@@ -33,12 +33,12 @@ def test_the_job_is_a_script_that_trains_where_it_lies(tmp_path, few_images):
 
 def test_photographs_are_made_once(tmp_path, few_images):
     job = make_job(tmp_path)
-    first = {path: path.stat().st_mtime_ns for path in job.folder.rglob("*.png")}
+    first = {path: path.stat().st_mtime_ns for path in job.folder.rglob("*.jpg")}
 
     make_job(tmp_path)
 
     assert len(first) == 27
-    assert {path: path.stat().st_mtime_ns for path in job.folder.rglob("*.png")} == first
+    assert {path: path.stat().st_mtime_ns for path in job.folder.rglob("*.jpg")} == first
 
 
 def test_a_missing_package_is_named_with_the_command_that_brings_it(tmp_path, monkeypatch):

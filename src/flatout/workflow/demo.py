@@ -19,7 +19,7 @@ JOB = "starved_images"
 """The scenario that is tuned, and the name of its folder."""
 IMAGES = 400
 """360 of them train: 22 steps an epoch, more than the guard's 20, so that a trial sees no epoch end
-before it has measured. Two cores make them in about ten seconds."""
+before it has measured. Two cores make them in a few seconds."""
 EPOCHS = 100
 """More than any trial needs; the tuner stops it when it has seen enough."""
 PACKAGES = {"PIL": "pillow", "skimage": "scikit-image", "sklearn": "scikit-learn"}
@@ -78,7 +78,7 @@ def _make_photographs(folder: Path) -> None:
     """Make the photographs in processes of their own: what they import stays out of this one."""
     command = [sys.executable, str(scenarios() / "photographs.py"), str(folder)]
     done = subprocess.run(
-        [*command, "--count", str(IMAGES), "--format", "png"],
+        [*command, "--count", str(IMAGES)],
         capture_output=True,
         text=True,
         check=False,

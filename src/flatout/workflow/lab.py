@@ -95,7 +95,7 @@ class Lab:
 
     def guard(self, recipe: Recipe, name: str, spec: Mapping[str, Any], steps: int) -> Trial:
         """Run one untimed trial with the guard's recorder; its record lands in `out/guard/name`."""
-        keep = self.out / "guard" / name
+        keep = (self.out / "guard" / name).resolve()
         keep.mkdir(parents=True, exist_ok=True)
         options = replace(self._options(), steps=steps, guard=spec, keep=keep)
         return self._run(f"guard {name}", recipe, options)
