@@ -1,22 +1,27 @@
 """A/A: a baseline compared with itself must not be called different.
 
 Ninety comparisons are made of simulated trials and ten of real ones; all hundred go through the
-rule that the tuner decides by. Kept and worse both count as different.
+very comparison that the tuner decides by. Kept and worse both count as different.
 """
 
 import math
 import random
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from benchmarks.bench import Bench, Record, open_lab, trials_in
+from flatout.core.machine import Machine
+from flatout.core.profile import PHASES, Profile, Spread
 from flatout.core.recipe import Recipe
-from flatout.core.stats import Decision, Rule, decide, gather, prior_of
+from flatout.core.stats import Decision
+from flatout.core.trial import Outcome, Trial
 from flatout.core.workload import Workload
 from flatout.workflow.demo import scenarios
+from flatout.workflow.lab import Lab
 from flatout.workflow.pairs import play
+from flatout.workflow.trials import TrialOptions
 
 THEME = "aa"
 SIMULATED, REAL = 90, 10
@@ -32,7 +37,7 @@ DIFFERENT = (Decision.KEPT, Decision.WORSE)
 
 def run(bench: Bench) -> Record:
     """Make all comparisons and count how many were called different."""
-    simulated = [simulate(number) for number in range(SIMULATED)]
+    simulated = [simulate(bench, number) for number in range(SIMULATED)]
     real = play_real(bench)
     different = [d for d in (*simulated, *real) if d in DIFFERENT]
     return Record(
@@ -48,43 +53,58 @@ def run(bench: Bench) -> Record:
         raw={
             "simulated": [d.value for d in simulated],
             "real": [d.value for d in real],
-            "trials": trials_in(bench.work),
+            "trials": trials_in(bench.work / "aa"),
         },
         repeat=f"python -m benchmarks.run {THEME}",
     )
 
 
-def simulate(seed: int, rule: Rule = Rule()) -> Decision:
-    """Return what the rule says about two equal sides of simulated trials."""
+def simulate(bench: Bench, seed: int) -> Decision:
+    """Return what the tuner says about a baseline against itself, on simulated trials."""
     deviation, correlation = NOISES[seed % len(NOISES)]
-    stream = random.Random(seed)
-    trials = trace(stream, deviation, correlation, PRIOR_TRIALS + 2 * rule.max_pairs)
-    prior = prior_of([trials[:PRIOR_TRIALS]], rule)
-    base: list[float] = []
-    candidate: list[float] = []
-    for number in range(rule.max_pairs):
-        start = PRIOR_TRIALS + 2 * number
-        first, second = trials[start : start + 2]
-        base.append(first if number % 2 == 0 else second)
-        candidate.append(second if number % 2 == 0 else first)
-        decision = decide(gather(base, candidate, prior, rule), rule)
-        if decision is not Decision.UNDECIDED:
-            return decision
-    return Decision.UNDECIDED
+    times_s = trace(random.Random(seed), deviation, correlation)
+
+    def run_simulated(
+        workload: Workload, recipe: Recipe, machine: Machine, options: TrialOptions
+    ) -> Trial:
+        del workload, machine, options
+        return Trial(recipe=recipe, outcome=Outcome.OK, profile=profile_of(next(times_s)))
+
+    script = Workload(target="simulated.py")
+    lab = replace(open_lab(bench, script, f"simulated/{seed}"), runner=run_simulated)
+    for _ in range(PRIOR_TRIALS):
+        lab.time(Recipe())
+    return compare_with_itself(lab)
 
 
-def trace(
-    stream: random.Random, deviation: float, correlation: float, count: int
-) -> Sequence[float]:
+def compare_with_itself(lab: Lab) -> Decision:
+    """Return what the tuner's own comparison says about two equal sides."""
+    base = Recipe()
+    return play(lab, base, replace(base), may_go_on=lambda: True).decision
+
+
+def profile_of(step_s: float) -> Profile:
+    """Return a profile that says nothing but its step time."""
+    step_ms = 1e3 * step_s
+    return Profile(
+        step_ms=Spread(median=step_ms, p10=step_ms, p90=step_ms, n=8),
+        phases_ms=dict.fromkeys(PHASES, 0.0),
+        samples_per_s=1 / step_s,
+        device_kind="cpu",
+        device_name="simulated",
+        device_busy_share=1.0,
+    )
+
+
+def trace(stream: random.Random, deviation: float, correlation: float) -> Iterator[float]:
     """Return step times in seconds of successive trials of one workload, drifting together."""
-    log, times = 0.0, []
-    for _ in range(count):
+    log = 0.0
+    while True:
         shock = stream.gauss(0, deviation * math.sqrt(1 - correlation**2))
         if stream.random() < TAIL_SHARE:
             shock *= TAIL_SCALE
         log = correlation * log + shock
-        times.append(0.1 * math.exp(log))
-    return times
+        yield 0.1 * math.exp(log)
 
 
 def play_real(bench: Bench) -> list[Decision]:
@@ -94,10 +114,8 @@ def play_real(bench: Bench) -> list[Decision]:
     lab = open_lab(bench, workload, "aa")
     decisions = []
     for number in range(REAL):
-        base = Recipe()
-        match = play(lab, base, replace(base), may_go_on=lambda: True)
-        bench.say(f"  A/A {number + 1} of {REAL}: {match.decision.value}")
-        decisions.append(match.decision)
+        decisions.append(compare_with_itself(lab))
+        bench.say(f"  A/A {number + 1} of {REAL}: {decisions[-1].value}")
     return decisions
 
 

@@ -88,16 +88,19 @@ def test_already_tuned_holds_when_the_tuning_ended_and_kept_nothing(ablation, ho
     assert len(already_tuned.rows(ablation)) == 2 + len(ablation.rows)
 
 
-def test_equal_sides_are_practically_never_kept():
-    decisions = [aa.simulate(seed) for seed in range(300)]
+def test_equal_sides_are_practically_never_kept(tmp_path):
+    bench = Bench(machine=a_machine(), work=tmp_path)
 
-    assert decisions.count(Decision.KEPT) <= 3
-    assert decisions == [aa.simulate(seed) for seed in range(300)]
+    decisions = [aa.simulate(bench, seed) for seed in range(aa.SIMULATED)]
+
+    assert decisions.count(Decision.KEPT) <= aa.MOST_DIFFERENT
+    assert aa.simulate(bench, 5) is decisions[5]
 
 
 @pytest.mark.parametrize(("deviation", "correlation"), aa.NOISES)
 def test_simulated_trials_have_the_noise_they_are_said_to_have(deviation, correlation):
-    times = aa.trace(random.Random(1), deviation, correlation, 20_000)
+    trace = aa.trace(random.Random(1), deviation, correlation)
+    times = list(itertools.islice(trace, 20_000))
 
     ratios = [later / earlier for earlier, later in itertools.pairwise(times)]
     expected = deviation * (2 * (1 - correlation)) ** 0.5
