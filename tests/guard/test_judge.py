@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from flatout.core.technique import Numerics
+from flatout.guard.limits import COLUMNS, GRADIENT_CEILING
 from flatout.guard.record import GuardRecord, Sketches
 from tests.guard.runs import Base, base
 
@@ -179,3 +180,10 @@ def test_parameters_in_other_groups_are_rejected() -> None:
     check = runs.check(replace(runs.repeat, optimizers=(split,)), Numerics.PRECISION)
 
     assert check.why == "tensors: optimizer 0 has its parameters in other groups"
+
+
+def test_no_calibration_lifts_a_precision_limit_above_its_ceiling():
+    column = COLUMNS[Numerics.PRECISION]
+
+    assert column.gradient.of(0.42, noise=0.0) == GRADIENT_CEILING
+    assert column.gradient.of(0.08, noise=0.0) == pytest.approx(0.24)

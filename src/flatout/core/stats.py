@@ -39,6 +39,8 @@ class Rule:
     min_pairs_without_prior: int = 3
     """Where no baseline noise is known yet."""
     max_pairs: int = 10
+    at_least: int = 2
+    """Pairs that are played even where fewer would decide: a confirmation asks for more."""
     patience: int = 4
     """Pairs after which a gain that is not `promising` is set aside as inconclusive."""
     promising: float = 1.05

@@ -20,6 +20,14 @@ from flatout.core.trial import Outcome, Trial
 from flatout.workflow.lab import Lab
 
 
+@dataclass(slots=True)
+class Sides:
+    """The profiles of the trials so far, pair by pair."""
+
+    base: list[Profile] = field(default_factory=list)
+    candidate: list[Profile] = field(default_factory=list)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Match:
     """The outcome of comparing two recipes."""
@@ -33,14 +41,10 @@ class Match:
     """Profile of the candidate's first trial, whose compile cache was cold."""
     failure: Trial | None = None
     """The candidate's trial that did not work, if any."""
+    sides: Sides = field(default_factory=Sides)
+    """To go on from, should more pairs be wanted."""
     ran_out: bool = False
     """Whether the budget ended the comparison."""
-
-
-@dataclass(slots=True)
-class _Sides:
-    base: list[Profile] = field(default_factory=list)
-    candidate: list[Profile] = field(default_factory=list)
 
 
 def play(
@@ -50,17 +54,17 @@ def play(
     *,
     may_go_on: Callable[[], bool],
     rule: Rule = Rule(),
-    at_least: int = 2,
+    earlier: Match | None = None,
 ) -> Match:
     """Run pairs AB, BA, AB, ... until the rule decides, pairs run out, or time does.
 
     A candidate that shows no gain worth waiting for after `rule.patience` pairs is set aside: the
     time is better spent on the next one. That can only turn an answer into "inconclusive".
     """
-    sides = _Sides()
+    sides = earlier.sides if earlier else Sides()
     evidence: Evidence | None = None
     decision, ran_out = Decision.UNDECIDED, False
-    for number in range(rule.max_pairs):
+    for number in range(len(sides.base), rule.max_pairs):
         if number and not may_go_on():
             ran_out = True
             break
@@ -75,7 +79,7 @@ def play(
             )
         evidence = _evidence(lab, sides, rule)
         decision = decide(evidence, rule)
-        if decision is not Decision.UNDECIDED and number + 1 >= at_least:
+        if decision is not Decision.UNDECIDED and number + 1 >= rule.at_least:
             break
         if number + 1 >= rule.patience and evidence.mean < math.log(rule.promising):
             break
@@ -85,12 +89,13 @@ def play(
         base=_middle(sides.base),
         candidate=_middle(sides.candidate),
         first_candidate=sides.candidate[0] if sides.candidate else None,
+        sides=sides,
         ran_out=ran_out,
     )
 
 
 def _play_pair(
-    lab: Lab, base: Recipe, candidate: Recipe, sides: _Sides, *, starts_with_base: bool
+    lab: Lab, base: Recipe, candidate: Recipe, sides: Sides, *, starts_with_base: bool
 ) -> Trial | None:
     """Run one pair; return the trial that failed, if one did."""
     order = [(base, sides.base), (candidate, sides.candidate)]
@@ -104,7 +109,7 @@ def _play_pair(
     return None
 
 
-def _evidence(lab: Lab, sides: _Sides, rule: Rule) -> Evidence:
+def _evidence(lab: Lab, sides: Sides, rule: Rule) -> Evidence:
     base_s = [profile.whole_step_ms / 1e3 for profile in sides.base]
     candidate_s = [profile.whole_step_ms / 1e3 for profile in sides.candidate]
     others = [[t for t in group if t not in {*base_s, *candidate_s}] for group in lab.all_times()]

@@ -34,6 +34,8 @@ CONFIRM_PAIRS = 3
 """Fresh pairs of the whole recipe against the baseline, at least."""
 DROP_PAIRS = 4
 """Pairs at most to show that a kept lever still pays; undecided leaves it in."""
+FIRST_PAIRS = 2
+"""Pairs after which a lever's own profile is asked what else it needs."""
 TYPICAL_PAIRS = 3
 """Pairs that a candidate takes when it is clearly better or clearly not."""
 
@@ -183,35 +185,38 @@ def _next_candidate(ladder: _Ladder, tried: set[str]) -> Candidate | None:
 
 
 def _try(ladder: _Ladder, candidate: Candidate) -> None:
-    """Play one candidate against the recipe so far; keep it if it is faster and proven right."""
+    """Play one candidate against the recipe so far; keep it if it is faster and proven right.
+
+    A lever that is not clearly faster in the first pairs may have made another one worth trying:
+    workers pay only where threads leave them a core. Then both are played together.
+    """
     choice = candidate.choice
     _say(ladder.tell, ladder.budget, choice.label, ladder.best_ratio)
     recipe = ladder.recipe.plus(choice)
-    match = play(
+    match = _play(ladder, recipe, Rule(max_pairs=FIRST_PAIRS))
+    companion = None
+    if match.decision is not Decision.KEPT and match.candidate is not None:
+        companion = find_companion(ladder.profile, match.candidate, candidate, ladder.search)
+    if companion is None and match.decision is Decision.UNDECIDED and match.failure is None:
+        match = _play(ladder, recipe, Rule(), earlier=match)
+    _settle(ladder, candidate, recipe, match)
+    if companion is not None and ladder.budget.left_s > _cost_s(ladder) + _reserve_s(ladder):
+        both = recipe.plus(companion.choice)
+        _say(ladder.tell, ladder.budget, both.label, ladder.best_ratio)
+        together = _play(ladder, both, Rule())
+        _settle(ladder, companion, both, together, together_with=(choice.technique,))
+
+
+def _play(ladder: _Ladder, recipe: Recipe, rule: Rule, *, earlier: Match | None = None) -> Match:
+    """Play a recipe against the one so far while there is time beyond the confirmation's."""
+    return play(
         ladder.lab,
         ladder.recipe,
         recipe,
         may_go_on=lambda: ladder.budget.left_s > _reserve_s(ladder),
+        rule=rule,
+        earlier=earlier,
     )
-    row = _settle(ladder, candidate, recipe, match)
-    if row.verdict in (Verdict.KEPT, Verdict.FAILED, Verdict.REJECTED) or not match.candidate:
-        return
-    companion = find_companion(ladder.profile, match.candidate, candidate, ladder.search)
-    if companion is not None and ladder.budget.left_s > _cost_s(ladder) + _reserve_s(ladder):
-        _try_together(ladder, candidate, companion)
-
-
-def _try_together(ladder: _Ladder, candidate: Candidate, companion: Candidate) -> None:
-    """Play two levers that need each other: workers pay only where threads leave them a core."""
-    both = ladder.recipe.plus(candidate.choice).plus(companion.choice)
-    _say(ladder.tell, ladder.budget, both.label, ladder.best_ratio)
-    match = play(
-        ladder.lab,
-        ladder.recipe,
-        both,
-        may_go_on=lambda: ladder.budget.left_s > _reserve_s(ladder),
-    )
-    _settle(ladder, companion, both, match, together_with=(candidate.choice.technique,))
 
 
 def _settle(
@@ -298,7 +303,7 @@ def _confirm(ladder: _Ladder) -> None:
         baseline,
         ladder.recipe,
         may_go_on=lambda: ladder.budget.left_s > 0,
-        at_least=ladder.options.confirm_pairs,
+        rule=Rule(at_least=ladder.options.confirm_pairs, patience=Rule().max_pairs),
     )
     ladder.confirmation, ladder.final = match.comparison, match.candidate
     ladder.final_check = ladder.referee.check(ladder.recipe)
