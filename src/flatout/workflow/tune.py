@@ -82,6 +82,8 @@ class _Ladder:
     recipe: Recipe
     profile: Profile
     rows: list[Row] = field(default_factory=list)
+    settled: set[str] = field(default_factory=set)
+    """Techniques that came in together: another setting of one would undo the other."""
     best_ratio: float = 1.0
     confirmation: Comparison | None = None
     final: Profile | None = None
@@ -174,7 +176,7 @@ def _climb(ladder: _Ladder) -> None:
 def _next_candidate(ladder: _Ladder, tried: set[str]) -> Candidate | None:
     for candidate in rank(ladder.profile, ladder.search):
         choice = candidate.choice
-        is_new = choice.label not in tried and choice not in ladder.recipe.choices
+        is_new = choice.label not in tried and choice.technique not in ladder.settled
         if is_new and candidate.is_worth_a_trial:
             return candidate
         if is_new:
@@ -237,6 +239,7 @@ def _settle(
     if row.verdict is Verdict.KEPT and match.candidate is not None:
         ladder.recipe = recipe
         ladder.profile = match.candidate
+        ladder.settled |= {candidate.choice.technique, *together_with} if together_with else set()
         ladder.best_ratio *= match.comparison.ratio if match.comparison else 1.0
     _say(ladder.tell, ladder.budget, "", ladder.best_ratio, event=event_of(row))
     return row
