@@ -39,9 +39,9 @@ GRADIENT_CEILING = 0.3
 """No tensor's gradient may differ by more under `precision`, whatever the calibration shows: honest
 bf16 had 0.08 on its worst tensor (a ResNet). Ours, set between that and the 0.42 of a script that
 loses its digits by cancellation."""
-SECOND_CEILING = 0.3
-"""The same for all tensors of the second step together; honest bf16 had 0.04 in the study and 0.22
-on a tiny generator against its critic."""
+SECOND_CEILING = 0.6
+"""The same for all tensors of the second step together, where parameters differ already: honest
+bf16 had 0.04 in the study, 0.22 on a tiny generator, 0.29 on a ResNet with a high rate."""
 EARLY_LOSSES = 3
 """Losses that a rounding lever must match closely. On a ResNet with SGD, one thread instead of two
 was 1e-4 off at step 4, 4e-3 at step 5 and 0.14 at step 17, where bf16 was 0.15 off."""
