@@ -30,6 +30,7 @@ class Block(nn.Module):
         self.norm1 = nn.BatchNorm2d(channels)
         self.conv2 = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
         self.norm2 = nn.BatchNorm2d(channels)
+        nn.init.zeros_(self.norm2.weight)  # each block starts as its shortcut
         self.shortcut = nn.Identity()
         if stride != 1 or channels_in != channels:
             self.shortcut = nn.Sequential(
