@@ -84,7 +84,7 @@ class Recorder:
             self.read_load()
             self.read_at = moment
         if self.trace is not None:
-            self.end_trace()
+            self._end_trace()
             return
         counts = session.counts
         fewest = min(counts.values())
@@ -127,12 +127,12 @@ class Recorder:
         window = stepping.window_of(steps, self.period())
         # From the first step's end: preparing data and compiling may take longer than the steps.
         is_late = moment - self.session.segments[0].end > self.spec["measure_s"]
-        if window.is_enough and self.awaits_epoch(window) and not is_late:
+        if window.is_enough and self._awaits_epoch(window) and not is_late:
             return
         if window.is_enough or (is_late and len(window.measured) >= 3):
-            self.begin_trace()
+            self._begin_trace()
 
-    def awaits_epoch(self, window: stepping.Window) -> bool:
+    def _awaits_epoch(self, window: stepping.Window) -> bool:
         """Tell whether starting the workers anew is yet to be seen and comes soon.
 
         The first start holds imports and page faults; what an epoch pays is seen from the second.
@@ -146,7 +146,7 @@ class Recorder:
             for seen in self.session.loaders.values()
         )
 
-    def begin_trace(self) -> None:
+    def _begin_trace(self) -> None:
         """On CUDA, look at the kernels of a few more steps; elsewhere stop now."""
         if not self.device.bounds or not self.spec.get("traces_kernels"):
             self.finish("done")
@@ -163,7 +163,7 @@ class Recorder:
         )
         self.traced_from = len(self.session.segments)
 
-    def end_trace(self) -> None:
+    def _end_trace(self) -> None:
         """Sum up the traced steps and stop."""
         if self.trace is None or len(self.session.segments) < self.trace_until:
             return
