@@ -3,6 +3,7 @@
 import re
 import subprocess
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +52,8 @@ def write_record(record: Record, machine: Machine, *, date: str, log: str, root:
     write_text(scrubbed(page(record, machine, date), hidden), folder / "README.md")
     write_text(scrubbed(log, hidden), folder / "log.txt")
     if record.recipe is not None:
-        write_recipe(record.recipe, folder)
+        clean = replace(record.recipe, about=scrubbed(record.recipe.about, hidden))
+        write_recipe(clean, folder)
     return folder
 
 

@@ -34,7 +34,7 @@ class Rule:
     keep_confidence: float = 0.998
     """One-sided; false accepts at a true ratio of 1.00 are 0.05 to 0.4 %."""
     drop_confidence: float = 0.95
-    """One-sided, for no_effect and worse."""
+    """One-sided, for giving a lever up."""
     min_pairs: int = 2
     min_pairs_without_prior: int = 3
     """Where no baseline noise is known yet."""
@@ -131,12 +131,11 @@ def decide(evidence: Evidence, rule: Rule = Rule()) -> Decision:
     line = math.log(rule.gain)
     if evidence.bound(rule.keep_confidence, -1) > line:
         return Decision.KEPT
-    upper = evidence.bound(rule.drop_confidence, +1)
-    if upper < 0:
-        return Decision.WORSE
-    if upper < line:
-        return Decision.NO_EFFECT
-    return Decision.UNDECIDED
+    if evidence.bound(rule.drop_confidence, +1) >= line:
+        return Decision.UNDECIDED
+    # To call a lever slower is a claim too: it needs the confidence of one that is faster.
+    is_slower = evidence.bound(rule.keep_confidence, +1) < 0
+    return Decision.WORSE if is_slower else Decision.NO_EFFECT
 
 
 def compare(evidence: Evidence, rule: Rule = Rule()) -> Comparison:
@@ -157,8 +156,8 @@ def compare(evidence: Evidence, rule: Rule = Rule()) -> Comparison:
 def resolution(pair_variance: float, rule: Rule = Rule()) -> float:
     """Return the smallest ratio that ten pairs can show at this noise.
 
-    >>> round(resolution(0.035**2), 2)
-    1.08
+    >>> round(resolution(0.035**2), 3)
+    1.075
     """
     return rule.gain * math.exp(1.5 * math.sqrt(pair_variance))
 
