@@ -6,8 +6,19 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from flatout.core.finding import Finding
+from flatout.core.journey import Journey, journey_from_json
+from flatout.core.memory import MemoryStory, memory_from_json
+from flatout.core.readings import (
+    GpuReadings,
+    Limits,
+    RankFacts,
+    SyncPoint,
+    readings_from_json,
+)
 
 SCHEMA = "flatout.profile/1"
+MAX_STEPS_KEPT = 200
+"""Steps whose phases are kept one by one; a plot needs no more."""
 PHASES = ("data_wait", "h2d", "forward", "backward", "optimizer", "other")
 """The phases of a step. They add up to the step."""
 
@@ -39,6 +50,8 @@ class Ceilings:
     free_data: float = 1.0
     free_copies: float = 1.0
     compute_only: float = 1.0
+    is_measured: bool = False
+    """Whether passes with free data and free copies were run; else they follow from the phases."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,6 +166,18 @@ class Profile:
     """What the reader should know about how this was measured."""
     findings: tuple[Finding, ...] = ()
     environment: Mapping[str, Any] = field(default_factory=dict)
+    steps_ms: tuple[tuple[float, ...], ...] = ()
+    """Of each of the first `MAX_STEPS_KEPT` measured steps the milliseconds by `PHASES`."""
+    journey: Journey | None = None
+    memory: MemoryStory | None = None
+    syncs: tuple[SyncPoint, ...] = ()
+    gpu: GpuReadings | None = None
+    limits: Limits | None = None
+    ranks: tuple[RankFacts, ...] = ()
+    """Every process of a multi-process training; empty for one."""
+    invalid: tuple[str, ...] = ()
+    """Why these numbers must not be trusted (foreign load, throttling, a shared device);
+    empty for a sound measurement."""
 
     def share(self, *phases: str) -> float:
         """Return the fraction of the step spent in the given phases."""
@@ -196,6 +221,13 @@ def profile_from_json(plain: Mapping[str, Any]) -> Profile:
         ModelFacts(**item | {"dtypes": tuple(item["dtypes"])}) for item in fields["models"]
     )
     fields["findings"] = tuple(Finding(**item) for item in fields["findings"])
+    journey, memory = fields.get("journey"), fields.get("memory")
+    fields |= readings_from_json(fields) | {
+        "journey": journey_from_json(journey) if journey else None,
+        "memory": memory_from_json(memory) if memory else None,
+        "steps_ms": tuple(tuple(step) for step in fields.get("steps_ms", ())),
+        "invalid": tuple(fields.get("invalid", ())),
+    }
     return Profile(
         **fields
         | {

@@ -17,6 +17,7 @@ from flatout.profiling import steps as stepping
 from flatout.profiling.device_clock import DeviceClock
 from flatout.profiling.kernels import TRACED_STEPS, KernelTrace, busy_share, copied_to_device_s
 from flatout.profiling.overhead import listening_cost_s
+from flatout.profiling.probes import Probe, results
 from flatout.seams.events import Segment
 from flatout.seams.processes import kill_descendants
 from flatout.seams.session import Session
@@ -48,6 +49,7 @@ class Recorder:
         self.trace: KernelTrace | None = None
         self.trace_until = 0
         self.device_facts: dict[str, Any] = {}
+        self.probes: dict[str, Probe] = {}
 
     def install(self) -> None:
         """Follow the session, and write when the script ends by itself too."""
@@ -237,7 +239,10 @@ class Recorder:
         """Return everything this process knows, as plain values."""
         self.device.resolve()
         session = self.session
+        # First: a probe that failed is among the errors below.
+        seen_by_probes = results(session, self.probes)
         return {
+            "probes": seen_by_probes,
             "why": why,
             "pid": os.getpid(),
             "crash": self.crash,

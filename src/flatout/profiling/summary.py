@@ -6,6 +6,7 @@ from typing import Any
 
 from flatout.core.machine import Machine
 from flatout.core.profile import (
+    MAX_STEPS_KEPT,
     PHASES,
     Ceilings,
     LoaderFacts,
@@ -82,7 +83,19 @@ def summarise(result: Mapping[str, Any], machine: Machine) -> Profile:
         optimizers=tuple(OptimizerFacts(**item) for item in result["optimizers"]),
         notes=tuple(_notes(result, window, busy)),
         environment=result["environment"],
+        steps_ms=_steps_ms(window),
     )
+
+
+def _steps_ms(window: Window) -> tuple[tuple[float, ...], ...]:
+    """Return the phases of each measured step; copies to a device are not told apart there."""
+    other = NAMES.index("other")
+    rows = []
+    for step in window.measured[:MAX_STEPS_KEPT]:
+        by_name = dict(zip(NAMES[:other], step.seconds[:other], strict=True))
+        by_name["other"] = sum(step.seconds[other:])
+        rows.append(tuple(round(1e3 * by_name.get(name, 0.0), 4) for name in PHASES))
+    return tuple(rows)
 
 
 def _phases_ms(window: Window, step_ms: float, result: Mapping[str, Any]) -> dict[str, float]:

@@ -5,12 +5,15 @@ import random
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from flatout import techniques
 from flatout.core.recipe import recipe_from_json
 from flatout.seams import journal, loader, model, optimizer, step
 from flatout.seams.session import Session
+
+if TYPE_CHECKING:
+    from flatout.profiling.recorder import Recorder
 
 GUARD_RECORD = "guard.json"
 """Name of the guard's record in a trial's folder."""
@@ -39,6 +42,17 @@ def install(spec: Mapping[str, Any]) -> None:
 
         GuardRecorder(session, spec["guard"], Path(spec["folder"]) / GUARD_RECORD)
     recorder.install()
+    _start_probes(session, recorder, spec.get("probes", {}))
+
+
+def _start_probes(session: Session, recorder: "Recorder", wanted: Mapping[str, Any]) -> None:
+    from flatout.profiling import probes
+
+    def start(name: str, options: Mapping[str, Any]) -> None:
+        recorder.probes[name] = probes.start(name, session, options)
+
+    for name, options in wanted.items():
+        session.quietly(start)(name, options)
 
 
 def _tell_not_applied(session: Session) -> None:

@@ -4,7 +4,7 @@ import math
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +43,8 @@ class TrialOptions:
     cache: Path | None = None
     """Compile cache shared by the trials of one tuning; None leaves the user's."""
     traces_kernels: bool = False
+    probes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Probes of `flatout.profiling.probes` by name, with their options."""
 
 
 def run_trial(
@@ -63,6 +65,7 @@ def run_trial(
         "steps": options.steps,
         "guard": options.guard,
         "traces_kernels": options.traces_kernels,
+        "probes": options.probes,
         "keep": [GUARD_RECORD],
     }
     ending = run_process(
@@ -104,6 +107,7 @@ def _trial(recipe: Recipe, ending: Ending, machine: Machine, options: TrialOptio
             "is_overlaid": ending.is_overlaid,
             "why": ending.why,
             "errors": list(result["errors"]) if result else [],
+            "probes": result["probes"] if result else {},
         },
     )
 

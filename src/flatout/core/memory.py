@@ -1,0 +1,50 @@
+"""What the memory did over one step."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorAtPeak:
+    """A tensor that was alive when memory was highest."""
+
+    bytes: int
+    shape: tuple[int, ...]
+    dtype: str
+    line: str
+    """Where it was made: `file.py:line`, the innermost line outside torch; empty if unknown."""
+    phase: str
+    module: str = ""
+    """Dotted name of the module that made it, empty outside the root."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryStory:
+    """Tensor memory of the device over a step; on the CPU torch's own allocations."""
+
+    peak_bytes: int
+    """Largest number of allocated bytes at any moment of the observed steps."""
+    peak_phase: str
+    by_phase: Mapping[str, int]
+    """Largest number of allocated bytes while each phase ran."""
+    by_module: Mapping[str, int]
+    """Bytes alive at the peak by the module that made them, the largest first."""
+    largest: tuple[TensorAtPeak, ...] = ()
+    timeline: tuple[tuple[float, int], ...] = ()
+    """Milliseconds since the step's start and allocated bytes, of one step."""
+    leak_bytes_per_step: float = 0.0
+    """Slope of what is left allocated at the end of the steps."""
+    reserved_bytes: int | None = None
+    fragmentation_share: float | None = None
+    """Share of the reserved memory that no tensor used at the peak."""
+    allocation_retries: int | None = None
+    snapshot: str | None = None
+    """Path of torch's memory snapshot, on a GPU and on demand."""
+
+
+def memory_from_json(plain: Mapping[str, Any]) -> MemoryStory:
+    """Return the story that `dataclasses.asdict` wrote."""
+    tensors = (TensorAtPeak(**item | {"shape": tuple(item["shape"])}) for item in plain["largest"])
+    points = ((float(ms), int(count)) for ms, count in plain["timeline"])
+    return MemoryStory(**{**plain, "largest": tuple(tensors), "timeline": tuple(points)})

@@ -1,0 +1,97 @@
+"""What instruments beside the training showed: the device's counters, waits, limits, ranks."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SyncPoint:
+    """A source line that makes the host wait for the device."""
+
+    line: str
+    """`file.py:line`."""
+    what: str
+    """The operation: `item`, `to cpu`, `nonzero`, `print`, ..."""
+    per_step: float
+    ms_per_step: float | None = None
+    """What the wait cost; None where nothing had to be waited for (a CPU-only run)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuReadings:
+    """Counters of the device while the measured steps ran: medians over the samples.
+
+    A reading that the device does not offer is None, and `missing` says why.
+    """
+
+    util_share: float | None = None
+    """What nvidia-smi calls GPU-Util: share of time with at least one kernel, NVML's way."""
+    sm_active_share: float | None = None
+    tensor_active_share: float | None = None
+    memory_used_bytes: int | None = None
+    memory_total_bytes: int | None = None
+    power_w: float | None = None
+    power_limit_w: float | None = None
+    clock_mhz: float | None = None
+    max_clock_mhz: float | None = None
+    temperature_c: float | None = None
+    throttle: tuple[str, ...] = ()
+    """Reasons for lower clocks that were active in the window."""
+    pcie_rx_bytes_per_s: float | None = None
+    pcie_tx_bytes_per_s: float | None = None
+    other_processes: int = 0
+    """Processes on the device that do not belong to this training."""
+    samples: int = 0
+    series: tuple[tuple[float, float], ...] = ()
+    """Seconds since the first sample and GPU-Util then."""
+    missing: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What this machine could do at most for these steps, measured on it."""
+
+    flops_per_step: float | None = None
+    """Floating-point operations of forward and backward, counted once; recompute not counted."""
+    gemm_flops_per_s: float | None = None
+    """Measured rate of a large matrix product in the training's dtype."""
+    gemm_dtype: str = ""
+    memory_bytes_per_s: float | None = None
+    """Measured rate of copying memory on the device, bytes read plus written."""
+    copy_bytes_per_s: float | None = None
+    """Measured rate from host memory to the device; on the CPU of a copy in memory."""
+    loader_samples_per_s: float | None = None
+    """The loader alone, nothing else running."""
+    least_step_ms: float | None = None
+    """`flops_per_step` at `gemm_flops_per_s`: no step with this maths is shorter."""
+    missing: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankFacts:
+    """One process of a multi-process training."""
+
+    rank: int
+    step_ms: float
+    phases_ms: Mapping[str, float]
+    samples_per_s: float
+    exposed_communication_ms: float | None = None
+    """Time of the step in which the rank did nothing but communicate."""
+    is_straggler: bool = False
+    because: str = ""
+    """Why it is behind: the phase in which it spends more than the others."""
+
+
+def readings_from_json(plain: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the records that are in a profile's mapping, by field name."""
+    gpu, limits = plain.get("gpu"), plain.get("limits")
+    series = tuple(tuple(point) for point in gpu["series"]) if gpu else ()
+    return {
+        "syncs": tuple(SyncPoint(**item) for item in plain.get("syncs", ())),
+        "ranks": tuple(RankFacts(**item) for item in plain.get("ranks", ())),
+        "gpu": GpuReadings(**gpu | {"throttle": tuple(gpu["throttle"]), "series": series})
+        if gpu
+        else None,
+        "limits": Limits(**limits) if limits else None,
+    }
