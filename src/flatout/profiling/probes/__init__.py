@@ -31,9 +31,10 @@ def start(name: str, session: Session, options: Mapping[str, Any]) -> Probe:
 def results(session: Session, probes: Mapping[str, Probe]) -> dict[str, Mapping[str, Any]]:
     """Return what every probe saw; one that fails is recorded as such and left out."""
     found: dict[str, Mapping[str, Any]] = {}
+
+    def note(name: str, probe: Probe) -> None:
+        found[name] = probe.result()
+
     for name, probe in probes.items():
-        try:
-            found[name] = probe.result()
-        except Exception as error:  # noqa: BLE001  the other numbers stay
-            session.note_error(f"probe {name}: {type(error).__name__}: {error}")
+        session.quietly(note)(name, probe)
     return found
