@@ -8,7 +8,11 @@ from flatout.core.trial import Trial
 from flatout.core.workload import Workload
 from flatout.hardware.machine import read_machine
 from flatout.seams.process import mend_leftovers
-from flatout.workflow.trials import TrialOptions, run_trial
+from flatout.workflow import passes
+from flatout.workflow.passes import PassRunner, Tell
+
+TIMED_PROBES: dict[str, dict[str, object]] = {}
+"""Probes cheap enough for the timed pass, with their options."""
 
 
 def measure(
@@ -17,19 +21,31 @@ def measure(
     recipe: Recipe = Recipe(),
     limit_s: float = 300.0,
     machine: Machine | None = None,
+    closer: tuple[str, ...] = (),
+    tell: Tell = lambda _: None,
 ) -> Trial:
     """Run the workload until it has shown its steady step; return the trial with findings.
 
     Every ending of the script is a result; look at `Trial.outcome`.
+
+    Args:
+        workload: What to run.
+        recipe: Levers to measure it with.
+        limit_s: Wall time for all passes together.
+        machine: What the hardware can do; read when it is not given.
+        closer: Further passes, of `flatout.workflow.passes.NAMES`.
+        tell: Called with what is being done.
     """
     if limit_s <= 0:
         raise UserError(f"a limit of {limit_s} s leaves no time to measure; give a positive one")
     mend_leftovers()
     machine = machine or read_machine(torch=False)
-    # One trial only, so the limit alone ends it: preparing data may be silent for minutes.
-    options = TrialOptions(limit_s=limit_s, hang_s=limit_s, traces_kernels=True)
-    trial = run_trial(workload, recipe, machine, options)
+    runner = PassRunner(
+        workload=workload, recipe=recipe, machine=machine, limit_s=limit_s, tell=tell
+    )
+    # The limit alone ends the first pass: preparing data may be silent for minutes.
+    trial = runner.run("the steps as they are", TIMED_PROBES, traces_kernels=True)
     if trial.profile is None:
         return trial
-    found = rules.findings(trial.profile, machine)
-    return trial.with_profile(trial.profile.with_findings(found))
+    profile = passes.add_all(trial.profile, runner, closer)
+    return trial.with_profile(profile.with_findings(rules.findings(profile, machine)))
