@@ -5,8 +5,7 @@ on. Then leave each kept lever out once more, and confirm the whole recipe again
 fresh pairs: winners of many looks are biased upwards.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +13,7 @@ from flatout.core.ablation import Ablation, Comparison, LossCheck, Row, Verdict
 from flatout.core.errors import UserError
 from flatout.core.machine import Machine
 from flatout.core.profile import Profile
-from flatout.core.progress import Progress
-from flatout.core.recipe import Recipe
+from flatout.core.recipe import Choice, Recipe
 from flatout.core.stats import Decision, Rule
 from flatout.core.technique import Numerics
 from flatout.core.trial import Outcome, Trial
@@ -23,21 +21,17 @@ from flatout.core.workload import Workload
 from flatout.hardware.machine import read_machine
 from flatout.seams.process import mend_leftovers, scratch_root
 from flatout.workflow.lab import Budget, Lab, MachineBusyError, Runner, open_journal
+from flatout.workflow.ladder import Ladder, Tell, climb, progress
 from flatout.workflow.pairs import Match, play
-from flatout.workflow.ranking import Candidate, Search, find_companion, rank
+from flatout.workflow.ranking import Search
 from flatout.workflow.referee import Referee
 from flatout.workflow.trials import run_trial
-from flatout.workflow.verdicts import event_of, row_of, verdict_of
+from flatout.workflow.verdicts import verdict_of
 
-Tell = Callable[[Progress], None]
 CONFIRM_PAIRS = 3
 """Fresh pairs of the whole recipe against the baseline, at least."""
 DROP_PAIRS = 4
 """Pairs at most to show that a kept lever still pays; undecided leaves it in."""
-FIRST_PAIRS = 2
-"""Pairs after which a lever's own profile is asked what else it needs."""
-TYPICAL_PAIRS = 3
-"""Pairs that a candidate takes when it is clearly better or clearly not."""
 
 
 class BaselineFailedError(UserError):
@@ -66,30 +60,13 @@ class TuneOptions:
     runner: Runner = run_trial
 
 
-@dataclass(slots=True)
-class _Ladder:
-    """The state of one tuning."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Proof:
+    """The whole recipe against the baseline."""
 
-    workload: Workload
-    options: TuneOptions
-    machine: Machine
-    lab: Lab
-    budget: Budget
-    tell: Tell
-    baseline: Profile
-    referee: Referee
-    search: Search
-    recipe: Recipe
-    profile: Profile
-    rows: list[Row] = field(default_factory=list)
-    settled: set[str] = field(default_factory=set)
-    """Techniques that came in together: another setting of one would undo the other."""
-    best_ratio: float = 1.0
     confirmation: Comparison | None = None
     final: Profile | None = None
-    final_check: LossCheck | None = None
-    notes: list[str] = field(default_factory=list)
-    stopped: str = "finished"
+    check: LossCheck | None = None
 
 
 def tune(
@@ -121,151 +98,66 @@ def tune(
         runner=options.runner,
         recorded=recorded,
     )
-    _say(tell, budget, "the unchanged script", event="measuring the unchanged script")
+    tell(progress(budget, "the unchanged script", event="measuring the unchanged script"))
     first = lab.time(Recipe())
     if first.outcome is not Outcome.OK or first.profile is None:
         raise BaselineFailedError(first)
-    ladder = _Ladder(
-        workload=workload,
-        options=options,
-        machine=machine,
+    ladder = Ladder(
         lab=lab,
         budget=budget,
         tell=tell,
-        baseline=first.profile,
-        referee=Referee(lab, lambda text: _say(tell, budget, text)),
+        referee=Referee(lab, lambda text: tell(progress(budget, text))),
         search=Search(
             machine=machine, ceiling=options.numerics, only=options.only, skip=options.skip
         ),
+        confirm_pairs=options.confirm_pairs,
         recipe=Recipe(training_loaders=_training_loaders(first.profile)),
         profile=first.profile,
     )
-    return _climb_and_confirm(ladder)
+    proof = _climb_and_confirm(ladder)
+    return _ablation(ladder, first.profile, proof)
 
 
-def _climb_and_confirm(ladder: _Ladder) -> Ablation:
+def _climb_and_confirm(ladder: Ladder) -> _Proof:
     try:
-        _climb(ladder)
+        climb(ladder)
         _drop_one(ladder)
-        _confirm(ladder)
+        return _confirm(ladder)
     except KeyboardInterrupt:
         ladder.stopped = "interrupted"
     except MachineBusyError:
         ladder.stopped = "machine busy"
-    return _ablation(ladder)
+    return _Proof()
 
 
-def _climb(ladder: _Ladder) -> None:
-    """Try one lever after the other on top of the recipe so far."""
-    tried: set[str] = set()
-    while True:
-        candidate = _next_candidate(ladder, tried)
-        if candidate is None:
-            return
-        tried.add(candidate.choice.label)
-        if ladder.budget.left_s < _cost_s(ladder) + _reserve_s(ladder):
-            ladder.stopped = "budget"
-            ladder.notes.append(
-                f"not tried for lack of time: {candidate.choice.label} "
-                f"(predicted {candidate.ratio:.2f}x)"
-            )
-            return
-        _try(ladder, candidate)
+def _drop_one(ladder: Ladder) -> None:
+    """Leave each kept lever out of the final recipe: the early ones may no longer pay.
 
-
-def _next_candidate(ladder: _Ladder, tried: set[str]) -> Candidate | None:
-    for candidate in rank(ladder.profile, ladder.search):
-        choice = candidate.choice
-        is_new = choice.label not in tried and choice.technique not in ladder.settled
-        if is_new and candidate.is_worth_a_trial:
-            return candidate
-        if is_new:
-            note = f"not tried: {choice.label}, predicted {candidate.ratio:.2f}x at most"
-            if note not in ladder.notes:
-                ladder.notes.append(note)
-    return None
-
-
-def _try(ladder: _Ladder, candidate: Candidate) -> None:
-    """Play one candidate against the recipe so far; keep it if it is faster and proven right.
-
-    A lever that is not clearly faster in the first pairs may have made another one worth trying:
-    workers pay only where threads leave them a core. Then both are played together.
+    The one that was kept last needs no such trial, unless it came in together with others.
     """
-    choice = candidate.choice
-    _say(ladder.tell, ladder.budget, choice.label, ladder.best_ratio)
-    recipe = ladder.recipe.plus(choice)
-    match = _play(ladder, recipe, Rule(max_pairs=FIRST_PAIRS))
-    companion = None
-    if match.decision is not Decision.KEPT and match.candidate is not None:
-        companion = find_companion(ladder.profile, match.candidate, candidate, ladder.search)
-    if companion is None and match.decision is Decision.UNDECIDED and match.failure is None:
-        match = _play(ladder, recipe, Rule(), earlier=match)
-    _settle(ladder, candidate, recipe, match)
-    if companion is not None and ladder.budget.left_s > _cost_s(ladder) + _reserve_s(ladder):
-        both = recipe.plus(companion.choice)
-        _say(ladder.tell, ladder.budget, both.label, ladder.best_ratio)
-        together = _play(ladder, both, Rule())
-        _settle(ladder, companion, both, together, together_with=(choice.technique,))
-
-
-def _play(ladder: _Ladder, recipe: Recipe, rule: Rule, *, earlier: Match | None = None) -> Match:
-    """Play a recipe against the one so far while there is time beyond the confirmation's."""
-    return play(
-        ladder.lab,
-        ladder.recipe,
-        recipe,
-        may_go_on=lambda: ladder.budget.left_s > _reserve_s(ladder),
-        rule=rule,
-        earlier=earlier,
-    )
-
-
-def _settle(
-    ladder: _Ladder,
-    candidate: Candidate,
-    recipe: Recipe,
-    match: Match,
-    together_with: tuple[str, ...] = (),
-) -> Row:
-    """Note the row, and take the recipe on where it was kept."""
-    check = LossCheck(status="skipped", why="not faster, so there was nothing to check")
-    if match.decision is Decision.KEPT:
-        check = ladder.referee.check(recipe)
-    row = replace(row_of(candidate, ladder.recipe, match, check), together_with=together_with)
-    if together_with and not row.why:
-        row = replace(row, why=f"together with {', '.join(together_with)}")
-    ladder.rows.append(row)
-    if row.verdict is Verdict.KEPT and match.candidate is not None:
-        ladder.recipe = recipe
-        ladder.profile = match.candidate
-        ladder.settled |= {candidate.choice.technique, *together_with} if together_with else set()
-        ladder.best_ratio *= match.comparison.ratio if match.comparison else 1.0
-    _say(ladder.tell, ladder.budget, "", ladder.best_ratio, event=event_of(row))
-    return row
-
-
-def _drop_one(ladder: _Ladder) -> None:
-    """Leave each kept lever out of the final recipe: the early ones may no longer pay."""
-    for row in [r for r in ladder.rows if r.verdict is Verdict.KEPT][:-1]:
-        name = row.choice.technique
-        if row.choice not in ladder.recipe.choices or ladder.budget.left_s < (
-            _cost_s(ladder) + _reserve_s(ladder)
-        ):
+    kept = [row for row in ladder.rows if row.verdict is Verdict.KEPT]
+    last = kept[-1].choice if kept and not kept[-1].together_with else None
+    for choice in ladder.recipe.choices:
+        if len(ladder.recipe.choices) < 2 or choice == last or not ladder.has_time():
             continue
-        _say(ladder.tell, ladder.budget, f"without {name}", ladder.best_ratio)
-        without = ladder.recipe.without(name)
+        ladder.say(f"without {choice.technique}")
+        without = ladder.recipe.without(choice.technique)
         match = play(
             ladder.lab,
             without,
             ladder.recipe,
-            may_go_on=lambda: ladder.budget.left_s > _reserve_s(ladder),
+            may_go_on=lambda: ladder.budget.left_s > ladder.reserve_s,
             rule=Rule(max_pairs=DROP_PAIRS),
         )
-        _judge_drop(ladder, row, match, without)
+        _judge_drop(ladder, _row_about(ladder, choice), match, without)
 
 
-def _judge_drop(ladder: _Ladder, row: Row, match: Match, without: Recipe) -> None:
+def _row_about(ladder: Ladder, choice: Choice) -> Row:
+    """Return the last row on a lever: where it came in with others, its own is the earlier one."""
+    return next(row for row in reversed(ladder.rows) if row.choice == choice)
+
+
+def _judge_drop(ladder: Ladder, row: Row, match: Match, without: Recipe) -> None:
     verdict, why = verdict_of(match, LossCheck(status="same"))
     ladder.rows.append(
         replace(
@@ -273,6 +165,7 @@ def _judge_drop(ladder: _Ladder, row: Row, match: Match, without: Recipe) -> Non
             stage="drop",
             verdict=verdict,
             on_top_of=without.names,
+            together_with=(),
             comparison=match.comparison,
             loss_check=LossCheck(status="skipped"),
             predicted_ratio=None,
@@ -286,67 +179,60 @@ def _judge_drop(ladder: _Ladder, row: Row, match: Match, without: Recipe) -> Non
     if match.base is None or not ladder.referee.check(without).passed:
         return
     ladder.recipe, ladder.profile = without, match.base
-    _say(
-        ladder.tell,
-        ladder.budget,
-        "",
-        ladder.best_ratio,
-        event=f"{row.choice.label}: no longer pays, left out",
-    )
+    ladder.say("", event=f"{row.choice.label}: no longer pays, left out")
 
 
-def _confirm(ladder: _Ladder) -> None:
+def _confirm(ladder: Ladder) -> _Proof:
     """Play the whole recipe against the baseline; a recipe that does not hold is given up."""
     if not ladder.recipe.choices:
-        return
-    _say(ladder.tell, ladder.budget, "the whole recipe against the baseline", ladder.best_ratio)
-    baseline = Recipe(training_loaders=ladder.recipe.training_loaders)
+        return _Proof()
+    ladder.say("the whole recipe against the baseline")
     match = play(
         ladder.lab,
-        baseline,
+        ladder.baseline,
         ladder.recipe,
         may_go_on=lambda: ladder.budget.left_s > 0,
-        rule=Rule(at_least=ladder.options.confirm_pairs, patience=Rule().max_pairs),
+        rule=Rule(at_least=ladder.confirm_pairs, patience=Rule().max_pairs),
     )
-    ladder.confirmation, ladder.final = match.comparison, match.candidate
-    ladder.final_check = ladder.referee.check(ladder.recipe)
-    holds = match.decision is Decision.KEPT and ladder.final_check.passed
-    if not holds:
+    check = ladder.referee.check(ladder.recipe)
+    if match.decision is not Decision.KEPT or not check.passed:
         ladder.notes.append(
             f"the recipe ({ladder.recipe.label}) was not confirmed: "
-            f"{verdict_of(match, ladder.final_check)[1] or match.decision.value}"
+            f"{verdict_of(match, check)[1] or match.decision.value}"
         )
-        ladder.recipe = baseline
+        ladder.recipe = ladder.baseline
+    return _Proof(confirmation=match.comparison, final=match.candidate, check=check)
 
 
-def _ablation(ladder: _Ladder) -> Ablation:
+def _ablation(ladder: Ladder, baseline: Profile, proof: _Proof) -> Ablation:
+    lab = ladder.lab
     pairs = [row.comparison for row in ladder.rows if row.comparison]
-    if ladder.confirmation:
-        pairs.append(ladder.confirmation)
+    if proof.confirmation:
+        pairs.append(proof.confirmation)
     recipe = ladder.recipe
     about: dict[str, Any] = {
-        "script": ladder.workload.command_line,
-        "torch": ladder.machine.torch_version,
-        "device": ladder.baseline.device_name,
+        "script": lab.workload.command_line,
+        "torch": lab.machine.torch_version,
+        "device": baseline.device_name,
     }
-    if ladder.confirmation:
-        about["ratio"] = round(ladder.confirmation.ratio, 3)
-    if ladder.lab.disturbed:
+    if proof.confirmation:
+        about["ratio"] = round(proof.confirmation.ratio, 3)
+    if lab.disturbed:
         ladder.notes.append(
-            f"{ladder.lab.disturbed} of {ladder.lab.timed} trials were disturbed by other work "
-            + ("and some of them count" if ladder.options.accepts_load else "and were repeated")
+            f"{lab.disturbed} of {lab.timed} trials were disturbed by other work "
+            + ("and some of them count" if lab.accepts_load else "and were repeated")
         )
     return Ablation(
-        workload=ladder.workload.command_line,
-        baseline=ladder.baseline,
+        workload=lab.workload.command_line,
+        baseline=baseline,
         rows=tuple(ladder.rows),
         recipe=replace(recipe, about=about) if recipe.choices else recipe,
-        confirmation=ladder.confirmation,
-        final=ladder.final,
-        final_check=ladder.final_check,
+        confirmation=proof.confirmation,
+        final=proof.final,
+        final_check=proof.check,
         aa_check=ladder.referee.aa_check,
         resolution=max((pair.resolution for pair in pairs), default=1.0),
-        cost_s=ladder.budget.elapsed_s + ladder.lab.replayed_s,
+        cost_s=ladder.budget.elapsed_s + lab.replayed_s,
         stopped=ladder.stopped,
         notes=tuple(ladder.notes),
     )
@@ -354,33 +240,3 @@ def _ablation(ladder: _Ladder) -> Ablation:
 
 def _training_loaders(profile: Profile) -> tuple[str, ...]:
     return tuple(loader.address for loader in profile.training_loaders)
-
-
-def _cost_s(ladder: _Ladder) -> float:
-    """Return what trying one more candidate typically takes."""
-    one = ladder.lab.cost_s(ladder.recipe, default=10.0)
-    return 2 * TYPICAL_PAIRS * one
-
-
-def _reserve_s(ladder: _Ladder) -> float:
-    """Return the time to keep for the confirmation; nothing to confirm needs none."""
-    if not ladder.recipe.choices:
-        return 0.0
-    one = ladder.lab.cost_s(ladder.recipe, default=10.0)
-    base = ladder.lab.cost_s(Recipe(training_loaders=ladder.recipe.training_loaders), default=one)
-    return ladder.options.confirm_pairs * (one + base)
-
-
-def _say(
-    tell: Tell, budget: Budget, trying: str, best_ratio: float = 1.0, *, event: str = ""
-) -> None:
-    tell(
-        Progress(
-            trying=trying,
-            done_share=min(1.0, budget.elapsed_s / budget.total_s),
-            elapsed_s=budget.elapsed_s,
-            left_s=max(0.0, budget.left_s),
-            best_ratio=best_ratio,
-            event=event,
-        )
-    )

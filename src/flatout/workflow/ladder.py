@@ -1,0 +1,235 @@
+"""The ladder of a tuning: one lever after the other, each on top of those that were kept.
+
+Levers that stay undecided after a few pairs are played together: two small gains that noise hides
+one at a time, or that need each other, show as one. What is still open then gets its full pairs.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+from flatout.core.ablation import LossCheck, Row, Verdict
+from flatout.core.profile import Profile
+from flatout.core.progress import Progress
+from flatout.core.recipe import Recipe
+from flatout.core.stats import Decision, Rule
+from flatout.workflow.lab import Budget, Lab
+from flatout.workflow.pairs import Match, play
+from flatout.workflow.ranking import Candidate, Search, find_companion, rank
+from flatout.workflow.referee import Referee
+from flatout.workflow.verdicts import event_of, row_of
+
+Tell = Callable[[Progress], None]
+FIRST_PAIRS = 2
+"""Pairs after which a lever's own profile is asked what else it needs."""
+SINGLE_PAIRS = 4
+"""Pairs for one lever while it may still be played together with others."""
+TYPICAL_PAIRS = 3
+"""Pairs that a candidate takes when it is clearly better or clearly not."""
+PROMISING = 1.01
+"""An undecided lever with a smaller ratio than this brings nothing to the others."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Open:
+    """A lever that the pairs so far did not decide."""
+
+    candidate: Candidate
+    match: Match
+    base: Recipe
+    """What it was played on top of."""
+    row: Row
+
+
+@dataclass(slots=True, kw_only=True)
+class Ladder:
+    """The state of one tuning."""
+
+    lab: Lab
+    budget: Budget
+    tell: Tell
+    referee: Referee
+    search: Search
+    confirm_pairs: int
+    recipe: Recipe
+    profile: Profile
+    """Of the recipe so far."""
+    rows: list[Row] = field(default_factory=list)
+    settled: set[str] = field(default_factory=set)
+    """Techniques that came in together: another setting of one would undo the other."""
+    undecided: list[Open] = field(default_factory=list)
+    best_ratio: float = 1.0
+    notes: list[str] = field(default_factory=list)
+    stopped: str = "finished"
+
+    @property
+    def baseline(self) -> Recipe:
+        """The unchanged script, with the loaders that the recipe would touch."""
+        return Recipe(training_loaders=self.recipe.training_loaders)
+
+    @property
+    def cost_s(self) -> float:
+        """What trying one more candidate typically takes."""
+        return 2 * TYPICAL_PAIRS * self.lab.cost_s(self.recipe, default=10.0)
+
+    @property
+    def reserve_s(self) -> float:
+        """The time to keep for the confirmation; nothing to confirm needs none."""
+        if not self.recipe.choices:
+            return 0.0
+        one = self.lab.cost_s(self.recipe, default=10.0)
+        return self.confirm_pairs * (one + self.lab.cost_s(self.baseline, default=one))
+
+    def has_time(self, *, for_candidates: float = 1.0) -> bool:
+        """Tell whether so many more candidates fit in before the confirmation."""
+        return self.budget.left_s >= for_candidates * self.cost_s + self.reserve_s
+
+    def play(self, recipe: Recipe, rule: Rule, *, earlier: Match | None = None) -> Match:
+        """Play a recipe against the one so far while there is time before the confirmation."""
+        return play(
+            self.lab,
+            self.recipe,
+            recipe,
+            may_go_on=lambda: self.budget.left_s > self.reserve_s,
+            rule=rule,
+            earlier=earlier,
+        )
+
+    def say(self, trying: str, *, event: str = "") -> None:
+        """Report the progress."""
+        self.tell(progress(self.budget, trying, self.best_ratio, event=event))
+
+
+def progress(budget: Budget, trying: str, best_ratio: float = 1.0, *, event: str = "") -> Progress:
+    """Return where a tuning stands in its budget."""
+    return Progress(
+        trying=trying,
+        done_share=min(1.0, budget.elapsed_s / budget.total_s),
+        elapsed_s=budget.elapsed_s,
+        left_s=max(0.0, budget.left_s),
+        best_ratio=best_ratio,
+        event=event,
+    )
+
+
+def climb(ladder: Ladder) -> None:
+    """Try one lever after the other, then the undecided ones together, then those still open."""
+    tried: set[str] = set()
+    while (candidate := _next_candidate(ladder, tried)) is not None:
+        tried.add(candidate.choice.label)
+        if not ladder.has_time():
+            ladder.stopped = "budget"
+            ladder.notes.append(
+                f"not tried for lack of time: {candidate.choice.label} "
+                f"(predicted {candidate.ratio:.2f}x)"
+            )
+            break
+        _try(ladder, candidate)
+    _try_together(ladder)
+    _try_longer(ladder)
+
+
+def _next_candidate(ladder: Ladder, tried: set[str]) -> Candidate | None:
+    for candidate in rank(ladder.profile, ladder.search):
+        choice = candidate.choice
+        is_new = choice.label not in tried and choice.technique not in ladder.settled
+        if is_new and candidate.is_worth_a_trial:
+            return candidate
+        if is_new:
+            note = f"not tried: {choice.label}, predicted {candidate.ratio:.2f}x at most"
+            if note not in ladder.notes:
+                ladder.notes.append(note)
+    return None
+
+
+def _try(ladder: Ladder, candidate: Candidate) -> None:
+    """Play one candidate against the recipe so far; keep it if it is faster and proven right.
+
+    A lever that is not clearly faster in the first pairs may have made another one worth trying:
+    workers pay only where threads leave them a core. Then both are played together.
+    """
+    choice = candidate.choice
+    ladder.say(choice.label)
+    base, recipe = ladder.recipe, ladder.recipe.plus(choice)
+    match = ladder.play(recipe, Rule(max_pairs=FIRST_PAIRS))
+    companion = None
+    if match.decision is not Decision.KEPT and match.candidate is not None:
+        companion = find_companion(ladder.profile, match.candidate, candidate, ladder.search)
+    if companion is None and match.decision is Decision.UNDECIDED and match.failure is None:
+        match = ladder.play(recipe, Rule(max_pairs=SINGLE_PAIRS), earlier=match)
+    row = _settle(ladder, candidate, recipe, match)
+    if companion is not None and ladder.has_time():
+        both = recipe.plus(companion.choice)
+        ladder.say(both.label)
+        together = ladder.play(both, Rule())
+        _settle(ladder, companion, both, together, together_with=(choice.technique,))
+    elif row.verdict is Verdict.INCONCLUSIVE and match.failure is None:
+        ladder.undecided.append(Open(candidate=candidate, match=match, base=base, row=row))
+
+
+def _try_together(ladder: Ladder) -> None:
+    """Play all undecided levers that look like a gain at once; keep them if they prove one."""
+    hopeful = [
+        item
+        for item in ladder.undecided
+        if item.row.comparison is not None
+        and item.row.comparison.ratio >= PROMISING
+        and item.candidate.choice.technique not in ladder.recipe.names
+    ]
+    by_technique = {item.candidate.choice.technique: item for item in hopeful}
+    if len(by_technique) < 2 or not ladder.has_time():
+        return
+    *others, last = by_technique.values()
+    recipe = ladder.recipe
+    for item in (*others, last):
+        recipe = recipe.plus(item.candidate.choice)
+    ladder.say(recipe.label)
+    match = ladder.play(recipe, Rule())
+    names = tuple(item.candidate.choice.technique for item in others)
+    row = _settle(ladder, last.candidate, recipe, match, together_with=names)
+    if row.verdict is Verdict.KEPT:
+        ladder.undecided.clear()
+
+
+def _try_longer(ladder: Ladder) -> None:
+    """Give levers that are still open the rest of their pairs, the most promising first."""
+    while True:
+        ladder.undecided = [item for item in ladder.undecided if item.base == ladder.recipe]
+        if not ladder.undecided or not ladder.has_time():
+            return
+        item = max(ladder.undecided, key=_ratio)
+        ladder.undecided.remove(item)
+        if _ratio(item) < PROMISING:
+            return
+        recipe = ladder.recipe.plus(item.candidate.choice)
+        ladder.say(item.candidate.choice.label)
+        match = ladder.play(recipe, Rule(), earlier=item.match)
+        ladder.rows.remove(item.row)
+        _settle(ladder, item.candidate, recipe, match)
+
+
+def _ratio(item: Open) -> float:
+    return item.row.comparison.ratio if item.row.comparison else 0.0
+
+
+def _settle(
+    ladder: Ladder,
+    candidate: Candidate,
+    recipe: Recipe,
+    match: Match,
+    together_with: tuple[str, ...] = (),
+) -> Row:
+    """Note the row, and take the recipe on where it was kept."""
+    check = LossCheck(status="skipped", why="not faster, so there was nothing to check")
+    if match.decision is Decision.KEPT:
+        check = ladder.referee.check(recipe)
+    row = replace(row_of(candidate, ladder.recipe, match, check), together_with=together_with)
+    if together_with and not row.why:
+        row = replace(row, why=f"together with {', '.join(together_with)}")
+    ladder.rows.append(row)
+    if row.verdict is Verdict.KEPT and match.candidate is not None:
+        ladder.recipe = recipe
+        ladder.profile = match.candidate
+        ladder.settled |= {candidate.choice.technique, *together_with} if together_with else set()
+        ladder.best_ratio *= match.comparison.ratio if match.comparison else 1.0
+    ladder.say("", event=event_of(row))
+    return row
