@@ -270,3 +270,36 @@ def test_compile_cost_comes_with_its_break_even(tmp_path):
     row = ablation.rows[0]
     assert row.startup_s == pytest.approx(20.0)
     assert row.break_even_steps == pytest.approx(20.0 / 0.05, rel=0.1)
+
+
+SMALL = {"bf16_autocast": 0.95, "loader_workers": 0.95, "torch_compile": 0.95}
+"""Gains that four pairs at 4 % of noise do not show one at a time."""
+
+
+def test_small_gains_that_noise_hides_are_kept_together(tmp_path):
+    world = World(SMALL, noise=0.04, seed=3)
+
+    ablation = run(world, tmp_path, only=tuple(SMALL), budget_s=6000.0)
+
+    row = next(row for row in ablation.rows if row.together_with)
+    assert row.verdict is Verdict.KEPT
+    assert {row.choice.technique, *row.together_with} <= set(ablation.recipe.names)
+
+
+def test_each_lever_that_came_in_together_is_left_out_once(tmp_path):
+    world = World(SMALL, noise=0.04, seed=3)
+
+    ablation = run(world, tmp_path, only=tuple(SMALL), budget_s=6000.0)
+
+    dropped = {row.choice.technique for row in ablation.rows if row.stage == "drop"}
+    assert dropped >= set(ablation.recipe.names) and len(dropped) > 1
+
+
+def test_lever_that_stays_open_gets_all_its_pairs(tmp_path):
+    world = World({"bf16_autocast": 0.96}, noise=0.04, seed=1)
+
+    ablation = run(world, tmp_path, only=("bf16_autocast",), budget_s=6000.0)
+
+    rows = [row for row in ablation.rows if row.stage == "add"]
+    assert len(rows) == 1
+    assert rows[0].comparison.n > 4
