@@ -1,0 +1,195 @@
+"""What the hardware reaches at most, measured: matrix products, memory, copies to the device.
+
+A data sheet's number is reached by nobody; a large square product in the same arithmetic is what
+this machine really does. `python -m flatout.hardware.peaks DEVICE DTYPE THREADS` measures in a
+process of its own and prints JSON; `read_peaks` starts it and keeps what it found. Rates of a CUDA
+device were not measured on a GPU yet.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import flatout
+from flatout.core.units import GIB, MIB
+
+DTYPES = ("float32", "tf32", "bfloat16", "float16", "float64")
+"""Arithmetic whose products can be measured."""
+BUDGET_S = 0.4
+"""Time for one rate: the best of the repeats that fit."""
+MIN_REPEATS = 3
+SIZES = {"cpu": (1024, 2048), "cuda": (4096, 8192)}
+"""Rows of the square matrices. The smaller one fits the caches of a CPU and fills a GPU; the better
+rate of both counts."""
+COPIED_BYTES = {"cpu": 256 * MIB, "cuda": GIB}
+"""Beyond every cache that is built today."""
+LIMIT_S = 120.0
+"""A product in an arithmetic that a CPU only emulates may take seconds; then it is given up."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Peaks:
+    """Rates of one device, the best of several repeats."""
+
+    dtype: str
+    gemm_flops_per_s: float
+    memory_bytes_per_s: float
+    copy_bytes_per_s: float
+    threads: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeaksOf:
+    """Which rates are wanted, and everything they depend on."""
+
+    device_kind: str
+    """`cpu` or `cuda` (AMD's too), as torch calls it."""
+    device_name: str
+    dtype: str
+    threads: int
+    torch_version: str
+
+    @property
+    def file_name(self) -> str:
+        """A name that another machine or torch does not share."""
+        words = json.dumps(asdict(self), sort_keys=True)
+        return f"peaks-{hashlib.sha256(words.encode()).hexdigest()[:16]}.json"
+
+
+def read_peaks(wanted: PeaksOf, cache: Path, python: str) -> Peaks:
+    """Return the peaks kept in the folder `cache`; measured with `python` where there are none.
+
+    Raises:
+        ValueError: if this device or arithmetic cannot be measured; says why.
+    """
+    path = cache / wanted.file_name
+    with contextlib.suppress(OSError, ValueError, TypeError):
+        return Peaks(**json.loads(path.read_text(encoding="utf-8")))
+    peaks = measure_in_child(wanted, python)
+    part = path.with_suffix(f".{os.getpid()}.part")
+    part.write_text(json.dumps(asdict(peaks)), encoding="utf-8")
+    part.replace(path)
+    return peaks
+
+
+def forget_peaks(wanted: PeaksOf, cache: Path) -> None:
+    """Remove kept peaks, for instance because a training was seen to be faster than they are."""
+    (cache / wanted.file_name).unlink(missing_ok=True)
+
+
+def measure_in_child(wanted: PeaksOf, python: str) -> Peaks:
+    """Measure in a fresh process: torch is not imported here, and no context stays on a device.
+
+    Raises:
+        ValueError: if this device or arithmetic cannot be measured; says why.
+    """
+    if wanted.device_kind not in SIZES:
+        raise ValueError(f"no way to measure the peaks of a device of kind {wanted.device_kind}")
+    if wanted.dtype not in DTYPES:
+        raise ValueError(f"no way to measure matrix products in {wanted.dtype}")
+    words = (wanted.device_kind, wanted.dtype, str(wanted.threads))
+    source = str(Path(flatout.__file__).parent.parent)
+    paths = [source, *filter(None, [os.environ.get("PYTHONPATH")])]
+    try:
+        done = subprocess.run(
+            [python, "-m", __spec__.name, *words],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+            capture_output=True,
+            text=True,
+            timeout=LIMIT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise ValueError(f"measuring {wanted.dtype} took over {LIMIT_S:.0f} s") from None
+    if done.returncode != 0:
+        last = done.stderr.strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
+        raise ValueError(f"measuring the peaks failed: {last[0][:200]}")
+    return Peaks(**json.loads(done.stdout.splitlines()[-1]))
+
+
+def measure_here(device_kind: str, dtype: str, threads: int) -> Peaks:
+    """Measure in this process."""
+    import torch
+
+    torch.set_num_threads(threads)
+    device = torch.device(device_kind)
+    wait = torch.cuda.synchronize if device_kind == "cuda" else _nothing
+    if dtype == "tf32":
+        torch.set_float32_matmul_precision("high")
+    kind = getattr(torch, "float32" if dtype == "tf32" else dtype)
+    return Peaks(
+        dtype=dtype,
+        gemm_flops_per_s=max(_gemm_rate(size, device, kind, wait) for size in SIZES[device_kind]),
+        memory_bytes_per_s=_memory_rate(device, wait),
+        copy_bytes_per_s=_copy_rate(device, wait),
+        threads=threads,
+    )
+
+
+def _gemm_rate(size: int, device: Any, dtype: Any, wait: Callable[[], None]) -> float:
+    """Return operations per second: two for each multiplication with addition."""
+    import torch
+
+    left = torch.randn(size, size, device=device).to(dtype)
+    right = torch.randn(size, size, device=device).to(dtype)
+    out = torch.empty(size, size, device=device, dtype=dtype)
+    return 2.0 * size**3 / best_s(lambda: torch.mm(left, right, out=out), wait)
+
+
+def _memory_rate(device: Any, wait: Callable[[], None]) -> float:
+    """Return bytes read plus written per second, of a copy within the device's memory."""
+    import torch
+
+    count = COPIED_BYTES[device.type]
+    source = torch.ones(count, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    return 2.0 * count / best_s(lambda: target.copy_(source), wait)
+
+
+def _copy_rate(device: Any, wait: Callable[[], None]) -> float:
+    """Return bytes per second from pinned host memory to the device; on the CPU, in memory."""
+    import torch
+
+    count = COPIED_BYTES["cpu"]
+    is_cuda = device.type == "cuda"
+    source = torch.ones(count, dtype=torch.uint8, pin_memory=is_cuda)
+    target = torch.empty(count, dtype=torch.uint8, device=device)
+    return count / best_s(lambda: target.copy_(source, non_blocking=is_cuda), wait)
+
+
+def best_s(
+    call: Callable[[], object], wait: Callable[[], None], budget_s: float = BUDGET_S
+) -> float:
+    """Return the shortest of the calls that fit into the budget; the first is not counted.
+
+    >>> best_s(lambda: time.sleep(0.002), lambda: None, budget_s=0.01) >= 0.002
+    True
+    """
+    call()
+    wait()
+    times_s: list[float] = []
+    began = time.perf_counter()
+    while len(times_s) < MIN_REPEATS or time.perf_counter() - began < budget_s:
+        start = time.perf_counter()
+        call()
+        wait()
+        times_s.append(time.perf_counter() - start)
+    return min(times_s)
+
+
+def _nothing() -> None:
+    """Wait for nothing: on the CPU a call returns when it is done."""
+
+
+if __name__ == "__main__":
+    sys.stdout.write(
+        json.dumps(asdict(measure_here(sys.argv[1], sys.argv[2], int(sys.argv[3])))) + "\n"
+    )
