@@ -2,8 +2,10 @@
 
 from typing import Any
 
+from flatout.core.marks import step
+
 __version__ = "0.1.0"
-__all__ = ["Task", "__version__"]
+__all__ = ["Task", "__version__", "step"]
 
 
 def __getattr__(name: str) -> Any:

@@ -39,6 +39,8 @@ class Trial:
     recipe: Recipe
     outcome: Outcome
     profile: Profile | None = None
+    partial: Profile | None = None
+    """What was seen until the script failed or was killed, where that was enough steps."""
     message: str = ""
     """For an outcome other than ok: one line that says what happened."""
     traceback: str = ""
@@ -69,6 +71,7 @@ class Trial:
             "recipe": self.recipe.to_json(),
             "outcome": self.outcome.value,
             "profile": self.profile.to_json() if self.profile else None,
+            "partial": self.partial.to_json() if self.partial else None,
             "message": self.message,
             "traceback": self.traceback,
             "applied": [
@@ -88,6 +91,7 @@ def trial_from_json(plain: Mapping[str, Any]) -> Trial:
         recipe=recipe_from_json(plain["recipe"]),
         outcome=Outcome(plain["outcome"]),
         profile=profile_from_json(plain["profile"]) if plain["profile"] else None,
+        partial=profile_from_json(plain["partial"]) if plain.get("partial") else None,
         message=plain["message"],
         traceback=plain["traceback"],
         applied=tuple(Applied(**item) for item in plain["applied"]),

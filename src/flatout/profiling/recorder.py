@@ -6,6 +6,7 @@ import json
 import math
 import os
 import sys
+import time
 import traceback
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,6 +21,7 @@ from flatout.profiling.overhead import listening_cost_s
 from flatout.profiling.probes import Probe, results
 from flatout.seams.events import Segment
 from flatout.seams.processes import kill_descendants
+from flatout.seams.ranks import Ranks
 from flatout.seams.session import Session
 
 LOAD_EVERY_S = 0.25
@@ -29,6 +31,12 @@ CHECK_GROWTH = 1.15
 constant share however fast the steps are."""
 MAX_EPOCH_S = 8.0
 """With longer epochs the start of the workers is below 5 % of one, and a trial does not wait."""
+PARTIAL_S = 3.0
+"""Time in training after which a script that is killed leaves numbers; most trials end by then."""
+PARTIAL_SHARE = 0.002
+"""Share of the time that may go into writing down what is known so far."""
+MAX_CRASH = 4_000
+"""Characters of an exception that are kept: its own line and the frames next to it."""
 MAX_SKEW = 5
 """An optimizer this many times ahead of the slowest ends the wait for it."""
 
@@ -40,11 +48,15 @@ class Recorder:
         self.session = session
         self.spec = session.spec
         self.device = DeviceClock(session)
+        self.ranks = Ranks(self.spec)
         self.meter = load_meter()
         self.readings: list[LoadReading] = []
         self.read_at = session.clock.now()
         self.next_check = 4
         self.crash = ""
+        self.crash_trace = ""
+        self.partial_at = 0.0
+        self.crashed_at = 0.0
         self.is_written = False
         self.trace: KernelTrace | None = None
         self.trace_until = 0
@@ -61,7 +73,11 @@ class Recorder:
         def crashed(
             kind: type[BaseException], error: BaseException, trace: TracebackType | None
         ) -> None:
-            self.crash = "".join(traceback.format_exception_only(kind, error)).strip()[:2000]
+            said = "".join(traceback.format_exception_only(kind, error)).strip()
+            # mp.spawn puts the other process's traceback into the text: its last line is the error.
+            self.crash = said if len(said) < MAX_CRASH else f"{said[:2000]}\n{said[-2000:]}"
+            self.crash_trace = "".join(traceback.format_exception(kind, error, trace))[-MAX_CRASH:]
+            self.crashed_at = time.time()
             previous(kind, error, trace)
 
         sys.excepthook = crashed
@@ -85,21 +101,45 @@ class Recorder:
         if moment - self.read_at > LOAD_EVERY_S:
             self.read_load()
             self.read_at = moment
+        self.keep_partial(moment)
+        made = sum(session.counts.values())
+        self.ranks.progress(made)
+        if self.ranks.is_over(made):
+            self.finish("done")
         if self.trace is not None:
             self._end_trace()
             return
+        if not self.ranks.leads or self.ranks.is_agreed():
+            return
         counts = session.counts
         fewest = min(counts.values())
-        if len(counts) < len(session.optimizers) and max(counts.values()) < MAX_SKEW * 4:
+        is_known = session.is_marked or len(counts) >= len(session.optimizers)
+        if not is_known and max(counts.values()) < MAX_SKEW * 4:
             return
         if fewest < self.next_check and max(counts.values()) < MAX_SKEW * self.next_check:
             return
         self.next_check = max(fewest + 1, int(fewest * CHECK_GROWTH))
         self.check(moment)
 
+    def keep_partial(self, moment: float) -> None:
+        """Write down now and then what is known: nothing can be written when a script is killed.
+
+        Losses, device times and probes stay out: reading them waits for the device or ends them.
+        """
+        if self.partial_at == 0.0:
+            self.partial_at = moment + PARTIAL_S
+        if moment < self.partial_at:
+            return
+        clock = self.session.clock
+        self.save("partial", self.plain("killed", self.rows(with_losses=False)))
+        cost_s = clock.now() - moment
+        clock.lap()  # flatout's own time, of no step
+        self.partial_at = clock.now() + max(PARTIAL_S, cost_s / PARTIAL_SHARE)
+
     def read_load(self) -> None:
-        """Note the load of this process and of its loader workers."""
-        self.readings.append(self.meter.read(process_tree(os.getpid())))
+        """Note the load of this training: its loader workers and other ranks are not foreign."""
+        root = os.getpid() if self.ranks.is_alone else self.spec.get("root_pid", os.getpid())
+        self.readings.append(self.meter.read(process_tree(root)))
 
     def load(self) -> dict[str, float]:
         """Return the load while the measured steps ran."""
@@ -124,7 +164,7 @@ class Recorder:
         steps = stepping.steps_of(rows)
         if wanted is not None:
             if len(steps) >= wanted:
-                self.finish("done")
+                self.stop()
             return
         window = stepping.window_of(steps, self.period())
         # From the first step's end: preparing data and compiling may take longer than the steps.
@@ -151,14 +191,15 @@ class Recorder:
     def _begin_trace(self) -> None:
         """On CUDA, look at the kernels of a few more steps; elsewhere stop now."""
         if not self.device.bounds or not self.spec.get("traces_kernels"):
-            self.finish("done")
+            self.stop()
             return
         try:
             self.trace = KernelTrace()
             self.trace.start()
         except Exception as error:  # noqa: BLE001  no profiler here: the numbers stay without it
             self.session.note_error(f"no kernel trace: {error}")
-            self.finish("done")
+            self.trace = None
+            self.stop()
             return
         self.trace_until = len(self.session.segments) + TRACED_STEPS * max(
             1, len(self.session.counts)
@@ -180,8 +221,15 @@ class Recorder:
             }
         except Exception as error:  # noqa: BLE001
             self.session.note_error(f"kernel trace: {error}")
+        self.trace = None
         del self.session.segments[self.traced_from :]
-        self.finish("done")
+        self.stop()
+
+    def stop(self) -> None:
+        """End now, or with the other ranks at a segment that all of them will reach."""
+        if self.ranks.is_alone:
+            self.finish("done")
+        self.ranks.agree_to_stop()
 
     def finish(self, why: str) -> None:
         """Write the result and end this process at once.
@@ -190,6 +238,7 @@ class Recorder:
         and save. Everything below this process is ended too.
         """
         self.write(why)
+        self.ranks.leave(self.session.beat)
         sys.stdout.flush()
         sys.stderr.flush()
         kill_descendants(os.getpid())
@@ -204,8 +253,12 @@ class Recorder:
         self.is_written = True
         self.read_load()
         self.session.fire("stop")
-        part = Path(self.spec["folder"]) / f"result-{os.getpid()}.part"
-        part.write_text(json.dumps(self.result(why), default=str), encoding="utf-8")
+        self.save("result", self.result(why))
+
+    def save(self, name: str, found: Mapping[str, Any]) -> None:
+        """Write a JSON for the parent, under its final name only when it is whole."""
+        part = Path(self.spec["folder"]) / f"{name}-{os.getpid()}.part"
+        part.write_text(json.dumps(found, default=str), encoding="utf-8")
         part.replace(part.with_suffix(".json"))
 
     def period(self) -> int:
@@ -230,24 +283,33 @@ class Recorder:
                 "backwards": s.backwards,
                 "evals": s.evals,
                 "loader_starts": s.loader_starts,
+                "communication": s.communication,
                 "losses": [float(x) for x in s.losses] if with_losses else [],
             }
             for s in self.session.segments
         ]
 
     def result(self, why: str) -> Mapping[str, Any]:
-        """Return everything this process knows, as plain values."""
+        """Return everything this process knows, as plain values; this ends the probes."""
         self.device.resolve()
-        session = self.session
         # First: a probe that failed is among the errors below.
-        seen_by_probes = results(session, self.probes)
+        seen_by_probes = results(self.session, self.probes)
+        rows = self.rows(with_losses=True)
+        return {**self.plain(why, rows), "probes": seen_by_probes}
+
+    def plain(self, why: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
+        """Return what is known without waiting for anything."""
+        session = self.session
         return {
-            "probes": seen_by_probes,
+            "probes": {},
             "why": why,
             "pid": os.getpid(),
+            "ranks": self.ranks.facts(),
             "crash": self.crash,
+            "crash_trace": self.crash_trace,
+            "crashed_at": self.crashed_at,
             "reached_at": session.reached_at,
-            "segments": self.rows(with_losses=True),
+            "segments": rows,
             "period": self.period(),
             "models": session.model_facts,
             "optimizers": session.optimizer_facts,

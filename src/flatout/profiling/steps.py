@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from flatout.seams.clock import NAMES
+
 MIN_STEPS = 8
 """Steps after warm-up that make a trial: more does not lower the spread between processes
 (research on 112 A/A processes: 5 and 12 steps give SD 2.4 and 2.6 %)."""
@@ -33,6 +35,8 @@ class Step:
     is_dirty: bool
     """Whether evaluation, saving or the start of a loader's iterator lies in it."""
     losses: tuple[float, ...]
+    communication: tuple[float, ...] = (0.0,) * len(NAMES)
+    """Seconds in collectives, by the phase they were called in."""
 
     @property
     def wall_s(self) -> float:
@@ -112,7 +116,15 @@ def _merge(group: Sequence[Mapping[str, Any]]) -> Step:
         # phase 6 is saving
         is_dirty=evaluated > 0 or seconds[6] > 0,
         losses=tuple(loss for part in group for loss in part["losses"]),
+        communication=_communication(group),
     )
+
+
+def _communication(group: Sequence[Mapping[str, Any]]) -> tuple[float, ...]:
+    parts = [part["communication"] for part in group if part.get("communication")]
+    if not parts:
+        return (0.0,) * len(NAMES)
+    return tuple(sum(phase) for phase in zip(*parts, strict=True))
 
 
 def window_of(steps: Sequence[Step], period: int = 1) -> Window:

@@ -11,6 +11,7 @@ EVENTS = (
     "forward",
     "forward_end",
     "loss",
+    "backward",
     "backward_end",
     "before_step",
     "after_step",
@@ -38,6 +39,8 @@ class Segment:
     backwards: int = 0
     evals: int = 0
     loader_starts: int = 0
+    communication: list[float] = field(default_factory=list)
+    """Seconds in collectives by the phase they were called in; empty where there were none."""
     losses: list[Any] = field(default_factory=list)
     """Detached tensors until the run ends, then floats: reading one earlier would synchronise."""
 

@@ -129,8 +129,8 @@ class _Roots:
     def narrow(self, _: Any) -> None:
         """End the discovery: only the roots' own classes stay patched."""
         counts = self.session.counts
-        is_over = min(counts.values()) >= NARROW_AFTER and len(counts) >= len(
-            self.session.optimizers
+        is_over = min(counts.values()) >= NARROW_AFTER and (
+            self.session.is_marked or len(counts) >= len(self.session.optimizers)
         )
         if not (is_over or max(counts.values()) >= NARROW_ANYWAY):
             return

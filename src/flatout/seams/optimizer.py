@@ -69,4 +69,5 @@ class _Steps:
         if phases.OPTIMIZER in stack:
             return
         session.fire("after_step", optimizer)
-        session.end_segment(session.number_of(optimizer))
+        if not session.is_marked:
+            session.end_segment(session.number_of(optimizer))

@@ -228,7 +228,7 @@ def _read_ending(folder: Path) -> dict[str, Any]:
         ending = json.loads((folder / "ending.json").read_text(encoding="utf-8"))
     except OSError:
         ending = {"why": "limit", "exit_code": None, "wall_s": 0.0}
-    results = [json.loads(p.read_text(encoding="utf-8")) for p in folder.glob("result-*.json")]
+    results = _results(folder)
     results.sort(key=lambda result: -len(result.get("segments", ())))
     log = folder / "log"
     return {
@@ -241,6 +241,13 @@ def _read_ending(folder: Path) -> dict[str, Any]:
         "results": tuple(results),
         "log": log.read_text(errors="replace")[-20_000:] if log.exists() else "",
     }
+
+
+def _results(folder: Path) -> list[dict[str, Any]]:
+    """Return what the training processes wrote; of a killed one what it had written by then."""
+    done = {p.stem.partition("-")[2]: p for p in folder.glob("result-*.json")}
+    known = {p.stem.partition("-")[2]: p for p in folder.glob("partial-*.json")} | done
+    return [json.loads(path.read_text(encoding="utf-8")) for path in known.values()]
 
 
 def _keep(folder: Path, names: Sequence[str], keep: Path | None) -> None:

@@ -44,6 +44,8 @@ class Session:
         self.status: dict[str, tuple[str, str]] = {}
         self.scaler: Any = None
         self.last_loader = ""
+        self.is_marked = False
+        """Whether the script delimits its steps itself, with `flatout.step`."""
         self.model_facts: list[dict[str, Any]] = []
         self.optimizer_facts: list[dict[str, Any]] = []
         self.reached_at = self.clock.now()

@@ -1,19 +1,27 @@
-"""The step seam: backward, the loss it is given, and saving in between."""
+"""The step seam: backward, the loss it is given, the script's own marks, and saving."""
 
 import functools
 import weakref
+from collections.abc import Callable
 from typing import Any
 
+from flatout.core.marks import STEP
 from flatout.seams import clock as phases
 from flatout.seams.session import Session
 
 MAX_LOSS_TERMS = 64
 """Losses kept per segment; a script with more accumulates, and their sum is scaled up."""
 
+CREATE_GRAPH = 4
+"""Place of `create_graph` among the arguments of `torch.autograd.grad`."""
+MARKED = -2
+"""Stands for the optimizer of a segment that `flatout.step` ended."""
+
 
 def install(session: Session) -> None:
-    """Listen to backward, to the gradient scaler and to `torch.save`."""
+    """Listen to backward, to the gradient scaler, to `flatout.step` and to `torch.save`."""
     _Backward(session).install()
+    _Marks(session).install()
     _hook_save(session)
 
 
@@ -29,7 +37,7 @@ class _Backward:
 
     def install(self) -> None:
         torch, session = self.torch, self.session
-        backward, scale = torch.autograd.backward, torch.amp.GradScaler.scale
+        backward = torch.autograd.backward
         is_compiling = torch.compiler.is_compiling
 
         @functools.wraps(backward)
@@ -39,6 +47,8 @@ class _Backward:
             is_outermost = phases.BACKWARD not in session.clock.stack
             if is_outermost and session.is_recording:
                 saw_loss(tensors)
+            if is_outermost and session.hears("backward"):
+                session.fire("backward", tensors)
             session.clock.push(phases.BACKWARD)
             try:
                 return backward(tensors, *args, **kwargs)
@@ -47,8 +57,17 @@ class _Backward:
                 if is_outermost:
                     session.beat()
                     session.fire("backward_end")
-                    if not session.optimizers:
+                    if not (session.optimizers or session.is_marked):
                         session.end_segment(-1)
+
+        saw_loss = session.quietly(self.saw_loss)
+        torch.autograd.backward = listened
+        torch.autograd.grad = self.differentiate(torch.autograd.grad)
+        torch.amp.GradScaler.scale = self.scale(torch.amp.GradScaler.scale)
+
+    def scale(self, scale: Callable[..., Any]) -> Callable[..., Any]:
+        """Return `GradScaler.scale` with the loss it was given remembered."""
+        torch, session = self.torch, self.session
 
         @functools.wraps(scale)
         def scaled(scaler: Any, outputs: Any) -> Any:
@@ -58,9 +77,46 @@ class _Backward:
                 session.scaler = scaler
             return result
 
+        return scaled
+
+    def differentiate(self, grad: Callable[..., Any]) -> Callable[..., Any]:
+        """Return `torch.autograd.grad` as a backward; it ends a step where no optimizer will.
+
+        Only that of one scalar whose graph is not kept for further derivatives: penalties and
+        forces are part of a step.
+        """
+        torch, session = self.torch, self.session
         saw_loss = session.quietly(self.saw_loss)
-        torch.autograd.backward = listened
-        torch.amp.GradScaler.scale = scaled
+
+        def is_update(outputs: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+            keeps_graph = kwargs.get(
+                "create_graph", len(args) > CREATE_GRAPH and args[CREATE_GRAPH]
+            )
+            if session.optimizers or keeps_graph:
+                return False
+            return isinstance(outputs, torch.Tensor) and outputs.numel() == 1
+
+        @functools.wraps(grad)
+        def differentiated(*args: Any, **kwargs: Any) -> Any:
+            is_inner = phases.BACKWARD in session.clock.stack
+            if torch.compiler.is_compiling() or not session.is_mine() or is_inner:
+                return grad(*args, **kwargs)
+            outputs = args[0] if args else kwargs.get("outputs")
+            ends_step = is_update(outputs, args, kwargs)
+            if ends_step and session.is_recording:
+                saw_loss(outputs)
+            session.clock.push(phases.BACKWARD)
+            try:
+                return grad(*args, **kwargs)
+            finally:
+                session.clock.pop()
+                if ends_step:
+                    session.beat()
+                    session.fire("backward_end")
+                    if not session.is_marked:
+                        session.end_segment(-1)
+
+        return differentiated
 
     def saw_loss(self, tensors: Any) -> None:
         """Keep the loss: a clone, since a view would keep its base alive; read at the end only."""
@@ -76,6 +132,39 @@ class _Backward:
         if len(segment.losses) < MAX_LOSS_TERMS:
             segment.losses.append(loss.detach().clone())
         self.session.fire("loss", loss)
+
+
+class _Marks:
+    """The script's own steps, which override those that were found."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self.depth = 0
+
+    def install(self) -> None:
+        """Listen to `flatout.step` in this process."""
+        STEP.listen(self.began, self.ended)
+
+    def began(self) -> None:
+        """At the first mark, forget the steps that were found before it."""
+        session = self.session
+        if not session.is_mine():
+            return
+        self.depth += 1
+        if not session.is_marked:
+            session.is_marked = True
+            session.segments.clear()
+            session.counts.clear()
+
+    def ended(self, is_whole: bool) -> None:  # noqa: FBT001  called by position
+        """End the step with its outermost block; one that an exception left is none."""
+        session = self.session
+        if not session.is_mine():
+            return
+        self.depth -= 1
+        if self.depth == 0 and is_whole:
+            session.beat()
+            session.end_segment(MARKED)
 
 
 def _hook_save(session: Session) -> None:

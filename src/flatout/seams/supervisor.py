@@ -112,7 +112,7 @@ def _terminal(size: tuple[int, int]) -> int:
 
 
 def _write_child_spec(spec: Mapping[str, Any], *, is_overlaid: bool) -> None:
-    child = dict(spec["child"])
+    child = dict(spec["child"]) | {"root_pid": os.getpid()}
     if is_overlaid:
         child["not_journaled"] = [*child["not_journaled"], spec["cwd"]]
     Path(spec["child_spec"]).write_text(json.dumps(child), encoding="utf-8")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from flatout import techniques
 from flatout.core.recipe import recipe_from_json
-from flatout.seams import journal, loader, model, optimizer, step
+from flatout.seams import collectives, journal, loader, model, optimizer, step
 from flatout.seams.session import Session
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ GUARD_RECORD = "guard.json"
 """Name of the guard's record in a trial's folder."""
 
 
-def install(spec: Mapping[str, Any]) -> None:
+def install(spec: Mapping[str, Any]) -> Session:
     """Install everything the trial's specification asks for; called by the boot."""
     recipe = recipe_from_json(spec["recipe"])
     session = Session(spec, techniques.build(recipe))
@@ -33,9 +33,10 @@ def install(spec: Mapping[str, Any]) -> None:
         seam.install(session)
     if spec["mode"] == "run":
         atexit.register(_tell_not_applied, session)
-        return
+        return session
     from flatout.profiling.recorder import Recorder
 
+    collectives.install(session)
     recorder = Recorder(session)
     if spec.get("guard") is not None:
         from flatout.guard.recorder import GuardRecorder
@@ -43,6 +44,7 @@ def install(spec: Mapping[str, Any]) -> None:
         GuardRecorder(session, spec["guard"], Path(spec["folder"]) / GUARD_RECORD)
     recorder.install()
     _start_probes(session, recorder, spec.get("probes", {}))
+    return session
 
 
 def _start_probes(session: Session, recorder: "Recorder", wanted: Mapping[str, Any]) -> None:

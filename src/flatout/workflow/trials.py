@@ -3,16 +3,19 @@
 import math
 import os
 import re
+import signal
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from flatout import techniques
 from flatout.core.machine import Machine
+from flatout.core.profile import Profile
 from flatout.core.recipe import Recipe
 from flatout.core.trial import Applied, Outcome, Trial
 from flatout.core.workload import Workload
+from flatout.profiling.ranks import add_ranks, leading
 from flatout.profiling.steps import MIN_STEPS
 from flatout.profiling.summary import losses_of, summarise, window_in
 from flatout.seams.process import Ending, ProcessOptions, run_process
@@ -83,18 +86,22 @@ def run_trial(
 
 
 def _trial(recipe: Recipe, ending: Ending, machine: Machine, options: TrialOptions) -> Trial:
-    result = ending.results[0] if ending.results else None
+    result = leading(ending.results)
     outcome, message = outcome_of(ending, options)
     profile = None
     if result is not None and outcome in (Outcome.OK, Outcome.NAN) and options.guard is None:
-        profile = summarise(result, machine)
+        profile = add_ranks(summarise(result, machine), ending.results, machine)
+    partial = None
+    if result is not None and profile is None and options.guard is None:
+        partial = _partial(ending, result, machine)
     guard_path = options.keep / GUARD_RECORD if options.keep else None
     return Trial(
         recipe=recipe,
         outcome=outcome,
         profile=profile,
+        partial=partial,
         message=message,
-        traceback="" if outcome is Outcome.OK else ending.log[-4_000:],
+        traceback="" if outcome is Outcome.OK else _traceback(ending),
         applied=_applied(recipe, result),
         wall_s=ending.wall_s,
         changed_files=ending.changed_files,
@@ -114,12 +121,46 @@ def _trial(recipe: Recipe, ending: Ending, machine: Machine, options: TrialOptio
 
 def outcome_of(ending: Ending, options: TrialOptions) -> tuple[Outcome, str]:
     """Return how a process ended and one line about it."""
-    result = ending.results[0] if ending.results else None
+    result = _crashed(ending) or leading(ending.results)
     if _ran_out_of_memory(ending, result):
+        if _was_killed(ending):
+            return Outcome.OOM, "the script was killed: out of memory, unless somebody else did it"
         return Outcome.OOM, "the script ran out of memory"
     if result is not None and result["why"] == "done":
         return _judged(result, options)
     return _cut_short(ending, options) or _failed(ending, result) or _ended(result, options)
+
+
+def _partial(ending: Ending, result: Mapping[str, Any], machine: Machine) -> Profile | None:
+    """Return what was seen before a bad end, None where that were too few steps."""
+    if len(window_in(result).measured) < MIN_MEASURED:
+        return None
+    profile = add_ranks(summarise(result, machine), ending.results, machine)
+    steps = len(window_in(result).steps)
+    notes = [f"the script did not end well: this is what was seen in its first {steps} steps"]
+    if result["why"] == "killed":
+        notes.append(
+            "losses, device times and closer looks are not available: they are read at the end, "
+            "and the process was killed before"
+        )
+    return replace(profile, notes=(*profile.notes, *notes))
+
+
+def _crashed(ending: Ending) -> Mapping[str, Any] | None:
+    """Return what the first process that failed wrote: the others fail for lack of it."""
+    crashed = [result for result in ending.results if result["crash"]]
+    return min(crashed, key=lambda result: result["crashed_at"], default=None)
+
+
+def _traceback(ending: Ending) -> str:
+    """Return the script's last output, of several ranks the traceback of the first that failed.
+
+    A launcher prints a long summary below it, and the other ranks fail too.
+    """
+    crashed = _crashed(ending)
+    if crashed is None or crashed["ranks"] is None:
+        return ending.log[-4_000:]
+    return f"rank {crashed['ranks']['rank']}:\n{crashed['crash_trace']}"
 
 
 def _cut_short(ending: Ending, options: TrialOptions) -> tuple[Outcome, str] | None:
@@ -169,7 +210,11 @@ def _ran_out_of_memory(ending: Ending, result: Mapping[str, Any] | None) -> bool
         return False
     if re.search(r"OutOfMemoryError|CUDA out of memory|can't allocate memory|MemoryError", text):
         return True
-    # -9 that was not ours: the kernel's out-of-memory killer.
+    return _was_killed(ending)
+
+
+def _was_killed(ending: Ending) -> bool:
+    """Tell of a -9 that was not ours: the kernel's out-of-memory killer, or somebody else."""
     return ending.exit_code == -9 and ending.why == "ended"
 
 
@@ -181,6 +226,9 @@ def _crash_line(ending: Ending, result: Mapping[str, Any] | None) -> str:
         return "the script ended by a bus error: /dev/shm is too small for the loader's batches"
     if result is not None and result["crash"]:
         return str(result["crash"]).splitlines()[-1][:300]
+    if ending.exit_code is not None and ending.exit_code < 0:
+        number = -ending.exit_code
+        return f"the script was ended by signal {number} ({signal.strsignal(number)})"
     lines = [line for line in ending.log.splitlines() if line.strip()]
     last = lines[-1][:300] if lines else ""
     return f"the script failed with exit code {ending.exit_code}: {last}"
