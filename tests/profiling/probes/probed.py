@@ -1,0 +1,30 @@
+"""Run a script once with probes, for the tests of the probes."""
+
+import sys
+import tempfile
+from pathlib import Path
+
+from flatout.core.recipe import Recipe
+from flatout.core.workload import Workload
+from flatout.hardware.machine import read_machine
+from flatout.workflow.trials import TrialOptions, run_trial
+
+SCRIPTS = Path(__file__).parent / "scripts"
+
+
+def probed(script, *arguments, probes, **options):
+    """Return the trial of a script with probes."""
+    workload = Workload(
+        target=str(script),
+        arguments=arguments,
+        folder=Path(tempfile.mkdtemp(prefix="flatout-test-")),
+        python=sys.executable,
+    )
+    found = run_trial(
+        workload,
+        Recipe(),
+        read_machine(torch=False),
+        TrialOptions(**{"limit_s": 100.0, "measure_s": 4.0} | options, probes=probes),
+    )
+    workload.folder.rmdir()
+    return found
