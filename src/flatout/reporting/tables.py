@@ -1,6 +1,7 @@
-"""Plain tables for a terminal: aligned columns in ASCII, no colour, no borders."""
+"""Plain tables for a terminal: aligned columns, no colour, no borders; wide letters count two."""
 
 import textwrap
+import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -33,7 +34,7 @@ def table(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> list[str]
         [lines[i - height + len(lines)] if i >= height - len(lines) else "" for lines in titles]
         for i in range(height)
     ]
-    widths = [max(map(len, cells)) for cells in zip(*header, *rows, strict=True)]
+    widths = [max(map(display_width, cells)) for cells in zip(*header, *rows, strict=True)]
     rule = "-" * (sum(widths) + GAP * (len(widths) - 1))
     return [
         *(_line(columns, cells, widths) for cells in header),
@@ -48,6 +49,8 @@ def wrapped(text: str, width: int, *, indent: str = "", hanging: str | None = No
     >>> wrapped("one two three", 9, indent="  ")
     ['  one two', '  three']
     """
+    if not (text + indent).isascii():
+        return _wrapped_wide(text, width, indent, indent if hanging is None else hanging)
     return textwrap.wrap(
         text,
         width,
@@ -65,7 +68,7 @@ def labelled(label: str, text: str, width: int) -> list[str]:
     ['next  flatout tune train.py']
     """
     start = f"{label}  "
-    return wrapped(text, width, indent=start, hanging=" " * len(start))
+    return wrapped(text, width, indent=start, hanging=" " * display_width(start))
 
 
 def ascii_only(text: str) -> str:
@@ -80,9 +83,49 @@ def ascii_only(text: str) -> str:
     return "".join(c if c.isprintable() or c in "\n\t" else f"\\x{ord(c):02x}" for c in plain)
 
 
+def printable(text: str) -> str:
+    r"""Return the text with every character that a terminal would act upon escaped.
+
+    >>> printable("\u03b1\x1b[2J \u202e end") == "\u03b1\\x1b[2J \\u202e end"
+    True
+    """
+    return "".join(c if c.isprintable() or c in "\n\t" else ascii_only(c) for c in text)
+
+
+def display_width(text: str) -> int:
+    r"""Return the columns that a text takes in a terminal.
+
+    >>> display_width("step"), display_width("\uc2a4\ud15d"), display_width("e\u0301")
+    (4, 4, 1)
+    """
+    return sum(
+        0 if unicodedata.combining(c) else 1 + (unicodedata.east_asian_width(c) in "WF")
+        for c in text
+    )
+
+
+def padded(text: str, width: int, *, is_number: bool = False) -> str:
+    """Return the text filled with blanks to a display width, a number from the left."""
+    blanks = " " * (width - display_width(text))
+    return blanks + text if is_number else text + blanks
+
+
+def _wrapped_wide(text: str, width: int, indent: str, hanging: str) -> list[str]:
+    """Return the lines of a text with wide letters, broken between words only."""
+    lines: list[str] = []
+    line, is_empty = indent, True
+    for word in text.split():
+        if not is_empty and display_width(f"{line} {word}") > width:
+            lines.append(line)
+            line, is_empty = hanging, True
+        line = line + word if is_empty else f"{line} {word}"
+        is_empty = False
+    return lines if is_empty else [*lines, line]
+
+
 def _line(columns: Sequence[Column], cells: Sequence[str], widths: Sequence[int]) -> str:
-    padded = [
-        cell.rjust(width) if column.is_number else cell.ljust(width)
+    filled = [
+        padded(cell, width, is_number=column.is_number)
         for column, cell, width in zip(columns, cells, widths, strict=True)
     ]
-    return (" " * GAP).join(padded).rstrip()
+    return (" " * GAP).join(filled).rstrip()

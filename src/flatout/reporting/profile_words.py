@@ -1,0 +1,137 @@
+"""A profile in sentences, in the reader's language: what text, Markdown and HTML share."""
+
+import math
+from collections.abc import Iterator, Sequence
+
+from flatout.core.finding import Finding
+from flatout.core.profile import Profile
+from flatout.core.units import format_bytes, format_ms, format_rate, format_ratio, format_share
+from flatout.reporting.messages import Messages
+from flatout.reporting.words import sentence
+
+WORTH_A_HEADLINE = 0.10
+"""A wait below a tenth of the step is not what a reader should look at first."""
+COMPUTE = ("forward", "backward", "optimizer")
+
+
+def headline(profile: Profile, say: Messages) -> str:
+    """Return the one sentence that answers where the time goes."""
+    data, copies = profile.share("data_wait"), profile.share("h2d")
+    top = max(profile.findings, key=lambda finding: finding.share, default=None)
+    if top and top.share > max(data, copies, WORTH_A_HEADLINE):
+        return because(top, say)
+    if data >= max(copies, WORTH_A_HEADLINE):
+        gain = times(profile.ceilings.free_data, say)
+        return say("headline.data", share=format_share(data), gain=gain)
+    if copies >= WORTH_A_HEADLINE:
+        gain = times(profile.ceilings.free_copies, say)
+        return say("headline.copies", share=format_share(copies), gain=gain)
+    return _computing(profile, say)
+
+
+def warnings(profile: Profile, say: Messages) -> list[str]:
+    """Return why the numbers must not be trusted, one sentence each."""
+    return [
+        sentence(say("headline.invalid", why=say.translated(why.rstrip("."))))
+        for why in profile.invalid
+    ]
+
+
+def because(finding: Finding, say: Messages) -> str:
+    """Return the sentence that proves a finding."""
+    return sentence(say.translated(finding.because))
+
+
+def times(ratio: float, say: Messages) -> str:
+    """Return a ratio as the language writes it."""
+    return say("unit.ratio", value=format_ratio(ratio)[:-1])
+
+
+def readings(profile: Profile, say: Messages) -> Iterator[tuple[str, str]]:
+    """Yield what was measured: the name of its label, and the words."""
+    step = profile.step_ms
+    low, high = format_ms(step.p10), format_ms(step.p90)
+    median = format_ms(step.median)
+    yield "step_time", say("reading.step_time", median=median, p10=low, p90=high, n=step.n)
+    if profile.epoch_start_ms and profile.epoch_steps:
+        start = format_ms(profile.epoch_start_ms)
+        yield "epoch_start", say("reading.epoch_start", time=start, steps=profile.epoch_steps)
+    if profile.samples_per_s:
+        rate, samples = format_rate(profile.samples_per_s), f"{profile.samples_per_step:.6g}"
+        yield "speed", say("reading.speed", rate=rate, samples=samples)
+    yield "device_busy", _busy(profile, say)
+    if profile.mfu is not None:
+        yield "mfu", format_share(profile.mfu)
+    yield "peak_memory", _memory(profile, say)
+    yield "losses", _losses(profile, say)
+    first, total = format_ms(profile.first_step_ms), format_ms(profile.warmup_ms)
+    yield "warm_up", say("reading.warm_up", n=profile.warmup_steps, time=total, first=first)
+    yield "overhead", say("reading.overhead", share=format_share(profile.overhead_share))
+
+
+def ceilings_sentence(profile: Profile, say: Messages) -> str:
+    """Say what each cause could gain at most."""
+    ceilings = profile.ceilings
+    return say(
+        "reading.ceilings",
+        free_data=times(ceilings.free_data, say),
+        free_copies=times(ceilings.free_copies, say),
+        compute_only=times(ceilings.compute_only, say),
+    )
+
+
+def notes(profile: Profile, say: Messages) -> list[str]:
+    """Return what the reader should know about how this was measured."""
+    return [say.translated(note) for note in profile.notes]
+
+
+def add_up(values: Sequence[float], unit: float) -> list[float]:
+    """Round values to multiples of a unit so that their sum stays the rounded sum.
+
+    >>> [round(x, 1) for x in add_up([33.34, 33.33, 33.33], 0.1)]
+    [33.4, 33.3, 33.3]
+    """
+    counts = [math.floor(value / unit) for value in values]
+    missing = round(sum(values) / unit) - sum(counts)
+    by_remainder = sorted(range(len(values)), key=lambda i: counts[i] - values[i] / unit)
+    for i in by_remainder[:missing]:
+        counts[i] += 1
+    return [count * unit for count in counts]
+
+
+def _computing(profile: Profile, say: Messages) -> str:
+    share = profile.share(*COMPUTE)
+    if share < 1 - share:
+        gain = times(profile.ceilings.compute_only, say)
+        return say("headline.outside", share=format_share(1 - share), gain=gain)
+    most = max(COMPUTE, key=profile.share)
+    return say(
+        "headline.computing",
+        share=format_share(share),
+        most=say(f"phase.{most}"),
+        most_share=format_share(profile.share(most)),
+        wait=format_share(profile.share("data_wait")),
+    )
+
+
+def _busy(profile: Profile, say: Messages) -> str:
+    share = format_share(profile.device_busy_share)
+    if profile.device_kind == "cpu":
+        return say("reading.busy_cpu", share=share)
+    if profile.gpu_util_share is not None:
+        return say("reading.busy_gpu", share=share, gpu_util=format_share(profile.gpu_util_share))
+    return say("reading.busy", share=share)
+
+
+def _memory(profile: Profile, say: Messages) -> str:
+    peak = profile.peak_bytes
+    counts = {"allocated": peak.allocated, "reserved": peak.reserved, "held": peak.device}
+    parts = [say(f"reading.{k}", size=format_bytes(count)) for k, count in counts.items() if count]
+    return ", ".join(parts) or say("reading.memory_unknown")
+
+
+def _losses(profile: Profile, say: Messages) -> str:
+    if not profile.losses:
+        return say("reading.no_losses")
+    first, last = f"{profile.losses[0]:.4g}", f"{profile.losses[-1]:.4g}"
+    return say("reading.losses", first=first, last=last, n=len(profile.losses))
