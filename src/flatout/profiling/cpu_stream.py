@@ -1,0 +1,110 @@
+"""The CPU's allocations as torch.profiler sees them: every byte that torch's allocator gave."""
+
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+from torch._C._profiler import _EventType, _RecordFunctionFast
+from torch.autograd import profiler
+
+from flatout.profiling.allocations import Event, Look, Place
+
+PREFIX = "flatout:"
+"""Begin of the names of our own remarks among the profiler's events."""
+
+
+class CpuStream:
+    """Record the allocations of one step after the other."""
+
+    device = "cpu"
+
+    def __init__(self) -> None:
+        self.running: Any = None
+        self.is_barred = False
+        """Whether the script uses the profiler itself: there can be only one."""
+        self._places: dict[Place, str] = {}
+        self._remarks: list[list[Event]] = []
+        self._give_way()
+
+    def start(self) -> None:
+        """Begin a step."""
+        if self.is_barred or profiler._is_profiler_enabled:
+            self.is_barred = True
+            return
+        running: Any = profiler.profile(use_cpu=True, profile_memory=True)
+        running.__enter__()
+        self.running = running
+
+    def at(self, place: Place) -> None:
+        """Remark that the training is at this place now."""
+        name = self._places.get(place)
+        if name is None:
+            name = self._places[place] = self._note([Event(0.0, place=place)])
+        with _RecordFunctionFast(name):
+            pass
+
+    def saw(self, looks: list[tuple[int, Look]]) -> None:
+        """Remark what lies at some addresses now."""
+        with _RecordFunctionFast(self._note([Event(0.0, at, look=look) for at, look in looks])):
+            pass
+
+    def stop(self) -> list[Event]:
+        """End the step and return what happened in it."""
+        running, self.running = self.running, None
+        if running is None:
+            return []
+        running.__exit__(None, None, None)
+        found = sorted(_raw(running.kineto_results.experimental_event_tree()), key=_moment)
+        events: list[Event] = []
+        for at_ns, remark, address, size in found:
+            at_ms = (at_ns - found[0][0]) / 1e6
+            if remark is None:
+                events.append(Event(at_ms, address, size))
+            else:
+                events += [event._replace(at_ms=at_ms) for event in self._remarks[remark]]
+        self._places, self._remarks = {}, []
+        return events
+
+    def total(self) -> int | None:
+        """Return None: nobody keeps the sum of what was allocated before."""
+        return None
+
+    def facts(self) -> dict[str, Any]:
+        """Return nothing: there is no pool on the CPU."""
+        return {}
+
+    def _note(self, events: list[Event]) -> str:
+        self._remarks.append(events)
+        return f"{PREFIX}{len(self._remarks) - 1}"
+
+    def _give_way(self) -> None:
+        """End our own profile before the script begins one."""
+        kind: Any = profiler.profile
+        prepare = kind._prepare_trace
+
+        @functools.wraps(prepare)
+        def prepare_trace(other: Any) -> Any:
+            if self.running is not None and other is not self.running:
+                self.is_barred = True
+                self.stop()
+            return prepare(other)
+
+        kind._prepare_trace = prepare_trace
+
+
+def _raw(tree: Any) -> Iterator[tuple[int, int | None, int, int]]:
+    """Yield moment, number of our remark, address and bytes of what concerns us."""
+    waiting = list(tree)
+    while waiting:
+        event = waiting.pop()
+        waiting += event.children
+        kind, extra = event.typed
+        if kind == _EventType.Allocation:
+            if extra.device.type == "cpu":
+                yield event.start_time_ns, None, extra.ptr, extra.alloc_size
+        elif event.name.startswith(PREFIX):
+            yield event.start_time_ns, int(event.name.removeprefix(PREFIX)), 0, 0
+
+
+def _moment(found: tuple[int, int | None, int, int]) -> int:
+    return found[0]
