@@ -20,9 +20,11 @@ class SyncPoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuReadings:
-    """Counters of the device while the measured steps ran: medians over the samples.
+    """Counters of the device while the measured steps ran.
 
-    A reading that the device does not offer is None, and `missing` says why.
+    Shares, power and rates are means over the samples, memory is the most that was seen, clocks
+    and temperature are medians. A reading that the device does not offer is None, and `missing`
+    says why.
     """
 
     util_share: float | None = None
@@ -38,10 +40,16 @@ class GpuReadings:
     temperature_c: float | None = None
     throttle: tuple[str, ...] = ()
     """Reasons for lower clocks that were active in the window."""
+    throttle_shares: Mapping[str, float] = field(default_factory=dict)
+    """Of each reason in `throttle`: the share of the samples in which it was active."""
     pcie_rx_bytes_per_s: float | None = None
     pcie_tx_bytes_per_s: float | None = None
     other_processes: int = 0
     """Processes on the device that do not belong to this training."""
+    other_idle_processes: int = 0
+    """Those among them that hold memory and ran nothing in the window, where the driver tells."""
+    uuid: str = ""
+    """The device that was read, by the driver's name for it."""
     samples: int = 0
     series: tuple[tuple[float, float], ...] = ()
     """Seconds since the first sample and GPU-Util then."""

@@ -347,6 +347,7 @@ def device_facts() -> dict[str, Any]:
     return {
         "kind": "cuda",
         "name": torch.cuda.get_device_name(),
+        "uuid": str(getattr(torch.cuda.get_device_properties(), "uuid", "")),
         "peak": {
             "allocated": torch.cuda.max_memory_allocated(),
             "reserved": torch.cuda.max_memory_reserved(),

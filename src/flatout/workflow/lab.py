@@ -17,19 +17,10 @@ from flatout.core.profile import Profile
 from flatout.core.recipe import Recipe
 from flatout.core.trial import Outcome, Trial, trial_from_json
 from flatout.core.workload import Workload
+from flatout.workflow import disturbance
 from flatout.workflow.trials import TrialOptions, run_trial
 
 JOURNAL = "journal.jsonl"
-DELAY_LIMIT = 0.05
-"""Run-queue delay per second: undisturbed trials show at most 0.038, loaded ones 0.058 to 1.2."""
-FOREIGN_LIMIT = 0.05
-"""Share of the cores that others used; undisturbed trials show at most 0.028."""
-FOREIGN_WITH_DELAY = 0.02
-"""With a high delay, this much foreign work makes others the cause rather than the job itself."""
-STEAL_LIMIT = 0.02
-MIN_TICKS = 4
-"""The kernel counts in ticks of 10 ms: fewer than this many are no evidence in a short window."""
-TICK_S = 0.01
 COMPILE_S = 300.0
 """A trial may be silent this long: compiling a deep model took 158 s on two cores."""
 MAX_REPEATS = 3
@@ -136,24 +127,9 @@ def key_of(recipe: Recipe) -> str:
 
 
 def is_disturbed(trial: Trial, profile: Profile, machine: Machine) -> bool:
-    """Tell whether other work on the machine spoilt a trial.
-
-    A high run-queue delay without foreign work is the job's own oversubscription (workers and
-    threads share the cores): a property of the recipe, not a disturbance.
-    """
+    """Tell whether other work on the machine or on its device spoilt a trial."""
     load = trial.details.get("load", {})
-    wall_s = load.get("wall_s", 1.0)
-    floor = MIN_TICKS * TICK_S / (wall_s * machine.usable_cores)
-    foreign, steal = load.get("foreign_share", 0.0), load.get("steal_share", 0.0)
-    if foreign > max(FOREIGN_LIMIT, floor) or steal > max(STEAL_LIMIT, floor):
-        return True
-    workers = sum(loader.num_workers for loader in profile.training_loaders)
-    is_oversubscribed = workers + profile.cpu_threads > machine.usable_cores
-    return (
-        not is_oversubscribed
-        and load.get("delay_share", 0.0) > DELAY_LIMIT
-        and foreign > max(FOREIGN_WITH_DELAY, floor)
-    )
+    return bool(disturbance.of_load(load, profile, machine) or disturbance.of_device(profile.gpu))
 
 
 def open_journal(out: Path, header: Mapping[str, Any], *, resume: bool) -> dict[str, list[Trial]]:

@@ -19,6 +19,7 @@ from flatout.profiling.ranks import add_ranks, leading
 from flatout.profiling.steps import MIN_STEPS
 from flatout.profiling.summary import losses_of, summarise, window_in
 from flatout.seams.process import Ending, ProcessOptions, run_process
+from flatout.workflow import beside
 from flatout.workflow.inside import GUARD_RECORD
 
 ENTRY = "flatout.workflow.inside"
@@ -71,18 +72,20 @@ def run_trial(
         "probes": options.probes,
         "keep": [GUARD_RECORD],
     }
-    ending = run_process(
-        workload,
-        ProcessOptions(
-            entry=ENTRY,
-            child=child,
-            environment=environment,
-            limit_s=options.limit_s,
-            hang_s=options.hang_s,
-        ),
-        keep=options.keep,
-    )
-    return _trial(recipe, ending, machine, options)
+    with beside.sampler(environment) as counters:
+        ending = run_process(
+            workload,
+            ProcessOptions(
+                entry=ENTRY,
+                child=child,
+                environment=environment,
+                limit_s=options.limit_s,
+                hang_s=options.hang_s,
+            ),
+            keep=options.keep,
+        )
+    trial = _trial(recipe, ending, machine, options)
+    return beside.with_counters(trial, ending.results, counters, machine)
 
 
 def _trial(recipe: Recipe, ending: Ending, machine: Machine, options: TrialOptions) -> Trial:

@@ -53,6 +53,7 @@ def render_profile(
     lines += _labelled("ceilings", ceilings_sentence(profile, say), say, width)
     for note in notes(profile, say):
         lines += _labelled("note", note, say, width)
+    lines += gpu_lines(profile, width)
     for finding in profile.findings:
         lines += ["", *_finding(finding, say, width)]
     lines += ["", f"{_label('next', say)}  flatout tune {workload}"]

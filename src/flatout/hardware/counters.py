@@ -1,0 +1,274 @@
+"""Counters of GPUs, sampled beside a training: from the driver's library, in another process.
+
+The training process is left alone: a thread of flatout's own process asks the driver some times a
+second, and afterwards the samples are cut to the measured window. Both sides read CLOCK_MONOTONIC.
+Whatever a device, a driver, a container or a lack of permission does not offer is missing with its
+reason; nothing here raises because of a device. Not measured on a GPU yet.
+"""
+
+import os
+import statistics
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from flatout.core.readings import GpuReadings
+from flatout.hardware.load import process_tree
+
+SAMPLE_EVERY_S = 0.2
+"""NVML renews its utilisation every 1/6 s to 1 s, depending on the product: more often tells
+nothing new."""
+SLOW_EVERY = 3
+"""Each so many samples the costly readings are taken: PCIe traffic blocks for 20 ms a direction."""
+LEAVE_S = 2.0
+"""How long a call into the driver may still take at the end; a hung one is left behind."""
+MAX_SERIES = 600
+"""Points of the GPU-Util curve that are kept: two minutes."""
+MEANS = (
+    "util_share",
+    "sm_active_share",
+    "tensor_active_share",
+    "power_w",
+    "pcie_rx_bytes_per_s",
+    "pcie_tx_bytes_per_s",
+)
+"""Readings that vary with the phase of a step: their mean over time is what they stand for."""
+MEDIANS = ("power_limit_w", "clock_mhz", "max_clock_mhz", "temperature_c")
+GREATEST = ("memory_used_bytes", "memory_total_bytes")
+NO_SAMPLE = "the measured window was shorter than the time between two samples"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CounterSample:
+    """What one device said at one moment."""
+
+    at_s: float
+    """By `time.perf_counter`, which every process of this machine shares."""
+    values: Mapping[str, float] = field(default_factory=dict)
+    """By the names of the fields of `GpuReadings`."""
+    throttle: frozenset[str] = frozenset()
+    pids: frozenset[int] | None = None
+    """Processes that compute on the device; None where the driver does not tell."""
+    busy_pids: frozenset[int] | None = None
+    """Those that ran something since the sample before; None where the driver does not tell."""
+    missing: Mapping[str, str] = field(default_factory=dict)
+
+
+class CounterSource(Protocol):
+    """One device whose counters can be read."""
+
+    uuid: str
+
+    def sample(self, *, is_full: bool) -> CounterSample:
+        """Read the counters now; the slow ones only where `is_full`."""
+        ...
+
+    def close(self) -> None:
+        """Give back what the driver holds for this reader."""
+        ...
+
+
+@dataclass(slots=True, kw_only=True)
+class Sources:
+    """The devices that a process with a given environment would see."""
+
+    found: tuple[CounterSource, ...] = ()
+    trouble: str = ""
+    """Why there are none, in the library's own words."""
+
+    def close(self) -> None:
+        """Close all."""
+        for source in self.found:
+            source.close()
+
+
+def open_sources(environment: Mapping[str, str] | None = None) -> Sources:
+    """Return the counters of NVIDIA's GPUs, else of AMD's, else why there are none."""
+    from flatout.hardware.amd_counters import open_amd
+    from flatout.hardware.nvidia_counters import open_nvidia
+
+    variables = os.environ if environment is None else environment
+    nvidia = open_nvidia(variables)
+    if nvidia.found:
+        return nvidia
+    amd = open_amd(variables)
+    return amd if amd.found else nvidia
+
+
+def same_device(one: str, other: str) -> bool:
+    """Tell whether two UUIDs name one device; torch leaves the driver's prefix out.
+
+    >>> same_device("GPU-5a1f", "5A1F"), same_device("GPU-5a1f", ""), same_device("", "")
+    (True, False, False)
+    """
+    plain = [text.lower().removeprefix("gpu-").removeprefix("mig-") for text in (one, other)]
+    return bool(plain[0]) and plain[0] == plain[1]
+
+
+class CounterSampler:
+    """Samples devices in a thread while something else runs: `with CounterSampler(sources):`."""
+
+    def __init__(self, sources: Sources, *, every_s: float = SAMPLE_EVERY_S) -> None:
+        self.sources = sources
+        self.every_s = every_s
+        self.samples: tuple[list[CounterSample], ...] = tuple([] for _ in sources.found)
+        self.own_pids: set[int] = {os.getpid()}
+        self.pids_before: tuple[frozenset[int], ...] = ()
+        self.trouble = ""
+        self._over = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def __enter__(self) -> "CounterSampler":
+        if self.sources.found:
+            # What is on a device now, before the training starts, is certainly not the training.
+            first = [source.sample(is_full=True) for source in self.sources.found]
+            self.pids_before = tuple(sample.pids or frozenset() for sample in first)
+            self._thread = threading.Thread(target=self._run, name="gpu counters", daemon=True)
+            self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        if self._thread is not None:
+            self._thread.join(LEAVE_S)
+        if self._thread is None or not self._thread.is_alive():
+            self.sources.close()
+
+    def readings(self, uuid: str, began_s: float, ended_s: float) -> GpuReadings:
+        """Return what the device showed between two moments.
+
+        Args:
+            uuid: The device the training ran on, as it said; empty where it could not.
+            began_s: Start of the window by `time.perf_counter`.
+            ended_s: Its end.
+        """
+        place = self._place(uuid)
+        if place is None:
+            return GpuReadings(missing={"all": self._why_none(uuid)})
+        window = [s for s in tuple(self.samples[place]) if began_s <= s.at_s <= ended_s]
+        return readings_of(
+            window,
+            uuid=self.sources.found[place].uuid,
+            own_pids=frozenset(self.own_pids),
+            pids_before=self.pids_before[place] - self.own_pids,
+            trouble=self.trouble,
+        )
+
+    def _place(self, uuid: str) -> int | None:
+        found = self.sources.found
+        matches = [i for i, source in enumerate(found) if same_device(source.uuid, uuid)]
+        if matches:
+            return matches[0]
+        # A single visible device needs no name: CUDA can choose no other.
+        return 0 if len(found) == 1 and self.pids_before else None
+
+    def _why_none(self, uuid: str) -> str:
+        if not self.sources.found:
+            return self.sources.trouble or "no driver answers"
+        return f"the training's device ({uuid or 'without a name'}) is none that the driver lists"
+
+    def _run(self) -> None:
+        number = 0
+        while not self._over.wait(self.every_s):
+            number += 1
+            try:
+                self._sample(is_full=number % SLOW_EVERY == 1)
+            except Exception as error:  # noqa: BLE001  a driver that breaks ends the readings only
+                self.trouble = f"{type(error).__name__}: {error}"
+                return
+
+    def _sample(self, *, is_full: bool) -> None:
+        for place, source in enumerate(self.sources.found):
+            sample = source.sample(is_full=is_full)
+            self.samples[place].append(sample)
+            if (sample.pids or frozenset()) - self.own_pids - self.pids_before[place]:
+                self.own_pids.update(process_tree(os.getpid()))
+
+
+def readings_of(
+    samples: Sequence[CounterSample],
+    *,
+    uuid: str = "",
+    own_pids: frozenset[int] = frozenset(),
+    pids_before: frozenset[int] = frozenset(),
+    trouble: str = "",
+) -> GpuReadings:
+    """Return the readings over the samples of one window.
+
+    >>> twice = [CounterSample(at_s=t, values={"util_share": u}) for t, u in [(1, 0.5), (2, 1)]]
+    >>> readings_of(twice).util_share
+    0.75
+    """
+    if not samples:
+        return GpuReadings(uuid=uuid, missing={"all": trouble or NO_SAMPLE})
+    values, missing = _values(samples)
+    shares = _throttle_shares(samples)
+    others, idle, unknown = _other_processes(samples, own_pids, pids_before)
+    if unknown:
+        missing["other_processes"] = unknown
+    if trouble:
+        missing["later samples"] = trouble
+    first_s = samples[0].at_s
+    return GpuReadings(
+        **values,
+        throttle=tuple(sorted(shares)),
+        throttle_shares=shares,
+        other_processes=len(others),
+        other_idle_processes=len(idle),
+        uuid=uuid,
+        samples=len(samples),
+        series=tuple(
+            (round(sample.at_s - first_s, 3), sample.values["util_share"])
+            for sample in samples[:MAX_SERIES]
+            if "util_share" in sample.values
+        ),
+        missing=missing,
+    )
+
+
+def _values(samples: Sequence[CounterSample]) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the readings by field and why others are missing."""
+    values: dict[str, Any] = {}
+    missing: dict[str, str] = {}
+    for names, over in ((MEANS, statistics.fmean), (MEDIANS, statistics.median), (GREATEST, max)):
+        for name in names:
+            seen = [sample.values[name] for sample in samples if name in sample.values]
+            reason = _latest(sample.missing.get(name) for sample in samples)
+            if seen:
+                values[name] = int(over(seen)) if names is GREATEST else float(over(seen))
+            if not seen:
+                missing[name] = reason or NO_SAMPLE
+            elif reason:
+                missing[name] = f"vanished after {len(seen)} of {len(samples)} samples: {reason}"
+    throttle = _latest(sample.missing.get("throttle") for sample in samples)
+    return values, missing | ({"throttle": throttle} if throttle else {})
+
+
+def _latest(reasons: Iterable[str | None]) -> str | None:
+    return next((reason for reason in reversed(list(reasons)) if reason), None)
+
+
+def _throttle_shares(samples: Sequence[CounterSample]) -> dict[str, float]:
+    names = sorted(set().union(*(sample.throttle for sample in samples)))
+    told = [sample for sample in samples if "throttle" not in sample.missing]
+    return {name: sum(name in s.throttle for s in told) / len(told) for name in names}
+
+
+def _other_processes(
+    samples: Sequence[CounterSample], own: frozenset[int], before: frozenset[int]
+) -> tuple[frozenset[int], frozenset[int], str]:
+    """Return other processes on the device, the idle ones among them, and why that is unknown."""
+    told = [sample.pids for sample in samples if sample.pids is not None]
+    if not told:
+        reason = _latest(sample.missing.get("other_processes") for sample in samples)
+        return frozenset(), frozenset(), reason or "the driver lists no processes"
+    seen = frozenset().union(*told)
+    others, why = seen - own, ""
+    if seen and not seen & own:
+        # Numbers of another namespace: only those that were there before are surely not ours.
+        others = seen & before
+        why = "the driver counts processes by numbers of another namespace (a container)"
+    activity = [sample.busy_pids for sample in samples if sample.busy_pids is not None]
+    idle = others - frozenset().union(*activity) if activity else frozenset()
+    return others, idle, why

@@ -1,0 +1,233 @@
+"""The counters of one NVIDIA GPU, or of a MIG instance of it, through NVML. Never raises for one.
+
+What NVML calls utilisation is the share of time in which at least one kernel ran: one thread on one
+core of the GPU makes it 100 %. What the multiprocessors do is told by GPM, on Hopper and later.
+Not measured on a GPU yet.
+"""
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from flatout.hardware.counters import CounterSample, CounterSource, Sources
+from flatout.hardware.gpm import Gpm
+
+THROTTLE_BITS = {
+    0x2: "application clocks",
+    0x4: "power cap",
+    0x8: "hardware slowdown",
+    0x10: "sync boost",
+    0x20: "software thermal slowdown",
+    0x40: "hardware thermal slowdown",
+    0x80: "power brake",
+    0x100: "display clock",
+}
+"""nvmlClocksEventReasons of nvml.h. Idle (0x1) is left out: it slows down nobody's work."""
+WHOLE_GPU_ONLY = "MIG: the driver counts this for the whole GPU only"
+KIB = 1024
+"""NVML tells PCIe traffic in KiB/s."""
+
+
+class NvidiaCounters:
+    """One device. Every reading is tried each time: permissions and modes change under way."""
+
+    def __init__(self, nvml: Any, handle: Any, uuid: str) -> None:
+        self.nvml = nvml
+        self.handle = handle
+        self.uuid = uuid
+        self.is_instance = _answers(nvml, "nvmlDeviceIsMigDeviceHandle", handle)
+        self.whole = handle
+        """The GPU that a MIG instance is a part of: clocks and power belong to it."""
+        if self.is_instance:
+            with contextlib.suppress(nvml.NVMLError, AttributeError):
+                self.whole = nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(handle)
+        self.has_instances = self.is_instance or _is_split(nvml, handle)
+        self.gpm = Gpm(nvml, handle)
+        self.last_stamp = 0
+
+    def sample(self, *, is_full: bool) -> CounterSample:
+        """Read the counters now; PCIe traffic only where `is_full`."""
+        values: dict[str, float] = {}
+        missing: dict[str, str] = {}
+        for read in (self._shares, self._memory, self._power, self._clocks, self._temperature):
+            self._try(read, values, missing)
+        if is_full:
+            self._try(self._pcie, values, missing)
+        if self.is_instance:
+            for name in ("sm_active_share", "tensor_active_share"):
+                missing[name] = WHOLE_GPU_ONLY
+        else:
+            self.gpm.read(values, missing)
+        throttle: frozenset[str] = frozenset()
+        with self._noting("throttle", missing):
+            throttle = self._throttle()
+        pids, busy = self._processes(missing)
+        return CounterSample(
+            at_s=time.perf_counter(),
+            values=values,
+            throttle=throttle,
+            pids=pids,
+            busy_pids=busy,
+            missing=missing,
+        )
+
+    def close(self) -> None:
+        """Give back the samples of GPM and this reader's hold of NVML."""
+        self.gpm.close()
+        with contextlib.suppress(self.nvml.NVMLError):
+            self.nvml.nvmlShutdown()
+
+    def _try(
+        self,
+        read: Callable[[], Mapping[str, Callable[[], float]]],
+        values: dict[str, float],
+        missing: dict[str, str],
+    ) -> None:
+        for name, ask in read().items():
+            with self._noting(name, missing):
+                values[name] = ask()
+
+    @contextlib.contextmanager
+    def _noting(self, name: str, missing: dict[str, str]) -> Iterator[None]:
+        try:
+            yield
+        except (self.nvml.NVMLError, AttributeError) as error:
+            missing[name] = self._reason(error)
+
+    def _reason(self, error: Exception) -> str:
+        text = str(error) or type(error).__name__
+        return f"MIG: {text}" if self.has_instances else text
+
+    def _shares(self) -> dict[str, Callable[[], float]]:
+        return {
+            "util_share": lambda: self.nvml.nvmlDeviceGetUtilizationRates(self.handle).gpu / 100
+        }
+
+    def _memory(self) -> dict[str, Callable[[], float]]:
+        return {
+            "memory_used_bytes": lambda: self.nvml.nvmlDeviceGetMemoryInfo(self.handle).used,
+            "memory_total_bytes": lambda: self.nvml.nvmlDeviceGetMemoryInfo(self.handle).total,
+        }
+
+    def _power(self) -> dict[str, Callable[[], float]]:
+        nvml, whole = self.nvml, self.whole
+        return {
+            "power_w": lambda: nvml.nvmlDeviceGetPowerUsage(whole) / 1e3,
+            "power_limit_w": lambda: nvml.nvmlDeviceGetEnforcedPowerLimit(whole) / 1e3,
+        }
+
+    def _clocks(self) -> dict[str, Callable[[], float]]:
+        nvml, whole = self.nvml, self.whole
+        return {
+            "clock_mhz": lambda: nvml.nvmlDeviceGetClockInfo(whole, nvml.NVML_CLOCK_SM),
+            "max_clock_mhz": lambda: nvml.nvmlDeviceGetMaxClockInfo(whole, nvml.NVML_CLOCK_SM),
+        }
+
+    def _temperature(self) -> dict[str, Callable[[], float]]:
+        nvml, whole = self.nvml, self.whole
+        return {
+            "temperature_c": lambda: nvml.nvmlDeviceGetTemperature(whole, nvml.NVML_TEMPERATURE_GPU)
+        }
+
+    def _pcie(self) -> dict[str, Callable[[], float]]:
+        nvml, whole = self.nvml, self.whole
+
+        def rate(counter: int) -> float:
+            return KIB * float(nvml.nvmlDeviceGetPcieThroughput(whole, counter))
+
+        return {
+            "pcie_rx_bytes_per_s": lambda: rate(nvml.NVML_PCIE_UTIL_RX_BYTES),
+            "pcie_tx_bytes_per_s": lambda: rate(nvml.NVML_PCIE_UTIL_TX_BYTES),
+        }
+
+    def _throttle(self) -> frozenset[str]:
+        # Renamed in 2023; older bindings know the first name only, older drivers too.
+        ask = getattr(
+            self.nvml,
+            "nvmlDeviceGetCurrentClocksThrottleReasons",
+            getattr(self.nvml, "nvmlDeviceGetCurrentClocksEventReasons", None),
+        )
+        if ask is None:
+            raise AttributeError("these bindings cannot ask for the clocks' reasons")
+        active = int(ask(self.whole))
+        return frozenset(name for bit, name in THROTTLE_BITS.items() if active & bit)
+
+    def _processes(
+        self, missing: dict[str, str]
+    ) -> tuple[frozenset[int] | None, frozenset[int] | None]:
+        try:
+            found = self.nvml.nvmlDeviceGetComputeRunningProcesses(self.handle)
+            pids = frozenset(int(process.pid) for process in found)
+        except (self.nvml.NVMLError, AttributeError) as error:
+            missing["other_processes"] = self._reason(error)
+            return None, None
+        return pids, self._busy_processes()
+
+    def _busy_processes(self) -> frozenset[int] | None:
+        """Return the processes that ran kernels of late; None where the driver does not say."""
+        try:
+            found = self.nvml.nvmlDeviceGetProcessUtilization(self.handle, self.last_stamp)
+        except (self.nvml.NVMLError, AttributeError) as error:
+            # "Not found" is the answer when nobody ran anything since the last question.
+            is_quiet = type(error).__name__ == "NVMLError_NotFound"
+            return frozenset() if is_quiet else None
+        self.last_stamp = max([self.last_stamp, *(int(item.timeStamp) for item in found)])
+        return frozenset(int(item.pid) for item in found if item.smUtil)
+
+
+def open_nvidia(variables: Mapping[str, str]) -> Sources:
+    """Return the NVIDIA devices that a process with these environment variables sees."""
+    import pynvml
+
+    from flatout.hardware.gpus import read_driver
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        return Sources(trouble=str(error))
+    try:
+        named = [part.strip() for part in variables.get("CUDA_VISIBLE_DEVICES", "").split(",")]
+        instances = [name for name in named if name.startswith("MIG-")]
+        if instances:
+            handles = [(pynvml.nvmlDeviceGetHandleByUUID(name), name) for name in instances]
+        else:
+            handles = _visible_handles(pynvml, read_driver(), variables)
+    except pynvml.NVMLError as error:
+        return Sources(trouble=str(error))
+    finally:
+        with contextlib.suppress(pynvml.NVMLError):
+            pynvml.nvmlShutdown()
+    return _opened(pynvml, handles)
+
+
+def _opened(nvml: Any, handles: list[tuple[Any, str]]) -> Sources:
+    found: list[CounterSource] = []
+    for handle, uuid in handles:
+        try:
+            nvml.nvmlInit()  # counted: each reader holds the library by itself
+        except nvml.NVMLError as error:
+            return Sources(found=tuple(found), trouble=str(error))
+        found.append(NvidiaCounters(nvml, handle, uuid))
+    return Sources(found=tuple(found), trouble="" if found else "the training may see no GPU")
+
+
+def _visible_handles(nvml: Any, driver: Any, variables: Mapping[str, str]) -> list[tuple[Any, str]]:
+    from flatout.hardware.gpus import visible
+
+    gpus = visible([gpu for gpu in driver.gpus if gpu.kind == "cuda"], variables)
+    return [(nvml.nvmlDeviceGetHandleByIndex(gpu.index), gpu.uuid) for gpu in gpus]
+
+
+def _answers(nvml: Any, question: str, handle: Any) -> bool:
+    try:
+        return bool(getattr(nvml, question)(handle))
+    except (nvml.NVMLError, AttributeError):
+        return False
+
+
+def _is_split(nvml: Any, handle: Any) -> bool:
+    try:
+        return bool(nvml.nvmlDeviceGetMigMode(handle)[0])
+    except (nvml.NVMLError, AttributeError):
+        return False

@@ -1,0 +1,353 @@
+"""Counters against a driver that is not here: every failure it may have, one by one."""
+
+import sys
+import time
+from types import ModuleType, SimpleNamespace
+
+import pynvml
+import pytest
+
+from flatout.hardware.counters import (
+    CounterSample,
+    CounterSampler,
+    Sources,
+    open_sources,
+    readings_of,
+    same_device,
+)
+
+
+class Failure(Exception):  # noqa: N818  stands for NVMLError
+    pass
+
+
+class NVMLError_NotFound(Failure):  # noqa: N801  the library's own name
+    pass
+
+
+class Question:
+    """Stands for the structure of GPM's question."""
+
+    def __init__(self):
+        self.metrics = [SimpleNamespace() for _ in range(4)]
+
+
+def answer(question):
+    shares = {2: 61.0, 5: 12.5}
+    for metric in question.metrics[: question.numMetrics]:
+        metric.value, metric.nvmlReturn = shares[metric.metricId], 0
+
+
+def fail(text):
+    def raise_it(*_):
+        raise Failure(text)
+
+    return raise_it
+
+
+def nvml(**changes):
+    """Return a driver with two GPUs of a kind that has everything."""
+    fake = ModuleType("pynvml")
+    parts = {
+        "NVMLError": Failure,
+        "NVMLError_NotFound": NVMLError_NotFound,
+        "NVML_SUCCESS": 0,
+        "NVML_CLOCK_SM": 1,
+        "NVML_TEMPERATURE_GPU": 0,
+        "NVML_PCIE_UTIL_RX_BYTES": 1,
+        "NVML_PCIE_UTIL_TX_BYTES": 0,
+        "NVML_GPM_METRICS_GET_VERSION": 1,
+        "c_nvmlGpmMetricsGet_t": Question,
+        "nvmlInit": lambda: None,
+        "nvmlShutdown": lambda: None,
+        "nvmlSystemGetDriverVersion": lambda: "570.12",
+        "nvmlSystemGetCudaDriverVersion": lambda: 12080,
+        "nvmlDeviceGetCount": lambda: 2,
+        "nvmlDeviceGetHandleByIndex": lambda index: index,
+        "nvmlDeviceGetHandleByUUID": lambda name: name,
+        "nvmlDeviceGetName": lambda handle: "NVIDIA H200",
+        "nvmlDeviceGetUUID": lambda handle: f"GPU-{handle}abc",
+        "nvmlDeviceGetMemoryInfo": lambda handle: SimpleNamespace(total=100, used=7),
+        "nvmlDeviceGetUtilizationRates": lambda handle: SimpleNamespace(gpu=98),
+        "nvmlDeviceGetComputeRunningProcesses": lambda handle: [],
+        "nvmlDeviceGetProcessUtilization": lambda handle, since: [],
+        "nvmlDeviceGetCudaComputeCapability": lambda handle: (9, 0),
+        "nvmlDeviceGetPowerUsage": lambda handle: 310_000,
+        "nvmlDeviceGetEnforcedPowerLimit": lambda handle: 700_000,
+        "nvmlDeviceGetClockInfo": lambda handle, kind: 1755,
+        "nvmlDeviceGetMaxClockInfo": lambda handle, kind: 1980,
+        "nvmlDeviceGetTemperature": lambda handle, kind: 61,
+        "nvmlDeviceGetPcieThroughput": lambda handle, kind: 1000 + kind,
+        "nvmlDeviceGetCurrentClocksThrottleReasons": lambda handle: 0x1 | 0x4,
+        "nvmlDeviceIsMigDeviceHandle": lambda handle: 0,
+        "nvmlDeviceGetMigMode": lambda handle: [0, 0],
+        "nvmlDeviceGetDeviceHandleFromMigDeviceHandle": lambda handle: 0,
+        "nvmlGpmQueryDeviceSupport": lambda handle: SimpleNamespace(isSupportedDevice=1),
+        "nvmlGpmSampleAlloc": lambda: object(),
+        "nvmlGpmSampleFree": lambda sample: None,
+        "nvmlGpmSampleGet": lambda handle, sample: sample,
+        "nvmlGpmMetricsGet": answer,
+    }
+    for name, value in (parts | changes).items():
+        setattr(fake, name, value)
+    return fake
+
+
+@pytest.fixture
+def driver(monkeypatch):
+    """Put a driver of these properties in place of the real library."""
+
+    def use(**changes):
+        monkeypatch.setitem(sys.modules, "pynvml", nvml(**changes))
+
+    return use
+
+
+def first_readings(variables=None, number=3):
+    """Return what the first visible device tells over a few samples."""
+    sources = open_sources({} if variables is None else variables)
+    samples = [sources.found[0].sample(is_full=True) for _ in range(number)]
+    sources.close()
+    return readings_of(samples)
+
+
+def test_every_counter_of_a_whole_gpu_is_read(driver):
+    driver()
+
+    found = first_readings()
+
+    assert (found.util_share, found.sm_active_share, found.tensor_active_share) == (
+        0.98,
+        0.61,
+        0.125,
+    )
+    assert (found.memory_used_bytes, found.memory_total_bytes) == (7, 100)
+    assert (found.power_w, found.power_limit_w, found.temperature_c) == (310, 700, 61)
+    assert (found.clock_mhz, found.max_clock_mhz) == (1755, 1980)
+    assert (found.pcie_rx_bytes_per_s, found.pcie_tx_bytes_per_s) == (1001 * 1024, 1000 * 1024)
+    assert (found.throttle, found.throttle_shares) == (("power cap",), {"power cap": 1.0})
+    assert found.missing == {}
+
+
+def test_the_names_that_are_used_exist_in_the_real_library():
+    fake = nvml()
+
+    assert [
+        name for name in vars(fake) if "nvml" in name.lower() and not hasattr(pynvml, name)
+    ] == []
+    assert hasattr(pynvml.c_nvmlGpmMetricsGet_t(), "numMetrics")
+    assert (pynvml.NVML_GPM_METRIC_SM_UTIL, pynvml.NVML_GPM_METRIC_ANY_TENSOR_UTIL) == (2, 5)
+
+
+def test_a_machine_without_a_driver_gives_the_reason(driver):
+    driver(nvmlInit=fail("NVML Shared Library Not Found"))
+
+    with CounterSampler(open_sources({})) as counters:
+        pass
+
+    assert counters.readings("", 0.0, 1.0).missing == {"all": "NVML Shared Library Not Found"}
+
+
+@pytest.mark.parametrize(
+    ("call", "field"),
+    [
+        ("nvmlDeviceGetUtilizationRates", "util_share"),
+        ("nvmlDeviceGetMemoryInfo", "memory_used_bytes"),
+        ("nvmlDeviceGetPowerUsage", "power_w"),
+        ("nvmlDeviceGetEnforcedPowerLimit", "power_limit_w"),
+        ("nvmlDeviceGetClockInfo", "clock_mhz"),
+        ("nvmlDeviceGetMaxClockInfo", "max_clock_mhz"),
+        ("nvmlDeviceGetTemperature", "temperature_c"),
+        ("nvmlDeviceGetPcieThroughput", "pcie_rx_bytes_per_s"),
+        ("nvmlGpmQueryDeviceSupport", "sm_active_share"),
+        ("nvmlGpmSampleGet", "tensor_active_share"),
+        ("nvmlGpmMetricsGet", "sm_active_share"),
+        ("nvmlDeviceGetCurrentClocksThrottleReasons", "throttle"),
+        ("nvmlDeviceGetComputeRunningProcesses", "other_processes"),
+    ],
+)
+@pytest.mark.parametrize("reason", ["Insufficient Permissions", "Not Supported"])
+def test_one_counter_that_fails_is_missing_with_its_reason_and_the_others_stay(
+    driver, monkeypatch, call, field, reason
+):
+    driver()
+    sources = open_sources({})
+    monkeypatch.setattr(sys.modules["pynvml"], call, fail(reason))
+    if call == "nvmlGpmQueryDeviceSupport":
+        sources = open_sources({})  # asked once, when the device is opened
+
+    found = readings_of([sources.found[0].sample(is_full=True) for _ in range(3)])
+
+    assert found.missing[field] == reason
+    assert sum(value is not None for value in (found.util_share, found.power_w)) >= 1
+
+
+def test_bindings_that_lack_a_function_leave_its_reading_missing(driver, monkeypatch):
+    driver()
+    sources = open_sources({})
+    monkeypatch.delattr(sys.modules["pynvml"], "nvmlDeviceGetPowerUsage")
+
+    found = readings_of([sources.found[0].sample(is_full=True)])
+
+    assert found.power_w is None
+    assert "nvmlDeviceGetPowerUsage" in found.missing["power_w"]
+
+
+def test_a_gpu_before_hopper_has_no_gpm(driver):
+    driver(nvmlGpmQueryDeviceSupport=lambda handle: SimpleNamespace(isSupportedDevice=0))
+
+    found = first_readings()
+
+    assert found.sm_active_share is None
+    assert "Hopper" in found.missing["tensor_active_share"]
+
+
+def test_a_mig_instance_tells_its_own_memory_and_says_what_is_counted_for_the_whole_gpu(driver):
+    driver(
+        nvmlDeviceIsMigDeviceHandle=lambda handle: handle == "MIG-1",
+        nvmlDeviceGetUtilizationRates=fail("Not Supported"),
+        nvmlDeviceGetMemoryInfo=lambda handle: SimpleNamespace(
+            total=40 if handle == "MIG-1" else 100, used=3
+        ),
+    )
+
+    found = first_readings({"CUDA_VISIBLE_DEVICES": "MIG-1"})
+
+    assert (found.memory_total_bytes, found.power_w) == (40, 310)
+    assert found.missing["util_share"] == "MIG: Not Supported"
+    assert found.missing["sm_active_share"].startswith("MIG")
+
+
+def test_a_mig_instance_that_is_gone_gives_the_reason(driver):
+    driver(nvmlDeviceGetHandleByUUID=fail("Not Found"))
+
+    assert open_sources({"CUDA_VISIBLE_DEVICES": "MIG-1"}).trouble == "Not Found"
+
+
+def test_a_counter_that_vanishes_midway_keeps_what_was_seen_and_says_so(driver, monkeypatch):
+    driver()
+    source = open_sources({}).found[0]
+    before = [source.sample(is_full=True) for _ in range(2)]
+    monkeypatch.setattr(sys.modules["pynvml"], "nvmlDeviceGetPowerUsage", fail("GPU is lost"))
+
+    found = readings_of([*before, source.sample(is_full=True)])
+
+    assert found.power_w == 310
+    assert found.missing["power_w"] == "vanished after 2 of 3 samples: GPU is lost"
+
+
+def test_only_the_devices_that_the_training_sees_are_read(driver):
+    driver()
+
+    found = open_sources({"CUDA_VISIBLE_DEVICES": "1"}).found
+
+    assert [source.uuid for source in found] == ["GPU-1abc"]
+
+
+def test_a_training_that_may_see_no_gpu_has_no_counters(driver):
+    driver()
+
+    assert open_sources({"CUDA_VISIBLE_DEVICES": ""}).trouble == "the training may see no GPU"
+
+
+def test_of_several_devices_the_one_that_the_training_named_counts(driver):
+    driver(nvmlDeviceGetUtilizationRates=lambda handle: SimpleNamespace(gpu=90 if handle else 10))
+    began = time.perf_counter()
+
+    with CounterSampler(open_sources({}), every_s=0.01) as counters:
+        time.sleep(0.2)
+    found = counters.readings("1ABC", began, time.perf_counter())
+
+    assert (found.uuid, found.util_share) == ("GPU-1abc", pytest.approx(0.9))
+    assert found.samples == len(found.series) > 2
+
+
+def test_a_device_that_nobody_named_is_not_guessed_among_several(driver):
+    driver()
+
+    with CounterSampler(open_sources({})) as counters:
+        pass
+
+    assert "without a name" in counters.readings("", 0.0, 1.0).missing["all"]
+
+
+def test_samples_outside_of_the_window_do_not_count():
+    values = [(0.5, 0.0), (1.5, 0.8), (2.5, 0.0)]
+    samples = [CounterSample(at_s=at, values={"util_share": util}) for at, util in values]
+    counters = CounterSampler(Sources(found=(SimpleNamespace(uuid="GPU-a"),)))
+    counters.pids_before = (frozenset(),)
+    counters.samples[0].extend(samples)
+
+    assert counters.readings("a", 1.0, 2.0).util_share == 0.8
+    assert "shorter" in counters.readings("a", 2.6, 2.7).missing["all"]
+
+
+def test_a_driver_that_breaks_in_the_thread_ends_the_readings_and_nothing_else():
+    class Broken:
+        uuid = "GPU-a"
+        calls = 0
+
+        def sample(self, *, is_full):
+            self.calls += 1
+            if self.calls > 3:
+                raise OSError("the driver was unloaded")
+            return CounterSample(at_s=time.perf_counter(), values={"util_share": 1.0})
+
+        def close(self):
+            pass
+
+    began = time.perf_counter()
+
+    with CounterSampler(Sources(found=(Broken(),)), every_s=0.01) as counters:
+        time.sleep(0.2)
+    found = counters.readings("", began, time.perf_counter())
+
+    assert (found.samples, found.util_share) == (2, 1.0)
+    assert found.missing["later samples"] == "OSError: the driver was unloaded"
+
+
+OWN, SHELL, OTHER = 10, 11, 99
+
+
+@pytest.mark.parametrize(
+    ("pids", "busy", "others", "idle"),
+    [
+        ({OWN}, {OWN}, 0, 0),
+        ({OWN, OTHER}, {OWN, OTHER}, 1, 0),
+        ({OWN, OTHER}, {OWN}, 1, 1),
+        ({OWN, OTHER}, None, 1, 0),
+    ],
+)
+def test_other_processes_are_told_from_the_training_and_the_idle_from_the_working(
+    pids, busy, others, idle
+):
+    activity = None if busy is None else frozenset(busy)
+    sample = CounterSample(at_s=1.0, pids=frozenset(pids), busy_pids=activity)
+
+    found = readings_of([sample], own_pids=frozenset({OWN, SHELL}))
+
+    assert (found.other_processes, found.other_idle_processes) == (others, idle)
+
+
+def test_numbers_of_another_namespace_count_as_others_only_if_they_were_there_before():
+    sample = CounterSample(at_s=1.0, pids=frozenset({70, 71}))
+
+    found = readings_of([sample], own_pids=frozenset({OWN}), pids_before=frozenset({71}))
+
+    assert found.other_processes == 1
+    assert "container" in found.missing["other_processes"]
+
+
+def test_nobody_running_anything_is_not_the_same_as_not_being_told(driver):
+    def quiet(*_):
+        raise NVMLError_NotFound("Not Found")
+
+    driver(nvmlDeviceGetProcessUtilization=quiet)
+    source = open_sources({}).found[0]
+
+    assert source.sample(is_full=False).busy_pids == frozenset()
+
+
+def test_devices_are_the_same_whatever_prefix_their_names_have():
+    assert same_device("GPU-5a1f", "5A1F")
+    assert not same_device("GPU-5a1f", "GPU-77")
