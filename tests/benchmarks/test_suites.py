@@ -1,13 +1,14 @@
 """The suites' own judgement: which claims hold, on made-up results."""
 
 import itertools
+import math
 import random
 import statistics
 from dataclasses import replace
 
 import pytest
 
-from benchmarks.bench import Bench, TrialFailedError, cells
+from benchmarks.bench import Bench, cells
 from benchmarks.suites import aa, already_tuned, overhead, slow_compute, startup, starved_images
 from flatout.core.recipe import Choice
 from flatout.core.stats import Decision
@@ -108,45 +109,46 @@ def test_simulated_trials_have_the_noise_they_are_said_to_have(deviation, correl
     assert statistics.median(times) == pytest.approx(0.1, rel=0.02)
 
 
-def steps(count, step_ms=10.0):
-    return [{"step": number, "step_ms": step_ms} for number in range(1, count + 1)]
+def switched(*added):
+    """Return what one process would leave: pairs of blocks with so much added."""
+    blocks = []
+    for number, share in enumerate(added):
+        pair = [[True, [0.010 * (1 + share)] * 5], [False, [0.010] * 5]]
+        blocks += pair if number % 2 else pair[::-1]
+    return {"blocks": blocks}
 
 
-def test_overhead_leaves_the_warm_up_out():
-    rows = steps(overhead.STEPS)
-    slow_start = [row | {"step_ms": 1_000.0} if row["step"] <= 10 else row for row in rows]
-
-    assert overhead.median_step_s(slow_start) == pytest.approx(0.010)
+def test_overhead_of_a_process_is_the_median_over_its_pairs():
+    assert overhead.added_log(switched(0.004, 0.006, 5.0)) == pytest.approx(math.log(1.006))
 
 
-def test_overhead_of_a_log_that_is_cut_short_is_no_number():
-    with pytest.raises(TrialFailedError, match="only 12 of 25 steps"):
-        overhead.median_step_s(steps(12))
+@pytest.mark.parametrize(
+    ("added", "holds"), [((0.001, 0.002, 0.003), True), ((0.0, 0.009, 0.018), False)]
+)
+def test_overhead_holds_only_where_the_whole_interval_is_allowed(added, holds):
+    found = overhead.judge(overhead.JOBS[0], [switched(share) for share in added])
+
+    assert found.added < 0.01
+    assert found.holds is holds
 
 
-def test_overhead_is_read_as_a_share_with_its_interval():
-    pair = replace(a_pair(1.004), interval=(0.996, 1.012))
+def test_overhead_reads_as_a_share_with_its_interval():
+    found = overhead.judge(overhead.JOBS[0], [switched(share) for share in (0.001, 0.002, 0.003)])
 
-    assert overhead.finding(pair) == "+0.4% of the step (-0.4% to +1.2%)"
+    assert overhead.words(found) == "slow compute +0.20% (-0.05% to +0.45%)"
 
 
 @pytest.mark.slow
-def test_overhead_is_measured_on_real_processes(tmp_path, monkeypatch):
-    def tiny(bench, log):
-        work = slow(bench, log)
-        small = ("--limit", "100000", "--context", "16", "--width", "32", "--heads", "2")
-        small += ("--layers", "1")
-        return replace(work, arguments=(*work.arguments, *small))
-
-    slow = overhead.workload
-    monkeypatch.setattr(overhead, "workload", tiny)
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+def test_overhead_is_measured_in_real_processes_that_switch(tmp_path):
+    job = replace(overhead.JOBS[2], arguments=("--width", "32", "--steps", "200"), block=5)
     bench = Bench(machine=a_machine(), work=tmp_path, say=lambda line: None)
 
-    record = overhead.run(bench, pairs=2)
+    record = overhead.run(bench, jobs=(job,), processes=2)
 
-    assert len(record.raw["plain_s"]) == len(record.raw["listened_s"]) == 2
-    assert record.table[1][0] == "without flatout"
+    seen = record.raw["2 ms step"]
+    assert [one["changes"]["off"] for one in seen] == [0, 0]
+    assert all(len(one["blocks"]) > 10 for one in seen)
+    assert record.table[1][0] == "2 ms step"
 
 
 def test_startup_measures_both_sides_and_finds_no_torch(tmp_path):

@@ -36,13 +36,15 @@ class Segment:
     samples: int = 0
     batch_bytes: int = 0
     forwards: int = 0
+    calls: list[int] = field(default_factory=list)
+    """Forwards of each root, by order of discovery; shorter where later roots were not called."""
     backwards: int = 0
     evals: int = 0
     loader_starts: int = 0
     communication: list[float] = field(default_factory=list)
     """Seconds in collectives by the phase they were called in; empty where there were none."""
     losses: list[Any] = field(default_factory=list)
-    """Detached tensors until the run ends, then floats: reading one earlier would synchronise."""
+    """Floats; on a device detached tensors until the run ends: reading one would synchronise."""
 
 
 @dataclass(slots=True)

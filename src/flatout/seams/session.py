@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     import torch
 
 Value = TypeVar("Value")
+NO_THREAD = -1
+"""Identifies no thread: the session of a child that was forked off another thread."""
 MAX_ERRORS = 20
 """Probe failures kept; more of the same say nothing new."""
 
@@ -112,7 +114,8 @@ class Session:
         Loader workers inherit the patches, and autograd's device threads recompute checkpointed
         forwards: neither is a step of the loop.
         """
-        return threading.get_ident() == self._thread and os.getpid() == self._pid
+        # No getpid: a forked child has passed through `_forked` before it gets here.
+        return threading.get_ident() == self._thread
 
     def transform(
         self, seam: str, value: Value, *context: Any, only: Technique | None = None
@@ -197,7 +200,7 @@ class Session:
             self.note_status(technique, "applied")
 
     def _become_own(self) -> None:
-        self._pid, self._thread = os.getpid(), threading.get_ident()
+        self._thread = threading.get_ident()
 
     def _forked(self) -> None:
         """Start an empty record: a forked child may train too (it is then a trainer of its own)."""
@@ -206,7 +209,7 @@ class Session:
         self.segment, self.segments, self.counts = Segment(), [], {}
         self.errors.clear()
         if threading.current_thread() is not threading.main_thread():
-            self._pid = -1
+            self._thread = NO_THREAD
 
 
 def _open_heartbeat(spec: Mapping[str, Any]) -> mmap.mmap | None:
