@@ -25,6 +25,7 @@ from flatout.reporting.tables import (
     table,
     wrapped,
 )
+from flatout.reporting.text.gpu import gpu_lines
 
 BAR_WIDTH = 30
 """Characters for a whole step in the table of phases."""
