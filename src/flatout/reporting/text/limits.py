@@ -1,0 +1,90 @@
+"""The section on limits: what was measured that no lever can beat on this machine."""
+
+from collections.abc import Iterator
+
+from flatout.core.profile import Profile
+from flatout.core.readings import Limits
+from flatout.core.units import format_bytes, format_ms, format_rate, format_ratio, format_share
+from flatout.reporting.tables import labelled
+
+LABEL_WIDTH = 11
+UNITS = ((1e12, "TFLOP"), (1e9, "GFLOP"), (1e6, "MFLOP"), (1e3, "kFLOP"))
+HIDDEN_STEP_SHARE = 0.001
+"""A least step below a thousandth of the step says only that the step is not about products."""
+WORDS = {
+    "flops_per_step": "operations of a step",
+    "gemm_flops_per_s": "peak",
+    "loader_samples_per_s": "loader alone",
+}
+"""What a reader calls a limit that may be missing."""
+
+
+def limits_lines(profile: Profile, width: int) -> list[str]:
+    """Return what the loader and the device could do at most; nothing where that was not asked."""
+    if profile.limits is None and not profile.ceilings.is_measured:
+        return []
+    return [
+        line
+        for label, text in _rows(profile, profile.limits or Limits())
+        for line in labelled(label.ljust(LABEL_WIDTH), text, width)
+    ]
+
+
+def _rows(profile: Profile, limits: Limits) -> Iterator[tuple[str, str]]:
+    if profile.ceilings.is_measured:
+        yield "", "(ceilings measured: runs with replayed batches, beside the script as it is)"
+    if limits.loader_samples_per_s and profile.samples_per_s:
+        yield "loader", _loader(profile, limits.loader_samples_per_s)
+    if limits.least_step_ms is not None:
+        yield "least step", _least_step(profile, limits)
+    least_copy_ms = find_least_copy_ms(profile, limits)
+    if least_copy_ms is not None:
+        yield "least copy", _least_copy(least_copy_ms, limits)
+    missing = [
+        f"{WORDS[name]}: {reason}" for name, reason in limits.missing.items() if name in WORDS
+    ]
+    if missing:
+        yield "not known", "; ".join(missing)
+
+
+def _loader(profile: Profile, rate: float) -> str:
+    times = format_ratio(rate / profile.samples_per_s)
+    return f"by itself at most {format_rate(rate)} samples/s, {times} what the training takes now"
+
+
+def _least_step(profile: Profile, limits: Limits) -> str:
+    flops, rate = limits.flops_per_step or 0.0, limits.gemm_flops_per_s or 0.0
+    least_ms, step_ms = limits.least_step_ms or 0.0, profile.step_ms.median
+    share = f"; MFU {format_share(profile.mfu)}" if profile.mfu is not None else ""
+    text = (
+        f"{format_ms(least_ms)}: {format_flops(flops)} at {format_flops(rate)}/s, "
+        f"the measured GEMM peak in {limits.gemm_dtype}{share}"
+    )
+    if least_ms < HIDDEN_STEP_SHARE * step_ms:
+        return f"{text} (the step is not about matrix products)"
+    return f"{text}, so at most {format_ratio(step_ms / least_ms)}"
+
+
+def find_least_copy_ms(profile: Profile, limits: Limits) -> float | None:
+    """Return what copying a step's batches to the device takes at least; None where none is."""
+    count = sum(loader.batch_bytes for loader in profile.training_loaders)
+    if profile.device_kind == "cpu" or not limits.copy_bytes_per_s or not count:
+        return None
+    return 1e3 * count * profile.batches_per_step / limits.copy_bytes_per_s
+
+
+def _least_copy(least_ms: float, limits: Limits) -> str:
+    rate = format_bytes(limits.copy_bytes_per_s or 0.0)
+    return f"{format_ms(least_ms)} for a step's batches at {rate}/s, as measured"
+
+
+def format_flops(count: float) -> str:
+    """Render a number of floating-point operations with three significant figures.
+
+    >>> format_flops(3.1e12), format_flops(286_720), format_flops(12)
+    ('3.10 TFLOP', '287 kFLOP', '12.0 FLOP')
+    """
+    for unit, name in UNITS:
+        if count >= unit:
+            return f"{format_rate(count / unit)} {name}"
+    return f"{format_rate(count)} FLOP"
