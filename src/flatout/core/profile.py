@@ -15,6 +15,7 @@ from flatout.core.readings import (
     SyncPoint,
     readings_from_json,
 )
+from flatout.core.trace import TraceSummary, trace_from_json
 
 SCHEMA = "flatout.profile/1"
 MAX_STEPS_KEPT = 200
@@ -175,6 +176,8 @@ class Profile:
     limits: Limits | None = None
     ranks: tuple[RankFacts, ...] = ()
     """Every process of a multi-process training; empty for one."""
+    trace: TraceSummary | None = None
+    """What a trace of a few steps showed; None where none was asked for."""
     invalid: tuple[str, ...] = ()
     """Why these numbers must not be trusted (foreign load, throttling, a shared device);
     empty for a sound measurement."""
@@ -221,10 +224,11 @@ def profile_from_json(plain: Mapping[str, Any]) -> Profile:
         ModelFacts(**item | {"dtypes": tuple(item["dtypes"])}) for item in fields["models"]
     )
     fields["findings"] = tuple(Finding(**item) for item in fields["findings"])
-    journey, memory = fields.get("journey"), fields.get("memory")
+    journey, memory, trace = (fields.get(name) for name in ("journey", "memory", "trace"))
     fields |= readings_from_json(fields) | {
         "journey": journey_from_json(journey) if journey else None,
         "memory": memory_from_json(memory) if memory else None,
+        "trace": trace_from_json(trace) if trace else None,
         "steps_ms": tuple(tuple(step) for step in fields.get("steps_ms", ())),
         "invalid": tuple(fields.get("invalid", ())),
     }

@@ -280,6 +280,7 @@ class Recorder:
                 "batches": s.batches,
                 "samples": s.samples,
                 "forwards": s.forwards,
+                "calls": s.calls,
                 "backwards": s.backwards,
                 "evals": s.evals,
                 "loader_starts": s.loader_starts,

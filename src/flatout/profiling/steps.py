@@ -1,5 +1,6 @@
 """From recorded segments to training steps, and from steps to one robust step time. Pure."""
 
+import itertools
 import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -37,6 +38,8 @@ class Step:
     losses: tuple[float, ...]
     communication: tuple[float, ...] = (0.0,) * len(NAMES)
     """Seconds in collectives, by the phase they were called in."""
+    calls: tuple[int, ...] = ()
+    """Forwards of each root, by order of discovery."""
 
     @property
     def wall_s(self) -> float:
@@ -117,6 +120,9 @@ def _merge(group: Sequence[Mapping[str, Any]]) -> Step:
         is_dirty=evaluated > 0 or seconds[6] > 0,
         losses=tuple(loss for part in group for loss in part["losses"]),
         communication=_communication(group),
+        calls=tuple(
+            map(sum, itertools.zip_longest(*(part.get("calls", ()) for part in group), fillvalue=0))
+        ),
     )
 
 

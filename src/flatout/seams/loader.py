@@ -3,7 +3,7 @@
 import functools
 import inspect
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from flatout.core.technique import seams_of
@@ -19,6 +19,10 @@ REBUILDERS = ("accelerate.", "lightning.", "lightning_fabric.", "pytorch_lightni
 ADDRESS = "_flatout_address"
 STARTED = "_flatout_started"
 """On an iterator that has given no batch yet: how long it took to make."""
+IMAGE_DIMS = 3
+"""Channels, height, width."""
+CHANNELS = (1, 3, 4)
+"""Grey, colour, colour with transparency."""
 MAX_DEPTH = 4
 """Levels of a batch that are looked into."""
 MAX_SIZES = 64
@@ -219,9 +223,9 @@ class _Iteration:
         started_s = iterator.__dict__.pop(STARTED, None)
         segment = session.segment
         segment.batches += 1
-        segment.samples += leading_size(batch)
-        session.last_loader = address
         seen = session.loaders.get(address)
+        segment.samples += leading_size(batch, seen.asked["batch_size"] if seen else None)
+        session.last_loader = address
         if seen is not None:
             seen.batches += 1
             if started_s is not None:
@@ -232,18 +236,42 @@ class _Iteration:
         session.fire("batch", batch, address)
 
 
-def leading_size(batch: Any, depth: int = 0) -> int:
+def leading_size(batch: Any, expected: int | None = None, depth: int = 0) -> int:
     """Return the number of samples: the first dimension of the first tensor in the batch.
+
+    A list of images that differ in size is counted by its items.
 
     >>> leading_size({"label": []})
     0
     """
-    shape = getattr(batch, "shape", None)
-    if shape is not None and hasattr(batch, "dtype"):
+    shape = _shape(batch)
+    if shape is not None:
         return int(shape[0]) if len(shape) else 1
-    return next(
-        (size for part in _parts(batch, depth) if (size := leading_size(part, depth + 1))), 0
-    )
+    parts = _parts(batch, depth)
+    if isinstance(batch, list | tuple) and _are_images(batch, expected):
+        return len(batch)
+    sizes = (leading_size(part, expected, depth + 1) for part in parts)
+    return next((size for size in sizes if size), 0)
+
+
+def _shape(value: Any) -> Any:
+    """Return the shape of a tensor or array, None for anything else."""
+    return getattr(value, "shape", None) if hasattr(value, "dtype") else None
+
+
+def _are_images(items: Sequence[Any], expected: int | None) -> bool:
+    """Tell whether every item is one image, channels first, rather than a part of the batch.
+
+    Two equally shaped parts of a batch look alike; the loader's batch size tells them apart.
+    """
+    shapes = [_shape(item) for item in items]
+    if not shapes or any(shape is None or len(shape) != IMAGE_DIMS for shape in shapes):
+        return False
+    if any(shape[0] not in CHANNELS for shape in shapes):
+        return False
+    if expected is None:
+        return all(shape[0] > 1 for shape in shapes)
+    return len(items) == expected or all(shape[0] != expected for shape in shapes)
 
 
 def tensor_bytes(batch: Any, depth: int = 0) -> int:

@@ -30,6 +30,7 @@ class _Roots:
         self.torch = torch
         self.session = session
         self.calls: dict[int, Callable[..., Any]] = {}
+        self.numbers: dict[int, int] = {}
         self.inner: set[int] = set()
         self.module_class: Any = torch.nn.Module
         self.original = torch.nn.Module.__call__
@@ -87,9 +88,13 @@ class _Roots:
         session = self.session
         segment = session.segment
         segment.forwards += 1
+        number = self.numbers[id(module)]
+        segment.calls += [0] * (number + 1 - len(segment.calls))
+        segment.calls[number] += 1
         if not session.loaders and module is session.roots[0]:
             # Without a loader the batch is what the first root is called with.
-            segment.samples += leading_size([*args, *kwargs.values()])
+            sizes = map(leading_size, (*args, *kwargs.values()))
+            segment.samples += next((size for size in sizes if size), 0)
         seen = session.loaders.get(session.last_loader)
         if seen is not None:
             seen.is_training = True
@@ -123,6 +128,7 @@ class _Roots:
         call: Callable[..., Any] = functools.partial(original, module)
         self.calls[id(module)] = session.transform("forward", call, module)
         weakref.finalize(module, self.calls.pop, id(module), None)
+        self.numbers[id(module)] = len(session.roots)
         session.roots.append(module)
         session.fire("root", module)
 

@@ -43,7 +43,9 @@ class TrialOptions:
     guard: Mapping[str, Any] | None = None
     """What the guard's recorder should do; None for a timed trial."""
     keep: Path | None = None
-    """Where the guard's record goes."""
+    """Where the guard's record goes, and the files of `keep_names`."""
+    keep_names: tuple[str, ...] = ()
+    """Names, with wildcards, of files that probes leave in the trial's folder."""
     cache: Path | None = None
     """Compile cache shared by the trials of one tuning; None leaves the user's."""
     traces_kernels: bool = False
@@ -70,7 +72,7 @@ def run_trial(
         "guard": options.guard,
         "traces_kernels": options.traces_kernels,
         "probes": options.probes,
-        "keep": [GUARD_RECORD],
+        "keep": [GUARD_RECORD, *options.keep_names],
     }
     with beside.sampler(environment) as counters:
         ending = run_process(
@@ -184,7 +186,8 @@ def _ended(result: Mapping[str, Any] | None, options: TrialOptions) -> tuple[Out
     if result is not None and result["segments"]:
         return _judged(result, options)
     return Outcome.NO_STEPS, (
-        "the script ended and no training step was seen: no optimizer step and no backward"
+        "the script ended and no training step was seen: no optimizer step and no backward; "
+        "where it trains all the same, put each step into `with flatout.step():`"
     )
 
 

@@ -9,6 +9,7 @@ import importlib
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from flatout.core.machine import Machine
@@ -34,6 +35,8 @@ class PassRunner:
     limit_s: float
     tell: Tell = lambda _: None
     started: float = field(default_factory=time.monotonic)
+    trace_path: Path | None = None
+    """Where the trace goes: a file, or a folder for TensorBoard."""
     last_wall_s: float = 0.0
     """Wall time of the latest pass: what the next one is expected to take."""
 

@@ -1,0 +1,193 @@
+"""From the events of a Chrome trace to a summary. Pure; times in the events are microseconds.
+
+The device's part has been checked on made-up events only: not measured on a GPU yet.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from flatout.core.trace import IdleSplit, TraceEntry, TraceSummary
+from flatout.profiling.spans import Span, clipped, length, without
+
+Event = Mapping[str, Any]
+STEP = "ProfilerStep#"
+"""How torch's profiler names the span of a step."""
+DEVICE_KINDS = ("kernel", "gpu_memcpy", "gpu_memset")
+LAUNCH_KINDS = ("cuda_runtime", "cuda_driver", "hip_runtime")
+TOP = 10
+"""Rows kept: the tenth kernel of a training step rarely holds two percent of it."""
+KERNEL_WAIT_US = 0.03
+"""Gap between queued kernels that is nobody's fault: the default of Holistic Trace Analysis
+(`consecutive_kernel_delay`, 30 ns), so that the split can be compared with it."""
+COMMUNICATION = ("nccl", "rccl")
+LAYOUT = ("nchwtonhwc", "nhwctonchw", "tensortransform", "converttensor")
+"""Parts of the names of cuDNN's layout kernels."""
+TENSOR_CORE = (
+    "h884",
+    "s884",
+    "c1688",
+    "h1688",
+    "s1688",
+    "i8816",
+    "16816",
+    "hmma",
+    "gmma",
+    "nvjet",
+    "tensorop",
+    "xmma_gemm",
+    "xmma_implicit_gemm",
+    "xmma_sparse",
+    "xmma_warp_specialized",
+    "flash_fwd",
+    "flash_bwd",
+)
+"""Parts of the names of kernels that use tensor cores: the list of PyTorch's TensorBoard plugin
+(`tb_plugin/torch_tb_profiler/profiler/tensor_core.py`), cuBLAS's and attention's newer names."""
+NOT_TENSOR_CORE = ("ffma", "f32f32_f32f32_f32_", "simt")
+"""Kernels of the same families that multiply in fp32 without tensor cores."""
+
+
+def summarise_trace(events: Iterable[Event]) -> TraceSummary | None:
+    """Return what the traced steps held; None where no whole step was traced."""
+    whole = [event for event in events if event.get("ph") == "X" and "dur" in event]
+    steps = [
+        span(event)
+        for event in whole
+        if event["name"].startswith(STEP) and event.get("cat") == "user_annotation"
+    ]
+    if not steps:
+        return None
+    first, last = min(start for start, _ in steps), max(stop for _, stop in steps)
+    device = [e for e in whole if e.get("cat") in DEVICE_KINDS and e["ts"] >= first]
+    # Kernels end after the host's step: the profiler waits for them.
+    window = first, max([last, *(span(event)[1] for event in device)])
+    count = len(steps)
+    step_us = (window[1] - window[0]) / count
+    operators = _entries(_self_times(whole, (first, last)), count, step_us)
+    summary = TraceSummary(steps=count, step_ms=step_us / 1e3, operators=operators)
+    if not device:
+        return _without_device(summary)
+    return _with_device(summary, whole, device, window)
+
+
+def span(event: Event) -> Span:
+    """Return begin and end of an event.
+
+    >>> span({"ts": 2.0, "dur": 3.0})
+    (2.0, 5.0)
+    """
+    return event["ts"], event["ts"] + event["dur"]
+
+
+def _without_device(summary: TraceSummary) -> TraceSummary:
+    reason = "no device kernels in the trace"
+    return TraceSummary(
+        steps=summary.steps,
+        step_ms=summary.step_ms,
+        operators=summary.operators,
+        missing=dict.fromkeys(
+            ("kernels", "idle", "exposed communication", "layout conversions", "tensor cores"),
+            reason,
+        ),
+    )
+
+
+def _with_device(
+    summary: TraceSummary, whole: Sequence[Event], device: Sequence[Event], window: Span
+) -> TraceSummary:
+    kernels = [event for event in device if event["cat"] == "kernel"]
+    busy_us = sum(event["dur"] for event in kernels)
+    communication = [event for event in kernels if _is_named(event, COMMUNICATION)]
+    compute = [event for event in device if event not in communication]
+    exposed = without(map(span, communication), map(span, compute))
+    return TraceSummary(
+        steps=summary.steps,
+        step_ms=summary.step_ms,
+        operators=summary.operators,
+        kernels=_entries(
+            [(event["name"], event["dur"]) for event in kernels],
+            summary.steps,
+            summary.step_ms * 1e3,
+        ),
+        idle=idle_split(whole, device, window),
+        exposed_communication_ms=length(exposed) / 1e3 / summary.steps,
+        layout_conversion_share=_share_of(kernels, LAYOUT, busy_us),
+        tensor_core_share=_share_of(
+            [event for event in kernels if not _is_named(event, NOT_TENSOR_CORE)],
+            TENSOR_CORE,
+            busy_us,
+        ),
+    )
+
+
+def idle_split(whole: Iterable[Event], device: Sequence[Event], window: Span) -> IdleSplit:
+    """Return the device's idle time by what the next thing on it waited for."""
+    launched: dict[Any, float] = {
+        event["args"]["correlation"]: event["ts"]
+        for event in whole
+        if event.get("cat") in LAUNCH_KINDS and "correlation" in event.get("args", {})
+    }
+    starts: dict[float, float] = {}
+    for event in device:
+        number = event.get("args", {}).get("correlation")
+        launch: float = launched[number] if number in launched else event["ts"]
+        starts[event["ts"]] = min(launch, starts.get(event["ts"], launch))
+    shares = [0.0, 0.0, 0.0]
+    for began, ended in without([window], map(span, device)):
+        launch = starts.get(ended, ended)  # nothing follows at the end: the host was done
+        is_queued = launch <= began
+        cause = (1 if ended - began <= KERNEL_WAIT_US else 2) if is_queued else 0
+        shares[cause] += (ended - began) / (window[1] - window[0])
+    return IdleSplit(host_wait_share=shares[0], kernel_wait_share=shares[1], other_share=shares[2])
+
+
+def _self_times(whole: Iterable[Event], window: Span) -> list[tuple[str, float]]:
+    """Return name and own time of every operator: without the operators it calls."""
+    by_thread: dict[Any, list[Event]] = defaultdict(list)
+    for event in whole:
+        if event.get("cat") == "cpu_op" and clipped([span(event)], window):
+            by_thread[event["tid"]].append(event)
+    found: list[tuple[str, float]] = []
+    for events in by_thread.values():
+        events.sort(key=lambda event: (event["ts"], -event["dur"]))
+        own = [event["dur"] for event in events]
+        open_events: list[int] = []
+        for index, event in enumerate(events):
+            while open_events and span(events[open_events[-1]])[1] <= event["ts"]:
+                open_events.pop()
+            if open_events:
+                own[open_events[-1]] -= event["dur"]
+            open_events.append(index)
+        found += [(e["name"], max(0.0, us)) for e, us in zip(events, own, strict=True)]
+    return found
+
+
+def _entries(
+    named: Iterable[tuple[str, float]], steps: int, step_us: float
+) -> tuple[TraceEntry, ...]:
+    total_us: dict[str, float] = defaultdict(float)
+    calls: dict[str, int] = defaultdict(int)
+    for name, us in named:
+        total_us[name] += us
+        calls[name] += 1
+    largest = sorted(total_us, key=lambda name: -total_us[name])[:TOP]
+    return tuple(
+        TraceEntry(
+            name=name,
+            calls_per_step=calls[name] / steps,
+            ms_per_step=total_us[name] / 1e3 / steps,
+            share=total_us[name] / steps / step_us if step_us else 0.0,
+        )
+        for name in largest
+    )
+
+
+def _share_of(kernels: Iterable[Event], parts: Sequence[str], busy_us: float) -> float:
+    named_us: float = sum(event["dur"] for event in kernels if _is_named(event, parts))
+    return named_us / busy_us if busy_us else 0.0
+
+
+def _is_named(event: Event, parts: Sequence[str]) -> bool:
+    name = str(event["name"]).lower()
+    return any(part in name for part in parts)

@@ -1,0 +1,21 @@
+"""Trains for some seconds and is then ended by the signal that is named."""
+
+import os
+import signal
+import sys
+import time
+
+import torch
+from torch import nn
+
+model = nn.Linear(8, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+end = time.monotonic() + 5
+while time.monotonic() < end:
+    optimizer.zero_grad()
+    model(torch.randn(4, 8)).square().mean().backward()
+    optimizer.step()
+    time.sleep(0.01)
+if sys.argv[1] == "raise":
+    raise ValueError("the validation set is empty")
+os.kill(os.getpid(), signal.Signals[sys.argv[1]])

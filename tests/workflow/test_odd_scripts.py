@@ -1,0 +1,97 @@
+"""Scripts off the beaten track: own update rules, odd batches, endings in the middle."""
+
+import pytest
+
+from flatout.core.trial import Outcome
+from tests.workflow.trial_runs import trial_of
+
+
+def profile_of(command):
+    trial = trial_of(command)
+    assert trial.outcome is Outcome.OK, trial.message + trial.traceback
+    assert trial.details["errors"] == []
+    return trial.profile
+
+
+def test_gradient_by_autograd_grad_ends_a_step_where_there_is_no_optimizer():
+    profile = profile_of("own_update.py")
+
+    assert profile.backwards_per_step == 1
+    assert profile.samples_per_step == 4
+    assert profile.phases_ms["backward"] > 0
+    assert profile.losses
+
+
+def test_marked_steps_override_those_that_were_found():
+    profile = profile_of("own_update.py --marked")
+
+    assert profile.backwards_per_step == 2
+    assert profile.samples_per_step == 8
+    assert sum(profile.phases_ms.values()) == pytest.approx(profile.step_ms.median)
+
+
+def test_script_without_edges_is_told_how_to_mark_its_steps():
+    trial = trial_of("own_update.py --functional")
+
+    assert trial.outcome is Outcome.NO_STEPS
+    assert "with flatout.step():" in trial.message
+
+
+def test_functional_gradients_are_measured_with_marks():
+    profile = profile_of("own_update.py --functional --marked")
+
+    assert profile.samples_per_step == 8
+    assert profile.phases_ms["backward"] > 0
+
+
+@pytest.mark.parametrize(("how", "samples"), [("two_loaders", 18), ("tensor_dict", 6)])
+def test_batches_of_odd_kinds_are_counted(how, samples):
+    profile = profile_of(f"odd_batches.py {how}")
+
+    assert profile.samples_per_step == samples
+
+
+def test_both_loaders_that_feed_a_step_are_seen():
+    profile = profile_of("odd_batches.py two_loaders")
+
+    assert {loader.batch_size for loader in profile.loaders} == {6, 12}
+    assert profile.batches_per_step == 2
+
+
+def test_list_of_images_counts_images_rather_than_channels():
+    profile = profile_of("odd_batches.py images")
+
+    assert profile.samples_per_step == 6
+
+
+def test_calls_are_counted_for_each_root():
+    profile = profile_of("gan.py")
+
+    assert [model.calls_per_step for model in profile.models] == [3, 1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("ending", "outcome", "words"),
+    [
+        ("SIGTERM", Outcome.CRASH, "signal 15"),
+        ("SIGKILL", Outcome.OOM, "killed"),
+        ("raise", Outcome.CRASH, "the validation set is empty"),
+    ],
+)
+def test_script_that_is_ended_midway_leaves_what_was_seen(ending, outcome, words):
+    trial = trial_of(f"ended_late.py {ending}", steps=1_000_000)
+
+    assert trial.outcome is outcome
+    assert words in trial.message
+    assert trial.profile is None
+    assert trial.partial.step_ms.median > 0
+    assert any("did not end well" in note for note in trial.partial.notes)
+
+
+@pytest.mark.slow
+def test_killed_script_says_what_is_not_available():
+    trial = trial_of("ended_late.py SIGKILL", steps=1_000_000)
+
+    assert trial.partial.losses == ()
+    assert any("losses, device times" in note for note in trial.partial.notes)
