@@ -2,6 +2,7 @@
 
 import statistics
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from flatout.core.machine import Machine
@@ -16,6 +17,7 @@ from flatout.core.profile import (
     Profile,
     Spread,
 )
+from flatout.profiling.journey import journey_of
 from flatout.profiling.steps import Step, Window, block_means, quantile, steps_of, window_of
 from flatout.seams.clock import NAMES
 
@@ -51,7 +53,7 @@ def summarise(result: Mapping[str, Any], machine: Machine) -> Profile:
     busy = device.get("busy_share")
     compute = sum(phases[name] for name in ("forward", "backward", "optimizer"))
     load = result["load"]
-    return Profile(
+    profile = Profile(
         step_ms=Spread(
             median=1e3 * step_s,
             p10=quantile(walls_ms, 0.1),
@@ -65,7 +67,7 @@ def summarise(result: Mapping[str, Any], machine: Machine) -> Profile:
         device_busy_share=compute / (1e3 * step_s) if busy is None else busy,
         peak_bytes=PeakBytes(**device["peak"]),
         ceilings=_ceilings(phases),
-        overhead_share=result["listening_s_per_step"] * _segments_per_step(result, window) / step_s,
+        overhead_share=_listening_s_per_step(result, window) / step_s,
         warmup_steps=window.warmup_steps,
         warmup_ms=1e3 * sum(step.wall_s for step in window.steps[: window.warmup_steps]),
         first_step_ms=1e3 * window.steps[0].wall_s,
@@ -79,12 +81,13 @@ def summarise(result: Mapping[str, Any], machine: Machine) -> Profile:
         delay_share=load["delay_share"],
         foreign_share=load["foreign_share"],
         loaders=tuple(_loader(item, window) for item in result["loaders"]),
-        models=tuple(_model(item, window) for item in result["models"]),
+        models=tuple(_model(item, n, window) for n, item in enumerate(result["models"])),
         optimizers=tuple(OptimizerFacts(**item) for item in result["optimizers"]),
         notes=tuple(_notes(result, window, busy)),
         environment=result["environment"],
         steps_ms=_steps_ms(window),
     )
+    return replace(profile, journey=journey_of(result, window, profile))
 
 
 def _steps_ms(window: Window) -> tuple[tuple[float, ...], ...]:
@@ -136,6 +139,13 @@ def _ceilings(phases: Mapping[str, float]) -> Ceilings:
     )
 
 
+def _listening_s_per_step(result: Mapping[str, Any], window: Window) -> float:
+    """Return what the seams and the probes beside them took of a step, as the child estimated."""
+    seams_s: float = result["listening_s_per_step"] * _segments_per_step(result, window)
+    probes_s: float = sum(seen.get("listening_s", 0.0) for seen in result["probes"].values())
+    return seams_s + probes_s / max(1, len(window.steps))
+
+
 def _segments_per_step(result: Mapping[str, Any], window: Window) -> float:
     return len(result["segments"]) / max(1, len(window.steps))
 
@@ -155,13 +165,15 @@ def _loader(item: Mapping[str, Any], window: Window) -> LoaderFacts:
     )
 
 
-def _model(item: Mapping[str, Any], window: Window) -> ModelFacts:
+def _model(item: Mapping[str, Any], number: int, window: Window) -> ModelFacts:
     names = {f for f in ModelFacts.__dataclass_fields__ if f in item}
     return ModelFacts(
         **{name: item[name] for name in names}
         | {
             "dtypes": tuple(item["dtypes"]),
-            "calls_per_step": _mean([step.forwards for step in window.measured]),
+            "calls_per_step": _mean(
+                [step.calls[number] if number < len(step.calls) else 0 for step in window.measured]
+            ),
         }
     )
 

@@ -1,5 +1,7 @@
 """The verb `measure`: where the time and the memory of a training step go."""
 
+from pathlib import Path
+
 from flatout import rules
 from flatout.core.errors import UserError
 from flatout.core.machine import Machine
@@ -11,17 +13,18 @@ from flatout.seams.process import mend_leftovers
 from flatout.workflow import passes
 from flatout.workflow.passes import PassRunner, Tell
 
-TIMED_PROBES: dict[str, dict[str, object]] = {}
+TIMED_PROBES: dict[str, dict[str, object]] = {"journey": {}}
 """Probes cheap enough for the timed pass, with their options."""
 
 
-def measure(
+def measure(  # noqa: PLR0913  one keyword for each thing a caller may choose
     workload: Workload,
     *,
     recipe: Recipe = Recipe(),
     limit_s: float = 300.0,
     machine: Machine | None = None,
     closer: tuple[str, ...] = (),
+    trace: Path | None = None,
     tell: Tell = lambda _: None,
 ) -> Trial:
     """Run the workload until it has shown its steady step; return the trial with findings.
@@ -34,6 +37,7 @@ def measure(
         limit_s: Wall time for all passes together.
         machine: What the hardware can do; read when it is not given.
         closer: Further passes, of `flatout.workflow.passes.NAMES`.
+        trace: Where a trace of a few steps goes: a file, or a folder for TensorBoard.
         tell: Called with what is being done.
     """
     if limit_s <= 0:
@@ -41,11 +45,17 @@ def measure(
     mend_leftovers()
     machine = machine or read_machine(torch=False)
     runner = PassRunner(
-        workload=workload, recipe=recipe, machine=machine, limit_s=limit_s, tell=tell
+        workload=workload,
+        recipe=recipe,
+        machine=machine,
+        limit_s=limit_s,
+        tell=tell,
+        trace_path=trace,
     )
     # The limit alone ends the first pass: preparing data may be silent for minutes.
     trial = runner.run("the steps as they are", TIMED_PROBES, traces_kernels=True)
     if trial.profile is None:
         return trial
-    profile = passes.add_all(trial.profile, runner, closer)
+    names = closer if trace is None else (*closer, "trace")
+    profile = passes.add_all(trial.profile, runner, names)
     return trial.with_profile(profile.with_findings(rules.findings(profile, machine)))

@@ -1,0 +1,285 @@
+"""From what the journey's probe saw to a `Journey`. Pure; runs in the parent.
+
+The legs of the training thread are the profile's phases, each split by the shares that were taken
+out of it on the host: so they add up to the step whatever clock the phases are from.
+"""
+
+import errno
+import itertools
+import os
+import statistics
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from flatout.core.journey import TRAINING, WORKERS, Journey, Leg, WorkerFacts
+from flatout.core.profile import Profile
+from flatout.profiling.steps import Window, block_means
+from flatout.profiling.worker_log import named
+from flatout.seams.clock import NAMES
+
+ORDER = (
+    *("read", "decode", "collate", "pin", "queue", "sampler", "h2d"),
+    *("forward", "loss", "backward", "optimizer", "sync", "other"),
+)
+"""Legs of the training thread, in the order in which a batch passes them."""
+H2D, BYTES = "h2d", "h2d_bytes"
+MADE = ("read", "decode", "collate")
+"""What making a batch consists of."""
+FOLDED = ("eval", "save")
+"""Phases of the clock that a profile counts as `other`."""
+SLACK_S = 0.1
+"""Records this close outside the window count as at its edge: they are 0.05 s apart."""
+OWN = -1
+
+
+def journey_of(result: Mapping[str, Any], window: Window, profile: Profile) -> Journey | None:
+    """Return the journey that a training process's result holds; None where none was followed."""
+    seen = result.get("probes", {}).get("journey")
+    if seen is None or not window.measured or not profile.step_ms.median:
+        return None
+    rows = measured_rows(seen, result["segments"], window)
+    facts = [*_own_facts(seen, rows, window, profile), *_worker_facts(seen, window, profile)]
+    return Journey(
+        legs=(*training_legs(rows, window.period, profile), *_worker_legs(seen, window, profile)),
+        workers=tuple(facts),
+        missing=_missing(seen, window, facts) or None,
+    )
+
+
+Key = tuple[str, str]
+"""A part and the phase it was taken out of; the part `REST` is what no part took."""
+REST = ""
+
+
+def measured_rows(
+    seen: Mapping[str, Any], segments: Sequence[Mapping[str, Any]], window: Window
+) -> list[dict[Key, float]]:
+    """Return of each measured step its parts, which add up to the host's time of the step."""
+    ends = [step.end for step in window.steps]
+    seconds = {segment["end"]: segment["seconds"] for segment in segments}
+    by_step: dict[float, dict[Key, float]] = {
+        step.end: defaultdict(float) for step in window.measured
+    }
+    for row in seen["rows"]:
+        place = bisect_left(ends, row["end"])
+        if place < len(ends) and ends[place] in by_step and row["end"] in seconds:
+            _add_row(by_step[ends[place]], row, row["host_s"] or seconds[row["end"]], seen["parts"])
+    return list(by_step.values())
+
+
+def _add_row(
+    step: dict[Key, float], row: Mapping[str, Any], host_s: Sequence[float], names: Sequence[str]
+) -> None:
+    for phase, value in zip(NAMES, host_s, strict=True):
+        step[REST, _folded(phase)] += value
+    for index, value in row["parts"].items():
+        part, phase = names[int(index) // len(NAMES)], _folded(NAMES[int(index) % len(NAMES)])
+        step[part, phase] += value
+        if part != BYTES:
+            step[REST, phase] -= value
+
+
+def training_legs(
+    rows: Sequence[Mapping[Key, float]], period: int, profile: Profile
+) -> tuple[Leg, ...]:
+    """Return the legs of the training thread: they add up to the step."""
+    legs: dict[str, float] = defaultdict(float)
+    is_traced = profile.phases_ms["h2d"] > 0
+    has_workers = any(loader.workers for loader in profile.training_loaders)
+    wait = "queue" if has_workers else "sampler"
+    for phase in profile.phases_ms:
+        # The device's own trace knows the copies better than the host, which may not wait for them.
+        keys = [key for key in _keys(rows) if key[1] == phase and not (is_traced and key[0] == H2D)]
+        for part, share in _shares(rows, keys, period).items():
+            rest = wait if phase == "data_wait" else phase
+            legs[part or rest] += share * profile.phases_ms[phase]
+        if not keys:
+            legs[phase] += profile.phases_ms[phase]
+    copied = statistics.fmean(
+        sum(value for (part, _), value in row.items() if part == BYTES) for row in rows
+    )
+    return tuple(_training_leg(name, legs[name], copied, profile) for name in ORDER if legs[name])
+
+
+def _keys(rows: Sequence[Mapping[Key, float]]) -> list[Key]:
+    return sorted({key for row in rows for key in row if key[0] != BYTES})
+
+
+def _shares(
+    rows: Sequence[Mapping[Key, float]], keys: Sequence[Key], period: int
+) -> dict[str, float]:
+    """Return the shares of a phase by part: medians like the phases', scaled to add up to 1."""
+    typical = {
+        key[0]: max(
+            0.0, statistics.median(block_means([row.get(key, 0.0) for row in rows], period))
+        )
+        for key in keys
+    }
+    total = sum(typical.values())
+    return {part: value / total for part, value in typical.items()} if total else {REST: 1.0}
+
+
+def _folded(phase: str) -> str:
+    return "other" if phase in FOLDED else phase
+
+
+def _training_leg(name: str, ms: float, copied: float, profile: Profile) -> Leg:
+    is_copy = name == "h2d" and copied > 0
+    return Leg(
+        name=name,
+        where=TRAINING,
+        ms=ms,
+        share=ms / profile.step_ms.median,
+        per_sample_ms=ms / profile.samples_per_step if profile.samples_per_step else None,
+        bytes_per_step=copied if is_copy else None,
+        bytes_per_s=1e3 * copied / ms if is_copy else None,
+    )
+
+
+Change = dict[str, float]
+"""What a process's counters grew by between its first and last record in the window."""
+
+
+def changes(seen: Mapping[str, Any], window: Window) -> dict[tuple[str, int], list[Change]]:
+    """Return what each worker did, by its loader and number: a new process at every epoch."""
+    found: dict[tuple[str, int], list[Change]] = defaultdict(list)
+    for process in seen["processes"]:
+        change = change_of(process["records"], window)
+        if change is not None:
+            number = int(named(process["records"][0])["number"])
+            found[process["address"], number].append(change)
+    return found
+
+
+def change_of(records: Sequence[Sequence[float]], window: Window) -> Change | None:
+    """Return what a process's counters grew by within the window, None without two records."""
+    began = window.measured[0].end - window.measured[0].wall_s - SLACK_S
+    inside = [named(r) for r in records if began <= r[0] <= window.measured[-1].end + SLACK_S]
+    if len(inside) < 2:
+        return None
+    first, last = inside[0], inside[-1]
+    change = {name: last[name] - first[name] for name in first}
+    for name in ("read_bytes", "storage_bytes", "pss_bytes"):
+        if last[name] < 0:
+            change[name] = last[name]  # refused, with the reason
+    sizes = readings_of("pss_bytes", inside)
+    change["pss_bytes"] = last["pss_bytes"]
+    change["pss_growth"] = sizes[-1][1] - sizes[0][1] if len(sizes) > 1 else 0.0
+    change["pss_span_s"] = sizes[-1][0] - sizes[0][0] if len(sizes) > 1 else 0.0
+    return change
+
+
+def readings_of(name: str, records: Sequence[Mapping[str, float]]) -> list[tuple[float, float]]:
+    """Return the moments and values at which a value that is read seldom was read anew.
+
+    >>> readings_of("x", [{"at_s": 1, "x": 5}, {"at_s": 2, "x": 5}, {"at_s": 3, "x": 7}])
+    [(3, 7)]
+    """
+    return [
+        (now["at_s"], now[name])
+        for before, now in itertools.pairwise(records)
+        if now[name] > 0 and before[name] > 0 and now[name] != before[name]
+    ]
+
+
+def _worker_legs(seen: Mapping[str, Any], window: Window, profile: Profile) -> tuple[Leg, ...]:
+    by_worker = changes(seen, window)
+    all_changes = [change for group in by_worker.values() for change in group]
+    batches = sum(change["batches"] for change in all_changes)
+    if not batches:
+        return ()
+    per_batch = profile.batches_per_step / batches
+    read = sum(max(0.0, change["read_bytes"]) for change in all_changes) * per_batch
+    legs = []
+    for name in MADE:
+        ms = 1e3 * sum(change[f"{name}_s"] for change in all_changes) * per_batch
+        legs.append(
+            Leg(
+                name=name,
+                where=WORKERS,
+                ms=ms,
+                share=ms / profile.step_ms.median / len(by_worker),
+                per_sample_ms=ms / profile.samples_per_step if profile.samples_per_step else None,
+                bytes_per_step=read if name == "read" and read else None,
+            )
+        )
+    return tuple(legs)
+
+
+def _worker_facts(
+    seen: Mapping[str, Any], window: Window, profile: Profile
+) -> Iterator[WorkerFacts]:
+    step_s = profile.step_ms.median / 1e3
+    for number, (_, group) in enumerate(sorted(changes(seen, window).items())):
+        yield _facts(
+            number, group, step_s, sum(x["read_s"] + x["decode_s"] + x["collate_s"] for x in group)
+        )
+
+
+def _own_facts(
+    seen: Mapping[str, Any],
+    rows: Sequence[Mapping[Key, float]],
+    window: Window,
+    profile: Profile,
+) -> Iterator[WorkerFacts]:
+    """Return the training process where it makes batches itself."""
+    change = change_of(seen["own"], window)
+    made_s = sum(value for row in rows for (part, _), value in row.items() if part in MADE)
+    if change is None or not made_s:
+        return
+    share = made_s / sum(step.wall_s for step in window.measured)
+    yield _facts(OWN, [change], profile.step_ms.median / 1e3, share * change["at_s"])
+
+
+def _facts(number: int, group: Sequence[Change], step_s: float, busy_s: float) -> WorkerFacts:
+    wall_s = max(sum(change["at_s"] for change in group), 1e-9)
+
+    def per_s(name: str) -> float:
+        return sum(change[name] for change in group) / wall_s
+
+    def per_step(name: str) -> float | None:
+        is_known = all(change[name] >= 0 for change in group)
+        return per_s(name) * step_s if is_known else None
+
+    last = group[-1]
+    grown = [change["pss_growth"] for change in group if change["pss_span_s"]]
+    span_s = sum(change["pss_span_s"] for change in group)
+    return WorkerFacts(
+        number=number,
+        busy_share=busy_s / wall_s,
+        user_share=per_s("user_s"),
+        system_share=per_s("system_s"),
+        voluntary_switches_per_s=per_s("voluntary"),
+        involuntary_switches_per_s=per_s("involuntary"),
+        storage_bytes_per_step=per_step("storage_bytes"),
+        read_bytes_per_step=per_step("read_bytes"),
+        pss_bytes=int(last["pss_bytes"]) if last["pss_bytes"] > 0 else None,
+        growth_bytes_per_step=sum(grown) / span_s * step_s if span_s else None,
+    )
+
+
+def _missing(
+    seen: Mapping[str, Any], window: Window, facts: Sequence[WorkerFacts]
+) -> dict[str, str]:
+    """Return what is not known, with the reason."""
+    missing = dict(seen["missing"])
+    records = [p["records"][-1] for p in seen["processes"] if p["records"]] + seen["own"][-1:]
+    refused = [named(record) for record in records]
+    for what, name, path in (
+        ("bytes read", "read_bytes", "/proc/PID/io"),
+        ("memory of the workers", "pss_bytes", "/proc/PID/smaps_rollup"),
+    ):
+        codes = {int(-record[name]) for record in refused if record[name] < 0}
+        if codes:
+            missing[what] = f"{path} may not be read here: {_reason(min(codes))}"
+    if seen["processes"] and not any(fact.number >= 0 for fact in facts):
+        missing["workers"] = "no worker made two batches in the measured steps"
+    if not seen["times_copies"]:
+        missing["h2d, sync"] = "the model is on the CPU: nothing is copied to a device"
+    return missing
+
+
+def _reason(code: int) -> str:
+    return f"{errno.errorcode.get(code, code)}, {os.strerror(code)}"
