@@ -57,7 +57,7 @@ def ablation_markdown(
         "",
         "Next:",
         "",
-        *_block(next_command(ablation, place), "sh"),
+        *block(next_command(ablation, place), "sh"),
     ]
     if any(change.lines for change in changes):
         lines += ["", "## The same by hand", "", *_by_hand(changes)]
@@ -84,12 +84,12 @@ def _by_hand(changes: Sequence[HandChange]) -> list[str]:
     lines: list[str] = []
     for change in changes:
         lines += [f"### {escaped(change.label)}", ""]
-        known = _block("\n".join(change.lines), "diff") if change.lines else [NOT_KNOWN]
+        known = block("\n".join(change.lines), "diff") if change.lines else [NOT_KNOWN]
         lines += [*known, ""]
     return lines[:-1]
 
 
-def _block(text: str, language: str) -> list[str]:
+def block(text: str, language: str) -> list[str]:
     """Return a fenced block, with a fence longer than any inside."""
     longest = max((len(run) for run in re.findall(r"`+", text)), default=0)
     fence = "`" * max(3, longest + 1)

@@ -33,7 +33,7 @@ class Messages:
     language: str
     texts: Mapping[str, str]
 
-    def __call__(self, name: str, **fields: object) -> str:
+    def __call__(self, name: str, /, **fields: object) -> str:
         """Return a message with its fields filled in.
 
         >>> messages("en")("unit.ratio", value="1.20")

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from functools import lru_cache
+from importlib.resources import files
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -10,6 +11,11 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 def render(name: str, values: Mapping[str, Any]) -> str:
     """Return a template filled with values; a value that is missing is an error."""
     return _environment().get_template(name).render(values)
+
+
+def read_text(name: str) -> str:
+    """Return a file beside the templates as it is."""
+    return files(__name__).joinpath(name).read_text(encoding="utf-8")
 
 
 @lru_cache(maxsize=1)
