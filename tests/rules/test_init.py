@@ -2,6 +2,8 @@ import subprocess
 import sys
 
 from flatout import rules
+from flatout.core.units import GIB, MIB
+from tests.rules.memory_facts import story, sync
 from tests.techniques.facts import loader, machine, model, optimizer, profile
 
 EVERYTHING = profile(
@@ -9,6 +11,14 @@ EVERYTHING = profile(
     loaders=(loader(),),
     models=(model(),),
     optimizers=(optimizer(),),
+    memory=story(
+        leak_bytes_per_step=10 * MIB,
+        kept_graph_nodes_per_step=100.0,
+        kept_graph_names=("total",),
+        reserved_bytes=15 * GIB,
+        fragmentation_share=0.5,
+    ),
+    syncs=(sync(),),
 )
 
 

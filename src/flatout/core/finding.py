@@ -11,13 +11,16 @@ class Finding:
     code: str
     """Stable name, equal to the rule's file name. Code compares this."""
     share: float
-    """Fraction of step time lost to it, in [0, 1]."""
+    """Fraction of step time lost to it, in [0, 1]; see `of` for the exceptions."""
     because: str
     """One sentence with the measured numbers."""
     next: str
     """What to do about it: one sentence, a command where there is one."""
     evidence: dict[str, float] = field(default_factory=dict)
     """The numbers behind `because`, keyed by metric name."""
+    of: str = "step"
+    """What `share` is a fraction of: `step`; `memory`: what 1,000 steps add to it; `device`: the
+    memory of the device."""
 
     def to_json(self) -> dict[str, Any]:
         """Return a plain JSON mapping."""

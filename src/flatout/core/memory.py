@@ -1,7 +1,7 @@
 """What the memory did over one step."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 
@@ -17,6 +17,8 @@ class TensorAtPeak:
     phase: str
     module: str = ""
     """Dotted name of the module that made it, empty outside the root."""
+    kind: str = ""
+    """`parameter`, `buffer`, `gradient`, `optimizer state`; empty for what a step makes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +37,14 @@ class MemoryStory:
     """Milliseconds since the step's start and allocated bytes, of one step."""
     leak_bytes_per_step: float = 0.0
     """Slope of what is left allocated at the end of the steps."""
+    leak_by_line: Mapping[str, float] = field(default_factory=dict)
+    """Bytes that each step leaves behind, by the line that made them."""
+    kept_graph_nodes_per_step: float = 0.0
+    """Autograd nodes that each step leaves behind: a kept loss keeps all of its past."""
+    kept_graph_names: tuple[str, ...] = ()
+    """Variables of the running functions that hold such graphs."""
+    steps: int = 0
+    """Observed steps."""
     reserved_bytes: int | None = None
     fragmentation_share: float | None = None
     """Share of the reserved memory that no tensor used at the peak."""
@@ -47,4 +57,11 @@ def memory_from_json(plain: Mapping[str, Any]) -> MemoryStory:
     """Return the story that `dataclasses.asdict` wrote."""
     tensors = (TensorAtPeak(**item | {"shape": tuple(item["shape"])}) for item in plain["largest"])
     points = ((float(ms), int(count)) for ms, count in plain["timeline"])
-    return MemoryStory(**{**plain, "largest": tuple(tensors), "timeline": tuple(points)})
+    return MemoryStory(
+        **{
+            **plain,
+            "largest": tuple(tensors),
+            "timeline": tuple(points),
+            "kept_graph_names": tuple(plain.get("kept_graph_names", ())),
+        }
+    )

@@ -86,6 +86,7 @@ def module_names(session: Session) -> dict[torch.nn.Module, str]:
     for root in session.roots:
         kind = type(root).__name__
         for name, module in root.named_modules():
+            name = name.replace("_orig_mod.", "").removesuffix("_orig_mod")
             full = f"{kind}.{name}" if name and len(session.roots) > 1 else name or kind
             named.setdefault(module, full)
     return named

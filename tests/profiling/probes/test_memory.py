@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from flatout.profiling.memory_story import memory_story
 from tests.profiling.probe_runs import SCRIPTS, line_of, seen_in
 
 OBSERVED = range(5, 13)
@@ -76,3 +77,19 @@ def test_steady_training_leaves_nothing_behind():
     assert len(set(steady()["ends"])) == 1
     assert steady()["grown_by_line"] == {}
     assert steady()["kept_graph_names"] == []
+
+
+def leak():
+    return memory_story(seen_in("leaking.py", "memory"))
+
+
+def test_a_leak_is_measured_and_named_by_the_line_that_made_it():
+    assert leak().leak_bytes_per_step == pytest.approx(400_000, rel=0.05)
+    (line, bytes_per_step), *_ = leak().leak_by_line.items()
+    assert line == line_of("leaking.py", "# the leak")
+    assert bytes_per_step == pytest.approx(400_000, rel=0.05)
+
+
+def test_a_loss_that_is_kept_with_its_graph_is_named():
+    assert leak().kept_graph_nodes_per_step > 5
+    assert leak().kept_graph_names == ("total",)

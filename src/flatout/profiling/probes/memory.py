@@ -91,7 +91,7 @@ class MemoryProbe:
         self.stream = stream = self._choose_stream()
         reason = why_not(self.session) if self.listens else "this pass does without"
         if reason:
-            self.notes.append(f"memory: no modules and no lines: {reason}")
+            self.notes.append(f"memory: no modules, and lines of phases only: {reason}")
         else:
             operators = operators_of(self.session)
             operators.before.append(self.session.quietly(self.before_operator))

@@ -1,0 +1,104 @@
+"""The section on memory: where it peaks, what fills it then, what is left behind."""
+
+from collections.abc import Iterator
+
+from flatout.core.memory import MemoryStory, TensorAtPeak
+from flatout.core.profile import Profile
+from flatout.core.units import KIB, MIB, format_bytes, format_share
+from flatout.reporting.tables import Column, labelled, table
+from flatout.reporting.words import PHASE_WORDS
+
+LABEL_WIDTH = 11
+MAX_TENSORS = 5
+"""Tensors shown; JSON and HTML have more."""
+MAX_MODULES = 3
+MIN_LEAK_BYTES = 1
+"""A slope below a byte is the rounding of a median."""
+MAX_SHAPE = 24
+MAX_PLACE = 40
+"""Columns for names that may be of any length: the table fits into 80 columns."""
+
+
+def memory_lines(profile: Profile, width: int) -> list[str]:
+    """Return where memory peaks and what fills it; nothing where no pass looked."""
+    story = profile.memory
+    if story is None:
+        return []
+    lines = [
+        line
+        for label, text in _readings(story)
+        for line in labelled(label.ljust(LABEL_WIDTH), text, width)
+    ]
+    if not story.largest:
+        return ["", *lines]
+    columns = [Column("at the peak", is_number=True), Column("shape"), Column("made by")]
+    rows = [_row(tensor) for tensor in story.largest[:MAX_TENSORS]]
+    return ["", *lines, "", *table(columns, rows)]
+
+
+def _readings(story: MemoryStory) -> Iterator[tuple[str, str]]:
+    peaks = ", ".join(
+        f"{_word(phase)} {small_bytes(count)}"
+        for phase, count in sorted(story.by_phase.items(), key=lambda item: -item[1])
+    )
+    yield (
+        "memory peak",
+        f"{small_bytes(story.peak_bytes)} in {_word(story.peak_phase)} (n={story.steps} steps); "
+        f"by phase: {peaks}",
+    )
+    modules = [(name, count) for name, count in story.by_module.items() if name][:MAX_MODULES]
+    if modules:
+        yield "by module", ", ".join(f"{name} {small_bytes(count)}" for name, count in modules)
+    if story.leak_bytes_per_step >= MIN_LEAK_BYTES:
+        where = "; ".join(
+            f"{small_bytes(count)} made at {line or 'a line that is not known'}"
+            for line, count in list(story.leak_by_line.items())[:MAX_MODULES]
+        )
+        text = f"each step leaves {small_bytes(story.leak_bytes_per_step)} behind"
+        yield "leak", f"{text}: {where}" if where else text
+    if story.reserved_bytes is not None:
+        yield "reserved", ", ".join(_pool(story))
+
+
+def _pool(story: MemoryStory) -> Iterator[str]:
+    yield small_bytes(story.reserved_bytes or 0)
+    if story.fragmentation_share is not None:
+        yield f"{format_share(story.fragmentation_share)} of it used by no tensor at the peak"
+    if story.allocation_retries:
+        yield f"{story.allocation_retries} times flushed to make room"
+
+
+def _row(tensor: TensorAtPeak) -> list[str]:
+    shape = "x".join(map(str, tensor.shape)) or "1"
+    held = f"{shape} {tensor.dtype.removeprefix('torch.')}" if tensor.dtype else "inside an op"
+    # What a parameter is for tells more than where it was made.
+    names = (tensor.kind, tensor.module, tensor.line or tensor.phase)
+    place = ", ".join(name for name in names if name)
+    return [small_bytes(tensor.bytes), _cut(held, MAX_SHAPE), _cut(place, MAX_PLACE)]
+
+
+def _word(phase: str) -> str:
+    return PHASE_WORDS.get(phase, phase)
+
+
+def _cut(text: str, width: int) -> str:
+    """Return a text without its middle where it is too wide.
+
+    >>> _cut("abcdefghij", 7)
+    'a...hij'
+    """
+    if len(text) <= width:
+        return text
+    tail = (width - 3) * 3 // 4
+    return f"{text[: width - 3 - tail]}...{text[-tail:]}"
+
+
+def small_bytes(count: float) -> str:
+    """Render a byte count, in bytes and KiB too where MiB would show nothing.
+
+    >>> small_bytes(12), small_bytes(2048), small_bytes(3 * MIB)
+    ('12 B', '2.0 KiB', '3.0 MiB')
+    """
+    if count >= MIB:
+        return format_bytes(count)
+    return f"{count / KIB:.1f} KiB" if count >= KIB else f"{count:.0f} B"

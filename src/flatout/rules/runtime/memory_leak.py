@@ -1,0 +1,46 @@
+"""Every step leaves memory behind."""
+
+from flatout.core.finding import Finding
+from flatout.core.machine import Machine
+from flatout.core.profile import Profile
+from flatout.core.units import format_bytes
+
+STEPS = 1_000
+"""Steps over which a leak is judged: an epoch of a common data set."""
+MIN_SHARE = 0.01
+"""Less than a hundredth of the memory in `STEPS` steps: losses and metrics that are kept on
+purpose look like that."""
+MIN_OBSERVED = 4
+"""Observed steps: over fewer, one odd step looks like a slope."""
+
+
+def check(profile: Profile, machine: Machine) -> Finding | None:
+    """Report a slope that fills at least `MIN_SHARE` of the memory within `STEPS` steps."""
+    story = profile.memory
+    if story is None or story.steps < MIN_OBSERVED or story.leak_bytes_per_step <= 0:
+        return None
+    room = machine.memory_bytes if profile.device_kind == "cpu" else machine.device.memory_bytes
+    share = STEPS * story.leak_bytes_per_step / room if room else 0.0
+    if share < MIN_SHARE:
+        return None
+    line = next(iter(story.leak_by_line), "")
+    where = f", made at {line}" if line else ""
+    return Finding(
+        code="memory_leak",
+        share=min(share, 1.0),
+        of="memory",
+        because=(
+            f"each step leaves {format_bytes(story.leak_bytes_per_step)} behind{where} "
+            f"(n={story.steps} steps); {room / story.leak_bytes_per_step:,.0f} steps fill "
+            f"the {format_bytes(room)} there are"
+        ),
+        next=(
+            "look for what keeps it: a list that grows, a metric without .detach() or .item(), "
+            "a closure, a cache without a limit"
+        ),
+        evidence={
+            "leak_bytes_per_step": story.leak_bytes_per_step,
+            "memory_bytes": float(room),
+            "steps": float(story.steps),
+        },
+    )
