@@ -113,6 +113,7 @@ def _lag(view: RankView, views: Sequence[RankView]) -> dict[str, float]:
     return {
         name: own - statistics.median(other[name] for other in others)
         for name, own in view.own_ms.items()
+        if all(name in other for other in others)
     }
 
 

@@ -1,0 +1,114 @@
+"""Real trainings of two ranks with gloo: all are measured, all stop, the slow one is named."""
+
+import functools
+import shutil
+import sys
+
+import psutil
+import pytest
+
+from flatout.core.recipe import Recipe
+from flatout.core.trial import Outcome
+from flatout.core.workload import Workload
+from flatout.workflow.trials import TrialOptions, run_trial
+from tests.workflow.trial_runs import copy_scripts, machine
+
+pytestmark = pytest.mark.slow
+
+TORCHRUN = "--nproc-per-node 2 two_ranks.py"
+
+
+@functools.cache
+def trial_of(target, arguments):
+    folder = copy_scripts()
+    workload = Workload(
+        target=target, arguments=tuple(arguments.split()), folder=folder, python=sys.executable
+    )
+    try:
+        return run_trial(workload, Recipe(), machine(), TrialOptions(limit_s=120.0))
+    finally:
+        shutil.rmtree(folder.parent)
+
+
+def torchrun(arguments):
+    return trial_of("-m torch.distributed.run", f"{TORCHRUN} {arguments}".strip())
+
+
+def profile_of(trial):
+    assert trial.outcome is Outcome.OK, trial.message + trial.traceback
+    assert trial.details["errors"] == []
+    return trial.profile
+
+
+@pytest.mark.parametrize(
+    ("slow", "because"),
+    [
+        ("data", "data wait takes it"),
+        ("forward", "forward takes it"),
+        ("backward", "backward takes it"),
+        ("batch", "its steps hold 16 samples against 4"),
+        ("data --by-hand", "data wait takes it"),
+    ],
+)
+def test_slow_rank_is_named_with_its_cause(slow, because):
+    ranks = profile_of(torchrun(f"--slow {slow}")).ranks
+
+    assert [rank.is_straggler for rank in ranks] == [False, True]
+    assert because in ranks[1].because
+
+
+def test_rank_that_is_ahead_waits_in_collectives():
+    first, second = profile_of(torchrun("--slow forward")).ranks
+
+    assert first.exposed_communication_ms > 10
+    assert second.exposed_communication_ms < 10
+
+
+def test_samples_are_those_of_all_ranks():
+    profile = profile_of(torchrun("--slow batch"))
+
+    assert profile.samples_per_step == 4 + 16
+    assert profile.samples_per_s == pytest.approx(sum(r.samples_per_s for r in profile.ranks))
+
+
+def test_phases_of_a_rank_add_up_to_its_step():
+    for rank in profile_of(torchrun("--slow data")).ranks:
+        assert sum(rank.phases_ms.values()) == pytest.approx(rank.step_ms)
+
+
+def test_ranks_stop_by_themselves_together():
+    trial = torchrun("--slow data")
+
+    assert trial.details["why"] == "ended"
+    assert trial.details["exit_code"] == 0
+    assert trial.details["orphans"] == 0
+
+
+def test_ranks_that_the_script_spawns_are_measured_too():
+    profile = profile_of(trial_of("two_ranks.py", "--spawn --slow forward"))
+
+    assert [rank.rank for rank in profile.ranks] == [0, 1]
+    assert "forward takes it" in profile.ranks[1].because
+
+
+@pytest.mark.parametrize(
+    ("target", "arguments"),
+    [
+        ("-m torch.distributed.run", f"{TORCHRUN} --crash"),
+        ("two_ranks.py", "--spawn --crash"),
+    ],
+)
+def test_rank_that_fails_fails_the_trial_with_its_own_traceback(target, arguments):
+    trial = trial_of(target, arguments)
+
+    assert trial.outcome is Outcome.CRASH
+    assert trial.message == "ValueError: rank one lost its data"
+    assert 'raise ValueError("rank one lost its data")' in trial.traceback
+    names = [" ".join(child.cmdline()) for child in psutil.Process().children(recursive=True)]
+    assert [name for name in names if "two_ranks" in name] == []
+
+
+def test_training_of_one_process_has_no_ranks():
+    trial = trial_of("-m torch.distributed.run", "--nproc-per-node 1 plain_loop.py")
+
+    assert profile_of(trial).ranks == ()
