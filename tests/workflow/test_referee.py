@@ -98,3 +98,33 @@ def test_script_that_runs_in_bf16_itself_is_calibrated_in_full_precision(tmp_pat
     check = referee.check(recipe_of("fused_optimizer"))
 
     assert check.passed, check.why
+
+
+def test_functional_dropout_is_seen_to_act_under_a_recipe(tmp_path):
+    referee = referee_for(tmp_path, "functional_dropout.py")
+
+    check = referee.check(recipe_of("fused_optimizer"))
+
+    assert check.passed, check.why
+    looked = sorted(path.name for path in (tmp_path / "guard").glob("activity-*"))
+    assert looked == ["activity-baseline", "activity-candidate-0"]
+
+
+def test_script_without_dropout_is_spared_the_second_look(tmp_path):
+    referee = referee_for(tmp_path, "plain_loop.py")
+
+    referee.check(recipe_of("fused_optimizer"))
+
+    looked = sorted(path.name for path in (tmp_path / "guard").glob("activity-*"))
+    assert looked == ["activity-baseline"]
+
+
+def test_recipe_under_which_dropout_is_gone_is_rejected(tmp_path, monkeypatch):
+    referee = referee_for(tmp_path, "functional_dropout.py")
+    measured = iter([{"0": 0.3}, {"0": 0.0}])
+    monkeypatch.setattr(Referee, "_measure_activity", lambda *_: next(measured))
+
+    check = referee.check(recipe_of("fused_optimizer"))
+
+    assert check.status == "rejected"
+    assert "dropout no longer acts" in check.why

@@ -29,7 +29,7 @@ class _Roots:
 
         self.torch = torch
         self.session = session
-        self.calls: dict[int, Callable[..., Any]] = {}
+        self.calls = session.training_calls
         self.numbers: dict[int, int] = {}
         self.inner: set[int] = set()
         self.module_class: Any = torch.nn.Module

@@ -41,10 +41,13 @@ class Session:
         self.segments: list[Segment] = []
         self.counts: dict[int, int] = {}
         self.roots: list[torch.nn.Module] = []
+        self.training_calls: dict[int, Callable[..., Any]] = {}
         self.loaders: dict[str, LoaderSeen] = {}
         self.errors: list[str] = []
         self.status: dict[str, tuple[str, str]] = {}
         self.scaler: Any = None
+        self.unscaled: Any = {}
+        """The loss that the script scaled, by the scaled one; kept by the step seam."""
         self.last_loader = ""
         self.is_marked = False
         """Whether the script delimits its steps itself, with `flatout.step`."""

@@ -11,6 +11,7 @@ from flatout import techniques
 from flatout.core.recipe import recipe_from_json
 from flatout.seams import collectives, journal, loader, model, optimizer, step
 from flatout.seams.session import Session
+from flatout.seams.status import Publisher
 
 if TYPE_CHECKING:
     from flatout.profiling.recorder import Recorder
@@ -29,6 +30,7 @@ def install(spec: Mapping[str, Any]) -> Session:
     if spec.get("guard") is not None:
         _pin(spec["guard"])
     session.start()
+    _publish(session, spec.get("status_folder") or spec["folder"])
     for seam in (loader, model, optimizer, step):
         seam.install(session)
     if spec["mode"] == "run":
@@ -39,12 +41,30 @@ def install(spec: Mapping[str, Any]) -> Session:
     collectives.install(session)
     recorder = Recorder(session)
     if spec.get("guard") is not None:
-        from flatout.guard.recorder import GuardRecorder
-
-        GuardRecorder(session, spec["guard"], Path(spec["folder"]) / GUARD_RECORD)
+        _record_for_guard(session, spec["guard"], Path(spec["folder"]) / GUARD_RECORD)
     recorder.install()
     _start_probes(session, recorder, spec.get("probes", {}))
     return session
+
+
+def _record_for_guard(session: Session, guard: Mapping[str, Any], path: Path) -> None:
+    from flatout.guard.activity import ActivityRecorder
+    from flatout.guard.recorder import GuardRecorder
+
+    if guard.get("activity"):
+        ActivityRecorder(session, path)
+    else:
+        GuardRecorder(session, guard, path)
+
+
+def _publish(session: Session, folder: str) -> None:
+    """Let `flatout watch` see how the training goes."""
+
+    def begin() -> None:
+        Publisher(session, Path(folder)).install()
+
+    if folder:
+        session.quietly(begin)()
 
 
 def _start_probes(session: Session, recorder: "Recorder", wanted: Mapping[str, Any]) -> None:

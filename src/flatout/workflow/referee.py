@@ -1,7 +1,7 @@
 """Does a recipe still train the same thing? Guard trials and the judge, for one tuning."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from flatout import techniques
@@ -9,12 +9,14 @@ from flatout.core.ablation import LossCheck
 from flatout.core.recipe import Choice, Recipe
 from flatout.core.technique import Numerics
 from flatout.core.trial import Outcome, Trial
+from flatout.guard.activity import find_activity, find_fault, is_active
 from flatout.guard.judge import aa, judge
 from flatout.guard.record import GuardRecord, find_record
 from flatout.workflow.lab import Lab, key_of
 
 GUARD_STEPS = 20
 """Steps whose losses are compared; gradients and optimizer are looked at in the first three."""
+ACTIVITY_STEPS = 1
 SEED = 0
 CALIBRATION = Recipe(choices=(Choice(technique="bf16_autocast"),))
 """The baseline in bf16 shows each tensor's natural scale of rounding; see docs/guard.md. It serves
@@ -32,6 +34,7 @@ class Referee:
     _repeat: GuardRecord | None = None
     _calibration: GuardRecord | None = None
     _baseline_path: str | None = None
+    _activity: dict[str, float] | None = None
     _verdicts: dict[str, LossCheck] | None = None
 
     def check(self, recipe: Recipe) -> LossCheck:
@@ -48,14 +51,15 @@ class Referee:
         if self._baseline is None or self._repeat is None:
             return self.aa_check or LossCheck(status="not_compared")
         self.tell(f"guard: {recipe.label}")
-        trial = self._trial(recipe, f"candidate-{len(self._verdicts or {})}")
+        name = f"candidate-{len(self._verdicts or {})}"
+        trial = self._trial(recipe, name)
         record = _record(trial)
         if record is None:
             return LossCheck(
                 status="not_compared",
                 why=f"the guard trial ended as {trial.outcome.value}: {trial.message}",
             )
-        return judge(
+        check = judge(
             self._baseline,
             record,
             calibration=self._calibration,
@@ -63,6 +67,27 @@ class Referee:
             promise=promise_of(recipe),
             changes_threads="cpu_threads" in recipe.names,
         )
+        return self._look_at_activity(recipe, name, check) if check.passed else check
+
+    def _look_at_activity(self, recipe: Recipe, name: str, check: LossCheck) -> LossCheck:
+        """Reject a recipe under which dropout no longer acts: the judge compares with it off."""
+        if promise_of(recipe) is Numerics.EXACT:
+            return check  # those act on data and memory only, never on the model
+        if self._activity is None:
+            self._activity = self._measure_activity(Recipe(), "baseline") or {}
+        if not is_active(self._activity):
+            return check
+        found = self._measure_activity(recipe, name)
+        fault = find_fault(self._activity, found or {})
+        if fault is None:
+            return check
+        status = "not_compared" if found is None else "rejected"
+        return replace(check, status=status, why=fault)
+
+    def _measure_activity(self, recipe: Recipe, name: str) -> dict[str, float] | None:
+        spec = {"seed": SEED, "drops_dropout": False, "drops_autocast": False, "activity": True}
+        trial = self.lab.guard(recipe, f"activity-{name}", spec, ACTIVITY_STEPS)
+        return find_activity(trial.guard_path)
 
     def _make_reference(self) -> None:
         """Run the baseline twice and once in bf16; the first two show whether it repeats."""
