@@ -21,7 +21,15 @@ from flatout.core.machine import Machine
 from flatout.hardware.machine import read_machine
 from flatout.workflow.lab import MachineBusyError
 
-SUITES = ("startup", "aa", "overhead", "slow_compute", "starved_images", "already_tuned")
+SUITES = (
+    "startup",
+    "aa",
+    "overhead",
+    "slow_compute",
+    "starved_images",
+    "already_tuned",
+    "ceilings",
+)
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -4,12 +4,11 @@ import math
 
 from flatout.core.finding import Finding
 from flatout.core.profile import PHASES, Profile
-from flatout.core.units import format_share
 from flatout.reporting.messages import ENGLISH, Messages, messages
 from flatout.reporting.profile_words import (
     add_up,
-    because,
     ceilings_sentence,
+    finding_sentence,
     headline,
     notes,
     readings,
@@ -26,6 +25,11 @@ from flatout.reporting.tables import (
     wrapped,
 )
 from flatout.reporting.text.gpu import gpu_lines
+from flatout.reporting.text.limits import limits_lines
+from flatout.reporting.text.memory import memory_lines
+from flatout.reporting.text.ranks import ranks_lines
+from flatout.reporting.text.syncs import syncs_lines
+from flatout.reporting.text.trace import trace_lines
 
 BAR_WIDTH = 30
 """Characters for a whole step in the table of phases."""
@@ -54,7 +58,9 @@ def render_profile(
     lines += _labelled("ceilings", ceilings_sentence(profile, say), say, width)
     for note in notes(profile, say):
         lines += _labelled("note", note, say, width)
-    lines += gpu_lines(profile, width)
+    lines += [*limits_lines(profile, width), *gpu_lines(profile, width)]
+    lines += [*ranks_lines(profile, width), *trace_lines(profile, width)]
+    lines += [*memory_lines(profile, width), *syncs_lines(profile, width)]
     for finding in profile.findings:
         lines += ["", *_finding(finding, say, width)]
     lines += ["", f"{_label('next', say)}  flatout tune {workload}"]
@@ -105,8 +111,7 @@ def _labelled(name: str, text: str, say: Messages, width: int) -> list[str]:
 
 
 def _finding(finding: Finding, say: Messages, width: int) -> list[str]:
-    share, why = format_share(finding.share), because(finding, say)
-    text = say("reading.finding", code=finding.code, share=share, because=why)
+    text = finding_sentence(finding, say)
     return [
         *_labelled("finding", text, say, width),
         *_labelled("advice", say.translated(finding.next), say, width),

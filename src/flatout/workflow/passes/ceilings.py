@@ -30,7 +30,7 @@ COMPUTE = ("forward", "backward", "optimizer")
 
 def add(profile: Profile, runner: PassRunner) -> Profile:
     """Return the profile with measured ceilings, the limits of the machine, and the MFU."""
-    return _with_limits(_with_ceilings(profile, runner), runner)
+    return with_limits(with_ceilings(profile, runner), runner)
 
 
 @dataclass(slots=True)
@@ -63,7 +63,8 @@ class _Side:
         return statistics.geometric_mean(self.steps_ms)
 
 
-def _with_ceilings(profile: Profile, runner: PassRunner) -> Profile:
+def with_ceilings(profile: Profile, runner: PassRunner) -> Profile:
+    """Return the profile with ceilings from replays between two runs of the script as it is."""
     addresses = [loader.address for loader in profile.training_loaders]
     if not addresses:
         return with_note(profile, "ceilings are not measured: no DataLoader feeds the training")
@@ -133,8 +134,8 @@ def _with_drift(profile: Profile, plain: _Side) -> Profile:
     )
 
 
-def _with_limits(profile: Profile, runner: PassRunner) -> Profile:
-    """Add the operations of a step, the loader alone, and the peaks they are held against."""
+def with_limits(profile: Profile, runner: PassRunner) -> Profile:
+    """Return the profile with a step's operations, the loader alone, and the machine's peaks."""
     if runner.left_s < runner.last_wall_s:
         return with_note(profile, "no time was left for the limits")
     trial = runner.run(
