@@ -18,6 +18,7 @@ SUMMARIES = {
     "measure": "Show where the time and the memory of a training step go.",
     "tune": "Try what would help, keep what measurably does, prove it.",
     "run": "Train with a recipe: the real training, the unmodified script.",
+    "watch": "Show a running job, the GPUs and the host, live.",
     "compare": "Compare two results that --json wrote.",
     "techniques": "List the levers and what each may do to the numbers.",
 }

@@ -16,7 +16,7 @@ from typing import Any
 import flatout
 from flatout.core.errors import UserError
 from flatout.core.workload import Workload
-from flatout.seams import journal
+from flatout.seams import jobs, journal
 from flatout.seams.arming import SPEC_VARIABLE
 from flatout.seams.overlay import can_overlay
 from flatout.seams.processes import kill_descendants
@@ -78,6 +78,7 @@ def run_process(workload: Workload, options: ProcessOptions, keep: Path | None =
     child left under the names in `child["keep"]` are moved to the folder `keep`.
     """
     folder = Path(tempfile.mkdtemp(prefix="trial-", dir=scratch_root()))
+    jobs.announce(folder, options.child.get("mode", "trial"), workload.command_line)
     before = _listing(workload.folder) if options.is_protected else None
     life_line, our_end = os.pipe()
     supervisor: subprocess.Popen[bytes] | None = None
@@ -124,6 +125,7 @@ def scratch_root() -> Path:
 def mend_leftovers() -> int:
     """Roll back trials whose supervisor was killed; return how many there were."""
     mended = 0
+    jobs.forget_ended(scratch_root())
     for folder in scratch_root().glob("trial-*"):
         with contextlib.suppress(OSError, ValueError):
             owner = json.loads((folder / "supervisor.json").read_text())["owner"]

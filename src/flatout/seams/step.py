@@ -1,7 +1,6 @@
 """The step seam: backward, the loss it is given, the script's own marks, and saving."""
 
 import functools
-import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -30,10 +29,13 @@ class _Backward:
 
     def __init__(self, session: Session) -> None:
         import torch
+        from torch.utils.weak import WeakTensorKeyDictionary
 
         self.torch = torch
         self.session = session
-        self.unscaled: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+        # By identity: a dictionary that compares tensors would wait for the device.
+        self.unscaled: Any = WeakTensorKeyDictionary()
+        session.unscaled = self.unscaled
 
     def install(self) -> None:
         torch, session = self.torch, self.session

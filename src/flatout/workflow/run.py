@@ -1,8 +1,8 @@
 """The verb `run`: the real training, unmodified, with a recipe."""
 
-import contextlib
 import json
 import os
+import shutil
 import subprocess
 import tempfile
 from pathlib import Path
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from flatout import techniques
 from flatout.core.recipe import Recipe
 from flatout.core.workload import Workload
+from flatout.seams.jobs import announce
 from flatout.seams.process import armed_environment, command_of, mend_leftovers, scratch_root
 from flatout.workflow.trials import ENTRY
 
@@ -29,9 +30,10 @@ def run(workload: Workload, recipe: Recipe) -> int:
     for technique in techniques.build(recipe):
         environment = technique.environment(environment)
     folder = Path(tempfile.mkdtemp(prefix="run-", dir=scratch_root()))
-    spec_path = folder / "child.json"
-    spec_path.write_text(json.dumps(_child(recipe)), encoding="utf-8")
     try:
+        announce(folder, "run", workload.command_line)
+        spec_path = folder / "child.json"
+        spec_path.write_text(json.dumps(_child(recipe, folder)), encoding="utf-8")
         child = subprocess.Popen(
             command_of(workload),
             cwd=workload.folder,
@@ -39,18 +41,17 @@ def run(workload: Workload, recipe: Recipe) -> int:
         )
         return _wait(child)
     finally:
-        spec_path.unlink(missing_ok=True)
-        with contextlib.suppress(OSError):
-            folder.rmdir()
+        shutil.rmtree(folder, ignore_errors=True)
 
 
-def _child(recipe: Recipe) -> dict[str, object]:
+def _child(recipe: Recipe, folder: Path) -> dict[str, object]:
     return {
         "entry": ENTRY,
         "mode": "run",
         "recipe": recipe.to_json(),
         "training_loaders": list(recipe.training_loaders),
         "folder": "",
+        "status_folder": str(folder),
         "seed": None,
         "ends_with_parent": True,
         "undo": None,

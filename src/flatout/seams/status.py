@@ -1,0 +1,168 @@
+"""What a training process tells about itself: a small file, written anew at most twice a second.
+
+It lies in the job's folder and is replaced as a whole, so that reading it disturbs nobody.
+"""
+
+import atexit
+import contextlib
+import json
+import os
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+from flatout.seams.clock import NAMES
+from flatout.seams.events import Segment
+from flatout.seams.ranks import rank_and_size
+from flatout.seams.session import Session
+
+EVERY_S = 0.5
+"""Nobody reads faster."""
+COST = 200
+"""The pause after a record is this many times as long as writing it took: on a slow disk too, it
+costs at most 0.5 % of the time."""
+RECENT_S = 5.0
+"""Time over which rates are taken: long enough to be steady, short enough to show a change."""
+
+
+class Publisher:
+    """Writes the record of one training process while it trains."""
+
+    def __init__(self, session: Session, folder: Path) -> None:
+        self.session = session
+        self.folder = folder
+        self.wants_loss = True
+        self.loss = _Loss()
+        self._begin()
+
+    def install(self) -> None:
+        """Follow the session."""
+        self.session.on("segment", self.saw_segment)
+        self.session.on("backward", self.saw_backward)
+        atexit.register(self.withdraw)
+
+    def saw_segment(self, segment: Segment) -> None:
+        """Add a step; write when it is time."""
+        if os.getpid() != self.pid:
+            self._begin()  # a fork that trains is a trainer of its own
+        self.samples += segment.samples
+        totals = self.totals
+        for phase, seconds in enumerate(segment.seconds):
+            totals[phase] += seconds
+        moment = self.session.clock.since
+        if moment >= self.next_at:
+            self.publish(moment)
+
+    def saw_backward(self, tensors: Any) -> None:
+        """Look at the loss, once for each record."""
+        if self.wants_loss:
+            self.wants_loss = False
+            self.loss.see(self._loss_of(tensors), self.steps)
+
+    @property
+    def steps(self) -> int:
+        """Training steps so far: of several optimizers the one that steps least counts."""
+        return min(self.session.counts.values(), default=0)
+
+    def publish(self, moment: float) -> None:
+        """Write the record; never more often than its cost allows."""
+        now = self.session.clock.now
+        began = now()
+        self.recent.append((moment, self.steps, self.samples, tuple(self.totals)))
+        while len(self.recent) > 2 and moment - self.recent[1][0] > RECENT_S:
+            self.recent.popleft()
+        part = self.folder / f"status-{self.pid}.part"
+        try:
+            part.write_text(json.dumps(self._record(moment)), encoding="utf-8")
+            part.replace(part.with_suffix(".json"))
+        except OSError:
+            self.next_at = float("inf")  # the folder is gone: nobody watches any more
+            return
+        self.wants_loss = True
+        self.next_at = moment + max(EVERY_S, COST * (now() - began))
+
+    def withdraw(self) -> None:
+        """Remove the record: this process trains no more."""
+        if os.getpid() == self.pid:
+            with contextlib.suppress(OSError):
+                (self.folder / f"status-{self.pid}.json").unlink()
+
+    def _loss_of(self, tensors: Any) -> Any:
+        """Return the loss as the script computed it, before a gradient scaler's factor."""
+        loss = tensors[0] if isinstance(tensors, tuple | list) and len(tensors) == 1 else tensors
+        return self.session.unscaled.get(loss, loss)
+
+    def _begin(self) -> None:
+        self.pid = os.getpid()
+        self.samples = 0
+        self.totals = [0.0] * len(NAMES)
+        self.next_at = 0.0
+        self.recent: deque[tuple[float, int, int, tuple[float, ...]]] = deque()
+        self.wants_loss = True
+        self.loss = _Loss()
+
+    def _record(self, moment: float) -> dict[str, Any]:
+        first, last = self.recent[0], self.recent[-1]
+        if len(self.recent) == 1:  # the first step of all: from nothing
+            first = (moment - sum(last[3]), 0, 0, (0.0,) * len(NAMES))
+        seconds = [b - a for a, b in zip(first[3], last[3], strict=True)]
+        rank = rank_and_size()
+        value, step = self.loss.read()
+        return {
+            "pid": self.pid,
+            "rank": rank[0] if rank else 0,
+            "at_s": moment,
+            "step": last[1],
+            "over_s": max(last[0] - first[0], 1e-9),
+            "over_steps": last[1] - first[1],
+            "over_samples": last[2] - first[2],
+            "seconds": dict(zip(NAMES, seconds, strict=True)),
+            "loss": value,
+            "loss_step": step,
+            "device": device_now(),
+        }
+
+
+class _Loss:
+    """The latest loss that can be had without making the host wait for the device."""
+
+    def __init__(self) -> None:
+        self.known: tuple[float | None, int | None] = (None, None)
+        self.waiting: tuple[Any, Any, int] | None = None
+
+    def see(self, loss: Any, step: int) -> None:
+        """Note a loss; from a CUDA device it is copied and read when it has arrived."""
+        import torch
+
+        if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+            return
+        if loss.device.type == "cpu":
+            self.known = (float(loss.detach()), step)
+        elif loss.device.type == "cuda" and self.waiting is None:
+            if torch.cuda.is_current_stream_capturing():
+                return  # a copy would become a part of the graph
+            place = torch.empty((), dtype=loss.dtype, pin_memory=True)
+            place.copy_(loss.detach().reshape(()), non_blocking=True)
+            arrived: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            arrived.record()
+            self.waiting = (place, arrived, step)
+
+    def read(self) -> tuple[float | None, int | None]:
+        """Return the latest loss that is here, and its step."""
+        if self.waiting is not None and self.waiting[1].query():
+            place, _, step = self.waiting
+            self.known, self.waiting = (float(place), step), None
+        return self.known
+
+
+def device_now() -> dict[str, Any]:
+    """Return the device this process uses and what its tensors hold there; asks nothing of it."""
+    import torch
+
+    if not torch.cuda.is_available() or not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return {"kind": "cpu"}
+    return {
+        "kind": "cuda",
+        "uuid": str(getattr(torch.cuda.get_device_properties(), "uuid", "")),
+        "allocated_bytes": torch.cuda.memory_allocated(),
+    }

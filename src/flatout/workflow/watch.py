@@ -1,0 +1,263 @@
+"""The verb `watch`: look at a running job, at the GPUs and at the host, again and again."""
+
+import datetime
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from flatout.core.errors import UserError
+from flatout.core.live import (
+    ENDING,
+    QUIET,
+    STARTING,
+    TRAINING,
+    LiveGpu,
+    LiveJob,
+    LiveTrainer,
+    LiveView,
+)
+from flatout.hardware.counters import open_sources, readings_of, same_device
+from flatout.hardware.gpus import Gpu, read_driver
+from flatout.hardware.host import HostMeter
+from flatout.seams.jobs import FOLDERS, find_job, lives, started_ticks
+from flatout.seams.process import scratch_root
+
+EVERY_S = 1.0
+"""Time between two looks; the drivers renew their utilisation about as often."""
+FIRST_S = 0.5
+"""Rates need two looks: a single view takes this long."""
+QUIET_S = 10.0
+QUIET_STEPS = 5.0
+"""A job is quiet when its last step is longer ago than ten seconds and than five steps."""
+RECORDS = "status-*.json"
+COMPUTING = ("forward", "backward", "optimizer")
+NOT_TIMED = "not timed in a running job; SM active and GPU-Util tell what the device does"
+
+
+class Watcher:
+    """Looks at one job, or at the newest one that runs, and at the machine. Close it at the end."""
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self.folder = folder
+        self.facts = _named_job(folder) if folder else None
+        self.host = HostMeter()
+        self.sources = open_sources({})
+        self.names = {gpu.uuid: gpu for gpu in read_driver().gpus} if self.sources.found else {}
+        for source in self.sources.found:
+            source.sample(is_full=False)  # activity is counted from one look to the next
+        self.trained_in = ""
+        """The folder of the job that was last seen training."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether a job was watched and its flatout has ended."""
+        return self.facts is not None and not lives(self.facts)
+
+    def look(self) -> LiveView:
+        """Return what there is to see now."""
+        job = self._job()
+        if job is not None and job.trainers:
+            self.trained_in = job.folder
+        elif job is not None and job.folder == self.trained_in:
+            job = replace(job, state=ENDING)
+        return LiveView(
+            at=datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
+            job=job,
+            gpus=self._gpus(job),
+            host=self.host.read(),
+            notes=tuple(self._notes(job)),
+        )
+
+    def close(self) -> None:
+        """Leave the driver."""
+        self.sources.close()
+
+    def _job(self) -> LiveJob | None:
+        if self.folder is not None:
+            return read_job(self.folder)
+        for folder in running_folders(scratch_root()):
+            job = read_job(folder)
+            if job is not None:
+                # Trials of one measurement follow each other, each in a folder of its own.
+                self.facts = find_job(folder) or self.facts
+                return job
+        return None
+
+    def _notes(self, job: LiveJob | None) -> list[str]:
+        notes = []
+        if self.is_over:
+            notes.append("the job has ended")
+        elif job is None and self.facts is not None:
+            notes.append("between two trials")
+        elif job is None:
+            notes.append("no flatout job is running on this machine by this user")
+        if self.sources.trouble:
+            notes.append(f"no GPU is shown: {self.sources.trouble}")
+        return notes
+
+    def _gpus(self, job: LiveJob | None) -> tuple[LiveGpu, ...]:
+        used = [trainer.device_uuid for trainer in job.trainers] if job else []
+        own = frozenset(trainer.pid for trainer in job.trainers) if job else frozenset[int]()
+        found = []
+        for number, source in enumerate(self.sources.found):
+            sample = source.sample(is_full=True)
+            readings = readings_of([sample], uuid=source.uuid, own_pids=own)
+            gpu = self.names.get(source.uuid, Gpu(index=number, kind="", name="GPU"))
+            is_of_job = any(same_device(source.uuid, uuid) for uuid in used)
+            found.append(
+                LiveGpu(index=gpu.index, name=gpu.name, readings=readings, is_of_job=is_of_job)
+            )
+        return tuple(found)
+
+
+def look_once(folder: Path | None = None) -> LiveView:
+    """Return a single view; it takes half a second, because rates need two looks.
+
+    Raises:
+        UserError: if the folder is not that of a running job.
+    """
+    watcher = Watcher(folder)
+    try:
+        time.sleep(FIRST_S)
+        return watcher.look()
+    finally:
+        watcher.close()
+
+
+def watch(
+    folder: Path | None, show: Callable[[LiveView], None], *, waits_for_jobs: bool = True
+) -> None:
+    """Show a view every second until the job has ended; without one, until interrupted.
+
+    Args:
+        folder: The run folder to watch; None for the newest running job.
+        show: Called with each view.
+        waits_for_jobs: Whether to go on where no job runs; else one view is shown.
+
+    Raises:
+        UserError: if the folder is not that of a running job.
+    """
+    watcher = Watcher(folder)
+    try:
+        time.sleep(FIRST_S)
+        while True:
+            view = watcher.look()
+            show(view)
+            if watcher.is_over or (watcher.facts is None and not waits_for_jobs):
+                return
+            time.sleep(EVERY_S)
+    finally:
+        watcher.close()
+
+
+def running_folders(root: Path) -> list[Path]:
+    """Return the folders of running jobs below the scratch root, the newest first."""
+    found = []
+    for pattern in FOLDERS:
+        for folder in root.glob(pattern):
+            facts = find_job(folder)
+            if facts is not None and lives(facts):
+                found.append((float(facts["began_at"]), folder))
+    return [folder for _, folder in sorted(found, reverse=True)]
+
+
+def read_job(folder: Path) -> LiveJob | None:
+    """Return a running job as its folder tells it; None where it has ended."""
+    facts = find_job(folder)
+    if facts is None or not lives(facts):
+        return None
+    trainers = _trainers(folder)
+    return LiveJob(
+        folder=str(folder),
+        kind=str(facts["kind"]),
+        workload=str(facts["workload"]),
+        pid=int(facts["owner"]),
+        elapsed_s=max(0.0, time.time() - float(facts["began_at"])),
+        state=_state(trainers),
+        trainers=trainers,
+    )
+
+
+def _named_job(folder: Path) -> dict[str, Any]:
+    facts = find_job(folder)
+    if facts is None:
+        raise UserError(
+            f"{folder} is not the folder of a running job; 'flatout watch' without a folder finds "
+            f"the newest one, and they lie in {scratch_root()}"
+        )
+    if not lives(facts):
+        raise UserError(f"the job of {folder} has ended: its flatout process is gone")
+    return facts
+
+
+def _trainers(folder: Path) -> tuple[LiveTrainer, ...]:
+    """Return the training processes that live, by rank."""
+    now_s = time.perf_counter()
+    found = [_find_trainer(path, now_s) for path in folder.glob(RECORDS)]
+    return tuple(sorted(filter(None, found), key=lambda trainer: trainer.rank))
+
+
+def _find_trainer(path: Path, now_s: float) -> LiveTrainer | None:
+    """Return what one record tells; None where it was withdrawn, or its process was killed."""
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+        lives_on = started_ticks(int(record["pid"])) is not None
+        return _trainer(record, now_s) if lives_on else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _trainer(record: Mapping[str, Any], now_s: float) -> LiveTrainer:
+    seconds = dict(record["seconds"])
+    total_s = sum(seconds.values())
+    shares = {name: value / total_s for name, value in seconds.items()} if total_s else {}
+    device = record["device"]
+    is_cpu = device["kind"] == "cpu"
+    over_s, steps = float(record["over_s"]), int(record["over_steps"])
+    trainer = LiveTrainer(
+        pid=int(record["pid"]),
+        rank=int(record["rank"]),
+        step=int(record["step"]),
+        age_s=max(0.0, now_s - float(record["at_s"])),
+        step_ms=1e3 * over_s / steps if steps else None,
+        samples_per_s=record["over_samples"] / over_s if record["over_samples"] else None,
+        shares=shares,
+        loss=record["loss"],
+        loss_step=record["loss_step"],
+        device_kind=str(device["kind"]),
+        device_uuid=str(device.get("uuid", "")),
+        memory_bytes=_resident_bytes(record["pid"]) if is_cpu else device["allocated_bytes"],
+        busy_share=sum(shares.get(name, 0.0) for name in COMPUTING) if is_cpu else None,
+    )
+    return replace(trainer, missing=_missing(trainer))
+
+
+def _missing(trainer: LiveTrainer) -> dict[str, str]:
+    reasons = {
+        "busy_share": NOT_TIMED,
+        "samples_per_s": "no loader was seen that gave batches with a first dimension",
+        "loss": "no backward on a single loss, or it cannot be read without waiting",
+        "step_ms": "no whole step yet",
+        "memory_bytes": "the process is not readable",
+    }
+    return {name: why for name, why in reasons.items() if getattr(trainer, name) is None}
+
+
+def _resident_bytes(pid: int) -> int | None:
+    import psutil
+
+    try:
+        return int(psutil.Process(pid).memory_info().rss)
+    except (OSError, psutil.Error):
+        return None
+
+
+def _state(trainers: Sequence[LiveTrainer]) -> str:
+    if not trainers:
+        return STARTING
+    newest = min(trainers, key=lambda trainer: trainer.age_s)
+    patience_s = max(QUIET_S, QUIET_STEPS * (newest.step_ms or 0.0) / 1e3)
+    return QUIET if newest.age_s > patience_s else TRAINING

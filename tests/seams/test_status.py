@@ -1,0 +1,157 @@
+"""The record of a training process, written by real training in this process."""
+
+import json
+import time
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from flatout.seams.clock import NAMES, Clock
+from flatout.seams.events import Segment
+from flatout.seams.status import COST, EVERY_S, Publisher
+
+
+class Moments:
+    """A clock that a test moves."""
+
+    def __init__(self):
+        self.moment = 100.0
+
+    def __call__(self):
+        return self.moment
+
+
+@pytest.fixture
+def moments():
+    return Moments()
+
+
+@pytest.fixture
+def session(moments):
+    clock = Clock(moments)
+    return SimpleNamespace(clock=clock, counts={}, unscaled={}, on=lambda *_: None)
+
+
+def step(session, moments, seconds=0.1, samples=8):
+    """Let one step pass."""
+    moments.moment += seconds
+    by_phase = [0.0] * len(NAMES)
+    by_phase[NAMES.index("data_wait")] = seconds / 4
+    by_phase[NAMES.index("forward")] = seconds * 3 / 4
+    session.clock.since = moments.moment
+    session.counts[0] = session.counts.get(0, 0) + 1
+    return Segment(seconds=by_phase, samples=samples)
+
+
+def records(folder):
+    return [json.loads(path.read_text()) for path in folder.glob("status-*.json")]
+
+
+def test_the_record_tells_steps_samples_and_phases(tmp_path, session, moments):
+    publisher = Publisher(session, tmp_path)
+
+    for _ in range(20):
+        publisher.saw_segment(step(session, moments))
+
+    (record,) = records(tmp_path)
+    assert record["over_samples"] / record["over_s"] == pytest.approx(80)
+    assert record["over_s"] / record["over_steps"] == pytest.approx(0.1)
+    assert record["seconds"]["data_wait"] / sum(record["seconds"].values()) == pytest.approx(0.25)
+
+
+def test_the_first_step_is_told_at_once(tmp_path, session, moments):
+    publisher = Publisher(session, tmp_path)
+
+    publisher.saw_segment(step(session, moments))
+
+    assert records(tmp_path)[0]["step"] == 1
+
+
+def test_rates_are_those_of_the_last_seconds(tmp_path, session, moments):
+    publisher = Publisher(session, tmp_path)
+
+    for _ in range(100):
+        publisher.saw_segment(step(session, moments, seconds=0.1))
+    for _ in range(100):
+        publisher.saw_segment(step(session, moments, seconds=0.2))
+
+    (record,) = records(tmp_path)
+    assert record["over_s"] / record["over_steps"] == pytest.approx(0.2, rel=0.02)
+
+
+def test_records_are_as_rare_as_their_cost_asks(tmp_path, session, moments):
+    publisher = Publisher(session, tmp_path)
+    slow = publisher._record
+
+    def on_a_slow_disk(moment):
+        moments.moment += 0.05
+        return slow(moment)
+
+    publisher._record = on_a_slow_disk
+    publisher.saw_segment(step(session, moments))
+
+    # From the step's end: the clock of the step does not hold the writing.
+    assert publisher.next_at - session.clock.since == pytest.approx(COST * 0.05)
+    assert COST * 0.05 > EVERY_S
+
+
+def test_a_folder_that_is_gone_ends_the_records_and_not_the_training(tmp_path, session, moments):
+    publisher = Publisher(session, tmp_path / "gone")
+
+    for _ in range(30):
+        publisher.saw_segment(step(session, moments))
+
+    assert publisher.next_at == float("inf")
+
+
+def test_the_record_is_withdrawn_at_the_end(tmp_path, session, moments):
+    publisher = Publisher(session, tmp_path)
+    publisher.saw_segment(step(session, moments))
+
+    publisher.withdraw()
+
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_scaled_loss_is_told_as_the_script_computed_it(tmp_path, session, moments):
+    publisher = Publisher(session, tmp_path)
+    loss = torch.tensor(0.5, requires_grad=True)
+    scaled = loss * 1024
+    session.unscaled = {scaled: loss.detach()}
+
+    publisher.saw_backward((scaled,))
+    publisher.saw_segment(step(session, moments))
+
+    assert records(tmp_path)[0]["loss"] == 0.5
+
+
+def test_one_loss_is_looked_at_for_each_record(tmp_path, session, moments):
+    publisher = Publisher(session, tmp_path)
+
+    publisher.saw_backward(torch.tensor(1.0))
+    publisher.saw_backward(torch.tensor(2.0))
+    publisher.saw_segment(step(session, moments))
+
+    assert records(tmp_path)[0]["loss"] == 1.0
+
+
+def test_a_backward_on_no_single_loss_leaves_the_loss_unknown(tmp_path, session, moments):
+    publisher = Publisher(session, tmp_path)
+
+    publisher.saw_backward((torch.ones(3), torch.ones(3)))
+    publisher.saw_segment(step(session, moments))
+
+    assert records(tmp_path)[0]["loss"] is None
+
+
+@pytest.mark.gpu
+def test_a_loss_on_the_device_is_read_when_it_has_arrived(tmp_path, session, moments):
+    publisher = Publisher(session, tmp_path)
+
+    publisher.saw_backward(torch.tensor(3.0, device="cuda"))
+    torch.cuda.synchronize()
+    time.sleep(0.01)
+    publisher.saw_segment(step(session, moments))
+
+    assert records(tmp_path)[0]["loss"] == 3.0
