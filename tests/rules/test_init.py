@@ -3,6 +3,7 @@ import sys
 
 from flatout import rules
 from flatout.core.units import GIB, MIB
+from tests.rules.journey_facts import journey
 from tests.rules.memory_facts import story, sync
 from tests.techniques.facts import loader, machine, model, optimizer, profile
 
@@ -19,6 +20,7 @@ EVERYTHING = profile(
         fragmentation_share=0.5,
     ),
     syncs=(sync(),),
+    journey=journey(growth=10.0 * MIB),
 )
 
 

@@ -1,9 +1,9 @@
-"""Times copies between host and device where the script asks for them: `to`, `cuda`, `item`, ...
+"""Times copies between host and device where the script asks for them: `to`, `cuda`, `copy_`.
 
 A copy to the device is timed on the host: a pageable one blocks until it is done, one with
-`non_blocking` from pinned memory only until it is queued. Reading a device's value (`item`,
-`tolist`, `cpu`) blocks until the device has caught up: that is the host waiting. Under
-`torch.compile` nothing is timed. Not measured on a GPU yet.
+`non_blocking` from pinned memory only until it is queued. A copy to the host blocks until the
+device has caught up. `item` and its kin are left alone: wrapped, `torch.compile` could no longer
+capture them. What is compiled is not timed. Not measured on a GPU yet.
 """
 
 import functools
@@ -12,14 +12,11 @@ from collections.abc import Callable
 from typing import Any
 
 COPYING = ("to", "cuda", "cpu")
-READING = ("item", "tolist", "__bool__", "__float__", "__int__")
-"""Methods that return a Python value: on a device's tensor they wait for the device."""
-
 TO_DEVICE, FROM_DEVICE = "h2d", "sync"
 
-Saw = Callable[[str, float, float, int], None]
+Saw = Callable[[str, float, float, Any], None]
 """Called with `TO_DEVICE` or `FROM_DEVICE`, the moment the call began, the moment it ended, and the
-bytes that were copied."""
+tensor that was copied. It must not raise."""
 
 
 class CopyTimer:
@@ -38,17 +35,14 @@ class CopyTimer:
         kind: Any = torch.Tensor
         for name in COPYING:
             setattr(kind, name, self._copying(getattr(kind, name)))
-        for name in READING:
-            setattr(kind, name, self._reading(getattr(kind, name)))
         kind.copy_ = self._filling(kind.copy_)
 
     def _note(self, began: float, source: Any, target: Any) -> None:
         """Tell of a copy that left the host or came to it."""
-        was_on_host = source.is_cpu
-        if target.is_cpu is not was_on_host:
+        was_on_host = getattr(source, "is_cpu", None)  # not every source is a tensor
+        if was_on_host is not None and getattr(target, "is_cpu", was_on_host) is not was_on_host:
             way = TO_DEVICE if was_on_host else FROM_DEVICE
-            size = source.numel() * source.element_size()
-            self.saw(way, began, time.perf_counter(), size)
+            self.saw(way, began, time.perf_counter(), source)
 
     def _copying(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """Wrap a method that returns the tensor elsewhere."""
@@ -71,31 +65,13 @@ class CopyTimer:
         is_compiling = self.is_compiling
 
         @functools.wraps(original)
-        def filled(tensor: Any, source: Any, *args: Any, **kwargs: Any) -> Any:
+        def filled(tensor: Any, *args: Any, **kwargs: Any) -> Any:
             if is_compiling():
-                return original(tensor, source, *args, **kwargs)
+                return original(tensor, *args, **kwargs)
             self.calls += 1
             began = time.perf_counter()
-            result = original(tensor, source, *args, **kwargs)
-            self._note(began, source, tensor)
+            result = original(tensor, *args, **kwargs)
+            self._note(began, args[0] if args else kwargs.get("src"), tensor)
             return result
 
         return filled
-
-    def _reading(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap a method that gives a Python value."""
-        is_compiling = self.is_compiling
-
-        @functools.wraps(original)
-        def read(tensor: Any, *args: Any, **kwargs: Any) -> Any:
-            if is_compiling():
-                return original(tensor, *args, **kwargs)
-            self.calls += 1
-            if tensor.is_cpu:
-                return original(tensor, *args, **kwargs)
-            began = time.perf_counter()
-            result = original(tensor, *args, **kwargs)
-            self.saw(FROM_DEVICE, began, time.perf_counter(), tensor.element_size())
-            return result
-
-        return read

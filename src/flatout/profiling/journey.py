@@ -31,6 +31,8 @@ FOLDED = ("eval", "save")
 """Phases of the clock that a profile counts as `other`."""
 SLACK_S = 0.1
 """Records this close outside the window count as at its edge: they are 0.05 s apart."""
+MIN_GROWTH_S = 1.0
+"""Two readings of a worker's memory closer than this tell nothing of its growth."""
 OWN = -1
 
 
@@ -95,8 +97,6 @@ def training_legs(
         for part, share in _shares(rows, keys, period).items():
             rest = wait if phase == "data_wait" else phase
             legs[part or rest] += share * profile.phases_ms[phase]
-        if not keys:
-            legs[phase] += profile.phases_ms[phase]
     copied = statistics.fmean(
         sum(value for (part, _), value in row.items() if part == BYTES) for row in rows
     )
@@ -165,10 +165,13 @@ def change_of(records: Sequence[Sequence[float]], window: Window) -> Change | No
         if last[name] < 0:
             change[name] = last[name]  # refused, with the reason
     sizes = readings_of("pss_bytes", inside)
-    change["pss_bytes"] = last["pss_bytes"]
-    change["pss_growth"] = sizes[-1][1] - sizes[0][1] if len(sizes) > 1 else 0.0
-    change["pss_span_s"] = sizes[-1][0] - sizes[0][0] if len(sizes) > 1 else 0.0
-    return change
+    span_s = sizes[-1][0] - sizes[0][0] if sizes else 0.0
+    is_enough = span_s >= MIN_GROWTH_S
+    return change | {
+        "pss_bytes": last["pss_bytes"],
+        "pss_growth": sizes[-1][1] - sizes[0][1] if is_enough else 0.0,
+        "pss_span_s": span_s if is_enough else 0.0,
+    }
 
 
 def readings_of(name: str, records: Sequence[Mapping[str, float]]) -> list[tuple[float, float]]:

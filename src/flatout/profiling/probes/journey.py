@@ -78,6 +78,8 @@ class JourneyProbe:
         why = batch_meter.install(self.find_meter)
         if why:
             self.missing["read, decode, collate"] = why
+        if not self.own.meter.knows_delay:
+            self.missing["waits for a core"] = "no /proc/thread-self/schedstat: counted as read"
         batch_meter.time_pinning(self.saw_pinning)
         self._follow_workers()
         for event, listener in (
@@ -107,10 +109,10 @@ class JourneyProbe:
         """Time copies from the first step on, where there is a device to copy to."""
         first = next(iter(root.parameters()))
         if (self.times_copies or not first.is_cpu) and self.copies is None:
-            self.copies = CopyTimer(self.saw_copy)
+            self.copies = CopyTimer(self.session.quietly(self.saw_copy))
             self.copies.install()
 
-    def saw_copy(self, way: str, began: float, ended: float, size: int) -> None:
+    def saw_copy(self, way: str, began: float, ended: float, source: Any) -> None:
         """Count a copy, unless it is part of making a batch, which is timed as a whole."""
         if not self.session.is_mine() or self.own.meter.fetcher:
             return
@@ -122,7 +124,7 @@ class JourneyProbe:
         self.last_copy = (began, ended - began)
         self.take(part, ended - began)
         if part == H2D:
-            self.take(H2D_BYTES, size)
+            self.take(H2D_BYTES, source.numel() * source.element_size())
 
     def saw_pinning(self, seconds: float) -> None:
         """Count a copy to pinned memory, in the loop or in the loader's own thread."""

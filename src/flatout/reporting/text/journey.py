@@ -1,0 +1,108 @@
+"""The section on the journey of a batch: who makes it, what its legs cost, what they read."""
+
+from collections.abc import Iterator, Sequence
+
+from flatout.core.journey import TRAINING, WORKERS, Journey, Leg, WorkerFacts
+from flatout.core.profile import Profile
+from flatout.core.units import format_bytes, format_ms, format_rate, format_share
+from flatout.reporting.tables import labelled
+
+LABEL_WIDTH = 11
+MIN_SHARE = 0.005
+"""A leg below half a percent of the step is not worth a reader's time."""
+PHASES = ("forward", "backward", "optimizer")
+"""Legs that the table of phases shows already."""
+WORDS = {
+    "read": "blocked in reading",
+    "decode": "decode and transform",
+    "collate": "collate",
+    "pin": "pinning",
+    "queue": "waiting at the loader's queue",
+    "sampler": "sampler and the rest of the loader",
+    "h2d": "copy to device",
+    "loss": "loss",
+    "sync": "copy to host",
+    "other": "other Python",
+}
+"""What a reader calls a leg."""
+MIN_GROWTH_BYTES = 1024.0
+"""Growth of a worker below a kibibyte a step is the allocator's noise."""
+
+
+def journey_lines(profile: Profile, width: int) -> list[str]:
+    """Return the legs that the phases do not show; nothing where no journey was followed."""
+    journey = profile.journey
+    if journey is None:
+        return []
+    return [
+        line
+        for label, text in _rows(journey, profile)
+        for line in labelled(label.ljust(LABEL_WIDTH), text, width)
+    ]
+
+
+def _rows(journey: Journey, profile: Profile) -> Iterator[tuple[str, str]]:
+    loop = [leg for leg in journey.legs if leg.where == TRAINING and leg.name not in PHASES]
+    shown = [leg for leg in loop if leg.share >= MIN_SHARE]
+    if shown:
+        yield "batch", "in the loop: " + ", ".join(map(_leg, shown))
+    copies = next((leg for leg in loop if leg.name == "h2d" and leg.bytes_per_s), None)
+    if copies is not None:
+        yield "copies", _copies(copies, profile)
+    workers = [facts for facts in journey.workers if facts.number >= 0]
+    if workers:
+        yield "workers", _workers(workers, [x for x in journey.legs if x.where == WORKERS])
+    read = [facts for facts in journey.workers if facts.read_bytes_per_step is not None]
+    if read:
+        yield "reads", _reads(read)
+    grown = max((facts.growth_bytes_per_step or 0.0 for facts in workers), default=0.0)
+    if grown >= MIN_GROWTH_BYTES:
+        yield "growth", f"a worker's memory grows by {_bytes(grown)} a step"
+    unknown = dict(journey.missing or {})
+    if profile.device_kind == "cpu":
+        unknown.pop("h2d, sync", None)  # there is no device to copy to
+    if unknown:
+        yield "not known", "; ".join(f"{what}: {why}" for what, why in unknown.items())
+
+
+def _leg(leg: Leg) -> str:
+    return f"{WORDS.get(leg.name, leg.name)} {format_ms(leg.ms)} ({format_share(leg.share)})"
+
+
+def _copies(leg: Leg, profile: Profile) -> str:
+    text = f"{_bytes(leg.bytes_per_step or 0.0)} a step to the device"
+    limit = profile.limits.copy_bytes_per_s if profile.limits else None
+    rate = f" at {format_bytes(leg.bytes_per_s or 0.0)}/s"
+    return text + rate + (f" of {format_bytes(limit)}/s measured" if limit else "")
+
+
+def _workers(workers: Sequence[WorkerFacts], legs: Sequence[Leg]) -> str:
+    busy = [facts.busy_share for facts in workers]
+    made_ms = sum(leg.per_sample_ms or 0.0 for leg in legs)
+    whole = sum(leg.ms for leg in legs) or 1.0
+    parts = ", ".join(f"{WORDS[leg.name]} {format_share(leg.ms / whole)}" for leg in legs)
+    switches = sum(facts.involuntary_switches_per_s for facts in workers) / len(workers)
+    system = sum(facts.system_share for facts in workers) / len(workers)
+    return (
+        f"{len(workers)}, busy {format_share(min(busy))} to {format_share(max(busy))}; "
+        f"{format_ms(made_ms)} a sample: {parts}; system time {format_share(system)}, "
+        f"{format_rate(switches)} times a second another process took a worker's core"
+    )
+
+
+def _reads(facts: Sequence[WorkerFacts]) -> str:
+    read = sum(x.read_bytes_per_step or 0.0 for x in facts)
+    stored = sum(x.storage_bytes_per_step or 0.0 for x in facts)
+    source = f"{_bytes(stored)} of it from storage" if stored else "none of it from storage: cached"
+    return f"{_bytes(read)} a step from files, {source}"
+
+
+def _bytes(count: float) -> str:
+    """Return a number of bytes that may be small.
+
+    >>> _bytes(300), _bytes(40_960), _bytes(5 * 1024**2)
+    ('300 bytes', '40.0 KiB', '5.0 MiB')
+    """
+    if count >= 1024**2:
+        return format_bytes(count)
+    return f"{count / 1024:.1f} KiB" if count >= 1024 else f"{count:.0f} bytes"

@@ -1,0 +1,57 @@
+"""Batches are late because reading their samples blocks, not because computing them takes long."""
+
+from flatout.core.finding import Finding
+from flatout.core.journey import Journey
+from flatout.core.machine import Machine
+from flatout.core.profile import Profile
+from flatout.core.units import format_bytes, format_ms, format_share
+
+MIN_WAIT = 0.10
+"""Below a tenth of the step, waiting for data is not worth a reader's time."""
+MIN_BLOCKED = 0.50
+"""Least share of a batch's making that is blocked: from half on it decides what helps."""
+MADE = ("read", "decode", "collate")
+
+
+def check(profile: Profile, machine: Machine) -> Finding | None:
+    """Report the wait where most of making a batch is being blocked."""
+    wait = profile.share("data_wait")
+    if profile.journey is None or wait < MIN_WAIT:
+        return None
+    made, blocked = _made_ms(profile.journey)
+    if not made or blocked / made < MIN_BLOCKED:
+        return None
+    stored = sum(facts.storage_bytes_per_step or 0.0 for facts in profile.journey.workers)
+    return Finding(
+        code="blocked_reads",
+        share=wait * blocked / made,
+        because=(
+            f"of the {format_ms(made)} that making a step's batch takes, {format_ms(blocked)} "
+            f"({format_share(blocked / made)}) are blocked in reading samples: storage, network or "
+            f"a lock, not computing; {format_bytes(stored)} a step came from storage"
+        ),
+        next=_next(profile, machine),
+        evidence={
+            "blocked_ms": blocked,
+            "made_ms": made,
+            "data_wait_share": wait,
+            "storage_bytes_per_step": stored,
+        },
+    )
+
+
+def _made_ms(journey: Journey) -> tuple[float, float]:
+    """Return milliseconds of making a step's batches, and how many of them were blocked."""
+    legs = [leg for leg in journey.legs if leg.name in MADE]
+    return sum(leg.ms for leg in legs), sum(leg.ms for leg in legs if leg.name == "read")
+
+
+def _next(profile: Profile, machine: Machine) -> str:
+    workers = max((loader.workers for loader in profile.training_loaders), default=0)
+    tune = "flatout tune --only loader_workers,persistent_workers train.py"
+    if workers < machine.usable_cores:
+        return f"let more workers read at the same time: {tune}"
+    return (
+        "blocked workers need no core, so more of them than cores may help: "
+        f"{tune}; beyond that, copy the data to a local disk or pack it into few large files"
+    )

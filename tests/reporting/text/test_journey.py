@@ -1,0 +1,51 @@
+from dataclasses import replace
+
+from flatout.core.journey import TRAINING, Journey
+from flatout.core.readings import Limits
+from flatout.reporting.text.journey import journey_lines
+from tests.rules.journey_facts import MIB, journey, leg
+
+
+def text_of(profile):
+    return "\n".join(journey_lines(profile, 1000))
+
+
+def test_is_silent_where_no_journey_was_followed(starved):
+    assert journey_lines(starved, 80) == []
+
+
+def test_workers_show_what_a_sample_costs_and_what_was_read(starved):
+    text = text_of(replace(starved, journey=journey()))
+
+    assert "in the loop: waiting at the loader's queue 50.0 ms (50 %)" in text
+    assert "2, busy 90 % to 90 %; 9.00 ms a sample: blocked in reading 67 %, " in text
+    assert "system time 10 %, 10.0 times a second another process took a worker's core" in text
+    assert "6.0 MiB a step from files, none of it from storage: cached" in text
+    assert "growth" not in text
+
+
+def test_growth_and_what_is_not_known_are_told(starved):
+    followed = replace(journey(growth=2.0 * MIB), missing={"bytes read": "not here"})
+
+    text = text_of(replace(starved, journey=followed))
+
+    assert "a worker's memory grows by 2.0 MiB a step" in text
+    assert "bytes read: not here" in text
+
+
+def test_copies_are_held_against_what_the_machine_can_do(starved):
+    copies = leg("h2d", 10.0, where=TRAINING, bytes_per_step=20.0 * MIB, bytes_per_s=2000.0 * MIB)
+
+    text = text_of(
+        replace(
+            starved,
+            journey=Journey(legs=(copies,)),
+            limits=Limits(copy_bytes_per_s=8000.0 * MIB),
+        )
+    )
+
+    assert "20.0 MiB a step to the device at 1.95 GiB/s of 7.81 GiB/s measured" in text
+
+
+def test_lines_keep_within_the_width(starved):
+    assert all(len(line) <= 80 for line in journey_lines(replace(starved, journey=journey()), 80))

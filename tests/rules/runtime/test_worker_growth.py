@@ -1,0 +1,21 @@
+from flatout.core.units import GIB, MIB
+from flatout.rules.runtime.worker_growth import check
+from tests.rules.journey_facts import journey
+from tests.techniques.facts import machine, profile
+
+
+def test_growth_is_reported_with_the_steps_that_are_left():
+    finding = check(profile(journey=journey(growth=1 * MIB)), machine(memory_bytes=16 * GIB))
+
+    assert finding.of == "memory"
+    assert finding.share == 2_000 * MIB / (16 * GIB)
+    assert finding.because == (
+        "the 2 loader workers hold 200.0 MiB and grow by 2.00 MiB a step, 1.95 GiB in 1,000 steps; "
+        "the 16 GiB of this machine last for 8,092 more"
+    )
+    assert "numpy" in finding.next
+
+
+def test_it_is_silent_on_slow_growth_and_without_a_journey():
+    assert check(profile(journey=journey(growth=20_000.0)), machine()) is None
+    assert check(profile(), machine()) is None
