@@ -25,9 +25,11 @@ from flatout.reporting.tables import (
     wrapped,
 )
 from flatout.reporting.text.gpu import gpu_lines
+from flatout.reporting.text.journey import journey_lines
 from flatout.reporting.text.limits import limits_lines
 from flatout.reporting.text.memory import memory_lines
 from flatout.reporting.text.ranks import ranks_lines
+from flatout.reporting.text.sheets import sheet_lines
 from flatout.reporting.text.syncs import syncs_lines
 from flatout.reporting.text.trace import trace_lines
 
@@ -58,9 +60,13 @@ def render_profile(
     lines += _labelled("ceilings", ceilings_sentence(profile, say), say, width)
     for note in notes(profile, say):
         lines += _labelled("note", note, say, width)
-    lines += [*limits_lines(profile, width), *gpu_lines(profile, width)]
-    lines += [*ranks_lines(profile, width), *trace_lines(profile, width)]
-    lines += [*memory_lines(profile, width), *syncs_lines(profile, width)]
+    lines += journey_lines(profile, width)
+    if language == ENGLISH:
+        lines += [*limits_lines(profile, width), *gpu_lines(profile, width)]
+        lines += [*ranks_lines(profile, width), *trace_lines(profile, width)]
+        lines += [*memory_lines(profile, width), *syncs_lines(profile, width)]
+    else:
+        lines += sheet_lines(profile, say, width)
     for finding in profile.findings:
         lines += ["", *_finding(finding, say, width)]
     lines += ["", f"{_label('next', say)}  flatout tune {workload}"]
