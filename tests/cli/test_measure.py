@@ -41,3 +41,31 @@ def test_a_recipe_that_does_not_exist_is_told(folder, capfd):
     assert call(["measure", "--with", "no.toml", "train.py"]) == 2
 
     assert "there is no recipe at no.toml" in capfd.readouterr().err
+
+
+def test_a_trace_is_written_and_told(folder, capfd):
+    code = call(["measure", "--quick", "--trace", "trace.json.gz", "train.py"])
+
+    captured = capfd.readouterr()
+    assert code == 0, captured.err
+    assert "aten::" in captured.out
+    assert "in trace.json.gz" in " ".join(captured.out.split())
+    assert (folder / "trace.json.gz").stat().st_size > 0
+
+
+def test_a_trace_that_no_viewer_opens_is_told_before_measuring(folder, capfd):
+    assert call(["measure", "--trace", "trace.txt", "crash.py"]) == 2
+
+    assert "a trace is a .json.gz or .json file" in capfd.readouterr().err
+
+
+def test_a_script_that_fails_after_some_steps_leaves_their_report(folder, capfd):
+    (folder / "late.py").write_text((folder / "train.py").read_text() + "raise ValueError('late')")
+
+    code = call(["measure", "--json", "a.json", "late.py"])
+
+    captured = capfd.readouterr()
+    assert code == 2
+    assert "ValueError: late" in captured.err
+    assert "this is what was seen in its first 200 steps" in " ".join(captured.out.split())
+    assert profile_from_json(json.loads((folder / "a.json").read_text())).step_ms.n > 0

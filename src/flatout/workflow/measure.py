@@ -12,6 +12,7 @@ from flatout.hardware.machine import read_machine
 from flatout.seams.process import mend_leftovers
 from flatout.workflow import passes
 from flatout.workflow.passes import PassRunner, Tell
+from flatout.workflow.passes.trace import check_target
 
 TIMED_PROBES: dict[str, dict[str, object]] = {"journey": {}}
 """Probes cheap enough for the timed pass, with their options."""
@@ -42,6 +43,8 @@ def measure(  # noqa: PLR0913  one keyword for each thing a caller may choose
     """
     if limit_s <= 0:
         raise UserError(f"a limit of {limit_s} s leaves no time to measure; give a positive one")
+    if trace is not None:
+        check_target(trace)
     mend_leftovers()
     machine = machine or read_machine(torch=False)
     runner = PassRunner(

@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from flatout.core.errors import UserError
 from flatout.core.recipe import Recipe
 from flatout.core.workload import Workload
 from flatout.workflow.measure import measure
-from flatout.workflow.passes.trace import target_of, write_trace
+from flatout.workflow.passes.trace import check_target, target_of, write_trace
 from flatout.workflow.trials import TrialOptions, run_trial
 from tests.workflow.trial_runs import copy_scripts, machine
 
@@ -120,3 +121,9 @@ def test_target_that_cannot_be_written_leaves_nothing_behind(tmp_path):
 
 def test_two_traces_of_a_folder_have_different_names(tmp_path):
     assert target_of(tmp_path, 1.0) != target_of(tmp_path, 2.0)
+
+
+@pytest.mark.parametrize("name", ["trace.txt", "traces/"])
+def test_name_that_no_viewer_opens_is_refused(name, tmp_path):
+    with pytest.raises(UserError, match="neither"):
+        check_target(tmp_path / name)

@@ -20,9 +20,9 @@ def ranks_lines(profile: Profile, width: int) -> list[str]:
     shown = sorted(ranks, key=_own_ms, reverse=True)[:MOST]
     columns = [
         Column("rank"),
-        Column("step ms", is_number=True),
-        *(Column(name.replace("_", " "), is_number=True) for name in SHOWN),
-        Column("in collectives", is_number=True),
+        Column("step\nms", is_number=True),
+        *(Column(name.replace("_", "\n"), is_number=True) for name in SHOWN),
+        Column("in\ncollectives", is_number=True),
         Column("samples/s", is_number=True),
     ]
     rows = [_row(rank) for rank in sorted(shown, key=lambda rank: rank.rank)]

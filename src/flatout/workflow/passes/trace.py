@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from flatout.core.errors import UserError
 from flatout.core.profile import Profile
 from flatout.core.units import format_bytes
 from flatout.profiling.probes.trace import ACTIVE_STEPS
@@ -41,6 +42,19 @@ def add(profile: Profile, runner: PassRunner) -> Profile:
         if not seen["file"]:
             return with_note(profile, f"no trace: {seen['why']}")
         return _read(profile, runner, Path(folder) / seen["file"], seen)
+
+
+def check_target(path: Path) -> None:
+    """Refuse a name that no viewer opens, before anything runs.
+
+    Raises:
+        UserError: if it is neither a folder that exists nor a file of a trace.
+    """
+    if path.is_dir() or path.name.endswith((".json", ".json.gz")):
+        return
+    raise UserError(
+        f"a trace is a .json.gz or .json file, or lies in a folder that exists: {path} is neither"
+    )
 
 
 def target_of(path: Path, moment_s: float) -> Path:
