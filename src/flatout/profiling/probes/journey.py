@@ -211,7 +211,7 @@ class JourneyProbe:
         calls = self.calls + (self.copies.calls if self.copies else 0)
         return batch_s * self.own.made + call_s * calls + self.own.noting_s
 
-    def close_last_row(self) -> None:
+    def _close_last_row(self) -> None:
         """Close the row of a segment at whose end the run was stopped before we heard of it."""
         segments = self.session.segments
         if segments and (not self.rows or segments[-1].end > self.rows[-1][0].end):
@@ -220,7 +220,7 @@ class JourneyProbe:
     def result(self) -> Mapping[str, Any]:
         """Return rows by segment and records by process, as plain values."""
         listening_s = self.cost_s()
-        self.close_last_row()
+        self._close_last_row()
         if self.own.records:
             self.own.records[-1][-1] = read_pss(SELF)
         loaders = self.session.loaders
