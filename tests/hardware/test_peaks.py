@@ -19,6 +19,7 @@ def test_peaks_are_measured_in_a_process_of_their_own():
 
     assert found.dtype == "float32"
     assert found.threads == 1
+    assert 0 < found.own_share < 1.1
     # A computer from 1990 and one that nobody has built yet.
     assert 1e8 < found.gemm_flops_per_s < 1e16
     assert 1e8 < found.memory_bytes_per_s < 1e14
@@ -43,6 +44,22 @@ def test_peaks_are_measured_once(tmp_path, monkeypatch):
 
     assert first == second == made_up
     assert len(calls) == 2
+
+
+def test_peaks_beside_other_work_are_not_kept(tmp_path, monkeypatch):
+    disturbed = Peaks(
+        dtype="float32",
+        gemm_flops_per_s=1.0,
+        memory_bytes_per_s=2.0,
+        copy_bytes_per_s=3.0,
+        threads=2,
+        own_share=0.5,
+    )
+    monkeypatch.setattr(peaks, "measure_in_child", lambda *_: disturbed)
+
+    assert read_peaks(HERE, tmp_path, sys.executable) == disturbed
+    assert not disturbed.is_sound
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("change", [{"torch_version": "2"}, {"threads": 2}, {"dtype": "bfloat16"}])

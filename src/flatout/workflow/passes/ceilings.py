@@ -197,6 +197,8 @@ def _with_peaks(profile: Profile, dtype: str, runner: PassRunner) -> Profile:
     except ValueError as reason:
         missing = {**limits.missing, "gemm_flops_per_s": str(reason)}
         return replace(profile, limits=replace(limits, missing=missing))
+    if not peaks.is_sound:
+        profile = with_note(profile, "others used the cores while the peaks were measured: too low")
     return with_peaks(profile, peaks)
 
 
