@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 import time
 from collections import defaultdict
 
@@ -21,6 +22,14 @@ FLAGS = (
     "--disable-component-update",
     "--remote-debugging-pipe",
 )
+START = """
+import os, sys
+from fcntl import F_DUPFD, fcntl
+for place, end in enumerate([fcntl(int(end), F_DUPFD, 10) for end in sys.argv[1:3]], 3):
+    os.dup2(end, place)
+os.execv(sys.argv[3], sys.argv[3:])
+"""
+"""The browser reads commands from descriptor 3 and writes answers to descriptor 4."""
 ANSWER_S = 60.0
 """A page of ours is there in a second; a loaded machine may take many times that."""
 
@@ -36,11 +45,8 @@ class Browser:
     def __init__(self, path, folder):
         to_read, to_write = os.pipe()
         from_read, from_write = os.pipe()
-        os.set_inheritable(to_read, True)
-        os.set_inheritable(from_write, True)
-        # The browser reads commands from descriptor 3 and writes answers to descriptor 4.
-        script = f'exec "$0" "$@" 3<&{to_read} 4>&{from_write}'
-        words = ["sh", "-c", script, path, *FLAGS, f"--user-data-dir={folder}"]
+        ends = [str(to_read), str(from_write)]
+        words = [sys.executable, "-c", START, *ends, path, *FLAGS, f"--user-data-dir={folder}"]
         self.process = subprocess.Popen(
             words,
             pass_fds=(to_read, from_write),

@@ -16,6 +16,9 @@ from flatout.reporting.templates import read_text, render
 MAIN_READINGS = ("step_time", "speed", "device_busy", "peak_memory")
 """What stands in large letters; the words in brackets go below."""
 
+WHOLE_ROWS = frozenset({"journey", "workers", "largest", "gpu"})
+"""Sections with many columns, or with drawings; the others stand two in a row."""
+
 
 def profile_html(profile: Profile, *, workload: str = "train.py", language: str = ENGLISH) -> str:
     """Return the page: the answer, why, what to type next, the drawings, every table.
@@ -29,7 +32,6 @@ def profile_html(profile: Profile, *, workload: str = "train.py", language: str 
     style = read_text("profile.css")
     name, kind = profile.device_name, profile.device_kind
     numbers = [(name, say(f"label.{name}"), text) for name, text in readings(profile, say)]
-    story = profile.memory
     return render(
         "profile.html.j2",
         {
@@ -55,10 +57,10 @@ def profile_html(profile: Profile, *, workload: str = "train.py", language: str 
             "steps_plot": steps_plot(profile, say),
             "gpu_plots": gpu_plots(profile, say),
             "sheets": _grouped(sheets(profile, say)),
+            "whole": WHOLE_ROWS,
             "words": WORD_COLUMNS,
             "notes": notes(profile, say),
             "left_out": left_out(profile, say),
-            "has_memory": story is not None,
             "is_cut": profile.step_ms.n > len(profile.steps_ms),
         },
     )
@@ -78,6 +80,7 @@ def _finding(profile: Profile, number: int, say: Messages) -> dict[str, str | fl
     return {
         "code": finding.code,
         "share": format_share(finding.share),
+        "of": say(f"finding_of.{finding.of}"),
         "width": round(100 * min(1.0, max(0.0, finding.share)), 1),
         "because": because(finding, say),
         "next": say.translated(finding.next),

@@ -1,11 +1,16 @@
 """The report on one profile as Markdown, for a pull request or a wiki."""
 
 from flatout.core.profile import Profile
-from flatout.core.units import format_share
 from flatout.reporting.markdown import block, escaped
 from flatout.reporting.messages import ENGLISH, Messages, messages
 from flatout.reporting.profile_tables import WORD_COLUMNS, Sheet, left_out, phases, sheets
-from flatout.reporting.profile_words import because, headline, notes, readings, warnings
+from flatout.reporting.profile_words import (
+    finding_sentence,
+    headline,
+    notes,
+    readings,
+    warnings,
+)
 from flatout.reporting.tables import ascii_only, printable
 
 
@@ -48,8 +53,7 @@ def _findings(profile: Profile, say: Messages) -> list[str]:
         return [say("about.no_findings")]
     lines = []
     for finding in profile.findings:
-        share, why = format_share(finding.share), because(finding, say)
-        text = say("reading.finding", code=finding.code, share=share, because=why)
+        text = finding_sentence(finding, say)
         lines += [f"- {escaped(text)}", f"  {escaped(say.translated(finding.next))}"]
     return lines
 

@@ -17,7 +17,8 @@ COMPUTE = ("forward", "backward", "optimizer")
 def headline(profile: Profile, say: Messages) -> str:
     """Return the one sentence that answers where the time goes."""
     data, copies = profile.share("data_wait"), profile.share("h2d")
-    top = max(profile.findings, key=lambda finding: finding.share, default=None)
+    of_step = (finding for finding in profile.findings if finding.of == "step")
+    top = max(of_step, key=lambda finding: finding.share, default=None)
     if top and top.share > max(data, copies, WORTH_A_HEADLINE):
         return because(top, say)
     if data >= max(copies, WORTH_A_HEADLINE):
@@ -40,6 +41,13 @@ def warnings(profile: Profile, say: Messages) -> list[str]:
 def because(finding: Finding, say: Messages) -> str:
     """Return the sentence that proves a finding."""
     return sentence(say.translated(finding.because))
+
+
+def finding_sentence(finding: Finding, say: Messages) -> str:
+    """Return a finding with its share, and of what it is one."""
+    name = "finding" if finding.of == "step" else f"finding_{finding.of}"
+    share, why = format_share(finding.share), because(finding, say)
+    return say(f"reading.{name}", code=finding.code, share=share, because=why)
 
 
 def times(ratio: float, say: Messages) -> str:

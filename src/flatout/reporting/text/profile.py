@@ -60,8 +60,8 @@ def render_profile(
     lines += _labelled("ceilings", ceilings_sentence(profile, say), say, width)
     for note in notes(profile, say):
         lines += _labelled("note", note, say, width)
-    lines += journey_lines(profile, width)
     if language == ENGLISH:
+        lines += journey_lines(profile, width)
         lines += [*limits_lines(profile, width), *gpu_lines(profile, width)]
         lines += [*ranks_lines(profile, width), *trace_lines(profile, width)]
         lines += [*memory_lines(profile, width), *syncs_lines(profile, width)]

@@ -1,0 +1,107 @@
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+from flatout import rules
+from flatout.reporting import messages as catalogue
+from flatout.reporting.messages import FIELD, LANGUAGES, fields_of, messages
+from flatout.workflow import passes
+
+SOURCE = Path(catalogue.__file__).parent.parent
+TOLD_IN_ENGLISH = "the step times had not become steady when the measurement ended"
+NAMES = sorted(messages("en").texts)
+OTHERS = [language for language in LANGUAGES if language != "en"]
+LAYERS = ("profile_words.py", "profile_tables.py", "profile_markdown.py", "profile_html.py")
+USERS = [SOURCE / name for name in (*LAYERS, "charts.py", "text/profile.py", "text/sheets.py")]
+
+
+def has_hangul(text):
+    return any("\uac00" <= letter <= "\ud7a3" for letter in text)
+
+
+def is_sentence(node):
+    return (
+        isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value.strip()
+    )
+
+
+def strings_outside_docstrings(path):
+    tree = ast.parse(path.read_text())
+    told = {
+        id(node.value)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+    }
+    return [
+        node.value for node in ast.walk(tree) if is_sentence(node) and id(node) not in told
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("language", OTHERS)
+def test_every_language_has_every_message(language):
+    assert sorted(messages(language).texts) == NAMES
+
+
+@pytest.mark.parametrize("language", OTHERS)
+def test_every_message_has_the_same_fields_in_every_language(language):
+    english, other = messages("en").texts, messages(language).texts
+
+    differing = [name for name in NAMES if fields_of(english[name]) != fields_of(other[name])]
+    assert differing == []
+
+
+def test_english_is_plain_ascii():
+    assert [text for text in messages("en").texts.values() if not text.isascii()] == []
+
+
+def test_korean_leaves_no_english_words():
+    english, korean = messages("en").texts, messages("ko").texts
+
+    same = [FIELD.sub("", english[name]) for name in NAMES if english[name] == korean[name]]
+    assert [text for text in same if re.search(r"\b[a-z]{3}", text)] == []
+
+
+@pytest.mark.parametrize("path", USERS, ids=lambda path: path.name)
+def test_no_sentence_of_a_report_stands_outside_the_catalogue(path):
+    found = [text for text in strings_outside_docstrings(path) if not text.startswith("flatout ")]
+
+    assert [text for text in found if len(text.split()) > 2] == []
+
+
+def test_a_note_from_elsewhere_is_said_in_the_other_language():
+    assert has_hangul(messages("ko").translated(TOLD_IN_ENGLISH))
+    assert messages("en").translated(TOLD_IN_ENGLISH) == TOLD_IN_ENGLISH
+
+
+def test_numbers_and_names_in_a_sentence_from_elsewhere_are_kept():
+    told = messages("ko").translated(
+        "the step waits 131 ms of 212 ms for its batch (62 %, n=30) with 0 loader workers; "
+        "with data for free it would be 2.62x as fast"
+    )
+
+    assert has_hangul(told)
+    assert [part for part in ("131 ms", "212 ms", "62 %", "n=30", "2.62") if part not in told] == []
+
+
+def test_what_nobody_translated_stays_as_it_is():
+    assert messages("ko").translated("a sentence of somebody's") == "a sentence of somebody's"
+
+
+def test_a_field_that_holds_braces_is_shown_as_it_is():
+    assert messages("en")("about.missing", name="{0}", why="{x!r}") == "{0}: not available: {x!r}"
+
+
+@pytest.mark.parametrize("code", rules.codes())
+def test_the_sentences_of_a_rule_are_recognised(code):
+    names = {name for name in NAMES if name.startswith(f"finding.{code}.")}
+
+    assert {name.split(".")[2].partition("_")[0] for name in names} >= {"because"}
+
+
+def test_what_is_measured_is_told_in_the_other_language():
+    said = messages("ko").translated
+
+    assert has_hangul(said("the steps as they are"))
+    assert all(has_hangul(said(f"no time was left for the {name} pass")) for name in passes.NAMES)
