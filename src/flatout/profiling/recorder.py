@@ -101,7 +101,7 @@ class Recorder:
         if moment - self.read_at > LOAD_EVERY_S:
             self.read_load()
             self.read_at = moment
-        self.keep_partial(moment)
+        self._keep_partial(moment)
         made = sum(session.counts.values())
         self.ranks.progress(made)
         if self.ranks.is_over(made):
@@ -121,7 +121,7 @@ class Recorder:
         self.next_check = max(fewest + 1, int(fewest * CHECK_GROWTH))
         self.check(moment)
 
-    def keep_partial(self, moment: float) -> None:
+    def _keep_partial(self, moment: float) -> None:
         """Write down now and then what is known: nothing can be written when a script is killed.
 
         Losses, device times and probes stay out: reading them waits for the device or ends them.
@@ -131,7 +131,7 @@ class Recorder:
         if moment < self.partial_at:
             return
         clock = self.session.clock
-        self.save("partial", self.plain("killed", self.rows(with_losses=False)))
+        self._save("partial", self._plain("killed", self.rows(with_losses=False)))
         cost_s = clock.now() - moment
         clock.lap()  # flatout's own time, of no step
         self.partial_at = clock.now() + max(PARTIAL_S, cost_s / PARTIAL_SHARE)
@@ -164,7 +164,7 @@ class Recorder:
         steps = stepping.steps_of(rows)
         if wanted is not None:
             if len(steps) >= wanted:
-                self.stop()
+                self._stop()
             return
         window = stepping.window_of(steps, self.period())
         # From the first step's end: preparing data and compiling may take longer than the steps.
@@ -191,7 +191,7 @@ class Recorder:
     def _begin_trace(self) -> None:
         """On CUDA, look at the kernels of a few more steps; elsewhere stop now."""
         if not self.device.bounds or not self.spec.get("traces_kernels"):
-            self.stop()
+            self._stop()
             return
         try:
             self.trace = KernelTrace()
@@ -199,7 +199,7 @@ class Recorder:
         except Exception as error:  # noqa: BLE001  no profiler here: the numbers stay without it
             self.session.note_error(f"no kernel trace: {error}")
             self.trace = None
-            self.stop()
+            self._stop()
             return
         self.trace_until = len(self.session.segments) + TRACED_STEPS * max(
             1, len(self.session.counts)
@@ -223,9 +223,9 @@ class Recorder:
             self.session.note_error(f"kernel trace: {error}")
         self.trace = None
         del self.session.segments[self.traced_from :]
-        self.stop()
+        self._stop()
 
-    def stop(self) -> None:
+    def _stop(self) -> None:
         """End now, or with the other ranks at a segment that all of them will reach."""
         if self.ranks.is_alone:
             self.finish("done")
@@ -253,9 +253,9 @@ class Recorder:
         self.is_written = True
         self.read_load()
         self.session.fire("stop")
-        self.save("result", self.result(why))
+        self._save("result", self.result(why))
 
-    def save(self, name: str, found: Mapping[str, Any]) -> None:
+    def _save(self, name: str, found: Mapping[str, Any]) -> None:
         """Write a JSON for the parent, under its final name only when it is whole."""
         part = Path(self.spec["folder"]) / f"{name}-{os.getpid()}.part"
         part.write_text(json.dumps(found, default=str), encoding="utf-8")
@@ -296,9 +296,9 @@ class Recorder:
         # First: a probe that failed is among the errors below.
         seen_by_probes = results(self.session, self.probes)
         rows = self.rows(with_losses=True)
-        return {**self.plain(why, rows), "probes": seen_by_probes}
+        return {**self._plain(why, rows), "probes": seen_by_probes}
 
-    def plain(self, why: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
+    def _plain(self, why: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
         """Return what is known without waiting for anything."""
         session = self.session
         return {
