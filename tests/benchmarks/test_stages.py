@@ -79,6 +79,7 @@ def test_a_stage_without_time_is_skipped(clock):
     assert (results["two"]["status"], results["two"]["why"]) == ("skipped", "only 15 s left")
 
 
+@pytest.mark.chaos
 def test_a_stage_that_fails_is_told_and_the_next_one_runs(clock):
     stages = [
         Stage(name="one", work=broken, most_s=10),
@@ -103,6 +104,7 @@ def test_what_needs_a_failed_stage_is_skipped(clock):
     assert (results["train"]["status"], results["train"]["why"]) == ("skipped", "without data")
 
 
+@pytest.mark.chaos
 def test_a_stage_that_hangs_is_ended(clock):
     stages = [
         Stage(name="one", work=endless, most_s=0.2),

@@ -1,5 +1,7 @@
 import sys
 
+import pytest
+
 from flatout.cli import call, tuning
 from flatout.core.ablation import ablation_from_json
 from flatout.core.workload import Workload
@@ -26,6 +28,7 @@ def test_the_job_is_made_and_tuned_within_the_budget(folder, monkeypatch, capsys
     assert "next  cd d/job && flatout run --with ../recipe.toml train.py" in capsys.readouterr().out
 
 
+@pytest.mark.chaos
 def test_a_folder_that_cannot_be_written_is_told(folder, capsys):
     (folder / "file").touch()
 

@@ -121,6 +121,7 @@ def test_a_mistake_leaves_no_file_behind(monkeypatch, tmp_path, words):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.chaos
 def test_an_interrupt_is_code_130(monkeypatch, capsys):
     fails_with(monkeypatch, KeyboardInterrupt())
 

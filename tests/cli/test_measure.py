@@ -1,7 +1,11 @@
 import json
 
+import pytest
+
 from flatout.cli import call
+from flatout.core.errors import UserError
 from flatout.core.profile import profile_from_json
+from flatout.workflow import passes
 
 
 def test_a_script_is_measured_with_its_own_arguments_and_its_files_untouched(folder, capfd):
@@ -16,18 +20,20 @@ def test_a_script_is_measured_with_its_own_arguments_and_its_files_untouched(fol
     assert not (folder / "saved.txt").exists()
 
 
+@pytest.mark.chaos
 def test_a_script_that_fails_is_code_2_with_its_own_traceback(folder, capfd):
     code = call(["measure", "--json", "a.json", "crash.py"])
 
     captured = capfd.readouterr()
     assert code == 2
-    assert "ValueError: no data here" in captured.err.splitlines()[0]
+    assert "ValueError: no data here" in captured.err
     assert 'crash.py", line 2' in captured.err
     assert captured.err.endswith("next     python crash.py\n")
     assert "flatout/" not in captured.err
     assert not (folder / "a.json").exists()
 
 
+@pytest.mark.chaos
 def test_a_json_path_that_cannot_be_written_is_told_before_measuring(folder, capfd):
     (folder / "file").touch()
 
@@ -69,3 +75,56 @@ def test_a_script_that_fails_after_some_steps_leaves_their_report(folder, capfd)
     assert "ValueError: late" in captured.err
     assert "this is what was seen in its first 200 steps" in " ".join(captured.out.split())
     assert profile_from_json(json.loads((folder / "a.json").read_text())).step_ms.n > 0
+
+
+def test_every_report_is_written_in_the_language_asked_for(folder, capfd):
+    code = call(
+        [
+            *("measure", "--quick", "--lang", "ko", "--html", "out/a.html"),
+            *("--markdown", "out/a.md", "--limit", "2m", "train.py"),
+        ]
+    )
+
+    captured = capfd.readouterr()
+    assert code == 0, captured.err
+    assert "\uc2a4\ud15d \uc2dc\uac04" in captured.out
+    assert '<html lang="ko">' in (folder / "out/a.html").read_text()
+    assert "## \ub2e4\uc74c \ub2e8\uacc4" in (folder / "out/a.md").read_text()
+
+
+def test_quick_runs_the_script_once_and_tells_it(folder, capfd, monkeypatch):
+    asked = []
+    monkeypatch.setattr(
+        "flatout.workflow.measure.measure", lambda *_args, **rest: stop(asked, rest)
+    )
+
+    codes = [call(["measure", *flags, "train.py"]) for flags in (["--quick", "--limit", "9s"], [])]
+
+    assert codes == [2, 2]
+    assert [rest["closer"] for rest in asked] == [(), passes.NAMES]
+    assert [rest["limit_s"] for rest in asked] == [9.0, 300.0]
+    assert capfd.readouterr().err.count("flatout: measuring the steps as they are\n") == 2
+
+
+def stop(asked, rest):
+    asked.append(rest)
+    rest["tell"]("the steps as they are")
+    raise UserError("enough")
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize("flag", ["--html", "--markdown"])
+def test_a_report_that_cannot_be_written_is_told_before_measuring(folder, capfd, flag):
+    (folder / "file").touch()
+
+    code = call(["measure", flag, "file/a", "crash.py"])
+
+    assert code == 2
+    assert "flatout: cannot write to file" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("flags", [["--lang", "fr"], ["--limit", "soon"]])
+def test_a_language_or_a_time_that_does_not_exist_is_told(folder, capfd, flags):
+    assert call(["measure", *flags, "train.py"]) == 2
+
+    assert flags[1] in capfd.readouterr().err

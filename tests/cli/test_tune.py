@@ -77,6 +77,7 @@ def test_events_are_plain_lines_where_there_is_no_terminal(folder, asked, capsys
     assert capsys.readouterr().err == "[1 min 1 s] bf16_autocast: kept 1.19x\n"
 
 
+@pytest.mark.chaos
 def test_an_interrupted_tuning_shows_its_table_and_is_code_130(folder, asked, capsys, monkeypatch):
     unfinished = tuning.tune
 
@@ -91,6 +92,7 @@ def test_an_interrupted_tuning_shows_its_table_and_is_code_130(folder, asked, ca
     assert (folder / "flatout-out/ablation.json").exists()
 
 
+@pytest.mark.chaos
 def test_an_out_folder_that_cannot_be_written_is_told_before_tuning(folder, asked, capsys):
     (folder / "file").touch()
 
@@ -99,6 +101,7 @@ def test_an_out_folder_that_cannot_be_written_is_told_before_tuning(folder, aske
     assert "name a folder that can be written" in capsys.readouterr().err
 
 
+@pytest.mark.chaos
 def test_a_script_that_fails_is_code_2_with_its_own_traceback(folder, capfd):
     code = call(["tune", "--budget", "30s", "crash.py"])
 

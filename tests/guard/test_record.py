@@ -79,6 +79,7 @@ def test_an_empty_record_comes_back(tmp_path: Path) -> None:
     assert find_record(tmp_path / "guard.npz") is not None
 
 
+@pytest.mark.chaos
 def test_a_damaged_or_missing_record_is_no_record(tmp_path: Path) -> None:
     write_record(large_record(3), tmp_path / "guard.npz")
     damaged = tmp_path / "damaged.npz"

@@ -65,6 +65,7 @@ def test_a_report_has_the_permissions_of_any_other_file(tmp_path):
     assert (tmp_path / "a.txt").stat().st_mode == other.stat().st_mode
 
 
+@pytest.mark.chaos
 def test_an_unwritable_folder_is_told_before_the_work(tmp_path):
     (tmp_path / "file").write_text("in the way")
 

@@ -60,6 +60,7 @@ def test_the_same_index_gives_the_same_file(photographs, tmp_path):
     assert contents(tmp_path) == contents(photographs)
 
 
+@pytest.mark.chaos
 def test_an_interrupted_run_goes_on(photographs, tmp_path):
     make(tmp_path, 5)
     first = (tmp_path / "astronaut/00000.jpg").stat().st_mtime_ns

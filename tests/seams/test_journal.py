@@ -63,6 +63,7 @@ def test_folder_is_as_before_after_rollback(tmp_path, body):
     assert [p for p in work.iterdir() if p.is_dir()] == []
 
 
+@pytest.mark.chaos
 def test_rollback_works_after_a_crash_in_mid_write(tmp_path):
     work = tmp_path / "work"
     work.mkdir()

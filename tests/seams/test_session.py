@@ -54,6 +54,7 @@ def test_technique_in_trouble_leaves_the_value_and_says_so(trouble, status):
     assert list(session.status.values()) == [status]
 
 
+@pytest.mark.chaos
 def test_listener_that_fails_is_recorded_and_the_others_go_on():
     session, heard = Session({}), []
 

@@ -89,6 +89,7 @@ def test_script_that_is_ended_midway_leaves_what_was_seen(ending, outcome, words
     assert any("did not end well" in note for note in trial.partial.notes)
 
 
+@pytest.mark.chaos
 @pytest.mark.slow
 def test_killed_script_says_what_is_not_available():
     trial = trial_of("ended_late.py SIGKILL", steps=1_000_000)

@@ -144,6 +144,7 @@ def test_a_folder_in_place_of_a_file_is_refused(tmp_path):
         read_recipe(tmp_path)
 
 
+@pytest.mark.chaos
 def test_an_unwritable_folder_is_the_user_s_to_mend(tmp_path):
     (tmp_path / "file").write_text("in the way")
 
@@ -151,6 +152,7 @@ def test_an_unwritable_folder_is_the_user_s_to_mend(tmp_path):
         write_recipe(Recipe(), tmp_path / "file/recipe.toml")
 
 
+@pytest.mark.chaos
 def test_a_write_that_fails_half_way_leaves_the_old_recipe_as_it_was(tmp_path):
     path = tmp_path / "recipe.toml"
     write_recipe(Recipe(choices=(WORKERS,)), path)

@@ -38,6 +38,7 @@ def test_run_trains_to_the_end_and_keeps_what_the_script_saves(folder, capfd):
     assert "channels_last was not applied (not_applicable)" in capfd.readouterr().err
 
 
+@pytest.mark.chaos
 def test_run_passes_on_the_exit_code_of_a_script_that_fails(folder, capfd):
     code = run_script(folder, "endings.py crash")
 

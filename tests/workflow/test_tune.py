@@ -173,6 +173,7 @@ def test_recipe_that_could_not_be_compared_is_not_kept(tmp_path, monkeypatch):
     assert ablation.recipe.choices == ()
 
 
+@pytest.mark.chaos
 def test_lever_that_crashes_is_failed_and_the_others_go_on(tmp_path):
     world = World({"loader_workers": 0.6}, broken=("bf16_autocast",))
 
@@ -205,6 +206,7 @@ def test_pairs_are_interleaved_in_alternating_order(tmp_path):
     assert world.asked[1:5] == ["baseline", "bf16_autocast", "bf16_autocast", "baseline"]
 
 
+@pytest.mark.chaos
 def test_ctrl_c_ends_with_the_table_so_far(tmp_path):
     world = World({"bf16_autocast": 0.6, "loader_workers": 0.6}, interrupt_after=9)
 
@@ -214,6 +216,7 @@ def test_ctrl_c_ends_with_the_table_so_far(tmp_path):
     assert len(ablation.rows) >= 1
 
 
+@pytest.mark.chaos
 def test_resumed_tuning_repeats_no_trial_and_reaches_the_same_end(tmp_path):
     factors = {"bf16_autocast": 0.6, "loader_workers": 0.6}
     run(World(factors, interrupt_after=9), tmp_path)
@@ -228,6 +231,7 @@ def test_resumed_tuning_repeats_no_trial_and_reaches_the_same_end(tmp_path):
     assert len(lines) == 1 + 9 + len(resumed.asked)
 
 
+@pytest.mark.chaos
 def test_busy_machine_ends_the_tuning_unless_accepted(tmp_path):
     load = {"foreign_share": 0.5, "delay_share": 0.8, "steal_share": 0.0, "wall_s": 2.0}
 
@@ -240,6 +244,7 @@ def test_busy_machine_ends_the_tuning_unless_accepted(tmp_path):
     assert any("disturbed" in note for note in accepted.notes)
 
 
+@pytest.mark.chaos
 def test_budget_that_is_spent_ends_the_ladder(tmp_path):
     ablation = run(World({"bf16_autocast": 0.6}), tmp_path, budget_s=0.001)
 
@@ -247,6 +252,7 @@ def test_budget_that_is_spent_ends_the_ladder(tmp_path):
     assert any("lack of time" in note for note in ablation.notes)
 
 
+@pytest.mark.chaos
 def test_script_that_fails_by_itself_is_no_tuning(tmp_path):
     def crashes(workload, recipe, machine, options):
         return Trial(recipe=recipe, outcome=Outcome.CRASH, message="RuntimeError: no data")

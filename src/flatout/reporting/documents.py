@@ -1,15 +1,14 @@
 """Files that flatout writes and reads back: whole or not at all, with errors that help."""
 
-import contextlib
 import json
 import math
-import os
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from flatout.core.errors import UserError
+from flatout.core.files import replace_text
 
 
 def write_json(plain: Mapping[str, Any], path: Path) -> None:
@@ -50,8 +49,7 @@ def write_text(text: str, path: Path) -> None:
         UserError: if the folder or the file cannot be written.
     """
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        _replace(path, text)
+        replace_text(path, text)
     except OSError as error:
         raise UserError(_cannot_write(path, error)) from error
 
@@ -87,24 +85,3 @@ def finite(value: Any) -> Any:
 
 def _cannot_write(path: Path, error: OSError) -> str:
     return f"cannot write to {path}: {error.strerror or error}; name a folder that can be written"
-
-
-def _replace(path: Path, text: str) -> None:
-    descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    draft = Path(name)
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
-            stream.write(text)
-        draft.chmod(0o666 & ~_umask())
-        draft.replace(path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            draft.unlink()
-        raise
-
-
-def _umask() -> int:
-    """Return the process's mask: a temporary file is private, a report is as any other file."""
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask

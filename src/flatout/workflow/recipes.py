@@ -1,9 +1,6 @@
 """Recipes as TOML files: written for people, read with helpful refusals."""
 
-import contextlib
-import os
 import sys
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,6 +9,7 @@ import tomli_w
 
 from flatout import __version__
 from flatout.core.errors import UserError
+from flatout.core.files import replace_text
 from flatout.core.nearest import unknown
 from flatout.core.recipe import Choice, Recipe
 from flatout.techniques import build
@@ -53,8 +51,7 @@ def write_recipe(recipe: Recipe, path: str | Path) -> None:
     target = Path(path)
     text = HEADER.format(name=target.name) + tomli_w.dumps(recipe_to_toml(recipe))
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        _replace(target, text)
+        replace_text(target, text)
     except OSError as error:
         raise UserError(
             f"cannot write the recipe to {target}: {error.strerror or error}; "
@@ -168,25 +165,3 @@ def _addresses(workload: Mapping[str, Any]) -> tuple[str, ...]:
 
 def _without_none(mapping: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in mapping.items() if value is not None}
-
-
-def _replace(target: Path, text: str) -> None:
-    """Write beside the target and rename, so that a full disk leaves the old file as it was."""
-    descriptor, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
-    draft = Path(name)
-    try:
-        with os.fdopen(descriptor, "w") as stream:
-            stream.write(text)
-        draft.chmod(0o666 & ~_umask())
-        draft.replace(target)
-    except OSError:
-        with contextlib.suppress(OSError):
-            draft.unlink()
-        raise
-
-
-def _umask() -> int:
-    """Return the process's mask: a temporary file is private, a recipe is as any other file."""
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask

@@ -201,18 +201,24 @@ def _judged(result: Mapping[str, Any], options: TrialOptions) -> tuple[Outcome, 
         if len(window.steps) >= options.steps:
             return Outcome.OK, ""
         # A guard trial of a short script compares what there is.
-        return Outcome.OK, f"the script made only {len(window.steps)} steps"
+        return Outcome.OK, f"the script made only {_steps(len(window.steps))}"
     if len(window.measured) < MIN_MEASURED:
         return Outcome.TOO_SHORT, (
-            f"only {len(window.steps)} training steps: at least {MIN_STEPS + 3} are needed; "
-            "let the script train longer"
+            f"the script made {_steps(len(window.steps))}, at least {MIN_STEPS + 3} are needed; "
+            "let it train longer"
         )
     return Outcome.OK, ""
 
 
+def _steps(count: int) -> str:
+    return f"{count} training step{'' if count == 1 else 's'}"
+
+
 def _ran_out_of_memory(ending: Ending, result: Mapping[str, Any] | None) -> bool:
-    text = (result["crash"] if result else "") + ending.log[-4_000:]
-    if ending.exit_code in (0, None):
+    crash = result["crash"] if result else ""
+    text = crash + ending.log[-4_000:]
+    # No exit code: a script that is slow to end was ended once its result was there.
+    if ending.exit_code in (0, None) and not crash:
         return False
     if re.search(r"OutOfMemoryError|CUDA out of memory|can't allocate memory|MemoryError", text):
         return True

@@ -55,6 +55,7 @@ def test_the_present_number_is_not_offered_again():
     assert workers_of(found) == [1]
 
 
+@pytest.mark.chaos
 def test_a_small_shared_memory_lowers_the_prefetch_and_then_the_workers():
     big = loader(batch_bytes=10_000_000)
     waiting = profile(phases_ms={"data_wait": 300.0}, loaders=(big,))

@@ -1,0 +1,44 @@
+"""Writing whole files, on a real file system."""
+
+import contextlib
+import resource
+
+import pytest
+
+from flatout.core.files import replace_text
+
+
+def test_folders_on_the_way_are_made(tmp_path):
+    replace_text(tmp_path / "a/b/report.md", "text")
+
+    assert (tmp_path / "a/b/report.md").read_text() == "text"
+
+
+@contextlib.contextmanager
+def files_of_at_most(size_bytes):
+    """Let the kernel refuse longer files, as a full disk would."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.mark.chaos
+def test_a_full_disk_leaves_the_old_file_as_it_was(tmp_path):
+    path = tmp_path / "report.md"
+    replace_text(path, "old")
+
+    with files_of_at_most(20), pytest.raises(OSError, match="File too large"):
+        replace_text(path, "new" * 100)
+
+    assert path.read_text() == "old"
+    assert [item.name for item in tmp_path.iterdir()] == ["report.md"]
+
+
+def test_a_file_is_as_readable_as_any_other(tmp_path):
+    replace_text(tmp_path / "report.md", "text")
+    (tmp_path / "other").write_text("")
+
+    assert len({item.stat().st_mode for item in tmp_path.iterdir()}) == 1
