@@ -6,7 +6,7 @@ tensors.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -50,6 +50,7 @@ class Event(NamedTuple):
     """From here on the training is there."""
     look: Look | None = None
     """What lies at the address."""
+    ends_step: bool = False
 
 
 @dataclass(slots=True)
@@ -84,6 +85,41 @@ class Books:
     def now(self) -> int:
         """Bytes that are allocated."""
         return self.tracked_bytes + self.older_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class StepEnd:
+    """What is known at the end of a step beside its events."""
+
+    start: Place
+    """Where the training was when the step began."""
+    found: Mapping[int, Block]
+    """What was alive at its end, by address."""
+    total: int | None
+    """What the allocator said is allocated, where it can be asked."""
+    counts: bool
+    """Whether the step is observed, or only brings the account up to date."""
+
+
+def replay(events: Iterable[Event], ends: Sequence[StepEnd]) -> Books:
+    """Return the account of the steps that have ended."""
+    books = Books()
+    for step, end in zip(by_step(events), ends, strict=False):
+        enter = observe if end.counts else settle
+        enter(books, step, end.start)
+        close(books, end.found, end.total, counts=end.counts)
+    return books
+
+
+def by_step(events: Iterable[Event]) -> Iterator[list[Event]]:
+    """Yield the events of each step, in milliseconds since its begin; not those of the last."""
+    step: list[Event] = []
+    for event in events:
+        if event.ends_step:
+            yield [each._replace(at_ms=each.at_ms - step[0].at_ms) for each in step]
+            step = []
+        else:
+            step.append(event)
 
 
 def settle(books: Books, events: Iterable[Event], start: Place) -> None:

@@ -14,7 +14,12 @@ PREFIX = "flatout:"
 
 
 class CpuStream:
-    """Record the allocations of one step after the other."""
+    """Record the allocations of some steps, in one run of the profiler.
+
+    It must not end and start anew in between: the ends of steps lie within `Optimizer.step`, which
+    torch records too, and a record that ends in another run than it began in writes to memory that
+    is no longer its own.
+    """
 
     device = "cpu"
 
@@ -22,12 +27,13 @@ class CpuStream:
         self.running: Any = None
         self.is_barred = False
         """Whether the script uses the profiler itself: there can be only one."""
+        self._kept: list[Event] = []
         self._places: dict[Place, str] = {}
         self._remarks: list[list[Event]] = []
         self._give_way()
 
     def start(self) -> None:
-        """Begin a step."""
+        """Begin to record."""
         if self.is_barred or profiler._is_profiler_enabled:
             self.is_barred = True
             return
@@ -48,11 +54,16 @@ class CpuStream:
         with _RecordFunctionFast(self._note([Event(0.0, at, look=look) for at, look in looks])):
             pass
 
+    def end_step(self) -> None:
+        """Remark that a step ends."""
+        with _RecordFunctionFast(self._note([Event(0.0, ends_step=True)])):
+            pass
+
     def stop(self) -> list[Event]:
-        """End the step and return what happened in it."""
+        """End the record and return what happened."""
         running, self.running = self.running, None
         if running is None:
-            return []
+            return self._kept
         running.__exit__(None, None, None)
         found = sorted(_raw(running.kineto_results.experimental_event_tree()), key=_moment)
         events: list[Event] = []
@@ -62,7 +73,6 @@ class CpuStream:
                 events.append(Event(at_ms, address, size))
             else:
                 events += [event._replace(at_ms=at_ms) for event in self._remarks[remark]]
-        self._places, self._remarks = {}, []
         return events
 
     def total(self) -> int | None:
@@ -86,7 +96,7 @@ class CpuStream:
         def prepare_trace(other: Any) -> Any:
             if self.running is not None and other is not self.running:
                 self.is_barred = True
-                self.stop()
+                self._kept = self.stop()
             return prepare(other)
 
         kind._prepare_trace = prepare_trace

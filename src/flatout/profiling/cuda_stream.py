@@ -21,7 +21,7 @@ ENDS = "free_requested"
 
 
 class CudaStream:
-    """Record the allocations of one step after the other, on the current device."""
+    """Record the allocations of some steps on the current device."""
 
     device = "cuda"
     is_barred = False
@@ -37,7 +37,7 @@ class CudaStream:
         self._is_running = False
 
     def start(self) -> None:
-        """Begin a step."""
+        """Begin to record."""
         context = "alloc" if self.snapshot else None
         torch.cuda.memory._record_memory_history(
             "all", context=context, stacks="python", max_entries=MAX_ENTRIES
@@ -59,8 +59,12 @@ class CudaStream:
         events = [Event(0.0, address, look=look) for address, look in looks]
         self._remarks.append((_calls(self._stats()), events))
 
+    def end_step(self) -> None:
+        """Remark that a step ends."""
+        self._remarks.append((_calls(self._stats()), [Event(0.0, ends_step=True)]))
+
     def stop(self) -> list[Event]:
-        """End the step and return what happened in it."""
+        """End the record and return what happened."""
         if not self._is_running:
             return []
         self._is_running = False
@@ -73,9 +77,7 @@ class CudaStream:
         memory._record_memory_history(None)
         calls = [entry for entry in history if entry["action"] in ("alloc", ENDS)]
         calls = calls[len(calls) - (_calls(stats) - self._began) :]
-        events = _woven(calls, self._remarks, self._began)
-        self._remarks = []
-        return events
+        return _woven(calls, self._remarks, self._began)
 
     def total(self) -> int | None:
         """Return what the allocator says is allocated."""

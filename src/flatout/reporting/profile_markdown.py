@@ -3,10 +3,11 @@
 from flatout.core.profile import Profile
 from flatout.reporting.markdown import block, escaped
 from flatout.reporting.messages import ENGLISH, Messages, messages
-from flatout.reporting.profile_tables import WORD_COLUMNS, Sheet, left_out, phases, sheets
+from flatout.reporting.profile_tables import WORD_COLUMNS, Sheet, phases, sheets
 from flatout.reporting.profile_words import (
     finding_sentence,
     headline,
+    left_out,
     notes,
     readings,
     warnings,

@@ -93,6 +93,24 @@ def notes(profile: Profile, say: Messages) -> list[str]:
     return [say.translated(note) for note in profile.notes]
 
 
+def left_out(profile: Profile, say: Messages) -> tuple[str, ...]:
+    """Return one sentence for each thing that a report cannot show, with the reason."""
+    absent = {
+        "steps": not profile.steps_ms,
+        "journey": profile.journey is None,
+        "limits": profile.limits is None,
+        "memory": profile.memory is None,
+        "gpu": profile.gpu is None,
+        "syncs": not profile.syncs,
+        "ranks": not profile.ranks,
+    }
+    lines = [say(f"missing.{name}") for name, is_absent in absent.items() if is_absent]
+    for part in (profile.journey, profile.limits, profile.gpu):
+        for name, why in ((part.missing if part else None) or {}).items():
+            lines.append(say("about.missing", name=name, why=say.translated(why)))
+    return tuple(lines)
+
+
 def add_up(values: Sequence[float], unit: float) -> list[float]:
     """Round values to multiples of a unit so that their sum stays the rounded sum.
 

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 import torch
 
 from flatout.profiling import allocations
-from flatout.profiling.allocations import Books, Event, Look, Place
+from flatout.profiling.allocations import Books, Event, Look, Place, StepEnd
 from flatout.profiling.cpu_stream import CpuStream
 from flatout.profiling.cuda_stream import CudaStream
 from flatout.profiling.kept_graphs import KeptGraphs
@@ -24,6 +24,11 @@ SETTLING = 2
 """Steps in which what is freed and made anew in every step comes to be known."""
 STEPS = 8
 """Observed steps: a slope over fewer is not robust, and each costs many times an ordinary one."""
+FEW_STEPS = 4
+"""Steps that still give a slope between pairs."""
+MAX_OPERATORS = 100_000
+"""Operators after which `FEW_STEPS` are enough: the profiler holds each until the end. An ordinary
+step has some thousand."""
 
 
 class Stream(Protocol):
@@ -33,7 +38,7 @@ class Stream(Protocol):
     is_barred: bool
 
     def start(self) -> None:
-        """Begin a step."""
+        """Begin to record."""
 
     def at(self, place: Place) -> None:
         """Remark that the training is at this place now."""
@@ -41,8 +46,11 @@ class Stream(Protocol):
     def saw(self, looks: list[tuple[int, Look]]) -> None:
         """Remark what lies at some addresses now."""
 
+    def end_step(self) -> None:
+        """Remark that a step ends."""
+
     def stop(self) -> list[Event]:
-        """End the step and return what happened in it."""
+        """End the record and return what happened."""
 
     def total(self) -> int | None:
         """Return what is allocated, where the allocator can be asked."""
@@ -64,6 +72,9 @@ class MemoryProbe:
         self.steps: int = options.get("steps", STEPS)
         self.listens: bool = options.get("listens", True)
         self.snapshot: str | None = options.get("snapshot")
+        self.ends: list[StepEnd] = []
+        self.operators = 0
+        self.facts: dict[str, Any] = {}
         self.books = Books()
         self.lines = SourceLines()
         self.graphs = KeptGraphs(session)
@@ -100,13 +111,13 @@ class MemoryProbe:
             self._undo.append(operators.leave)
             self._hook_modules()
         self._follow_phases()
+        stream.start()
         self.begin_step(stream)
 
     def begin_step(self, stream: Stream) -> None:
         """Start with the next step."""
         self.modules.clear()
         self.made_by.clear()
-        stream.start()
         self.start_place = self._place()
         stream.at(self.start_place)
 
@@ -117,23 +128,27 @@ class MemoryProbe:
             self.close()
             return
         counts = self.seen > AFTER + SETTLING
-        enter = allocations.observe if counts else allocations.settle
-        enter(self.books, stream.stop(), self.start_place)
+        stream.end_step()
         live = find_live(self.session, stream.device)
-        allocations.close(self.books, live, stream.total(), counts=counts)
+        self.ends.append(StepEnd(self.start_place, live, stream.total(), counts))
         if counts:
             self.graphs.count()
-        if len(self.books.ends) >= self.steps:
+        if self._has_enough():
             self.close()
             return
         self.begin_step(stream)
 
+    def _has_enough(self) -> bool:
+        observed = sum(end.counts for end in self.ends)
+        is_long = self.operators > MAX_OPERATORS and observed >= FEW_STEPS
+        return observed >= self.steps or is_long
+
     def close(self) -> None:
         """Take everything away that listens."""
         if self.stream is not None:
-            self.facts = self.stream.facts()
-            self.stream.stop()
-            self.stream = None
+            stream, self.stream = self.stream, None
+            self.books = allocations.replay(stream.stop(), self.ends)
+            self.facts = stream.facts()
         while self._undo:
             self._undo.pop()()
 
@@ -144,7 +159,7 @@ class MemoryProbe:
             self.notes.append("memory: the script ended before a step could be observed")
         return {
             **allocations.summary(self.books),
-            **getattr(self, "facts", {}),
+            **self.facts,
             "kept_graph_nodes": self.graphs.nodes,
             "kept_graph_names": self.graphs.names(),
             "notes": self.notes,
@@ -153,6 +168,7 @@ class MemoryProbe:
     def before_operator(self, operator: Any, args: Any) -> None:
         """Remark which module's operator runs, and from which line."""
         del operator, args
+        self.operators += 1
         if self.stream is not None:
             self.stream.at(self._place())
 
