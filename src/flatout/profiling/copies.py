@@ -71,7 +71,7 @@ class CopyTimer:
             self.calls += 1
             began = time.perf_counter()
             result = original(tensor, *args, **kwargs)
-            self._note(began, args[0] if args else kwargs.get("src"), tensor)
+            self._note(began, args[0] if args else kwargs.get("other"), tensor)
             return result
 
         return filled
