@@ -9,8 +9,8 @@ from flatout.core.profile import PHASES, Profile
 from flatout.core.units import format_share
 from flatout.reporting.charts import gpu_plots, memory_plot, step_plot, steps_plot
 from flatout.reporting.messages import ENGLISH, Messages, messages
-from flatout.reporting.profile_tables import WORD_COLUMNS, Sheet, left_out, phases, sheets
-from flatout.reporting.profile_words import because, headline, notes, readings, warnings
+from flatout.reporting.profile_tables import WORD_COLUMNS, Sheet, phases, sheets
+from flatout.reporting.profile_words import because, headline, left_out, notes, readings, warnings
 from flatout.reporting.templates import read_text, render
 
 MAIN_READINGS = ("step_time", "speed", "device_busy", "peak_memory")
@@ -18,6 +18,9 @@ MAIN_READINGS = ("step_time", "speed", "device_busy", "peak_memory")
 
 WHOLE_ROWS = frozenset({"journey", "workers", "largest", "gpu"})
 """Sections with many columns, or with drawings; the others stand two in a row."""
+
+UNBROKEN_PERCENT = "\u00a0%\u2060"
+"""A percent sign that stays with its number and with a particle after it, in large letters."""
 
 
 def profile_html(profile: Profile, *, workload: str = "train.py", language: str = ENGLISH) -> str:
@@ -40,7 +43,7 @@ def profile_html(profile: Profile, *, workload: str = "train.py", language: str 
             # The style is a file of ours and holds nothing of the user's.
             "style": Markup(style),
             "style_hash": _hash(style),
-            "headline": headline(profile, say),
+            "headline": headline(profile, say).replace(" %", UNBROKEN_PERCENT),
             "warnings": warnings(profile, say),
             "workload": workload,
             "where": say("headline.where", workload=workload, device=name, kind=kind),

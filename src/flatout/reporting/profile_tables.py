@@ -1,19 +1,34 @@
 """A profile as tables, in the reader's language: what Markdown and HTML share."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from flatout.core.journey import TRAINING, WORKERS, Leg, WorkerFacts
 from flatout.core.profile import PHASES, Profile
 from flatout.core.readings import GpuReadings, Limits
-from flatout.core.units import format_bytes, format_ms, format_rate, format_share
+from flatout.core.units import KIB, MIB, format_bytes, format_ms, format_rate, format_share
 from flatout.reporting.messages import Messages
 from flatout.reporting.profile_words import add_up, times
 
 MOST_MODULES = 8
 """Modules shown: what lies below the eighth is hardly what fills a device."""
+MOST_ENTRIES = 10
+"""Kernels or operators shown: the rest is for a trace viewer."""
 WORD_COLUMNS = frozenset(
-    {"phase", "leg", "cause", "reading", "made_in", "line", "module", "what", "worker", "shape"}
+    {
+        "kernel",
+        "operator",
+        "phase",
+        "leg",
+        "cause",
+        "reading",
+        "made_in",
+        "line",
+        "module",
+        "what",
+        "worker",
+        "shape",
+    }
 )
 """Columns that hold words; the others hold numbers, which stand at the right."""
 
@@ -44,26 +59,11 @@ def sheets(profile: Profile, say: Messages) -> tuple[Sheet, ...]:
         _gpu,
         _syncs,
         _ranks,
+        _trace,
     )
-    return tuple(sheet for make in makers for sheet in make(profile, say) if sheet.rows)
-
-
-def left_out(profile: Profile, say: Messages) -> tuple[str, ...]:
-    """Return one sentence for each thing that a report cannot show, with the reason."""
-    absent = {
-        "steps": not profile.steps_ms,
-        "journey": profile.journey is None,
-        "limits": profile.limits is None,
-        "memory": profile.memory is None,
-        "gpu": profile.gpu is None,
-        "syncs": not profile.syncs,
-        "ranks": not profile.ranks,
-    }
-    lines = [say(f"missing.{name}") for name, is_absent in absent.items() if is_absent]
-    for part in (profile.journey, profile.limits, profile.gpu):
-        for name, why in ((part.missing if part else None) or {}).items():
-            lines.append(say("about.missing", name=name, why=say.translated(why)))
-    return tuple(lines)
+    return tuple(
+        _trimmed(sheet, say) for make in makers for sheet in make(profile, say) if sheet.rows
+    )
 
 
 def phases(profile: Profile, say: Messages) -> Sheet:
@@ -115,11 +115,13 @@ def _limits(profile: Profile, say: Messages) -> Iterator[Sheet]:
 
 def _limit_rows(limits: Limits, say: Messages) -> Iterator[tuple[str, str]]:
     if limits.flops_per_step is not None:
-        value = format_rate(limits.flops_per_step / 1e9)
-        yield say("limit.flops"), say("limit.flops_value", value=value)
+        value, prefix = _operations(limits.flops_per_step)
+        words = say("limit.flops_value", value=format_rate(value), prefix=prefix)
+        yield say("limit.flops"), words
     if limits.gemm_flops_per_s is not None:
-        value = format_rate(limits.gemm_flops_per_s / 1e9)
-        yield say("limit.gemm", dtype=limits.gemm_dtype), say("limit.gemm_value", value=value)
+        value, prefix = _operations(limits.gemm_flops_per_s)
+        words = say("limit.gemm_value", value=format_rate(value), prefix=prefix)
+        yield say("limit.gemm", dtype=limits.gemm_dtype), words
     if limits.least_step_ms is not None:
         yield say("limit.least_step"), format_ms(limits.least_step_ms)
     for name, per_s in (
@@ -129,8 +131,8 @@ def _limit_rows(limits: Limits, say: Messages) -> Iterator[tuple[str, str]]:
         if per_s is not None:
             yield say(f"limit.{name}"), _bandwidth(per_s, say)
     if limits.loader_samples_per_s is not None:
-        value = format_rate(limits.loader_samples_per_s)
-        yield say("limit.loader"), say("unit.samples_per_s", value=value)
+        rate = format_rate(limits.loader_samples_per_s)
+        yield say("limit.loader"), say("unit.samples_per_s", value=rate)
 
 
 def _journey(profile: Profile, say: Messages) -> Iterator[Sheet]:
@@ -179,10 +181,10 @@ def _worker(worker: WorkerFacts, say: Messages) -> tuple[str, ...]:
         format_share(worker.user_share),
         format_share(worker.system_share),
         format_rate(switches),
-        _known(worker.storage_bytes_per_step, format_bytes, say),
-        _known(worker.read_bytes_per_step, format_bytes, say),
+        _known(worker.storage_bytes_per_step, _small_bytes, say),
+        _known(worker.read_bytes_per_step, _small_bytes, say),
         _known(worker.pss_bytes, format_bytes, say),
-        _known(worker.growth_bytes_per_step, format_bytes, say),
+        _known(worker.growth_bytes_per_step, _small_bytes, say),
     )
 
 
@@ -317,6 +319,61 @@ def _ranks(profile: Profile, say: Messages) -> Iterator[Sheet]:
         ),
         sentences=(say("about.ranks"), *behind),
     )
+
+
+def _trace(profile: Profile, say: Messages) -> Iterator[Sheet]:
+    trace = profile.trace
+    if trace is None:
+        return
+    entries = (trace.kernels or trace.operators)[:MOST_ENTRIES]
+    told = [say("about.trace", n=trace.steps, time=format_ms(trace.step_ms))]
+    if trace.idle is not None:
+        told.append(
+            say(
+                "about.idle",
+                idle=format_share(trace.idle.idle_share),
+                host=format_share(trace.idle.host_wait_share),
+                kernel=format_share(trace.idle.kernel_wait_share),
+                other=format_share(trace.idle.other_share),
+            )
+        )
+    if trace.path:
+        told.append(say("about.trace_file", path=trace.path, size=format_bytes(trace.file_bytes)))
+    yield Sheet(
+        name="trace",
+        columns=("kernel" if trace.kernels else "operator", "times", "ms_per_step", "share"),
+        rows=tuple(
+            (entry.name, f"{entry.calls_per_step:g}", f"{entry.ms_per_step:.3f}", share)
+            for entry in entries
+            for share in [format_share(entry.share)]
+        ),
+        shares=tuple(min(1.0, entry.share) for entry in entries),
+        sentences=tuple(told),
+    )
+
+
+def _trimmed(sheet: Sheet, say: Messages) -> Sheet:
+    """Return the table without the columns in which nothing is known."""
+    unknown = say("reading.unknown")
+    kept = [
+        place
+        for place in range(len(sheet.columns))
+        if place == 0 or any(row[place] != unknown for row in sheet.rows)
+    ]
+    return replace(
+        sheet,
+        columns=tuple(sheet.columns[place] for place in kept),
+        rows=tuple(tuple(row[place] for place in kept) for row in sheet.rows),
+    )
+
+
+def _small_bytes(count: float) -> str:
+    return format_bytes(count) if abs(count) >= MIB else f"{count / KIB:.1f} KiB"
+
+
+def _operations(count: float) -> tuple[float, str]:
+    """Return a number of operations in the unit that suits it."""
+    return (count / 1e12, "T") if count >= 1e12 else (count / 1e9, "G")
 
 
 def _bandwidth(per_s: float, say: Messages) -> str:

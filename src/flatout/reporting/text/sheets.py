@@ -29,13 +29,8 @@ def sheet_lines(profile: Profile, say: Messages, width: int) -> list[str]:
 
 
 def _fitting(sheet: Sheet, say: Messages, width: int) -> list[str]:
-    """Return the table without columns that know nothing, and without the last that do not fit."""
-    unknown = say("reading.unknown")
-    kept = [
-        place
-        for place in range(len(sheet.columns))
-        if place == 0 or any(row[place] != unknown for row in sheet.rows)
-    ]
+    """Return the table without the last columns that do not fit."""
+    kept = list(range(len(sheet.columns)))
     lines = _table(sheet, kept, say)
     while len(kept) > FEWEST and max(map(display_width, lines)) > width:
         kept.pop()
