@@ -1,5 +1,7 @@
 """Counters against a driver that is not here: every failure it may have, one by one."""
 
+import os
+import subprocess
 import sys
 import time
 from types import ModuleType, SimpleNamespace
@@ -7,6 +9,7 @@ from types import ModuleType, SimpleNamespace
 import pynvml
 import pytest
 
+from flatout.hardware import counters
 from flatout.hardware.counters import (
     CounterSample,
     CounterSampler,
@@ -15,6 +18,7 @@ from flatout.hardware.counters import (
     readings_of,
     same_device,
 )
+from flatout.hardware.load import process_tree
 
 
 class Failure(Exception):  # noqa: N818  stands for NVMLError
@@ -142,10 +146,10 @@ def test_the_names_that_are_used_exist_in_the_real_library():
 def test_a_machine_without_a_driver_gives_the_reason(driver):
     driver(nvmlInit=fail("NVML Shared Library Not Found"))
 
-    with CounterSampler(open_sources({})) as counters:
+    with CounterSampler(open_sources({})) as sampler:
         pass
 
-    assert counters.readings("", 0.0, 1.0).missing == {"all": "NVML Shared Library Not Found"}
+    assert sampler.readings("", 0.0, 1.0).missing == {"all": "NVML Shared Library Not Found"}
 
 
 @pytest.mark.parametrize(
@@ -254,9 +258,9 @@ def test_of_several_devices_the_one_that_the_training_named_counts(driver):
     driver(nvmlDeviceGetUtilizationRates=lambda handle: SimpleNamespace(gpu=90 if handle else 10))
     began = time.perf_counter()
 
-    with CounterSampler(open_sources({}), every_s=0.01) as counters:
+    with CounterSampler(open_sources({}), every_s=0.01) as sampler:
         time.sleep(0.2)
-    found = counters.readings("1ABC", began, time.perf_counter())
+    found = sampler.readings("1ABC", began, time.perf_counter())
 
     assert (found.uuid, found.util_share) == ("GPU-1abc", pytest.approx(0.9))
     assert found.samples == len(found.series) > 2
@@ -265,21 +269,21 @@ def test_of_several_devices_the_one_that_the_training_named_counts(driver):
 def test_a_device_that_nobody_named_is_not_guessed_among_several(driver):
     driver()
 
-    with CounterSampler(open_sources({})) as counters:
+    with CounterSampler(open_sources({})) as sampler:
         pass
 
-    assert "without a name" in counters.readings("", 0.0, 1.0).missing["all"]
+    assert "without a name" in sampler.readings("", 0.0, 1.0).missing["all"]
 
 
 def test_samples_outside_of_the_window_do_not_count():
     values = [(0.5, 0.0), (1.5, 0.8), (2.5, 0.0)]
     samples = [CounterSample(at_s=at, values={"util_share": util}) for at, util in values]
-    counters = CounterSampler(Sources(found=(SimpleNamespace(uuid="GPU-a"),)))
-    counters.pids_before = (frozenset(),)
-    counters.samples[0].extend(samples)
+    sampler = CounterSampler(Sources(found=(SimpleNamespace(uuid="GPU-a"),)))
+    sampler.pids_before = (frozenset(),)
+    sampler.samples[0].extend(samples)
 
-    assert counters.readings("a", 1.0, 2.0).util_share == 0.8
-    assert "shorter" in counters.readings("a", 2.6, 2.7).missing["all"]
+    assert sampler.readings("a", 1.0, 2.0).util_share == 0.8
+    assert "shorter" in sampler.readings("a", 2.6, 2.7).missing["all"]
 
 
 def test_a_driver_that_breaks_in_the_thread_ends_the_readings_and_nothing_else():
@@ -298,9 +302,9 @@ def test_a_driver_that_breaks_in_the_thread_ends_the_readings_and_nothing_else()
 
     began = time.perf_counter()
 
-    with CounterSampler(Sources(found=(Broken(),)), every_s=0.01) as counters:
+    with CounterSampler(Sources(found=(Broken(),)), every_s=0.01) as sampler:
         time.sleep(0.2)
-    found = counters.readings("", began, time.perf_counter())
+    found = sampler.readings("", began, time.perf_counter())
 
     assert (found.samples, found.util_share) == (2, 1.0)
     assert found.missing["later samples"] == "OSError: the driver was unloaded"
@@ -351,3 +355,35 @@ def test_nobody_running_anything_is_not_the_same_as_not_being_told(driver):
 def test_devices_are_the_same_whatever_prefix_their_names_have():
     assert same_device("GPU-5a1f", "5A1F")
     assert not same_device("GPU-5a1f", "GPU-77")
+
+
+def test_processes_below_this_one_are_its_own_and_the_tree_is_not_searched_again(monkeypatch):
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    searched = []
+
+    def tree(pid):
+        searched.append(pid)
+        return process_tree(pid)
+
+    class Shared:
+        uuid = "GPU-a"
+        calls = 0
+
+        def sample(self, *, is_full):
+            self.calls += 1
+            pids = frozenset({child.pid, 2**22 + 5}) if self.calls > 1 else frozenset()
+            return CounterSample(at_s=time.perf_counter(), pids=pids)
+
+        def close(self):
+            pass
+
+    monkeypatch.setattr(counters, "process_tree", tree)
+    began = time.perf_counter()
+
+    with CounterSampler(Sources(found=(Shared(),)), every_s=0.01) as sampler:
+        time.sleep(0.2)
+    child.kill()
+    child.wait()
+
+    assert sampler.readings("", began, time.perf_counter()).other_processes == 1
+    assert searched == [os.getpid()]

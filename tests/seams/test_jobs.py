@@ -3,6 +3,7 @@ import os
 import subprocess
 import sys
 
+from flatout.seams import jobs
 from flatout.seams.jobs import announce, find_job, forget_ended, lives, started_ticks
 
 
@@ -26,6 +27,16 @@ def test_a_number_that_another_process_has_now_is_no_life(tmp_path):
     facts = find_job(tmp_path)
 
     assert not lives(facts | {"owner_started": facts["owner_started"] - 1})
+
+
+def test_where_proc_is_hidden_a_job_is_still_found_alive_and_dead(tmp_path, monkeypatch):
+    monkeypatch.setattr(jobs, "started_ticks", lambda _: None)
+    announce(tmp_path, "run", "train.py")
+    facts = find_job(tmp_path)
+
+    assert facts["owner_started"] is None
+    assert lives(facts)
+    assert not lives(facts | {"owner": ended_process()})
 
 
 def test_an_ended_process_started_never(tmp_path):

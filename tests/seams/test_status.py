@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from flatout.seams.clock import NAMES, Clock
 from flatout.seams.events import Segment
@@ -134,6 +135,20 @@ def test_one_loss_is_looked_at_for_each_record(tmp_path, session, moments):
     publisher.saw_segment(step(session, moments))
 
     assert records(tmp_path)[0]["loss"] == 1.0
+
+
+def test_the_record_of_several_losses_fails_nowhere_with_torchs_own_dictionary(
+    tmp_path, session, moments
+):
+    session.unscaled = WeakTensorKeyDictionary()
+    publisher = Publisher(session, tmp_path)
+
+    publisher.saw_backward((torch.ones(3), torch.ones(3)))
+    publisher.saw_segment(step(session, moments))
+    publisher.saw_backward([torch.tensor(4.0)])
+    publisher.saw_segment(step(session, moments, seconds=1.0))
+
+    assert records(tmp_path)[0]["loss"] == 4.0
 
 
 def test_a_backward_on_no_single_loss_leaves_the_loss_unknown(tmp_path, session, moments):

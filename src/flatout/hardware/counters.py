@@ -114,6 +114,8 @@ class CounterSampler:
         self.every_s = every_s
         self.samples: tuple[list[CounterSample], ...] = tuple([] for _ in sources.found)
         self.own_pids: set[int] = {os.getpid()}
+        self.strangers: set[int] = set()
+        """Processes on a device that are not below this one."""
         self.pids_before: tuple[frozenset[int], ...] = ()
         self.trouble = ""
         self._over = threading.Event()
@@ -182,8 +184,11 @@ class CounterSampler:
         for place, source in enumerate(self.sources.found):
             sample = source.sample(is_full=is_full)
             self.samples[place].append(sample)
-            if (sample.pids or frozenset()) - self.own_pids - self.pids_before[place]:
+            unknown = (sample.pids or frozenset()) - self.own_pids - self.pids_before[place]
+            # Looking through the tree costs: not again for numbers that were not found in it.
+            if unknown - self.strangers:
                 self.own_pids.update(process_tree(os.getpid()))
+                self.strangers |= unknown - self.own_pids
 
 
 def readings_of(

@@ -90,7 +90,8 @@ class Publisher:
     def _loss_of(self, tensors: Any) -> Any:
         """Return the loss as the script computed it, before a gradient scaler's factor."""
         loss = tensors[0] if isinstance(tensors, tuple | list) and len(tensors) == 1 else tensors
-        return self.session.unscaled.get(loss, loss)
+        is_several = isinstance(loss, tuple | list)
+        return None if is_several else self.session.unscaled.get(loss, loss)
 
     def _begin(self) -> None:
         self.pid = os.getpid()

@@ -22,7 +22,7 @@ from flatout.core.live import (
 from flatout.hardware.counters import open_sources, readings_of, same_device
 from flatout.hardware.gpus import Gpu, read_driver
 from flatout.hardware.host import HostMeter
-from flatout.seams.jobs import FOLDERS, find_job, lives, started_ticks
+from flatout.seams.jobs import FOLDERS, find_job, is_alive, lives
 from flatout.seams.process import scratch_root
 
 EVERY_S = 1.0
@@ -204,8 +204,7 @@ def _find_trainer(path: Path, now_s: float) -> LiveTrainer | None:
     """Return what one record tells; None where it was withdrawn, or its process was killed."""
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
-        lives_on = started_ticks(int(record["pid"])) is not None
-        return _trainer(record, now_s) if lives_on else None
+        return _trainer(record, now_s) if is_alive(int(record["pid"])) else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
