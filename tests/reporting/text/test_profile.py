@@ -4,7 +4,9 @@ import pytest
 
 from flatout.core.finding import Finding
 from flatout.core.profile import Ceilings, Spread
+from flatout.reporting.tables import display_width
 from flatout.reporting.text import render_profile
+from tests.reporting.full_profile import filled
 
 
 def first_line(profile):
@@ -22,6 +24,33 @@ def test_the_report_of_a_starved_job(starved, snapshot):
 
 def test_the_report_of_a_busy_job(busy, snapshot):
     assert render_profile(busy) == snapshot
+
+
+def test_the_report_in_korean(starved, snapshot):
+    assert render_profile(starved, workload="train.py --epochs 3", language="ko") == snapshot
+
+
+def test_every_section_in_korean(starved, snapshot):
+    assert render_profile(filled(starved), language="ko") == snapshot
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_no_line_in_korean_takes_more_columns_than_the_terminal_has(starved, width):
+    lines = render_profile(starved, width=width, language="ko").splitlines()
+
+    assert max(map(display_width, lines)) <= width
+
+
+def test_korean_columns_stand_below_each_other(starved):
+    rows = render_profile(starved, language="ko").split("\n\n")[2].splitlines()[2:]
+
+    assert len({display_width(row.partition("%")[0]) for row in rows}) == 1
+
+
+def test_what_moves_a_cursor_is_escaped_in_korean_too(starved):
+    text = render_profile(starved, workload="a\x1b[2J\u202eb.py", language="ko")
+
+    assert "a\\x1b[2J\\u202eb.py" in text
 
 
 def test_the_first_line_is_the_answer(starved):
