@@ -11,7 +11,15 @@ from flatout.core.recipe import Recipe
 from flatout.core.workload import Workload
 from flatout.workflow.passes import PassRunner, detail
 from tests.techniques.facts import profile
-from tests.workflow.trial_runs import copy_scripts, machine
+from tests.workflow.trial_runs import copy_scripts, machine, trial_of
+
+
+class Everything(dict):
+    """Probes by name, as something that a cache can remember."""
+
+    def __hash__(self):
+        return hash(tuple(self))
+
 
 TESTS = Path(__file__).parent.parent.parent
 
@@ -50,6 +58,14 @@ def test_scripts_of_all_kinds_get_their_memory_story(script):
     assert found.memory.steps == detail.OBSERVED_STEPS
     assert found.memory.leak_bytes_per_step == 0.0
     assert found.notes == ()
+
+
+def test_looking_changes_no_loss():
+    watched = trial_of("plain_loop.py", steps=12, probes=Everything(memory={}, syncs={}))
+    plain = trial_of("plain_loop.py", steps=12)
+
+    assert set(watched.details["probes"]) == {"memory", "syncs"}
+    assert watched.profile.losses[:12] == plain.profile.losses[:12]
 
 
 def test_what_the_script_compiled_is_left_compiled_and_the_report_says_what_is_missing():

@@ -1,0 +1,26 @@
+from flatout.profiling.allocations import Event, Place
+from flatout.profiling.cuda_stream import _woven
+
+
+def call(action, address, size, at_us):
+    return {"action": action, "addr": address, "size": size, "time_us": at_us}
+
+
+def test_remarks_stand_between_the_allocations_that_the_counters_tell():
+    calls = [
+        call("alloc", 16, 100, 1_000),
+        call("alloc", 32, 512, 2_000),
+        call("free_requested", 16, 100, 4_000),
+    ]
+    forward, end = Event(0.0, place=Place("forward")), Event(0.0, ends_step=True)
+
+    events = _woven(calls, [(70, [forward]), (71, [forward]), (73, [end])], began=70)
+
+    assert events == [
+        forward,
+        Event(0.0, 16, 512),
+        forward._replace(at_ms=1.0),
+        Event(1.0, 32, 512),
+        Event(3.0, 16, -512),
+        end._replace(at_ms=3.0),
+    ]
