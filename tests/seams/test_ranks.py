@@ -69,3 +69,14 @@ def test_single_process_is_alone(rank, size, tmp_path, monkeypatch):
     assert not alone.is_over(1_000)
     assert alone.facts() is None
     assert rank_and_size() is None
+
+
+def test_group_that_is_made_long_after_the_start_is_not_entered(tmp_path, monkeypatch):
+    late = Ranks({"folder": str(tmp_path)})
+    late.progress(20)
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+
+    late.progress(21)
+
+    assert late.is_alone

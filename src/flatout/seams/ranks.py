@@ -18,6 +18,9 @@ BOARD = "ranks"
 MAX_RANKS = 4096
 """Slots by global rank; the file is sparse, so unused ones cost nothing."""
 BOARD_BYTES = 8 * (1 + 2 * MAX_RANKS)
+ENTER_BY = 8
+"""Segments after which a process that is in no group is taken to be alone: groups are made before
+the training begins, and asking costs 3 us."""
 AHEAD = 4
 """Segments between the agreement and the stop: ranks that step together are at most one apart, and
 optimizers that alternate make two or three segments of a step."""
@@ -43,19 +46,19 @@ class Ranks:
     @property
     def leads(self) -> bool:
         """Whether this rank decides when all stop: the lowest one on this machine."""
-        return self.board is None or self.rank == min(self._present())
+        return self.is_alone or self.rank == min(self._present())
 
     def progress(self, segments: int) -> None:
         """Tell the others how far this rank is; the first call in a group enters it."""
-        if self.is_alone:
+        if self.is_alone and segments <= ENTER_BY:
             self._enter()
-        if self.board is not None:
+        if self.board is not None and self.owner == os.getpid():
             self.board[1 + 2 * self.rank] = segments
 
     def agree_to_stop(self) -> None:
         """Set the segment at which every rank stops, once."""
         board = self.board
-        if board is not None and board[0] == 0:
+        if board is not None and not self.is_alone and board[0] == 0:
             board[0] = AHEAD + max(board[1 + 2 * rank] for rank in self._present())
 
     def is_agreed(self) -> bool:
