@@ -59,3 +59,16 @@ def test_a_memory_that_is_empty_all_the_time_is_not_drawn(starved):
     empty = replace(profile.memory, peak_bytes=0, timeline=((0.0, 0), (1.0, 0)))
 
     assert charts.memory_plot(replace(profile, memory=empty), SAY) is None
+
+
+def test_one_very_long_step_does_not_press_the_others_flat(starved):
+    profile = filled(starved)
+    steps = (*profile.steps_ms, tuple(20 * ms for ms in profile.steps_ms[0]))
+    spiked = replace(profile, steps_ms=steps)
+
+    plot = charts.steps_plot(spiked, SAY)
+
+    assert charts.steps_cut(profile)[0] == 0
+    assert charts.steps_cut(spiked)[0] == 1
+    assert max(box.height for box in plot.boxes[:-6]) > charts.HEIGHT / 6
+    assert min(box.y for box in plot.boxes) >= 0

@@ -16,6 +16,8 @@ WIDTH = 1000.0
 HEIGHT = 100.0
 HEADROOM = 1.06
 """A curve that touches its frame looks cut."""
+MAX_TIMES_MEDIAN = 3.0
+"""One step of ten times the median would press all others flat; such columns are cut."""
 GAP_BELOW = 120
 """More columns than this stand without a gap, which would be less than a pixel on a phone."""
 
@@ -103,6 +105,7 @@ def steps_plot(profile: Profile, say: Messages) -> Plot | None:
     if not rows:
         return None
     longest = max(map(sum, rows)) or 1.0
+    top = steps_top(profile)
     slot = WIDTH / len(rows)
     width = slot * (0.86 if len(rows) < GAP_BELOW else 1.0)
     boxes = []
@@ -110,7 +113,7 @@ def steps_plot(profile: Profile, say: Messages) -> Plot | None:
         told = say("chart.step_number", n=number + 1, time=format_ms(sum(row)))
         ground = HEIGHT
         for phase, ms in zip(PHASES, row, strict=True):
-            height = HEIGHT / HEADROOM * ms / longest
+            height = min(HEIGHT * ms / top, ground)
             ground -= height
             if height > 0:
                 boxes.append(_box(phase, number * slot, ground, width, height, told))
@@ -119,10 +122,24 @@ def steps_plot(profile: Profile, say: Messages) -> Plot | None:
         name="steps",
         told=say("chart.steps", n=len(rows), longest=words),
         boxes=tuple(boxes),
-        top=format_ms(longest * HEADROOM),
+        top=format_ms(top),
         left="1",
         right=str(len(rows)),
     )
+
+
+def steps_top(profile: Profile) -> float:
+    """Return the milliseconds that the height of the steps' plot stands for."""
+    spent = [sum(row) for row in profile.steps_ms]
+    return (min(max(spent), MAX_TIMES_MEDIAN * statistics.median(spent)) or 1.0) * HEADROOM
+
+
+def steps_cut(profile: Profile) -> tuple[int, float]:
+    """Return how many steps reach beyond the plot, and the longest in milliseconds."""
+    spent = [sum(row) for row in profile.steps_ms]
+    if not spent:
+        return 0, 0.0
+    return sum(ms > steps_top(profile) for ms in spent), max(spent)
 
 
 def gpu_plots(profile: Profile, say: Messages) -> tuple[Plot, ...]:

@@ -2,12 +2,13 @@
 
 import base64
 import hashlib
+import re
 
 from markupsafe import Markup
 
 from flatout.core.profile import PHASES, Profile
-from flatout.core.units import format_share
-from flatout.reporting.charts import gpu_plots, memory_plot, step_plot, steps_plot
+from flatout.core.units import format_ms, format_share
+from flatout.reporting.charts import gpu_plots, memory_plot, step_plot, steps_cut, steps_plot
 from flatout.reporting.messages import ENGLISH, Messages, messages
 from flatout.reporting.profile_tables import WORD_COLUMNS, Sheet, phases, sheets
 from flatout.reporting.profile_words import because, headline, left_out, notes, readings, warnings
@@ -19,8 +20,8 @@ MAIN_READINGS = ("step_time", "speed", "device_busy", "peak_memory")
 WHOLE_ROWS = frozenset({"journey", "workers", "largest", "gpu"})
 """Sections with many columns, or with drawings; the others stand two in a row."""
 
-UNBROKEN_PERCENT = "\u00a0%\u2060"
-"""A percent sign that stays with its number and with a particle after it, in large letters."""
+UNIT = re.compile(r"(?<=\d) (%|[mu]?s|[GM]iB)(?![A-Za-z])")
+"""A blank between a number and its unit."""
 
 
 def profile_html(profile: Profile, *, workload: str = "train.py", language: str = ENGLISH) -> str:
@@ -43,7 +44,7 @@ def profile_html(profile: Profile, *, workload: str = "train.py", language: str 
             # The style is a file of ours and holds nothing of the user's.
             "style": Markup(style),
             "style_hash": _hash(style),
-            "headline": headline(profile, say).replace(" %", UNBROKEN_PERCENT),
+            "headline": _unbroken(headline(profile, say)),
             "warnings": warnings(profile, say),
             "workload": workload,
             "where": say("headline.where", workload=workload, device=name, kind=kind),
@@ -57,6 +58,7 @@ def profile_html(profile: Profile, *, workload: str = "train.py", language: str 
             "phases": phases(profile, say),
             "step_plot": step_plot(profile, say),
             "memory_plot": memory_plot(profile, say),
+            "steps_cut": _cut(profile, say),
             "steps_plot": steps_plot(profile, say),
             "gpu_plots": gpu_plots(profile, say),
             "sheets": _grouped(sheets(profile, say)),
@@ -67,6 +69,16 @@ def profile_html(profile: Profile, *, workload: str = "train.py", language: str 
             "is_cut": profile.step_ms.n > len(profile.steps_ms),
         },
     )
+
+
+def _unbroken(text: str) -> str:
+    """Return large letters in which a unit stays with its number, and a particle with both."""
+    return UNIT.sub("\u00a0\\1\u2060", text)
+
+
+def _cut(profile: Profile, say: Messages) -> str:
+    count, longest_ms = steps_cut(profile)
+    return say("about.steps_cut", n=count, longest=format_ms(longest_ms)) if count else ""
 
 
 def _tile(label: str, text: str) -> tuple[str, str, str]:

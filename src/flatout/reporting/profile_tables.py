@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from flatout.core.journey import TRAINING, WORKERS, Leg, WorkerFacts
+from flatout.core.memory import TensorAtPeak
 from flatout.core.profile import PHASES, Profile
 from flatout.core.readings import GpuReadings, Limits
 from flatout.core.units import KIB, MIB, format_bytes, format_ms, format_rate, format_share
@@ -12,6 +13,9 @@ from flatout.reporting.profile_words import add_up, times
 
 MOST_MODULES = 8
 """Modules shown: what lies below the eighth is hardly what fills a device."""
+DATA_LEGS = ("read", "decode", "collate", "queue", "pin", "sampler")
+COLOURS = {phase: phase for phase in PHASES} | dict.fromkeys(DATA_LEGS, "data_wait")
+"""The phase whose colour a leg has; legs that are not here belong to the rest of the step."""
 MOST_ENTRIES = 10
 """Kernels or operators shown: the rest is for a trace viewer."""
 WORD_COLUMNS = frozenset(
@@ -145,7 +149,7 @@ def _journey(profile: Profile, say: Messages) -> Iterator[Sheet]:
             columns=("leg", "ms_per_step", "share", "ms_per_sample", "bytes", "rate", "limit"),
             rows=tuple(_leg(leg, say) for leg in legs),
             shares=tuple(min(1.0, leg.share) for leg in legs),
-            kinds=tuple(leg.name if leg.name in PHASES else "other" for leg in legs),
+            kinds=tuple(COLOURS.get(leg.name, "other") for leg in legs),
             sentences=(say(f"about.{about}"),),
         )
     workers = profile.journey.workers
@@ -208,8 +212,8 @@ def _memory(profile: Profile, say: Messages) -> Iterator[Sheet]:
         columns=("size", "shape", "line", "made_in", "module"),
         rows=tuple(
             (
-                format_bytes(tensor.bytes),
-                f"{' x '.join(map(str, tensor.shape))} {tensor.dtype}".strip(),
+                _small_bytes(tensor.bytes),
+                _shape(tensor) or say("reading.unknown"),
                 tensor.line or say("reading.unknown"),
                 say.known("phase", tensor.phase),
                 tensor.module or say("reading.unknown"),
@@ -224,6 +228,11 @@ def _memory(profile: Profile, say: Messages) -> Iterator[Sheet]:
         rows=tuple((name or say("reading.unknown"), format_bytes(n)) for name, n in modules),
         shares=tuple(min(1.0, n / top) for _name, n in modules),
     )
+
+
+def _shape(tensor: TensorAtPeak) -> str:
+    dtype = tensor.dtype.removeprefix("torch.")
+    return f"{' x '.join(map(str, tensor.shape))} {dtype}".strip()
 
 
 def _memory_sentences(profile: Profile, say: Messages) -> Iterator[str]:

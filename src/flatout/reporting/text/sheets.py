@@ -7,6 +7,8 @@ from flatout.reporting.tables import Column, display_width, table, wrapped
 
 FEWEST = 2
 """Columns that stay however narrow the terminal is: a name and its number."""
+MOST_ROWS = 8
+"""A reader has a minute; the page and Markdown have every row."""
 IN_THE_READINGS = frozenset({"ceilings"})
 """Sections that the lines above them tell already."""
 
@@ -41,4 +43,4 @@ def _fitting(sheet: Sheet, say: Messages, width: int) -> list[str]:
 def _table(sheet: Sheet, kept: list[int], say: Messages) -> list[str]:
     names = [sheet.columns[place] for place in kept]
     columns = [Column(say(f"column.{name}"), is_number=name not in WORD_COLUMNS) for name in names]
-    return table(columns, [[row[place] for place in kept] for row in sheet.rows])
+    return table(columns, [[row[place] for place in kept] for row in sheet.rows[:MOST_ROWS]])
