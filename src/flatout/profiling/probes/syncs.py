@@ -138,7 +138,7 @@ class SyncProbe:
         if what == "boolean index" and not _has_mask(args):
             return False
         if self.on_device:
-            return any(isinstance(each, torch.Tensor) and each.is_cuda for each in args[:2])
+            return any(_is_far(each) for each in args[:2])
         return not self.lines.is_torch(caller)
 
     def _is_training(self) -> bool:
@@ -162,7 +162,9 @@ class SyncProbe:
         @functools.wraps(original)
         def watched(*args: Any, **kwargs: Any) -> Any:
             # First, so that a compiler leaves the rest of this function alone.
-            if is_compiling() or not self.counts(what, args, sys._getframe(1)):
+            if is_compiling() or kwargs.get("non_blocking"):
+                return original(*args, **kwargs)
+            if not self.counts(what, args, sys._getframe(1)):
                 return original(*args, **kwargs)
             line = self.lines.of(sys._getframe(1))
             operators = operators_of(self.session)
@@ -180,6 +182,11 @@ class SyncProbe:
             return result
 
         return watched
+
+
+def _is_far(value: Any) -> bool:
+    """Tell whether a value is a tensor on a device that the host may have to wait for."""
+    return isinstance(value, torch.Tensor) and value.device.type not in ("cpu", "meta")
 
 
 def _has_mask(args: tuple[Any, ...]) -> bool:
@@ -200,8 +207,8 @@ _MASKS = (torch.bool, torch.uint8)
 def _waits(what: str, args: tuple[Any, ...]) -> bool:
     """Tell whether an operator on these arguments makes the host wait for the device."""
     tensor = args[1] if what == "to cpu" and len(args) > 1 else args[0]
-    if not isinstance(tensor, torch.Tensor) or not tensor.is_cuda:
-        return False
+    if not _is_far(tensor) or (what == "to cpu" and True in args[2:3]):
+        return False  # the third argument of a copy says that it shall not wait
     if what != "boolean index":
         return True
     return any(isinstance(key, torch.Tensor) and key.dtype in _MASKS for key in args[1] or ())
