@@ -6,6 +6,7 @@ forward and backward. In the loader's workers it times every batch and lets each
 its own counters now and then. See docs/journey.md for how each number is taken.
 """
 
+import functools
 import os
 import resource
 import time
@@ -179,6 +180,7 @@ class JourneyProbe:
             return
         build = kind.__init__
 
+        @functools.wraps(build)
         def construct(iterator: Any, *args: Any, **kwargs: Any) -> None:
             build(iterator, *args, **kwargs)
             if self.session.is_mine():
