@@ -86,7 +86,7 @@ def test_the_version_is_told(capsys):
     ("words", "expected"),
     [
         (["tnue"], "unknown command 'tnue'; did you mean 'tune'? 'flatout --help' shows"),
-        (["watch"], "unknown command 'watch'"),
+        (["train"], "unknown command 'train'"),
         (["tune", "--bugdet", "1m", "train.py"], "'--bugdet'"),
         (["tune", "--budget", "soon", "train.py"], "'soon' is not a time; write it as 90s"),
         (["tune", "--budget", "0s", "train.py"], "'0s' is not a time"),

@@ -28,11 +28,21 @@ RECENT_S = 5.0
 class Publisher:
     """Writes the record of one training process while it trains."""
 
+    pid: int
+    is_ended: bool
+    samples: int
+    totals: list[float]
+    rows: list[tuple[int, list[float]]]
+    """Samples and phases of the steps since the last record."""
+    recent: "deque[tuple[float, int, int, tuple[float, ...]]]"
+    """Moment, steps, samples and phases of the last records."""
+    next_at: float
+    wants_loss: bool
+    loss: "_Loss"
+
     def __init__(self, session: Session, folder: Path) -> None:
         self.session = session
         self.folder = folder
-        self.wants_loss = True
-        self.loss = _Loss()
         self._begin()
 
     def install(self) -> None:
@@ -43,12 +53,11 @@ class Publisher:
 
     def saw_segment(self, segment: Segment) -> None:
         """Add a step; write when it is time."""
+        if self.is_ended:
+            return
         if os.getpid() != self.pid:
             self._begin()  # a fork that trains is a trainer of its own
-        self.samples += segment.samples
-        totals = self.totals
-        for phase, seconds in enumerate(segment.seconds):
-            totals[phase] += seconds
+        self.rows.append((segment.samples, segment.seconds))  # added up when a record is written
         moment = self.session.clock.since
         if moment >= self.next_at:
             self.publish(moment)
@@ -68,6 +77,7 @@ class Publisher:
         """Write the record; never more often than its cost allows."""
         now = self.session.clock.now
         began = now()
+        self._add_up()
         self.recent.append((moment, self.steps, self.samples, tuple(self.totals)))
         while len(self.recent) > 2 and moment - self.recent[1][0] > RECENT_S:
             self.recent.popleft()
@@ -76,7 +86,7 @@ class Publisher:
             part.write_text(json.dumps(self._record(moment)), encoding="utf-8")
             part.replace(part.with_suffix(".json"))
         except OSError:
-            self.next_at = float("inf")  # the folder is gone: nobody watches any more
+            self.is_ended = True  # the folder is gone: nobody watches any more
             return
         self.wants_loss = True
         self.next_at = moment + max(EVERY_S, COST * (now() - began))
@@ -93,12 +103,21 @@ class Publisher:
         is_several = isinstance(loss, tuple | list)
         return None if is_several else self.session.unscaled.get(loss, loss)
 
+    def _add_up(self) -> None:
+        rows, self.rows = self.rows, []
+        for samples, seconds in rows:
+            self.samples += samples
+            for phase, value in enumerate(seconds):
+                self.totals[phase] += value
+
     def _begin(self) -> None:
         self.pid = os.getpid()
+        self.is_ended = False
+        self.rows = []
         self.samples = 0
         self.totals = [0.0] * len(NAMES)
         self.next_at = 0.0
-        self.recent: deque[tuple[float, int, int, tuple[float, ...]]] = deque()
+        self.recent = deque()
         self.wants_loss = True
         self.loss = _Loss()
 
