@@ -1,13 +1,16 @@
 import ast
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from flatout import rules
+from flatout.core.machine import Device, Machine
 from flatout.reporting import messages as catalogue
 from flatout.reporting.messages import FIELD, LANGUAGES, fields_of, messages
 from flatout.workflow import passes
+from tests.reporting.full_profile import filled
 
 SOURCE = Path(catalogue.__file__).parent.parent
 TOLD_IN_ENGLISH = "the step times had not become steady when the measurement ended"
@@ -105,3 +108,37 @@ def test_what_is_measured_is_told_in_the_other_language():
 
     assert has_hangul(said("the steps as they are"))
     assert all(has_hangul(said(f"no time was left for the {name} pass")) for name in passes.NAMES)
+
+
+MACHINE = Machine(
+    device=Device(kind="cpu", name="Test CPU", memory_bytes=8 * 1024**3),
+    cpu_name="Test CPU",
+    logical_cores=4,
+    usable_cores=2,
+    physical_cores=2,
+    memory_bytes=8 * 1024**3,
+    shm_free_bytes=64 * 1024**2,
+    cpu_features=frozenset({"amx_bf16"}),
+)
+
+
+@pytest.mark.parametrize("workers", [0, 1, 9])
+@pytest.mark.parametrize("is_fused", [False, True])
+def test_what_the_rules_say_is_said_in_the_other_language(starved, workers, is_fused):
+    loader = replace(starved.loaders[0], num_workers=workers)
+    optimizer = replace(starved.optimizers[0], is_fused=is_fused)
+    everywhere = replace(
+        filled(starved),
+        device_kind="cpu",
+        phases_ms=dict.fromkeys(starved.phases_ms, 30.0),
+        loaders=(loader,),
+        optimizers=(optimizer,),
+    )
+
+    found = rules.findings(everywhere, MACHINE)
+
+    said = [text for finding in found for text in (finding.because, finding.next)]
+    assert {finding.code for finding in found} >= {
+        *("data_wait", "other_python", "slow_optimizer", "fp32_on_fast_bf16", "sync_in_step"),
+    }
+    assert [text for text in said if not has_hangul(messages("ko").translated(text))] == []
