@@ -50,6 +50,14 @@ def test_the_peak_its_phase_and_the_tensors_behind_it_are_shown(busy):
     ]
 
 
+def test_tensors_that_are_alike_share_a_row(busy):
+    twice = replace(STORY, largest=(STORY.largest[0],) * 2)
+
+    lines = memory_lines(replace(busy, memory=twice), 80)
+
+    assert lines[-1] == "2 x 512.0 MiB  8x1024x50257 float32  head, train.py:31"
+
+
 def test_a_leak_is_told_with_its_line(busy):
     leaking = replace(STORY, leak_bytes_per_step=400_000.0, leak_by_line={"train.py:9": 400_000.0})
 

@@ -1,5 +1,6 @@
 """The section on memory: where it peaks, what fills it then, what is left behind."""
 
+from collections import Counter
 from collections.abc import Iterator
 
 from flatout.core.memory import MemoryStory, TensorAtPeak
@@ -10,7 +11,7 @@ from flatout.reporting.words import PHASE_WORDS
 
 LABEL_WIDTH = 11
 MAX_TENSORS = 5
-"""Tensors shown; JSON and HTML have more."""
+"""Rows of tensors that are alike; JSON and HTML have more."""
 MAX_MODULES = 3
 MIN_LEAK_BYTES = 1
 """A slope below a byte is the rounding of a median."""
@@ -32,7 +33,8 @@ def memory_lines(profile: Profile, width: int) -> list[str]:
     if not story.largest:
         return ["", *lines]
     columns = [Column("at the peak", is_number=True), Column("shape"), Column("made by")]
-    rows = [_row(tensor) for tensor in story.largest[:MAX_TENSORS]]
+    alike = Counter(map(_row, story.largest))
+    rows = [_counted(row, count) for row, count in list(alike.items())[:MAX_TENSORS]]
     return ["", *lines, "", *table(columns, rows)]
 
 
@@ -68,13 +70,18 @@ def _pool(story: MemoryStory) -> Iterator[str]:
         yield f"{story.allocation_retries} times flushed to make room"
 
 
-def _row(tensor: TensorAtPeak) -> list[str]:
+def _counted(row: tuple[str, ...], count: int) -> list[str]:
+    size, *others = row
+    return [f"{count} x {size}" if count > 1 else size, *others]
+
+
+def _row(tensor: TensorAtPeak) -> tuple[str, ...]:
     shape = "x".join(map(str, tensor.shape)) or "1"
     held = f"{shape} {tensor.dtype.removeprefix('torch.')}" if tensor.dtype else "inside an op"
     # What a parameter is for tells more than where it was made.
     names = (tensor.kind, tensor.module, tensor.line or tensor.phase)
     place = ", ".join(name for name in names if name)
-    return [small_bytes(tensor.bytes), _cut(held, MAX_SHAPE), _cut(place, MAX_PLACE)]
+    return small_bytes(tensor.bytes), _cut(held, MAX_SHAPE), _cut(place, MAX_PLACE)
 
 
 def _word(phase: str) -> str:
