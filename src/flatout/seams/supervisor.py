@@ -34,6 +34,9 @@ POLL_S = 0.05
 """How often the child is looked at; a trial lasts seconds."""
 GRACE_S = 2.0
 """How long the script's main process may live on after a trainer below it wrote its result."""
+ENDED_GRACE_S = 30.0
+"""The same where the trainer ended by itself: a launcher tells of a failure once it has ended
+the other ranks, and an interpreter with torch may need seconds to end on a busy machine."""
 HEARTBEAT_BYTES = 8
 END_OF_INPUT = b"\x04"
 MAX_QUESTIONS = 64
@@ -124,7 +127,7 @@ def _watch(
     """Wait for the first reason to end and return it."""
     folder = Path(spec["folder"])
     beat = _Heartbeat(folder / "heartbeat")
-    first_result_at: float | None = None
+    results = _Results(folder)
     while True:
         code = child.poll()
         if code is not None:
@@ -134,9 +137,7 @@ def _watch(
             return {"why": "limit", "exit_code": None, "stack": _stack_of(child.pid)}
         if now - max(started, beat.last_change()) > spec["hang_s"]:
             return {"why": "hang", "exit_code": None, "stack": _stack_of(child.pid)}
-        if first_result_at is None and any(folder.glob("result-*.json")):
-            first_result_at = now
-        if first_result_at is not None and now - first_result_at > GRACE_S and not beat.moved(now):
+        if results.are_old(now) and not beat.moved(now):
             return {"why": "result", "exit_code": None}
         if _parent_is_gone(spec["life_line"]):
             return {"why": "parent gone", "exit_code": None}
@@ -154,6 +155,24 @@ def _stack_of(pid: int) -> str:
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/wchan").read_text()
     return ""
+
+
+class _Results:
+    """What trainers below the script's main process wrote, and since when."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.seen: set[Path] = set()
+        self.ends_at: float | None = None
+
+    def are_old(self, now: float) -> bool:
+        """Tell whether the main process had its time to end after the first result."""
+        for path in set(self.folder.glob("result-*.json")) - self.seen:
+            self.seen.add(path)
+            is_done = json.loads(path.read_text(encoding="utf-8"))["why"] == "done"
+            ends_at = now + (GRACE_S if is_done else ENDED_GRACE_S)
+            self.ends_at = ends_at if self.ends_at is None else min(self.ends_at, ends_at)
+        return self.ends_at is not None and now > self.ends_at
 
 
 class _Heartbeat:
