@@ -15,6 +15,8 @@ import psutil
 import pytest
 
 from flatout.core.trial import Outcome
+from flatout.seams.process import Ending
+from flatout.workflow.trials import TrialOptions, outcome_of
 from tests.workflow.trial_runs import copy_scripts, trial_of
 
 SHM = Path("/dev/shm")
@@ -147,6 +149,17 @@ def test_every_ending_is_a_result(how, outcome, words):
 
     assert trial.outcome is outcome
     assert words in trial.message
+
+
+@pytest.mark.chaos
+def test_out_of_memory_is_told_where_the_script_was_too_slow_to_end():
+    result = {"why": "crash", "crash": "MemoryError\ntorch.OutOfMemoryError: out of memory"}
+    ending = Ending(why="result", exit_code=None, results=(result,), log="", wall_s=1.0)
+
+    outcome, message = outcome_of(ending, TrialOptions())
+
+    assert outcome is Outcome.OOM
+    assert "ran out of memory" in message
 
 
 @pytest.mark.chaos
