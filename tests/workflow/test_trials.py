@@ -153,7 +153,11 @@ def test_every_ending_is_a_result(how, outcome, words):
 
 @pytest.mark.chaos
 def test_out_of_memory_is_told_where_the_script_was_too_slow_to_end():
-    result = {"why": "crash", "crash": "MemoryError\ntorch.OutOfMemoryError: out of memory"}
+    result = {
+        "why": "crash",
+        "crash": "torch.OutOfMemoryError: CUDA out of memory",
+        "crashed_at": 1.0,
+    }
     ending = Ending(why="result", exit_code=None, results=(result,), log="", wall_s=1.0)
 
     outcome, message = outcome_of(ending, TrialOptions())
