@@ -17,6 +17,8 @@ from flatout.profiling.journey import SLACK_S
 from flatout.profiling.steps import block_means
 from flatout.workflow.trials import TrialOptions, run_trial
 
+# Other work on the machine can spoil a measurement; a defect fails three times in a row.
+pytestmark = pytest.mark.flaky(reruns=2)
 SCRIPT = Path(__file__).parent / "scripts/known_times.py"
 TOLERANCE = 0.05
 """Of the known share."""

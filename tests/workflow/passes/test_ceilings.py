@@ -18,6 +18,8 @@ from flatout.workflow.passes import PassRunner, ceilings
 from flatout.workflow.passes.ceilings import ceilings_of, with_peaks
 from tests.benchmarks.made_up import a_profile
 
+# Other work on the machine can spoil a measurement; a defect fails three times in a row.
+pytestmark = pytest.mark.flaky(reruns=2)
 SCRIPTS = Path(__file__).parent / "scripts"
 
 
@@ -38,6 +40,13 @@ def measured(script, *arguments, closer=()):
         limit_s=240.0,
         machine=read_machine(torch=False),
     )
+
+
+@pytest.fixture(autouse=True)
+def measured_anew(request):
+    """A test that runs again does not look at what spoilt it the first time."""
+    if getattr(request.node, "execution_count", 1) > 1:
+        measured.cache_clear()
 
 
 @pytest.mark.slow

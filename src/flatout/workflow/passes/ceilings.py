@@ -23,6 +23,8 @@ LEAST_COMPUTE_SHARE = 0.02
 """Smallest share of the step that computing is taken to need, so that a ceiling stays a number."""
 DRIFT = 0.10
 """When the two runs as they are differ by more, their reader should know."""
+MOST_DRIFT = 0.50
+"""When they differ by more than this, the machine was too busy and nothing was measured."""
 LIMIT_STEPS = 4
 """Steps of the pass that counts operations: the recorder looks after the fourth."""
 COMPUTE = ("forward", "backward", "optimizer")
@@ -83,7 +85,7 @@ def with_ceilings(profile: Profile, runner: PassRunner) -> Profile:
     if not plain.steps_ms or host.profile is None:
         return with_note(profile, "ceilings follow from the phases, they are not measured")
     measured = ceilings_of(plain.step_ms, host.profile, device.profile or host.profile)
-    return _with_drift(replace(profile, ceilings=measured), plain)
+    return _with_drift(profile, measured, plain)
 
 
 def ceilings_of(plain_ms: float, host: Profile, device: Profile) -> Ceilings:
@@ -123,8 +125,15 @@ def _replay(profile: Profile, what: str) -> Mapping[str, Mapping[str, Any]]:
     }
 
 
-def _with_drift(profile: Profile, plain: _Side) -> Profile:
+def _with_drift(profile: Profile, measured: Ceilings, plain: _Side) -> Profile:
     drift = max(plain.steps_ms) / min(plain.steps_ms) - 1
+    if drift > MOST_DRIFT:
+        return with_note(
+            profile,
+            f"the two runs beside the replays differ by {format_share(drift)}: "
+            "ceilings follow from the phases, they are not measured",
+        )
+    profile = replace(profile, ceilings=measured)
     if drift <= DRIFT:
         return profile
     return with_note(
