@@ -53,6 +53,9 @@ class Recorder:
         self.readings: list[LoadReading] = []
         self.read_at = session.clock.now()
         self.next_check = 4
+        self.idle = 0
+        """Segments that need no look, and the moment from which one is due all the same."""
+        self.look_at = 0.0
         self.crash = ""
         self.crash_trace = ""
         self.partial_at = 0.0
@@ -98,10 +101,14 @@ class Recorder:
         """Read the load now and then, and stop once the steps are enough."""
         session = self.session
         moment = session.clock.since
+        self.idle -= 1
+        if self.idle > 0 and moment < self.look_at:
+            return
         if moment - self.read_at > LOAD_EVERY_S:
             self.read_load()
             self.read_at = moment
         self._keep_partial(moment)
+        self.look_at = min(self.read_at + LOAD_EVERY_S, self.partial_at)
         made = sum(session.counts.values())
         self.ranks.progress(made)
         if self.ranks.is_over(made):
@@ -112,11 +119,14 @@ class Recorder:
         if not self.ranks.leads or self.ranks.is_agreed():
             return
         counts = session.counts
-        fewest = min(counts.values())
+        fewest, most = min(counts.values()), max(counts.values())
         is_known = session.is_marked or len(counts) >= len(session.optimizers)
-        if not is_known and max(counts.values()) < MAX_SKEW * 4:
+        if not is_known and most < MAX_SKEW * 4:
             return
-        if fewest < self.next_check and max(counts.values()) < MAX_SKEW * self.next_check:
+        missing = min(self.next_check - fewest, MAX_SKEW * self.next_check - most)
+        if missing > 0:
+            # Each segment adds one at most: until then there is nothing to decide.
+            self.idle = missing if self.ranks.is_settled else 0
             return
         self.next_check = max(fewest + 1, int(fewest * CHECK_GROWTH))
         self.check(moment)

@@ -244,6 +244,11 @@ def leading_size(batch: Any, expected: int | None = None, depth: int = 0) -> int
     >>> leading_size({"label": []})
     0
     """
+    kind = type(batch)
+    if (kind is list or kind is tuple) and batch:  # nearly every batch, at each of its steps
+        shape = getattr(batch[0], "shape", None)
+        if shape and len(shape) != IMAGE_DIMS:
+            return int(shape[0])
     shape = _shape(batch)
     if shape is not None:
         return int(shape[0]) if len(shape) else 1

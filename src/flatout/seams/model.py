@@ -32,6 +32,7 @@ class _Roots:
         self.calls = session.training_calls
         self.numbers: dict[int, int] = {}
         self.inner: set[int] = set()
+        self.is_narrow = False
         self.module_class: Any = torch.nn.Module
         self.original = torch.nn.Module.__call__
         self.is_compiling = torch.compiler.is_compiling
@@ -134,14 +135,15 @@ class _Roots:
 
     def narrow(self, _: Any) -> None:
         """End the discovery: only the roots' own classes stay patched."""
+        if self.is_narrow:
+            return
         counts = self.session.counts
         is_over = min(counts.values()) >= NARROW_AFTER and (
             self.session.is_marked or len(counts) >= len(self.session.optimizers)
         )
         if not (is_over or max(counts.values()) >= NARROW_ANYWAY):
             return
-        if self.module_class.__call__ is self.original:
-            return
+        self.is_narrow = True
         self.module_class.__call__ = self.original
         for kind in {type(root) for root in self.session.roots}:
             self._patch(kind)

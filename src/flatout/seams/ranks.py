@@ -37,6 +37,8 @@ class Ranks:
         self.rank, self.size = 0, 1
         self.owner = -1
         self.board: memoryview | None = None
+        self.is_settled = False
+        """Whether this process is known to be alone for good."""
 
     @property
     def is_alone(self) -> bool:
@@ -50,6 +52,7 @@ class Ranks:
 
     def progress(self, segments: int) -> None:
         """Tell the others how far this rank is; the first call in a group enters it."""
+        self.is_settled = self.is_alone and segments > ENTER_BY
         if self.is_alone and segments <= ENTER_BY:
             self._enter()
         if self.board is not None and self.owner == os.getpid():
