@@ -68,7 +68,10 @@ def rows(ablation: Ablation) -> list[tuple[str, ...]]:
     ]
     for row in ablation.kept:
         pair = cells(row.comparison) if row.comparison else ("", "", "")
-        table.append((f"+ {row.choice.label}", "", format_rate(row.samples_per_s or 0), "", *pair))
+        others = f" with {', '.join(row.together_with)}" if row.together_with else ""
+        table.append(
+            (f"+ {row.choice.label}{others}", "", format_rate(row.samples_per_s or 0), "", *pair)
+        )
     return table
 
 

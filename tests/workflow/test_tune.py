@@ -290,6 +290,8 @@ def test_small_gains_that_noise_hides_are_kept_together(tmp_path):
     row = next(row for row in ablation.rows if row.together_with)
     assert row.verdict is Verdict.KEPT
     assert {row.choice.technique, *row.together_with} <= set(ablation.recipe.names)
+    alone = [r for r in ablation.rows if r.choice.technique in row.together_with]
+    assert all("came in together" in r.why for r in alone if r.stage == "add")
 
 
 def test_each_lever_that_came_in_together_is_left_out_once(tmp_path):

@@ -188,6 +188,10 @@ def _try_together(ladder: Ladder) -> None:
     row = _settle(ladder, last.candidate, recipe, match, together_with=names)
     if row.verdict is Verdict.KEPT:
         ladder.undecided.clear()
+        for item in others:
+            place = ladder.rows.index(item.row)
+            why = f"undecided alone; it came in together with {row.choice.technique}"
+            ladder.rows[place] = replace(item.row, why=why)
 
 
 def _try_longer(ladder: Ladder) -> None:

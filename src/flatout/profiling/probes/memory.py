@@ -1,6 +1,7 @@
 """What the memory did over some steps. It slows the step down: for a pass of its own."""
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -71,7 +72,8 @@ class MemoryProbe:
         self.session = session
         self.steps: int = options.get("steps", STEPS)
         self.listens: bool = options.get("listens", True)
-        self.snapshot: str | None = options.get("snapshot")
+        name = options.get("snapshot")
+        self.snapshot = str(Path(session.spec["folder"]) / name) if name else None
         self.ends: list[StepEnd] = []
         self.operators = 0
         self.facts: dict[str, Any] = {}
