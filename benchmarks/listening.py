@@ -78,7 +78,7 @@ class Switch:
             self.start_block()
         elif self.seen > self.warmup:
             times = self.blocks[-1][1]
-            times.append(now - self.since)
+            times.append(round(now - self.since, 6))
             if len(times) > self.block:  # one more than counts: the first one is left out
                 self.changes[self.is_on] += self.session.clock.changes - self.changes_before
                 self.start_block()
