@@ -4,6 +4,7 @@ Levers that stay undecided after a few pairs are played together: two small gain
 one at a time, or that need each other, show as one. What is still open then gets its full pairs.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
@@ -116,7 +117,9 @@ def climb(ladder: Ladder) -> None:
     tried: set[str] = set()
     while (candidate := _next_candidate(ladder, tried)) is not None:
         tried.add(candidate.choice.label)
-        if not ladder.has_time():
+        # With time for one more only, what looks better goes first: all the open ones together.
+        gives_way = not ladder.has_time(for_candidates=2) and _hope(ladder) > candidate.ratio
+        if gives_way or not ladder.has_time():
             ladder.stopped = "budget"
             ladder.notes.append(
                 f"not tried for lack of time: {candidate.choice.label} "
@@ -166,16 +169,26 @@ def _try(ladder: Ladder, candidate: Candidate) -> None:
         ladder.undecided.append(Open(candidate=candidate, match=match, base=base, row=row))
 
 
-def _try_together(ladder: Ladder) -> None:
-    """Play all undecided levers that look like a gain at once; keep them if they prove one."""
-    hopeful = [
+def _hopeful(ladder: Ladder) -> list[Open]:
+    """Return the undecided levers that look like a gain and could still come in."""
+    return [
         item
         for item in ladder.undecided
-        if item.row.comparison is not None
-        and item.row.comparison.ratio >= PROMISING
-        and item.candidate.choice.technique not in ladder.recipe.names
+        if _ratio(item) >= PROMISING and item.candidate.choice.technique not in ladder.recipe.names
     ]
-    by_technique = {item.candidate.choice.technique: item for item in hopeful}
+
+
+def _hope(ladder: Ladder) -> float:
+    """Return what the hopeful levers would bring together, were each what it looks like."""
+    hopeful = _hopeful(ladder)
+    return math.prod(_ratio(item) for item in hopeful) if len(hopeful) > 1 else 1.0
+
+
+def _try_together(ladder: Ladder) -> None:
+    """Play all undecided levers that look like a gain at once; keep them if they prove one."""
+    hopeful = _hopeful(ladder)
+    # Of several settings of a technique the one that looks best.
+    by_technique = {item.candidate.choice.technique: item for item in sorted(hopeful, key=_ratio)}
     if len(by_technique) < 2 or not ladder.has_time():
         return
     *others, last = by_technique.values()
