@@ -25,6 +25,7 @@ SUITES = (
     "startup",
     "aa",
     "overhead",
+    "overhead_fast",
     "slow_compute",
     "starved_images",
     "already_tuned",

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -25,7 +25,6 @@ from benchmarks.record import RECORDS, write_record
 from benchmarks.stages import Results, Stage, run_stages
 from benchmarks.suites import overhead
 from flatout.core.recipe import Recipe
-from flatout.core.stats import compare, gather
 from flatout.core.workload import Workload
 from flatout.hardware.machine import read_machine
 from flatout.workflow.demo import scenarios
@@ -39,6 +38,8 @@ TOTAL_S = 500.0
 MARGIN_S = 15.0
 """What a tuning gets less than its stage: it ends by itself rather than by the stage's alarm."""
 MODULES = ("numpy", "PIL", "skimage", "sklearn", "rich", "click", "psutil", "pynvml", "tomli_w")
+OVERHEAD_STEPS = 200
+"""Forty to warm up and forty blocks of four: seconds on a GPU."""
 ENDLESS = ("--epochs", "1000")
 
 
@@ -168,29 +169,23 @@ def _tune(seconds: float, bench: Bench, workload: Workload) -> dict[str, Any]:
 
 
 def _overhead(seconds: float, bench: Bench, workload: Workload) -> dict[str, Any]:
-    """Train with and without the seams in turns until the time is up."""
+    """Train with the seams switched on and off, one process after the other until time is up."""
     deadline = time.monotonic() + seconds
-    plain: list[float] = []
-    listened: list[float] = []
+    steps = ("--steps", str(OVERHEAD_STEPS), "--evals", "1")
+    job = replace(
+        overhead.SLOW, target=Path(workload.target), arguments=(*workload.arguments, *steps)
+    )
+    seen: list[Mapping[str, Any]] = []
     took_s = 0.0
-    while len(plain) < 2 or time.monotonic() + took_s < deadline:
+    while len(seen) < 2 or time.monotonic() + took_s < deadline:
         began = time.monotonic()
-        sides: list[tuple[list[float], Callable[[Bench, Workload], None]]] = [
-            (plain, overhead.train_plainly),
-            (listened, overhead.train_listened),
-        ]
-        for times, train in sides if len(plain) % 2 == 0 else sides[::-1]:
-            log = overhead.logs(bench) / f"{len(plain)}-{train.__name__}.jsonl"
-            options = ("--steps", str(overhead.STEPS), "--evals", "1", "--log", str(log))
-            train(bench, replace(workload, arguments=(*workload.arguments, *options)))
-            times.append(overhead.step_s(log))
+        seen.append(overhead.run_once(bench, job, seed=len(seen)))
         took_s = time.monotonic() - began
-    pair = compare(gather(listened, plain))
+    found = overhead.judge(job, seen)
     return {
-        "plain_s": plain,
-        "listened_s": listened,
-        "ratio": pair.ratio,
-        "interval": list(pair.interval),
+        "processes": seen,
+        "ratio": 1 + found.added,
+        "interval": [1 + end for end in found.interval],
     }
 
 

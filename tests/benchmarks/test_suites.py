@@ -9,7 +9,15 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.bench import Bench, cells
-from benchmarks.suites import aa, already_tuned, overhead, slow_compute, startup, starved_images
+from benchmarks.suites import (
+    aa,
+    already_tuned,
+    overhead,
+    overhead_fast,
+    slow_compute,
+    startup,
+    starved_images,
+)
 from flatout.core.recipe import Choice
 from flatout.core.stats import Decision
 from tests.benchmarks.made_up import BF16, a_machine, a_pair, an_ablation
@@ -126,24 +134,25 @@ def test_overhead_of_a_process_is_the_median_over_its_pairs():
     ("added", "holds"), [((0.001, 0.002, 0.003), True), ((0.0, 0.009, 0.018), False)]
 )
 def test_overhead_holds_only_where_the_whole_interval_is_allowed(added, holds):
-    found = overhead.judge(overhead.JOBS[0], [switched(share) for share in added])
+    found = overhead.judge(overhead.SLOW, [switched(share) for share in added])
 
     assert found.added < 0.01
     assert found.holds is holds
 
 
 def test_overhead_reads_as_a_share_with_its_interval():
-    found = overhead.judge(overhead.JOBS[0], [switched(share) for share in (0.001, 0.002, 0.003)])
+    found = overhead.judge(overhead.SLOW, [switched(share) for share in (0.001, 0.002, 0.003)])
 
     assert overhead.words(found) == "slow compute +0.20% (-0.05% to +0.45%)"
 
 
 @pytest.mark.slow
 def test_overhead_is_measured_in_real_processes_that_switch(tmp_path):
-    job = replace(overhead.JOBS[2], arguments=("--width", "32", "--steps", "200"), block=5)
+    arguments = ("--width", "32", "--steps", "200")
+    job = replace(overhead_fast.JOBS[1], arguments=arguments, block=5, processes=2)
     bench = Bench(machine=a_machine(), work=tmp_path, say=lambda line: None)
 
-    record = overhead.run(bench, jobs=(job,), processes=2)
+    record = overhead.record_of(bench, "overhead_fast", (job,))
 
     seen = record.raw["2 ms step"]
     assert [one["changes"]["off"] for one in seen] == [0, 0]
