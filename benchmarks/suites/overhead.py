@@ -52,7 +52,7 @@ SLOW = Job(
     arguments=("--batch-size", "1", "--steps", "400", "--evals", "1", "--log-every", "1000"),
     block=4,
     most_share=MOST_SHARE,
-    processes=5,
+    processes=6,
 )
 
 
