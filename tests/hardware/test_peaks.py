@@ -13,6 +13,14 @@ HERE = PeaksOf(
     device_kind="cpu", device_name="some CPU", dtype="float32", threads=1, torch_version="1"
 )
 
+MADE_UP = Peaks(
+    dtype="float32",
+    gemm_flops_per_s=1.0,
+    memory_bytes_per_s=2.0,
+    copy_bytes_per_s=3.0,
+    threads=1,
+)
+
 
 def test_peaks_are_measured_in_a_process_of_their_own():
     found = measure_in_child(HERE, sys.executable)
@@ -27,34 +35,20 @@ def test_peaks_are_measured_in_a_process_of_their_own():
 
 
 def test_peaks_are_measured_once(tmp_path, monkeypatch):
-    made_up = Peaks(
-        dtype="float32",
-        gemm_flops_per_s=1.0,
-        memory_bytes_per_s=2.0,
-        copy_bytes_per_s=3.0,
-        threads=1,
-    )
     calls = []
-    monkeypatch.setattr(peaks, "measure_in_child", lambda *given: calls.append(given) or made_up)
+    monkeypatch.setattr(peaks, "measure_in_child", lambda *given: calls.append(given) or MADE_UP)
 
     first = read_peaks(HERE, tmp_path, sys.executable)
     second = read_peaks(HERE, tmp_path, sys.executable)
     forget_peaks(HERE, tmp_path)
     read_peaks(HERE, tmp_path, sys.executable)
 
-    assert first == second == made_up
+    assert first == second == MADE_UP
     assert len(calls) == 2
 
 
 def test_peaks_beside_other_work_are_not_kept(tmp_path, monkeypatch):
-    disturbed = Peaks(
-        dtype="float32",
-        gemm_flops_per_s=1.0,
-        memory_bytes_per_s=2.0,
-        copy_bytes_per_s=3.0,
-        threads=2,
-        own_share=0.5,
-    )
+    disturbed = replace(MADE_UP, own_share=0.5)
     monkeypatch.setattr(peaks, "measure_in_child", lambda *_: disturbed)
 
     assert read_peaks(HERE, tmp_path, sys.executable) == disturbed
@@ -68,17 +62,10 @@ def test_what_they_depend_on_makes_other_peaks(change):
 
 
 def test_a_damaged_file_is_measured_again(tmp_path, monkeypatch):
-    made_up = Peaks(
-        dtype="float32",
-        gemm_flops_per_s=1.0,
-        memory_bytes_per_s=2.0,
-        copy_bytes_per_s=3.0,
-        threads=1,
-    )
-    monkeypatch.setattr(peaks, "measure_in_child", lambda *_: made_up)
+    monkeypatch.setattr(peaks, "measure_in_child", lambda *_: MADE_UP)
     (tmp_path / HERE.file_name).write_text('{"dtype": ')
 
-    assert read_peaks(HERE, tmp_path, sys.executable) == made_up
+    assert read_peaks(HERE, tmp_path, sys.executable) == MADE_UP
     assert json.loads((tmp_path / HERE.file_name).read_text())["gemm_flops_per_s"] == 1.0
 
 

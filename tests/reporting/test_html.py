@@ -1,5 +1,4 @@
 from dataclasses import replace
-from html.parser import HTMLParser
 
 import pytest
 
@@ -7,37 +6,17 @@ from flatout.core.recipe import Choice
 from flatout.reporting.html import ablation_html
 from flatout.reporting.patch import HandChange
 from flatout.reporting.verdict import Place
+from tests.reporting.markup import Markup
 
 CHANGES = (
     HandChange(label="loader_workers", lines=("words", "- out", "+ in")),
     HandChange(label="bf16_autocast", lines=()),
 )
 LOADING = {"src", "href", "action", "srcset", "data", "poster", "background"}
-VOID = {"meta", "br", "hr", "img", "link", "input"}
-
-
-class Page(HTMLParser):
-    """Collects tags and attributes; knows whether tags close in order."""
-
-    def __init__(self, text):
-        super().__init__()
-        self.tags, self.attributes, self.texts, self.open = [], [], [], []
-        self.feed(text)
-
-    def handle_starttag(self, tag, attrs):
-        self.tags.append(tag)
-        self.attributes += attrs
-        self.open += [] if tag in VOID else [tag]
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag
-
-    def handle_data(self, data):
-        self.texts.append(data)
 
 
 def test_tags_close_in_order(tuned):
-    page = Page(ablation_html(tuned, CHANGES))
+    page = Markup(ablation_html(tuned, CHANGES))
 
     assert page.open == []
     assert page.tags.count("tr") == 1 + 10
@@ -46,7 +25,7 @@ def test_tags_close_in_order(tuned):
 
 def test_nothing_is_loaded_and_nothing_runs(tuned):
     text = ablation_html(tuned, CHANGES)
-    page = Page(text)
+    page = Markup(text)
 
     assert {name for name, _value in page.attributes} & LOADING == set()
     assert [name for name, _value in page.attributes if name.startswith("on")] == []
@@ -56,7 +35,7 @@ def test_nothing_is_loaded_and_nothing_runs(tuned):
 
 
 def test_a_policy_forbids_what_the_page_does_not_do(tuned):
-    policies = [v for k, v in Page(ablation_html(tuned)).attributes if v and "default-src" in v]
+    policies = [v for k, v in Markup(ablation_html(tuned)).attributes if v and "default-src" in v]
 
     assert len(policies) == 1
     assert policies[0].startswith("default-src 'none'; style-src 'unsafe-inline'")
@@ -69,7 +48,7 @@ def test_a_policy_forbids_what_the_page_does_not_do(tuned):
 def test_hostile_names_stay_text(tuned, hostile):
     row = replace(tuned.rows[0], choice=Choice(technique=hostile, settings={"a": hostile}))
     changes = (HandChange(label=hostile, lines=(hostile, f"+ {hostile}")),)
-    page = Page(
+    page = Markup(
         ablation_html(
             replace(tuned, workload=hostile, rows=(row,), notes=(hostile,)),
             changes,
@@ -82,7 +61,7 @@ def test_hostile_names_stay_text(tuned, hostile):
 
 
 def test_the_page_says_what_the_terminal_says(tuned):
-    words = " ".join("".join(Page(ablation_html(tuned)).texts).split())
+    words = Markup(ablation_html(tuned)).words
 
     assert "2.10x faster (95% interval 2.01-2.20, n=5 pairs)" in words
     assert "flatout run --with flatout-out/recipe.toml train.py --epochs 3" in words

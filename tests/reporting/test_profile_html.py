@@ -3,7 +3,6 @@ import hashlib
 import io
 import re
 from dataclasses import replace
-from html.parser import HTMLParser
 
 import pytest
 from PIL import Image
@@ -11,38 +10,10 @@ from PIL import Image
 from flatout.reporting.profile_html import profile_html
 from tests.reporting.browser import Browser, find_browser
 from tests.reporting.full_profile import HOSTILE, filled
+from tests.reporting.markup import Markup
 
 LOADING = {"src", "href", "action", "srcset", "data", "poster", "background", "style"}
-VOID = {"meta", "br", "hr", "img", "link", "input"}
 needs_browser = pytest.mark.skipif(find_browser() is None, reason="no Chromium is installed")
-
-
-class Page(HTMLParser):
-    """Collects tags, attributes and texts; knows whether tags close in order."""
-
-    def __init__(self, text):
-        super().__init__()
-        self.tags, self.attributes, self.texts, self.open = [], [], [], []
-        self.feed(text)
-
-    def handle_starttag(self, tag, attrs):
-        self.tags.append(tag)
-        self.attributes += attrs
-        self.open += [] if tag in VOID else [tag]
-
-    def handle_startendtag(self, tag, attrs):
-        self.tags.append(tag)
-        self.attributes += attrs
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag
-
-    def handle_data(self, data):
-        self.texts.append(data)
-
-
-def words_of(page):
-    return " ".join("".join(page.texts).split())
 
 
 def all_of(profile, language="en"):
@@ -50,13 +21,13 @@ def all_of(profile, language="en"):
 
 
 def test_tags_close_in_order(starved):
-    page = Page(all_of(starved))
+    page = Markup(all_of(starved))
 
     assert page.open == []
 
 
 def test_every_part_has_its_place(starved):
-    words = words_of(Page(all_of(starved)))
+    words = Markup(all_of(starved)).words
 
     titles = (
         "One step",
@@ -73,7 +44,7 @@ def test_every_part_has_its_place(starved):
 
 def test_nothing_is_loaded_and_nothing_runs(starved):
     text = all_of(starved)
-    page = Page(text)
+    page = Markup(text)
 
     assert {name for name, _value in page.attributes} & LOADING == set()
     assert [name for name, _value in page.attributes if name.startswith("on")] == []
@@ -87,7 +58,7 @@ def test_the_policy_allows_the_one_style_and_nothing_else(starved):
     style = re.search(r"<style>(.*?)</style>", text, re.DOTALL)[1]
 
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
-    policy = [v for k, v in Page(text).attributes if k == "content" and "default-src" in v]
+    policy = [v for k, v in Markup(text).attributes if k == "content" and "default-src" in v]
     assert policy == [
         f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
     ]
@@ -96,14 +67,14 @@ def test_the_policy_allows_the_one_style_and_nothing_else(starved):
 def test_a_hostile_name_stays_text(starved):
     profile = replace(filled(starved, HOSTILE), device_name=HOSTILE, invalid=(HOSTILE,))
 
-    page = Page(profile_html(profile, workload=HOSTILE))
+    page = Markup(profile_html(profile, workload=HOSTILE))
 
     assert set(page.tags) & {"script", "img"} == set()
     assert HOSTILE in "".join(page.texts)
 
 
 def test_what_was_not_measured_is_left_out_with_a_reason(starved):
-    words = words_of(Page(profile_html(starved)))
+    words = Markup(profile_html(starved)).words
 
     assert "Ranks: this training has one process." in words
     assert "Largest tensors" not in words
@@ -117,7 +88,7 @@ def test_korean_is_marked_as_korean(starved):
 
 
 def test_every_drawing_is_told_in_words(starved):
-    page = Page(all_of(starved))
+    page = Markup(all_of(starved))
 
     named = [value for name, value in page.attributes if name == "aria-labelledby"]
     ids = [value for name, value in page.attributes if name == "id"]

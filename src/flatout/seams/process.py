@@ -129,7 +129,7 @@ def mend_leftovers() -> int:
     for folder in scratch_root().glob("trial-*"):
         with contextlib.suppress(OSError, ValueError):
             owner = json.loads((folder / "supervisor.json").read_text())["owner"]
-            if not Path(f"/proc/{owner}").exists() and not _is_supervised(folder):
+            if not jobs.is_alive(owner) and not _is_supervised(folder):
                 mended += bool(journal.rollback(folder))
                 _discard(folder)
     return mended
