@@ -1,0 +1,92 @@
+"""A Plan: predicted memory of one training step on a device that need not be there."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from flatout.core.memory import TensorAtPeak
+
+
+class Source(Enum):
+    """How a number was come by, the surest first."""
+
+    TRACED = "traced"
+    SIMULATED = "simulated"
+    CALIBRATED = "calibrated"
+    ASSUMED = "assumed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Amount:
+    """Bytes with where the number comes from and the interval it lies in."""
+
+    bytes: int
+    source: Source
+    low: int | None = None
+    """Lower end of the interval; None where the number is exact by construction."""
+    high: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LargestBatch:
+    """The largest batch that fits; None where not even one sample does."""
+
+    without_retries: int | None
+    """The allocator never has to give memory back and ask again from step 2 on."""
+    with_retries: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rung:
+    """One way to make it fit (or to fit more): what it saves and what it costs."""
+
+    choices: tuple[str, ...]
+    """Labels of the techniques, `technique setting=value`; empty for the script as it is."""
+    peak_bytes: int
+    """Reserved plus what lies outside the allocator."""
+    saved_bytes: int
+    time_ratio: float
+    """Predicted step time over that of the script as it is; 1.0 where nothing is paid."""
+    fits: bool
+    largest_batch: int | None = None
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What a training step will need, and what would make it fit."""
+
+    target: str
+    device: str
+    """Name of the device planned for."""
+    capacity_bytes: int
+    batch: int | None
+    allocated: Amount
+    reserved: Amount
+    used: Amount
+    """Reserved and what lies outside the allocator: context, NCCL."""
+    components: Mapping[str, Amount]
+    """At the peak: `parameters`, `gradients`, `optimizer`, `activations`, `inputs`, `buffers`,
+    `temporaries`, `workspace`, `fragmentation`, `context`, `nccl`."""
+    peak_phase: str
+    largest: tuple[TensorAtPeak, ...] = ()
+    timeline: tuple[tuple[int, int], ...] = ()
+    """Event number and allocated bytes, thinned for a plot."""
+    largest_batch: LargestBatch | None = None
+    ladder: tuple[Rung, ...] = ()
+    """The fastest that fits first."""
+    formula_bytes: int | None = None
+    """The classic estimate P*D_param + B*A*D_act + O*D_opt."""
+    notes: tuple[str, ...] = ()
+    environment: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def fits(self) -> bool:
+        """Tell whether the upper end of what is used stays inside the device's memory."""
+        return (self.used.high or self.used.bytes) <= self.capacity_bytes
+
+    @property
+    def spare_bytes(self) -> int:
+        """Bytes left at the predicted peak; negative when it does not fit."""
+        return self.capacity_bytes - self.used.bytes

@@ -1,0 +1,1 @@
+"""The memory model: what a training step allocates, and what an allocator makes of it."""
