@@ -107,6 +107,14 @@ class Technique(ABC):
         """Return what runs in place of a training call of the root module."""
         return call
 
+    def backward(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        """Return what runs in place of every outermost `torch.autograd.backward`.
+
+        Asked once, at the first one. When it returns, the gradients must be as the script expects
+        them: clipping and logging come next.
+        """
+        return call
+
     def optimizer(self, optimizer: Any) -> Any:
         """Return the optimizer, changed in place; called before its first step."""
         return optimizer
@@ -124,6 +132,7 @@ SEAM_METHODS = (
     "batches",
     "model",
     "forward",
+    "backward",
     "optimizer",
 )
 """The methods through which a technique acts."""

@@ -35,6 +35,8 @@ class _Backward:
         self.session = session
         # By identity: a dictionary that compares tensors would wait for the device.
         self.unscaled: Any = WeakTensorKeyDictionary()
+        self.outermost: Any = None
+        """What runs an outermost backward, once the recipe was asked."""
         session.unscaled = self.unscaled
 
     def install(self) -> None:
@@ -51,9 +53,10 @@ class _Backward:
                 saw_loss(tensors)
             if is_outermost and session.hears("backward"):
                 session.fire("backward", tensors)
+            run = self.through_recipe(backward) if is_outermost else backward
             session.clock.push(phases.BACKWARD)
             try:
-                return backward(tensors, *args, **kwargs)
+                return run(tensors, *args, **kwargs)
             finally:
                 session.clock.pop()
                 if is_outermost:
@@ -66,6 +69,12 @@ class _Backward:
         torch.autograd.backward = listened
         torch.autograd.grad = self.differentiate(torch.autograd.grad)
         torch.amp.GradScaler.scale = self.scale(torch.amp.GradScaler.scale)
+
+    def through_recipe(self, backward: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the backward as the recipe wants it; the techniques are asked once."""
+        if self.outermost is None:
+            self.outermost = self.session.transform("backward", backward)
+        return self.outermost  # type: ignore[no-any-return]
 
     def scale(self, scale: Callable[..., Any]) -> Callable[..., Any]:
         """Return `GradScaler.scale` with the loss it was given remembered."""
