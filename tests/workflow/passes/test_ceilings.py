@@ -127,7 +127,9 @@ def measured_loaders():
 
 def test_copies_cost_what_the_replay_on_the_device_saves():
     # 10 ms as it is, 8 ms with replayed batches, 6 ms with batches on the device; 2.4 computing.
-    found = ceilings_of(10.0, a_profile(8.0), a_profile(6.0))
+    host, device = (replace(a_profile(ms), device_kind="cuda") for ms in (8.0, 6.0))
+
+    found = ceilings_of(10.0, host, device)
 
     assert found.free_data == pytest.approx(10 / 8)
     assert found.free_copies == pytest.approx(10 / 8)
@@ -135,8 +137,19 @@ def test_copies_cost_what_the_replay_on_the_device_saves():
     assert found.is_measured
 
 
+def test_drawing_a_replayed_batch_is_no_part_of_free_data():
+    replayed = a_profile(8.0)
+    phases_ms = {**replayed.phases_ms, "data_wait": 0.5}
+
+    found = ceilings_of(10.0, replace(replayed, phases_ms=phases_ms), replayed)
+
+    assert found.free_data == pytest.approx(10 / 7.5)
+
+
 def test_what_is_free_never_slows_down():
-    found = ceilings_of(10.0, a_profile(10.4), a_profile(10.9))
+    host, device = (replace(a_profile(ms), device_kind="cuda") for ms in (10.4, 10.9))
+
+    found = ceilings_of(10.0, host, device)
 
     assert (found.free_data, found.free_copies) == (1.0, 1.0)
 
