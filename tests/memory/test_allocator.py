@@ -1,0 +1,256 @@
+"""The simulated allocator keeps the rules of torch's, and its books balance on any stream."""
+
+import itertools
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flatout.core.errors import UserError
+from flatout.core.units import GIB, KIB, MIB
+from flatout.memory.allocator import CachingAllocator, DeviceFullError
+from flatout.memory.allocator_settings import (
+    AllocatorSettings,
+    parse_settings,
+    settings_of_environment,
+)
+
+SETTINGS = (
+    "",
+    "expandable_segments:True",
+    "max_split_size_mb:32",
+    "roundup_power2_divisions:4",
+    "garbage_collection_threshold:0.6,per_process_memory_fraction:0.8",
+    "expandable_segments:True,large_segment_size_mb:32",
+    "max_split_size_mb:64,max_non_split_rounding_mb:40,roundup_power2_divisions:[1:2,64:8,>:1]",
+)
+STREAMS_EACH = 160
+"""With seven settings 1,120 random streams."""
+
+
+def live_blocks(allocator):
+    return [b for base in allocator.segments for b in allocator.chain(base) if b.allocated]
+
+
+def check_books(allocator, held):
+    """Compare the books with what can be counted block by block."""
+    books = allocator.books
+    chains = {base: allocator.chain(base) for base in allocator.segments}
+    for base, chain in chains.items():
+        assert chain[0].address == base
+        assert sum(block.size for block in chain) == allocator.segments[base]
+        for left, right in itertools.pairwise(chain):
+            assert left.address + left.size == right.address
+            assert left.next is right
+            assert right.prev is left
+            assert not (left.is_free and right.is_free and left.is_mapped == right.is_mapped)
+    blocks = [block for chain in chains.values() for block in chain]
+    assert {id(b) for b in blocks if b.allocated} == {id(b) for b in held}
+    assert books.allocated == sum(b.size for b in held)
+    assert books.active == sum(b.size for b in blocks if b.is_mapped and not b.is_free)
+    assert books.reserved == sum(b.size for b in blocks if b.is_mapped)
+    assert books.reserved >= books.active >= books.allocated
+    assert books.peak_reserved >= books.peak_active >= books.peak_allocated
+    assert books.peak_active >= books.peak_requested  # torch counts both until the event is over
+
+
+@pytest.mark.parametrize("text", SETTINGS)
+def test_any_stream_keeps_blocks_apart_and_books_balanced(text):
+    for seed in range(STREAMS_EACH):
+        play_random_stream(parse_settings(text), random.Random(seed))
+
+
+def play_random_stream(chosen, chance):
+    allocator = CachingAllocator(chosen, capacity=2 * GIB, release_delay=chance.choice((0, 3)))
+    held = []
+    largest = chance.choice((16, 22, 27))
+    for number in range(120):
+        if held and chance.random() < 0.48:
+            block = held.pop(chance.randrange(len(held)))
+            if chance.random() < 0.2:
+                allocator.record_stream(block, chance.randrange(3))
+            allocator.free(block)
+            continue
+        try:
+            size = int(2 ** chance.uniform(0, largest))
+            block = allocator.malloc(size, stream=chance.choice((0, 0, 0, 1)))
+        except DeviceFullError:
+            allocator.free(held.pop(chance.randrange(len(held))))
+            continue
+        assert block.size >= size
+        assert block.size % 512 == 0
+        held.append(block)
+        if number % 30 == 0:
+            check_books(allocator, held)
+    check_books(allocator, held)
+    for block in held:
+        allocator.free(block)
+    allocator.empty_cache()
+    check_books(allocator, [])
+    books = allocator.books
+    assert (books.allocated, books.requested, books.active, books.reserved) == (0, 0, 0, 0)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    sizes=st.lists(st.integers(1, 64 * MIB), min_size=1, max_size=40),
+    text=st.sampled_from(SETTINGS[:4]),
+    chance=st.randoms(use_true_random=False),
+)
+def test_what_is_freed_in_any_order_can_be_had_again_without_the_device(sizes, text, chance):
+    allocator = CachingAllocator(parse_settings(text))
+    blocks = [allocator.malloc(size) for size in sizes]
+    reserved = allocator.books.reserved
+    chance.shuffle(blocks)
+    for block in blocks:
+        allocator.free(block)
+
+    again = [allocator.malloc(size) for size in sizes]
+
+    assert allocator.books.reserved == reserved
+    check_books(allocator, again)
+
+
+def test_small_allocations_share_a_segment_of_two_mebibytes():
+    allocator = CachingAllocator()
+
+    first, second = allocator.malloc(100), allocator.malloc(MIB)
+
+    assert first.base == second.base
+    assert allocator.books.reserved == 2 * MIB
+    assert allocator.books.allocated == 512 + MIB
+
+
+def test_medium_allocations_share_twenty_mebibytes_and_large_ones_get_their_own():
+    allocator = CachingAllocator()
+
+    allocator.malloc(MIB + 1)
+    assert allocator.books.reserved == 20 * MIB
+    allocator.malloc(9 * MIB)
+    assert allocator.books.reserved == 20 * MIB
+    allocator.malloc(11 * MIB + 1)
+    assert allocator.books.reserved == 32 * MIB
+
+
+def test_a_large_block_with_less_than_a_mebibyte_left_is_not_split():
+    allocator = CachingAllocator()
+    allocator.free(allocator.malloc(12 * MIB))
+
+    block = allocator.malloc(11 * MIB + 512 * KIB)
+
+    assert block.size == 12 * MIB
+    assert allocator.books.allocated == 12 * MIB
+
+
+def test_the_smallest_block_that_fits_is_taken():
+    allocator = CachingAllocator()
+    blocks = [allocator.malloc(size * MIB) for size in (30, 14, 22)]
+    for block in blocks:
+        allocator.free(block)
+
+    assert allocator.malloc(13 * MIB + MIB // 2).base == blocks[1].base
+
+
+def test_a_full_device_is_emptied_and_asked_again():
+    allocator = CachingAllocator(capacity=100 * MIB)
+    allocator.free(allocator.malloc(60 * MIB))
+
+    allocator.malloc(80 * MIB)
+
+    assert allocator.books.retries == 1
+    assert allocator.books.reserved == 80 * MIB
+    with pytest.raises(DeviceFullError):
+        allocator.malloc(30 * MIB)
+
+
+def test_expandable_segments_grow_where_single_ones_do_not_fit():
+    sizes = [step * 2 * MIB for step in range(6, 20)]
+
+    def reserved(text):
+        allocator = CachingAllocator(parse_settings(text))
+        for size in sizes:
+            allocator.free(allocator.malloc(size))
+        return allocator.books.reserved
+
+    assert reserved("expandable_segments:True") == 40 * MIB
+    assert reserved("") == sum(sizes)
+
+
+def test_a_block_that_another_stream_uses_is_not_given_out_before_its_event():
+    allocator = CachingAllocator(release_delay=2)
+    block = allocator.malloc(16 * MIB)
+    allocator.record_stream(block, 7)
+    allocator.free(block)
+
+    others = [allocator.malloc(16 * MIB) for _ in range(2)]
+    assert block.address not in {other.address for other in others}
+    assert allocator.books.active == allocator.books.allocated + 16 * MIB
+
+    assert allocator.malloc(16 * MIB).address == block.address
+
+
+def test_blocks_of_one_stream_are_not_given_to_another():
+    allocator = CachingAllocator()
+    block = allocator.malloc(16 * MIB, stream=0)
+    allocator.free(block)
+
+    assert allocator.malloc(16 * MIB, stream=1).address != block.address
+
+
+def test_oversize_blocks_are_kept_for_oversize_requests():
+    allocator = CachingAllocator(parse_settings("max_split_size_mb:32"))
+    large = allocator.malloc(100 * MIB)
+    allocator.free(large)
+
+    assert allocator.malloc(20 * MIB).base != large.base
+    assert allocator.malloc(90 * MIB).base == large.base
+    assert allocator.books.allocated == 120 * MIB
+
+
+def test_garbage_collection_gives_back_what_was_unused_longest():
+    text = "garbage_collection_threshold:0.5,per_process_memory_fraction:1.0"
+    allocator = CachingAllocator(parse_settings(text), capacity=200 * MIB)
+    for size in (40, 44, 48):
+        allocator.free(allocator.malloc(size * MIB))
+
+    allocator.malloc(60 * MIB)
+
+    assert allocator.books.retries == 0
+    assert allocator.books.reserved < 192 * MIB
+
+
+def test_division_rounding_is_that_of_torch_s_own_example():
+    chosen = parse_settings("roundup_power2_divisions:[1:4,2:1,>:2]")
+
+    assert [chosen.rounded(size) for size in (1200 * KIB, 3 * MIB + 1, 5 * MIB)] == [
+        1280 * KIB,
+        3 * MIB + 512,
+        6 * MIB,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("expandable_segment:True", "did you mean 'expandable_segments'"),
+        ("expandable_segments:true", "give True or False"),
+        ("max_split_size_mb:20", "at least 21"),
+        ("garbage_collection_threshold:1.5", "at most 1"),
+        ("roundup_power2_divisions:3", "no power of two"),
+        ("max_split_size_mb", "cannot be read"),
+    ],
+)
+def test_settings_that_torch_refuses_are_refused(text, says):
+    with pytest.raises(UserError, match=says):
+        parse_settings(text)
+
+
+def test_the_first_variable_that_is_set_wins():
+    variables = {
+        "PYTORCH_ALLOC_CONF": "expandable_segments:True",
+        "PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64",
+    }
+
+    assert settings_of_environment(variables) == AllocatorSettings(expandable_segments=True)
+    assert settings_of_environment({}) == AllocatorSettings()
