@@ -1,0 +1,123 @@
+"""A data set whose samples are made once: the store stands in front of `__getitem__`.
+
+The result is of a class derived from the data set's own and shares its attributes, so that a
+script which asks `loader.dataset` anything finds what it knows.
+"""
+
+import operator
+import time
+from collections.abc import Callable
+from typing import Any
+
+from flatout.core.errors import NotApplicable
+from flatout.data.encoding import decode, encode
+from flatout.data.forked import in_forks
+from flatout.data.store import Store
+
+STORE = "_flatout_store"
+SOURCE = "_flatout_source"
+
+
+def cached(dataset: Any, store: Store) -> Any:
+    """Return a data set that keeps its samples in the store, else the same.
+
+    Raises:
+        NotApplicable: if an object of its class cannot be made to share its attributes.
+    """
+    kind = type(dataset)
+    namespace = {
+        STORE: store,
+        SOURCE: dataset,
+        "__getitem__": _get,
+        "__getitems__": _get_many,
+        "__reduce_ex__": lambda _self, _protocol: (cached, (dataset, store)),
+        "__module__": kind.__module__,
+        "__qualname__": kind.__qualname__,
+    }
+    shared: Any
+    try:
+        shared = object.__new__(type(kind.__name__, (kind,), namespace))
+        shared.__dict__ = vars(dataset)
+    except TypeError as error:
+        raise NotApplicable(f"a {kind.__name__} cannot be stood in for: {error}") from None
+    return shared
+
+
+def is_cached(dataset: Any) -> bool:
+    """Tell whether a data set came from `cached`."""
+    return hasattr(type(dataset), STORE)
+
+
+def store_of(dataset: Any) -> Store:
+    """Return the store of a data set that came from `cached`."""
+    store: Store = getattr(type(dataset), STORE)
+    return store
+
+
+def _get(self: Any, index: Any) -> Any:
+    store, source = store_of(self), getattr(type(self), SOURCE)
+    key = key_of(index, source)
+    if key is None:
+        return source[index]
+    found = store.find(key)
+    if found is not None:
+        return decode(found)
+    sample = source[index]
+    store.add(key, encode(sample))
+    return sample
+
+
+def _get_many(self: Any, indices: Any) -> list[Any]:
+    source = getattr(type(self), SOURCE)
+    if not hasattr(type(source), "__getitems__"):
+        return [_get(self, index) for index in indices]
+    store = store_of(self)
+    keys = [key_of(index, source) for index in indices]
+    found = [store.find(key) if key is not None else None for key in keys]
+    missing = [index for index, view in zip(indices, found, strict=True) if view is None]
+    made = iter(source.__getitems__(missing) if missing else ())
+    samples = []
+    for key, view in zip(keys, found, strict=True):
+        sample = next(made) if view is None else decode(view)
+        if view is None and key is not None:
+            store.add(key, encode(sample))
+        samples.append(sample)
+    return samples
+
+
+def key_of(index: Any, dataset: Any) -> int | None:
+    """Return the store's key of a sample, None for an index that is no number.
+
+    >>> key_of(0, "abc"), key_of(-1, "abc"), key_of("a", "abc"), key_of(True, "abc")
+    (1, 3, None, None)
+    """
+    if isinstance(index, bool):
+        return None
+    try:
+        number = operator.index(index)
+    except TypeError:
+        return None
+    return 1 + (number if number >= 0 else number + len(dataset))
+
+
+def fill(make: Callable[[int], Any], count: int, *, processes: int, limit_s: float) -> int:
+    """Call `make` for the indices below `count` in forked processes for at most so long.
+
+    Returns:
+        How many were made, as far as the processes could tell.
+    """
+
+    def part(first: int) -> Callable[[], int]:
+        def work() -> int:
+            ends_at, made = time.monotonic() + limit_s, 0
+            for index in range(first, count, processes):
+                if time.monotonic() > ends_at:
+                    break
+                make(index)
+                made += 1
+            return made
+
+        return work
+
+    answers = in_forks([part(first) for first in range(processes)], 1.5 * limit_s + 5.0)
+    return sum(answer.get("value", 0) for answer in answers if answer)

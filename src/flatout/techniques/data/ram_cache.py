@@ -1,0 +1,240 @@
+"""Make each sample once and keep it in memory, as far as the memory goes.
+
+What it does: asks the data set twice, in a forked copy of the process, whether it gives the same
+samples each time. If so, whole samples are kept; if only what follows the decoding is random, the
+pixels that Pillow decoded. The store is anonymous memory, shared by workers and epochs.
+When it helps: the step waits for reading and decoding, and the same files come in every epoch.
+What it costs: host memory, at most the asked share of what is free; time at the start to fill it.
+How it is checked: batches are bit-identical to those without; a random part is never kept.
+"""
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, final
+
+from flatout.core.errors import NotApplicable
+from flatout.core.machine import Machine
+from flatout.core.profile import LoaderFacts, Profile
+from flatout.core.technique import Effect, Numerics, Technique
+from flatout.data.cached import cached, fill, is_cached, store_of
+from flatout.data.decoded import keep_decoded
+from flatout.data.forked import ForkedError, in_fork
+from flatout.data.repeats import Repeats, examine
+from flatout.data.room import free_memory_bytes, local_ranks
+from flatout.data.store import Store
+from flatout.techniques.data.loader_workers import (
+    COPY_MS_PER_MB,
+    MIN_WAIT_SHARE,
+    fetch_per_step_ms,
+    start_method,
+)
+
+READ_MS_PER_MB = 0.2
+"""CPU time to copy a sample out of the store: 0.021-0.025 ms for 0.197 MB measured as a gather,
+doubled for taking a sample apart (research on the input pipeline)."""
+LEAST_SHARE = 0.10
+"""A cache that holds less than a tenth of the set saves less than a tenth of the loading."""
+SLOTS_A_KEY = 2
+"""A table at half load finds a key in two looks."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RamCache(Technique):
+    """Keep samples, or what was decoded for them, in memory."""
+
+    family: ClassVar[str] = "data"
+    addresses: ClassVar[frozenset[str]] = frozenset({"data_wait", "blocked_reads"})
+    numerics: ClassVar[Numerics] = Numerics.EXACT
+    by_hand: ClassVar[str] = """
+For a data set that gives the same sample each time:
++ from flatout.techniques.data.ram_cache import cache_samples
++ dataset = cache_samples(dataset, budget_bytes=8 * 1024**3)
+"""
+
+    memory_share: float = 0.5
+    """Share of the free host memory that the store may take, over all ranks of the host."""
+    fill_s: float = 20.0
+    """Longest time to fill the store before the first epoch; the rest comes as it is used."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.memory_share <= 0.9:
+            raise ValueError(f"memory_share={self.memory_share} must be above 0 and at most 0.9")
+        if self.fill_s < 0:
+            raise ValueError(f"fill_s={self.fill_s} must not be negative")
+
+    @classmethod
+    def candidates(cls, profile: Profile, machine: Machine) -> Sequence["RamCache"]:
+        """Return the lever when the step waits for a set of which enough fits."""
+        if profile.share("data_wait") < MIN_WAIT_SHARE or not profile.training_loaders:
+            return ()
+        if any(loader.is_iterable or not loader.dataset_len for loader in profile.training_loaders):
+            return ()
+        kept = kept_share(profile.training_loaders, cls().memory_share * machine.memory_bytes)
+        return [cls()] if kept >= LEAST_SHARE else ()
+
+    def predict(self, profile: Profile, machine: Machine) -> Effect:
+        """Take the making of the kept samples away and put their copying in its place."""
+        cores = machine.usable_cores
+        kept = kept_share(profile.training_loaders, self.memory_share * machine.memory_bytes)
+        made_ms = fetch_per_step_ms(profile, cores)
+        copied_mb = sum(x.batch_bytes for x in profile.training_loaders) / 1e6
+        left_ms = made_ms * (1 - kept) + kept * READ_MS_PER_MB * copied_mb
+        workers = max((x.workers for x in profile.training_loaders), default=0)
+        wait_ms = profile.phases_ms["data_wait"]
+        if workers:
+            left_ms = max(0.0, (left_ms + COPY_MS_PER_MB * copied_mb) / min(workers, cores))
+            left_ms -= profile.step_ms.median - wait_ms
+        per_step = max(1.0, profile.samples_per_step)
+        length = sum(loader.dataset_len or 0 for loader in profile.training_loaders)
+        return Effect(
+            step_ms=-max(0.0, wait_ms - max(0.0, left_ms)),
+            startup_s=min(self.fill_s, kept * length * made_ms / per_step / 1e3 / cores),
+            why=f"{kept:.0%} of the samples kept; making a step's takes {made_ms:.1f} ms",
+        )
+
+    def loader(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Put the store in front of the data set, or of Pillow's decoding."""
+        dataset = arguments["dataset"]
+        if is_cached(dataset):
+            return arguments  # a framework rebuilt a loader that already has the lever
+        budget = int(self.memory_share * free_memory_bytes() / local_ranks())
+        check_dataset(dataset)
+        found = examine(dataset)
+        if found.is_same:
+            return {**arguments, "dataset": _cached(dataset, found, budget)}
+        spawns = bool(arguments.get("num_workers")) and _spawns(arguments)
+        _keep_pixels(dataset, found, budget, fill_s=self.fill_s, spawns=spawns)
+        return arguments
+
+    def epoch(self, loader: Any) -> Any:
+        """Fill the store before the first epoch, with all cores and for a bounded time."""
+        if not is_cached(loader.dataset):
+            raise NotApplicable("the loader's samples are as the script makes them")
+        store = store_of(loader.dataset)
+        if store.count == 0 and self.fill_s > 0:
+            fill(
+                loader.dataset.__getitem__,
+                len(loader.dataset),
+                processes=_processes(),
+                limit_s=self.fill_s,
+            )
+        return loader
+
+
+def cache_samples(dataset: Any, *, budget_bytes: int) -> Any:
+    """Return a data set that makes each sample once and keeps it in memory shared by workers.
+
+    Raises:
+        NotApplicable: if its samples are not the same each time, or cannot be kept.
+    """
+    check_dataset(dataset)
+    found = examine(dataset)
+    if not found.is_same:
+        raise NotApplicable(found.trouble)
+    return _cached(dataset, found, budget_bytes)
+
+
+def kept_share(loaders: Sequence[LoaderFacts], budget_bytes: float) -> float:
+    """Return the share of the samples that fit, judged by the size of their batches.
+
+    >>> facts = dict(address="a", is_training=True, dataset="D", batch_size=4, num_workers=0,
+    ...     pin_memory=False, persistent_workers=False, prefetch_factor=None, batch_bytes=4000)
+    >>> kept_share([LoaderFacts(**facts, dataset_len=100)], 50_000)
+    0.5
+    """
+    needed = sum(
+        (loader.dataset_len or 0) * loader.batch_bytes / max(1, loader.batch_size or 1)
+        for loader in loaders
+    )
+    return min(1.0, budget_bytes / needed) if needed else 0.0
+
+
+def check_dataset(dataset: Any) -> None:
+    """Make sure that a data set is map-style and makes its samples when asked.
+
+    Raises:
+        NotApplicable: if it is iterable, or holds its samples in memory already.
+    """
+    from torch.utils.data import IterableDataset, TensorDataset
+
+    if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__"):
+        raise NotApplicable("the data set is iterable: its samples have no numbers to keep them by")
+    if isinstance(dataset, TensorDataset | list | tuple):
+        raise NotApplicable("the samples lie in memory already")
+    try:
+        len(dataset)
+    except TypeError:
+        raise NotApplicable("the data set does not tell its length") from None
+
+
+def _cached(dataset: Any, found: Repeats, budget_bytes: int) -> Any:
+    if not hasattr(dataset, "__dict__"):
+        raise NotApplicable(f"a {type(dataset).__name__} cannot be stood in for")
+    length = len(dataset)
+    needed = int(1.1 * length * (found.sample_bytes + 128))
+    if budget_bytes < LEAST_SHARE * needed:
+        raise NotApplicable(
+            f"{needed / 1e9:.1f} GB of samples, and {budget_bytes / 1e9:.1f} GB of memory for them"
+        )
+    return cached(
+        dataset, Store(slots=SLOTS_A_KEY * length, budget_bytes=min(needed, budget_bytes))
+    )
+
+
+_decoded: list[Store] = []
+"""The store of this process for decoded pixels: one for all loaders."""
+
+
+def _keep_pixels(
+    dataset: Any, found: Repeats, budget_bytes: int, *, fill_s: float, spawns: bool
+) -> None:
+    """Keep what Pillow decodes for a data set whose samples are random after that."""
+    if "random" not in found.trouble and "each time" not in found.trouble:
+        raise NotApplicable(found.trouble)
+    if spawns:
+        raise NotApplicable(f"{found.trouble}, and spawned workers would not share the decoding")
+    pixels = _pixels_of(dataset)
+    if not pixels:
+        raise NotApplicable(f"{found.trouble}, and Pillow decodes no file for it")
+    if not _decoded:
+        length = len(dataset)
+        needed = int(1.2 * length * (pixels + 128))
+        if budget_bytes < LEAST_SHARE * needed:
+            raise NotApplicable(f"{needed / 1e9:.1f} GB of pixels do not fit into the memory")
+        store = Store(slots=SLOTS_A_KEY * length, budget_bytes=min(needed, budget_bytes))
+        keep_decoded(store)
+        _decoded.append(store)
+    if fill_s > 0 and _decoded[0].count == 0:
+        fill(dataset.__getitem__, len(dataset), processes=_processes(), limit_s=fill_s)
+
+
+def _pixels_of(dataset: Any) -> int:
+    """Return the bytes of pixels that Pillow decodes from files for one sample; 0 for none."""
+    if "PIL.Image" not in sys.modules:
+        return 0
+
+    def work() -> int:
+        store = Store(slots=64, budget_bytes=256 * 1024**2)
+        keep_decoded(store)
+        wanted = sorted({0, len(dataset) // 2, len(dataset) - 1})
+        for index in wanted:
+            dataset[index]
+        return store.used_bytes // len(wanted)
+
+    try:
+        return int(in_fork(work, 20.0))
+    except ForkedError:
+        return 0
+
+
+def _processes() -> int:
+    from flatout.hardware.limits import usable_cores
+
+    return max(1, usable_cores() // local_ranks())
+
+
+def _spawns(arguments: Mapping[str, Any]) -> bool:
+    return os.name != "posix" or start_method(arguments.get("multiprocessing_context")) != "fork"

@@ -1,0 +1,82 @@
+import os
+import random
+import time
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import Dataset
+
+from flatout.data.repeats import examine, states
+
+
+class Made(Dataset):
+    """Each sample is what a function makes of its index."""
+
+    def __init__(self, make, length=40):
+        self.make = make
+        self.length = length
+        self.calls = 0
+
+    def __len__(self):
+        return self.length
+
+    def __getitem__(self, index):
+        self.calls += 1
+        return self.make(index)
+
+
+def test_a_set_that_repeats_itself_is_found_with_its_size():
+    found = examine(Made(lambda index: torch.full((1000,), float(index))))
+
+    assert found.is_same
+    assert 4000 <= found.sample_bytes < 4300
+    assert found.sample_s > 0
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda _: random.random(),
+        lambda _: torch.rand(1),
+        lambda _: np.random.rand(),
+        lambda index: index if random.random() < 2 else 0,
+        lambda index: index if index < 39 or torch.rand(1) < 2 else 0,
+    ],
+    ids=["python", "torch", "numpy", "drawn in vain", "the last only"],
+)
+def test_a_set_that_draws_from_a_global_stream_is_seen(make):
+    assert "draws random numbers" in examine(Made(make)).trouble
+
+
+@pytest.mark.parametrize(
+    "make", [lambda _: os.urandom(4), lambda _: np.random.default_rng().random()]
+)
+def test_a_set_with_randomness_of_its_own_is_seen(make):
+    assert "another one each time" in examine(Made(make)).trouble
+
+
+def test_neither_the_streams_nor_the_set_are_touched():
+    made = Made(lambda _: torch.rand(1))
+    before = states()
+
+    examine(made)
+
+    assert states() == before
+    assert made.calls == 0
+
+
+def test_a_set_that_fails_hangs_or_is_empty_is_not_taken_for_good():
+    def fail(_):
+        raise OSError("no such file: cat.jpg")
+
+    assert "no such file: cat.jpg" in examine(Made(fail)).trouble
+    assert "not done within" in examine(Made(lambda _: time.sleep(60)), limit_s=0.5).trouble
+    assert "empty" in examine(Made(None, length=0)).trouble
+
+
+def test_a_set_that_changes_with_the_epoch_is_left_alone():
+    changing = Made(lambda index: index)
+    changing.set_epoch = lambda _: None
+
+    assert "set_epoch" in examine(changing).trouble
