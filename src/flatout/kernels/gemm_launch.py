@@ -1,0 +1,322 @@
+"""How the kernels of the product are run: which one, with which tile, over how many programs.
+
+Needs Triton; `flatout.kernels.gemm` decides when it is used. The interpreter of Triton
+(`TRITON_INTERPRET=1`) runs the same kernels on the CPU, which proves the indexing and nothing about
+speed. Not measured on a GPU yet.
+"""
+
+import functools
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from flatout.kernels.gemm_triton import finish_kernel, persistent_kernel, tiled_kernel
+from flatout.kernels.tiles import TILES, Tile, split_count, tiles_worth_trying
+
+GROUP = 8
+"""Rows of tiles that are worked on together, so that their right operands are still in the cache
+(Triton's tutorial 03)."""
+WIDEST = 2**31 - 1
+"""Offsets beyond this need 64 bits."""
+TMA_BYTES = 16
+"""Alignment that the tensor memory accelerator asks of addresses and strides."""
+LARGEST_K = max(tile.k for tile in TILES)
+"""Parts along K begin at multiples of it, so that every tile fits into a part."""
+INTERPRETED_TILE = Tile(m=32, n=32, k=32, warps=1, stages=1)
+INTERPRETED_PROCESSORS = 4
+"""Programs of the persistent kernel in the interpreter: fewer than there are tiles."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """One product to be computed, with the tensors to write to."""
+
+    a: torch.Tensor
+    b: torch.Tensor
+    c: torch.Tensor | None
+    bias: torch.Tensor | None
+    residual: torch.Tensor | None
+    out: torch.Tensor
+    kept: torch.Tensor | None
+    """Where what goes into the activation is kept for backward."""
+    alpha: float
+    beta: float
+    activation: str
+
+    @property
+    def size(self) -> tuple[int, int, int]:
+        """M, N of the result, and K."""
+        return self.out.shape[0], self.out.shape[1], self.a.shape[1]
+
+    @property
+    def is_wide(self) -> bool:
+        """Whether an offset may need 64 bits."""
+        tensors = (self.a, self.b, self.c, self.residual, self.out, self.kept)
+        return any(_last_offset(tensor) > WIDEST for tensor in tensors if tensor is not None)
+
+
+def is_interpreted() -> bool:
+    """Tell whether Triton's interpreter stands in for a GPU."""
+    return type(tiled_kernel).__name__ == "InterpretedFunction"
+
+
+def fits_descriptors(call: Call) -> bool:
+    """Tell whether the tensor memory accelerator can fetch both operands."""
+    return hasattr(tl, "make_tensor_descriptor") and all(map(_is_fetchable, (call.a, call.b)))
+
+
+def run(call: Call, variant: str) -> None:
+    """Compute the product.
+
+    Args:
+        call: What to compute.
+        variant: `tiled`, `split_k`, `persistent`, or `auto`.
+
+    Raises:
+        ValueError: if `persistent` is asked for and the operands do not lie as it needs them.
+    """
+    m, n, k = call.size
+    processors = processor_count(call.a.device)
+    parts = split_count(m, n, k, processors)
+    if variant == "auto":
+        variant = "split_k" if parts > 1 else "persistent" if _has_tma(call) else "tiled"
+    if variant == "persistent":
+        _run_persistent(call, processors)
+    else:
+        _run_tiled(call, max(parts, 2) if variant == "split_k" else 1)
+
+
+def processor_count(device: torch.device) -> int:
+    """Return the number of streaming multiprocessors; a made-up small one in the interpreter."""
+    if device.type != "cuda":
+        return INTERPRETED_PROCESSORS
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+def _run_tiled(call: Call, splits: int) -> None:
+    m, n, k = call.size
+    span = math.ceil(math.ceil(k / splits) / LARGEST_K) * LARGEST_K
+    splits = math.ceil(k / span) if k else 1
+    width = _columns(call)
+    parts = call.out
+    if splits > 1:
+        parts = torch.empty(splits, m, width, device=call.out.device, dtype=torch.float32)
+
+    def grid(meta: Any) -> tuple[int, int]:
+        return triton.cdiv(m, meta["BLOCK_M"]) * triton.cdiv(n, meta["BLOCK_N"]), splits
+
+    c, residual, kept = (_or(tensor, call.out) for tensor in (call.c, call.residual, call.kept))
+    _launch(
+        tiled_kernel,
+        grid,
+        call,
+        call.a,
+        call.b,
+        c,
+        _or(call.bias, call.out),
+        residual,
+        call.out,
+        kept,
+        parts,
+        m,
+        n,
+        k,
+        span if splits > 1 else max(k, 1),
+        *call.a.stride(),
+        *call.b.stride(),
+        *c.stride(),
+        *residual.stride(),
+        *call.out.stride(),
+        *kept.stride(),
+        call.alpha,
+        call.beta,
+        **_what_follows(call),
+        SPLITS=splits,
+        WIDE=call.is_wide,
+        **_arithmetic(call),
+    )
+    if splits == 1:
+        return
+    rows, cols = (32, 32) if is_interpreted() else (32, 128)
+    finish_kernel[triton.cdiv(m, rows), triton.cdiv(n, cols)](
+        parts,
+        c,
+        _or(call.bias, call.out),
+        residual,
+        call.out,
+        kept,
+        m,
+        n,
+        *c.stride(),
+        *residual.stride(),
+        *call.out.stride(),
+        *kept.stride(),
+        call.alpha,
+        call.beta,
+        **_what_follows(call),
+        SPLITS=splits,
+        BLOCK_M=rows,
+        BLOCK_N=cols,
+    )
+
+
+def _run_persistent(call: Call, processors: int) -> None:
+    if not fits_descriptors(call):
+        raise ValueError(
+            f"the persistent kernel needs operands that lie in rows or columns of a multiple of "
+            f"{TMA_BYTES} bytes, not strides {call.a.stride()} and {call.b.stride()}"
+        )
+    m, n, k = call.size
+    _give_memory()
+    c, residual, kept = (_or(tensor, call.out) for tensor in (call.c, call.residual, call.kept))
+    _launch(
+        persistent_kernel,
+        (processors,),
+        call,
+        call.a,
+        call.b,
+        c,
+        _or(call.bias, call.out),
+        residual,
+        call.out,
+        kept,
+        m,
+        n,
+        k,
+        _row_stride(call.a),
+        _row_stride(call.b),
+        *c.stride(),
+        *residual.stride(),
+        *call.out.stride(),
+        *kept.stride(),
+        call.alpha,
+        call.beta,
+        A_TURNED=_is_turned(call.a),
+        B_TURNED=_is_turned(call.b),
+        PROGRAMS=processors,
+        **_what_follows(call),
+        WIDE=call.is_wide,
+        **_arithmetic(call),
+    )
+
+
+def _launch(kernel: Any, grid: Any, call: Call, *values: Any, **known: Any) -> None:
+    """Run a kernel with the fastest tile; the interpreter takes one size for all."""
+    if not is_interpreted():
+        _tuned(kernel)[grid](*values, **known)
+        return
+    tile = INTERPRETED_TILE
+    blocks = {"BLOCK_M": tile.m, "BLOCK_N": tile.n, "BLOCK_K": tile.k}
+    kernel[grid](*values, **known, **blocks, GROUP_M=2)
+
+
+@functools.cache
+def _tuned(kernel: Any) -> Any:
+    configs = [
+        triton.Config(
+            {"BLOCK_M": tile.m, "BLOCK_N": tile.n, "BLOCK_K": tile.k, "GROUP_M": GROUP},
+            num_warps=tile.warps,
+            num_stages=tile.stages,
+        )
+        for tile in TILES
+    ]
+    names = set(kernel.arg_names)
+    wanted = ("m", "n", "k", "ACTIVATION", "SPLITS", "HAS_C", "KEEPS", "A_TURNED", "B_TURNED")
+    strides = ("s_am", "s_bk")  # which side lies together
+    key = [name for name in (*wanted, *strides) if name in names]
+    return triton.autotune(configs, key=key, prune_configs_by={"early_config_prune": _pruned})(
+        kernel
+    )
+
+
+def _pruned(configs: Any, named: Any, **known: Any) -> Any:
+    """Return the configurations whose tile is worth trying for this product."""
+    given = {**named, **known}
+    sides = 2 if given["ACTIVATION"] == "swiglu" else 1
+    worth = tiles_worth_trying(given["m"], given["n"], given["a"].element_size(), right_sides=sides)
+    sizes = {(tile.m, tile.n, tile.k) for tile in worth}
+    return [
+        config
+        for config in configs
+        if tuple(config.kwargs[name] for name in ("BLOCK_M", "BLOCK_N", "BLOCK_K")) in sizes
+    ]
+
+
+def _what_follows(call: Call) -> dict[str, Any]:
+    return {
+        "ACTIVATION": call.activation,
+        "HAS_C": call.c is not None and call.beta != 0.0,
+        "HAS_BIAS": call.bias is not None,
+        "HAS_RESIDUAL": call.residual is not None,
+        "KEEPS": call.kept is not None,
+    }
+
+
+def _arithmetic(call: Call) -> dict[str, Any]:
+    is_tf32 = call.a.dtype == torch.float32 and _allows_tf32()
+    widens = is_interpreted() and call.a.dtype == torch.bfloat16
+    return {"PRECISION": "tf32" if is_tf32 else "ieee", "WIDENS": widens}
+
+
+def _allows_tf32() -> bool:
+    """Tell whether the script lets torch's own products run in tf32."""
+    try:
+        return torch.get_float32_matmul_precision() != "highest"
+    except RuntimeError:  # set with the newer switches, which the older one refuses to read
+        return str(torch.backends.cuda.matmul.fp32_precision) == "tf32"
+
+
+def _has_tma(call: Call) -> bool:
+    if call.a.device.type != "cuda" or torch.version.hip:
+        return False
+    is_hopper = torch.cuda.get_device_capability(call.a.device) >= (9, 0)
+    return is_hopper and call.a.element_size() == 2 and fits_descriptors(call)
+
+
+def _give_memory() -> None:
+    """Let kernels that build descriptors on the device ask torch for the room.
+
+    Each time: Triton remembers it by thread, and backward runs in threads of autograd's.
+    """
+    if is_interpreted():
+        return
+
+    def room(size: int, alignment: int, stream: Any) -> torch.Tensor:
+        del alignment, stream
+        return torch.empty(size, device="cuda", dtype=torch.int8)
+
+    triton.set_allocator(room)
+
+
+def _columns(call: Call) -> int:
+    return call.out.shape[1] * (2 if call.activation == "swiglu" else 1)
+
+
+def _or(tensor: torch.Tensor | None, other: torch.Tensor) -> torch.Tensor:
+    """Return a tensor, or one that stands in for it and is never read."""
+    return other if tensor is None else tensor
+
+
+def _is_turned(tensor: torch.Tensor) -> bool:
+    return tensor.stride(1) != 1
+
+
+def _row_stride(tensor: torch.Tensor) -> int:
+    return tensor.stride(1) if _is_turned(tensor) else tensor.stride(0)
+
+
+def _is_fetchable(tensor: torch.Tensor) -> bool:
+    lies_together = 1 in tensor.stride()
+    stride_bytes = _row_stride(tensor) * tensor.element_size()
+    is_aligned = tensor.data_ptr() % TMA_BYTES == 0 and stride_bytes % TMA_BYTES == 0
+    return lies_together and is_aligned and stride_bytes > 0
+
+
+def _last_offset(tensor: torch.Tensor) -> int:
+    return sum(
+        (size - 1) * abs(step) for size, step in zip(tensor.shape, tensor.stride(), strict=True)
+    )

@@ -1,0 +1,68 @@
+"""Compile the kernels for Hopper, which needs no GPU, and print what came out, as JSON."""
+
+import json
+import os
+import sys
+
+os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from flatout.kernels import gemm_triton as kernels
+from flatout.kernels.tiles import tiles_worth_trying
+
+HOPPER = GPUTarget("cuda", 90, 32)
+POINTERS = dict.fromkeys(("a", "b", "c", "bias", "residual", "out", "kept"), "*bf16")
+OTHERS = {"parts": "*fp32", "alpha": "fp32", "beta": "fp32"}
+ONES = {"s_ak": 1, "s_bn": 1, "s_cn": 1, "s_rn": 1, "s_on": 1, "s_kn": 1}
+ALIGNED = ("m", "n", "k", "s_am", "s_bk", "s_a", "s_b", "s_cm", "s_rm", "s_om", "s_km")
+FOLLOWS = {"HAS_C": True, "HAS_BIAS": True, "HAS_RESIDUAL": True, "KEEPS": True}
+ARITHMETIC = {"WIDE": False, "PRECISION": "ieee", "WIDENS": False, "GROUP_M": 8}
+
+
+def build(kernel, tile, **known):
+    blocks = {"BLOCK_M": tile.m, "BLOCK_N": tile.n, "BLOCK_K": tile.k}
+    given = {**ONES, **FOLLOWS, **ARITHMETIC, **blocks, **known}
+    signature, constants, attributes = {}, {}, {}
+    for place, name in enumerate(kernel.arg_names):
+        signature[name] = (POINTERS | OTHERS).get(name, "i32")
+        if name in given:
+            signature[name] = "constexpr"
+            constants[(place,)] = given[name]
+        elif signature[name].startswith("*") or name in ALIGNED:
+            attributes[(place,)] = [["tt.divisibility", 16]]
+    source = ASTSource(kernel, signature, constants, attributes)
+    options = {"num_warps": tile.warps, "num_stages": tile.stages}
+    built = triton.compile(source, target=HOPPER, options=options)
+    ptx = built.asm["ptx"]
+    return {
+        "shared_bytes": built.metadata.shared,
+        "wgmma": ptx.count("wgmma.mma_async"),
+        "tma": ptx.count("cp.async.bulk.tensor"),
+        "has_binary": len(built.asm["cubin"]) > 0,
+    }
+
+
+def main():
+    found = {}
+    for activation in ("none", "swiglu"):
+        sides = 2 if activation == "swiglu" else 1
+        for tile in tiles_worth_trying(4096, 4096, 2, right_sides=sides):
+            name = f"{activation} {tile.m}x{tile.n}x{tile.k}"
+            turns = {"A_TURNED": False, "B_TURNED": True, "PROGRAMS": 132}
+            found[f"tiled {name}"] = build(
+                kernels.tiled_kernel, tile, ACTIVATION=activation, SPLITS=1
+            )
+            found[f"persistent {name}"] = build(
+                kernels.persistent_kernel, tile, ACTIVATION=activation, **turns
+            )
+    tile = tiles_worth_trying(64, 64, 2)[0]
+    found["parts"] = build(kernels.tiled_kernel, tile, ACTIVATION="gelu", SPLITS=4)
+    found["finish"] = build(kernels.finish_kernel, tile, ACTIVATION="gelu", SPLITS=4)
+    json.dump(found, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,190 @@
+"""The product: kernels in Triton's interpreter, plain operations, gradients, torch.compile."""
+
+import functools
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from flatout.kernels import gemm
+from flatout.kernels.gemm import kernel_available
+
+SCRIPTS = Path(__file__).parent / "scripts"
+SOURCE = Path(__file__).parents[2] / "src"
+OFF = {"float32": 1e-6, "gradients": 2e-6, "float16": 2**-10, "bfloat16": 2**-6}
+"""Half a unit in the last place of the largest entry, twice that for what the interpreter cuts
+off instead of rounding, twice that again for bf16's intermediate steps; fp32 adds its summation."""
+VARIANTS = ("tiled", "split_k", "persistent")
+ACTIVATIONS = ("none", "gelu", "relu2", "swiglu")
+
+needs_triton = pytest.mark.skipif(
+    importlib.util.find_spec("triton") is None, reason="Triton is not installed: no kernel to test"
+)
+
+
+@functools.cache
+def printed(script, **variables):
+    done = subprocess.run(
+        [sys.executable, str(SCRIPTS / script)],
+        env={**os.environ, "PYTHONPATH": str(SOURCE), **dict(variables)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3_000:]
+    return json.loads(done.stdout)
+
+
+def interpreted():
+    return printed("interpret.py", TRITON_INTERPRET="1")
+
+
+@needs_triton
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("kind", OFF)
+def test_a_kernel_agrees_with_float64(variant, activation, kind):
+    assert interpreted()[f"{variant} {activation} {kind}"] < OFF[kind]
+
+
+@needs_triton
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("layout", ["NN", "NT", "TN", "TT"])
+def test_operands_may_lie_in_rows_or_columns(variant, layout):
+    assert interpreted()[f"{variant} {layout}"] < OFF["float32"]
+
+
+@needs_triton
+def test_with_beta_0_the_kernel_never_reads_c():
+    assert interpreted()["never read"] < OFF["float32"]
+
+
+@needs_triton
+def test_what_is_no_number_stays_none_in_its_row_only():
+    assert interpreted()["not a number"] == [False, True, False, False]
+
+
+@needs_triton
+def test_offsets_may_need_more_than_32_bits():
+    assert interpreted()["beyond 32 bits"] < OFF["float32"]
+
+
+@needs_triton
+def test_a_variant_is_chosen():
+    assert interpreted()["auto"] == 0
+
+
+@needs_triton
+@pytest.mark.slow
+def test_the_kernels_compile_for_hopper_with_its_own_instructions():
+    built = printed("build.py")
+
+    assert all(one["has_binary"] for one in built.values())
+    assert all(one["shared_bytes"] <= 227 * 1024 for one in built.values())
+    assert all(one["wgmma"] > 0 for name, one in built.items() if name != "finish")
+    assert all((one["tma"] > 0) is name.startswith("persistent") for name, one in built.items())
+
+
+def laid_out(activation, dtype=torch.float64):
+    torch.manual_seed(0)
+    width = 3 if activation == "swiglu" else 6
+    shapes = {"a": (2, 5, 7), "b": (7, 6), "c": (2, 5, 6), "bias": (6,), "residual": (2, 5, width)}
+    return {
+        name: torch.randn(shape, dtype=dtype, requires_grad=True) for name, shape in shapes.items()
+    }
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_gradients_are_those_of_differences(activation):
+    given = laid_out(activation)
+
+    def product(*tensors):
+        named = dict(zip(given, tensors, strict=True))
+        return gemm(**named, alpha=0.5, beta=-1.5, activation=activation)
+
+    assert torch.autograd.gradcheck(product, tuple(given.values()))
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_torch_compile_takes_it_whole_and_gets_the_same(activation):
+    given = laid_out(activation, torch.float32)
+
+    def loss(**tensors):
+        return gemm(**tensors, beta=2.0, activation=activation).square().sum()
+
+    compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
+    plain = torch.autograd.grad(loss(**given), list(given.values()))
+    found = torch.autograd.grad(compiled(**given), list(given.values()))
+
+    for mine, theirs in zip(found, plain, strict=True):
+        torch.testing.assert_close(mine, theirs)
+
+
+def test_the_operator_is_what_its_schema_says():
+    given = laid_out("gelu")
+    tensors = [
+        None if tensor is None else tensor.detach().reshape(-1, tensor.shape[-1]).requires_grad_()
+        for name, tensor in given.items()
+        if name != "bias"
+    ]
+    a, b, c, residual = tensors
+    arguments = (a, b, c, given["bias"], residual, 0.5, 2.0, "gelu", True, "auto")
+
+    torch.library.opcheck(torch.ops.flatout.gemm.default, arguments)
+
+
+def test_autocast_casts_as_a_product_would():
+    a, b = torch.randn(4, 8), torch.randn(8, 4)
+
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = gemm(a, b, bias=torch.zeros(4))
+
+    assert found.dtype == torch.bfloat16
+
+
+def test_without_gradients_nothing_is_kept():
+    given = laid_out("gelu")
+
+    with torch.no_grad():
+        assert gemm(**given, beta=1.0, activation="gelu").grad_fn is None
+
+
+def test_the_kernel_is_for_a_gpu_and_its_dtypes():
+    assert not kernel_available(torch.device("cpu"), torch.float32)
+    assert not kernel_available(torch.device("cuda"), torch.float64)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"activation": "gelo"}, "no activation 'gelo'"),
+        ({"variant": "fast"}, "no variant 'fast'"),
+        ({"b": torch.zeros(3, 4)}, r"cannot multiply \(2, 7\) by \(3, 4\)"),
+        ({"b": torch.zeros(7, 3), "activation": "swiglu"}, "even number of columns"),
+        ({"bias": torch.zeros(3)}, r"bias has shape \(3,\), it must have \(4,\)"),
+        ({"residual": torch.zeros(2, 3)}, "residual has shape"),
+        ({"a": torch.zeros(2, 7, dtype=torch.float64)}, "one dtype"),
+    ],
+)
+def test_what_does_not_fit_together_says_so(change, words):
+    with pytest.raises(ValueError, match=words):
+        gemm(**{"a": torch.zeros(2, 7), "b": torch.zeros(7, 4), **change})
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_on_a_gpu_a_kernel_agrees_with_float64(variant, activation):
+    torch.manual_seed(0)
+    a, b = (torch.randn(512, 512, device="cuda").bfloat16() for _ in range(2))
+
+    found = gemm(a, b, activation=activation, variant=variant).double()
+
+    wanted = gemm(a.double(), b.double(), activation=activation, variant="reference")
+    assert (found - wanted).abs().max() / wanted.abs().max() < OFF["bfloat16"]

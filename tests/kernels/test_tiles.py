@@ -1,0 +1,51 @@
+from itertools import product
+
+import pytest
+
+from flatout.kernels.tiles import (
+    MOST_ACCUMULATED,
+    SHARED_BYTES,
+    TILES,
+    Tile,
+    split_count,
+    tiles_worth_trying,
+)
+
+
+@pytest.mark.parametrize("shape", list(product((1, 16, 100, 4096), repeat=2)))
+@pytest.mark.parametrize("element_bytes", [2, 4])
+@pytest.mark.parametrize("sides", [1, 2])
+def test_every_product_has_tiles_that_fit(shape, element_bytes, sides):
+    found = tiles_worth_trying(*shape, element_bytes, right_sides=sides)
+
+    assert found
+    for tile in found:
+        assert tile.shared_bytes(element_bytes, operands=1 + sides) <= SHARED_BYTES
+        assert tile.m * tile.n * sides <= MOST_ACCUMULATED
+
+
+def test_tiles_are_multiples_of_what_tensor_cores_multiply():
+    sides = [side for tile in TILES for side in (tile.m, tile.n, tile.k)]
+
+    assert min(sides) == 16
+    assert max(sides) == 256
+    assert all(side & (side - 1) == 0 for side in sides)
+
+
+def test_a_tall_tile_is_not_tried_on_few_rows():
+    assert max(tile.m for tile in tiles_worth_trying(16, 4096, 2)) == 16
+
+
+def test_shared_memory_counts_both_operands_and_all_stages():
+    tile = Tile(m=128, n=64, k=32, warps=4, stages=3)
+
+    assert tile.shared_bytes(2) == (128 * 32 + 32 * 64) * 2 * 3
+    assert tile.shared_bytes(2, operands=3) == (128 * 32 + 2 * 32 * 64) * 2 * 3
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "k", "parts"),
+    [(128, 128, 65536, 16), (4096, 4096, 4096, 1), (128, 128, 600, 1), (1024, 1024, 8192, 2)],
+)
+def test_k_is_cut_where_processors_would_idle(m, n, k, parts):
+    assert split_count(m, n, k, 132) == parts
