@@ -2,7 +2,6 @@
 
 import json
 import time
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,6 +9,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from flatout.seams.clock import NAMES, Clock
 from flatout.seams.events import Segment
+from flatout.seams.session import Session
 from flatout.seams.status import COST, EVERY_S, Publisher
 
 
@@ -30,8 +30,9 @@ def moments():
 
 @pytest.fixture
 def session(moments):
-    clock = Clock(moments)
-    return SimpleNamespace(clock=clock, counts={}, unscaled={}, on=lambda *_: None)
+    session = Session({})
+    session.clock = Clock(moments)
+    return session
 
 
 def step(session, moments, seconds=0.1, samples=8):
@@ -122,7 +123,7 @@ def test_a_scaled_loss_is_told_as_the_script_computed_it(tmp_path, session, mome
     scaled = loss * 1024
     session.unscaled = {scaled: loss.detach()}
 
-    publisher.saw_backward((scaled,))
+    session.fire("backward", (scaled,))
     publisher.saw_segment(step(session, moments))
 
     assert records(tmp_path)[0]["loss"] == 0.5
@@ -131,8 +132,8 @@ def test_a_scaled_loss_is_told_as_the_script_computed_it(tmp_path, session, mome
 def test_one_loss_is_looked_at_for_each_record(tmp_path, session, moments):
     publisher = Publisher(session, tmp_path)
 
-    publisher.saw_backward(torch.tensor(1.0))
-    publisher.saw_backward(torch.tensor(2.0))
+    session.fire("backward", torch.tensor(1.0))
+    session.fire("backward", torch.tensor(2.0))
     publisher.saw_segment(step(session, moments))
 
     assert records(tmp_path)[0]["loss"] == 1.0
@@ -144,9 +145,9 @@ def test_the_record_of_several_losses_fails_nowhere_with_torchs_own_dictionary(
     session.unscaled = WeakTensorKeyDictionary()
     publisher = Publisher(session, tmp_path)
 
-    publisher.saw_backward((torch.ones(3), torch.ones(3)))
+    session.fire("backward", (torch.ones(3), torch.ones(3)))
     publisher.saw_segment(step(session, moments))
-    publisher.saw_backward([torch.tensor(4.0)])
+    session.fire("backward", [torch.tensor(4.0)])
     publisher.saw_segment(step(session, moments, seconds=1.0))
 
     assert records(tmp_path)[0]["loss"] == 4.0
@@ -155,7 +156,7 @@ def test_the_record_of_several_losses_fails_nowhere_with_torchs_own_dictionary(
 def test_a_backward_on_no_single_loss_leaves_the_loss_unknown(tmp_path, session, moments):
     publisher = Publisher(session, tmp_path)
 
-    publisher.saw_backward((torch.ones(3), torch.ones(3)))
+    session.fire("backward", (torch.ones(3), torch.ones(3)))
     publisher.saw_segment(step(session, moments))
 
     assert records(tmp_path)[0]["loss"] is None
@@ -165,7 +166,7 @@ def test_a_backward_on_no_single_loss_leaves_the_loss_unknown(tmp_path, session,
 def test_a_loss_on_the_device_is_read_when_it_has_arrived(tmp_path, session, moments):
     publisher = Publisher(session, tmp_path)
 
-    publisher.saw_backward(torch.tensor(3.0, device="cuda"))
+    session.fire("backward", torch.tensor(3.0, device="cuda"))
     torch.cuda.synchronize()
     time.sleep(0.01)
     publisher.saw_segment(step(session, moments))

@@ -16,11 +16,12 @@ def listening_cost_s(session: Session) -> float:
     """
     segments = max(1, len(session.segments))
     spare = Clock()
+    heard = 0
     start = time.perf_counter()
     for _ in range(ROUNDS):
         if session.is_mine():
             spare.push(OTHER)
             spare.pop()
-        session.hears("forward")
+        heard += len(session.listeners["forward"])
     per_change_s = (time.perf_counter() - start) / ROUNDS
     return per_change_s * session.clock.changes / segments

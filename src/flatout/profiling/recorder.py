@@ -31,6 +31,8 @@ CHECK_GROWTH = 1.15
 constant share however fast the steps are."""
 MAX_EPOCH_S = 8.0
 """With longer epochs the start of the workers is below 5 % of one, and a trial does not wait."""
+CHECK_SHARE = 0.003
+"""Share of the time that may go into those looks: with short steps they come less often."""
 PARTIAL_S = 3.0
 """Time in training after which a script that is killed leaves numbers; most trials end by then."""
 PARTIAL_SHARE = 0.002
@@ -58,6 +60,7 @@ class Recorder:
         self.look_at = 0.0
         self.crash = ""
         self.crash_trace = ""
+        self.check_at = 0.0
         self.partial_at = 0.0
         self.crashed_at = 0.0
         self.is_written = False
@@ -102,7 +105,7 @@ class Recorder:
         session = self.session
         moment = session.clock.since
         self.idle -= 1
-        if self.idle > 0 and moment < self.look_at:
+        if (self.idle > 0 or moment < self.check_at) and moment < self.look_at:
             return
         if moment - self.read_at > LOAD_EVERY_S:
             self.read_load()
@@ -116,20 +119,27 @@ class Recorder:
         if self.trace is not None:
             self._end_trace()
             return
-        if not self.ranks.leads or self.ranks.is_agreed():
-            return
+        if self.ranks.leads and not self.ranks.is_agreed():
+            self._look(moment)
+
+    def _look(self, moment: float) -> None:
+        """Check the steps when there are enough more of them, and looking is cheap for the time."""
+        session = self.session
         counts = session.counts
         fewest, most = min(counts.values()), max(counts.values())
         is_known = session.is_marked or len(counts) >= len(session.optimizers)
         if not is_known and most < MAX_SKEW * 4:
             return
         missing = min(self.next_check - fewest, MAX_SKEW * self.next_check - most)
-        if missing > 0:
+        if missing > 0 or moment < self.check_at:
             # Each segment adds one at most: until then there is nothing to decide.
             self.idle = missing if self.ranks.is_settled else 0
             return
         self.next_check = max(fewest + 1, int(fewest * CHECK_GROWTH))
         self.check(moment)
+        if self.ranks.is_settled and self.trace is None:
+            now = session.clock.now()
+            self.check_at = now + (now - moment) / CHECK_SHARE
 
     def _keep_partial(self, moment: float) -> None:
         """Write down now and then what is known: nothing can be written when a script is killed.

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from flatout.seams.clock import NAMES
+from flatout.seams.clock import NAMES, SAVE
 
 MIN_STEPS = 8
 """Steps after warm-up that make a trial: more does not lower the spread between processes
@@ -20,6 +20,8 @@ WARM_TOLERANCE = 0.05
 """A step within 5 % of the later steps' median counts as steady even where their spread is tiny."""
 MAD_TO_SD = 1.4826
 """Median absolute deviation to standard deviation, for normal noise."""
+NOTHING = (0.0,) * len(NAMES)
+"""No seconds in any phase."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +38,7 @@ class Step:
     is_dirty: bool
     """Whether evaluation, saving or the start of a loader's iterator lies in it."""
     losses: tuple[float, ...]
-    communication: tuple[float, ...] = (0.0,) * len(NAMES)
+    communication: tuple[float, ...] = NOTHING
     """Seconds in collectives, by the phase they were called in."""
     calls: tuple[int, ...] = ()
     """Forwards of each root, by order of discovery."""
@@ -107,6 +109,21 @@ def steps_of(segments: Sequence[Mapping[str, Any]]) -> tuple[Step, ...]:
 
 
 def _merge(group: Sequence[Mapping[str, Any]]) -> Step:
+    """Return the step of a group of segments, one in most scripts."""
+    if len(group) == 1:
+        part = group[0]
+        return Step(
+            seconds=tuple(part["seconds"]),
+            end=part["end"],
+            batches=part["batches"],
+            samples=part["samples"],
+            forwards=part["forwards"],
+            backwards=part["backwards"],
+            is_dirty=part["evals"] + part["loader_starts"] > 0 or part["seconds"][SAVE] > 0,
+            losses=tuple(part["losses"]),
+            communication=tuple(part.get("communication") or NOTHING),
+            calls=tuple(part.get("calls", ())),
+        )
     seconds = [sum(phase) for phase in zip(*(part["seconds"] for part in group), strict=True)]
     evaluated = sum(part["evals"] + part["loader_starts"] for part in group)
     return Step(
@@ -116,8 +133,7 @@ def _merge(group: Sequence[Mapping[str, Any]]) -> Step:
         samples=sum(part["samples"] for part in group),
         forwards=sum(part["forwards"] for part in group),
         backwards=sum(part["backwards"] for part in group),
-        # phase 6 is saving
-        is_dirty=evaluated > 0 or seconds[6] > 0,
+        is_dirty=evaluated > 0 or seconds[SAVE] > 0,
         losses=tuple(loss for part in group for loss in part["losses"]),
         communication=_communication(group),
         calls=tuple(
@@ -129,7 +145,7 @@ def _merge(group: Sequence[Mapping[str, Any]]) -> Step:
 def _communication(group: Sequence[Mapping[str, Any]]) -> tuple[float, ...]:
     parts = [part["communication"] for part in group if part.get("communication")]
     if not parts:
-        return (0.0,) * len(NAMES)
+        return NOTHING
     return tuple(sum(phase) for phase in zip(*parts, strict=True))
 
 

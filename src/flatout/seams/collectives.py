@@ -59,8 +59,7 @@ def install(session: Session) -> None:
             if getattr(module, name, None) is original:
                 setattr(module, name, timed)
     c10d.Work.wait = wait.timed(c10d.Work.wait)
-    session.on("backward", wait.mark_end_of_compute)
-    session.on("backward_end", wait.saw_backward_end)
+    session.on("root", wait.follow_backward)
 
 
 class _Wait:
@@ -73,6 +72,15 @@ class _Wait:
         self.session = session
         self.depth = 0
         self.computed_at: float | None = None
+        self.follows = False
+
+    def follow_backward(self, _root: Any) -> None:
+        """Listen to backward from the first root on, where there are other ranks by then."""
+        if self.follows or not self.torch.distributed.is_initialized():
+            return
+        self.follows = True
+        self.session.on("backward", self.mark_end_of_compute)
+        self.session.on("backward_end", self.saw_backward_end)
 
     def timed(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """Return the function with its time noted; a collective inside another counts once."""

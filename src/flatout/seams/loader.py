@@ -4,6 +4,7 @@ import functools
 import inspect
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from threading import get_ident
 from typing import Any
 
 from flatout.core.technique import seams_of
@@ -170,7 +171,6 @@ class _Iteration:
         session = self.session
         start = dataloader.DataLoader.__iter__
         draw = dataloader._BaseDataLoaderIter.__next__
-        saw_batch = session.quietly(self.saw_batch)
 
         @functools.wraps(start)
         def iterate(loader: Any) -> Any:
@@ -178,15 +178,19 @@ class _Iteration:
 
         @functools.wraps(draw)
         def draw_next(iterator: Any) -> Any:
-            if not session.is_mine():
+            if get_ident() != session.thread:
                 return draw(iterator)
-            session.clock.push(phases.DATA_WAIT)
-            began = session.clock.since
+            clock = session.clock
+            clock.push(phases.DATA_WAIT)
+            began = clock.since
             try:
                 batch = draw(iterator)
             finally:
-                session.clock.pop()
-            saw_batch(iterator, batch, session.clock.since - began)
+                clock.pop()
+            try:
+                self.saw_batch(iterator, batch, clock.since - began)
+            except Exception as error:  # noqa: BLE001  what is counted must never end the training
+                session.note_failure(self.saw_batch, error)
             return batch
 
         dataloader.DataLoader.__iter__ = iterate
@@ -233,7 +237,8 @@ class _Iteration:
             if len(seen.batch_bytes) < MAX_SIZES:
                 seen.batch_bytes.append(tensor_bytes(batch))
         session.beat()
-        session.fire("batch", batch, address)
+        if session.listeners["batch"]:
+            session.fire("batch", batch, address)
 
 
 def leading_size(batch: Any, expected: int | None = None, depth: int = 0) -> int:

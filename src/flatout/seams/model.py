@@ -3,11 +3,12 @@
 import functools
 import weakref
 from collections.abc import Callable
+from threading import get_ident
 from typing import Any
 
 from flatout.seams import clock as phases
 from flatout.seams.loader import leading_size
-from flatout.seams.session import Session, training_phase
+from flatout.seams.session import Session
 
 NARROW_AFTER = 3
 """Steps of every optimizer after which discovery ends and only the roots' classes stay patched:
@@ -21,6 +22,10 @@ def install(session: Session) -> None:
     _Roots(session).install()
 
 
+INSIDE = frozenset({phases.FORWARD, phases.BACKWARD, phases.EVAL})
+"""Phases in which a model call is no outermost one."""
+
+
 class _Roots:
     """The set of root modules, in order of their first training call."""
 
@@ -32,7 +37,6 @@ class _Roots:
         self.calls = session.training_calls
         self.numbers: dict[int, int] = {}
         self.inner: set[int] = set()
-        self.is_narrow = False
         self.module_class: Any = torch.nn.Module
         self.original = torch.nn.Module.__call__
         self.is_compiling = torch.compiler.is_compiling
@@ -42,7 +46,7 @@ class _Roots:
 
         @functools.wraps(original)
         def discover(module: Any, *args: Any, **kwargs: Any) -> Any:
-            if is_compiling() or not session.is_mine() or not training_phase(session):
+            if is_compiling() or get_ident() != session.thread or session.clock.stack[-1] in INSIDE:
                 return original(module, *args, **kwargs)
             return self.outermost(module, original, args, kwargs)
 
@@ -99,14 +103,14 @@ class _Roots:
         seen = session.loaders.get(session.last_loader)
         if seen is not None:
             seen.is_training = True
-        if session.hears("forward"):
+        if session.listeners["forward"]:
             session.fire("forward", module, args, kwargs)
         session.clock.push(phases.FORWARD)
         try:
             output = run(*args, **kwargs)
         finally:
             session.clock.pop()
-        if session.hears("forward_end"):
+        if session.listeners["forward_end"]:
             session.fire("forward_end", module, output)
         return output
 
@@ -135,15 +139,13 @@ class _Roots:
 
     def narrow(self, _: Any) -> None:
         """End the discovery: only the roots' own classes stay patched."""
-        if self.is_narrow:
-            return
         counts = self.session.counts
         is_over = min(counts.values()) >= NARROW_AFTER and (
             self.session.is_marked or len(counts) >= len(self.session.optimizers)
         )
         if not (is_over or max(counts.values()) >= NARROW_ANYWAY):
             return
-        self.is_narrow = True
+        self.session.off("segment", self.narrow)
         self.module_class.__call__ = self.original
         for kind in {type(root) for root in self.session.roots}:
             self._patch(kind)
@@ -156,8 +158,8 @@ class _Roots:
             if (
                 id(module) not in self.calls
                 or is_compiling()
-                or not session.is_mine()
-                or not training_phase(session)
+                or get_ident() != session.thread
+                or session.clock.stack[-1] in INSIDE
             ):
                 return inherited(module, *args, **kwargs)
             return self.outermost(module, inherited, args, kwargs)

@@ -2,13 +2,14 @@
 
 import functools
 import weakref
+from threading import get_ident
 from typing import Any
 
 from flatout.seams import clock as phases
 from flatout.seams.session import Session
 
 READY = "_flatout_ready"
-"""Set on an optimizer once the recipe was applied to it."""
+"""Its number, set on an optimizer once the recipe was applied to it."""
 
 
 def install(session: Session) -> None:
@@ -44,21 +45,21 @@ class _Steps:
     def before(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
         """A step begins, possibly inside another one's closure."""
         session = self.session
-        if self.is_compiling() or not session.is_mine():
+        if self.is_compiling() or get_ident() != session.thread:
             return
         is_outermost = phases.OPTIMIZER not in session.clock.stack
         if READY not in optimizer.__dict__:
-            optimizer.__dict__[READY] = True
+            optimizer.__dict__[READY] = session.number_of(optimizer)
             session.note_optimizer(optimizer)
             session.transform("optimizer", optimizer)
-        if is_outermost:
+        if is_outermost and session.listeners["before_step"]:
             session.fire("before_step", optimizer)
         session.clock.push(phases.OPTIMIZER)
 
     def after(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
         """A step has ended; the outermost one ends the segment."""
         session = self.session
-        if self.is_compiling() or not session.is_mine():
+        if self.is_compiling() or get_ident() != session.thread:
             return
         stack = session.clock.stack
         if phases.OPTIMIZER not in stack:
@@ -68,6 +69,7 @@ class _Steps:
         session.clock.pop()
         if phases.OPTIMIZER in stack:
             return
-        session.fire("after_step", optimizer)
+        if session.listeners["after_step"]:
+            session.fire("after_step", optimizer)
         if not session.is_marked:
-            session.end_segment(session.number_of(optimizer))
+            session.end_segment(optimizer.__dict__[READY])

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from flatout.core.errors import NotApplicable
 from flatout.core.technique import Technique, seams_of
-from flatout.seams import clock as phases
 from flatout.seams.clock import Clock
 from flatout.seams.describe import describe, describe_optimizer
 from flatout.seams.events import EVENTS, Listener, LoaderSeen, Segment
@@ -55,7 +54,8 @@ class Session:
         self.optimizer_facts: list[dict[str, Any]] = []
         self.reached_at = self.clock.now()
         self._optimizers: list[Any] = []
-        self._listeners: dict[str, list[Listener]] = {name: [] for name in EVENTS}
+        self.listeners: dict[str, list[Listener]] = {name: [] for name in EVENTS}
+        """By event; a seam looks here before it calls `fire`, which is what a step feels."""
         self._heartbeat = _open_heartbeat(spec)
         self._become_own()
         os.register_at_fork(after_in_child=self._forked)
@@ -64,6 +64,13 @@ class Session:
     def optimizers(self) -> list["torch.optim.Optimizer"]:
         """The live optimizers that the script built, in order."""
         return [found for ref in self._optimizers if (found := ref()) is not None]
+
+    def has_optimizer(self) -> bool:
+        """Tell whether any optimizer that the script built lives."""
+        for reference in self._optimizers:  # noqa: SIM110  no generator: this runs in every step
+            if reference() is not None:
+                return True
+        return False
 
     @property
     def last_scale(self) -> float:
@@ -81,18 +88,22 @@ class Session:
 
     def on(self, event: str, listener: Listener) -> None:
         """Call `listener` at every `event`; an exception in it is recorded, never raised."""
-        if event not in self._listeners:
+        if event not in self.listeners:
             raise ValueError(f"no event {event!r}; there are {', '.join(EVENTS)}")
-        self._listeners[event].append(self.quietly(listener))
+        # New lists: one may be under way, and a listener may end another, or itself.
+        self.listeners[event] = [*self.listeners[event], listener]
+
+    def off(self, event: str, listener: Listener) -> None:
+        """Call a listener no more; one that does not listen is left alone."""
+        self.listeners[event] = [one for one in self.listeners[event] if one != listener]
 
     def fire(self, event: str, *args: Any) -> None:
         """Tell the listeners of an event."""
-        for listener in self._listeners[event]:
-            listener(*args)
-
-    def hears(self, event: str) -> bool:
-        """Tell whether anybody listens, so that a seam can spare the work."""
-        return bool(self._listeners[event])
+        for listener in self.listeners[event]:
+            try:
+                listener(*args)
+            except Exception as error:  # noqa: BLE001, PERF203  a failing probe never ends training
+                self.note_failure(listener, error)
 
     def quietly(self, listener: Callable[..., Any]) -> Listener:
         """Return the function with its exceptions recorded instead of raised."""
@@ -102,9 +113,14 @@ class Session:
             try:
                 listener(*args, **kwargs)
             except Exception as error:  # noqa: BLE001  a failing probe must never end the training
-                self.note_error(f"{listener.__qualname__}: {type(error).__name__}: {error}")
+                self.note_failure(listener, error)
 
         return quiet
+
+    def note_failure(self, listener: Callable[..., Any], error: Exception) -> None:
+        """Record what a listener raised."""
+        name = getattr(listener, "__qualname__", type(listener).__name__)
+        self.note_error(f"{name}: {type(error).__name__}: {error}")
 
     def note_error(self, text: str) -> None:
         """Record the failure of a probe."""
@@ -118,7 +134,7 @@ class Session:
         forwards: neither is a step of the loop.
         """
         # No getpid: a forked child has passed through `_forked` before it gets here.
-        return threading.get_ident() == self._thread
+        return threading.get_ident() == self.thread
 
     def transform(
         self, seam: str, value: Value, *context: Any, only: Technique | None = None
@@ -203,7 +219,7 @@ class Session:
             self.note_status(technique, "applied")
 
     def _become_own(self) -> None:
-        self._thread = threading.get_ident()
+        self.thread = threading.get_ident()
 
     def _forked(self) -> None:
         """Start an empty record: a forked child may train too (it is then a trainer of its own)."""
@@ -212,7 +228,7 @@ class Session:
         self.segment, self.segments, self.counts = Segment(), [], {}
         self.errors.clear()
         if threading.current_thread() is not threading.main_thread():
-            self._thread = NO_THREAD
+            self.thread = NO_THREAD
 
 
 def _open_heartbeat(spec: Mapping[str, Any]) -> mmap.mmap | None:
@@ -223,8 +239,3 @@ def _open_heartbeat(spec: Mapping[str, Any]) -> mmap.mmap | None:
         return None
     with path.open("r+b") as file:
         return mmap.mmap(file.fileno(), 0)
-
-
-def training_phase(session: Session) -> bool:
-    """Tell whether a model call now would be an outermost one."""
-    return session.clock.stack[-1] not in (phases.FORWARD, phases.BACKWARD, phases.EVAL)

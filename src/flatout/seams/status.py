@@ -37,7 +37,6 @@ class Publisher:
     recent: "deque[tuple[float, int, int, tuple[float, ...]]]"
     """Moment, steps, samples and phases of the last records."""
     next_at: float
-    wants_loss: bool
     loss: "_Loss"
 
     def __init__(self, session: Session, folder: Path) -> None:
@@ -48,7 +47,6 @@ class Publisher:
     def install(self) -> None:
         """Follow the session."""
         self.session.on("segment", self.saw_segment)
-        self.session.on("backward", self.saw_backward)
         atexit.register(self.withdraw)
 
     def saw_segment(self, segment: Segment) -> None:
@@ -64,9 +62,8 @@ class Publisher:
 
     def saw_backward(self, tensors: Any) -> None:
         """Look at the loss, once for each record."""
-        if self.wants_loss:
-            self.wants_loss = False
-            self.loss.see(self._loss_of(tensors), self.steps)
+        self.session.off("backward", self.saw_backward)
+        self.loss.see(self._loss_of(tensors), self.steps)
 
     @property
     def steps(self) -> int:
@@ -88,7 +85,7 @@ class Publisher:
         except OSError:
             self.is_ended = True  # the folder is gone: nobody watches any more
             return
-        self.wants_loss = True
+        self._ask_for_loss()
         self.next_at = moment + max(EVERY_S, COST * (now() - began))
 
     def withdraw(self) -> None:
@@ -102,6 +99,11 @@ class Publisher:
         loss = tensors[0] if isinstance(tensors, tuple | list) and len(tensors) == 1 else tensors
         is_several = isinstance(loss, tuple | list)
         return None if is_several else self.session.unscaled.get(loss, loss)
+
+    def _ask_for_loss(self) -> None:
+        """Listen to the next backward, and to that one only."""
+        self.session.off("backward", self.saw_backward)
+        self.session.on("backward", self.saw_backward)
 
     def _add_up(self) -> None:
         rows, self.rows = self.rows, []
@@ -118,8 +120,8 @@ class Publisher:
         self.totals = [0.0] * len(NAMES)
         self.next_at = 0.0
         self.recent = deque()
-        self.wants_loss = True
         self.loss = _Loss()
+        self._ask_for_loss()
 
     def _record(self, moment: float) -> dict[str, Any]:
         first, last = self.recent[0], self.recent[-1]

@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Callable
+from threading import get_ident
 from typing import Any
 
 from flatout.core.marks import STEP
@@ -40,35 +41,45 @@ class _Backward:
         session.unscaled = self.unscaled
 
     def install(self) -> None:
-        torch, session = self.torch, self.session
-        backward = torch.autograd.backward
-        is_compiling = torch.compiler.is_compiling
+        """Stand in for backward, for `torch.autograd.grad` and for the gradient scaler."""
+        torch = self.torch
+        torch.autograd.backward = self.listen(torch.autograd.backward)
+        torch.autograd.grad = self.differentiate(torch.autograd.grad)
+        torch.amp.GradScaler.scale = self.scale(torch.amp.GradScaler.scale)
+
+    def listen(self, backward: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the backward in a phase of its own; an outermost one goes through the recipe."""
+        session, is_compiling = self.session, self.torch.compiler.is_compiling
+        saw_loss = session.quietly(self.saw_loss)
 
         @functools.wraps(backward)
         def listened(tensors: Any, *args: Any, **kwargs: Any) -> Any:
-            if is_compiling() or not session.is_mine():
+            if is_compiling() or get_ident() != session.thread:
                 return backward(tensors, *args, **kwargs)
             is_outermost = phases.BACKWARD not in session.clock.stack
             if is_outermost and session.is_recording:
                 saw_loss(tensors)
-            if is_outermost and session.hears("backward"):
+            if is_outermost and session.listeners["backward"]:
                 session.fire("backward", tensors)
-            run = self.through_recipe(backward) if is_outermost else backward
+            run = (self.outermost or self.through_recipe(backward)) if is_outermost else backward
             session.clock.push(phases.BACKWARD)
             try:
                 return run(tensors, *args, **kwargs)
             finally:
                 session.clock.pop()
                 if is_outermost:
-                    session.beat()
-                    session.fire("backward_end")
-                    if not (session.optimizers or session.is_marked):
-                        session.end_segment(-1)
+                    self.ended()
 
-        saw_loss = session.quietly(self.saw_loss)
-        torch.autograd.backward = listened
-        torch.autograd.grad = self.differentiate(torch.autograd.grad)
-        torch.amp.GradScaler.scale = self.scale(torch.amp.GradScaler.scale)
+        return listened
+
+    def ended(self) -> None:
+        """Tell of the end of a backward; without an optimizer it ends the step."""
+        session = self.session
+        session.beat()
+        if session.listeners["backward_end"]:
+            session.fire("backward_end")
+        if not (session.has_optimizer() or session.is_marked):
+            session.end_segment(-1)
 
     def through_recipe(self, backward: Callable[..., Any]) -> Callable[..., Any]:
         """Return the backward as the recipe wants it; the techniques are asked once."""
@@ -122,10 +133,7 @@ class _Backward:
             finally:
                 session.clock.pop()
                 if ends_step:
-                    session.beat()
-                    session.fire("backward_end")
-                    if not session.is_marked:
-                        session.end_segment(-1)
+                    self.ended()
 
         return differentiated
 
@@ -143,7 +151,8 @@ class _Backward:
         if len(segment.losses) < MAX_LOSS_TERMS:
             # On the CPU reading costs less than a clone; elsewhere it would synchronise.
             segment.losses.append(loss.item() if loss.is_cpu else loss.detach().clone())
-        self.session.fire("loss", loss)
+        if self.session.listeners["loss"]:
+            self.session.fire("loss", loss)
 
 
 class _Marks:

@@ -156,8 +156,11 @@ class JourneyProbe:
     def _spent(self, phase: int) -> float:
         """Return seconds of a phase in this segment that no copy has taken."""
         clock = self.session.clock
-        copied = sum(self.parts.get(part * self.width + phase, 0.0) for part in (H2D, SYNC))
-        return clock.totals[phase] + clock.now() - clock.since - copied
+        spent_s = clock.totals[phase] + clock.now() - clock.since
+        if self.copies is None:
+            return spent_s
+        parts, width = self.parts, self.width
+        return spent_s - parts.get(H2D * width + phase, 0.0) - parts.get(SYNC * width + phase, 0.0)
 
     def saw_segment(self, segment: Segment) -> None:
         """Close the row of a segment."""
@@ -273,10 +276,20 @@ class OwnMeter:
 
     def saw(self, meter: BatchMeter, _moment: float) -> None:
         """Take what the batch cost out of the running phase."""
-        take, before = self.probe.take, self.before
+        read_s, decode_s, collate_s = self.before
         self.before = (meter.read_s, meter.decode_s, meter.collate_s)
-        for part, value in zip((READ, DECODE, COLLATE), self.before, strict=True):
-            take(part, value - before[part])
+        # Written out: this runs between two steps, where every call is felt.
+        probe = self.probe
+        parts, width, phase = probe.parts, probe.width, probe.session.clock.stack[-1]
+        read, decode, collate = (
+            READ * width + phase,
+            DECODE * width + phase,
+            COLLATE * width + phase,
+        )
+        parts[read] = parts.get(read, 0.0) + meter.read_s - read_s
+        parts[decode] = parts.get(decode, 0.0) + meter.decode_s - decode_s
+        parts[collate] = parts.get(collate, 0.0) + meter.collate_s - collate_s
+        probe.calls += 3
         self.made += 1
 
     def note(self, moment: float) -> None:
