@@ -50,6 +50,8 @@ class Allocation:
     shape: tuple[int, ...] = ()
     dtype: str = ""
     stream: int = 0
+    used_on: tuple[int, ...] = ()
+    """Other streams that use it: it is not free before their work is done (`record_stream`)."""
 
 
 class StreamEvent(NamedTuple):

@@ -1,0 +1,159 @@
+"""What a GPU takes beside the tensors: context, libraries' workspaces, NCCL. Read from a file.
+
+One JSON file a GPU and torch version lies in `calibrations/`; `benchmarks/run_gpu.py` writes them.
+Where there is none, `assumed.json` is taken, and its numbers say so.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from flatout.core.errors import UserError
+from flatout.core.plan import Amount, Source
+from flatout.hardware.catalogue import GpuModel
+
+SCHEMA = "flatout.calibration/1"
+FOLDER = Path(__file__).with_name("calibrations")
+ASSUMED = FOLDER / "assumed.json"
+CUBLAS_SM90 = (9, 0)
+"""From this compute capability on torch gives cuBLAS the larger workspace."""
+NAMES = ("context", "convolution_workspace", "nccl")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Calibration:
+    """Bytes that no tracer sees, of one GPU with one torch."""
+
+    gpu: str
+    torch: str
+    context: Amount
+    """The process's own share of the device before any tensor, and the kernels it loads."""
+    cublas_workspace: Amount
+    """Of one handle on one stream; forward and backward have a handle each."""
+    convolution_workspace: Amount
+    """Of one convolution while it runs."""
+    nccl: Amount
+    """Of the first communicator of a process."""
+    trace_error: float | None = None
+    """Largest relative error of predicted against measured allocated bytes, where measured."""
+    reserve_error: float | None = None
+    """The same of reserved bytes."""
+
+
+def find_calibration(gpu: GpuModel, torch_version: str) -> Calibration:
+    """Return what was measured on this GPU with this torch, else what is assumed.
+
+    A file of the same GPU with another torch is better than none; it is then tagged assumed.
+    """
+    assumed = _read(ASSUMED)
+    found: list[Mapping[str, Any]] = []
+    for path in sorted(FOLDER.glob("*.json")):
+        if path != ASSUMED and (plain := _read(path))["gpu"] == gpu.name:
+            found.append(plain)
+    series = _series(torch_version)
+    found.sort(key=lambda plain: _series(str(plain["torch"])) == series)
+    return _calibration(gpu, assumed, found[-1] if found else None, series)
+
+
+def read_calibration(path: Path, gpu: GpuModel, torch_version: str) -> Calibration:
+    """Return the calibration in a file of the user's.
+
+    Raises:
+        UserError: if it cannot be read.
+    """
+    try:
+        plain = _read(path)
+        assumed = _read(ASSUMED)
+        return _calibration(gpu, assumed, plain, _series(torch_version))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{path} is no calibration of flatout: {error}") from error
+
+
+def calibration_document(
+    gpu: str,
+    torch_version: str,
+    amounts: Mapping[str, tuple[int, str]],
+    errors: Mapping[str, float],
+) -> dict[str, Any]:
+    """Return what a calibration file holds, for those who measured.
+
+    Args:
+        gpu: the catalogue's name.
+        torch_version: with which it was measured.
+        amounts: bytes and how they were measured, by name; those of `NAMES` and
+            `cublas_workspace`.
+        errors: `trace` and `reserve`, the largest relative errors seen.
+    """
+    return {
+        "schema": SCHEMA,
+        "gpu": gpu,
+        "torch": torch_version,
+        "source": Source.CALIBRATED.value,
+        "amounts": {
+            name: {"bytes": count, "low": count, "high": count, "why": why}
+            for name, (count, why) in amounts.items()
+        },
+        "errors": dict(errors),
+    }
+
+
+def file_name(gpu: str, torch_version: str) -> str:
+    """Return the name of a calibration's file.
+
+    >>> file_name("h200", "2.11.0+cu130")
+    'h200-torch-2.11.json'
+    """
+    return f"{gpu}-torch-{_series(torch_version)}.json"
+
+
+def _read(path: Path) -> Mapping[str, Any]:
+    plain = json.loads(path.read_text(encoding="utf-8"))
+    if not isinstance(plain, dict) or plain.get("schema") != SCHEMA:
+        raise ValueError(f"its schema is not {SCHEMA}")
+    return plain
+
+
+def _calibration(
+    gpu: GpuModel, assumed: Mapping[str, Any], measured: Mapping[str, Any] | None, series: str
+) -> Calibration:
+    is_same = measured is not None and _series(str(measured["torch"])) == series
+
+    def amount(name: str, fallback: str = "") -> Amount:
+        if measured is not None and name in measured["amounts"]:
+            source = Source.CALIBRATED if is_same else Source.ASSUMED
+            return _amount(measured["amounts"][name], source)
+        return _amount(assumed["amounts"][fallback or name], Source.ASSUMED)
+
+    is_new = gpu.compute_capability is not None and gpu.compute_capability >= CUBLAS_SM90
+    errors = measured.get("errors", {}) if measured is not None and is_same else {}
+    return Calibration(
+        gpu=gpu.name,
+        torch=str(measured["torch"]) if measured is not None else "any",
+        context=amount("context"),
+        cublas_workspace=amount(
+            "cublas_workspace", "cublas_workspace_sm90" if is_new else "cublas_workspace"
+        ),
+        convolution_workspace=amount("convolution_workspace"),
+        nccl=amount("nccl"),
+        trace_error=errors.get("trace"),
+        reserve_error=errors.get("reserve"),
+    )
+
+
+def _amount(plain: Mapping[str, Any], source: Source) -> Amount:
+    return Amount(
+        bytes=int(plain["bytes"]), source=source, low=int(plain["low"]), high=int(plain["high"])
+    )
+
+
+def _series(version: str) -> str:
+    """Return major and minor version.
+
+    >>> _series("2.11.0+cu130"), _series("any")
+    ('2.11', 'any')
+    """
+    match = re.match(r"\d+\.\d+", version)
+    return match[0] if match else version

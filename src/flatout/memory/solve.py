@@ -1,0 +1,92 @@
+"""The largest batch that fits, and how to keep the global batch with smaller ones."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from flatout.core.plan import LargestBatch
+from flatout.memory.allocator_settings import AllocatorSettings
+from flatout.memory.replay import Replay, replay
+from flatout.memory.steady import NotSteadyError, repeated
+from flatout.memory.stream import MemoryStream
+
+MAX_BATCH = 1 << 20
+"""No search goes beyond: what fits a million samples is not limited by memory."""
+MORE_STEPS = 2
+"""Steps played after the traced ones: fragmentation shows from the third on, if at all."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Accumulation:
+    """A global batch in equal micro-batches."""
+
+    micro_batch: int
+    steps: int
+
+
+def steady_replay(
+    stream: MemoryStream, settings: AllocatorSettings, capacity: int | None
+) -> Replay:
+    """Return the replay of the stream with a few more steps, where its last can be repeated."""
+    try:
+        stream = repeated(stream, MORE_STEPS)
+    except NotSteadyError:
+        return replay(stream, settings, capacity=capacity)
+    return replay(stream, settings, capacity=capacity)
+
+
+def largest_batch(
+    at: Callable[[int], MemoryStream],
+    capacity: int,
+    settings: AllocatorSettings,
+    *,
+    most: int = MAX_BATCH,
+) -> LargestBatch:
+    """Return the largest batches that fit, without and with the allocator's retries.
+
+    Args:
+        at: the stream at a batch.
+        capacity: bytes that the allocator may take of the device.
+        settings: the allocator's.
+        most: no larger batch is tried.
+    """
+    seen: dict[int, Replay] = {}
+
+    def played(batch: int) -> Replay:
+        if batch not in seen:
+            seen[batch] = steady_replay(at(batch), settings, capacity)
+        return seen[batch]
+
+    with_retries = _bisect(lambda batch: played(batch).fits, most)
+    without = _bisect(
+        lambda batch: played(batch).fits and not played(batch).steady_retries, with_retries
+    )
+    return LargestBatch(without_retries=without or None, with_retries=with_retries or None)
+
+
+def accumulation(global_batch: int, largest: int) -> Accumulation | None:
+    """Return the fewest equal micro-batches of at most `largest` samples; None if one is too many.
+
+    >>> accumulation(64, 24)
+    Accumulation(micro_batch=16, steps=4)
+    >>> accumulation(64, 100)
+    Accumulation(micro_batch=64, steps=1)
+    """
+    for micro_batch in range(min(global_batch, largest), 0, -1):
+        if global_batch % micro_batch == 0:
+            return Accumulation(micro_batch=micro_batch, steps=global_batch // micro_batch)
+    return None
+
+
+def _bisect(works: Callable[[int], bool], most: int) -> int:
+    """Return the largest number that works; 0 if not even 1 does. What works below is assumed."""
+    low, high = 0, 1
+    while high <= most and works(high):
+        low, high = high, high * 2
+    high = min(high, most + 1)
+    while high - low > 1:
+        middle = (low + high) // 2
+        if works(middle):
+            low = middle
+        else:
+            high = middle
+    return low
