@@ -35,7 +35,9 @@ GIB = 1024**3
 def machine(kind="cpu", *, cores=8):
     """Return a machine on which everything that a lever may need is there."""
     cpu = Device(kind="cpu", name="Some CPU", memory_bytes=64 * GIB)
-    gpu = Device(kind="cuda", name="NVIDIA H200", memory_bytes=140 * GIB, compute_capability=(9, 0))
+    name, capability = ("Tesla T4", (7, 5)) if kind == "turing" else ("NVIDIA H200", (9, 0))
+    gpu = Device(kind="cuda", name=name, memory_bytes=140 * GIB, compute_capability=capability)
+    kind = "cuda" if kind == "turing" else kind
     return Machine(
         device=gpu if kind == "cuda" else cpu,
         devices=(gpu,) if kind == "cuda" else (),
@@ -112,7 +114,7 @@ CASES = [
     (profile(kind, workers=workers, conv=conv, threads=threads), machine(kind))
     for kind in ("cpu", "cuda")
     for workers, conv, threads in ((0, 53, 4), (2, 0, 16), (2, 53, 1))
-]
+] + [(profile("cuda", conv=53), machine("turing"))]
 """Trainings that leave something to gain on every seam."""
 
 

@@ -265,13 +265,16 @@ def test_a_repeat_up_to_rounding_widens_the_limits_and_says_so() -> None:
     assert check_of(Numerics.EXACT, candidate=far, repeat=repeat).status == "rejected"
 
 
-def test_a_training_lever_is_not_compared_but_damage_is_seen() -> None:
+def test_a_training_lever_passes_on_purpose_but_damage_is_seen() -> None:
     runs = base("mlp")
     losses = (*runs.repeat.losses[:-1], float("inf"))
 
-    assert_refused(check_of(Numerics.TRAINING), "on purpose")
+    check = check_of(Numerics.TRAINING)
+    assert (check.status, check.passed) == ("on_purpose", True)
     broken = check_of(Numerics.TRAINING, candidate=replace(runs.repeat, losses=losses))
     assert broken.status == "rejected"
+    rising = tuple(runs.repeat.losses[0] * (1 + n) for n in range(8))
+    assert "rises" in check_of(Numerics.TRAINING, candidate=replace(runs.repeat, losses=rising)).why
 
 
 def test_a_doubled_dropout_rate_is_rejected() -> None:

@@ -2,7 +2,7 @@
 
 import math
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 
@@ -142,6 +142,56 @@ def test_levers_that_do_nothing_are_not_kept(tmp_path):
     assert ablation.recipe.choices == ()
     assert ablation.confirmation is None
     assert Verdict.KEPT not in verdicts(ablation).values()
+
+
+class Idle(World):
+    """A world whose optimizer takes a fixed share of the baseline's step."""
+
+    share = 0.003
+
+    def __call__(self, *asked):
+        trial = super().__call__(*asked)
+        step_ms = trial.profile.step_ms.median
+        phases = {"optimizer": 100.0 * self.share, "h2d": 0.0, "data_wait": 0.0, "other": 0.0}
+        phases["forward"] = (step_ms - phases["optimizer"]) / 3
+        phases["backward"] = 2 * phases["forward"]
+        return replace(trial, profile=replace(trial.profile, phases_ms=phases))
+
+
+def test_a_lever_whose_best_case_could_not_show_is_named_and_not_tried(tmp_path):
+    world = Idle({})
+
+    ablation = run(world, tmp_path, only=("fused_optimizer",))
+
+    assert ablation.rows == ()
+    assert "not tried: fused_optimizer: optimizer is 0.3 % of the step: at most 1.00x" in (
+        ablation.notes
+    )
+    assert world.asked == ["baseline"]
+
+
+def test_a_lever_that_was_hopeless_is_tried_once_another_one_made_room(tmp_path):
+    world = Idle({"bf16_autocast": 0.1, "fused_optimizer": 0.9})
+    world.share = 0.004
+
+    ablation = run(world, tmp_path, only=("bf16_autocast", "fused_optimizer"))
+
+    assert verdicts(ablation) == {
+        "bf16_autocast": Verdict.KEPT,
+        "fused_optimizer": Verdict.KEPT,
+    }
+    assert not any("fused_optimizer" in note for note in ablation.notes)
+
+
+def test_predictions_are_set_beside_what_was_measured(tmp_path):
+    ablation = run(World({"bf16_autocast": 0.6}), tmp_path, only=("bf16_autocast",))
+
+    (line,) = ablation.to_json()["calibration"]
+    assert line["technique"] == "bf16_autocast"
+    assert line["measured"] == pytest.approx(1 / 0.6, rel=0.05)
+    assert line["bound"] == pytest.approx(2.0)
+    assert line["predicted"] <= line["bound"]
+    assert line["error"] == pytest.approx(line["measured"] / line["predicted"])
 
 
 def test_levers_that_hurt_are_called_worse(tmp_path):

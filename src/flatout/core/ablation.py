@@ -49,6 +49,7 @@ class LossCheck:
 
     status: str
     """`same` (bit-identical), `within` (inside the promise's limits), `rejected`,
+    `on_purpose` (it changes the training, as the user allowed; only damage was looked for),
     `not_compared` (nothing could be compared: fails closed) or `skipped` (not worth checking:
     the lever was not going to be kept)."""
     why: str = ""
@@ -60,7 +61,7 @@ class LossCheck:
     @property
     def passed(self) -> bool:
         """Whether the recipe may be kept."""
-        return self.status in ("same", "within")
+        return self.status in ("same", "within", "on_purpose")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +84,8 @@ class Row:
     peak_bytes: PeakBytes = PeakBytes()
     loss_check: LossCheck = LossCheck(status="skipped")
     predicted_ratio: float | None = None
+    bound_ratio: float | None = None
+    """The best case: everything that the lever acts on takes no time. None where unbounded."""
     startup_s: float = 0.0
     """Extra time of the first steps against the recipe so far: compilation."""
     break_even_steps: int | None = None
@@ -105,6 +108,21 @@ class Row:
             "on_top_of": list(self.on_top_of),
             "together_with": list(self.together_with),
         }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """One line of the calibration: a lever's predicted, largest possible and measured ratio."""
+
+    technique: str
+    predicted: float
+    bound: float | None
+    measured: float
+
+    @property
+    def error(self) -> float:
+        """Measured over predicted: below 1 the lever was promised more than it gave."""
+        return self.measured / self.predicted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,6 +154,22 @@ class Ablation:
         """The ladder's rungs."""
         return tuple(r for r in self.rows if r.verdict is Verdict.KEPT and r.stage == "add")
 
+    @property
+    def calibration(self) -> tuple[Prediction, ...]:
+        """What was predicted of each lever beside what was measured."""
+        return tuple(
+            Prediction(
+                technique=row.choice.technique,
+                predicted=row.predicted_ratio,
+                bound=row.bound_ratio,
+                measured=row.comparison.ratio,
+            )
+            for row in self.rows
+            if row.stage == "add" and row.comparison and row.predicted_ratio
+            # The comparison of several levers says nothing about one of them.
+            if not row.together_with
+        )
+
     def to_json(self) -> dict[str, Any]:
         """Return the `flatout.ablation/1` mapping."""
         pair = self.confirmation
@@ -157,6 +191,7 @@ class Ablation:
             "resolution": self.resolution,
             "cost_s": self.cost_s,
             "stopped": self.stopped,
+            "calibration": [asdict(item) | {"error": item.error} for item in self.calibration],
             "notes": list(self.notes),
         }
 

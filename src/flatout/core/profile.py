@@ -15,6 +15,7 @@ from flatout.core.readings import (
     SyncPoint,
     readings_from_json,
 )
+from flatout.core.regime import Regime, regime_from_json
 from flatout.core.trace import TraceSummary, trace_from_json
 
 SCHEMA = "flatout.profile/1"
@@ -178,6 +179,8 @@ class Profile:
     """Every process of a multi-process training; empty for one."""
     trace: TraceSummary | None = None
     """What a trace of a few steps showed; None where none was asked for."""
+    regime: Regime | None = None
+    """What bounds the step, and what each phase could give at most."""
     invalid: tuple[str, ...] = ()
     """Why these numbers must not be trusted (foreign load, throttling, a shared device);
     empty for a sound measurement."""
@@ -225,7 +228,9 @@ def profile_from_json(plain: Mapping[str, Any]) -> Profile:
     )
     fields["findings"] = tuple(Finding(**item) for item in fields["findings"])
     journey, memory, trace = (fields.get(name) for name in ("journey", "memory", "trace"))
+    regime = fields.get("regime")
     fields |= readings_from_json(fields) | {
+        "regime": regime_from_json(regime) if regime else None,
         "journey": journey_from_json(journey) if journey else None,
         "memory": memory_from_json(memory) if memory else None,
         "trace": trace_from_json(trace) if trace else None,

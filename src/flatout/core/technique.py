@@ -41,6 +41,7 @@ class Effect:
     """A predicted change of one step. Negative is better for both fields."""
 
     step_ms: float = 0.0
+    """For the samples of one step as it is, also where the lever changes the batch."""
     peak_bytes: int = 0
     startup_s: float = 0.0
     """Paid once per process, compilation above all."""

@@ -1,7 +1,7 @@
 """The judge: decides from the records of guard trials whether a recipe trains the same thing."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from flatout.core.ablation import LossCheck
@@ -44,6 +44,9 @@ ORDER = (
     "loss",
 )
 """The checks, the most telling first: a rejection names the first that fired."""
+DIVERGED = 1.5
+"""A training lever whose last losses exceed the first one by this factor does damage."""
+LAST_LOSSES = 5
 NOTHING = Differences(sets={}, buffers={}, losses=())
 ABSENT = SetDifference(moved=False, tensors={}, together=0.0)
 EQUAL = TensorDifference(error=0.0, slope=0.0, share=0.0, is_live=True)
@@ -138,7 +141,21 @@ def _training(trials: Trials) -> LossCheck:
         return _not_compared("the recipe's trial showed no losses or no gradients")
     if not all(map(math.isfinite, record.losses)):
         return _rejected({"loss": SHARE_CAP}, "the loss is not finite")
-    return _not_compared("changes the training on purpose; only finite losses were checked")
+    first, last = record.losses[0], _mean_of_last(record.losses)
+    before = trials.baseline.losses
+    limit = DIVERGED * max(abs(first), abs(_mean_of_last(before)) if before else 0.0)
+    if last > limit:
+        return _rejected({"loss": SHARE_CAP}, f"the loss rises, from {first:.4g} to {last:.4g}")
+    return LossCheck(
+        status="on_purpose",
+        steps=len(record.losses),
+        why="changes the training on purpose: only damage was looked for, not the result",
+    )
+
+
+def _mean_of_last(losses: Sequence[float]) -> float:
+    last = losses[-LAST_LOSSES:]
+    return sum(last) / len(last)
 
 
 def _compared(trials: Trials) -> LossCheck:

@@ -18,6 +18,7 @@ from flatout.core.profile import (
     Spread,
 )
 from flatout.profiling.journey import journey_of
+from flatout.profiling.regime import with_regime
 from flatout.profiling.steps import Step, Window, block_means, quantile, steps_of, window_of
 from flatout.seams.clock import NAMES
 
@@ -87,7 +88,7 @@ def summarise(result: Mapping[str, Any], machine: Machine) -> Profile:
         environment=result["environment"],
         steps_ms=_steps_ms(window),
     )
-    return replace(profile, journey=journey_of(result, window, profile))
+    return with_regime(replace(profile, journey=journey_of(result, window, profile)))
 
 
 def _steps_ms(window: Window) -> tuple[tuple[float, ...], ...]:

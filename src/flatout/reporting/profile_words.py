@@ -4,13 +4,16 @@ import math
 from collections.abc import Iterator, Sequence
 
 from flatout.core.finding import Finding
-from flatout.core.profile import Profile
+from flatout.core.profile import PHASES, Profile
+from flatout.core.regime import Regime
 from flatout.core.units import format_bytes, format_ms, format_rate, format_ratio, format_share
 from flatout.reporting.messages import Messages
 from flatout.reporting.words import sentence
 
 WORTH_A_HEADLINE = 0.10
 """A wait below a tenth of the step is not what a reader should look at first."""
+WORTH_A_WORD = 0.01
+"""A share below a percent of the step is no part of the answer."""
 COMPUTE = ("forward", "backward", "optimizer")
 
 
@@ -67,6 +70,9 @@ def readings(profile: Profile, say: Messages) -> Iterator[tuple[str, str]]:
     if profile.samples_per_s:
         rate, samples = format_rate(profile.samples_per_s), f"{profile.samples_per_step:.6g}"
         yield "speed", say("reading.speed", rate=rate, samples=samples)
+    if profile.regime is not None:
+        yield "regime", _regime(profile.regime, say)
+        yield "best_cases", _best_cases(profile.regime, say)
     yield "device_busy", _busy(profile, say)
     if profile.mfu is not None:
         yield "mfu", format_share(profile.mfu)
@@ -161,3 +167,20 @@ def _losses(profile: Profile, say: Messages) -> str:
         return say("reading.no_losses")
     first, last = f"{profile.losses[0]:.4g}", f"{profile.losses[-1]:.4g}"
     return say("reading.losses", first=first, last=last, n=len(profile.losses))
+
+
+def _regime(regime: Regime, say: Messages) -> str:
+    """Return what bounds the step, the largest share first; what is below a percent is left out."""
+    shares = sorted(regime.shares.items(), key=lambda item: -item[1])
+    shown = [f"{say(f'regime.{c}')} {format_share(s)}" for c, s in shares if s >= WORTH_A_WORD]
+    return say("reading.regime", name=say(f"regime.{regime.name}"), shares=", ".join(shown))
+
+
+def _best_cases(regime: Regime, say: Messages) -> str:
+    """Return what each phase could give at most, in the order of the step."""
+    cases = [
+        f"{say(f'phase.{phase}')} {times(regime.amdahl[phase], say)}"
+        for phase in PHASES
+        if regime.amdahl.get(phase, 1.0) >= 1 + WORTH_A_WORD
+    ]
+    return say("reading.best_cases", cases=", ".join(cases))

@@ -1,5 +1,6 @@
 """What a tuning says, in sentences: the headline, the reasons, the next command."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -21,7 +22,8 @@ STOPPED_WORDS = {
 }
 """Why a tuning ended early."""
 
-
+FEWEST_PREDICTIONS = 2
+"""One prediction shows nothing about the next."""
 MAX_RESOLUTION = 3.0
 """A tuning that could not even have shown a factor of three knows nothing about the noise."""
 
@@ -63,6 +65,7 @@ def reasons(ablation: Ablation) -> Iterator[str]:
         sentence(f"{row.choice.technique}: {row.why}") for row in _ladder(ablation) if row.why
     )
     yield from _costs(ablation)
+    yield from _calibration(ablation)
     yield from _drops(ablation)
     if not ablation.recipe.choices:
         yield sentence(f"The baseline's ceilings: {ceilings_words(ablation.baseline)}")
@@ -130,6 +133,8 @@ def _training_words(ablation: Ablation) -> str:
     check = ablation.final_check
     if check is None or not check.passed:
         return "training not proven the same"
+    if check.status == "on_purpose":
+        return "training changed on purpose, looked at for damage only"
     if check.status == "same":
         return "losses and gradients bit-identical"
     return "losses and gradients within the guard's limits"
@@ -153,6 +158,21 @@ def _costs(ablation: Ablation) -> Iterator[str]:
             f"{row.choice.technique} needs {format_duration(row.startup_s)} more at the start "
             f"and has paid that back after {row.break_even_steps} steps{epochs}."
         )
+
+
+def _calibration(ablation: Ablation) -> Iterator[str]:
+    """Say how far the predictions were off, so that a reader knows what the next ones are worth."""
+    known = ablation.calibration
+    if len(known) < FEWEST_PREDICTIONS:
+        return
+    off = sorted(known, key=lambda item: abs(math.log(item.error)))
+    middle, worst = off[len(off) // 2], off[-1]
+    factor = math.exp(abs(math.log(middle.error)))
+    yield (
+        f"Predictions of {len(known)} levers were off by a factor of {factor:.2f} in the middle; "
+        f"the worst was {worst.technique}, {format_ratio(worst.predicted)} predicted and "
+        f"{format_ratio(worst.measured)} measured."
+    )
 
 
 def _drops(ablation: Ablation) -> Iterator[str]:

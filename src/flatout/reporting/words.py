@@ -35,6 +35,7 @@ LOSS_WORDS = {
     "same": "bit-identical",
     "within": "within limits",
     "rejected": "differs",
+    "on_purpose": "on purpose",
     "not_compared": "not compared",
     "skipped": NOTHING,
 }

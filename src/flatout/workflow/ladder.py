@@ -59,6 +59,8 @@ class Ladder:
     """Techniques that came in together: another setting of one would undo the other."""
     undecided: list[Open] = field(default_factory=list)
     best_ratio: float = 1.0
+    passed_over: dict[str, str] = field(default_factory=dict)
+    """Levers that were not tried, each with the reason; the latest profile decides."""
     notes: list[str] = field(default_factory=list)
     stopped: str = "finished"
 
@@ -66,6 +68,12 @@ class Ladder:
     def baseline(self) -> Recipe:
         """The unchanged script, with the loaders that the recipe would touch."""
         return Recipe(training_loaders=self.recipe.training_loaders)
+
+    @property
+    def finest(self) -> float:
+        """The smallest gain that any pairs so far could show; no lever is held to a coarser one."""
+        known = [row.comparison.resolution for row in self.rows if row.comparison]
+        return min(known, default=1.0)
 
     @property
     def cost_s(self) -> float:
@@ -117,6 +125,7 @@ def climb(ladder: Ladder) -> None:
     tried: set[str] = set()
     while (candidate := _next_candidate(ladder, tried)) is not None:
         tried.add(candidate.choice.label)
+        ladder.passed_over.pop(candidate.choice.label, None)
         # With time for one more only, what looks better goes first: all the open ones together.
         gives_way = not ladder.has_time(for_candidates=2) and _hope(ladder) > candidate.ratio
         if gives_way or not ladder.has_time():
@@ -129,18 +138,18 @@ def climb(ladder: Ladder) -> None:
         _try(ladder, candidate)
     _try_together(ladder)
     _try_longer(ladder)
+    ladder.notes += [f"not tried: {label}: {why}" for label, why in ladder.passed_over.items()]
 
 
 def _next_candidate(ladder: Ladder, tried: set[str]) -> Candidate | None:
     for candidate in rank(ladder.profile, ladder.search):
         choice = candidate.choice
-        is_new = choice.label not in tried and choice.technique not in ladder.settled
-        if is_new and candidate.is_worth_a_trial:
+        if choice.label in tried or choice.technique in ladder.settled:
+            continue
+        reason = candidate.find_reason_against(ladder.finest)
+        if reason is None:
             return candidate
-        if is_new:
-            note = f"not tried: {choice.label}, predicted {candidate.ratio:.2f}x at most"
-            if note not in ladder.notes:
-                ladder.notes.append(note)
+        ladder.passed_over[choice.label] = reason
     return None
 
 

@@ -9,6 +9,7 @@ from flatout.core.recipe import Recipe
 from flatout.core.trial import Trial
 from flatout.core.workload import Workload
 from flatout.hardware.machine import read_machine
+from flatout.profiling.regime import with_regime
 from flatout.seams.process import mend_leftovers
 from flatout.workflow import passes
 from flatout.workflow.passes import PassRunner, Tell
@@ -60,5 +61,5 @@ def measure(  # noqa: PLR0913  one keyword for each thing a caller may choose
     if trial.profile is None:
         return trial
     names = closer if trace is None else (*closer, "trace")
-    profile = passes.add_all(trial.profile, runner, names)
+    profile = with_regime(passes.add_all(trial.profile, runner, names))
     return trial.with_profile(profile.with_findings(rules.findings(profile, machine)))

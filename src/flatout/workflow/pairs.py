@@ -19,6 +19,9 @@ from flatout.core.stats import (
 from flatout.core.trial import Outcome, Trial
 from flatout.workflow.lab import Lab
 
+SAME_BATCH = 0.1
+"""Samples a step that differ by less are the same: an epoch's last batch is short."""
+
 
 @dataclass(slots=True)
 class Sides:
@@ -111,9 +114,25 @@ def _play_pair(
 
 def _evidence(lab: Lab, sides: Sides, rule: Rule) -> Evidence:
     base_s = [profile.whole_step_ms / 1e3 for profile in sides.base]
-    candidate_s = [profile.whole_step_ms / 1e3 for profile in sides.candidate]
-    others = [[t for t in group if t not in {*base_s, *candidate_s}] for group in lab.all_times()]
+    candidate_s = [
+        pace_ms(profile, base) / 1e3
+        for profile, base in zip(sides.candidate, sides.base, strict=True)
+    ]
+    own = {*base_s, *(profile.whole_step_ms / 1e3 for profile in sides.candidate)}
+    others = [[t for t in group if t not in own] for group in lab.all_times()]
     return gather(base_s, candidate_s, prior_of([g for g in others if g], rule), rule)
+
+
+def pace_ms(profile: Profile, base: Profile) -> float:
+    """Return the time in which a recipe trains the samples of one step of its base.
+
+    That is its own step, unless it changes the batch: a step of twice the samples may take twice as
+    long. Where the samples are not known the steps are taken to hold equally many.
+    """
+    own, theirs = profile.samples_per_step, base.samples_per_step
+    if not own or not theirs or abs(own / theirs - 1) < SAME_BATCH:
+        return profile.whole_step_ms
+    return profile.whole_step_ms * theirs / own
 
 
 def _middle(profiles: list[Profile]) -> Profile | None:

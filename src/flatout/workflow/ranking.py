@@ -7,7 +7,9 @@ from flatout import techniques
 from flatout.core.machine import Machine
 from flatout.core.profile import Profile
 from flatout.core.recipe import Choice
+from flatout.core.regime import Bound
 from flatout.core.technique import Effect, Numerics, Technique
+from flatout.profiling.regime import best_case, is_hopeless
 
 WORTH_A_TRIAL = 1.02
 """A predicted gain below this cannot pass the rule, so it is not tried."""
@@ -23,11 +25,19 @@ class Candidate:
     numerics: Numerics
     effect: Effect
     ratio: float
+    bound: Bound
+    """The most it could bring, whatever was predicted."""
 
     @property
     def is_worth_a_trial(self) -> bool:
         """Whether the predicted gain could be shown at all."""
         return self.ratio >= WORTH_A_TRIAL
+
+    def find_reason_against(self, smallest: float) -> str | None:
+        """Return why a trial is a waste, given the smallest gain that could show, or None."""
+        if is_hopeless(self.bound, max(smallest, WORTH_A_TRIAL)):
+            return self.bound.why
+        return None if self.is_worth_a_trial else f"predicted {self.ratio:.2f}x at most"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,11 +81,13 @@ def find_companion(
 
 def _candidate(name: str, option: Technique, profile: Profile, machine: Machine) -> Candidate:
     effect = option.predict(profile, machine)
+    bound = best_case(profile, option.addresses)
     step_ms = profile.whole_step_ms
     after_ms = max(step_ms + effect.step_ms, step_ms / MAX_RATIO)
     return Candidate(
         choice=Choice(technique=name, settings=option.settings()),
         numerics=option.numerics,
         effect=effect,
-        ratio=step_ms / after_ms,
+        ratio=min(step_ms / after_ms, bound.ratio),
+        bound=bound,
     )

@@ -48,6 +48,12 @@ class Referee:
     def _judge(self, recipe: Recipe) -> LossCheck:
         if self.aa_check is None:
             self._make_reference()
+        rest = _without_training(recipe)
+        if rest.choices and rest != recipe:
+            # A lever that changes the training on purpose hides what the others do.
+            check = self.check(rest)
+            if not check.passed:
+                return check
         if self._baseline is None or self._repeat is None:
             return self.aa_check or LossCheck(status="not_compared")
         self.tell(f"guard: {recipe.label}")
@@ -129,6 +135,14 @@ def promise_of(recipe: Recipe) -> Numerics:
     """
     kinds = [techniques.technique_class(name).numerics for name in recipe.names]
     return max(kinds, key=lambda numerics: numerics.rank, default=Numerics.EXACT)
+
+
+def _without_training(recipe: Recipe) -> Recipe:
+    """Return the levers of a recipe whose effect on the numbers can be compared."""
+    for name in recipe.names:
+        if techniques.technique_class(name).numerics is Numerics.TRAINING:
+            recipe = recipe.without(name)
+    return recipe
 
 
 def _record(trial: Trial) -> GuardRecord | None:

@@ -1,12 +1,13 @@
 """From a comparison of two recipes to a row of the table."""
 
+import math
 from dataclasses import replace
 
 from flatout.core.ablation import LossCheck, Row, Verdict
 from flatout.core.recipe import Recipe
 from flatout.core.stats import Decision
 from flatout.core.trial import Outcome, Trial
-from flatout.workflow.pairs import Match
+from flatout.workflow.pairs import Match, pace_ms
 from flatout.workflow.ranking import Candidate
 
 MIN_STARTUP_S = 1.0
@@ -26,6 +27,7 @@ def row_of(candidate: Candidate, base: Recipe, match: Match, check: LossCheck) -
         comparison=match.comparison,
         loss_check=check,
         predicted_ratio=candidate.ratio,
+        bound_ratio=candidate.bound.ratio if math.isfinite(candidate.bound.ratio) else None,
         startup_s=startup_s,
         break_even_steps=break_even,
         why=why,
@@ -66,7 +68,7 @@ def _break_even(match: Match) -> tuple[float, int | None]:
     if cold is None or base is None or steady is None:
         return 0.0, None
     startup_s = (cold.warmup_ms - base.warmup_ms) / 1e3
-    saved_s = (base.step_ms.median - steady.step_ms.median) / 1e3
+    saved_s = (base.step_ms.median - pace_ms(steady, base)) / 1e3
     if startup_s < MIN_STARTUP_S or saved_s <= 0:
         return max(0.0, startup_s), None
     return startup_s, int(startup_s / saved_s) + 1

@@ -146,7 +146,7 @@ def test_only_the_optimizers_share_can_be_gained():
 @pytest.mark.parametrize(
     ("facts", "optimizer_ms"),
     [
-        (optimizer(), 1.0),
+        (optimizer(), 0.0),
         (optimizer(is_fused=True), 100.0),
         (optimizer(has_fused_option=False), 100.0),
     ],

@@ -68,7 +68,7 @@ Take the loss of output.float().
 
     def forward(self, call: Callable[..., Any], root: Any) -> Callable[..., Any]:
         """Put the call under autocast, unless the script chose a precision itself."""
-        device_type = _check_root(root)
+        device_type = check_root(root)
         return autocast_bf16(call, device_type)
 
 
@@ -79,13 +79,28 @@ def autocast_bf16(call: Callable[..., Output], device_type: str) -> Callable[...
     """
     import torch
 
-    @functools.wraps(call)
-    def call_in_bf16(*args: Any, **kwargs: Any) -> Any:
-        with torch.autocast(device_type, dtype=torch.bfloat16):
-            output = call(*args, **kwargs)
-        return map_leaves(output, _to_fp32)
+    return autocast_to(torch.bfloat16, call, device_type)
 
-    return call_in_bf16
+
+def autocast_to(
+    dtype: "torch.dtype", call: Callable[..., Output], device_type: str
+) -> Callable[..., Output]:
+    """Return the call under autocast to a dtype, its outputs of that dtype cast back to fp32."""
+    import torch
+
+    def to_fp32(leaf: Any) -> Any:
+        if isinstance(leaf, torch.nn.utils.rnn.PackedSequence):
+            return leaf.float() if leaf.data.dtype == dtype else leaf
+        is_lowered = isinstance(leaf, torch.Tensor) and leaf.dtype == dtype
+        return leaf.float() if is_lowered else leaf
+
+    @functools.wraps(call)
+    def call_lowered(*args: Any, **kwargs: Any) -> Any:
+        with torch.autocast(device_type, dtype=dtype):
+            output = call(*args, **kwargs)
+        return map_leaves(output, to_fp32)
+
+    return call_lowered
 
 
 def has_fast_bf16(profile: Profile, machine: Machine) -> bool:
@@ -101,16 +116,7 @@ def is_plain_fp32(model: ModelFacts) -> bool:
     return model.dtypes == ("float32",) and not model.used_autocast
 
 
-def _to_fp32(leaf: Any) -> Any:
-    import torch
-
-    if isinstance(leaf, torch.nn.utils.rnn.PackedSequence):
-        return leaf.float() if leaf.data.dtype == torch.bfloat16 else leaf
-    is_bf16 = isinstance(leaf, torch.Tensor) and leaf.dtype == torch.bfloat16
-    return leaf.float() if is_bf16 else leaf
-
-
-def _check_root(root: "torch.nn.Module") -> str:
+def check_root(root: "torch.nn.Module") -> str:
     """Return the device type of the root's parameters.
 
     Raises:

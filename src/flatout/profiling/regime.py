@@ -1,0 +1,183 @@
+"""What bounds the step, and what a lever could give at most. Pure: a profile in, words out.
+
+A lever that acts on six percent of the step gives 1.06x at most (Amdahl's law), however good it is.
+"""
+
+import re
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from flatout.core.profile import PHASES, Profile
+from flatout.core.regime import CAUSES, Bound, Regime
+
+if TYPE_CHECKING:
+    from flatout.core.trace import TraceEntry
+
+COMPUTE = ("forward", "backward", "optimizer")
+COMPUTE_CAUSES = ("gemm", "bandwidth", "compute")
+"""Causes that lie in the kernels themselves."""
+SMALL_WORK_CAUSES = ("launch", "bandwidth", "compute")
+"""Causes that fusing operations takes away."""
+PRODUCTS = re.compile(
+    r"gemm|gemv|cutlass|wgmma|xmma|matmul|\bmma|conv|winograd|cudnn|flash|fmha|attention|"
+    r"aten::(mm|bmm|addmm|baddbmm|addbmm|linear)$|mkldnn_linear|mkl_linear",
+    re.IGNORECASE,
+)
+"""Names of kernels and operators that are matrix products, convolutions or attention."""
+MARGIN = 1.5
+"""A share may be this many times what was measured: phases are medians, and clocks differ."""
+SLACK = 0.01
+"""Added to every share before a lever is called hopeless: one percent of the step is noise."""
+LEAST_LEFT = 0.02
+"""Smallest share of the step that is taken to remain, so that a best case stays a number."""
+
+
+def with_regime(profile: Profile) -> Profile:
+    """Return the profile with its regime, from everything it holds."""
+    return replace(profile, regime=regime_of(profile))
+
+
+def regime_of(profile: Profile) -> Regime:
+    """Return what bounds the step, as far as the profile tells."""
+    shares, evidence, missing = {}, [], {}
+    for cause, (share, why) in {
+        "input": _input(profile),
+        "sync": _sync(profile),
+        "communication": _communication(profile),
+        "launch": _launch(profile),
+    }.items():
+        if share is None:
+            missing[cause] = why
+            continue
+        shares[cause] = share
+        if share > 0:
+            evidence.append(f"{cause}: {why}")
+    kernels = max(0.0, profile.share(*COMPUTE) - sum(shares.values()) + shares["input"])
+    split, why = _split(profile, kernels)
+    shares |= split
+    if why:
+        evidence.append(f"kernels: {why}")
+    if "compute" in split:
+        missing["gemm"] = missing["bandwidth"] = "a trace tells products from the rest: --trace"
+    name = max(CAUSES, key=lambda cause: shares.get(cause, 0.0))
+    return Regime(
+        name=name if shares.get(name) else "compute",
+        shares=shares,
+        evidence=tuple(evidence),
+        amdahl={phase: _ratio_without(profile.share(phase)) for phase in PHASES},
+        missing=missing,
+    )
+
+
+def best_case(profile: Profile, addresses: Collection[str]) -> Bound:
+    """Return the most that a lever could give which acts on the given phases.
+
+    Generous on purpose, as a hopeless lever is never tried: of the median and the mean the larger
+    share counts, with the epoch's start where the loader is concerned. A lever that addresses no
+    phase of the step is not bounded.
+    """
+    phases = [phase for phase in PHASES if phase in addresses]
+    if not phases or profile.step_ms.median <= 0 or not any(profile.phases_ms.values()):
+        return Bound(ratio=float("inf"), share=1.0, why="nothing is known that bounds it")
+    share = max(profile.share(*phases), _mean_share(profile, phases))
+    if "data_wait" in phases:
+        start = profile.whole_step_ms - profile.step_ms.median
+        share = (share * profile.step_ms.median + start) / profile.whole_step_ms
+    named = " and ".join(phase.replace("_", " ") for phase in phases)
+    ratio = _ratio_without(share)
+    verb = "is" if len(phases) == 1 else "are"
+    why = f"{named} {verb} {100 * share:.1f} % of the step: at most {ratio:.2f}x"
+    return Bound(ratio=ratio, share=share, why=why)
+
+
+def is_hopeless(bound: Bound, smallest: float) -> bool:
+    """Tell whether even a generous reading of the best case stays below a gain that could show.
+
+    >>> is_hopeless(Bound(ratio=1.002, share=0.002, why=""), 1.02)
+    True
+    >>> is_hopeless(Bound(ratio=1.02, share=0.02, why=""), 1.02)
+    False
+    """
+    return _ratio_without(MARGIN * bound.share + SLACK) < smallest
+
+
+def addressable_ms(
+    profile: Profile, phases: Iterable[str], causes: Collection[str] = CAUSES
+) -> float:
+    """Return the milliseconds of some phases that lie with some causes.
+
+    Where the profile does not tell the causes apart, that is all of them: predictions are meant
+    to be optimistic, and the trial decides.
+    """
+    whole_ms = profile.step_ms.median * profile.share(*phases)
+    shares = profile.regime.shares if profile.regime else {}
+    known = {c: s for c, s in shares.items() if c not in ("input", "communication")}
+    total = sum(known.values())
+    if total <= 0:
+        return whole_ms
+    return whole_ms * sum(share for cause, share in known.items() if cause in causes) / total
+
+
+def _input(profile: Profile) -> tuple[float, str]:
+    share = profile.share("data_wait", "h2d")
+    return share, f"data wait and copies to the device are {100 * share:.1f} % of the step"
+
+
+def _sync(profile: Profile) -> tuple[float | None, str]:
+    if profile.device_kind == "cpu":
+        return 0.0, ""
+    known = [point.ms_per_step for point in profile.syncs if point.ms_per_step is not None]
+    if not known:
+        return None, "the waits of the host: measure without --quick"
+    idle = profile.trace.idle.idle_share if profile.trace and profile.trace.idle else 1.0
+    # A wait for a busy device costs nothing by itself.
+    share = min(sum(known) / profile.step_ms.median, idle, 1.0)
+    return share, f"the host waits for the device in {len(known)} places, {100 * share:.1f} %"
+
+
+def _communication(profile: Profile) -> tuple[float, str]:
+    exposed = [rank.exposed_communication_ms or 0.0 for rank in profile.ranks]
+    if profile.trace and profile.trace.exposed_communication_ms:
+        exposed.append(profile.trace.exposed_communication_ms)
+    share = min(1.0, max(exposed, default=0.0) / profile.step_ms.median)
+    return share, f"collectives that nothing hides are {100 * share:.1f} % of the step"
+
+
+def _launch(profile: Profile) -> tuple[float | None, str]:
+    if profile.device_kind == "cpu":
+        return None, "operators on a CPU start where they run"
+    if profile.trace is None or profile.trace.idle is None:
+        return None, "the idle times of the device: measure --trace"
+    waiting = profile.trace.idle.host_wait_share
+    share = max(0.0, waiting - _input(profile)[0] - (_sync(profile)[0] or 0.0))
+    return share, f"the device waits {100 * share:.1f} % of the time for kernels to be launched"
+
+
+def _split(profile: Profile, kernels: float) -> tuple[dict[str, float], str]:
+    """Return the kernels' share split into products and the rest, where something tells."""
+    entries: Sequence[TraceEntry] = ()
+    if profile.trace is not None:
+        entries = profile.trace.kernels or profile.trace.operators
+    total = sum(entry.ms_per_step for entry in entries)
+    if total > 0:
+        products = sum(e.ms_per_step for e in entries if PRODUCTS.search(e.name)) / total
+        why = f"{100 * products:.0f} % of their time in products, convolutions and attention"
+        return {"gemm": kernels * products, "bandwidth": kernels * (1 - products)}, why
+    least_ms = profile.limits.least_step_ms if profile.limits else None
+    if least_ms:
+        gemm = min(kernels, least_ms / profile.step_ms.median)
+        why = f"the products alone take {100 * gemm:.0f} % of the step at the measured peak rate"
+        return {"gemm": gemm, "compute": kernels - gemm}, why
+    return {"compute": kernels}, ""
+
+
+def _mean_share(profile: Profile, phases: Iterable[str]) -> float:
+    """Return the phases' share over all steps kept: a median hides what every tenth step does."""
+    columns = [PHASES.index(phase) for phase in phases]
+    total = sum(sum(step) for step in profile.steps_ms)
+    return sum(step[c] for step in profile.steps_ms for c in columns) / total if total else 0.0
+
+
+def _ratio_without(share: float) -> float:
+    return 1 / max(LEAST_LEFT, 1 - share)

@@ -1,0 +1,145 @@
+"""What bounds the step, and what a lever could give at most."""
+
+import pytest
+
+from flatout.core.profile import profile_from_json
+from flatout.core.readings import Limits, RankFacts, SyncPoint
+from flatout.core.trace import IdleSplit, TraceEntry, TraceSummary
+from flatout.profiling.regime import (
+    COMPUTE_CAUSES,
+    addressable_ms,
+    best_case,
+    is_hopeless,
+    regime_of,
+    with_regime,
+)
+from tests.techniques.facts import profile
+
+RESOLUTION = 1.02
+
+
+def trace(*, idle=0.0, products=0.0, rest=0.0):
+    return TraceSummary(
+        steps=3,
+        step_ms=100.0,
+        kernels=(
+            TraceEntry(name="sm90_xmma_gemm_bf16", calls_per_step=1, ms_per_step=products, share=0),
+            TraceEntry(name="vectorized_elementwise", calls_per_step=1, ms_per_step=rest, share=0),
+        ),
+        idle=IdleSplit(host_wait_share=idle, kernel_wait_share=0.0, other_share=0.0),
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "facts"),
+    [
+        ("input", profile(phases_ms={"data_wait": 300.0})),
+        ("input", profile(kind="cuda", phases_ms={"h2d": 300.0})),
+        (
+            "sync",
+            profile(
+                kind="cuda",
+                syncs=(SyncPoint(line="a.py:1", what="item", per_step=1, ms_per_step=70),),
+            ),
+        ),
+        (
+            "communication",
+            profile(
+                ranks=(
+                    RankFacts(
+                        rank=0,
+                        step_ms=100,
+                        phases_ms={},
+                        samples_per_s=1,
+                        exposed_communication_ms=60,
+                    ),
+                )
+            ),
+        ),
+        ("launch", profile(kind="cuda", trace=trace(idle=0.8, products=1, rest=1))),
+        ("gemm", profile(kind="cuda", trace=trace(products=80, rest=20))),
+        ("bandwidth", profile(kind="cuda", trace=trace(products=20, rest=80))),
+        ("gemm", profile(limits=Limits(least_step_ms=70.0))),
+        ("compute", profile()),
+    ],
+)
+def test_the_largest_share_names_the_regime(name, facts):
+    regime = regime_of(facts)
+
+    assert regime.name == name
+    assert sum(regime.shares.values()) <= 1 + 1e-9
+
+
+def test_what_is_not_known_is_said_with_what_would_tell():
+    regime = regime_of(profile(kind="cuda"))
+
+    assert "--trace" in regime.missing["launch"]
+    assert "--quick" in regime.missing["sync"]
+    assert "gemm" in regime.missing
+
+
+def test_a_wait_for_a_device_that_is_busy_anyway_is_no_sync_bound_step():
+    points = (SyncPoint(line="a.py:1", what="item", per_step=1, ms_per_step=90),)
+    facts = profile(kind="cuda", syncs=points, trace=trace(products=90, rest=10))
+
+    assert regime_of(facts).shares["sync"] == 0
+
+
+def test_json_brings_the_regime_back():
+    facts = with_regime(profile(phases_ms={"data_wait": 50.0}))
+
+    assert profile_from_json(facts.to_json()) == facts
+
+
+def test_six_percent_of_the_step_give_at_most_1_06():
+    bound = best_case(profile(phases_ms={"optimizer": 6.4}), {"optimizer", "slow_optimizer"})
+
+    assert bound.ratio == pytest.approx(1.064)
+    assert bound.why == "optimizer is 6.0 % of the step: at most 1.06x"
+    assert not is_hopeless(bound, RESOLUTION)
+
+
+def test_a_lever_on_nearly_nothing_is_hopeless():
+    bound = best_case(profile(phases_ms={"optimizer": 0.3}), {"optimizer"})
+
+    assert is_hopeless(bound, RESOLUTION)
+
+
+@pytest.mark.parametrize("share", [0.7, 1.0, 1.5, 2.0])
+def test_a_bound_is_read_generously(share):
+    facts = profile(phases_ms={"optimizer": share})
+
+    assert not is_hopeless(best_case(facts, {"optimizer"}), RESOLUTION)
+
+
+def test_a_lever_that_addresses_no_phase_is_never_hopeless():
+    bound = best_case(profile(), {"memory_leak"})
+
+    assert bound.ratio == float("inf")
+    assert not is_hopeless(bound, RESOLUTION)
+
+
+def test_a_cost_that_the_median_hides_counts():
+    cheap, dear = (0.0, 0.0, 40.0, 60.0, 0.0, 0.0), (0.0, 0.0, 40.0, 60.0, 100.0, 0.0)
+    facts = profile(steps_ms=(cheap,) * 9 + (dear,))
+
+    assert best_case(facts, {"optimizer"}).ratio == pytest.approx(1.1)
+
+
+def test_the_epochs_start_is_part_of_what_a_loader_lever_acts_on():
+    facts = profile(epoch_start_ms=1000.0, epoch_steps=10)
+
+    assert best_case(facts, {"data_wait"}).ratio == pytest.approx(2.0)
+
+
+def test_a_profile_without_a_step_bounds_nothing():
+    facts = profile(phases_ms={"forward": 0.0, "backward": 0.0})
+
+    assert best_case(facts, {"optimizer"}).ratio == float("inf")
+
+
+def test_levers_for_kernels_are_promised_only_the_kernels():
+    launching = with_regime(profile(kind="cuda", trace=trace(idle=0.75, products=1, rest=1)))
+
+    assert addressable_ms(launching, ("forward", "backward"), COMPUTE_CAUSES) == pytest.approx(25)
+    assert addressable_ms(profile(), ("forward",), COMPUTE_CAUSES) == 40.0

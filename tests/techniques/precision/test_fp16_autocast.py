@@ -1,0 +1,249 @@
+"""Scaled losses: the script sees plain gradients, and no update is made of infinities."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+
+from flatout.core.errors import NotApplicable, UserError
+from flatout.core.recipe import Choice, Recipe
+from flatout.techniques import build
+from flatout.techniques.precision.fp16_autocast import (
+    Fp16Autocast,
+    LossScaling,
+    autocast_fp16,
+    leaves_of,
+)
+from tests.techniques.facts import gpu, machine, model, profile
+from tests.techniques.guarded import checked, played
+
+
+def network():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 4))
+
+
+def loss_of(model, seed=1):
+    x = torch.randn(32, 8, generator=torch.Generator().manual_seed(seed))
+    return model(x).square().mean()
+
+
+def scaled_backward(scaling):
+    return scaling.around(torch.autograd.backward)
+
+
+def test_gradients_are_those_of_the_unscaled_loss():
+    plain, scaled = network(), network()
+
+    torch.autograd.backward(loss_of(plain))
+    scaled_backward(LossScaling())(loss_of(scaled))
+
+    pairs = zip(plain.parameters(), scaled.parameters(), strict=True)
+    assert all(torch.equal(p.grad, q.grad) for p, q in pairs)
+
+
+def test_accumulated_gradients_are_added_up_unscaled():
+    plain, scaled = network(), network()
+    backward = scaled_backward(LossScaling())
+
+    for seed in (1, 2, 3):
+        torch.autograd.backward(loss_of(plain, seed))
+        backward(loss_of(scaled, seed))
+
+    pairs = zip(plain.parameters(), scaled.parameters(), strict=True)
+    assert all(torch.allclose(p.grad, q.grad, rtol=1e-6) for p, q in pairs)
+
+
+def test_gradients_that_fp16_would_lose_are_kept():
+    value = torch.full((4,), 0.5, requires_grad=True)
+
+    def gradient(backward):
+        value.grad = None
+        backward((value.half().float() * 2.0**-26).sum())
+        return value.grad.tolist()
+
+    assert gradient(torch.autograd.backward) == [0.0] * 4
+    assert gradient(scaled_backward(LossScaling())) == [2.0**-26] * 4
+
+
+def test_a_parameter_outside_the_model_is_unscaled_too():
+    temperature = torch.ones((), requires_grad=True)
+    inner = network()
+
+    scaled_backward(LossScaling())(loss_of(inner) * temperature)
+
+    expected = loss_of(inner).detach()
+    assert torch.allclose(temperature.grad, expected)
+
+
+def test_the_leaves_of_a_graph_are_found():
+    inner = network()
+
+    found = {id(leaf) for leaf in leaves_of([loss_of(inner)])}
+
+    assert found == {id(p) for p in inner.parameters()}
+
+
+@pytest.fixture
+def scaling(monkeypatch):
+    """Return a scaling whose hooks are gone after the test."""
+    made = LossScaling()
+    handles = [
+        register_optimizer_step_pre_hook(made._before_step),
+        register_optimizer_step_post_hook(made._after_step),
+    ]
+    kind = torch.optim.lr_scheduler.LRScheduler
+    monkeypatch.setattr(kind, "step", made._holding(kind.step))
+    yield made
+    for handle in handles:
+        handle.remove()
+
+
+def test_a_step_that_overflowed_changes_nothing_and_halves_the_scale(scaling):
+    model = network()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    before = copy.deepcopy(model.state_dict())
+    scale = scaling.scale
+
+    scaled_backward(scaling)(loss_of(model) * float("inf"))
+    optimizer.step()
+
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+    assert (scaling.scale, scaling.skipped) == (scale / 2, 1)
+    assert not optimizer.state
+
+
+def test_one_overflow_among_accumulated_losses_skips_the_step(scaling):
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    before = copy.deepcopy(model.state_dict())
+    backward = scaled_backward(scaling)
+
+    backward(loss_of(model) * float("inf"))
+    backward(loss_of(model))
+    optimizer.step()
+    skipped = {name: torch.equal(before[name], p) for name, p in model.state_dict().items()}
+    optimizer.zero_grad()
+    backward(loss_of(model))
+    optimizer.step()
+
+    assert all(skipped.values())
+    assert not torch.equal(before["0.weight"], model[0].weight)
+    assert scaling.skipped == 1
+
+
+def test_a_closure_that_overflows_changes_nothing(scaling):
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    before = copy.deepcopy(model.state_dict())
+
+    def closure():
+        optimizer.zero_grad()
+        loss = loss_of(model) * float("inf")
+        scaled_backward(scaling)(loss)
+        return loss
+
+    optimizer.step(closure)
+
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+
+
+def test_a_skipped_step_does_not_advance_the_schedule(scaling):
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
+    backward = scaled_backward(scaling)
+
+    rates = []
+    for factor in (1.0, float("inf"), 1.0):
+        optimizer.zero_grad()
+        backward(loss_of(model) * factor)
+        optimizer.step()
+        schedule.step()
+        rates.append(optimizer.param_groups[0]["lr"])
+
+    assert rates == [0.5, 0.5, 0.25]
+
+
+def test_a_schedule_by_epochs_goes_on_after_a_skipped_step(scaling):
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
+    backward = scaled_backward(scaling)
+
+    for factor in (1.0, float("inf")):
+        optimizer.zero_grad()
+        backward(loss_of(model) * factor)
+        optimizer.step()
+    schedule.step()
+
+    assert optimizer.param_groups[0]["lr"] == 0.5
+
+
+def test_sparse_gradients_are_unscaled_too():
+    table = nn.Embedding(10, 4, sparse=True)
+
+    scaled_backward(LossScaling())(table(torch.tensor([1, 1, 3])).sum())
+
+    assert table.weight.grad.to_dense()[1].tolist() == [2.0] * 4
+
+
+def test_products_are_computed_in_fp16_and_given_back_in_fp32():
+    seen = []
+    linear = nn.Linear(8, 4)
+    linear.register_forward_hook(lambda _m, _i, output: seen.append(output.dtype))
+
+    output = autocast_fp16(linear, "cpu")(torch.randn(2, 8))
+
+    assert (seen, output.dtype) == ([torch.float16], torch.float32)
+
+
+def test_a_model_of_another_precision_is_left_alone():
+    lowered = nn.Linear(2, 2).bfloat16()
+
+    with pytest.raises(NotApplicable, match="bfloat16"):
+        Fp16Autocast().forward(lowered, lowered)
+    with pytest.raises(NotApplicable, match="no model was put under fp16"):
+        Fp16Autocast().backward(torch.autograd.backward)
+
+
+def test_a_scale_that_is_no_power_of_two_is_refused():
+    choice = Choice(technique="fp16_autocast", settings={"initial_scale": 1000})
+
+    with pytest.raises(UserError, match="power of two; try 8192"):
+        build(Recipe(choices=(choice,)))
+
+
+@pytest.mark.parametrize(
+    ("kind", "capability", "count"),
+    [("cuda", (7, 5), 1), ("cuda", (8, 0), 0), ("cuda", (6, 1), 0), ("cpu", None, 0)],
+)
+def test_it_is_offered_where_fp16_is_fast_and_bf16_is_not(kind, capability, count):
+    facts = profile(kind=kind, models=(model(),))
+
+    found = Fp16Autocast.candidates(facts, machine(device=gpu(capability)))
+
+    assert len(found) == count
+
+
+@pytest.mark.slow
+def test_the_guard_finds_a_clipped_accumulating_training_inside_the_band():
+    check = checked("tiny_gpt.py --accumulate 2 --clip 0.5 --schedule", "fp16_autocast")
+
+    assert check.status == "within", check
+
+
+@pytest.mark.slow
+def test_it_is_applied_to_a_real_script():
+    trial = played("tiny_gpt.py --clip 0.5 --schedule", "fp16_autocast")
+
+    assert trial.outcome.value == "ok", trial.message
+    assert [(item.technique, item.status) for item in trial.applied] == [
+        ("fp16_autocast", "applied")
+    ]
+    assert trial.profile.losses[-1] < trial.profile.losses[0]
