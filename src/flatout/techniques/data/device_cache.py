@@ -1,0 +1,207 @@
+"""Keep a small data set on the device and pick its batches there.
+
+What it does: puts the whole set into the device's memory once and picks the rows of each batch with
+one `index_select`, in the order that the loader's own sampler draws. On a CPU training the device
+is host memory: what is saved is a call for each sample, collating and the workers.
+When it helps: a small set (a `TensorDataset`, or samples that are the same each time) whose loading
+or copying shows in the step.
+What it costs: memory for the set on the device.
+How it is checked: batches, their order and the trainer's random stream are bit-identical.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, final
+
+from flatout.core.errors import NotApplicable
+from flatout.core.machine import Machine
+from flatout.core.profile import Profile
+from flatout.core.technique import Effect, Numerics, Technique
+from flatout.data.repeats import examine
+from flatout.data.resident import Resident, collate_whole
+from flatout.data.room import free_memory_bytes, local_ranks
+from flatout.techniques.data.loader_workers import MIN_WAIT_SHARE
+
+KNOWN_SAMPLERS = frozenset({"RandomSampler", "SequentialSampler", "DistributedSampler"})
+"""Samplers of torch that draw all they draw when an epoch starts: drawing their numbers later,
+as a loader without workers does, moves no random stream."""
+PICK_MS_PER_MB = 0.12
+"""0.021-0.025 ms to gather a row of 0.197 MB (research on the input pipeline, one core)."""
+START_US = 60.0
+"""Time of a batch's few torch calls, whatever its size."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceCache(Technique):
+    """Keep the whole set on the device and pick batches there."""
+
+    family: ClassVar[str] = "data"
+    addresses: ClassVar[frozenset[str]] = frozenset({"data_wait", "h2d"})
+    numerics: ClassVar[Numerics] = Numerics.EXACT
+    by_hand: ClassVar[str] = """
+In place of the training loader, for a set that fits:
++ from flatout.techniques.data.device_cache import batches_on_device
++ for batch in batches_on_device(loader, device):
+"""
+
+    memory_share: float = 0.4
+    """Share of the device's free memory that the set may take."""
+    make_s: float = 30.0
+    """Longest time to make all samples once."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.memory_share <= 0.9:
+            raise ValueError(f"memory_share={self.memory_share} must be above 0 and at most 0.9")
+        if self.make_s <= 0:
+            raise ValueError(f"make_s={self.make_s} must be above 0")
+
+    @classmethod
+    def candidates(cls, profile: Profile, machine: Machine) -> Sequence["DeviceCache"]:
+        """Return the lever when data or copies show in the step and the set fits beside it."""
+        loaders = profile.training_loaders
+        if len(loaders) != 1 or profile.share("data_wait", "h2d") < MIN_WAIT_SHARE:
+            return ()
+        if loaders[0].is_iterable or not loaders[0].dataset_len:
+            return ()
+        free = machine.device.memory_bytes - profile.peak_bytes.device
+        return [cls()] if set_bytes(profile) <= cls().memory_share * free else ()
+
+    def predict(self, profile: Profile, machine: Machine) -> Effect:
+        """Take waiting and copying away, and put the picking in their place."""
+        del machine
+        moved_mb = sum(x.batch_bytes for x in profile.training_loaders) / 1e6
+        pick_ms = START_US / 1e3
+        if profile.device_kind == "cpu":
+            pick_ms += PICK_MS_PER_MB * moved_mb
+        pick_ms *= max(1.0, profile.batches_per_step)
+        now_ms = profile.phases_ms["data_wait"] + profile.phases_ms["h2d"]
+        return Effect(
+            step_ms=-max(0.0, now_ms - pick_ms),
+            peak_bytes=int(set_bytes(profile)),
+            startup_s=min(self.make_s, set_bytes(profile) / 1e9),
+            why=f"{set_bytes(profile) / 1e6:.0f} MB of samples kept on the device",
+        )
+
+    def loader(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Ask for a loader without workers: its batches are picked, not made."""
+        check_loader(arguments)
+        return {
+            **arguments,
+            "num_workers": 0,
+            "pin_memory": False,
+            "persistent_workers": False,
+            "prefetch_factor": None,
+            "timeout": 0,
+        }
+
+    def batches(self, batches: Iterator[Any], loader: Any) -> Iterator[Any]:
+        """Let the iterator fetch from the device."""
+        resident = _known(loader) or self._place(loader)
+        fetcher = getattr(batches, "_dataset_fetcher", None)
+        if fetcher is None:
+            raise NotApplicable("the loader has a way of its own to fetch")
+        fetcher.fetch = resident.fetch
+        return batches
+
+    def _place(self, loader: Any) -> Resident:
+        device = _device()
+        resident = placed(
+            loader, device, budget_bytes=int(self.memory_share * _free(device)), make_s=self.make_s
+        )
+        vars(loader)[RESIDENT] = resident
+        return resident
+
+
+RESIDENT = "_flatout_resident"
+"""On a loader whose set lies on the device."""
+
+
+def batches_on_device(loader: Any, device: Any, *, make_s: float = 300.0) -> Iterator[Any]:
+    """Return the batches of one epoch of a loader, picked from its set on the device.
+
+    Raises:
+        NotApplicable: if the set changes, does not stack or does not fit.
+    """
+    check_loader(
+        {
+            "dataset": loader.dataset,
+            "collate_fn": loader.collate_fn,
+            "batch_size": loader.batch_size,
+            "sampler": loader.sampler,
+        }
+    )
+    resident = _known(loader)
+    if resident is None:
+        resident = placed(loader, device, budget_bytes=int(0.9 * _free(device)), make_s=make_s)
+        vars(loader)[RESIDENT] = resident
+    return (resident.fetch(numbers) for numbers in iter(loader.batch_sampler))
+
+
+def placed(loader: Any, device: Any, *, budget_bytes: int, make_s: float) -> Resident:
+    """Return the loader's set on the device.
+
+    Raises:
+        NotApplicable: if the set changes, does not stack or does not fit.
+    """
+    from torch.utils.data import TensorDataset
+
+    dataset = loader.dataset
+    if type(dataset) is not TensorDataset:
+        found = examine(dataset)
+        if not found.is_same:
+            raise NotApplicable(found.trouble)
+        budget_bytes = min(budget_bytes, int(0.5 * free_memory_bytes() / local_ranks()))
+    return collate_whole(dataset, budget_bytes=budget_bytes, limit_s=make_s).moved(device)
+
+
+def check_loader(arguments: Mapping[str, Any]) -> None:
+    """Make sure that picking rows gives what the loader would have made.
+
+    Raises:
+        NotApplicable: with the reason why not.
+    """
+    from torch.utils import data
+
+    dataset = arguments["dataset"]
+    if isinstance(dataset, data.IterableDataset | list) or not len(dataset):
+        raise NotApplicable("only a map-style data set with samples can be kept on the device")
+    if arguments.get("collate_fn") not in (None, data.default_collate):
+        raise NotApplicable("the loader collates in a way of its own")
+    if arguments.get("batch_size", 1) is None and arguments.get("batch_sampler") is None:
+        raise NotApplicable("the loader does not make batches")
+    batch_sampler = arguments.get("batch_sampler")
+    sampler = getattr(batch_sampler, "sampler", None) or arguments.get("sampler")
+    if batch_sampler is not None and type(batch_sampler) is not data.BatchSampler:
+        raise NotApplicable(f"{type(batch_sampler).__name__} may draw numbers as it goes")
+    if sampler is not None and type(sampler).__name__ not in KNOWN_SAMPLERS:
+        raise NotApplicable(f"{type(sampler).__name__} may draw numbers as it goes")
+
+
+def set_bytes(profile: Profile) -> float:
+    """Return the bytes of all samples of the training loaders, judged by their batches."""
+    return sum(
+        (x.dataset_len or 0) * x.batch_bytes / max(1, x.batch_size or 1)
+        for x in profile.training_loaders
+    )
+
+
+def _known(loader: Any) -> Resident | None:
+    found: Resident | None = vars(loader).get(RESIDENT)
+    return found
+
+
+def _device() -> Any:
+    import torch
+
+    if torch.cuda.is_available():
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")
+
+
+def _free(device: Any) -> int:
+    import torch
+
+    if torch.device(device).type != "cuda":
+        return free_memory_bytes() // local_ranks()
+    return int(torch.cuda.mem_get_info(device)[0])

@@ -1,0 +1,182 @@
+import pytest
+import torch
+from torch.utils.data import (
+    DataLoader,
+    RandomSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+)
+
+from flatout.core.errors import NotApplicable
+from flatout.techniques.data.device_cache import DeviceCache, batches_on_device
+from tests.techniques.data.samples import Numbers, Stream
+from tests.techniques.facts import GIB, gpu, loader, machine, profile
+
+
+def tensors(length=30):
+    return TensorDataset(torch.arange(4.0 * length).reshape(length, 4), torch.arange(length))
+
+
+class Named(Numbers):
+    """Samples of several kinds of values."""
+
+    def __getitem__(self, index):
+        return {"x": torch.full((3,), float(index)), "label": index, "weight": index / 7}
+
+
+class Words(Numbers):
+    def __getitem__(self, index):
+        return "word", index
+
+
+class Growing(Numbers):
+    def __getitem__(self, index):
+        return torch.zeros(1 + index)
+
+
+class Noisy(Numbers):
+    def __getitem__(self, index):
+        return torch.rand(2)
+
+
+def plain(arguments):
+    return DataLoader(**arguments)
+
+
+def epochs(build, arguments):
+    """Return two epochs' batches as values, types and dtypes, and where the stream stands."""
+    torch.manual_seed(0)
+    technique = DeviceCache()
+    found = []
+    built = DataLoader(**arguments) if build is plain else DataLoader(**technique.loader(arguments))
+    for _ in range(2):
+        iterator = iter(built)
+        for batch in iterator if build is plain else technique.batches(iterator, built):
+            parts = batch.items() if isinstance(batch, dict) else enumerate(batch)
+            found.append([type(batch)] + [(k, v.dtype, v.tolist()) for k, v in parts])
+        found.append(torch.rand(1).item())
+    return found
+
+
+@pytest.mark.parametrize("dataset", [tensors(), Named()])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"shuffle": True},
+        {"shuffle": False, "drop_last": True},
+        {"shuffle": True, "num_workers": 2},
+        {"shuffle": True, "generator": torch.Generator()},
+    ],
+)
+def test_batches_order_and_random_stream_are_the_same_bit_by_bit(dataset, options):
+    asked = {"dataset": dataset, "batch_size": 7, **options}
+    generator = options.get("generator")
+
+    expected = epochs(plain, asked)
+    if generator is not None:
+        generator.manual_seed(0)
+        expected = epochs(plain, asked)
+        generator.manual_seed(0)
+
+    assert epochs(DeviceCache, asked) == expected
+
+
+def test_a_changed_batch_does_not_change_the_set():
+    asked = {"dataset": tensors(), "batch_size": 30}
+    built = DataLoader(**DeviceCache().loader(asked))
+    for batch in DeviceCache().batches(iter(built), built):
+        batch[0].zero_()
+
+    (again,) = DeviceCache().batches(iter(built), built)
+
+    assert torch.equal(again[0], asked["dataset"].tensors[0])
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ({"dataset": Stream()}, "map-style"),
+        ({"dataset": [1, 2]}, "map-style"),
+        ({"dataset": tensors(0)}, "map-style"),
+        ({"dataset": tensors(), "collate_fn": list}, "way of its own"),
+        ({"dataset": tensors(), "batch_size": None}, "does not make batches"),
+        (
+            {"dataset": tensors(), "sampler": WeightedRandomSampler([1.0] * 30, 30)},
+            "WeightedRandomSampler may draw",
+        ),
+    ],
+)
+def test_loaders_whose_batches_cannot_be_picked(asked, words):
+    with pytest.raises(NotApplicable, match=words):
+        DeviceCache().loader(asked)
+
+
+@pytest.mark.parametrize(
+    ("dataset", "words"),
+    [
+        (Noisy(), "draws random numbers"),
+        (Words(), "holds a str"),
+        (Growing(), "do not stack"),
+    ],
+)
+def test_sets_that_cannot_be_kept(dataset, words):
+    built = DataLoader(**DeviceCache().loader({"dataset": dataset, "batch_size": 4}))
+
+    with pytest.raises(NotApplicable, match=words):
+        DeviceCache().batches(iter(built), built)
+
+
+def test_a_set_that_does_not_fit_is_said(monkeypatch):
+    monkeypatch.setattr("flatout.techniques.data.device_cache.free_memory_bytes", lambda: 100)
+    built = DataLoader(tensors(), batch_size=4)
+
+    with pytest.raises(NotApplicable, match="GB are free"):
+        DeviceCache().batches(iter(built), built)
+
+
+def test_the_function_gives_an_epoch_in_the_samplers_order():
+    built = DataLoader(tensors(), batch_size=4, sampler=RandomSampler(range(30)))
+    torch.manual_seed(3)
+    expected = [batch[1].tolist() for batch in built]
+    torch.manual_seed(3)
+    torch.empty((), dtype=torch.int64).random_()  # the seed for workers, drawn by a loader only
+
+    found = [batch[1].tolist() for batch in batches_on_device(built, "cpu")]
+
+    assert sorted(sum(found, [])) == sorted(sum(expected, [])) == list(range(30))
+
+
+def waiting(**changes):
+    return profile(phases_ms={"data_wait": 50.0}, loaders=(loader(**changes),))
+
+
+def test_it_is_offered_where_the_set_fits_beside_the_training():
+    assert DeviceCache.candidates(waiting(), machine()) == [DeviceCache()]
+    assert DeviceCache.candidates(waiting(dataset_len=10**6), machine()) == ()
+    assert DeviceCache.candidates(waiting(is_iterable=True), machine()) == ()
+    assert DeviceCache.candidates(profile(loaders=(loader(),)), machine()) == ()
+
+
+def test_on_a_gpu_the_copies_go_too_and_the_set_takes_memory():
+    facts = profile(kind="cuda", phases_ms={"data_wait": 20.0, "h2d": 10.0}, loaders=(loader(),))
+
+    effect = DeviceCache().predict(facts, machine(device=gpu()))
+
+    assert -30 < effect.step_ms < -29
+    assert effect.peak_bytes == 100 * 1_000_000 < GIB
+
+
+@pytest.mark.parametrize("settings", [{"memory_share": 0}, {"make_s": 0}])
+def test_settings_without_sense_are_refused(settings):
+    with pytest.raises(ValueError, match="must"):
+        DeviceCache(**settings)
+
+
+@pytest.mark.gpu
+def test_batches_lie_on_the_gpu():
+    built = DataLoader(tensors(), batch_size=7)
+
+    found = list(DeviceCache().batches(iter(built), built))
+
+    assert all(x.is_cuda for batch in found for x in batch)
+    assert torch.equal(torch.cat([b[1] for b in found]).cpu(), torch.arange(30))
