@@ -82,7 +82,7 @@ def test_nothing_is_accumulated_of_less_than_one_sample():
 def test_the_formula_adds_three_terms_and_names_what_it_misses():
     stream = toy_stream()
     at_peak = components_at(stream, replay(stream).peak_at)
-    largest = {part: 10 for part in Component}
+    largest = dict.fromkeys(Component, 10)
 
     found = formula(at_peak, largest)
 

@@ -11,7 +11,11 @@ FP32, INT64 = 4, 8
 class Recorder:
     """Collects allocations and events in the order in which they happen."""
 
-    def __init__(self):
+    def __init__(self, batch, layers, odd):
+        self.batch, self.layers, self.odd = batch, layers, odd
+        self.shapes = [("head", (VOCABULARY, WIDTH))]
+        self.shapes += [(f"blocks.{layer}", (WIDTH, 4 * WIDTH)) for layer in range(layers)]
+        self.states, self.gradients = [], []
         self.allocations = []
         self.events = []
         self.marks = []
@@ -39,24 +43,21 @@ class Recorder:
             )
         )
         index = len(self.allocations) - 1
-        self.events.append(StreamEvent(index, True))
+        self.events.append(StreamEvent(index, born=True))
         return index
 
     def free(self, index):
-        self.events.append(StreamEvent(index, False))
+        self.events.append(StreamEvent(index, born=False))
 
 
 def toy_stream(batch=4, layers=4, steps=2, *, odd=0):
     """Return the stream of a small language model; `odd` bytes make sizes that are not affine."""
-    work = Recorder()
+    work = Recorder(batch, layers, odd)
     work.enter(Phase.SETUP, 0)
-    shapes = [("head", (VOCABULARY, WIDTH))]
-    shapes += [(f"blocks.{layer}", (WIDTH, 4 * WIDTH)) for layer in range(layers)]
-    for module, shape in shapes:
+    for module, shape in work.shapes:
         work.make(shape, Component.PARAMETERS, "empty", module)
-    states, gradients = [], []
     for step in range(steps):
-        gradients = play_step(work, batch, layers, shapes, states, gradients, step, odd)
+        play_step(work, step)
     return MemoryStream(
         allocations=tuple(work.allocations),
         events=work.events,
@@ -69,47 +70,32 @@ def toy_stream(batch=4, layers=4, steps=2, *, odd=0):
     )
 
 
-def play_step(work, batch, layers, shapes, states, gradients, step, odd):
+def play_step(work, step):
     work.enter(Phase.DATA, step)
-    tokens = work.make((batch, TOKENS), Component.INPUTS, "_to_copy", "", INT64, "int64")
-    for gradient in gradients:
+    tokens = work.make((work.batch, TOKENS), Component.INPUTS, "_to_copy", "", INT64, "int64")
+    for gradient in work.gradients:
         work.free(gradient)
     work.enter(Phase.FORWARD, step)
-    activations = forward(work, batch, layers, odd)
-    rows = batch * TOKENS
+    activations = forward(work)
+    rows = work.batch * TOKENS
     logits = work.make((rows, VOCABULARY), Component.ACTIVATIONS, "aten.mm.default", "head")
     chances = work.make((rows, VOCABULARY), Component.ACTIVATIONS, "aten._log_softmax.default")
     loss = work.make((), Component.ACTIVATIONS, "aten.nll_loss_forward.default")
     work.free(logits)
-    work.enter(Phase.BACKWARD, step)
-    spread = work.make((rows, VOCABULARY), Component.TEMPORARIES, "aten._log_softmax_backward_data")
-    work.free(chances)
-    gradients = [work.make(shapes[0][1], Component.GRADIENTS, "aten.mm.default", "head")]
-    flow = work.make((rows, WIDTH), Component.TEMPORARIES, "aten.mm.default", "head")
-    work.free(spread)
-    for layer in reversed(range(layers)):
-        module, shape = shapes[layer + 1]
-        gradients.append(work.make(shape, Component.GRADIENTS, "aten.mm.default", module))
-        after = work.make((rows, WIDTH), Component.TEMPORARIES, "aten.mm.default", module)
-        for index in activations[layer]:
-            work.free(index)
-        work.free(flow)
-        flow = after
-    work.free(flow)
+    backward(work, step, activations, chances)
     work.free(loss)
     work.enter(Phase.OPTIMIZER, step)
-    optimize(work, shapes, states)
+    optimize(work)
     work.free(tokens)
-    return gradients
 
 
-def forward(work, batch, layers, odd):
+def forward(work):
     activations = []
-    for layer in range(layers):
+    for layer in range(work.layers):
         name = f"blocks.{layer}"
-        rows = batch * TOKENS
+        rows = work.batch * TOKENS
         wide = work.make(
-            (rows * 4 * WIDTH + odd * batch * batch,),
+            (rows * 4 * WIDTH + work.odd * work.batch**2,),
             Component.ACTIVATIONS,
             "aten.addmm.default",
             f"{name}.up",
@@ -120,14 +106,35 @@ def forward(work, batch, layers, odd):
     return activations
 
 
-def optimize(work, shapes, states):
-    if not states:
-        for _module, shape in shapes:
+def backward(work, step, activations, chances):
+    work.enter(Phase.BACKWARD, step)
+    rows = work.batch * TOKENS
+    operator = "aten._log_softmax_backward_data"
+    spread = work.make((rows, VOCABULARY), Component.TEMPORARIES, operator)
+    work.free(chances)
+    work.gradients = [work.make(work.shapes[0][1], Component.GRADIENTS, "aten.mm.default", "head")]
+    flow = work.make((rows, WIDTH), Component.TEMPORARIES, "aten.mm.default", "head")
+    work.free(spread)
+    for layer in reversed(range(work.layers)):
+        module, shape = work.shapes[layer + 1]
+        work.gradients.append(work.make(shape, Component.GRADIENTS, "aten.mm.default", module))
+        after = work.make((rows, WIDTH), Component.TEMPORARIES, "aten.mm.default", module)
+        for index in activations[layer]:
+            work.free(index)
+        work.free(flow)
+        flow = after
+    work.free(flow)
+
+
+def optimize(work):
+    if not work.states:
+        for _module, shape in work.shapes:
             for _state in range(2):
-                states.append(work.make(shape, Component.OPTIMIZER, "aten.zeros_like.default"))
+                operator = "aten.zeros_like.default"
+                work.states.append(work.make(shape, Component.OPTIMIZER, operator))
     parts = [
         work.make(shape, Component.TEMPORARIES, "aten._foreach_sqrt.default")
-        for _module, shape in shapes
+        for _module, shape in work.shapes
     ]
     for part in parts:
         work.free(part)

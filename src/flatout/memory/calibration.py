@@ -49,10 +49,8 @@ def find_calibration(gpu: GpuModel, torch_version: str) -> Calibration:
     A file of the same GPU with another torch is better than none; it is then tagged assumed.
     """
     assumed = _read(ASSUMED)
-    found: list[Mapping[str, Any]] = []
-    for path in sorted(FOLDER.glob("*.json")):
-        if path != ASSUMED and (plain := _read(path))["gpu"] == gpu.name:
-            found.append(plain)
+    files = [_read(path) for path in sorted(FOLDER.glob("*.json")) if path != ASSUMED]
+    found = [plain for plain in files if plain["gpu"] == gpu.name]
     series = _series(torch_version)
     found.sort(key=lambda plain: _series(str(plain["torch"])) == series)
     return _calibration(gpu, assumed, found[-1] if found else None, series)
