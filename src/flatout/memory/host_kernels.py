@@ -1,0 +1,138 @@
+"""What kernels of the host allocate inside: oneDNN's copies in its own layouts, its workspaces.
+
+A trace sees what goes into an operator and what comes out. On the CPU oneDNN reorders images and
+weights into blocks, computes, and reorders back: copies that live for the length of a kernel, as
+seen in torch.profiler's memory events of torch 2.13 (x86-64). Only traces of the host use this; on
+CUDA the allocator's replay adds workspaces.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+aten = torch.ops.aten
+BLOCK = 16
+"""Channels of one block of oneDNN's; fewer input channels are read as they lie."""
+LSTM_SAMPLE = 64
+"""Samples for which a recurrent kernel is run to learn its workspace, linear in the samples."""
+MAX_SAMPLE_NUMEL = 1 << 24
+"""Elements up to which that is done: the run takes milliseconds."""
+
+
+class Take(NamedTuple):
+    """A buffer is taken inside the kernel."""
+
+    size: int
+
+
+class Give(NamedTuple):
+    """A buffer is given back."""
+
+    taken: int
+    """Which one, counted from 0 in the order of taking."""
+
+
+class Show(NamedTuple):
+    """An output of the operator is allocated here."""
+
+    output: int
+
+
+Inside = Sequence[Take | Give | Show]
+
+
+def inside(func: Any, args: Sequence[Any], output: Any) -> Inside:
+    """Return what happens inside a kernel, in order; empty where only its outputs are made."""
+    rule = _RULES.get(func)
+    return () if rule is None else rule(args, output)
+
+
+def completed(func: Any, args: Sequence[Any], output: Any) -> Any:
+    """Return the outputs with those that torch's shape functions leave empty."""
+    if func is not aten.mkldnn_rnn_layer.default:
+        return output
+    *known, space = output
+    size = _rnn_workspace(args)
+    return (*known, space.new_empty((size,), dtype=torch.uint8))
+
+
+def _bytes(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
+
+
+def _is_blocked(images: Tensor, weight: Tensor) -> bool:
+    """Tell whether oneDNN computes this convolution in blocks of channels."""
+    return (
+        torch.backends.mkldnn.is_available()
+        and images.dtype in (torch.float32, torch.bfloat16)
+        and images.dim() == 4
+        and images.shape[0] > 1
+        and not images.is_contiguous(memory_format=torch.channels_last)
+        and not weight.is_contiguous(memory_format=torch.channels_last)
+    )
+
+
+def _convolution(args: Sequence[Any], output: Tensor) -> Inside:
+    images, weight = args[0], args[1]
+    if not _is_blocked(images, weight) or args[6]:
+        return ()
+    is_read_blocked = images.shape[1] >= BLOCK
+    return (
+        Take(_bytes(images) if is_read_blocked else 0),
+        Take(_bytes(weight)),
+        Take(_bytes(output)),
+        Give(1),
+        Give(0),
+        Show(0),
+        Give(2),
+    )
+
+
+def _convolution_backward(args: Sequence[Any], output: Sequence[Any]) -> Inside:
+    gradient, images, weight = args[0], args[1], args[2]
+    if not _is_blocked(images, weight) or args[7]:
+        return ()
+    taken: list[Take | Give | Show] = []
+    count = 0
+    if output[0] is not None:
+        taken += [Take(_bytes(gradient)), Take(_bytes(weight)), Take(_bytes(images))]
+        taken += [Give(1), Give(0), Show(0), Give(2)]
+        count = 3
+    is_read_blocked = images.shape[1] >= BLOCK
+    read = Take(_bytes(images) if is_read_blocked else 0)
+    taken += [Take(_bytes(gradient)), read, Take(_bytes(weight))]
+    taken += [Give(count + 1), Give(count), Show(1), Show(2), Give(count + 2)]
+    return taken
+
+
+def _rnn_workspace(args: Sequence[Any]) -> int:
+    """Return the bytes of the workspace that is kept for backward, by a run on a few samples."""
+    source, is_batch_first = args[0], bool(args[14])
+    if not args[15]:
+        return 0
+    place = 0 if is_batch_first else 1
+    count = source.shape[place]
+    sample = min(count, LSTM_SAMPLE)
+    if source.numel() // count * sample > MAX_SAMPLE_NUMEL:
+        sample = 1
+
+    def real(value: Any) -> Any:
+        if not isinstance(value, Tensor):
+            return value
+        shape = list(value.shape)
+        if value is source:
+            shape[place] = sample
+        elif value is args[5] or value is args[6]:
+            shape[-2] = sample
+        return torch.zeros(shape, dtype=value.dtype, device="cpu")
+
+    workspace: Tensor = aten.mkldnn_rnn_layer.default(*map(real, args))[3]
+    return workspace.numel() * count // sample
+
+
+_RULES: dict[Any, Callable[[Sequence[Any], Any], Inside]] = {
+    aten.convolution.default: _convolution,
+    aten.convolution_backward.default: _convolution_backward,
+}

@@ -1,0 +1,167 @@
+"""What fake tensors cannot answer, answered: values that are read, sizes that depend on data.
+
+A value that the training reads (`loss.item()`, `if mask.any()`) is answered so that the usual
+questions take their usual turn: numbers are one, `any` is no, `all` and `equal` are yes. A size
+that depends on values (boolean indexing, `nonzero`, `unique`) is answered by its upper bound, or by
+the share of it that the caller stated.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+
+aten = torch.ops.aten
+UNANSWERED = object()
+"""Says that an operator is to be computed as usual."""
+AGREEING = ("all", "equal", "isfinite", "isclose", "allclose")
+"""Parts of the names of operators whose answer is usually yes."""
+MAX_NUMEL = 1 << 22
+"""Elements up to which an operator without a shape function is run for real on zeros."""
+
+
+@dataclass(slots=True)
+class Answers:
+    """How questions to fake tensors are answered, and what is to be told about it."""
+
+    mask_share: float = 1.0
+    origin: Callable[[Tensor], str] = field(default=lambda _: "")
+    """The name of the operator that made a tensor."""
+    here: Callable[[], str] = field(default=lambda: "")
+    """The line of the user's that is running."""
+    see: Callable[[Tensor, Any], None] = field(default=lambda *_: None)
+    """Told of a tensor that an operator makes inside."""
+    notes: dict[str, None] = field(default_factory=dict)
+    """Clauses for the reader, each once."""
+
+    def note(self, text: str) -> None:
+        """Keep a clause for the reader."""
+        self.notes.setdefault(text)
+
+    def answer(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """Return the answer to an operator, `UNANSWERED` where it can be computed as usual."""
+        rule = _RULES.get(func)
+        return UNANSWERED if rule is None else rule(self, args, kwargs)
+
+    def bound(self, count: int, what: str) -> int:
+        """Return how many elements of so many are taken to be chosen."""
+        share = "all" if self.mask_share == 1 else f"a share of {self.mask_share:g}"
+        where = self.here()
+        self.note(
+            f"{what}{' at ' + where if where else ''} depends on values: "
+            f"{share} of the elements were taken to be chosen"
+        )
+        return max(1, math.ceil(count * self.mask_share)) if count else 0
+
+
+def _scalar(answers: Answers, args: Sequence[Any], _: dict[str, Any]) -> Any:
+    tensor = args[0]
+    if not isinstance(tensor, FakeTensor):
+        return UNANSWERED
+    if tensor.constant is not None:
+        return tensor.constant.item()
+    if tensor.dtype is torch.bool:
+        return any(word in answers.origin(tensor) for word in AGREEING)
+    return 1.0 if tensor.dtype.is_floating_point else 1
+
+
+def _agree(_: Answers, args: Sequence[Any], __: dict[str, Any]) -> Any:
+    return True if isinstance(args[0], FakeTensor) else UNANSWERED
+
+
+def _nonzero(answers: Answers, args: Sequence[Any], _: dict[str, Any]) -> Any:
+    tensor = args[0]
+    if not isinstance(tensor, FakeTensor):
+        return UNANSWERED
+    count = answers.bound(tensor.numel(), "the size of nonzero()")
+    return tensor.new_empty((count, tensor.dim()), dtype=torch.int64)
+
+
+def _masked_select(answers: Answers, args: Sequence[Any], _: dict[str, Any]) -> Any:
+    tensor, mask = args[0], args[1]
+    if not isinstance(tensor, FakeTensor):
+        return UNANSWERED
+    chosen = torch.broadcast_shapes(tensor.shape, mask.shape).numel()
+    return tensor.new_empty((answers.bound(chosen, "the size of masked_select()"),))
+
+
+def _index(answers: Answers, args: Sequence[Any], _: dict[str, Any]) -> Any:
+    tensor, indices = args[0], args[1]
+    masks = [each for each in indices if each is not None and each.dtype is torch.bool]
+    if not masks or not isinstance(tensor, FakeTensor):
+        return UNANSWERED
+    whole: list[Any] = []
+    for each in indices:
+        if each is None or each.dtype is not torch.bool:
+            whole.append(each)
+            continue
+        count = answers.bound(each.numel(), "the size of indexing by a mask")
+        places = tensor.new_empty((count, each.dim()), dtype=torch.int64)
+        answers.see(places, aten.nonzero.default)
+        whole.extend(places.unbind(1))
+    return aten.index.Tensor(tensor, whole)
+
+
+def _unique(answers: Answers, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    tensor = args[0]
+    if not isinstance(tensor, FakeTensor):
+        return UNANSWERED
+    del kwargs
+    count = answers.bound(tensor.numel(), "the size of unique()")
+    places = tensor.new_empty(tensor.shape, dtype=torch.int64)
+    return tensor.new_empty((count,)), places, tensor.new_empty((count,), dtype=torch.int64)
+
+
+def _bincount(answers: Answers, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    tensor = args[0]
+    if not isinstance(tensor, FakeTensor):
+        return UNANSWERED
+    count = max(kwargs.get("minlength", 0), *(each for each in args[2:3]), 1)
+    answers.note(f"bincount() was taken to have {count} bins")
+    return tensor.new_empty((count,), dtype=torch.int64)
+
+
+def _repeat(answers: Answers, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    repeats = args[0]
+    if not isinstance(repeats, FakeTensor) or kwargs.get("output_size") is not None:
+        return UNANSWERED
+    answers.note("repeat_interleave() was taken to repeat each element once")
+    return repeats.new_empty((repeats.numel(),), dtype=torch.int64)
+
+
+_RULES: dict[Any, Callable[[Answers, Sequence[Any], dict[str, Any]], Any]] = {
+    aten._local_scalar_dense.default: _scalar,
+    aten.equal.default: _agree,
+    aten.nonzero.default: _nonzero,
+    aten.masked_select.default: _masked_select,
+    aten.index.Tensor: _index,
+    aten._unique2.default: _unique,
+    aten.unique_consecutive.default: _unique,
+    aten.bincount.default: _bincount,
+    aten.repeat_interleave.Tensor: _repeat,
+}
+
+
+def run_for_real(func: Any, args: Any, kwargs: Any) -> Any:
+    """Return the operator's outputs on real zeros of the host: shapes, where none are known.
+
+    Raises:
+        ValueError: if the arguments are too large to be made.
+    """
+    from torch.utils._pytree import tree_leaves, tree_map
+
+    tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+    if sum(tensor.numel() for tensor in tensors) > MAX_NUMEL:
+        raise ValueError("too large to be run for its shape")
+
+    def real(leaf: Any) -> Any:
+        if isinstance(leaf, Tensor):
+            return torch.zeros(leaf.shape, dtype=leaf.dtype, device="cpu")
+        return torch.device("cpu") if isinstance(leaf, torch.device) else leaf
+
+    plain_args, plain_kwargs = tree_map(real, (args, kwargs))
+    return func(*plain_args, **plain_kwargs)

@@ -1,0 +1,229 @@
+"""A CUDA device that is not there: fake tensors on `cuda` behave as on the machine planned for.
+
+With a GPU present nothing here is needed, and nothing is patched: fake tensors use the real build.
+"""
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from flatout.memory import attention, cuda_shim, recurrent
+
+CAPABILITY = (9, 0)
+"""Of the pretended device, where nobody says another: Hopper."""
+TOTAL_BYTES = 2**47
+"""Of the pretended device: a script that asks for free memory is never told to use less."""
+
+
+class VirtualFakeMode(FakeTensorMode):
+    """Fake tensors that never touch the device, whatever `torch.cuda.is_available` says."""
+
+    @property
+    def avoid_device_init(self) -> bool:
+        """Keep torch from starting CUDA, which is not there."""
+        return True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VirtualDevice:
+    """What is pretended, and whom to tell of an assumption."""
+
+    capability: tuple[int, int] = CAPABILITY
+    note: Callable[[str], None] = field(default=lambda _: None)
+
+
+@contextlib.contextmanager
+def virtual_cuda(device: VirtualDevice) -> Iterator[None]:
+    """Pretend a CUDA device while this runs; what C++ was told stays for the process's life.
+
+    Raises:
+        ShimRefused: where this torch does not let itself be told.
+    """
+    cuda_shim.install()
+    _attend_as(device.capability)
+    with contextlib.ExitStack() as stack:
+        for owner, names in _pretended(device).items():
+            for name, value in names.items():
+                stack.enter_context(_swapped(_owners()[owner], name, value))
+        yield
+
+
+@contextlib.contextmanager
+def _swapped(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """Set an attribute while this runs."""
+    had = name in vars(owner)
+    before = vars(owner).get(name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        if had:
+            setattr(owner, name, before)
+        else:
+            delattr(owner, name)
+
+
+def _owners() -> Mapping[str, Any]:
+    return {
+        "cuda": torch.cuda,
+        "accelerator": torch.accelerator,
+        "tensor": torch.Tensor,
+        "recurrent": torch._VF,
+        "random": torch.cuda.random,
+    }
+
+
+def _pretended(device: VirtualDevice) -> Mapping[str, Mapping[str, Any]]:
+    """Return what is put in the place of torch's own functions, by owner and name."""
+    properties = SimpleNamespace(
+        name="virtual CUDA device",
+        major=device.capability[0],
+        minor=device.capability[1],
+        total_memory=TOTAL_BYTES,
+        multi_processor_count=132,
+        warp_size=32,
+        is_integrated=False,
+        gcnArchName="",
+        regs_per_multiprocessor=65536,
+        max_threads_per_multi_processor=2048,
+    )
+    answers = {
+        "is_available": True,
+        "is_initialized": True,
+        "device_count": 1,
+        "current_device": 0,
+        "get_device_capability": device.capability,
+        "get_device_properties": properties,
+        "get_device_name": properties.name,
+        "is_bf16_supported": device.capability >= (8, 0),
+        "is_current_stream_capturing": False,
+        "mem_get_info": (TOTAL_BYTES, TOTAL_BYTES),
+    }
+    nothing = ("_lazy_init", "init", "synchronize", "set_device", "manual_seed", "manual_seed_all")
+    seeds = ("seed", "seed_all", "set_rng_state", "set_rng_state_all", "empty_cache")
+    meters = ("reset_peak_memory_stats", "reset_max_memory_allocated", "_sleep", "ipc_collect")
+    zero = ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved")
+    cuda: dict[str, Any] = {name: _constantly(value) for name, value in answers.items()}
+    cuda |= {name: _constantly(None) for name in (*nothing, *seeds, *meters)}
+    cuda |= {name: _constantly(0) for name in zero}
+    cuda |= {
+        "get_rng_state": _random_state,
+        "get_rng_state_all": lambda: [_random_state()],
+        "memory_stats": _constantly({}),
+        "memory_summary": _constantly(""),
+        "Stream": Stream,
+        "Event": Event,
+        "current_stream": Stream,
+        "default_stream": Stream,
+        "stream": lambda stream: contextlib.nullcontext(stream),
+    }
+    return {
+        "cuda": cuda,
+        "accelerator": {
+            "synchronize": _constantly(None),
+            "current_stream": Stream,
+            "set_stream": _constantly(None),
+            **{name: _constantly(0) for name in zero if hasattr(torch.accelerator, name)},
+        },
+        "tensor": {
+            "record_stream": _constantly(None),
+            "pin_memory": lambda tensor, *_, **__: tensor,
+            "is_pinned": lambda *_, **__: False,
+        },
+        "recurrent": {kind: recurrent.recurrent(kind, device.note) for kind in recurrent.GATES},
+        "random": {"get_rng_state": _random_state, "set_rng_state": _constantly(None)},
+    }
+
+
+def _constantly(value: Any) -> Callable[..., Any]:
+    return lambda *_, **__: value
+
+
+def _random_state(*_: Any, **__: Any) -> torch.Tensor:
+    """Return what stands for the device's random state: seed and offset, 16 bytes on the host."""
+    return torch.empty(16, dtype=torch.uint8, device="cpu")
+
+
+class Event:
+    """An event of a stream that never runs: always done."""
+
+    def __init__(self, *_: Any, **__: Any) -> None: ...
+
+    def record(self, *_: Any) -> None:
+        """Do nothing."""
+
+    def wait(self, *_: Any) -> None:
+        """Do nothing."""
+
+    def synchronize(self) -> None:
+        """Do nothing."""
+
+    def query(self) -> bool:
+        """Say that it has happened."""
+        return True
+
+    def elapsed_time(self, _: Any) -> float:
+        """Return no time: nothing ran."""
+        return 0.0
+
+
+class Stream:
+    """A stream that never runs: always done."""
+
+    stream_id = 0
+    cuda_stream = 0
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        self.device = torch.device("cuda", 0)
+
+    def wait_stream(self, _: Any) -> None:
+        """Do nothing."""
+
+    def wait_event(self, _: Any) -> None:
+        """Do nothing."""
+
+    def record_event(self, event: Any = None) -> Any:
+        """Return an event that has happened."""
+        return event or Event()
+
+    def synchronize(self) -> None:
+        """Do nothing."""
+
+    def query(self) -> bool:
+        """Say that it is done."""
+        return True
+
+    def is_capturing(self) -> bool:
+        """Say that no graph is captured."""
+        return False
+
+    def __enter__(self) -> "Stream":
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+
+_attending: list[Any] = []
+"""The library that overrides attention, once made, and the capability it answers for."""
+
+
+def _attend_as(capability: tuple[int, int]) -> None:
+    """Let attention on `cuda` be computed by the kernel that a device of this capability takes."""
+    if _attending:
+        _attending[1] = capability
+        return
+    library = torch.library.Library("aten", "IMPL")
+    _attending.extend([library, capability])
+
+    @functools.wraps(attention.attend)
+    def attend(*args: Any, **kwargs: Any) -> Any:
+        return attention.attend(_attending[1], *args, **kwargs)
+
+    for key in ("AutogradCUDA", "CUDA"):
+        library.impl("scaled_dot_product_attention", attend, key)
