@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader
 
 from flatout import techniques
 from flatout.core.errors import NotApplicable
+from flatout.core.journey import WORKERS, Journey, Leg, WorkerFacts
 from flatout.core.machine import Device, Machine
 from flatout.core.profile import (
     PHASES,
@@ -67,6 +68,7 @@ def profile(kind="cpu", *, phases=(100, 20, 30, 60, 20, 5), workers=0, conv=0, t
         device_busy_share=0.6,
         peak_bytes=PeakBytes(allocated=2 * GIB, reserved=3 * GIB, device=4 * GIB),
         epoch_steps=100,
+        journey=journey(workers),
         cpu_threads=threads,
         minor_faults_per_step=50_000.0,
         warmup_steps=3,
@@ -77,6 +79,28 @@ def profile(kind="cpu", *, phases=(100, 20, 30, 60, 20, 5), workers=0, conv=0, t
                 name="AdamW", parameters=25_000_000, has_fused_option=True, parameter_tensors=160
             ),
         ),
+    )
+
+
+def journey(workers):
+    """Return workers that are busy with more than one thread each, and blocked in cold reads."""
+    legs = (("read", 40.0), ("decode", 120.0), ("collate", 20.0))
+    facts = {
+        "busy_share": 0.9,
+        "user_share": 1.5,
+        "system_share": 0.2,
+        "voluntary_switches_per_s": 100.0,
+        "involuntary_switches_per_s": 900.0,
+        "storage_bytes_per_step": 5e6,
+        "read_bytes_per_step": 9e6,
+        "pss_bytes": 300 * 1024**2,
+    }
+    return Journey(
+        legs=tuple(
+            Leg(name=name, where=WORKERS, ms=ms, share=ms / 235, per_sample_ms=ms / 64)
+            for name, ms in legs
+        ),
+        workers=tuple(WorkerFacts(number=number, **facts) for number in range(workers)),
     )
 
 

@@ -81,7 +81,7 @@ def _stacked(collate: Any, samples: list[Any]) -> Any:
 
     try:
         piece = collate(samples)
-    except Exception as error:
+    except (TypeError, RuntimeError, ValueError, KeyError) as error:
         raise NotApplicable(f"the samples do not stack: {error}") from None
     others: list[str] = []
 

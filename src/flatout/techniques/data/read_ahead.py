@@ -1,0 +1,144 @@
+"""Ask for the files of the coming batches before a worker opens them.
+
+What it does: finds out which file lies behind each sample by watching what a few samples open,
+then tells the kernel to read the files of the next batches, in the order of the loader's sampler.
+When it helps: files are not cached and workers are blocked in reading them: cold or slow storage.
+What it costs: a thread that opens each file once more; page cache for the files ahead.
+How it is checked: batches and random streams are bit-identical; the sampler draws all its numbers
+when an epoch starts, so drawing a few batches early moves nothing.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, final
+
+from flatout.core.errors import NotApplicable
+from flatout.core.journey import WORKERS
+from flatout.core.machine import Machine
+from flatout.core.profile import Profile
+from flatout.core.technique import Effect, Numerics, Technique
+from flatout.data.ahead import CAN_ADVISE, Ahead, looking_ahead
+from flatout.data.files import FindFile, find_files
+from flatout.techniques.data.device_cache import KNOWN_SAMPLERS
+from flatout.techniques.data.loader_workers import MIN_WAIT_SHARE
+
+MIN_READ_SHARE = 0.10
+"""Less of the making of a batch than a tenth blocked in reading, and there is little to save."""
+MIN_STORED_SHARE = 0.05
+"""Least share of the bytes read that came from storage: less means that the files are cached."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadAhead(Technique):
+    """Read the files of the coming batches into the page cache."""
+
+    family: ClassVar[str] = "data"
+    addresses: ClassVar[frozenset[str]] = frozenset({"data_wait", "blocked_reads"})
+    numerics: ClassVar[Numerics] = Numerics.EXACT
+    by_hand: ClassVar[str] = """
+In a thread beside the training, for the files of the batches to come:
++ os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_WILLNEED)
+"""
+
+    batches_ahead: int = 16
+    """How many batches ahead of the workers files are asked for."""
+
+    def __post_init__(self) -> None:
+        if self.batches_ahead < 1:
+            raise ValueError(f"batches_ahead={self.batches_ahead} must be at least 1")
+
+    @classmethod
+    def candidates(cls, profile: Profile, machine: Machine) -> Sequence["ReadAhead"]:
+        """Return the lever when cold reads are what the workers were measured to wait for."""
+        del machine
+        is_waiting = profile.share("data_wait") >= MIN_WAIT_SHARE and profile.training_loaders
+        if not is_waiting or any(loader.is_iterable for loader in profile.training_loaders):
+            return ()
+        return [cls()] if blocked_share(profile) >= MIN_READ_SHARE and is_cold(profile) else ()
+
+    def predict(self, profile: Profile, machine: Machine) -> Effect:
+        """Expect the share of the waiting that the workers spent blocked in reading to go."""
+        del machine
+        share = blocked_share(profile)
+        return Effect(
+            step_ms=-profile.phases_ms["data_wait"] * share,
+            why=f"{share:.0%} of making a batch is waiting for files that are not cached",
+        )
+
+    def loader(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Check that the sampler may be drawn from early and that the files can be known."""
+        check_loader(arguments)
+        return arguments
+
+    def batches(self, batches: Iterator[Any], loader: Any) -> Iterator[Any]:
+        """Let the iterator's sampler run ahead of its workers."""
+        sampler = getattr(batches, "_sampler_iter", None)
+        if sampler is None:
+            raise NotApplicable("the loader has a way of its own to draw numbers")
+        ahead = Ahead(_files_of(loader))
+        batches._sampler_iter = looking_ahead(  # type: ignore[attr-defined]
+            sampler, ahead.want, self.batches_ahead, ahead.close
+        )
+        return batches
+
+
+FILES = "_flatout_files"
+"""On a loader: what tells the file of a sample."""
+
+
+def _files_of(loader: Any) -> FindFile:
+    found: FindFile | None = vars(loader).get(FILES)
+    if found is None:
+        found = find_files(loader.dataset)
+        if found is None:
+            raise NotApplicable("no list of the data set names the files that its samples open")
+        vars(loader)[FILES] = found
+    return found
+
+
+def read_ahead(loader: Any, *, batches_ahead: int = 16) -> Iterator[Any]:
+    """Return the batches of one epoch of a loader, the files of the next ones being read.
+
+    Raises:
+        NotApplicable: if the files are not known, or the sampler must not be drawn from early.
+    """
+    check_loader({"dataset": loader.dataset, "sampler": loader.sampler})
+    return ReadAhead(batches_ahead=batches_ahead).batches(iter(loader), loader)
+
+
+def check_loader(arguments: Mapping[str, Any]) -> None:
+    """Make sure that numbers may be drawn early and files be asked for.
+
+    Raises:
+        NotApplicable: with the reason why not.
+    """
+    from torch.utils.data import BatchSampler, IterableDataset
+
+    if not CAN_ADVISE:
+        raise NotApplicable("this system has no posix_fadvise")
+    if isinstance(arguments["dataset"], IterableDataset):
+        raise NotApplicable("the data set is iterable: what comes next is not known")
+    batch_sampler = arguments.get("batch_sampler")
+    if batch_sampler is not None and type(batch_sampler) is not BatchSampler:
+        raise NotApplicable(f"{type(batch_sampler).__name__} may draw numbers as it goes")
+    sampler = getattr(batch_sampler, "sampler", None) or arguments.get("sampler")
+    if sampler is not None and type(sampler).__name__ not in KNOWN_SAMPLERS:
+        raise NotApplicable(f"{type(sampler).__name__} may draw numbers as it goes")
+
+
+def blocked_share(profile: Profile) -> float:
+    """Return the share of making batches that was spent blocked in reading."""
+    legs = profile.journey.legs if profile.journey else ()
+    wanted = [leg for leg in legs if leg.where == WORKERS] or list(legs)
+    made_ms = sum(leg.ms for leg in wanted if leg.name in ("read", "decode", "collate"))
+    read_ms = sum(leg.ms for leg in wanted if leg.name == "read")
+    return read_ms / made_ms if made_ms else 0.0
+
+
+def is_cold(profile: Profile) -> bool:
+    """Tell whether storage had to deliver a visible part of what was read."""
+    facts = profile.journey.workers if profile.journey else ()
+    read = sum(worker.read_bytes_per_step or 0.0 for worker in facts)
+    stored = sum(worker.storage_bytes_per_step or 0.0 for worker in facts)
+    return stored > 0 and stored >= MIN_STORED_SHARE * read

@@ -1,0 +1,111 @@
+import time
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset, WeightedRandomSampler
+
+from flatout.core.errors import NotApplicable
+from flatout.core.journey import Journey
+from flatout.techniques.data.read_ahead import ReadAhead, read_ahead
+from tests.data.page_cache import cached_pages, evict
+from tests.data.photographs import Photographs, photograph
+from tests.rules.journey_facts import MIB, leg, worker
+from tests.techniques.data.samples import Numbers, Stream
+from tests.techniques.facts import loader, machine, profile
+
+
+@pytest.fixture
+def paths(tmp_path):
+    return [photograph(tmp_path, number) for number in range(40)]
+
+
+def two_epochs(arguments, technique=None):
+    torch.manual_seed(0)
+    built = DataLoader(**(technique.loader(arguments) if technique else arguments))
+    found = []
+    for _ in range(2):
+        iterator = iter(built)
+        batches = technique.batches(iterator, built) if technique else iterator
+        found += [[x.tolist() for x in batch] for batch in batches]
+        found.append(torch.rand(1).item())
+    return found
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_batches_and_random_stream_are_the_same_bit_by_bit(paths, workers):
+    asked = {
+        "dataset": Photographs(paths),
+        "batch_size": 3,
+        "shuffle": True,
+        "num_workers": workers,
+    }
+
+    assert two_epochs(asked, ReadAhead(batches_ahead=4)) == two_epochs(asked)
+
+
+def test_files_are_there_before_their_batch(paths):
+    built = DataLoader(Photographs(paths), batch_size=2)
+    for path in paths:
+        evict(path)
+    if cached_pages(paths[9]):
+        pytest.skip("this file system keeps its pages")
+
+    batches = read_ahead(built, batches_ahead=5)
+    next(batches)
+    for _ in range(200):
+        if cached_pages(paths[9]):
+            break
+        time.sleep(0.02)
+
+    assert cached_pages(paths[9])
+    # The last one was looked at when its name was searched for; one in between was not asked for.
+    assert not cached_pages(paths[29])
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ({"dataset": Stream()}, "iterable"),
+        (
+            {"dataset": Numbers(), "sampler": WeightedRandomSampler([1.0] * 12, 12)},
+            "WeightedRandomSampler may draw",
+        ),
+    ],
+)
+def test_loaders_that_must_not_be_drawn_from_early(asked, words):
+    with pytest.raises(NotApplicable, match=words):
+        ReadAhead().loader(asked)
+
+
+def test_a_set_without_files_is_left_alone():
+    built = DataLoader(TensorDataset(torch.zeros(8, 2)), batch_size=2)
+
+    with pytest.raises(NotApplicable, match="names the files"):
+        ReadAhead().batches(iter(built), built)
+
+
+def reading(stored, read_ms=60.0):
+    seen = Journey(
+        legs=(leg("read", read_ms), leg("decode", 20.0), leg("collate", 20.0)),
+        workers=(worker(storage_bytes_per_step=stored),),
+    )
+    return profile(phases_ms={"data_wait": 50.0}, loaders=(loader(),), journey=seen)
+
+
+def test_it_is_offered_only_where_cold_reads_are_the_measured_limit():
+    assert ReadAhead.candidates(reading(stored=2.0 * MIB), machine()) == [ReadAhead()]
+    assert ReadAhead.candidates(reading(stored=0.0), machine()) == ()
+    assert ReadAhead.candidates(reading(stored=2.0 * MIB, read_ms=1.0), machine()) == ()
+    assert ReadAhead.candidates(profile(phases_ms={"data_wait": 50.0}), machine()) == ()
+
+
+def test_the_share_that_is_blocked_is_what_may_go():
+    effect = ReadAhead().predict(reading(stored=2.0 * MIB), machine())
+
+    assert effect.step_ms == pytest.approx(-30.0)
+    assert "60%" in effect.why
+
+
+def test_a_depth_without_sense_is_refused():
+    with pytest.raises(ValueError, match="batches_ahead=0"):
+        ReadAhead(batches_ahead=0)
