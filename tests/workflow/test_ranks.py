@@ -7,9 +7,13 @@ import sys
 import psutil
 import pytest
 
-from flatout.core.recipe import Recipe
+from flatout.core.ablation import LossCheck
+from flatout.core.recipe import Choice, Recipe
 from flatout.core.trial import Outcome
 from flatout.core.workload import Workload
+from flatout.guard.record import find_records
+from flatout.workflow.lab import Lab
+from flatout.workflow.referee import Referee, of_all_ranks
 from flatout.workflow.trials import TrialOptions, run_trial
 from tests.workflow.trial_runs import copy_scripts, machine
 
@@ -107,6 +111,36 @@ def test_rank_that_fails_fails_the_trial_with_its_own_traceback(target, argument
     assert 'raise ValueError("rank one lost its data")' in trial.traceback
     names = [" ".join(child.cmdline()) for child in psutil.Process().children(recursive=True)]
     assert [name for name in names if "two_ranks" in name] == []
+
+
+@pytest.mark.parametrize("launch", ["torchrun", "spawn"])
+def test_every_rank_is_judged(tmp_path, launch):
+    target = "-m torch.distributed.run" if launch == "torchrun" else "two_ranks.py"
+    arguments = TORCHRUN if launch == "torchrun" else "--spawn"
+    workload = Workload(
+        target=target,
+        arguments=tuple(arguments.split()),
+        folder=copy_scripts(),
+        python=sys.executable,
+    )
+    lab = Lab(workload=workload, machine=machine(), out=tmp_path, limit_s=200.0)
+    referee = Referee(lab, lambda _: None)
+
+    check = referee.check(Recipe(choices=(Choice(technique="fused_optimizer"),)))
+
+    assert check.passed, check.why
+    records = find_records(tmp_path / "guard" / "baseline" / "guard.json")
+    assert len(records) == 2
+    assert all(record.losses and record.gradients for record in records)
+
+
+def test_the_rank_that_fails_decides_and_is_named():
+    same, rejected = LossCheck(status="same"), LossCheck(status="rejected", why="other samples")
+
+    assert of_all_ranks([same, rejected], 2, 2).why == "rank 1: other samples"
+    assert of_all_ranks([rejected], 1, 1) == rejected
+    assert of_all_ranks([same], 2, 1).status == "not_compared"
+    assert of_all_ranks([same, same], 2, 2) == same
 
 
 def test_training_of_one_process_has_no_ranks():

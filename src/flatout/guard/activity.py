@@ -13,6 +13,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from flatout.guard.record import rank_path
+from flatout.seams.ranks import own_rank
+
 if TYPE_CHECKING:
     import torch
 
@@ -46,7 +49,8 @@ class ActivityRecorder:
             self._found[number] = deviation([_output(call, args, kwargs, s) for s in range(SEEDS)])
 
     def _on_stop(self) -> None:
-        self._path.write_text(json.dumps({"activity": self._found}), encoding="utf-8")
+        path = rank_path(self._path, own_rank())
+        path.write_text(json.dumps({"activity": self._found}), encoding="utf-8")
 
 
 def deviation(outputs: "Sequence[torch.Tensor]") -> float:

@@ -148,6 +148,25 @@ def read_record(path: Path) -> GuardRecord:
     return _record(plain, numbers)
 
 
+def rank_path(path: Path, rank: int) -> Path:
+    """Return where a rank leaves its record: the first rank at the path, the others beside it.
+
+    >>> rank_path(Path("guard.json"), 0).name, rank_path(Path("guard.json"), 3).name
+    ('guard.json', 'guard-rank3.json')
+    """
+    return path.with_name(f"{path.stem}-rank{rank}{path.suffix}") if rank else path
+
+
+def find_records(path: str | Path | None) -> tuple[GuardRecord, ...]:
+    """Return the records of all ranks, by rank; of those that can be read."""
+    if path is None:
+        return ()
+    first = Path(path)
+    others = first.parent.glob(f"{first.stem}-rank*{first.suffix}")
+    ranked = sorted(others, key=lambda other: int(other.stem.rpartition("rank")[2]))
+    return tuple(record for each in (first, *ranked) if (record := find_record(each)) is not None)
+
+
 def find_record(path: str | Path | None) -> GuardRecord | None:
     """Return the record at a path, None where there is none that can be read."""
     if path is None:

@@ -122,6 +122,12 @@ def rank_and_size() -> tuple[int, int] | None:
     return int(rank), int(size_text)
 
 
+def own_rank() -> int:
+    """Return this process's rank, 0 for a training of one process."""
+    found = rank_and_size()
+    return found[0] if found else 0
+
+
 def backend() -> str:
     """Return the default group's backend, such as `gloo` or `nccl`; empty without a group."""
     distributed = sys.modules.get("torch.distributed")

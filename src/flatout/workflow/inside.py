@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from flatout.profiling.recorder import Recorder
 
 GUARD_RECORD = "guard.json"
-"""Name of the guard's record in a trial's folder."""
+"""Name of the guard's record in a trial's folder; that of the first rank, where there are more."""
+GUARD_RECORDS = "guard*.json"
+"""Those of all ranks."""
 
 
 def install(spec: Mapping[str, Any]) -> Session:
@@ -84,6 +86,7 @@ def _tell_not_applied(session: Session) -> None:
     """
     if not session.is_mine() or not session.counts:
         return
+    session.conclude()
     names = [type(t).__module__.rpartition(".")[2] for t in session.techniques]
     for name in names:
         status, why = session.status.get(name, ("unseen", "its seam was never reached"))

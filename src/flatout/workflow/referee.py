@@ -1,6 +1,6 @@
 """Does a recipe still train the same thing? Guard trials and the judge, for one tuning."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,7 +11,7 @@ from flatout.core.technique import Numerics
 from flatout.core.trial import Outcome, Trial
 from flatout.guard.activity import find_activity, find_fault, is_active
 from flatout.guard.judge import aa, judge
-from flatout.guard.record import GuardRecord, find_record
+from flatout.guard.record import GuardRecord, find_records
 from flatout.workflow.lab import Lab, key_of
 
 GUARD_STEPS = 20
@@ -30,9 +30,10 @@ class Referee:
     lab: Lab
     tell: Callable[[str], None]
     aa_check: LossCheck | None = None
-    _baseline: GuardRecord | None = None
-    _repeat: GuardRecord | None = None
-    _calibration: GuardRecord | None = None
+    _baseline: tuple[GuardRecord, ...] = ()
+    """One for each rank, as the other two."""
+    _repeat: tuple[GuardRecord, ...] = ()
+    _calibration: tuple[GuardRecord, ...] = ()
     _baseline_path: str | None = None
     _activity: dict[str, float] | None = None
     _verdicts: dict[str, LossCheck] | None = None
@@ -54,26 +55,37 @@ class Referee:
             check = self.check(rest)
             if not check.passed:
                 return check
-        if self._baseline is None or self._repeat is None:
+        if not self._baseline or not self._repeat:
             return self.aa_check or LossCheck(status="not_compared")
         self.tell(f"guard: {recipe.label}")
         name = f"candidate-{len(self._verdicts or {})}"
         trial = self._trial(recipe, name)
-        record = _record(trial)
-        if record is None:
+        records = _records(trial)
+        if not records:
             return LossCheck(
                 status="not_compared",
                 why=f"the guard trial ended as {trial.outcome.value}: {trial.message}",
             )
-        check = judge(
-            self._baseline,
-            record,
-            calibration=self._calibration,
-            repeat=self._repeat,
-            promise=promise_of(recipe),
-            changes_threads="cpu_threads" in recipe.names,
-        )
+        check = self._compare(recipe, records)
         return self._look_at_activity(recipe, name, check) if check.passed else check
+
+    def _compare(self, recipe: Recipe, records: tuple[GuardRecord, ...]) -> LossCheck:
+        """Judge every rank's record against the same rank's of the baseline."""
+        calibrations = self._calibration or (None,) * len(self._baseline)
+        checks = [
+            judge(
+                baseline,
+                record,
+                calibration=calibration,
+                repeat=repeat,
+                promise=promise_of(recipe),
+                changes_threads="cpu_threads" in recipe.names,
+            )
+            for baseline, record, calibration, repeat in zip(
+                self._baseline, records, calibrations, self._repeat, strict=False
+            )
+        ]
+        return of_all_ranks(checks, len(self._baseline), len(records))
 
     def _look_at_activity(self, recipe: Recipe, name: str, check: LossCheck) -> LossCheck:
         """Reject a recipe under which dropout no longer acts: the judge compares with it off."""
@@ -99,23 +111,25 @@ class Referee:
         """Run the baseline twice and once in bf16; the first two show whether it repeats."""
         self.tell("guard: baseline against itself")
         first = self._trial(Recipe(), "baseline")
-        self._baseline, self._baseline_path = _record(first), first.guard_path
-        if self._baseline is None:
+        self._baseline, self._baseline_path = _records(first), first.guard_path
+        if not self._baseline:
             self.aa_check = LossCheck(
                 status="not_compared",
                 why=f"the baseline's guard trial ended as {first.outcome.value}: {first.message}",
             )
             return
-        self._repeat = _record(self._trial(Recipe(), "repeat"))
-        if self._repeat is None:
+        self._repeat = _records(self._trial(Recipe(), "repeat"))
+        if not self._repeat:
             self.aa_check = LossCheck(status="not_compared", why="the baseline did not run twice")
             return
-        self.aa_check = aa(self._baseline, self._repeat)
+        pairs = zip(self._baseline, self._repeat, strict=False)
+        checks = [aa(first, second) for first, second in pairs]
+        self.aa_check = of_all_ranks(checks, len(self._baseline), len(self._repeat))
         self.tell("guard: calibration in bf16")
         # A script that runs in bf16 by itself is compared with itself in full precision.
-        recipe = Recipe() if self._baseline.low_precision else CALIBRATION
-        trial = self._trial(recipe, "calibration", drops_autocast=self._baseline.low_precision)
-        self._calibration = _record(trial)
+        recipe = Recipe() if self._baseline[0].low_precision else CALIBRATION
+        trial = self._trial(recipe, "calibration", drops_autocast=self._baseline[0].low_precision)
+        self._calibration = _records(trial)
 
     def _trial(self, recipe: Recipe, name: str, *, drops_autocast: bool = False) -> Trial:
         spec: dict[str, Any] = {
@@ -145,7 +159,19 @@ def _without_training(recipe: Recipe) -> Recipe:
     return recipe
 
 
-def _record(trial: Trial) -> GuardRecord | None:
-    if trial.outcome not in (Outcome.OK, Outcome.TOO_SHORT) or trial.guard_path is None:
-        return None
-    return find_record(trial.guard_path)
+def _records(trial: Trial) -> tuple[GuardRecord, ...]:
+    if trial.outcome not in (Outcome.OK, Outcome.TOO_SHORT):
+        return ()
+    return find_records(trial.guard_path)
+
+
+def of_all_ranks(checks: Sequence[LossCheck], expected: int, found: int) -> LossCheck:
+    """Return the check that decides: the first that failed, else the first rank's."""
+    if expected != found:
+        return LossCheck(
+            status="not_compared", why=f"{found} ranks left a guard record instead of {expected}"
+        )
+    for rank, check in enumerate(checks):
+        if not check.passed:
+            return replace(check, why=f"rank {rank}: {check.why}") if expected > 1 else check
+    return checks[0]

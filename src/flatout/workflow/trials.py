@@ -20,7 +20,7 @@ from flatout.profiling.steps import MIN_STEPS
 from flatout.profiling.summary import losses_of, summarise, window_in
 from flatout.seams.process import Ending, ProcessOptions, run_process
 from flatout.workflow import beside
-from flatout.workflow.inside import GUARD_RECORD
+from flatout.workflow.inside import GUARD_RECORD, GUARD_RECORDS
 
 ENTRY = "flatout.workflow.inside"
 MIN_MEASURED = 3
@@ -72,7 +72,7 @@ def run_trial(
         "guard": options.guard,
         "traces_kernels": options.traces_kernels,
         "probes": options.probes,
-        "keep": [GUARD_RECORD, *options.keep_names],
+        "keep": [GUARD_RECORDS, *options.keep_names],
     }
     with beside.sampler(environment) as counters:
         ending = run_process(
