@@ -1,13 +1,17 @@
 import multiprocessing
+from dataclasses import replace
 
 import pytest
 import torch
 from torch.utils.data import DataLoader
 
 from flatout.core.errors import NotApplicable
+from flatout.core.journey import Journey
+from flatout.core.readings import RankFacts
 from flatout.techniques.data.loader_workers import LoaderWorkers, start_method
+from tests.rules.journey_facts import leg, worker
 from tests.techniques.data.samples import Numbers, Stream
-from tests.techniques.facts import loader, machine, profile
+from tests.techniques.facts import GIB, loader, machine, profile
 
 
 def starved(wait_ms=300.0, **changes):
@@ -117,3 +121,74 @@ def test_the_start_method_is_read_without_settling_it():
 
     assert start_method() in multiprocessing.get_all_start_methods()
     assert multiprocessing.get_start_method(allow_none=True) == before
+
+
+def followed(*, wait_ms=100.0, read_ms=0.0, decode_ms=190.0, workers=2, facts=(), **changes):
+    """Return a profile with a journey; its step without data takes 100 ms."""
+    seen = Journey(
+        legs=(leg("read", read_ms), leg("decode", decode_ms), leg("collate", 10.0)),
+        workers=tuple(worker(n, **dict(facts)) for n in range(workers)),
+    )
+    known = {"loaders": (loader(num_workers=workers),)} | changes
+    return profile(phases_ms={"data_wait": wait_ms}, journey=seen, kind="cuda", **known)
+
+
+BUSY = {"busy_share": 0.98, "user_share": 0.9, "system_share": 0.1}
+
+
+def test_what_the_workers_were_measured_to_need_comes_first():
+    found = LoaderWorkers.candidates(followed(facts=BUSY, workers=1), machine(usable_cores=16))
+
+    # 190 ms of decoding and 10 of collating in a step that could take 100.
+    assert workers_of(found)[:2] == [2, 4]
+
+
+def test_workers_that_are_blocked_may_outnumber_the_cores():
+    blocked = followed(read_ms=600.0, facts=BUSY, workers=4)
+
+    assert max(workers_of(LoaderWorkers.candidates(blocked, machine(usable_cores=4)))) == 16
+
+
+def test_the_neighbours_of_a_number_that_was_kept_are_tried():
+    kept = followed(
+        facts=BUSY, workers=8, loaders=(loader(num_workers=0, effective_workers=8),), wait_ms=30.0
+    )
+
+    assert workers_of(LoaderWorkers.candidates(kept, machine(usable_cores=16))) == [6, 10]
+
+
+def test_ranks_on_a_host_share_its_cores():
+    rank = RankFacts(rank=0, step_ms=200.0, phases_ms={}, samples_per_s=1.0)
+    shared = followed(facts=BUSY, workers=1, ranks=(rank,) * 4)
+
+    assert max(workers_of(LoaderWorkers.candidates(shared, machine(usable_cores=16)))) == 4
+
+
+def test_workers_that_need_much_memory_are_fewer():
+    large = followed(facts=BUSY | {"pss_bytes": 3 * GIB}, workers=1)
+
+    found = LoaderWorkers.candidates(large, machine(usable_cores=16, memory_bytes=16 * GIB))
+
+    assert max(workers_of(found)) == 2
+
+
+def test_a_wait_beside_idle_workers_asks_for_more_batches_ahead():
+    idle = followed(facts=BUSY | {"busy_share": 0.5}, workers=2)
+
+    first = LoaderWorkers.candidates(idle, machine())[0]
+
+    assert (first.num_workers, first.prefetch_factor) == (2, 4)
+    assert first.predict(idle, machine()).step_ms == pytest.approx(-50.0)
+
+
+def test_a_crowded_cpu_is_offered_fewer_workers():
+    crowded = replace(
+        followed(wait_ms=0.0, facts=BUSY | {"busy_share": 0.1}, workers=8),
+        device_kind="cpu",
+        delay_share=0.3,
+    )
+
+    found = LoaderWorkers.candidates(crowded, machine(usable_cores=8))
+
+    assert max(workers_of(found)) < 8
+    assert all(x.predict(crowded, machine(usable_cores=8)).step_ms < -10 for x in found)

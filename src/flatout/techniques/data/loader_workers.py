@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, final
 
 from flatout.core.errors import NotApplicable
+from flatout.core.journey import TRAINING, WORKERS, WorkerFacts
 from flatout.core.machine import Machine
 from flatout.core.profile import LoaderFacts, Profile
 from flatout.core.technique import Effect, Numerics, Technique
@@ -29,6 +30,19 @@ DEFAULT_PREFETCH = 2
 COPY_MS_PER_MB = 1.2
 """CPU time to move a batch from a worker to the trainer, over the whole process tree: measured as
 0.180 ms for a uint8 image of 0.15 MB and 0.723 ms for a float32 one of 0.60 MB."""
+
+MADE = ("read", "decode", "collate")
+"""Legs of the journey that making a batch consists of."""
+MOST_PER_CORE = 4
+"""Workers at most for a core, however long they are blocked: each needs its memory."""
+MEMORY_SHARE = 0.5
+"""Share of the host's memory that all workers together may come to hold."""
+MIN_DELAY_SHARE = 0.10
+"""Threads that wait for a core for a tenth of the time are too many."""
+KEEPS_UP_SHARE = 0.85
+"""Workers that are idle for more than a seventh of the time wait for the loop, not it for them."""
+UNEVEN_GAIN = 0.5
+"""Share of the wait that twice the prefetch is hoped to hide; assumed, the trial decides."""
 
 
 @final
@@ -57,32 +71,51 @@ Where the training loader is made:
 
     @classmethod
     def candidates(cls, profile: Profile, machine: Machine) -> Sequence["LoaderWorkers"]:
-        """Return up to three numbers of workers that cores and shared memory allow."""
+        """Return the few settings that this profile speaks for, within cores and memory."""
         loaders = profile.training_loaders
-        if not loaders or profile.share("data_wait") < MIN_WAIT_SHARE:
+        if not loaders or not (is_starved(profile) or is_crowded(profile)):
             return ()
         asked = next((x.prefetch_factor for x in loaders if x.prefetch_factor), DEFAULT_PREFETCH)
-        return [
-            cls(num_workers=workers, prefetch_factor=prefetch)
-            for workers in worker_counts(profile, machine.usable_cores)
-            for prefetch in [fitting_prefetch(loaders, workers, asked, machine.shm_free_bytes)]
-            if prefetch
+        wanted = [(n, asked) for n in worker_counts(profile, machine)]
+        if is_uneven(profile):
+            wanted.insert(0, (workers_now(profile), 2 * asked))
+        found = [
+            cls(num_workers=workers, prefetch_factor=fitting)
+            for workers, prefetch in wanted
+            for fitting in [fitting_prefetch(loaders, workers, prefetch, machine.shm_free_bytes)]
+            if fitting
         ]
+        return list(dict.fromkeys(found))
 
     def predict(self, profile: Profile, machine: Machine) -> Effect:
         """Take the slowest of the step without data, the workers, and the cores they share."""
         step_ms = profile.step_ms.median
         rest_ms = step_ms - profile.phases_ms["data_wait"]
-        cores = machine.usable_cores
+        cores, now = cores_of(profile, machine), workers_now(profile)
+        if self.num_workers == now:
+            return Effect(
+                step_ms=-UNEVEN_GAIN * profile.phases_ms["data_wait"],
+                why="the workers keep up on average: more batches ready outlast the slow ones",
+            )
+        if not is_starved(profile):
+            return Effect(
+                step_ms=-step_ms * profile.delay_share * (1 - self.num_workers / max(1, now)),
+                why=f"threads wait for a core {profile.delay_share:.0%} of the time, beside {now}"
+                " workers that are idle for most of it",
+            )
         copied = sum(loader.batch_bytes for loader in profile.training_loaders)
-        load_ms = fetch_per_step_ms(profile, cores)
-        load_ms += COPY_MS_PER_MB * copied / 1e6 * profile.batches_per_step
+        copy_ms = COPY_MS_PER_MB * copied / 1e6 * profile.batches_per_step
+        load = loading(profile, cores)
         threads = max(1, profile.cpu_threads) if profile.device_kind == "cpu" else 1
-        busy_ms = load_ms + rest_ms * min(threads, cores)
-        after_ms = max(rest_ms, load_ms / self.num_workers, busy_ms / cores)
+        busy_ms = load.cpu_ms + copy_ms + rest_ms * min(threads, cores)
+        each_ms = (load.cpu_ms + load.blocked_ms + copy_ms) / self.num_workers
+        after_ms = max(rest_ms, each_ms, busy_ms / cores)
         return Effect(
             step_ms=after_ms - step_ms,
-            why=f"{load_ms:.1f} ms of loading per step shared by {self.num_workers} workers",
+            why=(
+                f"{load.cpu_ms + load.blocked_ms + copy_ms:.1f} ms of loading per step shared by "
+                f"{self.num_workers} workers"
+            ),
         )
 
     def loader(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -95,33 +128,126 @@ Where the training loader is made:
         }
 
 
-def fetch_per_step_ms(profile: Profile, cores: int) -> float:
-    """Return the CPU time that loading a step's batches takes.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loading:
+    """What making the batches of one step takes, over all processes that make them."""
 
-    Without workers the wait is the loading itself. With workers a loop that waits runs at their
-    pace, so they are busy all the time, as far as there are cores for them.
+    cpu_ms: float
+    blocked_ms: float = 0.0
+    """Waiting for storage or a lock: it needs a worker, but no core."""
+
+
+def loading(profile: Profile, cores: int) -> Loading:
+    """Return what loading a step's batches takes, from the journey where it was followed.
+
+    Without it: without workers the wait is the loading itself, and with workers a loop that waits
+    runs at their pace, so they are busy all the time, as far as there are cores for them.
     """
-    now = _workers_now(profile)
+    now = workers_now(profile)
+    legs = _made_legs(profile)
+    if legs and (now == 0 or _facts(profile)):
+        blocked_ms = legs.get("read", 0.0)
+        cpu_ms = sum(legs.values()) - blocked_ms
+        used_ms = sum(x.user_share + x.system_share for x in _facts(profile))
+        # The legs hold waits for a core, the shares what was sent: the smaller one is the work.
+        if now:
+            cpu_ms = min(cpu_ms, used_ms * profile.step_ms.median)
+        return Loading(cpu_ms=cpu_ms, blocked_ms=blocked_ms)
     if now == 0:
-        return profile.phases_ms["data_wait"]
-    return profile.step_ms.median * min(now, cores)
+        return Loading(cpu_ms=profile.phases_ms["data_wait"])
+    return Loading(cpu_ms=profile.step_ms.median * min(now, cores))
 
 
-def worker_counts(profile: Profile, cores: int) -> tuple[int, ...]:
-    """Return the numbers of workers worth a trial: what the step needs, twice that, and the most.
+def fetch_per_step_ms(profile: Profile, cores: int) -> float:
+    """Return the time that making a step's batches takes, over all processes."""
+    load = loading(profile, cores)
+    return load.cpu_ms + load.blocked_ms
 
-    Where cores are short the most come first: the prediction sees no difference then, but later
-    levers that shorten the step need them. The present number is left out. A data set that is
-    iterable is repeated by every worker, so one worker is then all there is to try.
+
+def cores_of(profile: Profile, machine: Machine) -> int:
+    """Return the cores for one rank: what affinity and quota leave, shared by the ranks here."""
+    return max(1, machine.usable_cores // max(1, len(profile.ranks)))
+
+
+def worker_counts(profile: Profile, machine: Machine) -> tuple[int, ...]:
+    """Return the numbers of workers worth a trial; the present one is left out.
+
+    First what the step needs by its own profile, twice that, and the most that the cores feed.
+    Once a number was kept, its neighbours: a quarter more and a quarter less. Where cores are short
+    the most come first: the prediction sees no difference then, but later levers that shorten the
+    step need them. An iterable data set is repeated by every worker: one is all there is to try.
     """
-    now = _workers_now(profile)
+    now, cores = workers_now(profile), cores_of(profile, machine)
     if any(loader.is_iterable for loader in profile.training_loaders):
         return (1,) if now == 0 else ()
     rest_ms = max(profile.step_ms.median - profile.phases_ms["data_wait"], 1e-3)
-    needed = math.ceil(fetch_per_step_ms(profile, cores) / rest_ms)
-    first = min(max(1, needed), max(1, cores // 2))
+    load = loading(profile, cores)
+    needed = math.ceil((load.cpu_ms + load.blocked_ms) / rest_ms)
+    most = most_workers(profile, machine)
+    if is_ours(profile):
+        apart = max(1, now // 4)
+        wanted = {now + apart, now - apart}
+    else:
+        first = min(max(1, needed), max(1, most // 2))
+        wanted = {first, min(2 * first, most), most}
     is_short = needed + max(1, profile.cpu_threads) > cores and profile.device_kind == "cpu"
-    return tuple(sorted({first, min(2 * first, cores), cores} - {now}, reverse=is_short))
+    fewer = not is_starved(profile)
+    kept = {n for n in wanted if 1 <= n <= most and (n < now or not fewer)} - {now}
+    return tuple(sorted(kept, reverse=is_short))
+
+
+def most_workers(profile: Profile, machine: Machine) -> int:
+    """Return how many workers the cores can feed and the memory can hold.
+
+    A worker that is blocked half of its time leaves its core to another one.
+    """
+    cores = cores_of(profile, machine)
+    load = loading(profile, cores)
+    whole_ms = load.cpu_ms + load.blocked_ms
+    blocked_share = load.blocked_ms / whole_ms if whole_ms else 0.0
+    most = round(cores / max(1 - blocked_share, 1 / MOST_PER_CORE))
+    sizes = [x.pss_bytes for x in _facts(profile) if x.pss_bytes]
+    if sizes:
+        room = MEMORY_SHARE * machine.memory_bytes / max(1, len(profile.ranks))
+        most = min(most, int(room / (sum(sizes) / len(sizes))))
+    return max(1, most)
+
+
+def is_starved(profile: Profile) -> bool:
+    """Tell whether the step waits for its batches visibly."""
+    return profile.share("data_wait") >= MIN_WAIT_SHARE
+
+
+def is_crowded(profile: Profile) -> bool:
+    """Tell whether a training on the CPU has to share its cores with idle workers."""
+    is_late = profile.delay_share >= MIN_DELAY_SHARE and profile.device_kind == "cpu"
+    busy = [x.busy_share for x in _facts(profile)]
+    return is_late and len(busy) > 1 and sum(busy) < len(busy) / 2
+
+
+def is_uneven(profile: Profile) -> bool:
+    """Tell whether the workers keep up on average and the step waits all the same."""
+    busy = [x.busy_share for x in _facts(profile)]
+    return bool(busy) and is_starved(profile) and sum(busy) / len(busy) < KEEPS_UP_SHARE
+
+
+def is_ours(profile: Profile) -> bool:
+    """Tell whether the present number of workers is not the script's own but a lever's."""
+    return any(
+        x.effective_workers not in (None, 0, x.num_workers) for x in profile.training_loaders
+    )
+
+
+def _made_legs(profile: Profile) -> dict[str, float]:
+    """Return the milliseconds per step of making batches, of workers where there are any."""
+    legs = profile.journey.legs if profile.journey else ()
+    where = WORKERS if workers_now(profile) else TRAINING
+    return {leg.name: leg.ms for leg in legs if leg.where == where and leg.name in MADE}
+
+
+def _facts(profile: Profile) -> list[WorkerFacts]:
+    workers = profile.journey.workers if profile.journey else ()
+    return [facts for facts in workers if facts.number >= 0]
 
 
 def fitting_prefetch(
@@ -187,5 +313,6 @@ def start_method(context: Any = None) -> str:
     return chosen or multiprocessing.get_all_start_methods()[0]
 
 
-def _workers_now(profile: Profile) -> int:
+def workers_now(profile: Profile) -> int:
+    """Return the workers behind the training's batches."""
     return max((loader.workers for loader in profile.training_loaders), default=0)

@@ -1,0 +1,134 @@
+"""Let each loader worker compute with one thread.
+
+What it does: in every worker process, switches off the threads that OpenCV, BLAS and OpenMP
+libraries start by themselves. Torch does so for its own threads in workers already.
+When it helps: workers use more than one core each, so that several of them fight for the cores.
+What it costs: a worker that had cores to itself is slower.
+How it is checked: the samples are compared; sums in a BLAS product may round differently.
+"""
+
+import contextlib
+import ctypes
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, final
+
+from flatout.core.errors import NotApplicable
+from flatout.core.journey import WorkerFacts
+from flatout.core.machine import Machine
+from flatout.core.profile import Profile
+from flatout.core.technique import Effect, Numerics, Technique
+from flatout.techniques.data.loader_workers import cores_of, is_starved
+
+MORE_THAN_BUSY = 1.3
+"""CPU time of a worker against the time in which it made batches: one thread gives 1 at most, plus
+what it takes to send them."""
+SWITCHES = {
+    r"openblas": (
+        "openblas_set_num_threads",
+        "openblas_set_num_threads64_",
+        "scipy_openblas_set_num_threads",
+        "scipy_openblas_set_num_threads64_",
+    ),
+    r"libmkl_rt": ("MKL_Set_Num_Threads",),
+    r"libblis": ("bli_thread_set_num_threads",),
+    r"lib(gomp|omp|iomp)": ("omp_set_num_threads",),
+}
+"""Names of libraries, and of their functions that set the number of threads."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerThreads(Technique):
+    """One native thread in each loader worker."""
+
+    family: ClassVar[str] = "data"
+    addresses: ClassVar[frozenset[str]] = frozenset({"data_wait"})
+    numerics: ClassVar[Numerics] = Numerics.ROUNDING
+    by_hand: ClassVar[str] = """
+Where the training loader is made:
++ from flatout.techniques.data.worker_threads import OneThread
++ DataLoader(..., worker_init_fn=OneThread(worker_init_fn))
+"""
+
+    @classmethod
+    def candidates(cls, profile: Profile, machine: Machine) -> Sequence["WorkerThreads"]:
+        """Return the lever where the step waits and workers use more than a core each."""
+        del machine
+        return [cls()] if is_starved(profile) and threaded(profile) else ()
+
+    def predict(self, profile: Profile, machine: Machine) -> Effect:
+        """Expect the CPU time beyond one thread a worker to go, as far as cores are short."""
+        facts = threaded(profile)
+        used = sum(x.user_share + x.system_share for x in facts)
+        made = sum(x.busy_share for x in facts)
+        short = min(1.0, used / cores_of(profile, machine))
+        saved = (1 - made / used) * short if used else 0.0
+        return Effect(
+            step_ms=-profile.phases_ms["data_wait"] * saved,
+            why=f"{len(facts)} workers use {used:.1f} cores for {made:.1f} cores' time of batches",
+        )
+
+    def loader(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Have each worker limit its threads before the script's own start of a worker."""
+        if not arguments.get("num_workers"):
+            raise NotApplicable("the loader has no workers")
+        asked = arguments.get("worker_init_fn")
+        if isinstance(asked, OneThread):
+            return arguments
+        return {**arguments, "worker_init_fn": OneThread(asked)}
+
+
+@dataclass(frozen=True, slots=True)
+class OneThread:
+    """A `worker_init_fn` that limits the threads, then does what the script asked for."""
+
+    asked: Callable[[int], None] | None = None
+
+    def __call__(self, worker: int) -> None:
+        """Start a worker."""
+        use_one_thread()
+        if self.asked is not None:
+            self.asked(worker)
+
+
+def use_one_thread() -> list[str]:
+    """Limit this process's native libraries to one thread; return what was limited."""
+    limited = []
+    cv2 = sys.modules.get("cv2")
+    if cv2 is not None:
+        cv2.setNumThreads(0)
+        limited.append("cv2")
+    for path, names in _libraries():
+        library = ctypes.CDLL(path)
+        for name in names:
+            with contextlib.suppress(AttributeError):
+                getattr(library, name)(ctypes.c_int(1))
+                limited.append(name)
+    return limited
+
+
+def threaded(profile: Profile) -> list[WorkerFacts]:
+    """Return the workers that used clearly more CPU time than they made batches."""
+    workers = profile.journey.workers if profile.journey else ()
+    return [
+        x
+        for x in workers
+        if x.number >= 0 and x.user_share + x.system_share > MORE_THAN_BUSY * max(x.busy_share, 0.1)
+    ]
+
+
+def _libraries() -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Yield the loaded libraries that have threads of their own, with their functions."""
+    try:
+        lines = Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return  # not Linux: OpenCV is limited all the same
+    paths = {line.split(maxsplit=5)[5] for line in lines if ".so" in line and "/" in line}
+    for path in sorted(paths):
+        for pattern, names in SWITCHES.items():
+            if re.search(pattern, path.rpartition("/")[2]):
+                yield path, names
