@@ -51,6 +51,20 @@ class Rung:
     fits: bool
     largest_batch: int | None = None
     why: str = ""
+    source: Source = Source.ASSUMED
+    """`traced` where the technique itself was traced, `simulated` where only the allocator differs,
+    else `assumed`: a stated model changed the trace."""
+    changes_training: bool = False
+    """Whether another training results: other optimizer, other parameters."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Accumulating:
+    """A global batch in equal micro-batches that fit."""
+
+    micro_batch: int
+    steps: int
+    """Micro-batches of one optimizer step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +92,20 @@ class Plan:
     """The fastest that fits first."""
     formula_bytes: int | None = None
     """The classic estimate P*D_param + B*A*D_act + O*D_opt."""
+    formula_missed: Mapping[str, int] = field(default_factory=dict)
+    """Bytes at the peak that the classic estimate does not count, by name."""
+    parts: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """Allocated bytes of each component at the events of `timeline`."""
+    phases: tuple[tuple[int, str, int], ...] = ()
+    """From which event number on which phase of which step runs."""
+    peak_step: int = 0
+    """Optimizer step of the peak, from 0."""
+    retries: int = 0
+    """How often a steady step has to give memory back and ask again on this device."""
+    accumulating: Accumulating | None = None
+    """How to keep the batch where it does not fit as a whole."""
+    checked: str = ""
+    """How the extrapolation to this batch was checked; empty where nothing was extrapolated."""
     notes: tuple[str, ...] = ()
     environment: Mapping[str, Any] = field(default_factory=dict)
 

@@ -82,10 +82,12 @@ class Draft:
                 places.append((death, index, False))
         places.sort()
         keys = [place for place, _index, _born in places]
+        kept = [index for index, birth in self._births.items() if birth is not None]
+        number = {index: position for position, index in enumerate(kept)}
         return replace(
             self.stream,
-            allocations=tuple(self._allocations),
-            events=[StreamEvent(index, born) for _place, index, born in places],
+            allocations=tuple(self._allocations[index] for index in kept),
+            events=[StreamEvent(number[index], born) for _place, index, born in places],
             marks=tuple(
                 Mark(bisect_left(keys, (mark.at, 0, 0)), mark.phase, mark.step)
                 for mark in self.stream.marks

@@ -1,0 +1,206 @@
+"""Ways to make a step fit, the fastest that fits first."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from flatout.core.plan import Rung, Source
+from flatout.memory.candidates import Candidate, candidates
+from flatout.memory.ground import Ground
+from flatout.memory.replay import Replay, replay
+from flatout.memory.solve import Accumulation, accumulation, largest_batch
+from flatout.memory.stream import MemoryStream
+from flatout.memory.workspaces import with_workspaces
+
+MOST_TOGETHER = 6
+"""Levers put together at most: what does not fit then does not fit by levers."""
+SPLIT_RECOMPUTE = 1 / 3
+"""What microbatching at the script level pays: each part's forward is run again."""
+
+At = Callable[[int], MemoryStream]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setup:
+    """What is planned: the stream at every batch, where it is, and what was traced of levers."""
+
+    stream: MemoryStream
+    """As it was traced, at the planned batch; without workspaces."""
+    ground: Ground
+    at: At | None = None
+    """The stream at another batch, where that can be said."""
+    traced: Mapping[str, MemoryStream] = field(default_factory=dict)
+    """Streams of levers that were traced for real, by label."""
+    finds_batches: bool = False
+    """Whether the largest batch of each way that fits is looked for."""
+
+
+def ladder(setup: Setup) -> tuple[Rung, ...]:
+    """Return the step as it is and every way that saves memory."""
+    base = _played(setup, setup.stream, None)
+    as_is = _rung(setup, (), base, base, why="the script as it is")
+    options = [c for c in candidates(setup.ground) if c.helps(setup.stream, setup.ground)]
+    rungs = [_single(setup, option, base) for option in options]
+    rungs += _smaller_batches(setup, base)
+    rungs = [rung for rung in rungs if rung.saved_bytes > 0]
+    if not any(rung.fits and not rung.changes_training for rung in (as_is, *rungs)):
+        rungs += _together(setup, options, rungs, base)
+    return tuple(sorted((as_is, *rungs), key=_order))
+
+
+def _order(rung: Rung) -> tuple[bool, bool, float, int]:
+    """Sort what fits first, then what trains the same, then by time, then by bytes."""
+    return not rung.fits, rung.changes_training, round(rung.time_ratio, 3), rung.peak_bytes
+
+
+def _single(setup: Setup, option: Candidate, base: Replay) -> Rung:
+    stream = setup.traced.get(option.label)
+    changed = option.change(setup.stream) if stream is None else stream
+    found = _played(setup, changed, option)
+    source = Source.ASSUMED
+    if stream is not None:
+        source = Source.TRACED
+    elif option.settings is not None:
+        source = Source.SIMULATED
+    return Rung(
+        choices=(option.label,),
+        peak_bytes=found.peak_reserved + setup.ground.outside.bytes,
+        saved_bytes=base.peak_reserved - found.peak_reserved,
+        time_ratio=option.cost(setup.stream, setup.ground),
+        fits=found.fits,
+        largest_batch=_largest(setup, [option]) if found.fits else None,
+        why=option.why,
+        source=source,
+        changes_training=option.changes_training,
+    )
+
+
+def _together(
+    setup: Setup, options: Sequence[Candidate], singles: Sequence[Rung], base: Replay
+) -> list[Rung]:
+    """Add levers one at a time, the cheapest byte first, until it fits."""
+    by_label = {option.label: option for option in options}
+    alone = [r for r in singles if r.choices[0] in by_label and not r.changes_training]
+    alone.sort(key=lambda rung: ((rung.time_ratio - 1) / rung.saved_bytes, -rung.saved_bytes))
+    saved = {rung.choices[0]: rung.saved_bytes for rung in alone}
+    chosen: list[Candidate] = []
+    latest: list[Rung] = []
+    for rung in alone:
+        option = by_label[rung.choices[0]]
+        rivals = [one for one in chosen if _excludes(option, one)]
+        if any(saved[one.label] >= rung.saved_bytes for one in rivals):
+            continue
+        # A stronger setting of what was chosen takes its place.
+        chosen = [*(one for one in chosen if one not in rivals), option]
+        if len(chosen) < 2 or len(chosen) > MOST_TOGETHER:
+            continue
+        found = _played(setup, _changed(setup.stream, chosen), *chosen)
+        cost = 1 + sum(one.cost(setup.stream, setup.ground) - 1 for one in chosen)
+        labels = tuple(one.label for one in chosen)
+        latest = [_rung(setup, labels, found, base, ratio=cost, why="all of them together")]
+        if found.fits:
+            break
+    return latest
+
+
+def _excludes(one: Candidate, other: Candidate) -> bool:
+    """Tell whether two levers are two settings of one, or do the same work."""
+    groups = (
+        ("activation_checkpointing", "activation_offload"),
+        ("fused_optimizer", "optimizer_in_backward"),
+        ("zero",),
+    )
+    return any(one.label.startswith(group) and other.label.startswith(group) for group in groups)
+
+
+def _changed(stream: MemoryStream, options: Sequence[Candidate]) -> MemoryStream:
+    for option in options:
+        stream = option.change(stream)
+    return stream
+
+
+def _smaller_batches(setup: Setup, base: Replay) -> Iterator[Rung]:
+    """Yield the step with its batch in parts: by the user's loop, and by the technique."""
+    batch = setup.stream.batch
+    if setup.at is None or batch is None or batch < 2:
+        return
+    for split in _splits(batch):
+        found = _played(setup, setup.at(split.micro_batch), None)
+        if found.fits:
+            break
+    label = f"batch={split.micro_batch} accumulate={split.steps} (by hand)"
+    why = "the same samples a step; smaller kernels may be slower, which is not counted"
+    yield _rung(setup, (label,), found, base, why=why)
+    yield _rung(
+        setup,
+        (f"microbatching chunks={split.steps}",),
+        found,
+        base,
+        ratio=1 + SPLIT_RECOMPUTE,
+        why="the loop stays as it is; each part's forward is run again",
+    )
+
+
+def _splits(batch: int) -> Iterator[Accumulation]:
+    """Yield ever more and smaller micro-batches, down to single samples."""
+    size = batch
+    while size > 1:
+        split = accumulation(batch, size // 2)
+        assert split is not None
+        size = split.micro_batch
+        yield split
+
+
+def _rung(
+    setup: Setup,
+    choices: tuple[str, ...],
+    found: Replay,
+    base: Replay,
+    *,
+    ratio: float = 1.0,
+    why: str,
+) -> Rung:
+    return Rung(
+        choices=choices,
+        peak_bytes=found.peak_reserved + setup.ground.outside.bytes,
+        saved_bytes=base.peak_reserved - found.peak_reserved,
+        time_ratio=ratio,
+        fits=found.fits,
+        largest_batch=_largest(setup, []) if found.fits and not choices else None,
+        why=why,
+        source=Source.ASSUMED if choices else Source.TRACED,
+    )
+
+
+def _played(setup: Setup, stream: MemoryStream, *options: Candidate | None) -> Replay:
+    """Return the replay on the device; of what does not fit, with its peak on an endless one."""
+    settings = setup.ground.settings
+    for option in options:
+        if option is not None and option.settings is not None:
+            settings = option.settings
+    full = with_workspaces(stream, setup.ground.calibration)
+    found = replay(full, settings, capacity=setup.ground.limit(stream))
+    if found.fits:
+        return found
+    endless = replay(full, settings)
+    return Replay(
+        peak_allocated=endless.peak_allocated,
+        peak_reserved=endless.peak_reserved,
+        peak_at=endless.peak_at,
+        retries_by_step=found.retries_by_step,
+        full_at=found.full_at,
+    )
+
+
+def _largest(setup: Setup, options: Sequence[Candidate]) -> int | None:
+    """Return the largest batch without retries, by the model of the levers."""
+    at = setup.at
+    if at is None or not setup.finds_batches or any(c.label in setup.traced for c in options):
+        return None
+    settings = setup.ground.settings
+    for option in options:
+        settings = option.settings or settings
+
+    def changed(batch: int) -> MemoryStream:
+        return with_workspaces(_changed(at(batch), options), setup.ground.calibration)
+
+    return largest_batch(changed, setup.ground.limit(setup.stream), settings).without_retries

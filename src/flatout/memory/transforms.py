@@ -1,0 +1,217 @@
+"""What a memory lever would make of a traced stream: stated models, each a change of the stream.
+
+They stand in for a trace where a lever cannot be traced. Each function says what it assumes.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from math import prod
+
+from flatout.memory.edits import Draft
+from flatout.memory.regions import Region, loss_indices, regions_of
+from flatout.memory.stream import Allocation, Component, MemoryStream, Phase
+
+BLOCK_SIZE = 256
+"""Elements that share a scale in bitsandbytes' optimizers."""
+MIN_8BIT = 4096
+"""bitsandbytes keeps smaller tensors in fp32 (min_8bit_size)."""
+FP32_BYTES = 4
+EXPENSIVE = ("mm", "linear", "attention", "convolution")
+"""Results of such operators are kept by selective checkpointing: they cost FLOPs to make again."""
+
+
+def without_optimizer_temporaries(stream: MemoryStream) -> MemoryStream:
+    """Fused optimizer: one kernel updates in place, nothing is made on the way."""
+    draft = Draft(stream)
+    for index, allocation in enumerate(stream.allocations):
+        if allocation.phase is Phase.OPTIMIZER and allocation.component is Component.TEMPORARIES:
+            draft.drop(index)
+    return draft.build()
+
+
+def optimizer_in_backward(stream: MemoryStream) -> MemoryStream:
+    """Each gradient is used and freed as soon as it is there; one update at a time."""
+    draft = Draft(without_optimizer_temporaries(stream))
+    for index, allocation in enumerate(draft.stream.allocations):
+        if allocation.component is Component.GRADIENTS:
+            draft.die_before(index, draft.lives[index].birth + 1)
+    return draft.build()
+
+
+def eight_bit_optimizer(stream: MemoryStream) -> MemoryStream:
+    """One byte a number and one scale for 256 of them instead of fp32, and a fused update."""
+
+    def size(allocation: Allocation) -> int:
+        count = allocation.size // FP32_BYTES
+        if allocation.dtype not in ("float32", "") or count < MIN_8BIT:
+            return allocation.size
+        return count + -(-count // BLOCK_SIZE) * FP32_BYTES
+
+    return _resized(without_optimizer_temporaries(stream), Component.OPTIMIZER, size)
+
+
+def adafactor(stream: MemoryStream) -> MemoryStream:
+    """No first moment, and of matrices only the sums of rows and columns of the second.
+
+    The traced optimizer is taken to be one of Adam's kind: two states a parameter.
+    """
+
+    def size(allocation: Allocation) -> int:
+        if len(allocation.shape) < 2:
+            return allocation.size // 2
+        *lead, rows, columns = allocation.shape
+        return prod(lead) * (rows + columns) * FP32_BYTES // 2
+
+    return _resized(stream, Component.OPTIMIZER, size)
+
+
+def low_rank(stream: MemoryStream, rank: int) -> MemoryStream:
+    """LoRA: gradients and optimizer state of two thin matrices beside each frozen one.
+
+    Vectors stay frozen. Activations are kept as they are, which is an upper bound.
+    """
+
+    def size(allocation: Allocation) -> int:
+        if len(allocation.shape) < 2:
+            return 0
+        rows, columns = allocation.shape[0], prod(allocation.shape[1:])
+        itemsize = allocation.size // max(1, rows * columns)
+        return min(allocation.size, rank * (rows + columns) * max(1, itemsize))
+
+    smaller = _resized(stream, Component.GRADIENTS, size)
+    smaller = _resized(smaller, Component.OPTIMIZER, size)
+    draft = Draft(smaller)
+    for index, allocation in enumerate(smaller.allocations):
+        if allocation.phase is Phase.OPTIMIZER and allocation.component is Component.TEMPORARIES:
+            draft.resize(index, size(allocation))
+    return draft.build()
+
+
+def sharded(stream: MemoryStream, stage: int, shards: int) -> MemoryStream:
+    """ZeRO: optimizer state, from stage 2 on gradients, with 3 parameters, spread over GPUs.
+
+    With stage 3 two layers' whole parameters are there at any time: the one that computes and
+    the one that is fetched.
+    """
+    parts = [Component.OPTIMIZER]
+    parts += [Component.GRADIENTS] if stage > 1 else []
+    parts += [Component.PARAMETERS] if stage > 2 else []
+    result = stream
+    for part in parts:
+        result = _resized(result, part, lambda allocation: -(-allocation.size // shards))
+    draft = Draft(result)
+    for index, allocation in enumerate(result.allocations):
+        if allocation.phase is Phase.OPTIMIZER and allocation.component is Component.TEMPORARIES:
+            draft.resize(index, -(-allocation.size // shards))
+    if stage > 2:
+        start = next((mark.at for mark in stream.marks if mark.phase is not Phase.SETUP), 0)
+        draft.add(_gathered(stream), start, None)
+    return draft.build()
+
+
+def chunked_loss(stream: MemoryStream, chunks: int) -> MemoryStream:
+    """The loss is computed a few rows at a time: logits and their gradient exist in parts."""
+    draft = Draft(stream)
+    for index in loss_indices(stream):
+        draft.resize(index, -(-stream.allocations[index].size // chunks))
+    return draft.build()
+
+
+def checkpointed(
+    stream: MemoryStream,
+    blocks: Iterable[str] | None = None,
+    keeps: Callable[[Allocation], bool] = lambda _: False,
+) -> MemoryStream:
+    """A block's activations are thrown away after its forward and made again for its backward.
+
+    The block's result stays: it is the next block's input. All of a block's activations come back
+    at once, before the first of them is used.
+
+    Args:
+        stream: what was traced.
+        blocks: names of the modules to checkpoint; None takes all that repeat.
+        keeps: tells which activations are kept nevertheless.
+    """
+    draft = Draft(stream)
+    for region in _chosen(stream, blocks):
+        for index in region.inner:
+            allocation = stream.allocations[index]
+            if not keeps(allocation):
+                draft.die_before(index, region.end)
+                draft.add(
+                    replace(allocation, phase=Phase.BACKWARD),
+                    region.wanted,
+                    _after(draft, index, region.wanted),
+                )
+    return draft.build()
+
+
+def selectively_checkpointed(stream: MemoryStream) -> MemoryStream:
+    """As `checkpointed`, but results of products, attention and convolutions are kept."""
+    return checkpointed(stream, keeps=is_expensive)
+
+
+def offloaded(stream: MemoryStream) -> MemoryStream:
+    """A block's activations lie on the host from its forward's end to its backward."""
+    return checkpointed(stream)
+
+
+def is_expensive(allocation: Allocation) -> bool:
+    """Tell whether making a result again would cost FLOPs."""
+    return any(word in allocation.operator for word in EXPENSIVE)
+
+
+def recomputed(
+    stream: MemoryStream,
+    blocks: Sequence[str] | None = None,
+    keeps: Callable[[Allocation], bool] = lambda _: False,
+) -> list[Allocation]:
+    """Return the activations of one step that checkpointing would make again."""
+    last = stream.steps - 1
+    return [
+        stream.allocations[index]
+        for region in _chosen(stream, blocks)
+        for index in region.inner
+        if stream.allocations[index].step == last and not keeps(stream.allocations[index])
+    ]
+
+
+def _chosen(stream: MemoryStream, blocks: Iterable[str] | None) -> list[Region]:
+    regions = regions_of(stream)
+    if blocks is None:
+        return regions
+    names = set(blocks)
+    return [region for region in regions if region.block in names]
+
+
+def _after(draft: Draft, index: int, wanted: int) -> int | None:
+    """Return when the second life of an activation ends: with its first, as it was traced."""
+    death = draft.lives[index].death
+    return None if death is None else max(death, wanted) + 1
+
+
+def _resized(
+    stream: MemoryStream, part: Component, size: Callable[[Allocation], int]
+) -> MemoryStream:
+    draft = Draft(stream)
+    for index, allocation in enumerate(stream.allocations):
+        if allocation.component is part:
+            draft.resize(index, size(allocation))
+    return draft.build()
+
+
+def _gathered(stream: MemoryStream) -> Allocation:
+    """Return the whole parameters of the two largest modules that hold some."""
+    by_block: defaultdict[str, int] = defaultdict(int)
+    example: Allocation | None = None
+    for allocation in stream.allocations:
+        if allocation.component is Component.PARAMETERS:
+            by_block[allocation.module] += allocation.size
+            example = example or allocation
+    size = sum(sorted(by_block.values())[-2:])
+    if example is None:
+        raise ValueError("a stream without parameters cannot be sharded")
+    return replace(
+        example, size=size, component=Component.TEMPORARIES, operator="all_gather", shape=()
+    )
