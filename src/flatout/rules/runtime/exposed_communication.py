@@ -1,0 +1,57 @@
+"""The ranks spend their steps in talking to each other."""
+
+from flatout.core.finding import Finding
+from flatout.core.machine import Machine
+from flatout.core.profile import Profile
+from flatout.core.units import format_ms, format_share
+
+MIN_SHARE = 0.25
+"""A quarter of the step in communication that nothing hides: the number of DS02 in the catalogue
+of diagnostics."""
+
+
+def check(profile: Profile, machine: Machine) -> Finding | None:
+    """Report communication that is exposed on every rank, a straggler's waits left out.
+
+    Whoever waits for a slow rank does so in a collective, so the rank that is last tells best what
+    communication itself costs.
+    """
+    del machine
+    seen = _of_ranks(profile) or _of_trace(profile)
+    if seen is None:
+        return None
+    exposed_ms, step_ms = seen
+    share = min(1.0, exposed_ms / step_ms) if step_ms else 0.0
+    if share < MIN_SHARE:
+        return None
+    return Finding(
+        code="exposed_communication",
+        share=share,
+        because=(
+            f"{format_ms(exposed_ms)} of {format_ms(step_ms)} ({format_share(share)}) pass in "
+            "communication between ranks while nothing is computed"
+        ),
+        next=(
+            "communicate less often or less: a larger batch on each rank, model.no_sync() for all "
+            "but the last of accumulated batches, gradients in bf16 "
+            "(torch.distributed.algorithms.ddp_comm_hooks), fewer ranks; then flatout measure again"
+        ),
+        evidence={"exposed_ms": exposed_ms, "step_ms": step_ms},
+    )
+
+
+def _of_ranks(profile: Profile) -> tuple[float, float] | None:
+    """Return exposed communication and step of the rank that waits least; None where unseen."""
+    known = [
+        (rank.exposed_communication_ms, rank.step_ms)
+        for rank in profile.ranks
+        if rank.exposed_communication_ms is not None
+    ]
+    return min(known, key=lambda pair: pair[0], default=None)
+
+
+def _of_trace(profile: Profile) -> tuple[float, float] | None:
+    trace = profile.trace
+    if trace is None or not trace.exposed_communication_ms:
+        return None
+    return trace.exposed_communication_ms, trace.step_ms
