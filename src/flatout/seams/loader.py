@@ -171,6 +171,7 @@ class _Iteration:
         session = self.session
         start = dataloader.DataLoader.__iter__
         draw = dataloader._BaseDataLoaderIter.__next__
+        signs = session.signs
 
         @functools.wraps(start)
         def iterate(loader: Any) -> Any:
@@ -183,9 +184,11 @@ class _Iteration:
             clock = session.clock
             clock.push(phases.DATA_WAIT)
             began = clock.since
+            signs[1] = 1
             try:
                 batch = draw(iterator)
             finally:
+                signs[1] = 0
                 clock.pop()
             try:
                 self.saw_batch(iterator, batch, clock.since - began)

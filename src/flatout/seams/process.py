@@ -69,6 +69,10 @@ class Ending:
     orphans: int = 0
     is_overlaid: bool = False
     changed_files: tuple[str, ...] = ()
+    waits_for_batch: bool = False
+    """Of a hang: whether the loop was waiting for its loader."""
+    stuck: tuple[str, ...] = ()
+    """Of a hang: the processes below the script's and what they waited in."""
 
 
 def run_process(workload: Workload, options: ProcessOptions, keep: Path | None = None) -> Ending:
@@ -240,6 +244,8 @@ def _read_ending(folder: Path) -> dict[str, Any]:
         "undone": ending.get("undone", 0),
         "orphans": ending.get("orphans", 0),
         "is_overlaid": ending.get("is_overlaid", False),
+        "waits_for_batch": ending.get("waits_for_batch", False),
+        "stuck": tuple(ending.get("stuck", ())),
         "results": tuple(results),
         "log": log.read_text(errors="replace")[-20_000:] if log.exists() else "",
     }

@@ -188,6 +188,11 @@ class Session:
         self.beat()
         self.fire("segment", segment)
 
+    @property
+    def signs(self) -> "mmap.mmap | bytearray":
+        """The bytes that the supervisor looks at: a counter, and whether a batch is waited for."""
+        return bytearray(2) if self._heartbeat is None else self._heartbeat
+
     def beat(self) -> None:
         """Show the supervisor that the training is alive."""
         memory = self._heartbeat

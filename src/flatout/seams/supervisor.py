@@ -38,6 +38,10 @@ ENDED_GRACE_S = 30.0
 """The same where the trainer ended by itself: a launcher tells of a failure once it has ended
 the other ranks, and an interpreter with torch may need seconds to end on a busy machine."""
 HEARTBEAT_BYTES = 8
+"""The first is a counter, the second tells whether the loop waits for a batch."""
+MAX_STUCK = 4
+"""Processes of a hung training that are described: one is enough to see what they wait for."""
+STATES = {"R": "running", "S": "sleeping", "D": "blocked in the kernel", "T": "stopped"}
 END_OF_INPUT = b"\x04"
 MAX_QUESTIONS = 64
 """Reads that are told the input has ended; a script that asks on is a hang."""
@@ -134,9 +138,9 @@ def _watch(
             return {"why": "ended", "exit_code": code}
         now = time.monotonic()
         if now - started > spec["limit_s"]:
-            return {"why": "limit", "exit_code": None, "stack": _stack_of(child.pid)}
+            return {"why": "limit", "exit_code": None} | _stuck(child.pid, beat)
         if now - max(started, beat.last_change()) > spec["hang_s"]:
-            return {"why": "hang", "exit_code": None, "stack": _stack_of(child.pid)}
+            return {"why": "hang", "exit_code": None} | _stuck(child.pid, beat)
         if results.are_old(now) and not beat.moved(now):
             return {"why": "result", "exit_code": None}
         if _parent_is_gone(spec["life_line"]):
@@ -150,10 +154,18 @@ def _parent_is_gone(life_line: int) -> bool:
     return bool(readable) and os.read(life_line, 1) == b""
 
 
-def _stack_of(pid: int) -> str:
-    """Return what the kernel says the process waits in; helps to explain a hang."""
+def _stuck(pid: int, beat: "_Heartbeat") -> dict[str, Any]:
+    """Return whether the loop waits for a batch, and what the processes below it wait in."""
+    below = [state for number in descendants(pid)[:MAX_STUCK] if (state := _state_of(number))]
+    return {"waits_for_batch": beat.waits_for_batch, "stuck": below}
+
+
+def _state_of(pid: int) -> str:
+    """Return a process's number, state and what the kernel says it waits in."""
     with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/wchan").read_text()
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        waits_in = Path(f"/proc/{pid}/wchan").read_text().strip("0\n")
+        return f"{pid} {STATES.get(state, state)}{' in ' if waits_in else ''}{waits_in}"
     return ""
 
 
@@ -184,6 +196,11 @@ class _Heartbeat:
             self.memory = mmap.mmap(file.fileno(), HEARTBEAT_BYTES)
         self.value = self.memory[:]
         self.changed_at = 0.0
+
+    @property
+    def waits_for_batch(self) -> bool:
+        """Whether the loop is waiting for its loader now."""
+        return bool(self.memory[1])
 
     def last_change(self) -> float:
         """Return the monotonic time of the last change seen, 0 when there was none."""

@@ -20,6 +20,7 @@ from flatout.profiling.steps import MIN_STEPS
 from flatout.profiling.summary import losses_of, summarise, window_in
 from flatout.seams.process import Ending, ProcessOptions, run_process
 from flatout.workflow import beside
+from flatout.workflow.faults import BY_CODE, Fault, find_fault
 from flatout.workflow.inside import GUARD_RECORD, GUARD_RECORDS
 
 ENTRY = "flatout.workflow.inside"
@@ -100,6 +101,7 @@ def _trial(recipe: Recipe, ending: Ending, machine: Machine, options: TrialOptio
     if result is not None and profile is None and options.guard is None:
         partial = _partial(ending, result, machine)
     guard_path = options.keep / GUARD_RECORD if options.keep else None
+    fault = _fault(ending)
     return Trial(
         recipe=recipe,
         outcome=outcome,
@@ -118,6 +120,7 @@ def _trial(recipe: Recipe, ending: Ending, machine: Machine, options: TrialOptio
             "orphans": ending.orphans,
             "is_overlaid": ending.is_overlaid,
             "why": ending.why,
+            "fault": fault.code if fault and outcome is not Outcome.OK else None,
             "errors": list(result["errors"]) if result else [],
             "probes": result["probes"] if result else {},
         },
@@ -169,11 +172,16 @@ def _traceback(ending: Ending) -> str:
 
 
 def _cut_short(ending: Ending, options: TrialOptions) -> tuple[Outcome, str] | None:
-    if ending.why == "hang":
-        return Outcome.HANG, f"no sign of training for {options.hang_s:.0f} s"
+    if ending.why not in ("hang", "limit"):
+        return None
+    text = f"no sign of training for {options.hang_s:.0f} s"
     if ending.why == "limit":
-        return Outcome.HANG, f"not done within {options.limit_s:.0f} s"
-    return None
+        text = f"not done within {options.limit_s:.0f} s"
+    if ending.waits_for_batch and ending.why == "hang":
+        hung = BY_CODE["worker_hung"].sentence("")
+        states = f" (processes below it: {'; '.join(ending.stuck)})" if ending.stuck else ""
+        return Outcome.HANG, f"{text}: the loop waits for a batch{states}. {hung}"
+    return Outcome.HANG, text
 
 
 def _failed(ending: Ending, result: Mapping[str, Any] | None) -> tuple[Outcome, str] | None:
@@ -230,12 +238,21 @@ def _was_killed(ending: Ending) -> bool:
     return ending.exit_code == -9 and ending.why == "ended"
 
 
-SIGBUS = -7
+def _fault(ending: Ending) -> Fault | None:
+    """Return what ended the loader, where the script failed for its sake."""
+    if ending.why == "hang":
+        return BY_CODE["worker_hung"] if ending.waits_for_batch else None
+    crashed = _crashed(ending)
+    if ending.exit_code in (0, None) and crashed is None:
+        return None
+    text = f"{crashed['crash']}\n{crashed['crash_trace']}" if crashed else ending.log[-4_000:]
+    return find_fault(text, ending.exit_code)
 
 
 def _crash_line(ending: Ending, result: Mapping[str, Any] | None) -> str:
-    if ending.exit_code == SIGBUS:
-        return "the script ended by a bus error: /dev/shm is too small for the loader's batches"
+    fault = _fault(ending)
+    if fault is not None:
+        return fault.sentence(str(result["crash"]) if result is not None else ending.log[-4_000:])
     if result is not None and result["crash"]:
         return str(result["crash"]).splitlines()[-1][:300]
     if ending.exit_code is not None and ending.exit_code < 0:
