@@ -55,7 +55,8 @@ def report(trial: Trial, workload: Workload, reports: Reports) -> int:
     """Print what was measured, write the files; return the exit code."""
     words, width, language = workload.command_line, terminal_width(), reports.language
     if trial.profile is None:
-        _print(render_failure(trial, workload=words, width=width), is_error=True)
+        text = render_failure(trial, workload=words, width=width, language=language)
+        _print(text, is_error=True)
         if trial.partial is not None:
             text = render_profile(trial.partial, workload=words, width=width, language=language)
             _print("\n" + text)

@@ -1,3 +1,4 @@
+import re
 from dataclasses import replace
 
 import pytest
@@ -46,3 +47,38 @@ def test_output_cannot_move_the_cursor(crash):
     text = render_failure(replace(crash, traceback="\x1b[2J\x07boom \u2192"))
 
     assert "\\x1b[2J\\x07boom \\u2192" in text
+
+
+@pytest.mark.parametrize("outcome", list(Outcome))
+def test_a_failure_is_told_in_the_other_language(crash, outcome):
+    trial = replace(crash, outcome=outcome, message="", traceback="")
+
+    lines = render_failure(trial, language="ko").splitlines()
+
+    assert all(re.search("[\uac00-\ud7a3]", line) for line in lines if line)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "the script made 1 training step, at least 7 are needed; let it train longer",
+        "the script made 3 training steps, at least 7 are needed; let it train longer",
+        "the script was ended by signal 11 (Segmentation fault)",
+        "the loss was not finite at step 4",
+        "no sign of training for 60 s",
+    ],
+)
+def test_what_a_trial_says_is_told_in_the_other_language(crash, message):
+    trial = replace(crash, message=message)
+
+    headline = render_failure(trial, language="ko", width=200).splitlines()[0]
+
+    assert re.search("[\uac00-\ud7a3]", headline)
+    assert "script" not in headline
+    assert "step" not in headline
+
+
+def test_what_python_said_stays_as_it_was(crash):
+    trial = replace(crash, outcome=Outcome.CRASH, message="ValueError: no such file")
+
+    assert "ValueError: no such file" in render_failure(trial, language="ko", width=200)

@@ -21,7 +21,7 @@ else:
 
 ENGLISH = "en"
 LANGUAGES = (ENGLISH, "ko")
-ELSEWHERE = ("finding.", "note.", "progress.")
+ELSEWHERE = ("finding.", "note.", "progress.", "trial.")
 """Names of sentences that other layers write: English here only so that they are recognised."""
 FIELD = re.compile(r"\{(\w+)\}")
 
