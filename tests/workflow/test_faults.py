@@ -1,0 +1,156 @@
+"""Loaders that end badly: a clear line with the cause, and nothing left behind."""
+
+import os
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+import psutil
+import pytest
+
+from flatout.core.recipe import Choice, Recipe
+from flatout.core.trial import Outcome
+from flatout.core.workload import Workload
+from flatout.hardware.machine import read_machine
+from flatout.workflow.faults import FAULTS, fewer_workers, find_fault
+from flatout.workflow.trials import TrialOptions, run_trial
+
+SCRIPT = Path(__file__).parent / "scripts" / "loader_faults.py"
+SHM = Path("/dev/shm")
+PAGE = Path(__file__).parents[2] / "docs" / "loader-faults.md"
+
+
+def trial_of(how, recipe=Recipe(), **options):
+    folder = Path(tempfile.mkdtemp(prefix="flatout-test-"))
+    shutil.copy(SCRIPT, folder)
+    workload = Workload(target=SCRIPT.name, arguments=(how,), folder=folder, python=sys.executable)
+    try:
+        return run_trial(
+            workload,
+            recipe,
+            read_machine(torch=False),
+            TrialOptions(**{"limit_s": 60.0, "measure_s": 20.0} | options),
+        )
+    finally:
+        shutil.rmtree(folder)
+
+
+def left_in_memory():
+    """Return what torch's shared memory is named after, as far as it has a name."""
+    return {path.name for path in SHM.glob("torch_*")}
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize(
+    ("how", "code", "words"),
+    [
+        ("worker_killed", "worker_killed", "was killed: out of memory"),
+        ("worker_crashed", "worker_crashed", "Segmentation fault"),
+        ("worker_exited", "worker_exited", "num_workers=0 shows what it prints"),
+        ("bus_error", "shm_full", "/dev/shm is too small"),
+        ("not_picklable", "not_picklable", "cannot be sent to a spawned worker"),
+        ("empty_data", "empty_data", "the data set is empty"),
+    ],
+)
+def test_a_bad_end_names_its_cause_and_leaves_nothing(how, code, words):
+    before = left_in_memory()
+
+    trial = trial_of(how)
+
+    assert trial.outcome is Outcome.CRASH
+    assert trial.details["fault"] == code, trial.message + trial.traceback
+    assert trial.message.startswith(f"{code}: ")
+    assert words in trial.message
+    assert psutil.Process().children(recursive=True) == []
+    assert left_in_memory() <= before
+
+
+@pytest.mark.chaos
+def test_a_hung_worker_is_told_from_a_hung_script():
+    trial = trial_of("worker_hung", hang_s=8.0)
+
+    assert trial.outcome is Outcome.HANG
+    assert trial.details["fault"] == "worker_hung"
+    assert "the loop waits for a batch" in trial.message
+    assert "sleeping" in trial.message
+    assert psutil.Process().children(recursive=True) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        (
+            "RuntimeError: DataLoader worker (pid 71) is killed by signal: Bus error. It is "
+            "possible that dataloader's workers are out of shared memory.",
+            "shm_full",
+        ),
+        ("RuntimeError: unable to write to file </torch_71_8_0>: No space left on device (28)",
+         "shm_full"),
+        ("RuntimeError: unable to mmap 960 bytes from file </torch_9>: Cannot allocate memory (12)",
+         "shm_full"),
+        ("OSError: [Errno 24] Too many open files", "open_files"),
+        ("RuntimeError: received 0 items of ancdata", "open_files"),
+        ("RuntimeError: DataLoader worker (pid(s) 5, 6) exited unexpectedly", "worker_exited"),
+        ("RuntimeError: DataLoader timed out after 5 seconds", "worker_hung"),
+        ("AttributeError: Can't pickle local object 'main.<locals>.<lambda>'", "not_picklable"),
+        ("TypeError: cannot pickle '_io.BufferedReader' object", "not_picklable"),
+        ("An attempt has been made to start a new process before the\n        current process has "
+         "finished its bootstrapping phase.", "no_main_guard"),
+    ],
+)  # fmt: skip
+def test_what_torch_and_python_say_is_understood(text, code):
+    fault = find_fault(text)
+
+    assert fault.code == code
+    assert "{" not in fault.sentence(text)
+
+
+def test_an_error_of_the_scripts_own_is_not_explained_away():
+    assert find_fault("ValueError: expected a tensor of 7 columns") is None
+    assert find_fault("", exit_code=-7).code == "shm_full"
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.code)
+def test_each_fault_has_its_section_on_the_page(fault):
+    assert f"## {fault.code}\n" in PAGE.read_text()
+
+
+def recipe_with(workers):
+    return Recipe(
+        choices=(
+            Choice(technique="pinned_memory"),
+            Choice(technique="loader_workers", settings={"num_workers": workers}),
+        )
+    )
+
+
+@pytest.mark.parametrize(
+    ("workers", "code", "left"),
+    [(8, "shm_full", 4), (3, "worker_killed", 1), (1, "shm_full", None), (8, "empty_data", None)],
+)
+def test_fewer_workers_are_offered_where_they_may_do(workers, code, left):
+    choice = fewer_workers(recipe_with(workers), code)
+
+    assert (choice.settings["num_workers"] if choice else None) == left
+
+
+@pytest.mark.chaos
+def test_a_store_in_memory_is_gone_after_a_killed_trial():
+    before = set(os.listdir(SHM))  # noqa: PTH208  names are what is compared
+    recipe = Recipe(choices=(Choice(technique="ram_cache", settings={"fill_s": 1.0}),))
+
+    trial = trial_of("worker_killed", recipe)
+
+    assert trial.outcome is Outcome.CRASH
+    assert set(os.listdir(SHM)) <= before  # noqa: PTH208
+    assert not any("flatout-store" in open_files(process) for process in psutil.process_iter())
+
+
+def open_files(process):
+    """Return what a process has open, as far as it may be asked."""
+    try:
+        links = Path(f"/proc/{process.pid}/fd").iterdir()
+        return " ".join(str(link.readlink()) for link in links)
+    except OSError:
+        return ""
