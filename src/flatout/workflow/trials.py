@@ -245,14 +245,18 @@ def _fault(ending: Ending) -> Fault | None:
     crashed = _crashed(ending)
     if ending.exit_code in (0, None) and crashed is None:
         return None
-    text = f"{crashed['crash']}\n{crashed['crash_trace']}" if crashed else ending.log[-4_000:]
-    return find_fault(text, ending.exit_code)
+    return find_fault(_last_words(ending), ending.exit_code)
+
+
+def _last_words(ending: Ending) -> str:
+    crashed = _crashed(ending)
+    return f"{crashed['crash']}\n{crashed['crash_trace']}" if crashed else ending.log[-4_000:]
 
 
 def _crash_line(ending: Ending, result: Mapping[str, Any] | None) -> str:
     fault = _fault(ending)
     if fault is not None:
-        return fault.sentence(str(result["crash"]) if result is not None else ending.log[-4_000:])
+        return fault.sentence(_last_words(ending))
     if result is not None and result["crash"]:
         return str(result["crash"]).splitlines()[-1][:300]
     if ending.exit_code is not None and ending.exit_code < 0:
