@@ -130,6 +130,7 @@ def model_facts(conv):
         dtypes=("float32",),
         conv_weights=conv,
         repeated_blocks=12,
+        softmax_modules=12,
         modules=150,
     )
 

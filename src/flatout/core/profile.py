@@ -110,6 +110,10 @@ class ModelFacts:
     calls_per_step: float = 1.0
     input_shapes: int = 1
     """Distinct input shapes seen."""
+    softmax_modules: int = 0
+    """Modules of the script's own whose code takes a softmax: attention written by hand."""
+    widest_output: int = 0
+    """Features that the last linear layer gives: the vocabulary of a language model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -120,6 +120,14 @@ class Technique(ABC):
         """Return the optimizer, changed in place; called before its first step."""
         return optimizer
 
+    def end(self) -> str:
+        """Look back when the training or the trial ends; return what a reader should know.
+
+        Raise `NotApplicable` where the lever turned out to have done nothing after all: what is
+        decided inside a call (a compiler that gave up) shows in no other seam.
+        """
+        return ""
+
     def settings(self) -> dict[str, Any]:
         """Return the settings as plain values, for the recipe."""
         return {item.name: getattr(self, item.name) for item in fields(self)}  # type: ignore[arg-type]
@@ -135,6 +143,7 @@ SEAM_METHODS = (
     "forward",
     "backward",
     "optimizer",
+    "end",
 )
 """The methods through which a technique acts."""
 

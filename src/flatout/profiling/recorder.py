@@ -315,6 +315,7 @@ class Recorder:
         self.device.resolve()
         # First: a probe that failed is among the errors below.
         seen_by_probes = results(self.session, self.probes)
+        self.session.conclude()
         rows = self.rows(with_losses=True)
         return {**self._plain(why, rows), "probes": seen_by_probes}
 

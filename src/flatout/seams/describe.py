@@ -1,5 +1,6 @@
 """Describe models and optimizers in plain values."""
 
+import inspect
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
@@ -36,7 +37,36 @@ def describe(module: "torch.nn.Module") -> dict[str, Any]:
         "is_compiled": is_compiled(module),
         "used_autocast": bool(torch.is_autocast_enabled(device)),
         "device": device,
+        "softmax_modules": len(softmax_modules(module)),
+        "widest_output": next(
+            (m.out_features for m in reversed(kinds) if isinstance(m, torch.nn.Linear)), 0
+        ),
     }
+
+
+def softmax_modules(root: "torch.nn.Module") -> "list[tuple[str, torch.nn.Module]]":
+    """Return the modules of the script's own that take a softmax, with their names."""
+    from torch import nn
+
+    found = []
+    for name, module in root.named_modules():
+        forward = type(module).forward
+        if not inspect.isfunction(forward) or forward.__module__.startswith("torch."):
+            continue
+        holds_softmax = any(isinstance(child, nn.Softmax) for child in module.children())
+        if holds_softmax or "softmax" in _names_in(forward, type(module)):
+            found.append((name, module))
+    return found
+
+
+def _names_in(function: Any, owner: type, depth: int = 2) -> set[str]:
+    """Return the names in a function's code, and in that of the script's code that it calls."""
+    names = set(function.__code__.co_names)
+    for name in tuple(names) if depth else ():
+        called = getattr(owner, name, None) or function.__globals__.get(name)
+        if inspect.isfunction(called) and not called.__module__.startswith("torch."):
+            names |= _names_in(called, owner, depth - 1)
+    return names
 
 
 def is_compiled(module: "torch.nn.Module") -> bool:

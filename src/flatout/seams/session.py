@@ -33,7 +33,7 @@ class Session:
 
     def __init__(self, spec: Mapping[str, Any], techniques: Iterable[Technique] = ()) -> None:
         self.spec = spec
-        self.is_recording = spec.get("mode") != "run"
+        self.is_recording = spec.get("mode") not in ("run", "memory")
         self.techniques = tuple(techniques)
         self.clock = Clock()
         self.segment = Segment()
@@ -156,6 +156,18 @@ class Session:
             return
         self.status[name] = (status, why)
 
+    def conclude(self) -> None:
+        """Let the techniques that were applied say at the end whether they really acted."""
+        for technique in self.techniques:
+            name = type(technique).__module__.rpartition(".")[2]
+            if "end" in seams_of(technique) and self.status.get(name, ("",))[0] == "applied":
+                try:
+                    self.status[name] = ("applied", technique.end())
+                except NotApplicable as reason:
+                    self.status[name] = ("not_applicable", str(reason))
+                except Exception as error:  # noqa: BLE001  as at every seam: the trial says so
+                    self.status[name] = ("failed", f"{type(error).__name__}: {error}"[:500])
+
     def add_optimizer(self, reference: Callable[[], Any]) -> None:
         """Remember an optimizer, by weak reference."""
         self._optimizers.append(reference)
@@ -221,7 +233,9 @@ class Session:
         except Exception as error:  # noqa: BLE001  a trial says so and goes on
             self.note_status(technique, "failed", f"{type(error).__name__}: {error}"[:500])
         else:
-            self.note_status(technique, "applied")
+            # A lever that acts at other seams too is applied when it did.
+            if not seams_of(technique) - {"environment", "start", "end"}:
+                self.note_status(technique, "applied")
 
     def _become_own(self) -> None:
         self.thread = threading.get_ident()

@@ -233,14 +233,14 @@ def test_it_is_offered_where_fp16_is_fast_and_bf16_is_not(kind, capability, coun
 
 @pytest.mark.slow
 def test_the_guard_finds_a_clipped_accumulating_training_inside_the_band():
-    check = checked("tiny_gpt.py --accumulate 2 --clip 0.5 --schedule", "fp16_autocast")
+    check = checked("naive_gpt.py --accumulate 2 --clip 0.5 --schedule", "fp16_autocast")
 
     assert check.status == "within", check
 
 
 @pytest.mark.slow
 def test_it_is_applied_to_a_real_script():
-    trial = played("tiny_gpt.py --clip 0.5 --schedule", "fp16_autocast")
+    trial = played("naive_gpt.py --clip 0.5 --schedule", "fp16_autocast")
 
     assert trial.outcome.value == "ok", trial.message
     assert [(item.technique, item.status) for item in trial.applied] == [

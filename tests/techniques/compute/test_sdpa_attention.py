@@ -1,0 +1,294 @@
+"""Attention by hand is found in many spellings, proven, and left alone where it is not."""
+
+import copy
+import math
+import pickle
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from flatout.core.errors import NotApplicable
+from flatout.kernels.attend import is_causal_mask
+from flatout.techniques.compute.sdpa_attention import SdpaAttention, use_fused_attention
+from tests.techniques.facts import machine, model, profile
+from tests.techniques.guarded import checked, played
+from tests.techniques.scripts import naive_gpt
+
+LENGTH, HEADS, WIDTH = 12, 2, 16
+
+
+class Attention(nn.Module):
+    """The parts that all spellings share."""
+
+    def __init__(self):
+        super().__init__()
+        self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.drop = nn.Dropout(0.3)
+        self.scale = (WIDTH // HEADS) ** -0.5
+        self.register_buffer("seen", torch.tril(torch.ones(LENGTH, LENGTH)))
+
+    def parts(self, x):
+        b, t, c = x.shape
+        q, k, v = self.qkv(x).chunk(3, dim=-1)
+        return tuple(y.view(b, t, HEADS, c // HEADS).transpose(1, 2) for y in (q, k, v))
+
+    def merged(self, y):
+        b, _, t, _ = y.shape
+        return self.out(y.transpose(1, 2).reshape(b, t, WIDTH))
+
+
+class NanoGPT(Attention):
+    def forward(self, x):
+        q, k, v = self.parts(x)
+        t = x.size(1)
+        weights = (q @ k.transpose(-2, -1)) * (1.0 / math.sqrt(k.size(-1)))
+        weights = weights.masked_fill(self.seen[:t, :t] == 0, float("-inf"))
+        return self.merged(self.drop(functional.softmax(weights, dim=-1)) @ v)
+
+
+class Vit(Attention):
+    def forward(self, x):
+        q, k, v = self.parts(x)
+        weights = (q * self.scale) @ k.transpose(-2, -1)
+        return self.merged(weights.softmax(dim=-1) @ v)
+
+
+class Annotated(Attention):
+    def attend(self, query, key, value, mask):
+        scores = torch.matmul(query, key.transpose(-2, -1)) / math.sqrt(query.size(-1))
+        scores = scores.masked_fill(mask == 0, -1e9)
+        return torch.matmul(scores.softmax(dim=-1), value)
+
+    def forward(self, x, mask):
+        return self.merged(self.attend(*self.parts(x), mask))
+
+
+class Bert(Attention):
+    def __init__(self):
+        super().__init__()
+        self.soft = nn.Softmax(dim=-1)
+
+    def forward(self, x, bias):
+        q, k, v = self.parts(x)
+        scores = torch.matmul(q, k.transpose(-1, -2))
+        scores = scores / math.sqrt(WIDTH // HEADS) + bias
+        return self.merged(torch.matmul(self.drop(self.soft(scores)), v))
+
+
+class Returning(Attention):
+    def forward(self, x):
+        q, k, v = self.parts(x)
+        weights = functional.softmax(q @ k.transpose(-2, -1), dim=-1)
+        return self.merged(weights @ v), weights
+
+
+class Keeping(Attention):
+    def forward(self, x):
+        q, k, v = self.parts(x)
+        self.last = functional.softmax(q @ k.transpose(-2, -1), dim=-1)
+        return self.merged(self.last @ v)
+
+
+class Branching(Attention):
+    def forward(self, x):
+        q, k, v = self.parts(x)
+        weights = functional.softmax(q @ k.transpose(-2, -1), dim=-1)
+        return self.merged(weights @ v) * (2 if x.sum() > 0 else 1)
+
+
+class OverKeys(Attention):
+    def forward(self, x):
+        q, k, v = self.parts(x)
+        return self.merged(functional.softmax(q @ k.transpose(-2, -1), dim=-2) @ v)
+
+
+def inputs(*more):
+    torch.manual_seed(1)
+    x = torch.randn(3, LENGTH, WIDTH)
+    mask = torch.ones(3, 1, 1, LENGTH)
+    mask[1, ..., 7:] = 0
+    known = {"mask": mask, "bias": (1 - mask) * -1e4}
+    return (x, *(known[name] for name in more))
+
+
+def built(kind):
+    torch.manual_seed(0)
+    return kind().train()
+
+
+def gradients(module, *args):
+    module.zero_grad()
+    module.drop.p = 0.0
+    output = module(*args)
+    output.square().sum().backward()
+    return [output, *(p.grad.clone() for p in module.parameters())]
+
+
+SPELLINGS = [(NanoGPT, ()), (Vit, ()), (Annotated, ("mask",)), (Bert, ("bias",))]
+
+
+@pytest.mark.parametrize(("kind", "more"), SPELLINGS)
+def test_each_spelling_is_replaced_and_computes_the_same(kind, more):
+    plain, fused = built(kind), built(kind)
+
+    outcome = use_fused_attention(fused, *inputs(*more))
+
+    assert outcome == {"": ""}
+    pairs = zip(gradients(plain, *inputs(*more)), gradients(fused, *inputs(*more)), strict=True)
+    assert all(torch.allclose(a, b, rtol=1e-4, atol=1e-5) for a, b in pairs)
+
+
+@pytest.mark.parametrize(("kind", "more"), SPELLINGS)
+def test_the_fused_operator_is_really_called(kind, more, monkeypatch):
+    calls = []
+    fused = built(kind)
+    use_fused_attention(fused, *inputs(*more))
+    operation = functional.scaled_dot_product_attention
+    monkeypatch.setattr(
+        functional,
+        "scaled_dot_product_attention",
+        lambda *a, **k: calls.append(k) or operation(*a, **k),
+    )
+
+    fused(*inputs(*more))
+
+    assert len(calls) == 1
+    assert calls[0]["is_causal"] == (kind is NanoGPT)
+    assert calls[0]["dropout_p"] == (0.3 if kind in (NanoGPT, Bert) else 0.0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "why"),
+    [
+        (Returning, "no softmax"),
+        (Keeping, "sets last on the module"),
+        (Branching, "depends on values"),
+        (OverKeys, "no softmax"),
+    ],
+)
+def test_other_formulas_are_left_alone_with_the_reason(kind, why):
+    module = built(kind)
+
+    outcome = use_fused_attention(module, *inputs())
+
+    assert why in outcome[""]
+    assert "forward" not in vars(module)
+    assert "last" not in vars(module) or isinstance(module.last, torch.Tensor)
+
+
+def test_a_replacement_that_computes_something_else_is_refused(monkeypatch):
+    module = built(Vit)
+    monkeypatch.setattr("flatout.kernels.sdpa_rewrite.attend", lambda q, k, v, *_, **__: v * 1.0001)
+
+    outcome = use_fused_attention(module, *inputs())
+
+    assert "differ by" in outcome[""]
+    assert "forward" not in vars(module)
+
+
+def test_other_lengths_and_evaluation_go_the_right_way():
+    plain, fused = built(NanoGPT), built(NanoGPT)
+    use_fused_attention(fused, *inputs())
+    (x,) = inputs()
+
+    plain.drop.p = fused.drop.p = 0.0
+
+    assert torch.allclose(fused(x[:, :5]), plain(x[:, :5]), atol=1e-6)
+    assert torch.equal(fused.eval()(x), plain.eval()(x))
+
+
+def test_a_changed_attribute_goes_back_to_the_scripts_own_code():
+    plain, fused = built(Vit), built(Vit)
+    use_fused_attention(fused, *inputs())
+
+    plain.scale = fused.scale = 2.0
+
+    assert torch.equal(fused(*inputs()), plain(*inputs()))
+
+
+def test_a_copy_attends_with_its_own_parameters():
+    fused = built(NanoGPT)
+    use_fused_attention(fused, *inputs())
+
+    copied = copy.deepcopy(fused)
+    with torch.no_grad():
+        copied.out.weight.zero_()
+        copied.out.bias.zero_()
+
+    assert copied(*inputs()).count_nonzero() == 0
+    assert fused(*inputs()).count_nonzero() > 0
+
+
+def test_the_model_can_still_be_pickled():
+    fused = built(NanoGPT)
+    use_fused_attention(fused, *inputs())
+
+    back = pickle.loads(pickle.dumps(fused))
+
+    assert torch.equal(back.eval()(*inputs()), fused.eval()(*inputs()))
+
+
+def test_looking_leaves_buffers_and_the_random_stream_as_they_were():
+    network = naive_gpt.GPT(dropout=0.1).train()
+    tokens = torch.randint(61, (2, 16))
+    state, before = torch.get_rng_state(), copy.deepcopy(network.state_dict())
+
+    outcome = use_fused_attention(network, tokens)
+
+    assert set(outcome.values()) == {""}
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(torch.equal(before[k], v) for k, v in network.state_dict().items())
+
+
+def test_only_the_causal_mask_counts_as_causal():
+    seen = torch.ones(4, 4, dtype=torch.bool).tril()
+
+    assert is_causal_mask(seen, 4, 4)
+    assert is_causal_mask(torch.zeros(4, 4).masked_fill(~seen, -1e9), 4, 4)
+    assert not is_causal_mask(seen.triu(-1), 4, 4)
+    assert not is_causal_mask(torch.ones(4, 4, dtype=torch.bool), 4, 4)
+    assert not is_causal_mask(torch.full((4, 4), 0.5).masked_fill(~seen, -1e9), 4, 4)
+
+
+def test_a_model_without_a_softmax_is_left_alone():
+    network = nn.Linear(2, 2)
+
+    with pytest.raises(NotApplicable, match="softmax"):
+        SdpaAttention().forward(network, network)
+
+
+def test_a_model_whose_pattern_is_not_proven_says_so_at_the_end():
+    module = built(OverKeys)
+
+    call = SdpaAttention().forward(module, module)
+    call(*inputs())
+
+    with pytest.raises(NotApplicable, match="looked at 1 modules with a softmax: no softmax"):
+        SdpaAttention().end()
+
+
+def test_it_is_offered_to_models_that_take_a_softmax():
+    with_softmax = profile(models=(model(softmax_modules=2),))
+
+    (found,) = SdpaAttention.candidates(with_softmax, machine())
+
+    assert found.predict(with_softmax, machine()).step_ms == pytest.approx(-100 * (1 - 1 / 1.15))
+    assert SdpaAttention.candidates(profile(models=(model(),)), machine()) == ()
+
+
+@pytest.mark.slow
+def test_the_guard_finds_a_real_training_within_rounding():
+    check = checked("naive_gpt.py", "sdpa_attention")
+
+    assert check.status == "within", check
+
+
+@pytest.mark.slow
+def test_a_real_script_says_how_many_modules_were_replaced():
+    trial = played("naive_gpt.py --dropout 0.1", "sdpa_attention")
+
+    (applied,) = trial.applied
+    assert (applied.status, applied.why) == ("applied", "3 of 3 modules replaced")
+    assert trial.profile.models[0].softmax_modules == 3
