@@ -37,7 +37,7 @@ def load_task(target: str) -> Task:
     path, _, name = target.rpartition(":")
     if not path or not name:
         raise UserError(f"{target!r} names no task; write file.py:name")
-    module = _load(Path(path))
+    module = load_module(Path(path))
     found = {key for key, value in vars(module).items() if isinstance(value, Task)}
     if not hasattr(module, name):
         raise UserError(f"{path}: {unknown('Task', name, found)}")
@@ -50,7 +50,7 @@ def load_task(target: str) -> Task:
     return task
 
 
-def _load(path: Path) -> ModuleType:
+def load_module(path: Path) -> ModuleType:
     """Run a file under its own name, so that loader workers can import what it defines."""
     path = path.resolve()
     if path.stem in sys.modules:

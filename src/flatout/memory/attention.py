@@ -38,10 +38,10 @@ def chosen_kernel(heads: Heads, capability: tuple[int, int], *, is_grouped: bool
     """
     if heads.query.dim() != RANK:
         return "math"
-    if torch.backends.cuda.flash_sdp_enabled() and _suits_flash(heads, capability):
+    if torch._C._get_flash_sdp_enabled() and _suits_flash(heads, capability):
         return "flash"
     is_masked_gradient = heads.mask is not None and heads.mask.requires_grad
-    if torch.backends.cuda.mem_efficient_sdp_enabled() and not is_grouped:
+    if torch._C._get_mem_efficient_sdp_enabled() and not is_grouped:
         return "math" if is_masked_gradient and heads.query.dtype == torch.float64 else "efficient"
     return "math"
 
@@ -86,7 +86,7 @@ def attend(  # noqa: PLR0913, PLR0917  the operator's own signature
 def _flash(heads: Heads, dropout_p: float, is_causal: bool, scale: float | None) -> Tensor:  # noqa: FBT001
     head = heads.query.shape[-1]
     missing = -head % FLASH_MULTIPLE
-    parts = heads[:3]
+    parts: tuple[Tensor, ...] = heads[:3]
     if missing:
         scale = scale if scale is not None else head**-0.5
         parts = tuple(F.pad(part, (0, missing)) for part in parts)

@@ -147,7 +147,7 @@ def _apply_for(moved: Moved) -> Callable[..., nn.Module]:
         moves.depth += 1
         try:
             for child in module.children() if recurse else ():
-                child._apply(fn)
+                child._apply(fn)  # type: ignore[no-untyped-call]
             moves.apply(module, fn)
         finally:
             moves.leave()
@@ -158,7 +158,7 @@ def _apply_for(moved: Moved) -> Callable[..., nn.Module]:
 
 def _changed(parameter: nn.Parameter, fn: Callable[[Any], Any]) -> nn.Parameter:
     with torch.no_grad():
-        value = fn(parameter)
+        value: torch.Tensor = fn(parameter)
     if value is parameter:
         return parameter
     new = nn.Parameter(value, parameter.requires_grad)

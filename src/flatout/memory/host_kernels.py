@@ -65,12 +65,12 @@ def _bytes(tensor: Tensor) -> int:
 def _is_blocked(images: Tensor, weight: Tensor) -> bool:
     """Tell whether oneDNN computes this convolution in blocks of channels."""
     return (
-        torch.backends.mkldnn.is_available()
+        torch._C._has_mkldnn
         and images.dtype in (torch.float32, torch.bfloat16)
         and images.dim() == 4
         and images.shape[0] > 1
-        and not images.is_contiguous(memory_format=torch.channels_last)
-        and not weight.is_contiguous(memory_format=torch.channels_last)
+        and images.is_contiguous()
+        and weight.is_contiguous()
     )
 
 
@@ -128,8 +128,8 @@ def _rnn_workspace(args: Sequence[Any]) -> int:
             shape[-2] = sample
         return torch.zeros(shape, dtype=value.dtype, device="cpu")
 
-    workspace: Tensor = aten.mkldnn_rnn_layer.default(*map(real, args))[3]
-    return workspace.numel() * count // sample
+    kept: Tensor = aten.mkldnn_rnn_layer.default(*map(real, args))[3]
+    return int(kept.numel()) * count // sample
 
 
 _RULES: dict[Any, Callable[[Sequence[Any], Any], Inside]] = {

@@ -85,7 +85,7 @@ def _masked_select(answers: Answers, args: Sequence[Any], _: dict[str, Any]) -> 
     tensor, mask = args[0], args[1]
     if not isinstance(tensor, FakeTensor):
         return UNANSWERED
-    chosen = torch.broadcast_shapes(tensor.shape, mask.shape).numel()
+    chosen = torch.broadcast_shapes(tensor.shape, mask.shape).numel()  # type: ignore[no-untyped-call]
     return tensor.new_empty((answers.bound(chosen, "the size of masked_select()"),))
 
 

@@ -1,8 +1,11 @@
 """Follow every storage on the traced device from its birth to its death."""
 
+import math
+import sys
 import weakref
 from collections.abc import Callable
-from typing import Any
+
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -21,7 +24,17 @@ from flatout.memory.host_kernels import Give, Inside, Take, completed, inside
 from flatout.memory.operators import UNANSWERED, Answers, run_for_real
 from flatout.memory.stream import Component, Mark, Phase, StreamEvent
 
+if TYPE_CHECKING:
+    from types import FrameType
+
 DEVICE_OF = torch.ops.prim.device.default
+FACTORIES = frozenset(
+    getattr(torch.ops.aten, name).default for name in ("zeros", "ones", "randn", "rand", "full")
+) | {torch.ops.aten.empty.memory_format}
+LARGE = 1 << 16
+"""Elements from which a weight that a module makes on the host is fake, 256 KiB in fp32."""
+FRAMES = 12
+"""Callers among which a module's constructor is looked for."""
 SUBCLASSES = ("DTensor", "AsyncCollectiveTensor")
 """Tensors that bring their own dispatch and come back with the tensors they hold."""
 
@@ -62,7 +75,7 @@ class _End(weakref.ref):  # type: ignore[type-arg]
     key: int
 
 
-class Recording(TorchDispatchMode):
+class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Log births and deaths of the storages on one device, and keep their tensors fake.
 
     Args:
@@ -83,7 +96,7 @@ class Recording(TorchDispatchMode):
         answers: Answers,
         here: Callable[[], str],
     ) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.device, self.fake, self.is_whole = device, fake, is_whole
         self.answers, self.here = answers, here
         self.births: list[Birth] = []
@@ -174,7 +187,7 @@ class Recording(TorchDispatchMode):
         return output
 
     def _compute(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        if self.fake is None or not (self.is_whole or self._is_fake(args, kwargs)):
+        if self.fake is None or not (self.is_whole or self._is_fake(func, args, kwargs)):
             return func(*args, **kwargs)
         try:
             return self.fake.dispatch(func, types, args, kwargs)
@@ -209,10 +222,12 @@ class Recording(TorchDispatchMode):
 
         return tree_map(faked, output)
 
-    def _is_fake(self, args: Any, kwargs: Any) -> bool:
+    def _is_fake(self, func: Any, args: Any, kwargs: Any) -> bool:
         """Tell whether an operator concerns the traced device, or tensors that are fake."""
         device = kwargs.get("device")
         if device is not None and torch.device(device).type == self.device:
+            return True
+        if func in FACTORIES and _is_large(args) and _builds_module():
             return True
         return any(_holds_fake(value) for value in (*args, *kwargs.values()))
 
@@ -286,6 +301,25 @@ class Recording(TorchDispatchMode):
     def _end(self, key: int) -> None:
         self._ends.pop(key)
         self._enter_death(self._alive.pop(key))
+
+
+def _is_large(args: Any) -> bool:
+    sizes = args[0] if args and isinstance(args[0], list | tuple) else ()
+    return math.prod(sizes) >= LARGE
+
+
+def _builds_module() -> bool:
+    """Tell whether a module's constructor is running: its weights need no memory of the host."""
+    frame: FrameType | None = sys._getframe(3)
+    for _ in range(FRAMES):
+        if frame is None:
+            return False
+        if frame.f_code.co_name == "__init__" and isinstance(
+            frame.f_locals.get("self"), torch.nn.Module
+        ):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _local(tensor: Any) -> Tensor:

@@ -35,7 +35,7 @@ class _Recurrent(torch.autograd.Function):
     """Allocate what cuDNN's recurrent forward and backward allocate."""
 
     @staticmethod
-    def forward(  # type: ignore[override]
+    def forward(
         ctx: Any, settings: Layers, source: Tensor, *rest: Tensor
     ) -> tuple[Tensor, ...]:
         states, weights = rest[: _states(settings)], rest[_states(settings) :]

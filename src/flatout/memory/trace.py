@@ -8,7 +8,7 @@ its own (`flatout.workflow.memory_trace` does).
 import contextlib
 import gc
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -94,6 +94,7 @@ def scene(
     capability: tuple[int, int] = CAPABILITY,
     mask_share: float = 1.0,
     is_whole: bool = True,
+    is_real: bool = False,
     moved: Callable[[dict[int, nn.Parameter]], None] = lambda _: None,
 ) -> Iterator[Scene]:
     """Set up the device to trace on: the real build's, else a pretended one, else the host.
@@ -103,16 +104,16 @@ def scene(
         capability: Compute capability of a pretended CUDA device.
         mask_share: Share of a mask that is taken to be true where a size depends on it.
         is_whole: Whether every tensor is fake; else the host's are real.
+        is_real: Whether to trace a real run on the host.
         moved: Told of parameters that were replaced by `Module.to` and its like.
     """
     answers = Answers(mask_share=mask_share)
     with contextlib.ExitStack() as stack:
-        method, fake = _method(
-            stack, device, VirtualDevice(capability=capability, note=answers.note)
-        )
-        traced = "cpu" if method == "cpu_fake" else "cuda"
-        if traced != device:
-            is_whole = True
+        virtual = VirtualDevice(capability=capability, note=answers.note)
+        method, fake = ("real", None) if is_real else _method(stack, device, virtual)
+        if method == "cpu_fake" and not is_whole:
+            method, fake = "real", None
+        traced = "cuda" if "cuda" in method else "cpu"
         lines = SourceLines()
         recording = Recording(traced, fake, is_whole=is_whole, answers=answers, here=lines.here)
         answers.origin, answers.here = recording.origin, lines.here
@@ -216,7 +217,8 @@ class _Training:
             model.train()
             self.model = self.changed("model", model)
             self.names = components.know_model(self.recording, self.model)
-            self.note_compiled()
+            if is_compiled(self.model):
+                self.answers.note(COMPILED)
             self.optimizer = self.changed("optimizer", subject.optimizer(self.model))
             if subject.scales_gradients:
                 self.scaler = torch.amp.GradScaler(self.device.type)
@@ -251,7 +253,7 @@ class _Training:
             loss = loss / subject.accumulate
         self.enter(Phase.BACKWARD, number)
         loss = loss if self.scaler is None else self.scaler.scale(loss)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         del loss
         components.know_gradients(recording, self.model.parameters())
 
@@ -278,15 +280,6 @@ class _Training:
                 name = type(change).__module__.rpartition(".")[2]
                 self.answers.note(f"{name} does not apply: {reason}")
         return value
-
-    def note_compiled(self) -> None:
-        """Say that compiled code is traced as eager code: a dispatch mode switches Dynamo off."""
-        is_compiled = any(
-            type(module).__name__ == "OptimizedModule" or module._compiled_call_impl is not None
-            for module in self.model.modules()
-        )
-        if is_compiled:
-            self.answers.note(COMPILED)
 
     @contextlib.contextmanager
     def hooked(self) -> Iterator[None]:
@@ -331,6 +324,14 @@ class _Training:
             kind.__call__ = original
 
 
+def is_compiled(model: nn.Module) -> bool:
+    """Tell whether any of it is to be compiled: a dispatch mode switches Dynamo off silently."""
+    return any(
+        type(module).__name__ == "OptimizedModule" or module._compiled_call_impl is not None
+        for module in model.modules()
+    )
+
+
 def follow(
     recording: Recording,
     name_of: Callable[[nn.Module], str],
@@ -365,8 +366,3 @@ def follow(
         optimizers.register_optimizer_step_pre_hook(steps),
         optimizers.register_optimizer_step_post_hook(stepped),
     )
-
-
-def with_notes(stream: MemoryStream, *notes: str) -> MemoryStream:
-    """Return the stream with more said about it."""
-    return replace(stream, notes=(*stream.notes, *notes))

@@ -21,7 +21,7 @@ TOTAL_BYTES = 2**47
 """Of the pretended device: a script that asks for free memory is never told to use less."""
 
 
-class VirtualFakeMode(FakeTensorMode):
+class VirtualFakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]
     """Fake tensors that never touch the device, whatever `torch.cuda.is_available` says."""
 
     @property
@@ -218,7 +218,7 @@ def _attend_as(capability: tuple[int, int]) -> None:
     if _attending:
         _attending[1] = capability
         return
-    library = torch.library.Library("aten", "IMPL")
+    library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
     _attending.extend([library, capability])
 
     @functools.wraps(attention.attend)
@@ -226,4 +226,4 @@ def _attend_as(capability: tuple[int, int]) -> None:
         return attention.attend(_attending[1], *args, **kwargs)
 
     for key in ("AutogradCUDA", "CUDA"):
-        library.impl("scaled_dot_product_attention", attend, key)
+        library.impl("scaled_dot_product_attention", attend, key)  # type: ignore[no-untyped-call]

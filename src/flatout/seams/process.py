@@ -189,7 +189,7 @@ def _supervisor_spec(
             "seed": options.seed,
             "ends_with_parent": True,
             "undo": str(folder) if options.is_protected else None,
-            "not_journaled": _not_journaled(environment),
+            "not_journaled": not_journaled(environment),
         },
     }
 
@@ -203,7 +203,7 @@ def _terminal_size() -> tuple[int, int] | None:
     return size.lines, size.columns
 
 
-def _not_journaled(environment: Mapping[str, str]) -> list[str]:
+def not_journaled(environment: Mapping[str, str]) -> list[str]:
     """Return the folders whose content is nobody's: devices, caches, temporary files."""
     named = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "HF_HOME", "TORCH_HOME", "TMPDIR")
     return [

@@ -1,0 +1,322 @@
+"""Trace an unmodified script: it runs to the end of its second step, with a GPU of air.
+
+Tensors of the host are real, so that the script reads its data as ever; those on the GPU are fake.
+`trace_script` is the parent's side; `install` runs in the child, right after torch's import.
+"""
+
+import atexit
+import contextlib
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, final
+
+from flatout import techniques
+from flatout.core.errors import UserError
+from flatout.core.machine import Machine
+from flatout.core.profile import Profile
+from flatout.core.recipe import Recipe, recipe_from_json
+from flatout.core.technique import Effect, Numerics, Technique
+from flatout.core.workload import Workload
+from flatout.memory.stream import MemoryStream
+from flatout.memory.stream_file import stream_from_json, stream_to_json
+from flatout.seams import journal, loader, model, optimizer, step
+from flatout.seams.process import Ending, ProcessOptions, run_process
+from flatout.seams.session import Session
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from flatout.memory.trace import Scene
+
+ENTRY = "flatout.workflow.memory_script"
+RESULT = "memory.json"
+"""Name of the child's result in its folder."""
+MODE = "memory"
+ON_HOST = "the script trains on the CPU wherever it runs: this is its memory there, of a real run"
+MORE_STEPS = 3
+"""Steps of one optimizer after which a trace ends even if another one never stepped."""
+
+
+class Asked(Protocol):
+    """What is asked of a trace; `flatout.workflow.memory_trace.TraceRequest` is one."""
+
+    @property
+    def batch(self) -> int | None: ...  # noqa: D102
+    @property
+    def recipe(self) -> Recipe: ...  # noqa: D102
+    @property
+    def device(self) -> str: ...  # noqa: D102
+    @property
+    def steps(self) -> int: ...  # noqa: D102
+    @property
+    def capability(self) -> tuple[int, int]: ...  # noqa: D102
+    @property
+    def limit_s(self) -> float: ...  # noqa: D102
+
+
+def trace_script(workload: Workload, asked: Asked) -> MemoryStream:
+    """Return the allocations of a script's first steps.
+
+    Raises:
+        UserError: if it cannot be traced; the text says why.
+    """
+    reply = _run(workload, asked, asked.device)
+    if "is_empty" in reply:
+        reply = _run(workload, asked, "cpu")
+        if "stream" in reply:
+            stream = stream_from_json(reply["stream"])
+            return replace(stream, notes=(*stream.notes, ON_HOST))
+    if "stream" not in reply:
+        raise UserError(reply.get("error", "the script took no step on the GPU"))
+    return stream_from_json(reply["stream"])
+
+
+def _run(workload: Workload, asked: Asked, device: str) -> Mapping[str, Any]:
+    environment: Mapping[str, str] = dict(os.environ)
+    for technique in techniques.build(asked.recipe):
+        environment = technique.environment(environment)
+    child = {
+        "mode": MODE,
+        "recipe": asked.recipe.to_json(),
+        "batch": asked.batch,
+        "device": device,
+        "steps": asked.steps,
+        "capability": list(asked.capability),
+        "keep": [RESULT],
+    }
+    options = ProcessOptions(
+        entry=ENTRY, child=child, environment=environment, limit_s=asked.limit_s
+    )
+    with tempfile.TemporaryDirectory(prefix="flatout-memory-") as name:
+        ending = run_process(workload, options, keep=Path(name))
+        path = Path(name) / RESULT
+        if path.exists():
+            reply: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+            return reply
+    return {"error": _explained(ending)}
+
+
+def _explained(ending: Ending) -> str:
+    lines = [line.strip() for line in ending.log.splitlines() if line.strip()]
+    if ending.why in {"limit", "hang"}:
+        return "the script reached no second training step in time; nothing could be predicted"
+    last = f": {lines[-1][:300]}" if lines else ""
+    return f"the script ended with exit code {ending.exit_code} before a training step{last}"
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostData(Technique):
+    """Load the data in this process, unpinned, and in batches of the size that is asked for."""
+
+    batch: int | None = None
+
+    family: ClassVar[str] = "data"
+    addresses: ClassVar[frozenset[str]] = frozenset()
+    numerics: ClassVar[Numerics] = Numerics.TRAINING
+
+    @classmethod
+    def candidates(cls, profile: Profile, machine: Machine) -> Sequence["HostData"]:
+        """Return nothing: this is no lever."""
+        return ()
+
+    def predict(self, profile: Profile, machine: Machine) -> Effect:
+        """Predict nothing: this is no lever."""
+        return Effect()
+
+    def loader(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the arguments without workers and pinning."""
+        wanted = {**arguments, "num_workers": 0, "pin_memory": False, "timeout": 0}
+        if self.batch is not None and wanted.get("batch_size") is not None:
+            wanted["batch_size"] = self.batch
+        return wanted
+
+
+def install(spec: Mapping[str, Any]) -> None:
+    """Set the trace up in the script's process; called by the boot."""
+    recipe = recipe_from_json(spec["recipe"])
+    changes = (*techniques.build(recipe), HostData(batch=spec["batch"]))
+    session = Session(spec, changes)
+    if spec.get("undo"):
+        journal.announce_torch_save()
+    session.start()
+    for seam in (loader, model, optimizer, step):
+        seam.install(session)
+    _ScriptTrace(session, spec).install()
+
+
+class _ScriptTrace:
+    """Follow the session and write the stream once there were enough steps."""
+
+    def __init__(self, session: Session, spec: Mapping[str, Any]) -> None:
+        self.session, self.spec = session, spec
+        self.stack = contextlib.ExitStack()
+        self.names: dict[int, str] = {}
+        self.number = 0
+        self.first: int | None = None
+        self.flops = 0.0
+        self.since = 0.0
+        self.is_written = False
+        self.batch: int | None = None
+        self.scene: Scene = self.begin()
+
+    def begin(self) -> "Scene":
+        """Set the device up and start to record, for the rest of the process."""
+        from flatout.memory import trace
+
+        device = self.spec["device"]
+        where = self.stack.enter_context(
+            trace.scene(
+                device,
+                capability=tuple(self.spec["capability"]),
+                is_whole=False,
+                is_real=device == "cpu",
+                moved=self.moved,
+            )
+        )
+        trace.follow(where.recording, self.name_of, self.at)
+        self.stack.enter_context(where.recording)
+        return where
+
+    def install(self) -> None:
+        """Listen to the session."""
+        from flatout.memory.stream import Phase
+
+        on, enter = self.session.on, self.scene.recording.enter
+        enter(Phase.SETUP, 0)
+        on("batch", self.drew)
+        on("root", self.found)
+        on("forward", self.forward)
+        on("backward", lambda _: enter(Phase.BACKWARD, self.number))
+        on("backward_end", self.backward_end)
+        on("segment", self.stepped)
+        previous = sys.excepthook
+
+        def crashed(kind: type[BaseException], error: BaseException, trace: Any) -> None:
+            previous(kind, error, trace)
+            self.refuse(error.with_traceback(trace))
+
+        sys.excepthook = crashed
+        atexit.register(self.ended)
+
+    def at(self) -> Any:
+        """Return the phase around an optimizer's step."""
+        from flatout.memory.stream import Phase
+
+        inside = self.scene.recording.phase
+        is_inside = inside in (Phase.BACKWARD, Phase.FORWARD) and self.session.clock.stack[-1] == 2
+        return (inside if is_inside else Phase.DATA), self.number
+
+    def name_of(self, module: "nn.Module") -> str:
+        """Return a module's dotted name, empty for one outside the roots."""
+        return self.names.get(id(module), "")
+
+    def found(self, root: "nn.Module") -> None:
+        """Name the modules of a new root."""
+        from flatout.memory import components, trace
+
+        self.names |= components.know_model(self.scene.recording, root)
+        if trace.is_compiled(root):
+            self.scene.answers.note(trace.COMPILED)
+
+    def drew(self, batch: Any, _: str) -> None:
+        """A batch was drawn: what goes to the device next is input."""
+        from flatout.memory.stream import Phase
+        from flatout.seams.loader import leading_size
+
+        self.batch = leading_size(batch) or self.batch
+        self.scene.recording.enter(Phase.DATA, self.number)
+
+    def forward(self, _: "nn.Module", args: Any, kwargs: Any) -> None:
+        """A root is called: its tensors are inputs, unless they were made by another root."""
+        from flatout.memory.stream import Component, Phase
+        from flatout.seams.loader import leading_size
+
+        recording = self.scene.recording
+        recording.enter(Phase.FORWARD, self.number)
+        for leaf in (*args, *kwargs.values()):
+            if hasattr(leaf, "untyped_storage") and leaf.grad_fn is None:
+                recording.know(leaf, Component.INPUTS)
+                self.batch = self.batch or leading_size(leaf)
+
+    def backward_end(self) -> None:
+        """Gradients are there."""
+        from flatout.memory import components
+
+        for root in self.session.roots:
+            components.know_gradients(self.scene.recording, root.parameters())
+
+    def stepped(self, segment: Any) -> None:
+        """A step has ended; after enough of them the trace is written and the process ends."""
+        from flatout.memory.stream import Phase
+
+        recording, counts = self.scene.recording, self.session.counts
+        self.first = segment.who if self.first is None else self.first
+        if segment.who == self.first:
+            self.number += 1
+            self.flops, self.since = recording.flops - self.since, recording.flops
+        recording.enter(Phase.DATA, self.number)
+        steps = self.spec["steps"]
+        live = len(self.session.optimizers)
+        if self.number >= steps and (len(counts) >= live or self.number >= steps + MORE_STEPS):
+            self.write()
+            os._exit(0)
+
+    def moved(self, replaced: Mapping[int, "nn.Parameter"]) -> None:
+        """Give the optimizers the parameters that `Module.to` and its like replaced."""
+        for each in self.session.optimizers:
+            for group in each.param_groups:
+                group["params"] = [replaced.get(id(p), p) for p in group["params"]]
+
+    def write(self) -> None:
+        """Write the stream, or that nothing was on the device."""
+        from flatout.memory import components, trace
+
+        for root in self.session.roots:
+            components.know_model(self.scene.recording, root)
+        asked = self.spec["batch"]
+        if asked is not None and self.batch != asked:
+            self.put({"error": _other_batch(asked, self.batch)})
+            return
+        stream = trace.stream_of(self.scene, steps=self.number, batch=self.batch, flops=self.flops)
+        if stream.device == "cuda" and not any(a.size for a in stream.allocations):
+            self.put({"is_empty": True})
+        else:
+            self.put({"stream": stream_to_json(stream)})
+
+    def put(self, reply: Mapping[str, Any]) -> None:
+        """Write the reply; the first one counts."""
+        if self.is_written:
+            return
+        self.is_written = True
+        text = json.dumps(reply)
+        (Path(self.spec["folder"]) / RESULT).write_text(text, encoding="utf-8")
+
+    def refuse(self, error: BaseException) -> None:
+        """Say in one line why the script could not be traced."""
+        from flatout.workflow.memory_child import explained
+
+        is_ours = isinstance(error, UserError)
+        self.put({"error": str(error) if is_ours else explained(error)})
+
+    def ended(self) -> None:
+        """Say that the script ended without enough steps."""
+        if not self.number:
+            self.put(
+                {"error": "the script ended and took no training step: there is nothing to predict"}
+            )
+        else:
+            self.write()
+
+
+def _other_batch(asked: int, found: int | None) -> str:
+    return (
+        f"the script makes batches of {found or 'an unknown number of'} samples itself, and not "
+        f"of {asked}: it takes them from no DataLoader with a batch_size; pass the script's own "
+        "option for the batch after its name"
+    )
