@@ -13,6 +13,8 @@ from flatout.core.profile import Profile
 from flatout.core.progress import Progress
 from flatout.core.recipe import Recipe
 from flatout.core.stats import Decision, Rule
+from flatout.core.trial import Trial
+from flatout.workflow.faults import fewer_workers
 from flatout.workflow.lab import Budget, Lab
 from flatout.workflow.pairs import Match, play
 from flatout.workflow.ranking import Candidate, Search, find_companion, rank
@@ -135,7 +137,9 @@ def climb(ladder: Ladder) -> None:
                 f"(predicted {candidate.ratio:.2f}x)"
             )
             break
-        _try(ladder, candidate)
+        failure = _try(ladder, candidate)
+        if failure is not None:
+            tried.add(_try_fewer(ladder, candidate, failure))
     _try_together(ladder)
     _try_longer(ladder)
     ladder.notes += [f"not tried: {label}: {why}" for label, why in ladder.passed_over.items()]
@@ -153,11 +157,24 @@ def _next_candidate(ladder: Ladder, tried: set[str]) -> Candidate | None:
     return None
 
 
-def _try(ladder: Ladder, candidate: Candidate) -> None:
+def _try_fewer(ladder: Ladder, candidate: Candidate, failure: Trial) -> str:
+    """Try workers that died or hung once more with half of them; return what was tried, or ""."""
+    fewer = fewer_workers(failure.recipe, failure.details.get("fault"))
+    if fewer is None or candidate.choice.technique != fewer.technique or not ladder.has_time():
+        return ""
+    row = ladder.rows[-1]
+    again = f"tried once more with num_workers={fewer.settings['num_workers']}"
+    ladder.rows[-1] = replace(row, why=f"{row.why}; {again}")
+    _try(ladder, replace(candidate, choice=fewer))
+    return fewer.label
+
+
+def _try(ladder: Ladder, candidate: Candidate) -> Trial | None:
     """Play one candidate against the recipe so far; keep it if it is faster and proven right.
 
     A lever that is not clearly faster in the first pairs may have made another one worth trying:
-    workers pay only where threads leave them a core. Then both are played together.
+    workers pay only where threads leave them a core. Then both are played together. Returned is
+    the candidate's trial that did not work, if any.
     """
     choice = candidate.choice
     ladder.say(choice.label)
@@ -176,6 +193,7 @@ def _try(ladder: Ladder, candidate: Candidate) -> None:
         _settle(ladder, companion, both, together, together_with=(choice.technique,))
     elif row.verdict is Verdict.INCONCLUSIVE and match.failure is None:
         ladder.undecided.append(Open(candidate=candidate, match=match, base=base, row=row))
+    return match.failure
 
 
 def _hopeful(ladder: Ladder) -> list[Open]:
