@@ -1,1 +1,35 @@
-"""The input pipeline: where samples lie, in which order they come, and how they reach the loop."""
+"""The input pipeline: where samples lie, in which order they come, and how they reach the loop.
+
+    import flatout.data
+
+    data = flatout.data.open("photographs.packed", transform=augment)
+
+Opening imports torch; packing does not.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from flatout.data.reader import PackedDataset, collate
+    from flatout.data.reader import open_packed as open  # noqa: A004  `flatout.data.open`
+    from flatout.data.sampler import GlobalOrder, OrderOptions
+
+__all__ = ["GlobalOrder", "OrderOptions", "PackedDataset", "collate", "open"]
+
+_PLACES = {
+    "open": ("flatout.data.reader", "open_packed"),
+    "collate": ("flatout.data.reader", "collate"),
+    "PackedDataset": ("flatout.data.reader", "PackedDataset"),
+    "GlobalOrder": ("flatout.data.sampler", "GlobalOrder"),
+    "OrderOptions": ("flatout.data.sampler", "OrderOptions"),
+}
+"""Public name -> module and the name there; imported when first asked for."""
+
+
+def __getattr__(name: str) -> Any:
+    import importlib
+
+    if name not in _PLACES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module, attribute = _PLACES[name]
+    return getattr(importlib.import_module(module), attribute)

@@ -1,0 +1,142 @@
+"""The verb `pack`."""
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, TextColumn
+from rich.progress import Progress as Bar
+
+from flatout.cli.display import Tell
+from flatout.cli.options import json_option, terminal_width
+from flatout.core.progress import Progress
+from flatout.core.units import format_duration
+
+ENCODINGS = ("original", "raw", "jpeg", "qoi", "zstd", "tokens")
+LINE_S = 5.0
+"""Between two lines of progress where the output is no terminal."""
+INTERRUPTED = 130
+DIFFERENT = 1
+
+
+@click.command("pack")
+@click.argument("source", metavar="SRC")
+@click.argument("destination", metavar="DST", type=click.Path(path_type=Path))
+@click.option(
+    "--encode",
+    type=click.Choice(ENCODINGS),
+    default="original",
+    show_default=True,
+    help="How images (or texts) are stored; jpeg is lossy.",
+)
+@click.option(
+    "--short-side",
+    type=click.IntRange(min=1),
+    help="Make images smaller until their short side has this many pixels (lossy).",
+)
+@click.option(
+    "--quality",
+    type=click.IntRange(1, 100),
+    default=90,
+    show_default=True,
+    help="Of a re-encoded JPEG.",
+)
+@click.option("--tokenizer", default="", help="For tokens: bytes, or a tokenizer.json.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Of the permutation.")
+@click.option("--keep-order", is_flag=True, help="Store samples in the order of the source.")
+@click.option(
+    "--workers", type=click.IntRange(min=1), help="Processes; by default all usable cores."
+)
+@click.option(
+    "--on-bad",
+    type=click.Choice(("raise", "skip")),
+    default="raise",
+    show_default=True,
+    help="Stop at a sample that cannot be packed, or leave it out and list it.",
+)
+@click.option("--verify", is_flag=True, help="Compare every stored sample with the source.")
+@json_option
+def command(  # noqa: PLR0913, PLR0917  one parameter per option
+    source: str,
+    destination: Path,
+    encode: str,
+    short_side: int | None,
+    quality: int,
+    tokenizer: str,
+    seed: int,
+    keep_order: bool,
+    workers: int | None,
+    on_bad: str,
+    verify: bool,
+    json_path: Path | None,
+) -> int:
+    """Put a data set into a fast, shuffled, resumable format.
+
+    SRC is a folder of images, a WebDataset, Parquet or Arrow, CSV, JSON lines, text, NumPy arrays,
+    or a data set as module:name. DST is a folder that does not exist yet, or an unfinished pack: a
+    pack that was stopped or killed goes on with the same command.
+    """
+    from flatout.data.format import Encoding
+    from flatout.data.pack import PackOptions
+    from flatout.hardware.limits import usable_cores
+    from flatout.reporting.documents import write_json
+    from flatout.reporting.text.pack import render_pack
+    from flatout.workflow.pack import pack
+
+    if short_side and encode in ("original", "tokens"):
+        raise click.UsageError(f"--short-side needs --encode raw, jpeg, qoi or zstd, not {encode}")
+    options = PackOptions(
+        encoding=Encoding(
+            kind=encode, short_side=short_side or 0, quality=quality, tokenizer=tokenizer
+        ),
+        seed=seed,
+        is_shuffled=not keep_order,
+        workers=workers or usable_cores(),
+        on_bad=on_bad,
+    )
+    try:
+        with progress() as tell:
+            packed = pack(source, destination, options, tell, verify=verify).to_json()
+    except KeyboardInterrupt:
+        click.echo("flatout: stopped; the same command goes on where it was", err=True)
+        return INTERRUPTED
+    click.echo(render_pack(packed, width=terminal_width()), nl=False)
+    if json_path:
+        write_json(packed, json_path)
+    is_different = packed["verification"] and packed["verification"]["num_problems"]
+    return DIFFERENT if is_different else 0
+
+
+@contextmanager
+def progress() -> Iterator[Tell]:
+    """Give the function that is told: a live bar on a terminal, a line now and then elsewhere."""
+    if not sys.stderr.isatty():
+        yield _Lines().tell
+        return
+    columns = (BarColumn(bar_width=24), TextColumn("{task.description}", markup=False))
+    with Bar(*columns, console=Console(stderr=True, highlight=False), transient=True) as bar:
+        task = bar.add_task("looking at the source", total=1.0)
+
+        def tell(now: Progress) -> None:
+            left = f", {format_duration(now.left_s)} left"
+            bar.update(task, completed=now.done_share, description=now.trying + left)
+
+        yield tell
+
+
+class _Lines:
+    """Lines of progress, not more often than a log can bear."""
+
+    def __init__(self) -> None:
+        self.said_at = time.monotonic()
+
+    def tell(self, now: Progress) -> None:
+        if time.monotonic() - self.said_at < LINE_S:
+            return
+        self.said_at = time.monotonic()
+        left = format_duration(now.left_s)
+        print(f"[{format_duration(now.elapsed_s)}] {now.trying}, {left} left", file=sys.stderr)

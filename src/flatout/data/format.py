@@ -1,0 +1,217 @@
+"""The packed format: what lies in the folder, and how a record is laid out. See its page in docs.
+
+Everything is little-endian and can be read with NumPy and `json` alone; nothing is pickled.
+"""
+
+import hashlib
+import json
+import struct
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from flatout.core.errors import UserError
+from flatout.core.files import replace_text
+
+SCHEMA = "flatout.packed/1"
+HEADER = "header.json"
+INDEX = "index.npy"
+NAMES = "names.txt"
+"""One JSON text a line, in stored order."""
+SKIPPED = "skipped.jsonl"
+"""The samples that were left out, each with the reason; empty when none was."""
+STAGING = ".pack"
+"""Folder of a pack that is not finished: its plan, and what each finished file shard holds."""
+NO_LABEL = -(2**63)
+HASH_BYTES = 16
+MAX_FIELD_BYTES = 2**32 - 1
+"""Lengths inside a record are 32 bits."""
+ENTRY = np.dtype(
+    [
+        ("shard", "<u4"),
+        ("offset", "<u8"),
+        ("length", "<u8"),
+        ("original", "<u8"),
+        ("label", "<i8"),
+        ("check", "<u4"),
+        ("hash", "u1", (HASH_BYTES,)),
+    ]
+)
+"""One row of the index: where the record lies, which sample of the source it was, its label (or
+`NO_LABEL`), the CRC-32 of the stored bytes, the BLAKE2b of the sample as the source gave it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Field:
+    """One part of a sample."""
+
+    name: str
+    kind: str
+    """int float bool str bytes json array image"""
+    dtype: str = ""
+    """Of an array, as NumPy writes it."""
+    holder: str = ""
+    """What the source gave and the reader gives back: `numpy`, `torch` or `pil`."""
+    shape: tuple[int, ...] | None = None
+    """Where every sample has the same."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Encoding:
+    """How images and texts are stored."""
+
+    kind: str = "original"
+    """original raw jpeg qoi zstd tokens"""
+    short_side: int = 0
+    """Images are made smaller until their short side has this many pixels; 0 for full size."""
+    quality: int = 90
+    """Of a re-encoded JPEG."""
+    tokenizer: str = ""
+    """`bytes`, or the path of a tokenizer.json."""
+
+    @property
+    def is_lossless(self) -> bool:
+        """Whether the stored sample gives back every pixel, byte and number of the source."""
+        return self.kind not in ("jpeg", "tokens") and not self.short_side
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileShard:
+    """One file of records."""
+
+    name: str
+    samples: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Header:
+    """What a packed store holds."""
+
+    samples: int
+    fields: tuple[Field, ...]
+    structure: str
+    """How a sample is given: `single`, `tuple`, `list` or `dict`."""
+    encoding: Encoding = Encoding()
+    order: str = "shuffled"
+    """`shuffled` by a global permutation, or as in the `source`."""
+    seed: int = 0
+    shards: tuple[FileShard, ...] = ()
+    classes: tuple[str, ...] = ()
+    label: str = ""
+    """The field the index has as label."""
+    source: Mapping[str, Any] = field(default_factory=dict)
+    """Its kind, its root, and the fingerprint of what it held."""
+    skipped: int = 0
+
+    @property
+    def is_lossless(self) -> bool:
+        """Whether the samples are those of the source, bit by bit."""
+        return self.encoding.is_lossless
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a plain JSON mapping."""
+        return {"schema": SCHEMA, "is_lossless": self.is_lossless, **asdict(self)}
+
+
+def header_from_json(plain: Mapping[str, Any]) -> Header:
+    """Return the header that `Header.to_json` wrote."""
+    known = {name: plain[name] for name in Header.__dataclass_fields__ if name in plain}
+    known["fields"] = tuple(field_from_json(item) for item in plain["fields"])
+    known["encoding"] = Encoding(**plain["encoding"])
+    known["shards"] = tuple(FileShard(**item) for item in plain["shards"])
+    known["classes"] = tuple(plain["classes"])
+    return Header(**known)
+
+
+def field_from_json(plain: Mapping[str, Any]) -> Field:
+    """Return one field of a header."""
+    shape = plain.get("shape")
+    return Field(**{**plain, "shape": None if shape is None else tuple(shape)})
+
+
+def read_header(folder: Path) -> Header:
+    """Return the header of a packed store.
+
+    Raises:
+        UserError: if the folder holds none, an unfinished one, or one of a later version.
+    """
+    path = folder / HEADER
+    if not path.is_file():
+        raise UserError(_why_no_header(folder))
+    try:
+        plain = json.loads(path.read_text(encoding="utf-8"))
+        schema = plain["schema"]
+    except (ValueError, KeyError, TypeError):
+        raise UserError(f"{path} is damaged; pack again into an empty folder") from None
+    if schema != SCHEMA:
+        raise UserError(
+            f"{folder} has the format {schema}, and this flatout reads {SCHEMA}; pack it again, "
+            "or install the flatout that wrote it"
+        )
+    return header_from_json(plain)
+
+
+def _why_no_header(folder: Path) -> str:
+    if not folder.is_dir():
+        return f"there is no packed store {folder}; make one: flatout pack SRC {folder}"
+    if (folder / STAGING).is_dir():
+        return f"{folder} is not packed to its end; run the same `flatout pack` again to go on"
+    return f"{folder} is no packed store; make one in an empty folder: flatout pack SRC DST"
+
+
+def write_header(header: Header, folder: Path) -> None:
+    """Write the header, whole or not at all."""
+    replace_text(folder / HEADER, json.dumps(header.to_json(), indent=1, sort_keys=True) + "\n")
+
+
+def shard_name(number: int) -> str:
+    """Return the name of a file shard.
+
+    >>> shard_name(7)
+    'shard-00007.bin'
+    """
+    return f"shard-{number:05d}.bin"
+
+
+def join_record(parts: Sequence[bytes]) -> bytes:
+    """Return a record: the length of each field's payload, then the payloads.
+
+    >>> join_record([b"ab", b""]).hex()
+    '02000000000000006162'
+    """
+    if any(len(part) > MAX_FIELD_BYTES for part in parts):
+        raise ValueError("one field of the sample has 4 GiB or more")
+    return struct.pack(f"<{len(parts)}I", *map(len, parts)) + b"".join(parts)
+
+
+def split_record(record: memoryview, fields: int) -> list[memoryview]:
+    """Return the payloads of a record, without copying.
+
+    >>> [bytes(part) for part in split_record(memoryview(join_record([b"ab", b"c"])), 2)]
+    [b'ab', b'c']
+    """
+    lengths = struct.unpack_from(f"<{fields}I", record)
+    parts, at = [], 4 * fields
+    for length in lengths:
+        parts.append(record[at : at + length])
+        at += length
+    return parts
+
+
+def checksum(record: bytes | memoryview) -> int:
+    """Return the CRC-32 of stored bytes."""
+    return zlib.crc32(record)
+
+
+def content_hash(parts: Sequence[bytes]) -> bytes:
+    """Return the hash of a sample as the source gave it; lengths count, so parts cannot blur."""
+    digest = hashlib.blake2b(digest_size=HASH_BYTES)
+    digest.update(struct.pack(f"<{len(parts)}I", *map(len, parts)))
+    for part in parts:
+        digest.update(part)
+    return digest.digest()

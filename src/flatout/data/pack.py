@@ -1,0 +1,274 @@
+"""Pack a source: estimate, write the file shards, put the store together.
+
+A pack can be killed at any moment; the same call goes on and ends with the same bytes.
+"""
+
+import json
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from flatout.core.errors import UserError
+from flatout.core.progress import Progress
+from flatout.core.units import format_bytes
+from flatout.data import crew, encode, shards, staging
+from flatout.data.format import (
+    ENTRY,
+    HEADER,
+    INDEX,
+    NAMES,
+    SKIPPED,
+    Encoding,
+    Field,
+    FileShard,
+    Header,
+    join_record,
+    read_header,
+    shard_name,
+    write_header,
+)
+from flatout.data.order import permutation
+from flatout.data.refusals import RAISE, BadSample, Skipped
+from flatout.data.sources.source import Source
+from flatout.data.staging import Part, Plan
+
+SHARD_BYTES = 64 * 2**20
+"""Aimed at for one file shard: what a kill costs at most, per worker, is making one again."""
+MAX_SHARD_SAMPLES = 65_536
+"""Small samples fill a shard slowly; progress is kept by shards."""
+ESTIMATE_SAMPLES = 64
+"""Encoded to estimate the size; of photographs the mean is then within a tenth or so."""
+INDEX_BYTES = ENTRY.itemsize + 40
+"""Per sample: its row of the index, and a name."""
+SHUFFLED, AS_SOURCE = "shuffled", "source"
+Tell = Callable[[Progress], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackOptions:
+    """How to pack."""
+
+    encoding: Encoding = Encoding()  # noqa: RUF009  frozen: one is as good as many
+    seed: int = 0
+    """Of the global permutation."""
+    is_shuffled: bool = True
+    workers: int = 1
+    on_bad: str = RAISE
+    shard_bytes: int = SHARD_BYTES
+    method: str | None = None
+    """How worker processes start: fork or spawn; None decides."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """What a pack will take."""
+
+    bytes: int
+    free_bytes: int
+    mean_bytes: float
+
+
+def pack(source: Source, folder: Path, options: PackOptions, tell: Tell) -> Header:
+    """Write the source into the folder, or go on where an earlier call was ended.
+
+    Raises:
+        UserError: if the folder is in use or holds something else, the disk is too small or full,
+            a sample is bad under the policy `raise`, or a worker died.
+    """
+    encode.check(options.encoding, source.contents.fields)
+    staging.check_empty(folder)
+    with staging.locked(folder):
+        if (folder / HEADER).is_file():
+            return _finished(source, folder, options)
+        estimate = estimated(source, folder, options)
+        plan = staging.agree(folder, _plan(source, options, estimate))
+        left = staging.missing_shards(folder, plan)
+        _check_room(estimate, len(left) / plan.shards, folder)
+        _write(source, folder, options, plan, tell)
+        return _assemble(source, folder, plan)
+
+
+def _finished(source: Source, folder: Path, options: PackOptions) -> Header:
+    """Return the header of a store that is complete.
+
+    Raises:
+        UserError: if it was packed from something else, or otherwise.
+    """
+    header = read_header(folder)
+    wanted = (
+        source.fingerprint(),
+        options.encoding,
+        options.seed,
+        _order_word(options.is_shuffled),
+    )
+    found = (header.source.get("fingerprint"), header.encoding, header.seed, header.order)
+    if wanted != found:
+        raise UserError(
+            f"{folder} is packed already, from another source or with other options; choose "
+            "another folder, or remove this one"
+        )
+    staging.clear(folder)
+    return header
+
+
+def estimated(source: Source, folder: Path, options: PackOptions) -> Estimate:
+    """Return the size to expect, from some samples drawn by the seed, and the room there is."""
+    count = min(ESTIMATE_SAMPLES, len(source))
+    drawn = np.linspace(0, len(source) - 1, count).astype(int)
+    sizes = [size for index in drawn if (size := _stored_bytes(source, int(index), options))]
+    mean = sum(sizes) / len(sizes) if sizes else 0.0
+    return Estimate(
+        bytes=round((mean + INDEX_BYTES) * len(source)),
+        free_bytes=shutil.disk_usage(folder).free,
+        mean_bytes=mean,
+    )
+
+
+def _stored_bytes(source: Source, index: int, options: PackOptions) -> int:
+    """Return the bytes of a record; 0 for a bad sample, which is dealt with when its turn comes."""
+    fields = source.contents.fields
+    try:
+        parts = encode.source_parts(fields, source.read(index))
+        return len(join_record(encode.encoded_parts(fields, parts, options.encoding)))
+    except BadSample:
+        return 0
+
+
+def _check_room(estimate: Estimate, share: float, folder: Path) -> None:
+    needed = estimate.bytes * share
+    if needed > estimate.free_bytes:
+        raise UserError(
+            f"about {format_bytes(needed)} are needed and {format_bytes(estimate.free_bytes)} are "
+            f"free in {folder}; choose another disk, or a smaller encoding (--short-side)"
+        )
+
+
+def _plan(source: Source, options: PackOptions, estimate: Estimate) -> Plan:
+    per_shard = int(options.shard_bytes / max(1.0, estimate.mean_bytes))
+    return Plan(
+        kind=source.contents.kind,
+        fingerprint=source.fingerprint(),
+        samples=len(source),
+        per_shard=max(1, min(per_shard, MAX_SHARD_SAMPLES)),
+        encoding=options.encoding,
+        seed=options.seed,
+        is_shuffled=options.is_shuffled,
+        on_bad=options.on_bad,
+    )
+
+
+def stored_order(plan: Plan) -> "np.ndarray[tuple[int], np.dtype[np.int64]]":
+    """Return the number in the source of each place in stored order."""
+    if plan.is_shuffled:
+        return permutation(plan.samples, seed=plan.seed, epoch=0)
+    return np.arange(plan.samples, dtype=np.int64)
+
+
+def _write(source: Source, folder: Path, options: PackOptions, plan: Plan, tell: Tell) -> None:
+    """Write the file shards that are missing."""
+    left = staging.missing_shards(folder, plan)
+    counted = Counter(plan.samples, plan.samples - sum(len(plan.span(n)) for n in left), tell)
+    job = shards.WriteShard(source, plan, folder, stored_order(plan))
+    done = crew.perform(
+        job, left, workers=options.workers, method=options.method, tick=counted.tick
+    )
+    with closing(done):  # an exception here ends the workers at once, not some time later
+        for _number, _samples in done:
+            counted.tick(0)
+
+
+class Counter:
+    """Tells how far a pack has come."""
+
+    def __init__(self, samples: int, done: int, tell: Tell, verb: str = "packing") -> None:
+        self.samples, self.before, self.done = samples, done, done
+        self.tell, self.verb = tell, verb
+        self.started = time.monotonic()
+
+    def tick(self, count: int) -> None:
+        """Count samples and tell."""
+        self.done += count
+        elapsed_s = time.monotonic() - self.started
+        rate = (self.done - self.before) / elapsed_s if elapsed_s else 0.0
+        self.tell(
+            Progress(
+                trying=f"{self.verb}: {self.done} of {self.samples} samples, {rate:.0f} a second",
+                done_share=min(1.0, self.done / self.samples),
+                elapsed_s=elapsed_s,
+                left_s=(self.samples - self.done) / rate if rate else 0.0,
+            )
+        )
+
+
+def _assemble(source: Source, folder: Path, plan: Plan) -> Header:
+    """Put index, names and header together from the parts; the header comes last.
+
+    Raises:
+        UserError: if every sample was bad.
+    """
+    parts = [staging.read_part(folder, number) for number in range(plan.shards)]
+    entries = np.concatenate([part.entries for part in parts])
+    skipped = [*source.contents.skipped, *(item for part in parts for item in part.skipped)]
+    if not len(entries):
+        raise UserError(f"all {plan.samples} samples are bad; the first: {_words(skipped[0])}")
+    with (folder / f"{INDEX}{staging.DRAFT}").open("wb") as file:
+        np.save(file, entries, allow_pickle=False)
+        staging.sync(file.fileno())
+    (folder / f"{INDEX}{staging.DRAFT}").replace(folder / INDEX)
+    if source.contents.is_named:
+        names = (json.dumps(name) for part in parts for name in part.names)
+        staging.write_whole(folder / NAMES, "".join(f"{name}\n" for name in names).encode())
+    lines = (json.dumps({"name": item.name, "reason": item.reason}) for item in skipped)
+    staging.write_whole(folder / SKIPPED, "".join(f"{line}\n" for line in lines).encode())
+    header = _header(source, plan, parts, len(skipped))
+    write_header(header, folder)
+    staging.clear(folder)
+    return header
+
+
+def _header(source: Source, plan: Plan, parts: Sequence[Part], skipped: int) -> Header:
+    contents = source.contents
+    return Header(
+        samples=sum(len(part.entries) for part in parts),
+        fields=_with_shapes(encode.stored_fields(contents.fields, plan.encoding), parts),
+        structure=contents.structure,
+        encoding=plan.encoding,
+        order=_order_word(plan.is_shuffled),
+        seed=plan.seed,
+        shards=tuple(
+            FileShard(name=shard_name(n), samples=len(part.entries), bytes=part.bytes)
+            for n, part in enumerate(parts)
+        ),
+        classes=contents.classes,
+        label=contents.label,
+        source={
+            "kind": contents.kind,
+            "root": contents.root,
+            "fingerprint": plan.fingerprint,
+            "samples": plan.samples,
+        },
+        skipped=skipped,
+    )
+
+
+def _with_shapes(fields: Sequence[Field], parts: Sequence[Part]) -> tuple[Field, ...]:
+    """Return the fields, each with its shape where all file shards agree on one."""
+    full = [part for part in parts if len(part.entries)]
+    found = [{part.shapes[place] for part in full} for place in range(len(fields))]
+    return tuple(
+        replace(field, shape=next(iter(shapes)) if len(shapes) == 1 else None)
+        for field, shapes in zip(fields, found, strict=True)
+    )
+
+
+def _order_word(is_shuffled: bool) -> str:  # noqa: FBT001  its one and only argument
+    return SHUFFLED if is_shuffled else AS_SOURCE
+
+
+def _words(skipped: Skipped) -> str:
+    return f"{skipped.name}: {skipped.reason}"

@@ -1,0 +1,146 @@
+"""A packed store, open for reading: index and file shards mapped, per process and when needed."""
+
+import json
+import mmap
+import os
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from flatout.core.errors import UserError
+from flatout.data.format import ENTRY, INDEX, NAMES, Header, read_header, split_record
+
+Places = np.ndarray[Any, np.dtype[np.int64]]
+MAX_GAP_BYTES = 1 << 16
+"""Records that lie closer are asked for in one read: skipping so little costs more than reading."""
+
+
+class Store:
+    """The records of a store by their place in stored order.
+
+    Can be sent to other processes: each maps the files for itself.
+
+    Raises:
+        UserError: if there is no complete store in the folder.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder.resolve()
+        self.header: Header = read_header(self.folder)
+        self._check_sizes()
+
+    def __len__(self) -> int:
+        return self.header.samples
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"folder": self.folder, "header": self.header}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+
+    def _check_sizes(self) -> None:
+        for shard in self.header.shards:
+            path = self.folder / shard.name
+            size = path.stat().st_size if path.is_file() else -1
+            if size != shard.bytes:
+                found = "is gone" if size < 0 else f"has {size} bytes instead of {shard.bytes}"
+                raise UserError(f"{path} {found}; pack again into an empty folder")
+
+    @cached_property
+    def index(self) -> np.ndarray[Any, np.dtype[Any]]:
+        """One row per sample, in stored order."""
+        path = self.folder / INDEX
+        try:
+            index: np.ndarray[Any, np.dtype[Any]] = np.load(path, mmap_mode="r", allow_pickle=False)
+        except (OSError, ValueError) as error:
+            raise UserError(f"{path} is damaged: {error}; pack again") from None
+        if index.dtype != ENTRY or len(index) != self.header.samples:
+            raise UserError(f"{path} does not belong to its header; pack again")
+        return index
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """The samples' names in stored order; empty where the source had none."""
+        path = self.folder / NAMES
+        if not path.is_file():
+            return ()
+        with path.open(encoding="utf-8") as file:
+            return tuple(json.loads(line) for line in file)
+
+    @cached_property
+    def by_original(self) -> Places:
+        """The places in the order that the source had."""
+        places: Places = np.argsort(self.index["original"], kind="stable")
+        return places
+
+    @cached_property
+    def _maps(self) -> list[memoryview]:
+        maps = []
+        for shard in self.header.shards:
+            with (self.folder / shard.name).open("rb") as file:
+                size = shard.bytes
+                whole = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ) if size else b""
+                maps.append(memoryview(whole))
+        return maps
+
+    @cached_property
+    def _rows(self) -> tuple[Places, Places, Places]:
+        """Shard, begin and end of each record, as columns: a row of the index is slow to take."""
+        index = self.index
+        begin = index["offset"].astype(np.int64)
+        return index["shard"].astype(np.int64), begin, begin + index["length"].astype(np.int64)
+
+    def record(self, place: int) -> memoryview:
+        """Return the bytes of a record, without copying them."""
+        shards, begins, ends = self._rows
+        view: memoryview = self._maps[shards[place]]
+        return view[begins[place] : ends[place]]
+
+    def parts(self, place: int) -> list[memoryview]:
+        """Return the payloads of a record's fields."""
+        return split_record(self.record(place), len(self.header.fields))
+
+    def labels(self) -> Places | None:
+        """Return the label of every sample in stored order, None for a store without."""
+        if not self.header.label:
+            return None
+        labels: Places = np.asarray(self.index["label"])
+        return labels
+
+    def will_need(self, places: Sequence[int] | Places) -> None:
+        """Let the kernel read records ahead, neighbours in one go, and go on."""
+        if not hasattr(os, "posix_fadvise") or not len(places):
+            return
+        for shard, begin, end in self._runs(np.sort(np.asarray(places))):
+            descriptor = self._descriptors[shard]
+            os.posix_fadvise(descriptor, begin, end - begin, os.POSIX_FADV_WILLNEED)
+
+    def _runs(self, places: Places) -> list[tuple[int, int, int]]:
+        """Return shard, begin and end of stretches that lie together."""
+        shards, begins, ends = (column[places] for column in self._rows)
+        is_new = np.ones(len(places), dtype=bool)
+        is_new[1:] = (shards[1:] != shards[:-1]) | (begins[1:] - ends[:-1] > MAX_GAP_BYTES)
+        firsts = np.flatnonzero(is_new)
+        lasts = np.append(firsts[1:], len(places)) - 1
+        found = zip(shards[firsts], begins[firsts], ends[lasts], strict=True)
+        return [(int(shard), int(begin), int(end)) for shard, begin, end in found]
+
+    @cached_property
+    def _descriptors(self) -> list[int]:
+        opened = _Opened([self.folder / shard.name for shard in self.header.shards])
+        self._keep = opened
+        return opened.numbers
+
+
+class _Opened:
+    """File descriptors that are closed with the last reference."""
+
+    def __init__(self, paths: Sequence[Path]) -> None:
+        self.numbers = [os.open(path, os.O_RDONLY | os.O_CLOEXEC) for path in paths]
+
+    def __del__(self) -> None:
+        for number in self.numbers:
+            os.close(number)

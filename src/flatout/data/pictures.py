@@ -1,0 +1,232 @@
+"""Images in the packed format: a tag byte, then the file's bytes or pixels.
+
+`ORIGINAL` and `JPEG` are followed by the bytes of an image file; `RAW` by height, width (32 bits
+each), channels (8 bits) and the uint8 pixels, row by row; `ZSTD` by the same with the pixels
+compressed; `QOI` by a QOI image. Pixels are kept in the image's own mode, grey, RGB or RGBA. An
+image of another mode (palette, CMYK, 16 bits, ...) and one that its EXIF data turns stays in its
+original bytes under the lossless encodings: so nothing about it is lost.
+"""
+
+import importlib
+import importlib.util
+import io
+import struct
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from flatout.core.errors import UserError
+from flatout.data.format import Encoding
+from flatout.data.refusals import BadSample
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+Pixels = np.ndarray[Any, np.dtype[np.uint8]]
+ORIGINAL, RAW, JPEG, QOI, ZSTD = range(5)
+SIZE = struct.Struct("<IIB")
+"""Height, width, channels."""
+MODES = {1: "L", 3: "RGB", 4: "RGBA"}
+"""Modes whose pixels are uint8 as they are, by their number of channels."""
+CHANNELS = {"L": 1, "RGB": 3, "RGBA": 4}
+ORIENTATION = 0x0112
+"""The EXIF tag that says which side is up; 1 is as stored."""
+SUBSAMPLING = "4:2:0"
+TAIL_BYTES = 4096
+"""How far from its end a whole JPEG has its end marker; cameras append a little to some files."""
+ZSTD_LEVEL = 3
+"""The library's own; 2.7 times as fast to decode as a JPEG, at 6 times the size."""
+SUFFIXES = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp", ".gif")
+"""What is taken for an image by its name: torchvision's list, and GIF."""
+NEEDS = {"raw": ("PIL",), "jpeg": ("PIL",), "qoi": ("PIL", "qoi"), "zstd": ("PIL", "zstandard")}
+"""Modules an encoding needs."""
+
+
+def is_pil(value: Any) -> bool:
+    """Tell whether a value is a Pillow image, importing nothing."""
+    return any(f"{k.__module__}.{k.__name__}" == "PIL.Image.Image" for k in type(value).__mro__)
+
+
+def check_encoding(encoding: Encoding) -> None:
+    """Make sure that what an encoding needs is installed.
+
+    Raises:
+        UserError: with the line that installs what is missing.
+    """
+    missing = [name for name in NEEDS.get(encoding.kind, ()) if not importlib.util.find_spec(name)]
+    if missing:
+        raise UserError(
+            f"the encoding {encoding.kind} needs {' and '.join(missing)}: "
+            "pip install 'flatout[pack]'"
+        )
+
+
+def from_source(value: Any) -> bytes:
+    """Return the payload of an image as the source has it: a file's bytes, or a Pillow image.
+
+    Raises:
+        BadSample: if it is no whole image.
+    """
+    if is_pil(value):
+        if value.mode not in CHANNELS:
+            raise BadSample(f"the image's mode is {value.mode}; convert it to L, RGB or RGBA")
+        return _raw(np.asarray(value))
+    check_file(value)
+    return bytes((ORIGINAL,)) + bytes(value)
+
+
+def encode(payload: bytes, encoding: Encoding) -> bytes:
+    """Return the payload in another encoding."""
+    if encoding.kind in ("original", "tokens"):
+        return payload
+    image = open_image(memoryview(payload))
+    if encoding.is_lossless:
+        pixels = _lossless_pixels(image)
+        return payload if pixels is None else _coded(pixels, encoding.kind)
+    small = _smaller(_rgb(image), encoding.short_side)
+    if encoding.kind == "jpeg":
+        stream = io.BytesIO()
+        small.save(stream, "JPEG", quality=encoding.quality, subsampling=SUBSAMPLING)
+        return bytes((JPEG,)) + stream.getvalue()
+    return _coded(np.asarray(small), encoding.kind)
+
+
+def open_image(payload: memoryview) -> "Image.Image":
+    """Return the image as Pillow gives it, in its own mode."""
+    from PIL import Image, UnidentifiedImageError
+
+    if payload[0] in (ORIGINAL, JPEG):
+        try:
+            return Image.open(io.BytesIO(payload[1:]))
+        except UnidentifiedImageError:
+            raise BadSample("not an image that Pillow knows") from None
+    return Image.fromarray(_squeezed(pixels(payload)))
+
+
+def pixels(payload: memoryview) -> Pixels:
+    """Return the pixels as (height, width, channels); of a file as RGB."""
+    tag, data = payload[0], payload[1:]
+    if tag == RAW:
+        return np.frombuffer(data[SIZE.size :], np.uint8).reshape(SIZE.unpack_from(data))
+    if tag == ZSTD:
+        raw = _library("zstandard").ZstdDecompressor().decompress(data[SIZE.size :])
+        return np.frombuffer(raw, np.uint8).reshape(SIZE.unpack_from(data))
+    if tag == QOI:
+        found: Pixels = _library("qoi").decode(bytes(data))
+        return found
+    return np.asarray(_rgb(open_image(payload)))
+
+
+def rgb_pixels(payload: memoryview) -> Pixels:
+    """Return the pixels as RGB, whatever mode the image has."""
+    found = pixels(payload)
+    if found.shape[2] == 3:
+        return found
+    return np.asarray(_rgb(open_image(payload)))
+
+
+def source_bytes(payload: memoryview) -> Any:
+    """Return the file's bytes, or the pixels where there is no file."""
+    return bytes(payload[1:]) if payload[0] in (ORIGINAL, JPEG) else pixels(payload)
+
+
+def raw_shape(payload: bytes | memoryview) -> tuple[int, ...] | None:
+    """Return height, width and channels of raw pixels, None for any other payload."""
+    return SIZE.unpack_from(payload, 1) if payload[0] == RAW else None
+
+
+def check_file(data: bytes) -> None:
+    """Make sure that the bytes are a whole image file.
+
+    Signature and end are looked at, which is quick; where they are not as expected, Pillow
+    decodes the image. Damage in the middle of a file that still decodes is not seen.
+
+    Raises:
+        BadSample: if it is empty, cut off, or no image.
+    """
+    if not data:
+        raise BadSample("the file is empty")
+    if _looks_whole(data):
+        return
+    try:
+        image = open_image(memoryview(b"\0" + data))
+        image.load()
+    except BadSample:
+        raise BadSample(f"not an image (it starts with {data[:8]!r})") from None
+    except (OSError, ValueError, SyntaxError, EOFError) as error:
+        raise BadSample(f"the image is damaged or cut off ({error})") from None
+
+
+def _looks_whole(data: bytes) -> bool:
+    if data.startswith(b"\xff\xd8\xff"):
+        return b"\xff\xd9" in data[-TAIL_BYTES:] if len(data) > TAIL_BYTES else _ends(data)
+    if data.startswith(b"\x89PNG\r\n\x1a\n"):
+        return b"IEND" in data[-16:]
+    if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
+        return int.from_bytes(data[4:8], "little") + 8 <= len(data)
+    return False
+
+
+def _ends(data: bytes) -> bool:
+    return data.rstrip(b"\0").endswith(b"\xff\xd9")
+
+
+def _lossless_pixels(image: "Image.Image") -> Pixels | None:
+    """Return the pixels where they are all there is to the image, else None."""
+    if image.mode not in CHANNELS or getattr(image, "n_frames", 1) != 1:
+        return None
+    if image.getexif().get(ORIENTATION, 1) != 1 or "transparency" in image.info:
+        return None
+    return np.asarray(_loaded(image))
+
+
+def _coded(found: Pixels, kind: str) -> bytes:
+    if kind == "qoi" and found.ndim == 3:  # QOI knows no grey
+        return bytes((QOI,)) + bytes(_library("qoi").encode(np.ascontiguousarray(found)))
+    if kind == "zstd":
+        head = bytes((ZSTD,)) + SIZE.pack(*_size(found))
+        packed = _library("zstandard").ZstdCompressor(level=ZSTD_LEVEL).compress(found.tobytes())
+        return head + bytes(packed)
+    return _raw(found)
+
+
+def _raw(found: Pixels) -> bytes:
+    return bytes((RAW,)) + SIZE.pack(*_size(found)) + found.tobytes()
+
+
+def _size(found: Pixels) -> tuple[int, int, int]:
+    return found.shape[0], found.shape[1], found.shape[2] if found.ndim == 3 else 1
+
+
+def _squeezed(found: Pixels) -> Pixels:
+    return found[:, :, 0] if found.shape[2] == 1 else found
+
+
+def _rgb(image: "Image.Image") -> "Image.Image":
+    return _loaded(image).convert("RGB")
+
+
+def _loaded(image: "Image.Image") -> "Image.Image":
+    try:
+        image.load()
+    except (OSError, ValueError, SyntaxError, EOFError) as error:
+        raise BadSample(f"the image is damaged or cut off ({error})") from None
+    return image
+
+
+def _smaller(image: "Image.Image", short_side: int) -> "Image.Image":
+    """Return the image with its short side at most that long; images are never enlarged."""
+    now = min(image.size)
+    if not short_side or now <= short_side:
+        return image
+    width, height = (max(1, round(side * short_side / now)) for side in image.size)
+    from PIL import Image
+
+    return image.resize((width, height), Image.Resampling.BICUBIC)
+
+
+def _library(name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        raise UserError(f"this store needs {name}: pip install 'flatout[pack]'") from None

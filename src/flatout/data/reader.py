@@ -1,0 +1,259 @@
+"""`flatout.data.open`: a packed store as a plain map-style data set."""
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset, default_collate, get_worker_info
+
+from flatout.core.errors import UserError
+from flatout.data import pictures, values
+from flatout.data.format import Field, Header
+from flatout.data.order import sample_seed, seeded
+from flatout.data.packed_store import Places, Store
+from flatout.data.sampler import Slot
+
+DECODERS = ("tensor", "numpy", "pil", "bytes")
+ORDERS = ("stored", "source")
+SCALARS = {"int": torch.int64, "float": torch.float64, "bool": torch.bool}
+Decode = str | Callable[[bytes], Any]
+
+
+class PackedDataset(Dataset[Any]):
+    """The samples of a packed store, in the structure that the source had."""
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        decode: Decode = "",
+        transform: Callable[[Any], Any] | None = None,
+        order: str = "stored",
+        seed: int | None = None,
+    ) -> None:
+        if order not in ORDERS:
+            raise UserError(f"order={order!r} is not allowed; give one of {', '.join(ORDERS)}")
+        if not callable(decode) and decode not in ("", *DECODERS):
+            raise UserError(
+                f"decode={decode!r} is not allowed; give one of {', '.join(DECODERS)}, or a "
+                "function of the stored bytes"
+            )
+        self.store = store
+        self.decode = decode
+        self.transform = transform
+        self.order = order
+        self.seed = seed
+        self._names = tuple(field.name for field in store.header.fields)
+
+    @property
+    def header(self) -> Header:
+        """What the store holds."""
+        return self.store.header
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The names of the classes, where the source had some."""
+        return self.header.classes
+
+    @property
+    def targets(self) -> list[int]:
+        """The label of every sample."""
+        labels = self.store.labels()
+        if labels is None:
+            raise UserError("the store has no label")
+        return [int(label) for label in (labels[self.places] if self.is_reordered else labels)]
+
+    @property
+    def is_reordered(self) -> bool:
+        """Whether samples are numbered as in the source, not as they are stored."""
+        return self.order == "source"
+
+    @property
+    def places(self) -> Places:
+        """The place of each sample in stored order."""
+        return self.store.by_original if self.is_reordered else np.arange(len(self))
+
+    def __len__(self) -> int:
+        return len(self.store)
+
+    def __getitem__(self, index: int) -> Any:
+        place = self._place(index)
+        parts = self.store.parts(place)
+        fields = self.header.fields
+        found = [self._value(field, part) for field, part in zip(fields, parts, strict=True)]
+        if self.transform is not None:
+            return self._transformed(found, place, getattr(index, "epoch", 0))
+        return values.build(self.header.structure, self._names, found)
+
+    def __getitems__(self, indices: Sequence[int]) -> Sequence[Any]:
+        if self.transform is not None or not self._is_even:
+            return [self[index] for index in indices]
+        places = [self._place(index) for index in indices]
+        columns = [_empty(field, len(places), SCALARS) for field in self.header.fields]
+        arrays = [column.numpy() for column in columns]
+        for row, place in enumerate(places):
+            for field, array, part in zip(
+                self.header.fields, arrays, self.store.parts(place), strict=True
+            ):
+                array[row] = _plain(field, part)
+        return Gathered(self.header, columns)
+
+    @property
+    def _is_even(self) -> bool:
+        """Whether every field of every sample has the same shape, and needs no decoding."""
+        decodes = {"array": ("",), "image": ("", "tensor")}
+        return all(
+            field.kind in SCALARS
+            or (
+                field.shape is not None
+                and field.holder != "pil"
+                and (field.kind == "array" or self.decode in decodes["image"])
+                and (field.kind == "array" or field.shape[-1] == 3)
+            )
+            for field in self.header.fields
+        )
+
+    def _place(self, index: int) -> int:
+        count = len(self.store)
+        if not -count <= index < count:
+            raise IndexError(f"sample {index} of {count}")
+        index = int(index) % count
+        return int(self.store.by_original[index]) if self.is_reordered else index
+
+    def _value(self, field: Field, part: memoryview) -> Any:
+        if field.kind != "image":
+            return values.value(field, part)
+        return _image(field, part, self.decode)
+
+    def _transformed(self, found: list[Any], place: int, epoch: int) -> Any:
+        if self.seed is None:
+            return self._with_transform(found)
+        original = int(self.store.index["original"][place])
+        with seeded(sample_seed(self.seed, epoch, original)):
+            return self._with_transform(found)
+
+    def _with_transform(self, found: list[Any]) -> Any:
+        """Return the sample, its first value transformed; a mapping is transformed as a whole."""
+        transform = self.transform
+        if transform is None:
+            raise AssertionError("called without a transform")
+        if self.header.structure == "dict":
+            return transform(values.build("dict", self._names, found))
+        return values.build(self.header.structure, self._names, [transform(found[0]), *found[1:]])
+
+
+class Gathered(Sequence[Any]):
+    """Samples of a batch that already lie in one tensor per field; `collate` takes these."""
+
+    def __init__(self, header: Header, columns: Sequence[torch.Tensor]) -> None:
+        self.header = header
+        self.columns = tuple(columns)
+        self.names = tuple(field.name for field in header.fields)
+
+    def __len__(self) -> int:
+        return len(self.columns[0])
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return [self[place] for place in range(*index.indices(len(self)))]
+        found = [
+            _given(field, column[index])
+            for field, column in zip(self.header.fields, self.columns, strict=True)
+        ]
+        return values.build(self.header.structure, self.names, found)
+
+    def __iter__(self) -> Iterator[Any]:
+        return (self[index] for index in range(len(self)))
+
+    def batch(self) -> Any:
+        """Return the tensors in the structure of a sample."""
+        return values.build(self.header.structure, self.names, self.columns)
+
+
+def collate(samples: Sequence[Any]) -> Any:
+    """Return a batch as torch's `default_collate` does; one that lies together is not copied."""
+    return samples.batch() if isinstance(samples, Gathered) else default_collate(list(samples))
+
+
+def open_packed(
+    path: str | Path,
+    *,
+    decode: Decode = "",
+    transform: Callable[[Any], Any] | None = None,
+    order: str = "stored",
+    seed: int | None = None,
+) -> PackedDataset:
+    """Open a packed store as a data set for any `DataLoader`.
+
+    Args:
+        path: the folder that `flatout pack` wrote.
+        decode: what becomes of images: `tensor` (uint8, height x width x RGB; the default),
+            `numpy` (the same), `pil`, `bytes`, or a function of the stored file's bytes.
+        transform: applied to the first value of a sample, as torchvision's data sets do; to the
+            whole sample where it is a mapping.
+        order: how samples are numbered: as they are `stored`, or as in the `source`.
+        seed: draws what the transform draws from the global streams as a function of seed, epoch
+            and sample, whatever the workers; the epoch comes with `flatout.data.GlobalOrder`.
+
+    Raises:
+        UserError: if there is no complete store.
+    """
+    store = Store(Path(path))
+    return PackedDataset(store, decode=decode, transform=transform, order=order, seed=seed)
+
+
+def _image(field: Field, part: memoryview, decode: Decode) -> Any:
+    if callable(decode):
+        return decode(_file_bytes(part))
+    if decode == "pil" or (not decode and field.holder == "pil"):
+        return pictures.open_image(part)
+    if decode == "bytes":
+        return _file_bytes(part)
+    array = pictures.rgb_pixels(part)
+    return array.copy() if decode == "numpy" else torch.from_numpy(array.copy())
+
+
+def _file_bytes(part: memoryview) -> bytes:
+    found = pictures.source_bytes(part)
+    if not isinstance(found, bytes):
+        raise UserError("this store holds pixels, not image files; decode='tensor' or 'pil'")
+    return found
+
+
+def _plain(field: Field, part: memoryview) -> Any:
+    """Return a value to be copied into its row."""
+    if field.kind == "array":
+        return values.array_in(field, part)
+    return pictures.pixels(part) if field.kind == "image" else values.value(field, part)
+
+
+def _empty(field: Field, count: int, scalars: dict[str, torch.dtype]) -> torch.Tensor:
+    """Return memory for a field of a batch; in a worker memory that is shared already."""
+    if field.kind in scalars:
+        return torch.empty(count, dtype=scalars[field.kind])
+    dtype = torch.uint8
+    if field.kind == "array":
+        dtype = torch.from_numpy(np.empty(0, dtype=field.dtype)).dtype
+    shape = (count, *(field.shape or ()))
+    if get_worker_info() is None or not hasattr(torch.UntypedStorage, "_new_shared"):
+        return torch.empty(shape, dtype=dtype)
+    empty: Any = torch.empty(0, dtype=dtype)
+    storage: Any = torch.UntypedStorage
+    whole: torch.Tensor = empty.set_(
+        storage._new_shared(int(np.prod(shape)) * empty.element_size()), 0, shape
+    )
+    return whole
+
+
+def _given(field: Field, row: torch.Tensor) -> Any:
+    """Return one sample's value as the source gave it."""
+    if field.kind in SCALARS:
+        return row.item()
+    if field.holder == "list":
+        return row.tolist()
+    return row.numpy() if field.holder == "numpy" else row
+
+
+__all__ = ["Gathered", "PackedDataset", "Slot", "collate", "open_packed"]

@@ -1,0 +1,166 @@
+"""What a `DataLoader` draws from: a global order in batches and ranks, that can be resumed."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from flatout.core.errors import UserError
+from flatout.data.order import MIN_WINDOW, Places, block_permutation, permutation
+from flatout.data.packed_store import Store
+
+AHEAD_SLOTS = 64
+"""Slots between two requests to read ahead: about a batch: reading comes in no bursts."""
+
+
+class Slot(int):
+    """The number of a sample that also knows its epoch, and takes that to a worker process."""
+
+    epoch: int
+
+    def __new__(cls, sample: int, epoch: int) -> "Slot":
+        """Return the number with its epoch."""
+        slot = super().__new__(cls, sample)
+        slot.epoch = epoch
+        return slot
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Slot, (int(self), self.epoch)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OrderOptions:
+    """How the samples of an epoch are ordered and shared."""
+
+    seed: int = 0
+    rank: int = 0
+    world_size: int = 1
+    drop_last: bool = False
+    """Leave out the last batch where it is not full."""
+    block: int = 0
+    """Samples of a store that stay together; 0 for a full permutation."""
+    window: int = MIN_WINDOW
+    """Samples that blocks are mixed in."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.rank < self.world_size:
+            raise ValueError(f"rank={self.rank} must be between 0 and {self.world_size - 1}")
+
+    def places(self, samples: int, epoch: int) -> Places:
+        """Return the order of an epoch, the same on every rank."""
+        if not self.block:
+            return permutation(samples, seed=self.seed, epoch=epoch)
+        return block_permutation(
+            samples, seed=self.seed, epoch=epoch, block=self.block, window=self.window
+        )
+
+
+class GlobalOrder:
+    """A batch sampler: every sample once an epoch, in an order of seed and epoch alone.
+
+    Rank r of w takes the slots r, r + w, ... of each global batch: so the samples of a global batch
+    do not depend on the number of ranks. Where it stands is three integers.
+
+        order = GlobalOrder(len(data), batch_size=256, seed=0)
+        loader = DataLoader(data, batch_sampler=order, num_workers=4)
+        for batch in order.follow(loader):
+            ...
+            checkpoint["order"] = order.state_dict()
+    """
+
+    def __init__(self, samples: int, batch_size: int, options: OrderOptions | None = None) -> None:
+        self.samples, self.batch_size = samples, batch_size
+        self.options = options or OrderOptions()
+        self.epoch = 0
+        self.next_batch = 0
+        """Of the epoch; in global batches."""
+        rest, ranks = samples % batch_size, self.options.world_size
+        if batch_size < ranks or batch_size % ranks:
+            raise UserError(f"a global batch of {batch_size} cannot be shared by {ranks} ranks")
+        if 0 < rest < ranks and not self.options.drop_last:
+            raise UserError(
+                f"the last batch has {rest} samples for {ranks} ranks, and some would wait for "
+                "ever; give drop_last=True"
+            )
+
+    @property
+    def batches(self) -> int:
+        """Global batches of an epoch, which every rank has its part of."""
+        whole, rest = divmod(self.samples, self.batch_size)
+        return whole + int(bool(rest) and not self.options.drop_last)
+
+    def __len__(self) -> int:
+        return self.batches
+
+    def __iter__(self) -> Iterator[list[Slot]]:
+        """Give the batches of this rank from `next_batch` on; then the next epoch is due."""
+        epoch, options = self.epoch, self.options
+        places = options.places(self.samples, epoch)
+        for number in range(self.next_batch, self.batches):
+            batch = places[number * self.batch_size : (number + 1) * self.batch_size]
+            yield [Slot(int(p), epoch) for p in batch[options.rank :: options.world_size]]
+        if self.epoch == epoch:
+            self.epoch, self.next_batch = epoch + 1, 0
+
+    def follow(self, loader: Iterable[Any]) -> Iterator[Any]:
+        """Give the loader's batches and count them: loaders draw ahead of the loop."""
+        epoch, number = self.epoch, self.next_batch
+        for batch in loader:
+            number += 1
+            self.epoch, self.next_batch = epoch, number
+            yield batch
+        self.epoch, self.next_batch = epoch + 1, 0
+
+    def state_dict(self) -> dict[str, int]:
+        """Return where the order stands: seed, epoch, next global batch."""
+        return {"seed": self.options.seed, "epoch": self.epoch, "next_batch": self.next_batch}
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        """Go on where another order stood; nothing is read or drawn again.
+
+        Raises:
+            UserError: if it had another seed.
+        """
+        if state["seed"] != self.options.seed:
+            raise UserError(
+                f"the checkpoint's order has seed {state['seed']}, this one {self.options.seed}"
+            )
+        self.epoch, self.next_batch = int(state["epoch"]), int(state["next_batch"])
+
+
+class BlockSampler:
+    """A sampler of single samples in block order; it lets the kernel read a window ahead."""
+
+    def __init__(self, store: Store, options: OrderOptions, *, is_reordered: bool) -> None:
+        self.store, self.options = store, options
+        self.is_reordered = is_reordered
+        """Whether the data set numbers the samples as the source did."""
+        self.epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Say which epoch comes next, as for torch's `DistributedSampler`."""
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        options = self.options
+        return len(range(options.rank, len(self.store), options.world_size))
+
+    def __iter__(self) -> Iterator[int]:
+        epoch = self.epoch
+        self.epoch = epoch + 1
+        places = self.options.places(len(self.store), epoch)
+        numbers = self.store.index["original"] if self.is_reordered else None
+        ahead = self._ahead(places)
+        for count, place in enumerate(places[self.options.rank :: self.options.world_size]):
+            if count % AHEAD_SLOTS == 0:
+                next(ahead, None)
+            yield Slot(int(place if numbers is None else numbers[place]), epoch)
+
+    def _ahead(self, places: Places) -> Iterator[None]:
+        """Ask for the first window at once, then for the next one bit by bit, in stored order."""
+        window, step = self.options.window, AHEAD_SLOTS * self.options.world_size
+        self.store.will_need(places[:window])
+        for start in range(window, len(places), window):
+            coming = sorted(places[start : start + window])
+            for first in range(0, len(coming), step):
+                self.store.will_need(coming[first : first + step])
+                yield

@@ -1,0 +1,88 @@
+"""What can be packed: one module per kind of source, found by looking at what is there."""
+
+from pathlib import Path
+
+from flatout.core.errors import UserError
+from flatout.data.refusals import RAISE
+from flatout.data.sources.source import Source
+
+KINDS = (
+    "a folder of images, a WebDataset (.tar, also as 'name-{000..009}.tar'), Parquet or Arrow "
+    "files, a folder that Hugging Face datasets saved, .csv or .tsv, .jsonl, .txt, .npy or .npz, "
+    "or a data set as module:name or file.py:name"
+)
+TABLES = (".csv", ".tsv")
+LINES = (".jsonl", ".ndjson", ".txt")
+ARRAYS = (".npy", ".npz")
+COLUMNS = (".parquet", ".arrow")
+
+
+def open_source(target: str, *, work: Path, on_bad: str = RAISE) -> Source:
+    """Return the source behind a path or a name; nothing of its samples is read yet.
+
+    Args:
+        target: what to pack.
+        work: a folder for what has to be converted once (Parquet files).
+        on_bad: what to do about samples that can already be seen to be bad.
+
+    Raises:
+        UserError: if nothing is there, or nothing that can be packed.
+    """
+    path = Path(target).expanduser()
+    if path.is_dir():
+        return _folder(path, work, on_bad)
+    if path.is_file():
+        return _file(path, work, on_bad)
+    if target.endswith(".tar") and any(mark in target for mark in "{*?["):
+        from flatout.data.sources.webdataset import expand, open_tars
+
+        return open_tars(expand(target), on_bad=on_bad)
+    if ":" in target:
+        from flatout.data.sources.dataset import open_dataset
+
+        return open_dataset(target)
+    raise UserError(f"there is no {target}; give {KINDS}")
+
+
+def _folder(path: Path, work: Path, on_bad: str) -> Source:
+    """Return what a folder holds; its own files decide, image folders are the rest."""
+    try:
+        suffixes = {item.suffix.lower() for item in path.iterdir()}
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}") from None
+    if suffixes & set(COLUMNS):
+        from flatout.data.sources.columns import open_columns
+
+        return open_columns(path, work=work)
+    if ".tar" in suffixes:
+        from flatout.data.sources.webdataset import open_tars
+
+        return open_tars(sorted(path.glob("*.tar")), on_bad=on_bad)
+    from flatout.data.sources.folder import open_folder
+
+    return open_folder(path, on_bad=on_bad)
+
+
+def _file(path: Path, work: Path, on_bad: str) -> Source:
+    suffix = path.suffix.lower()
+    if suffix == ".tar":
+        from flatout.data.sources.webdataset import open_tars
+
+        return open_tars([path], on_bad=on_bad)
+    if suffix in COLUMNS:
+        from flatout.data.sources.columns import open_columns
+
+        return open_columns(path, work=work)
+    if suffix in TABLES:
+        from flatout.data.sources.table import open_table
+
+        return open_table(path)
+    if suffix in LINES:
+        from flatout.data.sources.lines import open_lines
+
+        return open_lines(path)
+    if suffix in ARRAYS:
+        from flatout.data.sources.arrays import open_arrays
+
+        return open_arrays(path)
+    raise UserError(f"{path.name} is not of a kind that can be packed; give {KINDS}")

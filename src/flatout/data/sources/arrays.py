@@ -1,0 +1,103 @@
+"""NumPy arrays: the first axis counts the samples; an .npz has one array per field."""
+
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from flatout.core.errors import UserError
+from flatout.data.format import Field
+from flatout.data.sources.source import LABELS, Contents, fingerprint_of, need_samples
+from flatout.data.values import ARRAY_KINDS
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arrays:
+    """Arrays of equal length; every process opens them for itself."""
+
+    contents: Contents
+    path: str
+    length: int
+    label: str = field(default="")
+    """The array that is the label, given as a whole number per sample."""
+
+    def __len__(self) -> int:
+        return self.length
+
+    def name(self, index: int) -> str:
+        """Return the row."""
+        return f"row {index}"
+
+    def read(self, index: int) -> tuple[Any, ...]:
+        """Return one row of each array."""
+        arrays = _load(self.path)
+        return tuple(
+            int(arrays[one.name][index]) if one.name == self.label else arrays[one.name][index]
+            for one in self.contents.fields
+        )
+
+    def fingerprint(self) -> str:
+        """Return a hash of shapes, types and the file's size."""
+        shapes = (f"{name} {array.shape} {array.dtype}" for name, array in _load(self.path).items())
+        return fingerprint_of([*shapes, str(Path(self.path).stat().st_size)])
+
+
+def open_arrays(path: Path) -> Arrays:
+    """Return the rows of an .npy or .npz file.
+
+    Raises:
+        UserError: if they differ in length, or only unpickling could read them.
+    """
+    arrays = _load(str(path.resolve()))
+    lengths = {name: array.shape[0] if array.ndim else 0 for name, array in arrays.items()}
+    if len(set(lengths.values())) > 1:
+        words = ", ".join(f"{name} {length}" for name, length in lengths.items())
+        raise UserError(f"{path}: the arrays have different numbers of rows ({words})")
+    need_samples(max(lengths.values(), default=0), str(path))
+    label = _label(arrays)
+    fields = tuple(_field(name, array, is_label=name == label) for name, array in arrays.items())
+    contents = Contents(
+        kind="arrays",
+        fields=fields,
+        structure="single" if path.suffix == ".npy" else "dict",
+        root=str(path.resolve().parent),
+        label=label,
+    )
+    length = next(iter(lengths.values()))
+    return Arrays(contents=contents, path=str(path.resolve()), length=length, label=label)
+
+
+@cache
+def _load(path: str) -> dict[str, Array]:
+    """Return the arrays of a file; a plain .npy stays on disk and is mapped."""
+    try:
+        if path.endswith(".npy"):
+            arrays = {"value": np.load(path, mmap_mode="r", allow_pickle=False)}
+        else:
+            with np.load(path, allow_pickle=False) as file:
+                arrays = {name: file[name] for name in file.files}
+    except (ValueError, OSError, EOFError) as error:
+        raise UserError(
+            f"{path} cannot be read as plain arrays: {error}; arrays of Python objects are never "
+            "unpickled: save numbers, or pack a data set that returns them"
+        ) from None
+    odd = [name for name, array in arrays.items() if array.dtype.kind not in ARRAY_KINDS]
+    if odd:
+        raise UserError(f"{path}: {', '.join(odd)} holds no numbers; pack a data set instead")
+    return arrays
+
+
+def _label(arrays: dict[str, Array]) -> str:
+    whole = {n.lower(): n for n, a in arrays.items() if a.ndim == 1 and a.dtype.kind in "iu"}
+    return next((whole[name] for name in LABELS if name in whole), "")
+
+
+def _field(name: str, array: Array, *, is_label: bool) -> Field:
+    if is_label:
+        return Field(name=name, kind="int")
+    dtype = array.dtype.newbyteorder("<").str
+    return Field(name=name, kind="array", dtype=dtype, holder="numpy")

@@ -1,0 +1,199 @@
+"""Parquet and Arrow files, and folders that Hugging Face `datasets` saved. Needs pyarrow.
+
+Parquet cannot be read in random order, so it is written out as Arrow once, beside the pack that
+is being made, and removed with the rest of what an unfinished pack keeps.
+"""
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from flatout.core.errors import UserError
+from flatout.data import pictures, values
+from flatout.data.format import Field
+from flatout.data.refusals import BadSample
+from flatout.data.sources.source import (
+    Contents,
+    fingerprint_of,
+    label_in,
+    need_samples,
+    read_file,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Columns:
+    """Rows of Arrow files, mapped by every process for itself."""
+
+    contents: Contents
+    paths: tuple[str, ...]
+    starts: tuple[int, ...]
+    """First row of each record batch, and the number of all rows."""
+
+    def __len__(self) -> int:
+        return self.starts[-1]
+
+    def name(self, index: int) -> str:
+        """Return the row."""
+        return f"row {index}"
+
+    def read(self, index: int) -> tuple[Any, ...]:
+        """Return one row, images as their files' bytes."""
+        place = int(np.searchsorted(self.starts, index, side="right")) - 1
+        batch = _batches(self.paths)[place]
+        row = index - self.starts[place]
+        return tuple(
+            _value(field, batch.column(field.name)[row].as_py(), self.contents.root)
+            for field in self.contents.fields
+        )
+
+    def fingerprint(self) -> str:
+        """Return a hash of the schema and the numbers of rows."""
+        schema = str(_batches(self.paths)[0].schema.remove_metadata())
+        return fingerprint_of([schema, *map(str, self.starts)])
+
+
+def open_columns(path: Path, *, work: Path) -> Columns:
+    """Return the rows of a file, or of all such files in a folder.
+
+    Raises:
+        UserError: if pyarrow is missing, a file is damaged, or a column cannot be stored.
+    """
+    try:
+        import pyarrow as pa
+    except ImportError:
+        raise UserError("Arrow and Parquet need pyarrow: pip install 'flatout[pack]'") from None
+    try:
+        files = _files(path, work)
+        batches = _batches(tuple(map(str, files)))
+    except (pa.ArrowException, OSError) as error:
+        raise UserError(f"{path} cannot be read: {error}") from None
+    sizes = [batch.num_rows for batch in batches]
+    need_samples(sum(sizes), str(path))
+    root = str((path if path.is_dir() else path.parent).resolve())
+    fields = tuple(_field(batches, name, path, root) for name in batches[0].schema.names)
+    label = label_in(fields)
+    contents = Contents(
+        kind="columns",
+        fields=fields,
+        structure="dict",
+        root=root,
+        label=label,
+        classes=_class_names(path, label, batches[0].schema),
+    )
+    starts = tuple(int(n) for n in np.cumsum([0, *sizes]))
+    return Columns(contents=contents, paths=tuple(map(str, files)), starts=starts)
+
+
+def _files(path: Path, work: Path) -> list[Path]:
+    """Return the Arrow files, Parquet written out as such."""
+    if path.is_file():
+        found = [path]
+    else:
+        found = [item for item in sorted(path.iterdir()) if item.suffix in (".arrow", ".parquet")]
+        listed = path / "state.json"
+        if listed.is_file():  # what Hugging Face saved names its files, in order
+            state = json.loads(listed.read_text(encoding="utf-8"))
+            found = [path / item["filename"] for item in state["_data_files"]]
+    kinds = {item.suffix for item in found}
+    if len(kinds) > 1:
+        raise UserError(f"{path} holds Arrow and Parquet files; pack one kind at a time")
+    if kinds == {".arrow"}:
+        return [item.resolve() for item in found]
+    return [_as_arrow(item, work / f"{n:05d}-{item.stem}.arrow") for n, item in enumerate(found)]
+
+
+def _as_arrow(parquet: Path, target: Path) -> Path:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    if target.is_file():
+        return target.resolve()
+    target.parent.mkdir(parents=True, exist_ok=True)
+    draft = target.with_suffix(".draft")
+    with (
+        pq.ParquetFile(parquet) as file,
+        pa.OSFile(str(draft), "wb") as sink,
+        pa.ipc.new_file(sink, file.schema_arrow) as writer,
+    ):
+        for batch in file.iter_batches():
+            writer.write_batch(batch)
+    return draft.replace(target).resolve()
+
+
+@cache
+def _batches(paths: tuple[str, ...]) -> Sequence[Any]:
+    return [batch for path in paths for batch in _mapped(path) if batch.num_rows]
+
+
+def _mapped(path: str) -> Iterator[Any]:
+    import pyarrow as pa
+
+    source = pa.memory_map(path)
+    try:
+        reader = pa.ipc.open_file(source)
+    except pa.ArrowInvalid:  # a stream, which is what Hugging Face writes
+        yield from pa.ipc.open_stream(source)
+        return
+    for number in range(reader.num_record_batches):
+        yield reader.get_batch(number)
+
+
+def _field(batches: Sequence[Any], name: str, path: Path, root: str) -> Field:
+    import pyarrow as pa
+
+    kind = batches[0].schema.field(name).type
+    if pa.types.is_struct(kind) and {"bytes", "path"} <= {f.name for f in kind}:
+        return Field(name=name, kind="image")
+    cell = batches[0].column(name)[0].as_py()
+    if isinstance(cell, bytes) and _is_image(cell):
+        return Field(name=name, kind="image")
+    try:
+        return values.field_of(name, _plain(cell))
+    except BadSample as error:
+        raise UserError(f"{path}, row 0: {error} (below {root})") from None
+
+
+def _is_image(data: bytes) -> bool:
+    try:
+        pictures.check_file(data)
+    except BadSample:
+        return False
+    return True
+
+
+def _value(field: Field, cell: Any, root: str) -> Any:
+    if cell is None:
+        raise BadSample(f"{field.name} is empty (null)")
+    if field.kind == "image" and isinstance(cell, dict):
+        data = cell["bytes"]
+        return data if data is not None else read_file(Path(root, cell["path"]))
+    return _plain(cell)
+
+
+def _plain(cell: Any) -> Any:
+    """Return nested lists of numbers as an array, everything else as it is."""
+    if isinstance(cell, list) and cell and isinstance(cell[0], list):
+        try:
+            array = np.asarray(cell)
+        except ValueError:
+            return cell
+        return array if array.dtype.kind in values.ARRAY_KINDS else cell
+    return cell
+
+
+def _class_names(path: Path, label: str, schema: Any) -> tuple[str, ...]:
+    """Return the names that Hugging Face keeps beside a label column."""
+    info = path / "dataset_info.json"
+    if info.is_file():
+        features = json.loads(info.read_text(encoding="utf-8")).get("features") or {}
+    else:
+        raw = (schema.metadata or {}).get(b"huggingface", b"{}")
+        features = json.loads(raw).get("info", {}).get("features") or {}
+    names = (features.get(label) or {}).get("names") or ()
+    return tuple(map(str, names))

@@ -1,0 +1,105 @@
+"""A folder of images: one sub-folder per class, or images alone.
+
+The samples and their numbers are those of torchvision's `ImageFolder`: classes and files sorted by
+name, files below sub-folders of a class too.
+"""
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from flatout.core.errors import UserError
+from flatout.data.format import Field
+from flatout.data.pictures import SUFFIXES
+from flatout.data.refusals import RAISE, Skipped
+from flatout.data.sources.source import Contents, fingerprint_of, need_samples, read_file
+
+IMAGE = Field(name="image", kind="image")
+LABEL = Field(name="label", kind="int")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Folder:
+    """Image files and the numbers of their classes."""
+
+    contents: Contents
+    names: tuple[str, ...]
+    labels: "np.ndarray[Any, np.dtype[np.int64]]" = field(repr=False)
+    """Empty without classes."""
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def name(self, index: int) -> str:
+        """Return the path below the folder."""
+        return self.names[index]
+
+    def read(self, index: int) -> tuple[Any, ...]:
+        """Return the file's bytes and the class."""
+        data = read_file(Path(self.contents.root, self.names[index]))
+        return (data, int(self.labels[index])) if len(self.labels) else (data,)
+
+    def fingerprint(self) -> str:
+        """Return a hash of names and sizes."""
+        root = Path(self.contents.root)
+        return fingerprint_of(f"{name} {_size(root / name)}" for name in self.names)
+
+
+def open_folder(root: Path, *, on_bad: str) -> Folder:
+    """Return the images below a folder.
+
+    Raises:
+        UserError: if there are none, or a folder cannot be read under the policy `raise`.
+    """
+    skipped: list[Skipped] = []
+
+    def note(error: OSError) -> None:
+        name, reason = str(error.filename), f"the folder cannot be read ({error.strerror})"
+        if on_bad == RAISE:
+            raise UserError(f"{name}: {reason}; --on-bad skip leaves it out and lists it")
+        skipped.append(Skipped(name=name, reason=reason))
+
+    root = root.resolve()
+    folders = sorted(item.name for item in os.scandir(root) if item.is_dir())
+    classes = [name for name in folders if not name.startswith(".")]
+    names: list[str] = []
+    labels: list[int] = []
+    ignored = 0
+    for number, name in enumerate(classes or [""]):
+        for path in _walk(root / name, note):
+            if not path.lower().endswith(SUFFIXES):
+                ignored += 1
+                continue
+            names.append(os.path.relpath(path, root))
+            labels.append(number)
+    need_samples(len(names), f"{root} and the folders in it")
+    contents = Contents(
+        kind="folder",
+        fields=(IMAGE, LABEL) if classes else (IMAGE,),
+        structure="tuple" if classes else "single",
+        root=str(root),
+        label=LABEL.name if classes else "",
+        classes=tuple(classes),
+        skipped=tuple(skipped),
+        is_named=True,
+        ignored=ignored,
+    )
+    numbers = np.asarray(labels if classes else [], dtype=np.int64)
+    return Folder(contents=contents, names=tuple(names), labels=numbers)
+
+
+def _walk(folder: Path, note: Any) -> Iterator[str]:
+    for where, _folders, files in sorted(os.walk(folder, onerror=note, followlinks=True)):
+        for name in sorted(files):
+            yield str(Path(where, name))
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return -1

@@ -1,0 +1,103 @@
+"""What every source has, and what several of them share."""
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from flatout.core.errors import UserError
+from flatout.data.format import Field
+from flatout.data.refusals import BadSample, Skipped
+
+LABELS = ("label", "labels", "class", "cls", "target", "targets", "y")
+"""Names of fields that are taken for the label, the first of them that is there."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contents:
+    """What a source holds."""
+
+    kind: str
+    fields: tuple[Field, ...]
+    structure: str
+    root: str = ""
+    """What the samples' names are relative to."""
+    label: str = ""
+    classes: tuple[str, ...] = ()
+    skipped: tuple[Skipped, ...] = ()
+    """What was left out before a sample was read."""
+    is_named: bool = False
+    """Whether samples have names of their own, which are then stored."""
+    ignored: int = 0
+    """Files that are of no kind that is packed."""
+
+
+class Source(Protocol):
+    """A fixed number of samples that can be read in any order, in any process."""
+
+    @property
+    def contents(self) -> Contents:
+        """What the samples are made of."""
+        ...
+
+    def __len__(self) -> int: ...
+
+    def name(self, index: int) -> str:
+        """Return what a sample is called in messages; no two are called the same."""
+        ...
+
+    def read(self, index: int) -> tuple[Any, ...]:
+        """Return the values of a sample's fields.
+
+        Raises:
+            BadSample: if it cannot be read.
+        """
+        ...
+
+    def fingerprint(self) -> str:
+        """Return a hash that changes when samples come, go, or change their size."""
+        ...
+
+
+def fingerprint_of(parts: Iterable[str]) -> str:
+    """Return one hash of many texts."""
+    digest = hashlib.blake2b(digest_size=16)
+    for part in parts:
+        digest.update(part.encode("utf-8", "surrogatepass") + b"\n")
+    return digest.hexdigest()
+
+
+def label_in(fields: Iterable[Field]) -> str:
+    """Return the name of the field that is the label, empty for none.
+
+    >>> label_in([Field(name="image", kind="image"), Field(name="cls", kind="int")])
+    'cls'
+    """
+    whole = {field.name.lower(): field.name for field in fields if field.kind == "int"}
+    return next((whole[name] for name in LABELS if name in whole), "")
+
+
+def read_file(path: Path) -> bytes:
+    """Return a file's bytes.
+
+    Raises:
+        BadSample: if it is gone or cannot be read.
+    """
+    try:
+        with path.open("rb", buffering=0) as file:
+            return file.readall()
+    except FileNotFoundError:
+        raise BadSample("the file is gone") from None
+    except OSError as error:
+        raise BadSample(f"the file cannot be read ({error.strerror})") from None
+
+
+def need_samples(count: int, what: str) -> None:
+    """Make sure that there is something to pack.
+
+    Raises:
+        UserError: if there is nothing.
+    """
+    if not count:
+        raise UserError(f"{what} holds no samples; there is nothing to pack")

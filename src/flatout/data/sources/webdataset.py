@@ -1,0 +1,234 @@
+"""WebDataset tars: consecutive members that share their name up to its first dot are one sample.
+
+A tar is indexed once; after that, members are read by their offsets, in any order. Members that
+are links, lie outside the archive's folder, or come twice are never followed or overwritten.
+"""
+
+import io
+import os
+import re
+import tarfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from glob import glob
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import numpy as np
+
+from flatout.core.errors import UserError
+from flatout.data import pictures
+from flatout.data.format import Field
+from flatout.data.refusals import BadSample, Skipped, refuse
+from flatout.data.sources.source import Contents, fingerprint_of, label_in, need_samples
+
+INTEGER_SUFFIXES = ("cls", "cls2", "index", "inx", "id", "count")
+TEXT_SUFFIXES = ("txt", "text", "transcript", "caption", "json")
+"""JSON stays the text it is: the reader of the sample parses it as it always did."""
+RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
+Member = tuple[int, int, int]
+"""Number of the tar, offset of the data, size."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tars:
+    """Samples in tars, each a row of members in the order of the fields."""
+
+    contents: Contents
+    paths: tuple[str, ...]
+    keys: tuple[str, ...]
+    members: tuple[tuple[Member, ...], ...]
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def name(self, index: int) -> str:
+        """Return the members' common name, behind the tar's where there are several."""
+        return self.keys[index]
+
+    def read(self, index: int) -> tuple[Any, ...]:
+        """Return the members as images, numbers, texts, arrays or bytes."""
+        pairs = zip(self.contents.fields, self.members[index], strict=True)
+        return tuple(_value(field, self._bytes(member)) for field, member in pairs)
+
+    def fingerprint(self) -> str:
+        """Return a hash of names and sizes."""
+        sizes = (" ".join(str(member[2]) for member in members) for members in self.members)
+        return fingerprint_of(f"{k} {s}" for k, s in zip(self.keys, sizes, strict=True))
+
+    def _bytes(self, member: Member) -> bytes:
+        number, offset, size = member
+        try:
+            descriptor = os.open(self.paths[number], os.O_RDONLY)
+        except OSError as error:
+            raise BadSample(f"{self.paths[number]} cannot be read ({error.strerror})") from None
+        try:
+            data = os.pread(descriptor, size, offset)
+        finally:
+            os.close(descriptor)
+        if len(data) < size:
+            raise BadSample(f"{self.paths[number]} is cut off")
+        return data
+
+
+def expand(pattern: str) -> list[Path]:
+    """Return the tars of a pattern with `{000..009}` or `*`.
+
+    >>> [str(path) for path in expand("a-{08..10}.tar")]
+    ['a-08.tar', 'a-09.tar', 'a-10.tar']
+    """
+    found = RANGE.search(pattern)
+    if found:
+        width, first, last = len(found[1]), int(found[1]), int(found[2])
+        return [
+            path
+            for number in range(first, last + 1)
+            for path in expand(
+                f"{pattern[: found.start()]}{number:0{width}}{pattern[found.end() :]}"
+            )
+        ]
+    return [Path(pattern)] if pattern.endswith(".tar") and "*" not in pattern else _globbed(pattern)
+
+
+def _globbed(pattern: str) -> list[Path]:
+    return sorted(map(Path, glob(pattern)))  # noqa: PTH207  the pattern may be absolute
+
+
+def open_tars(paths: Sequence[Path], *, on_bad: str) -> Tars:
+    """Return the samples of some tars.
+
+    Raises:
+        UserError: if a tar cannot be read, or holds what is refused under the policy `raise`.
+    """
+    skipped: list[Skipped] = []
+    groups: dict[str, dict[str, Member]] = {}
+    for number, path in enumerate(paths):
+        prefix = f"{path.name}/" if len(paths) > 1 else ""
+        try:
+            for key, suffix, member in _members(path, number, on_bad, skipped):
+                group = groups.setdefault(prefix + key, {})
+                if suffix in group:
+                    refuse(
+                        f"{path.name}: {key}.{suffix}",
+                        "comes twice",
+                        on_bad=on_bad,
+                        skipped=skipped,
+                    )
+                    continue
+                group[suffix] = member
+        except BadSample as error:
+            raise UserError(f"{error}; --on-bad skip leaves such members out") from None
+    need_samples(len(groups), ", ".join(str(path) for path in paths) or "the pattern")
+    return _assemble(paths, groups, on_bad, skipped)
+
+
+def _members(
+    path: Path, number: int, on_bad: str, skipped: list[Skipped]
+) -> Iterator[tuple[str, str, Member]]:
+    try:
+        with tarfile.open(path, "r:") as tar:
+            for info in tar:
+                reason = _danger(info)
+                if reason:
+                    refuse(f"{path.name}: {info.name}", reason, on_bad=on_bad, skipped=skipped)
+                elif info.isfile():
+                    yield *_split(info.name), (number, info.offset_data, info.size)
+    except tarfile.ReadError as error:
+        if _starts_with_gzip(path):
+            raise UserError(f"{path} is compressed; unpack it to a plain .tar first") from None
+        refuse(
+            str(path), f"the tar is damaged or cut off ({error})", on_bad=on_bad, skipped=skipped
+        )
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}") from None
+
+
+def _starts_with_gzip(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(2) == b"\x1f\x8b"
+
+
+def _danger(info: tarfile.TarInfo) -> str:
+    """Return why a member is not taken, empty for a harmless one."""
+    if info.issym() or info.islnk():
+        return f"is a link to {info.linkname}"
+    if info.name.startswith("/") or ".." in PurePosixPath(info.name).parts:
+        return "lies outside the archive"
+    if not (info.isfile() or info.isdir()):
+        return "is a device or pipe"
+    return "is sparse" if info.issparse() else ""
+
+
+def _split(name: str) -> tuple[str, str]:
+    folder, _slash, base = name.removeprefix("./").rpartition("/")
+    stem, _dot, suffix = base.partition(".")
+    return f"{folder}/{stem}" if folder else stem, suffix.lower()
+
+
+def _assemble(
+    paths: Sequence[Path],
+    groups: dict[str, dict[str, Member]],
+    on_bad: str,
+    skipped: list[Skipped],
+) -> Tars:
+    first = next(iter(groups.values()))
+    suffixes = tuple(first)
+    keys, members = [], []
+    for key, group in groups.items():
+        if set(group) == set(suffixes):
+            keys.append(key)
+            members.append(tuple(group[suffix] for suffix in suffixes))
+            continue
+        odd = ", ".join(sorted(set(group) ^ set(suffixes)))
+        try:
+            reason = f"has other parts than the first sample ({odd})"
+            refuse(key, reason, on_bad=on_bad, skipped=skipped)
+        except BadSample as error:
+            raise UserError(f"{error}; --on-bad skip leaves such samples out") from None
+    draft = Tars(
+        contents=Contents(kind="webdataset", fields=(), structure="dict"),
+        paths=tuple(str(path.resolve()) for path in paths),
+        keys=tuple(keys),
+        members=tuple(members),
+    )
+    fields = tuple(_field(suffix, draft, place) for place, suffix in enumerate(suffixes))
+    contents = Contents(
+        kind="webdataset",
+        fields=fields,
+        structure="dict",
+        root=str(Path(draft.paths[0]).parent),
+        label=label_in(fields),
+        skipped=tuple(skipped),
+        is_named=True,
+    )
+    return Tars(contents=contents, paths=draft.paths, keys=draft.keys, members=draft.members)
+
+
+def _field(suffix: str, tars: Tars, place: int) -> Field:
+    last = suffix.rpartition(".")[2]
+    if f".{last}" in pictures.SUFFIXES:
+        return Field(name=suffix, kind="image")
+    if last in INTEGER_SUFFIXES:
+        return Field(name=suffix, kind="int")
+    if last in TEXT_SUFFIXES:
+        return Field(name=suffix, kind="str")
+    if last == "npy":
+        array = _array(tars._bytes(tars.members[0][place]))
+        return Field(name=suffix, kind="array", dtype=array.dtype.str, holder="numpy")
+    return Field(name=suffix, kind="bytes")
+
+
+def _value(field: Field, data: bytes) -> Any:
+    try:
+        if field.kind == "int":
+            return int(data)
+        if field.kind == "str":
+            return data.decode("utf-8")
+        return _array(data) if field.kind == "array" else data
+    except ValueError as error:
+        raise BadSample(f"{field.name} is no {field.kind}: {error}") from None
+
+
+def _array(data: bytes) -> "np.ndarray[Any, np.dtype[Any]]":
+    array: np.ndarray[Any, np.dtype[Any]] = np.load(io.BytesIO(data), allow_pickle=False)
+    return array

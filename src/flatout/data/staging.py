@@ -1,0 +1,210 @@
+"""What an unfinished pack keeps: its plan, and one part for every file shard that is whole.
+
+A file shard is written under another name, flushed to the disk and renamed; only then its part is
+written the same way. So after a kill at any moment each shard is whole and has its part, or is
+made again; and each is a function of the plan alone, so the result is the same, byte by byte.
+"""
+
+import contextlib
+import fcntl
+import io
+import json
+import os
+import shutil
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from flatout.core.errors import UserError
+from flatout.data.format import ENTRY, HEADER, STAGING, Encoding
+from flatout.data.refusals import Skipped
+
+PLAN = "plan.json"
+LOCK = "lock"
+DRAFT = ".draft"
+LOCK_WAIT_S = 5.0
+"""Workers of a killed pack hold its lock for the moment until they have noticed."""
+Entries = np.ndarray[Any, np.dtype[Any]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """Everything that decides what is written."""
+
+    kind: str
+    fingerprint: str
+    samples: int
+    per_shard: int
+    """Samples of the source in each file shard."""
+    encoding: Encoding
+    seed: int
+    is_shuffled: bool
+    on_bad: str
+
+    @property
+    def shards(self) -> int:
+        """Number of file shards."""
+        return -(-self.samples // self.per_shard)
+
+    def span(self, number: int) -> range:
+        """Return the places in stored order that belong to a file shard."""
+        first = number * self.per_shard
+        return range(first, min(first + self.per_shard, self.samples))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """What one file shard holds."""
+
+    entries: Entries
+    names: Sequence[str]
+    skipped: Sequence[Skipped]
+    bytes: int
+    shapes: Sequence[tuple[int, ...] | None]
+    """Of each field, where all samples of the shard agree."""
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Hold a destination: two packs never write into the same folder.
+
+    Raises:
+        UserError: if another process holds it, or it cannot be written.
+    """
+    staging = folder / STAGING
+    try:
+        staging.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(staging / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        raise UserError(f"{folder} cannot be written: {error.strerror}") from None
+    try:
+        if not _acquired(descriptor):
+            raise UserError(f"another process is packing into {folder}; wait for it to end")
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _acquired(descriptor: int) -> bool:
+    give_up = time.monotonic() + LOCK_WAIT_S
+    while time.monotonic() < give_up:
+        with contextlib.suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def check_empty(folder: Path) -> None:
+    """Make sure that a destination holds nothing but an unfinished pack.
+
+    Raises:
+        UserError: if there are other files.
+    """
+    is_ours = (folder / STAGING).is_dir() or (folder / HEADER).is_file()
+    if folder.is_dir() and not is_ours and any(folder.iterdir()):
+        raise UserError(f"{folder} is not empty; choose a folder that does not exist yet")
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"{folder} is a file; choose a folder that does not exist yet")
+
+
+def agree(folder: Path, plan: Plan) -> Plan:
+    """Return the plan that an earlier start left here, or keep this one.
+
+    Raises:
+        UserError: if what was begun is of another source or has other options.
+    """
+    path = folder / STAGING / PLAN
+    _remove_drafts(folder)
+    if not path.is_file():
+        write_whole(path, (json.dumps(asdict(plan), sort_keys=True) + "\n").encode())
+        return plan
+    plain = json.loads(path.read_text(encoding="utf-8"))
+    before = Plan(**{**plain, "encoding": Encoding(**plain["encoding"])})
+    # How long the shards are was estimated; the first estimate stands.
+    changed = [
+        name
+        for name in ("kind", "fingerprint", "samples", "encoding", "seed", "is_shuffled", "on_bad")
+        if getattr(before, name) != getattr(plan, name)
+    ]
+    if changed:
+        raise UserError(
+            f"{folder} holds the beginning of another pack ({', '.join(changed)} differ); give the "
+            "options and the source of then, or remove the folder"
+        )
+    return before
+
+
+def _remove_drafts(folder: Path) -> None:
+    for where in (folder, folder / STAGING):
+        for draft in where.glob(f"*{DRAFT}*"):
+            with contextlib.suppress(OSError):
+                draft.unlink()
+
+
+def part_path(folder: Path, number: int) -> Path:
+    """Return where the part of a file shard lies."""
+    return folder / STAGING / f"part-{number:05d}.npz"
+
+
+def missing_shards(folder: Path, plan: Plan) -> list[int]:
+    """Return the file shards that are still to be written."""
+    return [n for n in range(plan.shards) if not part_path(folder, n).is_file()]
+
+
+def write_part(folder: Path, number: int, part: Part) -> None:
+    """Write down that a file shard is whole, and what it holds."""
+    about = {
+        "names": list(part.names),
+        "skipped": [asdict(item) for item in part.skipped],
+        "bytes": part.bytes,
+        "shapes": list(part.shapes),
+    }
+    stream = io.BytesIO()
+    text = np.frombuffer(json.dumps(about).encode("utf-8"), np.uint8)
+    np.savez(stream, entries=part.entries, about=text)
+    write_whole(part_path(folder, number), stream.getvalue())
+
+
+def read_part(folder: Path, number: int) -> Part:
+    """Return what a file shard holds."""
+    with np.load(part_path(folder, number), allow_pickle=False) as file:
+        about = json.loads(file["about"].tobytes())
+        entries = file["entries"].astype(ENTRY)
+    return Part(
+        entries=entries,
+        names=about["names"],
+        skipped=[Skipped(**item) for item in about["skipped"]],
+        bytes=about["bytes"],
+        shapes=[None if shape is None else tuple(shape) for shape in about["shapes"]],
+    )
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Write a file so that after a power cut it is there whole, or not at all."""
+    draft = path.with_name(f"{path.name}{DRAFT}{os.getpid()}")
+    try:
+        with draft.open("wb") as file:
+            file.write(data)
+            sync(file.fileno())
+        draft.replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            draft.unlink()
+        raise
+
+
+def sync(descriptor: int) -> None:
+    """Flush a file to the disk."""
+    os.fsync(descriptor)
+
+
+def clear(folder: Path) -> None:
+    """Remove what only an unfinished pack needs; the header says that it is finished."""
+    if (folder / HEADER).is_file():
+        shutil.rmtree(folder / STAGING, ignore_errors=True)

@@ -1,0 +1,123 @@
+"""Prove that a packed store equals its source, sample by sample."""
+
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from flatout.core.errors import UserError
+from flatout.data import crew, encode
+from flatout.data.format import SKIPPED, checksum, content_hash, join_record, split_record
+from flatout.data.pack import Counter, Tell
+from flatout.data.packed_store import Store
+from flatout.data.refusals import BadSample
+from flatout.data.shards import TICK_SAMPLES
+from flatout.data.sources.source import Source
+
+MAX_PROBLEMS = 20
+"""Named one by one; more of them say nothing new."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verification:
+    """What was compared, and what differs."""
+
+    samples: int
+    skipped: int
+    problems: tuple[str, ...] = ()
+    num_problems: int = 0
+
+    @property
+    def is_equal(self) -> bool:
+        """Whether every sample is that of the source."""
+        return not self.num_problems
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyShard:
+    """The job of a worker: compare the samples of one file shard with the source."""
+
+    source: Source
+    store: Store
+
+    def __call__(self, number: int, tick: crew.Tick) -> list[str]:
+        """Return what differs."""
+        problems = []
+        places = np.flatnonzero(self.store.index["shard"] == number)
+        for count, place in enumerate(places, start=1):
+            problem = self.find_problem(int(place))
+            if problem:
+                problems.append(problem)
+            if count % TICK_SAMPLES == 0 or count == len(places):
+                tick((count - 1) % TICK_SAMPLES + 1)
+        return problems
+
+    def find_problem(self, place: int) -> str:
+        """Return what is wrong with one sample, empty for nothing."""
+        entry = self.store.index[place]
+        name = self.source.name(int(entry["original"]))
+        record = self.store.record(place)
+        if checksum(record) != entry["check"]:
+            return f"{name}: the stored bytes are damaged"
+        try:
+            sample = self.source.read(int(entry["original"]))
+            parts = encode.source_parts(self.source.contents.fields, sample)
+        except BadSample as error:
+            return f"{name}: the source has changed: {error}"
+        if content_hash(parts) != entry["hash"].tobytes():
+            return f"{name}: the source has changed since it was packed"
+        return "" if self._is_same(parts, record) else f"{name}: is not what the source has"
+
+    def _is_same(self, parts: Sequence[bytes], record: memoryview) -> bool:
+        fields, encoding = self.source.contents.fields, self.store.header.encoding
+        if not encoding.is_lossless:
+            return join_record(encode.encoded_parts(fields, parts, encoding)) == bytes(record)
+        stored = split_record(record, len(fields))
+        return all(map(encode.is_same, fields, parts, stored))
+
+
+def verify(source: Source, folder: Path, *, workers: int = 1, tell: Tell) -> Verification:
+    """Compare every stored sample with the source, and every sample of the source with the store.
+
+    A lossless store gives back the source's bytes, pixels and numbers. A lossy one holds exactly
+    what its encoding makes of the source.
+
+    Raises:
+        UserError: if there is no store, or it holds another number of samples than the source.
+    """
+    store = Store(folder)
+    header = store.header
+    if header.source["samples"] != len(source):
+        raise UserError(
+            f"{folder} was packed from {header.source['samples']} samples, and the source has "
+            f"{len(source)} now"
+        )
+    counted = Counter(max(1, header.samples), 0, tell, "verifying")
+    problems = _find_miscounted(store, len(source))
+    numbers = [n for n, shard in enumerate(header.shards) if shard.samples]
+    job = VerifyShard(source, store)
+    done = crew.perform(job, numbers, workers=workers, tick=counted.tick)
+    with closing(done):
+        for _number, found in sorted(done):
+            problems += found
+    return Verification(
+        samples=header.samples,
+        skipped=header.skipped,
+        problems=tuple(problems[:MAX_PROBLEMS]),
+        num_problems=len(problems),
+    )
+
+
+def _find_miscounted(store: Store, samples: int) -> list[str]:
+    """Return what shows that samples come twice, or are missing and not listed as skipped."""
+    originals = np.asarray(store.index["original"])
+    problems = []
+    if len(np.unique(originals)) != len(originals) or originals.max(initial=0) >= samples:
+        problems.append("the index names samples twice, or such that the source does not have")
+    with (store.folder / SKIPPED).open(encoding="utf-8") as file:
+        listed = sum(1 for _line in file)
+    if listed != store.header.skipped or listed < samples - len(originals):
+        problems.append(f"{samples - len(originals)} samples are missing and {listed} are listed")
+    return problems

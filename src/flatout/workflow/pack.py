@@ -1,0 +1,122 @@
+"""The verb `pack`: a source into a packed store, and the proof that both are equal."""
+
+import contextlib
+import json
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from flatout.core.errors import UserError
+from flatout.data import pack as packing
+from flatout.data import staging
+from flatout.data.format import HEADER, SKIPPED, STAGING, Header
+from flatout.data.pack import PackOptions, Tell
+from flatout.data.sources import open_source
+from flatout.data.verify import Verification
+from flatout.data.verify import verify as verified
+
+SCHEMA = "flatout.pack/1"
+MAX_NAMED = 5
+"""Skipped samples that a report names; the file beside the store has them all."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Packed:
+    """A finished store."""
+
+    folder: str
+    header: Header
+    seconds: float
+    was_packed: bool
+    """Whether it was complete before."""
+    ignored: int = 0
+    """Files of the source that are of no kind that is packed."""
+    skipped: tuple[str, ...] = ()
+    """The first samples that were left out, each with the reason."""
+    verification: Verification | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a plain JSON mapping."""
+        return {
+            "schema": SCHEMA,
+            "folder": self.folder,
+            "samples": self.header.samples,
+            "bytes": sum(shard.bytes for shard in self.header.shards),
+            "file_shards": len(self.header.shards),
+            "source": dict(self.header.source),
+            "encoding": asdict(self.header.encoding),
+            "is_lossless": self.header.is_lossless,
+            "order": self.header.order,
+            "seed": self.header.seed,
+            "classes": len(self.header.classes),
+            "skipped": self.header.skipped,
+            "skipped_first": list(self.skipped),
+            "ignored": self.ignored,
+            "was_packed": self.was_packed,
+            "seconds": self.seconds,
+            "verification": asdict(self.verification) if self.verification else None,
+        }
+
+
+def pack(
+    target: str, folder: Path, options: PackOptions, tell: Tell, *, verify: bool = False
+) -> Packed:
+    """Pack a source into a folder, or go on with what an earlier call began there.
+
+    Args:
+        target: a path, a pattern of tars, or `module:name` of a data set.
+        folder: where the store goes: a new or empty folder, or an unfinished pack.
+        options: how to pack.
+        tell: told how far it has come.
+        verify: compare every sample with the source afterwards.
+
+    Raises:
+        UserError: for whatever keeps the source from being packed; what is done is kept.
+    """
+    started = time.monotonic()
+    staging.check_empty(folder)
+    was_packed = (folder / HEADER).is_file()
+    with _left_clean(folder):
+        source = open_source(target, work=folder / STAGING, on_bad=options.on_bad)
+        header = packing.pack(source, folder, options, tell)
+        seconds = time.monotonic() - started
+        found = None
+        if verify:
+            found = verified(source, folder, workers=options.workers, tell=tell)
+    return Packed(
+        folder=str(folder),
+        header=header,
+        seconds=seconds,
+        was_packed=was_packed,
+        ignored=source.contents.ignored,
+        skipped=_first_skipped(folder),
+        verification=found,
+    )
+
+
+@contextmanager
+def _left_clean(folder: Path) -> Iterator[None]:
+    """Leave no folder behind in which nothing was packed yet."""
+    existed = folder.is_dir()
+    try:
+        yield
+    finally:
+        staging.clear(folder)
+        if not (folder / STAGING / staging.PLAN).is_file() and not (folder / HEADER).is_file():
+            shutil.rmtree(folder / STAGING, ignore_errors=True)
+            if not existed:
+                with contextlib.suppress(OSError):
+                    folder.rmdir()
+
+
+def _first_skipped(folder: Path) -> tuple[str, ...]:
+    try:
+        with (folder / SKIPPED).open(encoding="utf-8") as file:
+            rows = [json.loads(line) for _, line in zip(range(MAX_NAMED), file, strict=False)]
+    except OSError as error:
+        raise UserError(f"{folder / SKIPPED} cannot be read: {error.strerror}") from None
+    return tuple(f"{row['name']}: {row['reason']}" for row in rows)
