@@ -1,0 +1,238 @@
+"""Make a few batches of the training loader in this process and say what each leg of them costs.
+
+Runs when the steps of the pass are over: some batches as they are, for their CPU time, and as many
+under Python's profiler, for the shares of the functions. Then one batch is sent from a forked
+process as a worker sends it, for the cost of the way.
+"""
+
+import cProfile
+import functools
+import itertools
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.utils.data.dataloader as loading
+
+from flatout.core.nested import map_leaves
+from flatout.profiling.worker_log import read_io
+from flatout.seams.loader import ADDRESS, leading_size, tensor_bytes
+from flatout.seams.processes import die_with_parent
+from flatout.seams.session import Session
+
+dataloader: Any = loading
+"""Its fetchers are nobody's public interface, and torch gives them no types."""
+MAX_S = 3.0
+"""Time for batches as they are, and once more under the profiler."""
+MAX_BATCHES = 40
+MIN_BATCHES = 2
+MAX_FUNCTIONS = 300
+"""Functions that are told, the costliest first: the rest is below a percent together."""
+SENT = 8
+"""Copies of a batch that are sent; the first two warm up and do not count."""
+WARM = 2
+SELF = Path("/proc/self")
+
+
+def start(session: Session, options: Mapping[str, Any]) -> "PipelineProbe":
+    """Watch which loaders train; `max_s` in the options bounds the looking."""
+    probe = PipelineProbe(session, options.get("max_s", MAX_S))
+    probe.install()
+    return probe
+
+
+class PipelineProbe:
+    """The loaders of this process by address."""
+
+    def __init__(self, session: Session, max_s: float) -> None:
+        self.session = session
+        self.max_s = max_s
+        self.loaders: dict[str, Any] = {}
+        self.missing: dict[str, str] = {}
+
+    def install(self) -> None:
+        """Note every loader whose iterator is made."""
+        make = dataloader.DataLoader._get_iterator
+
+        @functools.wraps(make)
+        def make_noted(loader: Any) -> Any:
+            if self.session.is_mine():
+                self.loaders[loader.__dict__.get(ADDRESS, "")] = loader
+            return make(loader)
+
+        dataloader.DataLoader._get_iterator = make_noted
+
+    def result(self) -> Mapping[str, Any]:
+        """Look at the training loader that drew the most batches."""
+        seen = self.session.loaders
+        training = [a for a in self.loaders if a in seen and seen[a].is_training]
+        if not training:
+            return {"samples": 0, "missing": {"pipeline": "no DataLoader feeds the training"}}
+        loader = self.loaders[max(training, key=lambda address: seen[address].batches)]
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)  # as in a worker
+        try:
+            return self.look(loader)
+        finally:
+            torch.set_num_threads(threads)
+
+    def look(self, loader: Any) -> Mapping[str, Any]:
+        """Return seconds, bytes and functions of the batches that were made."""
+        batches = made_here(loader)
+        next(batches, None)  # opens files, fills caches, imports
+        sizes: list[int] = []
+        bytes_made: list[int] = []
+        last: list[Any] = [None]
+
+        def count(batch: Any) -> None:
+            sizes.append(leading_size(batch, loader.batch_size))
+            bytes_made.append(tensor_bytes(batch))
+            last[0] = batch
+
+        read = read_io(SELF)[0]
+        cpu_s, wall_s = self.draw(batches, count)
+        read_after = read_io(SELF)[0]
+        profiler = cProfile.Profile()
+        functions = self.profiled(batches, profiler)
+        transport_s, transport_samples = self.sent(loader, last[0])
+        return {
+            "samples": sum(sizes),
+            "cpu_s": cpu_s,
+            "wall_s": wall_s,
+            "batch_bytes": sum(bytes_made),
+            "read_bytes": read_after - read if read >= 0 and read_after >= 0 else None,
+            "functions": functions,
+            "transport_s": transport_s,
+            "transport_samples": transport_samples,
+            "missing": self.missing,
+        }
+
+    def draw(self, batches: Iterator[Any], count: Callable[[Any], None]) -> tuple[float, float]:
+        """Draw batches as they are; return CPU and wall seconds."""
+        cpu_s = wall_s = 0.0
+        for made in range(MAX_BATCHES):
+            cpu, wall = time.process_time(), time.perf_counter()
+            batch = next(batches, None)
+            cpu_s, wall_s = cpu_s + time.process_time() - cpu, wall_s + time.perf_counter() - wall
+            if batch is None:
+                break
+            count(batch)
+            if wall_s > self.max_s and made + 1 >= MIN_BATCHES:
+                break
+        return cpu_s, wall_s
+
+    def profiled(self, batches: Iterator[Any], profiler: cProfile.Profile) -> dict[str, float]:
+        """Return the seconds that each function took by itself while batches were made."""
+        began = time.perf_counter()
+        for made in itertools.count(1):
+            profiler.enable()
+            try:
+                batch = next(batches, None)
+            finally:
+                profiler.disable()
+            over = time.perf_counter() - began > self.max_s and made >= MIN_BATCHES
+            if batch is None or over or made >= MAX_BATCHES:
+                break
+        own: Counter[str] = Counter()
+        for entry in profiler.getstats():  # type: ignore[attr-defined]
+            own[name_of(entry.code)] += entry.inlinetime
+        return dict(own.most_common(MAX_FUNCTIONS))
+
+    def sent(self, loader: Any, batch: Any) -> tuple[float | None, int]:
+        """Return the CPU seconds of both processes for sending a batch, and its samples."""
+        if batch is None or not tensor_bytes(batch):
+            self.missing["transport"] = "the batch holds no tensor"
+            return None, 0
+        try:
+            return send_cost_s(batch), leading_size(batch, loader.batch_size)
+        except (OSError, RuntimeError, EOFError) as error:
+            self.missing["transport"] = f"a batch could not be sent: {error}"
+            return None, 0
+
+
+def made_here(loader: Any) -> Iterator[Any]:
+    """Yield the loader's batches, made in this process whatever workers it has; more than once."""
+    while True:
+        fetcher = dataloader._DatasetKind.create_fetcher(
+            loader._dataset_kind,
+            loader.dataset,
+            loader._auto_collation,
+            loader.collate_fn,
+            loader.drop_last,
+        )
+        drawn = False
+        for numbers in iter(loader._index_sampler):
+            try:
+                batch = fetcher.fetch(numbers)
+            except StopIteration:
+                break
+            drawn = True
+            yield batch
+        if not drawn:
+            return
+
+
+def name_of(code: Any) -> str:
+    """Return file and function of a profiler's entry; built-in ones say it themselves."""
+    return code if isinstance(code, str) else f"{code.co_filename}:{code.co_name}"
+
+
+def send_cost_s(batch: Any) -> float:
+    """Return the CPU seconds that one batch's way from a worker costs, in both processes.
+
+    A worker collates into shared memory, so what it takes to copy the batch there is not counted
+    twice: the time of a plain copy is taken off.
+    """
+    from torch import multiprocessing as mp
+
+    context = mp.get_context("fork")
+    queue: Any = context.SimpleQueue()
+    ours, theirs = context.Pipe()
+    sender = context.Process(target=_send, args=(batch, queue, theirs), daemon=True)
+    sender.start()
+    try:
+        received_s = 0.0
+        for number in range(SENT):
+            began = time.process_time()
+            got = queue.get()
+            map_leaves(got, _touch)
+            received_s += (time.process_time() - began) * (number >= WARM)
+        if not ours.poll(10.0):
+            raise RuntimeError("the sending process did not answer")
+        sent_s = float(ours.recv())
+        ours.send(True)
+    finally:
+        sender.join(2.0)
+        sender.kill()
+    return max(0.0, received_s + sent_s) / (SENT - WARM)
+
+
+def _send(batch: Any, queue: Any, pipe: Any) -> None:
+    die_with_parent()
+    torch.set_num_threads(1)
+    sent_s = copied_s = 0.0
+    for number in range(SENT):
+        began = time.process_time()
+        fresh = map_leaves(batch, _copy)
+        copied = time.process_time()
+        queue.put(fresh)
+        if number >= WARM:
+            copied_s += copied - began
+            sent_s += time.process_time() - copied
+    pipe.send(sent_s - copied_s)
+    pipe.poll(10.0)
+    os.kill(os.getpid(), 9)  # no exit handler of the script's runs here
+
+
+def _copy(leaf: Any) -> Any:
+    return leaf.clone() if isinstance(leaf, torch.Tensor) else leaf
+
+
+def _touch(leaf: Any) -> Any:
+    if isinstance(leaf, torch.Tensor) and leaf.numel():
+        leaf.reshape(-1)[::1024].sum()
+    return leaf
