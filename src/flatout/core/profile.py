@@ -16,6 +16,7 @@ from flatout.core.readings import (
     readings_from_json,
 )
 from flatout.core.regime import Regime, regime_from_json
+from flatout.core.pipeline import Pipeline, pipeline_from_json
 from flatout.core.trace import TraceSummary, trace_from_json
 
 SCHEMA = "flatout.profile/1"
@@ -181,6 +182,8 @@ class Profile:
     limits: Limits | None = None
     ranks: tuple[RankFacts, ...] = ()
     """Every process of a multi-process training; empty for one."""
+    pipeline: Pipeline | None = None
+    """What a sample costs by leg, and the cores that feed a device; None where nobody looked."""
     trace: TraceSummary | None = None
     """What a trace of a few steps showed; None where none was asked for."""
     regime: Regime | None = None
@@ -238,6 +241,7 @@ def profile_from_json(plain: Mapping[str, Any]) -> Profile:
         "journey": journey_from_json(journey) if journey else None,
         "memory": memory_from_json(memory) if memory else None,
         "trace": trace_from_json(trace) if trace else None,
+        "pipeline": pipeline_from_json(plain["pipeline"]) if plain.get("pipeline") else None,
         "steps_ms": tuple(tuple(step) for step in fields.get("steps_ms", ())),
         "invalid": tuple(fields.get("invalid", ())),
     }

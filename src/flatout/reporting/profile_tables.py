@@ -24,6 +24,7 @@ WORD_COLUMNS = frozenset(
         "operator",
         "phase",
         "leg",
+        "levers",
         "cause",
         "reading",
         "made_in",
@@ -55,10 +56,13 @@ class Sheet:
 
 def sheets(profile: Profile, say: Messages) -> tuple[Sheet, ...]:
     """Return every table for which there is data, in the order of a report."""
+    from flatout.reporting.pipeline_tables import pipeline_sheets
+
     makers: tuple[Callable[[Profile, Messages], Iterator[Sheet]], ...] = (
         _ceilings,
         _limits,
         _journey,
+        pipeline_sheets,
         _memory,
         _gpu,
         _syncs,

@@ -28,6 +28,7 @@ from flatout.reporting.text.gpu import gpu_lines
 from flatout.reporting.text.journey import journey_lines
 from flatout.reporting.text.limits import limits_lines
 from flatout.reporting.text.memory import memory_lines
+from flatout.reporting.text.pipeline import pipeline_lines
 from flatout.reporting.text.ranks import ranks_lines
 from flatout.reporting.text.sheets import sheet_lines
 from flatout.reporting.text.syncs import syncs_lines
@@ -61,7 +62,7 @@ def render_profile(
     for note in notes(profile, say):
         lines += _labelled("note", note, say, width)
     if language == ENGLISH:
-        lines += journey_lines(profile, width)
+        lines += [*journey_lines(profile, width), *pipeline_lines(profile, width)]
         lines += [*limits_lines(profile, width), *gpu_lines(profile, width)]
         lines += [*ranks_lines(profile, width), *trace_lines(profile, width)]
         lines += [*memory_lines(profile, width), *syncs_lines(profile, width)]

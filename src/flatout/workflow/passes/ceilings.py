@@ -11,11 +11,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from flatout import techniques
 from flatout.core.profile import Ceilings, Profile
 from flatout.core.readings import Limits
 from flatout.core.units import format_share
 from flatout.hardware.peaks import Peaks, PeaksOf, forget_peaks, read_peaks
 from flatout.profiling.limits import flops_of_step, loaders_per_s, main_dtype
+from flatout.profiling.pipeline import pipeline_of
 from flatout.seams.process import scratch_root
 from flatout.workflow.passes import PassRunner, find_seen, with_note
 
@@ -157,13 +159,16 @@ def with_limits(profile: Profile, runner: PassRunner) -> Profile:
         return with_note(profile, "no time was left for the limits")
     trial = runner.run(
         "the operations of a step, and the loader alone",
-        {"flops": {}, "loader_alone": {}},
+        {"flops": {}, "loader_alone": {}, "pipeline": {}},
         steps=LIMIT_STEPS,
     )
     missing: dict[str, str] = {}
     if trial.profile is None:
         return with_note(profile, f"the limits were not measured: {trial.message}")
     flops = _flops(find_seen(trial, "flops"), missing)
+    looked = find_seen(trial, "pipeline")
+    found = pipeline_of(looked, profile, runner.machine, techniques.names())
+    profile = replace(profile, pipeline=found)
     limits = replace(
         profile.limits or Limits(),
         flops_per_step=sum(flops.values()) or None,
