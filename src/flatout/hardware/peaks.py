@@ -49,6 +49,12 @@ class Peaks:
     threads: int
     own_share: float = 1.0
     """Share of the threads' time that they really had a core; 1 on a device that is no CPU."""
+    triad_bytes_per_s: float = 0.0
+    """Of `a = b + s * c` within the device's memory: two reads and a write."""
+    from_device_bytes_per_s: float = 0.0
+    """From the device to pinned host memory; on the CPU, in memory."""
+    processors: int = 0
+    """Streaming multiprocessors of a GPU; 0 on a CPU."""
 
     @property
     def is_sound(self) -> bool:
@@ -66,6 +72,8 @@ class PeaksOf:
     dtype: str
     threads: int
     torch_version: str
+    driver: str = ""
+    """Version of the GPU's driver; empty on a CPU."""
 
     @property
     def file_name(self) -> str:
@@ -147,6 +155,9 @@ def measure_here(device_kind: str, dtype: str, threads: int) -> Peaks:
         memory_bytes_per_s=_memory_rate(device, wait),
         copy_bytes_per_s=_copy_rate(device, wait),
         threads=threads,
+        triad_bytes_per_s=_triad_rate(device, wait),
+        from_device_bytes_per_s=_copy_rate(device, wait, back=True),
+        processors=_processors(device),
     )
 
 
@@ -173,15 +184,34 @@ def _memory_rate(device: Any, wait: Callable[[], None]) -> float:
     return 2.0 * count / best_s(lambda: target.copy_(source), wait)
 
 
-def _copy_rate(device: Any, wait: Callable[[], None]) -> float:
-    """Return bytes per second from pinned host memory to the device; on the CPU, in memory."""
+def _triad_rate(device: Any, wait: Callable[[], None]) -> float:
+    """Return bytes read plus written per second, as the STREAM benchmark counts its triad."""
+    import torch
+
+    count = COPIED_BYTES[device.type] // 4
+    left, right = (torch.ones(count, dtype=torch.float32, device=device) for _ in range(2))
+    out = torch.empty_like(left)
+    return 12.0 * count / best_s(lambda: torch.add(left, right, alpha=3.0, out=out), wait)
+
+
+def _copy_rate(device: Any, wait: Callable[[], None], *, back: bool = False) -> float:
+    """Return bytes per second between pinned host memory and the device; on the CPU, in memory."""
     import torch
 
     count = COPIED_BYTES["cpu"]
     is_cuda = device.type == "cuda"
-    source = torch.ones(count, dtype=torch.uint8, pin_memory=is_cuda)
-    target = torch.empty(count, dtype=torch.uint8, device=device)
+    host = torch.ones(count, dtype=torch.uint8, pin_memory=is_cuda)
+    there = torch.empty(count, dtype=torch.uint8, device=device)
+    source, target = (there, host) if back else (host, there)
     return count / best_s(lambda: target.copy_(source, non_blocking=is_cuda), wait)
+
+
+def _processors(device: Any) -> int:
+    import torch
+
+    if device.type != "cuda":
+        return 0
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
 def best_s(

@@ -55,7 +55,9 @@ class Flops:
         """Enter the modes; compiled code is not used under them, so all of it is seen."""
         if self.counter is None:
             self.session.quietly(self._ask_tf32)()
-            self.counter = flop_counter.FlopCounterMode(display=False, custom_mapping=_missing())
+            self.counter = flop_counter.FlopCounterMode(
+                display=False, custom_mapping=missing_formulas()
+            )
             self.counter.__enter__()
             self.sieve = _Sieve(self)
             self.sieve.__enter__()
@@ -132,7 +134,7 @@ def dtype_name(func: Any, args: Any, tf32: Mapping[str, bool]) -> str:
     return str(tensor.dtype).removeprefix("torch.")
 
 
-def _missing() -> dict[Any, Callable[..., int]]:
+def missing_formulas() -> dict[Any, Callable[..., int]]:
     """Return formulas for the CPU's attention where this torch has none."""
     forward = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu", None)
     backward = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu_backward", None)

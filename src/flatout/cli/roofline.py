@@ -1,0 +1,71 @@
+"""The verb `roofline`."""
+
+import sys
+from pathlib import Path
+
+import click
+
+from flatout.cli.options import ScriptCommand, json_option, seconds, terminal_width
+from flatout.core.recipe import Recipe
+
+PATH = click.Path(path_type=Path)
+
+
+@click.command("roofline", cls=ScriptCommand)
+@json_option
+@click.option("--svg", "svg_path", type=PATH, help="Write the plot as SVG to this file.")
+@click.option("--markdown", "markdown_path", type=PATH, help="Write the report as Markdown too.")
+@click.option(
+    "--limit",
+    "limit_s",
+    default="5m",
+    callback=seconds,
+    show_default=True,
+    help="Time for everything together: 90s, 10m, 1h.",
+)
+@click.option(
+    "--with",
+    "recipe_path",
+    type=PATH,
+    help="Look at the script with this recipe instead of as it is.",
+)
+@click.argument("target", metavar="[SCRIPT", required=False)
+@click.argument("arguments", metavar="ARGUMENTS...]", nargs=-1, type=click.UNPROCESSED)
+def command(  # noqa: PLR0913, PLR0917  one argument an option
+    target: str | None,
+    arguments: tuple[str, ...],
+    json_path: Path | None,
+    svg_path: Path | None,
+    markdown_path: Path | None,
+    limit_s: float,
+    recipe_path: Path | None,
+) -> int:
+    """Show what the device can do, and how near each matrix product comes to it.
+
+    Without SCRIPT the ceilings of the device alone: matrix products in each arithmetic, memory,
+    copies. With it every distinct product of a training step, timed alone, against them.
+    """
+    from flatout.cli.measuring import telling
+    from flatout.reporting.documents import ensure_writable, write_json, write_text
+    from flatout.reporting.roofline_markdown import roofline_markdown
+    from flatout.reporting.roofline_svg import roofline_svg
+    from flatout.reporting.text import render_roofline
+    from flatout.workflow.recipes import read_recipe
+    from flatout.workflow.roofline import roofline
+    from flatout.workflow.workloads import parse_workload
+
+    workload = parse_workload(target, arguments) if target else None
+    recipe = read_recipe(recipe_path) if recipe_path else Recipe()
+    for path in (json_path, svg_path, markdown_path):
+        if path:
+            ensure_writable(path.parent)
+    with telling("en") as tell:
+        found = roofline(workload, recipe=recipe, limit_s=limit_s, python=sys.executable, tell=tell)
+    click.echo(render_roofline(found, width=terminal_width()), nl=False)
+    if json_path:
+        write_json(found.to_json(), json_path)
+    if svg_path:
+        write_text(roofline_svg(found), svg_path)
+    if markdown_path:
+        write_text(roofline_markdown(found), markdown_path)
+    return 0

@@ -1,0 +1,227 @@
+"""From the calls that the products' probe wrote down to the distinct products of a step. Pure."""
+
+import math
+import statistics
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from flatout.core.roofline import Product
+from flatout.profiling.steps import find_anchor
+from flatout.profiling.tiling import aligned_bytes
+
+ELEMENT_BYTES = {"float64": 8, "float32": 4, "tf32": 4, "bfloat16": 2, "float16": 2}
+OPERANDS = {"mm": (0, 1), "addmm": (1, 2), "bmm": (0, 1), "baddbmm": (1, 2)}
+"""Places of left and right operand among the arguments."""
+
+Call = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """A product, and how to call it again."""
+
+    product: Product
+    call: Call
+
+
+def seen_products(found: Mapping[str, Any]) -> tuple[Seen, ...]:
+    """Return the distinct products of a step with their calls per step: medians over the steps."""
+    counts = counts_per_step(found["segments"])
+    rows = [
+        Seen(product=product_of(call, counts[number]), call=call)
+        for number, call in found["calls"].items()
+        if counts.get(number)
+    ]
+    forwards = [row.product for row in rows if row.product.role == "forward"]
+    return tuple(
+        replace(row, product=replace(row.product, role=role_of(row.product, forwards)))
+        for row in rows
+        if row.product.flops and row.product.dtype in ELEMENT_BYTES
+    )
+
+
+def counts_per_step(segments: Sequence[Mapping[str, Any]]) -> Mapping[str, float]:
+    """Return how often a step makes each call.
+
+    >>> counts_per_step([{"who": 0, "counts": {"0": 2}}, {"who": 0, "counts": {"0": 2, "1": 1}}])
+    {'0': 2.0, '1': 0.5}
+    """
+    steps = [Counter(step) for step in _steps(segments, "counts")]
+    names = sorted({name for step in steps for name in step}, key=int)
+    return {name: float(statistics.median(step[name] for step in steps)) for name in names}
+
+
+def attention_flops(segments: Sequence[Mapping[str, Any]]) -> float:
+    """Return the operations of fused attention in a step."""
+    steps = _steps([{**s, "n": {"n": s["attention_flops"]}} for s in segments], "n")
+    return float(statistics.median(step["n"] for step in steps)) if steps else 0.0
+
+
+def _steps(segments: Sequence[Mapping[str, Any]], what: str) -> list[Counter[str]]:
+    """Return the sums over the segments of each step."""
+    if not segments:
+        return []
+    anchor = find_anchor([segment["who"] for segment in segments])
+    steps: list[Counter[str]] = []
+    group: Counter[str] = Counter()
+    for segment in segments:
+        group.update(segment[what])
+        if segment["who"] == anchor:
+            steps.append(group)
+            group = Counter()
+    return steps
+
+
+def product_of(call: Call, count: float) -> Product:
+    """Return the product that a call makes; of backward ones the role is not decided yet."""
+    name = call["operator"].removeprefix("aten::")
+    if name.startswith("convolution"):
+        return _convolution(call, name, count)
+    left, right = (call["arguments"][place] for place in OPERANDS[name])
+    *batch, m, k = left["shape"]
+    n = right["shape"][-1]
+    layout = _layout(left) + _layout(right)
+    dtype = "tf32" if call["tf32"] else left["dtype"]
+    return Product(
+        operator=name,
+        m=m,
+        n=n,
+        k=k,
+        batch=math.prod(batch),
+        dtype=dtype,
+        layout=layout,
+        role=call["when"],
+        count=count,
+        flops=2 * math.prod(batch) * m * n * k,
+        bytes=_bytes(call),
+        aligned_bytes=aligned_bytes(m, n, k, layout, ELEMENT_BYTES.get(dtype, 4)),
+    )
+
+
+def role_of(product: Product, forwards: Sequence[Product]) -> str:
+    """Return what a product is for.
+
+    Of `y = x @ w`, x being M by K and w K by N, the gradient of x is an M by K product over N, that
+    of w a K by N product over M. Where the sizes allow both, the layout tells: only the gradient
+    of a weight has its left operand turned.
+    """
+    if product.role != "backward":
+        return product.role
+    if product.operator == "convolution_backward":
+        return "both"
+    sizes = (product.m, product.n, product.k)
+    as_input = any(sizes == (f.m, f.k, f.n) for f in forwards if f.batch == product.batch)
+    # Autograd may compute a weight's gradient turned: N by K.
+    as_weight = any(
+        product.k == f.m and {product.m, product.n} == {f.k, f.n}
+        for f in forwards
+        if f.batch == product.batch
+    )
+    if as_input and as_weight:
+        return "wgrad" if product.layout.startswith("T") else "dgrad"
+    if product.batch > 1:
+        return "dgrad"  # both operands of a batched product are activations
+    return "wgrad" if as_weight else "dgrad"
+
+
+def resized(call: Call, change: Mapping[int, int]) -> dict[str, Any] | None:
+    """Return the call with every size that is a key replaced by its value; None if it has none.
+
+    Batches and convolutions stay as they are: their sizes mean other things.
+    """
+    name = call["operator"].removeprefix("aten::")
+    if name not in OPERANDS:
+        return None
+    arguments = [_resized(argument, change) for argument in call["arguments"]]
+    if arguments == call["arguments"]:
+        return None
+    return {**call, "arguments": arguments, "out": _resized(call["out"], change)}
+
+
+def recast(call: Call, dtype: str) -> dict[str, Any]:
+    """Return the call with operands in another arithmetic."""
+    kind = "float32" if dtype == "tf32" else dtype
+    changed: dict[str, Any] = _recast(dict(call), kind)
+    return {**changed, "tf32": dtype == "tf32"}
+
+
+def _recast(value: Any, dtype: str) -> Any:
+    if isinstance(value, list):
+        return [_recast(item, dtype) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if "stride" in value:
+        return {**value, "dtype": dtype} if value["dtype"] in ELEMENT_BYTES else value
+    return {key: _recast(item, dtype) for key, item in value.items()}
+
+
+def _resized(value: Any, change: Mapping[int, int]) -> Any:
+    """Return a tensor's description with other sizes, lying as it did."""
+    if not isinstance(value, dict):
+        return value
+    shape, stride = value["shape"], value["stride"]
+    keeps = max(len(shape) - 2, 0)
+    sizes = [*shape[:keeps], *(change.get(size, size) for size in shape[keeps:])]
+    if sizes == shape:
+        return value
+    order = sorted(range(len(sizes)), key=lambda place: (stride[place], place), reverse=True)
+    steps, step = [0] * len(sizes), 1
+    for place in reversed(order):
+        if stride[place] == 0 and shape[place] > 1:
+            continue  # one row, shown many times
+        steps[place] = step
+        step *= sizes[place]
+    return {**value, "shape": sizes, "stride": steps}
+
+
+def _convolution(call: Call, name: str, count: float) -> Product:
+    """Return a convolution as the product that it is: pixels by output channels."""
+    arguments = call["arguments"]
+    backward = name == "convolution_backward"
+    image, weight = (arguments[1], arguments[2]) if backward else (arguments[0], arguments[1])
+    result = arguments[0] if backward else call["out"]
+    turned, groups = (arguments[7], arguments[9]) if backward else (arguments[6], arguments[8])
+    shape = weight["shape"]
+    pixels = image if turned else result
+    products = sum(map(bool, arguments[10][:2])) if backward else 1
+    m = pixels["shape"][0] * math.prod(pixels["shape"][2:])
+    n, k = shape[0] // groups, math.prod(shape[1:])
+    dtype = "tf32" if call["tf32"] else image["dtype"]
+    layout = "channels last" if image["stride"][1] == 1 else "channels first"
+    return Product(
+        operator=name,
+        m=m,
+        n=n,
+        k=k,
+        batch=groups,
+        dtype=dtype,
+        layout=layout,
+        role=call["when"],
+        count=count,
+        flops=2 * m * n * k * groups * products,
+        bytes=_bytes(call),
+        aligned_bytes=aligned_bytes(m, n, k, "NT", ELEMENT_BYTES.get(dtype, 4)),
+    )
+
+
+def _layout(tensor: Mapping[str, Any]) -> str:
+    rows, columns = tensor["shape"][-2:]
+    step_down, step_along = tensor["stride"][-2:]
+    if step_along == 1 or columns == 1:
+        return "N"
+    return "T" if step_down == 1 or rows == 1 else "S"
+
+
+def _bytes(value: Any) -> int:
+    """Return the bytes of all tensors in a call, each element once."""
+    if isinstance(value, list | tuple):
+        return sum(map(_bytes, value))
+    if not isinstance(value, Mapping):
+        return 0
+    if "stride" not in value:
+        return _bytes(value["arguments"]) + _bytes(value["out"])
+    sizes = zip(value["shape"], value["stride"], strict=True)
+    elements: int = math.prod(size for size, step in sizes if step or size == 1)
+    return elements * int(ELEMENT_BYTES.get(value["dtype"], 4))

@@ -1,0 +1,163 @@
+"""A roofline in words and cells, shared by text and Markdown."""
+
+from flatout.core.roofline import Advice, Product, Roofline
+from flatout.core.units import format_bytes, format_ms, format_rate, format_ratio, format_share
+from flatout.reporting.text.limits import format_flops
+from flatout.reporting.words import NOTHING
+
+MOST_ROWS = 20
+"""Rows shown; all of them are in the JSON."""
+LITTLE = 0.03
+"""When less than this part of the step is to gain at the products, look elsewhere."""
+LEAST_GAIN = 1.02
+"""What gains less is not worth a change, as in the rule of `flatout tune`."""
+SHORT = {
+    "float32": "fp32",
+    "float64": "fp64",
+    "float16": "fp16",
+    "bfloat16": "bf16",
+    "forward": "fwd",
+    "backward": "bwd",
+}
+"""What a narrow column holds."""
+UNITS = (("TFLOP/s", 1e12), ("GFLOP/s", 1e9), ("MFLOP/s", 1e6))
+
+
+def headline(found: Roofline) -> str:
+    """Return the answer in one sentence or two."""
+    ceilings = found.ceilings
+    if not found.workload:
+        fastest = max(ceilings.gemm_flops_per_s, key=lambda name: ceilings.gemm_flops_per_s[name])
+        rate = format_flops(ceilings.gemm_flops_per_s[fastest])
+        memory = format_bytes(ceilings.memory_bytes_per_s)
+        return (
+            f"{ceilings.device_name} does {rate}/s in {fastest} and moves {memory}/s: below "
+            f"{format_rate(ceilings.ridge(fastest))} operations a byte its memory decides."
+        )
+    if not found.products:
+        return f"{found.workload} multiplies no matrices."
+    step_ms = found.step_ms or 0.0
+    share = found.products_ms / step_ms if step_ms else 0.0
+    gain = found.recoverable_ms / step_ms if step_ms else 0.0
+    text = f"Matrix products are {format_share(share)} of the step of {format_ms(step_ms)}"
+    if gain < LITTLE:
+        return f"{text}; they run at the roof: leave them."
+    return f"{text}; at the roof they would give {format_ms(found.recoverable_ms)} of it back."
+
+
+def facts(found: Roofline) -> list[tuple[str, str]]:
+    """Return the ceilings of the device, label and words."""
+    ceilings = found.ceilings
+    where = f"{ceilings.threads} threads" if ceilings.device_kind == "cpu" else ""
+    where = f"{ceilings.processors} processors" if ceilings.processors else where
+    peaks = ", ".join(
+        f"{dtype} {format_flops(rate)}/s (ridge {format_rate(ceilings.ridge(dtype))} FLOP/B)"
+        for dtype, rate in ceilings.gemm_flops_per_s.items()
+    )
+    copy, triad = ceilings.copy_bytes_per_s, ceilings.triad_bytes_per_s
+    rows = [
+        (
+            "device",
+            f"{ceilings.device_name} ({', '.join(filter(None, [ceilings.device_kind, where]))})",
+        ),
+        ("products", peaks),
+        ("memory", f"copy {format_bytes(copy)}/s, triad {format_bytes(triad)}/s"),
+    ]
+    if ceilings.to_device_bytes_per_s and ceilings.from_device_bytes_per_s:
+        there = format_bytes(ceilings.to_device_bytes_per_s)
+        back = format_bytes(ceilings.from_device_bytes_per_s)
+        rows.append(("host", f"{there}/s to the device, {back}/s back, pinned"))
+    rows += [("not known", f"{dtype}: {why}") for dtype, why in ceilings.missing.items()]
+    if not ceilings.is_sound:
+        rows.append(("trust", "others used the cores while this was measured: all rates too low"))
+    return rows
+
+
+def columns(found: Roofline) -> tuple[str, ...]:
+    """Return the titles of the table; sizes are rows, columns and what is summed over."""
+    unit, _ = _unit(found)
+    titles = ("product", "role", "dtype", "n", "FLOP/B", unit, "roof", "align", "step", "to gain")
+    return (*titles, "tiles", "waves") if found.ceilings.processors else titles
+
+
+def rows(found: Roofline) -> list[tuple[str, ...]]:
+    """Return the table's rows, the largest part of the step first."""
+    return [_row(product, found) for product in found.products[:MOST_ROWS]]
+
+
+def beside(found: Roofline) -> list[str]:
+    """Return sentences on what the table does not show."""
+    told = []
+    if others := found.products[MOST_ROWS:]:
+        spent_ms = sum(product.step_ms or 0.0 for product in others)
+        told.append(
+            f"{len(others)} smaller products: {format_ms(spent_ms)} of the step; --json has them"
+        )
+    if found.attention_flops:
+        flops = format_flops(found.attention_flops)
+        told.append(f"fused attention: {flops} a step, its products not told apart")
+    return told
+
+
+def advice_words(advice: Advice, found: Roofline) -> str:
+    """Return one piece of advice with its foreseen and its measured gain."""
+    names = f"{len(advice.products)} product{'' if len(advice.products) == 1 else 's'}"
+    text = f"{advice.what}: {names}, {format_ratio(advice.predicted_ratio)} foreseen"
+    if advice.measured_ratio is None or advice.saved_ms is None:
+        return f"{text}, not measured"
+    text = f"{text}, {format_ratio(advice.measured_ratio)} measured alone"
+    if advice.measured_ratio < LEAST_GAIN:
+        return f"{text}: leave it"
+    unit = " for the same samples" if advice.kind == "batch" else ""
+    share = f" ({format_share(advice.saved_ms / found.step_ms)})" if found.step_ms else ""
+    return f"{text}: {format_ms(advice.saved_ms)} of a step{share}{unit}"
+
+
+def next_command(found: Roofline) -> str:
+    """Return what to type next."""
+    if not found.workload:
+        return "flatout roofline train.py"
+    return f"flatout tune {found.workload}"
+
+
+def size_words(product: Product) -> str:
+    """Return the sizes of a product.
+
+    >>> from dataclasses import replace
+    >>> one = Product(operator="mm", m=2, n=3, k=4, batch=1, dtype="float32", layout="NN",
+    ...     role="forward", count=1, flops=48, bytes=104, aligned_bytes=4)
+    >>> size_words(one), size_words(replace(one, batch=8))
+    ('2x3x4', '8 of 2x3x4')
+    """
+    sizes = f"{product.m}x{product.n}x{product.k}"
+    return sizes if product.batch == 1 else f"{product.batch} of {sizes}"
+
+
+def _row(product: Product, found: Roofline) -> tuple[str, ...]:
+    ceilings = found.ceilings
+    _, unit = _unit(found)
+    roof = ceilings.reachable(product.dtype, product.intensity)
+    share, gain = found.share(product), product.recoverable_ms(ceilings)
+    is_conv = product.operator.startswith("convolution")
+    cells = [
+        f"{size_words(product)}{' conv' if is_conv else ''}",
+        SHORT.get(product.role, product.role),
+        SHORT.get(product.dtype, product.dtype),
+        f"{product.count:g}",
+        format_rate(product.intensity),
+        format_rate(product.flops_per_s / unit) if product.flops_per_s else NOTHING,
+        format_rate(roof / unit) if roof else NOTHING,
+        f"{product.aligned_bytes} B",
+        format_share(share) if share is not None else NOTHING,
+        format_ms(gain) if gain is not None else NOTHING,
+    ]
+    if ceilings.processors:
+        shares = (product.tile_share, product.wave_share)
+        cells += [NOTHING if value is None else format_share(value) for value in shares]
+    return tuple(cells)
+
+
+def _unit(found: Roofline) -> tuple[str, float]:
+    """Return the unit of the rates, chosen for the largest."""
+    most = max(found.ceilings.gemm_flops_per_s.values())
+    return next(((name, size) for name, size in UNITS if most >= size), UNITS[-1])

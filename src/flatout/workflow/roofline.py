@@ -1,0 +1,275 @@
+"""The verb `roofline`: what the device can do, and what each product of a step gets of it."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from flatout.core.errors import UserError
+from flatout.core.machine import Machine
+from flatout.core.profile import Profile
+from flatout.core.recipe import Recipe
+from flatout.core.roofline import Advice, DeviceCeilings, Product, Roofline
+from flatout.core.units import format_share
+from flatout.core.workload import Workload
+from flatout.hardware.machine import read_machine
+from flatout.hardware.peaks import Peaks, PeaksOf, read_peaks
+from flatout.profiling.product_advice import Change, advised, plan
+from flatout.profiling.products import Seen, attention_flops, seen_products
+from flatout.profiling.products_alone import time_alone
+from flatout.profiling.tiling import tile_share, wave_share
+from flatout.seams.process import mend_leftovers, scratch_root
+from flatout.workflow.passes import PassRunner, Tell, products
+
+ARITHMETIC = {
+    "cpu": ("float32", "bfloat16"),
+    "cuda": ("float32", "tf32", "bfloat16", "float16"),
+}
+"""What is measured of each device, beside what a script uses."""
+FEWEST_LEFT_S = 5.0
+"""With less time left nothing is timed."""
+MOST_OF_STEP = 1.2
+"""When the products alone take more than the step times this, one of the two was disturbed."""
+KINDS = {"rocm": "cuda"}
+"""What torch calls a device that the driver calls otherwise."""
+
+
+@dataclass(slots=True, kw_only=True)
+class _Clock:
+    """The verb's time."""
+
+    limit_s: float
+    started: float = field(default_factory=time.monotonic)
+
+    @property
+    def left_s(self) -> float:
+        """Seconds that are left."""
+        return self.limit_s - (time.monotonic() - self.started)
+
+
+def roofline(
+    workload: Workload | None = None,
+    *,
+    recipe: Recipe = Recipe(),
+    limit_s: float = 300.0,
+    machine: Machine | None = None,
+    python: str = "python",
+    tell: Tell = lambda _: None,
+) -> Roofline:
+    """Return the device's ceilings and, with a workload, its products against them.
+
+    Args:
+        workload: A training script; None for the device alone.
+        recipe: Levers to run the script with.
+        limit_s: Wall time for everything together.
+        machine: What the hardware can do; read when it is not given.
+        python: The interpreter to measure with where there is no workload.
+        tell: Called with what is being done.
+
+    Raises:
+        UserError: if the device cannot be measured, or the script trains nothing.
+    """
+    if limit_s <= 0:
+        raise UserError(f"a limit of {limit_s} s leaves no time to measure; give a positive one")
+    machine = machine or read_machine(torch=False)
+    if workload is None:
+        kind = KINDS.get(machine.device.kind, machine.device.kind)
+        return Roofline(
+            ceilings=_ceilings(machine, kind, (), python, tell), environment=_stack(machine)
+        )
+    mend_leftovers()
+    clock = _Clock(limit_s=limit_s)
+    runner = PassRunner(
+        workload=workload, recipe=recipe, machine=machine, limit_s=limit_s, tell=tell
+    )
+    trial = runner.run("the steps as they are", {})
+    if trial.profile is None:
+        raise UserError(f"{workload.command_line} showed no steady step: {trial.message}")
+    found = products.look(runner)
+    rows = seen_products(found)
+    kind = found["device"] or "cpu"
+    used = tuple(sorted({row.product.dtype for row in rows}))
+    ceilings = _ceilings(machine, kind, used, workload.python, tell)
+    timer = _Timer(device=kind, threads=found["threads"], python=workload.python, clock=clock)
+    tell(f"{len(rows)} distinct products, each alone")
+    rows = _timed(rows, timer, ceilings)
+    ceilings = _raised(ceilings, rows)
+    tell("what would make them faster")
+    return _noted(
+        Roofline(
+            ceilings=ceilings,
+            workload=workload.command_line,
+            step_ms=trial.profile.step_ms.median,
+            products=tuple(row.product for row in rows),
+            advice=_advice(rows, timer, ceilings),
+            attention_flops=attention_flops(found["segments"]),
+            environment=dict(trial.profile.environment),
+        ),
+        trial.profile,
+    )
+
+
+@dataclass(slots=True, kw_only=True)
+class _Timer:
+    """Times calls alone while there is time."""
+
+    device: str
+    threads: int
+    python: str
+    clock: _Clock
+
+    def times(self, groups: Sequence[Sequence[Mapping[str, Any]]]) -> list[list[dict[str, Any]]]:
+        """Return what each call took, or why it was not timed."""
+        if self.clock.left_s < FEWEST_LEFT_S:
+            why = "no time was left to time it alone"
+            return [[{"why": why} for _ in group] for group in groups]
+        try:
+            return time_alone(
+                groups,
+                device=self.device,
+                threads=self.threads,
+                python=self.python,
+                limit_s=self.clock.left_s,
+            )
+        except ValueError as reason:
+            return [[{"why": str(reason)} for _ in group] for group in groups]
+
+
+def _timed(rows: Sequence[Seen], timer: _Timer, ceilings: DeviceCeilings) -> tuple[Seen, ...]:
+    """Return the products with their times, the largest part of the step first."""
+    largest = sorted(rows, key=lambda row: -row.product.count * row.product.flops)
+    times = timer.times([[row.call] for row in largest])
+    found = [
+        replace(row, product=_with_shares(_with_time(row.product, alone[0]), ceilings))
+        for row, alone in zip(largest, times, strict=True)
+    ]
+    return tuple(sorted(found, key=lambda row: -(row.product.step_ms or 0.0)))
+
+
+def _with_time(product: Product, alone: Mapping[str, Any]) -> Product:
+    if "why" in alone:
+        return replace(product, why=alone["why"])
+    return replace(product, ms=alone["ms"], n_timed=alone["n"])
+
+
+def _with_shares(product: Product, ceilings: DeviceCeilings) -> Product:
+    """Add how the sizes suit the processors of a GPU."""
+    if not ceilings.processors or product.operator == "convolution_backward":
+        return product  # two products of different sizes in one call
+    m, n = product.m, product.n
+    return replace(
+        product,
+        tile_share=tile_share(m, n),
+        wave_share=wave_share(m, n, ceilings.processors, batch=product.batch),
+    )
+
+
+def _raised(ceilings: DeviceCeilings, rows: Sequence[Seen]) -> DeviceCeilings:
+    """Return ceilings that no product was seen above: then the peak was measured beside others."""
+    rates = dict(ceilings.gemm_flops_per_s)
+    for product in (row.product for row in rows):
+        if product.dtype in rates and product.intensity >= ceilings.ridge(product.dtype):
+            rates[product.dtype] = max(rates[product.dtype], product.flops_per_s or 0.0)
+    return replace(ceilings, gemm_flops_per_s=rates)
+
+
+def _advice(rows: Sequence[Seen], timer: _Timer, ceilings: DeviceCeilings) -> tuple[Advice, ...]:
+    """Return what was foreseen, timed in turn with what it would replace."""
+    changes = plan(rows, ceilings)
+    groups = [
+        [rows[place].call, call] for change in changes for place, call in change.calls.items()
+    ]
+    times = iter(timer.times(groups) if groups else [])
+    found = [advised(change, rows, _pairs(change, times)) for change in changes]
+    return tuple(sorted(found, key=lambda advice: -(advice.saved_ms or 0.0)))
+
+
+def _pairs(change: Change, times: Any) -> dict[int, tuple[float, float]]:
+    """Return the milliseconds as it is and changed of each product that could be timed."""
+    pairs = {}
+    for place in change.calls:
+        now, changed = next(times)
+        if "ms" in now and "ms" in changed:
+            pairs[place] = (now["ms"], changed["ms"])
+    return pairs
+
+
+def _ceilings(
+    machine: Machine, kind: str, used: Sequence[str], python: str, tell: Tell
+) -> DeviceCeilings:
+    """Return the device's rates, kept from an earlier time where nothing changed since."""
+    if kind not in ARITHMETIC:
+        raise UserError(
+            f"there is no way to measure a device of kind {kind}; cpu and cuda have one"
+        )
+    on_cpu = kind == "cpu"
+    name = machine.cpu_name if on_cpu else machine.device.name
+    peaks: dict[str, Peaks] = {}
+    missing: dict[str, str] = {}
+    for dtype in dict.fromkeys((*ARITHMETIC[kind], *used)):
+        tell(f"the peak in {dtype}")
+        wanted = PeaksOf(
+            device_kind=kind,
+            device_name=name,
+            dtype=dtype,
+            threads=machine.physical_cores,
+            torch_version=machine.torch_version,
+            driver="" if on_cpu else str(machine.facts.get("driver", "")),
+        )
+        try:
+            peaks[dtype] = read_peaks(wanted, scratch_root(), python)
+        except ValueError as reason:
+            missing[dtype] = str(reason)
+    if not peaks:
+        raise UserError(f"the device could not be measured: {'; '.join(missing.values())}")
+    return _put_together(kind, name, peaks, missing)
+
+
+def _put_together(
+    kind: str, name: str, peaks: Mapping[str, Peaks], missing: Mapping[str, str]
+) -> DeviceCeilings:
+    def best(of: Callable[[Peaks], float]) -> float:
+        return max(map(of, peaks.values()))
+
+    copy = best(lambda peak: peak.memory_bytes_per_s)
+    triad = best(lambda peak: peak.triad_bytes_per_s)
+    on_cpu = kind == "cpu"
+    return DeviceCeilings(
+        device_kind=kind,
+        device_name=name,
+        threads=next(iter(peaks.values())).threads,
+        gemm_flops_per_s={dtype: peak.gemm_flops_per_s for dtype, peak in peaks.items()},
+        memory_bytes_per_s=max(copy, triad),
+        copy_bytes_per_s=copy,
+        triad_bytes_per_s=triad,
+        to_device_bytes_per_s=None if on_cpu else best(lambda peak: peak.copy_bytes_per_s),
+        from_device_bytes_per_s=(
+            None if on_cpu else best(lambda peak: peak.from_device_bytes_per_s)
+        ),
+        processors=max(peak.processors for peak in peaks.values()) or None,
+        is_sound=all(peak.is_sound for peak in peaks.values()),
+        missing=missing,
+    )
+
+
+def _noted(found: Roofline, profile: Profile) -> Roofline:
+    """Add what the reader should know."""
+    notes = list(profile.invalid)
+    if not found.products:
+        notes.append("no matrix product and no convolution was seen in the steps")
+    if found.step_ms and found.products_ms > MOST_OF_STEP * found.step_ms:
+        share = format_share(found.products_ms / found.step_ms)
+        notes.append(
+            f"the products alone take {share} of the step: in the step their operands come "
+            "from the caches, or one of the two measurements was disturbed"
+        )
+    untimed = [product for product in found.products if product.ms is None]
+    if untimed:
+        notes.append(f"{len(untimed)} products were not timed: {untimed[0].why}")
+    if any(model.is_compiled for model in profile.models):
+        notes.append("the model is compiled: its products were seen as they are without that")
+    return replace(found, notes=tuple(notes))
+
+
+def _stack(machine: Machine) -> dict[str, Any]:
+    return {"torch": machine.torch_version, "driver": machine.facts.get("driver", "")}
