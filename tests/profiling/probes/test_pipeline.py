@@ -1,0 +1,42 @@
+"""The legs of a sample: where a script's loader spends its time is told by what it calls."""
+
+import pytest
+
+from flatout.core.trial import Outcome
+from flatout.profiling.pipeline import pipeline_of
+from tests.profiling.probes.probed import SCRIPTS, probed
+from tests.techniques.facts import machine
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_sample_of_photographs_is_told_apart(workers):
+    probes = {"pipeline": {"max_s": 1.0}}
+
+    trial = probed(SCRIPTS / "picture_loop.py", str(workers), probes=probes, steps=12)
+
+    assert trial.outcome is Outcome.OK, trial.traceback
+    assert trial.details["errors"] == []
+    found = pipeline_of(trial.details["probes"]["pipeline"], trial.profile, machine(), ())
+    by_name = {stage.name: stage for stage in found.stages}
+    # Noise of 640 x 480 is dear to decode; what is done to 64 x 48 pixels after it is cheap.
+    assert by_name["decode"].share > 0.5
+    assert 0.01 < by_name["transform"].share < 0.5
+    assert 0 < by_name["normalise"].share < 0.3
+    assert by_name["transport"].cpu_ms > 0
+    assert sum(stage.share for stage in found.stages) == pytest.approx(1.0)
+    assert by_name["read"].bytes > 100_000
+    assert by_name["collate"].bytes == pytest.approx(3 * 64 * 48 * 4 + 8)
+    assert found.missing == {}
+
+
+def test_a_data_set_that_sleeps_is_blocked_and_takes_no_core():
+    probes = {"pipeline": {"max_s": 1.0}}
+
+    trial = probed(SCRIPTS / "slow_data.py", "2", probes=probes, steps=4)
+
+    assert trial.outcome is Outcome.OK, trial.traceback
+    assert trial.details["errors"] == []
+    found = pipeline_of(trial.details["probes"]["pipeline"], trial.profile, machine(), ())
+    (read,) = (stage for stage in found.stages if stage.name == "read")
+    assert 15 < read.wait_ms < 40  # it sleeps for 20 ms a sample
+    assert found.cpu_ms < 5

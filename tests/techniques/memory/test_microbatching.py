@@ -1,0 +1,152 @@
+import copy
+from collections import namedtuple
+
+import pytest
+import torch
+from torch import nn
+
+from flatout.core.errors import NotApplicable
+from flatout.core.profile import PeakBytes
+from flatout.techniques.memory.microbatching import Microbatching, find_coupled, in_parts
+from tests.techniques.facts import GIB, gpu, machine, profile
+from tests.techniques.guarded import checked, played
+from tests.techniques.peaks import peak_bytes
+
+Pair = namedtuple("Pair", "logits state")
+FULL = PeakBytes(allocated=70 * GIB, reserved=75 * GIB, device=76 * GIB)
+
+
+def network(width=64):
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, width), nn.LayerNorm(width), nn.GELU(), nn.Linear(width, 4))
+
+
+def gradients(module, call, rows=10):
+    x = torch.randn(rows, 8, generator=torch.Generator().manual_seed(1))
+    nn.functional.cross_entropy(call(x), torch.arange(rows) % 4).backward()
+    return [p.grad for p in module.parameters()]
+
+
+@pytest.mark.parametrize("chunks", [2, 3, 10, 64])
+def test_gradients_are_those_of_the_whole_batch_up_to_rounding(chunks):
+    plain = network()
+    split = copy.deepcopy(plain)
+
+    found = gradients(split, Microbatching(chunks=chunks).forward(split, split))
+
+    for one, other in zip(found, gradients(plain, plain), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-7)
+
+
+def test_activations_of_one_part_only_are_held():
+    module = nn.Sequential(nn.Linear(8, 512), *(nn.Sigmoid() for _ in range(8)), nn.Linear(512, 1))
+
+    def step(call):
+        return lambda: call(torch.randn(1024, 8)).mean().backward()
+
+    step(module)()
+    whole, parts = (peak_bytes(step(call)) for call in (module, in_parts(module, module, 8)))
+
+    assert parts < whole / 4
+
+
+def test_tensors_of_the_batch_are_split_and_all_else_is_given_to_every_part():
+    seen = []
+
+    class Model(nn.Linear):
+        def forward(self, x, table, *, labels=None, scale=1.0):
+            seen.append((x.shape[0], table.shape[0], labels.shape[0], scale))
+            return super().forward(x)
+
+    model = Model(4, 2)
+    table, labels = torch.ones(3, 4), torch.arange(6)
+
+    in_parts(model, model, 4)(torch.ones(6, 4), table, labels=labels, scale=2.0)
+
+    assert seen == [(2, 3, 2, 2.0), (2, 3, 2, 2.0), (1, 3, 1, 2.0), (1, 3, 1, 2.0)]
+
+
+@pytest.mark.parametrize(
+    "wrap", [lambda t: {"a": t, "b": None}, lambda t: Pair(t, [t, 3]), lambda t: (t, "x")]
+)
+def test_outputs_keep_their_structure(wrap):
+    linear = nn.Linear(4, 2)
+
+    def call(x):
+        return wrap(linear(x))
+
+    found = in_parts(call, linear, 3)(torch.ones(7, 4))
+
+    expected = call(torch.ones(7, 4))
+    assert type(found) is type(expected)
+    assert str(torch.utils._pytree.tree_structure(found)) == str(
+        torch.utils._pytree.tree_structure(expected)
+    )
+
+
+@pytest.mark.parametrize("reduce", [torch.sum, lambda t: t.mean(0), lambda t: object()])
+def test_a_model_that_returns_no_batch_is_refused_with_what_to_do(reduce):
+    linear = nn.Linear(4, 3)
+
+    with pytest.raises(ValueError, match="compute the loss outside of it"):
+        in_parts(lambda x: reduce(linear(x)), linear, 2)(torch.ones(6, 4))
+
+
+def test_without_gradients_the_batch_stays_whole():
+    sizes = []
+    linear = nn.Linear(4, 2)
+    linear.register_forward_hook(lambda _m, args, _o: sizes.append(args[0].shape[0]))
+
+    with torch.no_grad():
+        in_parts(linear, linear, 2)(torch.ones(6, 4))
+
+    assert sizes == [6]
+
+
+@pytest.mark.parametrize(
+    "norm", [nn.BatchNorm1d(8), nn.SyncBatchNorm(8), nn.InstanceNorm1d(8, track_running_stats=True)]
+)
+def test_batch_norm_is_refused_unless_it_was_asked_for(norm):
+    model = nn.Sequential(nn.Linear(8, 8), norm)
+
+    with pytest.raises(NotApplicable, match=f"1 \\({type(norm).__name__}\\) computes over"):
+        Microbatching().forward(model, model)
+    assert Microbatching(splits_batch_norm=True).forward(model, model) is not model
+
+
+def test_frozen_batch_norm_and_norms_of_a_sample_couple_nothing():
+    model = nn.Sequential(nn.BatchNorm1d(8).eval(), nn.LayerNorm(8), nn.InstanceNorm1d(8))
+
+    assert find_coupled(model) is None
+
+
+def test_one_part_is_no_split():
+    with pytest.raises(ValueError, match="at least 2"):
+        Microbatching(chunks=1)
+
+
+def test_it_is_offered_where_memory_is_tight_with_fewer_parts_than_samples():
+    host = machine(device=gpu())
+    facts = profile(kind="cuda", peak_bytes=FULL, samples_per_step=4)
+
+    (found,) = Microbatching.candidates(facts, host)
+
+    assert found == Microbatching(chunks=2)
+    assert found.predict(facts, host).peak_bytes < 0 < found.predict(facts, host).step_ms
+    assert Microbatching.candidates(profile(kind="cuda", samples_per_step=4), host) == ()
+
+
+@pytest.mark.slow
+def test_the_guard_finds_rounding_only_in_a_real_script():
+    check = checked("roomy_gpt.py", "microbatching", chunks=3)
+
+    assert check.passed
+    assert 0 < max(check.worst.values()) < 0.5
+
+
+def test_a_real_script_with_batch_norm_is_told_why_not():
+    trial = played("roomy_gpt.py --batch-norm", "microbatching")
+
+    (applied,) = trial.not_applied
+    assert applied.status == "not_applicable"
+    assert "BatchNorm" in applied.why
