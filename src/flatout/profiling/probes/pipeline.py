@@ -10,7 +10,7 @@ import functools
 import itertools
 import os
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -137,10 +137,11 @@ class PipelineProbe:
             over = time.perf_counter() - began > self.max_s and made >= MIN_BATCHES
             if batch is None or over or made >= MAX_BATCHES:
                 break
-        own: Counter[str] = Counter()
-        for entry in profiler.getstats():  # type: ignore[attr-defined]
+        own: defaultdict[str, float] = defaultdict(float)
+        for entry in profiler.getstats():
             own[name_of(entry.code)] += entry.inlinetime
-        return dict(own.most_common(MAX_FUNCTIONS))
+        costly = sorted(own, key=lambda name: -own[name])[:MAX_FUNCTIONS]
+        return {name: own[name] for name in costly}
 
     def sent(self, loader: Any, batch: Any) -> tuple[float | None, int]:
         """Return the CPU seconds of both processes for sending a batch, and its samples."""
@@ -204,7 +205,7 @@ def send_cost_s(batch: Any) -> float:
         if not ours.poll(10.0):
             raise RuntimeError("the sending process did not answer")
         sent_s = float(ours.recv())
-        ours.send(True)
+        ours.send("received")
     finally:
         sender.join(2.0)
         sender.kill()
