@@ -136,7 +136,8 @@ def _facts(loader: Any, asked: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "dataset": type(dataset).__name__,
         "dataset_len": _length(dataset),
-        "batch_size": _batch_size(loader),
+        "batch_size": _asked_size(asked) or _batch_size(loader),
+        "effective_batch_size": _batch_size(loader),
         "num_workers": int(asked.get("num_workers") or 0),
         "pin_memory": bool(asked.get("pin_memory")),
         "persistent_workers": bool(asked.get("persistent_workers")),
@@ -151,6 +152,11 @@ def _length(thing: Any) -> int | None:
         return len(thing)
     except (TypeError, NotImplementedError, AttributeError):
         return None
+
+
+def _asked_size(asked: Mapping[str, Any]) -> int | None:
+    size = asked.get("batch_size")
+    return size if asked.get("batch_sampler") is None and isinstance(size, int) else None
 
 
 def _batch_size(loader: Any) -> int | None:
@@ -231,7 +237,7 @@ class _Iteration:
         segment = session.segment
         segment.batches += 1
         seen = session.loaders.get(address)
-        segment.samples += leading_size(batch, seen.asked["batch_size"] if seen else None)
+        segment.samples += leading_size(batch, seen.asked["effective_batch_size"] if seen else None)
         session.last_loader = address
         if seen is not None:
             seen.batches += 1

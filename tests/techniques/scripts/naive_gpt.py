@@ -86,6 +86,7 @@ def main():
     """Train."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--optimizer", default="AdamW")
+    parser.add_argument("--rate", type=float, default=1e-3)
     parser.add_argument("--dropout", type=float, default=0.0)
     parser.add_argument("--accumulate", type=int, default=1)
     parser.add_argument("--clip", type=float, default=0.0)
@@ -94,7 +95,7 @@ def main():
     args = parser.parse_args()
     torch.manual_seed(0)
     model = GPT(args.dropout)
-    optimizer = getattr(torch.optim, args.optimizer)(model.parameters(), lr=1e-3)
+    optimizer = getattr(torch.optim, args.optimizer)(model.parameters(), lr=args.rate)
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, 10) if args.schedule else None
     step = 0
     for _ in range(args.epochs):

@@ -1,0 +1,211 @@
+"""Train with larger batches, as far as each doubling makes the samples cheaper.
+
+What it does: gives the training loader a larger batch and multiplies the learning rate by the rule
+of its optimizer (linear for SGD, square root for Adam), reached over a warm-up.
+When it helps: the device waits for launches, or the optimizer is a good part of the step.
+What it costs: memory; another training: fewer, larger steps. The result has to be looked at again.
+How it is checked: it changes the training on purpose, so losses are looked at for damage only.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, final
+
+from flatout.core.errors import NotApplicable
+from flatout.core.machine import Machine
+from flatout.core.profile import LoaderFacts, Profile
+from flatout.core.technique import Effect, Numerics, Technique
+
+if TYPE_CHECKING:
+    import torch
+
+Rule = Literal["keep", "linear", "sqrt"]
+
+MIN_STEPS = 8
+"""An epoch of fewer steps is no training by steps any more."""
+MEMORY_SHARE = 0.85
+"""Share of the device's memory that a larger batch may be predicted to take."""
+BYTES_PER_PARAMETER = 16
+"""Weights, gradients and two states of Adam in fp32: what does not grow with the batch."""
+FIXED_SHARE = {"cuda": 0.3, "cpu": 0.05}
+"""Share of forward and backward that a larger batch does not make longer, where a trace did not
+tell: launches on a GPU, overhead of operators on a CPU. Assumptions."""
+WARM_UP_STEPS = 100
+"""Steps over which the learning rate goes to its new value: an assumption; Goyal et al. took five
+epochs of ImageNet."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchSize(Technique):
+    """Train with larger batches and a learning rate to match."""
+
+    family: ClassVar[str] = "batch"
+    addresses: ClassVar[frozenset[str]] = frozenset(
+        {"data_wait", "h2d", "forward", "backward", "optimizer", "other"}
+    )
+    numerics: ClassVar[Numerics] = Numerics.TRAINING
+    by_hand: ClassVar[str] = """
+Where the loader and the optimizer are made:
++ loader = DataLoader(..., batch_size=$samples)
++ lr = lr * ($samples / $instead_of), for Adam its square root
+Reach that learning rate over the first $warm_up_steps steps.
+"""
+
+    samples: int = 64
+    """Samples of a batch."""
+    instead_of: int = 32
+    """The script's own batch size; loaders of another size stay as they are."""
+    learning_rate: Rule = "keep"
+    """`linear` with the batch, with its square root (`sqrt`), or as it is (`keep`)."""
+    warm_up_steps: int = WARM_UP_STEPS
+
+    def __post_init__(self) -> None:
+        if self.samples < 1 or self.instead_of < 1:
+            raise ValueError("samples and instead_of are numbers of samples, at least 1")
+        if self.warm_up_steps < 0:
+            raise ValueError(f"warm_up_steps={self.warm_up_steps} is negative; give 0 for none")
+
+    @classmethod
+    def candidates(cls, profile: Profile, machine: Machine) -> Sequence["BatchSize"]:
+        """Return twice the present batch, where it fits: the knee is where doubling stops paying.
+
+        The ladder keeps a doubling only when it made the samples cheaper, and asks again then.
+        """
+        loader = next((one for one in profile.training_loaders if one.batch_size), None)
+        if loader is None or len(profile.training_loaders) != 1:
+            return ()
+        own = loader.batch_size or 1
+        wanted = 2 * max(own, present_size(profile, loader))
+        steps = (loader.dataset_len or math.inf) / wanted
+        if steps < MIN_STEPS or not fits(profile, machine, wanted / present_size(profile, loader)):
+            return ()
+        names = [optimizer.name for optimizer in profile.optimizers]
+        return [cls(samples=wanted, instead_of=own, learning_rate=rule_for(names))]
+
+    def predict(self, profile: Profile, machine: Machine) -> Effect:
+        """Expect what does not depend on the batch to be paid for more samples at once."""
+        del machine
+        loader = next((one for one in profile.training_loaders if one.batch_size), None)
+        if loader is None:
+            return Effect(why="no loader with a batch size feeds the training")
+        factor = self.samples / present_size(profile, loader)
+        fixed_ms = fixed_cost_ms(profile)
+        dynamic = max(0, growing_bytes(profile))
+        return Effect(
+            step_ms=-fixed_ms * (1 - 1 / factor),
+            peak_bytes=int((factor - 1) * dynamic),
+            why=f"{fixed_ms:.1f} ms of a step do not depend on the batch; {factor:.0f} times as large",
+        )
+
+    def loader(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Give the loader the larger batch."""
+        if arguments.get("batch_sampler") is not None:
+            raise NotApplicable("the script makes its batches itself, with a batch_sampler")
+        if arguments.get("batch_size") != self.instead_of:
+            raise NotApplicable(
+                f"the loader's batch is {arguments.get('batch_size')}, not {self.instead_of}"
+            )
+        length = _length(arguments.get("dataset"))
+        if length is not None and length < MIN_STEPS * self.samples:
+            raise NotApplicable(f"an epoch would have fewer than {MIN_STEPS} steps")
+        return {**arguments, "batch_size": self.samples}
+
+    def optimizer(self, optimizer: Any) -> Any:
+        """Multiply the learning rate at each step, whatever a schedule makes of it."""
+        factor = rate_factor(self.samples / self.instead_of, self.learning_rate)
+        if factor != 1:
+            scale_rate(optimizer, factor, self.warm_up_steps)
+        return optimizer
+
+
+def scale_rate(
+    optimizer: "torch.optim.Optimizer", factor: float, warm_up_steps: int = 0
+) -> "torch.optim.Optimizer":
+    """Multiply an optimizer's learning rates inside its steps, on a ramp from 1 to `factor`.
+
+    Outside of a step the rates are the script's own, so that schedules and logs go on as before.
+    """
+    own: list[Any] = []
+    count = 0
+
+    def before(optimizer: Any, _args: Any, _kwargs: Any) -> None:
+        nonlocal count
+        count += 1
+        own[:] = [group["lr"] for group in optimizer.param_groups]
+        now = 1 + (factor - 1) * min(1.0, count / (warm_up_steps + 1))
+        for group in optimizer.param_groups:
+            group["lr"] = group["lr"] * now
+
+    def after(optimizer: Any, _args: Any, _kwargs: Any) -> None:
+        for group, rate in zip(optimizer.param_groups, own, strict=False):
+            group["lr"] = rate
+
+    optimizer.register_step_pre_hook(before)
+    optimizer.register_step_post_hook(after)
+    return optimizer
+
+
+def rate_factor(batch_factor: float, rule: Rule) -> float:
+    """Return what a learning rate is multiplied by when the batch grows.
+
+    >>> rate_factor(4, "linear"), rate_factor(4, "sqrt"), rate_factor(4, "keep")
+    (4, 2.0, 1.0)
+    """
+    return {"linear": lambda: batch_factor, "sqrt": lambda: math.sqrt(batch_factor)}.get(
+        rule, lambda: 1.0
+    )()
+
+
+def rule_for(names: Sequence[str]) -> Rule:
+    """Return the rule for optimizers by their names: SGD goes linearly, what adapts by the root.
+
+    Goyal et al. 2017 for SGD; Malladi et al. 2022 for Adam and its relatives.
+
+    >>> rule_for(["SGD"]), rule_for(["AdamW"]), rule_for([])
+    ('linear', 'sqrt', 'keep')
+    """
+    if not names:
+        return "keep"
+    return "linear" if all(name.upper().endswith("SGD") for name in names) else "sqrt"
+
+
+def present_size(profile: Profile, loader: LoaderFacts) -> int:
+    """Return the samples of a batch now, levers included."""
+    per_batch = profile.samples_per_step / (profile.batches_per_step or 1.0)
+    return round(per_batch) or loader.batch_size or 1
+
+
+def fixed_cost_ms(profile: Profile) -> float:
+    """Return the milliseconds of a step that do not depend on the number of samples."""
+    launch = profile.regime.shares.get("launch") if profile.regime else None
+    compute = profile.share("forward", "backward")
+    share = launch if launch is not None else FIXED_SHARE.get(profile.device_kind, 0.0) * compute
+    return profile.step_ms.median * min(0.95, share + profile.share("optimizer"))
+
+
+def growing_bytes(profile: Profile) -> int:
+    """Return the part of the peak that grows with the batch: all but weights and states."""
+    fixed = BYTES_PER_PARAMETER * sum(model.parameters for model in profile.models)
+    return _peak_bytes(profile) - fixed
+
+
+def fits(profile: Profile, machine: Machine, factor: float) -> bool:
+    """Tell whether a batch that many times larger is predicted to fit."""
+    room = machine.device.memory_bytes if profile.device_kind == "cuda" else machine.memory_bytes
+    grown = _peak_bytes(profile) + (factor - 1) * max(0, growing_bytes(profile))
+    return grown <= MEMORY_SHARE * room
+
+
+def _peak_bytes(profile: Profile) -> int:
+    peak = profile.peak_bytes
+    return peak.reserved if profile.device_kind == "cuda" else peak.device
+
+
+def _length(dataset: Any) -> int | None:
+    measure: Callable[[], int] | None = getattr(dataset, "__len__", None)
+    try:
+        return measure() if measure else None
+    except TypeError:
+        return None  # an iterable set that knows no length

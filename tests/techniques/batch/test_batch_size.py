@@ -1,0 +1,157 @@
+"""Larger batches: the rates follow their rule, whatever the schedule does."""
+
+import pytest
+import torch
+from torch import nn
+
+from flatout.core.errors import NotApplicable, UserError
+from flatout.core.profile import PeakBytes
+from flatout.core.recipe import Choice, Recipe
+from flatout.techniques import build
+from flatout.techniques.batch.batch_size import BatchSize, rate_factor, rule_for, scale_rate
+from tests.techniques.facts import GIB, loader, machine, model, optimizer, profile
+from tests.techniques.guarded import checked, played
+
+
+def training(*, samples=16.0, asked=16, length=10_000, peak=GIB, **changes):
+    known = {
+        "samples_per_step": samples,
+        "loaders": (loader(batch_size=asked, dataset_len=length),),
+        "optimizers": (optimizer(),),
+        "models": (model(),),
+        "peak_bytes": PeakBytes(device=peak, reserved=peak),
+        "phases_ms": {"optimizer": 25.0},
+    }
+    return profile(**known | changes)
+
+
+def test_the_loader_gets_the_larger_batch():
+    given = {"dataset": range(10_000), "batch_size": 16, "batch_sampler": None}
+
+    assert BatchSize(samples=64, instead_of=16).loader(given)["batch_size"] == 64
+    assert given["batch_size"] == 16
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"batch_size": 8}, "batch is 8, not 16"),
+        ({"batch_sampler": [[0]]}, "batch_sampler"),
+        ({"dataset": range(200)}, "fewer than 8 steps"),
+    ],
+)
+def test_other_loaders_stay_as_they_are(changes, why):
+    given = {"dataset": range(10_000), "batch_size": 16, "batch_sampler": None} | changes
+
+    with pytest.raises(NotApplicable, match=why):
+        BatchSize(samples=64, instead_of=16).loader(given)
+
+
+def moved(optimizer, parameter):
+    """Return how far one step with a gradient of one moves the parameter."""
+    before = parameter.detach().clone()
+    parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    return (before - parameter.detach()).item()
+
+
+def test_rates_grow_over_the_warm_up_inside_the_steps_only():
+    parameter = nn.Parameter(torch.zeros(()))
+    found = scale_rate(torch.optim.SGD([parameter], lr=1.0), 4.0, warm_up_steps=2)
+
+    steps = [moved(found, parameter) for _ in range(4)]
+
+    assert steps == pytest.approx([2.0, 3.0, 4.0, 4.0])
+    assert found.param_groups[0]["lr"] == 1.0
+
+
+def test_a_schedule_goes_on_with_its_own_rates():
+    parameter = nn.Parameter(torch.zeros(()))
+    found = scale_rate(torch.optim.SGD([parameter], lr=1.0), 4.0)
+    schedule = torch.optim.lr_scheduler.ExponentialLR(found, 0.5)
+
+    steps = []
+    for _ in range(3):
+        steps.append(moved(found, parameter))
+        schedule.step()
+
+    assert steps == pytest.approx([4.0, 2.0, 1.0])
+    assert schedule.get_last_lr() == [0.125]
+
+
+def test_the_state_dict_holds_the_scripts_own_rate():
+    parameter = nn.Parameter(torch.zeros(()))
+    found = BatchSize(samples=64, instead_of=16, learning_rate="sqrt", warm_up_steps=0).optimizer(
+        torch.optim.SGD([parameter], lr=0.5)
+    )
+
+    assert moved(found, parameter) == pytest.approx(1.0)
+    assert found.state_dict()["param_groups"][0]["lr"] == 0.5
+
+
+@pytest.mark.parametrize(
+    ("names", "rule", "factor"),
+    [(["SGD"], "linear", 4.0), (["AdamW"], "sqrt", 2.0), (["SGD", "Adam"], "sqrt", 2.0)],
+)
+def test_the_rule_follows_the_optimizer(names, rule, factor):
+    assert rule_for(names) == rule
+    assert rate_factor(4.0, rule) == factor
+
+
+def test_the_next_doubling_is_offered_with_its_rule():
+    (found,) = BatchSize.candidates(training(), machine())
+
+    assert found == BatchSize(samples=32, instead_of=16, learning_rate="sqrt")
+    assert found.predict(training(), machine()).step_ms < 0
+
+
+def test_after_a_doubling_was_kept_the_next_one_is_offered():
+    (found,) = BatchSize.candidates(training(samples=32.0), machine())
+
+    assert (found.samples, found.instead_of) == (64, 16)
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        training(length=200),
+        training(peak=15 * GIB),
+        training(loaders=()),
+        training(asked=None),
+        training(loaders=(loader(), loader(address="b:1"))),
+    ],
+)
+def test_it_is_not_offered_where_it_cannot_be(facts):
+    assert BatchSize.candidates(facts, machine()) == ()
+
+
+def test_a_batch_of_nothing_is_refused():
+    with pytest.raises(UserError, match="at least 1"):
+        build(Recipe(choices=(Choice(technique="batch_size", settings={"samples": 0}),)))
+
+
+@pytest.mark.slow
+def test_a_real_script_trains_on_twice_the_samples_a_step():
+    settings = {"samples": 16, "instead_of": 8, "learning_rate": "sqrt", "warm_up_steps": 5}
+
+    trial = played("naive_gpt.py", "batch_size", **settings)
+
+    assert [item.status for item in trial.applied] == ["applied"]
+    assert trial.profile.samples_per_step == pytest.approx(16, rel=0.05)
+    assert trial.profile.loaders[0].batch_size == 8
+
+
+@pytest.mark.slow
+def test_the_guard_passes_it_as_done_on_purpose():
+    check = checked("naive_gpt.py", "batch_size", samples=16, instead_of=8)
+
+    assert (check.status, check.passed) == ("on_purpose", True)
+
+
+@pytest.mark.slow
+def test_the_guard_sees_the_damage_of_a_rate_that_is_far_too_large():
+    settings = {"samples": 48, "instead_of": 8, "learning_rate": "linear", "warm_up_steps": 0}
+
+    check = checked("naive_gpt.py --optimizer SGD --rate 100", "batch_size", **settings)
+
+    assert not check.passed, check
