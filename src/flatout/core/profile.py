@@ -84,6 +84,11 @@ class LoaderFacts:
     effective_workers: int | None = None
     """Workers it really had, the recipe's levers included; None where that was not recorded."""
 
+    tokenizes: str = ""
+    """Where a tokenizer is held: `data set`, `collate_fn`, or empty for nowhere."""
+    pad_share: float | None = None
+    """Share of the tokens that the attention mask takes out, in the first batches."""
+
     @property
     def workers(self) -> int:
         """Worker processes behind the batches of this profile."""

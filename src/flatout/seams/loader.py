@@ -12,6 +12,7 @@ from flatout.seams import clock as phases
 from flatout.seams.address import AddressBook, builder, caller
 from flatout.seams.events import LoaderSeen
 from flatout.seams.session import Session
+from flatout.seams.text import note_padding, tokenizer_place
 
 WORKER_ARGUMENTS = ("prefetch_factor", "persistent_workers", "multiprocessing_context")
 """Arguments that `DataLoader` refuses when there are no workers."""
@@ -144,6 +145,7 @@ def _facts(loader: Any, asked: Mapping[str, Any]) -> dict[str, Any]:
         "prefetch_factor": asked.get("prefetch_factor"),
         "is_iterable": isinstance(dataset, IterableDataset),
         "steps_per_epoch": _length(loader),
+        "tokenizes": tokenizer_place(dataset, asked.get("collate_fn")),
     }
 
 
@@ -230,7 +232,7 @@ class _Iteration:
         return iterator
 
     def saw_batch(self, iterator: Any, batch: Any, waited_s: float) -> None:
-        """Count a batch; only shapes are read, never values."""
+        """Count a batch; only shapes are read, of the first ones also how much is padding."""
         session = self.session
         address = iterator.__dict__.get(ADDRESS, "")
         started_s = iterator.__dict__.pop(STARTED, None)
@@ -244,6 +246,7 @@ class _Iteration:
             if started_s is not None:
                 seen.starts_s.append(started_s + waited_s)
             if len(seen.batch_bytes) < MAX_SIZES:
+                note_padding(seen.asked, batch, len(seen.batch_bytes))
                 seen.batch_bytes.append(tensor_bytes(batch))
         session.beat()
         if session.listeners["batch"]:
