@@ -1,0 +1,119 @@
+"""Padding of text batches: cut off where a whole column is padding, or filled with other samples.
+
+A batch is a mapping with an `attention_mask` of samples by tokens; every other tensor that begins
+with the same two dimensions goes with it.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from flatout.seams.text import MASK
+
+IGNORED = -100
+"""Labels that torch's and Hugging Face's losses leave out."""
+LABELS = "labels"
+
+
+def trimmed(batch: Any, *, multiple_of: int = 1) -> Any:
+    """Return the batch without the columns at either end that are padding in every row.
+
+    A batch whose labels count there is returned as it is: the loss would be another one.
+    """
+    mask = batch.get(MASK) if isinstance(batch, Mapping) else None
+    if mask is None or mask.dim() != 2 or not bool(mask.any()):
+        return batch
+    used = (mask != 0).any(dim=0).nonzero().flatten()
+    first, last = int(used[0]), int(used[-1]) + 1
+    length = -(-(last - first) // multiple_of) * multiple_of
+    width = mask.shape[1]
+    if length >= width:
+        return batch
+    # Rounding up takes back columns on the side where there is padding.
+    first = min(first, width - length)
+    last = first + length
+    labels = batch.get(LABELS)
+    if labels is not None and labels.shape == mask.shape and _counts(labels, first, last):
+        return batch
+    return rebuilt(
+        batch,
+        {
+            name: value[:, first:last].contiguous()
+            for name, value in batch.items()
+            if _goes_along(value, mask)
+        },
+    )
+
+
+def rebuilt(batch: Any, changes: Mapping[str, Any]) -> Any:
+    """Return the batch, of its own type, with some of its values changed."""
+    import copy
+
+    changed = copy.copy(batch)
+    for name, value in changes.items():
+        changed[name] = value
+    return changed
+
+
+def packed(batch: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the rows of a padded batch put behind one another in fewer rows, None if none is won.
+
+    The rows keep their order inside a row that is filled first-fit. `position_ids` begin anew with
+    each sample; that is how causal models of Hugging Face tell samples apart, so there is no mask.
+    The first label of a sample is left out: it would be predicted from the sample before.
+    """
+    import torch
+
+    mask = batch[MASK] != 0
+    lengths: list[int] = mask.sum(dim=1).tolist()
+    width = mask.shape[1]
+    places = first_fit(lengths, width)
+    rows = 1 + max((row for row, _ in places), default=-1)
+    if rows >= mask.shape[0]:
+        return None
+    names = [n for n, v in batch.items() if n != MASK and _goes_along(v, batch[MASK])]
+    made = {
+        name: torch.full(
+            (rows, width, *batch[name].shape[2:]),
+            IGNORED if name == LABELS else 0,
+            dtype=batch[name].dtype,
+            device=batch[name].device,
+        )
+        for name in names
+    }
+    positions = torch.zeros((rows, width), dtype=torch.int64, device=mask.device)
+    for sample, (row, start) in enumerate(places):
+        end = start + lengths[sample]
+        for name in names:
+            made[name][row, start:end] = batch[name][sample][mask[sample]]
+        if LABELS in made and start < end:
+            made[LABELS][row, start] = IGNORED
+        positions[row, start:end] = torch.arange(lengths[sample], device=mask.device)
+    made["position_ids"] = positions
+    return made
+
+
+def first_fit(lengths: Sequence[int], width: int) -> list[tuple[int, int]]:
+    """Return of each sample the row and the place in it: the longest are placed first.
+
+    >>> first_fit([3, 6, 2, 5], 8)
+    [(1, 5), (0, 0), (0, 6), (1, 0)]
+    """
+    filled: list[int] = []
+    places = [(0, 0)] * len(lengths)
+    for sample in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
+        room = (row for row, used in enumerate(filled) if used + lengths[sample] <= width)
+        row = next(room, len(filled))
+        if row == len(filled):
+            filled.append(0)
+        places[sample] = (row, filled[row])
+        filled[row] += lengths[sample]
+    return places
+
+
+def _counts(labels: Any, first: int, last: int) -> bool:
+    left, right = labels[:, :first], labels[:, last:]
+    return bool((left != IGNORED).any() or (right != IGNORED).any())
+
+
+def _goes_along(value: Any, mask: Any) -> bool:
+    return hasattr(value, "dim") and value.dim() >= 2 and value.shape[:2] == mask.shape
