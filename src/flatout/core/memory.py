@@ -19,6 +19,8 @@ class TensorAtPeak:
     """Dotted name of the module that made it, empty outside the root."""
     kind: str = ""
     """`parameter`, `buffer`, `gradient`, `optimizer state`; empty for what a step makes."""
+    operator: str = ""
+    """The operator that made it, where a plan was traced; empty where it was measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

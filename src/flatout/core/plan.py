@@ -1,7 +1,7 @@
 """A Plan: predicted memory of one training step on a device that need not be there."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from enum import Enum
 from typing import Any
 
@@ -118,3 +118,29 @@ class Plan:
     def spare_bytes(self) -> int:
         """Bytes left at the predicted peak; negative when it does not fit."""
         return self.capacity_bytes - self.used.bytes
+
+    @property
+    def way_out(self) -> Rung | None:
+        """The fastest way that fits and trains the same; None where the script fits as it is."""
+        if self.fits:
+            return None
+        fitting = [rung for rung in self.ladder if rung.fits and rung.choices]
+        return next((rung for rung in fitting if not rung.changes_training), None) or next(
+            iter(fitting), None
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a plain JSON mapping."""
+        plain: dict[str, Any] = _plain(asdict(self))
+        return plain | {"fits": self.fits, "spare_bytes": self.spare_bytes}
+
+
+def _plain(value: Any) -> Any:
+    """Return the value with every enum's member as its text."""
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return value

@@ -7,7 +7,7 @@ from math import prod
 
 from flatout.memory import transforms
 from flatout.memory.allocator_settings import AllocatorSettings
-from flatout.memory.ground import Ground
+from flatout.memory.ground import Ground, is_half
 from flatout.memory.regions import SOFTMAX, loss_indices, regions_of
 from flatout.memory.stream import Component, MemoryStream
 
@@ -16,6 +16,8 @@ FORWARD_SHARE = 1 / 3
 CHUNKS = 8
 RANK = 16
 """Of LoRA: the default of its authors' larger models, and of peft's examples."""
+AMPERE = (8, 0)
+"""The first compute capability with bf16."""
 LARGE_LOSS = 0.05
 """The loss is worth a chunked one where its logits are this share of all activations."""
 
@@ -63,6 +65,13 @@ def candidates(ground: Ground) -> list[Candidate]:
             change=transforms.optimizer_in_backward,
             cost=_free,
             why="each gradient is used and freed at once; not with accumulation or clipping",
+        ),
+        Candidate(
+            label="bf16_autocast",
+            change=transforms.half_precision,
+            cost=_half_cost,
+            why="products in bf16: half the bytes of what they make, tensor cores",
+            helps=_may_be_half,
         ),
         Candidate(
             label="chunked_cross_entropy",
@@ -191,6 +200,19 @@ def _offload_cost(stream: MemoryStream, ground: Ground) -> float:
     moved = sum(allocation.size for allocation in transforms.recomputed(stream))
     step = ground.step_s(stream)
     return max(1.0, moved / ground.gpu.host_bandwidth * 2 / step) if step else 1.0
+
+
+def _half_cost(stream: MemoryStream, ground: Ground) -> float:
+    """Return the ratio of the arithmetic in bf16; traffic is left as it is."""
+    step = ground.step_s(stream)
+    saved = stream.model_flops / ground.flops_per_s(stream)
+    saved -= stream.model_flops / ground.half_flops_per_s
+    return 1 - saved / step if step else 1.0
+
+
+def _may_be_half(stream: MemoryStream, ground: Ground) -> bool:
+    capability = ground.gpu.compute_capability
+    return (capability is None or capability >= AMPERE) and not is_half(stream)
 
 
 def _loss_cost(stream: MemoryStream, ground: Ground) -> float:

@@ -12,8 +12,9 @@ DEFAULT = AllocatorSettings()
 MARGINS = {"real": 0.0, "cuda_fake": 0.01, "virtual_cuda": 0.01, "cpu_fake": 0.05}
 """Error of a trace that is allowed for until one was measured on the GPU: what is aimed at for a
 GPU's operators, five times as much where the host's stand in. Chosen, not measured."""
-REACHED = 0.5
-"""Share of the arithmetic peak that a step is taken to reach; it cancels in most ratios."""
+REACHED_HALF, REACHED_FULL = 0.4, 0.8
+"""Shares of the arithmetic peak that a step is taken to reach, on tensor cores and without them.
+Chosen; they cancel in most ratios."""
 PASSES = 3
 """Times that a tensor passes the memory: written once, read by what follows and by backward."""
 HALF = ("bfloat16", "float16")
@@ -58,7 +59,12 @@ class Ground:
 
     def flops_per_s(self, stream: MemoryStream) -> float:
         """Return the arithmetic that is reached in the precision of the step."""
-        return REACHED * (self.gpu.bf16_flops if is_half(stream) else self.gpu.fp32_flops)
+        return self.half_flops_per_s if is_half(stream) else REACHED_FULL * self.gpu.fp32_flops
+
+    @property
+    def half_flops_per_s(self) -> float:
+        """What is reached in half precision."""
+        return REACHED_HALF * self.gpu.bf16_flops
 
     def traffic_s(self, count: int) -> float:
         """Return how long it takes to write and read these bytes."""

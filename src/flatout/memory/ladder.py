@@ -1,18 +1,20 @@
 """Ways to make a step fit, the fastest that fits first."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from flatout.core.plan import Rung, Source
 from flatout.memory.candidates import Candidate, candidates
 from flatout.memory.ground import Ground
 from flatout.memory.replay import Replay, replay
-from flatout.memory.solve import Accumulation, accumulation, largest_batch
+from flatout.memory.solve import Accumulation, accumulation, largest_steady_batch
 from flatout.memory.stream import MemoryStream
 from flatout.memory.workspaces import with_workspaces
 
 MOST_TOGETHER = 6
 """Levers put together at most: what does not fit then does not fit by levers."""
+MOST_BATCHES = 6
+"""Ways of which the largest batch is looked for, each by several replays."""
 SPLIT_RECOMPUTE = 1 / 3
 """What microbatching at the script level pays: each part's forward is run again."""
 
@@ -30,6 +32,8 @@ class Setup:
     """The stream at another batch, where that can be said."""
     traced: Mapping[str, MemoryStream] = field(default_factory=dict)
     """Streams of levers that were traced for real, by label."""
+    refused: frozenset[str] = frozenset()
+    """Labels of levers that were tried and do not apply."""
     finds_batches: bool = False
     """Whether the largest batch of each way that fits is looked for."""
 
@@ -38,18 +42,39 @@ def ladder(setup: Setup) -> tuple[Rung, ...]:
     """Return the step as it is and every way that saves memory."""
     base = _played(setup, setup.stream, None)
     as_is = _rung(setup, (), base, base, why="the script as it is")
-    options = [c for c in candidates(setup.ground) if c.helps(setup.stream, setup.ground)]
+    options = [
+        option
+        for option in candidates(setup.ground)
+        if option.helps(setup.stream, setup.ground) and option.label not in setup.refused
+    ]
     rungs = [_single(setup, option, base) for option in options]
     rungs += _smaller_batches(setup, base)
     rungs = [rung for rung in rungs if rung.saved_bytes > 0]
     if not any(rung.fits and not rung.changes_training for rung in (as_is, *rungs)):
         rungs += _together(setup, options, rungs, base)
-    return tuple(sorted((as_is, *rungs), key=_order))
+    ways = sorted((as_is, *rungs), key=_order)
+    by_label = {option.label: option for option in options}
+    return tuple(
+        _with_batch(setup, rung, by_label) if number < MOST_BATCHES else rung
+        for number, rung in enumerate(ways)
+    )
 
 
-def _order(rung: Rung) -> tuple[bool, bool, float, int]:
-    """Sort what fits first, then what trains the same, then by time, then by bytes."""
-    return not rung.fits, rung.changes_training, round(rung.time_ratio, 3), rung.peak_bytes
+def _with_batch(setup: Setup, rung: Rung, by_label: Mapping[str, Candidate]) -> Rung:
+    """Return the way with the largest batch that it allows, where that is asked and known."""
+    if not (rung.fits and setup.finds_batches and all(c in by_label for c in rung.choices)):
+        return rung
+    return replace(rung, largest_batch=_largest(setup, [by_label[c] for c in rung.choices]))
+
+
+def _order(rung: Rung) -> tuple[bool, bool, float, bool, int]:
+    """Sort what fits first, then what trains the same, then by time, then what changes less.
+
+    Of what does not fit the smallest comes first: its time is of no use.
+    """
+    time = round(rung.time_ratio, 2) if rung.fits else 0.0
+    is_change = bool(rung.choices) and rung.fits
+    return not rung.fits, rung.changes_training, time, is_change, rung.peak_bytes
 
 
 def _single(setup: Setup, option: Candidate, base: Replay) -> Rung:
@@ -67,7 +92,6 @@ def _single(setup: Setup, option: Candidate, base: Replay) -> Rung:
         saved_bytes=base.peak_reserved - found.peak_reserved,
         time_ratio=option.cost(setup.stream, setup.ground),
         fits=found.fits,
-        largest_batch=_largest(setup, [option]) if found.fits else None,
         why=option.why,
         source=source,
         changes_training=option.changes_training,
@@ -165,7 +189,6 @@ def _rung(
         saved_bytes=base.peak_reserved - found.peak_reserved,
         time_ratio=ratio,
         fits=found.fits,
-        largest_batch=_largest(setup, []) if found.fits and not choices else None,
         why=why,
         source=Source.ASSUMED if choices else Source.TRACED,
     )
@@ -203,4 +226,4 @@ def _largest(setup: Setup, options: Sequence[Candidate]) -> int | None:
     def changed(batch: int) -> MemoryStream:
         return with_workspaces(_changed(at(batch), options), setup.ground.calibration)
 
-    return largest_batch(changed, setup.ground.limit(setup.stream), settings).without_retries
+    return largest_steady_batch(changed, setup.ground.limit(setup.stream), settings)

@@ -18,6 +18,8 @@ MOST_TENSORS = 12
 """Tensors of the peak moment that a plan names."""
 MOST_POINTS = 1200
 """Points of a curve: more than a page shows pixels."""
+HANDLES = 2
+"""Of cuBLAS: one of the thread that runs forward, one of autograd's."""
 KINDS = {
     Component.PARAMETERS: "parameter",
     Component.BUFFERS: "buffer",
@@ -153,7 +155,10 @@ def _components(
     workspace = at_peak.get(Component.WORKSPACE, 0)
     calibrated = ground.calibration.convolution_workspace.source
     found["workspace"] = Amount(
-        bytes=workspace, source=calibrated, low=0, high=workspace + _slack(allocated)
+        bytes=workspace,
+        source=calibrated,
+        low=min(workspace, HANDLES * ground.calibration.cublas_workspace.bytes),
+        high=workspace + _slack(allocated),
     )
     rest = reserved.bytes - sum(at_peak.values())
     found["fragmentation"] = Amount(bytes=rest, source=Source.SIMULATED)
@@ -187,6 +192,7 @@ def _tensors(stream: MemoryStream, position: int) -> list[TensorAtPeak]:
             phase=allocation.phase.value,
             module=allocation.module,
             kind=KINDS.get(allocation.component, ""),
+            operator=allocation.operator,
         )
         for allocation in (
             stream.allocations[index] for index in alive_at(stream, position)[:MOST_TENSORS]

@@ -49,18 +49,28 @@ def largest_batch(
         settings: the allocator's.
         most: no larger batch is tried.
     """
-    seen: dict[int, Replay] = {}
-
-    def played(batch: int) -> Replay:
-        if batch not in seen:
-            seen[batch] = steady_replay(at(batch), settings, capacity)
-        return seen[batch]
-
-    with_retries = _bisect(lambda batch: played(batch).fits, most)
-    without = _bisect(
-        lambda batch: played(batch).fits and not played(batch).steady_retries, with_retries
-    )
+    played = _remembered(at, capacity, settings)
+    with_retries = _search(lambda batch: played(batch).fits, guessed_batch(at, capacity), most)
+    without = _search(lambda batch: _is_steady(played(batch)), with_retries, with_retries)
     return LargestBatch(without_retries=without or None, with_retries=with_retries or None)
+
+
+def largest_steady_batch(
+    at: Callable[[int], MemoryStream], capacity: int, settings: AllocatorSettings
+) -> int | None:
+    """Return the largest batch that fits without retries, None where not even one sample does."""
+    played = _remembered(at, capacity, settings)
+    found = _search(lambda batch: _is_steady(played(batch)), guessed_batch(at, capacity), MAX_BATCH)
+    return found or None
+
+
+def guessed_batch(at: Callable[[int], MemoryStream], capacity: int) -> int:
+    """Return about how many samples fit, from what is alive at two batches."""
+    few, many = (max(at(batch).alive(), default=0) for batch in (8, 16))
+    slope = (many - few) / 8
+    if slope <= 0:
+        return 1
+    return max(1, min(MAX_BATCH, int(8 + (capacity - few) / slope)))
 
 
 def accumulation(global_batch: int, largest: int) -> Accumulation | None:
@@ -77,12 +87,40 @@ def accumulation(global_batch: int, largest: int) -> Accumulation | None:
     return None
 
 
-def _bisect(works: Callable[[int], bool], most: int) -> int:
-    """Return the largest number that works; 0 if not even 1 does. What works below is assumed."""
-    low, high = 0, 1
-    while high <= most and works(high):
-        low, high = high, high * 2
-    high = min(high, most + 1)
+def _is_steady(played: Replay) -> bool:
+    return played.fits and not played.steady_retries
+
+
+def _remembered(
+    at: Callable[[int], MemoryStream], capacity: int, settings: AllocatorSettings
+) -> Callable[[int], Replay]:
+    seen: dict[int, Replay] = {}
+
+    def played(batch: int) -> Replay:
+        if batch not in seen:
+            seen[batch] = steady_replay(at(batch), settings, capacity)
+        return seen[batch]
+
+    return played
+
+
+def _search(works: Callable[[int], bool], guess: int, most: int) -> int:
+    """Return the largest number that works; 0 if not even 1 does. What works below is assumed.
+
+    The search widens from the guess, so that a good one costs a few tries only.
+    """
+    if most < 1:
+        return 0
+    low, high = 0, most + 1
+    number, stride = min(max(guess, 1), most), 1
+    while low < number < high:
+        if works(number):
+            low, number = number, number + max(stride, number // 64)
+        else:
+            high, number = number, number - max(stride, number // 64)
+        stride *= 2
+        if low and high <= most:
+            break
     while high - low > 1:
         middle = (low + high) // 2
         if works(middle):

@@ -39,6 +39,38 @@ def optimizer_in_backward(stream: MemoryStream) -> MemoryStream:
     return draft.build()
 
 
+def half_precision(stream: MemoryStream) -> MemoryStream:
+    """Autocast: what products make has two bytes instead of four; all else stays as it is."""
+    draft = Draft(stream)
+    for index, allocation in enumerate(stream.allocations):
+        is_made = allocation.component in (Component.ACTIVATIONS, Component.TEMPORARIES)
+        if is_made and allocation.dtype == "float32" and is_expensive(allocation):
+            draft.resize(index, -(-allocation.size // 2))
+    return draft.build()
+
+
+def with_buckets(stream: MemoryStream) -> MemoryStream:
+    """Data parallelism: buckets hold a second copy of the gradients from the first backward on.
+
+    That is torch's default; with `gradient_as_bucket_view=True` there is one copy only.
+    """
+    gradients = [
+        allocation
+        for allocation in stream.allocations
+        if allocation.component is Component.GRADIENTS and allocation.step == stream.steps - 1
+    ]
+    start = next((mark.at for mark in stream.marks if mark.phase is Phase.FORWARD), None)
+    if not gradients or start is None:
+        return stream
+    size = sum(allocation.size for allocation in gradients)
+    draft = Draft(stream)
+    bucket = replace(
+        gradients[0], size=size, operator="buckets", module="", line="", shape=(), step=0
+    )
+    draft.add(replace(bucket, component=Component.TEMPORARIES), start, None)
+    return draft.build("gradients are reduced in buckets: a second copy of them is assumed")
+
+
 def eight_bit_optimizer(stream: MemoryStream) -> MemoryStream:
     """One byte a number and one scale for 256 of them instead of fp32, and a fused update."""
 

@@ -1,0 +1,78 @@
+"""The verb `plan`."""
+
+from pathlib import Path
+
+import click
+
+from flatout.cli.options import ScriptCommand, json_option, script, terminal_width
+
+SCHEMA = "flatout.plan/1"
+PATH = click.Path(path_type=Path)
+
+
+@click.command("plan", cls=ScriptCommand)
+@click.option(
+    "--gpu",
+    help="The GPU to plan for: h200, h100, a100-80, a100-40, l40s, l4, a10g, t4, rtx4090, "
+    "rtx3090, mi300x, or its memory, as 24GiB. Without it this machine's own.",
+)
+@click.option("--batch", type=int, help="Samples of a micro-batch instead of the script's own.")
+@click.option("--fit", is_flag=True, help="Find the largest batch that fits.")
+@click.option("--gpus", type=int, default=1, show_default=True, help="GPUs that train together.")
+@click.option(
+    "--with", "recipe_path", type=PATH, help="Plan with this recipe instead of the script as it is."
+)
+@json_option
+@click.option("--html", "html_path", type=PATH, help="Write the report as one HTML file too.")
+@click.option(
+    "--snapshot",
+    "snapshot_path",
+    type=PATH,
+    help="Write the predicted run for torch's memory viewer (pickle).",
+)
+@script
+def command(  # noqa: PLR0913, PLR0917  one argument an option
+    target: str,
+    arguments: tuple[str, ...],
+    gpu: str | None,
+    batch: int | None,
+    fit: bool,
+    gpus: int,
+    recipe_path: Path | None,
+    json_path: Path | None,
+    html_path: Path | None,
+    snapshot_path: Path | None,
+) -> int:
+    """Say whether a training step fits a GPU that need not be there, and what would make it fit.
+
+    Nothing is trained, and no GPU is needed. SCRIPT may be a file, file.py:name for a Task or a
+    function that returns one, or hf:config.json of transformers. Ends with exit code 1 when it
+    does not fit.
+    """
+    from flatout.core.recipe import Recipe
+    from flatout.reporting.documents import ensure_writable, write_json, write_text
+    from flatout.reporting.plan_html import plan_html
+    from flatout.reporting.text.plan import render_plan
+    from flatout.workflow.plan import PlanOptions, plan
+    from flatout.workflow.recipes import read_recipe
+
+    recipe = read_recipe(recipe_path) if recipe_path else Recipe()
+    options = PlanOptions(gpu=gpu, batch=batch, fit=fit, gpus=gpus, recipe=recipe)
+    for path in filter(None, (json_path, html_path, snapshot_path)):
+        ensure_writable(path.parent)
+    planned = plan(target, arguments, options, _tell)
+    words = " ".join([target, *arguments])
+    found, chosen = planned.plan, gpu or ""
+    text = render_plan(found, workload=words, gpu=chosen, width=terminal_width())
+    click.echo(text, nl=False)
+    if json_path:
+        write_json({"schema": SCHEMA} | found.to_json(), json_path)
+    if html_path:
+        write_text(plan_html(found, workload=words, gpu=chosen), html_path)
+    if snapshot_path:
+        planned.write_snapshot(snapshot_path)
+    return int(not found.fits)
+
+
+def _tell(what: str) -> None:
+    click.echo(f"flatout: {what}", err=True)

@@ -1,0 +1,213 @@
+"""A plan in words: what the terminal's report and the page share."""
+
+from collections.abc import Sequence
+
+from flatout.core.memory import TensorAtPeak
+from flatout.core.plan import Amount, Plan, Rung, Source
+from flatout.core.units import KIB, MIB, format_bytes, format_ratio
+from flatout.reporting.words import NOTHING
+
+SOURCE_WORDS = {
+    Source.TRACED: "traced",
+    Source.SIMULATED: "simulated",
+    Source.CALIBRATED: "measured on this GPU",
+    Source.ASSUMED: "assumed",
+}
+OUTSIDE = ("context", "nccl")
+"""Parts that lie outside the allocator."""
+PART_WORDS = {
+    "optimizer": "optimizer state",
+    "fragmentation": "rounding, unused",
+    "context": "CUDA context",
+    "nccl": "NCCL",
+}
+SMALL_TIME = 0.005
+"""Step times closer than this are the same in a prediction."""
+
+
+def headline(plan: Plan) -> str:
+    """Return the answer in one sentence."""
+    where = f"{plan.device} ({format_bytes(plan.capacity_bytes)})"
+    if plan.fits:
+        tail = f", with {plan.retries} allocator retries a step" if plan.retries else ""
+        return f"It fits on {where} with {format_bytes(plan.spare_bytes)} to spare{tail}."
+    if plan.spare_bytes >= 0:
+        lack = f"It may not fit on {where}: {format_bytes(plan.spare_bytes)} to spare are less "
+        lack += "than what is uncertain"
+    else:
+        lack = f"It does not fit on {where}: {format_bytes(-plan.spare_bytes)} too much"
+    rung = plan.way_out
+    if rung is None:
+        return f"{lack}; none of the ways that were looked at suffices."
+    return f"{lack}; the cheapest way that fits: {choice_words(rung)} ({rung_cost(rung)})."
+
+
+def used_words(plan: Plan) -> str:
+    """Say how much is used, with its interval."""
+    batch = f" at a batch of {plan.batch}" if plan.batch else ""
+    return f"{amount_words(plan.used)}{batch}"
+
+
+def amount_words(amount: Amount) -> str:
+    """Return bytes with the interval they lie in.
+
+    >>> amount_words(Amount(bytes=MIB, source=Source.TRACED, low=MIB, high=2 * MIB))
+    '1.0 MiB (1.0 MiB to 2.0 MiB)'
+    """
+    text = format_bytes(amount.bytes)
+    if amount.low is None or amount.high is None or amount.low == amount.high:
+        return text
+    return f"{text} ({format_bytes(amount.low)} to {format_bytes(amount.high)})"
+
+
+def component_rows(plan: Plan) -> list[tuple[str, str, str, str]]:
+    """Return name, bytes, share of what is used, and how it is known; nothing that is zero."""
+    total = max(1, plan.used.bytes)
+    rows = [
+        (
+            PART_WORDS.get(name, name),
+            small_bytes(amount.bytes),
+            f"{100 * amount.bytes / total:.1f} %",
+            _known_by(amount),
+        )
+        for name, amount in plan.components.items()
+        if amount.bytes
+    ]
+    used = ("in all", small_bytes(plan.used.bytes), "100.0 %", _known_by(plan.used))
+    return [*rows, used]
+
+
+def peak_words(plan: Plan) -> str:
+    """Say when the peak is, and what the allocator makes of it."""
+    return (
+        f"in {plan.peak_phase} of step {plan.peak_step + 1}: "
+        f"{format_bytes(plan.allocated.bytes)} allocated, "
+        f"{format_bytes(plan.reserved.bytes)} reserved"
+    )
+
+
+def formula_words(plan: Plan) -> str:
+    """Set the classic estimate beside the plan, with what it misses."""
+    if plan.formula_bytes is None:
+        return ""
+    off = plan.formula_bytes / max(1, plan.used.bytes) - 1
+    missed = [f"{name} {format_bytes(count)}" for name, count in plan.formula_missed.items()]
+    tail = f"; it misses {', '.join(missed[:3])}" if missed else ""
+    return (
+        f"parameters + activations + optimizer state would be {format_bytes(plan.formula_bytes)}, "
+        f"{100 * off:+.0f} %{tail}"
+    )
+
+
+def batch_words(plan: Plan) -> str:
+    """Say which batches fit; empty where nobody asked."""
+    batches = plan.largest_batch
+    if batches is None:
+        return ""
+    if not batches.with_retries:
+        return "not even one sample fits"
+    if not batches.without_retries:
+        return f"at most {batches.with_retries}, only with allocator retries, which cost time"
+    if batches.with_retries > batches.without_retries:
+        return (
+            f"at most {batches.without_retries}; up to {batches.with_retries} with allocator "
+            "retries, which cost time"
+        )
+    return f"at most {batches.without_retries}"
+
+
+def keep_words(plan: Plan) -> str:
+    """Say how to keep the batch that does not fit as a whole."""
+    if plan.accumulating is None or plan.batch is None:
+        return ""
+    parts = plan.accumulating
+    return f"a batch of {plan.batch} as {parts.steps} micro-batches of {parts.micro_batch}"
+
+
+def choice_words(rung: Rung) -> str:
+    """Return what a way consists of."""
+    return " + ".join(rung.choices) if rung.choices else "the script as it is"
+
+
+def rung_cost(rung: Rung) -> str:
+    """Say what a way saves and what it costs."""
+    return f"saves {format_bytes(rung.saved_bytes)}, {time_words(rung)}"
+
+
+def time_words(rung: Rung) -> str:
+    """Return the predicted step time beside that of the script as it is."""
+    if abs(rung.time_ratio - 1) < SMALL_TIME:
+        return "same time"
+    return f"{format_ratio(rung.time_ratio)} the time"
+
+
+def rung_rows(plan: Plan, most: int) -> list[tuple[str, ...]]:
+    """Return way, peak, saved, time, whether it fits, the largest batch, and how it is known."""
+    rows: list[tuple[str, ...]] = []
+    for rung in shown(plan.ladder, most):
+        note = "; another training" if rung.changes_training else ""
+        rows.append(
+            (
+                choice_words(rung),
+                format_bytes(rung.peak_bytes),
+                format_bytes(rung.saved_bytes) if rung.choices else NOTHING,
+                NOTHING if not rung.choices else time_words(rung).removesuffix(" the time"),
+                "yes" if rung.fits else "no",
+                str(rung.largest_batch) if rung.largest_batch else NOTHING,
+                SOURCE_WORDS[rung.source] + note,
+            )
+        )
+    return rows
+
+
+def shown(rungs: Sequence[Rung], most: int) -> list[Rung]:
+    """Return the first ways, and the script as it is wherever it stands."""
+    first = list(rungs[:most])
+    return first + [rung for rung in rungs[most:] if not rung.choices]
+
+
+def tensor_rows(tensors: Sequence[TensorAtPeak], most: int) -> list[tuple[str, str, str, str]]:
+    """Return size, shape, what it is, and the line that made it."""
+    return [
+        (
+            small_bytes(tensor.bytes),
+            " ".join(filter(None, ["x".join(map(str, tensor.shape)), tensor.dtype])) or NOTHING,
+            tensor.kind or tensor.phase,
+            ", ".join(filter(None, [tensor.module, tensor.line or tensor.operator])) or NOTHING,
+        )
+        for tensor in tensors[:most]
+    ]
+
+
+def small_bytes(count: int) -> str:
+    """Render bytes, also those below a MiB.
+
+    >>> small_bytes(3 * MIB), small_bytes(2048), small_bytes(100)
+    ('3.0 MiB', '2.0 KiB', '100 B')
+    """
+    if abs(count) >= MIB:
+        return format_bytes(count)
+    return f"{count / KIB:.1f} KiB" if abs(count) >= KIB else f"{count} B"
+
+
+def next_command(plan: Plan, words: str, gpu: str) -> str:
+    """Return what to type next.
+
+    Args:
+        plan: what was found.
+        words: the target with its arguments.
+        gpu: the device as the user named it; empty for this machine's own.
+    """
+    chosen = f" --gpu {gpu}" if gpu else ""
+    if plan.largest_batch is None and not plan.fits:
+        return f"flatout plan{chosen} --fit {words}"
+    return (
+        f"flatout tune {words}" if plan.fits else f"flatout plan{chosen} --html plan.html {words}"
+    )
+
+
+def _known_by(amount: Amount) -> str:
+    text = SOURCE_WORDS[amount.source]
+    if amount.low is None or amount.high is None or amount.low == amount.high:
+        return text
+    return f"{text}, {small_bytes(amount.low)} to {small_bytes(amount.high)}"

@@ -1,0 +1,296 @@
+"""The verb `plan`: will a training step fit a GPU that need not be there, and what would help."""
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from flatout import techniques
+from flatout.core.errors import UserError
+from flatout.core.plan import Plan
+from flatout.core.recipe import Choice, Recipe
+from flatout.core.technique import seams_of
+from flatout.hardware.catalogue import CATALOGUE, GpuModel, find_gpu, model_of
+from flatout.hardware.machine import read_machine
+from flatout.memory import planner, transforms
+from flatout.memory.allocator_settings import settings_of_environment
+from flatout.memory.calibration import find_calibration
+from flatout.memory.extrapolate import Affine, NotAffineError, affine, difference
+from flatout.memory.ground import Ground
+from flatout.memory.ladder import Setup, ladder
+from flatout.memory.snapshot import snapshot_of, write_snapshot
+from flatout.memory.solve import steady_replay
+from flatout.memory.stream import MemoryStream, Phase
+from flatout.memory.workspaces import with_workspaces
+from flatout.workflow.memory_trace import Trace, TraceRequest, open_tracer
+
+LEVERS_S = 10.0
+"""Time for tracing levers: the first ones of the ladder then stand on traces, the rest on models.
+A lever is begun as long as it is not over."""
+MOST_LEVERS = 4
+"""Ways that are traced for real at most: a reader tries one or two."""
+MOST_SHRINKS = 3
+"""How often the largest batch is corrected by its own check trace before that is said."""
+GPU_KINDS = ("cuda", "rocm")
+
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanOptions:
+    """What is planned for."""
+
+    gpu: str | None = None
+    """Name or size; None takes this machine's own."""
+    batch: int | None = None
+    """Samples of a micro-batch; None takes the script's own."""
+    fit: bool = False
+    """Whether the largest batch is looked for."""
+    gpus: int = 1
+    recipe: Recipe = Recipe()
+    """Techniques that the training runs with already."""
+
+    def __post_init__(self) -> None:
+        for name, value in (("--batch", self.batch), ("--gpus", self.gpus)):
+            if value is not None and value < 1:
+                raise UserError(f"{name} {value} leaves nothing to plan; give at least 1")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Planned:
+    """A plan with what it was made of."""
+
+    plan: Plan
+    stream: MemoryStream
+    """With workspaces, at the planned batch."""
+    ground: Ground
+
+    def write_snapshot(self, path: Path) -> None:
+        """Write the predicted run for torch's memory viewers."""
+        write_snapshot(snapshot_of(self.stream, self.ground.settings), path)
+
+
+def plan(
+    target: str,
+    arguments: tuple[str, ...] = (),
+    options: PlanOptions = PlanOptions(),
+    tell: Tell = lambda _: None,
+) -> Planned:
+    """Trace a target without a GPU and say whether it fits one.
+
+    Args:
+        target: A script, `file.py:name` of a Task, a Subject or a function that returns one, or
+            `hf:` and the path of a transformers configuration.
+        arguments: The script's own.
+        options: What is planned for.
+        tell: Called with what is being done.
+
+    Raises:
+        UserError: if the GPU is unknown, or nothing can be predicted; says why.
+    """
+    ground = ground_of(options)
+    with open_tracer(target, arguments) as trace:
+        tracer = _Tracer(trace=trace, options=options, ground=ground, tell=tell)
+        stream = tracer.stream(options.batch, "two steps")
+        _check_has_step(stream)
+        model, notes = tracer.model(stream)
+        setup = Setup(stream=stream, ground=ground, at=model.at if model else None)
+        setup, tried = tracer.with_levers(replace(setup, finds_batches=options.fit))
+        tell("replaying")
+        found = planner.plan_of(_words(target, arguments), setup, fit=options.fit)
+        if model is not None and options.fit:
+            found = tracer.checked(found, model)
+    largest = tuple(replace(t, line=_relative(t.line)) for t in found.largest)
+    return Planned(
+        plan=replace(found, notes=(*found.notes, *notes, *tried), largest=largest),
+        stream=with_workspaces(stream, ground.calibration),
+        ground=ground,
+    )
+
+
+def ground_of(options: PlanOptions) -> Ground:
+    """Return the device that is planned for, with what is known of it.
+
+    Raises:
+        UserError: if there is none here and none was named.
+    """
+    gpu = find_gpu(options.gpu) if options.gpu else _own_gpu()
+    return Ground(
+        gpu=gpu,
+        calibration=find_calibration(gpu, _torch_version()),
+        settings=settings_of_environment(os.environ),
+        gpus=options.gpus,
+    )
+
+
+def _own_gpu() -> GpuModel:
+    device = read_machine(torch=False).device
+    if device.kind not in GPU_KINDS:
+        raise UserError(
+            f"there is no GPU here to plan for; name one: --gpu {' | '.join(CATALOGUE)}, "
+            "or its memory, as --gpu 24GiB"
+        )
+    return model_of(device)
+
+
+def _torch_version() -> str:
+    with suppress(PackageNotFoundError):
+        return version("torch")
+    return "unknown"
+
+
+def _check_has_step(stream: MemoryStream) -> None:
+    if not any(mark.phase is Phase.BACKWARD for mark in stream.marks):
+        raise UserError(
+            "no backward pass was seen, so there is no training step to plan; "
+            "'flatout measure' tells whether the script makes steps at all"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Tracer:
+    """Traces one target at several batches and with several levers."""
+
+    trace: Trace
+    options: PlanOptions
+    ground: Ground
+    tell: Tell
+
+    def stream(self, batch: int | None, what: str, choice: Choice | None = None) -> MemoryStream:
+        """Return one traced stream."""
+        self.tell(f"tracing {what}")
+        recipe = self.options.recipe if choice is None else self.options.recipe.plus(choice)
+        request = TraceRequest(
+            batch=batch,
+            recipe=recipe,
+            capability=self.ground.gpu.compute_capability or TraceRequest().capability,
+        )
+        found = self.trace(request)
+        return transforms.with_buckets(found) if self.options.gpus > 1 else found
+
+    def model(self, stream: MemoryStream) -> tuple[Affine | None, tuple[str, ...]]:
+        """Return the stream at every batch, or why that cannot be said."""
+        if stream.batch is None:
+            return None, ("the batch is not known, so none other can be planned from this trace",)
+        try:
+            more = self.stream(stream.batch + 1, f"a batch of {stream.batch + 1}")
+            found = affine(stream, more)
+        except (NotAffineError, UserError) as error:
+            return None, (f"other batches cannot be planned: {error}",)
+        if not found.bytes_per_sample:
+            return None, ("a further sample changes nothing, so the batch cannot be planned",)
+        return found, ()
+
+    def with_levers(self, setup: Setup) -> tuple[Setup, tuple[str, ...]]:
+        """Return the setup with the first ways of the ladder traced, where the step does not fit.
+
+        What a script cannot do is then known before anybody relies on it. The notes say why a
+        lever was left out, or why it stands on its model.
+        """
+        full = with_workspaces(setup.stream, self.ground.calibration)
+        if steady_replay(full, self.ground.settings, self.ground.limit(full)).fits:
+            return setup, ()
+        traced: dict[str, MemoryStream] = {}
+        refused: set[str] = set()
+        notes: list[str] = []
+        ends_at = time.monotonic() + LEVERS_S
+        for label, choice in self._levers(setup).items():
+            if len(traced) == MOST_LEVERS or time.monotonic() > ends_at:
+                break
+            try:
+                found = self.stream(setup.stream.batch, label, choice)
+            except UserError as error:
+                notes.append(f"{label} could not be traced and stands on its model: {error}")
+                continue
+            refusal = _refusal(found, choice) or _uselessness(found, setup.stream, label)
+            if refusal:
+                refused.add(label)
+                notes.append(refusal)
+            else:
+                traced[label] = found
+        return replace(setup, traced=traced, refused=frozenset(refused)), tuple(notes)
+
+    def _levers(self, setup: Setup) -> Mapping[str, Choice]:
+        """Return the techniques of the ladder that a trace can show, in its order."""
+        quick = replace(setup, finds_batches=False)
+        found = {}
+        for rung in ladder(quick):
+            for label in rung.choices:
+                choice = choice_of(label)
+                if choice is not None:
+                    found[label] = choice
+        return found
+
+    def checked(self, found: Plan, model: Affine) -> Plan:
+        """Trace at the largest batch; where it shows more than was said, take the batch back."""
+        batches = found.largest_batch
+        for _ in range(MOST_SHRINKS):
+            batch = batches.without_retries if batches else None
+            if batches is None or batch is None:
+                return found
+            try:
+                traced = self.stream(batch, f"the largest batch, {batch}")
+                off = difference(model.at(batch), traced)
+            except (NotAffineError, UserError) as error:
+                words = f"a trace at a batch of {batch} cannot be compared: {error}"
+                return replace(found, checked=words)
+            full = with_workspaces(traced, self.ground.calibration)
+            played = steady_replay(full, self.ground.settings, self.ground.limit(full))
+            if played.fits and not played.steady_retries:
+                words = (
+                    f"a trace at a batch of {batch}: {off.count} of {off.total} allocations differ "
+                    "from the extrapolation"
+                )
+                return replace(found, checked=words, largest_batch=batches)
+            batches = replace(batches, without_retries=batch * 99 // 100 or None)
+        words = "the extrapolation does not hold at the largest batch; treat it as a first try"
+        return replace(found, checked=words, largest_batch=batches)
+
+
+TIMED = frozenset({"activation_offload"})
+"""Its copies free memory when they are over: a trace has no time in which that could be."""
+TRACED_SEAMS = frozenset({"model", "forward", "optimizer"})
+"""Seams that a trace goes through; what acts elsewhere too, it would show in part only."""
+
+
+def choice_of(label: str) -> Choice | None:
+    """Return the technique that a rung's label names, where a trace can show what it does.
+
+    >>> choice_of("activation_checkpointing mode=full").settings
+    {'mode': 'full'}
+    >>> choice_of("zero stage=3 gpus=8 (by hand)") is None
+    True
+    """
+    name, *settings = label.split()
+    if name not in techniques.names() or name in TIMED:
+        return None
+    seams = seams_of(techniques.technique_class(name))
+    if not seams or not seams <= TRACED_SEAMS:
+        return None
+    pairs = (part.split("=") for part in settings)
+    values = {key: int(value) if value.isdigit() else value for key, value in pairs}
+    return Choice(technique=name, settings=values)
+
+
+def _refusal(stream: MemoryStream, choice: Choice) -> str:
+    """Return the note that says why a technique changed nothing; empty if it acted."""
+    start = f"{choice.technique} does not apply"
+    return next((note for note in stream.notes if note.startswith(start)), "")
+
+
+def _uselessness(found: MemoryStream, stream: MemoryStream, label: str) -> str:
+    if max(found.alive()) < max(stream.alive()):
+        return ""
+    return f"{label} was traced and lowers no peak of the first {found.steps} steps"
+
+
+def _words(target: str, arguments: tuple[str, ...]) -> str:
+    return " ".join([target, *arguments])
+
+
+def _relative(line: str) -> str:
+    """Return `file.py:7` for a line of a file below the working directory."""
+    return line.removeprefix(f"{Path.cwd()}{os.sep}")

@@ -1,0 +1,40 @@
+import json
+import pickle
+from pathlib import Path
+
+import pytest
+
+from flatout.cli import call
+
+SUBJECT = f"{Path(__file__).parent.parent / 'workflow' / 'scripts' / 'planned.py'}:subject"
+
+
+def test_a_plan_is_printed_and_written(folder, capsys):
+    options = ["--json", "a.json", "--html", "a.html", "--snapshot", "a.pickle"]
+
+    code = call(["plan", "--gpu", "l4", *options, SUBJECT])
+
+    out = capsys.readouterr().out
+    plain = json.loads((folder / "a.json").read_text())
+    snapshot = pickle.loads((folder / "a.pickle").read_bytes())
+    assert code == 0
+    assert out.startswith("It fits on NVIDIA L4 (22.03 GiB) with ")
+    assert plain["schema"] == "flatout.plan/1"
+    assert plain["fits"] is True
+    assert (folder / "a.html").read_text().startswith("<!DOCTYPE html>")
+    assert snapshot["device_traces"][0]
+
+
+@pytest.mark.slow
+def test_what_does_not_fit_ends_with_code_1(folder, capsys):
+    code = call(["plan", "--gpu", "600MiB", "--batch", "64", SUBJECT])
+
+    assert code == 1
+    assert capsys.readouterr().out.startswith("It does not fit on ")
+
+
+def test_an_unknown_gpu_ends_with_code_2(folder, capsys):
+    code = call(["plan", "--gpu", "rtx4091", SUBJECT])
+
+    assert code == 2
+    assert "did you mean 'rtx4090'" in capsys.readouterr().err

@@ -1,0 +1,148 @@
+"""Plans of real targets, traced in real processes."""
+
+from pathlib import Path
+
+import pytest
+
+from flatout.core.errors import UserError
+from flatout.core.plan import Source
+from flatout.core.recipe import Choice, Recipe
+from flatout.hardware.catalogue import CATALOGUE
+from flatout.workflow import plan as verb
+from flatout.workflow.plan import PlanOptions, choice_of, ground_of, plan
+
+SCRIPTS = Path(__file__).parent / "scripts"
+SUBJECT = f"{SCRIPTS / 'planned.py'}:subject"
+TASK = f"{SCRIPTS / 'planned.py'}:task"
+
+
+@pytest.fixture(autouse=True)
+def no_allocator_settings(monkeypatch):
+    for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_a_subject_is_planned_and_its_largest_batch_is_checked_by_a_trace():
+    found = plan(SUBJECT, (), PlanOptions(gpu="2GiB", fit=True)).plan
+
+    assert found.fits
+    assert found.batch == 16
+    assert found.checked.startswith(f"a trace at a batch of {found.largest_batch.without_retries}")
+    assert ": 0 of " in found.checked
+    assert found.components["parameters"].bytes == pytest.approx(4 * 5_722_504, rel=0.01)
+    assert found.components["optimizer"].bytes == pytest.approx(
+        2 * found.components["parameters"].bytes, rel=0.01
+    )
+
+
+@pytest.mark.slow
+def test_the_batch_that_is_found_fits_and_a_larger_one_does_not():
+    found = plan(SUBJECT, (), PlanOptions(gpu="2GiB", fit=True)).plan
+    largest = found.largest_batch
+
+    at_most = plan(SUBJECT, (), PlanOptions(gpu="2GiB", batch=largest.without_retries)).plan
+    beyond = plan(SUBJECT, (), PlanOptions(gpu="2GiB", batch=largest.with_retries + 2)).plan
+
+    assert at_most.fits
+    assert not at_most.retries
+    assert not beyond.fits
+    assert beyond.way_out is not None
+
+
+def test_what_does_not_fit_is_traced_with_the_levers_that_exist():
+    planned = plan(SUBJECT, (), PlanOptions(gpu="1500MiB", batch=256))
+
+    rungs = {rung.choices: rung for rung in planned.plan.ladder}
+    traced = [rung for rung in rungs.values() if rung.source is Source.TRACED and rung.choices]
+    assert not planned.plan.fits
+    assert traced
+    assert all(rung.saved_bytes > 0 for rung in traced)
+
+
+def test_a_task_s_data_is_read_for_its_shapes():
+    found = plan(TASK, (), PlanOptions(gpu="l4")).plan
+
+    assert found.fits
+    assert found.batch == 16
+
+
+@pytest.mark.slow
+def test_more_gpus_take_more_memory_each():
+    one = plan(SUBJECT, (), PlanOptions(gpu="l4")).plan
+    two = plan(SUBJECT, (), PlanOptions(gpu="l4", gpus=2)).plan
+
+    assert "nccl" in two.components
+    assert two.allocated.bytes > one.allocated.bytes
+    assert any("second copy" in note for note in two.notes)
+
+
+@pytest.mark.slow
+def test_a_recipe_is_part_of_what_is_planned():
+    choice = Choice(technique="activation_checkpointing", settings={"mode": "full"})
+
+    bare = plan(SUBJECT, (), PlanOptions(gpu="l4", batch=64)).plan
+    changed = plan(
+        SUBJECT, (), PlanOptions(gpu="l4", batch=64, recipe=Recipe(choices=(choice,)))
+    ).plan
+
+    assert changed.allocated.bytes < bare.allocated.bytes
+
+
+def test_the_allocator_s_variables_count(monkeypatch):
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "expandable_segments:True")
+
+    assert ground_of(PlanOptions(gpu="l4")).settings.expandable_segments
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"gpu": "h20"}, "did you mean 'h200'"),
+        ({"gpu": "12"}, "12 bytes is none"),
+    ],
+)
+def test_an_unknown_gpu_is_refused_before_anything_runs(options, says):
+    with pytest.raises(UserError, match=says):
+        plan(SUBJECT, (), PlanOptions(**options))
+
+
+@pytest.mark.parametrize("options", [{"batch": 0}, {"batch": -3}, {"gpus": 0}])
+def test_numbers_that_plan_nothing_are_refused(options):
+    with pytest.raises(UserError, match="at least 1"):
+        PlanOptions(gpu="l4", **options)
+
+
+def test_without_a_gpu_here_the_names_are_listed(monkeypatch):
+    machine = verb.read_machine(torch=False)
+    if machine.device.kind in verb.GPU_KINDS:
+        pytest.skip("this machine has a GPU")
+
+    with pytest.raises(UserError) as refusal:
+        plan(SUBJECT)
+
+    assert all(name in str(refusal.value) for name in CATALOGUE)
+
+
+def test_a_step_that_fails_is_refused_in_one_line_with_its_place():
+    with pytest.raises(UserError) as refusal:
+        plan(f"{SCRIPTS / 'planned.py'}:failing", (), PlanOptions(gpu="l4"))
+
+    assert "\n" not in str(refusal.value)
+    assert "no loss for 2 parts" in str(refusal.value)
+    assert "planned.py" in str(refusal.value)
+    assert "nothing could be predicted" in str(refusal.value)
+
+
+def test_a_script_without_a_step_is_refused_in_one_line():
+    with pytest.raises(UserError) as refusal:
+        plan(str(SCRIPTS / "no_step.py"), (), PlanOptions(gpu="l4"))
+
+    assert "\n" not in str(refusal.value)
+    assert "step" in str(refusal.value)
+
+
+def test_every_lever_that_is_traced_exists():
+    assert choice_of("activation_checkpointing mode=selective").settings == {"mode": "selective"}
+    assert choice_of("microbatching chunks=2").settings == {"chunks": 2}
+    assert choice_of("expandable_segments") is None
+    assert choice_of("batch=8 accumulate=2 (by hand)") is None
