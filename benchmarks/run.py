@@ -30,6 +30,7 @@ SUITES = (
     "starved_images",
     "already_tuned",
     "ceilings",
+    "loader_peers",
 )
 
 

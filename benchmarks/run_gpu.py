@@ -19,6 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from benchmarks import gemm, ladder
 from benchmarks.bench import Bench, brief, open_lab, trials_in
 from benchmarks.gpu_record import SLOW, STARVED, TUNED, record_of
 from benchmarks.record import RECORDS, write_record
@@ -41,6 +42,16 @@ MODULES = ("numpy", "PIL", "skimage", "sklearn", "rich", "click", "psutil", "pyn
 OVERHEAD_STEPS = 200
 """Forty to warm up and forty blocks of four: seconds on a GPU."""
 ENDLESS = ("--epochs", "1000")
+LADDER_S = ((130, 50), (75, 40), (75, 40), (50, 30), (50, 30))
+"""Time of each rung: the first has most to gain. All of the compute stages fit into one lease."""
+COMPUTE = ("gemm", "ladder", "peers")
+"""Stages about computing alone: a run of their own, because tuning takes its time."""
+
+
+SETS = {
+    "base": "flatout itself: measure, tune, overhead, A/A",
+    "compute": "products, naive scripts tuned, and the same under frameworks",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,18 +64,42 @@ class Sizes:
         *("--heads", "12", "--limit", "20000000", "--epoch-steps", "100000"),
     )
     """As large as GPT-2 124M, which fp32 keeps busy for some 200 ms a step."""
+    is_smoke: bool = False
+    """Whether the compute stages are made tiny, to see on a CPU that they work."""
+    ladder_s: tuple[tuple[float, float], ...] = LADDER_S
+    """Seconds that each rung gets at most, and with fewer than how many it is left out."""
+    products: tuple[int, ...] = (4096, 8192)
+    """Rows of the square matrices that our kernel and cuBLAS multiply."""
     starved: tuple[str, ...] = ("--batch-size", "32", "--image-size", "160", "--width", "64")
     tuned: tuple[str, ...] = ("--batch-size", "8192", "--width", "4096", "--epoch-steps", "100000")
+
+
+SMOKE = Sizes(
+    images=40,
+    slow=(
+        *("--batch-size", "2", "--context", "16", "--layers", "1"),
+        *("--width", "16", "--heads", "2"),
+    ),
+    starved=("--batch-size", "4", "--image-size", "32", "--width", "8"),
+    tuned=("--batch-size", "64", "--width", "64"),
+    is_smoke=True,
+    ladder_s=((25.0, 5.0),) * 5,
+    products=(64, 96),
+)
+"""Made to be small: that everything works is all that such a run shows."""
 
 
 def main(arguments: Sequence[str]) -> int:
     """Run all stages on the CUDA device; the exit code is 1 when the claim does not hold."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--total-s", type=float, default=TOTAL_S)
+    parser.add_argument("--set", choices=[*SETS, "all"], default="all", help=f"{SETS}")
+    parser.add_argument("--stages", default="", help="only stages whose names begin so, by comma")
+    parser.add_argument("--smoke", action="store_true", help="tiny, on whatever device there is")
     args = parser.parse_args(arguments)
     started = time.monotonic()
     machine = read_machine(torch=True)
-    if machine.device.kind != "cuda":
+    if machine.device.kind != "cuda" and not args.smoke:
         parser.error("torch sees no CUDA device here; `make bench` measures on the CPU")
     lines: list[str] = []
 
@@ -76,14 +111,28 @@ def main(arguments: Sequence[str]) -> int:
         bench = Bench(machine=machine, work=Path(work).resolve(), say=say)
         left_s = args.total_s - (time.monotonic() - started)
         root = Path(os.environ.get("OUT") or RECORDS)
-        results = run_all(bench, Sizes(), root, lines, total_s=left_s)
+        sizes = SMOKE if args.smoke else Sizes()
+        words = [word.strip() for word in args.stages.split(",") if word.strip()]
+        stages = chosen(stages_of(bench, sizes), args.set, words)
+        results = run_all(bench, stages, root, lines, total_s=left_s)
     return 0 if record_of(results).holds else 1
 
 
+def chosen(stages: Sequence[Stage], name: str, words: Sequence[str]) -> list[Stage]:
+    """Return the stages of a set whose names begin with one of the words; without words all."""
+    parts = {"base": False, "compute": True}
+    return [
+        stage
+        for stage in stages
+        if (name == "all" or stage.name.startswith(COMPUTE) is parts[name])
+        and (not words or stage.name.startswith(tuple(words)))
+    ]
+
+
 def run_all(
-    bench: Bench, sizes: Sizes, root: Path, lines: Sequence[str], *, total_s: float
+    bench: Bench, stages: Sequence[Stage], root: Path, lines: Sequence[str], *, total_s: float
 ) -> Results:
-    """Run every stage and write the record after each."""
+    """Run the stages and write the record after each."""
     date = datetime.datetime.now(datetime.timezone.utc).date().isoformat()
 
     def write(results: Results) -> None:
@@ -93,7 +142,7 @@ def run_all(
         log = "\n".join(lines) + "\n"
         write_record(record_of(results), bench.machine, date=date, log=log, root=root)
 
-    return run_stages(stages_of(bench, sizes), write, total_s=total_s)
+    return run_stages(stages, write, total_s=total_s)
 
 
 def stages_of(bench: Bench, sizes: Sizes) -> list[Stage]:
@@ -122,6 +171,12 @@ def stages_of(bench: Bench, sizes: Sizes) -> list[Stage]:
         stage("overhead", _overhead, (60, 30), workload=slow),
         stage("aa", _aa, (50, 30), workload=tuned),
         stage(f"tune {TUNED}", _tune, (60, 40), workload=tuned),
+        stage("gemm", gemm.run, (60, 20), sizes=sizes.products),
+        *(
+            stage(f"ladder {rung.name}", ladder.tuned, times, rung=rung, smoke=sizes.is_smoke)
+            for rung, times in zip(ladder.RUNGS, sizes.ladder_s, strict=True)
+        ),
+        stage("peers", ladder.peers, (60, 20), smoke=sizes.is_smoke),
     ]
 
 

@@ -10,13 +10,15 @@ Opening imports torch; packing does not.
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from flatout.data.normalise import normalised
     from flatout.data.reader import PackedDataset, collate
     from flatout.data.reader import open_packed as open  # noqa: A004  `flatout.data.open`
     from flatout.data.sampler import GlobalOrder, OrderOptions
 
-__all__ = ["GlobalOrder", "OrderOptions", "PackedDataset", "collate", "open"]
+__all__ = ["GlobalOrder", "OrderOptions", "PackedDataset", "collate", "normalised", "open"]
 
 _PLACES = {
+    "normalised": ("flatout.data.normalise", "normalised"),
     "open": ("flatout.data.reader", "open_packed"),
     "collate": ("flatout.data.reader", "collate"),
     "PackedDataset": ("flatout.data.reader", "PackedDataset"),

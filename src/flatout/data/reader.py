@@ -15,7 +15,7 @@ from flatout.data.order import sample_seed, seeded
 from flatout.data.packed_store import Places, Store
 from flatout.data.sampler import Slot
 
-DECODERS = ("tensor", "numpy", "pil", "bytes")
+DECODERS = ("tensor", "numpy", "view", "pil", "bytes")
 ORDERS = ("stored", "source")
 SCALARS = {"int": torch.int64, "float": torch.float64, "bool": torch.bool}
 Decode = str | Callable[[bytes], Any]
@@ -190,7 +190,8 @@ def open_packed(
     Args:
         path: the folder that `flatout pack` wrote.
         decode: what becomes of images: `tensor` (uint8, height x width x RGB; the default),
-            `numpy` (the same), `pil`, `bytes`, or a function of the stored file's bytes.
+            `numpy` (the same), `view` (of raw pixels where they lie in the file: nothing is copied,
+            nothing may be written), `pil`, `bytes`, or a function of the stored file's bytes.
         transform: applied to the first value of a sample, as torchvision's data sets do; to the
             whole sample where it is a mapping.
         order: how samples are numbered: as they are `stored`, or as in the `source`.
@@ -212,6 +213,9 @@ def _image(field: Field, part: memoryview, decode: Decode) -> Any:
     if decode == "bytes":
         return _file_bytes(part)
     array = pictures.rgb_pixels(part)
+    if decode == "view":
+        array.flags.writeable = False
+        return array
     return array.copy() if decode == "numpy" else torch.from_numpy(array.copy())
 
 

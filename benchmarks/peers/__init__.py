@@ -1,0 +1,1 @@
+"""Loaders of other projects at the same job; see `benchmarks.suites.loader_peers`."""
