@@ -1,14 +1,17 @@
 """What torch's own Python has to do otherwise while the tensors are fake, with or without a GPU."""
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.distributed.device_mesh import DeviceMesh
 from torch.optim import optimizer as optimizers
 from torch.utils import _foreach_utils as foreach
+from torch.utils._python_dispatch import _disable_current_modes
 
 Moved = Callable[[dict[int, nn.Parameter]], None]
 """Told of the parameters that a module's `to`, `cuda`, `bfloat16` replaced, by identity."""
@@ -36,6 +39,7 @@ def fake_rules(
         stack.enter_context(_replaced(torch.UntypedStorage, "resize_", _telling(resized)))
         stack.enter_context(_replaced(FakeTensor, "numpy", _zeros_of))
         stack.enter_context(_replaced(torch, "get_rng_state", _random_state(made)))
+        stack.enter_context(_replaced(DeviceMesh, "__init__", _really(DeviceMesh.__init__)))
         yield
 
 
@@ -79,6 +83,22 @@ def _zeros_of(tensor: torch.Tensor, *_: Any, **__: Any) -> Any:
 
     kind = np.float32 if tensor.dtype.is_floating_point else np.int64
     return np.zeros(tuple(tensor.shape), kind)
+
+
+def _really(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the function run on real tensors: a mesh reads the numbers of its ranks."""
+
+    def ranks(value: Any) -> Any:
+        if not isinstance(value, FakeTensor):
+            return value
+        return torch.arange(value.numel(), dtype=value.dtype).view(value.shape)
+
+    @functools.wraps(function)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with _disable_current_modes():
+            return function(*map(ranks, args), **{k: ranks(v) for k, v in kwargs.items()})
+
+    return run
 
 
 def _random_state(made: Callable[[torch.Tensor, str], None]) -> Callable[[], torch.Tensor]:

@@ -74,37 +74,74 @@ def _is_blocked(images: Tensor, weight: Tensor) -> bool:
     )
 
 
+def _padded(tensor: Tensor) -> int:
+    """Return the bytes of a picture's copy in blocks of channels."""
+    channels = tensor.shape[1]
+    return _bytes(tensor) // channels * (-(-channels // BLOCK) * BLOCK)
+
+
+def _padded_weight(weight: Tensor, *, reads_blocks: bool) -> int:
+    outer, inner = weight.shape[:2]
+    width = -(-inner // BLOCK) * BLOCK if reads_blocks else inner
+    return _bytes(weight) // (outer * inner) * (-(-outer // BLOCK) * BLOCK) * width
+
+
+def _read(tensor: Tensor) -> Take:
+    """Take the copy that a kernel reads; few channels are read as they lie."""
+    return Take(_padded(tensor) if tensor.shape[1] >= BLOCK else 0)
+
+
+def _along(source: Tensor, weight: Tensor, made: Tensor, first: int) -> list[Take | Give | Show]:
+    """Return what a convolution in its forward direction does: copies, and `made` in blocks."""
+    return [
+        _read(source),
+        Take(_padded_weight(weight, reads_blocks=source.shape[1] >= BLOCK)),
+        Take(_padded(made)),
+        *(Give(first + 1), Give(first), Show(0), Give(first + 2)),
+    ]
+
+
+def _against(
+    source: Tensor, weight: Tensor, made: Tensor, *, is_strided: bool
+) -> list[Take | Give | Show]:
+    """Return what the gradient of a picture takes; strided, it is laid out twice more."""
+    begin = [
+        *(Take(_padded(source)), Take(_padded_weight(weight, reads_blocks=True))),
+        Take(_bytes(made) if is_strided else _padded(made)),
+        *(Give(1), Give(0)),
+    ]
+    if is_strided:
+        return [*begin, Take(_bytes(made)), Show(0), Give(3), Give(2)]
+    return [*begin, Show(0), Give(2)]
+
+
+def _is_strided(stride: Sequence[int]) -> bool:
+    return any(step > 1 for step in stride)
+
+
 def _convolution(args: Sequence[Any], output: Tensor) -> Inside:
-    images, weight = args[0], args[1]
-    if not _is_blocked(images, weight) or args[6]:
+    images, weight, _, stride, _, _, is_transposed = args[:7]
+    if not _is_blocked(images, weight):
         return ()
-    is_read_blocked = images.shape[1] >= BLOCK
-    return (
-        Take(_bytes(images) if is_read_blocked else 0),
-        Take(_bytes(weight)),
-        Take(_bytes(output)),
-        Give(1),
-        Give(0),
-        Show(0),
-        Give(2),
-    )
+    if is_transposed:
+        return _against(images, weight, output, is_strided=_is_strided(stride))
+    return _along(images, weight, output, 0)
 
 
 def _convolution_backward(args: Sequence[Any], output: Sequence[Any]) -> Inside:
-    gradient, images, weight = args[0], args[1], args[2]
-    if not _is_blocked(images, weight) or args[7]:
+    gradient, images, weight, _, stride, _, _, is_transposed = args[:8]
+    if not _is_blocked(images, weight):
         return ()
-    taken: list[Take | Give | Show] = []
-    count = 0
-    if output[0] is not None:
-        taken += [Take(_bytes(gradient)), Take(_bytes(weight)), Take(_bytes(images))]
-        taken += [Give(1), Give(0), Show(0), Give(2)]
-        count = 3
-    is_read_blocked = images.shape[1] >= BLOCK
-    read = Take(_bytes(images) if is_read_blocked else 0)
-    taken += [Take(_bytes(gradient)), read, Take(_bytes(weight))]
-    taken += [Give(count + 1), Give(count), Show(1), Show(2), Give(count + 2)]
-    return taken
+    course: list[Take | Give | Show] = []
+    if output[0] is not None and is_transposed:
+        course = _along(gradient, weight, images, 0)
+    elif output[0] is not None:
+        course = _against(gradient, weight, images, is_strided=_is_strided(stride))
+    count = sum(isinstance(event, Take) for event in course)
+    course += [_read(gradient) if is_transposed else Take(_padded(gradient))]
+    course += [Take(_padded(images)) if is_transposed else _read(images), Take(_bytes(weight))]
+    course += [Give(count + 1), Give(count), Show(1), Show(2), Give(count + 2)]
+    return course
 
 
 def _rnn_workspace(args: Sequence[Any]) -> int:
@@ -128,7 +165,7 @@ def _rnn_workspace(args: Sequence[Any]) -> int:
             shape[-2] = sample
         return torch.zeros(shape, dtype=value.dtype, device="cpu")
 
-    kept: Tensor = aten.mkldnn_rnn_layer.default(*map(real, args))[3]
+    kept: Any = aten.mkldnn_rnn_layer.default(*map(real, args))[3]
     return int(kept.numel()) * count // sample
 
 

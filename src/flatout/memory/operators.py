@@ -106,6 +106,22 @@ def _index(answers: Answers, args: Sequence[Any], _: dict[str, Any]) -> Any:
     return aten.index.Tensor(tensor, whole)
 
 
+def _reduced_loss(answers: Answers, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Return a loss in the storage of its unreduced form: torch resizes that, and it stays large.
+
+    So in `TORCH_META_FUNC(mse_loss)`, aten/src/ATen/native/Loss.cpp, for every device.
+    """
+    tensor, target = args[0], args[1]
+    reduction = args[2] if len(args) > 2 else kwargs.get("reduction", 1)
+    if not isinstance(tensor, FakeTensor) or reduction == 0:
+        return UNANSWERED
+    shape = torch.broadcast_shapes(tensor.shape, target.shape)  # type: ignore[no-untyped-call]
+    kept, spare = tensor.new_empty(shape), tensor.new_empty(shape)
+    answers.see(kept, aten.mse_loss.default)
+    answers.see(spare, aten.mse_loss.default)
+    return kept.flatten()[:1].view(()) if kept.numel() else UNANSWERED
+
+
 def _unique(answers: Answers, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     tensor = args[0]
     if not isinstance(tensor, FakeTensor):
@@ -136,6 +152,8 @@ def _repeat(answers: Answers, args: Sequence[Any], kwargs: dict[str, Any]) -> An
 _RULES: dict[Any, Callable[[Answers, Sequence[Any], dict[str, Any]], Any]] = {
     aten._local_scalar_dense.default: _scalar,
     aten.equal.default: _agree,
+    aten.mse_loss.default: _reduced_loss,
+    aten.smooth_l1_loss.default: _reduced_loss,
     aten.nonzero.default: _nonzero,
     aten.masked_select.default: _masked_select,
     aten.index.Tensor: _index,

@@ -4,7 +4,6 @@ import math
 import sys
 import weakref
 from collections.abc import Callable
-
 from typing import TYPE_CHECKING, Any
 
 import torch

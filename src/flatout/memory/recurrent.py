@@ -35,9 +35,7 @@ class _Recurrent(torch.autograd.Function):
     """Allocate what cuDNN's recurrent forward and backward allocate."""
 
     @staticmethod
-    def forward(
-        ctx: Any, settings: Layers, source: Tensor, *rest: Tensor
-    ) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, settings: Layers, source: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
         states, weights = rest[: _states(settings)], rest[_states(settings) :]
         width = settings.directions * states[0].shape[-1]
         if settings.batch_first and source.dim() == 3:

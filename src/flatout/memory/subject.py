@@ -20,7 +20,7 @@ class Subject:
     """One training step, described by plain functions. Nothing runs before it is traced."""
 
     model: Callable[[], "nn.Module"]
-    """Build the model; the tracer makes it on the traced device, without its weights."""
+    """Build the model, on the host; it is moved to the device, and no weight takes memory."""
     batch: Callable[[int, Any], Any]
     """Return a batch of that many samples on that device: `batch(8, torch.device("cuda"))`."""
     loss: Callable[["nn.Module", Any], "Tensor"]

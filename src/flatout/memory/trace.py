@@ -7,6 +7,7 @@ its own (`flatout.workflow.memory_trace` does).
 
 import contextlib
 import gc
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -34,6 +35,12 @@ from flatout.memory.virtual_cuda import (
 from flatout.memory.worlds import pretended_world
 from flatout.profiling.source_lines import SourceLines
 
+EXPECTED_WARNINGS = (
+    "Accessing the data pointer of FakeTensor",
+    "PyTorch was compiled without cuDNN",
+    r"Using `torch.compile\(module\)` when there are global hooks",
+)
+"""What torch says of fake tensors and of our hooks; none of it is the user's business."""
 COMPILED = (
     "torch.compile: traced as eager code; compiled, the activations and temporaries are at most "
     "this much, and usually less"
@@ -121,6 +128,9 @@ def scene(
         stack.enter_context(fake_rules(moved, recording.resized, recording.saw_inside))
         if isinstance(fake, VirtualFakeMode):
             stack.enter_context(_lifting_on_host())
+        stack.enter_context(warnings.catch_warnings())
+        for text in EXPECTED_WARNINGS:
+            warnings.filterwarnings("ignore", text)
         yield Scene(recording=recording, answers=answers, device=traced, method=method)
 
 
@@ -212,7 +222,8 @@ class _Training:
         """Make the model and its optimizer on the traced device."""
         self.enter(Phase.SETUP, 0)
         subject = self.subject
-        with self.recording, self.device:
+        with self.recording:
+            # On the host first, as scripts do: what is cast there never weighs on the device.
             model = subject.model().to(self.device)
             model.train()
             self.model = self.changed("model", model)

@@ -2,9 +2,11 @@
 
 import contextlib
 from collections.abc import Iterator
+from dataclasses import replace
 
-import torch
-from torch import distributed
+from torch import distributed, nn
+
+from flatout.memory.subject import Subject
 
 
 @contextlib.contextmanager
@@ -22,8 +24,29 @@ def pretended_world(size: int) -> Iterator[None]:
         distributed.destroy_process_group()
 
 
-def mesh_of(size: int) -> "torch.distributed.device_mesh.DeviceMesh":
-    """Return a mesh of so many traced devices, as `fully_shard` takes it."""
-    from torch.distributed.device_mesh import init_device_mesh
+def sharded(subject: Subject, count: int) -> Subject:
+    """Return the subject with its model sharded over so many devices, as ZeRO stage 3 does it.
 
-    return init_device_mesh("cuda", (size,))
+    Every block of a list of blocks is a unit of FSDP2's, and what is left is another.
+    """
+    build = subject.model
+
+    def build_sharded() -> nn.Module:
+        return shard(build().to("cuda"), count)
+
+    return replace(subject, model=build_sharded, world_size=count)
+
+
+def shard(model: nn.Module, count: int) -> nn.Module:
+    """Shard a model in place by `fully_shard`, block by block."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = init_device_mesh("cuda", (count,))
+    for module in list(model.modules()):
+        if isinstance(module, nn.ModuleList):
+            for block in module:
+                if any(True for _ in block.parameters()):
+                    fully_shard(block, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    return model
