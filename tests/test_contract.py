@@ -8,6 +8,7 @@ import json
 from collections.abc import Mapping
 from types import MappingProxyType
 
+import numpy as np
 import pytest
 from torch.utils.data import DataLoader
 
@@ -15,6 +16,7 @@ from flatout import techniques
 from flatout.core.errors import NotApplicable
 from flatout.core.journey import WORKERS, Journey, Leg, WorkerFacts
 from flatout.core.machine import Device, Machine
+from flatout.core.memory import MemoryStory
 from flatout.core.profile import (
     PHASES,
     LoaderFacts,
@@ -27,6 +29,7 @@ from flatout.core.profile import (
 from flatout.core.recipe import Choice, Recipe
 from flatout.core.technique import Numerics, Technique, seams_of
 from flatout.workflow.recipes import read_recipe, write_recipe
+from tests.data.packs import packed
 
 NAMES = techniques.names()
 HEADINGS = ("What it does:", "When it helps:", "What it costs:", "How it is checked:")
@@ -70,13 +73,18 @@ def profile(kind="cpu", *, phases=(100, 20, 30, 60, 20, 5), workers=0, conv=0, t
         epoch_steps=100,
         journey=journey(workers),
         cpu_threads=threads,
+        collection_ms_per_step=total * 0.03,
         minor_faults_per_step=50_000.0,
         warmup_steps=3,
         loaders=(loader_facts(workers),),
         models=(model_facts(conv),),
         optimizers=(
             OptimizerFacts(
-                name="AdamW", parameters=25_000_000, has_fused_option=True, parameter_tensors=160
+                name="AdamW",
+                parameters=25_000_000,
+                has_fused_option=True,
+                has_foreach_option=True,
+                parameter_tensors=160,
             ),
         ),
     )
@@ -131,7 +139,26 @@ def model_facts(conv):
         conv_weights=conv,
         repeated_blocks=12,
         softmax_modules=12,
+        head_parameters=5_000_000,
         modules=150,
+    )
+
+
+def full(found):
+    """Return the same training on a device whose memory is nearly used up."""
+    story = MemoryStory(
+        peak_bytes=30 * GIB,
+        peak_phase="backward",
+        by_phase={},
+        by_module={},
+        allocation_retries=2,
+        fragmentation_share=0.2,
+    )
+    return dataclasses.replace(
+        found,
+        peak_bytes=PeakBytes(allocated=30 * GIB, reserved=120 * GIB, device=122 * GIB),
+        memory=story,
+        models=tuple(dataclasses.replace(m, widest_output=50257) for m in found.models),
     )
 
 
@@ -139,8 +166,19 @@ CASES = [
     (profile(kind, workers=workers, conv=conv, threads=threads), machine(kind))
     for kind in ("cpu", "cuda")
     for workers, conv, threads in ((0, 53, 4), (2, 0, 16), (2, 53, 1))
-] + [(profile("cuda", conv=53), machine("turing"))]
+] + [(profile("cuda", conv=53), machine("turing")), (full(profile("cuda")), machine("cuda"))]
 """Trainings that leave something to gain on every seam."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def packed_store(tmp_path_factory):
+    """Name a packed store, which a lever may read from."""
+    root = tmp_path_factory.mktemp("packed")
+    np.save(root / "numbers.npy", np.arange(100))
+    packed(root / "numbers.npy", root / "numbers")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FLATOUT_PACKED", str(root / "numbers"))
+        yield
 
 
 def kind_of(name):

@@ -8,6 +8,7 @@ from typing import Any
 from flatout.core.finding import Finding
 from flatout.core.journey import Journey, journey_from_json
 from flatout.core.memory import MemoryStory, memory_from_json
+from flatout.core.pipeline import Pipeline, pipeline_from_json
 from flatout.core.readings import (
     GpuReadings,
     Limits,
@@ -16,7 +17,6 @@ from flatout.core.readings import (
     readings_from_json,
 )
 from flatout.core.regime import Regime, regime_from_json
-from flatout.core.pipeline import Pipeline, pipeline_from_json
 from flatout.core.trace import TraceSummary, trace_from_json
 
 SCHEMA = "flatout.profile/1"
@@ -120,6 +120,8 @@ class ModelFacts:
     """Modules of the script's own whose code takes a softmax: attention written by hand."""
     widest_output: int = 0
     """Features that the last linear layer gives: the vocabulary of a language model."""
+    head_parameters: int = 0
+    """Weights of that layer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,6 +132,10 @@ class OptimizerFacts:
     parameters: int
     is_fused: bool = False
     has_fused_option: bool = False
+    is_foreach: bool | None = None
+    """What the script asked for; None leaves it to torch: several tensors at once on CUDA, one
+    after the other on the CPU."""
+    has_foreach_option: bool = False
     parameter_tensors: int = 0
 
 
@@ -167,6 +173,8 @@ class Profile:
     """Steps of one epoch where the loader's length gives it away."""
     cpu_threads: int = 0
     minor_faults_per_step: float = 0.0
+    collection_ms_per_step: float = 0.0
+    """What Python's garbage collector took of a step, in the training process."""
     delay_share: float = 0.0
     """Seconds that runnable threads waited for a core, per second of wall time."""
     foreign_share: float = 0.0

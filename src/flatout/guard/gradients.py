@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING
 
+from flatout.guard.early import EarlySteps
 from flatout.guard.record import AT_STEP, BEFORE_CLIP, UPDATE, GradientSet, Numbers
 from flatout.guard.sketch import sketch, to_numbers
 
@@ -17,8 +18,9 @@ BY_HAND = 0
 class GradientNotes:
     """The gradients of the first steps of every optimizer, as sketches on their device."""
 
-    def __init__(self, steps: int) -> None:
+    def __init__(self, steps: int, early: EarlySteps | None = None) -> None:
         self._steps = steps
+        self._early = early or EarlySteps()
         self._latest: dict[str, torch.Tensor] = {}
         self._start: dict[str, torch.Tensor] = {}
         self._sets: list[tuple[int, int, str, bool, dict[str, torch.Tensor]]] = []
@@ -33,9 +35,9 @@ class GradientNotes:
             return
         self._latest_moved = self._moved
         self._latest = {
-            name: sketch(parameter.grad, name) / scale
+            name: sketch(gradient, name) / scale
             for name, parameter in named.items()
-            if parameter.grad is not None
+            if (gradient := self._early.gradient(parameter)) is not None
         }
 
     def before_step(
@@ -117,9 +119,9 @@ class GradientNotes:
     ) -> "dict[str, torch.Tensor]":
         scale = scale_at_step(optimizer)
         return {
-            name: sketch(parameter.grad, name) / scale
+            name: sketch(gradient, name) / scale
             for name, parameter in own.items()
-            if parameter.grad is not None
+            if (gradient := self._early.gradient(parameter)) is not None
         }
 
     def _all_seen(self, named: "Mapping[str, torch.nn.Parameter]") -> bool:

@@ -4,12 +4,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from flatout.guard.early import EarlySteps
 from flatout.guard.gradients import GradientNotes
-from flatout.guard.record import GuardRecord, write_record
+from flatout.guard.record import GuardRecord, rank_path, write_record
 from flatout.guard.samples import Stream
 from flatout.guard.sketch import buffer_sketch, to_numbers
 from flatout.guard.structure import describe_modules, name_parameters, of_root, plain_name
 from flatout.guard.updates import UpdateNotes
+from flatout.seams.ranks import own_rank
 
 if TYPE_CHECKING:
     import torch
@@ -47,8 +49,16 @@ class GuardRecorder:
         self._inside: int | None = None
         self._inside_backwards = 0
         self._had_gradients = False
-        self._gradients = GradientNotes(spec.get("gradient_steps", GRADIENT_STEPS))
-        self._updates = UpdateNotes(spec.get("shadow_steps", SHADOW_STEPS), spec.get("reference"))
+        steps, shadowed = (
+            spec.get("gradient_steps", GRADIENT_STEPS),
+            spec.get("shadow_steps", SHADOW_STEPS),
+        )
+        self._early = EarlySteps(
+            lambda: min(self._counts.values(), default=0) < max(steps, shadowed)
+        )
+        self._early.listen()
+        self._gradients = GradientNotes(steps, self._early)
+        self._updates = UpdateNotes(shadowed, spec.get("reference"), self._early)
         for event, listener in (
             ("batch", self._on_batch),
             ("forward", self._on_forward),
@@ -94,7 +104,7 @@ class GuardRecorder:
             return
         number = self._number(optimizer)
         self._inside, self._inside_backwards = number, 0
-        self._had_gradients = _has_gradients(optimizer)
+        self._had_gradients = self._has_gradients(optimizer)
         step = self._counts.get(number, 0) + 1
         named = self._named()
         self._gradients.before_step(number, step, optimizer, named)
@@ -112,7 +122,13 @@ class GuardRecorder:
         inside = self._inside_backwards
         self._gradients.after_step(number, step, optimizer, self._named(), backwards_inside=inside)
         self._updates.after_step(number, step, optimizer, backwards_inside=inside)
+        self._early.forget()
         self._end_segment()
+
+    def _has_gradients(self, optimizer: "torch.optim.Optimizer") -> bool:
+        """Tell whether a step could change anything: some scripts begin with an empty one."""
+        parameters = (p for group in optimizer.param_groups for p in group["params"])
+        return any(map(self._early.has_gradient, parameters))
 
     def _end_segment(self) -> None:
         self._losses.append(self._terms)
@@ -147,7 +163,7 @@ class GuardRecorder:
             losses=tuple(sum(float(term) for term in terms) for terms in self._losses if terms),
             errors=tuple(self._session.errors),
         )
-        write_record(record, self._path)
+        write_record(record, rank_path(self._path, own_rank()))
 
     def _named(self) -> "dict[str, torch.nn.Parameter]":
         self._meet(*self._session.optimizers)
@@ -179,11 +195,6 @@ def _is_low_precision(module: "torch.nn.Module") -> bool:
         return False
     has_half = any(str(p.dtype) in HALF for p in module.parameters())
     return has_half or torch.is_autocast_enabled(parameter.device.type)
-
-
-def _has_gradients(optimizer: "torch.optim.Optimizer") -> bool:
-    """Tell whether a step could change anything: some scripts make an empty one to begin with."""
-    return any(p.grad is not None for group in optimizer.param_groups for p in group["params"])
 
 
 def _is_skipped(optimizer: "torch.optim.Optimizer") -> bool:

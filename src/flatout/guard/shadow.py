@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from flatout.guard.early import EarlySteps
 from flatout.guard.pinning import streams_kept
 from flatout.guard.record import OptimizerRecord
 from flatout.guard.structure import kind_of
@@ -70,15 +71,15 @@ class Shadow:
         self._kind = _find_kind(reference.kind, live)
         self._optimizer = _rebuild(self._kind, live, self._groups)
 
-    def take_parameters(self) -> None:
+    def take_parameters(self, early: EarlySteps) -> None:
         """Copy the parameters as they are before the step."""
         for copy in self._copies.values():
-            copy.before = copy.live.detach().cpu().clone()
+            copy.before = early.before(copy.live).cpu().clone()
 
-    def take_gradients(self, scale: float) -> None:
+    def take_gradients(self, scale: float, early: EarlySteps) -> None:
         """Copy the gradients that the step will use, or has just used."""
         for copy in self._copies.values():
-            gradient = copy.live.grad
+            gradient = early.gradient(copy.live)
             if gradient is None:
                 copy.shadow.grad = None
             else:

@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from flatout.guard.early import EarlySteps
 from flatout.guard.gradients import scale_at_step
 from flatout.guard.record import OptimizerRecord, Update, find_record
 from flatout.guard.shadow import Shadow
@@ -17,8 +18,11 @@ if TYPE_CHECKING:
 class UpdateNotes:
     """The first steps of every optimizer beside the shadow of the reference's optimizer."""
 
-    def __init__(self, steps: int, reference: str | Path | None) -> None:
+    def __init__(
+        self, steps: int, reference: str | Path | None, early: EarlySteps | None = None
+    ) -> None:
         """Follow the optimizers of the record at `reference`; the script's own without one."""
+        self._early = early or EarlySteps()
         self._steps = steps
         self._reference = find_record(reference)
         self._records: dict[int, OptimizerRecord] = {}
@@ -50,8 +54,8 @@ class UpdateNotes:
                 self._shadows[number] = Shadow(optimizer, self._model_for(number), named)
                 self._note_left_out(number)
             shadow = self._shadows[number]
-            shadow.take_parameters()
-            shadow.take_gradients(scale_at_step(optimizer))
+            shadow.take_parameters(self._early)
+            shadow.take_gradients(scale_at_step(optimizer), self._early)
         except Exception as error:  # noqa: BLE001  the rest of the guard goes on; the gap is told
             self._gaps[number] = f"optimizer {number}: {type(error).__name__}: {error}"
 
@@ -67,7 +71,7 @@ class UpdateNotes:
         try:
             shadow = self._shadows[number]
             if backwards_inside:
-                shadow.take_gradients(scale_at_step(optimizer))
+                shadow.take_gradients(scale_at_step(optimizer), self._early)
             tensors = shadow.step(self._settings_for(number, step))
         except Exception as error:  # noqa: BLE001  the rest of the guard goes on; the gap is told
             self._gaps[number] = f"optimizer {number}: {type(error).__name__}: {error}"

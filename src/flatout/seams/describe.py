@@ -38,6 +38,9 @@ def describe(module: "torch.nn.Module") -> dict[str, Any]:
         "used_autocast": bool(torch.is_autocast_enabled(device)),
         "device": device,
         "softmax_modules": len(softmax_modules(module)),
+        "head_parameters": next(
+            (m.weight.numel() for m in reversed(kinds) if isinstance(m, torch.nn.Linear)), 0
+        ),
         "widest_output": next(
             (m.out_features for m in reversed(kinds) if isinstance(m, torch.nn.Linear)), 0
         ),
@@ -99,5 +102,7 @@ def describe_optimizer(optimizer: "torch.optim.Optimizer") -> dict[str, Any]:
         "parameters": sum(p.numel() for p in parameters),
         "parameter_tensors": len(parameters),
         "has_fused_option": bool(groups) and all("fused" in group for group in groups),
+        "has_foreach_option": bool(groups) and all("foreach" in group for group in groups),
+        "is_foreach": groups[0].get("foreach") if groups else None,
         "is_fused": bool(groups) and all(bool(group.get("fused")) for group in groups),
     }

@@ -158,7 +158,7 @@ def test_a_cache_of_keys_is_not_filled_twice():
             super().__init__()
             self.inner = nn.Sequential(nn.Linear(4, 4))
 
-        def forward(self, x, past_key_values=None, use_cache=True):
+        def forward(self, x, *, past_key_values=None, use_cache=True):
             if past_key_values is not None:
                 past_key_values.update()
             assert not use_cache
@@ -167,7 +167,7 @@ def test_a_cache_of_keys_is_not_filled_twice():
     blocks = nn.ModuleList(Cached() for _ in range(3))
     checkpoint_blocks(blocks)
 
-    blocks[0](torch.ones(2, 4), past_key_values=Cache()).sum().backward()
+    blocks[0](torch.ones(2, 4), past_key_values=Cache(), use_cache=True).sum().backward()
 
 
 def region(size, flops):
@@ -209,6 +209,7 @@ def test_a_model_without_blocks_is_left_alone():
         ActivationCheckpointing().model(nn.Linear(2, 2))
 
 
+@pytest.mark.filterwarnings("ignore")  # torch's own compiler warns about itself
 def test_a_compiled_model_is_left_to_its_compiler():
     network = stack()
     network.compile()
@@ -258,7 +259,7 @@ def test_it_is_not_offered_where_it_cannot_matter(peak, facts):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", ["selective", "budget"])
 def test_the_guard_finds_nothing_in_a_real_script(mode):
     check = checked("roomy_gpt.py", "activation_checkpointing", mode=mode)
 

@@ -86,7 +86,7 @@ def test_outputs_keep_their_structure(wrap):
 
 @pytest.mark.parametrize("reduce", [torch.sum, lambda t: t.mean(0), lambda t: object()])
 def test_a_model_that_returns_no_batch_is_refused_with_what_to_do(reduce):
-    linear = nn.Linear(4, 3)
+    linear = nn.Linear(4, 5)
 
     with pytest.raises(ValueError, match="compute the loss outside of it"):
         in_parts(lambda x: reduce(linear(x)), linear, 2)(torch.ones(6, 4))

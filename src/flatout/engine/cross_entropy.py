@@ -1,0 +1,56 @@
+"""Cross-entropy of each row, its softmax made a slice at a time and never kept."""
+
+from typing import Any
+
+import torch
+from torch.autograd.function import once_differentiable
+
+
+class _RowLoss(torch.autograd.Function):
+    """Loss of every row; 0 where the target is to be ignored.
+
+    Kept for backward are the logits, which their own maker need not keep, and one number per row.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, logits: torch.Tensor, target: torch.Tensor, ignore_index: int, rows: int
+    ) -> torch.Tensor:
+        _check(target, logits.shape[1], ignore_index)
+        normalizers = torch.empty(len(target), dtype=torch.float32, device=logits.device)
+        for start in range(0, len(target), rows):
+            part = logits[start : start + rows]
+            normalizers[start : start + rows] = part.float().logsumexp(1)
+        is_ignored = target == ignore_index
+        places = target.masked_fill(is_ignored, 0)
+        chosen = logits.gather(1, places[:, None])[:, 0].float()
+        ctx.save_for_backward(logits, places, is_ignored, normalizers)
+        ctx.rows = rows
+        return (normalizers - chosen).masked_fill_(is_ignored, 0.0)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
+        logits, places, is_ignored, normalizers = ctx.saved_tensors
+        gradient = gradient.float().masked_fill(is_ignored, 0.0)
+        result = torch.empty_like(logits)
+        for start in range(0, len(places), ctx.rows):
+            rows = slice(start, start + ctx.rows)
+            part = (logits[rows].float() - normalizers[rows, None]).exp_()
+            part.scatter_add_(1, places[rows, None], torch.full_like(part[:, :1], -1.0))
+            result[rows] = part.mul_(gradient[rows, None])
+        return result, None, None, None
+
+
+def _check(target: torch.Tensor, classes: int, ignore_index: int) -> None:
+    """Refuse a target without a class on the CPU, where torch's own function does too."""
+    if target.is_cuda or not target.numel():
+        return
+    known = target[target != ignore_index]
+    if known.numel() and (int(known.min()) < 0 or int(known.max()) >= classes):
+        wrong = known[(known < 0) | (known >= classes)][0]
+        raise IndexError(f"Target {int(wrong)} is out of bounds.")
+
+
+ROW_LOSS: Any = _RowLoss.apply
+"""Logits, targets, the target to ignore, rows of a slice."""

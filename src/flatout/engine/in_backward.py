@@ -1,0 +1,180 @@
+"""Let an optimizer update each parameter as soon as backward has its gradient.
+
+The first step shows whether that is allowed: gradients that are read, clipped, scaled or added up
+between backward and the step cannot be used up in backward. Then each gradient is freed at once.
+"""
+
+import functools
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+from flatout.engine.optimizer_swap import bare_step
+from flatout.seams.early import tell
+
+FREE_READERS = ("torch.optim", "torch.nn.modules.module", "torch.autograd", "torch.nn.parameter")
+"""Modules whose look at a gradient means nothing: zeroing it, the step itself."""
+OWN = "flatout."
+SCALER = "torch.amp.grad_scaler"
+ADDED_UP = (
+    "gradients are added up over several backwards, and optimizer_in_backward has used the first "
+    "one up already: take the lever out of the recipe"
+)
+
+
+class Watch:
+    """Sees who looks at gradients, and how many backwards make one, until the first step."""
+
+    def __init__(self) -> None:
+        self.readers: set[str] = set()
+        self.backwards = 0
+        self._inherited = "grad" not in vars(torch.nn.Parameter)
+        self._backward = torch.autograd.backward
+        self._is_over = False
+
+    def begin(self) -> None:
+        """Put a property over the parameters' gradients that notes who asks; count backwards."""
+        self._watch_gradients()
+        backward = self._backward
+
+        @functools.wraps(backward)
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            self.backwards += not self._is_over
+            return backward(*args, **kwargs)
+
+        torch.autograd.backward = counted
+
+    def end(self) -> None:
+        """Take the property away and count no more."""
+        self._is_over = True
+        if self._inherited and "grad" in vars(torch.nn.Parameter):
+            del torch.nn.Parameter.grad
+        if getattr(torch.autograd.backward, "__wrapped__", None) is self._backward:
+            torch.autograd.backward = self._backward
+
+    def _watch_gradients(self) -> None:
+        inherited: Any = torch.Tensor.grad
+        note = self.readers.add
+
+        def get(parameter: torch.Tensor) -> Any:
+            found = inherited.__get__(parameter)
+            name = sys._getframe(1).f_globals.get("__name__", "")
+            if found is not None and not name.startswith((*FREE_READERS, OWN)):
+                note(name)
+            return found
+
+        def put(parameter: torch.Tensor, value: Any) -> None:
+            inherited.__set__(parameter, value)
+
+        def remove(parameter: torch.Tensor) -> None:
+            inherited.__delete__(parameter)
+
+        if self._inherited:
+            setattr(torch.nn.Parameter, "grad", property(get, put, remove))  # noqa: B010  typed as data
+
+
+def find_obstacle(optimizer: Optimizer, watch: Watch) -> str | None:
+    """Return why this optimizer cannot step in backward, or None; asked in its first step."""
+    return next(_obstacles(optimizer, watch), None)
+
+
+def _obstacles(optimizer: Optimizer, watch: Watch) -> Iterator[str]:
+    kind = type(optimizer)
+    if not kind.step.__module__.startswith("torch.optim.") or kind is torch.optim.LBFGS:
+        yield f"{kind.__name__} may need all gradients at once: its step is not torch's own"
+    if len(optimizer.state):
+        yield "the optimizer made a step or was loaded already"
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        yield "gradients are averaged over processes, after backward made them"
+    if _is_scaled() or SCALER in watch.readers:
+        yield "GradScaler unscales all gradients before the step"
+    if all(p.grad is None for group in optimizer.param_groups for p in group["params"]):
+        yield "the step has no gradients when it begins: it runs backward itself"
+    if watch.backwards > 1:
+        yield f"gradients are added up over several backwards ({watch.backwards} before the step)"
+    yield from _of_readers(sorted(watch.readers))
+
+
+def _of_readers(readers: list[str]) -> Iterator[str]:
+    if any("clip_grad" in name for name in readers):
+        yield "gradients are clipped, which needs all of them"
+    if readers:
+        yield f"gradients are read between backward and step, in {', '.join(readers)}"
+
+
+def _is_scaled() -> bool:
+    """Tell whether a GradScaler that is on makes the step; scripts keep one that is off."""
+    frame: Any = sys._getframe(1)
+    while frame is not None:
+        if frame.f_globals.get("__name__") == SCALER:
+            return bool(getattr(frame.f_locals.get("self"), "_enabled", True))
+        frame = frame.f_back
+    return False
+
+
+def step_in_backward(optimizer: Optimizer) -> Callable[[], None]:
+    """Update each parameter in backward from now on and free its gradient; return what ends that.
+
+    The script's `step()` goes on to be called and finds nothing to do. State and state_dict are the
+    optimizer's own. Called while a step runs, that step is made parameter by parameter too.
+    """
+    stepper = _Stepper(optimizer)
+    handles = [
+        parameter.register_post_accumulate_grad_hook(functools.partial(stepper.update, place))
+        for place, group in enumerate(optimizer.param_groups)
+        for parameter in group["params"]
+        if parameter.requires_grad
+    ]
+    handles.append(optimizer.register_step_pre_hook(stepper.finish))
+    handles.append(optimizer.register_step_post_hook(stepper.stepped))
+
+    def undo() -> None:
+        for handle in handles:
+            handle.remove()
+
+    return undo
+
+
+class _Stepper:
+    """Lets the optimizer see one parameter at a time."""
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self.optimizer = optimizer
+        self.step = bare_step(type(optimizer))
+        self.updated: set[int] = set()
+
+    def update(self, place: int, parameter: torch.Tensor) -> None:
+        """Step for one parameter and free its gradient.
+
+        Raises:
+            RuntimeError: if it got a gradient since the last step already.
+        """
+        if id(parameter) in self.updated:
+            raise RuntimeError(ADDED_UP)
+        self.updated.add(id(parameter))
+        tell(parameter)  # type: ignore[arg-type]
+        optimizer, groups = self.optimizer, self.optimizer.param_groups
+        optimizer.param_groups = [{**groups[place], "params": [parameter]}]
+        try:
+            self.step(optimizer)
+        finally:
+            optimizer.param_groups = groups
+        parameter.grad = None
+
+    def finish(self, optimizer: Any, *_: Any) -> None:
+        """Make what is left of a step: all of the first one, later on nothing."""
+        groups = optimizer.param_groups
+        for group in groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    optimizer.param_groups = [{**group, "params": [parameter]}]
+                    self.step(optimizer)
+                    parameter.grad = None
+        optimizer.param_groups = groups
+
+    def stepped(self, *_: Any) -> None:
+        """The next backward belongs to the next step."""
+        self.updated.clear()

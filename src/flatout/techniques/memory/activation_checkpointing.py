@@ -1,0 +1,242 @@
+"""Recompute activations in backward instead of keeping them.
+
+What it does: runs the repeated blocks of the model without keeping what happens inside them, and
+runs each block again when backward reaches it: all blocks (`full`), all but their matrix products
+(`selective`), or only those that save the most bytes per recomputed FLOP (`budget`).
+When it helps: activations are what fills the memory: large batches, long sequences, deep models.
+What it costs: up to one more forward pass per step.
+How it is checked: losses and gradients are bit-identical, dropout and batch statistics included.
+"""
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, final
+
+from flatout.core.errors import NotApplicable
+from flatout.core.machine import Machine
+from flatout.core.pressure import activation_bytes, is_tight
+from flatout.core.profile import Profile
+from flatout.core.technique import Effect, Numerics, Technique
+
+if TYPE_CHECKING:
+    import torch
+
+Mode = Literal["full", "selective", "budget"]
+MIN_BLOCKS = 2
+"""Of one block there is nothing to free before it is needed again."""
+SAVED_SHARE = {"full": 0.8, "selective": 0.6}
+"""Of the activations. Full keeps each block's input and one block: assumed. Selective saves 70 % of
+what Megatron kept (published, second-hand); less is taken, its blocks are not everyone's."""
+RECOMPUTED_SHARE = {"full": 1.0, "selective": 0.1}
+"""Of the forward pass. Full runs it again: 8N instead of 6N FLOPs in all. Selective costs Megatron
+2.7 % of the step for GPT-3 (published); small models pay more for their norms and activations."""
+CACHES = ("past_key_values", "past_key_value", "layer_past")
+"""What Hugging Face's blocks append keys and values to: a second run would append them again."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActivationCheckpointing(Technique):
+    """Recompute the activations of repeated blocks."""
+
+    family: ClassVar[str] = "memory"
+    addresses: ClassVar[frozenset[str]] = frozenset({"out_of_memory", "fragmented_memory"})
+    numerics: ClassVar[Numerics] = Numerics.EXACT
+    by_hand: ClassVar[str] = """
+Where the model calls its blocks (mode "$mode"):
+- x = block(x)
++ x = torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)
+"""
+
+    mode: Mode = "full"
+    """`full` keeps the blocks' inputs, `selective` matrix products too, `budget` whole blocks."""
+    fraction: float = 0.5
+    """For `budget`: share of the blocks' activations that may be kept."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.fraction < 1:
+            raise ValueError(f"fraction={self.fraction} must be at least 0 and below 1")
+
+    @classmethod
+    def candidates(cls, profile: Profile, machine: Machine) -> Sequence["ActivationCheckpointing"]:
+        """Return the modes, the cheapest first, where memory is tight and blocks repeat."""
+        blocks = max((model.repeated_blocks for model in profile.models), default=0)
+        if blocks < MIN_BLOCKS or not is_tight(profile, machine):
+            return ()
+        if any(model.is_compiled for model in profile.models):
+            return ()
+        return [cls(mode="selective"), cls(mode="budget"), cls()]
+
+    def predict(self, profile: Profile, machine: Machine) -> Effect:
+        """Expect a part of forward once more, and a part of the activations less."""
+        del machine
+        kind = "full" if self.mode == "budget" else self.mode
+        share = 1 - self.fraction if self.mode == "budget" else 1.0
+        forward_ms = profile.step_ms.median * profile.share("forward")
+        saved = int(share * SAVED_SHARE[kind] * activation_bytes(profile))
+        return Effect(
+            step_ms=share * RECOMPUTED_SHARE[kind] * forward_ms,
+            peak_bytes=-saved,
+            why=f"{share:.0%} of the blocks run forward again, {kind}",
+        )
+
+    def model(self, root: Any) -> Any:
+        """Checkpoint the repeated blocks in place."""
+        checkpoint_blocks(root, mode=self.mode, fraction=self.fraction)
+        return root
+
+
+def checkpoint_blocks(
+    model: "torch.nn.Module", *, mode: Mode = "full", fraction: float = 0.5
+) -> Callable[[], None]:
+    """Checkpoint the model's repeated blocks in place and return what takes that back.
+
+    Parameters, names and state_dict stay as they are; copies of the model are checkpointed too.
+
+    Raises:
+        NotApplicable: if there is nothing to checkpoint; the text says why.
+    """
+    groups = find_groups(model)
+    regions = [[Region(block, mode) for block in group] for group in groups]
+    for region in (region for group in regions for region in group):
+        region.block.__dict__["forward"] = region
+    if mode == "budget":
+        _choose_after_first_call(model, regions, fraction)
+
+    def undo() -> None:
+        for region in (region for group in regions for region in group):
+            region.block.__dict__.pop("forward", None)
+
+    return undo
+
+
+class Region:
+    """Stands for the forward of one block."""
+
+    def __init__(self, block: "torch.nn.Module", mode: Mode) -> None:
+        self.block = block
+        self.mode = mode
+        self.is_kept = False
+        """Whether this block keeps its activations after all."""
+        self.cost: tuple[int, int] | None = None
+        """Bytes kept and FLOPs to run again, in `budget` mode."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the block; in training its activations are not kept."""
+        import torch
+
+        from flatout.engine.recompute import recomputed, saved_cost
+
+        forward, block = self.forward, self.block
+        if self.is_kept or not block.training or not torch.is_grad_enabled():
+            return forward(*args, **kwargs)
+        kwargs = _without_cache(kwargs)
+        if self.mode == "budget" and self.cost is None:
+            self.cost = saved_cost(forward, block, args, kwargs)
+        is_selective = self.mode == "selective"
+        return recomputed(forward, block, args, kwargs, is_selective=is_selective)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the block's own forward."""
+        return type(self.block).forward(self.block, *args, **kwargs)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Region":
+        """Follow the block: the copy of a model must not run the original's blocks."""
+        other = Region(copy.deepcopy(self.block, memo), self.mode)
+        other.is_kept, other.cost = self.is_kept, self.cost
+        return other
+
+    def __reduce__(self) -> Any:
+        """Be pickled as the block's own forward: a saved model must load without flatout."""
+        return getattr, (self.block, "forward")
+
+
+def find_groups(model: "torch.nn.Module") -> list[list["torch.nn.Module"]]:
+    """Return the groups of blocks to checkpoint: identical siblings, else the parts of a list.
+
+    Raises:
+        NotApplicable: if there are none, or the script does this itself.
+    """
+    import torch
+
+    from flatout.seams.describe import is_compiled
+    from flatout.techniques.compile.regional_compile import repeated_blocks
+
+    if is_compiled(model):
+        raise NotApplicable(
+            "the model is compiled, and torch.compile chooses itself what it keeps: "
+            "set torch._functorch.config.activation_memory_budget below 1"
+        )
+    groups = list(repeated_blocks(model))
+    if not groups:
+        lists = (
+            m for m in model.modules() if isinstance(m, torch.nn.ModuleList | torch.nn.Sequential)
+        )
+        groups = [found for parts in lists if len(found := _with_children(parts)) >= MIN_BLOCKS]
+        inner = {
+            id(m) for group in groups for block in group for m in block.modules() if m is not block
+        }
+        groups = [group for group in groups if not any(id(block) in inner for block in group)]
+    if not groups:
+        raise NotApplicable(f"the model has no {MIN_BLOCKS} sibling blocks")
+    _check_blocks([block for group in groups for block in group])
+    return groups
+
+
+def _with_children(parts: "torch.nn.Module") -> list["torch.nn.Module"]:
+    return [part for part in parts.children() if any(True for _ in part.children())]
+
+
+def _check_blocks(blocks: "Sequence[torch.nn.Module]") -> None:
+    if any("forward" in vars(block) for block in blocks):
+        raise NotApplicable("something else runs in place of the blocks' forward already")
+    if any(getattr(m, "gradient_checkpointing", False) for b in blocks for m in b.modules()):
+        raise NotApplicable("the script checkpoints its activations itself")
+
+
+def _without_cache(kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Leave Hugging Face's key-value cache out, as their own checkpointing does."""
+    if not any(hasattr(kwargs.get(name), "update") for name in CACHES):
+        return kwargs
+    return {
+        name: None if name in CACHES else False if name == "use_cache" else value
+        for name, value in kwargs.items()
+    }
+
+
+def _choose_after_first_call(
+    model: "torch.nn.Module", regions: list[list[Region]], fraction: float
+) -> None:
+    """Let the first call run all blocks again and weigh them; then keep what the budget allows."""
+
+    def choose(_model: Any, _args: Any, _output: Any) -> None:
+        known = [region for group in regions for region in group if region.cost]
+        if known:
+            handle.remove()
+            choose_kept(known, fraction)
+
+    handle = model.register_forward_hook(choose)
+
+
+def choose_kept(regions: Sequence[Region], fraction: float) -> None:
+    """Mark the regions that keep their activations: those that save few bytes for their FLOPs.
+
+    Blocks are recomputed in the order of bytes saved per FLOP until what the others keep is
+    within the fraction of all.
+    """
+    by_worth = sorted(regions, key=_bytes_per_flop, reverse=True)
+    kept = sum(_bytes(region) for region in regions)
+    limit = fraction * kept
+    for region in by_worth:
+        region.is_kept = kept <= limit
+        if not region.is_kept:
+            kept -= _bytes(region)
+
+
+def _bytes(region: Region) -> int:
+    return region.cost[0] if region.cost else 0
+
+
+def _bytes_per_flop(region: Region) -> float:
+    return _bytes(region) / max(1, region.cost[1]) if region.cost else 0.0

@@ -1,0 +1,168 @@
+"""Compute cross-entropy a slice of rows at a time.
+
+What it does: replaces `cross_entropy` for large tables of logits by one that keeps a number per row
+instead of a probability per entry, and makes the gradient slice by slice. Beside the logits there
+is one table more in backward, instead of three.
+When it helps: language models, whose logits are larger than their activations.
+What it costs: the softmax is computed twice.
+How it is checked: losses and gradients match up to rounding.
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, final
+
+from flatout.core.errors import NotApplicable
+from flatout.core.machine import Machine
+from flatout.core.pressure import is_tight
+from flatout.core.profile import Profile
+from flatout.core.technique import Effect, Numerics, Technique
+
+if TYPE_CHECKING:
+    import torch
+
+SLICE_BYTES = 16 * 2**20
+"""Of a slice in fp32: some 80 rows of GPT-2's vocabulary. Small beside any table worth slicing."""
+MIN_CLASSES = 4096
+"""Of the widest layer, for the lever to be offered: fewer are seldom a vocabulary."""
+TABLES_SAVED = 2
+"""Of the four at the peak (logits, log-probabilities, two gradients) two remain."""
+SLICED: set[tuple[int, int]] = set()
+"""Rows and classes of the tables that were sliced in this process."""
+TOKEN_BYTES = 16
+"""Of a batch for each token: its number and its target, 8 bytes each."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChunkedCrossEntropy(Technique):
+    """Compute cross-entropy a slice of rows at a time."""
+
+    family: ClassVar[str] = "memory"
+    addresses: ClassVar[frozenset[str]] = frozenset({"out_of_memory"})
+    numerics: ClassVar[Numerics] = Numerics.ROUNDING
+    by_hand: ClassVar[str] = """
+Where the last linear layer makes the logits for this loss and nothing else, torch's own function
+does without them altogether, in the versions that have it:
+- loss = F.cross_entropy(head(hidden), targets)
++ options = torch.nn.LinearCrossEntropyOptions()
++ loss = F.linear_cross_entropy(hidden, head.weight, targets, options=options)
+"""
+
+    min_mib: int = 32
+    """Tables of logits below this many MiB keep torch's own function."""
+
+    def __post_init__(self) -> None:
+        if self.min_mib < 0:
+            raise ValueError(f"min_mib={self.min_mib} must not be negative")
+
+    @classmethod
+    def candidates(cls, profile: Profile, machine: Machine) -> Sequence["ChunkedCrossEntropy"]:
+        """Return the lever for models that end in a wide layer, where memory is tight."""
+        is_wide = any(model.widest_output >= MIN_CLASSES for model in profile.models)
+        return [cls()] if is_wide and is_tight(profile, machine) else ()
+
+    def predict(self, profile: Profile, machine: Machine) -> Effect:
+        """Expect two tables of logits less, by what a batch seems to have of tokens."""
+        del machine
+        widest = max((model.widest_output for model in profile.models), default=0)
+        rows = sum(loader.batch_bytes for loader in profile.training_loaders) // TOKEN_BYTES
+        return Effect(
+            peak_bytes=-TABLES_SAVED * 4 * widest * max(1, rows),
+            why=f"two tables less of {rows} x {widest} logits, rows guessed from the batch's bytes",
+        )
+
+    def start(self) -> None:
+        """Replace the function before the script imports it."""
+        install(self.min_mib * 2**20)
+
+    def end(self) -> str:
+        """Tell whether any loss was computed this way."""
+        if not SLICED:
+            raise NotApplicable(
+                f"no cross-entropy of classes over {self.min_mib} MiB of logits or more was called"
+            )
+        rows, classes = max(SLICED, key=lambda shape: shape[0] * shape[1])
+        return f"{rows} x {classes} logits, sliced"
+
+
+def install(min_bytes: int = 0) -> Callable[[], None]:
+    """Replace `torch.nn.functional.cross_entropy` for large tables; return what takes that back."""
+    import torch
+    import torch.nn.functional as functions
+
+    original = functions.cross_entropy
+
+    @functools.wraps(original)
+    def cross_entropy(  # noqa: PLR0913, PLR0917  the arguments of the function it stands for
+        input: "torch.Tensor",  # noqa: A002  its name there
+        target: "torch.Tensor",
+        weight: "torch.Tensor | None" = None,
+        size_average: bool | None = None,  # noqa: FBT001
+        ignore_index: int = -100,
+        reduce: bool | None = None,  # noqa: FBT001
+        reduction: str = "mean",
+        label_smoothing: float = 0.0,
+    ) -> Any:
+        plain = (weight, size_average, reduce) == (None, None, None) and not label_smoothing
+        is_ours = (
+            plain and not torch.compiler.is_compiling() and _is_table(input, target, min_bytes)
+        )
+        if is_ours and reduction in ("mean", "sum", "none"):
+            SLICED.add((input.shape[0], input.shape[1]))
+            return chunked_cross_entropy(
+                input, target, ignore_index=ignore_index, reduction=reduction
+            )
+        return original(
+            input, target, weight, size_average, ignore_index, reduce, reduction, label_smoothing
+        )
+
+    functions.cross_entropy = cross_entropy
+
+    def undo() -> None:
+        functions.cross_entropy = original
+
+    return undo
+
+
+def chunked_cross_entropy(
+    logits: "torch.Tensor",
+    target: "torch.Tensor",
+    *,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+    slice_bytes: int = SLICE_BYTES,
+) -> "torch.Tensor":
+    """Return `cross_entropy(logits, target)` for logits of rows by classes.
+
+    Computed in fp32; the gradient has the logits' precision. It cannot be differentiated twice.
+    """
+    import torch
+
+    from flatout.engine.cross_entropy import ROW_LOSS
+
+    rows = max(1, slice_bytes // (4 * logits.shape[1]))
+    losses = ROW_LOSS(logits, target, ignore_index, rows)
+    # Torch computes it in fp32 under autocast, and in the logits' precision without.
+    dtype = torch.float32 if torch.is_autocast_enabled(logits.device.type) else logits.dtype
+    if reduction == "mean":
+        losses = losses.sum() / (target != ignore_index).sum()
+    elif reduction == "sum":
+        losses = losses.sum()
+    result: torch.Tensor = losses.to(dtype)
+    return result
+
+
+def _is_table(logits: Any, target: Any, min_bytes: int) -> bool:
+    import torch
+
+    if not isinstance(logits, torch.Tensor) or not isinstance(target, torch.Tensor):
+        return False
+    if type(logits) not in (torch.Tensor, torch.nn.Parameter) or not torch.is_grad_enabled():
+        return False
+    if logits.dim() != 2 or target.shape != logits.shape[:1] or target.is_floating_point():
+        return False
+    is_float = logits.dtype in (torch.float32, torch.bfloat16, torch.float16)
+    size = logits.numel() * logits.element_size()
+    return is_float and logits.requires_grad and size >= max(min_bytes, 1)

@@ -1,0 +1,186 @@
+"""Run each batch in parts, so that only one part's activations exist at a time.
+
+What it does: splits the arguments of each training call of the root along the batch, runs the parts
+one after the other without keeping their activations, and joins their outputs. The loop, its loss
+and its optimizer see the whole batch.
+When it helps: the batch does not fit, and the script has no accumulation of its own.
+What it costs: one more forward pass per step, and smaller matrix products.
+How it is checked: losses and gradients are the whole batch's up to rounding. Dropout draws other
+masks. Models with batch norm are refused: their statistics would be those of a part.
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, final
+
+from flatout.core.errors import NotApplicable
+from flatout.core.machine import Machine
+from flatout.core.pressure import activation_bytes, is_tight
+from flatout.core.profile import Profile
+from flatout.core.technique import Effect, Numerics, Technique
+
+if TYPE_CHECKING:
+    import torch
+
+SPLIT_COST = 0.05
+"""Of forward and backward: smaller products, and joining the outputs. Assumed."""
+CHUNKS = (2, 8)
+"""Offered: half is the cheapest, an eighth leaves little of the activations."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Microbatching(Technique):
+    """Run each batch in parts."""
+
+    family: ClassVar[str] = "memory"
+    addresses: ClassVar[frozenset[str]] = frozenset({"out_of_memory"})
+    numerics: ClassVar[Numerics] = Numerics.ROUNDING
+    moves_random_stream: ClassVar[bool] = True
+    by_hand: ClassVar[str] = """
+In the loop, with a loss that is a mean over samples, for $chunks parts of equal size:
+- model_loss(batch).backward()
++ for part in batch.chunk($chunks):
++     (model_loss(part) / $chunks).backward()
+"""
+
+    chunks: int = 4
+    """Parts of a batch."""
+    splits_batch_norm: bool = False
+    """Go on with batch norm: each part is normalised by its own statistics, another training."""
+
+    def __post_init__(self) -> None:
+        if self.chunks < 2:
+            raise ValueError(f"chunks={self.chunks} must be at least 2")
+
+    @classmethod
+    def candidates(cls, profile: Profile, machine: Machine) -> Sequence["Microbatching"]:
+        """Return halves and eighths where memory is tight and the batch has as many samples."""
+        if not is_tight(profile, machine):
+            return ()
+        per_call = profile.samples_per_step / max(1.0, profile.backwards_per_step)
+        return [cls(chunks=chunks) for chunks in CHUNKS if chunks <= per_call]
+
+    def predict(self, profile: Profile, machine: Machine) -> Effect:
+        """Expect forward twice, and the activations of one part."""
+        del machine
+        forward_ms = profile.step_ms.median * profile.share("forward")
+        compute_ms = profile.step_ms.median * profile.share("forward", "backward")
+        saved = int((1 - 1 / self.chunks) * activation_bytes(profile))
+        return Effect(
+            step_ms=forward_ms + SPLIT_COST * compute_ms,
+            peak_bytes=-saved,
+            why=f"activations of a {self.chunks}th of the batch, forward twice",
+        )
+
+    def forward(self, call: Callable[..., Any], root: Any) -> Callable[..., Any]:
+        """Split the calls, unless a sample's result depends on the others."""
+        coupled = find_coupled(root)
+        if coupled is not None and not self.splits_batch_norm:
+            raise NotApplicable(
+                f"{coupled} computes over the whole batch; parts would train otherwise "
+                "(splits_batch_norm = true does it all the same)"
+            )
+        return in_parts(call, root, self.chunks)
+
+
+def find_coupled(model: "torch.nn.Module") -> str | None:
+    """Return the name and kind of a module that mixes the samples of a batch, or None."""
+    import torch
+
+    for name, module in model.named_modules():
+        is_norm = isinstance(module, torch.nn.modules.batchnorm._NormBase)
+        tracks = getattr(module, "track_running_stats", False)
+        is_batch_norm = isinstance(module, torch.nn.modules.batchnorm._BatchNorm)
+        if is_norm and module.training and (is_batch_norm or tracks):
+            return f"{name or 'the model'} ({type(module).__name__})"
+    return None
+
+
+def in_parts(
+    call: Callable[..., Any], module: "torch.nn.Module", chunks: int
+) -> Callable[..., Any]:
+    """Return a call of a module that runs its batch in parts and joins the outputs.
+
+    Tensors whose first size is that of the first tensor are split, all else goes to every part.
+
+    Raises, when called:
+        ValueError: if the outputs cannot be joined: a model that returns its own loss, for one.
+    """
+    import torch
+
+    @functools.wraps(call)
+    def call_in_parts(*args: Any, **kwargs: Any) -> Any:
+        from flatout.engine.recompute import recomputed
+
+        size = batch_size((args, kwargs))
+        if not torch.is_grad_enabled() or size < 2:
+            return call(*args, **kwargs)
+        outputs = [
+            recomputed(call, module, part_args, part_kwargs)
+            for part_args, part_kwargs in split((args, kwargs), size, chunks)
+        ]
+        return join(outputs, size)
+
+    return call_in_parts
+
+
+def batch_size(arguments: Any) -> int:
+    """Return the first size of the first tensor, 0 where there is none."""
+    import torch
+
+    leaves = torch.utils._pytree.tree_leaves(arguments)
+    sized = (leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.dim())
+    return next((int(leaf.shape[0]) for leaf in sized), 0)
+
+
+def split(arguments: Any, size: int, chunks: int) -> list[Any]:
+    """Return the arguments of each part, in order."""
+    import torch
+    from torch.utils import _pytree
+
+    leaves, structure = _pytree.tree_flatten(arguments)
+    count = min(chunks, size)
+
+    def parts_of(leaf: Any) -> Sequence[Any]:
+        if isinstance(leaf, torch.Tensor) and leaf.dim() and leaf.shape[0] == size:
+            return torch.tensor_split(leaf, count)
+        return [leaf] * count
+
+    columns = zip(*(parts_of(leaf) for leaf in leaves), strict=True)
+    return [_pytree.tree_unflatten(list(column), structure) for column in columns]
+
+
+def join(outputs: Sequence[Any], size: int) -> Any:
+    """Return one output of those of the parts.
+
+    Raises:
+        ValueError: if a part of them has no batch to be joined along.
+    """
+    import torch
+    from torch.utils import _pytree
+
+    flat = [_pytree.tree_flatten(output) for output in outputs]
+    structure = flat[0][1]
+    joined: list[Any] = []
+    for column in zip(*(leaves for leaves, _ in flat), strict=True):
+        first = column[0]
+        if isinstance(first, torch.Tensor) and first.dim():
+            joined.append(torch.cat(column))
+        elif first is None or isinstance(first, bool | int | float | str):
+            joined.append(first)
+        else:
+            raise ValueError(_refusal(first))
+        if isinstance(first, torch.Tensor) and joined[-1].shape[0] != size:
+            raise ValueError(_refusal(first))
+    return _pytree.tree_unflatten(joined, structure)
+
+
+def _refusal(value: Any) -> str:
+    shape = f"a tensor of shape {tuple(value.shape)}" if hasattr(value, "shape") else "an object"
+    return (
+        f"microbatching cannot join what the model returned: {shape} ({type(value).__name__}) "
+        "without a batch. A model that returns its own loss or a cache cannot be split: compute "
+        "the loss outside of it, or accumulate gradients in the loop"
+    )

@@ -1,0 +1,178 @@
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from flatout.core.errors import NotApplicable
+from flatout.core.profile import PeakBytes
+from flatout.techniques.optimizer.adafactor import Adafactor, mean_size, to_adafactor
+from tests.techniques.facts import GIB, gpu, machine, model, optimizer, profile
+from tests.techniques.guarded import checked, played
+
+FULL = PeakBytes(allocated=70 * GIB, reserved=75 * GIB, device=76 * GIB)
+
+
+def network():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 4))
+
+
+def train(module, stepper, steps=5, scheduler=None):
+    x = torch.randn(32, 8, generator=torch.Generator().manual_seed(1))
+    for _ in range(steps):
+        stepper.zero_grad()
+        module(x).square().mean().backward()
+        stepper.step()
+        if scheduler is not None:
+            scheduler.step()
+    return list(module.parameters())
+
+
+def in_first_step(stepper, change):
+    """Change the optimizer where the seams would: in the global hook of its first step."""
+
+    def once(found, _args, _kwargs):
+        if found is stepper and not done:
+            done.append(change(found))
+
+    done = []
+    register_optimizer_step_pre_hook(once)
+    return stepper
+
+
+def test_it_trains_as_torchs_own_adafactor_from_the_first_step():
+    plain, changed = network(), network()
+    stepper = in_first_step(
+        torch.optim.AdamW(changed.parameters(), lr=1e-2, weight_decay=0.0),
+        lambda found: to_adafactor(found, keeps_step_length=False),
+    )
+
+    found = train(changed, stepper)
+
+    expected = train(plain, torch.optim.Adafactor(plain.parameters(), lr=1e-2))
+    assert type(stepper) is torch.optim.Adafactor
+    assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+
+
+def test_it_can_be_changed_by_hand_before_the_first_step():
+    plain, changed = network(), network()
+    stepper = torch.optim.AdamW(changed.parameters(), lr=1e-2, weight_decay=0.0)
+
+    found = train(changed, to_adafactor(stepper, keeps_step_length=False))
+
+    expected = train(plain, torch.optim.Adafactor(plain.parameters(), lr=1e-2))
+    assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+
+
+def test_schedulers_go_on_to_set_the_rate():
+    plain, changed = network(), network()
+    reference = torch.optim.Adafactor(plain.parameters(), lr=1e-2)
+    stepper = torch.optim.AdamW(changed.parameters(), lr=1e-2, weight_decay=0.0)
+    schedulers = [torch.optim.lr_scheduler.ExponentialLR(s, 0.5) for s in (reference, stepper)]
+    in_first_step(stepper, lambda found: to_adafactor(found, keeps_step_length=False))
+
+    found = train(changed, stepper, scheduler=schedulers[1])
+
+    expected = train(plain, reference, scheduler=schedulers[0])
+    assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+    assert stepper.param_groups[0]["lr"] == pytest.approx(1e-2 / 32)
+
+
+def test_steps_keep_about_the_length_of_adams_and_the_rate_stays_the_scripts():
+    plain, changed = network(), network()
+    before = [p.detach().clone() for p in plain.parameters()]
+    stepper = torch.optim.Adam(changed.parameters(), lr=1e-3)
+    in_first_step(stepper, Adafactor().optimizer)
+
+    found = train(changed, stepper, steps=1)
+    expected = train(plain, torch.optim.Adam(plain.parameters(), lr=1e-3), steps=1)
+
+    def moved(values):
+        return torch.cat([(v - b).flatten() for v, b in zip(values, before, strict=True)]).norm()
+
+    assert 0.3 < moved(found) / moved(expected) < 3
+    assert stepper.param_groups[0]["lr"] == 1e-3
+
+
+def test_its_state_goes_into_a_plain_adafactor():
+    module = network()
+    stepper = in_first_step(torch.optim.AdamW(module.parameters()), to_adafactor)
+    train(module, stepper)
+    plain = torch.optim.Adafactor(module.parameters())
+
+    plain.load_state_dict(copy.deepcopy(stepper.state_dict()))
+
+    assert len(train(module, plain)) == 4
+
+
+def test_it_keeps_a_row_and_a_column_of_each_matrix():
+    module = network()
+    stepper = in_first_step(torch.optim.AdamW(module.parameters()), to_adafactor)
+    train(module, stepper, steps=1)
+
+    state = stepper.state[module[0].weight]
+
+    assert sum(value.numel() for name, value in state.items() if name != "step") == 16 + 8
+
+
+def test_the_size_of_a_group_is_that_of_its_matrices():
+    parameters = [torch.full((2, 2), 3.0), torch.full((4,), 100.0)]
+
+    assert mean_size(parameters) == pytest.approx(3.0)
+    assert mean_size([torch.zeros(2, 2)]) == 1e-3
+
+
+def _stepped():
+    module = network()
+    stepper = torch.optim.AdamW(module.parameters())
+    train(module, stepper, steps=1)
+    return stepper
+
+
+@pytest.mark.parametrize(
+    ("build", "reason"),
+    [
+        (lambda: torch.optim.SGD(network().parameters(), lr=0.1), "this is torch.optim.sgd.SGD"),
+        (lambda: torch.optim.AdamW(network().parameters(), fused=True), "fused"),
+        (lambda: torch.optim.AdamW(network().parameters(), amsgrad=True), "amsgrad"),
+        (lambda: torch.optim.AdamW(network().parameters(), maximize=True), "maximises"),
+        (_stepped, "made a step"),
+    ],
+)
+def test_an_optimizer_that_cannot_change_is_left_as_it_is(build, reason):
+    stepper = build()
+    kind = type(stepper)
+
+    with pytest.raises(NotApplicable, match=reason):
+        Adafactor().optimizer(stepper)
+
+    assert type(stepper) is kind
+
+
+def test_it_is_offered_for_adam_where_memory_is_tight():
+    host = machine(device=gpu())
+
+    def facts(name):
+        return profile(
+            kind="cuda",
+            peak_bytes=FULL,
+            models=(model(parameter_bytes=10 * GIB),),
+            optimizers=(optimizer(name=name),),
+        )
+
+    (found,) = Adafactor.candidates(facts("AdamW"), host)
+
+    assert found.predict(facts("AdamW"), host).peak_bytes == -19 * GIB
+    assert Adafactor.candidates(facts("SGD"), host) == ()
+
+
+@pytest.mark.slow
+def test_a_real_script_with_a_schedule_trains_and_the_guard_says_it_is_another_training():
+    check = checked("roomy_gpt.py", "adafactor")
+    trial = played("roomy_gpt.py", "adafactor")
+
+    assert trial.not_applied == ()
+    assert trial.outcome.value == "ok"
+    assert "on purpose" in check.why
