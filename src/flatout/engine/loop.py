@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from flatout.core.errors import UserError
 from flatout.core.nested import map_leaves
+from flatout.engine.parts import batch_size, split
 from flatout.engine.task import Task
 
 
@@ -53,10 +54,41 @@ def training_steps(task: Task, steps: int | None = None) -> Iterator[Step]:
     model.train()
     for number, (epoch, batch) in enumerate(_stream(task, batches, steps or task.steps), start=1):
         optimizer.zero_grad()
-        loss = _checked_loss(task, task.loss(model, moved(batch, device)))
-        loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        loss = _gradients(task, model, moved(batch, device))
         optimizer.step()
-        yield Step(number=number, epoch=epoch, loss=loss.detach(), model=model)
+        yield Step(number=number, epoch=epoch, loss=loss, model=model)
+
+
+def _gradients(task: Task, model: nn.Module, batch: Any) -> Tensor:
+    """Run forward and backward of a batch, in parts where the task asks for it; return its loss.
+
+    A part's loss is a mean, so it counts by its share of the whole: parts of other sizes, or with
+    more padding, would weigh too much otherwise.
+    """
+    if task.accum_steps == 1:
+        loss = _checked_loss(task, task.loss(model, batch))
+        loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        return loss.detach()
+    total: Any = 0.0
+    for part, share in _parts(task, batch):
+        loss = _checked_loss(task, task.loss(model, part)) * share
+        loss.backward()  # type: ignore[no-untyped-call]
+        total = total + loss.detach()
+    found: Tensor = total
+    return found
+
+
+def _parts(task: Task, batch: Any) -> list[tuple[Any, Any]]:
+    size = batch_size(batch)
+    if size == 0:
+        raise UserError(
+            f"Task {task.name!r}: accum_steps={task.accum_steps} splits batches along their "
+            "samples, and there is no tensor with samples in this one; leave it at 1"
+        )
+    parts = split(batch, size, task.accum_steps)
+    weights = [task.weight(part) if task.weight else batch_size(part) for part in parts]
+    whole = sum(weights)
+    return [(part, weight / whole) for part, weight in zip(parts, weights, strict=True)]
 
 
 def seed(value: int) -> None:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from torch.utils.data import Dataset
 
 FUNCTIONS = ("model", "data", "loss", "optimizer", "finish")
-COUNTS = ("batch_size", "epochs", "steps")
+COUNTS = ("batch_size", "epochs", "steps", "accum_steps")
 
 
 def leave(model: "nn.Module") -> None:
@@ -45,6 +45,12 @@ class Task:
     """Train exactly this many steps, in as many epochs as they take; None goes by `epochs`."""
     device: str | None = None
     """Where to train; None takes the accelerator that torch sees, else the CPU."""
+    accum_steps: int = 1
+    """Parts of a batch whose gradients are added up for one step: the largest batch that fits is
+    one part, and the step is that of the whole."""
+    weight: "Callable[[Any], float | Tensor] | None" = None
+    """What a part of a batch counts in the mean, where its loss is one: the number of its tokens
+    that have a target. None counts samples."""
     seed: int = 0
     """Seeds Python, numpy and torch before the model is built."""
     name: str = "task"

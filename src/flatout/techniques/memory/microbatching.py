@@ -112,6 +112,7 @@ def in_parts(
 
     @functools.wraps(call)
     def call_in_parts(*args: Any, **kwargs: Any) -> Any:
+        from flatout.engine.parts import batch_size, split
         from flatout.engine.recompute import recomputed
 
         size = batch_size((args, kwargs))
@@ -124,32 +125,6 @@ def in_parts(
         return join(outputs, size)
 
     return call_in_parts
-
-
-def batch_size(arguments: Any) -> int:
-    """Return the first size of the first tensor, 0 where there is none."""
-    import torch
-
-    leaves = torch.utils._pytree.tree_leaves(arguments)
-    sized = (leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.dim())
-    return next((int(leaf.shape[0]) for leaf in sized), 0)
-
-
-def split(arguments: Any, size: int, chunks: int) -> list[Any]:
-    """Return the arguments of each part, in order."""
-    import torch
-    from torch.utils import _pytree
-
-    leaves, structure = _pytree.tree_flatten(arguments)
-    count = min(chunks, size)
-
-    def parts_of(leaf: Any) -> Sequence[Any]:
-        if isinstance(leaf, torch.Tensor) and leaf.dim() and leaf.shape[0] == size:
-            return torch.tensor_split(leaf, count)
-        return [leaf] * count
-
-    columns = zip(*(parts_of(leaf) for leaf in leaves), strict=True)
-    return [_pytree.tree_unflatten(list(column), structure) for column in columns]
 
 
 def join(outputs: Sequence[Any], size: int) -> Any:
