@@ -177,9 +177,12 @@ def _write(source: Source, folder: Path, options: PackOptions, plan: Plan, tell:
     done = crew.perform(
         job, left, workers=options.workers, method=options.method, tick=counted.tick
     )
-    with closing(done):  # an exception here ends the workers at once, not some time later
-        for _number, _samples in done:
-            counted.tick(0)
+    try:
+        with closing(done):  # an exception here ends the workers at once, not some time later
+            for _number, _samples in done:
+                counted.tick(0)
+    finally:
+        staging.remove_drafts(folder)
 
 
 class Counter:

@@ -120,7 +120,7 @@ def agree(folder: Path, plan: Plan) -> Plan:
         UserError: if what was begun is of another source or has other options.
     """
     path = folder / STAGING / PLAN
-    _remove_drafts(folder)
+    remove_drafts(folder)
     if not path.is_file():
         write_whole(path, (json.dumps(asdict(plan), sort_keys=True) + "\n").encode())
         return plan
@@ -140,7 +140,8 @@ def agree(folder: Path, plan: Plan) -> Plan:
     return before
 
 
-def _remove_drafts(folder: Path) -> None:
+def remove_drafts(folder: Path) -> None:
+    """Remove what was being written when a pack was ended."""
     for where in (folder, folder / STAGING):
         for draft in where.glob(f"*{DRAFT}*"):
             with contextlib.suppress(OSError):

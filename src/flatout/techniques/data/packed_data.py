@@ -1,0 +1,137 @@
+"""Read the samples from a packed store instead of their files.
+
+What it does: puts a store that `flatout pack` wrote under the training data set, unedited. Of a
+store of image files, what the data set opens with Pillow comes from the store; a store that was
+packed from the data set itself gives whole samples.
+When it helps: the step waits for decoding, and the store holds pixels (--encode raw); or for many
+small files on slow storage.
+What it costs: disk space for the store, and packing once.
+How it is checked: samples drawn by a seed are compared bit by bit, with random streams in the same
+place, before anything is replaced. A lossy store is refused: open it with `flatout.data.open`.
+"""
+
+import contextlib
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, final
+
+from flatout.core.errors import NotApplicable, UserError
+from flatout.core.machine import Machine
+from flatout.core.profile import Profile
+from flatout.core.technique import Effect, Numerics, Technique
+from flatout.data.format import HEADER, Header, read_header
+from flatout.techniques.data.loader_workers import MIN_WAIT_SHARE
+
+STORES = "FLATOUT_PACKED"
+"""Environment variable: folders of packed stores, separated as in PATH."""
+PATTERN = f"*.packed/{HEADER}"
+"""Stores that are found by themselves: in the folder where flatout runs."""
+READ_SHARE, DECODE_SHARE = 0.02, 0.40
+"""Of loading a photograph: 0.025 ms to read and 1.39 ms to decode, of 3.5 ms (research on the input
+pipeline, files in the page cache)."""
+STORED_MS_SHARE = 0.05
+"""What reading a whole sample from a store takes of making it."""
+PIXELS = ("raw", "qoi", "zstd")
+FILES = ("folder", "table")
+"""Kinds of sources whose samples are files with names."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackedData(Technique):
+    """Read the samples from a packed store."""
+
+    family: ClassVar[str] = "data"
+    addresses: ClassVar[frozenset[str]] = frozenset({"data_wait", "blocked_reads"})
+    numerics: ClassVar[Numerics] = Numerics.EXACT
+    by_hand: ClassVar[str] = """
+Where the training data set is made:
++ from flatout.techniques.data.packed_data import read_from
++ dataset = read_from(dataset, "$path")
+"""
+
+    path: str = ""
+    """Folder of the packed store."""
+    root: str = ""
+    """Where the packed files lie now, if they were moved since."""
+
+    @classmethod
+    def candidates(cls, profile: Profile, machine: Machine) -> Sequence["PackedData"]:
+        """Return the stores that may be those of a training data set."""
+        del machine
+        loaders = profile.training_loaders
+        if not loaders or profile.share("data_wait") < MIN_WAIT_SHARE:
+            return ()
+        if any(loader.is_iterable for loader in loaders):
+            return ()
+        return [cls(path=str(path)) for path, header in find_stores() if header.is_lossless]
+
+    def predict(self, profile: Profile, machine: Machine) -> Effect:
+        """Take what the store makes unnecessary away from the wait."""
+        del machine
+        share, why = READ_SHARE, "files are opened no more"
+        try:
+            header = read_header(Path(self.path))
+        except UserError:
+            header = None
+        if header is not None and header.source["kind"] not in FILES:
+            share, why = 1 - STORED_MS_SHARE, "samples are stored as the data set makes them"
+        elif header is not None and header.encoding.kind in PIXELS:
+            share, why = READ_SHARE + DECODE_SHARE, "images are stored as pixels, not decoded"
+        return Effect(step_ms=-share * profile.phases_ms["data_wait"], why=why)
+
+    def loader(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Put the store under the data set."""
+        from flatout.data.matching import is_packed
+
+        if is_packed(arguments["dataset"]):
+            return arguments  # a framework rebuilt a loader that already has the lever
+        if not self.path:
+            raise NotApplicable("no store is named: path = the folder that `flatout pack` wrote")
+        return {**arguments, "dataset": read_from(arguments["dataset"], self.path, self.root)}
+
+
+def read_from(dataset: Any, path: str, root: str = "") -> Any:
+    """Return the data set with its files, or its samples, read from a packed store.
+
+    Args:
+        dataset: a map-style data set.
+        path: folder of the store.
+        root: where the packed files lie now, if they were moved since.
+
+    Raises:
+        NotApplicable: if the store's samples are not, bit by bit, those of the data set.
+    """
+    from torch.utils.data import IterableDataset
+
+    from flatout.data.matching import with_stored_images, with_stored_samples
+    from flatout.data.packed_store import Store
+
+    if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__"):
+        raise NotApplicable("the data set is iterable: its samples have no numbers")
+    try:
+        store = Store(Path(path))
+    except UserError as error:
+        raise NotApplicable(str(error)) from None
+    if not store.header.is_lossless:
+        raise NotApplicable(
+            f"{path} is lossy ({store.header.encoding.kind}): its samples are others than the data "
+            "set's; train with flatout.data.open instead, knowingly"
+        )
+    if store.header.source["kind"] in FILES:
+        return with_stored_images(dataset, store, root)
+    return with_stored_samples(dataset, store)
+
+
+def find_stores() -> list[tuple[Path, Header]]:
+    """Return the complete stores in the present folder, and those that the environment names."""
+    named = [Path(part) for part in os.environ.get(STORES, "").split(os.pathsep) if part]
+    found = {path.resolve(): None for path in named}
+    found |= {path.parent.resolve(): None for path in sorted(Path.cwd().glob(PATTERN))}
+    stores: list[tuple[Path, Header]] = []
+    for path in found:
+        with contextlib.suppress(UserError):  # an unfinished or foreign folder is no candidate
+            stores.append((path, read_header(path)))
+    return stores

@@ -1,0 +1,181 @@
+import itertools
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader, DistributedSampler, RandomSampler, SequentialSampler
+
+import flatout.data
+from flatout.core.errors import NotApplicable
+from flatout.core.journey import Journey, Leg, WorkerFacts
+from flatout.data.residency import evict, resident_share
+from flatout.techniques.data import block_order
+from flatout.techniques.data.block_order import BlockOrder, block_sampler
+from tests.data.packs import packed
+from tests.techniques.facts import loader, machine, profile
+
+SAMPLES = 10_000
+
+
+@pytest.fixture(scope="module")
+def stores(tmp_path_factory):
+    """Return a shuffled and a sorted store of 10,000 samples in 100 classes."""
+    root = tmp_path_factory.mktemp("stores")
+    numbers = np.arange(SAMPLES)
+    np.savez(root / "sorted.npz", x=numbers, label=numbers // 100)
+    packed(root / "sorted.npz", root / "shuffled")
+    packed(root / "sorted.npz", root / "sorted", is_shuffled=False)
+    return root
+
+
+@pytest.fixture
+def cold(monkeypatch):
+    """Let every store be cold: whether pages are in memory is not up to a test."""
+    monkeypatch.setattr("flatout.data.residency.resident_share", lambda _paths: 0.0)
+
+
+def asked(data, **changes):
+    return {"dataset": data, "batch_size": 50, "shuffle": True, "sampler": None} | changes
+
+
+@pytest.mark.usefixtures("cold")
+@pytest.mark.parametrize("order", ["stored", "source"])
+def test_every_sample_comes_once_an_epoch_and_epochs_differ(stores, order):
+    data = flatout.data.open(stores / "shuffled", order=order)
+    built = DataLoader(**BlockOrder().loader(asked(data)))
+
+    epochs = [torch.cat([batch["x"] for batch in built]).tolist() for _ in range(2)]
+
+    assert sorted(epochs[0]) == sorted(epochs[1]) == list(range(SAMPLES))
+    assert epochs[0] != epochs[1]
+
+
+@pytest.mark.usefixtures("cold")
+def test_blocks_of_the_store_come_in_the_same_window(stores):
+    data = flatout.data.open(stores / "shuffled")
+    places = np.array(list(block_sampler(data)))
+
+    window = np.unique(places[:4096])
+
+    # 256 whole blocks of 16 neighbours, the store's last and shorter one aside.
+    whole = np.isin(window // 16, np.flatnonzero(np.bincount(window // 16) == 16))
+    assert whole.mean() > 0.99
+
+
+@pytest.mark.usefixtures("cold")
+def test_ranks_share_an_epoch(stores):
+    data = flatout.data.open(stores / "shuffled")
+    samplers = [DistributedSampler(data, 4, rank, shuffle=True, seed=5) for rank in range(4)]
+
+    parts = [list(BlockOrder().loader(asked(data, sampler=one))["sampler"]) for one in samplers]
+
+    assert {len(part) for part in parts} == {SAMPLES // 4}
+    assert sorted(itertools.chain(*parts)) == list(range(SAMPLES))
+
+
+@pytest.mark.usefixtures("cold")
+def test_a_class_sorted_store_is_refused(stores):
+    with pytest.raises(NotApplicable, match="blocks of it are of few classes"):
+        BlockOrder().loader(asked(flatout.data.open(stores / "sorted")))
+
+
+@pytest.mark.usefixtures("cold")
+def test_a_store_that_claims_to_be_shuffled_is_judged_by_its_labels(stores):
+    data = flatout.data.open(stores / "sorted")
+    data.store.header = replace(data.store.header, order="shuffled")
+
+    with pytest.raises(NotApplicable, match="times as unevenly as by a uniform shuffle"):
+        block_sampler(data)
+
+
+@pytest.mark.usefixtures("cold")
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"shuffle": False},
+        {"sampler": SequentialSampler(range(SAMPLES)), "shuffle": False},
+        {"sampler": RandomSampler(range(SAMPLES), replacement=True), "shuffle": False},
+        {"sampler": RandomSampler(range(SAMPLES), num_samples=9), "shuffle": False},
+    ],
+)
+def test_a_loader_that_does_not_shuffle_all_samples_is_left_alone(stores, changes):
+    with pytest.raises(NotApplicable, match="does not shuffle"):
+        BlockOrder().loader(asked(flatout.data.open(stores / "shuffled"), **changes))
+
+
+@pytest.mark.usefixtures("cold")
+def test_other_data_sets_and_small_ones_are_left_alone(tmp_path):
+    np.save(tmp_path / "few.npy", np.arange(100))
+    packed(tmp_path / "few.npy", tmp_path / "few")
+
+    with pytest.raises(NotApplicable, match="from a packed store"):
+        BlockOrder().loader(asked(list(range(SAMPLES))))
+    with pytest.raises(NotApplicable, match="less than two windows"):
+        BlockOrder().loader(asked(flatout.data.open(tmp_path / "few")))
+
+
+def test_a_store_in_memory_is_refused_and_an_evicted_one_is_not(stores):
+    data = flatout.data.open(stores / "shuffled")
+    paths = [data.store.folder / shard.name for shard in data.store.header.shards]
+    sum(path.read_bytes()[0] for path in paths)
+    with pytest.raises(NotApplicable, match="is in memory"):
+        block_sampler(data)
+
+    for path in paths:
+        evict(path)
+    if resident_share(paths):
+        pytest.skip("this file system does not let go of its pages")
+
+    assert len(block_sampler(data)) == SAMPLES
+
+
+@pytest.mark.usefixtures("cold")
+def test_windows_that_memory_does_not_hold_are_refused(stores, monkeypatch):
+    monkeypatch.setattr(block_order, "host_memory_bytes", lambda: 100_000)
+
+    with pytest.raises(NotApplicable, match=r"two windows of 4096 samples"):
+        block_sampler(flatout.data.open(stores / "shuffled"))
+
+
+def journey(read_ms, from_storage):
+    legs = (("read", read_ms), ("decode", 100.0), ("collate", 10.0))
+    return Journey(
+        legs=tuple(Leg(name=name, where="workers", ms=ms, share=0.1) for name, ms in legs),
+        workers=(
+            WorkerFacts(
+                number=0,
+                busy_share=1.0,
+                user_share=0.5,
+                system_share=0.1,
+                voluntary_switches_per_s=1.0,
+                involuntary_switches_per_s=1.0,
+                storage_bytes_per_step=from_storage,
+            ),
+        ),
+    )
+
+
+@pytest.mark.parametrize(
+    ("read_ms", "from_storage", "offered"), [(100.0, 1e6, 1), (100.0, 0.0, 0), (5.0, 1e6, 0)]
+)
+def test_it_is_offered_where_cold_reads_are_the_measured_limit(read_ms, from_storage, offered):
+    facts = profile(phases_ms={"data_wait": 200.0}, loaders=(loader(),))
+    facts = replace(facts, journey=journey(read_ms, from_storage))
+
+    found = BlockOrder.candidates(facts, machine())
+
+    assert len(found) == offered
+    assert all(item.predict(facts, machine()).step_ms < 0 for item in found)
+
+
+def test_it_is_not_offered_where_reads_were_not_measured():
+    facts = profile(phases_ms={"data_wait": 200.0}, loaders=(loader(),))
+
+    assert BlockOrder.candidates(facts, machine()) == ()
+
+
+@pytest.mark.parametrize("settings", [{"block": 4}, {"window": 1024}, {"window": 4100}])
+def test_settings_that_mix_badly_are_refused(settings):
+    with pytest.raises(ValueError, match="must be"):
+        BlockOrder(**settings)
