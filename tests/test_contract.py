@@ -144,6 +144,18 @@ def model_facts(conv):
     )
 
 
+def texts(found, *, shapes):
+    """Return the training of a language model on padded texts that its data set tokenises."""
+    loaders = [
+        dataclasses.replace(loader, tokenizes="data set", pad_share=0.4) for loader in found.loaders
+    ]
+    models = [
+        dataclasses.replace(model, name="LlamaForCausalLM", input_shapes=shapes)
+        for model in found.models
+    ]
+    return dataclasses.replace(found, loaders=tuple(loaders), models=tuple(models))
+
+
 def full(found):
     """Return the same training on a device whose memory is nearly used up."""
     story = MemoryStory(
@@ -166,7 +178,12 @@ CASES = [
     (profile(kind, workers=workers, conv=conv, threads=threads), machine(kind))
     for kind in ("cpu", "cuda")
     for workers, conv, threads in ((0, 53, 4), (2, 0, 16), (2, 53, 1))
-] + [(profile("cuda", conv=53), machine("turing")), (full(profile("cuda")), machine("cuda"))]
+] + [
+    (profile("cuda", conv=53), machine("turing")),
+    (full(profile("cuda")), machine("cuda")),
+    (texts(profile(workers=2), shapes=1), machine()),
+    (texts(profile("cuda"), shapes=9), machine("cuda")),
+]
 """Trainings that leave something to gain on every seam."""
 
 
