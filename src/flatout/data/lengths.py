@@ -26,7 +26,9 @@ def lengths_of(dataset: Any, *, processes: int, limit_s: float = LIMIT_S) -> lis
     lengths = [0] * count
     for first, answer in enumerate(answers):
         if answer is None:
-            raise NotApplicable(f"counting the tokens of {count} samples takes over {limit_s:.0f} s")
+            raise NotApplicable(
+                f"counting the tokens of {count} samples takes over {limit_s:.0f} s"
+            )
         if "error" in answer:
             raise NotApplicable(f"the lengths of the samples are not known: {answer['error']}")
         lengths[first::processes] = answer["value"]
@@ -36,10 +38,11 @@ def lengths_of(dataset: Any, *, processes: int, limit_s: float = LIMIT_S) -> lis
 def length_of(sample: Any) -> int:
     """Return the number of tokens of a sample: those that its mask keeps, or all it has.
 
-    >>> length_of({"input_ids": [5, 6, 0], "attention_mask": [1, 1, 0]}), length_of({"text": "a"})
-    Traceback (most recent call last):
-    ...
-    ValueError: a sample has no input_ids and no list of tokens
+    >>> length_of({"input_ids": [5, 6, 0], "attention_mask": [1, 1, 0]}), length_of(([7, 8], 1))
+    (2, 2)
+
+    Raises:
+        ValueError: if a sample has neither.
     """
     if isinstance(sample, Mapping):
         if MASK in sample:
@@ -65,7 +68,7 @@ def _is_tokens(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and all(isinstance(x, int) for x in value)
 
 
-class LengthBuckets:
+class SimilarLengths:
     """Batches of samples of similar length, in a new order every epoch; each sample once.
 
     A random permutation is cut into windows of some batches; within a window samples are sorted by

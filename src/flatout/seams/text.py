@@ -1,6 +1,7 @@
 """Text at the loader's seam: where a tokenizer works, and how much of a batch is padding."""
 
 from collections.abc import Iterator, Mapping, MutableMapping
+from types import CodeType
 from typing import Any
 
 MASK = "attention_mask"
@@ -33,17 +34,26 @@ def _held_by_dataset(dataset: Any) -> Iterator[Any]:
 
 def _held_by_collate(collate: Any) -> Iterator[Any]:
     inner = getattr(collate, "func", collate)
-    yield from getattr(collate, "keywords", None) or {}
     yield from (getattr(collate, "keywords", None) or {}).values()
     yield from getattr(inner, "__dict__", {}).values()
-    for cell in getattr(inner, "__closure__", None) or ():
-        try:
-            yield cell.cell_contents
-        except ValueError:
-            continue  # a name that the function does not have yet
-    code = getattr(inner, "__code__", None)
+    yield from map(_content, getattr(inner, "__closure__", None) or ())
     known = getattr(inner, "__globals__", {})
-    yield from (known[name] for name in (code.co_names if code else ()) if name in known)
+    yield from (known[name] for name in _names(getattr(inner, "__code__", None)) if name in known)
+
+
+def _names(code: CodeType | None) -> Iterator[str]:
+    """Yield the global names that a function uses, in its comprehensions too."""
+    if code is not None:
+        yield from code.co_names
+        for constant in code.co_consts:
+            yield from _names(constant if isinstance(constant, CodeType) else None)
+
+
+def _content(cell: Any) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # a name that the function does not have yet
+        return None
 
 
 def note_padding(facts: MutableMapping[str, Any], batch: Any, count: int) -> None:
@@ -59,4 +69,5 @@ def padding_of(batch: Any) -> float | None:
     mask = batch.get(MASK) if isinstance(batch, Mapping) else None
     if mask is None or len(getattr(mask, "shape", ())) != 2 or not mask.numel():
         return None
-    return 1.0 - float((mask != 0).sum()) / mask.numel()
+    kept = float((mask != 0).sum())
+    return 1.0 - kept / int(mask.numel())

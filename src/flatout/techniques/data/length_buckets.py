@@ -1,0 +1,117 @@
+"""Put samples of similar length into one batch.
+
+What it does: counts the tokens of every sample, then draws batches from windows of a random
+permutation that are sorted by length; the order of the batches is random again.
+When it helps: batches are padded to their longest sample and lengths differ much.
+What it costs: batches are less of a random sample: long texts come together. Counting at the start.
+How it is checked: as a training lever: every sample comes once an epoch; which samples share a
+batch changes, so losses differ from step to step.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, final
+
+from flatout.core.errors import NotApplicable
+from flatout.core.machine import Machine
+from flatout.core.profile import Profile
+from flatout.core.technique import Effect, Numerics, Technique
+from flatout.data.lengths import SimilarLengths, lengths_of
+from flatout.data.room import local_ranks
+from flatout.techniques.data.dynamic_padding import COMPUTING, MIN_PAD_SHARE, pad_share
+from flatout.techniques.data.loader_workers import start_method
+
+LEFT = 0.1
+"""Share of the padding that is left in batches of similar lengths: assumed, the trial shows it."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LengthBuckets(Technique):
+    """Batches of samples of similar length."""
+
+    family: ClassVar[str] = "data"
+    addresses: ClassVar[frozenset[str]] = frozenset({"forward", "backward", "h2d"})
+    numerics: ClassVar[Numerics] = Numerics.TRAINING
+    moves_random_stream: ClassVar[bool] = True
+    by_hand: ClassVar[str] = """
+Where the training loader is made; with Hugging Face's Trainer `group_by_length=True`:
+- DataLoader(dataset, batch_size=32, shuffle=True)
++ from flatout.data.lengths import SimilarLengths
++ DataLoader(dataset, batch_sampler=SimilarLengths(lengths, batch_size=32, window=$window))
+"""
+
+    window: int = 50
+    """Batches among which samples are sorted; a larger window saves more and mixes less."""
+
+    def __post_init__(self) -> None:
+        if self.window < 2:
+            raise ValueError(
+                f"window={self.window} must be at least 2: one batch has no neighbours"
+            )
+
+    @classmethod
+    def candidates(cls, profile: Profile, machine: Machine) -> Sequence["LengthBuckets"]:
+        """Return the lever when batches of several shapes hold padding."""
+        del machine
+        varies = any(model.input_shapes > 1 for model in profile.models)
+        is_mapped = all(not loader.is_iterable for loader in profile.training_loaders)
+        return [cls()] if varies and is_mapped and pad_share(profile) >= MIN_PAD_SHARE else ()
+
+    def predict(self, profile: Profile, machine: Machine) -> Effect:
+        """Expect computing to shrink with the tokens."""
+        del machine
+        saved = pad_share(profile) * (1 - LEFT)
+        spent_ms = sum(profile.phases_ms[name] for name in COMPUTING)
+        return Effect(
+            step_ms=-spent_ms * saved,
+            why=f"{pad_share(profile):.0%} of the tokens are padding",
+        )
+
+    def loader(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Draw the batches from windows sorted by length."""
+        sampler = bucketed(arguments, window=self.window)
+        given = {"batch_size": 1, "shuffle": False, "sampler": None, "drop_last": False}
+        return {**arguments, **given, "batch_sampler": sampler}
+
+
+def bucketed(arguments: Mapping[str, Any], *, window: int) -> SimilarLengths:
+    """Return the sampler of batches for what a loader was asked.
+
+    Raises:
+        NotApplicable: if its order is not a plain shuffle, or its samples tell no length.
+    """
+    from torch.utils.data import BatchSampler, IterableDataset, RandomSampler
+
+    dataset, batch_sampler = arguments["dataset"], arguments.get("batch_sampler")
+    if isinstance(dataset, IterableDataset | list) or not hasattr(dataset, "__len__"):
+        raise NotApplicable("only a map-style data set can be drawn by length")
+    if isinstance(batch_sampler, SimilarLengths):
+        return batch_sampler
+    size, drops = arguments.get("batch_size", 1), bool(arguments.get("drop_last"))
+    sampler = arguments.get("sampler")
+    if batch_sampler is not None:
+        if type(batch_sampler) is not BatchSampler:
+            raise NotApplicable(f"{type(batch_sampler).__name__} makes batches in a way of its own")
+        sampler, size = batch_sampler.sampler, batch_sampler.batch_size
+        drops = batch_sampler.drop_last
+    is_shuffled = bool(arguments.get("shuffle")) or type(sampler) is RandomSampler
+    if not is_shuffled or not isinstance(size, int) or size < 2:
+        raise NotApplicable("the order is not a plain shuffle, so it is kept")
+    if sampler is not None and (sampler.replacement or sampler.num_samples != len(dataset)):
+        raise NotApplicable("the sampler does not draw each sample once")
+    if start_method() != "fork":
+        raise NotApplicable("lengths are counted in forked processes, and this system has none")
+    return SimilarLengths(
+        _lengths(dataset),
+        batch_size=size,
+        window=window,
+        drop_last=drops,
+        generator=getattr(sampler, "generator", None) or arguments.get("generator"),
+    )
+
+
+def _lengths(dataset: Any) -> Sequence[int]:
+    from flatout.hardware.limits import usable_cores
+
+    return lengths_of(dataset, processes=max(1, usable_cores() // local_ranks()))

@@ -1,0 +1,84 @@
+"""Tokenise each text once, with all cores, and keep the tokens.
+
+What it does: where the data set tokenises a text each time it is asked for it, makes all samples
+once in forked processes before the first epoch and keeps them in memory that workers share.
+When it helps: the step, or its workers, wait for the tokenizer.
+What it costs: memory for the tokens; time at the start.
+How it is checked: samples are compared, each asked for twice, before any is kept; batches are
+bit-identical.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, final
+
+from flatout.core.errors import NotApplicable
+from flatout.core.machine import Machine
+from flatout.core.profile import Profile
+from flatout.core.technique import Effect, Numerics, Technique
+from flatout.data.cached import is_cached
+from flatout.data.room import free_memory_bytes, local_ranks
+from flatout.seams.text import COLLATE, DATA_SET, tokenizer_place
+from flatout.techniques.data.loader_workers import is_starved
+from flatout.techniques.data.ram_cache import RamCache, cache_samples, check_dataset
+
+MEMORY_SHARE = 0.5
+"""Share of the free memory that the tokens may take: they are small beside pictures."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pretokenized(Technique):
+    """Keep the tokens of each text."""
+
+    family: ClassVar[str] = "data"
+    addresses: ClassVar[frozenset[str]] = frozenset({"data_wait"})
+    numerics: ClassVar[Numerics] = Numerics.EXACT
+    by_hand: ClassVar[str] = """
+Once, before the training; with Hugging Face's datasets:
++ dataset = dataset.map(tokenize, batched=True, num_proc=8)
+"""
+
+    fill_s: float = 60.0
+    """Longest time for tokenising before the first epoch; the rest comes as it is used."""
+
+    def __post_init__(self) -> None:
+        if self.fill_s < 0:
+            raise ValueError(f"fill_s={self.fill_s} must not be negative")
+
+    @classmethod
+    def candidates(cls, profile: Profile, machine: Machine) -> Sequence["Pretokenized"]:
+        """Return the lever when the step waits for a data set that holds a tokenizer."""
+        del machine
+        places = {loader.tokenizes for loader in profile.training_loaders}
+        return [cls()] if is_starved(profile) and DATA_SET in places else ()
+
+    def predict(self, profile: Profile, machine: Machine) -> Effect:
+        """Expect what keeping samples brings: tokenising is all that such a data set does."""
+        kept = RamCache(fill_s=self.fill_s).predict(profile, machine)
+        return Effect(
+            step_ms=kept.step_ms,
+            startup_s=kept.startup_s,
+            why="the data set tokenises each text in every epoch",
+        )
+
+    def loader(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Keep the samples of a data set that tokenises."""
+        dataset = arguments["dataset"]
+        if is_cached(dataset):
+            return arguments
+        check_dataset(dataset)
+        place = tokenizer_place(dataset, arguments.get("collate_fn"))
+        if place == COLLATE:
+            raise NotApplicable(
+                "the collate_fn tokenises whole batches: tokenise in the data set, or once before "
+                "the training, and only pad there"
+            )
+        if place != DATA_SET:
+            raise NotApplicable("the data set holds no tokenizer")
+        budget = int(MEMORY_SHARE * free_memory_bytes() / local_ranks())
+        return {**arguments, "dataset": cache_samples(dataset, budget_bytes=budget)}
+
+    def epoch(self, loader: Any) -> Any:
+        """Tokenise everything before the first epoch, with all cores and for a bounded time."""
+        return RamCache(fill_s=self.fill_s).epoch(loader)
