@@ -7,7 +7,7 @@ READY := $(VENV)/.flatout-ready
 NO_GPU := not gpu and not multi_gpu
 
 .DEFAULT_GOAL := check
-.PHONY: setup check fix lint test test-gpu demo bench bench-gpu chaos docs size
+.PHONY: setup check fix lint test test-gpu demo bench bench-gpu bench-gpu-compute chaos docs size
 
 setup: $(READY)
 
@@ -47,7 +47,11 @@ bench: setup
 	$(PY) -m benchmarks.run
 
 bench-gpu: setup
-	$(PY) -m benchmarks.run_gpu
+	$(PY) -m benchmarks.run_gpu --set base
+
+# Products against cuBLAS, naive scripts tuned, the same under frameworks' defaults.
+bench-gpu-compute: setup
+	$(PY) -m benchmarks.run_gpu --set compute
 
 # The tests that kill, hang, starve and interrupt.
 chaos: setup

@@ -1,0 +1,188 @@
+"""The product of our own against cuBLAS: plain, and with what follows it fused in.
+
+Both in turn, operands of normal random numbers, times by events on the device. What follows the
+product is given to cuBLAS's side twice: as torch runs it, and compiled.
+"""
+
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks.bench import Bench
+
+ROUNDS = 15
+BLOCK_S = 0.02
+"""A block of calls of one side lasts about this long: hundreds of launches in flight."""
+GOAL_SHARE = 0.95
+"""Of cuBLAS's rate, for the plain product."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One product to compare."""
+
+    name: str
+    size: int
+    activation: str = "none"
+    has_bias: bool = False
+    has_residual: bool = False
+    dtype: str = "bfloat16"
+
+
+def cases(sizes: Sequence[int]) -> list[Case]:
+    """Return the plain products at every size, and the fused ones at the first."""
+    first = sizes[0]
+    return [
+        *(Case(name=f"plain {size}", size=size) for size in sizes),
+        Case(name=f"bias + gelu {first}", size=first, activation="gelu", has_bias=True),
+        Case(name=f"relu2 {first}", size=first, activation="relu2"),
+        Case(name=f"swiglu {first}", size=first, activation="swiglu"),
+        Case(name=f"residual {first}", size=first, has_residual=True),
+    ]
+
+
+def run(seconds: float, bench: Bench, sizes: Sequence[int] = (4096, 8192)) -> dict[str, Any]:
+    """Compare case by case until the time is up; what was not reached is told."""
+    deadline = time.monotonic() + seconds
+    rows: list[dict[str, Any]] = []
+    missed: list[str] = []
+    longest_s = 0.0
+    for case in cases(sizes):
+        began = time.monotonic()
+        if began + longest_s > deadline:
+            missed.append(case.name)
+            continue
+        rows.append(compared(case))
+        longest_s = max(longest_s, time.monotonic() - began)
+        bench.say(f"  gemm {words(rows[-1])}")
+    return {"rows": rows, "missed": missed}
+
+
+def words(row: Mapping[str, Any]) -> str:
+    """Return one comparison as a line."""
+    best = max(row["ours"], key=lambda name: row["ours"][name]["tflops"], default=None)
+    theirs = ", ".join(f"{name} {side['tflops']:.4g}" for name, side in row["theirs"].items())
+    if best is None:
+        return f"{row['case']}: ours failed ({row['why']}); {theirs} TFLOP/s"
+    name = best if row["is_kernel"] else "no kernel here, plain operations"
+    return f"{row['case']}: {name} {row['ours'][best]['tflops']:.4g}; {theirs} TFLOP/s"
+
+
+def share_of_cublas(row: Mapping[str, Any]) -> float:
+    """Return our best rate as a share of torch's; 0 where none of our kernels ran."""
+    if not row["is_kernel"]:
+        return 0.0
+    ours = max((side["tflops"] for side in row["ours"].values()), default=0.0)
+    return float(ours / row["theirs"]["torch"]["tflops"])
+
+
+def compared(case: Case) -> dict[str, Any]:
+    """Return the rates of both sides, and how far ours is off."""
+    import torch
+
+    from flatout.kernels.gemm import kernel_available
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    given = operands(case, device)
+    reference, compiled = theirs(case, given, device)
+    flops = 2.0 * case.size**3 * (2 if case.activation == "swiglu" else 1)
+    row: dict[str, Any] = {"case": case.name, "ours": {}, "theirs": {}, "why": ""}
+    row["is_kernel"] = kernel_available(given["a"].device, given["a"].dtype)
+    sides: dict[str, Callable[[], Any]] = {"torch": reference}
+    if compiled is not None:
+        sides["torch compiled"] = compiled
+    wanted = reference()
+    for variant in ("tiled", "persistent"):
+        call = ours(case, given, variant)
+        try:
+            off = (call().float() - wanted.float()).abs().max() / wanted.float().abs().max()
+        except Exception as error:  # noqa: BLE001  one variant that fails is a result
+            row["why"] = f"{variant}: {type(error).__name__}: {str(error).splitlines()[0][:200]}"
+            continue
+        sides[variant] = call
+        row["ours"][variant] = {"off": float(off)}
+    for name, times in in_turn(sides, device).items():
+        rate = {"ms": [1e3 * t for t in times], "tflops": flops / statistics.median(times) / 1e12}
+        side = row["ours"] if name in row["ours"] else row["theirs"]
+        side[name] = {**side.get(name, {}), **rate}
+    return row
+
+
+def operands(case: Case, device: str) -> dict[str, Any]:
+    """Return operands as a linear layer has them: the right one is a weight, turned."""
+    import torch
+
+    torch.manual_seed(0)
+    dtype = getattr(torch, case.dtype)
+    columns = case.size * (2 if case.activation == "swiglu" else 1)
+
+    def made(*shape: int) -> Any:
+        return torch.randn(*shape, device=device).to(dtype)
+
+    return {
+        "a": made(case.size, case.size),
+        "b": made(columns, case.size).t(),
+        "bias": made(columns) if case.has_bias else None,
+        "residual": made(case.size, case.size) if case.has_residual else None,
+    }
+
+
+def ours(case: Case, given: Mapping[str, Any], variant: str) -> Callable[[], Any]:
+    """Return a call of our kernel."""
+    from flatout.kernels import gemm
+
+    return lambda: gemm(**given, activation=case.activation, variant=variant)
+
+
+def theirs(
+    case: Case, given: Mapping[str, Any], device: str
+) -> tuple[Callable[[], Any], Callable[[], Any] | None]:
+    """Return the same by torch's own operators, and compiled where something follows."""
+    import torch
+
+    from flatout.kernels.reference import activated
+
+    def plain() -> Any:
+        a, b, bias = given["a"], given["b"], given["bias"]
+        before = torch.mm(a, b) if bias is None else torch.addmm(bias, a, b)
+        out = activated(before, case.activation)
+        return out if given["residual"] is None else out + given["residual"]
+
+    follows = case.activation != "none" or case.has_residual
+    if not follows or device == "cpu":
+        return plain, None
+    return plain, torch.compile(plain)
+
+
+def in_turn(sides: Mapping[str, Callable[[], Any]], device: str) -> dict[str, list[float]]:
+    """Return seconds of one call, a block of each side in turn."""
+    calls = {}
+    for name, call in sides.items():
+        block_s(call, 3, device)
+        calls[name] = max(1, round(BLOCK_S / max(block_s(call, 2, device), 1e-6)))
+    times: dict[str, list[float]] = {name: [] for name in sides}
+    for number in range(ROUNDS):
+        order = list(sides) if number % 2 == 0 else list(sides)[::-1]
+        for name in order:
+            times[name].append(block_s(sides[name], calls[name], device))
+    return times
+
+
+def block_s(call: Callable[[], Any], calls: int, device: str) -> float:
+    """Return the seconds of one call over a block of them."""
+    import torch
+
+    if device == "cpu":
+        began = time.perf_counter()
+        for _ in range(calls):
+            call()
+        return (time.perf_counter() - began) / calls
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    for _ in range(calls):
+        call()
+    end.record()
+    end.synchronize()
+    return float(start.elapsed_time(end)) / 1e3 / calls

@@ -1,0 +1,219 @@
+"""Naive scripts tuned by `flatout tune` alone, and under the defaults of the frameworks."""
+
+import importlib.util
+import json
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from benchmarks.bench import Bench, trials_in
+from flatout.core.ablation import Ablation
+from flatout.core.units import format_rate
+from flatout.core.workload import Workload
+from flatout.workflow.tune import TuneOptions, tune
+
+SCRIPTS = Path(__file__).parent / "scripts"
+MARGIN_S = 15.0
+"""What a tuning gets less than its stage: it ends by itself rather than by the stage's alarm."""
+FRAMEWORKS = ("transformers", "lightning")
+ON_DEVICE = "--on-device"
+"""Made-up images lie on the device, as in published rates: computing is what is compared. The
+frameworks' own loaders cannot do that, so under them the images come from the host."""
+PEER_STEPS = 25
+PEER_S = 60.0
+"""One framework with one script, at most."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rung:
+    """One naive script with its sizes."""
+
+    name: str
+    script: str
+    arguments: tuple[str, ...]
+    unit: str
+    goal_per_s: float | None = None
+    """On one H200, from the project's plan; None where there is none."""
+
+
+RUNGS = (
+    Rung(
+        name="gpt2",
+        script="naive_gpt2",
+        arguments=("--batch-size", "16", "--context", "1024"),
+        unit="tokens",
+        goal_per_s=470_000,
+    ),
+    Rung(
+        name="resnet50",
+        script="naive_images",
+        arguments=("--model", "resnet50", "--batch-size", "256", ON_DEVICE),
+        unit="images",
+        goal_per_s=3_500,
+    ),
+    Rung(
+        name="vit",
+        script="naive_images",
+        arguments=("--model", "vit", "--batch-size", "256", ON_DEVICE),
+        unit="images",
+        goal_per_s=3_000,
+    ),
+    Rung(
+        name="cifar",
+        script="naive_images",
+        arguments=(
+            *("--model", "resnet18", "--side", "32", "--classes", "10"),
+            *("--batch-size", "512", "--batches", "40", ON_DEVICE),
+        ),
+        unit="images",
+    ),
+    Rung(
+        name="lora",
+        script="naive_lora",
+        arguments=("--batch-size", "4", "--context", "1024"),
+        unit="tokens",
+    ),
+)
+"""GPT-2 124M, ResNet-50, ViT-B/16, ResNet-18 on images as small as CIFAR-10's, adapters on a
+decoder of a billion parameters."""
+
+SMOKE = {
+    "gpt2": (
+        *("--batch-size", "2", "--context", "16", "--vocabulary", "101"),
+        *("--layers", "2", "--width", "32", "--heads", "2"),
+    ),
+    "resnet50": (
+        "--model",
+        "resnet50",
+        "--side",
+        "32",
+        "--batch-size",
+        "2",
+        "--classes",
+        "10",
+        ON_DEVICE,
+    ),
+    "vit": (
+        *("--model", "vit", "--side", "32", "--batch-size", "2", "--classes", "10"),
+        *("--width", "64", "--layers", "2"),
+    ),
+    "cifar": ("--model", "resnet18", "--side", "16", "--batch-size", "2", "--classes", "10"),
+    "lora": (
+        *("--batch-size", "2", "--context", "16", "--vocabulary", "101"),
+        *("--layers", "2", "--width", "96", "--heads", "2", "--rank", "4"),
+    ),
+}
+"""Arguments that make every script run on a CPU in seconds: nothing is to be learnt from them."""
+
+
+def workload(bench: Bench, rung: Rung, *, smoke: bool) -> Workload:
+    """Return the naive script in a folder of its own."""
+    folder = bench.work / "work" / rung.name
+    folder.mkdir(parents=True, exist_ok=True)
+    arguments = arguments_of(rung, smoke=smoke)
+    target = str(SCRIPTS / f"{rung.script}.py")
+    return Workload(target=target, arguments=arguments, folder=folder, python=sys.executable)
+
+
+def tuned(seconds: float, bench: Bench, rung: Rung, *, smoke: bool = False) -> dict[str, Any]:
+    """Tune one script; what it reached stands beside what it began with."""
+    out = bench.work / "tune" / f"ladder-{rung.name}"
+    budget_s = max(seconds - MARGIN_S, seconds / 2)
+    options = TuneOptions(out=out, budget_s=budget_s, accepts_load=True, confirm_pairs=2)
+    ablation = tune(workload(bench, rung, smoke=smoke), options, bench.tell, bench.machine)
+    return reached(ablation, rung, per_sample(arguments_of(rung, smoke=smoke))) | {
+        "ablation": ablation.to_json(),
+        "trials": trials_in(out),
+    }
+
+
+def arguments_of(rung: Rung, *, smoke: bool) -> tuple[str, ...]:
+    """Return what the script is called with."""
+    return SMOKE[rung.name] if smoke else rung.arguments
+
+
+def per_sample(arguments: Sequence[str]) -> int:
+    """Return how many tokens a sample of the loader has; an image counts as one.
+
+    >>> per_sample(("--batch-size", "16", "--context", "1024")), per_sample(("--side", "32"))
+    (1024, 1)
+    """
+    words = dict(pairwise(arguments))
+    return int(words.get("--context", 1))
+
+
+def reached(ablation: Ablation, rung: Rung, per_sample: int) -> dict[str, Any]:
+    """Return the rates before and after in the rung's unit."""
+    final = ablation.final or ablation.baseline
+    pair = ablation.confirmation if ablation.recipe.choices else None
+    rates = {
+        name: profile.samples_per_s * per_sample
+        for name, profile in (("naive_per_s", ablation.baseline), ("tuned_per_s", final))
+    }
+    return {
+        **rates,
+        "unit": rung.unit,
+        "goal_per_s": rung.goal_per_s,
+        "recipe": ablation.recipe.label,
+        "ratio": pair.ratio if pair else 1.0,
+        "stopped": ablation.stopped,
+    }
+
+
+def rung_words(result: Mapping[str, Any]) -> str:
+    """Return one rung as a line."""
+    naive, best = (format_rate(result[name]) for name in ("naive_per_s", "tuned_per_s"))
+    goal = f", goal {format_rate(result['goal_per_s'])}" if result["goal_per_s"] else ""
+    return f"{naive} -> {best} {result['unit']}/s{goal} ({result['recipe']})"
+
+
+def peers(seconds: float, bench: Bench, *, smoke: bool = False) -> dict[str, Any]:
+    """Train the naive scripts under the frameworks' defaults, as far as those are installed."""
+    deadline = time.monotonic() + seconds
+    rows: list[dict[str, Any]] = []
+    for rung in RUNGS[:3]:
+        for framework in FRAMEWORKS:
+            row: dict[str, Any] = {"script": rung.name, "framework": framework}
+            left_s = deadline - time.monotonic()
+            if importlib.util.find_spec(framework) is None:
+                row["why"] = "not installed"
+            elif left_s < PEER_S / 6:
+                row["why"] = "no time was left"
+            else:
+                row |= _peer(framework, rung, min(left_s, PEER_S), smoke=smoke)
+            rows.append(row)
+            bench.say(f"  {peer_words([row])}")
+    return {"rows": rows}
+
+
+def _peer(framework: str, rung: Rung, seconds: float, *, smoke: bool) -> dict[str, Any]:
+    arguments = arguments_of(rung, smoke=smoke)
+    command = [sys.executable, str(SCRIPTS / "framework_defaults.py"), "--framework", framework]
+    own = [word for word in arguments if word != ON_DEVICE]
+    command += ["--script", rung.script, "--", *own, "--steps", str(PEER_STEPS)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=False)
+    except subprocess.TimeoutExpired:
+        return {"why": f"not done within {seconds:.0f} s"}
+    if done.returncode != 0:
+        last = done.stderr.strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
+        return {"why": last[0][:300]}
+    seen = json.loads(done.stdout.splitlines()[-1])
+    step_s = statistics.median(seen["steps_ms"]) / 1e3
+    per_s = seen["batch_size"] * per_sample(arguments) / step_s
+    return {"per_s": per_s, "unit": rung.unit, "steps_ms": seen["steps_ms"]}
+
+
+def peer_words(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return what the frameworks reached as a line."""
+    return "; ".join(
+        f"{row['script']} {row['framework']} "
+        + (f"{format_rate(row['per_s'])} {row['unit']}/s" if "per_s" in row else row["why"])
+        for row in rows
+    )
