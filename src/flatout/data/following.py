@@ -1,0 +1,109 @@
+"""Follow images of bytes while a batch is made, and only then and there."""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+
+from flatout.data.arrays import ByteArray, LazyArray
+from flatout.data.levels import can_follow
+from flatout.data.tensors import FollowTensors, LazyTensor, from_array
+
+Replacement = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+
+@contextmanager
+def following() -> Iterator[None]:
+    """Follow what the running thread computes from images: Pillow's, and tensors of bytes.
+
+    For its duration `numpy.asarray`, `numpy.array`, `numpy.ascontiguousarray`, `torch.from_numpy`,
+    `torch.as_tensor` and `torch.tensor` are replaced by functions that know followed images; other
+    threads pass through them to the originals.
+    """
+    owner = threading.get_ident()
+    replaced = [(module, name, getattr(module, name)) for module, name, _ in REPLACED]
+    for module, name, make in REPLACED:
+        original = getattr(module, name)
+        setattr(module, name, _only_in(owner, make(original), original))
+    try:
+        with FollowTensors():
+            yield
+    finally:
+        for module, name, original in replaced:
+            setattr(module, name, original)
+
+
+def _only_in(
+    owner: int, replacement: Callable[..., Any], original: Callable[..., Any]
+) -> Callable[..., Any]:
+    def choose(*args: Any, **kwargs: Any) -> Any:
+        is_ours = threading.get_ident() == owner
+        return replacement(*args, **kwargs) if is_ours else original(*args, **kwargs)
+
+    return choose
+
+
+def _is_picture(value: Any) -> bool:
+    """Tell whether a value is a picture of Pillow's, without importing it."""
+    return hasattr(value, "__array_interface__") and hasattr(value, "getbands")
+
+
+def _array(original: Callable[..., Any]) -> Callable[..., Any]:
+    def make(value: Any, dtype: Any = None, **kwargs: Any) -> Any:
+        if isinstance(value, LazyArray):
+            order = kwargs.get("order") or "K"
+            found = value if order == "K" else LazyArray(value.pixels.ordered())
+            is_copy = original is np.array and kwargs.get("copy", True)
+            found = found.copy(order="K") if is_copy else found
+            return found if dtype is None else found.astype(dtype)
+        if isinstance(value, ByteArray) and dtype is not None:
+            return value.astype(dtype)
+        if not _is_picture(value):
+            return original(value, dtype, **kwargs)
+        made = original(value, None, **kwargs)
+        if not can_follow(made):
+            return made if dtype is None else original(made, dtype)
+        view = made.view(ByteArray)
+        return view if dtype is None else view.astype(dtype)
+
+    return make
+
+
+def _contiguous(original: Callable[..., Any]) -> Callable[..., Any]:
+    def make(value: Any, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(value, LazyArray) and not args and not kwargs:
+            return LazyArray(value.pixels.ordered())
+        made = original(value, *args, **kwargs)
+        is_bytes = isinstance(value, ByteArray) and made.dtype == np.uint8
+        return made.view(ByteArray) if is_bytes else made
+
+    return make
+
+
+def _tensor(original: Callable[..., Any]) -> Callable[..., Any]:
+    def make(value: Any, *args: Any, **kwargs: Any) -> Any:
+        if not isinstance(value, LazyArray):
+            return original(value, *args, **kwargs)
+        dtype = kwargs.pop("dtype", None) or (args[0] if args else None)
+        if kwargs or len(args) > 1 or any(stride < 0 for stride in value.pixels.bytes.strides):
+            return original(np.asarray(value.__array__()), *args, **kwargs)
+        lazy: Any = LazyTensor(from_array(value.pixels).pixels)
+        if original is torch.tensor:
+            lazy = LazyTensor(lazy.pixels.ordered().copied())
+        return lazy if dtype is None else lazy.to(dtype)
+
+    return make
+
+
+REPLACED: tuple[tuple[Any, str, Replacement], ...] = (
+    (np, "asarray", _array),
+    (np, "array", _array),
+    (np, "ascontiguousarray", _contiguous),
+    (torch, "from_numpy", _tensor),
+    (torch, "as_tensor", _tensor),
+    (torch, "tensor", _tensor),
+)
+"""Functions through which pictures become arrays, and arrays tensors."""

@@ -1,0 +1,127 @@
+"""Prove on a script's own samples that another way to make batches gives the same ones.
+
+Two copies of the process are forked at the same moment, so that every random stream stands alike in
+both, those that a data set keeps for itself included. Each makes the loader's first batch, one in
+the script's way and one in the other; the digests are compared here.
+"""
+
+import hashlib
+import pickle
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import IterableDataset
+from torch.utils.data._utils import fetch as fetching
+
+from flatout.data.forked import in_forks
+from flatout.data.streams import Streams
+from flatout.data.transport import leaves, unpack
+
+SAMPLES = 32
+"""Samples that are compared, of the loader's first batch."""
+LIMIT_S = 60.0
+"""Longest time for them."""
+WAYS = ("the script's own way", "the other way")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proof:
+    """What came of the comparison."""
+
+    trouble: str = ""
+    """Why the other way must not be taken; empty where it gave the same batch."""
+    facts: Any = None
+    """What the other way told about itself."""
+
+
+def first_batch(loader: Any, collate: Callable[[Any], Any]) -> Any:
+    """Make the loader's first batch, cut down to `SAMPLES`, with a collation of one's choice.
+
+    What travels as bytes is restored.
+    """
+    is_batched = loader.batch_sampler is not None
+    indices = next(iter(loader.batch_sampler if is_batched else loader.sampler))
+    if is_batched:
+        indices = list(indices)[:SAMPLES]
+    fetcher = fetching._MapDatasetFetcher(loader.dataset, is_batched, collate, drop_last=False)
+    return unpack(fetcher.fetch(indices))  # type: ignore[no-untyped-call]
+
+
+def compare_ways(
+    plain: Callable[[], Any], other: Callable[[], tuple[Any, Any]], limit_s: float = LIMIT_S
+) -> Proof:
+    """Run both in forked copies and compare what they made.
+
+    Args:
+        plain: Makes a batch in the script's way.
+        other: Makes it in the other way; returns it with facts, plain JSON values.
+        limit_s: Longest time for both.
+    """
+    streams = Streams()
+
+    def make_plain() -> Any:
+        streams.set_back()
+        return digests(plain())
+
+    def make_other() -> Any:
+        streams.set_back()
+        batch, facts = other()
+        return [digests(batch), facts]
+
+    results = in_forks([make_plain, make_other], limit_s)
+    for result, name in zip(results, WAYS, strict=True):
+        if result is None:
+            return Proof(trouble=f"{name} took more than {limit_s:.0f} s for {SAMPLES} samples")
+        if "error" in result:
+            return Proof(trouble=f"a sample could not be made in {name}: {result['error']}")
+    expected, (found, facts) = (result["value"] for result in results if result is not None)
+    return Proof(trouble=_difference(expected, found), facts=facts)
+
+
+def _difference(expected: list[Any], found: list[Any]) -> str:
+    if len(expected) != len(found):
+        return f"the batches differ: {len(found)} fields instead of {len(expected)}"
+    for one, two in zip(expected, found, strict=True):
+        if one[:-1] != two[:-1]:
+            return f"the batches differ: {two[:-1]} instead of {one[:-1]}"
+        if one != two:
+            return f"the batches differ in the values of {one[:-1]}"
+    return ""
+
+
+def can_be_compared(loader: Any) -> str:
+    """Return why a loader's batches cannot be compared, or an empty text."""
+    if isinstance(loader.dataset, IterableDataset):
+        return "the data set is iterable: there is no sample to make twice"
+    return ""
+
+
+def digests(batch: Any) -> list[list[Any]]:
+    """Return type, shape, strides and digest of every leaf of a batch, as plain JSON values."""
+    return [_digest(leaf) for leaf in leaves(batch)]
+
+
+def _digest(leaf: Any) -> list[Any]:
+    if isinstance(leaf, torch.Tensor) and leaf.layout == torch.strided:
+        raw = leaf.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+        form: list[Any] = [
+            type(leaf).__name__,
+            str(leaf.dtype),
+            list(leaf.shape),
+            list(leaf.stride()),
+        ]
+    elif isinstance(leaf, np.ndarray) and not leaf.dtype.hasobject:
+        raw, form = leaf.tobytes(), [str(leaf.dtype), list(leaf.shape), list(leaf.strides)]
+    else:
+        raw, form = _pickled(leaf), [type(leaf).__qualname__]
+    return [*form, hashlib.blake2b(raw, digest_size=16).hexdigest()]
+
+
+def _pickled(leaf: Any) -> bytes:
+    try:
+        return pickle.dumps(leaf)
+    except Exception:  # noqa: BLE001  pickling runs the user's code; only its type is compared then
+        return b""

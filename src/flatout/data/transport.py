@@ -1,0 +1,171 @@
+"""Let a loader's batches travel as bytes: made in the worker, restored where they are used."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import dataloader as iterating
+from torch.utils.data._utils import collate as collating
+from torch.utils.data._utils import fetch as fetching
+
+from flatout.core.nested import map_leaves
+from flatout.data.arrays import ByteArray, LazyArray
+from flatout.data.following import following
+from flatout.data.levels import UnfollowableError
+from flatout.data.packed import Packed, restored, shared_bytes
+from flatout.data.streams import Streams
+from flatout.data.tensors import LazyTensor, computed, from_array
+
+MARK = "_flatout_bytes"
+"""On the fetcher's class once it follows."""
+
+
+class PackingCollate:
+    """The script's own collation, whose followed fields leave as bytes."""
+
+    def __init__(self, collate: Callable[[Any], Any], device: torch.device | None = None) -> None:
+        self.collate = collate
+        self.device = device
+        """Where batches are restored; None for the CPU."""
+        self.is_on = True
+        self.trouble = ""
+        """Why batches are made the ordinary way, once they are."""
+        self.packed = 0
+        """Fields that left as bytes."""
+        install()
+
+    def __call__(self, samples: Any) -> Any:
+        """Collate, and pack what can be."""
+        batch = map_leaves(self.collate(samples), pack)
+        self.packed += sum(type(leaf) is Packed for leaf in leaves(batch))
+        return batch
+
+    def __reduce__(self) -> Any:
+        return PackingCollate, (
+            self.collate,
+            self.device,
+        )  # a spawned worker installs what it needs
+
+
+def pack(leaf: Any) -> Any:
+    """Return what a worker sends for one leaf of a batch."""
+    if isinstance(leaf, LazyArray):
+        leaf = np.asarray(leaf.__array__())
+    if isinstance(leaf, ByteArray):
+        return leaf.view(np.ndarray)
+    if type(leaf) is not LazyTensor:
+        return leaf
+    pixels = leaf.pixels
+    if not pixels.grid.levels.is_floating_point():
+        return computed(pixels)
+    store = pixels.store
+    if store is None:
+        values = pixels.bytes
+        store = shared_bytes(values.shape)
+        if not pixels.is_ordered and torch.utils.data.get_worker_info() is None:
+            with torch._C.DisableTorchFunction():
+                store = torch.from_numpy(np.copy(values, "K"))
+        else:
+            store.numpy()[...] = values
+    return Packed(store, pixels.grid.levels, pixels.axis, pixels.grid.steps)
+
+
+def leaves(batch: Any) -> list[Any]:
+    """Return the leaves of a batch."""
+    found: list[Any] = []
+
+    def note(leaf: Any) -> Any:
+        found.append(leaf)
+        return leaf
+
+    map_leaves(batch, note)
+    return found
+
+
+def unpack(batch: Any, device: torch.device | None = None) -> Any:
+    """Return a batch as the script's own collation would have made it."""
+
+    def restore(leaf: Any) -> Any:
+        return restored(leaf, device) if type(leaf) is Packed else leaf
+
+    return map_leaves(batch, restore)
+
+
+def install() -> None:
+    """Make torch's fetchers follow, and its iterators restore, where `PackingCollate` collates."""
+    kind: Any = fetching._MapDatasetFetcher
+    if getattr(kind, MARK, False):
+        return
+    collating.default_collate_fn_map[LazyTensor] = _collate_tensors
+    collating.default_collate_fn_map[LazyArray] = _collate_arrays
+    _follow_fetches(kind)
+    for name in ("_SingleProcessDataLoaderIter", "_MultiProcessingDataLoaderIter"):
+        _restore_batches(getattr(iterating, name))
+    setattr(kind, MARK, True)
+
+
+def _follow_fetches(kind: Any) -> None:
+    original = kind.fetch
+
+    @functools.wraps(original)
+    def fetch(fetcher: Any, indices: Any) -> Any:
+        plan = find_plan(fetcher.collate_fn)
+        if plan is None or not plan.is_on:
+            return original(fetcher, indices)
+        return follow_or_repeat(plan, lambda: original(fetcher, indices))
+
+    kind.fetch = fetch
+
+
+def _restore_batches(kind: Any) -> None:
+    original = kind._next_data
+
+    @functools.wraps(original)
+    def next_data(iterator: Any) -> Any:
+        batch = original(iterator)
+        plan = find_plan(iterator._collate_fn)
+        return batch if plan is None else unpack(batch, plan.device)
+
+    kind._next_data = next_data
+
+
+def find_plan(collate: Any) -> PackingCollate | None:
+    """Return the packing collation under what others wrapped around it."""
+    while collate is not None and not isinstance(collate, PackingCollate):
+        collate = getattr(collate, "__wrapped__", None)
+    return collate
+
+
+def follow_or_repeat(plan: PackingCollate, fetch: Callable[[], Any]) -> Any:
+    """Make a batch followed; where that fails, make it again the ordinary way, with the same draws.
+
+    An error of the data set's own comes from the ordinary way, in its own words, and following goes
+    on for the next batch. If the ordinary way works, following was at fault and ends.
+    """
+    streams = Streams()
+    try:
+        with following():
+            return fetch()
+    except (Exception, UnfollowableError) as error:  # noqa: BLE001  the user's code runs here
+        reason = f"{type(error).__name__}: {error}"
+    streams.set_back()
+    batch = fetch()
+    plan.is_on, plan.trouble = False, reason
+    return batch
+
+
+def _collate_tensors(samples: Any, *, collate_fn_map: Any = None) -> Any:
+    del collate_fn_map
+    return torch.stack(list(samples), 0)
+
+
+def _collate_arrays(samples: Any, *, collate_fn_map: Any = None) -> Any:
+    del collate_fn_map
+    lazy: list[torch.Tensor] = [
+        LazyTensor(from_array(x.pixels).pixels) for x in samples if isinstance(x, LazyArray)
+    ]
+    if len(lazy) != len(samples):
+        raise UnfollowableError("some samples of a field are images and some are not")
+    return torch.stack(lazy, 0)

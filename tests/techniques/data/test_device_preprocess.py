@@ -1,0 +1,152 @@
+import random
+import shutil
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch.utils.data import DataLoader
+
+from flatout.core.errors import NotApplicable
+from flatout.core.recipe import Choice, Recipe
+from flatout.core.trial import Outcome
+from flatout.core.workload import Workload
+from flatout.data.transport import PackingCollate
+from flatout.techniques.data.device_preprocess import DevicePreprocess, send_bytes
+from flatout.workflow.demo import scenarios
+from flatout.workflow.lab import Lab
+from flatout.workflow.referee import Referee
+from tests.data.photographs import photograph
+from tests.data.tails import Pictures, numpy_arithmetic, standardised
+from tests.techniques.data.samples import Stream
+from tests.techniques.facts import gpu, loader, machine, profile
+from tests.techniques.guarded import machine as real_machine
+
+
+@pytest.fixture(scope="module")
+def pictures():
+    noise = np.random.default_rng(0)
+    made = [noise.integers(0, 256, (50, 60, 3), dtype=np.uint8) for _ in range(8)]
+    return [Image.fromarray(pixels) for pixels in made]
+
+
+def starved(kind="cpu", wait_ms=300.0, **changes):
+    known = {"batch_size": 8, "batch_bytes": 8 * 600_000}
+    return profile(
+        kind=kind, phases_ms={"data_wait": wait_ms}, loaders=(loader(**known | changes),)
+    )
+
+
+def test_the_proof_leaves_the_random_streams_where_they_were(pictures):
+    built = DataLoader(Pictures(pictures, numpy_arithmetic), 4, shuffle=True)
+    torch.manual_seed(0)
+    random.seed(0)
+    expected = [x.clone() for batch in built for x in batch]
+    torch.manual_seed(0)
+    random.seed(0)
+
+    DevicePreprocess().epoch(built)
+
+    assert isinstance(built.collate_fn, PackingCollate)
+    assert all(map(torch.equal, (x for batch in built for x in batch), expected))
+
+
+def test_a_second_epoch_needs_no_second_proof(pictures, monkeypatch):
+    built = DevicePreprocess().epoch(DataLoader(Pictures(pictures, numpy_arithmetic), 4))
+    once = built.collate_fn
+    monkeypatch.setattr("flatout.data.proof.in_forks", None)
+
+    assert DevicePreprocess().epoch(built).collate_fn is once
+
+
+@pytest.mark.parametrize(
+    ("dataset", "reason"),
+    [
+        (lambda p: Pictures(p, standardised), "no floating-point tensor"),
+        (lambda _: Stream(), "iterable"),
+        (lambda p: Pictures(p, lambda _: 1 / 0), "could not be made in the script's own way"),
+        (lambda p: Pictures(p, lambda x: torch.from_numpy(np.array(x))), "no floating-point"),
+    ],
+)
+def test_what_cannot_travel_as_bytes_is_left_alone_with_the_reason(pictures, dataset, reason):
+    built = DataLoader(dataset(pictures), 4)
+    before = built.collate_fn
+
+    for _ in range(2):
+        with pytest.raises(NotApplicable, match=reason):
+            DevicePreprocess().epoch(built)
+    assert built.collate_fn is before
+
+
+def test_samples_that_differ_between_two_copies_of_the_process_are_left_alone(pictures):
+    def unlike(image):
+        return numpy_arithmetic(image) * random.SystemRandom().random()
+
+    with pytest.raises(NotApplicable, match="differ in the values"):
+        send_bytes(DataLoader(Pictures(pictures, unlike), 4))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="looks at a machine without a GPU")
+def test_without_a_gpu_there_is_no_device_to_scale_on(pictures):
+    with pytest.raises(NotApplicable, match="no CUDA device"):
+        DevicePreprocess(on_device=True).epoch(DataLoader(Pictures(pictures, numpy_arithmetic), 4))
+
+
+def test_it_is_offered_where_a_loop_waits_for_images():
+    (found,) = DevicePreprocess.candidates(starved(), machine())
+
+    effect = found.predict(starved(), machine())
+    assert not found.on_device
+    assert -110 < effect.step_ms < 0
+
+
+def test_workers_share_what_is_saved():
+    alone = DevicePreprocess().predict(starved(), machine()).step_ms
+    shared = DevicePreprocess().predict(starved(num_workers=2), machine()).step_ms
+
+    assert alone < shared < 0
+
+
+def test_beside_a_gpu_the_device_scales():
+    (found,) = DevicePreprocess.candidates(starved(kind="cuda"), machine(device=gpu()))
+
+    assert found.on_device
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [starved(wait_ms=1.0), starved(batch_bytes=8 * 4_000), starved(is_iterable=True), profile()],
+)
+def test_it_is_not_offered_where_it_cannot_matter(facts):
+    assert DevicePreprocess.candidates(facts, machine()) == ()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("levers", [("device_preprocess",), ("fast_decode", "device_preprocess")])
+def test_the_guard_finds_the_unmodified_starved_script_bit_identical(tmp_path, levers):
+    pytest.importorskip("simplejpeg")
+    shutil.copy(scenarios() / "starved_images" / "train.py", tmp_path)
+    for number in range(48):
+        folder = tmp_path / "photos" / str(number % 3)
+        folder.mkdir(parents=True, exist_ok=True)
+        photograph(folder, number, (130, 120))
+    options = "--data photos --width 8 --image-size 64 --epochs 50 --batch-size 8"
+    workload = Workload(
+        target="train.py", arguments=tuple(options.split()), folder=tmp_path, python=sys.executable
+    )
+    lab = Lab(workload=workload, machine=real_machine(), out=Path(tmp_path), limit_s=200.0)
+    recipe = Recipe(
+        choices=(
+            Choice(technique="loader_workers", settings={"num_workers": 2}),
+            *(Choice(technique=name) for name in levers),
+        )
+    )
+
+    verdict = Referee(lab, lambda _: None).check(recipe)
+    trial = lab.time(recipe)
+
+    assert verdict.status == "same", verdict.why
+    assert trial.outcome is Outcome.OK
+    assert trial.not_applied == ()

@@ -1,0 +1,117 @@
+import importlib.util
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from flatout.core.errors import NotApplicable
+from flatout.data import decoders, pillow
+from flatout.data.pillow import SwapInWorker
+from flatout.techniques.data.fast_decode import FastDecode, decode_fast
+from tests.data.photographs import Photographs, photograph
+from tests.techniques.data.samples import Numbers, Stream
+from tests.techniques.facts import loader, machine, profile
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("simplejpeg") is None, reason="needs simplejpeg"
+)
+
+
+@pytest.fixture(autouse=True)
+def undo():
+    yield
+    for swap in list(pillow._ACTIVE):
+        swap.undo()
+
+
+@pytest.fixture
+def paths(tmp_path):
+    return [photograph(tmp_path, number) for number in range(12)]
+
+
+def starved(wait_ms=300.0, **changes):
+    known = {"batch_size": 8, "batch_bytes": 8 * 600_000}
+    return profile(phases_ms={"data_wait": wait_ms}, loaders=(loader(**known | changes),))
+
+
+def seen(built):
+    torch.manual_seed(0)
+    return [[x.tolist() for x in batch] for batch in built]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_batches_are_the_same_bit_by_bit(paths, workers):
+    built = DataLoader(Photographs(paths), 3, shuffle=True, num_workers=workers)
+    expected = seen(built)
+
+    FastDecode().epoch(built)
+
+    assert seen(built) == expected
+    assert seen(FastDecode().epoch(built)) == expected
+
+
+def test_in_the_training_process_images_come_from_the_other_decoder(paths):
+    built = decode_fast(DataLoader(Photographs(paths), 3))
+
+    seen(built)
+
+    (swap,) = pillow._ACTIVE
+    assert (swap.compared, swap.decoded, swap.trouble) == (4, 8, "")
+
+
+def test_workers_swap_and_the_training_process_does_not(paths):
+    asked = []
+    built = DataLoader(Photographs(paths), 3, num_workers=1, worker_init_fn=asked.append)
+
+    FastDecode().epoch(built)
+
+    assert isinstance(built.worker_init_fn, SwapInWorker)
+    assert built.worker_init_fn.then == asked.append
+    assert pillow._ACTIVE == []
+
+
+@pytest.mark.parametrize(
+    ("dataset", "reason"),
+    [
+        (lambda _: Numbers(), "no colour JPEG is opened"),
+        (lambda _: Stream(), "iterable"),
+        (lambda f: Photographs([photograph(f, 50, kind="png")]), "no colour JPEG is opened"),
+        (lambda f: Photographs([f / "gone.jpg"]), "FileNotFoundError"),
+    ],
+)
+def test_where_there_is_no_jpeg_nothing_is_swapped_and_it_says_why(tmp_path, dataset, reason):
+    with pytest.raises(NotApplicable, match=reason):
+        FastDecode().epoch(DataLoader(dataset(tmp_path), 1))
+    assert pillow._ACTIVE == []
+
+
+def test_a_decoder_with_other_pixels_is_refused_by_name(paths, monkeypatch):
+    def wrong(name):
+        del name
+        right = decoders._simplejpeg()
+        return decoders.Decoder(
+            name="wrong", decode=lambda data: right.decode(data)[..., :3] // 2, layout="RGB"
+        )
+
+    monkeypatch.setattr(decoders, "load_decoder", wrong)
+
+    with pytest.raises(NotApplicable, match="wrong decodes an image to other pixels than Pillow"):
+        FastDecode().epoch(DataLoader(Photographs(paths), 3))
+
+
+def test_it_is_offered_where_a_loop_waits_for_images():
+    (found,) = FastDecode.candidates(starved(), machine())
+
+    assert found.decoder == "simplejpeg"
+    assert found.predict(starved(), machine()).step_ms == pytest.approx(-36.0)
+
+
+def test_opencv_is_offered_where_it_is_all_there_is(monkeypatch):
+    monkeypatch.setattr(decoders, "installed", lambda: ("opencv",))
+
+    assert FastDecode.candidates(starved(), machine()) == [FastDecode(decoder="opencv")]
+
+
+@pytest.mark.parametrize("facts", [starved(wait_ms=1.0), starved(batch_bytes=8_000), profile()])
+def test_it_is_not_offered_where_it_cannot_matter(facts):
+    assert FastDecode.candidates(facts, machine()) == ()
