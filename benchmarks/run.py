@@ -31,6 +31,7 @@ SUITES = (
     "already_tuned",
     "ceilings",
     "loader_peers",
+    "loader_settings",
 )
 
 
