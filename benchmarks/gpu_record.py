@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from benchmarks import gemm, ladder
+from benchmarks import gemm, gpu_memory, ladder
 from benchmarks.bench import Record, cells
 from benchmarks.stages import Results, worked
 from benchmarks.suites import overhead
@@ -143,5 +143,6 @@ WORDS = {
     "gemm": _gemm_words,
     "ladder": ladder.rung_words,
     "peers": _peers_words,
+    "memory": gpu_memory.result_words,
 }
 """How a stage's result reads, by the first word of its name."""

@@ -23,7 +23,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks import gemm, ladder
+from benchmarks import gemm, gpu_memory, ladder
 from benchmarks.bench import Bench, brief, open_lab, trials_in
 from benchmarks.gpu_record import SLOW, STARVED, TUNED, record_of
 from benchmarks.record import RECORDS, write_record
@@ -55,6 +55,7 @@ COMPUTE = ("gemm", "ladder", "peers")
 SETS = {
     "base": "flatout itself: measure, tune, overhead, A/A",
     "compute": "products, naive scripts tuned, and the same under frameworks",
+    "memory": "predicted memory against the device's own counters",
 }
 
 
@@ -128,13 +129,23 @@ def main(arguments: Sequence[str]) -> int:
 
 def chosen(stages: Sequence[Stage], name: str, words: Sequence[str]) -> list[Stage]:
     """Return the stages of a set whose names begin with one of the words; without words all."""
-    parts = {"base": False, "compute": True}
     return [
         stage
         for stage in stages
-        if (name == "all" or stage.name.startswith(COMPUTE) is parts[name])
+        if (name in ("all", set_of(stage.name)))
         and (not words or stage.name.startswith(tuple(words)))
     ]
+
+
+def set_of(name: str) -> str:
+    """Return the set that a stage belongs to.
+
+    >>> set_of("tune slow_compute"), set_of("gemm"), set_of("memory")
+    ('base', 'compute', 'memory')
+    """
+    if name.startswith(COMPUTE):
+        return "compute"
+    return "memory" if name == "memory" else "base"
 
 
 def run_all(
@@ -185,6 +196,7 @@ def stages_of(bench: Bench, sizes: Sizes) -> list[Stage]:
             for rung, times in zip(ladder.RUNGS, sizes.ladder_s, strict=True)
         ),
         stage("peers", ladder.peers, (60, 20), smoke=sizes.is_smoke),
+        stage("memory", gpu_memory.run, (110, 40), smoke=sizes.is_smoke),
     ]
 
 

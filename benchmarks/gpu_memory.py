@@ -1,0 +1,286 @@
+"""Predicted memory against a GPU's: 24 cases, each in a process of its own, several at a time.
+
+For each case: the plan's allocated and reserved bytes beside torch's own counters; the recorded
+snapshot played through the simulator, so that its error and the tracer's are told apart; and for
+four subjects whether the recommended batch fits under a limit, and a batch 3 % larger does not.
+Written without a GPU: it has never run on one.
+"""
+
+import json
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.bench import Bench
+from flatout.core.units import GIB, format_bytes
+from flatout.hardware.catalogue import GpuModel, model_of
+from flatout.memory.allocator_settings import AllocatorSettings
+from flatout.memory.calibration import calibration_document, file_name, find_calibration
+from flatout.memory.extrapolate import affine
+from flatout.memory.recorded import read_snapshot, replay_recorded
+from flatout.memory.solve import largest_batch, steady_replay
+from flatout.memory.stream import MemoryStream
+from flatout.memory.workspaces import with_workspaces
+from flatout.workflow.memory_trace import TraceRequest, open_tracer
+
+SCRIPTS = Path(__file__).parent / "scripts"
+CASES = SCRIPTS / "memory_cases.py"
+AT_ONCE = 6
+"""Processes side by side: importing torch takes most of a case, and sixteen cores are there."""
+CASE_S = 60.0
+LIMITED = ("resnet_fp32", "gpt_bf16", "vit_bf16", "lstm_fp32")
+LIMIT_BYTES = 8 * GIB
+"""A device this small is full in a second."""
+MARGIN = 1.01
+"""The plan's own margin for a GPU's operators."""
+LARGER = 1.03
+"""The true largest batch may be this much above the recommended one."""
+GOALS = {"allocated": (0.002, 0.01), "reserved": (0.01, 0.03)}
+"""Median and largest relative error that are aimed at."""
+WORKSPACES = (32 * 1024 * 1024, 8_519_680)
+"""Sizes that torch gives cuBLAS, by compute capability."""
+
+Case = tuple[str, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where the cases run."""
+
+    work: Path
+    gpu: GpuModel
+    torch: str
+    deadline: float
+
+
+def run(seconds: float, bench: Bench, *, smoke: bool = False) -> dict[str, Any]:
+    """Compare case by case until the time is up; without a CUDA device only predict one."""
+    place = Place(
+        work=bench.work,
+        gpu=model_of(bench.machine.device),
+        torch=bench.machine.torch_version,
+        deadline=time.monotonic() + seconds,
+    )
+    cases = all_cases()[:1] if smoke else all_cases()
+    if bench.machine.device.kind != "cuda":
+        return {"rows": [predicted(place, case) for case in cases[:1]], "why": "no CUDA device"}
+    # The first one alone: what the process takes beside the allocator is seen on an idle device.
+    rows = [compared(place, cases[0])]
+    rows += side_by_side(place, cases[1:], compared)
+    for row in rows:
+        bench.say(f"  memory {words(row)}")
+    limited = side_by_side(place, [(name, 0) for name in LIMITED][: 1 if smoke else None], held_to)
+    found = {"rows": rows, "limited": limited, **summary(rows)}
+    found["calibration"] = calibration(place, rows)
+    return found
+
+
+def all_cases() -> list[Case]:
+    """Return the cases, every subject at its smaller batch first."""
+    sys.path.insert(0, str(SCRIPTS))
+    try:
+        from memory_cases import BATCHES
+    finally:
+        sys.path.remove(str(SCRIPTS))
+    return [(name, batches[size]) for size in (0, 1) for name, batches in BATCHES.items()]
+
+
+def side_by_side(
+    place: Place, cases: Sequence[Case], work: Callable[[Place, Case], dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """Work on several cases at once; what the time does not reach, or what fails, says so."""
+
+    def guarded(case: Case) -> dict[str, Any]:
+        if time.monotonic() > place.deadline:
+            return {"case": named(case), "why": "no time left"}
+        try:
+            return work(place, case)
+        except Exception as error:  # noqa: BLE001  one case must not take the others down
+            return {"case": named(case), "why": f"{type(error).__name__}: {error}"[:500]}
+
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        return list(pool.map(guarded, cases))
+
+
+def predicted(place: Place, case: Case) -> dict[str, Any]:
+    """Return what is predicted for a case."""
+    name, batch = case
+    with open_tracer(f"{CASES}:{name}") as trace:
+        stream = trace(request(place, batch))
+    full = with_workspaces(stream, find_calibration(place.gpu, place.torch))
+    played = steady_replay(full, AllocatorSettings(), None)
+    return {
+        "case": named(case),
+        "allocated": played.peak_allocated,
+        "reserved": played.peak_reserved,
+        "method": stream.method,
+        "sizes": sizes_of(full),
+    }
+
+
+def compared(place: Place, case: Case) -> dict[str, Any]:
+    """Return the prediction of a case beside what torch's allocator did."""
+    guess = predicted(place, case)
+    result, snapshot = (place.work / f"memory-{named(case)}.{end}" for end in ("json", "pickle"))
+    truth = played_for_real(case, result, snapshot)
+    recorded = read_snapshot(snapshot)
+    simulated = replay_recorded(recorded, AllocatorSettings())
+    entries = recorded["device_traces"][0]
+    asked = [entry["size"] for entry in entries if entry["action"] == "alloc"]
+    sizes = guess.pop("sizes")
+    snapshot.unlink()
+    return {
+        **guess,
+        "truth": truth,
+        "errors": {part: guess[part] / truth[part] - 1 for part in ("allocated", "reserved")},
+        "simulator": {
+            "error": simulated.error,
+            "is_exact": simulated.is_exact,
+            "first_difference": simulated.first_difference,
+        },
+        "requests": len(asked),
+        "unpredicted": difference(sizes, asked),
+        "cublas": sorted({size for size in asked if size in WORKSPACES}),
+    }
+
+
+def held_to(place: Place, case: Case) -> dict[str, Any]:
+    """Return whether the batch recommended for a limited device fits, and a larger one does not."""
+    name = case[0]
+    calibration_now = find_calibration(place.gpu, place.torch)
+    with open_tracer(f"{CASES}:{name}") as trace:
+        model = affine(trace(request(place, 4)), trace(request(place, 5)))
+    best = largest_batch(
+        lambda batch: with_workspaces(model.at(batch), calibration_now),
+        int(LIMIT_BYTES / MARGIN),
+        AllocatorSettings(),
+    )
+    recommended = best.without_retries or 1
+    larger = int(recommended * LARGER) + 1
+    fits = [
+        played_for_real((name, batch), place.work / f"limit-{name}-{batch}.json", None)["fits"]
+        for batch in (recommended, larger)
+    ]
+    return {
+        "case": name,
+        "recommended": recommended,
+        "fits": fits[0],
+        "larger": larger,
+        "larger_fits": fits[1],
+    }
+
+
+def played_for_real(case: Case, result: Path, snapshot: Path | None) -> dict[str, Any]:
+    """Train a case on the device; without a place for a snapshot under the limit.
+
+    Raises:
+        RuntimeError: if it fails other than by running out of memory.
+    """
+    name, batch = case
+    words = [str(SCRIPTS / "memory_case.py"), name, str(batch), str(result), str(snapshot or "-")]
+    words += [str(LIMIT_BYTES)] if snapshot is None else []
+    done = subprocess.run(
+        [sys.executable, *words], capture_output=True, text=True, timeout=CASE_S, check=False
+    )
+    if done.returncode != 0:
+        raise RuntimeError(done.stderr.strip()[-500:])
+    found: dict[str, Any] = json.loads(result.read_text(encoding="utf-8"))
+    return found
+
+
+def request(place: Place, batch: int) -> TraceRequest:
+    """Return what is asked of the tracer for this device."""
+    capability = place.gpu.compute_capability or TraceRequest().capability
+    return TraceRequest(batch=batch, capability=capability)
+
+
+def sizes_of(stream: MemoryStream) -> list[int]:
+    """Return the sizes that are asked for, in their order."""
+    return [stream.allocations[i].size for i, born in stream.events if born]
+
+
+def difference(predicted_sizes: Sequence[int], asked: Sequence[int]) -> dict[str, int] | None:
+    """Return where the recorded sizes first leave the predicted ones.
+
+    >>> difference([1, 2], [1, 3, 4])
+    {'at': 1, 'predicted': 2, 'recorded': 3}
+    """
+    real = [size for size in predicted_sizes if size]
+    for number, (one, other) in enumerate(zip(real, asked, strict=False)):
+        if one != other:
+            return {"at": number, "predicted": one, "recorded": other}
+    return None
+
+
+def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return median and largest errors, and whether they are what is aimed at."""
+    compared_rows = [row for row in rows if "errors" in row]
+    found: dict[str, Any] = {"compared": len(compared_rows)}
+    for part, (median, largest) in GOALS.items():
+        errors = [abs(row["errors"][part]) for row in compared_rows]
+        if errors:
+            found[part] = {
+                "median": statistics.median(errors),
+                "largest": max(errors),
+                "holds": statistics.median(errors) <= median and max(errors) <= largest,
+            }
+    exact = [row["simulator"]["is_exact"] for row in compared_rows]
+    found["simulator_exact"] = sum(exact)
+    return found
+
+
+def calibration(place: Place, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the calibration file of this GPU and torch, to be put among the others."""
+    alone = rows[0]
+    amounts: dict[str, tuple[int, str]] = {}
+    if "truth" in alone:
+        why = f"mem_get_info less reserved, after three steps of {alone['case']}"
+        amounts["context"] = (alone["truth"]["outside"], why)
+    workspaces = [row["cublas"][-1] for row in rows if row.get("cublas")]
+    if workspaces:
+        amounts["cublas_workspace"] = (statistics.mode(workspaces), "in the recorded requests")
+    errors = {}
+    for name, part in (("trace", "allocated"), ("reserve", "reserved")):
+        seen = [abs(row["errors"][part]) for row in rows if "errors" in row]
+        if seen:
+            errors[name] = max(seen)
+    document = calibration_document(place.gpu.name, place.torch, amounts, errors)
+    return {"file": file_name(place.gpu.name, place.torch), "document": document}
+
+
+def named(case: Case) -> str:
+    """Return a case's name."""
+    return f"{case[0]}-{case[1]}"
+
+
+def words(row: Mapping[str, Any]) -> str:
+    """Return a row in a line."""
+    if "errors" not in row:
+        return f"{row['case']}: {row.get('why', 'predicted only')}"
+    errors = ", ".join(f"{part} {error:+.2%}" for part, error in row["errors"].items())
+    simulator = "exact" if row["simulator"]["is_exact"] else f"{row['simulator']['error']:+.2%}"
+    return (
+        f"{row['case']}: {errors}, simulator {simulator}, "
+        f"{format_bytes(row['truth']['reserved'])} reserved"
+    )
+
+
+def result_words(result: Mapping[str, Any]) -> str:
+    """Return the stage's result in a line, for the record's table."""
+    if "compared" not in result:
+        return str(result.get("why", "nothing compared"))
+    parts = [
+        f"{part} median {result[part]['median']:.2%}, worst {result[part]['largest']:.2%}"
+        for part in GOALS
+        if part in result
+    ]
+    kept = [row for row in result["limited"] if "fits" in row]
+    held = sum(row["fits"] and not row["larger_fits"] for row in kept)
+    parts.append(f"simulator exact in {result['simulator_exact']} of {result['compared']}")
+    return "; ".join([*parts, f"largest batch held in {held} of {len(kept)}"])
