@@ -91,8 +91,7 @@ def token_dtype(encoding: Encoding) -> str:
     """
     if encoding.tokenizer == BYTES:
         return "<u2"
-    size = _tokenizer(encoding.tokenizer).get_vocab_size(with_added_tokens=True)
-    return "<u2" if size <= 2**16 else "<u4"
+    return "<u2" if _largest_token(encoding.tokenizer) < 2**16 else "<u4"
 
 
 def _tokens(part: bytes, encoding: Encoding) -> "np.ndarray[Any, np.dtype[Any]]":
@@ -104,6 +103,11 @@ def _tokens(part: bytes, encoding: Encoding) -> "np.ndarray[Any, np.dtype[Any]]"
     except UnicodeDecodeError as error:
         raise BadSample(f"the text is not Unicode ({error})") from None
     return np.asarray(_tokenizer(encoding.tokenizer).encode(text).ids, dtype=dtype)
+
+
+@cache
+def _largest_token(path: str) -> int:
+    return max(_tokenizer(path).get_vocab(with_added_tokens=True).values(), default=0)
 
 
 @cache

@@ -19,6 +19,8 @@ from flatout.data.sources.source import Contents, fingerprint_of, label_in, need
 
 BLOCK_BYTES = 1 << 24
 """Read at a time while the lines are counted."""
+BLANK_BYTES = 8
+"""Lines up to this length are looked at: blanks and a carriage return are no sample."""
 TEXT = Field(name="text", kind="str")
 
 
@@ -102,9 +104,8 @@ def _spans(path: Path) -> "np.ndarray[Any, np.dtype[np.int64]]":
     begins = np.concatenate([np.zeros(1, dtype=np.int64), found[:-1] + 1])
     spans = np.stack([begins, found], axis=1)
     spans = spans[spans[:, 1] > spans[:, 0]]
-    blank = [
-        n for n, (a, b) in enumerate(spans) if b - a < 3 and not _pread(str(path), a, b).strip()
-    ]
+    short = np.flatnonzero(spans[:, 1] - spans[:, 0] <= BLANK_BYTES)
+    blank = [n for n in short if not _pread(str(path), *spans[n]).strip()]
     return np.delete(spans, blank, axis=0)
 
 

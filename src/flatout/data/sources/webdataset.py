@@ -133,6 +133,10 @@ def _members(
                     refuse(f"{path.name}: {info.name}", reason, on_bad=on_bad, skipped=skipped)
                 elif info.isfile():
                     yield *_split(info.name), (number, info.offset_data, info.size)
+            if path.stat().st_size < tar.offset + tarfile.BLOCKSIZE:
+                refuse(
+                    str(path), "the tar has no end: it is cut off", on_bad=on_bad, skipped=skipped
+                )
     except tarfile.ReadError as error:
         if _starts_with_gzip(path):
             raise UserError(f"{path} is compressed; unpack it to a plain .tar first") from None

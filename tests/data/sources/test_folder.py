@@ -1,0 +1,75 @@
+import os
+
+import pytest
+
+from flatout.core.errors import UserError
+from flatout.data.sources import open_source
+from tests.data.packs import file_bytes, image_folder, packed, skipped_in
+
+
+def opened(target, folder, **options):
+    return open_source(str(target), work=folder / "work", **options)
+
+
+def test_classes_and_files_are_numbered_as_by_torchvision(tmp_path):
+    for name in ("dog/b.jpeg", "dog/a.jpeg", "cat/deep/z.JPEG", "cat/y.jpeg", "cat/notes.txt"):
+        (tmp_path / "p" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "p" / name).write_bytes(file_bytes(1))
+
+    source = opened(tmp_path / "p", tmp_path)
+
+    assert source.names == ("cat/y.jpeg", "cat/deep/z.JPEG", "dog/a.jpeg", "dog/b.jpeg")
+    assert source.contents.classes == ("cat", "dog")
+    assert source.contents.ignored == 1
+    assert [source.read(n)[1] for n in range(4)] == [0, 0, 1, 1]
+
+
+def test_images_without_folders_have_no_label(tmp_path):
+    (tmp_path / "p").mkdir()
+    (tmp_path / "p/a.jpeg").write_bytes(file_bytes(1))
+
+    source = opened(tmp_path / "p", tmp_path)
+
+    assert source.contents.structure == "single"
+    assert source.read(0) == (file_bytes(1),)
+
+
+@pytest.mark.parametrize("make", [lambda p: None, lambda p: (p / "cat").mkdir()])
+def test_a_folder_without_images_is_nothing_to_pack(tmp_path, make):
+    (tmp_path / "p").mkdir()
+    make(tmp_path / "p")
+
+    with pytest.raises(UserError, match="holds no samples"):
+        opened(tmp_path / "p", tmp_path)
+
+
+def unreadable(path, monkeypatch):
+    """Let a folder be unreadable, for root too."""
+    plain = os.scandir
+
+    def scandir(where="."):
+        if str(where) == str(path):
+            raise PermissionError(13, "Permission denied", str(path))
+        return plain(where)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+
+
+def test_an_unreadable_folder_is_named_or_left_out(tmp_path, monkeypatch):
+    source = image_folder(tmp_path / "photos")
+    unreadable(source / "dog", monkeypatch)
+
+    with pytest.raises(UserError, match=r"photos/dog: the folder cannot be read .*--on-bad skip"):
+        opened(source, tmp_path)
+    header = packed(source, tmp_path / "a", on_bad="skip")
+
+    assert (header.samples, header.skipped) == (8, 1)
+    assert skipped_in(tmp_path / "a")[0]["name"].endswith("photos/dog")
+
+
+def test_nothing_there_is_answered_with_what_can_be_packed(tmp_path):
+    with pytest.raises(UserError, match="a folder of images, a WebDataset"):
+        opened(tmp_path / "nothing", tmp_path)
+    (tmp_path / "a.zip").write_bytes(b"PK")
+    with pytest.raises(UserError, match=r"a\.zip is not of a kind"):
+        opened(tmp_path / "a.zip", tmp_path)

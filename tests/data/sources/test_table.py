@@ -1,0 +1,54 @@
+import pytest
+
+import flatout.data
+from flatout.core.errors import UserError
+from tests.data.packs import file_bytes, packed
+
+
+def table(folder, text, name="a.csv"):
+    (folder / name).write_text(text)
+    return folder / name
+
+
+def opened(folder):
+    return flatout.data.open(folder, order="source", decode="bytes")
+
+
+def test_columns_get_their_types_and_files_come_in(tmp_path):
+    for number in range(2):
+        (tmp_path / f"{number}.jpg").write_bytes(file_bytes(number))
+    path = table(tmp_path, "path,label,weight,note\n0.jpg,dog,0.5,x\n1.jpg,cat,2,7\n")
+
+    packed(path, tmp_path / "a")
+
+    data = opened(tmp_path / "a")
+    assert data.classes == ("cat", "dog")
+    assert data[0] == {"path": file_bytes(0), "label": 1, "weight": 0.5, "note": "x"}
+    assert data[1] == {"path": file_bytes(1), "label": 0, "weight": 2.0, "note": "7"}
+
+
+def test_tables_without_files_and_with_tabs_are_packed_too(tmp_path):
+    packed(table(tmp_path, "x\ty\n1\t2.5\n3\t4\n", "a.tsv"), tmp_path / "a")
+
+    assert list(opened(tmp_path / "a")) == [{"x": 1, "y": 2.5}, {"x": 3, "y": 4.0}]
+
+
+def test_two_rows_may_show_the_same_file(tmp_path):
+    (tmp_path / "0.jpg").write_bytes(file_bytes(0))
+
+    assert packed(table(tmp_path, "path,y\n0.jpg,1\n0.jpg,2\n"), tmp_path / "a").samples == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "holds no samples"),
+        ("a,b\n", "holds no samples"),
+        ("a,b\n1\n", "line 2: 1 cells, and the header has 2"),
+        ("a,a\n1,2\n", "two columns have the same name"),
+        ("path\nmissing.jpg\n", r"missing\.jpg: the file is gone"),
+    ],
+)
+def test_mistakes_are_named(tmp_path, text, words):
+    with pytest.raises(UserError, match=words):
+        packed(table(tmp_path, text), tmp_path / "a")

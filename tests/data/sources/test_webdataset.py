@@ -1,0 +1,144 @@
+import gzip
+import io
+import tarfile
+
+import numpy as np
+import pytest
+
+import flatout.data
+from flatout.core.errors import UserError
+from flatout.data.sources import open_source
+from flatout.data.sources.webdataset import expand
+from flatout.data.verify import verify
+from tests.data.packs import file_bytes, packed, skipped_in, tar
+
+
+def npy(array):
+    stream = io.BytesIO()
+    np.save(stream, array)
+    return stream.getvalue()
+
+
+def sample(number):
+    """Return the members of one sample."""
+    return [
+        (f"{number:04d}.jpg", file_bytes(number)),
+        (f"{number:04d}.cls", str(number % 3).encode()),
+        (f"{number:04d}.txt", f"a picture {number}".encode()),
+        (f"{number:04d}.box.npy", npy(np.arange(4) + number)),
+    ]
+
+
+def members(*numbers):
+    return [member for number in numbers for member in sample(number)]
+
+
+def link(name, target, kind=tarfile.SYMTYPE):
+    info = tarfile.TarInfo(name)
+    info.type, info.linkname = kind, target
+    return info, b""
+
+
+def test_members_of_one_name_are_one_sample(tmp_path):
+    path = tar(tmp_path / "a.tar", members(*range(9)))
+
+    header = packed(path, tmp_path / "a")
+    data = flatout.data.open(tmp_path / "a", order="source", decode="bytes")
+
+    assert header.samples == 9
+    assert data[4]["jpg"] == file_bytes(4)
+    assert (data[4]["cls"], data[4]["txt"]) == (1, "a picture 4")
+    assert data[4]["box.npy"].tolist() == [4, 5, 6, 7]
+    assert data.targets[:4] == [0, 1, 2, 0]
+
+
+def test_several_tars_are_one_set_and_names_may_repeat_between_them(tmp_path):
+    tar(tmp_path / "s-000.tar", members(0, 1))
+    tar(tmp_path / "s-001.tar", members(0, 2, 3))
+
+    for target in (tmp_path, tmp_path / "s-{000..001}.tar", tmp_path / "s-*.tar"):
+        source = open_source(str(target), work=tmp_path / "work")
+
+        assert len(source) == 5
+        assert len({source.name(number) for number in range(5)}) == 5
+
+
+def test_patterns_name_the_tars_of_a_range():
+    assert [str(p) for p in expand("a{1..2}-{00..01}.tar")] == [
+        "a1-00.tar",
+        "a1-01.tar",
+        "a2-00.tar",
+        "a2-01.tar",
+    ]
+
+
+BAD_MEMBERS = {
+    "outside": (("../evil.jpg", b"x"), "lies outside the archive"),
+    "absolute": (("/etc/passwd.jpg", b"x"), "lies outside the archive"),
+    "deep": (("a/../../b.jpg", b"x"), "lies outside the archive"),
+    "symlink": (link("9.jpg", "/etc/passwd"), "is a link to /etc/passwd"),
+    "hardlink": (link("9.jpg", "0000.jpg", tarfile.LNKTYPE), "is a link to 0000.jpg"),
+    "device": (link("9.jpg", "", tarfile.CHRTYPE), "is a device"),
+    "twice": (("0000.jpg", b"x"), "comes twice"),
+}
+
+
+@pytest.mark.parametrize("bad", BAD_MEMBERS)
+def test_dangerous_and_double_members_are_refused_by_name_or_left_out(tmp_path, bad):
+    member, reason = BAD_MEMBERS[bad]
+    path = tar(tmp_path / "a.tar", [*members(0, 1), member])
+
+    with pytest.raises(UserError, match=f"{reason}.*--on-bad skip"):
+        packed(path, tmp_path / "a")
+    header = packed(path, tmp_path / "b", on_bad="skip")
+
+    assert (header.samples, header.skipped) == (2, 1)
+    assert reason in skipped_in(tmp_path / "b")[0]["reason"]
+
+
+def test_a_sample_without_one_of_its_parts_is_named(tmp_path):
+    path = tar(tmp_path / "a.tar", [*members(0, 1), ("0002.jpg", file_bytes(2))])
+
+    with pytest.raises(UserError, match=r"0002: has other parts than the first .*cls"):
+        packed(path, tmp_path / "a")
+
+    assert packed(path, tmp_path / "b", on_bad="skip").samples == 2
+
+
+@pytest.mark.parametrize("length", [20_000, 20_480, 17_000])
+def test_a_tar_that_is_cut_off_loses_its_last_samples_only(tmp_path, length):
+    path = tar(tmp_path / "a.tar", members(*range(6)))
+    path.write_bytes(path.read_bytes()[:length])
+
+    with pytest.raises(UserError, match="cut off"):
+        packed(path, tmp_path / "a")
+    header = packed(path, tmp_path / "b", on_bad="skip")
+
+    assert 0 < header.samples < 6
+    assert header.skipped > 0
+
+
+def test_a_compressed_tar_is_refused_with_what_to_do(tmp_path):
+    path = tar(tmp_path / "a.tar", members(0))
+    path.write_bytes(gzip.compress(path.read_bytes()))
+
+    with pytest.raises(UserError, match="unpack it to a plain"):
+        packed(path, tmp_path / "a")
+
+
+def test_a_label_that_is_no_number_is_a_bad_sample(tmp_path):
+    path = tar(tmp_path / "a.tar", [*members(0, 1), *members(2)[:1], ("0002.cls", b"dog")])
+    path = tar(tmp_path / "b.tar", [m for m in [*members(0), *members(1)] if m[0] != "0001.cls"])
+    path = tar(tmp_path / "c.tar", [("0.cls", b"1"), ("1.cls", b"dog")])
+
+    with pytest.raises(UserError, match="1: cls is no int"):
+        packed(path, tmp_path / "a")
+
+
+def test_a_packed_tar_equals_its_source(tmp_path):
+    path = tar(tmp_path / "a.tar", members(*range(9)))
+    packed(path, tmp_path / "a")
+
+    source = open_source(str(path), work=tmp_path / "work")
+
+    assert verify(source, tmp_path / "a", tell=lambda _progress: None).is_equal
