@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 from flatout.hardware.load import LoadReading, load_meter, process_tree
 from flatout.profiling import steps as stepping
 from flatout.profiling.device_clock import DeviceClock
+from flatout.profiling.garbage import GarbageClock
 from flatout.profiling.kernels import TRACED_STEPS, KernelTrace, busy_share, copied_to_device_s
 from flatout.profiling.overhead import listening_cost_s
 from flatout.profiling.probes import Probe, results
@@ -68,10 +69,12 @@ class Recorder:
         self.trace_until = 0
         self.device_facts: dict[str, Any] = {}
         self.probes: dict[str, Probe] = {}
+        self.garbage = GarbageClock(session)
 
     def install(self) -> None:
         """Follow the session, and write when the script ends by itself too."""
         self.read_load()
+        self.garbage.install()
         self.session.on("segment", self.saw_segment)
         atexit.register(self.write, "script_ended")
         previous = sys.excepthook
@@ -349,6 +352,7 @@ class Recorder:
             ],
             "status": {name: list(pair) for name, pair in session.status.items()},
             "errors": session.errors,
+            "collection_s": self.garbage.seconds,
             "load": self.load(),
             "listening_s_per_step": listening_cost_s(session),
             "device": device_facts() | self.device_facts,

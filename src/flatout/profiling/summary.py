@@ -79,6 +79,7 @@ def summarise(result: Mapping[str, Any], machine: Machine) -> Profile:
         epoch_steps=epoch_steps,
         cpu_threads=result["environment"]["threads"],
         minor_faults_per_step=load.get("minor_faults_per_s", 0.0) * step_s,
+        collection_ms_per_step=1e3 * result.get("collection_s", 0.0) / max(1, len(window.steps)),
         delay_share=load["delay_share"],
         foreign_share=load["foreign_share"],
         loaders=tuple(_loader(item, window) for item in result["loaders"]),

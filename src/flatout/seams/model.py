@@ -13,6 +13,8 @@ from flatout.seams.session import Session
 NARROW_AFTER = 3
 """Steps of every optimizer after which discovery ends and only the roots' classes stay patched:
 discovery costs 1.05x on a model of 600 modules, patched root classes cost nothing that was seen."""
+SHAPES_FROM = 64
+"""Steps whose input shapes are looked at."""
 NARROW_ANYWAY = 20
 """Steps of any optimizer after which discovery ends even if another never stepped."""
 
@@ -37,6 +39,7 @@ class _Roots:
         self.calls = session.training_calls
         self.numbers: dict[int, int] = {}
         self.inner: set[int] = set()
+        self.shapes: dict[int, set[Any]] = {}
         self.module_class: Any = torch.nn.Module
         self.original = torch.nn.Module.__call__
         self.is_compiling = torch.compiler.is_compiling
@@ -100,6 +103,8 @@ class _Roots:
             # Without a loader the batch is what the first root is called with.
             sizes = map(leading_size, (*args, *kwargs.values()))
             segment.samples += next((size for size in sizes if size), 0)
+        if session.is_recording and len(session.segments) < SHAPES_FROM:
+            session.quietly(self.note_shapes)(number, args, kwargs)
         seen = session.loaders.get(session.last_loader)
         if seen is not None:
             seen.is_training = True
@@ -113,6 +118,13 @@ class _Roots:
         if session.listeners["forward_end"]:
             session.fire("forward_end", module, output)
         return output
+
+    def note_shapes(self, number: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Count the distinct shapes that a root is called with."""
+        shapes = self.shapes.setdefault(number, set())
+        shapes.add(tuple(getattr(value, "shape", None) for value in (*args, *kwargs.values())))
+        if number < len(self.session.model_facts):
+            self.session.model_facts[number]["input_shapes"] = len(shapes)
 
     def consider(self, module: Any, original: Callable[..., Any]) -> None:
         """Make the module a root if it holds trained parameters and no root holds it.

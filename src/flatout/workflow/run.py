@@ -29,6 +29,7 @@ def run(workload: Workload, recipe: Recipe) -> int:
     environment: Mapping[str, str] = dict(os.environ)
     for technique in techniques.build(recipe):
         environment = technique.environment(environment)
+    environment = with_compile_cache(environment, workload)
     folder = Path(tempfile.mkdtemp(prefix="run-", dir=scratch_root()))
     try:
         announce(folder, "run", workload.command_line)
@@ -42,6 +43,16 @@ def run(workload: Workload, recipe: Recipe) -> int:
         return _wait(child)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def with_compile_cache(environment: "Mapping[str, str]", workload: Workload) -> "Mapping[str, str]":
+    """Return the environment with the compile cache that the trials of this script fill.
+
+    So a run starts warm after a tuning, and the next run after this one.
+    """
+    cache = scratch_root() / "compiled" / workload.name
+    cache.mkdir(parents=True, exist_ok=True)
+    return {"TORCHINDUCTOR_CACHE_DIR": str(cache), **environment}
 
 
 def _child(recipe: Recipe, folder: Path) -> dict[str, object]:

@@ -65,13 +65,13 @@ class Block(nn.Module):
 class GPT(nn.Module):
     """A decoder."""
 
-    def __init__(self, dropout=0.0):
+    def __init__(self, dropout=0.0, vocabulary=VOCABULARY):
         super().__init__()
-        self.tokens = nn.Embedding(VOCABULARY, WIDTH)
+        self.tokens = nn.Embedding(vocabulary, WIDTH)
         self.positions = nn.Embedding(CONTEXT, WIDTH)
         self.blocks = nn.ModuleList(Block(dropout) for _ in range(3))
         self.norm = nn.LayerNorm(WIDTH)
-        self.head = nn.Linear(WIDTH, VOCABULARY, bias=False)
+        self.head = nn.Linear(WIDTH, vocabulary, bias=False)
 
     def forward(self, tokens):
         x = self.tokens(tokens) + self.positions(
@@ -87,6 +87,7 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--optimizer", default="AdamW")
     parser.add_argument("--rate", type=float, default=1e-3)
+    parser.add_argument("--vocabulary", type=int, default=VOCABULARY)
     parser.add_argument("--dropout", type=float, default=0.0)
     parser.add_argument("--accumulate", type=int, default=1)
     parser.add_argument("--clip", type=float, default=0.0)
@@ -94,7 +95,7 @@ def main():
     parser.add_argument("--epochs", type=int, default=4)
     args = parser.parse_args()
     torch.manual_seed(0)
-    model = GPT(args.dropout)
+    model = GPT(args.dropout, args.vocabulary)
     optimizer = getattr(torch.optim, args.optimizer)(model.parameters(), lr=args.rate)
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, 10) if args.schedule else None
     step = 0

@@ -21,8 +21,10 @@ from flatout.techniques.compile.torch_compile import (
     MAX_SHAPES,
     check_compilable,
     compile_in_place,
+    compiler_report,
     saved_ms,
     startup_s,
+    watch_compiler,
 )
 
 if TYPE_CHECKING:
@@ -74,9 +76,14 @@ Once the model is on its device, for its repeated blocks:
     def model(self, root: Any) -> Any:
         """Compile the repeated blocks in place."""
         check_compilable(root)
+        watch_compiler()
         if not compile_blocks(root):
             raise NotApplicable(f"the model has no {MIN_BLOCKS} identical sibling blocks")
         return root
+
+    def end(self) -> str:
+        """Say what was compiled, unless torch gave it up."""
+        return compiler_report()
 
 
 def compile_blocks(model: "torch.nn.Module") -> int:

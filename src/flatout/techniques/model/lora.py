@@ -1,0 +1,149 @@
+"""Train low-rank adapters of the linear layers instead of the layers.
+
+What it does: freezes the model, puts a LoRA adapter of peft beside each linear layer but the last,
+and gives the script's optimizer the adapters' parameters in place of the model's.
+When it helps: fine-tuning a large pretrained model: no weight gradients, hardly any states.
+What it costs: another training with fewer degrees of freedom; checkpoints with other keys.
+How it is checked: it changes the training on purpose, so losses are looked at for damage only.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, final
+
+from flatout.core.errors import NotApplicable
+from flatout.core.machine import Machine
+from flatout.core.profile import Profile
+from flatout.core.technique import Effect, Numerics, Technique
+
+if TYPE_CHECKING:
+    import torch
+
+INSTALL = "lora needs peft: pip install 'flatout[lora]'"
+MIN_PARAMETERS = 10_000_000
+"""Below it, adapters save less than they add: an assumption."""
+WEIGHT_GRADIENT_SHARE = 0.5
+"""Share of the backward pass that is products for weight gradients: one of two for each layer."""
+SAVED_BYTES_PER_PARAMETER = 12
+"""Gradient and two states of Adam in fp32."""
+LINEAR = ("Linear", "Conv1D")
+"""Layers by class name; the second is that of GPT-2 in transformers."""
+WRAPPERS = ("DistributedDataParallel", "FullyShardedDataParallel")
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lora(Technique):
+    """Train low-rank adapters."""
+
+    family: ClassVar[str] = "model"
+    addresses: ClassVar[frozenset[str]] = frozenset({"backward", "optimizer"})
+    numerics: ClassVar[Numerics] = Numerics.TRAINING
+    moves_random_stream: ClassVar[bool] = True
+    by_hand: ClassVar[str] = """
+After the model is made, before the optimizer:
++ config = peft.LoraConfig(r=$rank, lora_alpha=$alpha, target_modules="all-linear")
++ model = peft.get_peft_model(model, config)
+"""
+
+    rank: int = 16
+    alpha: int = 32
+    """Scale of the adapters' output, divided by the rank."""
+
+    def __post_init__(self) -> None:
+        if self.rank < 1:
+            raise ValueError(f"rank={self.rank} must be at least 1")
+
+    @classmethod
+    def candidates(cls, profile: Profile, machine: Machine) -> Sequence["Lora"]:
+        """Return the lever for large models of repeated blocks."""
+        del machine
+        is_large = any(
+            model.parameters >= MIN_PARAMETERS and model.repeated_blocks for model in profile.models
+        )
+        return [cls()] if is_large else ()
+
+    def predict(self, profile: Profile, machine: Machine) -> Effect:
+        """Expect the weight gradients and most of the optimizer to be gone."""
+        del machine
+        step_ms = profile.step_ms.median
+        saved_ms = step_ms * profile.share("backward") * WEIGHT_GRADIENT_SHARE
+        saved_ms += 0.9 * step_ms * profile.share("optimizer")
+        parameters = sum(model.parameters for model in profile.models)
+        return Effect(
+            step_ms=-min(saved_ms, 0.9 * step_ms),
+            peak_bytes=-SAVED_BYTES_PER_PARAMETER * parameters,
+            why="no gradients and states for the weights, adapters in their place",
+        )
+
+    def model(self, root: Any) -> Any:
+        """Freeze the root and put adapters into it."""
+        _ADAPTED.update(add_adapters(root, rank=self.rank, alpha=self.alpha))
+        return root
+
+    def optimizer(self, optimizer: Any) -> Any:
+        """Give the optimizer the adapters of the model whose parameters it holds."""
+        if not _ADAPTED:
+            raise NotApplicable("no model got adapters before the first step")
+        train_only(optimizer, _ADAPTED)
+        return optimizer
+
+
+Adapted = dict[int, tuple[Any, list[Any]]]
+"""By its identity each frozen weight, kept so that it stays its own, and its model's adapters."""
+_ADAPTED: Adapted = {}
+"""What was adapted in this process."""
+
+
+def add_adapters(model: "torch.nn.Module", *, rank: int = 16, alpha: int = 32) -> Adapted:
+    """Freeze a model and put LoRA adapters into it, in place.
+
+    Returns:
+        What `train_only` wants.
+
+    Raises:
+        NotApplicable: if peft is missing or there is nothing to adapt; the model is as it was.
+    """
+    if type(model).__name__ in WRAPPERS:
+        raise NotApplicable(f"{type(model).__name__} knows its parameters already")
+    try:
+        from peft import LoraConfig, inject_adapter_in_model
+    except ImportError:
+        raise NotApplicable(INSTALL) from None
+    if any(hasattr(module, "lora_A") for module in model.modules()):
+        raise NotApplicable("the script put adapters into the model itself")
+    layers = [name for name, module in model.named_modules() if type(module).__name__ in LINEAR]
+    if len(layers) < 2:
+        raise NotApplicable("the model has no linear layers before its last one")
+    before = [p for p in model.parameters() if p.requires_grad]
+    device = before[0].device if before else None
+    config = LoraConfig(r=rank, lora_alpha=alpha, target_modules=layers[:-1])
+    inject_adapter_in_model(config, model)
+    known = {id(p) for p in before}
+    for parameter in before:
+        parameter.requires_grad = False
+    added: list[torch.Tensor] = [
+        p for p in model.parameters() if p.requires_grad and id(p) not in known
+    ]
+    for adapter in added:
+        adapter.data = adapter.data.to(device)
+    return {id(p): (p, added) for p in before}
+
+
+def train_only(optimizer: "torch.optim.Optimizer", adapted: Adapted) -> "torch.optim.Optimizer":
+    """Put adapters in place of the frozen weights that an optimizer holds; groups stay.
+
+    Raises:
+        NotApplicable: if it holds none of them.
+    """
+    held = [(g, p) for g in optimizer.param_groups for p in g["params"] if id(p) in adapted]
+    if not held:
+        raise NotApplicable("this optimizer holds no weight of a model with adapters")
+    first, weight = held[0]
+    for group in optimizer.param_groups:
+        group["params"] = [p for p in group["params"] if id(p) not in adapted]
+    first["params"] += adapted[id(weight)][1]
+    for _, parameter in held:
+        optimizer.state.pop(parameter, None)
+        parameter.grad = None
+    return optimizer

@@ -1,0 +1,70 @@
+"""A compiler that gives up silently does not go unnoticed."""
+
+import pytest
+import torch
+from torch import nn
+
+from flatout.core.errors import NotApplicable
+from flatout.engine.compile_watch import STORM, CompileWatch
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+class Net(nn.Module):
+    def forward(self, x):
+        return torch.sin(x) * 2
+
+
+@pytest.fixture
+def compiled():
+    """Return a function that calls a compiled module on inputs of so many sizes."""
+    torch._dynamo.reset()
+
+    def call(sizes, **options):
+        net = Net()
+        net.compile(backend="eager", **options)
+        for size in range(2, 2 + sizes):
+            net(torch.ones(size, 4))
+
+    return call
+
+
+def test_the_silent_fall_back_to_eager_is_told_with_its_reason(compiled):
+    watch = CompileWatch().begin()
+
+    compiled(12, dynamic=False)
+
+    with pytest.raises(NotApplicable, match=r"went on eagerly, silently: .*size mismatch"):
+        watch.report()
+
+
+def test_compiling_without_end_is_a_storm(compiled):
+    watch = CompileWatch().begin()
+
+    compiled(STORM + 1, dynamic=False)
+
+    with pytest.raises(NotApplicable, match=f"forward was compiled {STORM + 1} times"):
+        watch.report()
+
+
+def test_one_version_for_every_size_is_no_storm(compiled):
+    watch = CompileWatch().begin()
+
+    compiled(12, dynamic=True)
+
+    assert watch.report().startswith("1 regions compiled")
+
+
+def test_what_was_compiled_before_does_not_count(compiled):
+    compiled(STORM + 1, dynamic=False)
+    watch = CompileWatch().begin()
+    torch._dynamo.reset()
+
+    compiled(1)
+
+    assert watch.report() == "1 regions compiled, 0 of them again"
+
+
+def test_a_compiler_that_nothing_reached_is_told():
+    with pytest.raises(NotApplicable, match="compiled nothing"):
+        CompileWatch().begin().report()

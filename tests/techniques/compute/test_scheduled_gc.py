@@ -1,0 +1,94 @@
+"""Garbage is collected when it was said, and numbers stay what they are."""
+
+import gc
+import weakref
+
+import pytest
+import torch
+from torch import nn
+
+from flatout.core.errors import NotApplicable, UserError
+from flatout.core.recipe import Choice, Recipe
+from flatout.techniques import build
+from flatout.techniques.compute import scheduled_gc
+from flatout.techniques.compute.scheduled_gc import ScheduledGc, collect_every
+from tests.techniques.facts import machine, profile
+from tests.techniques.guarded import checked, played
+
+
+@pytest.fixture(autouse=True)
+def collector_as_it_was(monkeypatch):
+    monkeypatch.setattr(scheduled_gc, "_SCHEDULE", [])
+    yield
+    gc.unfreeze()
+    gc.enable()
+
+
+class Knot:
+    """Garbage that only a collection finds."""
+
+    def __init__(self):
+        self.me = self
+
+
+def test_cycles_live_until_the_step_that_collects():
+    tick = collect_every(3)
+    tick()
+    ghost = weakref.ref(Knot())
+
+    tick()
+    at_two = ghost() is not None
+    tick()
+
+    assert at_two
+    assert ghost() is None
+    assert not gc.isenabled()
+
+
+def test_an_optimizers_steps_are_counted():
+    parameter = nn.Parameter(torch.zeros(()))
+    optimizer = ScheduledGc(every=2).optimizer(torch.optim.SGD([parameter], lr=0.1))
+    parameter.grad = torch.ones(())
+
+    optimizer.step()
+    ghost = weakref.ref(Knot())
+    optimizer.step()
+
+    assert ghost() is None
+
+
+def test_a_script_that_switched_it_off_is_left_alone():
+    gc.disable()
+
+    with pytest.raises(NotApplicable, match="switched the automatic collection off"):
+        ScheduledGc().optimizer(torch.optim.SGD([nn.Parameter(torch.zeros(()))], lr=0.1))
+
+
+def test_a_schedule_of_nothing_is_refused():
+    with pytest.raises(UserError, match="at least 1 step"):
+        build(Recipe(choices=(Choice(technique="scheduled_gc", settings={"every": 0}),)))
+
+
+def test_it_is_offered_where_the_collector_takes_its_share():
+    busy = profile(collection_ms_per_step=4.0)
+
+    (found,) = ScheduledGc.candidates(busy, machine())
+
+    assert found.predict(busy, machine()).step_ms == pytest.approx(-3.96)
+    assert ScheduledGc.candidates(profile(collection_ms_per_step=0.1), machine()) == ()
+
+
+@pytest.mark.slow
+def test_a_real_training_is_bit_for_bit_the_same():
+    assert checked("naive_gpt.py", "scheduled_gc", every=5).status == "same"
+
+
+@pytest.mark.slow
+def test_the_collectors_time_is_measured_and_goes_away():
+    script = "heavy_objects.py"
+
+    before, after = played(script), played(script, "scheduled_gc", every=1000)
+
+    assert before.profile.collection_ms_per_step > 0
+    assert after.profile.collection_ms_per_step < before.profile.collection_ms_per_step
+    assert [item.status for item in after.applied] == ["applied"]

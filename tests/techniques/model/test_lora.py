@@ -1,0 +1,122 @@
+"""Adapters are trained, weights stay, and the script's own optimizer does it."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from flatout.core.errors import NotApplicable
+from flatout.techniques.model import lora
+from flatout.techniques.model.lora import Lora, add_adapters, train_only
+from tests.techniques.facts import machine, model, profile
+from tests.techniques.guarded import checked, played
+
+peft = pytest.importorskip("peft")
+
+
+@pytest.fixture(autouse=True)
+def nothing_adapted(monkeypatch):
+    monkeypatch.setattr(lora, "_ADAPTED", {})
+
+
+def network():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 16), nn.Linear(16, 4))
+
+
+def test_the_output_is_the_same_before_the_first_step():
+    plain, adapted = network(), network()
+    add_adapters(adapted, rank=2)
+
+    assert torch.equal(plain(torch.ones(2, 8)), adapted(torch.ones(2, 8)))
+
+
+def test_only_adapters_move():
+    adapted = network()
+    optimizer = torch.optim.AdamW(adapted.parameters(), lr=0.1)
+    new = add_adapters(adapted, rank=2)
+    frozen = {k: v.clone() for k, v in adapted.state_dict().items() if "lora" not in k}
+    train_only(optimizer, new)
+
+    for _ in range(3):
+        optimizer.zero_grad()
+        adapted(torch.ones(2, 8)).square().sum().backward()
+        optimizer.step()
+
+    after = adapted.state_dict()
+    assert all(torch.equal(value, after[name]) for name, value in frozen.items())
+    assert all(after[name].abs().sum() > 0 for name in after if "lora_B" in name)
+    assert not any("lora" in name for name in after if name.startswith("3."))
+
+
+def test_the_optimizers_groups_and_their_schedule_stay():
+    adapted = network()
+    biases = [m.bias for m in adapted if isinstance(m, nn.Linear)]
+    weights = [m.weight for m in adapted if isinstance(m, nn.Linear)]
+    optimizer = torch.optim.AdamW([{"params": weights}, {"params": biases, "weight_decay": 0}])
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+
+    technique = Lora(rank=2)
+    technique.model(adapted)
+    technique.optimizer(optimizer)
+    adapted(torch.ones(2, 8)).sum().backward()
+    optimizer.step()
+    schedule.step()
+
+    assert len(optimizer.param_groups) == 2
+    assert {id(p) for p in optimizer.param_groups[0]["params"]} == {
+        id(p) for p in adapted.parameters() if p.requires_grad
+    }
+
+
+def test_an_optimizer_of_another_model_is_left_alone():
+    Lora().model(network())
+
+    with pytest.raises(NotApplicable, match="holds no weight"):
+        Lora().optimizer(torch.optim.AdamW(network().parameters()))
+
+
+@pytest.mark.parametrize(
+    ("make", "why"),
+    [
+        (lambda: nn.Sequential(nn.Conv2d(1, 1, 1), nn.Linear(2, 2)), "no linear layers"),
+        (lambda: _adapted(), "put adapters into the model itself"),
+    ],
+)
+def test_models_that_cannot_be_adapted_stay_as_they_are(make, why):
+    found = make()
+    before = copy.deepcopy(found.state_dict())
+
+    with pytest.raises(NotApplicable, match=why):
+        add_adapters(found)
+
+    assert list(found.state_dict()) == list(before)
+
+
+def _adapted():
+    found = network()
+    add_adapters(found)
+    return found
+
+
+def test_it_is_offered_to_large_models_of_blocks():
+    large = profile(models=(model(parameters=50_000_000, repeated_blocks=12),))
+
+    (found,) = Lora.candidates(large, machine())
+
+    assert found.predict(large, machine()).step_ms == pytest.approx(-30.0)
+    assert Lora.candidates(profile(models=(model(repeated_blocks=12),)), machine()) == ()
+
+
+@pytest.mark.slow
+def test_a_real_script_trains_adapters():
+    trial = played("naive_gpt.py", "lora", rank=4)
+
+    assert [item.status for item in trial.applied] == ["applied"], trial.applied
+    assert trial.outcome.value == "ok", trial.message
+
+
+@pytest.mark.slow
+def test_the_guard_passes_it_as_done_on_purpose():
+    assert checked("naive_gpt.py", "lora", rank=4).status == "on_purpose"

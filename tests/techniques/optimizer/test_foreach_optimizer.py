@@ -1,0 +1,88 @@
+"""Groups of tensors are updated as the tensors one by one."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from flatout.core.errors import NotApplicable
+from flatout.techniques.optimizer.foreach_optimizer import ForeachOptimizer, update_in_groups
+from tests.techniques.facts import machine, optimizer, profile
+from tests.techniques.guarded import checked
+
+
+def network():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 4))
+
+
+def trained(model, made, steps=3):
+    for step in range(steps):
+        made.zero_grad()
+        model(torch.full((4, 8), float(step))).square().sum().backward()
+        made.step()
+    return list(model.parameters())
+
+
+@pytest.mark.parametrize("kind", ["AdamW", "SGD", "RMSprop", "NAdam", "RAdam", "Adagrad", "Adamax"])
+def test_the_updates_are_the_optimizers_own(kind):
+    plain = network()
+    grouped = copy.deepcopy(plain)
+
+    expected = trained(plain, getattr(torch.optim, kind)(plain.parameters(), lr=1e-3))
+    found = trained(
+        grouped,
+        ForeachOptimizer().optimizer(getattr(torch.optim, kind)(grouped.parameters(), lr=1e-3)),
+    )
+
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-7)
+
+
+def test_a_checkpoint_of_the_plain_one_goes_on_in_groups():
+    plain = network()
+    first = torch.optim.AdamW(plain.parameters())
+    trained(plain, first)
+    second = torch.optim.AdamW(plain.parameters())
+
+    second.load_state_dict(first.state_dict())
+    update_in_groups(second)
+    trained(plain, second, steps=1)
+
+    assert second.state[next(plain.parameters())]["step"] == 4
+
+
+@pytest.mark.parametrize(
+    ("make", "why"),
+    [
+        (lambda p: torch.optim.SGD(p, lr=1, foreach=False), "chose its implementation"),
+        (lambda p: torch.optim.AdamW(p, fused=True), "fused"),
+        (lambda p: torch.optim.LBFGS(p), "no foreach"),
+    ],
+)
+def test_others_are_left_alone_with_the_reason(make, why):
+    with pytest.raises(NotApplicable, match=why):
+        ForeachOptimizer().optimizer(make(network().parameters()))
+
+
+def test_it_is_offered_where_torch_goes_from_tensor_to_tensor():
+    looped = profile(
+        phases_ms={"optimizer": 20.0}, optimizers=(optimizer(has_foreach_option=True),)
+    )
+    on_gpu = profile(
+        kind="cuda", phases_ms={"optimizer": 20.0}, optimizers=(optimizer(has_foreach_option=True),)
+    )
+
+    (found,) = ForeachOptimizer.candidates(looped, machine())
+
+    assert found.predict(looped, machine()).step_ms == pytest.approx(-20 * (1 - 1 / 1.3))
+    assert ForeachOptimizer.candidates(on_gpu, machine()) == ()
+    assert ForeachOptimizer.candidates(profile(), machine()) == ()
+
+
+@pytest.mark.slow
+def test_the_guard_finds_a_real_training_within_rounding():
+    check = checked("naive_gpt.py --optimizer NAdam", "foreach_optimizer")
+
+    assert check.status in ("same", "within"), check
