@@ -1,0 +1,85 @@
+import json
+
+import numpy as np
+import pytest
+
+from flatout.cli import call
+from tests.data.packs import image_folder
+
+
+@pytest.fixture
+def photos(tmp_path):
+    return str(image_folder(tmp_path / "photos"))
+
+
+def test_it_tells_what_was_packed_and_how_to_use_it(photos, tmp_path, capsys):
+    code = call(["pack", photos, str(tmp_path / "a"), "--verify", "--json", f"{tmp_path}/a.json"])
+
+    out = capsys.readouterr().out
+    assert code == 0
+    assert "12 samples in 1 file shard" in " ".join(out.split())
+    assert "lossless" in out
+    assert "bit by bit" in " ".join(out.split())
+    assert "flatout.data.open(" in out
+    result = json.loads((tmp_path / "a.json").read_text())
+    assert result["schema"] == "flatout.pack/1"
+    assert result["verification"]["num_problems"] == 0
+
+
+def test_the_second_time_there_is_nothing_to_do(photos, tmp_path, capsys):
+    call(["pack", photos, str(tmp_path / "a")])
+
+    assert call(["pack", photos, str(tmp_path / "a")]) == 0
+    assert "it was packed before" in " ".join(capsys.readouterr().out.split())
+
+
+def test_lossy_stores_are_called_lossy(photos, tmp_path, capsys):
+    call(["pack", photos, str(tmp_path / "a"), "--encode", "jpeg", "--short-side", "16"])
+
+    assert "LOSSY" in capsys.readouterr().out
+
+
+def test_skipped_samples_are_counted_and_named(photos, tmp_path, capsys):
+    (tmp_path / "photos/cat/0001.jpeg").write_bytes(b"not an image")
+
+    assert call(["pack", photos, str(tmp_path / "a")]) == 2
+    assert "cat/0001.jpeg" in capsys.readouterr().err
+    assert call(["pack", photos, str(tmp_path / "b"), "--on-bad", "skip"]) == 0
+    out = capsys.readouterr().out
+    assert "skipped   1 sample" in out
+    assert "cat/0001.jpeg: not an image" in out
+
+
+def test_a_store_that_differs_ends_with_code_1_and_names_the_sample(photos, tmp_path, capsys):
+    call(["pack", photos, str(tmp_path / "a")])
+    shard = tmp_path / "a/shard-00000.bin"
+    data = bytearray(shard.read_bytes())
+    data[1000] ^= 1
+    shard.write_bytes(data)
+
+    assert call(["pack", photos, str(tmp_path / "a"), "--verify"]) == 1
+    out = capsys.readouterr().out
+    assert "1 sample NOT as in the source" in " ".join(out.split())
+    assert "the stored bytes are damaged" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--short-side", "9"], "--short-side needs --encode"),
+        (["--encode", "gif"], "gif"),
+        (["--workers", "0"], "workers"),
+    ],
+)
+def test_options_that_make_no_sense_are_named(photos, tmp_path, capsys, arguments, words):
+    assert call(["pack", photos, str(tmp_path / "a"), *arguments]) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_a_failed_start_leaves_nothing_behind(tmp_path, capsys):
+    np.save(tmp_path / "a.npy", np.zeros((0, 2)))
+
+    assert call(["pack", str(tmp_path / "a.npy"), str(tmp_path / "out")]) == 2
+    assert call(["pack", str(tmp_path / "missing"), str(tmp_path / "out")]) == 2
+    assert not (tmp_path / "out").exists()
+    assert "there is no" in capsys.readouterr().err

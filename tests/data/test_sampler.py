@@ -1,0 +1,106 @@
+import itertools
+import random
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from flatout.core.errors import UserError
+from flatout.data.sampler import GlobalOrder, OrderOptions
+
+
+class Numbers:
+    def __len__(self):
+        return 103
+
+    def __getitem__(self, index):
+        return int(index)
+
+
+def order(batch_size=10, **options):
+    return GlobalOrder(103, batch_size, OrderOptions(**options))
+
+
+def numbers(batches):
+    return [batch.tolist() for batch in batches]
+
+
+def test_every_sample_comes_once_in_each_epoch_and_epochs_differ():
+    found = order()
+
+    first, second = (list(itertools.chain(*found)) for _ in range(2))
+
+    assert sorted(first) == sorted(second) == list(range(103))
+    assert first != second
+
+
+@pytest.mark.parametrize("drop_last", [True, False])
+def test_the_length_is_the_number_of_batches(drop_last):
+    found = order(drop_last=drop_last)
+
+    assert len(found) == len(list(found)) == (10 if drop_last else 11)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 5, 10])
+def test_global_batches_are_the_same_for_any_number_of_ranks(ranks):
+    options = [{"rank": rank, "world_size": ranks, "drop_last": True} for rank in range(ranks)]
+
+    parts = [list(order(**one)) for one in options]
+
+    whole = [sorted(itertools.chain(*batch)) for batch in zip(*parts, strict=True)]
+    assert whole == [sorted(batch) for batch in order(drop_last=True)]
+    assert {len(batch) for part in parts for batch in part} == {10 // ranks}
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "options", "words"),
+    [
+        (10, {"world_size": 3}, "cannot be shared by 3 ranks"),
+        (10, {"world_size": 5}, "3 samples for 5 ranks.*drop_last=True"),
+    ],
+)
+def test_batches_that_ranks_would_hang_on_are_refused(batch_size, options, words):
+    with pytest.raises(UserError, match=words):
+        order(batch_size, **options)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("stop", [1, 4, 11, 15])
+def test_training_goes_on_where_it_was_whatever_was_drawn_ahead(workers, stop):
+    def batches(found, epochs):
+        loader = DataLoader(Numbers(), batch_sampler=found, num_workers=workers)
+        for _ in range(epochs):
+            yield from found.follow(loader)
+
+    whole = numbers(batches(order(seed=3), 2))
+
+    first = order(seed=3)
+    before = numbers(itertools.islice(batches(first, 2), stop))
+    state = first.state_dict()
+    second = order(seed=3)
+    second.load_state_dict(state)
+    after = numbers(batches(second, 1 if stop >= 11 and state["epoch"] else 2))
+
+    assert before + after == whole
+    assert set(state) == {"seed", "epoch", "next_batch"}
+    assert all(type(value) is int for value in state.values())
+
+
+def test_a_checkpoint_of_another_seed_is_refused():
+    with pytest.raises(UserError, match="has seed 3, this one 0"):
+        order().load_state_dict(order(seed=3).state_dict())
+
+
+def test_a_rank_outside_the_world_is_refused():
+    with pytest.raises(ValueError, match="between 0 and 1"):
+        OrderOptions(rank=2, world_size=2)
+
+
+def test_the_global_streams_are_left_alone():
+    random.seed(1), torch.manual_seed(1)
+    before = random.getstate(), torch.get_rng_state()
+
+    list(order())
+
+    assert random.getstate() == before[0]
+    assert torch.equal(torch.get_rng_state(), before[1])
