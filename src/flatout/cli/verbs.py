@@ -21,6 +21,7 @@ SUMMARIES = {
     "plan": "Say whether a training step fits a GPU that need not be there.",
     "roofline": "Show what the device can do, and how near each matrix product comes to it.",
     "pack": "Put a data set into a fast, shuffled, resumable format.",
+    "container": "Write a Dockerfile with the stack that was measured.",
     "watch": "Show a running job, the GPUs and the host, live.",
     "compare": "Compare two results that --json wrote.",
     "techniques": "List the levers and what each may do to the numbers.",

@@ -1,0 +1,62 @@
+"""The verb `container`."""
+
+from pathlib import Path
+
+import click
+
+PATH = click.Path(path_type=Path)
+
+
+@click.command("container")
+@click.option(
+    "--with",
+    "--recipe",
+    "recipe_path",
+    type=PATH,
+    help="Train with this recipe; it has to lie below this folder.",
+)
+@click.option("--requirements", type=PATH, help="Install these packages of the script's own.")
+@click.option("--cuda", metavar="VERSION", help="For this CUDA, as 12.8, not that of this torch.")
+@click.option("--rocm", is_flag=True, help="For an AMD GPU, whatever this torch is built for.")
+@click.option("--out", type=PATH, help="Write to this file instead of the terminal.")
+@click.argument("script", default="train.py")
+def command(
+    recipe_path: Path | None,
+    requirements: Path | None,
+    cuda: str | None,
+    rocm: bool,
+    out: Path | None,
+    script: str,
+) -> int:
+    """Write a Dockerfile with the stack that was measured.
+
+    torch's version and build, a compiler, the allocator, caches that last, and the command with
+    enough shared memory. It is checked with hadolint where that is installed, and never built.
+    """
+    from flatout.hardware.machine import read_machine
+    from flatout.reporting.dockerfile import dockerfile
+    from flatout.reporting.documents import write_text
+    from flatout.workflow.container import lint, stack_of
+    from flatout.workflow.recipes import read_recipe
+
+    if recipe_path:
+        read_recipe(recipe_path)  # better refused here than in the container
+    stack = stack_of(
+        read_machine(torch=False),
+        recipe=recipe_path,
+        requirements=requirements,
+        script=script,
+        cuda=cuda,
+        is_rocm=rocm,
+    )
+    text = dockerfile(stack)
+    if out:
+        write_text(text, out)
+    else:
+        click.echo(text, nl=False)
+    remarks = lint(text)
+    if remarks is None:
+        click.echo("not checked: hadolint is not installed", err=True)
+    elif remarks:
+        click.echo(remarks, err=True)
+    return 0

@@ -1,0 +1,98 @@
+import stat
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from flatout.core.errors import UserError
+from flatout.core.machine import Device, Machine
+from flatout.core.units import GIB
+from flatout.workflow.container import lint, stack_of
+
+MACHINE = Machine(
+    device=Device(kind="cuda", name="NVIDIA H200", memory_bytes=1),
+    logical_cores=16,
+    usable_cores=16,
+    physical_cores=8,
+    memory_bytes=1,
+    shm_free_bytes=1,
+    torch_version="2.11.0+cu130",
+    facts={"torch_cuda": "13.0", "torch_hip": None, "python": "3.12.4", "shm_bytes": 16 * GIB},
+)
+
+
+def test_a_cuda_build_gets_its_image_and_its_index():
+    stack = stack_of(MACHINE)
+
+    assert stack.kind == "cuda"
+    assert stack.image == "nvidia/cuda:13.0.1-base-ubuntu24.04"
+    assert (stack.torch, stack.index[-5:]) == ("2.11.0", "cu130")
+    assert (stack.python, stack.image_python) == ("3.12", "3.12")
+    assert stack.shm_gib == 16
+
+
+def test_a_cpu_build_gets_its_python():
+    facts = {**MACHINE.facts, "torch_cuda": None, "python": "3.11.2", "shm_bytes": 0}
+
+    stack = stack_of(replace(MACHINE, torch_version="2.13.0+cpu", facts=facts))
+
+    assert stack.kind == "cpu"
+    assert stack.image == "python:3.11-slim-bookworm"
+    assert stack.index.endswith("/whl/cpu")
+    assert stack.image_python == stack.python
+    assert stack.allocator_package == "libtcmalloc-minimal4"
+    assert stack.shm_gib == 2
+
+
+def test_a_rocm_build_gets_its_version():
+    facts = {**MACHINE.facts, "torch_cuda": None, "torch_hip": "6.4.43482-0f2d60242"}
+
+    stack = stack_of(replace(MACHINE, facts=facts))
+
+    assert stack.image == "rocm/dev-ubuntu-24.04:6.4"
+    assert stack.index.endswith("/whl/rocm6.4")
+
+
+def test_the_kind_can_be_asked_for():
+    assert stack_of(MACHINE, is_rocm=True).kind == "rocm"
+    assert stack_of(MACHINE, cuda="12.4").allocator_package == "libtcmalloc-minimal4"
+    assert stack_of(MACHINE, cuda="12.7").image == "nvidia/cuda:12.7.0-base-ubuntu24.04"
+
+
+@pytest.mark.parametrize(
+    ("change", "given", "words"),
+    [
+        ({"torch_version": ""}, {}, "torch is not installed"),
+        ({}, {"cuda": "cu128"}, "is no CUDA version"),
+        ({}, {"cuda": "12.8", "is_rocm": True}, "one of --cuda and --rocm"),
+        ({}, {"recipe": Path("nowhere.toml")}, "there is no file nowhere.toml"),
+    ],
+)
+def test_what_cannot_be_written_says_why(change, given, words):
+    with pytest.raises(UserError, match=words):
+        stack_of(replace(MACHINE, **change), **given)
+
+
+def test_files_have_to_lie_in_the_folder(tmp_path, monkeypatch):
+    (tmp_path / "recipes").mkdir()
+    (tmp_path / "recipes/a.toml").touch()
+    monkeypatch.chdir(tmp_path)
+
+    assert stack_of(MACHINE, recipe=Path("recipes/a.toml")).recipe == "recipes/a.toml"
+    with pytest.raises(UserError, match="docker copies only from the folder"):
+        stack_of(MACHINE, recipe=tmp_path / "recipes/a.toml")
+
+
+def test_remarks_are_those_of_hadolint(tmp_path, monkeypatch):
+    program = tmp_path / "hadolint"
+    program.write_text('#!/bin/sh\necho "- DL3006 $(head -1)"\nexit 1\n')
+    program.chmod(program.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+
+    assert lint("FROM x\n") == "- DL3006 FROM x"
+
+
+def test_without_hadolint_nothing_was_checked(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+
+    assert lint("FROM x\n") is None
