@@ -30,7 +30,9 @@ SUITES = (
     "starved_images",
     "already_tuned",
     "ceilings",
+    "pack",
     "loader_peers",
+    "planner",
     "loader_settings",
 )
 

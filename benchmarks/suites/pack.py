@@ -1,0 +1,264 @@
+"""Packing: its rate, what kills do to it, and what cold reads gain from blocks.
+
+The cold reads are real ones: files are flushed and dropped from the page cache with
+`posix_fadvise`, and how much of them stayed in memory is looked at. The host of a virtual machine
+may still have them; the record says so.
+"""
+
+import json
+import random
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.bench import Bench, Record, TrialFailedError
+from flatout.core.units import format_rate, format_ratio
+from flatout.data.order import permutation
+from flatout.data.packed_store import Store
+from flatout.data.residency import evict, resident_share
+from flatout.data.sampler import BlockSampler, OrderOptions
+from flatout.workflow.demo import scenarios
+
+THEME = "pack"
+PHOTOGRAPHS = 2000
+REPEATS = 6
+"""How often the packed photographs come again, so that an epoch has several windows."""
+ROUNDS = 5
+KILLS = 50
+LEAST_RATE = 1500.0
+LEAST_RATIO = 2.5
+MAX_RESIDENT = 0.05
+"""Share of a file that may stay in memory for its reads to count as cold."""
+PACK = """
+import json, sys, time
+from pathlib import Path
+from flatout.data.pack import PackOptions
+from flatout.workflow.pack import pack
+source, folder, workers, shard_bytes = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+options = PackOptions(workers=workers, shard_bytes=shard_bytes)
+wall, cpu = time.perf_counter(), time.process_time()
+packed = pack(source, Path(folder), options, lambda progress: None)
+spent = {"wall_s": time.perf_counter() - wall, "cpu_s": time.process_time() - cpu}
+print(json.dumps(spent | {"samples": packed.header.samples}))
+"""
+"""One pack in a process of its own."""
+SMALL_SHARD = 4_000_000
+"""File shards of the pack that is killed: fifty photographs each, so that kills fall between."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reads:
+    """One way of reading: its name, the files to drop before, and what reads them."""
+
+    name: str
+    paths: Sequence[Path]
+    read: Callable[[int], int]
+    """Reads everything in the order of a round; returns the bytes."""
+
+
+def run(bench: Bench) -> Record:
+    """Make the photographs, pack them, kill packs, read cold."""
+    photographs = make_photographs(bench.work / "photographs")
+    bench.say("  packing, one worker")
+    packs = [pack_once(photographs, bench.work / f"packed-{n}") for n in range(ROUNDS)]
+    rates = [row["samples"] / row["wall_s"] for row in packs]
+    bench.say(f"  {format_rate(statistics.median(rates))} photographs a second and core")
+    kills = kill_often(photographs, bench.work / "killed", bench.say)
+    cold = read_cold(photographs, bench.work, bench.say)
+    ratios = against(cold, "files, random order", "packed, block order")
+    rate, ratio = statistics.median(rates), statistics.median(ratios)
+    return Record(
+        theme=THEME,
+        claim=f"at least {LEAST_RATE:.0f} photographs a second and core; the same bytes after "
+        f"{KILLS} kills; cold reads at least {LEAST_RATIO} times as fast as of files",
+        holds=rate >= LEAST_RATE and kills["is_same"] and ratio >= LEAST_RATIO,
+        finding=f"{format_rate(rate)} photographs/s, {kills['kills']} kills, {format_ratio(ratio)}",
+        table=rows(packs, kills, cold),
+        raw={"packs": packs, "kills": kills, "cold": cold},
+        repeat=f"python -m benchmarks.run {THEME}",
+        notes=[
+            "Cold reads: flushed and dropped from this system's page cache, nothing of a storage's "
+            "or a host's own cache; no network storage was measured.",
+            "Each packed epoch has the photographs six times; rates are bytes per second.",
+        ],
+    )
+
+
+def make_photographs(folder: Path, count: int = PHOTOGRAPHS) -> Path:
+    """Make the photographs of the scenarios."""
+    command = [sys.executable, str(scenarios() / "photographs.py"), str(folder)]
+    subprocess.run([*command, "--count", str(count)], check=True, capture_output=True)
+    return folder
+
+
+def pack_once(source: Path, folder: Path, *, workers: int = 1) -> dict[str, Any]:
+    """Pack in a fresh process; return its times."""
+    done = subprocess.run(
+        command_of(source, folder, workers, 64 * 2**20), check=False, capture_output=True, text=True
+    )
+    if done.returncode != 0:
+        raise TrialFailedError(f"pack: {done.stderr.strip()[-300:]}")
+    result: dict[str, Any] = json.loads(done.stdout)
+    return result
+
+
+def command_of(source: Path, folder: Path, workers: int, shard_bytes: int) -> list[str]:
+    """Return the command line of one pack."""
+    return [sys.executable, "-c", PACK, str(source), str(folder), str(workers), str(shard_bytes)]
+
+
+def kill_often(
+    source: Path, work: Path, say: Callable[[str], None], kills: int = KILLS
+) -> dict[str, Any]:
+    """Kill packs at random moments until it happened often enough; compare what they end with."""
+    drawn = random.Random(0)
+    command = command_of(source, work / "whole", 2, SMALL_SHARD)
+    started = time.perf_counter()
+    subprocess.run(command, check=True, capture_output=True)
+    whole_s = time.perf_counter() - started
+    expected = contents(work / "whole")
+    done, finished, is_same = 0, 0, True
+    while done < kills:
+        folder = work / f"killed-{finished}"
+        process = subprocess.Popen(
+            command_of(source, folder, 2, SMALL_SHARD),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        try:
+            process.wait(drawn.uniform(0.0, whole_s))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            done += 1
+            continue
+        if process.returncode != 0:
+            raise TrialFailedError(f"a resumed pack ended with code {process.returncode}")
+        is_same &= contents(folder) == expected
+        finished += 1
+        shutil.rmtree(folder)
+    last = work / f"killed-{finished}"
+    subprocess.run(command_of(source, last, 2, SMALL_SHARD), check=True, capture_output=True)
+    is_same &= contents(last) == expected
+    say(f"  {done} kills, {finished + 1} packs finished, identical: {is_same}")
+    return {"kills": done, "finished": finished + 1, "is_same": is_same, "whole_s": whole_s}
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Return every file of a store."""
+    paths = (path for path in folder.rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
+
+
+def read_cold(photographs: Path, work: Path, say: Callable[[str], None]) -> list[dict[str, Any]]:
+    """Read files and store cold, in turns; return bytes per second of each round."""
+    files = sorted(photographs.rglob("*.jpg"))
+    table = photographs / "again.csv"
+    lines = [str(path.relative_to(photographs)) for path in files] * REPEATS
+    table.write_text("path\n" + "\n".join(lines) + "\n")
+    pack_once(table, work / "again")
+    store = Store(work / "again")
+    shards = [store.folder / shard.name for shard in store.header.shards]
+    ways = (
+        Reads(name="files, random order", paths=files, read=lambda epoch: read_files(files, epoch)),
+        Reads(
+            name="packed, random order",
+            paths=shards,
+            read=lambda epoch: read_store(store, permutation(len(store), seed=0, epoch=epoch)),
+        ),
+        Reads(
+            name="packed, block order",
+            paths=shards,
+            read=lambda epoch: read_store(store, blocks_of(store, epoch)),
+        ),
+    )
+    measured = []
+    for number in range(ROUNDS):
+        for way in ways if number % 2 == 0 else ways[::-1]:
+            row = {"way": way.name, "round": number, **timed(way, number)}
+            measured.append(row)
+            say(f"  {way.name}: {row['bytes'] / row['wall_s'] / 1e6:.0f} MB/s cold")
+    return measured
+
+
+def timed(way: Reads, number: int) -> dict[str, Any]:
+    """Return the time of one round of cold reads."""
+    for path in way.paths:
+        evict(path)
+    resident = resident_share(way.paths)
+    if resident is None or resident > MAX_RESIDENT:
+        raise TrialFailedError(f"{way.name}: {resident} of the files stayed in memory; not cold")
+    started = time.perf_counter()
+    count = way.read(number)
+    return {"wall_s": time.perf_counter() - started, "bytes": count, "resident_share": resident}
+
+
+def read_files(files: Sequence[Path], epoch: int) -> int:
+    """Read whole files in random order."""
+    order = permutation(len(files), seed=0, epoch=epoch)
+    return sum(len(files[place].read_bytes()) for place in order)
+
+
+def blocks_of(store: Store, epoch: int) -> BlockSampler:
+    """Return an epoch in block order, with the kernel reading ahead."""
+    sampler = BlockSampler(store, OrderOptions(block=16), is_reordered=False)
+    sampler.set_epoch(epoch)
+    return sampler
+
+
+def read_store(store: Store, order: Any) -> int:
+    """Copy records out of the store in an order."""
+    return sum(len(bytes(store.record(int(place)))) for place in order)
+
+
+def rates_of(cold: Sequence[dict[str, Any]], way: str) -> list[float]:
+    """Return megabytes per second of each round, in the order of the rounds."""
+    mine = sorted((row for row in cold if row["way"] == way), key=lambda row: int(row["round"]))
+    return [row["bytes"] / row["wall_s"] / 1e6 for row in mine]
+
+
+def against(cold: Sequence[dict[str, Any]], base: str, way: str) -> list[float]:
+    """Return how many times faster a way is, round by round."""
+    pairs = zip(rates_of(cold, base), rates_of(cold, way), strict=True)
+    return [ours / theirs for theirs, ours in pairs]
+
+
+def rows(
+    packs: Sequence[dict[str, Any]], kills: dict[str, Any], cold: Sequence[dict[str, Any]]
+) -> list[tuple[str, ...]]:
+    """Return the record's table."""
+    wall = [row["samples"] / row["wall_s"] for row in packs]
+    cpu = [row["samples"] / row["cpu_s"] for row in packs]
+    table: list[tuple[str, ...]] = [
+        ("", "median", "least-most", "n"),
+        ("packed a second, one worker", *spread(wall), str(len(wall))),
+        ("packed a CPU second", *spread(cpu), str(len(cpu))),
+        (
+            "packs ended by kill -9, then finished",
+            "identical" if kills["is_same"] else "DIFFERENT",
+            "",
+            str(kills["kills"]),
+        ),
+    ]
+    for way in dict.fromkeys(row["way"] for row in cold):
+        found = rates_of(cold, way)
+        table.append((f"cold MB/s: {way}", *spread(found), str(len(found))))
+    for base in ("files, random order", "packed, random order"):
+        found = against(cold, base, "packed, block order")
+        ratio = format_ratio(statistics.median(found))
+        table.append((f"block order against {base}", ratio, spread(found)[1], str(len(found))))
+    return table
+
+
+def spread(values: Sequence[float]) -> tuple[str, str]:
+    """Return the median and the range."""
+    low, high = (format_rate(float(value)) for value in np.quantile(values, [0, 1]))
+    return format_rate(statistics.median(values)), f"{low}-{high}"

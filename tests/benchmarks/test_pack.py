@@ -1,0 +1,28 @@
+import pytest
+
+from benchmarks.suites import pack
+from tests.data.packs import image_folder
+
+
+@pytest.mark.chaos
+@pytest.mark.slow
+def test_killed_packs_are_finished_and_compared(tmp_path, monkeypatch):
+    monkeypatch.setattr(pack, "SMALL_SHARD", 20_000)
+    source = image_folder(tmp_path / "photos", 300)
+    said = []
+
+    found = pack.kill_often(source, tmp_path / "work", said.append, kills=4)
+
+    assert found["is_same"]
+    assert found["kills"] == 4
+
+
+def test_a_way_is_compared_round_by_round():
+    cold = [
+        {"way": "a", "round": 1, "bytes": 1e6, "wall_s": 1.0},
+        {"way": "b", "round": 0, "bytes": 6e6, "wall_s": 1.0},
+        {"way": "a", "round": 0, "bytes": 2e6, "wall_s": 1.0},
+        {"way": "b", "round": 1, "bytes": 4e6, "wall_s": 1.0},
+    ]
+
+    assert pack.against(cold, "a", "b") == [3.0, 4.0]
