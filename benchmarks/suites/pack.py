@@ -12,7 +12,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ import numpy as np
 
 from benchmarks.bench import Bench, Record, TrialFailedError
 from flatout.core.units import format_rate, format_ratio
+from flatout.data.format import read_header
 from flatout.data.order import permutation
 from flatout.data.packed_store import Store
 from flatout.data.residency import evict, resident_share
@@ -165,19 +166,19 @@ def read_cold(photographs: Path, work: Path, say: Callable[[str], None]) -> list
     lines = [str(path.relative_to(photographs)) for path in files] * REPEATS
     table.write_text("path\n" + "\n".join(lines) + "\n")
     pack_once(table, work / "again")
-    store = Store(work / "again")
-    shards = [store.folder / shard.name for shard in store.header.shards]
+    folder = work / "again"
+    shards = [folder / shard.name for shard in read_header(folder).shards]
     ways = (
         Reads(name="files, random order", paths=files, read=lambda epoch: read_files(files, epoch)),
         Reads(
             name="packed, random order",
             paths=shards,
-            read=lambda epoch: read_store(store, permutation(len(store), seed=0, epoch=epoch)),
+            read=lambda epoch: read_store(folder, random_order, epoch),
         ),
         Reads(
             name="packed, block order",
             paths=shards,
-            read=lambda epoch: read_store(store, blocks_of(store, epoch)),
+            read=lambda epoch: read_store(folder, block_order, epoch),
         ),
     )
     measured = []
@@ -207,16 +208,22 @@ def read_files(files: Sequence[Path], epoch: int) -> int:
     return sum(len(files[place].read_bytes()) for place in order)
 
 
-def blocks_of(store: Store, epoch: int) -> BlockSampler:
+def random_order(store: Store, epoch: int) -> Iterable[int]:
+    """Return an epoch in random order."""
+    return map(int, permutation(len(store), seed=0, epoch=epoch))
+
+
+def block_order(store: Store, epoch: int) -> Iterable[int]:
     """Return an epoch in block order, with the kernel reading ahead."""
     sampler = BlockSampler(store, OrderOptions(block=16), is_reordered=False)
     sampler.set_epoch(epoch)
     return sampler
 
 
-def read_store(store: Store, order: Any) -> int:
-    """Copy records out of the store in an order."""
-    return sum(len(bytes(store.record(int(place)))) for place in order)
+def read_store(folder: Path, order: Callable[[Store, int], Iterable[int]], epoch: int) -> int:
+    """Copy records out of the store in an order; it is opened anew, as mapped pages stay."""
+    store = Store(folder)
+    return sum(len(bytes(store.record(place))) for place in order(store, epoch))
 
 
 def rates_of(cold: Sequence[dict[str, Any]], way: str) -> list[float]:
