@@ -120,18 +120,15 @@ def test_loaders_whose_batches_cannot_be_picked(asked, words):
     ],
 )
 def test_sets_that_cannot_be_kept(dataset, words):
-    built = DataLoader(**DeviceCache().loader({"dataset": dataset, "batch_size": 4}))
-
     with pytest.raises(NotApplicable, match=words):
-        DeviceCache().batches(iter(built), built)
+        DeviceCache().loader({"dataset": dataset, "batch_size": 4})
 
 
 def test_a_set_that_does_not_fit_is_said(monkeypatch):
     monkeypatch.setattr("flatout.techniques.data.device_cache.free_memory_bytes", lambda: 100)
-    built = DataLoader(tensors(), batch_size=4)
 
     with pytest.raises(NotApplicable, match="GB are free"):
-        DeviceCache().batches(iter(built), built)
+        DeviceCache().loader({"dataset": tensors(), "batch_size": 4})
 
 
 def test_the_function_gives_every_sample_of_an_epoch_once():
@@ -170,7 +167,7 @@ def test_settings_without_sense_are_refused(settings):
 
 @pytest.mark.gpu
 def test_batches_lie_on_the_gpu():
-    built = DataLoader(tensors(), batch_size=7)
+    built = DataLoader(**DeviceCache().loader({"dataset": tensors(), "batch_size": 7}))
 
     found = list(DeviceCache().batches(iter(built), built))
 

@@ -84,8 +84,13 @@ In place of the training loader, for a set that fits:
         )
 
     def loader(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Ask for a loader without workers: its batches are picked, not made."""
+        """Place the set, and ask for a loader without workers: its batches are picked."""
         check_loader(arguments)
+        dataset, device = arguments["dataset"], _device()
+        if _known(dataset) is None:
+            budget_bytes = int(self.memory_share * _free(device))
+            resident = placed(dataset, device, budget_bytes=budget_bytes, make_s=self.make_s)
+            RESIDENT[id(dataset)] = (dataset, resident)
         return {
             **arguments,
             "num_workers": 0,
@@ -97,24 +102,16 @@ In place of the training loader, for a set that fits:
 
     def batches(self, batches: Iterator[Any], loader: Any) -> Iterator[Any]:
         """Let the iterator fetch from the device."""
-        resident = _known(loader) or self._place(loader)
+        resident = _known(loader.dataset)
         fetcher = getattr(batches, "_dataset_fetcher", None)
-        if fetcher is None:
-            raise NotApplicable("the loader has a way of its own to fetch")
+        if resident is None or fetcher is None:
+            raise NotApplicable("the loader was made in a way that the set was not seen")
         fetcher.fetch = resident.fetch
         return batches
 
-    def _place(self, loader: Any) -> Resident:
-        device = _device()
-        resident = placed(
-            loader, device, budget_bytes=int(self.memory_share * _free(device)), make_s=self.make_s
-        )
-        vars(loader)[RESIDENT] = resident
-        return resident
 
-
-RESIDENT = "_flatout_resident"
-"""On a loader whose set lies on the device."""
+RESIDENT: dict[int, tuple[Any, Resident]] = {}
+"""Sets that lie on the device, by identity; the set itself is held so that it keeps its own."""
 
 
 def batches_on_device(loader: Any, device: Any, *, make_s: float = 300.0) -> Iterator[Any]:
@@ -131,22 +128,22 @@ def batches_on_device(loader: Any, device: Any, *, make_s: float = 300.0) -> Ite
             "sampler": loader.sampler,
         }
     )
-    resident = _known(loader)
+    resident = _known(loader.dataset)
     if resident is None:
-        resident = placed(loader, device, budget_bytes=int(0.9 * _free(device)), make_s=make_s)
-        vars(loader)[RESIDENT] = resident
+        budget_bytes = int(0.9 * _free(device))
+        resident = placed(loader.dataset, device, budget_bytes=budget_bytes, make_s=make_s)
+        RESIDENT[id(loader.dataset)] = (loader.dataset, resident)
     return (resident.fetch(numbers) for numbers in iter(loader.batch_sampler))
 
 
-def placed(loader: Any, device: Any, *, budget_bytes: int, make_s: float) -> Resident:
-    """Return the loader's set on the device.
+def placed(dataset: Any, device: Any, *, budget_bytes: int, make_s: float) -> Resident:
+    """Return the set on the device.
 
     Raises:
         NotApplicable: if the set changes, does not stack or does not fit.
     """
     from torch.utils.data import TensorDataset
 
-    dataset = loader.dataset
     if type(dataset) is not TensorDataset:
         found = examine(dataset)
         if not found.is_same:
@@ -186,9 +183,9 @@ def set_bytes(profile: Profile) -> float:
     )
 
 
-def _known(loader: Any) -> Resident | None:
-    found: Resident | None = vars(loader).get(RESIDENT)
-    return found
+def _known(dataset: Any) -> Resident | None:
+    found = RESIDENT.get(id(dataset))
+    return found[1] if found else None
 
 
 def _device() -> Any:

@@ -69,6 +69,7 @@ In a thread beside the training, for the files of the batches to come:
     def loader(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
         """Check that the sampler may be drawn from early and that the files can be known."""
         check_loader(arguments)
+        files_of(arguments["dataset"])
         return arguments
 
     def batches(self, batches: Iterator[Any], loader: Any) -> Iterator[Any]:
@@ -76,25 +77,29 @@ In a thread beside the training, for the files of the batches to come:
         sampler = getattr(batches, "_sampler_iter", None)
         if sampler is None:
             raise NotApplicable("the loader has a way of its own to draw numbers")
-        ahead = Ahead(_files_of(loader))
+        ahead = Ahead(files_of(loader.dataset))
         batches._sampler_iter = looking_ahead(  # type: ignore[attr-defined]
             sampler, ahead.want, self.batches_ahead, ahead.close
         )
         return batches
 
 
-FILES = "_flatout_files"
-"""On a loader: what tells the file of a sample."""
+FILES: dict[int, tuple[Any, FindFile]] = {}
+"""What tells the file of a sample, by the identity of the data set, which is held to keep it."""
 
 
-def _files_of(loader: Any) -> FindFile:
-    found: FindFile | None = vars(loader).get(FILES)
-    if found is None:
-        found = find_files(loader.dataset)
+def files_of(dataset: Any) -> FindFile:
+    """Return what tells the file of a sample.
+
+    Raises:
+        NotApplicable: if no list of the data set names its files.
+    """
+    if id(dataset) not in FILES:
+        found = find_files(dataset)
         if found is None:
             raise NotApplicable("no list of the data set names the files that its samples open")
-        vars(loader)[FILES] = found
-    return found
+        FILES[id(dataset)] = (dataset, found)
+    return FILES[id(dataset)][1]
 
 
 def read_ahead(loader: Any, *, batches_ahead: int = 16) -> Iterator[Any]:
