@@ -30,6 +30,7 @@ SUITES = (
     "starved_images",
     "already_tuned",
     "ceilings",
+    "tiling",
     "pack",
     "loader_peers",
     "planner",
