@@ -1,5 +1,6 @@
 """What each traced allocation is for, and the finished stream."""
 
+import itertools
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -8,7 +9,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from flatout.memory.recording import Birth, Recording
-from flatout.memory.stream import Allocation, Component, Phase
+from flatout.memory.stream import Allocation, Component, Phase, StreamEvent
 
 
 def know_model(recording: Recording, model: nn.Module) -> dict[int, str]:
@@ -73,6 +74,18 @@ def allocations_of(recording: Recording) -> tuple[Allocation, ...]:
         )
         for birth in recording.births
     )
+
+
+def ordered(events: Sequence[StreamEvent]) -> tuple[StreamEvent, ...]:
+    """Return the events with deaths that follow each other in the order of their births.
+
+    Together they say the same, and two traces then say it alike: what dies with a dictionary of
+    C++'s dies in the order of its pointers.
+    """
+    found: list[StreamEvent] = []
+    for is_birth, run in itertools.groupby(events, key=lambda event: event.born):
+        found.extend(run if is_birth else sorted(run, key=lambda event: event[0]))
+    return tuple(found)
 
 
 def _by_life(birth: Birth, backwards: Sequence[int]) -> Component:

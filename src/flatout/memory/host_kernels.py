@@ -151,7 +151,7 @@ def _rnn_workspace(args: Sequence[Any]) -> int:
         return 0
     place = 0 if is_batch_first else 1
     count = source.shape[place]
-    sample = min(count, LSTM_SAMPLE)
+    sample = LSTM_SAMPLE
     if source.numel() // count * sample > MAX_SAMPLE_NUMEL:
         sample = 1
 

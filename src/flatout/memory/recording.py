@@ -30,6 +30,7 @@ DEVICE_OF = torch.ops.prim.device.default
 FACTORIES = frozenset(
     getattr(torch.ops.aten, name).default for name in ("zeros", "ones", "randn", "rand", "full")
 ) | {torch.ops.aten.empty.memory_format}
+DEPENDENT = (DataDependentOutputException, DynamicOutputShapeException)
 LARGE = 1 << 16
 """Elements from which a weight that a module makes on the host is fake, 256 KiB in fp32."""
 FRAMES = 12
@@ -179,7 +180,7 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if self.is_host:
                 output = completed(func, args, output)
                 self._see_inside(func, inside(func, args, output), output)
-        formula = flop_registry.get(func._overloadpacket) if self.fake is not None else None
+        formula = flop_registry.get(func._overloadpacket)
         if formula is not None:
             self.flops += formula(*args, **kwargs, out_val=output)
         self._see(output, func)
@@ -190,13 +191,15 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return func(*args, **kwargs)
         try:
             return self.fake.dispatch(func, types, args, kwargs)
-        except (UnsupportedOperatorException, NotImplementedError) as error:
-            return self._compute_for_real(func, args, kwargs, error)
-        except (DataDependentOutputException, DynamicOutputShapeException) as error:
+        except DEPENDENT as error:
             raise UserError(
                 f"{func}{self._place()} gives something that depends on the data's values, which "
                 "a trace does not have; everything up to there could be predicted"
             ) from error
+        except RuntimeError as error:
+            if not _lacks_shapes(error):
+                raise
+            return self._compute_for_real(func, args, kwargs, error)
 
     def _compute_for_real(self, func: Any, args: Any, kwargs: Any, error: Exception) -> Any:
         """Run an operator that has no shape function on real zeros of the host."""
@@ -208,7 +211,7 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
             output = run_for_real(func, args, kwargs)
         except Exception as failure:
             raise UserError(
-                f"{func}{self._place()} has no shape function in torch ({error}) and could not be "
+                f"{func}{self._place()} has no shape function in torch and could not be "
                 f"run on the host either ({failure}): its memory cannot be predicted"
             ) from failure
         self.answers.note(f"{func} has no shape function: its shapes were found by running it")
@@ -300,6 +303,13 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _end(self, key: int) -> None:
         self._ends.pop(key)
         self._enter_death(self._alive.pop(key))
+
+
+def _lacks_shapes(error: RuntimeError) -> bool:
+    """Tell whether an operator failed for want of a function that computes its shapes."""
+    if isinstance(error, UnsupportedOperatorException | NotImplementedError):
+        return True
+    return "no fake impl registered" in str(error)
 
 
 def _is_large(args: Any) -> bool:

@@ -186,7 +186,7 @@ def stream_of(
     recording = where.recording
     return MemoryStream(
         allocations=components.allocations_of(recording),
-        events=tuple(recording.events),
+        events=components.ordered(recording.events),
         marks=tuple(recording.marks),
         device=where.device,
         method=where.method,

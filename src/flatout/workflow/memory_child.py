@@ -9,11 +9,13 @@ import contextlib
 import json
 import os
 import sys
+import sysconfig
 import traceback
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import flatout
 from flatout.core.errors import UserError
 from flatout.seams import journal
 from flatout.seams.processes import die_with_parent
@@ -93,8 +95,7 @@ def explained(error: BaseException) -> str:
     """Return one line about an exception: the user's line it came from, and what it says."""
     from torch._subclasses.fake_tensor import DataDependentOutputException
 
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [f for f in frames if "site-packages" not in f.filename and "flatout" not in f.filename]
+    own = [f for f in traceback.extract_tb(error.__traceback__) if _is_users(f.filename)]
     place = f" at {Path(own[-1].filename).name}:{own[-1].lineno}" if own else ""
     said = " ".join(str(error).split())[:300]
     if isinstance(error, DataDependentOutputException):
@@ -103,6 +104,14 @@ def explained(error: BaseException) -> str:
         f"the training step failed while it was traced{place}: {type(error).__name__}: {said}; "
         "nothing could be predicted"
     )
+
+
+def _is_users(name: str) -> bool:
+    """Tell whether a file is neither installed, nor the interpreter's, nor ours."""
+    homes = (Path(flatout.__file__).parent, Path(sysconfig.get_paths()["stdlib"]))
+    path = Path(name).resolve()
+    is_inside = any(path.is_relative_to(home) for home in homes)
+    return not (name.startswith("<") or "site-packages" in path.parts or is_inside)
 
 
 if __name__ == "__main__":
