@@ -146,11 +146,10 @@ def _convolution_backward(args: Sequence[Any], output: Sequence[Any]) -> Inside:
 
 def _rnn_workspace(args: Sequence[Any]) -> int:
     """Return the bytes of the workspace that is kept for backward, by a run on a few samples."""
-    source, is_batch_first = args[0], bool(args[14])
-    if not args[15]:
+    source, is_training = args[0], args[15]
+    if not is_training:
         return 0
-    place = 0 if is_batch_first else 1
-    count = source.shape[place]
+    count = source.shape[1]  # time comes first here, whatever the layer was told
     sample = LSTM_SAMPLE
     if source.numel() // count * sample > MAX_SAMPLE_NUMEL:
         sample = 1
@@ -160,7 +159,7 @@ def _rnn_workspace(args: Sequence[Any]) -> int:
             return value
         shape = list(value.shape)
         if value is source:
-            shape[place] = sample
+            shape[1] = sample
         elif value is args[5] or value is args[6]:
             shape[-2] = sample
         return torch.zeros(shape, dtype=value.dtype, device="cpu")
