@@ -15,6 +15,7 @@ from flatout.memory.planner import plan_of
 from flatout.memory.regions import loss_indices, regions_of
 from flatout.memory.replay import replay
 from flatout.memory.stream import Component
+from flatout.memory.workspaces import with_workspaces
 from tests.memory.toy import TOKENS, VOCABULARY, toy_stream
 
 
@@ -24,8 +25,10 @@ def ground(gpu="l4", gpus=1):
 
 
 def setup(batch=16, gpu="l4", layers=4, **given):
-    at = affine(toy_stream(2, layers), toy_stream(3, layers)).at
-    return Setup(stream=at(batch), ground=ground(gpu, given.pop("gpus", 1)), at=at, **given)
+    here = ground(gpu, given.pop("gpus", 1))
+    few, more = (with_workspaces(toy_stream(n, layers), here.calibration) for n in (2, 3))
+    at = affine(few, more).at
+    return Setup(stream=at(batch), ground=here, at=at, **given)
 
 
 def peak(stream):

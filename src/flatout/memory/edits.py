@@ -72,24 +72,23 @@ class Draft:
 
     def build(self, *notes: str) -> MemoryStream:
         """Return the changed stream; notes say what was changed."""
-        places: list[tuple[Place, int, bool]] = []
+        places: list[tuple[int, int, int, int, bool]] = []
         for index, birth in self._births.items():
             if birth is None:
                 continue
-            places.append((birth, index, True))
+            places.append((*birth, index, True))
             death = self._deaths[index]
             if death is not None:
-                places.append((death, index, False))
+                places.append((*death, index, False))
         places.sort()
-        keys = [place for place, _index, _born in places]
         kept = [index for index, birth in self._births.items() if birth is not None]
         number = {index: position for position, index in enumerate(kept)}
         return replace(
             self.stream,
             allocations=tuple(self._allocations[index] for index in kept),
-            events=[StreamEvent(number[index], born) for _place, index, born in places],
+            events=[StreamEvent(number[place[3]], place[4]) for place in places],
             marks=tuple(
-                Mark(bisect_left(keys, (mark.at, 0, 0)), mark.phase, mark.step)
+                Mark(bisect_left(places, (mark.at, 0, 0)), mark.phase, mark.step)
                 for mark in self.stream.marks
             ),
             notes=(*self.stream.notes, *notes),

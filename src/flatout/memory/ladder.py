@@ -9,11 +9,10 @@ from flatout.memory.ground import Ground
 from flatout.memory.replay import Replay, replay
 from flatout.memory.solve import Accumulation, accumulation, largest_steady_batch
 from flatout.memory.stream import MemoryStream
-from flatout.memory.workspaces import with_workspaces
 
 MOST_TOGETHER = 6
 """Levers put together at most: what does not fit then does not fit by levers."""
-MOST_BATCHES = 6
+MOST_BATCHES = 4
 """Ways of which the largest batch is looked for, each by several replays."""
 SPLIT_RECOMPUTE = 1 / 3
 """What microbatching at the script level pays: each part's forward is run again."""
@@ -26,10 +25,10 @@ class Setup:
     """What is planned: the stream at every batch, where it is, and what was traced of levers."""
 
     stream: MemoryStream
-    """As it was traced, at the planned batch; without workspaces."""
+    """At the planned batch, with workspaces."""
     ground: Ground
     at: At | None = None
-    """The stream at another batch, where that can be said."""
+    """The same at another batch, where that can be said."""
     traced: Mapping[str, MemoryStream] = field(default_factory=dict)
     """Streams of levers that were traced for real, by label."""
     refused: frozenset[str] = frozenset()
@@ -200,11 +199,10 @@ def _played(setup: Setup, stream: MemoryStream, *options: Candidate | None) -> R
     for option in options:
         if option is not None and option.settings is not None:
             settings = option.settings
-    full = with_workspaces(stream, setup.ground.calibration)
-    found = replay(full, settings, capacity=setup.ground.limit(stream))
+    found = replay(stream, settings, capacity=setup.ground.limit(stream))
     if found.fits:
         return found
-    endless = replay(full, settings)
+    endless = replay(stream, settings)
     return Replay(
         peak_allocated=endless.peak_allocated,
         peak_reserved=endless.peak_reserved,
@@ -224,6 +222,6 @@ def _largest(setup: Setup, options: Sequence[Candidate]) -> int | None:
         settings = option.settings or settings
 
     def changed(batch: int) -> MemoryStream:
-        return with_workspaces(_changed(at(batch), options), setup.ground.calibration)
+        return _changed(at(batch), options)
 
     return largest_steady_batch(changed, setup.ground.limit(setup.stream), settings)

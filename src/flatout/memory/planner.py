@@ -12,7 +12,7 @@ from flatout.memory.ladder import Setup, ladder
 from flatout.memory.replay import Replay, alive_at, components_at, replay
 from flatout.memory.solve import accumulation, largest_batch
 from flatout.memory.stream import Component, MemoryStream, Phase
-from flatout.memory.workspaces import with_workspaces
+from flatout.memory.workspaces import with_convolution_bytes
 
 MOST_TENSORS = 12
 """Tensors of the peak moment that a plan names."""
@@ -38,11 +38,11 @@ def plan_of(target: str, setup: Setup, *, fit: bool = False, checked: str = "") 
         fit: whether the largest batch is looked for.
         checked: how the extrapolation was checked.
     """
-    ground, stream = setup.ground, with_workspaces(setup.stream, setup.ground.calibration)
+    ground, stream = setup.ground, setup.stream
     limit = ground.limit(stream)
     played = replay(stream, ground.settings, capacity=limit)
     whole = played if played.fits else replay(stream, ground.settings)
-    allocated, reserved = _amounts(stream, whole, ground, setup.stream)
+    allocated, reserved = _amounts(stream, whole, ground)
     at_peak = components_at(stream, whole.peak_at)
     classic = formula(at_peak, largest_by_component(stream))
     batches = _batches(setup, limit) if fit else None
@@ -117,17 +117,14 @@ def parts_at(stream: MemoryStream, positions: Sequence[int]) -> dict[str, tuple[
     }
 
 
-def _amounts(
-    stream: MemoryStream, found: Replay, ground: Ground, bare: MemoryStream
-) -> tuple[Amount, Amount]:
+def _amounts(stream: MemoryStream, found: Replay, ground: Ground) -> tuple[Amount, Amount]:
     """Return allocated and reserved bytes, as wide as trace and workspaces are uncertain."""
     margin = ground.margin(stream)
     spread = ground.calibration.convolution_workspace
-    ends = []
-    for size in (spread.low, spread.high):
-        varied = with_workspaces(bare, ground.calibration, convolution_bytes=size)
-        ends.append(replay(varied, ground.settings))
-    low, high = ends
+    low, high = (
+        replay(with_convolution_bytes(stream, size or 0), ground.settings)
+        for size in (spread.low, spread.high)
+    )
     allocated = Amount(
         bytes=found.peak_allocated,
         source=Source.TRACED,
@@ -213,10 +210,7 @@ def _batches(setup: Setup, limit: int) -> LargestBatch | None:
     at = setup.at
     if at is None:
         return None
-    calibration = setup.ground.calibration
-    return largest_batch(
-        lambda batch: with_workspaces(at(batch), calibration), limit, setup.ground.settings
-    )
+    return largest_batch(at, limit, setup.ground.settings)
 
 
 def _accumulating(setup: Setup, batches: LargestBatch | None, *, fits: bool) -> Accumulating | None:

@@ -16,28 +16,28 @@ PRODUCT = re.compile(r"\b(?:mm|addmm|bmm|baddbmm|addmv|_scaled_mm|linear)\b")
 """Operators that cuBLAS runs."""
 CONVOLUTION = re.compile(r"\b(?:cudnn_)?convolution\w*")
 ATTENTION_BACKWARD = re.compile(r"_scaled_dot_product_(?:flash|cudnn)_attention_backward")
+CONVOLVING = "convolution"
 FP32_BYTES = 4
 """Flash attention sums the gradient of the queries in fp32 (flash_attn's mha_bwd)."""
 
 
-def with_workspaces(
-    stream: MemoryStream, calibration: Calibration, *, convolution_bytes: int | None = None
-) -> MemoryStream:
-    """Return the stream with workspaces.
-
-    Args:
-        stream: as it was traced; one of a CPU is taken for that of a GPU.
-        calibration: what a GPU takes.
-        convolution_bytes: another workspace of a convolution than the calibration's.
-    """
+def with_workspaces(stream: MemoryStream, calibration: Calibration) -> MemoryStream:
+    """Return the stream with workspaces; one of a CPU is taken for that of a GPU."""
     draft = Draft(stream)
     _add_cublas(draft, calibration.cublas_workspace.bytes)
-    size = calibration.convolution_workspace.bytes
-    size = size if convolution_bytes is None else convolution_bytes
     for first, last in _runs(stream, CONVOLUTION):
-        _add(draft, first, last, size, "convolution")
+        _add(draft, first, last, calibration.convolution_workspace.bytes, CONVOLVING)
     for first, last in _runs(stream, ATTENTION_BACKWARD):
         _add(draft, first, last, _attention_bytes(stream.allocations[first]), "attention backward")
+    return draft.build()
+
+
+def with_convolution_bytes(stream: MemoryStream, size: int) -> MemoryStream:
+    """Return a stream that has workspaces with those of convolutions of another size."""
+    draft = Draft(stream)
+    for index, allocation in enumerate(stream.allocations):
+        if allocation.operator == f"workspace of {CONVOLVING}":
+            draft.resize(index, size)
     return draft.build()
 
 
@@ -76,9 +76,8 @@ def _same_call(stream: MemoryStream, before: int, index: int) -> bool:
 
 
 def _add(draft: Draft, first: int, last: int, size: int, name: str) -> None:
-    if size > 0:
-        birth, end = draft.lives[first].birth, draft.lives[last].birth + 1
-        draft.add(_workspace(draft.stream.allocations[first], size, name), birth, end)
+    birth, end = draft.lives[first].birth, draft.lives[last].birth + 1
+    draft.add(_workspace(draft.stream.allocations[first], size, name), birth, end)
 
 
 def _workspace(beside: Allocation, size: int, name: str) -> Allocation:

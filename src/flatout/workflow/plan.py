@@ -106,7 +106,7 @@ def plan(
     largest = tuple(replace(t, line=_relative(t.line)) for t in found.largest)
     return Planned(
         plan=replace(found, notes=(*found.notes, *notes, *tried), largest=largest),
-        stream=with_workspaces(stream, ground.calibration),
+        stream=stream,
         ground=ground,
     )
 
@@ -160,7 +160,7 @@ class _Tracer:
     tell: Tell
 
     def stream(self, batch: int | None, what: str, choice: Choice | None = None) -> MemoryStream:
-        """Return one traced stream."""
+        """Return one traced stream, with workspaces."""
         self.tell(f"tracing {what}")
         recipe = self.options.recipe if choice is None else self.options.recipe.plus(choice)
         request = TraceRequest(
@@ -169,7 +169,8 @@ class _Tracer:
             capability=self.ground.gpu.compute_capability or TraceRequest().capability,
         )
         found = self.trace(request)
-        return transforms.with_buckets(found) if self.options.gpus > 1 else found
+        found = transforms.with_buckets(found) if self.options.gpus > 1 else found
+        return with_workspaces(found, self.ground.calibration)
 
     def model(self, stream: MemoryStream) -> tuple[Affine | None, tuple[str, ...]]:
         """Return the stream at every batch, or why that cannot be said."""
@@ -190,8 +191,8 @@ class _Tracer:
         What a script cannot do is then known before anybody relies on it. The notes say why a
         lever was left out, or why it stands on its model.
         """
-        full = with_workspaces(setup.stream, self.ground.calibration)
-        if steady_replay(full, self.ground.settings, self.ground.limit(full)).fits:
+        limit = self.ground.limit(setup.stream)
+        if steady_replay(setup.stream, self.ground.settings, limit).fits:
             return setup, ()
         traced: dict[str, MemoryStream] = {}
         refused: set[str] = set()
@@ -237,8 +238,8 @@ class _Tracer:
             except (NotAffineError, UserError) as error:
                 words = f"a trace at a batch of {batch} cannot be compared: {error}"
                 return replace(found, checked=words)
-            full = with_workspaces(traced, self.ground.calibration)
-            played = steady_replay(full, self.ground.settings, self.ground.limit(full))
+            limit = self.ground.limit(traced)
+            played = steady_replay(traced, self.ground.settings, limit)
             if played.fits and not played.steady_retries:
                 words = (
                     f"a trace at a batch of {batch}: {off.count} of {off.total} allocations differ "
