@@ -131,6 +131,15 @@ def test_a_set_that_does_not_fit_is_said(monkeypatch):
         DeviceCache().loader({"dataset": tensors(), "batch_size": 4})
 
 
+def test_another_loader_of_the_same_set_is_looked_at_by_itself():
+    dataset = tensors()
+    DeviceCache().loader({"dataset": dataset, "batch_size": 4})
+    other = DataLoader(dataset, batch_size=4, collate_fn=len)
+
+    with pytest.raises(NotApplicable, match="way of its own"):
+        DeviceCache().batches(iter(other), other)
+
+
 def test_the_function_gives_every_sample_of_an_epoch_once():
     built = DataLoader(tensors(), batch_size=4, sampler=RandomSampler(range(30)))
 

@@ -7,10 +7,17 @@ from torch.utils.data import DataLoader, TensorDataset
 from flatout.core.errors import NotApplicable
 from flatout.data.cached import is_cached, store_of
 from flatout.techniques.data import ram_cache
-from flatout.techniques.data.ram_cache import RamCache, cache_samples
+from flatout.techniques.data.ram_cache import KEPT, RamCache, cache_samples
 from tests.data.photographs import Photographs, photograph
 from tests.techniques.data.samples import Epochs, Numbers, Stream
 from tests.techniques.facts import GIB, loader, machine, profile
+
+
+@pytest.fixture(autouse=True)
+def forgetful():
+    """No test finds what another one kept, even for a data set at the same place in memory."""
+    yield
+    KEPT.clear()
 
 
 @pytest.fixture
@@ -97,6 +104,15 @@ def test_random_samples_without_a_file_to_decode_are_left_alone():
 def test_sets_for_which_there_is_nothing_to_keep(dataset, words):
     with pytest.raises(NotApplicable, match=words):
         RamCache().loader({"dataset": dataset})
+
+
+def test_the_reason_is_the_same_at_every_epoch():
+    built = DataLoader(TensorDataset(torch.zeros(3)))
+    with pytest.raises(NotApplicable, match="in memory already"):
+        RamCache().loader({"dataset": built.dataset})
+
+    with pytest.raises(NotApplicable, match="in memory already"):
+        RamCache().epoch(built)
 
 
 def test_too_little_memory_is_said(monkeypatch, paths):

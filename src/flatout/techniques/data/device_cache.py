@@ -17,6 +17,7 @@ from flatout.core.errors import NotApplicable
 from flatout.core.machine import Machine
 from flatout.core.profile import Profile
 from flatout.core.technique import Effect, Numerics, Technique
+from flatout.data.answers import Answers
 from flatout.data.repeats import examine
 from flatout.data.resident import Resident, collate_whole
 from flatout.data.room import free_memory_bytes, local_ranks
@@ -86,11 +87,7 @@ In place of the training loader, for a set that fits:
     def loader(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
         """Place the set, and ask for a loader without workers: its batches are picked."""
         check_loader(arguments)
-        dataset, device = arguments["dataset"], _device()
-        if _known(dataset) is None:
-            budget_bytes = int(self.memory_share * _free(device))
-            resident = placed(dataset, device, budget_bytes=budget_bytes, make_s=self.make_s)
-            RESIDENT[id(dataset)] = (dataset, resident)
+        RESIDENT.find(arguments["dataset"], lambda: self._place(arguments["dataset"]))
         return {
             **arguments,
             "num_workers": 0,
@@ -102,16 +99,22 @@ In place of the training loader, for a set that fits:
 
     def batches(self, batches: Iterator[Any], loader: Any) -> Iterator[Any]:
         """Let the iterator fetch from the device."""
-        resident = _known(loader.dataset)
+        check_loader(arguments_of(loader))
+        resident = RESIDENT.known(loader.dataset)
         fetcher = getattr(batches, "_dataset_fetcher", None)
-        if resident is None or fetcher is None:
-            raise NotApplicable("the loader was made in a way that the set was not seen")
+        if fetcher is None:
+            raise NotApplicable("the loader has a way of its own to fetch")
         fetcher.fetch = resident.fetch
         return batches
 
+    def _place(self, dataset: Any) -> Resident:
+        device = _device()
+        budget_bytes = int(self.memory_share * _free(device))
+        return placed(dataset, device, budget_bytes=budget_bytes, make_s=self.make_s)
 
-RESIDENT: dict[int, tuple[Any, Resident]] = {}
-"""Sets that lie on the device, by identity; the set itself is held so that it keeps its own."""
+
+RESIDENT: Answers[Resident] = Answers()
+"""Sets that lie on the device."""
 
 
 def batches_on_device(loader: Any, device: Any, *, make_s: float = 300.0) -> Iterator[Any]:
@@ -120,19 +123,13 @@ def batches_on_device(loader: Any, device: Any, *, make_s: float = 300.0) -> Ite
     Raises:
         NotApplicable: if the set changes, does not stack or does not fit.
     """
-    check_loader(
-        {
-            "dataset": loader.dataset,
-            "collate_fn": loader.collate_fn,
-            "batch_size": loader.batch_size,
-            "sampler": loader.sampler,
-        }
+    check_loader(arguments_of(loader))
+    resident = RESIDENT.find(
+        loader.dataset,
+        lambda: placed(
+            loader.dataset, device, budget_bytes=int(0.9 * _free(device)), make_s=make_s
+        ),
     )
-    resident = _known(loader.dataset)
-    if resident is None:
-        budget_bytes = int(0.9 * _free(device))
-        resident = placed(loader.dataset, device, budget_bytes=budget_bytes, make_s=make_s)
-        RESIDENT[id(loader.dataset)] = (loader.dataset, resident)
     return (resident.fetch(numbers) for numbers in iter(loader.batch_sampler))
 
 
@@ -175,17 +172,18 @@ def check_loader(arguments: Mapping[str, Any]) -> None:
         raise NotApplicable(f"{type(sampler).__name__} may draw numbers as it goes")
 
 
+def arguments_of(loader: Any) -> Mapping[str, Any]:
+    """Return of a loader what `check_loader` looks at."""
+    names = ("dataset", "collate_fn", "batch_size", "batch_sampler", "sampler")
+    return {name: getattr(loader, name) for name in names}
+
+
 def set_bytes(profile: Profile) -> float:
     """Return the bytes of all samples of the training loaders, judged by their batches."""
     return sum(
         (x.dataset_len or 0) * x.batch_bytes / max(1, x.batch_size or 1)
         for x in profile.training_loaders
     )
-
-
-def _known(dataset: Any) -> Resident | None:
-    found = RESIDENT.get(id(dataset))
-    return found[1] if found else None
 
 
 def _device() -> Any:

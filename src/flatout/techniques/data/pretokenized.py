@@ -20,7 +20,7 @@ from flatout.data.cached import is_cached
 from flatout.data.room import free_memory_bytes, local_ranks
 from flatout.seams.text import COLLATE, DATA_SET, tokenizer_place
 from flatout.techniques.data.loader_workers import is_starved
-from flatout.techniques.data.ram_cache import RamCache, cache_samples, check_dataset
+from flatout.techniques.data.ram_cache import KEPT, RamCache, cache_samples, check_dataset
 
 MEMORY_SHARE = 0.5
 """Share of the free memory that the tokens may take: they are small beside pictures."""
@@ -67,18 +67,28 @@ Once, before the training; with Hugging Face's datasets:
         dataset = arguments["dataset"]
         if is_cached(dataset):
             return arguments
-        check_dataset(dataset)
-        place = tokenizer_place(dataset, arguments.get("collate_fn"))
-        if place == COLLATE:
-            raise NotApplicable(
-                "the collate_fn tokenises whole batches: tokenise in the data set, or once before "
-                "the training, and only pad there"
-            )
-        if place != DATA_SET:
-            raise NotApplicable("the data set holds no tokenizer")
-        budget = int(MEMORY_SHARE * free_memory_bytes() / local_ranks())
-        return {**arguments, "dataset": cache_samples(dataset, budget_bytes=budget)}
+        collate = arguments.get("collate_fn")
+        return {**arguments, "dataset": KEPT.find(dataset, lambda: tokens_kept(dataset, collate))}
 
     def epoch(self, loader: Any) -> Any:
         """Tokenise everything before the first epoch, with all cores and for a bounded time."""
         return RamCache(fill_s=self.fill_s).epoch(loader)
+
+
+def tokens_kept(dataset: Any, collate: Any) -> Any:
+    """Return a data set that tokenises each of its texts once.
+
+    Raises:
+        NotApplicable: if it holds no tokenizer, or its samples are not the same each time.
+    """
+    check_dataset(dataset)
+    place = tokenizer_place(dataset, collate)
+    if place == COLLATE:
+        raise NotApplicable(
+            "the collate_fn tokenises whole batches: tokenise in the data set, or once before "
+            "the training, and only pad there"
+        )
+    if place != DATA_SET:
+        raise NotApplicable("the data set holds no tokenizer")
+    budget = int(MEMORY_SHARE * free_memory_bytes() / local_ranks())
+    return cache_samples(dataset, budget_bytes=budget)

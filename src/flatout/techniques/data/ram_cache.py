@@ -18,6 +18,7 @@ from flatout.core.errors import NotApplicable
 from flatout.core.machine import Machine
 from flatout.core.profile import LoaderFacts, Profile
 from flatout.core.technique import Effect, Numerics, Technique
+from flatout.data.answers import Answers
 from flatout.data.cached import cached, fill, is_cached, store_of
 from flatout.data.decoded import keep_decoded
 from flatout.data.forked import ForkedError, in_fork
@@ -36,6 +37,8 @@ READ_MS_PER_MB = 0.2
 doubled for taking a sample apart (research on the input pipeline)."""
 LEAST_SHARE = 0.10
 """A cache that holds less than a tenth of the set saves less than a tenth of the loading."""
+IN_MEMORY = "TensorDataset"
+"""A data set whose samples lie in memory already."""
 SLOTS_A_KEY = 2
 """A table at half load finds a key in two looks."""
 
@@ -70,7 +73,8 @@ For a data set that gives the same sample each time:
         """Return the lever when the step waits for a set of which enough fits."""
         if profile.share("data_wait") < MIN_WAIT_SHARE or not profile.training_loaders:
             return ()
-        if any(loader.is_iterable or not loader.dataset_len for loader in profile.training_loaders):
+        loaders = profile.training_loaders
+        if any(x.is_iterable or not x.dataset_len or x.dataset == IN_MEMORY for x in loaders):
             return ()
         kept = kept_share(profile.training_loaders, cls().memory_share * machine.memory_bytes)
         return [cls()] if kept >= LEAST_SHARE else ()
@@ -100,19 +104,25 @@ For a data set that gives the same sample each time:
         dataset = arguments["dataset"]
         if is_cached(dataset):
             return arguments  # a framework rebuilt a loader that already has the lever
-        budget = int(self.memory_share * free_memory_bytes() / local_ranks())
+        return {**arguments, "dataset": KEPT.find(dataset, lambda: self._kept(arguments))}
+
+    def _kept(self, arguments: Mapping[str, Any]) -> Any:
+        """Return the data set with the store in front of it, or as it is once pixels are kept."""
+        dataset = arguments["dataset"]
         check_dataset(dataset)
+        budget = int(self.memory_share * free_memory_bytes() / local_ranks())
         found = examine(dataset)
         if found.is_same:
-            return {**arguments, "dataset": _cached(dataset, found, budget)}
+            return _cached(dataset, found, budget)
         spawns = bool(arguments.get("num_workers")) and _spawns(arguments)
         _keep_pixels(dataset, found, budget, fill_s=self.fill_s, spawns=spawns)
-        return arguments
+        return dataset
 
     def epoch(self, loader: Any) -> Any:
         """Fill the store before the first epoch, with all cores and for a bounded time."""
         if not is_cached(loader.dataset):
-            raise NotApplicable("the loader's samples are as the script makes them")
+            KEPT.known(loader.dataset)
+            return loader
         store = store_of(loader.dataset)
         if store.count == 0 and self.fill_s > 0:
             fill(
@@ -122,6 +132,10 @@ For a data set that gives the same sample each time:
                 limit_s=self.fill_s,
             )
         return loader
+
+
+KEPT: Answers[Any] = Answers()
+"""What stands for each data set: one with a store, or itself where its pixels are kept."""
 
 
 def cache_samples(dataset: Any, *, budget_bytes: int) -> Any:

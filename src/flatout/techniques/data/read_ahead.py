@@ -18,8 +18,9 @@ from flatout.core.machine import Machine
 from flatout.core.profile import Profile
 from flatout.core.technique import Effect, Numerics, Technique
 from flatout.data.ahead import CAN_ADVISE, Ahead, looking_ahead
+from flatout.data.answers import Answers
 from flatout.data.files import FindFile, find_files
-from flatout.techniques.data.device_cache import KNOWN_SAMPLERS
+from flatout.techniques.data.device_cache import KNOWN_SAMPLERS, arguments_of
 from flatout.techniques.data.loader_workers import MIN_WAIT_SHARE
 
 MIN_READ_SHARE = 0.10
@@ -69,23 +70,25 @@ In a thread beside the training, for the files of the batches to come:
     def loader(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
         """Check that the sampler may be drawn from early and that the files can be known."""
         check_loader(arguments)
-        files_of(arguments["dataset"])
+        dataset = arguments["dataset"]
+        FILES.find(dataset, lambda: files_of(dataset))
         return arguments
 
     def batches(self, batches: Iterator[Any], loader: Any) -> Iterator[Any]:
         """Let the iterator's sampler run ahead of its workers."""
+        check_loader(arguments_of(loader))
         sampler = getattr(batches, "_sampler_iter", None)
         if sampler is None:
             raise NotApplicable("the loader has a way of its own to draw numbers")
-        ahead = Ahead(files_of(loader.dataset))
+        ahead = Ahead(FILES.find(loader.dataset, lambda: files_of(loader.dataset)))
         batches._sampler_iter = looking_ahead(  # type: ignore[attr-defined]
             sampler, ahead.want, self.batches_ahead, ahead.close
         )
         return batches
 
 
-FILES: dict[int, tuple[Any, FindFile]] = {}
-"""What tells the file of a sample, by the identity of the data set, which is held to keep it."""
+FILES: Answers[FindFile] = Answers()
+"""What tells the file of a sample."""
 
 
 def files_of(dataset: Any) -> FindFile:
@@ -94,12 +97,10 @@ def files_of(dataset: Any) -> FindFile:
     Raises:
         NotApplicable: if no list of the data set names its files.
     """
-    if id(dataset) not in FILES:
-        found = find_files(dataset)
-        if found is None:
-            raise NotApplicable("no list of the data set names the files that its samples open")
-        FILES[id(dataset)] = (dataset, found)
-    return FILES[id(dataset)][1]
+    found = find_files(dataset)
+    if found is None:
+        raise NotApplicable("no list of the data set names the files that its samples open")
+    return found
 
 
 def read_ahead(loader: Any, *, batches_ahead: int = 16) -> Iterator[Any]:
@@ -108,7 +109,6 @@ def read_ahead(loader: Any, *, batches_ahead: int = 16) -> Iterator[Any]:
     Raises:
         NotApplicable: if the files are not known, or the sampler must not be drawn from early.
     """
-    check_loader({"dataset": loader.dataset, "sampler": loader.sampler})
     return ReadAhead(batches_ahead=batches_ahead).batches(iter(loader), loader)
 
 

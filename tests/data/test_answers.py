@@ -1,0 +1,34 @@
+import pytest
+
+from flatout.core.errors import NotApplicable
+from flatout.data.answers import Answers
+
+
+class Set:
+    pass
+
+
+def test_a_data_set_is_looked_at_once():
+    answers, asked, data = Answers(), [], Set()
+
+    found = [answers.find(data, lambda: asked.append(1) or "found") for _ in range(3)]
+
+    assert found == ["found"] * 3
+    assert asked == [1]
+    assert answers.known(data) == "found"
+
+
+def test_a_refusal_is_given_again_with_its_reason():
+    answers, data = Answers(), Set()
+
+    def refuse():
+        raise NotApplicable("too big")
+
+    for ask in (lambda: answers.find(data, refuse), lambda: answers.known(data)):
+        with pytest.raises(NotApplicable, match="too big"):
+            ask()
+
+
+def test_a_set_that_nobody_looked_at_is_not_known():
+    with pytest.raises(NotApplicable, match="before the lever could see"):
+        Answers().known(Set())
