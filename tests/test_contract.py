@@ -174,6 +174,12 @@ def full(found):
     )
 
 
+def large(found):
+    """Return the same training of billions of parameters."""
+    models = tuple(dataclasses.replace(m, parameters=3_000_000_000) for m in found.models)
+    return dataclasses.replace(found, models=models)
+
+
 CASES = [
     (profile(kind, workers=workers, conv=conv, threads=threads), machine(kind))
     for kind in ("cpu", "cuda")
@@ -181,6 +187,7 @@ CASES = [
 ] + [
     (profile("cuda", conv=53), machine("turing")),
     (full(profile("cuda")), machine("cuda")),
+    (large(profile("cuda")), machine("cuda")),
     (texts(profile(workers=2), shapes=1), machine()),
     (texts(profile("cuda"), shapes=9), machine("cuda")),
 ]

@@ -183,6 +183,38 @@ def test_a_lever_that_was_hopeless_is_tried_once_another_one_made_room(tmp_path)
     assert not any("fused_optimizer" in note for note in ablation.notes)
 
 
+class Knee(World):
+    """A world in which doubling the batch pays up to 64 samples and not beyond."""
+
+    def __call__(self, *asked):
+        trial = super().__call__(*asked)
+        choice = next((c for c in trial.recipe.choices if c.technique == "batch_size"), None)
+        samples = choice.settings["samples"] if choice else 16
+        per_16_ms = {16: 100.0, 32: 70.0, 64: 55.0}.get(samples, 54.8)
+        step_ms = trial.profile.step_ms.median * per_16_ms / 100.0 * samples / 16
+        facts = replace(
+            profile(step_ms),
+            samples_per_step=samples,
+            samples_per_s=1e3 * samples / step_ms,
+            phases_ms=dict.fromkeys(PHASES, 0.0)
+            | {"optimizer": step_ms / 2, "forward": step_ms / 4, "backward": step_ms / 4}
+            | {"h2d": 0.0},
+        )
+        return replace(trial, profile=facts)
+
+
+def test_the_batch_grows_to_the_knee_and_is_compared_by_equally_many_samples(tmp_path):
+    ablation = run(
+        Knee({}), tmp_path, only=("batch_size",), numerics=Numerics.TRAINING, budget_s=10_000.0
+    )
+
+    sizes = [(row.choice.settings["samples"], row.verdict) for row in ablation.kept]
+    assert sizes == [(32, Verdict.KEPT), (64, Verdict.KEPT)]
+    (choice,) = ablation.recipe.choices
+    assert (choice.settings["samples"], choice.settings["learning_rate"]) == (64, "sqrt")
+    assert ablation.confirmation.ratio == pytest.approx(100 / 55, rel=0.05)
+
+
 def test_predictions_are_set_beside_what_was_measured(tmp_path):
     ablation = run(World({"bf16_autocast": 0.6}), tmp_path, only=("bf16_autocast",))
 

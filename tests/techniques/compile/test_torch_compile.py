@@ -7,6 +7,7 @@ from torch import nn
 from flatout.core.errors import NotApplicable
 from flatout.techniques.compile.torch_compile import TorchCompile, check_compilable, find_trouble
 from tests.techniques.facts import machine, model, profile
+from tests.techniques.guarded import played
 
 # Torch's own compiler warns about itself.
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -102,6 +103,39 @@ def test_the_startup_grows_with_the_model():
     assert effect.startup_s == pytest.approx(30.0)
 
 
-@pytest.mark.parametrize("facts", [(), (model(is_compiled=True),), (model(input_shapes=9),)])
+@pytest.mark.parametrize("facts", [(), (model(is_compiled=True),)])
 def test_it_is_not_offered_where_it_cannot_matter(facts):
     assert TorchCompile.candidates(profile(models=facts), machine()) == ()
+
+
+@pytest.mark.slow
+def test_a_real_script_says_what_was_compiled():
+    trial = played("naive_gpt.py", "torch_compile")
+
+    (applied,) = trial.applied
+    assert applied.status == "applied", applied
+    assert "regions compiled" in applied.why
+
+
+@pytest.mark.slow
+def test_a_real_script_whose_model_never_stays_the_same_is_refused():
+    trial = played("restless.py", "torch_compile")
+
+    (applied,) = trial.applied
+    assert applied.status == "not_applicable"
+    assert "eagerly, silently" in applied.why or "recompile storm" in applied.why
+
+
+def test_shapes_that_vary_a_lot_get_one_version_for_all():
+    facts = profile(models=(model(input_shapes=30),))
+
+    assert TorchCompile.candidates(facts, machine()) == [TorchCompile(shapes="dynamic")]
+
+
+def test_cuda_graphs_are_offered_for_one_shape_on_a_gpu_only():
+    one, two = (profile(kind="cuda", models=(model(input_shapes=n),)) for n in (1, 2))
+
+    assert TorchCompile(mode="reduce-overhead") in TorchCompile.candidates(one, machine())
+    assert TorchCompile.candidates(two, machine()) == [TorchCompile()]
+    with pytest.raises(NotApplicable, match="CUDA device"):
+        TorchCompile(mode="reduce-overhead").model(network())

@@ -14,6 +14,7 @@ from flatout.core.errors import NotApplicable
 from flatout.core.machine import Machine
 from flatout.core.profile import Profile
 from flatout.core.technique import Effect, Numerics, Technique
+from flatout.profiling.regime import COMPUTE_CAUSES, addressable_ms
 
 MAX_SHAPES = 4
 """With more input shapes, measuring again for each costs more than it brings: an assumption."""
@@ -47,7 +48,7 @@ At the start of the script:
     def predict(self, profile: Profile, machine: Machine) -> Effect:
         """Expect forward and backward to shrink by `SPEEDUP`."""
         del machine
-        compute_ms = profile.step_ms.median * profile.share("forward", "backward")
+        compute_ms = addressable_ms(profile, ("forward", "backward"), COMPUTE_CAUSES)
         return Effect(
             step_ms=-compute_ms * (1 - 1 / SPEEDUP),
             startup_s=STARTUP_S,

@@ -17,6 +17,7 @@ from flatout.core.machine import Machine
 from flatout.core.nested import map_leaves
 from flatout.core.profile import Profile
 from flatout.core.technique import Effect, Numerics, Technique
+from flatout.profiling.regime import COMPUTE_CAUSES, addressable_ms
 
 if TYPE_CHECKING:
     import torch
@@ -54,7 +55,7 @@ Once the model is on its device, and for each batch of images:
     def predict(self, profile: Profile, machine: Machine) -> Effect:
         """Expect forward and backward to shrink by `SPEEDUP`."""
         del machine
-        compute_ms = profile.step_ms.median * profile.share("forward", "backward")
+        compute_ms = addressable_ms(profile, ("forward", "backward"), COMPUTE_CAUSES)
         weights = sum(model.conv_weights for model in profile.models)
         return Effect(
             step_ms=-compute_ms * (1 - 1 / SPEEDUP),

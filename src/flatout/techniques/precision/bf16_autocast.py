@@ -18,6 +18,7 @@ from flatout.core.machine import Machine
 from flatout.core.nested import map_leaves
 from flatout.core.profile import ModelFacts, Profile
 from flatout.core.technique import Effect, Numerics, Technique
+from flatout.profiling.regime import COMPUTE_CAUSES, addressable_ms
 
 if TYPE_CHECKING:
     import torch
@@ -60,7 +61,7 @@ Take the loss of output.float().
         """Expect forward and backward to shrink by the device's prior."""
         del machine
         speedup = CPU_SPEEDUP if profile.device_kind == "cpu" else CUDA_SPEEDUP
-        compute_ms = profile.step_ms.median * profile.share("forward", "backward")
+        compute_ms = addressable_ms(profile, ("forward", "backward"), COMPUTE_CAUSES)
         return Effect(
             step_ms=-compute_ms * (1 - 1 / speedup),
             why=f"forward and backward, {compute_ms:.1f} ms, {speedup:.1f} times faster",

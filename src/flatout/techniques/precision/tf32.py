@@ -14,6 +14,7 @@ from flatout.core.errors import NotApplicable
 from flatout.core.machine import Machine
 from flatout.core.profile import Profile
 from flatout.core.technique import Effect, Numerics, Technique
+from flatout.profiling.regime import COMPUTE_CAUSES, addressable_ms
 
 SPEEDUP = 1.5
 """Forward and backward. GPT-2 124M on one H100 at batch 1: 46.6k against 27.0k tokens/s for the
@@ -47,7 +48,7 @@ At the start of the script:
     def predict(self, profile: Profile, machine: Machine) -> Effect:
         """Expect forward and backward to shrink by `SPEEDUP`."""
         del machine
-        compute_ms = profile.step_ms.median * profile.share("forward", "backward")
+        compute_ms = addressable_ms(profile, ("forward", "backward"), COMPUTE_CAUSES)
         return Effect(
             step_ms=-compute_ms * (1 - 1 / SPEEDUP),
             why=f"fp32 products in {compute_ms:.1f} ms of forward and backward",

@@ -1,0 +1,129 @@
+"""Multiply in fp8: the linear layers of a compiled model, by torchao.
+
+What it does: turns linear layers whose sizes are multiples of 16 into torchao's fp8 layers, with
+one scale a tensor, and compiles the model: eager fp8 is several times slower.
+When it helps: steps that are large matrix products, of thousands in each dimension, on GPUs that
+have fp8.
+What it costs: two to three bits of mantissa in the products, compilation, tuning of the recipe.
+How it is checked: it changes the training on purpose, so losses are looked at for damage only.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, final
+
+from flatout.core.errors import NotApplicable
+from flatout.core.machine import Machine
+from flatout.core.profile import Profile
+from flatout.core.technique import Effect, Numerics, Technique
+from flatout.profiling.regime import addressable_ms
+from flatout.techniques.compile.torch_compile import (
+    check_compilable,
+    compile_in_place,
+    compiler_report,
+    startup_s,
+    watch_compiler,
+)
+
+if TYPE_CHECKING:
+    import torch
+
+MIN_CAPABILITY = (8, 9)
+"""Compute capability from which NVIDIA devices multiply fp8 (Ada, Hopper)."""
+SPEEDUP = 1.25
+"""The products; Llama 3 8B on 8 H100: tensorwise +25 % of the whole step (torchao, published).
+Small models get slower: nanochat's d12 (published)."""
+MIN_PARAMETERS = 1_000_000_000
+"""From a billion parameters on products are large enough: fp8 gained 27 % at 3B and little below 1B
+(llm-foundry, published)."""
+MULTIPLE = 16
+INSTALL = "fp8_training needs torchao: pip install 'flatout[lowbit]'"
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fp8Training(Technique):
+    """Multiply in fp8 in the linear layers."""
+
+    family: ClassVar[str] = "precision"
+    addresses: ClassVar[frozenset[str]] = frozenset({"forward", "backward"})
+    numerics: ClassVar[Numerics] = Numerics.TRAINING
+    moves_random_stream: ClassVar[bool] = True
+    by_hand: ClassVar[str] = """
+Once the model is on its device, in bf16:
++ config = torchao.float8.Float8LinearConfig.from_recipe_name("$scaling")
++ torchao.float8.convert_to_float8_training(model, config=config)
++ model.compile()
+"""
+
+    scaling: Literal["tensorwise", "rowwise"] = "tensorwise"
+    """One scale for a tensor, faster, or for each row, closer."""
+
+    @classmethod
+    def candidates(cls, profile: Profile, machine: Machine) -> Sequence["Fp8Training"]:
+        """Return the lever for large models that nobody compiled, on a device with fp8."""
+        capability = machine.device.compute_capability
+        if profile.device_kind != "cuda" or capability is None or capability < MIN_CAPABILITY:
+            return ()
+        is_large = sum(model.parameters for model in profile.models) >= MIN_PARAMETERS
+        is_open = not any(model.is_compiled for model in profile.models)
+        return [cls()] if is_large and is_open else ()
+
+    def predict(self, profile: Profile, machine: Machine) -> Effect:
+        """Expect the products of forward and backward to shrink by `SPEEDUP`."""
+        del machine
+        products_ms = addressable_ms(profile, ("forward", "backward"), ("gemm", "compute"))
+        return Effect(
+            step_ms=-products_ms * (1 - 1 / SPEEDUP),
+            startup_s=startup_s(profile),
+            why=f"products in fp8, {products_ms:.1f} ms {SPEEDUP:.2f} times faster",
+        )
+
+    def model(self, root: Any) -> Any:
+        """Turn the layers into fp8 ones and compile the root."""
+        import torch
+
+        parameter = next(root.parameters(), None)
+        if parameter is None or not parameter.is_cuda:
+            raise NotApplicable("fp8 products need a CUDA device")
+        if torch.cuda.get_device_capability(parameter.device) < MIN_CAPABILITY:
+            raise NotApplicable("this device has no fp8 products")
+        check_compilable(root)
+        to_fp8(root, self.scaling)
+        watch_compiler()
+        compile_in_place(root)
+        return root
+
+    def end(self) -> str:
+        """Say what was compiled, unless torch gave it up."""
+        return compiler_report()
+
+
+def to_fp8(model: "torch.nn.Module", scaling: str = "tensorwise") -> "torch.nn.Module":
+    """Turn a model's linear layers into fp8 ones in place, all but the last.
+
+    Raises:
+        NotApplicable: if torchao is missing, or no layer is a multiple of 16 in both sizes.
+    """
+    names = eligible_layers(model)
+    if not names:
+        raise NotApplicable(f"no linear layer but the last is a multiple of {MULTIPLE} both ways")
+    try:
+        from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+    except ImportError:
+        raise NotApplicable(INSTALL) from None
+    config = Float8LinearConfig.from_recipe_name(scaling)
+    convert_to_float8_training(model, config=config, module_filter_fn=lambda _, name: name in names)
+    return model
+
+
+def eligible_layers(model: "torch.nn.Module") -> frozenset[str]:
+    """Return the names of the linear layers that fp8 kernels take, without the output layer."""
+    from torch import nn
+
+    linear = [(name, m) for name, m in model.named_modules() if isinstance(m, nn.Linear)]
+    return frozenset(
+        name
+        for name, layer in linear[:-1]
+        if layer.in_features % MULTIPLE == 0 and layer.out_features % MULTIPLE == 0
+    )

@@ -1,0 +1,207 @@
+"""Keep the weights in bf16 and round them stochastically after each update.
+
+What it does: converts the model's parameters to bf16. Each optimizer step runs on fp32 copies with
+fp32 states, and the result is rounded up or down at random, in proportion to the distance.
+When it helps: weights and gradients are much of the memory, or their casts much of the step.
+What it costs: small updates are right on average only; temporary fp32 copies inside a step.
+How it is checked: it changes the training on purpose, so losses are looked at for damage only.
+"""
+
+import functools
+import types
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, final
+
+from flatout.core.errors import NotApplicable
+from flatout.core.machine import Machine
+from flatout.core.nested import map_leaves
+from flatout.core.profile import Profile
+from flatout.core.technique import Effect, Numerics, Technique
+from flatout.profiling.regime import COMPUTE_CAUSES, addressable_ms
+from flatout.techniques.precision.bf16_autocast import check_root, has_fast_bf16, is_plain_fp32
+
+if TYPE_CHECKING:
+    import torch
+
+SPEEDUP = {"cpu": 1.7, "cuda": 1.6}
+"""Forward and backward: 1.72 for a small GPT on a CPU with AMX (measured); on CUDA the prior of
+bf16_autocast."""
+LOW_BITS = 16
+"""Bits of an fp32 number that bf16 does not have."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PureBf16(Technique):
+    """Keep the weights in bf16, rounded stochastically."""
+
+    family: ClassVar[str] = "precision"
+    addresses: ClassVar[frozenset[str]] = frozenset({"forward", "backward"})
+    numerics: ClassVar[Numerics] = Numerics.TRAINING
+    moves_random_stream: ClassVar[bool] = True
+    by_hand: ClassVar[str] = """
+The model, and an optimizer that rounds stochastically:
++ model = model.bfloat16()
++ optimizer = torchao.optim._AdamW(model.parameters(), bf16_stochastic_round=True)
+"""
+
+    @classmethod
+    def candidates(cls, profile: Profile, machine: Machine) -> Sequence["PureBf16"]:
+        """Return the lever for a pure fp32 model on a device with fast bf16."""
+        if not has_fast_bf16(profile, machine):
+            return ()
+        return [cls()] if any(is_plain_fp32(model) for model in profile.models) else ()
+
+    def predict(self, profile: Profile, machine: Machine) -> Effect:
+        """Expect the kernels to be as fast as under autocast, and half the weights' memory."""
+        del machine
+        speedup = SPEEDUP["cpu" if profile.device_kind == "cpu" else "cuda"]
+        compute_ms = addressable_ms(profile, ("forward", "backward"), COMPUTE_CAUSES)
+        return Effect(
+            step_ms=-compute_ms * (1 - 1 / speedup),
+            peak_bytes=-sum(model.parameter_bytes for model in profile.models),
+            why="weights, gradients and products in bf16",
+        )
+
+    def model(self, root: Any) -> Any:
+        """Convert the parameters of the root in place."""
+        check_root(root)
+        if any(hasattr(p, "to_local") for p in root.parameters()):
+            raise NotApplicable("sharded parameters keep their own precision")
+        _CONVERTED.update({id(p): p for p in to_bf16(root)})
+        cast_calls(root)
+        return root
+
+    def optimizer(self, optimizer: Any) -> Any:
+        """Let its steps run in fp32."""
+        held = [p for g in optimizer.param_groups for p in g["params"] if id(p) in _CONVERTED]
+        if not held:
+            raise NotApplicable("it holds no parameter of the converted model")
+        step_in_fp32(optimizer, held)
+        return optimizer
+
+    def end(self) -> str:
+        """Say where steps could not be made in fp32."""
+        if _CLOSURES:
+            raise NotApplicable("its steps take a closure, which computes gradients inside of them")
+        return ""
+
+
+_CLOSURES: list[str] = []
+"""Names of optimizers that were stepped with a closure."""
+_CONVERTED: "dict[int, torch.Tensor]" = {}
+"""The parameters that were converted in this process, by identity."""
+
+
+def to_bf16(model: "torch.nn.Module") -> "list[torch.Tensor]":
+    """Convert a model's fp32 parameters and buffers to bf16 in place; return the parameters.
+
+    Batch normalisation stays in fp32: the small updates of its statistics would vanish.
+    """
+    import torch
+    from torch.nn.modules.batchnorm import _NormBase
+
+    converted: list[torch.Tensor] = []
+    lowered = [m for m in model.modules() if not isinstance(m, _NormBase)]
+    for parameter in {p: None for m in lowered for p in m.parameters(recurse=False)}:
+        if parameter.dtype == torch.float32:
+            parameter.data, parameter.grad = parameter.data.bfloat16(), None
+            converted.append(parameter)
+    for buffer in (b for m in lowered for b in m.buffers(recurse=False)):
+        if buffer.dtype == torch.float32:
+            buffer.data = buffer.data.bfloat16()
+    return converted
+
+
+def cast_calls(model: "torch.nn.Module") -> "torch.nn.Module":
+    """Cast the fp32 inputs of a model's calls to bf16, and its bf16 outputs to fp32.
+
+    By hooks, so that evaluations and copies of the model get them too.
+    """
+    model.register_forward_pre_hook(_lower, with_kwargs=True)
+    model.register_forward_hook(_restore)
+    return model
+
+
+def _lower(_: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    import torch
+
+    def lowered(leaf: Any) -> Any:
+        is_fp32 = isinstance(leaf, torch.Tensor) and leaf.dtype == torch.float32
+        return leaf.bfloat16() if is_fp32 else leaf
+
+    named = {name: map_leaves(value, lowered) for name, value in kwargs.items()}
+    return tuple(map_leaves(value, lowered) for value in args), named
+
+
+def _restore(_: Any, _args: Any, output: Any) -> Any:
+    import torch
+
+    def restored(leaf: Any) -> Any:
+        is_bf16 = isinstance(leaf, torch.Tensor) and leaf.dtype == torch.bfloat16
+        return leaf.float() if is_bf16 else leaf
+
+    return map_leaves(output, restored)
+
+
+def step_in_fp32(
+    optimizer: "torch.optim.Optimizer", parameters: "Sequence[torch.Tensor]"
+) -> "torch.optim.Optimizer":
+    """Let an optimizer step on fp32 copies of bf16 parameters, which are then rounded back.
+
+    Its states are made in fp32 in the first step, so it must not have made one. A step with a
+    closure stays in bf16: its gradients are made inside of it.
+    """
+    if len(optimizer.state):
+        raise NotApplicable("it made a step or was loaded already: its state is laid out otherwise")
+    optimizer.register_step_pre_hook(functools.partial(_raise, parameters))
+    optimizer.register_step_post_hook(functools.partial(_round, parameters))
+    load = optimizer.load_state_dict
+
+    def load_in_fp32(self: Any, state: Any) -> None:
+        # Torch casts loaded states to the parameter's dtype: let that be fp32.
+        _raise(parameters, self, (), {})
+        load(state)
+        _round(parameters, self, (), {})
+
+    loading: Any = optimizer
+    loading.load_state_dict = types.MethodType(load_in_fp32, optimizer)
+    return optimizer
+
+
+def round_stochastically(value: "torch.Tensor") -> "torch.Tensor":
+    """Return an fp32 tensor in bf16, rounded up with the probability of its distance from below."""
+    import torch
+
+    bits = value.contiguous().view(torch.int32)
+    noise = torch.randint(0, 1 << LOW_BITS, bits.shape, dtype=torch.int32, device=value.device)
+    raised = (bits + noise) & -(1 << LOW_BITS)
+    # Beside the largest number the sum would become an infinity, and of a NaN anything.
+    kept = torch.where(value.isfinite() & (value.abs() < LARGEST), raised, bits)
+    return kept.view(torch.float32).bfloat16()
+
+
+LARGEST = 3.3e38
+"""Numbers above it are rounded to the nearest: bf16 ends at 3.39e38."""
+
+
+def _raise(parameters: "Sequence[torch.Tensor]", optimizer: Any, args: Any, kwargs: Any) -> None:
+    if any(callable(value) for value in (*args, *kwargs.values())):
+        _CLOSURES.append(type(optimizer).__name__)
+        return
+    for parameter in parameters:
+        gradient, parameter.grad = parameter.grad, None
+        parameter.data = parameter.data.float()
+        parameter.grad = None if gradient is None else gradient.float()
+
+
+def _round(parameters: "Sequence[torch.Tensor]", *_: Any) -> None:
+    import torch
+
+    for parameter in parameters:
+        if parameter.data.dtype == torch.bfloat16:
+            continue
+        gradient, parameter.grad = parameter.grad, None
+        parameter.data = round_stochastically(parameter.data)
+        parameter.grad = None if gradient is None else gradient.bfloat16()

@@ -1,0 +1,64 @@
+"""Which layers become fp8 ones, and where that is refused. Its speed needs a GPU."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from flatout.core.errors import NotApplicable
+from flatout.techniques.precision.fp8_training import Fp8Training, eligible_layers, to_fp8
+from tests.techniques.facts import gpu, machine, model, profile
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+def network():
+    return nn.Sequential(nn.Linear(32, 64), nn.Linear(64, 50), nn.Linear(50, 64), nn.Linear(64, 64))
+
+
+def test_layers_of_sixteenths_are_eligible_but_not_the_last():
+    assert eligible_layers(network()) == {"0"}
+
+
+def test_eligible_layers_become_fp8_ones_with_their_own_weights():
+    pytest.importorskip("torchao.float8")
+    plain = network()
+    weights = [layer.weight for layer in plain]
+
+    to_fp8(plain)
+
+    assert [type(layer).__name__ for layer in plain] == ["Float8Linear", *["Linear"] * 3]
+    assert all(a.data_ptr() == b.weight.data_ptr() for a, b in zip(weights, plain, strict=True))
+
+
+def test_a_model_without_such_layers_is_left_alone():
+    with pytest.raises(NotApplicable, match="multiple of 16"):
+        to_fp8(nn.Sequential(nn.Linear(10, 10), nn.Linear(16, 16)))
+
+
+def test_the_cpu_is_refused():
+    with pytest.raises(NotApplicable, match="CUDA device"):
+        Fp8Training().model(network())
+
+
+def test_it_is_offered_to_billions_of_parameters_on_hopper():
+    large = profile(kind="cuda", models=(model(parameters=3_000_000_000),))
+    small = replace(large, models=(model(),))
+    hopper, ampere = machine(device=gpu((9, 0))), machine(device=gpu((8, 0)))
+
+    (found,) = Fp8Training.candidates(large, hopper)
+
+    assert found.predict(large, hopper).step_ms == pytest.approx(-20.0)
+    assert Fp8Training.candidates(small, hopper) == ()
+    assert Fp8Training.candidates(large, ampere) == ()
+
+
+@pytest.mark.gpu
+def test_a_compiled_fp8_model_trains_on_a_gpu():
+    net = nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 64)).cuda().bfloat16()
+
+    trained = Fp8Training().model(net)
+    trained(torch.randn(32, 64, device="cuda", dtype=torch.bfloat16)).sum().backward()
+
+    assert all(p.grad is not None for p in trained.parameters())

@@ -1,0 +1,148 @@
+"""Weights in bf16 that still learn from updates smaller than their last bit."""
+
+import pytest
+import torch
+from torch import nn
+
+from flatout.core.errors import NotApplicable
+from flatout.techniques.precision import pure_bf16
+from flatout.techniques.precision.pure_bf16 import (
+    PureBf16,
+    cast_calls,
+    round_stochastically,
+    step_in_fp32,
+    to_bf16,
+)
+from tests.techniques.facts import machine, model, profile
+from tests.techniques.guarded import checked, played
+
+FAST = frozenset({"avx512_bf16"})
+
+
+@pytest.fixture(autouse=True)
+def nothing_converted(monkeypatch):
+    monkeypatch.setattr(pure_bf16, "_CONVERTED", {})
+    monkeypatch.setattr(pure_bf16, "_CLOSURES", [])
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_the_mean_of_many_roundings_is_the_number(sign):
+    torch.manual_seed(0)
+    value = sign * (1.0 + 0.3 * 2**-7)
+
+    found = round_stochastically(torch.full((100_000,), value))
+
+    assert set(found.unique().tolist()) == {sign * 1.0, sign * (1.0 + 2**-7)}
+    assert found.double().mean().item() == pytest.approx(value, abs=1e-4)
+
+
+def test_what_bf16_can_say_stays_as_it_is():
+    exact = torch.tensor([0.0, -0.0, 1.0, -2.5, float("inf"), float("-inf"), 3.3895e38])
+
+    assert torch.equal(round_stochastically(exact), exact.bfloat16())
+    assert round_stochastically(torch.tensor([float("nan")])).isnan().all()
+
+
+def trained_weight(steps=2000, *, stochastic):
+    """Return a weight of one after many updates of a thousandth of its last bit each."""
+    torch.manual_seed(0)
+    weight = nn.Parameter(torch.ones(64, dtype=torch.bfloat16))
+    optimizer = torch.optim.SGD([weight], lr=2.0**-17)
+    if stochastic:
+        step_in_fp32(optimizer, [weight])
+    for _ in range(steps):
+        weight.grad = torch.ones_like(weight)
+        optimizer.step()
+    return weight.float().mean().item()
+
+
+def test_small_updates_add_up_where_plain_bf16_loses_them():
+    expected = 1.0 - 2000 * 2.0**-17
+
+    assert trained_weight(stochastic=False) == 1.0
+    assert trained_weight(stochastic=True) == pytest.approx(expected, abs=2e-3)
+
+
+def test_states_are_fp32_and_weights_and_gradients_bf16():
+    linear = nn.Linear(8, 4)
+    optimizer = torch.optim.AdamW(linear.parameters())
+    step_in_fp32(optimizer, to_bf16(linear))
+    cast_calls(linear)(torch.randn(2, 8)).sum().backward()
+
+    optimizer.step()
+
+    assert {p.dtype for p in linear.parameters()} == {torch.bfloat16}
+    assert {p.grad.dtype for p in linear.parameters()} == {torch.bfloat16}
+    assert optimizer.state[linear.weight]["exp_avg"].dtype == torch.float32
+
+
+def test_a_loaded_state_stays_fp32():
+    linear = nn.Linear(8, 4)
+    saved = torch.optim.AdamW(linear.parameters())
+    linear(torch.randn(2, 8)).sum().backward()
+    saved.step()
+    state = saved.state_dict()
+    optimizer = step_in_fp32(torch.optim.AdamW(linear.parameters()), to_bf16(linear))
+
+    optimizer.load_state_dict(state)
+
+    assert optimizer.state[linear.weight]["exp_avg"].dtype == torch.float32
+    assert linear.weight.dtype == torch.bfloat16
+
+
+def test_running_statistics_stay_fp32_and_outputs_come_back_fp32():
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)).train()
+    to_bf16(net)
+
+    output = cast_calls(net)(torch.randn(2, 3, 8, 8))
+    with torch.no_grad():
+        evaluated = net.eval()(torch.randn(2, 3, 8, 8))
+
+    assert output.dtype == evaluated.dtype == torch.float32
+    assert net[1].running_mean.dtype == torch.float32
+    assert net[0].weight.dtype == torch.bfloat16
+
+
+def test_steps_with_a_closure_are_told():
+    linear = nn.Linear(8, 4)
+    PureBf16().model(linear)
+    optimizer = PureBf16().optimizer(torch.optim.SGD(linear.parameters(), lr=0.1))
+
+    def closure():
+        loss = linear(torch.ones(2, 8)).sum()
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+
+    with pytest.raises(NotApplicable, match="closure"):
+        PureBf16().end()
+
+
+def test_a_model_of_another_precision_is_left_alone():
+    with pytest.raises(NotApplicable, match="float64"):
+        PureBf16().model(nn.Linear(2, 2).double())
+
+
+def test_it_is_offered_where_bf16_is_fast():
+    facts = profile(models=(model(parameter_bytes=400),))
+
+    (found,) = PureBf16.candidates(facts, machine(cpu_features=FAST))
+
+    effect = found.predict(facts, machine(cpu_features=FAST))
+    assert effect.step_ms == pytest.approx(-100 * (1 - 1 / 1.7))
+    assert effect.peak_bytes == -400
+    assert PureBf16.candidates(facts, machine()) == ()
+
+
+@pytest.mark.slow
+def test_a_real_script_trains_in_it():
+    trial = played("naive_gpt.py --clip 1 --schedule", "pure_bf16")
+
+    assert [item.status for item in trial.applied] == ["applied"], trial.applied
+    assert trial.profile.losses[-1] < trial.profile.losses[0]
+
+
+@pytest.mark.slow
+def test_the_guard_passes_it_as_done_on_purpose():
+    assert checked("naive_gpt.py", "pure_bf16").status == "on_purpose"
