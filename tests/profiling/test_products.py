@@ -118,6 +118,15 @@ def test_where_all_sizes_are_equal_the_layout_tells(turned, role):
     assert role_of(product, [forward]) == role
 
 
+def test_both_gradients_of_a_batched_product_are_of_inputs():
+    forward = call("bmm", tensor(8, 4, 5), tensor(8, 5, 6), out=tensor(8, 4, 6))
+    turned = call(
+        "bmm", tensor(8, 5, 4, turned=True), tensor(8, 4, 6), out=tensor(8, 5, 6), when="backward"
+    )
+
+    assert role_of(product_of(turned, 1.0), [product_of(forward, 1.0)]) == "dgrad"
+
+
 def test_what_is_computed_again_keeps_its_name():
     product = product_of({**LINEAR, "when": "again"}, 1.0)
 

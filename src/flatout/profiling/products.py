@@ -119,10 +119,10 @@ def role_of(product: Product, forwards: Sequence[Product]) -> str:
         for f in forwards
         if f.batch == product.batch
     )
-    if as_input and as_weight:
-        return "wgrad" if product.layout.startswith("T") else "dgrad"
     if product.batch > 1:
         return "dgrad"  # both operands of a batched product are activations
+    if as_input and as_weight:
+        return "wgrad" if product.layout.startswith("T") else "dgrad"
     return "wgrad" if as_weight else "dgrad"
 
 

@@ -36,6 +36,8 @@ def headline(found: Roofline) -> str:
         )
     if not found.products:
         return f"{found.workload} multiplies no matrices."
+    if not any(product.ms for product in found.products):
+        return f"{len(found.products)} distinct products were seen, and none could be timed."
     step_ms = found.step_ms or 0.0
     share = found.products_ms / step_ms if step_ms else 0.0
     gain = found.recoverable_ms / step_ms if step_ms else 0.0

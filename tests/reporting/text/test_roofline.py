@@ -33,6 +33,14 @@ def test_products_at_the_roof_are_left_alone():
     assert "they run at the roof: leave\nthem." in text
 
 
+def test_products_that_were_not_timed_are_not_called_fast():
+    untimed = replace(HEAD, ms=None, why="no time was left to time it alone")
+
+    text = render_roofline(replace(FOUND, products=(untimed,), advice=()))
+
+    assert text.startswith("1 distinct products were seen, and none could be timed.")
+
+
 def test_a_script_without_products_says_so():
     assert "train.py multiplies no matrices" in render_roofline(replace(FOUND, products=()))
 
