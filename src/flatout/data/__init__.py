@@ -14,8 +14,17 @@ if TYPE_CHECKING:
     from flatout.data.reader import PackedDataset, collate
     from flatout.data.reader import open_packed as open  # noqa: A004  `flatout.data.open`
     from flatout.data.sampler import GlobalOrder, OrderOptions
+    from flatout.data.seeding import Seeded
 
-__all__ = ["GlobalOrder", "OrderOptions", "PackedDataset", "collate", "normalised", "open"]
+__all__ = [
+    "GlobalOrder",
+    "OrderOptions",
+    "PackedDataset",
+    "Seeded",
+    "collate",
+    "normalised",
+    "open",
+]
 
 _PLACES = {
     "normalised": ("flatout.data.normalise", "normalised"),
@@ -23,6 +32,7 @@ _PLACES = {
     "collate": ("flatout.data.reader", "collate"),
     "PackedDataset": ("flatout.data.reader", "PackedDataset"),
     "GlobalOrder": ("flatout.data.sampler", "GlobalOrder"),
+    "Seeded": ("flatout.data.seeding", "Seeded"),
     "OrderOptions": ("flatout.data.sampler", "OrderOptions"),
 }
 """Public name -> module and the name there; imported when first asked for."""
