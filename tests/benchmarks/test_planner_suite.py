@@ -5,7 +5,7 @@ import pytest
 from benchmarks.suites import planner
 
 
-def row(own, others=0.3, tool_is_there=True):
+def row(own, *, others=0.3, tool_is_there=True):
     truth = 1_000_000
     predicted = {tool: round(truth * (1 - others)) for tool in planner.TOOLS}
     predicted["flatout"] = round(truth * (1 + own))
