@@ -1,0 +1,190 @@
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from flatout.core.errors import UserError
+from flatout.core.recipe import Choice, Recipe
+from flatout.memory.stream import Component, Phase
+from flatout.workflow.memory_trace import TraceRequest, open_tracer, trace_memory
+
+SCRIPTS = Path(__file__).parent / "scripts"
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A user's folder, with a script and a Task in it."""
+    for name in ("planned_steps.py", "planned_task.py", "no_step.py"):
+        shutil.copy(SCRIPTS / name, tmp_path)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def size_of(stream, component):
+    return sum(a.size for a in stream.allocations if a.component is component)
+
+
+def listing(folder):
+    return sorted(path.name for path in folder.iterdir() if path.name != "__pycache__")
+
+
+def test_traces_a_script_as_it_is(folder):
+    before = listing(folder)
+
+    stream = trace_memory("planned_steps.py")
+
+    weights = 4 * (768 * 512 + 512 + 512 * 10 + 10)
+    assert (stream.device, stream.batch, stream.steps) == ("cuda", 16, 2)
+    assert size_of(stream, Component.PARAMETERS) == weights
+    assert size_of(stream, Component.OPTIMIZER) == pytest.approx(2 * weights, rel=1e-3)
+    assert any(a.line.startswith("planned_steps.py:") for a in stream.allocations)
+    assert any(a.dtype == "float16" for a in stream.allocations if a.phase is Phase.FORWARD)
+    assert stream.model_flops > 0
+    assert listing(folder) == before
+
+
+def test_gives_a_script_another_batch(folder):
+    stream = trace_memory("planned_steps.py", request=TraceRequest(batch=64))
+
+    assert stream.batch == 64
+    assert any(a.shape == (64, 3, 16, 16) for a in stream.allocations)
+
+
+def test_passes_a_script_its_own_arguments(folder):
+    assert trace_memory("planned_steps.py", ["--batch", "32"]).batch == 32
+
+
+@pytest.mark.slow
+def test_says_when_a_script_makes_its_batches_itself(folder):
+    with open_tracer("planned_steps.py", ["--own-batches"]) as trace:
+        with pytest.raises(UserError, match="batches of 8 samples itself"):
+            trace(TraceRequest(batch=64))
+
+        assert trace(TraceRequest()).batch == 8
+
+
+def test_names_the_line_at_which_a_script_fails(folder):
+    with pytest.raises(UserError, match=r"planned_steps\.py:\d+: ValueError: the images"):
+        trace_memory("planned_steps.py", ["--fails"])
+
+
+def test_says_when_a_script_takes_no_step(folder):
+    with pytest.raises(UserError, match="took no training step"):
+        trace_memory("no_step.py")
+
+
+@pytest.mark.slow
+def test_runs_a_script_for_real_that_stays_on_the_host(folder):
+    stream = trace_memory("planned_steps.py", ["--on-host"])
+
+    assert (stream.device, stream.method) == ("cpu", "real")
+    assert any("trains on the CPU" in note for note in stream.notes)
+
+
+@pytest.mark.slow
+def test_a_recipe_changes_a_scripts_memory(folder):
+    recipe = Recipe(choices=(Choice(technique="fused_optimizer"),))
+
+    plain = trace_memory("planned_steps.py")
+    fused = trace_memory("planned_steps.py", request=TraceRequest(recipe=recipe))
+
+    def foreach(stream):
+        return [a for a in stream.allocations if "_foreach" in a.operator]
+
+    assert len(foreach(fused)) < len(foreach(plain))
+
+
+def test_traces_a_task_in_one_process_as_often_as_asked(folder):
+    before = listing(folder)
+
+    with open_tracer("planned_task.py:task") as trace:
+        own, other = trace(TraceRequest()), trace(TraceRequest(batch=5))
+
+    assert (own.batch, other.batch) == (20, 5)
+    assert any(a.shape == (20, 3, 8, 8) for a in own.allocations)
+    assert any(a.shape == (5, 3, 8, 8) for a in other.allocations)
+    assert listing(folder) == before
+
+
+@pytest.mark.parametrize(("name", "batch"), [("made", 20), ("subject", 3)])
+def test_traces_what_a_function_returns_and_a_subject(folder, name, batch):
+    stream = trace_memory(f"planned_task.py:{name}")
+
+    assert stream.batch == batch
+    assert size_of(stream, Component.PARAMETERS) == 4 * (192 * 256 + 256 + 256 * 10 + 10)
+
+
+def test_a_recipe_changes_a_subjects_memory(folder):
+    recipe = Recipe(choices=(Choice(technique="bf16_autocast"),))
+
+    with open_tracer("planned_task.py:task") as trace:
+        changed = trace(TraceRequest(recipe=recipe))
+
+    assert any(a.dtype == "bfloat16" for a in changed.allocations if a.phase is Phase.FORWARD)
+
+
+def test_says_what_is_no_subject(folder):
+    with pytest.raises(UserError, match="number is a int"):
+        trace_memory("planned_task.py:number")
+    with pytest.raises(UserError, match="did you mean"):
+        trace_memory("planned_task.py:tusk")
+
+
+@pytest.mark.slow
+def test_goes_on_after_a_step_that_fails(folder):
+    with open_tracer("planned_task.py:broken") as trace:
+        for _ in range(2):
+            with pytest.raises(UserError, match=r"planned_task\.py:\d+: ZeroDivisionError"):
+                trace(TraceRequest())
+
+
+def test_says_when_the_process_dies(folder):
+    with pytest.raises(UserError, match="the tracing process died"):
+        trace_memory("planned_task.py:deadly")
+
+
+@pytest.mark.parametrize("request_", [TraceRequest(batch=0), TraceRequest(steps=0)])
+@pytest.mark.parametrize("target", ["planned_task.py:task", "planned_steps.py"])
+def test_refuses_numbers_that_make_no_sense(folder, target, request_):
+    with pytest.raises(UserError, match="whole number"):
+        trace_memory(target, request=request_)
+
+
+def test_traces_the_model_that_a_configuration_describes(folder):
+    pytest.importorskip("transformers")
+    config = {
+        "model_type": "gpt2",
+        "architectures": ["GPT2LMHeadModel"],
+        "n_embd": 64,
+        "n_layer": 2,
+        "n_head": 2,
+        "vocab_size": 500,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+
+    with open_tracer("hf:config.json", ["sequence=32"]) as trace:
+        stream = trace(TraceRequest(batch=4))
+
+    assert any(a.shape == (4, 32, 64) for a in stream.allocations)
+    assert any(a.module.startswith("transformer.h.1") for a in stream.allocations)
+
+
+@pytest.mark.parametrize(
+    ("text", "arguments", "said"),
+    [
+        ('{"model_type": "gtp2"}', [], "gpt2"),
+        ('{"n_layer": 2}', [], "model_type"),
+        ("no json", [], "not JSON"),
+        ('{"model_type": "gpt2"}', ["sequens=3"], "sequence"),
+        ('{"model_type": "gpt2"}', ["sequence=4096"], "at most 1024"),
+    ],
+)
+def test_explains_a_configuration_that_is_none(folder, text, arguments, said):
+    pytest.importorskip("transformers")
+    (folder / "config.json").write_text(text)
+
+    with pytest.raises(UserError, match=said):
+        trace_memory("hf:config.json", arguments)
