@@ -16,11 +16,12 @@ from flatout.core.errors import NotApplicable
 from flatout.core.machine import Machine
 from flatout.core.profile import Profile
 from flatout.core.technique import Effect, Numerics, Technique
+from flatout.data.answers import Answers
 from flatout.data.cached import is_cached
 from flatout.data.room import free_memory_bytes, local_ranks
 from flatout.seams.text import COLLATE, DATA_SET, tokenizer_place
 from flatout.techniques.data.loader_workers import is_starved
-from flatout.techniques.data.ram_cache import KEPT, RamCache, cache_samples, check_dataset
+from flatout.techniques.data.ram_cache import RamCache, cache_samples, check_dataset, fill_store
 
 MEMORY_SHARE = 0.5
 """Share of the free memory that the tokens may take: they are small beside pictures."""
@@ -68,11 +69,19 @@ Once, before the training; with Hugging Face's datasets:
         if is_cached(dataset):
             return arguments
         collate = arguments.get("collate_fn")
-        return {**arguments, "dataset": KEPT.find(dataset, lambda: tokens_kept(dataset, collate))}
+        return {**arguments, "dataset": TOKENS.find(dataset, lambda: tokens_kept(dataset, collate))}
 
     def epoch(self, loader: Any) -> Any:
         """Tokenise everything before the first epoch, with all cores and for a bounded time."""
-        return RamCache(fill_s=self.fill_s).epoch(loader)
+        if not is_cached(loader.dataset):
+            TOKENS.known(loader.dataset)
+            return loader
+        fill_store(loader.dataset, limit_s=self.fill_s)
+        return loader
+
+
+TOKENS: Answers[Any] = Answers()
+"""What stands for each data set that tokenises."""
 
 
 def tokens_kept(dataset: Any, collate: Any) -> Any:

@@ -123,15 +123,14 @@ For a data set that gives the same sample each time:
         if not is_cached(loader.dataset):
             KEPT.known(loader.dataset)
             return loader
-        store = store_of(loader.dataset)
-        if store.count == 0 and self.fill_s > 0:
-            fill(
-                loader.dataset.__getitem__,
-                len(loader.dataset),
-                processes=_processes(),
-                limit_s=self.fill_s,
-            )
+        fill_store(loader.dataset, limit_s=self.fill_s)
         return loader
+
+
+def fill_store(dataset: Any, *, limit_s: float) -> None:
+    """Make the samples of a kept data set in forked processes, unless some are there already."""
+    if store_of(dataset).count == 0 and limit_s > 0:
+        fill(dataset.__getitem__, len(dataset), processes=_processes(), limit_s=limit_s)
 
 
 KEPT: Answers[Any] = Answers()

@@ -1,0 +1,98 @@
+"""The loader's levers in trials of a script: applied, with nothing failed, and under the guard."""
+
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from flatout.core.recipe import Choice, Recipe
+from flatout.core.technique import Numerics
+from flatout.core.trial import Outcome
+from flatout.core.workload import Workload
+from flatout.guard.judge import judge
+from flatout.guard.record import read_record
+from flatout.hardware.machine import read_machine
+from flatout.workflow.trials import TrialOptions, run_trial
+
+SCRIPT = Path(__file__).parent / "levers_script.py"
+GUARD = {"seed": 0, "drops_dropout": True, "drops_autocast": False}
+STEPS = 12
+pytestmark = pytest.mark.slow
+
+
+def trial_of(arguments, recipe, **options):
+    folder = Path(tempfile.mkdtemp(prefix="flatout-test-"))
+    shutil.copy(SCRIPT, folder)
+    workload = Workload(
+        target=SCRIPT.name, arguments=tuple(arguments), folder=folder, python=sys.executable
+    )
+    try:
+        return run_trial(
+            workload,
+            recipe,
+            read_machine(torch=False),
+            TrialOptions(**{"limit_s": 90.0, "steps": STEPS} | options),
+        )
+    finally:
+        shutil.rmtree(folder)
+
+
+def recipe_of(*names):
+    return Recipe(choices=tuple(Choice(technique=name) for name in names))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "names"),
+    [
+        (("plain", "0"), ("ram_cache",)),
+        (("flipped", "2"), ("ram_cache",)),
+        (("plain", "2"), ("ram_cache", "read_ahead", "worker_threads")),
+        (("tensors", "2"), ("device_cache",)),
+        (("tensors", "0"), ("loader_workers", "device_cache")),
+        (("texts", "2"), ("pretokenized", "dynamic_padding", "length_buckets")),
+    ],
+    ids=lambda value: "-".join(value),
+)
+def test_levers_are_applied_and_nothing_fails(arguments, names):
+    trial = trial_of(arguments, recipe_of(*names))
+
+    assert trial.outcome is Outcome.OK, trial.message + trial.traceback
+    assert [(item.technique, item.status) for item in trial.applied] == [
+        (name, "applied") for name in names
+    ], trial.applied
+    assert trial.details["errors"] == []
+
+
+def test_a_lever_that_refuses_says_its_own_reason():
+    trial = trial_of(("flipped", "0"), recipe_of("device_cache", "pretokenized"))
+
+    whys = {item.technique: (item.status, item.why) for item in trial.applied}
+    assert whys["device_cache"][0] == "not_applicable"
+    assert "draws random numbers" in whys["device_cache"][1]
+    assert whys["pretokenized"] == ("not_applicable", "the data set holds no tokenizer")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name"),
+    [
+        (("plain", "0"), "ram_cache"),
+        (("flipped", "2"), "ram_cache"),
+        (("plain", "2"), "read_ahead"),
+        (("tensors", "0"), "device_cache"),
+        (("texts", "2"), "pretokenized"),
+    ],
+)
+def test_the_guard_finds_the_same_training_bit_by_bit(arguments, name, tmp_path):
+    records = []
+    for recipe in (Recipe(), recipe_of(name)):
+        keep = tmp_path / str(len(records))
+        keep.mkdir()
+        trial = trial_of(arguments, recipe, guard=GUARD, keep=keep)
+        assert trial.outcome is Outcome.OK, trial.message + trial.traceback
+        records.append(read_record(Path(trial.guard_path)))
+
+    check = judge(records[0], records[1], calibration=None, repeat=None, promise=Numerics.EXACT)
+
+    assert check.status == "same", check.why
