@@ -47,17 +47,20 @@ def run(seconds: float, bench: Bench, sizes: Sequence[int] = (4096, 8192)) -> di
     """Compare case by case until the time is up; what was not reached is told."""
     deadline = time.monotonic() + seconds
     rows: list[dict[str, Any]] = []
-    missed: list[str] = []
+    wanted = cases(sizes)
     longest_s = 0.0
-    for case in cases(sizes):
-        began = time.monotonic()
-        if began + longest_s > deadline:
-            missed.append(case.name)
-            continue
-        rows.append(compared(case))
-        longest_s = max(longest_s, time.monotonic() - began)
-        bench.say(f"  gemm {words(rows[-1])}")
-    return {"rows": rows, "missed": missed}
+    try:
+        for case in wanted:
+            began = time.monotonic()
+            if began + longest_s > deadline:
+                continue
+            rows.append(compared(case))
+            longest_s = max(longest_s, time.monotonic() - began)
+            bench.say(f"  gemm {words(rows[-1])}")
+    except KeyboardInterrupt:  # the stage's time is up: what was compared counts
+        bench.say("  gemm: no time was left")
+    seen = {row["case"] for row in rows}
+    return {"rows": rows, "missed": [case.name for case in wanted if case.name not in seen]}
 
 
 def words(row: Mapping[str, Any]) -> str:
@@ -91,16 +94,17 @@ def compared(case: Case) -> dict[str, Any]:
     row: dict[str, Any] = {"case": case.name, "ours": {}, "theirs": {}, "why": ""}
     row["is_kernel"] = kernel_available(given["a"].device, given["a"].dtype)
     sides: dict[str, Callable[[], Any]] = {"torch": reference}
-    if compiled is not None:
-        sides["torch compiled"] = compiled
     wanted = reference()
+    if compiled is not None and (trouble := _trouble(compiled)) is None:
+        sides["torch compiled"] = compiled
+    elif compiled is not None:
+        row["why"] = f"torch compiled: {trouble}"
     for variant in ("tiled", "persistent"):
         call = ours(case, given, variant)
-        try:
-            off = (call().float() - wanted.float()).abs().max() / wanted.float().abs().max()
-        except Exception as error:  # noqa: BLE001  one variant that fails is a result
-            row["why"] = f"{variant}: {type(error).__name__}: {str(error).splitlines()[0][:200]}"
+        if (trouble := _trouble(call)) is not None:
+            row["why"] = f"{variant}: {trouble}"
             continue
+        off = (call().float() - wanted.float()).abs().max() / wanted.float().abs().max()
         sides[variant] = call
         row["ours"][variant] = {"off": float(off)}
     for name, times in in_turn(sides, device).items():
@@ -108,6 +112,16 @@ def compared(case: Case) -> dict[str, Any]:
         side = row["ours"] if name in row["ours"] else row["theirs"]
         side[name] = {**side.get(name, {}), **rate}
     return row
+
+
+def _trouble(call: Callable[[], Any]) -> str | None:
+    """Call once, which compiles and tunes; return what went wrong, if anything did."""
+    try:
+        call()
+    except Exception as error:  # noqa: BLE001  one side that fails is a result
+        lines = str(error).splitlines() or [""]
+        return f"{type(error).__name__}: {lines[0][:200]}"
+    return None
 
 
 def operands(case: Case, device: str) -> dict[str, Any]:

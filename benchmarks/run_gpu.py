@@ -46,7 +46,7 @@ MODULES = ("numpy", "PIL", "skimage", "sklearn", "rich", "click", "psutil", "pyn
 OVERHEAD_STEPS = 200
 """Forty to warm up and forty blocks of four: seconds on a GPU."""
 ENDLESS = ("--epochs", "1000")
-LADDER_S = ((130, 50), (75, 40), (75, 40), (50, 30), (50, 30))
+LADDER_S = ((130, 50), (75, 40), (75, 40), (40, 30), (40, 30))
 """Time of each rung: the first has most to gain. All of the compute stages fit into one lease."""
 COMPUTE = ("gemm", "ladder", "peers")
 """Stages about computing alone: a run of their own, because tuning takes its time."""
@@ -190,7 +190,7 @@ def stages_of(bench: Bench, sizes: Sizes) -> list[Stage]:
         stage("overhead", _overhead, (60, 30), workload=slow),
         stage("aa", _aa, (50, 30), workload=tuned),
         stage(f"tune {TUNED}", _tune, (60, 40), workload=tuned),
-        stage("gemm", gemm.run, (60, 20), sizes=sizes.products),
+        stage("gemm", gemm.run, (80, 20), sizes=sizes.products),
         *(
             stage(f"ladder {rung.name}", ladder.tuned, times, rung=rung, smoke=sizes.is_smoke)
             for rung, times in zip(ladder.RUNGS, sizes.ladder_s, strict=True)

@@ -90,6 +90,21 @@ def test_the_kernels_compile_for_hopper_with_its_own_instructions():
     assert all((one["tma"] > 0) is name.startswith("persistent") for name, one in built.items())
 
 
+@needs_triton
+@pytest.mark.parametrize("name", ["tiled_kernel", "persistent_kernel"])
+def test_the_tuner_gets_the_tiles_that_are_worth_trying(name):
+    from flatout.kernels import gemm_launch
+
+    tuner = gemm_launch._tuned(getattr(gemm_launch, name))
+    tuner.nargs = {"a": torch.zeros(1, dtype=torch.bfloat16), "m": 4096, "n": 4096, "k": 64}
+    chosen = tuner.prune_configs({"ACTIVATION": "swiglu"})
+
+    sizes = {(c.kwargs["BLOCK_M"], c.kwargs["BLOCK_N"]) for c in chosen}
+    assert (128, 128) in sizes
+    assert (256, 128) not in sizes  # two right sides: too many numbers for the registers
+    assert {"m", "n", "k", "ACTIVATION"} <= set(tuner.keys)
+
+
 def laid_out(activation, dtype=torch.float64):
     torch.manual_seed(0)
     width = 3 if activation == "swiglu" else 6
