@@ -19,6 +19,7 @@ def test_it_tells_what_was_packed_and_how_to_use_it(photos, tmp_path, capsys):
     assert code == 0
     assert "12 samples in 1 file shard" in " ".join(out.split())
     assert "lossless" in out
+    assert "classes   3: cat, dog, owl" in out
     assert "bit by bit" in " ".join(out.split())
     assert "flatout.data.open(" in out
     result = json.loads((tmp_path / "a.json").read_text())

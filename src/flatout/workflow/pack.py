@@ -21,7 +21,7 @@ from flatout.data.verify import verify as verified
 
 SCHEMA = "flatout.pack/1"
 MAX_NAMED = 5
-"""Skipped samples that a report names; the file beside the store has them all."""
+"""Skipped samples, and classes, that a report names; files of the store have them all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +53,7 @@ class Packed:
             "order": self.header.order,
             "seed": self.header.seed,
             "classes": len(self.header.classes),
+            "classes_first": list(self.header.classes[:MAX_NAMED]),
             "skipped": self.header.skipped,
             "skipped_first": list(self.skipped),
             "ignored": self.ignored,

@@ -57,9 +57,11 @@ def test_several_parquet_files_of_a_folder_are_one_set(tmp_path):
 @pytest.mark.parametrize("writer", ["new_file", "new_stream"])
 def test_arrow_files_and_streams_are_packed(tmp_path, writer):
     table = pa.table(rows())
-    with pa.OSFile(str(tmp_path / "a.arrow"), "wb") as sink:
-        with getattr(pa.ipc, writer)(sink, table.schema) as out:
-            out.write_table(table, max_chunksize=4)
+    with (
+        pa.OSFile(str(tmp_path / "a.arrow"), "wb") as sink,
+        getattr(pa.ipc, writer)(sink, table.schema) as out,
+    ):
+        out.write_table(table, max_chunksize=4)
 
     packed(tmp_path / "a.arrow", tmp_path / "a", shard_bytes=2_000, workers=2)
 
@@ -82,6 +84,15 @@ def test_what_hugging_face_saved_is_packed_with_its_class_names(tmp_path):
     assert data[4] == {"image": file_bytes(4), "label": 1}
     source = open_source(str(tmp_path / "saved"), work=tmp_path / "work")
     assert verify(source, tmp_path / "a", tell=lambda _progress: None).is_equal
+
+
+def test_a_folder_of_splits_asks_for_one_of_them(tmp_path):
+    for name in ("train", "test"):
+        (tmp_path / "saved" / name).mkdir(parents=True)
+    (tmp_path / "saved/dataset_dict.json").write_text('{"splits": ["train", "test"]}')
+
+    with pytest.raises(UserError, match="pack one of them: test, train"):
+        packed(tmp_path / "saved", tmp_path / "a")
 
 
 def test_an_empty_cell_is_a_bad_sample(tmp_path):

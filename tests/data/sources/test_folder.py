@@ -3,6 +3,7 @@ import os
 import pytest
 
 from flatout.core.errors import UserError
+from flatout.data.packed_store import Store
 from flatout.data.sources import open_source
 from tests.data.packs import file_bytes, image_folder, packed, skipped_in
 
@@ -65,6 +66,17 @@ def test_an_unreadable_folder_is_named_or_left_out(tmp_path, monkeypatch):
 
     assert (header.samples, header.skipped) == (8, 1)
     assert skipped_in(tmp_path / "a")[0]["name"].endswith("photos/dog")
+
+
+def test_any_file_name_is_packed(tmp_path):
+    names = ["sp ace.jpeg", "line\nbreak.jpeg", "\uc2a4.jpeg", os.fsdecode(b"\xff.jpeg")]
+    (tmp_path / "p/a b").mkdir(parents=True)
+    for number, name in enumerate(names):
+        (tmp_path / "p/a b" / name).write_bytes(file_bytes(number))
+
+    packed(tmp_path / "p", tmp_path / "a")
+
+    assert set(Store(tmp_path / "a").names) == {f"a b/{name}" for name in names}
 
 
 def test_nothing_there_is_answered_with_what_can_be_packed(tmp_path):

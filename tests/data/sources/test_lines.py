@@ -100,6 +100,6 @@ def test_what_an_encoding_needs_is_said(tmp_path):
         packed(path, tmp_path / "a", encoding=Encoding(kind="raw"))
     with pytest.raises(UserError, match="needs --tokenizer"):
         packed(path, tmp_path / "b", encoding=Encoding(kind="tokens"))
+    wanted = Encoding(kind="tokens", tokenizer=str(tmp_path / "nothing.json"))
     with pytest.raises(UserError, match=r"nothing\.json is not a tokenizer"):
-        wanted = Encoding(kind="tokens", tokenizer=str(tmp_path / "nothing.json"))
         packed(path, tmp_path / "c", encoding=wanted)

@@ -11,6 +11,8 @@ KINDS = (
     "files, a folder that Hugging Face datasets saved, .csv or .tsv, .jsonl, .txt, .npy or .npz, "
     "or a data set as module:name or file.py:name"
 )
+SPLITS = "dataset_dict.json"
+"""What Hugging Face `datasets` writes beside the folders of a set's splits."""
 TABLES = (".csv", ".tsv")
 LINES = (".jsonl", ".ndjson", ".txt")
 ARRAYS = (".npy", ".npz")
@@ -50,6 +52,9 @@ def _folder(path: Path, work: Path, on_bad: str) -> Source:
         suffixes = {item.suffix.lower() for item in path.iterdir()}
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror}") from None
+    if (path / SPLITS).is_file():
+        splits = sorted(item.name for item in path.iterdir() if item.is_dir())
+        raise UserError(f"{path} holds several splits; pack one of them: {', '.join(splits)}")
     if suffixes & set(COLUMNS):
         from flatout.data.sources.columns import open_columns
 

@@ -21,6 +21,8 @@ def render_pack(packed: Mapping[str, Any], *, width: int = 80) -> str:
     lines = [*wrapped(_headline(packed), width), ""]
     lines += labelled("stored  ", _stored(packed), width)
     lines += labelled("order   ", _order(packed), width)
+    if packed["classes"]:
+        lines += labelled("classes ", _classes(packed), width)
     if packed["skipped"]:
         lines += labelled("skipped ", _skipped(packed), width)
         for item in packed["skipped_first"]:
@@ -65,6 +67,12 @@ def _order(packed: Mapping[str, Any]) -> str:
     if packed["order"] == "shuffled":
         return f"a permutation of all samples, seed {packed['seed']}"
     return "as in the source; not shuffled, so block_order is refused"
+
+
+def _classes(packed: Mapping[str, Any]) -> str:
+    """Name some: a folder of splits looks like classes called train and val."""
+    more = ", ..." if packed["classes"] > len(packed["classes_first"]) else ""
+    return f"{packed['classes']}: {', '.join(packed['classes_first'])}{more}"
 
 
 def _skipped(packed: Mapping[str, Any]) -> str:
