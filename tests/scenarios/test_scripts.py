@@ -15,6 +15,7 @@ GPT = "--limit 200000 --context 16 --layers 1 --width 32 --heads 2 --evals 2 --e
 SMALL = {
     "starved_images/train.py": "--data photographs --image-size 32 --width 4 --batch-size 8",
     "slow_compute/train.py": GPT,
+    "naive_attention/train.py": GPT,
     "already_tuned/train.py": "--limit 200000 --context 8 --width 64 --batch-size 64"
     " --epoch-steps 8",
     "slow_compute/hand_tuned.py": GPT,

@@ -118,6 +118,10 @@ class ModelFacts:
     """Distinct input shapes seen."""
     softmax_modules: int = 0
     """Modules of the script's own whose code takes a softmax: attention written by hand."""
+    experts: int = 0
+    """Equal modules in a list whose name says that they are experts; 0 for none."""
+    expert_parameters: int = 0
+    """Parameters in all such lists."""
     widest_output: int = 0
     """Features that the last linear layer gives: the vocabulary of a language model."""
     head_parameters: int = 0

@@ -38,12 +38,30 @@ def describe(module: "torch.nn.Module") -> dict[str, Any]:
         "used_autocast": bool(torch.is_autocast_enabled(device)),
         "device": device,
         "softmax_modules": len(softmax_modules(module)),
+        **_experts(module),
         "head_parameters": next(
             (m.weight.numel() for m in reversed(kinds) if isinstance(m, torch.nn.Linear)), 0
         ),
         "widest_output": next(
             (m.out_features for m in reversed(kinds) if isinstance(m, torch.nn.Linear)), 0
         ),
+    }
+
+
+def _experts(root: "torch.nn.Module") -> dict[str, int]:
+    """Return how many experts a mixture has at most, and what all of them hold."""
+    from torch import nn
+
+    lists = [
+        module
+        for name, module in root.named_modules()
+        if isinstance(module, nn.ModuleList)
+        and "expert" in name.rpartition(".")[2].lower()
+        and len({type(expert) for expert in module}) == 1
+    ]
+    return {
+        "experts": max(map(len, lists), default=0),
+        "expert_parameters": sum(p.numel() for one in lists for p in one.parameters()),
     }
 
 

@@ -1,0 +1,45 @@
+"""A mixture of experts is computed one expert after the other."""
+
+from flatout.core.finding import Finding
+from flatout.core.machine import Machine
+from flatout.core.profile import ModelFacts, Profile
+from flatout.core.units import format_share
+
+MIN_EXPERTS = 4
+"""A loop over fewer experts costs few launches."""
+MIN_SHARE = 0.05
+"""Experts that hold less of the model than a twentieth are not what the step waits for."""
+
+
+def check(profile: Profile, machine: Machine) -> Finding | None:
+    """Report the experts when they are many and hold a visible part of the model."""
+    del machine
+    model = max(profile.models, key=lambda one: one.experts, default=None)
+    if model is None or model.experts < MIN_EXPERTS or not model.parameters:
+        return None
+    share = _share(profile, model)
+    if share < MIN_SHARE:
+        return None
+    held = format_share(model.expert_parameters / model.parameters)
+    return Finding(
+        code="expert_loop",
+        share=share,
+        because=(
+            f"{model.name} keeps {model.experts} experts as separate modules, "
+            f"which hold {held} of its parameters"
+        ),
+        next=(
+            "stack the experts' weights and multiply them in one grouped product "
+            "(torch.nn.functional.grouped_mm); flatout has no lever for it"
+        ),
+        evidence={
+            "experts": float(model.experts),
+            "expert_parameters": float(model.expert_parameters),
+        },
+    )
+
+
+def _share(profile: Profile, model: ModelFacts) -> float:
+    """Return the part of forward and backward that the experts take at most, by their size."""
+    held = min(1.0, model.expert_parameters / model.parameters)
+    return profile.share("forward", "backward") * held

@@ -1,0 +1,38 @@
+from torch import nn
+
+from flatout.rules.runtime.expert_loop import check
+from flatout.seams.describe import describe
+from tests.techniques.facts import machine, model, profile
+
+
+class Mixture(nn.Module):
+    def __init__(self, count):
+        super().__init__()
+        self.gate = nn.Linear(8, count)
+        self.experts = nn.ModuleList(nn.Linear(8, 8) for _ in range(count))
+
+
+def mixing(experts, expert_parameters):
+    facts = model(parameters=1000, experts=experts, expert_parameters=expert_parameters)
+    return profile(models=(facts,))
+
+
+def test_experts_are_counted_by_the_name_of_their_list():
+    facts = describe(Mixture(6))
+
+    assert (facts["experts"], facts["expert_parameters"]) == (6, 6 * 72)
+    assert describe(nn.Sequential(nn.Linear(8, 8)))["experts"] == 0
+
+
+def test_many_experts_are_reported_with_what_they_hold():
+    finding = check(mixing(8, 800), machine())
+
+    assert finding.share == 0.8
+    assert finding.because.startswith("Net keeps 8 experts as separate modules, which hold 80 %")
+    assert "grouped_mm" in finding.next
+
+
+def test_it_is_silent_for_few_experts_and_for_small_ones():
+    assert check(mixing(2, 800), machine()) is None
+    assert check(mixing(8, 10), machine()) is None
+    assert check(profile(), machine()) is None
