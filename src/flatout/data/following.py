@@ -15,6 +15,15 @@ from flatout.data.tensors import FollowTensors, LazyTensor, from_array
 Replacement = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
+_FOLLOWERS: set[int] = set()
+"""Threads that follow now."""
+
+
+def is_following() -> bool:
+    """Tell whether the running thread follows."""
+    return threading.get_ident() in _FOLLOWERS
+
+
 @contextmanager
 def following() -> Iterator[None]:
     """Follow what the running thread computes from images: Pillow's, and tensors of bytes.
@@ -23,25 +32,35 @@ def following() -> Iterator[None]:
     `torch.as_tensor` and `torch.tensor` are replaced by functions that know followed images; other
     threads pass through them to the originals.
     """
-    owner = threading.get_ident()
     replaced = [(module, name, getattr(module, name)) for module, name, _ in REPLACED]
     for module, name, make in REPLACED:
         original = getattr(module, name)
-        setattr(module, name, _only_in(owner, make(original), original))
+        setattr(module, name, _only_in_followers(make(original), original))
     try:
-        with FollowTensors():
+        with follow_too():
             yield
     finally:
         for module, name, original in replaced:
             setattr(module, name, original)
 
 
-def _only_in(
-    owner: int, replacement: Callable[..., Any], original: Callable[..., Any]
+@contextmanager
+def follow_too() -> Iterator[None]:
+    """Follow in this thread as well, while another one is `following`."""
+    thread = threading.get_ident()
+    _FOLLOWERS.add(thread)
+    try:
+        with FollowTensors():
+            yield
+    finally:
+        _FOLLOWERS.discard(thread)
+
+
+def _only_in_followers(
+    replacement: Callable[..., Any], original: Callable[..., Any]
 ) -> Callable[..., Any]:
     def choose(*args: Any, **kwargs: Any) -> Any:
-        is_ours = threading.get_ident() == owner
-        return replacement(*args, **kwargs) if is_ours else original(*args, **kwargs)
+        return replacement(*args, **kwargs) if is_following() else original(*args, **kwargs)
 
     return choose
 

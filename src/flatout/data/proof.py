@@ -38,16 +38,22 @@ class Proof:
 
 
 def first_batch(loader: Any, collate: Callable[[Any], Any]) -> Any:
-    """Make the loader's first batch, cut down to `SAMPLES`, with a collation of one's choice.
+    """Make the loader's first batch, cut down to `SAMPLES`, with a collation of one's choice."""
+    return make_batch(loader, first_indices(loader), collate)
 
-    What travels as bytes is restored.
-    """
+
+def first_indices(loader: Any) -> Any:
+    """Return the indices of the first batch, cut down; the one of a sample without batches."""
+    if loader.batch_sampler is None:
+        return next(iter(loader.sampler))
+    return list(next(iter(loader.batch_sampler)))[:SAMPLES]
+
+
+def make_batch(loader: Any, indices: Any, collate: Callable[[Any], Any]) -> Any:
+    """Make the batch of some indices; what travels as bytes is restored."""
+    kind: Any = fetching._MapDatasetFetcher
     is_batched = loader.batch_sampler is not None
-    indices = next(iter(loader.batch_sampler if is_batched else loader.sampler))
-    if is_batched:
-        indices = list(indices)[:SAMPLES]
-    fetcher = fetching._MapDatasetFetcher(loader.dataset, is_batched, collate, drop_last=False)
-    return unpack(fetcher.fetch(indices))  # type: ignore[no-untyped-call]
+    return unpack(kind(loader.dataset, is_batched, collate, drop_last=False).fetch(indices))
 
 
 def compare_ways(

@@ -26,7 +26,7 @@ class PackingCollate:
     """The script's own collation, whose followed fields leave as bytes."""
 
     def __init__(self, collate: Callable[[Any], Any], device: torch.device | None = None) -> None:
-        self.collate = collate
+        self.collate = self.__wrapped__ = collate
         self.device = device
         """Where batches are restored; None for the CPU."""
         self.is_on = True

@@ -1,0 +1,154 @@
+"""Make the samples of a batch in threads of one worker process.
+
+What it does: one worker process in place of several; inside it the samples of each batch are made
+side by side in threads. Order, collation, pinning and the way errors arrive stay torch's own.
+When it helps: many workers compete for memory or are slow to start, and what the samples do
+(Pillow, simplejpeg, OpenCV, files) lets other threads run.
+What it costs: a data set must bear several threads at once; that is looked at, not proved.
+How it is checked: the first samples are bit-identical with those of one thread; each sample has
+random streams of its own, so that no thread takes another's draws; the guard compares all batches.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, final
+
+from flatout.core.errors import NotApplicable
+from flatout.core.machine import Machine
+from flatout.core.profile import Profile
+from flatout.core.technique import Effect, Numerics, Technique
+from flatout.techniques.data.loader_workers import (
+    DEFAULT_PREFETCH,
+    MIN_WAIT_SHARE,
+    check_data_set,
+    fetch_per_step_ms,
+)
+
+MOST_THREADS = 8
+"""Beyond some eight threads the interpreter's lock holds them up in what is Python itself (general
+knowledge; 2 threads lost 3 % with simplejpeg and 14 % with Pillow, measured)."""
+SAVED_SHARE = 0.08
+"""Part of the loading that threads save over as many workers: 8-14 % measured on JPEGs, 2 cores."""
+LEAST_GAIN = 1.2
+"""How much faster than one thread they have to be: 1.0 where none lets the others run."""
+MEASURED = 3
+"""Times that both are timed; the best of each counts, so that other work does not."""
+REFUSED = "_flatout_not_threaded"
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ThreadLoader(Technique):
+    """Load batches in one process with several threads."""
+
+    family: ClassVar[str] = "data"
+    addresses: ClassVar[frozenset[str]] = frozenset({"data_wait"})
+    numerics: ClassVar[Numerics] = Numerics.EXACT
+    by_hand: ClassVar[str] = """
+A loader with one worker whose data set makes its batches in a thread pool:
++ def __getitems__(self, indices):
++     return list(self.pool.map(self.__getitem__, indices))   # a pool of $threads threads
++ DataLoader(..., num_workers=1)
+"""
+
+    threads: int = 2
+    """Threads that make the samples of one batch."""
+
+    def __post_init__(self) -> None:
+        if self.threads < 1:
+            raise ValueError(f"threads={self.threads} must be at least 1")
+
+    @classmethod
+    def candidates(cls, profile: Profile, machine: Machine) -> Sequence["ThreadLoader"]:
+        """Return as many threads as there are cores, where a loop waits for a map-style set."""
+        loaders = [x for x in profile.training_loaders if not x.is_iterable]
+        threads = min(machine.usable_cores, MOST_THREADS)
+        if not loaders or threads < 2 or profile.share("data_wait") < MIN_WAIT_SHARE:
+            return ()
+        return [cls(threads=threads)]
+
+    def predict(self, profile: Profile, machine: Machine) -> Effect:
+        """Expect what as many workers would bring, and a little less work in all."""
+        wait_ms = profile.phases_ms["data_wait"]
+        work_ms = fetch_per_step_ms(profile, machine.usable_cores)
+        workers = max((x.workers for x in profile.training_loaders), default=0)
+        if workers:
+            return Effect(step_ms=-SAVED_SHARE * wait_ms, why=f"threads for {workers} processes")
+        rest_ms = profile.step_ms.median - wait_ms
+        # A CPU that trains is busy with that on as many cores as torch has threads.
+        training = max(1, profile.cpu_threads) if profile.device_kind == "cpu" else 1
+        busy_ms = (work_ms + rest_ms * min(training, machine.usable_cores)) / machine.usable_cores
+        after_ms = max(rest_ms, work_ms / self.threads, busy_ms)
+        return Effect(
+            step_ms=min(0.0, after_ms - profile.step_ms.median),
+            why=f"{work_ms:.1f} ms of loading per step shared by {self.threads} threads",
+        )
+
+    def epoch(self, loader: Any) -> Any:
+        """Prove once that threads give the same samples, and let them make the batches."""
+        return load_in_threads(loader, self.threads)
+
+
+def load_in_threads(loader: Any, threads: int) -> Any:
+    """Let one worker process of a `DataLoader` make the samples of each batch in threads.
+
+    The first samples are made both ways in forked copies of the process and compared. Call it
+    before the loader is first iterated.
+
+    Raises:
+        NotApplicable: if the data set cannot be shared by threads, gave other samples, or does not
+            let other threads run.
+    """
+    from flatout.data.threads import ThreadedCollate, find_threads
+
+    if find_threads(loader.collate_fn) is not None:
+        return loader
+    if REFUSED not in loader.__dict__:
+        loader.__dict__[REFUSED] = _find_trouble(loader, threads)
+    if loader.__dict__[REFUSED]:
+        raise NotApplicable(loader.__dict__[REFUSED])
+    before = loader.num_workers
+    loader.collate_fn = ThreadedCollate(loader.collate_fn, threads)
+    loader.num_workers = 1
+    loader.prefetch_factor = (loader.prefetch_factor or DEFAULT_PREFETCH) * max(1, before)
+    return loader
+
+
+def _find_trouble(loader: Any, threads: int) -> str:
+    from flatout.data.proof import can_be_compared, compare_ways, first_batch
+    from flatout.data.threads import ThreadedCollate, find_unshareable
+
+    trouble = can_be_compared(loader) or find_unshareable(loader.dataset)
+    if trouble or loader.batch_sampler is None:
+        return trouble or "the loader gives single samples, so there is no batch to share"
+    check_data_set({"dataset": loader.dataset, "num_workers": loader.num_workers}, 1)
+    alone = ThreadedCollate(loader.collate_fn, 1)
+    proof = compare_ways(
+        lambda: first_batch(loader, alone), lambda: _first_in_threads(loader, threads)
+    )
+    moved, gain = proof.facts or ("", 0.0)
+    if moved:
+        return f"samples draw from {moved}"
+    if proof.trouble or gain >= LEAST_GAIN:
+        return proof.trouble
+    return f"{threads} threads are {gain:.2f} times as fast as one: they do not let each other run"
+
+
+def _first_in_threads(loader: Any, threads: int) -> tuple[Any, Any]:
+    """Make the first batch in threads; tell which shared stream moved, and what threads gain."""
+    from flatout.data.proof import first_indices, make_batch
+    from flatout.data.threads import SharedStreams, ThreadedCollate, times_faster
+
+    indices = first_indices(loader)
+    alone, together = (ThreadedCollate(loader.collate_fn, n) for n in (1, threads))
+    streams = SharedStreams()
+    batch = make_batch(loader, indices, together)
+    moved = streams.find_moved()
+    if moved:
+        return batch, [moved, 0.0]
+    gain = times_faster(
+        lambda: make_batch(loader, indices, alone),
+        lambda: make_batch(loader, indices, together),
+        rounds=MEASURED,
+    )
+    return batch, [moved, gain]

@@ -1,0 +1,189 @@
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from flatout.core.errors import NotApplicable
+from flatout.core.recipe import Choice, Recipe
+from flatout.core.workload import Workload
+from flatout.data import threads
+from flatout.data.threads import ThreadedCollate
+from flatout.techniques.data.thread_loader import ThreadLoader, load_in_threads
+from flatout.workflow.lab import Lab
+from flatout.workflow.referee import Referee
+from tests.data.photographs import Photographs, photograph
+from tests.techniques.data.samples import Numbers, Stream
+from tests.techniques.facts import loader, machine, profile
+from tests.techniques.guarded import machine as real_machine
+
+SCRIPT = """
+import os, sys
+import torch
+from torch.utils.data import DataLoader
+from flatout.data import threads
+from flatout.techniques.data.thread_loader import load_in_threads
+from tests.techniques.data.samples import Numbers
+
+threads.times_faster = lambda *_, **__: 2.0
+if __name__ == "__main__":
+    iterator = iter(load_in_threads(DataLoader(Numbers(10**6), 64, num_workers=2), 2))
+    next(iterator)
+    print(*(worker.pid for worker in iterator._workers), flush=True)
+    while True:
+        next(iterator)
+"""
+
+
+@pytest.fixture
+def threads_pay(monkeypatch):
+    """What threads gain is timed, and timing decides no test."""
+    monkeypatch.setattr(threads, "times_faster", lambda *_, **__: 2.0)
+
+
+def starved(**changes):
+    return profile(phases_ms={"data_wait": 300.0}, loaders=(loader(**changes),))
+
+
+@pytest.mark.usefixtures("threads_pay")
+def test_one_worker_takes_the_place_of_several_and_batches_are_the_same(tmp_path):
+    paths = [photograph(tmp_path, number) for number in range(12)]
+    built = DataLoader(Photographs(paths), 5, shuffle=True, num_workers=2)
+    torch.manual_seed(0)
+    expected = [[x.tolist() for x in batch] for batch in built]
+
+    ThreadLoader(threads=3).epoch(built)
+
+    torch.manual_seed(0)
+    assert [[x.tolist() for x in batch] for batch in built] == expected
+    assert (built.num_workers, built.prefetch_factor) == (1, 4)
+    assert ThreadLoader(threads=3).epoch(built) is built
+
+
+class Torch(Numbers):
+    def __getitem__(self, index):
+        return torch.rand(3)
+
+
+class Batched(Numbers):
+    def __getitems__(self, indices):
+        return indices
+
+
+@pytest.mark.usefixtures("threads_pay")
+@pytest.mark.parametrize(
+    ("dataset", "reason"),
+    [
+        (Torch(), "torch's random stream"),
+        (Batched(), "whole batches itself"),
+        (Stream(), "iterable"),
+    ],
+)
+def test_what_threads_cannot_share_is_left_alone_with_the_reason(dataset, reason):
+    built = DataLoader(dataset, 4, num_workers=2)
+
+    for _ in range(2):
+        with pytest.raises(NotApplicable, match=reason):
+            ThreadLoader().epoch(built)
+    assert built.num_workers == 2
+    assert not isinstance(built.collate_fn, ThreadedCollate)
+
+
+def test_threads_that_hold_each_other_up_are_refused(monkeypatch):
+    monkeypatch.setattr(threads, "times_faster", lambda *_, **__: 1.02)
+
+    with pytest.raises(NotApplicable, match=r"1\.02 times as fast as one"):
+        load_in_threads(DataLoader(Numbers(), 4), 2)
+
+
+@pytest.mark.chaos
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks at /proc")
+def test_a_killed_trainer_leaves_no_worker_and_no_shared_memory():
+    root = Path(__file__).parents[3]
+    child = subprocess.Popen(
+        [sys.executable, "-c", SCRIPT],
+        stdout=subprocess.PIPE,
+        env=os.environ | {"PYTHONPATH": f"{root / 'src'}:{root}"},
+    )
+    (worker,) = map(int, child.stdout.readline().split())
+
+    child.send_signal(signal.SIGKILL)
+    child.wait()
+    child.stdout.close()
+
+    ends_at = time.monotonic() + 60
+    while Path(f"/proc/{worker}").exists() and time.monotonic() < ends_at:
+        time.sleep(0.1)
+    assert not Path(f"/proc/{worker}").exists()
+    makers = (f"_{child.pid}_", f"_{worker}_")
+    assert [
+        path for path in Path("/dev/shm").iterdir() if any(m in path.name for m in makers)
+    ] == []
+
+
+def test_as_many_threads_as_cores_are_offered():
+    (found,) = ThreadLoader.candidates(starved(), machine(usable_cores=4))
+
+    assert found.threads == 4
+    assert -300 <= found.predict(starved(), machine(usable_cores=4)).step_ms < -150
+    assert found.predict(starved(num_workers=2), machine()).step_ms == pytest.approx(-24.0)
+
+
+@pytest.mark.parametrize("facts", [starved(is_iterable=True), profile()])
+def test_it_is_not_offered_where_it_cannot_matter(facts):
+    assert ThreadLoader.candidates(facts, machine()) == ()
+
+
+def test_there_is_at_least_one_thread():
+    with pytest.raises(ValueError, match="at least 1"):
+        ThreadLoader(threads=0)
+
+
+SCRIPT_TO_TRAIN = """
+import random
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, Dataset
+from flatout.data import threads
+
+threads.times_faster = lambda *_, **__: 2.0
+
+
+class Rows(Dataset):
+    def __len__(self):
+        return 4000
+
+    def __getitem__(self, index):
+        noise = np.random.default_rng(index).normal(size=16) + random.random() + np.random.rand()
+        return torch.from_numpy(noise).float(), index % 3
+
+
+torch.manual_seed(0)
+model = torch.nn.Linear(16, 3)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for _ in range(20):
+    for x, y in DataLoader(Rows(), 8, shuffle=True, num_workers=2):
+        loss = torch.nn.functional.cross_entropy(model(x), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+"""
+
+
+@pytest.mark.slow
+def test_the_guard_finds_samples_that_draw_random_numbers_the_same(tmp_path):
+    (tmp_path / "train.py").write_text(SCRIPT_TO_TRAIN)
+    workload = Workload(target="train.py", arguments=(), folder=tmp_path, python=sys.executable)
+    lab = Lab(workload=workload, machine=real_machine(), out=tmp_path, limit_s=200.0)
+
+    verdict = Referee(lab, lambda _: None).check(
+        Recipe(choices=(Choice(technique="thread_loader", settings={"threads": 2}),))
+    )
+
+    assert verdict.passed, verdict.why
+    assert not any(verdict.worst.values()), verdict.why
