@@ -265,31 +265,6 @@ def test_lever_that_crashes_is_failed_and_the_others_go_on(tmp_path):
     assert ablation.recipe.names == ("loader_workers",)
 
 
-class SmallMemory(World):
-    """Two workers fill /dev/shm, one does not."""
-
-    def __call__(self, workload, recipe, machine, options):
-        trial = super().__call__(workload, recipe, machine, options)
-        workers = [c.settings["num_workers"] for c in recipe.choices if "num_workers" in c.settings]
-        if workers and workers[0] > 1:
-            fault = {"fault": "shm_full"}
-            return replace(trial, outcome=Outcome.CRASH, message="shm_full: ...", details=fault)
-        return trial
-
-
-@pytest.mark.chaos
-def test_workers_that_die_are_tried_once_more_with_half_of_them(tmp_path):
-    world = SmallMemory({"loader_workers": 0.6})
-
-    ablation = run(world, tmp_path, only=("loader_workers",))
-
-    tried = [row for row in ablation.rows if row.choice.technique == "loader_workers"]
-    assert [row.choice.settings["num_workers"] for row in tried] == [2, 1]
-    assert [row.verdict for row in tried] == [Verdict.FAILED, Verdict.KEPT]
-    assert tried[0].why == "crash: shm_full: ...; tried once more with num_workers=1"
-    assert [c.settings["num_workers"] for c in ablation.recipe.choices] == [1]
-
-
 def test_numerics_ceiling_is_respected(tmp_path):
     world = World({"bf16_autocast": 0.5})
 
