@@ -105,7 +105,7 @@ def _against(
     source: Tensor, weight: Tensor, made: Tensor, *, is_strided: bool
 ) -> list[Take | Give | Show]:
     """Return what the gradient of a picture takes; strided, it is laid out twice more."""
-    begin = [
+    begin: list[Take | Give | Show] = [
         *(Take(_padded(source)), Take(_padded_weight(weight, reads_blocks=True))),
         Take(_bytes(made) if is_strided else _padded(made)),
         *(Give(1), Give(0)),
@@ -164,8 +164,9 @@ def _rnn_workspace(args: Sequence[Any]) -> int:
             shape[-2] = sample
         return torch.zeros(shape, dtype=value.dtype, device="cpu")
 
-    kept: Any = aten.mkldnn_rnn_layer.default(*map(real, args))[3]
-    return int(kept.numel()) * count // sample
+    kept: Tensor = aten.mkldnn_rnn_layer.default(*map(real, args))[3]
+    size: int = kept.numel() * count // sample
+    return size
 
 
 _RULES: dict[Any, Callable[[Sequence[Any], Any], Inside]] = {

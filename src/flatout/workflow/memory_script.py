@@ -163,9 +163,9 @@ class _ScriptTrace:
         self.since = 0.0
         self.is_written = False
         self.batch: int | None = None
-        self.scene: Scene = self.begin()
+        self.scene: Scene = self._begin()
 
-    def begin(self) -> "Scene":
+    def _begin(self) -> "Scene":
         """Set the device up and start to record, for the rest of the process."""
         from flatout.memory import trace
 
@@ -264,7 +264,7 @@ class _ScriptTrace:
         steps = self.spec["steps"]
         live = len(self.session.optimizers)
         if self.number >= steps and (len(counts) >= live or self.number >= steps + MORE_STEPS):
-            self.write()
+            self._write()
             os._exit(0)
 
     def moved(self, replaced: Mapping[int, "nn.Parameter"]) -> None:
@@ -273,7 +273,7 @@ class _ScriptTrace:
             for group in each.param_groups:
                 group["params"] = [replaced.get(id(p), p) for p in group["params"]]
 
-    def write(self) -> None:
+    def _write(self) -> None:
         """Write the stream, or that nothing was on the device."""
         from flatout.memory import components, trace
 
@@ -281,15 +281,15 @@ class _ScriptTrace:
             components.know_model(self.scene.recording, root)
         asked = self.spec["batch"]
         if asked is not None and self.batch != asked:
-            self.put({"error": _other_batch(asked, self.batch)})
+            self._put({"error": _other_batch(asked, self.batch)})
             return
         stream = trace.stream_of(self.scene, steps=self.number, batch=self.batch, flops=self.flops)
         if stream.device == "cuda" and not any(a.size for a in stream.allocations):
-            self.put({"is_empty": True})
+            self._put({"is_empty": True})
         else:
-            self.put({"stream": stream_to_json(stream)})
+            self._put({"stream": stream_to_json(stream)})
 
-    def put(self, reply: Mapping[str, Any]) -> None:
+    def _put(self, reply: Mapping[str, Any]) -> None:
         """Write the reply; the first one counts."""
         if self.is_written:
             return
@@ -302,16 +302,16 @@ class _ScriptTrace:
         from flatout.workflow.memory_child import explained
 
         is_ours = isinstance(error, UserError)
-        self.put({"error": str(error) if is_ours else explained(error)})
+        self._put({"error": str(error) if is_ours else explained(error)})
 
     def ended(self) -> None:
         """Say that the script ended without enough steps."""
         if not self.number:
-            self.put(
+            self._put(
                 {"error": "the script ended and took no training step: there is nothing to predict"}
             )
         else:
-            self.write()
+            self._write()
 
 
 def _other_batch(asked: int, found: int | None) -> str:
