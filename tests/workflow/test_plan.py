@@ -66,6 +66,14 @@ def test_a_task_s_data_is_read_for_its_shapes():
     assert found.batch == 16
 
 
+def test_a_batch_of_one_that_takes_a_path_of_its_own_does_not_hide_the_others():
+    found = plan(f"{SCRIPTS / 'planned.py'}:alone", (), PlanOptions(gpu="2GiB", fit=True)).plan
+
+    assert found.batch == 1
+    assert found.largest_batch.without_retries > 1
+    assert ": 0 of " in found.checked
+
+
 @pytest.mark.slow
 def test_more_gpus_take_more_memory_each():
     one = plan(SUBJECT, (), PlanOptions(gpu="l4")).plan

@@ -12,7 +12,7 @@ from flatout.memory.ladder import Setup, ladder
 from flatout.memory.replay import Replay, alive_at, components_at, replay
 from flatout.memory.solve import accumulation, largest_batch
 from flatout.memory.stream import Component, MemoryStream, Phase
-from flatout.memory.workspaces import with_convolution_bytes
+from flatout.memory.workspaces import CONVOLVING, with_convolution_bytes
 
 MOST_TENSORS = 12
 """Tensors of the peak moment that a plan names."""
@@ -57,7 +57,7 @@ def plan_of(target: str, setup: Setup, *, fit: bool = False, checked: str = "") 
         allocated=allocated,
         reserved=reserved,
         used=_sum(reserved, ground.outside),
-        components=_components(at_peak, reserved, ground, allocated),
+        components=_components(at_peak, reserved, ground, stream),
         peak_phase=phase.value,
         peak_step=step,
         largest=tuple(_tensors(stream, whole.peak_at)),
@@ -141,7 +141,10 @@ def _amounts(stream: MemoryStream, found: Replay, ground: Ground) -> tuple[Amoun
 
 
 def _components(
-    at_peak: Mapping[Component, int], reserved: Amount, ground: Ground, allocated: Amount
+    at_peak: Mapping[Component, int],
+    reserved: Amount,
+    ground: Ground,
+    stream: MemoryStream,
 ) -> dict[str, Amount]:
     """Return the table: what is alive at the peak, what lies between, what lies outside."""
     found = {
@@ -155,7 +158,7 @@ def _components(
         bytes=workspace,
         source=calibrated,
         low=min(workspace, HANDLES * ground.calibration.cublas_workspace.bytes),
-        high=workspace + _slack(allocated),
+        high=workspace + _more_convolution(stream, ground),
     )
     rest = reserved.bytes - sum(at_peak.values())
     found["fragmentation"] = Amount(bytes=rest, source=Source.SIMULATED)
@@ -165,8 +168,12 @@ def _components(
     return found
 
 
-def _slack(amount: Amount) -> int:
-    return (amount.high or amount.bytes) - amount.bytes
+def _more_convolution(stream: MemoryStream, ground: Ground) -> int:
+    """Return how much more a convolution may take than is planned; 0 where there is none."""
+    spread = ground.calibration.convolution_workspace
+    if not any(a.operator == f"workspace of {CONVOLVING}" for a in stream.allocations):
+        return 0
+    return (spread.high or spread.bytes) - spread.bytes
 
 
 def _sum(one: Amount, other: Amount) -> Amount:

@@ -178,12 +178,21 @@ class _Tracer:
             return None, ("the batch is not known, so none other can be planned from this trace",)
         try:
             more = self.stream(stream.batch + 1, f"a batch of {stream.batch + 1}")
-            found = affine(stream, more)
+            found = self._affine(stream, more)
         except (NotAffineError, UserError) as error:
             return None, (f"other batches cannot be planned: {error}",)
         if not found.bytes_per_sample:
             return None, ("a further sample changes nothing, so the batch cannot be planned",)
         return found, ()
+
+    def _affine(self, stream: MemoryStream, more: MemoryStream) -> Affine:
+        """Return the stream at every batch; a batch of one may take paths of its own."""
+        try:
+            return affine(stream, more)
+        except NotAffineError:
+            if stream.batch != 1:
+                raise
+        return affine(more, self.stream(3, "a batch of 3"))
 
     def with_levers(self, setup: Setup) -> tuple[Setup, tuple[str, ...]]:
         """Return the setup with the first ways of the ladder traced, where the step does not fit.
