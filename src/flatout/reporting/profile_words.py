@@ -173,7 +173,7 @@ def _regime(regime: Regime, say: Messages) -> str:
     """Return what bounds the step, the largest share first; what is below a percent is left out."""
     shares = sorted(regime.shares.items(), key=lambda item: -item[1])
     shown = [f"{say(f'regime.{c}')} {format_share(s)}" for c, s in shares if s >= WORTH_A_WORD]
-    return say("reading.regime", name=say(f"regime.{regime.name}"), shares=", ".join(shown))
+    return say("reading.regime", shares=", ".join(shown) or say(f"regime.{regime.name}"))
 
 
 def _best_cases(regime: Regime, say: Messages) -> str:

@@ -96,7 +96,7 @@ Reach that learning rate over the first $warm_up_steps steps.
         return Effect(
             step_ms=-fixed_ms * (1 - 1 / factor),
             peak_bytes=int((factor - 1) * dynamic),
-            why=f"{fixed_ms:.1f} ms of a step do not depend on the batch; {factor:.0f} times as large",
+            why=f"{fixed_ms:.1f} ms of a step do not depend on the batch, {factor:.0f}x of it",
         )
 
     def loader(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
