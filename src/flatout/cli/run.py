@@ -1,5 +1,6 @@
 """The verb `run`."""
 
+import shlex
 from pathlib import Path
 
 import click
@@ -14,20 +15,53 @@ from flatout.cli.options import ScriptCommand, script
     type=click.Path(path_type=Path),
     help="The recipe; 'flatout tune' writes one.",
 )
+@click.option(
+    "--plan",
+    "plan_path",
+    type=click.Path(path_type=Path),
+    help="A plan to hold the second step against; 'flatout plan --json' writes one.",
+)
+@click.option(
+    "--on-oom",
+    type=click.Choice(["stop", "adapt"]),
+    default="stop",
+    show_default=True,
+    help="When memory runs out: end, or start again with levers that save memory.",
+)
+@click.option(
+    "--resume-args",
+    default="",
+    help="What the script is given to resume when it starts again, in one quoted text.",
+)
 @script
-def command(target: str, arguments: tuple[str, ...], recipe_path: Path | None) -> int:
+def command(
+    target: str,
+    arguments: tuple[str, ...],
+    recipe_path: Path | None,
+    plan_path: Path | None,
+    on_oom: str,
+    resume_args: str,
+) -> int:
     """Train with a recipe: the real training, the unmodified script.
 
     The script keeps its terminal, its files and its seeds, and its exit code is flatout's.
     """
     from flatout.core.errors import UserError
+    from flatout.core.recipe import Recipe
     from flatout.workflow.recipes import read_recipe
-    from flatout.workflow.run import run
+    from flatout.workflow.run import RunOptions, run
+    from flatout.workflow.run_guard import read_plan
     from flatout.workflow.workloads import parse_workload
 
-    if recipe_path is None:
+    if recipe_path is None and plan_path is None and on_oom == "stop":
         raise UserError(
             f"run needs a recipe, as in: flatout run --with recipe.toml {target}; "
             f"'flatout tune {target}' writes one"
         )
-    return run(parse_workload(target, arguments), read_recipe(recipe_path))
+    options = RunOptions(
+        plan=read_plan(plan_path) if plan_path else None,
+        adapts=on_oom == "adapt",
+        resume_arguments=tuple(shlex.split(resume_args)),
+    )
+    recipe = read_recipe(recipe_path) if recipe_path else Recipe()
+    return run(parse_workload(target, arguments), recipe, options)

@@ -148,6 +148,9 @@ class Ablation:
     stopped: str = ""
     """Why it ended: `finished`, `budget`, `interrupted`, `machine busy`, `baseline failed`."""
     notes: tuple[str, ...] = ()
+    needed: tuple[str, ...] = ()
+    """Levers that make the script run at all: unchanged, it runs out of memory. The baseline and
+    every comparison are with them."""
 
     @property
     def kept(self) -> tuple[Row, ...]:
@@ -193,6 +196,7 @@ class Ablation:
             "stopped": self.stopped,
             "calibration": [asdict(item) | {"error": item.error} for item in self.calibration],
             "notes": list(self.notes),
+            "needed": list(self.needed),
         }
 
 
@@ -218,6 +222,7 @@ def ablation_from_json(plain: Mapping[str, Any]) -> Ablation:
         cost_s=plain["cost_s"],
         stopped=plain["stopped"],
         notes=tuple(plain["notes"]),
+        needed=tuple(plain.get("needed", ())),
     )
 
 

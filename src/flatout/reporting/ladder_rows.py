@@ -59,9 +59,10 @@ def _baseline(ablation: Ablation) -> LadderRow:
     row = LadderRow(
         kind="baseline",
         lever="baseline",
+        settings=f"with {', '.join(ablation.needed)}" if ablation.needed else "",
         ratio=format_ratio(1.0),
         loss_check=loss_words(ablation.aa_check),
-        verdict="as it is",
+        verdict="so that it runs" if ablation.needed else "as it is",
         is_kept=True,
         times_baseline=1.0,
     )

@@ -49,6 +49,8 @@ def headline(ablation: Ablation) -> str:
     pair = ablation.confirmation
     if not ablation.recipe.choices:
         return _nothing_kept(ablation)
+    if ablation.needed and len(ablation.needed) == len(ablation.recipe.choices):
+        return f"It runs now: with {', '.join(ablation.needed)} it fits into memory, unchanged not."
     kept = f"{len(ablation.recipe.choices)} of {len(_tried(ablation))} levers kept"
     if pair is None:
         ending = STOPPED_WORDS.get(ablation.stopped, "it ended early")

@@ -73,6 +73,8 @@ class Ending:
     """Of a hang: whether the loop was waiting for its loader."""
     stuck: tuple[str, ...] = ()
     """Of a hang: the processes below the script's and what they waited in."""
+    exhaustion: Mapping[str, Any] | None = None
+    """What held the memory when there was no more; None where that was not seen."""
 
 
 def run_process(workload: Workload, options: ProcessOptions, keep: Path | None = None) -> Ending:
@@ -247,6 +249,7 @@ def _read_ending(folder: Path) -> dict[str, Any]:
         "waits_for_batch": ending.get("waits_for_batch", False),
         "stuck": tuple(ending.get("stuck", ())),
         "results": tuple(results),
+        "exhaustion": find_noted(folder, "oom"),
         "log": log.read_text(errors="replace")[-20_000:] if log.exists() else "",
     }
 
@@ -256,6 +259,15 @@ def _results(folder: Path) -> list[dict[str, Any]]:
     done = {p.stem.partition("-")[2]: p for p in folder.glob("result-*.json")}
     known = {p.stem.partition("-")[2]: p for p in folder.glob("partial-*.json")} | done
     return [json.loads(path.read_text(encoding="utf-8")) for path in known.values()]
+
+
+def find_noted(folder: Path, name: str) -> dict[str, Any] | None:
+    """Return what a training process noted under a name; of several the first that did."""
+    noted = sorted(folder.glob(f"{name}-*.json"), key=lambda path: path.stat().st_mtime)
+    for path in noted:
+        plain: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        return plain
+    return None
 
 
 def _keep(folder: Path, names: Sequence[str], keep: Path | None) -> None:

@@ -37,6 +37,7 @@ def install(spec: Mapping[str, Any]) -> Session:
         seam.install(session)
     if spec["mode"] == "run":
         atexit.register(_tell_not_applied, session)
+        _watch_memory(session, spec["status_folder"], spec.get("plan"))
         return session
     from flatout.profiling.recorder import Recorder
 
@@ -45,6 +46,7 @@ def install(spec: Mapping[str, Any]) -> Session:
     if spec.get("guard") is not None:
         _record_for_guard(session, spec["guard"], Path(spec["folder"]) / GUARD_RECORD)
     recorder.install()
+    _watch_memory(session, spec["folder"])
     _start_probes(session, recorder, spec.get("probes", {}))
     return session
 
@@ -67,6 +69,17 @@ def _publish(session: Session, folder: str) -> None:
 
     if folder:
         session.quietly(begin)()
+
+
+def _watch_memory(session: Session, folder: str, plan: Mapping[str, Any] | None = None) -> None:
+    """Be ready to say what held the memory, should there be no more of it."""
+
+    def begin() -> None:
+        from flatout.profiling.memory_watch import MemoryWatch
+
+        MemoryWatch(session, Path(folder), plan).install()
+
+    session.quietly(begin)()
 
 
 def _start_probes(session: Session, recorder: "Recorder", wanted: Mapping[str, Any]) -> None:

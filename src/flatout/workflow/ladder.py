@@ -54,6 +54,8 @@ class Ladder:
     search: Search
     confirm_pairs: int
     recipe: Recipe
+    floor: Recipe = Recipe()
+    """What the script does not run without."""
     profile: Profile
     """Of the recipe so far."""
     rows: list[Row] = field(default_factory=list)
@@ -69,7 +71,7 @@ class Ladder:
     @property
     def baseline(self) -> Recipe:
         """The unchanged script, with the loaders that the recipe would touch."""
-        return Recipe(training_loaders=self.recipe.training_loaders)
+        return replace(self.floor, training_loaders=self.recipe.training_loaders)
 
     @property
     def finest(self) -> float:
@@ -85,7 +87,7 @@ class Ladder:
     @property
     def reserve_s(self) -> float:
         """The time to keep for the confirmation; nothing to confirm needs none."""
-        if not self.recipe.choices:
+        if self.recipe == self.baseline:
             return 0.0
         one = self.lab.cost_s(self.recipe, default=10.0)
         return self.confirm_pairs * (one + self.lab.cost_s(self.baseline, default=one))

@@ -35,6 +35,8 @@ class Candidate:
 
     def find_reason_against(self, smallest: float) -> str | None:
         """Return why a trial is a waste, given the smallest gain that could show, or None."""
+        if self.effect.peak_bytes < 0 and self.ratio <= 1:
+            return None  # offered where memory is tight: what it saves is worth knowing
         if is_hopeless(self.bound, max(smallest, WORTH_A_TRIAL)):
             return self.bound.why
         return None if self.is_worth_a_trial else f"predicted {self.ratio:.2f}x at most"

@@ -29,6 +29,8 @@ class Referee:
 
     lab: Lab
     tell: Callable[[str], None]
+    floor: Recipe = Recipe()
+    """What takes the unchanged script's place where that does not run."""
     aa_check: LossCheck | None = None
     _baseline: tuple[GuardRecord, ...] = ()
     """One for each rank, as the other two."""
@@ -49,7 +51,7 @@ class Referee:
     def _judge(self, recipe: Recipe) -> LossCheck:
         if self.aa_check is None:
             self._make_reference()
-        rest = _without_training(recipe)
+        rest = _without_training(recipe, self.floor)
         if rest.choices and rest != recipe:
             # A lever that changes the training on purpose hides what the others do.
             check = self.check(rest)
@@ -92,7 +94,7 @@ class Referee:
         if promise_of(recipe) is Numerics.EXACT:
             return check  # those act on data and memory only, never on the model
         if self._activity is None:
-            self._activity = self._measure_activity(Recipe(), "baseline") or {}
+            self._activity = self._measure_activity(self.floor, "baseline") or {}
         if not is_active(self._activity):
             return check
         found = self._measure_activity(recipe, name)
@@ -110,7 +112,7 @@ class Referee:
     def _make_reference(self) -> None:
         """Run the baseline twice and once in bf16; the first two show whether it repeats."""
         self.tell("guard: baseline against itself")
-        first = self._trial(Recipe(), "baseline")
+        first = self._trial(self.floor, "baseline")
         self._baseline, self._baseline_path = _records(first), first.guard_path
         if not self._baseline:
             self.aa_check = LossCheck(
@@ -118,7 +120,7 @@ class Referee:
                 why=f"the baseline's guard trial ended as {first.outcome.value}: {first.message}",
             )
             return
-        self._repeat = _records(self._trial(Recipe(), "repeat"))
+        self._repeat = _records(self._trial(self.floor, "repeat"))
         if not self._repeat:
             self.aa_check = LossCheck(status="not_compared", why="the baseline did not run twice")
             return
@@ -127,7 +129,9 @@ class Referee:
         self.aa_check = of_all_ranks(checks, len(self._baseline), len(self._repeat))
         self.tell("guard: calibration in bf16")
         # A script that runs in bf16 by itself is compared with itself in full precision.
-        recipe = Recipe() if self._baseline[0].low_precision else CALIBRATION
+        recipe = self.floor
+        if not self._baseline[0].low_precision:
+            recipe = recipe.plus(CALIBRATION.choices[0])
         trial = self._trial(recipe, "calibration", drops_autocast=self._baseline[0].low_precision)
         self._calibration = _records(trial)
 
@@ -151,9 +155,11 @@ def promise_of(recipe: Recipe) -> Numerics:
     return max(kinds, key=lambda numerics: numerics.rank, default=Numerics.EXACT)
 
 
-def _without_training(recipe: Recipe) -> Recipe:
+def _without_training(recipe: Recipe, floor: Recipe) -> Recipe:
     """Return the levers of a recipe whose effect on the numbers can be compared."""
     for name in recipe.names:
+        if name in floor.names:
+            continue
         if techniques.technique_class(name).numerics is Numerics.TRAINING:
             recipe = recipe.without(name)
     return recipe

@@ -5,27 +5,84 @@ import os
 import shutil
 import subprocess
 import tempfile
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from flatout import techniques
+from flatout.core.exhaustion import describe_exhaustion
 from flatout.core.recipe import Recipe
 from flatout.core.workload import Workload
 from flatout.seams.jobs import announce
-from flatout.seams.process import armed_environment, command_of, mend_leftovers, scratch_root
+from flatout.seams.process import (
+    armed_environment,
+    command_of,
+    find_noted,
+    mend_leftovers,
+    scratch_root,
+)
+from flatout.workflow.run_guard import RunPlan, next_recipes, tell, tell_exhaustion
 from flatout.workflow.trials import ENTRY
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+KILLED = 128 + 9
+"""Exit code that a shell gives for signal 9, and so does `run`."""
 
-def run(workload: Workload, recipe: Recipe) -> int:
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOptions:
+    """What a run does beside the training."""
+
+    plan: RunPlan | None = None
+    """Held against the second step."""
+    adapts: bool = False
+    """Whether it starts again, with levers that save memory, when that ran out."""
+    resume_arguments: tuple[str, ...] = ()
+    """What the script is given beside its own arguments when it starts again."""
+
+
+def run(workload: Workload, recipe: Recipe, options: RunOptions = RunOptions()) -> int:
     """Train to the end with the recipe and return the script's exit code.
 
     The script owns the terminal, its files and its seeds: nothing is overlaid, rolled back or
     stopped. Techniques that could not be applied are named on stderr by the child itself.
     """
     mend_leftovers()
+    code, noted = _train(workload, recipe, options.plan)
+    if noted is None:
+        return code
+    tell_exhaustion(describe_exhaustion(noted), options.plan, workload.command_line)
+    if not options.adapts:
+        tell("with --on-oom adapt it starts again by itself, in a fresh process")
+        return code
+    again = replace(workload, arguments=(*workload.arguments, *options.resume_arguments))
+    for adapted in next_recipes(recipe, options.plan):
+        _tell_restart(again, adapted, options)
+        code, noted = _train(again, adapted, options.plan)
+        if noted is None:
+            return code
+        tell(f"out of memory {describe_exhaustion(noted)}")
+    tell("nothing is left to try: take a smaller batch")
+    return code
+
+
+def _tell_restart(workload: Workload, recipe: Recipe, options: RunOptions) -> None:
+    tell(f"starting again in a fresh process with {recipe.label}")
+    if options.resume_arguments:
+        tell(f"as: python {workload.command_line}")
+    else:
+        tell(
+            "from the beginning, unless the script finds its last checkpoint by itself; "
+            "--resume-args says how it resumes"
+        )
+
+
+def _train(
+    workload: Workload, recipe: Recipe, plan: RunPlan | None
+) -> "tuple[int, Mapping[str, Any] | None]":
+    """Run the script once; return its exit code and what it noted if memory ran out."""
     environment: Mapping[str, str] = dict(os.environ)
     for technique in techniques.build(recipe):
         environment = technique.environment(environment)
@@ -34,13 +91,16 @@ def run(workload: Workload, recipe: Recipe) -> int:
     try:
         announce(folder, "run", workload.command_line)
         spec_path = folder / "child.json"
-        spec_path.write_text(json.dumps(_child(recipe, folder)), encoding="utf-8")
+        spec_path.write_text(json.dumps(_child(recipe, folder, plan)), encoding="utf-8")
         child = subprocess.Popen(
             command_of(workload),
             cwd=workload.folder,
             env=armed_environment(environment, spec_path),
         )
-        return _wait(child)
+        code = _wait(child)
+        if code == KILLED:
+            tell("the script was killed: where nobody did that, the machine ran out of memory")
+        return code, find_noted(folder, "oom") if code else None
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -55,7 +115,7 @@ def with_compile_cache(environment: "Mapping[str, str]", workload: Workload) -> 
     return {"TORCHINDUCTOR_CACHE_DIR": str(cache), **environment}
 
 
-def _child(recipe: Recipe, folder: Path) -> dict[str, object]:
+def _child(recipe: Recipe, folder: Path, plan: RunPlan | None) -> dict[str, object]:
     return {
         "entry": ENTRY,
         "mode": "run",
@@ -63,6 +123,7 @@ def _child(recipe: Recipe, folder: Path) -> dict[str, object]:
         "training_loaders": list(recipe.training_loaders),
         "folder": "",
         "status_folder": str(folder),
+        "plan": plan.for_child() if plan else None,
         "seed": None,
         "ends_with_parent": True,
         "undo": None,

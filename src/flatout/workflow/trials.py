@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from flatout import techniques
+from flatout.core.exhaustion import describe_exhaustion
 from flatout.core.machine import Machine
 from flatout.core.profile import Profile
 from flatout.core.recipe import Recipe
@@ -123,6 +124,7 @@ def _trial(recipe: Recipe, ending: Ending, machine: Machine, options: TrialOptio
             "fault": fault.code if fault and outcome is not Outcome.OK else None,
             "errors": list(result["errors"]) if result else [],
             "probes": result["probes"] if result else {},
+            "exhaustion": ending.exhaustion,
         },
     )
 
@@ -133,7 +135,8 @@ def outcome_of(ending: Ending, options: TrialOptions) -> tuple[Outcome, str]:
     if _ran_out_of_memory(ending, result):
         if _was_killed(ending):
             return Outcome.OOM, "the script was killed: out of memory, unless somebody else did it"
-        return Outcome.OOM, "the script ran out of memory"
+        where = f" {describe_exhaustion(ending.exhaustion)}" if ending.exhaustion else ""
+        return Outcome.OOM, f"the script ran out of memory{where}"
     if result is not None and result["why"] == "done":
         return _judged(result, options)
     return _cut_short(ending, options) or _failed(ending, result) or _ended(result, options)

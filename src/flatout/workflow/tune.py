@@ -25,6 +25,7 @@ from flatout.workflow.ladder import Ladder, Tell, climb, progress
 from flatout.workflow.pairs import Match, play
 from flatout.workflow.ranking import Search
 from flatout.workflow.referee import Referee
+from flatout.workflow.rescue import make_it_run
 from flatout.workflow.trials import run_trial
 from flatout.workflow.verdicts import verdict_of
 
@@ -100,19 +101,27 @@ def tune(
     )
     tell(progress(budget, "the unchanged script", event="measuring the unchanged script"))
     first = lab.time(Recipe())
+    search = Search(machine=machine, ceiling=options.numerics, only=options.only, skip=options.skip)
+    rescue = None
+    if first.outcome is Outcome.OOM:
+        rescue = make_it_run(lab, search, first, budget, tell)
+        first = rescue.trial or first
     if first.outcome is not Outcome.OK or first.profile is None:
         raise BaselineFailedError(first)
+    floor = rescue.recipe if rescue else Recipe()
     ladder = Ladder(
         lab=lab,
         budget=budget,
         tell=tell,
-        referee=Referee(lab, lambda text: tell(progress(budget, text))),
-        search=Search(
-            machine=machine, ceiling=options.numerics, only=options.only, skip=options.skip
-        ),
+        referee=Referee(lab, lambda text: tell(progress(budget, text)), floor=floor),
+        search=search,
         confirm_pairs=options.confirm_pairs,
-        recipe=Recipe(training_loaders=_training_loaders(first.profile)),
+        recipe=replace(floor, training_loaders=_training_loaders(first.profile)),
+        floor=floor,
         profile=first.profile,
+        rows=list(rescue.rows()) if rescue else [],
+        settled={choice.technique for choice in floor.choices},
+        notes=rescue.notes() if rescue else [],
     )
     proof = _climb_and_confirm(ladder)
     return _ablation(ladder, first.profile, proof)
@@ -138,6 +147,8 @@ def _drop_one(ladder: Ladder) -> None:
     kept = [row for row in ladder.rows if row.verdict is Verdict.KEPT]
     last = kept[-1].choice if kept and not kept[-1].together_with else None
     for choice in ladder.recipe.choices:
+        if choice in ladder.floor.choices:
+            continue
         if len(ladder.recipe.choices) < 2 or choice == last or not ladder.has_time():
             continue
         ladder.say(f"without {choice.technique}")
@@ -184,7 +195,7 @@ def _judge_drop(ladder: Ladder, row: Row, match: Match, without: Recipe) -> None
 
 def _confirm(ladder: Ladder) -> _Proof:
     """Play the whole recipe against the baseline; a recipe that does not hold is given up."""
-    if not ladder.recipe.choices:
+    if ladder.recipe == ladder.baseline:
         return _Proof()
     ladder.say("the whole recipe against the baseline")
     match = play(
@@ -227,6 +238,7 @@ def _ablation(ladder: Ladder, baseline: Profile, proof: _Proof) -> Ablation:
         baseline=baseline,
         rows=tuple(ladder.rows),
         recipe=replace(recipe, about=about) if recipe.choices else recipe,
+        needed=tuple(choice.label for choice in ladder.floor.choices),
         confirmation=proof.confirmation,
         final=proof.final,
         final_check=proof.check,

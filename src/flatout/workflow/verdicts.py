@@ -4,9 +4,11 @@ import math
 from dataclasses import replace
 
 from flatout.core.ablation import LossCheck, Row, Verdict
+from flatout.core.profile import PeakBytes
 from flatout.core.recipe import Recipe
 from flatout.core.stats import Decision
 from flatout.core.trial import Outcome, Trial
+from flatout.core.units import format_bytes
 from flatout.workflow.pairs import Match, pace_ms
 from flatout.workflow.ranking import Candidate
 
@@ -34,6 +36,8 @@ def row_of(candidate: Candidate, base: Recipe, match: Match, check: LossCheck) -
     )
     if shown is None:
         return row
+    if candidate.effect.peak_bytes < 0 and match.base is not None and not why:
+        row = replace(row, why=_memory_line(match.base.peak_bytes, shown.peak_bytes))
     return replace(
         row,
         samples_per_s=shown.samples_per_s,
@@ -53,6 +57,12 @@ def verdict_of(match: Match, check: LossCheck) -> tuple[Verdict, str]:
     if match.decision is Decision.NO_EFFECT:
         return Verdict.NO_EFFECT, ""
     return Verdict.INCONCLUSIVE, "the budget ran out" if match.ran_out else ""
+
+
+def _memory_line(before: PeakBytes, after: PeakBytes) -> str:
+    """Say what a lever that saves memory did to the peak."""
+    was, now = (peak.allocated or peak.device for peak in (before, after))
+    return f"peak memory {format_bytes(now)} instead of {format_bytes(was)}"
 
 
 def _failure_line(trial: Trial) -> str:

@@ -1,0 +1,47 @@
+"""What is said when memory ran out: where, and what grew. Pure."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from flatout.core.units import format_bytes
+
+
+def describe_exhaustion(noted: Mapping[str, Any]) -> str:
+    """Return where memory ran out, which component grew most, and what held how much.
+
+    >>> describe_exhaustion({
+    ...     "phase": "forward", "step": 3, "before": {"parameters": 2**30},
+    ...     "components": {"parameters": 2**30, "gradients": 2**29},
+    ... })
+    'in forward of step 3; gradients grew by 512.0 MiB since the step before; held were parameters \
+1.00 GiB, gradients 512.0 MiB'
+    """
+    components = noted["components"]
+    before = noted.get("before") or {}
+    growth = {name: size - before.get(name, 0) for name, size in components.items()}
+    name = max(growth, key=lambda each: growth[each], default="")
+    where = f"in {noted['phase']} of step {noted['step']}"
+    held = ", ".join(
+        f"{each} {format_bytes(size)}"
+        for each, size in sorted(components.items(), key=lambda item: -item[1])
+        if size
+    )
+    if not name or growth[name] <= 0:
+        return f"{where}; held were {held}" if held else where
+    since = "since the step before" if before else "since the start"
+    return f"{where}; {name} grew by {format_bytes(growth[name])} {since}; held were {held}"
+
+
+def describe_comparison(measured: Mapping[str, int], plan: Mapping[str, Any]) -> str:
+    """Return how the memory of a step compares with what was planned for it.
+
+    >>> describe_comparison({"allocated": 2**30}, {"device": "an H200", "allocated": 2**30})
+    'memory of step 2: allocated 1.00 GiB, planned 1.00 GiB (+0.0 %) for an H200'
+    """
+    parts = [
+        f"{name} {format_bytes(size)}, planned {format_bytes(plan[name])} "
+        f"({100 * (size / plan[name] - 1):+.1f} %)"
+        for name, size in measured.items()
+        if plan.get(name)
+    ]
+    return f"memory of step 2: {'; '.join(parts)} for {plan['device']}"

@@ -1,0 +1,193 @@
+"""What holds the memory of a training process, as it goes and when there is no more of it.
+
+Beside every trial and every run. It looks after the first steps only, and once more when an
+exception says that memory ran out: that look is what tells which component grew.
+"""
+
+import json
+import os
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+
+from flatout.core.exhaustion import describe_comparison
+from flatout.profiling.cpu_stream import CpuStream
+from flatout.profiling.live_tensors import find_live
+from flatout.seams.events import Segment
+from flatout.seams.ranks import rank_and_size
+from flatout.seams.session import Session
+
+OUT_OF_MEMORY = re.compile(
+    r"OutOfMemoryError|CUDA out of memory|HIP out of memory|can't allocate memory|MemoryError"
+)
+"""In an exception's name or words: CUDA's, the CPU allocator's, Python's."""
+FIRST_STEPS = 3
+"""Steps after which is looked: the optimizer has its state after the first."""
+MEASURED_STEP = 2
+"""The first steady step: it is held against the plan."""
+PHASES = (
+    ("torch.nn.", "forward"),
+    ("torch.autograd", "backward"),
+    ("torch.optim", "optimizer"),
+    ("torch.utils.data", "data_wait"),
+)
+"""Modules in a traceback and what they do; the innermost decides."""
+PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+
+class MemoryWatch:
+    """Looks at one training process; writes files into its folder."""
+
+    def __init__(
+        self, session: Session, folder: Path, plan: Mapping[str, Any] | None = None
+    ) -> None:
+        self.session = session
+        self.folder = folder
+        self.plan = plan
+        self.base = resident_bytes()
+        self.steps = 0
+        self.latest: dict[str, int] = {}
+        self.stream: CpuStream | None = None
+        self.live_bytes = 0
+
+    def install(self) -> None:
+        """Follow the steps, and look when an exception ends the script."""
+        self.session.on("segment", self.saw_segment)
+        previous = sys.excepthook
+        look = self.session.quietly(self.failed)
+
+        def crashed(
+            kind: type[BaseException], error: BaseException, trace: TracebackType | None
+        ) -> None:
+            if OUT_OF_MEMORY.search(f"{kind.__name__}: {error}"):
+                look(f"{kind.__name__}: {error}", trace)
+            previous(kind, error, trace)
+
+        sys.excepthook = crashed
+
+    def saw_segment(self, _: Segment) -> None:
+        """Look after each of the first steps; measure the second where there is a plan."""
+        self.steps += 1
+        if self.steps > FIRST_STEPS:
+            return
+        if self.plan is not None and self.steps == MEASURED_STEP:
+            self.compare()
+        self.latest = components_of(self.session, self.base)
+        if self.plan is not None and self.steps == MEASURED_STEP - 1:
+            self.begin_step()
+
+    def begin_step(self) -> None:
+        """Start to measure the next step."""
+        if self.is_on_device():
+            torch.cuda.reset_peak_memory_stats()
+            return
+        self.live_bytes = sum(block.size for block in find_live(self.session, "cpu").values())
+        self.stream = CpuStream()
+        self.stream.start()
+
+    def compare(self) -> None:
+        """Say on stderr what the step took, and how far off the plan was."""
+        if self.is_on_device():
+            found = {
+                "allocated": torch.cuda.max_memory_allocated(),
+                "reserved": torch.cuda.max_memory_reserved(),
+            }
+        else:
+            found = self.measured_on_cpu()
+        rank = rank_and_size()
+        if found and self.plan is not None and (rank is None or rank[0] == 0):
+            sys.stderr.write(f"flatout: {describe_comparison(found, self.plan)}\n")
+            sys.stderr.flush()
+
+    def measured_on_cpu(self) -> dict[str, int]:
+        """Return the most bytes that torch's CPU allocator had given out in the step."""
+        stream, self.stream = self.stream, None
+        if stream is None or stream.is_barred:
+            return {}
+        now = highest = self.live_bytes
+        for event in stream.stop():
+            now += event.size
+            highest = max(highest, now)
+        return {"allocated": highest}
+
+    def failed(self, message: str, trace: TracebackType | None) -> None:
+        """Note what held the memory when there was no more; the frames still hold it."""
+        self.save(
+            "oom",
+            {
+                "message": message.splitlines()[0][:300],
+                "phase": phase_of(trace),
+                "step": self.steps + 1,
+                "components": components_of(self.session, self.base),
+                "before": self.latest,
+            },
+        )
+
+    def is_on_device(self) -> bool:
+        """Tell whether the roots are on a CUDA device."""
+        return any(p.is_cuda for root in self.session.roots for p in root.parameters())
+
+    def save(self, name: str, found: Mapping[str, Any]) -> None:
+        """Write a file for the parent, under its final name only when it is whole."""
+        part = self.folder / f"{name}-{os.getpid()}.part"
+        part.write_text(json.dumps(found), encoding="utf-8")
+        part.replace(part.with_suffix(".json"))
+
+
+def phase_of(trace: TracebackType | None) -> str:
+    """Return the phase in which an exception was raised: the clock has left it by now."""
+    found = "other"
+    while trace is not None:
+        module = trace.tb_frame.f_globals.get("__name__", "")
+        found = next((phase for name, phase in PHASES if module.startswith(name)), found)
+        trace = trace.tb_next
+    return found
+
+
+def components_of(session: Session, base: int = 0) -> dict[str, int]:
+    """Return the bytes of what can be told apart; the rest is activations and temporaries.
+
+    Args:
+        session: Knows models and optimizers.
+        base: Resident bytes before training, which count for nothing on the CPU.
+    """
+    found: dict[str, int] = {}
+    seen: set[int] = set()
+    on_device = False
+    for name, tensor in _known(session):
+        on_device |= tensor.is_cuda
+        address = tensor.untyped_storage().data_ptr()
+        if address and address not in seen:
+            seen.add(address)
+            found[name] = found.get(name, 0) + tensor.untyped_storage().nbytes()
+    total = torch.cuda.memory_allocated() if on_device else resident_bytes() - base
+    found["activations and temporaries"] = max(0, total - sum(found.values()))
+    return found
+
+
+def _known(session: Session) -> Iterator[tuple[str, torch.Tensor]]:
+    parameters = {id(p): p for root in session.roots for p in root.parameters()}
+    for optimizer in session.optimizers:
+        parameters |= {id(p): p for g in optimizer.param_groups for p in g["params"]}
+        for state in optimizer.state.values():
+            values = state.values() if isinstance(state, dict) else ()
+            yield from (("optimizer state", v) for v in values if type(v) is torch.Tensor)
+    for parameter in parameters.values():
+        yield "parameters", parameter.detach()
+        if parameter.grad is not None:
+            yield "gradients", parameter.grad
+    for root in session.roots:
+        yield from (("buffers", buffer) for buffer in root.buffers())
+
+
+def resident_bytes() -> int:
+    """Return what this process holds of the machine's memory; 0 where the system does not tell."""
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * PAGE_BYTES
+    except (OSError, ValueError, IndexError):
+        return 0
