@@ -158,8 +158,14 @@ def test_sparse_gradients_are_seen(traced):
 
 
 def test_compiled_code_is_said_to_be_traced_as_eager_code(traced):
-    assert any("torch.compile" in note for note in traced["compiled"].notes)
-    assert peak(traced["compiled"]) == peak(traced["gpt"])
+    stream = traced["compiled"]
+    eager = bytes_of(traced["gpt"], Component.ACTIVATIONS) / 2
+
+    assert any("torch.compile" in note for note in stream.notes)
+    assert any("the compiled step keeps" in note for note in stream.notes)
+    assert peak(stream) == peak(traced["gpt"])
+    assert eager / 2 < stream.compiled_kept_bytes < 1.2 * eager
+    assert traced["gpt"].compiled_kept_bytes is None
 
 
 def test_a_step_that_takes_shapes_from_values_is_refused_in_one_line(traced):

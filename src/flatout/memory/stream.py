@@ -88,6 +88,9 @@ class MemoryStream:
     """Samples per micro-batch, where it is known."""
     model_flops: float = 0.0
     """Of the last traced step, forward and backward, by torch's own counting; 0 if unknown."""
+    compiled_kept_bytes: int | None = None
+    """What a compiled step keeps for backward, by AOTAutograd's partition; None where nothing is
+    compiled or it could not be found. The stream itself is that of eager code."""
     notes: tuple[str, ...] = ()
     """What could not be traced and what was assumed instead, one clause each."""
 

@@ -42,6 +42,7 @@ def stream_to_json(stream: MemoryStream) -> dict[str, Any]:
         "steps": stream.steps,
         "batch": stream.batch,
         "model_flops": stream.model_flops,
+        "compiled_kept_bytes": stream.compiled_kept_bytes,
         "notes": list(stream.notes),
     }
 
@@ -63,6 +64,7 @@ def stream_from_json(plain: Mapping[str, Any]) -> MemoryStream:
         steps=plain["steps"],
         batch=plain["batch"],
         model_flops=plain["model_flops"],
+        compiled_kept_bytes=plain["compiled_kept_bytes"],
         notes=tuple(plain["notes"]),
     )
 

@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_leaves
 from flatout.core.errors import NotApplicable, UserError
 from flatout.core.technique import Technique, seams_of
 from flatout.memory import components
+from flatout.memory.compiled import bounded
 from flatout.memory.cuda_shim import ShimRefused
 from flatout.memory.fake_rules import fake_rules
 from flatout.memory.operators import Answers
@@ -41,10 +42,7 @@ EXPECTED_WARNINGS = (
     r"Using `torch.compile\(module\)` when there are global hooks",
 )
 """What torch says of fake tensors and of our hooks; none of it is the user's business."""
-COMPILED = (
-    "torch.compile: traced as eager code; compiled, the activations and temporaries are at most "
-    "this much, and usually less"
-)
+COMPILED = "torch.compile: traced as eager code, because a tracer switches the compiler off"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +89,11 @@ def trace(
             training.build()
             for step in range(steps):
                 training.step(step, count)
-            return stream_of(where, steps=steps, batch=count, flops=training.step_flops)
+            stream = stream_of(where, steps=steps, batch=count, flops=training.step_flops)
+            if COMPILED not in stream.notes:
+                return stream
+            assert where.recording.fake is not None
+            return bounded(stream, subject, where.recording.fake)
 
 
 @contextlib.contextmanager
