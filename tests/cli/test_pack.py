@@ -77,6 +77,11 @@ def test_options_that_make_no_sense_are_named(photos, tmp_path, capsys, argument
     assert words in capsys.readouterr().err
 
 
+def test_a_store_inside_its_source_is_refused(photos, capsys):
+    assert call(["pack", photos, f"{photos}/packed"]) == 2
+    assert "choose a folder beside it" in capsys.readouterr().err
+
+
 def test_a_failed_start_leaves_nothing_behind(tmp_path, capsys):
     np.save(tmp_path / "a.npy", np.zeros((0, 2)))
 

@@ -79,6 +79,7 @@ def pack(
         UserError: for whatever keeps the source from being packed; what is done is kept.
     """
     started = time.monotonic()
+    _check_apart(target, folder)
     staging.check_empty(folder)
     was_packed = (folder / HEADER).is_file()
     with _left_clean(folder):
@@ -97,6 +98,13 @@ def pack(
         skipped=_first_skipped(folder),
         verification=found,
     )
+
+
+def _check_apart(target: str, folder: Path) -> None:
+    """Refuse a store inside its own source: the next look at the source would find it there."""
+    source = Path(target).expanduser()
+    if source.is_dir() and folder.resolve().is_relative_to(source.resolve()):
+        raise UserError(f"{folder} lies in {target}, which is packed; choose a folder beside it")
 
 
 @contextmanager
