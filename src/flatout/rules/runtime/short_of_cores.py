@@ -1,0 +1,48 @@
+"""The cores that there are cannot make the samples that the device takes."""
+
+from flatout.core.finding import Finding
+from flatout.core.machine import Machine
+from flatout.core.pipeline import Pipeline
+from flatout.core.profile import Profile
+from flatout.core.units import format_ms, format_rate, format_share
+
+MIN_SHARE = 0.10
+"""Below a tenth of the step in waiting, cheaper samples are not worth a reader's time."""
+
+
+def check(profile: Profile, machine: Machine) -> Finding | None:
+    """Report a pipeline that needs more cores than there are, where the step waits for data."""
+    del machine
+    pipeline, share = profile.pipeline, profile.share("data_wait")
+    if pipeline is None or pipeline.is_fed or share < MIN_SHARE:
+        return None
+    costly = max(pipeline.stages, key=lambda stage: stage.cpu_ms)
+    return Finding(
+        code="short_of_cores",
+        share=share,
+        because=(
+            f"a sample takes {format_ms(pipeline.cpu_ms)} of one core, so "
+            f"{pipeline.cores_needed:.1f} cores feed one device at the "
+            f"{format_rate(pipeline.samples_per_s)} samples/s it takes when data is free, and "
+            f"{pipeline.usable_cores:.1f} are there; "
+            f"{format_share(costly.share)} of it is {costly.name}"
+        ),
+        next=_next(pipeline),
+        evidence={
+            "cores_needed": pipeline.cores_needed,
+            "usable_cores": pipeline.usable_cores,
+            "cpu_ms": pipeline.cpu_ms,
+            "costly_cpu_ms": costly.cpu_ms,
+        },
+    )
+
+
+def _next(pipeline: Pipeline) -> str:
+    levers = {lever for stage in pipeline.stages for lever in stage.levers}
+    best = sorted(levers, key=lambda lever: (pipeline.cores_without(lever), lever))[:3]
+    if not best:
+        return "more workers cannot help: make a sample cheaper, or store it in a cheaper form"
+    return (
+        "more workers cannot help, cheaper samples do: "
+        f"flatout tune --only {','.join(best)} train.py"
+    )
