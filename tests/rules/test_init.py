@@ -5,6 +5,7 @@ from flatout import rules
 from flatout.core.units import GIB, MIB
 from tests.rules.journey_facts import journey
 from tests.rules.memory_facts import story, sync
+from tests.rules.pipeline_facts import pipeline
 from tests.rules.rank_facts import rank
 from tests.techniques.facts import loader, machine, model, optimizer, profile
 
@@ -22,6 +23,7 @@ EVERYTHING = profile(
     ),
     syncs=(sync(),),
     journey=journey(growth=10.0 * MIB),
+    pipeline=pipeline(),
     ranks=(rank(0, exposed_ms=60.0), rank(1, exposed_ms=30.0, is_straggler=True)),
 )
 
