@@ -6,6 +6,7 @@ from flatout.core.journey import TRAINING, WORKERS, Journey, Leg, WorkerFacts
 from flatout.core.memory import MemoryStory, TensorAtPeak
 from flatout.core.profile import PHASES, Ceilings
 from flatout.core.readings import GpuReadings, Limits, RankFacts, SyncPoint
+from tests.rules.pipeline_facts import pipeline
 
 MIB = 1024**2
 HOSTILE = "<img src=x onerror=document.title='pwned'>\"'`{{7*7}}"
@@ -26,6 +27,7 @@ def filled(profile, name="layer4.1.conv2"):
         mfu=0.21,
         steps_ms=steps,
         journey=_journey(),
+        pipeline=pipeline(needed=6.7, usable=4.0),
         memory=_memory(name),
         syncs=(
             SyncPoint(line=f"{name}.py:41", what="item", per_step=1.0, ms_per_step=12.4),
