@@ -137,7 +137,7 @@ def _other_trainings() -> list[Candidate]:
             helps=_has_state,
         ),
         Candidate(
-            label=f"lora rank={RANK} (by hand)",
+            label=f"lora rank={RANK}",
             change=partial(transforms.low_rank, rank=RANK),
             cost=_free,
             why="only thin matrices are trained; another training",

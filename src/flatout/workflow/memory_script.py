@@ -11,7 +11,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, final
 
@@ -27,6 +27,7 @@ from flatout.memory.stream_file import stream_from_json, stream_to_json
 from flatout.seams import journal, loader, model, optimizer, step
 from flatout.seams.process import Ending, ProcessOptions, run_process
 from flatout.seams.session import Session
+from flatout.workflow.worst_sample import worst_case
 
 if TYPE_CHECKING:
     from torch import nn
@@ -115,6 +116,8 @@ class HostData(Technique):
     """Load the data in this process, unpinned, and in batches of the size that is asked for."""
 
     batch: int | None = None
+    said: list[str] = field(default_factory=list)
+    """What was found while the loader was looked at, for the stream's notes."""
 
     family: ClassVar[str] = "data"
     addresses: ClassVar[frozenset[str]] = frozenset()
@@ -130,11 +133,14 @@ class HostData(Technique):
         return Effect()
 
     def loader(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the arguments without workers and pinning."""
+        """Return the arguments without workers and pinning, for the worst batch there is."""
+        from flatout.workflow.memory_subject import real_tensors
+
         wanted = {**arguments, "num_workers": 0, "pin_memory": False, "timeout": 0}
         if self.batch is not None and wanted.get("batch_size") is not None:
             wanted["batch_size"] = self.batch
-        return wanted
+        with real_tensors():
+            return wanted | worst_case(wanted, self.said.append)
 
 
 def install(spec: Mapping[str, Any]) -> None:
@@ -283,6 +289,10 @@ class _ScriptTrace:
         if asked is not None and self.batch != asked:
             self._put({"error": _other_batch(asked, self.batch)})
             return
+        for technique in self.session.techniques:
+            if isinstance(technique, HostData):
+                for text in technique.said:
+                    self.scene.answers.note(text)
         stream = trace.stream_of(self.scene, steps=self.number, batch=self.batch, flops=self.flops)
         if stream.device == "cuda" and not any(a.size for a in stream.allocations):
             self._put({"is_empty": True})

@@ -260,6 +260,8 @@ class _Tracer:
         return replace(found, checked=words, largest_batch=batches)
 
 
+BY_HAND = "(by hand)"
+"""In the labels of what no recipe can do."""
 TIMED = frozenset({"activation_offload"})
 """Its copies free memory when they are over: a trace has no time in which that could be."""
 TRACED_SEAMS = frozenset({"model", "forward", "optimizer"})
@@ -275,7 +277,7 @@ def choice_of(label: str) -> Choice | None:
     True
     """
     name, *settings = label.split()
-    if name not in techniques.names() or name in TIMED:
+    if BY_HAND in label or name not in techniques.names() or name in TIMED:
         return None
     seams = seams_of(techniques.technique_class(name))
     if not seams or not seams <= TRACED_SEAMS:

@@ -1,0 +1,92 @@
+import pytest
+import torch
+from torch.utils.data import DataLoader, IterableDataset
+
+from flatout.workflow.plan import PlanOptions, plan
+from flatout.workflow.worst_sample import ALIKE, largest, worst_case
+
+SCRIPT = """
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+texts = [torch.zeros(4 + (900 if n == 71 else n % 5), dtype=torch.long) for n in range(100)]
+pad = nn.utils.rnn.pad_sequence
+loader = DataLoader(texts, batch_size=4, collate_fn=lambda rows: pad(rows, batch_first=True))
+device = "cuda" if torch.cuda.is_available() else "cpu"
+model = nn.Sequential(nn.Embedding(50, 64), nn.Linear(64, 64), nn.Linear(64, 50)).to(device)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for batch in loader:
+    batch = batch.to(device)
+    loss = nn.functional.cross_entropy(model(batch).flatten(0, 1), batch.flatten())
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+
+
+class Lengths:
+    def __init__(self, lengths):
+        self.lengths, self.reads = lengths, 0
+
+    def __len__(self):
+        return len(self.lengths)
+
+    def __getitem__(self, index):
+        self.reads += 1
+        return {"ids": torch.zeros(self.lengths[index])}
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        yield torch.zeros(1)
+
+
+def test_the_largest_sample_is_found():
+    assert largest(Lengths([3, 9, 4])) == (1, 3, False)
+
+
+def test_samples_of_one_size_are_soon_believed():
+    data = Lengths([5] * 10_000)
+
+    assert largest(data) == (0, ALIKE, True)
+    assert data.reads == ALIKE
+    assert worst_case({"dataset": data}, pytest.fail) == {}
+
+
+def test_a_loader_draws_the_largest_sample_only():
+    said = []
+    changed = worst_case({"dataset": Lengths([3, 9, 4]), "shuffle": True}, said.append)
+
+    loader = DataLoader(Lengths([3, 9, 4]), batch_size=2, **changed)
+
+    assert next(iter(loader))["ids"].shape == (2, 9)
+    assert "the largest of 3 that were looked at, number 1" in said[0]
+
+
+@pytest.mark.parametrize(
+    "arguments", [{"dataset": Stream()}, {"dataset": Lengths([1, 2]), "batch_sampler": [[0]]}]
+)
+def test_what_cannot_be_looked_at_is_said(arguments):
+    said = []
+
+    assert worst_case(arguments, said.append) == {}
+    assert "was not looked at" in said[0]
+
+
+def test_data_that_fails_is_said_and_left_to_the_script():
+    said = []
+
+    assert worst_case({"dataset": Lengths([2, -1])}, said.append) == {}
+    assert "could not be looked at" in said[0]
+
+
+def test_a_script_is_planned_for_its_longest_text(tmp_path, monkeypatch):
+    (tmp_path / "train.py").write_text(SCRIPT)
+    monkeypatch.chdir(tmp_path)
+
+    found = plan("train.py", (), PlanOptions(gpu="l4")).plan
+
+    assert found.batch == 4
+    assert any("number 71" in note for note in found.notes)
+    assert any(tensor.shape[:2] == (4, 904) for tensor in found.largest)
