@@ -35,6 +35,7 @@ SUITES = (
     "loader_peers",
     "planner",
     "loader_settings",
+    "input_pipeline",
 )
 
 

@@ -1,0 +1,182 @@
+"""The input pipeline's levers on an ordinary script: images per second that two workers deliver.
+
+Every repeat is a fresh process of `flatout run` with one recipe over the same, unmodified script;
+the order is turned round after each round. Two things are compared: wall time, which is what a
+training waits for, and processor time of the whole process tree, which other work on the machine
+disturbs less. "As bytes" ends where a device takes over: what travels as bytes is scaled there.
+"""
+
+import json
+import statistics
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.bench import Bench, Record, TrialFailedError, cells
+from flatout.core.ablation import Comparison
+from flatout.core.recipe import Choice, Recipe
+from flatout.core.stats import compare, gather
+from flatout.workflow.demo import scenarios
+from flatout.workflow.recipes import write_recipe
+
+THEME = "input_pipeline"
+ROOT = Path(__file__).parents[2]
+SCRIPT = ROOT / "benchmarks" / "scripts" / "feed.py"
+PHOTOGRAPHS = 1000
+ROUNDS = 6
+LIMIT_S = 180.0
+LEAST_WITH_PILLOW, LEAST_WITH_DECODER = 1.6, 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Feed:
+    """One way to feed the same loop."""
+
+    name: str
+    levers: tuple[str, ...] = ()
+    is_as_bytes: bool = False
+
+
+CLASSIC = Feed(name="classic: two workers, Pillow, float32")
+PILLOW = Feed(name="device_preprocess, as bytes", levers=("device_preprocess",), is_as_bytes=True)
+DECODER = Feed(
+    name="fast_decode + device_preprocess, as bytes",
+    levers=("fast_decode", "device_preprocess"),
+    is_as_bytes=True,
+)
+THREADS = Feed(
+    name="thread_loader + fast_decode + device_preprocess, as bytes",
+    levers=("thread_loader", "fast_decode", "device_preprocess"),
+    is_as_bytes=True,
+)
+FEEDS = (
+    CLASSIC,
+    Feed(name="fast_decode", levers=("fast_decode",)),
+    Feed(name="thread_loader", levers=("thread_loader",)),
+    Feed(name="device_preprocess", levers=("device_preprocess",)),
+    Feed(name="fast_decode + device_preprocess", levers=("fast_decode", "device_preprocess")),
+    Feed(
+        name="thread_loader + fast_decode + device_preprocess",
+        levers=("thread_loader", "fast_decode", "device_preprocess"),
+    ),
+    PILLOW,
+    DECODER,
+    THREADS,
+)
+MARKS = {
+    "device_preprocess": "PackingCollate",
+    "fast_decode": "SwapInWorker",
+    "thread_loader": "ThreadedCollate",
+}
+"""What a lever leaves on the loader; a lever that was refused would be measured as nothing."""
+
+
+def run(bench: Bench, rounds: int = ROUNDS, photographs: int = PHOTOGRAPHS) -> Record:
+    """Make the photographs and feed the loop in every way, in turns."""
+    folder = bench.work / "photographs"
+    maker = [sys.executable, str(scenarios() / "photographs.py"), str(folder)]
+    subprocess.run([*maker, "--count", str(photographs)], check=True, capture_output=True)
+    measured: dict[str, list[Mapping[str, Any]]] = {feed.name: [] for feed in FEEDS}
+    for number in range(rounds):
+        for feed in FEEDS if number % 2 == 0 else FEEDS[::-1]:
+            measured[feed.name].append(measure(bench, feed, folder))
+        bench.say(f"  round {number + 1} of {rounds}")
+    return record_of(measured)
+
+
+def measure(bench: Bench, feed: Feed, folder: Path, *options: str) -> Mapping[str, Any]:
+    """Feed the loop once, in a fresh process.
+
+    Raises:
+        TrialFailedError: if it failed, or a lever of the recipe did nothing.
+    """
+    recipe = bench.work / "recipe.toml"
+    write_recipe(Recipe(choices=tuple(Choice(technique=name) for name in feed.levers)), recipe)
+    script = [str(SCRIPT), "--data", str(folder), *options]
+    script += ["--as-bytes"] if feed.is_as_bytes else []
+    under = ["-m", "flatout", "run", "--with", str(recipe)] if feed.levers else []
+    done = subprocess.run(
+        [sys.executable, *under, *script],
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        cwd=bench.work,
+        check=False,
+    )
+    lines = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
+    if not lines:
+        raise TrialFailedError(f"{feed.name}: {(done.stderr or done.stdout)[-500:]}")
+    found: Mapping[str, Any] = json.loads(lines[0].removeprefix("RESULT "))
+    missed = [lever for lever in feed.levers if MARKS[lever] not in found["hooks"]]
+    if missed:
+        raise TrialFailedError(f"{feed.name}: {', '.join(missed)} was not applied")
+    return found
+
+
+def record_of(measured: Mapping[str, Sequence[Mapping[str, Any]]]) -> Record:
+    """Return the record of all rounds."""
+    pillow, decoder = (gain(measured, feed.name) for feed in (PILLOW, DECODER))
+    threads = gain(measured, THREADS.name)
+    best = max(decoder.ratio, threads.ratio)
+    return Record(
+        theme=THEME,
+        claim=(
+            f"on an unmodified script at least {LEAST_WITH_PILLOW:.1f}x the images of the classic "
+            f"loader with Pillow, {LEAST_WITH_DECODER:.1f}x with a faster decoder, as bytes"
+        ),
+        holds=pillow.ratio >= LEAST_WITH_PILLOW and best >= LEAST_WITH_DECODER,
+        finding=f"{pillow.ratio:.2f}x with Pillow, {best:.2f}x with a faster decoder",
+        table=[
+            (
+                "",
+                "images/s",
+                "ratio",
+                "95 % interval",
+                "n",
+                "CPU ms/image",
+                "ratio of CPU time",
+                "first batch",
+                "memory",
+            ),
+            *(row(measured, feed.name) for feed in FEEDS),
+        ],
+        raw={"measured": measured},
+        repeat=f"python -m benchmarks.run {THEME}",
+        notes=[
+            "As bytes: what a device scales is not scaled on the CPU; the other rows do all of it "
+            "on the CPU and hand out the same float32 values, bit by bit.",
+            "The first batch holds the proof on the script's own samples.",
+        ],
+    )
+
+
+def gain(measured: Mapping[str, Sequence[Mapping[str, Any]]], name: str) -> Comparison:
+    """Return how many times as many images a feed delivers as the classic loader."""
+    classic, other = (
+        [1 / one["images_per_s"] for one in measured[each]] for each in (CLASSIC.name, name)
+    )
+    return compare(gather(classic, other))
+
+
+def row(measured: Mapping[str, Sequence[Mapping[str, Any]]], name: str) -> tuple[str, ...]:
+    """Return a feed's row of the table."""
+
+    def median(key: str, of: str = name) -> float:
+        return statistics.median(one[key] for one in measured[of])
+
+    ratio = ("1.00x", "", str(len(measured[name])))
+    if name != CLASSIC.name:
+        ratio = cells(gain(measured, name))
+    cpu = median("cpu_ms", CLASSIC.name) / median("cpu_ms")
+    return (
+        name,
+        f"{median('images_per_s'):.0f}",
+        *ratio,
+        f"{median('cpu_ms'):.2f}",
+        f"{cpu:.2f}x",
+        f"{median('first_s'):.2f} s",
+        f"{median('pss_mb'):.0f} MB",
+    )
