@@ -21,7 +21,7 @@ from flatout.core.technique import Technique
 
 PACKAGES = ("flatout.core", "flatout.hardware")
 """Packages of which every public name may be used."""
-VERBS = ("compare", "doctor", "measure", "recipes", "run", "tune", "workloads")
+VERBS = ("compare", "doctor", "measure", "pack", "recipes", "run", "tune", "workloads")
 """Modules of `flatout.workflow` that may be used; the others are its own affair."""
 
 
