@@ -5,7 +5,9 @@ from dataclasses import replace
 import pytest
 
 from flatout.core.ablation import LossCheck, Verdict
+from flatout.core.recipe import Choice, Recipe
 from flatout.core.technique import Numerics
+from flatout.workflow.referee import _without_training
 from tests.workflow.test_tune import PHASES, World, profile, run, verdicts
 
 
@@ -96,3 +98,12 @@ def test_predictions_are_set_beside_what_was_measured(tmp_path):
     assert line["bound"] == pytest.approx(2.0)
     assert line["predicted"] <= line["bound"]
     assert line["error"] == pytest.approx(line["measured"] / line["predicted"])
+
+
+def test_levers_beside_a_training_lever_are_compared_without_it():
+    choices = [Choice(technique=name) for name in ("batch_size", "bf16_autocast", "muon")]
+
+    rest = _without_training(Recipe(choices=tuple(choices)), Recipe())
+
+    assert rest.names == ("bf16_autocast",)
+    assert _without_training(rest, Recipe()) == rest
