@@ -15,6 +15,7 @@ import pytest
 import flatout
 from flatout.core.ablation import ablation_from_json
 from flatout.core.recipe import Choice
+from flatout.core.regime import Bound
 from flatout.core.technique import Effect, Numerics
 from flatout.core.trial import Outcome
 from flatout.core.workload import Workload
@@ -203,6 +204,7 @@ WORKERS = Candidate(
     numerics=Numerics.EXACT,
     effect=Effect(why="every script here has a loader without workers"),
     ratio=1.5,
+    bound=Bound(ratio=float("inf"), share=1.0, why="this can be tried anywhere"),
 )
 """What is predicted for these tiny models depends on the machine; this can be tried on each."""
 

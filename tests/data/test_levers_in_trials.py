@@ -16,7 +16,7 @@ from flatout.guard.record import read_record
 from flatout.hardware.machine import read_machine
 from flatout.workflow.trials import TrialOptions, run_trial
 
-SCRIPT = Path(__file__).parent / "levers_script.py"
+SCRIPT = Path(__file__).parent / "scripts" / "levers.py"
 GUARD = {"seed": 0, "drops_dropout": True, "drops_autocast": False}
 STEPS = 12
 pytestmark = pytest.mark.slow
