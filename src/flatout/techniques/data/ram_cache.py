@@ -59,7 +59,7 @@ For a data set that gives the same sample each time:
 
     memory_share: float = 0.5
     """Share of the free host memory that the store may take, over all ranks of the host."""
-    fill_s: float = 20.0
+    fill_s: float = 10.0
     """Longest time to fill the store before the first epoch; the rest comes as it is used."""
 
     def __post_init__(self) -> None:
