@@ -140,7 +140,8 @@ class HostData(Technique):
         if self.batch is not None and wanted.get("batch_size") is not None:
             wanted["batch_size"] = self.batch
         with real_tensors():
-            return wanted | worst_case(wanted, self.said.append)
+            worst = worst_case(wanted, self.said.append)
+        return {**wanted, **worst}
 
 
 def install(spec: Mapping[str, Any]) -> None:

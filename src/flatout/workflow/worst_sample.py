@@ -26,7 +26,7 @@ def worst_case(arguments: Mapping[str, Any], note: Note) -> Mapping[str, Any]:
         arguments: Those of a `DataLoader`, by parameter name.
         note: Is told what was found, or why nothing was looked at.
     """
-    dataset = arguments.get("dataset")
+    dataset: Any = arguments.get("dataset")
     if arguments.get("batch_sampler") is not None or not _is_indexed(dataset):
         note(
             "the data set was not looked at for its largest sample (a batch sampler of its own, or "
