@@ -14,7 +14,7 @@ from flatout.core.plan import Amount, Plan, Rung, Source
 from flatout.core.recipe import Choice, Recipe
 from flatout.core.workload import Workload
 from flatout.workflow.run import RunOptions, run
-from flatout.workflow.run_guard import choice_of, next_recipes, read_plan
+from flatout.workflow.run_guard import choice_of, next_recipes, read_plan, tell_exhaustion
 
 HUNGRY = Path(__file__).parent / "scripts" / "hungry.py"
 MIB = 2**20
@@ -29,11 +29,11 @@ def rung(*choices, **changes):
     return replace(known, **changes)
 
 
-def write_plan(folder, *ladder, allocated=3 * MIB):
+def write_plan(folder, *ladder, allocated=3 * MIB, capacity=2 * MIB):
     plan = Plan(
         target="hungry.py",
         device="an H200",
-        capacity_bytes=2**30,
+        capacity_bytes=capacity,
         batch=64,
         allocated=amount(allocated),
         reserved=amount(2 * allocated),
@@ -91,6 +91,23 @@ def test_out_of_memory_says_where_and_what_would_have_fit(tmp_path, capfd):
         "(saves 512.0 MiB, 1.25x the time)"
     ) in said
     assert "--on-oom adapt" in said
+
+
+def test_a_plan_that_was_wrong_is_doubted(tmp_path, capsys):
+    plan = read_plan(write_plan(tmp_path, capacity=2**30))
+
+    tell_exhaustion("in forward of step 1", plan, "hungry.py")
+
+    said = capsys.readouterr().err
+    assert (
+        "by the plan it fits: 6.0 MiB reserved on an H200; is that a plan of this command" in said
+    )
+
+
+def test_without_a_plan_the_command_that_makes_one_is_named(capsys):
+    tell_exhaustion("in forward of step 1", None, "hungry.py --steps 4")
+
+    assert "'flatout plan hungry.py --steps 4' says it" in capsys.readouterr().err
 
 
 @pytest.mark.chaos

@@ -39,7 +39,9 @@ class RunPlan:
 
     device: str
     bytes: Mapping[str, int]
-    """`allocated` and `reserved` at the peak of a steady step."""
+    """At the peak of a steady step `allocated` and `reserved`, and the `workspace` in them."""
+    fits: bool
+    """Whether the script was said to fit as it is."""
     ways: tuple[Way, ...] = ()
     """What fits, the fastest first."""
 
@@ -58,7 +60,12 @@ def read_plan(path: Path) -> RunPlan:
         plain = json.loads(path.read_text(encoding="utf-8"))
         return RunPlan(
             device=plain["device"],
-            bytes={name: int(plain[name]["bytes"]) for name in ("allocated", "reserved")},
+            bytes={
+                "allocated": int(plain["allocated"]["bytes"]),
+                "reserved": int(plain["reserved"]["bytes"]),
+                "workspace": int(plain["components"].get("workspace", {"bytes": 0})["bytes"]),
+            },
+            fits=bool(plain["fits"]),
             ways=tuple(_ways(plain.get("ladder", ()))),
         )
     except OSError as error:
@@ -140,6 +147,11 @@ def tell_exhaustion(where: str, plan: RunPlan | None, target: str) -> None:
     tell(f"out of memory {where}")
     if plan is None:
         tell(f"what would fit is not known: 'flatout plan {target}' says it")
+    elif plan.fits:
+        tell(
+            f"by the plan it fits: {format_bytes(plan.bytes['reserved'])} reserved on "
+            f"{plan.device}; is that a plan of this command, this batch and this device?"
+        )
     elif not plan.ways:
         tell("the plan knows no lever with which it fits: take a smaller batch")
     else:
