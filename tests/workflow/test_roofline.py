@@ -66,6 +66,16 @@ def test_a_script_s_products_are_timed_against_the_device(tmp_path, machine, mad
     assert shares == sorted(shares, reverse=True)
 
 
+@pytest.mark.slow
+def test_a_compiled_script_is_seen_as_it_is_without(tmp_path, machine, made_up_peaks):
+    job = workload(tmp_path, SCRIPTS / "multiplied.py", "compiled")
+
+    found = roofline(job, machine=machine, limit_s=120.0)
+
+    assert found.products
+    assert any("is compiled" in note for note in found.notes)
+
+
 def test_ceilings_depend_on_the_stack(machine, made_up_peaks):
     roofline(machine=machine, python=sys.executable)
 

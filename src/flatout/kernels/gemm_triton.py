@@ -148,7 +148,7 @@ def finish_kernel(
     if ACTIVATION == "swiglu":
         columns = 2 * n
     for part in tl.static_range(SPLITS):
-        spot = parts + (part * m.to(tl.int64) + rows)[:, None] * columns + cols[None, :]
+        spot = parts + (part * m + rows)[:, None] * columns + cols[None, :]
         total += tl.load(spot, mask=inside, other=0.0)
         if ACTIVATION == "swiglu":
             up += tl.load(spot + n, mask=inside, other=0.0)

@@ -30,6 +30,8 @@ FEWEST_LEFT_S = 5.0
 """With less time left nothing is timed."""
 MOST_OF_STEP = 1.2
 """When the products alone take more than the step times this, one of the two was disturbed."""
+COMPILES = "compile"
+"""In the name of every technique that compiles."""
 KINDS = {"rocm": "cuda"}
 """What torch calls a device that the driver calls otherwise."""
 
@@ -106,6 +108,7 @@ def roofline(
             environment=dict(trial.profile.environment),
         ),
         trial.profile,
+        is_compiled=any(COMPILES in name for name in recipe.names),
     )
 
 
@@ -252,7 +255,7 @@ def _put_together(
     )
 
 
-def _noted(found: Roofline, profile: Profile) -> Roofline:
+def _noted(found: Roofline, profile: Profile, *, is_compiled: bool) -> Roofline:
     """Add what the reader should know."""
     notes = list(profile.invalid)
     if not found.products:
@@ -266,7 +269,7 @@ def _noted(found: Roofline, profile: Profile) -> Roofline:
     untimed = [product for product in found.products if product.ms is None]
     if untimed:
         notes.append(f"{len(untimed)} products were not timed: {untimed[0].why}")
-    if any(model.is_compiled for model in profile.models):
+    if is_compiled or any(model.is_compiled for model in profile.models):
         notes.append("the model is compiled: its products were seen as they are without that")
     return replace(found, notes=tuple(notes))
 

@@ -61,6 +61,17 @@ def main():
     tile = tiles_worth_trying(64, 64, 2)[0]
     found["parts"] = build(kernels.tiled_kernel, tile, ACTIVATION="gelu", SPLITS=4)
     found["finish"] = build(kernels.finish_kernel, tile, ACTIVATION="gelu", SPLITS=4)
+    wide = {"WIDE": True, "ACTIVATION": "relu2"}
+    found["tiled wide"] = build(kernels.tiled_kernel, tile, SPLITS=1, **wide)
+    turns = {"A_TURNED": False, "B_TURNED": True, "PROGRAMS": 132}
+    found["persistent wide"] = build(kernels.persistent_kernel, tile, **wide, **turns)
+    # Triton compiles a size of 1 in: every kernel has to take that too.
+    for size in ("m", "n", "k"):
+        one = {size: 1, "ACTIVATION": "swiglu"}
+        turns = {"A_TURNED": True, "B_TURNED": False, "PROGRAMS": 132}
+        found[f"tiled {size}=1"] = build(kernels.tiled_kernel, tile, SPLITS=4, **one)
+        found[f"persistent {size}=1"] = build(kernels.persistent_kernel, tile, **one, **turns)
+        found[f"finish {size}=1"] = build(kernels.finish_kernel, tile, SPLITS=4, **one)
     json.dump(found, sys.stdout)
 
 

@@ -32,6 +32,8 @@ class Model(nn.Module):
 
 
 model = Model()
+if kind == "compiled":
+    model.compile(backend="aot_eager")
 optimizer = torch.optim.SGD(model.parameters(), 0.1)
 for _step in range(100):
     for _micro in range(2 if kind == "accumulate" else 1):
