@@ -231,7 +231,13 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return True
         if func in FACTORIES and _is_large(args) and _builds_module():
             return True
-        return any(_holds_fake(value) for value in (*args, *kwargs.values()))
+        return any(self._is_ours(value) for value in (*args, *kwargs.values()))
+
+    def _is_ours(self, value: Any) -> bool:
+        """Tell whether a value is or holds a fake tensor, or one that a real device just got."""
+        if isinstance(value, Tensor):
+            return isinstance(value, FakeTensor) or value.device.type == self.device
+        return isinstance(value, tuple | list) and any(self._is_ours(each) for each in value)
 
     def _place(self) -> str:
         line = self.here()
@@ -335,9 +341,3 @@ def _local(tensor: Any) -> Tensor:
     """Return what lies on this device of a tensor that is spread over several."""
     local: Tensor = getattr(tensor, "_local_tensor", tensor)
     return local
-
-
-def _holds_fake(value: Any) -> bool:
-    if isinstance(value, FakeTensor):
-        return True
-    return isinstance(value, tuple | list) and any(isinstance(each, FakeTensor) for each in value)

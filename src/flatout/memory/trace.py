@@ -31,6 +31,7 @@ from flatout.memory.virtual_cuda import (
     CAPABILITY,
     VirtualDevice,
     VirtualFakeMode,
+    recurrent_layers,
     virtual_cuda,
 )
 from flatout.memory.worlds import pretended_world
@@ -143,6 +144,7 @@ def _method(
     if device == "cpu":
         return "cpu_fake", FakeTensorMode(allow_non_fake_inputs=True)
     if torch.cuda.is_available():
+        stack.enter_context(recurrent_layers(virtual.note))
         return "cuda_fake", FakeTensorMode(allow_non_fake_inputs=True)
     try:
         stack.enter_context(virtual_cuda(virtual))

@@ -48,9 +48,22 @@ def virtual_cuda(device: VirtualDevice) -> Iterator[None]:
     cuda_shim.install()
     _attend_as(device.capability)
     with contextlib.ExitStack() as stack:
+        stack.enter_context(recurrent_layers(device.note))
         for owner, names in _pretended(device).items():
             for name, value in names.items():
                 stack.enter_context(_swapped(_owners()[owner], name, value))
+        yield
+
+
+@contextlib.contextmanager
+def recurrent_layers(note: Callable[[str], None]) -> Iterator[None]:
+    """Let recurrent layers allocate what cuDNN's would while this runs, on a real device too.
+
+    Torch's own shape functions leave the reserve space out.
+    """
+    with contextlib.ExitStack() as stack:
+        for kind in recurrent.GATES:
+            stack.enter_context(_swapped(torch._VF, kind, recurrent.recurrent(kind, note)))
         yield
 
 
@@ -74,7 +87,6 @@ def _owners() -> Mapping[str, Any]:
         "cuda": torch.cuda,
         "accelerator": torch.accelerator,
         "tensor": torch.Tensor,
-        "recurrent": torch._VF,
         "random": torch.cuda.random,
     }
 
@@ -136,7 +148,6 @@ def _pretended(device: VirtualDevice) -> Mapping[str, Mapping[str, Any]]:
             "pin_memory": lambda tensor, *_, **__: tensor,
             "is_pinned": lambda *_, **__: False,
         },
-        "recurrent": {kind: recurrent.recurrent(kind, device.note) for kind in recurrent.GATES},
         "random": {"get_rng_state": _random_state, "set_rng_state": _constantly(None)},
     }
 
