@@ -150,6 +150,9 @@ def find_gpu(text: str) -> GpuModel:
     match = SIZE.fullmatch(word)
     if match and match[2] in UNITS:
         return unnamed(int(float(match[1]) * UNITS[match[2]]), text)
+    sizes = [name for name in CATALOGUE if word and name.startswith(f"{word}-")]
+    if sizes:
+        raise UserError(f"there are several {text}; give one of: {', '.join(sizes)}")
     raise UserError(f"{unknown('GPU', text, CATALOGUE)}; a size such as 24GiB works too")
 
 

@@ -1,0 +1,61 @@
+import json
+
+import pytest
+
+from flatout.core.errors import UserError
+from flatout.core.plan import Source
+from flatout.core.units import MIB
+from flatout.hardware.catalogue import CATALOGUE, find_gpu
+from flatout.memory import calibration
+from flatout.memory.calibration import (
+    calibration_document,
+    file_name,
+    find_calibration,
+    read_calibration,
+)
+
+
+@pytest.mark.parametrize("name", CATALOGUE)
+def test_without_a_measurement_everything_is_assumed_with_an_interval(tmp_path, monkeypatch, name):
+    (tmp_path / "assumed.json").write_text(calibration.ASSUMED.read_text())
+    monkeypatch.setattr(calibration, "FOLDER", tmp_path)
+    monkeypatch.setattr(calibration, "ASSUMED", tmp_path / "assumed.json")
+
+    found = find_calibration(find_gpu(name), "2.13.0")
+
+    for amount in (found.context, found.convolution_workspace, found.nccl, found.cublas_workspace):
+        assert amount.source is Source.ASSUMED
+        assert amount.low <= amount.bytes <= amount.high
+
+
+def test_hopper_gets_the_larger_workspace():
+    assert find_calibration(find_gpu("h100"), "2.13").cublas_workspace.bytes == 32 * MIB
+    assert find_calibration(find_gpu("l4"), "2.13").cublas_workspace.bytes == 8_519_680
+
+
+def test_a_file_of_this_gpu_is_found_and_that_of_this_torch_preferred(tmp_path, monkeypatch):
+    (tmp_path / "assumed.json").write_text(calibration.ASSUMED.read_text())
+    monkeypatch.setattr(calibration, "FOLDER", tmp_path)
+    monkeypatch.setattr(calibration, "ASSUMED", tmp_path / "assumed.json")
+    for torch, size in (("2.11.0", 111), ("2.13.0+cu130", 222)):
+        plain = calibration_document("l4", torch, {"context": (size, "made up")}, {"trace": 0.002})
+        (tmp_path / file_name("l4", torch)).write_text(json.dumps(plain))
+
+    same = find_calibration(find_gpu("l4"), "2.11.1")
+    other = find_calibration(find_gpu("l4"), "2.14.0")
+
+    assert (same.context.bytes, same.context.source) == (111, Source.CALIBRATED)
+    assert same.trace_error == 0.002
+    assert other.context.source is Source.ASSUMED
+    assert other.context.bytes in (111, 222)
+    assert other.trace_error is None
+    assert find_calibration(find_gpu("t4"), "2.11.1").context.bytes not in (111, 222)
+
+
+@pytest.mark.parametrize("text", ["", "{}", '{"schema": "flatout.calibration/1"}', "[1]"])
+def test_a_file_that_is_no_calibration_is_refused(tmp_path, text):
+    path = tmp_path / "mine.json"
+    path.write_text(text)
+
+    with pytest.raises(UserError, match="no calibration"):
+        read_calibration(path, find_gpu("l4"), "2.13.0")
