@@ -42,6 +42,17 @@ def test_the_claim_needs_both_ratios(pillow, decoder, threads, holds):
     assert {len(row) for row in record.table} == {9}
 
 
+def test_threads_that_do_not_pay_are_left_out_and_named():
+    found = measured(**{PILLOW.name: 1000, DECODER.name: 1250})
+    del found[THREADS.name]
+
+    record = input_pipeline.record_of(found)
+
+    assert record.holds
+    assert any(THREADS.name in note for note in record.notes)
+    assert len(record.table) == len(FEEDS)
+
+
 def test_every_lever_of_the_suite_exists_and_leaves_a_mark():
     levers = {lever for feed in FEEDS for lever in feed.levers}
 
