@@ -20,15 +20,36 @@ MODES = {"L": 1, "RGB": 3, "CMYK": 4, "RGBA": 4}
 FORMATS = frozenset({"JPEG", "MPO", "PNG", "BMP", "PPM", "TIFF"})
 
 
+_ACTIVE: list[Store] = []
+"""The store of this process, the latest last."""
+
+
 def keep_decoded(store: Store) -> Callable[[], None]:
     """Let Pillow's loading look into the store first; return what undoes that."""
-    from PIL import Image, ImageFile
+    from PIL import ImageFile
 
     kind: Any = ImageFile.ImageFile
     original = kind.load
+    _ACTIVE.append(store)
+    kind.load = through_store(original)
+
+    def undo() -> None:
+        _ACTIVE.remove(store)
+        kind.load = original
+
+    return undo
+
+
+def through_store(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Return a way to load an image that looks into this process's store first, if it has one."""
 
     @functools.wraps(original)
     def load(image: Any) -> Any:
+        from PIL import Image
+
+        if not _ACTIVE:
+            return original(image)
+        store = _ACTIVE[-1]
         key = _key_of(image)
         if key is None:
             return original(image)
@@ -43,8 +64,7 @@ def keep_decoded(store: Store) -> Callable[[], None]:
             store.add(key, [image.tobytes()])
         return access
 
-    kind.load = load
-    return functools.partial(setattr, kind, "load", original)
+    return load
 
 
 def _key_of(image: Any) -> int | None:

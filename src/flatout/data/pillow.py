@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from flatout.data.decoded import through_store
 from flatout.data.decoders import Decoder, load_decoder
 
 FIRST_COMPARED = 4
@@ -52,11 +53,16 @@ def swap_decoder(decoder: Decoder) -> DecoderSwap:
             return original(image)
         return Image.Image.load(image)
 
+    inherits = "load" not in vars(kind)
+
     def undo() -> None:
-        kind.load = original
+        if inherits:
+            del kind.load
+        else:
+            kind.load = original
         _ACTIVE.clear()
 
-    kind.load = load
+    kind.load = through_store(load)
     swap.undo = undo
     _ACTIVE.append(swap)
     return swap

@@ -5,6 +5,7 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from flatout.core.errors import NotApplicable
+from flatout.data import decoded
 from flatout.data.cached import is_cached, store_of
 from flatout.techniques.data import ram_cache
 from flatout.techniques.data.ram_cache import KEPT, RamCache, cache_samples
@@ -31,6 +32,7 @@ def undo_decoding(monkeypatch):
 
     monkeypatch.setattr(ImageFile.ImageFile, "load", ImageFile.ImageFile.load)
     monkeypatch.setattr(ram_cache, "_decoded", [])
+    monkeypatch.setattr(decoded, "_ACTIVE", [])
 
 
 def two_epochs(arguments):
