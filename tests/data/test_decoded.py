@@ -5,6 +5,8 @@ import pytest
 from PIL import Image
 
 from flatout.data.decoded import keep_decoded
+from flatout.data.decoders import load_decoder
+from flatout.data.pillow import swap_decoder
 from flatout.data.store import Store
 from tests.data.photographs import photograph
 
@@ -99,3 +101,17 @@ def test_a_truncated_file_fails_as_it_always_does(tmp_path, store):
     with Image.open(path) as image, pytest.raises(OSError, match="truncated"):
         image.load()
     assert store.count == 0
+
+
+def test_a_swapped_decoder_is_asked_once_too(tmp_path, store):
+    decoder = pytest.importorskip("simplejpeg") and load_decoder("simplejpeg")
+    swap = swap_decoder(decoder)
+    path = photograph(tmp_path, 1)
+    try:
+        found = [Image.open(path).tobytes() for _ in range(8)]
+    finally:
+        swap.undo()
+
+    assert len(set(found)) == 1
+    assert store.count == 1
+    assert swap.decoded + swap.compared == 1
