@@ -85,7 +85,8 @@ def _match(softmax: fx.Node, root: nn.Module) -> Pattern | None:
 
 def _tail(softmax: fx.Node, root: nn.Module) -> tuple[fx.Node, fx.Node, Any] | None:
     """Follow the weights over dropout and casts to the product with the values."""
-    node, dropout = softmax, 0.0
+    node = softmax
+    dropout: Any = 0.0
     while len(node.users) == 1:
         (user,) = node.users
         module = _module_of(user, root)
