@@ -33,6 +33,8 @@ class Setup:
     """Streams of levers that were traced for real, by label."""
     refused: frozenset[str] = frozenset()
     """Labels of levers that were tried and do not apply."""
+    largest: int | None = None
+    """The largest batch of the step as it is, where it was looked for already."""
     finds_batches: bool = False
     """Whether the largest batch of each way that fits is looked for."""
 
@@ -63,6 +65,8 @@ def _with_batch(setup: Setup, rung: Rung, by_label: Mapping[str, Candidate]) -> 
     """Return the way with the largest batch that it allows, where that is asked and known."""
     if not (rung.fits and setup.finds_batches and all(c in by_label for c in rung.choices)):
         return rung
+    if not rung.choices and setup.largest is not None:
+        return replace(rung, largest_batch=setup.largest)
     return replace(rung, largest_batch=_largest(setup, [by_label[c] for c in rung.choices]))
 
 

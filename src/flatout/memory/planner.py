@@ -12,7 +12,7 @@ from flatout.memory.ladder import Setup, ladder
 from flatout.memory.replay import Replay, alive_at, components_at, replay
 from flatout.memory.solve import accumulation, largest_batch
 from flatout.memory.stream import Component, MemoryStream, Phase
-from flatout.memory.workspaces import CONVOLVING, with_convolution_bytes
+from flatout.memory.workspaces import has_convolution, with_convolution_bytes
 
 MOST_TENSORS = 12
 """Tensors of the peak moment that a plan names."""
@@ -65,7 +65,7 @@ def plan_of(target: str, setup: Setup, *, fit: bool = False, checked: str = "") 
         parts=parts_at(stream, positions),
         phases=tuple((mark.at, mark.phase.value, mark.step) for mark in stream.marks),
         largest_batch=batches,
-        ladder=ladder(setup),
+        ladder=ladder(replace(setup, largest=batches.without_retries if batches else None)),
         formula_bytes=classic.bytes,
         formula_missed=classic.missed,
         retries=played.steady_retries,
@@ -121,10 +121,12 @@ def _amounts(stream: MemoryStream, found: Replay, ground: Ground) -> tuple[Amoun
     """Return allocated and reserved bytes, as wide as trace and workspaces are uncertain."""
     margin = ground.margin(stream)
     spread = ground.calibration.convolution_workspace
-    low, high = (
-        replay(with_convolution_bytes(stream, size or 0), ground.settings)
-        for size in (spread.low, spread.high)
-    )
+    low = high = found
+    if has_convolution(stream):
+        low, high = (
+            replay(with_convolution_bytes(stream, size or 0), ground.settings)
+            for size in (spread.low, spread.high)
+        )
     allocated = Amount(
         bytes=found.peak_allocated,
         source=Source.TRACED,
@@ -171,7 +173,7 @@ def _components(
 def _more_convolution(stream: MemoryStream, ground: Ground) -> int:
     """Return how much more a convolution may take than is planned; 0 where there is none."""
     spread = ground.calibration.convolution_workspace
-    if not any(a.operator == f"workspace of {CONVOLVING}" for a in stream.allocations):
+    if not has_convolution(stream):
         return 0
     return (spread.high or spread.bytes) - spread.bytes
 

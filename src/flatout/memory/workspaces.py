@@ -32,6 +32,11 @@ def with_workspaces(stream: MemoryStream, calibration: Calibration) -> MemoryStr
     return draft.build()
 
 
+def has_convolution(stream: MemoryStream) -> bool:
+    """Tell whether a stream that has workspaces holds a convolution's."""
+    return any(a.operator == f"workspace of {CONVOLVING}" for a in stream.allocations)
+
+
 def with_convolution_bytes(stream: MemoryStream, size: int) -> MemoryStream:
     """Return a stream that has workspaces with those of convolutions of another size."""
     draft = Draft(stream)
