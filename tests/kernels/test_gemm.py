@@ -70,6 +70,12 @@ def test_what_is_no_number_stays_none_in_its_row_only():
 
 
 @needs_triton
+@pytest.mark.parametrize("case", ["nothing to sum", "one row"])
+def test_the_smallest_sizes_work_too(case):
+    assert interpreted()[case] == 0
+
+
+@needs_triton
 def test_offsets_may_need_more_than_32_bits():
     assert interpreted()["beyond 32 bits"] < OFF["float32"]
 

@@ -67,10 +67,11 @@ def gemm(  # noqa: PLR0913  one keyword for each term of the formula
     """
     a, b, c, bias, residual = _cast(a, b, c, bias, residual)
     _check(a, b, c, bias, residual, activation, variant)
-    rows = a.reshape(-1, a.shape[-1])
-    c = None if c is None or beta == 0.0 else c.reshape(-1, c.shape[-1])
+    count = a.shape[:-1].numel()
+    rows = a.reshape(count, a.shape[-1])
+    c = None if c is None or beta == 0.0 else c.reshape(count, b.shape[1])
     width = b.shape[1] // 2 if activation == "swiglu" else b.shape[1]
-    flat = None if residual is None else residual.reshape(-1, width)
+    flat = None if residual is None else residual.reshape(count, width)
     learns = any(t is not None and t.requires_grad for t in (a, b, c, bias, residual))
     keeps = activation != "none" and learns and torch.is_grad_enabled()
     out, _before = _operator(rows, b, c, bias, flat, alpha, beta, activation, keeps, variant)

@@ -271,7 +271,7 @@ def _allows_tf32() -> bool:
 
 
 def _has_tma(call: Call) -> bool:
-    if call.a.device.type != "cuda" or torch.version.hip:
+    if call.a.device.type != "cuda" or torch.version.hip or not call.a.shape[1]:
         return False
     is_hopper = torch.cuda.get_device_capability(call.a.device) >= (9, 0)
     return is_hopper and call.a.element_size() == 2 and fits_descriptors(call)

@@ -99,6 +99,14 @@ def main():
         gemm(torch.ones(5, 3), torch.ones(3, 7)), torch.full((5, 7), 3.0, dtype=torch.float64)
     )
     found["never read"] = never_read()
+    found["nothing to sum"] = off(
+        gemm(torch.ones(5, 0), torch.ones(0, 7), bias=torch.full((7,), 2.0)),
+        torch.full((5, 7), 2.0, dtype=torch.float64),
+    )
+    found["one row"] = off(
+        gemm(torch.ones(1, 1100), torch.ones(1100, 7), variant="split_k"),
+        torch.full((1, 7), 1100.0, dtype=torch.float64),
+    )
     found["not a number"] = not_a_number()
     found["beyond 32 bits"] = beyond_32_bits()
     json.dump(found, sys.stdout)
