@@ -44,6 +44,15 @@ class LazyTensor(torch.Tensor):
         del tensor_contents
         return f"LazyTensor(shape={tuple(self.pixels.bytes.shape)})"
 
+    def as_subclass(self, kind: Any) -> Any:
+        """Stay as it is for torchvision's names for tensors: a batch of them is a plain tensor.
+
+        Torch lets nobody but the class itself have a say in this.
+        """
+        if kind.__module__.startswith("torchvision."):
+            return self
+        return computed(self.pixels).as_subclass(kind)
+
     @classmethod
     def __torch_function__(
         cls, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
@@ -307,11 +316,6 @@ def _same(subject: LazyTensor, *_: Any, **__: Any) -> LazyTensor:
     return subject
 
 
-def _as_subclass(subject: LazyTensor, kind: type) -> Any:
-    """Stay as it is for torchvision's names for tensors; a batch of them is a plain tensor."""
-    return subject if kind.__module__.startswith("torchvision.") else NotImplemented
-
-
 def _named(*names: str) -> list[Any]:
     found = [getattr(owner, name, None) for name in names for owner in (Tensor, torch)]
     return [item for item in found if item is not None]
@@ -348,7 +352,6 @@ def _handlers() -> dict[Any, Callable[..., Any]]:
         _unsqueeze: ("unsqueeze",),
         _same: ("detach", "cpu"),
         _stack: ("stack",),
-        _as_subclass: ("as_subclass",),
     }
     for function, words in layouts.items():
         made |= dict.fromkeys(_named(*words), function)
