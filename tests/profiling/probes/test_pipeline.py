@@ -18,10 +18,10 @@ def test_a_sample_of_photographs_is_told_apart(workers):
     assert trial.details["errors"] == []
     found = pipeline_of(trial.details["probes"]["pipeline"], trial.profile, machine(), ())
     by_name = {stage.name: stage for stage in found.stages}
-    # Noise of 640 x 480 is dear to decode; what is done to 64 x 48 pixels after it is cheap.
+    # Noise of 640 x 480 is dear to decode; every twentieth pixel is looked at after it.
     assert by_name["decode"].share == max(stage.share for stage in found.stages)
-    assert 0.01 < by_name["transform"].share < 0.5
-    assert 0 < by_name["normalise"].share < 0.3
+    assert 0 < by_name["transform"].share < by_name["decode"].share
+    assert 0 < by_name["normalise"].share < by_name["decode"].share
     assert by_name["transport"].cpu_ms > 0
     assert sum(stage.share for stage in found.stages) == pytest.approx(1.0)
     assert by_name["read"].bytes > 100_000

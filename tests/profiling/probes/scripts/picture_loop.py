@@ -23,7 +23,7 @@ class Pictures(Dataset):
     def __getitem__(self, index):
         with open(self.paths[index], "rb") as file:
             image = Image.open(file).convert("RGB")
-        image = image.resize((64, 48), Image.Resampling.BICUBIC)
+        image = image.resize((64, 48), Image.Resampling.NEAREST)
         x = torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous().float().div(255)
         return x.sub(0.5).div(0.25), index % 2
 
