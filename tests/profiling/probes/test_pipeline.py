@@ -38,5 +38,5 @@ def test_a_data_set_that_sleeps_is_blocked_and_takes_no_core():
     assert trial.details["errors"] == []
     found = pipeline_of(trial.details["probes"]["pipeline"], trial.profile, machine(), ())
     (read,) = (stage for stage in found.stages if stage.name == "read")
-    assert 15 < read.wait_ms < 40  # it sleeps for 20 ms a sample
-    assert found.cpu_ms < 5
+    assert read.wait_ms > 15  # it sleeps for 20 ms a sample
+    assert found.cpu_ms < read.wait_ms
