@@ -2,6 +2,7 @@
 
 import shutil
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,7 +24,8 @@ from tests.techniques.facts import gpu, machine, profile
 from tests.workflow.trial_runs import machine as this_machine
 
 HUNGRY = Path(__file__).parent / "scripts" / "hungry.py"
-ROOM = "300"
+ROOM = "500"
+"""MiB: half of what the training takes, twice of what it needs with recomputation."""
 
 
 def hungry(folder, *arguments):
@@ -88,6 +90,16 @@ def test_when_nothing_helps_it_says_what_was_tried():
         rescue_of(FakeLab({"no such lever"}))
 
 
+def test_when_time_runs_out_it_says_so():
+    search = Search(machine=machine(), ceiling=Numerics.PRECISION)
+    first = Trial(recipe=Recipe(), outcome=Outcome.OOM, message="the script ran out of memory")
+
+    overdrawn = Budget(total_s=1.0, started=time.monotonic() - 60)
+
+    with pytest.raises(UserError, match="does not run: nothing; there was no time for more"):
+        make_it_run(FakeLab({"x"}), search, first, overdrawn, lambda _: None)
+
+
 def test_a_gpu_has_the_allocator_first_and_the_promise_has_its_ceiling():
     def names(host, numerics):
         search = Search(machine=host, ceiling=numerics)
@@ -118,8 +130,8 @@ def test_a_script_that_does_not_fit_is_tuned_on_top_of_what_makes_it_run(tmp_pat
     (tmp_path / "work").mkdir()
     options = TuneOptions(
         out=tmp_path / "out",
-        budget_s=100.0,
-        only=("activation_checkpointing", "fused_optimizer", "microbatching"),
+        budget_s=240.0,
+        only=("activation_checkpointing",),
         accepts_load=True,
         confirm_pairs=1,
     )
@@ -132,8 +144,9 @@ def test_a_script_that_does_not_fit_is_tuned_on_top_of_what_makes_it_run(tmp_pat
         replace(this_machine()),
     )
 
-    assert found.needed == ("activation_checkpointing mode=full",)
-    assert found.recipe.names[0] == "activation_checkpointing"
+    assert [label.split()[0] for label in found.needed] == ["activation_checkpointing"]
+    assert found.recipe.names == ("activation_checkpointing",)
+    assert [row.verdict for row in found.rows][-1] is Verdict.KEPT
     assert any("ran out of memory in " in event for event in events)
     text = render_ablation(found, width=100)
-    assert "it runs with activation_checkpointing mode=full" in text.replace("\n", " ")
+    assert "It runs now: with activation_checkpointing" in text

@@ -52,6 +52,8 @@ class Rescue:
     refused: dict[str, str] = field(default_factory=dict)
     """Levers that cannot act here, with the reason."""
     tried: list[tuple[Choice, Trial]] = field(default_factory=list)
+    ran_out: bool = False
+    """Whether there was no time for the rest of the ladder."""
 
     @property
     def runs(self) -> bool:
@@ -64,6 +66,7 @@ class Rescue:
             if choice.technique in self.refused:
                 continue
             if not self.may_go_on():
+                self.ran_out = True
                 return
             recipe = self.recipe.plus(choice)
             self.tell(f"out of memory; with {recipe.label}")
@@ -133,9 +136,10 @@ def make_it_run(
     rescue.climb(rungs_for(search))
     if not rescue.runs:
         tried = ", ".join(choice.label for choice, _ in rescue.tried) or "nothing"
+        more = "there was no time for more, give a larger --budget; " if rescue.ran_out else ""
         raise UserError(
-            f"{first.message}; tried one on top of the other, and it still does not run: {tried}. "
-            "Take a smaller batch, or see what flatout plan says"
+            f"{first.message}; tried one on top of the other, and it still does not run: {tried}; "
+            f"{more}take a smaller batch, or see what 'flatout plan' says"
         )
     rescue.shed()
     tell(progress(budget, "", event=f"it runs with {rescue.recipe.label}"))
