@@ -72,7 +72,7 @@ def _gradients(task: Task, model: nn.Module, batch: Any) -> Tensor:
     total: Any = 0.0
     for part, share in _parts(task, batch):
         loss = _checked_loss(task, task.loss(model, part)) * share
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         total = total + loss.detach()
     found: Tensor = total
     return found

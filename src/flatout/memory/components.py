@@ -84,7 +84,8 @@ def ordered(events: Sequence[StreamEvent]) -> tuple[StreamEvent, ...]:
     """
     found: list[StreamEvent] = []
     for is_birth, run in itertools.groupby(events, key=lambda event: event.born):
-        found.extend(run if is_birth else sorted(run, key=lambda event: event[0]))
+        part = list(run)
+        found += part if is_birth else sorted(part, key=lambda event: event[0])
     return tuple(found)
 
 

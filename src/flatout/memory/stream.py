@@ -57,7 +57,7 @@ class Allocation:
 class StreamEvent(NamedTuple):
     """The birth or the death of an allocation."""
 
-    index: int
+    index: int  # type: ignore[assignment]  # tuples have a method of that name
     """Position in `MemoryStream.allocations`."""
     born: bool
     """False when it dies here."""
