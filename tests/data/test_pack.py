@@ -153,10 +153,14 @@ def test_an_unfinished_pack_of_other_options_is_not_mixed_in(tmp_path):
         packed(source, tmp_path / "a", shard_bytes=SMALL, seed=3)
 
 
+LARGE = (640, 480)
+"""Of images whose packing takes seconds, so that a signal always meets it at work."""
+
+
 @pytest.mark.chaos
 @pytest.mark.slow
 def test_kills_at_random_moments_change_nothing_and_leave_no_process(tmp_path):
-    source = image_folder(tmp_path / "photos", 900)
+    source = image_folder(tmp_path / "photos", 400, size=LARGE)
     options = ("--encode", "zstd", "--workers", "2")
     assert finished(start(source, tmp_path / "whole", *options))[0] == 0
     random = np.random.default_rng(0)
@@ -190,7 +194,7 @@ def processes_of(folder):
 
 @pytest.mark.chaos
 def test_ctrl_c_ends_all_processes_and_says_how_to_go_on(tmp_path):
-    source = image_folder(tmp_path / "photos", 900)
+    source = image_folder(tmp_path / "photos", 400, size=LARGE)
     process = start(source, tmp_path / "a", "--encode", "zstd", "--workers", "2")
     wait_for(lambda: (tmp_path / "a/.pack/plan.json").exists())
 

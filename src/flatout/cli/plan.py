@@ -43,9 +43,9 @@ def command(  # noqa: PLR0913, PLR0917  one argument an option
     html_path: Path | None,
     snapshot_path: Path | None,
 ) -> int:
-    """Say whether a training step fits a GPU that need not be there, and what would make it fit.
+    """Say whether a training step fits a GPU that need not be there.
 
-    Nothing is trained, and no GPU is needed. SCRIPT may be a file, file.py:name for a Task or a
+    And what would make it fit. Nothing is trained, and no GPU is needed. SCRIPT may be a file, file.py:name for a Task or a
     function that returns one, or hf:config.json of transformers. Ends with exit code 1 when it
     does not fit.
     """

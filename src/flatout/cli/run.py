@@ -58,10 +58,11 @@ def command(
             f"run needs a recipe, as in: flatout run --with recipe.toml {target}; "
             f"'flatout tune {target}' writes one"
         )
+    workload = parse_workload(target, arguments)
     options = RunOptions(
         plan=read_plan(plan_path) if plan_path else None,
         adapts=on_oom == "adapt",
         resume_arguments=tuple(shlex.split(resume_args)),
     )
     recipe = read_recipe(recipe_path) if recipe_path else Recipe()
-    return run(parse_workload(target, arguments), recipe, options)
+    return run(workload, recipe, options)
