@@ -153,7 +153,9 @@ def find_gpu(text: str) -> GpuModel:
     sizes = [name for name in CATALOGUE if word and name.startswith(f"{word}-")]
     if sizes:
         raise UserError(f"there are several {text}; give one of: {', '.join(sizes)}")
-    raise UserError(f"{unknown('GPU', text, CATALOGUE)}; a size such as 24GiB works too")
+    said = unknown("GPU", text, CATALOGUE)
+    pause = "" if said.endswith("?") else ";"
+    raise UserError(f"{said}{pause} a size such as 24GiB works too")
 
 
 def unnamed(memory_bytes: int, text: str) -> GpuModel:

@@ -199,11 +199,13 @@ def next_command(plan: Plan, words: str, gpu: str) -> str:
         gpu: the device as the user named it; empty for this machine's own.
     """
     chosen = f" --gpu {gpu}" if gpu else ""
-    if plan.largest_batch is None and not plan.fits:
+    # A configuration is no training: it can be planned, and that is all.
+    can_train = not words.startswith("hf:")
+    if plan.largest_batch is None and not (plan.fits and can_train):
         return f"flatout plan{chosen} --fit {words}"
-    return (
-        f"flatout tune {words}" if plan.fits else f"flatout plan{chosen} --html plan.html {words}"
-    )
+    if plan.fits and can_train:
+        return f"flatout tune {words}"
+    return f"flatout plan{chosen} --html plan.html {words}"
 
 
 def _known_by(amount: Amount) -> str:

@@ -16,6 +16,22 @@ def test_the_first_line_is_the_answer():
     assert text.endswith("next  flatout tune train.py --n 3\n")
 
 
+@pytest.mark.parametrize(
+    ("changes", "command"),
+    [
+        ({}, "flatout plan --gpu l4 --fit hf:config.json"),
+        (
+            {"largest_batch": LargestBatch(without_retries=3, with_retries=4)},
+            "--html plan.html hf:",
+        ),
+    ],
+)
+def test_a_configuration_is_planned_on_and_never_tuned(changes, command):
+    text = render_plan(replace(plan(), **changes), workload="hf:config.json", gpu="l4")
+
+    assert command in text.splitlines()[-1]
+
+
 def test_what_does_not_fit_comes_with_the_cheapest_way():
     text = " ".join(render_plan(too_large(), workload="train.py", gpu="l4").split())
 
