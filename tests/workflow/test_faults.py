@@ -89,6 +89,8 @@ def test_a_hung_worker_is_told_from_a_hung_script():
          "shm_full"),
         ("RuntimeError: unable to mmap 960 bytes from file </torch_9>: Cannot allocate memory (12)",
          "shm_full"),
+        ('reductions.py", line 538, in rebuild_storage_fd\n    fd = df.detach()\n'
+         "ConnectionResetError: [Errno 104] Connection reset by peer", "worker_gone"),
         ("OSError: [Errno 24] Too many open files", "open_files"),
         ("RuntimeError: received 0 items of ancdata", "open_files"),
         ("RuntimeError: DataLoader worker (pid(s) 5, 6) exited unexpectedly", "worker_exited"),

@@ -56,6 +56,8 @@ def swap_decoder(decoder: Decoder) -> DecoderSwap:
     inherits = "load" not in vars(kind)
 
     def undo() -> None:
+        if swap not in _ACTIVE:
+            return
         if inherits:
             del kind.load
         else:

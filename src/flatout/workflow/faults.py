@@ -76,6 +76,13 @@ FAULTS = (
         is_of_workers=True,
     ),
     _fault(
+        "worker_gone",
+        r"rebuild_storage.*(ConnectionResetError|ConnectionRefusedError|EOFError|FileNotFoundError)",
+        "a loader worker was gone before its batch was received, and left no word: it was killed, "
+        "crashed, or left by itself; num_workers=0 shows which",
+        is_of_workers=True,
+    ),
+    _fault(
         "worker_hung",
         r"DataLoader timed out after (?P<seconds>[\d.]+) seconds|the loop waits for a batch",
         "a loader worker gives no batch: look at what __getitem__ waits for (a lock taken before "

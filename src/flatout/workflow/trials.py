@@ -252,8 +252,9 @@ def _fault(ending: Ending) -> Fault | None:
 
 
 def _last_words(ending: Ending) -> str:
-    crashed = _crashed(ending)
-    return f"{crashed['crash']}\n{crashed['crash_trace']}" if crashed else ending.log[-4_000:]
+    """Return what the crash says, then what was printed: a worker's end may stand only there."""
+    crashed, log = _crashed(ending), ending.log[-4_000:]
+    return f"{crashed['crash']}\n{crashed['crash_trace']}\n{log}" if crashed else log
 
 
 def _crash_line(ending: Ending, result: Mapping[str, Any] | None) -> str:
