@@ -1,10 +1,13 @@
 """How much of torch's own memory a piece of training takes, from the profiler's events."""
 
+import gc
+
 from torch.profiler import ProfilerActivity, profile
 
 
 def peak_bytes(step):
     """Run a step and return the most bytes that it held beyond what was there before."""
+    gc.collect()  # what others left must not be freed meanwhile
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as record:
         step()
     sizes = [
