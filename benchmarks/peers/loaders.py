@@ -53,10 +53,9 @@ class Classic(Dataset[Any]):
         return job.normalised(pixels), self.labels[index]
 
 
-def torch_dataloader(folder: Path, _formats: Path) -> Batches:
-    """Torch's DataLoader with two workers."""
-    data = Classic(folder)
-    loader = DataLoader(
+def with_workers(data: Dataset[Any]) -> DataLoader[Any]:
+    """Return torch's loader of a data set, without end, with two workers."""
+    return DataLoader(
         data,
         job.BATCH,
         sampler=Endless(len(data)),
@@ -64,7 +63,11 @@ def torch_dataloader(folder: Path, _formats: Path) -> Batches:
         persistent_workers=True,
         drop_last=True,
     )
-    return (images for images, _ in loader)
+
+
+def torch_dataloader(folder: Path, _formats: Path) -> Batches:
+    """Torch's DataLoader with two workers."""
+    return (images for images, _ in with_workers(Classic(folder)))
 
 
 class _OfSample:

@@ -7,10 +7,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader
 
 from benchmarks.peers import job
-from benchmarks.peers.loaders import Batches, Classic, Endless
+from benchmarks.peers.loaders import Batches, Classic, with_workers
 
 
 def classic_tuned(folder: Path, _formats: Path) -> Batches:
@@ -18,16 +17,7 @@ def classic_tuned(folder: Path, _formats: Path) -> Batches:
     from flatout.techniques.data.device_preprocess import send_bytes
     from flatout.techniques.data.fast_decode import decode_fast
 
-    data = Classic(folder)
-    loader = DataLoader(
-        data,
-        job.BATCH,
-        sampler=Endless(len(data)),
-        num_workers=job.WORKERS,
-        persistent_workers=True,
-        drop_last=True,
-    )
-    loader = send_bytes(decode_fast(loader))
+    loader = send_bytes(decode_fast(with_workers(Classic(folder))))
     return (images for images, _ in loader)
 
 
@@ -54,14 +44,7 @@ def _packed(path: Path, decode: Any) -> Batches:
     import flatout.data
 
     data = flatout.data.open(path, decode=decode, transform=_Augment())
-    loader = DataLoader(
-        data,
-        job.BATCH,
-        sampler=Endless(len(data)),
-        num_workers=job.WORKERS,
-        persistent_workers=True,
-        drop_last=True,
-    )
+    loader = with_workers(data)
     return (flatout.data.normalised(images, job.MEAN, job.STD) for images, _ in loader)
 
 

@@ -13,6 +13,8 @@ from torch.optim import optimizer as optimizers
 from torch.utils import _foreach_utils as foreach
 from torch.utils._python_dispatch import _disable_current_modes
 
+from flatout.memory.swapping import swapped
+
 Moved = Callable[[dict[int, nn.Parameter]], None]
 """Told of the parameters that a module's `to`, `cuda`, `bfloat16` replaced, by identity."""
 
@@ -32,28 +34,15 @@ def fake_rules(
     """
     with contextlib.ExitStack() as stack:
         stack.enter_context(_foreach_takes_fake())
-        stack.enter_context(_replaced(nn.Module, "_apply", _apply_for(moved)))
+        stack.enter_context(swapped(nn.Module, "_apply", _apply_for(moved)))
         scaler = torch.amp.GradScaler
         if hasattr(scaler, "_maybe_opt_step"):
-            stack.enter_context(_replaced(scaler, "_maybe_opt_step", _step_always))
-        stack.enter_context(_replaced(torch.UntypedStorage, "resize_", _telling(resized)))
-        stack.enter_context(_replaced(FakeTensor, "numpy", _zeros_of))
-        stack.enter_context(_replaced(torch, "get_rng_state", _random_state(made)))
-        stack.enter_context(_replaced(DeviceMesh, "__init__", _really(DeviceMesh.__init__)))
+            stack.enter_context(swapped(scaler, "_maybe_opt_step", _step_always))
+        stack.enter_context(swapped(torch.UntypedStorage, "resize_", _telling(resized)))
+        stack.enter_context(swapped(FakeTensor, "numpy", _zeros_of))
+        stack.enter_context(swapped(torch, "get_rng_state", _random_state(made)))
+        stack.enter_context(swapped(DeviceMesh, "__init__", _really(DeviceMesh.__init__)))
         yield
-
-
-@contextlib.contextmanager
-def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    had, before = name in vars(owner), vars(owner).get(name)
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        if had:
-            setattr(owner, name, before)
-        else:
-            delattr(owner, name)
 
 
 @contextlib.contextmanager

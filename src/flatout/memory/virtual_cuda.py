@@ -14,6 +14,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from flatout.memory import attention, cuda_shim, recurrent
+from flatout.memory.swapping import swapped
 
 CAPABILITY = (9, 0)
 """Of the pretended device, where nobody says another: Hopper."""
@@ -51,7 +52,7 @@ def virtual_cuda(device: VirtualDevice) -> Iterator[None]:
         stack.enter_context(recurrent_layers(device.note))
         for owner, names in _pretended(device).items():
             for name, value in names.items():
-                stack.enter_context(_swapped(_owners()[owner], name, value))
+                stack.enter_context(swapped(_owners()[owner], name, value))
         yield
 
 
@@ -63,23 +64,8 @@ def recurrent_layers(note: Callable[[str], None]) -> Iterator[None]:
     """
     with contextlib.ExitStack() as stack:
         for kind in recurrent.GATES:
-            stack.enter_context(_swapped(torch._VF, kind, recurrent.recurrent(kind, note)))
+            stack.enter_context(swapped(torch._VF, kind, recurrent.recurrent(kind, note)))
         yield
-
-
-@contextlib.contextmanager
-def _swapped(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """Set an attribute while this runs."""
-    had = name in vars(owner)
-    before = vars(owner).get(name)
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        if had:
-            setattr(owner, name, before)
-        else:
-            delattr(owner, name)
 
 
 def _owners() -> Mapping[str, Any]:
