@@ -9,9 +9,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from flatout.core.errors import NotApplicable
 from flatout.data.encoding import decode, encode
 from flatout.data.forked import in_forks
+from flatout.data.stand_in import stand_in
 from flatout.data.store import Store
 
 STORE = "_flatout_store"
@@ -24,23 +24,8 @@ def cached(dataset: Any, store: Store) -> Any:
     Raises:
         NotApplicable: if an object of its class cannot be made to share its attributes.
     """
-    kind = type(dataset)
-    namespace = {
-        STORE: store,
-        SOURCE: dataset,
-        "__getitem__": _get,
-        "__getitems__": _get_many,
-        "__reduce_ex__": lambda _self, _protocol: (cached, (dataset, store)),
-        "__module__": kind.__module__,
-        "__qualname__": kind.__qualname__,
-    }
-    shared: Any
-    try:
-        shared = object.__new__(type(kind.__name__, (kind,), namespace))
-        shared.__dict__ = vars(dataset)
-    except TypeError as error:
-        raise NotApplicable(f"a {kind.__name__} cannot be stood in for: {error}") from None
-    return shared
+    members = {STORE: store, SOURCE: dataset, "__getitem__": _get, "__getitems__": _get_many}
+    return stand_in(dataset, members, (cached, (dataset, store)))
 
 
 def is_cached(dataset: Any) -> bool:

@@ -16,6 +16,7 @@ from flatout.data.packed_store import Store
 from flatout.data.reader import PackedDataset
 from flatout.data.redirect import Redirect
 from flatout.data.repeats import examine, reseed
+from flatout.data.stand_in import stand_in
 
 COMPARED = 48
 """Samples drawn by a seed and compared; where one in ten differs, that is missed once in 150."""
@@ -177,23 +178,10 @@ def _stand_in(
     again: tuple[Any, ...],
 ) -> Any:
     """Return an object that shares a data set's class and attributes and gives other samples."""
-    kind = type(dataset)
-    namespace = {
-        PACKED: store,
-        "__getitem__": get,
-        "__reduce_ex__": lambda _self, _protocol: again,
-        "__module__": kind.__module__,
-        "__qualname__": kind.__qualname__,
-    }
-    if hasattr(kind, "__getitems__"):
-        namespace["__getitems__"] = get_many
-    shared: Any
-    try:
-        shared = object.__new__(type(kind.__name__, (kind,), namespace))
-        shared.__dict__ = vars(dataset)
-    except TypeError as error:
-        raise NotApplicable(f"a {kind.__name__} cannot be stood in for: {error}") from None
-    return shared
+    members: dict[str, Any] = {PACKED: store, "__getitem__": get}
+    if hasattr(type(dataset), "__getitems__"):
+        members["__getitems__"] = get_many
+    return stand_in(dataset, members, again)
 
 
 def store_behind(dataset: Any) -> Store | None:
