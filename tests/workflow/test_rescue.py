@@ -82,6 +82,8 @@ def test_a_lever_that_cannot_act_is_not_carried_along():
 
     assert rescue.recipe.names == ("activation_checkpointing",)
     assert rescue.refused == {"optimizer_in_backward": "no such thing"}
+    row = next(r for r in rescue.rows() if r.choice.technique == "optimizer_in_backward")
+    assert (row.verdict, row.why) == (Verdict.NOT_APPLICABLE, "no such thing")
     assert all("optimizer_in_backward" not in names for names in lab.seen[2:])
 
 

@@ -302,3 +302,21 @@ def wait_until(claim, limit_s=60.0):
     while not claim():
         assert time.monotonic() < end, "waited in vain"
         time.sleep(0.1)
+
+
+def test_trial_of_a_lever_that_refuses_ends_in_its_first_steps():
+    refuses = ("channels_last",)  # there is no convolution
+
+    trial = trial_of("plain_loop.py", levers=refuses, ends_when_refused=True)
+    whole = trial_of("plain_loop.py", levers=refuses)
+
+    assert (trial.outcome, trial.profile) == (Outcome.REFUSED, None)
+    assert [item.status for item in trial.not_applied] == ["not_applicable"]
+    assert whole.outcome is Outcome.OK
+    assert whole.not_applied == trial.not_applied
+
+
+def test_trial_whose_lever_acts_goes_its_whole_way():
+    trial = trial_of("plain_loop.py", levers=("fused_optimizer",), ends_when_refused=True)
+
+    assert (trial.outcome, trial.not_applied) == (Outcome.OK, ())

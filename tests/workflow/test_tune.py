@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from flatout.core.ablation import LossCheck, Verdict
+from flatout.core.ablation import LossCheck, Verdict, ablation_from_json
 from flatout.core.machine import Device, Machine
 from flatout.core.profile import (
     LoaderFacts,
@@ -42,6 +42,8 @@ class World:
     factors: dict[str, float]
     noise: float = 0.01
     broken: tuple[str, ...] = ()
+    refused: dict[str, str] = field(default_factory=dict)
+    """Levers that cannot be applied, with the status that the process reports."""
     seed: int = 0
     asked: list[str] = field(default_factory=list)
     load: dict[str, float] = field(default_factory=dict)
@@ -56,6 +58,10 @@ class World:
             raise KeyboardInterrupt
         if any(name in self.broken for name in recipe.names):
             return Trial(recipe=recipe, outcome=Outcome.CRASH, message="RuntimeError: no", wall_s=1)
+        for name in recipe.names:
+            if name in self.refused:
+                applied = Applied(technique=name, status=self.refused[name], why="no such\nthing")
+                return Trial(recipe=recipe, outcome=Outcome.REFUSED, applied=(applied,), wall_s=0.1)
         factor = math.prod(self.factors.get(name, 1.0) for name in recipe.names)
         step_ms = 100.0 * factor * math.exp(self.random.gauss(0, self.noise))
         return Trial(
@@ -183,6 +189,25 @@ def test_lever_that_crashes_is_failed_and_the_others_go_on(tmp_path):
     assert ablation.recipe.names == ("loader_workers",)
 
 
+def test_lever_that_finds_nothing_to_act_on_is_not_applicable_and_costs_one_trial(tmp_path):
+    world = World({}, refused={"bf16_autocast": "not_applicable"})
+
+    ablation = run(world, tmp_path, only=("bf16_autocast",))
+
+    assert verdicts(ablation) == {"bf16_autocast": Verdict.NOT_APPLICABLE}
+    assert ablation.rows[0].why == "no such"
+    assert world.asked == ["baseline", "bf16_autocast"]
+    assert ablation_from_json(ablation.to_json()).rows[0].verdict is Verdict.NOT_APPLICABLE
+
+
+def test_lever_that_breaks_while_it_is_applied_is_failed(tmp_path):
+    world = World({}, refused={"bf16_autocast": "failed"})
+
+    ablation = run(world, tmp_path, only=("bf16_autocast",))
+
+    assert verdicts(ablation) == {"bf16_autocast": Verdict.FAILED}
+
+
 def test_numerics_ceiling_is_respected(tmp_path):
     world = World({"bf16_autocast": 0.5})
 
@@ -203,7 +228,7 @@ def test_pairs_are_interleaved_in_alternating_order(tmp_path):
 
     run(world, tmp_path, only=("bf16_autocast",))
 
-    assert world.asked[1:5] == ["baseline", "bf16_autocast", "bf16_autocast", "baseline"]
+    assert world.asked[1:5] == ["bf16_autocast", "baseline", "baseline", "bf16_autocast"]
 
 
 @pytest.mark.chaos
@@ -304,7 +329,7 @@ def test_each_lever_that_came_in_together_is_left_out_once(tmp_path):
 
 
 def test_lever_that_stays_open_gets_all_its_pairs(tmp_path):
-    world = World({"bf16_autocast": 0.96}, noise=0.04, seed=1)
+    world = World({"bf16_autocast": 0.96}, noise=0.04, seed=2)
 
     ablation = run(world, tmp_path, only=("bf16_autocast",), budget_s=6000.0)
 

@@ -6,7 +6,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from flatout.core.recipe import Recipe
+from flatout.core.recipe import Choice, Recipe
 from flatout.core.workload import Workload
 from flatout.hardware.machine import read_machine
 from flatout.workflow.trials import TrialOptions, run_trial
@@ -27,17 +27,16 @@ def copy_scripts():
 
 
 @functools.cache
-def trial_of(command, **options):
+def trial_of(command, levers=(), **options):
     """Return the trial of one command line, run in a fresh copy of the scripts' folder."""
     folder = copy_scripts()
     target, *arguments = command.split()
+    recipe = Recipe(choices=tuple(Choice(technique=name) for name in levers))
     workload = Workload(
         target=target, arguments=tuple(arguments), folder=folder, python=sys.executable
     )
     try:
-        trial = run_trial(
-            workload, Recipe(), machine(), TrialOptions(**{"limit_s": 120.0} | options)
-        )
+        trial = run_trial(workload, recipe, machine(), TrialOptions(**{"limit_s": 120.0} | options))
     finally:
         shutil.rmtree(folder.parent)
     return trial

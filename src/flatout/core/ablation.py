@@ -22,7 +22,9 @@ class Verdict(Enum):
     REJECTED = "rejected"
     """The guard saw other training."""
     FAILED = "failed"
-    """The trial crashed, hung, ran out of memory, or the lever could not be applied."""
+    """The trial crashed, hung or ran out of memory."""
+    NOT_APPLICABLE = "not_applicable"
+    """The lever found nothing here that it could act on, and said why."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,6 +20,8 @@ class Outcome(Enum):
     TOO_SHORT = "too_short"
     NO_STEPS = "no_steps"
     """The script ended by itself and no training step was seen."""
+    REFUSED = "refused"
+    """A lever of the recipe refused, and the process ended at once: nothing was measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

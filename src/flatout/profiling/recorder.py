@@ -34,6 +34,10 @@ MAX_EPOCH_S = 8.0
 """With longer epochs the start of the workers is below 5 % of one, and a trial does not wait."""
 CHECK_SHARE = 0.003
 """Share of the time that may go into those looks: with short steps they come less often."""
+REFUSED_AFTER = 2
+"""Steps after which a lever that has only refused will not act any more: the loader, the model and
+every optimizer have passed its seams. What refuses later (a compiler that gave up) says so at the
+end of the trial."""
 PARTIAL_S = 3.0
 """Time in training after which a script that is killed leaves numbers; most trials end by then."""
 PARTIAL_SHARE = 0.002
@@ -76,6 +80,8 @@ class Recorder:
         self.read_load()
         self.garbage.install()
         self.session.on("segment", self.saw_segment)
+        if self.spec.get("ends_when_refused"):
+            self.session.on("segment", self.saw_early_segment)
         atexit.register(self.write, "script_ended")
         previous = sys.excepthook
 
@@ -124,6 +130,22 @@ class Recorder:
             return
         if self.ranks.leads and not self.ranks.is_agreed():
             self._look(moment)
+
+    def saw_early_segment(self, _: Segment) -> None:
+        """End a trial whose lever refused as soon as that is certain."""
+        session = self.session
+        counts = session.counts
+        waits_for_others = len(counts) < len(session.optimizers)
+        if waits_for_others and max(counts.values()) < MAX_SKEW * REFUSED_AFTER:
+            return
+        if min(counts.values()) < REFUSED_AFTER:
+            return
+        session.off("segment", self.saw_early_segment)
+        # The other ranks would wait for this one: there the trial goes its whole way.
+        if self.ranks.is_alone and any(
+            status in ("not_applicable", "failed") for status, _why in session.status.values()
+        ):
+            self.finish("refused")
 
     def _look(self, moment: float) -> None:
         """Check the steps when there are enough more of them, and looking is cheap for the time."""

@@ -29,6 +29,7 @@ VERDICT_WORDS = {
     Verdict.INCONCLUSIVE: "inconclusive",
     Verdict.REJECTED: "rejected",
     Verdict.FAILED: "failed",
+    Verdict.NOT_APPLICABLE: "not applicable",
 }
 
 LOSS_WORDS = {

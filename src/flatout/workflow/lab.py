@@ -61,14 +61,19 @@ class Lab:
     replayed_s: float = 0.0
     """Time the replayed trials took when they ran."""
 
-    def time(self, recipe: Recipe) -> Trial:
+    def time(self, recipe: Recipe, *, must_apply: bool = False) -> Trial:
         """Run one timed trial, again when other work disturbed it.
+
+        Args:
+            recipe: the levers to time.
+            must_apply: end the trial early where one of them refuses.
 
         Raises:
             MachineBusyError: if most trials are disturbed and that is not accepted.
         """
         for _ in range(MAX_ACCEPTED_REPEATS if self.accepts_load else MAX_REPEATS):
-            trial = self._run("time", recipe, self._options())
+            options = replace(self._options(), ends_when_refused=must_apply)
+            trial = self._run("time", recipe, options)
             if trial.outcome is not Outcome.OK or trial.profile is None:
                 return trial
             self.timed += 1

@@ -59,8 +59,9 @@ def play(
     rule: Rule = Rule(),
     earlier: Match | None = None,
 ) -> Match:
-    """Run pairs AB, BA, AB, ... until the rule decides, pairs run out, or time does.
+    """Run pairs BA, AB, BA, ... until the rule decides, pairs run out, or time does.
 
+    The candidate (B) goes first: where it cannot run, no trial of the base is spent on it.
     A candidate that shows no gain worth waiting for after `rule.patience` pairs is set aside: the
     time is better spent on the next one. That can only turn an answer into "inconclusive".
     """
@@ -71,7 +72,7 @@ def play(
         if number and not may_go_on():
             ran_out = True
             break
-        failure = _play_pair(lab, base, candidate, sides, starts_with_base=number % 2 == 0)
+        failure = _play_pair(lab, base, candidate, sides, starts_with_base=number % 2 == 1)
         if failure is not None:
             return Match(
                 decision=Decision.UNDECIDED,
@@ -103,7 +104,7 @@ def _play_pair(
     """Run one pair; return the trial that failed, if one did."""
     order = [(base, sides.base), (candidate, sides.candidate)]
     for recipe, side in order if starts_with_base else order[::-1]:
-        trial = lab.time(recipe)
+        trial = lab.time(recipe, must_apply=recipe is candidate)
         if trial.outcome is not Outcome.OK or trial.profile is None:
             return trial
         if recipe is candidate and trial.not_applied:

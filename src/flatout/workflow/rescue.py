@@ -162,14 +162,16 @@ def _row(choice: Choice, trial: Trial, recipe: Recipe) -> Row:
     refusals = {a.technique: a for a in trial.not_applied if a.status != "unseen"}
     refused = refusals.get(choice.technique)
     why = "it does not run without this" if choice in recipe.choices else "it runs without this"
+    verdict = Verdict.KEPT if choice in recipe.choices else Verdict.FAILED
     if refused is not None:
-        why = f"{choice.technique} {refused.status.replace('_', ' ')}: {refused.why}"
+        why = refused.why
+        verdict = Verdict.FAILED if refused.status == "failed" else Verdict.NOT_APPLICABLE
     elif not ran and choice not in recipe.choices:
         why = f"{trial.outcome.value}: {trial.message}"
     row = Row(
         choice=choice,
         numerics=techniques.technique_class(choice.technique).numerics.value,
-        verdict=Verdict.KEPT if choice in recipe.choices else Verdict.FAILED,
+        verdict=verdict,
         on_top_of=tuple(name for name in trial.recipe.names if name != choice.technique),
         loss_check=LossCheck(status="skipped", why="the unchanged script does not run"),
         why=why,

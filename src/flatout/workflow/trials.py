@@ -40,6 +40,9 @@ class TrialOptions:
     hang_s: float = 120.0
     """Time without any sign of training after which it counts as hung."""
     measure_s: float = MEASURE_S
+    ends_when_refused: bool = False
+    """Whether a lever that refuses ends the trial in its first steps: measuring the rest of the
+    recipe would tell nothing about that lever."""
     steps: int | None = None
     """Exact number of training steps; None measures until there are enough."""
     guard: Mapping[str, Any] | None = None
@@ -70,6 +73,7 @@ def run_trial(
         "recipe": recipe.to_json(),
         "training_loaders": list(recipe.training_loaders),
         "measure_s": options.measure_s,
+        "ends_when_refused": options.ends_when_refused,
         "steps": options.steps,
         "guard": options.guard,
         "traces_kernels": options.traces_kernels,
@@ -137,6 +141,8 @@ def outcome_of(ending: Ending, options: TrialOptions) -> tuple[Outcome, str]:
             return Outcome.OOM, "the script was killed: out of memory, unless somebody else did it"
         where = f" {describe_exhaustion(ending.exhaustion)}" if ending.exhaustion else ""
         return Outcome.OOM, f"the script ran out of memory{where}"
+    if result is not None and result["why"] == "refused":
+        return Outcome.REFUSED, "a lever of the recipe cannot be applied"
     if result is not None and result["why"] == "done":
         return _judged(result, options)
     return _cut_short(ending, options) or _failed(ending, result) or _ended(result, options)

@@ -49,7 +49,7 @@ def row_of(candidate: Candidate, base: Recipe, match: Match, check: LossCheck) -
 def verdict_of(match: Match, check: LossCheck) -> tuple[Verdict, str]:
     """Return what is said about a lever, and why where that is not plain."""
     if match.failure is not None:
-        return Verdict.FAILED, _failure_line(match.failure)
+        return _failed(match.failure)
     if match.decision is Decision.KEPT:
         return (Verdict.KEPT, "") if check.passed else (Verdict.REJECTED, check.why)
     if match.decision is Decision.WORSE:
@@ -65,11 +65,17 @@ def _memory_line(before: PeakBytes, after: PeakBytes) -> str:
     return f"peak memory {format_bytes(now)} instead of {format_bytes(was)}"
 
 
-def _failure_line(trial: Trial) -> str:
-    if trial.outcome is not Outcome.OK:
-        return f"{trial.outcome.value}: {trial.message}"
-    missed = trial.not_applied[0]
-    return f"{missed.technique} {missed.status.replace('_', ' ')}: {missed.why}"
+def _failed(trial: Trial) -> tuple[Verdict, str]:
+    """Return the verdict on a trial that gave no measurement of its recipe, and one line."""
+    if trial.outcome not in (Outcome.OK, Outcome.REFUSED):
+        return Verdict.FAILED, f"{trial.outcome.value}: {trial.message}"
+    broken = [item for item in trial.not_applied if item.status == "failed"]
+    missed = (broken or trial.not_applied)[0]
+    newest = trial.recipe.names[-1]
+    # The row carries the newest lever's name; another one has to be named.
+    who = "" if missed.technique == newest else f"{missed.technique}: "
+    lines = missed.why.strip().splitlines() or ["no reason given"]
+    return Verdict.FAILED if broken else Verdict.NOT_APPLICABLE, f"{who}{lines[0]}"
 
 
 def _break_even(match: Match) -> tuple[float, int | None]:

@@ -24,6 +24,7 @@ COMMANDS = {
     Outcome.NAN: "flatout measure",
     Outcome.TOO_SHORT: "flatout measure",
     Outcome.NO_STEPS: "python",
+    Outcome.REFUSED: "flatout measure",
 }
 """What to type before the script, by how the trial ended."""
 LABELS = ("outcome", "recipe", "ran", "do", "next")
