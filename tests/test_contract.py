@@ -26,6 +26,7 @@ from flatout.core.profile import (
     Profile,
     Spread,
 )
+from flatout.core.readings import SyncPoint
 from flatout.core.recipe import Choice, Recipe
 from flatout.core.technique import Numerics, Technique, seams_of
 from flatout.workflow.recipes import read_recipe, write_recipe
@@ -180,6 +181,20 @@ def large(found):
     return dataclasses.replace(found, models=models)
 
 
+def waiting(found):
+    """Return the same training with a loss that is read in each step."""
+    point = SyncPoint(line="train.py:40", what="item", per_step=1.0, ms_per_step=20.0)
+    return dataclasses.replace(found, syncs=(point,))
+
+
+def mixing(found):
+    """Return the same training of a mixture of experts."""
+    models = tuple(
+        dataclasses.replace(m, experts=8, expert_parameters=20_000_000) for m in found.models
+    )
+    return dataclasses.replace(found, models=models)
+
+
 CASES = [
     (profile(kind, workers=workers, conv=conv, threads=threads), machine(kind))
     for kind in ("cpu", "cuda")
@@ -188,6 +203,9 @@ CASES = [
     (profile("cuda", conv=53), machine("turing")),
     (full(profile("cuda")), machine("cuda")),
     (large(profile("cuda")), machine("cuda")),
+    (waiting(profile("cuda")), machine("cuda")),
+    (mixing(profile()), machine()),
+    (mixing(profile("cuda")), machine("cuda")),
     (texts(profile(workers=2), shapes=1), machine()),
     (texts(profile("cuda"), shapes=9), machine("cuda")),
 ]
