@@ -90,6 +90,10 @@ def nvml(**changes):
         "nvmlGpmSampleAlloc": lambda: object(),
         "nvmlGpmSampleFree": lambda sample: None,
         "nvmlGpmSampleGet": lambda handle, sample: sample,
+        "nvmlGpmMigSampleGet": lambda handle, instance, sample: sample,
+        "nvmlDeviceGetGpuInstanceId": lambda handle: 3,
+        "nvmlDeviceGetMaxMigDeviceCount": lambda handle: 0,
+        "nvmlDeviceGetMigDeviceHandleByIndex": fail("Not Found"),
         "nvmlGpmMetricsGet": answer,
     }
     for name, value in (parts | changes).items():
@@ -219,7 +223,87 @@ def test_a_mig_instance_tells_its_own_memory_and_says_what_is_counted_for_the_wh
 
     assert (found.memory_total_bytes, found.power_w) == (40, 310)
     assert found.missing["util_share"] == "MIG: Not Supported"
-    assert found.missing["sm_active_share"].startswith("MIG")
+    assert found.sm_active_share == 0.61
+
+
+def test_the_activity_of_a_mig_instance_is_asked_of_the_whole_gpu_by_its_number(driver):
+    asked = []
+    driver(
+        nvmlDeviceIsMigDeviceHandle=lambda handle: handle == "MIG-1",
+        nvmlDeviceGetDeviceHandleFromMigDeviceHandle=lambda handle: "whole",
+        nvmlGpmMigSampleGet=lambda *told: asked.append(told[:2]),
+        nvmlGpmSampleGet=fail("that would be the activity of others too"),
+    )
+
+    found = first_readings({"CUDA_VISIBLE_DEVICES": "MIG-1"})
+
+    assert set(asked) == {("whole", 3)}
+    assert found.tensor_active_share == 0.125
+
+
+def test_activity_without_a_number_is_missing_and_no_reading(driver):
+    def answer_nothing(question):
+        for metric in question.metrics[: question.numMetrics]:
+            metric.value, metric.nvmlReturn = float("nan"), 0
+
+    driver(nvmlGpmMetricsGet=answer_nothing)
+
+    found = first_readings()
+
+    assert found.sm_active_share is None
+    assert "too close" in found.missing["sm_active_share"]
+
+
+def test_handles_are_asked_for_and_used_while_the_library_is_held(driver, monkeypatch):
+    held = [0]
+
+    def count(change):
+        held[0] += change
+
+    def first_gpu(index):
+        assert held[0] > 0
+        return index, held
+
+    driver(nvmlInit=lambda: count(+1), nvmlShutdown=lambda: count(-1))
+    lowest = []
+    monkeypatch.setattr(
+        sys.modules["pynvml"], "nvmlShutdown", lambda: (count(-1), lowest.append(held[0]))
+    )
+    monkeypatch.setattr(sys.modules["pynvml"], "nvmlDeviceGetHandleByIndex", first_gpu)
+
+    sources = open_sources({})
+    opened_at = held[0]
+    sources.close()
+
+    assert opened_at == 2  # one hold for each reader
+    assert lowest[1] > 0  # the first shutdown is the driver's reading, before any handle is kept
+    assert held[0] == 0
+
+
+def test_unlike_gpus_are_all_opened_and_the_trainings_own_is_chosen_by_its_name(driver):
+    # CUDA's first device is the fastest; the driver's first one sits in the first slot.
+    driver(
+        nvmlDeviceGetName=lambda handle: "NVIDIA T4" if handle == 0 else "NVIDIA H200",
+        nvmlDeviceGetUtilizationRates=lambda handle: SimpleNamespace(gpu=90 if handle else 10),
+    )
+    began = time.perf_counter()
+
+    with CounterSampler(open_sources({"CUDA_VISIBLE_DEVICES": "0"}), every_s=0.01) as sampler:
+        time.sleep(0.2)
+    found = sampler.readings("1abc", began, time.perf_counter())
+    by_slot = open_sources({"CUDA_VISIBLE_DEVICES": "0", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}).found
+
+    assert found.util_share == pytest.approx(0.9)
+    assert [source.uuid for source in by_slot] == ["GPU-0abc"]
+
+
+def test_a_single_device_by_another_name_than_the_trainings_is_not_taken_for_it(driver):
+    driver(nvmlDeviceGetCount=lambda: 1)
+
+    with CounterSampler(open_sources({})) as sampler:
+        pass
+
+    assert "none that the driver lists" in sampler.readings("77ff", 0.0, 1.0).missing["all"]
 
 
 def test_a_mig_instance_that_is_gone_gives_the_reason(driver):

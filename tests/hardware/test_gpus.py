@@ -11,6 +11,13 @@ class Failure(Exception):  # noqa: N818  stands for NVMLError
     pass
 
 
+def fail_with(text):
+    def raise_it(*_):
+        raise Failure(text)
+
+    return raise_it
+
+
 def nvml(**changes):
     """Return a driver library with two GPUs, the second of which tells little."""
 
@@ -35,6 +42,9 @@ def nvml(**changes):
             handle_only(h) or [SimpleNamespace(pid=4321)]
         ),
         "nvmlDeviceGetCudaComputeCapability": lambda h: handle_only(h) or (9, 0),
+        "nvmlDeviceGetMigMode": fail_with("Not Supported"),
+        "nvmlDeviceGetMaxMigDeviceCount": lambda handle: 7,
+        "nvmlDeviceGetMigDeviceHandleByIndex": fail_with("Not Found"),
     }
     for name, value in (parts | changes).items():
         setattr(fake, name, value)
@@ -106,6 +116,59 @@ def test_without_the_variable_all_gpus_are_visible():
     gpus = [Gpu(index=i, kind="cuda", name="A") for i in range(2)]
 
     assert visible(gpus, {}) == tuple(gpus)
+
+
+def split_gpu(monkeypatch):
+    """Put a driver in place whose first GPU is split into two parts of seven."""
+
+    def part(_handle, number):
+        if number not in (1, 4):
+            raise Failure("Not Found")
+        return f"part{number}"
+
+    names = {"part1": "MIG-11aa", "part4": "MIG-44dd"}
+    fake = nvml(
+        nvmlDeviceGetMigMode=lambda handle: [int(handle == 0), 0],
+        nvmlDeviceGetMigDeviceHandleByIndex=part,
+        nvmlDeviceGetUUID=lambda handle: names.get(handle, f"GPU-{handle}abc"),
+        nvmlDeviceGetMemoryInfo=lambda handle: SimpleNamespace(
+            total=20 if handle in names else 100, used=1
+        ),
+    )
+    monkeypatch.setitem(sys.modules, "pynvml", fake)
+
+
+@pytest.mark.parametrize(
+    ("variables", "uuids"),
+    [
+        ({}, ["MIG-11aa"]),
+        ({"CUDA_VISIBLE_DEVICES": "MIG-44dd"}, ["MIG-44dd"]),
+        ({"CUDA_VISIBLE_DEVICES": "0"}, ["MIG-11aa"]),
+        ({"CUDA_VISIBLE_DEVICES": "1"}, ["GPU-1abc"]),
+        ({"CUDA_VISIBLE_DEVICES": "MIG-99"}, []),
+    ],
+)
+def test_of_a_split_gpu_a_process_sees_one_part_with_its_own_memory(monkeypatch, variables, uuids):
+    split_gpu(monkeypatch)
+
+    seen = visible(read_driver().gpus, variables)
+
+    assert [gpu.uuid for gpu in seen] == uuids
+    assert [gpu.memory_bytes for gpu in seen] == [100 if u[0] == "G" else 20 for u in uuids]
+
+
+def test_the_parts_of_a_split_gpu_are_plain_json_too(monkeypatch):
+    split_gpu(monkeypatch)
+
+    plain = read_driver().gpus[0].to_json()
+
+    assert [part["uuid"] for part in plain["instances"]] == ["MIG-11aa", "MIG-44dd"]
+
+
+def test_without_the_bindings_the_reason_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+
+    assert "pip install nvidia-ml-py" in read_driver().trouble
 
 
 def test_compute_gpus_in_the_slots_are_counted_and_display_cards_are_not(tmp_path):

@@ -1,9 +1,29 @@
 """What is said when memory ran out: where, and what grew. Pure."""
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
 from flatout.core.units import format_bytes
+
+OUT_OF_MEMORY = re.compile(
+    r"OutOfMemoryError|can't allocate memory|MemoryError|cudaErrorMemoryAllocation"
+    r"|(CUDA|HIP|[Cc]uda failure)[^\n]{0,40}out of memory"
+    r"|(CUBLAS|CUDNN|CUSOLVER|CUSPARSE)_STATUS_ALLOC_FAILED|CUFFT_ALLOC_FAILED"
+)
+"""Python's, the CPU allocator's, the device allocator's, the driver's and Triton's, the device
+libraries' (they ask the driver themselves), NCCL's."""
+
+
+def is_out_of_memory(text: str) -> bool:
+    """Tell whether an exception's name or words say that memory ran out.
+
+    >>> is_out_of_memory("RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling ...")
+    True
+    >>> is_out_of_memory("RuntimeError: CUDA error: an illegal memory access was encountered")
+    False
+    """
+    return OUT_OF_MEMORY.search(text) is not None
 
 
 def describe_exhaustion(noted: Mapping[str, Any]) -> str:

@@ -162,8 +162,10 @@ class CounterSampler:
         matches = [i for i, source in enumerate(found) if same_device(source.uuid, uuid)]
         if matches:
             return matches[0]
-        # A single visible device needs no name: CUDA can choose no other.
-        return 0 if len(found) == 1 and self.pids_before else None
+        # A single visible device needs no name: CUDA can choose no other. A part of a GPU may go by
+        # the name of the whole.
+        is_nameless = not uuid or (bool(found) and found[0].uuid.startswith("MIG-"))
+        return 0 if len(found) == 1 and self.pids_before and is_nameless else None
 
     def _why_none(self, uuid: str) -> str:
         if not self.sources.found:

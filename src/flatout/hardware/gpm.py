@@ -5,6 +5,8 @@ kernels down. Not measured on a GPU yet.
 """
 
 import contextlib
+import math
+from collections.abc import Callable
 from typing import Any
 
 SM_ACTIVE, TENSOR_ACTIVE = 2, 5
@@ -14,11 +16,18 @@ TOO_OLD = "this GPU has no GPM counters; they came with Hopper"
 
 
 class Gpm:
-    """The activity of one GPU between two calls of `read`."""
+    """The activity of one GPU, or of an instance of it, between two calls of `read`.
 
-    def __init__(self, nvml: Any, handle: Any) -> None:
+    Args:
+        nvml: The driver's library.
+        handle: The whole GPU.
+        take: Reads the counters into a sample: those of the GPU, or of an instance (MIG) alone.
+    """
+
+    def __init__(self, nvml: Any, handle: Any, take: Callable[[Any], object]) -> None:
         self.nvml = nvml
         self.handle = handle
+        self.take = take
         self.samples: list[Any] = []
         self.is_primed = False
         self.trouble = self._start()
@@ -54,8 +63,7 @@ class Gpm:
         return ""
 
     def _advance(self, values: dict[str, float], missing: dict[str, str]) -> None:
-        nvml = self.nvml
-        nvml.nvmlGpmSampleGet(self.handle, self.samples[1])
+        self.take(self.samples[1])
         if self.is_primed:
             self._add(values, missing)
         self.samples.reverse()
@@ -72,7 +80,9 @@ class Gpm:
         nvml.nvmlGpmMetricsGet(question)
         for place, name in enumerate(METRICS.values()):
             answer = question.metrics[place]
-            if answer.nvmlReturn == nvml.NVML_SUCCESS:
-                values[name] = answer.value / 100
-            else:
+            if answer.nvmlReturn != nvml.NVML_SUCCESS:
                 missing[name] = f"GPM answered with error {answer.nvmlReturn}"
+            elif not math.isfinite(answer.value):
+                missing[name] = "GPM answered with no number: two samples too close together"
+            else:
+                values[name] = answer.value / 100

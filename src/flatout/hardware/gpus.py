@@ -38,10 +38,13 @@ class Gpu:
     pids: tuple[int, ...] = ()
     """Processes that compute on it."""
     compute_capability: tuple[int, int] | None = None
+    instances: tuple["Gpu", ...] = ()
+    """The parts it is split into (MIG), as far as the driver tells; empty for a whole one."""
 
     def to_json(self) -> dict[str, Any]:
         """Return a plain JSON mapping."""
-        return asdict(self) | {"pids": list(self.pids)}
+        parts = [part.to_json() for part in self.instances]
+        return asdict(self) | {"pids": list(self.pids), "instances": parts}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +72,8 @@ def visible(gpus: Sequence[Gpu], variables: Mapping[str, str] | None = None) -> 
     """Return the GPUs that a process sees, given its environment, in its order.
 
     As CUDA reads it: numbers or the beginning of a UUID, up to the first entry that names nothing;
-    an empty list hides every GPU.
+    an empty list hides every GPU. Of GPUs that are split into instances (MIG) a process sees one
+    instance, the one that is named or the first, and nothing else.
 
     >>> two = [Gpu(index=i, kind="cuda", name="A", uuid=f"GPU-{i}f") for i in range(2)]
     >>> [gpu.index for gpu in visible(two, {"CUDA_VISIBLE_DEVICES": "1,0"})]
@@ -80,8 +84,8 @@ def visible(gpus: Sequence[Gpu], variables: Mapping[str, str] | None = None) -> 
     environment = os.environ if variables is None else variables
     for name in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"):
         if name in environment:
-            return _chosen(gpus, environment[name])
-    return tuple(gpus)
+            return _as_instances(_chosen(gpus, environment[name]))
+    return _as_instances(gpus)
 
 
 def pci_gpus(root: Path = ROOT) -> int:
@@ -96,20 +100,30 @@ def pci_gpus(root: Path = ROOT) -> int:
 
 def _chosen(gpus: Sequence[Gpu], text: str) -> tuple[Gpu, ...]:
     found: list[Gpu] = []
+    known = [each for gpu in gpus for each in (gpu, *gpu.instances)]
     for entry in (part.strip() for part in text.split(",")):
         if entry.isdigit():
             matches = [gpu for gpu in gpus if gpu.index == int(entry)]
         else:
-            matches = [gpu for gpu in gpus if entry and gpu.uuid.startswith(entry)]
+            matches = [gpu for gpu in known if entry and gpu.uuid.startswith(entry)]
         if len(matches) != 1:
             break
         found.extend(matches)
     return tuple(found)
 
 
-def _read_nvml() -> Driver:
-    import pynvml
+def _as_instances(gpus: Sequence[Gpu]) -> tuple[Gpu, ...]:
+    for gpu in gpus:
+        if gpu.instances or gpu.uuid.startswith("MIG-"):
+            return gpu.instances[:1] or (gpu,)
+    return tuple(gpus)
 
+
+def _read_nvml() -> Driver:
+    try:
+        import pynvml
+    except ImportError:
+        return Driver(trouble="the bindings are missing: pip install nvidia-ml-py")
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
@@ -152,7 +166,34 @@ def _nvidia_gpu(nvml: Any, index: int) -> Gpu:
         busy_share=busy,
         pids=pids or (),
         compute_capability=capability,
+        instances=_instances(nvml, handle, index, capability),
     )
+
+
+def _instances(
+    nvml: Any, handle: Any, index: int, capability: tuple[int, int] | None
+) -> tuple[Gpu, ...]:
+    """Return the parts that a GPU is split into; none where it is not, or nobody tells."""
+    found: list[Gpu] = []
+    with contextlib.suppress(nvml.NVMLError, AttributeError):
+        if not nvml.nvmlDeviceGetMigMode(handle)[0]:
+            return ()
+        for number in range(nvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
+            with contextlib.suppress(nvml.NVMLError):  # a place that holds no instance
+                part = nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, number)
+                memory = nvml.nvmlDeviceGetMemoryInfo(part)
+                found.append(
+                    Gpu(
+                        index=index,
+                        kind="cuda",
+                        name=_text(nvml.nvmlDeviceGetName(part)),
+                        uuid=_text(nvml.nvmlDeviceGetUUID(part)),
+                        memory_bytes=int(memory.total),
+                        used_bytes=int(memory.used),
+                        compute_capability=capability,
+                    )
+                )
+    return tuple(found)
 
 
 def _read_amdsmi() -> Driver:

@@ -24,7 +24,6 @@ THROTTLE_BITS = {
     0x100: "display clock",
 }
 """nvmlClocksEventReasons of nvml.h. Idle (0x1) is left out: it slows down nobody's work."""
-WHOLE_GPU_ONLY = "MIG: the driver counts this for the whole GPU only"
 KIB = 1024
 """NVML tells PCIe traffic in KiB/s."""
 
@@ -43,7 +42,7 @@ class NvidiaCounters:
             with contextlib.suppress(nvml.NVMLError, AttributeError):
                 self.whole = nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(handle)
         self.has_instances = self.is_instance or _is_split(nvml, handle)
-        self.gpm = Gpm(nvml, handle)
+        self.gpm = Gpm(nvml, self.whole, self._take_activity)
         self.last_stamp = 0
 
     def sample(self, *, is_full: bool) -> CounterSample:
@@ -54,11 +53,7 @@ class NvidiaCounters:
             self._try(read, values, missing)
         if is_full:
             self._try(self._pcie, values, missing)
-        if self.is_instance:
-            for name in ("sm_active_share", "tensor_active_share"):
-                missing[name] = WHOLE_GPU_ONLY
-        else:
-            self.gpm.read(values, missing)
+        self.gpm.read(values, missing)
         throttle: frozenset[str] = frozenset()
         with self._noting("throttle", missing):
             throttle = self._throttle()
@@ -77,6 +72,14 @@ class NvidiaCounters:
         self.gpm.close()
         with contextlib.suppress(self.nvml.NVMLError):
             self.nvml.nvmlShutdown()
+
+    def _take_activity(self, sample: Any) -> None:
+        """Read GPM's counters, those of a MIG instance for itself."""
+        if self.is_instance:
+            number = self.nvml.nvmlDeviceGetGpuInstanceId(self.handle)
+            self.nvml.nvmlGpmMigSampleGet(self.whole, number, sample)
+        else:
+            self.nvml.nvmlGpmSampleGet(self.handle, sample)
 
     def _try(
         self,
@@ -178,10 +181,12 @@ class NvidiaCounters:
 
 def open_nvidia(variables: Mapping[str, str]) -> Sources:
     """Return the NVIDIA devices that a process with these environment variables sees."""
-    import pynvml
-
     from flatout.hardware.gpus import read_driver
 
+    try:
+        import pynvml
+    except ImportError:
+        return Sources(trouble=read_driver().trouble)
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
@@ -193,12 +198,13 @@ def open_nvidia(variables: Mapping[str, str]) -> Sources:
             handles = [(pynvml.nvmlDeviceGetHandleByUUID(name), name) for name in instances]
         else:
             handles = _visible_handles(pynvml, read_driver(), variables)
+        # Before the shutdown below, which only counts down then: handles end with the library.
+        return _opened(pynvml, handles)
     except pynvml.NVMLError as error:
         return Sources(trouble=str(error))
     finally:
         with contextlib.suppress(pynvml.NVMLError):
             pynvml.nvmlShutdown()
-    return _opened(pynvml, handles)
 
 
 def _opened(nvml: Any, handles: list[tuple[Any, str]]) -> Sources:
@@ -213,10 +219,25 @@ def _opened(nvml: Any, handles: list[tuple[Any, str]]) -> Sources:
 
 
 def _visible_handles(nvml: Any, driver: Any, variables: Mapping[str, str]) -> list[tuple[Any, str]]:
+    """Return the GPUs that the training may see, by the driver's numbers.
+
+    CUDA numbers unlike GPUs by speed unless it is told not to: then all are opened, and the
+    training says by its device's UUID which of them counts.
+    """
     from flatout.hardware.gpus import visible
 
-    gpus = visible([gpu for gpu in driver.gpus if gpu.kind == "cuda"], variables)
-    return [(nvml.nvmlDeviceGetHandleByIndex(gpu.index), gpu.uuid) for gpu in gpus]
+    gpus = tuple(gpu for gpu in driver.gpus if gpu.kind == "cuda")
+    are_alike = len({gpu.name for gpu in gpus}) < 2
+    chosen = visible(gpus, variables)
+    if chosen and not are_alike and variables.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID":
+        chosen = gpus
+    return [(_handle(nvml, gpu), gpu.uuid) for gpu in chosen]
+
+
+def _handle(nvml: Any, gpu: Any) -> Any:
+    if gpu.uuid.startswith("MIG-"):
+        return nvml.nvmlDeviceGetHandleByUUID(gpu.uuid)
+    return nvml.nvmlDeviceGetHandleByIndex(gpu.index)
 
 
 def _answers(nvml: Any, question: str, handle: Any) -> bool:

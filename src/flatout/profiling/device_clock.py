@@ -1,20 +1,18 @@
 """Phases on the device's own time line, by CUDA events that are read when the run is over.
 
 The host's clock sees when kernels were launched; the device's sees when they ran. An event is
-recorded at every change of phase on the current stream, and the time between two events belongs to
-the phase that began with the first. Nothing is synchronised before the end. Not measured on a GPU
-yet.
+recorded at every change of phase on the stream that is current on the first root's device, and the
+time between two events belongs to the phase that began with the first. Nothing is synchronised
+before the end. Not measured on a GPU yet.
 """
 
-import functools
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
 
 from flatout.seams.clock import NAMES
 from flatout.seams.events import Segment
 from flatout.seams.session import Session
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 class DeviceClock:
@@ -25,25 +23,34 @@ class DeviceClock:
         self.marks: list[tuple[int, Any]] = []
         self.bounds: list[tuple[Segment, int, int]] = []
         self.began_at = 0
-        self._event: Callable[[], Any]
+        self.device: Any = None
+        self.torch: Any = None
         session.on("root", self.begin)
 
     def begin(self, root: Any) -> None:
         """Start when the root lies on a CUDA device."""
         import torch
 
-        device = next(iter(root.parameters())).device
-        if device.type != "cuda" or self.marks:
+        parameter = next(iter(root.parameters()), None)
+        if parameter is None or parameter.device.type != "cuda" or self.marks:
             return
-        self._event = functools.partial(torch.cuda.Event, enable_timing=True)
-        self.session.clock.mark_with(self.mark)
+        self.torch, self.device = torch, parameter.device
+        # Quietly: a device that failed tells the script so itself, at a line of its own.
+        self.session.clock.mark_with(self.session.quietly(self.mark))
         self.session.on("segment", self.lap)
         self.mark(self.session.clock.stack[-1])
 
     def mark(self, phase: int) -> None:
-        """Record the begin of a phase."""
-        event = self._event()
-        event.record()
+        """Record the begin of a phase.
+
+        On the device of the training: without a stream, an event is recorded on the current device,
+        which has nothing to do where a script names another one in each call.
+        """
+        cuda = self.torch.cuda
+        if cuda.is_current_stream_capturing():
+            return  # it would become a part of the script's graph, and could not be read
+        event = cuda.Event(enable_timing=True)
+        event.record(cuda.current_stream(self.device))
         self.marks.append((phase, event))
 
     def lap(self, segment: Segment) -> None:
@@ -54,16 +61,36 @@ class DeviceClock:
         self.began_at = end
 
     def resolve(self) -> None:
-        """Replace the host's seconds by the device's, for every segment but the first."""
+        """Replace the host's seconds by the device's, for every segment but the first.
+
+        A device that failed answers no more: then all segments keep the host's seconds.
+        """
         if not self.bounds:
             return
-        import torch
-
-        torch.cuda.synchronize()
-        for segment, first, last in self.bounds[1:]:
-            seconds = [0.0] * len(NAMES)
-            for (phase, start), (_, stop) in zip(
-                self.marks[first:last], self.marks[first + 1 : last + 1], strict=True
-            ):
-                seconds[phase] += start.elapsed_time(stop) / 1e3
+        try:
+            self.torch.cuda.synchronize(self.device)
+            found = [
+                (segment, phase_seconds(self.marks[first : last + 1]))
+                for segment, first, last in self.bounds[1:]
+            ]
+        except Exception as error:  # noqa: BLE001  the result must be written all the same
+            self.session.note_error(f"device times: {type(error).__name__}: {error}")
+            return
+        for segment, seconds in found:
             segment.seconds = seconds
+
+
+def phase_seconds(marks: Sequence[tuple[int, Any]]) -> list[float]:
+    """Return the seconds of each phase between the first mark and the last.
+
+    Where a script changes streams, a later mark may lie earlier on the device: no phase then takes
+    less than no time, and the sum stays what passed.
+    """
+    seconds = [0.0] * len(NAMES)
+    _, start = marks[0]
+    reached_ms = 0.0
+    for (phase, _), (_, stop) in pairwise(marks):
+        at_ms = max(reached_ms, start.elapsed_time(stop))
+        seconds[phase] += (at_ms - reached_ms) / 1e3
+        reached_ms = at_ms
+    return seconds

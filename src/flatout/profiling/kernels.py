@@ -65,23 +65,56 @@ def busy_share(events: Iterable[Mapping[str, Any]]) -> float | None:
     ... ])
     0.6666666666666666
     """
-    spans = sorted(
-        (e["start_s"], e["start_s"] + e["length_s"]) for e in events if e["kind"] == "kernel"
-    )
-    if not spans:
-        return None
-    busy_s, reached = 0.0, spans[0][0]
-    for start, stop in spans:
-        busy_s += max(0.0, stop - max(start, reached))
-        reached = max(reached, stop)
-    total_s = reached - spans[0][0]
-    return busy_s / total_s if total_s > 0 else None
+    spans = _merged(e for e in events if e["kind"] == "kernel")
+    total_s = spans[-1][1] - spans[0][0] if spans else 0.0
+    return _length_s(spans) / total_s if total_s > 0 else None
 
 
 def copied_to_device_s(events: Iterable[Mapping[str, Any]]) -> float:
-    """Return the seconds of host-to-device copies."""
-    return sum(
-        float(e["length_s"])
-        for e in events
-        if e["kind"] == "gpu_memcpy" and "HtoD" in str(e["name"])
-    )
+    """Return the seconds in which copies from the host ran and no kernel: the step waits for these.
+
+    A copy on a stream of its own, beside the computation, costs the step nothing.
+
+    >>> copied_to_device_s([
+    ...     {"kind": "gpu_memcpy", "name": "Memcpy HtoD", "start_s": 0.0, "length_s": 2.0},
+    ...     {"kind": "kernel", "name": "a", "start_s": 0.5, "length_s": 1.0},
+    ... ])
+    1.0
+    """
+    listed = list(events)
+    kernels = _merged(e for e in listed if e["kind"] == "kernel")
+    copies = _merged(e for e in listed if e["kind"] == "gpu_memcpy" and "HtoD" in str(e["name"]))
+    return _length_s(copies) - _length_s(_shared(copies, kernels))
+
+
+Spans = list[tuple[float, float]]
+
+
+def _merged(events: Iterable[Mapping[str, Any]]) -> Spans:
+    """Return when at least one of the events ran, in order."""
+    merged: Spans = []
+    for start, stop in sorted((e["start_s"], e["start_s"] + e["length_s"]) for e in events):
+        if merged and start <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(stop, merged[-1][1]))
+        else:
+            merged.append((start, stop))
+    return merged
+
+
+def _shared(one: Spans, other: Spans) -> Spans:
+    """Return when both ran."""
+    shared: Spans = []
+    i = j = 0
+    while i < len(one) and j < len(other):
+        start, stop = max(one[i][0], other[j][0]), min(one[i][1], other[j][1])
+        if start < stop:
+            shared.append((start, stop))
+        if one[i][1] < other[j][1]:
+            i += 1
+        else:
+            j += 1
+    return shared
+
+
+def _length_s(spans: Spans) -> float:
+    return sum(stop - start for start, stop in spans)

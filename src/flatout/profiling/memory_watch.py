@@ -6,7 +6,6 @@ exception says that memory ran out: that look is what tells which component grew
 
 import json
 import os
-import re
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -15,17 +14,13 @@ from typing import Any
 
 import torch
 
-from flatout.core.exhaustion import describe_comparison
+from flatout.core.exhaustion import describe_comparison, is_out_of_memory
 from flatout.profiling.cpu_stream import CpuStream
 from flatout.profiling.live_tensors import find_live
 from flatout.seams.events import Segment
 from flatout.seams.ranks import rank_and_size
 from flatout.seams.session import Session
 
-OUT_OF_MEMORY = re.compile(
-    r"OutOfMemoryError|CUDA out of memory|HIP out of memory|can't allocate memory|MemoryError"
-)
-"""In an exception's name or words: CUDA's, the CPU allocator's, Python's."""
 FIRST_STEPS = 3
 """Steps after which is looked: the optimizer has its state after the first."""
 MEASURED_STEP = 2
@@ -64,7 +59,7 @@ class MemoryWatch:
         def crashed(
             kind: type[BaseException], error: BaseException, trace: TracebackType | None
         ) -> None:
-            if OUT_OF_MEMORY.search(f"{kind.__name__}: {error}"):
+            if is_out_of_memory(f"{kind.__name__}: {error}"):
                 look(f"{kind.__name__}: {error}", trace)
             previous(kind, error, trace)
 

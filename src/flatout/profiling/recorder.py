@@ -20,6 +20,7 @@ from flatout.profiling.garbage import GarbageClock
 from flatout.profiling.kernels import TRACED_STEPS, KernelTrace, busy_share, copied_to_device_s
 from flatout.profiling.overhead import listening_cost_s
 from flatout.profiling.probes import Probe, results
+from flatout.profiling.surroundings import device_facts, environment_facts
 from flatout.seams.events import Segment
 from flatout.seams.processes import kill_descendants
 from flatout.seams.ranks import Ranks
@@ -336,13 +337,21 @@ class Recorder:
             for s in self.session.segments
         ]
 
+    def rows_at_end(self) -> list[dict[str, Any]]:
+        """Return the segments with their losses, without those where the device failed."""
+        try:
+            return self.rows(with_losses=True)
+        except RuntimeError as error:
+            self.session.note_error(f"losses: {error}")
+            return self.rows(with_losses=False)
+
     def result(self, why: str) -> Mapping[str, Any]:
         """Return everything this process knows, as plain values; this ends the probes."""
         self.device.resolve()
         # First: a probe that failed is among the errors below.
         seen_by_probes = results(self.session, self.probes)
         self.session.conclude()
-        rows = self.rows(with_losses=True)
+        rows = self.rows_at_end()
         return {**self._plain(why, rows), "probes": seen_by_probes}
 
     def _plain(self, why: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
@@ -378,43 +387,6 @@ class Recorder:
             "collection_s": self.garbage.seconds,
             "load": self.load(),
             "listening_s_per_step": listening_cost_s(session),
-            "device": device_facts() | self.device_facts,
+            "device": device_facts(session.note_error) | self.device_facts,
             "environment": environment_facts(),
         }
-
-
-def device_facts() -> dict[str, Any]:
-    """Return what the device holds; on the CPU the peak resident size."""
-    import resource
-
-    import torch
-
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    if not torch.cuda.is_available() or not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        return {"kind": "cpu", "peak": {"allocated": 0, "reserved": 0, "device": peak}}
-    free, total = torch.cuda.mem_get_info()
-    return {
-        "kind": "cuda",
-        "name": torch.cuda.get_device_name(),
-        "uuid": str(getattr(torch.cuda.get_device_properties(), "uuid", "")),
-        "peak": {
-            "allocated": torch.cuda.max_memory_allocated(),
-            "reserved": torch.cuda.max_memory_reserved(),
-            "device": total - free,
-        },
-    }
-
-
-def environment_facts() -> dict[str, Any]:
-    """Return the stack that ran, for the record."""
-    import platform
-
-    import torch
-
-    return {
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "cuda": torch.version.cuda,
-        "threads": torch.get_num_threads(),
-        "platform": platform.platform(),
-    }

@@ -2,7 +2,6 @@
 
 import math
 import os
-import re
 import signal
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -10,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from flatout import techniques
-from flatout.core.exhaustion import describe_exhaustion
+from flatout.core.exhaustion import describe_exhaustion, is_out_of_memory
 from flatout.core.machine import Machine
 from flatout.core.profile import Profile
 from flatout.core.recipe import Recipe
@@ -237,9 +236,7 @@ def _ran_out_of_memory(ending: Ending, result: Mapping[str, Any] | None) -> bool
     # No exit code: a script that is slow to end was ended once its result was there.
     if ending.exit_code in (0, None) and not crash:
         return False
-    if re.search(r"OutOfMemoryError|CUDA out of memory|can't allocate memory|MemoryError", text):
-        return True
-    return _was_killed(ending)
+    return is_out_of_memory(text) or _was_killed(ending)
 
 
 def _was_killed(ending: Ending) -> bool:
