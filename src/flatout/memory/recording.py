@@ -21,6 +21,7 @@ from torch.utils.flop_counter import flop_registry
 from flatout.core.errors import UserError
 from flatout.memory.host_kernels import Give, Inside, Take, completed, inside
 from flatout.memory.operators import UNANSWERED, Answers, run_for_real
+from flatout.memory.shape_cache import MISSING, ShapeCache
 from flatout.memory.stream import Component, Mark, Phase, StreamEvent
 
 if TYPE_CHECKING:
@@ -99,6 +100,7 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.device, self.fake, self.is_whole = device, fake, is_whole
         self.answers, self.here = answers, here
+        self._shapes = None if fake is None else ShapeCache(fake)
         self.births: list[Birth] = []
         self.events: list[StreamEvent] = []
         self.marks: list[Mark] = []
@@ -190,7 +192,7 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if self.fake is None or not (self.is_whole or self._is_fake(func, args, kwargs)):
             return func(*args, **kwargs)
         try:
-            return self.fake.dispatch(func, types, args, kwargs)
+            return self._compute_shapes(func, types, args, kwargs)
         except DEPENDENT as error:
             raise UserError(
                 f"{func}{self._place()} gives something that depends on the data's values, which "
@@ -200,6 +202,18 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if not _lacks_shapes(error):
                 raise
             return self._compute_for_real(func, args, kwargs, error)
+
+    def _compute_shapes(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        assert self.fake is not None
+        assert self._shapes is not None
+        key = self._shapes.key(func, args, kwargs)
+        if key is None:
+            return self.fake.dispatch(func, types, args, kwargs)
+        output = self._shapes.find(key, args)
+        if output is MISSING:
+            output = self.fake.dispatch(func, types, args, kwargs)
+            self._shapes.keep(key, args, kwargs, output)
+        return output
 
     def _compute_for_real(self, func: Any, args: Any, kwargs: Any, error: Exception) -> Any:
         """Run an operator that has no shape function on real zeros of the host."""
