@@ -9,7 +9,7 @@ processes and 40,000 simulated runs per noise level (`docs/statistics.md`).
 import math
 import statistics
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from functools import lru_cache
 
@@ -38,9 +38,17 @@ class Rule:
     min_pairs: int = 2
     min_pairs_without_prior: int = 3
     """Where no baseline noise is known yet."""
+    min_pairs_to_drop: int = 1
+    """Pairs before a lever that shows the opposite of a gain is given up."""
+    hopeless: float = 0.75
+    """One pair below this is no gain where no noise is known yet: three deviations of the noisiest
+    pairs that were seen (10 %) below no difference."""
     max_pairs: int = 10
-    at_least: int = 2
+    at_least: int = 1
     """Pairs that are played even where fewer would decide: a confirmation asks for more."""
+    looks_ahead: bool = False
+    """Whether to set a lever aside once the pairs still allowed would leave it undecided, were they
+    like those played: it is left for a comparison with more pairs, or together with others."""
     patience: int = 4
     """Pairs after which a gain that is not `promising` is set aside as inconclusive."""
     promising: float = 1.05
@@ -127,7 +135,7 @@ def decide(evidence: Evidence, rule: Rule = Rule()) -> Decision:
     """Return what the evidence allows to say; UNDECIDED asks for one more pair, if any is left."""
     fewest = rule.min_pairs if evidence.has_prior else rule.min_pairs_without_prior
     if evidence.n < fewest:
-        return Decision.UNDECIDED
+        return _first_look(evidence, rule)
     line = math.log(rule.gain)
     if evidence.bound(rule.keep_confidence, -1) > line:
         return Decision.KEPT
@@ -136,6 +144,30 @@ def decide(evidence: Evidence, rule: Rule = Rule()) -> Decision:
     # To call a lever slower is a claim too: it needs the confidence of one that is faster.
     is_slower = evidence.bound(rule.keep_confidence, +1) < 0
     return Decision.WORSE if is_slower else Decision.NO_EFFECT
+
+
+def _first_look(evidence: Evidence, rule: Rule) -> Decision:
+    """Give up what is plainly no gain. Nothing is kept before its time."""
+    if evidence.n < rule.min_pairs_to_drop:
+        return Decision.UNDECIDED
+    highest = evidence.bound(rule.drop_confidence, +1)
+    is_no_gain = highest < 0 if evidence.has_prior else evidence.mean < math.log(rule.hopeless)
+    if not is_no_gain:
+        return Decision.UNDECIDED
+    is_slower = evidence.bound(rule.keep_confidence, +1) < 0
+    return Decision.WORSE if is_slower else Decision.NO_EFFECT
+
+
+def can_decide(evidence: Evidence, rule: Rule) -> bool:
+    """Tell whether the pairs still allowed would decide, were they like those played.
+
+    >>> noisy = Evidence(mean=0.05, variance=0.01, freedom=9, n=2, has_prior=True)
+    >>> can_decide(noisy, Rule(max_pairs=4)), can_decide(noisy, Rule(max_pairs=100))
+    (False, True)
+    """
+    more = max(0, rule.max_pairs - evidence.n)
+    ahead = replace(evidence, n=evidence.n + more, freedom=evidence.freedom + more)
+    return decide(ahead, rule) is not Decision.UNDECIDED
 
 
 def compare(evidence: Evidence, rule: Rule = Rule()) -> Comparison:

@@ -78,8 +78,12 @@ def gain_words(pair: Comparison) -> str:
 
 def verdict_words(row: Row) -> str:
     """Return the verdict on a lever; an interval that covers 1 is no difference."""
-    if row.verdict is Verdict.NO_EFFECT and row.comparison and row.comparison.covers_one:
-        return "no difference"
+    pair = row.comparison
+    if row.verdict is Verdict.NO_EFFECT and pair:
+        if pair.n == 1 or pair.interval[1] < 1:
+            return "no gain"
+        if pair.covers_one:
+            return "no difference"
     return VERDICT_WORDS[row.verdict]
 
 

@@ -56,6 +56,8 @@ class Lab:
     """Step times of accepted timed trials, by recipe."""
     wall_s: dict[str, float] = field(default_factory=dict)
     """Wall time of the latest trial, by recipe and kind."""
+    latest: Trial | None = None
+    """The trial that ran last, where it was the base of a comparison."""
     timed: int = 0
     disturbed: int = 0
     replayed_s: float = 0.0
@@ -89,6 +91,13 @@ class Lab:
             self.step_s.setdefault(key_of(recipe), []).append(trial.profile.whole_step_ms / 1e3)
         return trial
 
+    def again(self, recipe: Recipe) -> Trial:
+        """Return the trial of this recipe that ran last of all, as a base; else time it anew."""
+        latest, self.latest = self.latest, None
+        if latest is not None and key_of(latest.recipe) == key_of(recipe):
+            return latest
+        return self.time(recipe)
+
     def guard(self, recipe: Recipe, name: str, spec: Mapping[str, Any], steps: int) -> Trial:
         """Run one untimed trial with the guard's recorder; its record lands in `out/guard/name`."""
         keep = (self.out / "guard" / name).resolve()
@@ -117,6 +126,8 @@ class Lab:
             trial = self.runner(self.workload, recipe, self.machine, options)
             self._note({"key": key, "trial": trial.to_json()})
         self.wall_s[key] = trial.wall_s
+        if trial.outcome is not Outcome.REFUSED:  # those are over at once
+            self.latest = None
         return trial
 
     def _note(self, row: Mapping[str, Any]) -> None:
@@ -184,12 +195,16 @@ class Budget:
     """The time a tuning may take."""
 
     total_s: float
-    started: float = field(default_factory=time.monotonic)
+    clock: Callable[[], float] = time.monotonic
+    started: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.started = self.clock()
 
     @property
     def elapsed_s(self) -> float:
         """Seconds since the tuning began."""
-        return time.monotonic() - self.started
+        return self.clock() - self.started
 
     @property
     def left_s(self) -> float:

@@ -1,7 +1,7 @@
 """The ladder of a tuning: one lever after the other, each on top of those that were kept.
 
-Levers that stay undecided after a few pairs are played together: two small gains that noise hides
-one at a time, or that need each other, show as one. What is still open then gets its full pairs.
+Levers that a few pairs leave undecided are played together: two small gains that noise hides one at
+a time, or that need each other, show as one. What is still open then gets its full pairs.
 """
 
 import math
@@ -14,10 +14,18 @@ from flatout.core.progress import Progress
 from flatout.core.recipe import Recipe
 from flatout.core.stats import Decision, Rule
 from flatout.core.trial import Trial
+from flatout.techniques import technique_class
 from flatout.workflow.faults import fewer_workers
 from flatout.workflow.lab import Budget, Lab
 from flatout.workflow.pairs import Match, play
-from flatout.workflow.ranking import Candidate, Search, find_companion, rank
+from flatout.workflow.ranking import (
+    TYPICAL_PAIRS,
+    Candidate,
+    Experience,
+    Search,
+    find_companion,
+    rank,
+)
 from flatout.workflow.referee import Referee
 from flatout.workflow.verdicts import event_of, row_of
 
@@ -26,8 +34,14 @@ FIRST_PAIRS = 2
 """Pairs after which a lever's own profile is asked what else it needs."""
 SINGLE_PAIRS = 4
 """Pairs for one lever while it may still be played together with others."""
-TYPICAL_PAIRS = 3
-"""Pairs that a candidate takes when it is clearly better or clearly not."""
+GUARD_TRIALS = 2
+"""Guard trials of one more recipe, each about as long as a timed one: its gradients, and whether
+its dropout acts."""
+DEFAULT_TRIAL_S = 10.0
+"""What a trial takes, before one was timed."""
+LOOKS_HELD = 0.5
+"""Share of a gain that is left when it is measured anew: what looks best in two noisy pairs is so
+partly by luck."""
 PROMISING = 1.01
 """An undecided lever with a smaller ratio than this brings nothing to the others."""
 
@@ -62,6 +76,8 @@ class Ladder:
     settled: set[str] = field(default_factory=set)
     """Techniques that came in together: another setting of one would undo the other."""
     undecided: list[Open] = field(default_factory=list)
+    bundled: frozenset[str] = frozenset()
+    """Labels of the levers that were played together last."""
     best_ratio: float = 1.0
     passed_over: dict[str, str] = field(default_factory=dict)
     """Levers that were not tried, each with the reason; the latest profile decides."""
@@ -82,15 +98,29 @@ class Ladder:
     @property
     def cost_s(self) -> float:
         """What trying one more candidate typically takes."""
-        return 2 * TYPICAL_PAIRS * self.lab.cost_s(self.recipe, default=10.0)
+        return 2 * TYPICAL_PAIRS * self.lab.cost_s(self.recipe, default=DEFAULT_TRIAL_S)
+
+    @property
+    def experience(self) -> Experience:
+        """What the outcomes so far say about predictions, and what a trial takes."""
+        outcomes: dict[str, list[tuple[float, float]]] = {}
+        for row in self.rows:
+            if row.comparison and row.predicted_ratio and not row.together_with:
+                family = technique_class(row.choice.technique).family
+                pair = (row.predicted_ratio, row.comparison.ratio)
+                outcomes.setdefault(family, []).append(pair)
+        return Experience(
+            outcomes=outcomes, trial_s=self.lab.cost_s(self.recipe, default=DEFAULT_TRIAL_S)
+        )
 
     @property
     def reserve_s(self) -> float:
         """The time to keep for the confirmation; nothing to confirm needs none."""
         if self.recipe == self.baseline:
             return 0.0
-        one = self.lab.cost_s(self.recipe, default=10.0)
-        return self.confirm_pairs * (one + self.lab.cost_s(self.baseline, default=one))
+        one = self.lab.cost_s(self.recipe, default=DEFAULT_TRIAL_S)
+        pairs_s = self.confirm_pairs * (one + self.lab.cost_s(self.baseline, default=one))
+        return pairs_s + GUARD_TRIALS * one
 
     def has_time(self, *, for_candidates: float = 1.0) -> bool:
         """Tell whether so many more candidates fit in before the confirmation."""
@@ -98,11 +128,18 @@ class Ladder:
 
     def play(self, recipe: Recipe, rule: Rule, *, earlier: Match | None = None) -> Match:
         """Play a recipe against the one so far while there is time before the confirmation."""
+        one = self.lab.cost_s(self.recipe, default=DEFAULT_TRIAL_S)
+
+        def may_go_on() -> bool:
+            pair_s = one + self.lab.cost_s(recipe, default=one)
+            needed_s = self.reserve_s + pair_s if self.reserve_s else 0.0
+            return self.budget.left_s > needed_s
+
         return play(
             self.lab,
             self.recipe,
             recipe,
-            may_go_on=lambda: self.budget.left_s > self.reserve_s,
+            may_go_on=may_go_on,
             rule=rule,
             earlier=earlier,
         )
@@ -125,30 +162,38 @@ def progress(budget: Budget, trying: str, best_ratio: float = 1.0, *, event: str
 
 
 def climb(ladder: Ladder) -> None:
-    """Try one lever after the other, then the undecided ones together, then those still open."""
+    """Try one lever after the other, then those that are still open, together and alone.
+
+    Those that stay open are played together as soon as that promises more for its time than the
+    next lever does.
+    """
     tried: set[str] = set()
+    too_late: list[str] = []
     while (candidate := _next_candidate(ladder, tried)) is not None:
+        if ladder.has_time() and _hope_per_s(ladder) > candidate.hope_per_s:
+            _try_together(ladder)
+            continue
         tried.add(candidate.choice.label)
         ladder.passed_over.pop(candidate.choice.label, None)
         # With time for one more only, what looks better goes first: all the open ones together.
-        gives_way = not ladder.has_time(for_candidates=2) and _hope(ladder) > candidate.ratio
-        if gives_way or not ladder.has_time():
+        left_over = ladder.budget.left_s - ladder.reserve_s - candidate.cost_s
+        gives_way = left_over < ladder.cost_s and _hope(ladder) > candidate.ratio
+        if gives_way or left_over < 0:
             ladder.stopped = "budget"
-            ladder.notes.append(
-                f"not tried for lack of time: {candidate.choice.label} "
-                f"(predicted {candidate.ratio:.2f}x)"
-            )
-            break
+            too_late.append(f"{candidate.choice.label} (predicted {candidate.ratio:.2f}x)")
+            continue
         failure = _try(ladder, candidate)
         if failure is not None:
             tried.add(_try_fewer(ladder, candidate, failure))
     _try_together(ladder)
     _try_longer(ladder)
+    if too_late:
+        ladder.notes.append(f"not tried for lack of time: {', '.join(too_late)}")
     ladder.notes += [f"not tried: {label}: {why}" for label, why in ladder.passed_over.items()]
 
 
 def _next_candidate(ladder: Ladder, tried: set[str]) -> Candidate | None:
-    for candidate in rank(ladder.profile, ladder.search):
+    for candidate in rank(ladder.profile, ladder.search, ladder.experience):
         choice = candidate.choice
         if choice.label in tried or choice.technique in ladder.settled:
             continue
@@ -186,7 +231,7 @@ def _try(ladder: Ladder, candidate: Candidate) -> Trial | None:
     if match.decision is not Decision.KEPT and match.candidate is not None:
         companion = find_companion(ladder.profile, match.candidate, candidate, ladder.search)
     if companion is None and match.decision is Decision.UNDECIDED and match.failure is None:
-        match = ladder.play(recipe, Rule(max_pairs=SINGLE_PAIRS), earlier=match)
+        match = ladder.play(recipe, Rule(max_pairs=SINGLE_PAIRS, looks_ahead=True), earlier=match)
     row = _settle(ladder, candidate, recipe, match)
     if companion is not None and ladder.has_time():
         both = recipe.plus(companion.choice)
@@ -213,14 +258,30 @@ def _hope(ladder: Ladder) -> float:
     return math.prod(_ratio(item) for item in hopeful) if len(hopeful) > 1 else 1.0
 
 
+def _hope_per_s(ladder: Ladder) -> float:
+    """Return the same in logs, for each second of playing them together; 0 where they were."""
+    if _labels(_bundle(ladder)) <= ladder.bundled:
+        return 0.0
+    return LOOKS_HELD * math.log(_hope(ladder)) / ladder.cost_s
+
+
+def _bundle(ladder: Ladder) -> list[Open]:
+    """Return the hopeful levers; of several settings of a technique the one that looks best."""
+    hopeful = sorted(_hopeful(ladder), key=_ratio)
+    return list({item.candidate.choice.technique: item for item in hopeful}.values())
+
+
+def _labels(items: list[Open]) -> frozenset[str]:
+    return frozenset(item.candidate.choice.label for item in items)
+
+
 def _try_together(ladder: Ladder) -> None:
     """Play all undecided levers that look like a gain at once; keep them if they prove one."""
-    hopeful = _hopeful(ladder)
-    # Of several settings of a technique the one that looks best.
-    by_technique = {item.candidate.choice.technique: item for item in sorted(hopeful, key=_ratio)}
-    if len(by_technique) < 2 or not ladder.has_time():
+    bundle = _bundle(ladder)
+    if len(bundle) < 2 or _labels(bundle) <= ladder.bundled or not ladder.has_time():
         return
-    *others, last = by_technique.values()
+    ladder.bundled = _labels(bundle)
+    *others, last = bundle
     recipe = ladder.recipe
     for item in (*others, last):
         recipe = recipe.plus(item.candidate.choice)
@@ -238,18 +299,16 @@ def _try_together(ladder: Ladder) -> None:
 
 def _try_longer(ladder: Ladder) -> None:
     """Give levers that are still open the rest of their pairs, the most promising first."""
-    while True:
-        ladder.undecided = [item for item in ladder.undecided if item.base == ladder.recipe]
-        if not ladder.undecided or not ladder.has_time():
-            return
-        item = max(ladder.undecided, key=_ratio)
+    while (hopeful := _hopeful(ladder)) and ladder.has_time():
+        item = max(hopeful, key=_ratio)
         ladder.undecided.remove(item)
-        if _ratio(item) < PROMISING:
-            return
         recipe = ladder.recipe.plus(item.candidate.choice)
         ladder.say(item.candidate.choice.label)
-        match = ladder.play(recipe, Rule(), earlier=item.match)
-        ladder.rows.remove(item.row)
+        # What was played on top of another recipe says little here: it starts anew.
+        is_same = item.base == ladder.recipe
+        match = ladder.play(recipe, Rule(), earlier=item.match if is_same else None)
+        if is_same:
+            ladder.rows.remove(item.row)
         _settle(ladder, item.candidate, recipe, match)
 
 

@@ -11,6 +11,7 @@ from flatout.core.stats import (
     Decision,
     Evidence,
     Rule,
+    can_decide,
     compare,
     decide,
     gather,
@@ -59,20 +60,23 @@ def play(
     rule: Rule = Rule(),
     earlier: Match | None = None,
 ) -> Match:
-    """Run pairs BA, AB, BA, ... until the rule decides, pairs run out, or time does.
+    """Run pairs AB, BA, AB, ... until the rule decides, pairs run out, or time does.
 
-    The candidate (B) goes first: where it cannot run, no trial of the base is spent on it.
+    Where the last trial before was one of the base, for another candidate, it serves the first pair
+    too. Each comparison by itself is as it was, and a candidate costs three trials, not four.
     A candidate that shows no gain worth waiting for after `rule.patience` pairs is set aside: the
     time is better spent on the next one. That can only turn an answer into "inconclusive".
     """
     sides = earlier.sides if earlier else Sides()
-    evidence: Evidence | None = None
+    evidence = _evidence(lab, sides, rule) if sides.base else None
     decision, ran_out = Decision.UNDECIDED, False
     for number in range(len(sides.base), rule.max_pairs):
-        if number and not may_go_on():
+        if rule.looks_ahead and evidence is not None and not can_decide(evidence, rule):
+            break
+        if number >= max(1, rule.at_least) and not may_go_on():
             ran_out = True
             break
-        failure = _play_pair(lab, base, candidate, sides, starts_with_base=number % 2 == 1)
+        failure = _play_pair(lab, base, candidate, sides, starts_with_base=number % 2 == 0)
         if failure is not None:
             return Match(
                 decision=Decision.UNDECIDED,
@@ -104,12 +108,16 @@ def _play_pair(
     """Run one pair; return the trial that failed, if one did."""
     order = [(base, sides.base), (candidate, sides.candidate)]
     for recipe, side in order if starts_with_base else order[::-1]:
-        trial = lab.time(recipe, must_apply=recipe is candidate)
+        if recipe is candidate:
+            trial = lab.time(recipe, must_apply=True)
+        else:
+            trial = lab.time(recipe) if sides.base else lab.again(recipe)
         if trial.outcome is not Outcome.OK or trial.profile is None:
             return trial
         if recipe is candidate and trial.not_applied:
             return trial
         side.append(trial.profile)
+        lab.latest = trial if recipe is base else None
     return None
 
 

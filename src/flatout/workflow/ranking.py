@@ -1,7 +1,13 @@
-"""Which lever to try next: candidates for this profile on this machine, by predicted gain."""
+"""Which lever to try next: candidates for this profile on this machine, by hope per second.
 
-from collections.abc import Collection
-from dataclasses import dataclass
+A prediction counts for as much as those of its family were worth in this tuning so far, and for the
+less the longer it takes to try it. That decides the order only: what is predicted to show a gain is
+tried all the same, while there is time.
+"""
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from flatout import techniques
 from flatout.core.machine import Machine
@@ -13,6 +19,16 @@ from flatout.profiling.regime import best_case, is_hopeless
 
 WORTH_A_TRIAL = 1.02
 """A predicted gain below this cannot pass the rule, so it is not tried."""
+TYPICAL_PAIRS = 3
+"""Pairs that a candidate takes when it is clearly better or clearly not."""
+WARM_SHARE = 0.2
+"""Start-up of a compiled trial once another one has filled the compile cache, as a share of the
+first one's: 2 to 5 s of 15 to 19 s in the record of slow_compute."""
+BELIEF = 0.25
+"""Weight of a family's predictions before anything was measured, as a squared log ratio: outcomes
+count as much once a gain of 1.65x was predicted."""
+LEAST_TRUST, MOST_TRUST = 0.1, 1.5
+"""Limits of that correction: a family that made things slower keeps a small hope."""
 MAX_RATIO = 20.0
 """Predictions are capped: a step that is predicted to take no time at all is a wrong model."""
 
@@ -27,6 +43,16 @@ class Candidate:
     ratio: float
     bound: Bound
     """The most it could bring, whatever was predicted."""
+    family: str = ""
+    cost_s: float = 1.0
+    """What trying it takes."""
+    trust: float = 1.0
+    """What this tuning's own outcomes leave of the family's predicted log ratios."""
+
+    @property
+    def hope_per_s(self) -> float:
+        """The gain to be expected for each second of trying, in logs."""
+        return self.trust * math.log(self.ratio) / self.cost_s
 
     @property
     def is_worth_a_trial(self) -> bool:
@@ -52,17 +78,48 @@ class Search:
     skip: Collection[str] = ()
 
 
-def rank(profile: Profile, search: Search) -> list[Candidate]:
-    """Return the candidates of every allowed technique, the largest predicted gain first."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Experience:
+    """What a tuning has learned about its own predictions and trials."""
+
+    outcomes: Mapping[str, Sequence[tuple[float, float]]] = field(default_factory=dict)
+    """By family: predicted and measured ratio of each lever that was tried by itself."""
+    trial_s: float = 10.0
+    """Wall time of one trial of the recipe so far."""
+
+    def trust_in(self, family: str) -> float:
+        """Return the slope of measured against predicted log ratios, drawn towards 1.
+
+        >>> Experience(outcomes={"data": [(3.3, 1.1)]}).trust_in("data") < 0.3
+        True
+        >>> Experience().trust_in("data")
+        1.0
+        """
+        logs = [(math.log(p), math.log(m)) for p, m in self.outcomes.get(family, ())]
+        squares = BELIEF + sum(predicted**2 for predicted, _ in logs)
+        slope = (BELIEF + sum(predicted * measured for predicted, measured in logs)) / squares
+        return min(MOST_TRUST, max(LEAST_TRUST, slope))
+
+    def cost_s(self, family: str, startup_s: float) -> float:
+        """Return what trying a lever takes: the trials of both sides, and its start-ups."""
+        later = WARM_SHARE if family == "compile" else 1.0
+        starts = 1 + later * (TYPICAL_PAIRS - 1)
+        return 2 * TYPICAL_PAIRS * self.trial_s + starts * max(0.0, startup_s)
+
+
+def rank(
+    profile: Profile, search: Search, experience: Experience = Experience()
+) -> list[Candidate]:
+    """Return the candidates of every allowed technique, the most gain per second first."""
     found = [
-        _candidate(name, option, profile, search.machine)
+        _candidate(name, option, profile, search.machine, experience)
         for name in techniques.names()
         if name not in search.skip and (not search.only or name in search.only)
         for kind in [techniques.technique_class(name)]
         if search.ceiling.allows(kind.numerics)
         for option in kind.candidates(profile, search.machine)
     ]
-    return sorted(found, key=lambda candidate: -candidate.ratio)
+    return sorted(found, key=lambda candidate: -candidate.hope_per_s)
 
 
 def find_companion(
@@ -81,7 +138,9 @@ def find_companion(
     return None
 
 
-def _candidate(name: str, option: Technique, profile: Profile, machine: Machine) -> Candidate:
+def _candidate(
+    name: str, option: Technique, profile: Profile, machine: Machine, experience: Experience
+) -> Candidate:
     effect = option.predict(profile, machine)
     bound = best_case(profile, option.addresses)
     step_ms = profile.whole_step_ms
@@ -92,4 +151,7 @@ def _candidate(name: str, option: Technique, profile: Profile, machine: Machine)
         effect=effect,
         ratio=min(step_ms / after_ms, bound.ratio),
         bound=bound,
+        family=option.family,
+        cost_s=experience.cost_s(option.family, effect.startup_s),
+        trust=experience.trust_in(option.family),
     )

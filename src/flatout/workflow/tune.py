@@ -5,6 +5,8 @@ on. Then leave each kept lever out once more, and confirm the whole recipe again
 fresh pairs: winners of many looks are biased upwards.
 """
 
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -31,6 +33,8 @@ from flatout.workflow.verdicts import verdict_of
 
 CONFIRM_PAIRS = 3
 """Fresh pairs of the whole recipe against the baseline, at least."""
+DROP_AFTER = 2
+"""Pairs at least before a lever that was proven once is left out again."""
 DROP_PAIRS = 4
 """Pairs at most to show that a kept lever still pays; undecided leaves it in."""
 
@@ -59,6 +63,8 @@ class TuneOptions:
     """Go on where other work keeps the machine busy; the report says so."""
     confirm_pairs: int = CONFIRM_PAIRS
     runner: Runner = run_trial
+    clock: Callable[[], float] = time.monotonic
+    """Tells the seconds that the budget counts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +89,7 @@ def tune(
     """
     mend_leftovers()
     machine = machine or read_machine(torch=False)
-    budget = Budget(total_s=options.budget_s)
+    budget = Budget(total_s=options.budget_s, clock=options.clock)
     header = {"workload": workload.command_line, "torch": machine.torch_version}
     recorded = open_journal(options.out, header, resume=options.resume)
     cache = scratch_root() / "compiled" / workload.name
@@ -158,7 +164,7 @@ def _drop_one(ladder: Ladder) -> None:
             without,
             ladder.recipe,
             may_go_on=lambda: ladder.budget.left_s > ladder.reserve_s,
-            rule=Rule(max_pairs=DROP_PAIRS),
+            rule=Rule(max_pairs=DROP_PAIRS, min_pairs_to_drop=DROP_AFTER),
         )
         _judge_drop(ladder, _row_about(ladder, choice), match, without)
 
@@ -202,6 +208,7 @@ def _confirm(ladder: Ladder) -> _Proof:
         ladder.lab,
         ladder.baseline,
         ladder.recipe,
+        # Its first pairs are played in any case: without them, all that was found is given up.
         may_go_on=lambda: ladder.budget.left_s > 0,
         rule=Rule(at_least=ladder.confirm_pairs, patience=Rule().max_pairs),
     )

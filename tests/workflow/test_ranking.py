@@ -1,0 +1,70 @@
+"""In which order levers are tried, and what a tuning makes of its time."""
+
+import pytest
+
+from flatout.core.recipe import Choice
+from flatout.core.regime import Bound
+from flatout.core.technique import Effect, Numerics
+from flatout.workflow.ranking import Candidate, Experience
+from flatout.workflow.tune import TuneOptions, tune
+from tests.workflow.starved import StarvedWorld
+from tests.workflow.test_tune import MACHINE, WORKLOAD
+
+
+NOTHING_KNOWN = Experience()
+
+
+def candidate(ratio, experience=NOTHING_KNOWN, family="data", startup_s=0.0):
+    return Candidate(
+        choice=Choice(technique="any"),
+        numerics=Numerics.EXACT,
+        effect=Effect(startup_s=startup_s),
+        ratio=ratio,
+        bound=Bound(ratio=ratio, share=0.5, why=""),
+        family=family,
+        cost_s=experience.cost_s(family, startup_s),
+        trust=experience.trust_in(family),
+    )
+
+
+def test_a_family_that_disappointed_is_ranked_behind_a_lesser_promise():
+    disappointed = Experience(outcomes={"data": [(3.3, 1.1)]})
+
+    promise, modest = candidate(1.6, disappointed), candidate(1.2, disappointed, "precision")
+
+    assert promise.hope_per_s < modest.hope_per_s
+    assert candidate(1.6).hope_per_s > candidate(1.2, family="precision").hope_per_s
+
+
+def test_a_family_that_made_things_slower_keeps_a_small_hope():
+    slower = Experience(outcomes={"compile": [(1.5, 0.6), (1.4, 0.7)]})
+
+    assert 0 < slower.trust_in("compile") < 0.2
+
+
+def test_what_takes_long_to_try_comes_later():
+    assert candidate(1.2, startup_s=60.0).hope_per_s < candidate(1.15).hope_per_s
+
+
+def test_the_compile_cache_makes_later_trials_cheap():
+    cost = Experience(trial_s=5.0).cost_s
+
+    assert cost("compile", 20.0) < cost("data", 20.0)
+
+
+@pytest.mark.parametrize("seed", [0, 3, 10])
+def test_starved_job_is_made_fast_within_five_minutes(seed, tmp_path, monkeypatch):
+    world = StarvedWorld(seed)
+    monkeypatch.setattr(
+        "flatout.workflow.tune.Referee.check", lambda _, recipe: world.check(recipe)
+    )
+    options = TuneOptions(
+        out=tmp_path, budget_s=300.0, accepts_load=True, runner=world, clock=lambda: world.now
+    )
+
+    ablation = tune(WORKLOAD, options, lambda _: None, MACHINE)
+
+    tried = {row.choice.technique for row in ablation.rows}
+    assert world.true_ratio(ablation.recipe.names) >= 1.8
+    assert {"loader_workers", "bf16_autocast"} <= tried
+    assert world.now < 330.0
