@@ -22,6 +22,7 @@ from flatout.core.profile import Profile
 from flatout.core.recipe import Recipe, recipe_from_json
 from flatout.core.technique import Effect, Numerics, Technique
 from flatout.core.workload import Workload
+from flatout.memory.rank_variables import rank_variables
 from flatout.memory.stream import MemoryStream
 from flatout.memory.stream_file import stream_from_json, stream_to_json
 from flatout.seams import journal, loader, model, optimizer, step
@@ -57,6 +58,8 @@ class Asked(Protocol):
     @property
     def capability(self) -> tuple[int, int]: ...  # noqa: D102
     @property
+    def ranks(self) -> int: ...  # noqa: D102
+    @property
     def limit_s(self) -> float: ...  # noqa: D102
 
 
@@ -81,6 +84,8 @@ def _run(workload: Workload, asked: Asked, device: str) -> Mapping[str, Any]:
     environment: Mapping[str, str] = dict(os.environ)
     for technique in techniques.build(asked.recipe):
         environment = technique.environment(environment)
+    if asked.ranks > 1:
+        environment = {**environment, **rank_variables(asked.ranks)}
     child = {
         "mode": MODE,
         "recipe": asked.recipe.to_json(),
@@ -118,6 +123,8 @@ class HostData(Technique):
     batch: int | None = None
     said: list[str] = field(default_factory=list)
     """What was found while the loader was looked at, for the stream's notes."""
+    sizes: list[int] = field(default_factory=list)
+    """Samples in the data sets of the loaders, where they know it."""
 
     family: ClassVar[str] = "data"
     addresses: ClassVar[frozenset[str]] = frozenset()
@@ -137,6 +144,8 @@ class HostData(Technique):
         from flatout.workflow.memory_subject import real_tensors
 
         wanted = {**arguments, "num_workers": 0, "pin_memory": False, "timeout": 0}
+        with contextlib.suppress(TypeError, NotImplementedError):
+            self.sizes.append(len(arguments["dataset"]))
         if self.batch is not None and wanted.get("batch_size") is not None:
             wanted["batch_size"] = self.batch
         with real_tensors():
@@ -170,6 +179,9 @@ class _ScriptTrace:
         self.since = 0.0
         self.is_written = False
         self.batch: int | None = None
+        """Samples of the batch drawn last, which may be one of an evaluation."""
+        self.trained: int | None = None
+        """Samples of the largest batch that a step has trained on."""
         self.scene: Scene = self._begin()
 
     def _begin(self) -> "Scene":
@@ -187,6 +199,10 @@ class _ScriptTrace:
             )
         )
         trace.follow(where.recording, self.name_of, self.at)
+        if where.recording.fake is not None:
+            from flatout.memory.pretended_ranks import pretended_ranks
+
+            self.stack.enter_context(pretended_ranks(self.reduces))
         self.stack.enter_context(where.recording)
         return where
 
@@ -210,6 +226,18 @@ class _ScriptTrace:
 
         sys.excepthook = crashed
         atexit.register(self.ended)
+
+    def reduces(self, bucket: Any) -> None:
+        """Name a bucket of gradients; their order is settled from the second step on only."""
+        from flatout.memory.stream import Component
+        from flatout.memory.transforms import BUCKETS
+
+        self.steps = int(self.spec["steps"]) + 1
+        recording = self.scene.recording
+        recording.know(bucket, Component.GRADIENTS)
+        birth = recording.find(bucket)
+        if birth is not None:
+            birth.operator = BUCKETS
 
     def at(self) -> Any:
         """Return the phase around an optimizer's step."""
@@ -264,11 +292,12 @@ class _ScriptTrace:
 
         recording, counts = self.scene.recording, self.session.counts
         self.first = segment.who if self.first is None else self.first
+        self.trained = max(self.trained or 0, self.batch or 0) or None
         if segment.who == self.first:
             self.number += 1
             self.flops, self.since = recording.flops - self.since, recording.flops
         recording.enter(Phase.DATA, self.number)
-        steps = self.spec["steps"]
+        steps = self.steps
         live = len(self.session.optimizers)
         if self.number >= steps and (len(counts) >= live or self.number >= steps + MORE_STEPS):
             self._write()
@@ -287,14 +316,16 @@ class _ScriptTrace:
         for root in self.session.roots:
             components.know_model(self.scene.recording, root)
         asked = self.spec["batch"]
-        if asked is not None and self.batch != asked:
-            self._put({"error": _other_batch(asked, self.batch)})
+        host = self._host_data()
+        batch = self.trained
+        if asked is not None and batch != asked:
+            is_all = batch is not None and batch < asked and batch in host.sizes
+            words = _too_few(asked, batch) if is_all else _other_batch(asked, batch)
+            self._put({"error": words})
             return
-        for technique in self.session.techniques:
-            if isinstance(technique, HostData):
-                for text in technique.said:
-                    self.scene.answers.note(text)
-        stream = trace.stream_of(self.scene, steps=self.number, batch=self.batch, flops=self.flops)
+        for text in host.said:
+            self.scene.answers.note(text)
+        stream = trace.stream_of(self.scene, steps=self.number, batch=batch, flops=self.flops)
         if stream.device == "cuda" and not any(a.size for a in stream.allocations):
             self._put({"is_empty": True})
         else:
@@ -308,21 +339,36 @@ class _ScriptTrace:
         text = json.dumps(reply)
         (Path(self.spec["folder"]) / RESULT).write_text(text, encoding="utf-8")
 
+    def _host_data(self) -> HostData:
+        return next(t for t in self.session.techniques if isinstance(t, HostData))
+
     def refuse(self, error: BaseException) -> None:
         """Say in one line why the script could not be traced."""
+        from flatout.memory.stream import Phase
         from flatout.workflow.memory_child import explained
 
+        if self.number and self.scene.recording.phase is Phase.DATA:
+            # Between steps, as an evaluation or a checkpoint is: the steps before it count.
+            self._write()
+            return
         is_ours = isinstance(error, UserError)
         self._put({"error": str(error) if is_ours else explained(error)})
 
     def ended(self) -> None:
         """Say that the script ended without enough steps."""
-        if not self.number:
+        asked, sizes = self.spec["batch"], self._host_data().sizes
+        if self.number:
+            self._write()
+        elif asked is not None and sizes and max(sizes) < asked:
+            self._put({"error": _too_few(asked, max(sizes))})
+        else:
             self._put(
                 {"error": "the script ended and took no training step: there is nothing to predict"}
             )
-        else:
-            self._write()
+
+
+def _too_few(asked: int, samples: int | None) -> str:
+    return f"the data set has only {samples} samples, which make no batch of {asked}"
 
 
 def _other_batch(asked: int, found: int | None) -> str:

@@ -37,6 +37,23 @@ def test_under_a_recipe_the_script_alone_is_tried_next(crash):
     assert text.endswith("next     flatout measure train.py\n")
 
 
+@pytest.mark.parametrize(
+    ("said", "advice"),
+    [
+        ("ValueError: environment variable RANK expected, but not set", "torch.distributed.run"),
+        ("EOFError: EOF when reading a line", "nobody answers"),
+        ("train.py: error: the following arguments are required: --data", "after its name"),
+        ("ModuleNotFoundError: No module named 'timm'", "beside flatout"),
+        ("urllib.error.URLError: <urlopen error [Errno -3] no>", "download once"),
+        ("ZeroDivisionError: division by zero", "works by itself"),
+    ],
+)
+def test_what_the_script_misses_decides_the_advice(crash, said, advice):
+    text = render_failure(replace(crash, recipe=Recipe(), message=said, traceback=""))
+
+    assert advice in " ".join(text.split())
+
+
 def test_a_command_is_never_broken_into_lines(crash):
     workload = "train.py " + " ".join(f"--option-{i} {i}" for i in range(20))
 

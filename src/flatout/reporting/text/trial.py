@@ -29,6 +29,21 @@ COMMANDS = {
 """What to type before the script, by how the trial ended."""
 LABELS = ("outcome", "recipe", "ran", "do", "next")
 
+CRASHES = (
+    ("environment variable RANK expected", "ranks"),
+    ("environment variable WORLD_SIZE expected", "ranks"),
+    ("EOF when reading a line", "answers"),
+    ("the following arguments are required", "arguments"),
+    ("No module named", "module"),
+    ("Name or service not known", "download"),
+    ("Temporary failure in name resolution", "download"),
+    ("Max retries exceeded", "download"),
+    ("urlopen error", "download"),
+    ("couldn't connect to", "download"),
+)
+"""Words of Python's, torch's and the hub clients' errors, and the advice that fits: to each of
+these scripts something is missing that it has elsewhere."""
+
 
 def render_failure(
     trial: Trial, *, workload: str = "train.py", width: int = 80, language: str = ENGLISH
@@ -63,10 +78,18 @@ def _rows(trial: Trial, say: Messages) -> Iterator[tuple[str, str]]:
         what = say("failure.not_applied", technique=item.technique, status=status)
         yield "", f"{what}: {item.why}" if item.why else what
     yield "ran", format_duration(trial.wall_s)
-    yield (
-        "do",
-        say("failure.do_recipe" if _blames_recipe(trial) else f"failure.do_{trial.outcome.value}"),
-    )
+    yield "do", say(f"failure.do_{_advice(trial)}")
+
+
+def _advice(trial: Trial) -> str:
+    """Return which advice fits, by what the script itself said where that is known."""
+    if _blames_recipe(trial):
+        return "recipe"
+    if trial.outcome is not Outcome.CRASH:
+        return trial.outcome.value
+    said = f"{trial.message}\n{trial.traceback}"
+    known = (name for word, name in CRASHES if word in said)
+    return next(known, trial.outcome.value)
 
 
 def _blames_recipe(trial: Trial) -> bool:
