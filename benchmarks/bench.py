@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from flatout.core.ablation import Comparison
+from flatout.core.ablation import Ablation, Comparison
 from flatout.core.machine import Machine
 from flatout.core.profile import Profile
 from flatout.core.progress import Progress
@@ -35,6 +35,8 @@ class Bench:
     budget_s: float = 600.0
     """Time for each tuning."""
     say: Callable[[str], None] = print
+    note: Callable[[Mapping[str, Any]], None] = lambda _: None
+    """Told the result so far, for the case that the process ends before there is a whole one."""
 
     def tell(self, progress: Progress) -> None:
         """Pass on what a tuning wants kept on the screen."""
@@ -59,6 +61,8 @@ class Record:
     """The command that does it again."""
     recipe: Recipe | None = None
     notes: Sequence[str] = ()
+    ablations: Sequence[Ablation] = ()
+    """The tunings behind it: their predictions are set beside what was measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,6 +115,23 @@ def comparison(base: Arm, candidate: Arm) -> Comparison:
 def cells(pair: Comparison) -> tuple[str, str, str]:
     """Return ratio, interval and n for a table."""
     return format_ratio(pair.ratio), format_interval(*pair.interval), str(pair.n)
+
+
+def calibration(ablations: Sequence[Ablation]) -> list[tuple[str, ...]]:
+    """Return each lever's predicted and measured ratio, or nothing where none was measured."""
+    rows = [
+        (
+            item.technique,
+            format_ratio(item.predicted),
+            format_ratio(item.bound) if item.bound else "",
+            format_ratio(item.measured),
+            f"{item.error:.2f}",
+        )
+        for ablation in ablations
+        for item in ablation.calibration
+    ]
+    header = ("lever", "predicted", "at most", "measured", "measured / predicted")
+    return [header, *rows] if rows else []
 
 
 def trials_in(folder: Path) -> list[dict[str, Any]]:

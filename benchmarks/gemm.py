@@ -57,6 +57,7 @@ def run(seconds: float, bench: Bench, sizes: Sequence[int] = (4096, 8192)) -> di
             rows.append(compared(case))
             longest_s = max(longest_s, time.monotonic() - began)
             bench.say(f"  gemm {words(rows[-1])}")
+            bench.note({"rows": rows, "missed": []})
     except KeyboardInterrupt:  # the stage's time is up: what was compared counts
         bench.say("  gemm: no time was left")
     seen = {row["case"] for row in rows}

@@ -34,6 +34,8 @@ CASES = SCRIPTS / "memory_cases.py"
 AT_ONCE = 6
 """Processes side by side: importing torch takes most of a case, and sixteen cores are there."""
 CASE_S = 60.0
+LAST_S = 20.0
+"""A case takes some 15 s, most of it importing torch and tracing: an assumption."""
 LIMITED = ("resnet_fp32", "gpt_bf16", "vit_bf16", "lstm_fp32")
 LIMIT_BYTES = 8 * GIB
 """A device this small is full in a second."""
@@ -65,16 +67,22 @@ def run(seconds: float, bench: Bench, *, smoke: bool = False) -> dict[str, Any]:
         work=bench.work,
         gpu=model_of(bench.machine.device),
         torch=bench.machine.torch_version,
-        deadline=time.monotonic() + seconds,
+        # A case that began in time may run on: it has to end before the stage's alarm.
+        deadline=time.monotonic() + seconds - LAST_S,
     )
     cases = all_cases()[:1] if smoke else all_cases()
     if bench.machine.device.kind != "cuda":
         return {"rows": [predicted(place, case) for case in cases[:1]], "why": "no CUDA device"}
-    # The first one alone: what the process takes beside the allocator is seen on an idle device.
-    rows = [compared(place, cases[0])]
-    rows += side_by_side(place, cases[1:], compared)
-    for row in rows:
+    rows: list[dict[str, Any]] = []
+
+    def keep(row: dict[str, Any]) -> None:
+        rows.append(row)
         bench.say(f"  memory {words(row)}")
+        bench.note({"rows": rows, "limited": [], **summary(rows)})
+
+    # The first one alone: what the process takes beside the allocator is seen on an idle device.
+    keep(guarded(place, cases[0], compared))
+    side_by_side(place, cases[1:], compared, keep)
     limited = side_by_side(place, [(name, 0) for name in LIMITED][: 1 if smoke else None], held_to)
     found = {"rows": rows, "limited": limited, **summary(rows)}
     found["calibration"] = calibration(place, rows)
@@ -91,21 +99,31 @@ def all_cases() -> list[Case]:
     return [(name, batches[size]) for size in (0, 1) for name, batches in BATCHES.items()]
 
 
+def guarded(
+    place: Place, case: Case, work: Callable[[Place, Case], dict[str, Any]]
+) -> dict[str, Any]:
+    """Work on a case; what the time does not reach, or what fails, says so."""
+    if time.monotonic() > place.deadline:
+        return {"case": named(case), "why": "no time left"}
+    try:
+        return work(place, case)
+    except Exception as error:  # noqa: BLE001  one case must not take the others down
+        return {"case": named(case), "why": f"{type(error).__name__}: {error}"[:500]}
+
+
 def side_by_side(
-    place: Place, cases: Sequence[Case], work: Callable[[Place, Case], dict[str, Any]]
+    place: Place,
+    cases: Sequence[Case],
+    work: Callable[[Place, Case], dict[str, Any]],
+    keep: Callable[[dict[str, Any]], None] = lambda _: None,
 ) -> list[dict[str, Any]]:
-    """Work on several cases at once; what the time does not reach, or what fails, says so."""
-
-    def guarded(case: Case) -> dict[str, Any]:
-        if time.monotonic() > place.deadline:
-            return {"case": named(case), "why": "no time left"}
-        try:
-            return work(place, case)
-        except Exception as error:  # noqa: BLE001  one case must not take the others down
-            return {"case": named(case), "why": f"{type(error).__name__}: {error}"[:500]}
-
+    """Work on several cases at once, and pass on each as soon as those before it are done."""
+    found: list[dict[str, Any]] = []
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        return list(pool.map(guarded, cases))
+        for row in pool.map(lambda case: guarded(place, case, work), cases):
+            found.append(row)
+            keep(row)
+    return found
 
 
 def predicted(place: Place, case: Case) -> dict[str, Any]:

@@ -15,14 +15,23 @@ from flatout.core.units import format_ms, format_share
 SLOW, STARVED, TUNED = "slow_compute", "starved_images", "already_tuned"
 
 
-def record_of(results: Results) -> Record:
+REPEAT = {
+    "base": "make bench-gpu",
+    "compute": "make bench-gpu-compute",
+    "memory": "python -m benchmarks.run_gpu --set memory",
+    "all": "python -m benchmarks.run_gpu",
+}
+"""The command of each part. Each part has a folder of its own: none replaces another's."""
+
+
+def record_of(results: Results, *, part: str = "base") -> Record:
     """Return the record of the stages so far."""
     found = [_tuned_words(results, name) for name in (SLOW, STARVED, TUNED)]
     found += [_rung_words(results, rung.name) for rung in ladder.RUNGS]
     tuned = results.get(f"tune {SLOW}", {})
     recipe = tuned["result"]["best"]["recipe"] if worked(results, f"tune {SLOW}") else None
     return Record(
-        theme="gpu",
+        theme="gpu" if part in ("all", "base") else f"gpu_{part}",
         claim="every stage works on one CUDA device, A/A is never called different, "
         "listening adds at most 1 % to a step, tuned scripts reach their goals, and our product "
         "at least 95 % of cuBLAS's rate",
@@ -33,9 +42,13 @@ def record_of(results: Results) -> Record:
             *(_row(name, entry) for name, entry in results.items()),
         ],
         raw=results,
-        repeat="make bench-gpu",
+        repeat=REPEAT[part],
         recipe=recipe_from_json(recipe) if recipe else None,
     )
+
+
+OTHER_PARTS = ("gemm", "ladder", "peers", "memory")
+"""What the names of stages begin with that show something else than flatout by itself."""
 
 
 def holds(results: Results) -> bool:
@@ -44,8 +57,8 @@ def holds(results: Results) -> bool:
         return False
     found = {name: entry["result"] for name, entry in results.items()}
     reached = all(_is_reached(name, result) for name, result in found.items())
-    is_compute = any(name.startswith(("gemm", "ladder")) for name in found)
-    if not is_compute and not {"aa", "overhead"} <= set(found):
+    is_base = any(not name.startswith(OTHER_PARTS) for name in found)
+    if is_base and not {"aa", "overhead"} <= set(found):
         return False
     return reached
 
@@ -58,6 +71,8 @@ def _is_reached(name: str, result: Mapping[str, Any]) -> bool:
         return bool(result["ratio"] <= 1 + overhead.MOST_SHARE)
     if name.startswith("ladder"):
         return not result["goal_per_s"] or bool(result["tuned_per_s"] >= result["goal_per_s"])
+    if name == "memory":
+        return all(result.get(part, {}).get("holds") for part in gpu_memory.GOALS)
     return not (name == "gemm" and _short_of_cublas(result))
 
 
@@ -94,7 +109,10 @@ def _row(name: str, entry: Mapping[str, Any]) -> tuple[str, str, str]:
     took = f"{entry['took_s']:.0f} s"
     if entry["status"] != "done":
         first = entry["why"].splitlines()[0] if entry["why"] else ""
-        return name, f"{entry['status']}: {first}", took
+        words = f"{entry['status']}: {first}"
+        if "result" in entry:  # what there was before it ended
+            words += f"; so far {WORDS[name.partition(' ')[0]](entry['result'])}"
+        return name, words, took
     return name, WORDS[name.partition(" ")[0]](entry["result"]), took
 
 

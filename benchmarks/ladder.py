@@ -191,6 +191,7 @@ def peers(seconds: float, bench: Bench, *, smoke: bool = False) -> dict[str, Any
                 row |= _peer(framework, rung, min(left_s, PEER_S), smoke=smoke)
             rows.append(row)
             bench.say(f"  {peer_words([row])}")
+            bench.note({"rows": rows})
     return {"rows": rows}
 
 

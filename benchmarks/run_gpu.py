@@ -5,8 +5,9 @@ All stages together take longer; `--set base` and `--set compute` fit by themsel
 is skipped.
 
 For machines that have little but torch and numpy, and no network: the verbs are called as
-functions, and what is not installed costs its own stage only. After every stage the record so far
-is written, to $OUT when that is set, else to benchmarks/records/.
+functions, and what is not installed costs its own stage only. Each stage is a process of its own
+with a time limit of its own. After every stage the record so far is written, to $OUT when that is
+set, else to benchmarks/records/.
 """
 
 import argparse
@@ -27,6 +28,7 @@ from benchmarks import gemm, gpu_memory, ladder
 from benchmarks.bench import Bench, brief, open_lab, trials_in
 from benchmarks.gpu_record import SLOW, STARVED, TUNED, record_of
 from benchmarks.record import RECORDS, write_record
+from benchmarks.stage_process import command_for, note_to, play_inside, play_outside
 from benchmarks.stages import Results, Stage, run_stages
 from benchmarks.suites import overhead
 from flatout.core.recipe import Recipe
@@ -102,7 +104,11 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--stages", default="", help="only stages whose names begin so, by comma")
     parser.add_argument("--stretch", type=float, default=1.0, help="times each stage's most time")
     parser.add_argument("--smoke", action="store_true", help="tiny, on whatever device there is")
+    for word in ("--alone", "--work", "--to"):  # how a stage's own process is told what to play
+        parser.add_argument(word, help=argparse.SUPPRESS)
     args = parser.parse_args(arguments)
+    if args.alone:
+        return alone(args)
     started = time.monotonic()
     machine = read_machine(torch=True)
     if machine.device.kind != "cuda" and not args.smoke:
@@ -123,8 +129,31 @@ def main(arguments: Sequence[str]) -> int:
             replace(stage, most_s=stage.most_s * args.stretch)
             for stage in chosen(stages_of(bench, sizes), args.set, words)
         ]
-        results = run_all(bench, stages, root, lines, total_s=left_s)
+        play = partial(play_apart, bench=bench, smoke=args.smoke)
+        results = run_all(bench, stages, root, lines, total_s=left_s, play=play, part=args.set)
     return 0 if record_of(results).holds else 1
+
+
+def play_apart(stage: Stage, seconds: float, *, bench: Bench, smoke: bool) -> dict[str, Any]:
+    """Play a stage in a process of its own."""
+    path = bench.work / "stage.json"
+    command = command_for(stage.name, bench.work, seconds, path, smoke=smoke)
+    return play_outside(command, seconds, path, bench.say)
+
+
+def alone(args: argparse.Namespace) -> int:
+    """Play one stage, in the process that `play_apart` starts."""
+    path, work = Path(args.to), Path(args.work)
+    bench = Bench(
+        # Only doctor has to ask torch itself, which takes seconds.
+        machine=read_machine(torch=args.alone == "facts"),
+        work=work,
+        say=partial(print, flush=True),
+        note=note_to(path),
+    )
+    stages = stages_of(bench, SMOKE if args.smoke else Sizes())
+    play_inside(next(s for s in stages if s.name == args.alone), args.total_s, path)
+    return 0
 
 
 def chosen(stages: Sequence[Stage], name: str, words: Sequence[str]) -> list[Stage]:
@@ -148,8 +177,15 @@ def set_of(name: str) -> str:
     return "memory" if name == "memory" else "base"
 
 
-def run_all(
-    bench: Bench, stages: Sequence[Stage], root: Path, lines: Sequence[str], *, total_s: float
+def run_all(  # noqa: PLR0913  what main has put together
+    bench: Bench,
+    stages: Sequence[Stage],
+    root: Path,
+    lines: Sequence[str],
+    *,
+    total_s: float,
+    play: Callable[[Stage, float], dict[str, Any]] | None = None,
+    part: str = "all",
 ) -> Results:
     """Run the stages and write the record after each."""
     date = datetime.datetime.now(datetime.timezone.utc).date().isoformat()
@@ -159,9 +195,10 @@ def run_all(
         why = f": {latest['why']}" if "why" in latest else ""
         bench.say(f"{name}: {latest['status']} in {latest['took_s']:.0f} s{why}")
         log = "\n".join(lines) + "\n"
-        write_record(record_of(results), bench.machine, date=date, log=log, root=root)
+        record = record_of(results, part=part)
+        write_record(record, bench.machine, date=date, log=log, root=root)
 
-    return run_stages(stages, write, total_s=total_s)
+    return run_stages(stages, write, total_s=total_s, play=play)
 
 
 def stages_of(bench: Bench, sizes: Sizes) -> list[Stage]:
@@ -174,10 +211,16 @@ def stages_of(bench: Bench, sizes: Sizes) -> list[Stage]:
     def stage(
         name: str, work: Callable[..., dict[str, Any]], times: tuple[float, float], **given: Any
     ) -> Stage:
-        needs = ("photographs",) if given.get("workload") is starved else ()
+        reads_images = given.get("workload") is starved
         most_s, least_s = times
-        bound = partial(work, bench=bench, **given)
-        return Stage(name=name, work=bound, most_s=most_s, least_s=least_s, needs=needs)
+        return Stage(
+            name=name,
+            work=partial(work, bench=bench, **given),
+            most_s=most_s,
+            least_s=least_s,
+            needs=("photographs",) if reads_images else (),
+            packages=("PIL",) if reads_images or name == "photographs" else (),
+        )
 
     return [
         stage("facts", _facts, (30, 10)),
@@ -196,7 +239,7 @@ def stages_of(bench: Bench, sizes: Sizes) -> list[Stage]:
             for rung, times in zip(ladder.RUNGS, sizes.ladder_s, strict=True)
         ),
         stage("peers", ladder.peers, (60, 20), smoke=sizes.is_smoke),
-        stage("memory", gpu_memory.run, (110, 40), smoke=sizes.is_smoke),
+        stage("memory", gpu_memory.run, (430, 40), smoke=sizes.is_smoke),
     ]
 
 

@@ -1,5 +1,6 @@
 """Work in stages against a clock: each has its share, none takes the others down, all is kept."""
 
+import importlib.util
 import signal
 import time
 import traceback
@@ -28,6 +29,8 @@ class Stage:
     """With less time left it is skipped: it could not finish anything."""
     needs: tuple[str, ...] = ()
     """Stages that have to have worked."""
+    packages: tuple[str, ...] = ()
+    """What has to be installed for it, by the names that are imported."""
 
 
 def run_stages(
@@ -36,14 +39,25 @@ def run_stages(
     *,
     total_s: float,
     clock: Callable[[], float] = time.monotonic,
+    play: "Callable[[Stage, float], dict[str, Any]] | None" = None,
 ) -> Results:
-    """Run the stages in order and return what each gave; `write` gets all so far after each."""
+    """Run the stages in order and return what each gave; `write` gets all so far after each.
+
+    Args:
+        stages: What to do.
+        write: Called with everything so far.
+        total_s: Time for all of them.
+        clock: Tells the time.
+        play: Plays one stage for so many seconds; in this process where none is given.
+    """
     started = clock()
     results: Results = {}
     for stage in stages:
         began = clock()
         left_s = total_s - (began - started)
-        results[stage.name] = _outcome(stage, results, left_s)
+        results[stage.name] = _skipped(stage, results, left_s) or (play or outcome)(
+            stage, min(stage.most_s, left_s)
+        )
         results[stage.name]["took_s"] = round(clock() - began, 2)
         write(results)
     return results
@@ -54,13 +68,21 @@ def worked(results: Mapping[str, Mapping[str, Any]], name: str) -> bool:
     return results.get(name, {}).get("status") == "done"
 
 
-def _outcome(stage: Stage, results: Results, left_s: float) -> dict[str, Any]:
+def _skipped(stage: Stage, results: Results, left_s: float) -> dict[str, Any] | None:
+    """Return why a stage cannot be played; None where it can."""
+    absent = [name for name in stage.packages if importlib.util.find_spec(name) is None]
+    if absent:
+        return {"status": "skipped", "why": f"not installed: {', '.join(absent)}"}
     missing = [name for name in stage.needs if not worked(results, name)]
     if missing:
         return {"status": "skipped", "why": f"without {', '.join(missing)}"}
     if left_s < stage.least_s:
         return {"status": "skipped", "why": f"only {left_s:.0f} s left"}
-    seconds = min(stage.most_s, left_s)
+    return None
+
+
+def outcome(stage: Stage, seconds: float) -> dict[str, Any]:
+    """Play a stage in this process and return how it went."""
     try:
         with time_limit(seconds):
             return {"status": "done", "result": dict(stage.work(seconds))}

@@ -1,0 +1,139 @@
+"""A stage in a process of its own: what hangs, dies or says nothing there is told here."""
+
+import sys
+import textwrap
+import time
+
+import pytest
+
+from benchmarks import run_gpu
+from benchmarks.bench import Bench
+from benchmarks.gpu_record import record_of
+from benchmarks.stage_process import note_to, play_inside, play_outside
+from benchmarks.stages import Stage, run_stages
+from tests.benchmarks.made_up import a_machine
+
+
+@pytest.fixture
+def played(tmp_path):
+    """Play a stage whose process runs this code; `path` is where it writes."""
+
+    def play(code, seconds=20.0, grace_s=10.0):
+        path = tmp_path / "stage.json"
+        source = "from pathlib import Path\nfrom benchmarks.stage_process import note_to\n"
+        source += f"path = Path({str(path)!r})\n" + textwrap.dedent(code)
+        lines = []
+        found = play_outside(
+            [sys.executable, "-c", source], seconds, path, lines.append, grace_s=grace_s
+        )
+        return found, lines
+
+    return play
+
+
+def test_a_stage_gives_what_its_process_wrote_and_passes_on_what_it_said(played):
+    found, lines = played("""
+        from benchmarks.stage_process import play_inside
+        from benchmarks.stages import Stage
+        def work(seconds):
+            print("under way")
+            return {"given_s": seconds}
+        play_inside(Stage(name="x", work=work, most_s=9.0), 7.0, path)
+    """)
+
+    assert found == {"status": "done", "result": {"given_s": 7.0}}
+    assert lines == ["  under way"]
+
+
+@pytest.mark.chaos
+def test_a_stage_that_dies_leaves_what_it_had_and_what_killed_it(played):
+    found, _ = played("""
+        import os, signal
+        note_to(path)({"rows": [1, 2]})
+        print("the device is lost", flush=True)
+        os.kill(os.getpid(), signal.SIGSEGV)
+    """)
+
+    assert found["status"] == "failed"
+    assert found["result"] == {"rows": [1, 2]}
+    assert "signal 11" in found["why"]
+    assert "the device is lost" in found["traceback"]
+
+
+@pytest.mark.chaos
+def test_a_stage_that_hears_nothing_is_killed_with_what_it_started(played, tmp_path):
+    began = time.monotonic()
+
+    found, _ = played(
+        f"""
+        import signal, subprocess, sys, time
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        note_to(path)({{"rows": [1]}})
+        code = "import time, pathlib; time.sleep(8); pathlib.Path('{tmp_path}/late').touch()"
+        subprocess.Popen([sys.executable, "-c", code])
+        time.sleep(60)
+        """,
+        seconds=1.0,
+        grace_s=2.0,
+    )
+    took_s = time.monotonic() - began
+    time.sleep(max(0.0, 9.0 - took_s))
+
+    assert took_s < 30
+    assert found["why"] == "killed: it did not end after its 1 s"
+    assert found["result"] == {"rows": [1]}
+    assert not (tmp_path / "late").exists()
+
+
+def test_a_process_that_cannot_even_begin_says_why(played):
+    found, _ = played("import no_such_package")
+
+    assert found["why"] == "ended with exit code 1"
+    assert "no_such_package" in found["traceback"]
+
+
+def test_a_result_of_the_stage_before_is_not_taken_for_this_one(played, tmp_path):
+    play_inside(
+        Stage(name="x", work=lambda _: {"old": 1}, most_s=1.0), 1.0, tmp_path / "stage.json"
+    )
+
+    found, _ = played("raise SystemExit(3)")
+
+    assert "result" not in found
+
+
+def test_what_is_not_installed_costs_its_own_stage_only():
+    stages = [
+        Stage(name="one", work=lambda _: {}, most_s=5.0, packages=("no_such_package", "json")),
+        Stage(name="two", work=lambda _: {"x": 1}, most_s=5.0),
+    ]
+
+    results = run_stages(stages, lambda _: None, total_s=60.0)
+
+    assert results["one"]["why"] == "not installed: no_such_package"
+    assert results["two"]["result"] == {"x": 1}
+
+
+def test_the_record_shows_what_a_stage_had_before_it_died(tmp_path):
+    note = note_to(tmp_path / "stage.json")
+    note({"rows": [{"script": "gpt2", "framework": "lightning", "why": "slow"}]})
+    found = {"status": "failed", "why": "ended by signal 11", "took_s": 3.0}
+    found["result"] = {"rows": [{"script": "gpt2", "framework": "lightning", "why": "slow"}]}
+
+    record = record_of({"peers": found}, part="compute")
+
+    assert record.table[1][1] == "failed: ended by signal 11; so far gpt2 lightning slow"
+    assert record.theme == "gpu_compute"
+
+
+@pytest.mark.slow
+def test_a_stage_of_the_program_is_played_apart(tmp_path):
+    lines = []
+    bench = Bench(machine=a_machine(), work=tmp_path, say=lines.append)
+    stages = run_gpu.chosen(run_gpu.stages_of(bench, run_gpu.SMOKE), "compute", ("gemm",))
+
+    found = run_gpu.play_apart(stages[0], 60.0, bench=bench, smoke=True)
+
+    assert found["status"] == "done"
+    assert [row["case"] for row in found["result"]["rows"]][:2] == ["plain 64", "plain 96"]
+    assert any("plain 64" in line for line in lines)
