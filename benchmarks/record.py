@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import flatout
-from benchmarks.bench import Record
+from benchmarks.bench import Record, calibration
 from flatout.core.machine import Machine
 from flatout.core.recipe import Recipe
 from flatout.reporting.documents import write_json, write_text
 
 SCHEMA = "flatout.benchmark/1"
 RECORDS = Path(__file__).parent / "records"
+PREDICTIONS = "What was predicted of each lever that was tried by itself, and what it gave:"
 FACTS = (
     *("python", "huge_pages", "swap_used_bytes", "variables"),
     *("torch_cuda", "torch_hip", "driver", "driver_cuda", "gpus"),
@@ -44,6 +45,7 @@ def write_record(record: Record, machine: Machine, *, date: str, log: str, root:
         "repeat": record.repeat,
         "table": [list(row) for row in record.table],
         "notes": list(record.notes),
+        "calibration": [list(row) for row in calibration(record.ablations)],
         "raw": record.raw,
     }
     hidden = {str(Path.home()): "~", str(Path(__file__).parent.parent): "."}
@@ -68,7 +70,8 @@ def write_recipe(recipe: Recipe, folder: Path) -> None:
 
 
 def page(record: Record, machine: Machine, date: str) -> str:
-    """Return the record's page: claim, verdict, one table, how to repeat."""
+    """Return the record's page: claim, verdict, the table, how to repeat."""
+    predictions = calibration(record.ablations)
     verdict = "holds" if record.holds else "does not hold"
     notes = [f"- {note}" for note in record.notes]
     return "\n".join(
@@ -82,6 +85,7 @@ def page(record: Record, machine: Machine, date: str) -> str:
             f"Measured on {device_words(machine)} with torch {machine.torch_version}, "
             f"flatout {flatout.__version__}; details in `env.json`, every repeat in `result.json`.",
             *(["", *notes] if notes else []),
+            *(["", PREDICTIONS, "", *markdown_table(predictions)] if predictions else []),
             "",
             "To repeat it:",
             "",

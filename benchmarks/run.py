@@ -27,6 +27,7 @@ SUITES = (
     "overhead",
     "overhead_fast",
     "slow_compute",
+    "ladder",
     "starved_images",
     "already_tuned",
     "ceilings",

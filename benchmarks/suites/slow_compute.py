@@ -57,6 +57,7 @@ def run(bench: Bench) -> Record:
         },
         repeat=f"python -m benchmarks.run {THEME}",
         recipe=ablation.recipe,
+        ablations=[ablation],
     )
 
 

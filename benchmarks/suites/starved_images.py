@@ -37,6 +37,7 @@ def run(bench: Bench) -> Record:
         raw={"ablation": ablation.to_json(), "trials": trials_in(bench.work)},
         repeat=f"python -m benchmarks.run {THEME}",
         recipe=ablation.recipe,
+        ablations=[ablation],
         notes=ablation.notes,
     )
 

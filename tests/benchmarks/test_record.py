@@ -1,6 +1,7 @@
 """A record's folder: all that is needed to judge it, nothing about whose machine it was."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ import tomllib
 
 from benchmarks.record import environment, page, scrubbed, write_record
 from flatout.core.recipe import Recipe
-from tests.benchmarks.made_up import BF16, a_machine, a_record
+from tests.benchmarks.made_up import BF16, a_machine, a_record, an_ablation
 
 
 def write(root, record, machine=None):
@@ -78,3 +79,16 @@ def test_the_page_says_whether_the_claim_holds(holds, words):
     assert words in text
     assert "| baseline | 2.00 ms |" in text
     assert "python -m benchmarks.run speed" in text
+
+
+def test_predictions_stand_beside_what_was_measured():
+    row = replace(an_ablation(BF16).rows[0], predicted_ratio=1.6)
+    record = a_record(ablations=[replace(an_ablation(BF16), rows=(row,))])
+
+    text = page(record, a_machine(), "2026-01-02")
+
+    assert "| bf16_autocast | 1.60x |  | 2.00x | 1.25 |" in text
+
+
+def test_a_record_without_a_tuning_has_no_predictions():
+    assert "predicted" not in page(a_record(), a_machine(), "2026-01-02")

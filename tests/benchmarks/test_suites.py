@@ -8,19 +8,21 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.bench import Bench, cells
+from benchmarks.bench import Arm, Bench, cells
 from benchmarks.suites import (
     aa,
     already_tuned,
+    ladder,
     overhead,
     overhead_fast,
     slow_compute,
     startup,
     starved_images,
 )
-from flatout.core.recipe import Choice
+from flatout.core.recipe import Choice, Recipe
 from flatout.core.stats import Decision
-from tests.benchmarks.made_up import BF16, a_machine, a_pair, an_ablation
+from flatout.core.trial import Outcome, Trial
+from tests.benchmarks.made_up import BF16, a_machine, a_pair, a_profile, an_ablation
 
 
 def test_a_comparison_reads_as_ratio_interval_and_n():
@@ -165,3 +167,63 @@ def test_startup_measures_both_sides_and_finds_no_torch(tmp_path):
 
     assert len(record.raw["help_s"]) == len(record.raw["bare_s"]) == startup.RUNS
     assert record.raw["imports_torch"] is False
+
+
+class HandLab:
+    """Times recipes by a known truth; a lever without a factor cannot act."""
+
+    def __init__(self, factors):
+        self.factors = factors
+
+    def time(self, recipe, *, must_apply):
+        assert must_apply
+        if any(name not in self.factors for name in recipe.names):
+            return Trial(recipe=recipe, outcome=Outcome.REFUSED)
+        step_ms = 100.0 * math.prod(self.factors[name] for name in recipe.names)
+        return Trial(recipe=recipe, outcome=Outcome.OK, profile=a_profile(step_ms))
+
+
+def a_bench(tmp_path):
+    return Bench(machine=a_machine(), work=tmp_path, say=lambda _: None)
+
+
+def test_by_hand_keeps_what_was_faster_and_everything_is_all_that_could_act(tmp_path):
+    lab = HandLab({"bf16_autocast": 0.5, "torch_compile": 1.2, "fused_optimizer": 0.9})
+
+    greedy, everything, tried = ladder.climb_by_hand(lab, a_bench(tmp_path))
+
+    assert greedy.names == ("bf16_autocast", "fused_optimizer")
+    assert everything.names == ("bf16_autocast", "torch_compile", "fused_optimizer")
+    assert dict(tried)["sdpa_attention"] is None
+    assert dict(tried)["fused_optimizer"] == pytest.approx(45.0)
+
+
+def an_arm(name, times_ms, *choices):
+    arm = Arm(name=name, lab=None, recipe=Recipe(choices=choices))
+    arm.profiles.extend(a_profile(ms) for ms in times_ms)
+    return arm
+
+
+@pytest.mark.parametrize(("tuned_ms", "expected"), [(51.0, True), (60.0, False)])
+def test_tune_has_to_come_within_five_percent_of_the_best_by_hand(tuned_ms, expected):
+    result = ladder.Result(
+        name="GPT",
+        ablation=an_ablation(BF16),
+        baseline=an_arm("baseline", [100.0, 101.0]),
+        tuned=an_arm("tuned", [tuned_ms, 1.01 * tuned_ms], BF16),
+        by_hand=(an_arm("steps", [50.0, 50.5]), an_arm("everything", [70.0, 71.0])),
+        tried_by_hand=(("baseline", 100.0),),
+    )
+
+    assert ladder.holds([result]) is expected
+    assert result.best_by_hand.name == "steps"
+    assert len(ladder.rows([result])) == 6
+
+
+def test_the_same_levers_in_another_order_are_one_arm(tmp_path):
+    fused = Choice(technique="fused_optimizer")
+    recipes = {"a": Recipe(choices=(BF16, fused)), "b": Recipe(choices=(fused, BF16))}
+
+    arms = ladder.arms_of(recipes, a_bench(tmp_path), None, tmp_path)
+
+    assert arms["a"] is arms["b"]

@@ -10,7 +10,6 @@ from flatout.workflow.tune import TuneOptions, tune
 from tests.workflow.starved import StarvedWorld
 from tests.workflow.test_tune import MACHINE, WORKLOAD
 
-
 NOTHING_KNOWN = Experience()
 
 
