@@ -7,6 +7,8 @@ speed. Not measured on a GPU yet.
 
 import functools
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -84,10 +86,25 @@ def run(call: Call, variant: str) -> None:
     parts = split_count(m, n, k, processors)
     if variant == "auto":
         variant = "split_k" if parts > 1 else "persistent" if _has_tma(call) else "tiled"
-    if variant == "persistent":
-        _run_persistent(call, processors)
-    else:
-        _run_tiled(call, max(parts, 2) if variant == "split_k" else 1)
+    with on_device(call.a.device):
+        if variant == "persistent":
+            _run_persistent(call, processors)
+        else:
+            _run_tiled(call, max(parts, 2) if variant == "split_k" else 1)
+
+
+@contextmanager
+def on_device(device: torch.device) -> Iterator[None]:
+    """Make the operands' device the current one: Triton runs kernels, and tunes them, there.
+
+    Torch's own operators see to that themselves; a script may compute on `cuda:1` and never say so
+    but in its tensors.
+    """
+    if device.type != "cuda":
+        yield
+        return
+    with torch.cuda.device(device):
+        yield
 
 
 def processor_count(device: torch.device) -> int:
@@ -286,8 +303,8 @@ def _give_memory() -> None:
         return
 
     def room(size: int, alignment: int, stream: Any) -> torch.Tensor:
-        del alignment, stream
-        return torch.empty(size, device="cuda", dtype=torch.int8)
+        del alignment, stream  # torch's blocks are aligned to more, on the stream of the launch
+        return torch.empty(size, device="cuda", dtype=torch.int8)  # the current one
 
     triton.set_allocator(room)
 
