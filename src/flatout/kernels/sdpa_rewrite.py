@@ -5,24 +5,20 @@ A module's `forward` is traced into a graph of its calls. Where the graph holds
 after both were run on the inputs of a real call, in float64, and gave equal outputs and gradients.
 """
 
-import contextlib
 import inspect
 import math
 import operator
 import types
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import fx, nn
-from torch.nn import functional
 
 from flatout.kernels.attend import Causal, attend
 from flatout.kernels.attention_pattern import Pattern, find_pattern, is_constant
-
-TOLERANCE = 1e-9
-"""Largest relative difference in float64: the same maths in another order differs by some 1e-14."""
+from flatout.kernels.proof import TOLERANCE, difference, plain_facts, result_of
 
 
 class NoPatternError(Exception):
@@ -94,13 +90,13 @@ def replace(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any])
     if not count:
         raise NoPatternError("no softmax(q @ k^T) @ v in its forward")
     rewritten = _compile(graph)
-    facts = _facts(module)
+    facts = plain_facts(module)
     _prove(module, original, types.MethodType(rewritten, module), bound)
 
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         given = signature.bind(*args, **kwargs)
         given.apply_defaults()
-        same = self.training and _facts(self) == facts
+        same = self.training and plain_facts(self) == facts
         for name, value in given.arguments.items():
             same = same and (
                 value == plain[name] if name in plain else isinstance(value, torch.Tensor)
@@ -120,16 +116,6 @@ def _holds_tensor(value: Any) -> bool:
         return any(map(_holds_tensor, value))
     known = (bool, int, float, str, type(None), torch.dtype, torch.device)
     return not isinstance(value, known)
-
-
-def _facts(module: nn.Module) -> dict[str, Any]:
-    """Return the plain attributes that the traced code may have read."""
-    plain = (bool, int, float, str, type(None))
-    return {
-        k: v
-        for k, v in vars(module).items()
-        if k[0] != "_" and k != "training" and isinstance(v, plain)
-    }
 
 
 class _Tracer(fx.Tracer):
@@ -233,86 +219,9 @@ def _prove(
     bound: inspect.BoundArguments,
 ) -> None:
     """Compare outputs and gradients of both forwards in float64 on the inputs of a real call."""
-    expected = _outcome(module, original, bound)
-    found = _outcome(module, rewritten, bound)
-    for one, other in zip(expected, found, strict=True):
-        scale = max(one.abs().max().item(), 1e-30)
-        off = (one - other).abs().max().item() / scale
-        if not off <= TOLERANCE:
-            raise NoPatternError(f"outputs or gradients differ by {off:.1g} on the real inputs")
-
-
-def _outcome(
-    module: nn.Module, forward: Callable[..., Any], bound: inspect.BoundArguments
-) -> list[torch.Tensor]:
-    """Return the outputs in float64 without dropout, and the gradients of a fixed combination."""
-    inputs = {
-        name: _doubled(value).requires_grad_(value.is_floating_point())
-        if isinstance(value, torch.Tensor)
-        else value
-        for name, value in bound.arguments.items()
-    }
-    state = {
-        name: _doubled(t).requires_grad_(isinstance(t, nn.Parameter) and t.is_floating_point())
-        for name, t in (*module.named_parameters(), *module.named_buffers())
-    }
-    module.forward = forward
-    try:
-        with _plain(), torch.enable_grad():
-            output = torch.func.functional_call(module, state, tuple(inputs.values()))
-    finally:
-        del module.forward
-    outputs = [t for t in _tensors(output) if t.is_floating_point()]
-    if not outputs:
+    expected = result_of(module, original, bound.arguments)
+    if not expected.outputs:
         raise NoPatternError("its forward returns no tensors")
-    leaves = [t for t in (*inputs.values(), *state.values()) if getattr(t, "requires_grad", False)]
-    seeds = [torch.linspace(-1, 1, t.numel()).to(t).view(t.shape) for t in outputs]
-    gradients = torch.autograd.grad(outputs, leaves, seeds, allow_unused=True)
-    return [t.detach() for t in (*outputs, *(g for g in gradients if g is not None))]
-
-
-@contextlib.contextmanager
-def _plain() -> Iterator[None]:
-    """Compute without dropout, autocast and compiled code, so that two runs can be compared."""
-    dropout, functional.dropout = functional.dropout, lambda x, *_, **__: x
-    off = [torch.autocast(kind, enabled=False) for kind in ("cpu", "cuda")[: _kinds()]]
-    try:
-        with contextlib.ExitStack() as stack:
-            for context in (*off, torch.compiler.set_stance("force_eager")):
-                stack.enter_context(context)
-            stack.enter_context(_no_attention_dropout())
-            yield
-    finally:
-        functional.dropout = dropout
-
-
-def _kinds() -> int:
-    return 2 if torch.cuda.is_available() else 1
-
-
-@contextlib.contextmanager
-def _no_attention_dropout() -> Iterator[None]:
-    operator_, name = functional.scaled_dot_product_attention, "scaled_dot_product_attention"
-
-    def without(*args: Any, **kwargs: Any) -> torch.Tensor:
-        return operator_(*args, **kwargs | {"dropout_p": 0.0})
-
-    setattr(functional, name, without)
-    try:
-        yield
-    finally:
-        setattr(functional, name, operator_)
-
-
-def _doubled(value: torch.Tensor) -> torch.Tensor:
-    return value.detach().double() if value.is_floating_point() else value.detach()
-
-
-def _tensors(value: Any) -> list[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        return [value]
-    if isinstance(value, Mapping):
-        value = value.values()
-    elif not isinstance(value, list | tuple):
-        return []
-    return [tensor for item in value for tensor in _tensors(item)]
+    off = difference(expected, result_of(module, rewritten, bound.arguments))
+    if not off <= TOLERANCE:
+        raise NoPatternError(f"outputs or gradients differ by {off:.1g} on the real inputs")

@@ -29,8 +29,8 @@ def check(profile: Profile, machine: Machine) -> Finding | None:
             f"which hold {held} of its parameters"
         ),
         next=(
-            "stack the experts' weights and multiply them in one grouped product "
-            "(torch.nn.functional.grouped_mm); flatout has no lever for it"
+            "flatout tune --only grouped_experts: the same products in groups, where that is "
+            "proven equal; else stack the experts' weights (torch.nn.functional.grouped_mm)"
         ),
         evidence={
             "experts": float(model.experts),

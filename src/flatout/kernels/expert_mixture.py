@@ -1,0 +1,321 @@
+"""Find a mixture of experts that is computed in a loop, and compute it in groups instead.
+
+The loop itself is not read. A mixture with one router has few ways to be computed: each is tried
+on the inputs of a real call, and taken where outputs and gradients are those of the loop.
+"""
+
+import inspect
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from flatout.kernels.grouped import grouped_linear
+from flatout.kernels.proof import (
+    TOLERANCE,
+    Result,
+    difference,
+    doubled,
+    plain_computing,
+    plain_facts,
+    result_of,
+    tensors_in,
+)
+
+FEW_TOKENS = 64
+"""Tokens on which all ways are tried, before the right one is proven on all."""
+ACTIVATIONS = (
+    *(nn.ReLU, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.LeakyReLU, nn.ELU, nn.Softplus),
+    *(nn.Hardswish, nn.Mish, nn.ReLU6, nn.Identity, nn.Dropout),
+)
+ROW_WISE = {
+    *("relu", "gelu", "silu", "tanh", "sigmoid", "leaky_relu", "elu", "softplus", "dropout"),
+    *("mul", "add", "sub", "truediv", "pow", "square", "chunk", "getitem", "float", "to", "mish"),
+}
+"""Operations on single rows: it does not matter which expert's they are."""
+
+
+class NoMixtureError(Exception):
+    """This module is no mixture that can be computed in groups; the text says why."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Way:
+    """One way to choose experts and weigh what they give."""
+
+    k: int
+    order: str
+    """`softmax first`, `choose first` or `sigmoid`."""
+    shares_add_up: bool
+    in_fp32: bool
+    gives_logits: bool
+
+    def choose(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the weights and numbers of each token's experts."""
+        kind = torch.float32 if self.in_fp32 else logits.dtype
+        if self.order == "choose first":
+            values, chosen = logits.topk(self.k, dim=-1)
+            return values.softmax(dim=-1, dtype=kind), chosen
+        scores = logits.to(kind).sigmoid() if self.order == "sigmoid" else None
+        scores = logits.softmax(dim=-1, dtype=kind) if scores is None else scores
+        weights, chosen = scores.topk(self.k, dim=-1)
+        if self.shares_add_up:
+            weights = weights / weights.sum(dim=-1, keepdim=True)
+        return weights, chosen
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Parts:
+    """Where the parts of a mixture lie."""
+
+    router: str
+    experts: str
+    graph: fx.Graph
+    """What one expert computes."""
+
+
+def mixtures(root: nn.Module) -> list[tuple[str, nn.Module]]:
+    """Return the modules with a list of equal experts and a router over them, with their names."""
+    return [(name, m) for name, m in root.named_modules() if _names(m) is not None]
+
+
+def find_obstacle_or_group(
+    module: nn.Module, call: tuple[tuple[Any, ...], dict[str, Any]] | None
+) -> str:
+    """Compute a mixture in groups from now on; return what stands against it, or ""."""
+    if call is None:
+        return "it was not called"
+    try:
+        group(module, *call)
+    except NoMixtureError as reason:
+        return str(reason)
+    except torch.OutOfMemoryError:
+        return "there is no memory to compare it in"
+    return ""
+
+
+def group(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Way:
+    """Replace a mixture's loop by grouped products; return the way it chooses.
+
+    Raises:
+        NoMixtureError: with the reason, if no way is proven to be the loop's.
+    """
+    if "forward" in vars(module):
+        raise NoMixtureError("its forward was replaced already")
+    original = module.forward
+    bound = inspect.signature(original).bind(*args, **kwargs)
+    values = list(bound.arguments.values())
+    if len(values) != 1 or not isinstance(values[0], torch.Tensor):
+        raise NoMixtureError("it takes more than the tokens")
+    ((name, tokens),) = bound.arguments.items()
+    names = _names(module)
+    if names is None:
+        raise NoMixtureError("it has no list of equal experts with one router over them")
+    parts = Parts(router=names[0], experts=names[1], graph=_traced(module, names[1]))
+    _check_alone(module, parts)
+    facts, before = plain_facts(module), dict(vars(module))
+    trials = [tokens, _skewed(tokens), _noisy(tokens)]
+    expected = [result_of(module, original, {name: each}) for each in trials]
+    if any(before.get(k, NoMixtureError) is not v for k, v in vars(module).items()):
+        raise NoMixtureError("its forward keeps something on the module")
+    skips = any(g is None for g in expected[1].gradients.values())
+    way = _find_way(module, parts, original, tokens)
+    rewritten = _forward(parts, way, skips=skips)
+    _prove(module, types.MethodType(rewritten, module), {name: trials}, expected)
+
+    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        given = (*args, *kwargs.values())
+        is_known = len(given) == 1 and isinstance(given[0], torch.Tensor)
+        run = is_known and self.training and plain_facts(self) == facts
+        return rewritten(self, *given) if run else type(self).forward(self, *args, **kwargs)
+
+    module.forward = types.MethodType(forward, module)
+    return way
+
+
+def _prove(
+    module: nn.Module,
+    forward: Callable[..., Any],
+    trials: Mapping[str, Sequence[torch.Tensor]],
+    expected: Sequence[Result],
+) -> None:
+    ((name, inputs),) = trials.items()
+    for each, known in zip(inputs, expected, strict=True):
+        off = difference(known, result_of(module, forward, {name: each}))
+        if not off <= TOLERANCE:
+            raise NoMixtureError(f"outputs or gradients differ by {off:.1g} on its inputs")
+
+
+def _names(module: nn.Module) -> tuple[str, str] | None:
+    """Return the names of the router and of the list of experts."""
+    lists = [
+        (name, child)
+        for name, child in module.named_children()
+        if isinstance(child, nn.ModuleList) and len(child) > 1 and _are_equal(child)
+    ]
+    if len(lists) != 1:
+        return None
+    ((name, experts),) = lists
+    routers = [
+        child_name
+        for child_name, child in module.named_children()
+        if isinstance(child, nn.Linear) and child.out_features == len(experts)
+    ]
+    return (routers[0], name) if len(routers) == 1 else None
+
+
+def _are_equal(experts: nn.ModuleList) -> bool:
+    signs = {
+        (type(one), tuple((n, tuple(p.shape)) for n, p in one.named_parameters()))
+        for one in experts
+    }
+    return len(signs) == 1
+
+
+def _check_alone(module: nn.Module, parts: Parts) -> None:
+    """Make sure that nothing else depends on the loop's calls."""
+    if any(True for _ in module.buffers(recurse=False)):
+        raise NoMixtureError("it keeps a buffer, which its loop may change")
+    for name, inner in getattr(module, parts.experts).named_modules():
+        if inner._forward_hooks or inner._forward_pre_hooks or "forward" in vars(inner):
+            raise NoMixtureError(f"something listens to expert {name}")
+
+
+def _skewed(tokens: torch.Tensor) -> torch.Tensor:
+    """Return the first token everywhere: all go to the same experts, the others get none."""
+    first = tokens.detach().reshape(-1, tokens.shape[-1])[:1]
+    return first.expand(tokens.numel() // tokens.shape[-1], -1).reshape(tokens.shape).contiguous()
+
+
+def _noisy(tokens: torch.Tensor) -> torch.Tensor:
+    """Return other tokens of the same scale, which choose other experts."""
+    numbers = torch.linspace(0, 997, tokens.numel(), dtype=torch.float64, device=tokens.device)
+    spread = tokens.detach().double().std().clamp(min=1e-6)
+    return ((numbers.square().sin() * 2 * spread).view(tokens.shape)).to(tokens.dtype)
+
+
+class _Tracer(fx.Tracer):
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        del m, module_qualified_name
+        return True
+
+
+def _traced(module: nn.Module, experts: str) -> fx.Graph:
+    """Return what an expert computes, made sure that its rows do not depend on one another."""
+    expert: Any = getattr(module, experts)[0]
+    try:
+        graph = _Tracer().trace(expert)
+    except Exception as error:  # noqa: BLE001  whatever a script's code does to stand-ins
+        raise NoMixtureError(f"an expert depends on values: {error}"[:200]) from None
+    for node in graph.nodes:
+        if node.op == "call_module":
+            child = expert.get_submodule(node.target)
+            if type(child) is not nn.Linear and not isinstance(child, ACTIVATIONS):
+                raise NoMixtureError(f"an expert holds a {type(child).__name__}")
+        elif node.op in ("call_function", "call_method"):
+            called = getattr(node.target, "__name__", node.target)
+            if called.rstrip("_") not in ROW_WISE:
+                raise NoMixtureError(f"an expert calls {called}()")
+        elif node.op == "get_attr":
+            raise NoMixtureError(f"an expert has a parameter {node.target} of its own")
+    return graph
+
+
+def _find_way(
+    module: nn.Module, parts: Parts, original: Callable[..., Any], tokens: torch.Tensor
+) -> Way:
+    few = _few(tokens)
+    expected = _outputs(module, original, few)
+    for way in _ways(module, parts, gives_logits=len(expected) > 1):
+        found = _outputs(module, types.MethodType(_forward(parts, way, skips=True), module), few)
+        one = Result(outputs=expected, gradients={})
+        if difference(one, Result(outputs=found, gradients={})) <= TOLERANCE:
+            return way
+    raise NoMixtureError("it chooses or weighs its experts in a way that is not known")
+
+
+def _few(tokens: torch.Tensor) -> torch.Tensor:
+    tokens = tokens[:1] if tokens.dim() > 2 else tokens
+    return tokens[..., :FEW_TOKENS, :]
+
+
+def _outputs(
+    module: nn.Module, forward: Callable[..., Any], tokens: torch.Tensor
+) -> list[torch.Tensor]:
+    state = {n: doubled(t) for n, t in (*module.named_parameters(), *module.named_buffers())}
+    module.forward = forward
+    try:
+        with plain_computing(), torch.no_grad():
+            output = torch.func.functional_call(module, state, (doubled(tokens),))
+    finally:
+        del module.forward
+    return tensors_in(output)
+
+
+def _ways(module: nn.Module, parts: Parts, *, gives_logits: bool) -> Iterator[Way]:
+    """Yield the ways to choose, those with the script's own numbers first."""
+    count = len(getattr(module, parts.experts))
+    own = [v for v in vars(module).values() if type(v) is int and 1 <= v <= count]
+    for k in dict.fromkeys((*own, 2, 1, count)):
+        for order in ("softmax first", "choose first", "sigmoid"):
+            for shares_add_up in (True, False)[order == "choose first" :]:
+                for in_fp32 in (False, True):
+                    yield Way(
+                        k=k,
+                        order=order,
+                        shares_add_up=shares_add_up,
+                        in_fp32=in_fp32,
+                        gives_logits=gives_logits,
+                    )
+
+
+def _forward(parts: Parts, way: Way, *, skips: bool) -> Callable[..., Any]:
+    """Return the mixture's forward in groups.
+
+    Args:
+        parts: Where router and experts lie.
+        way: How experts are chosen.
+        skips: Whether experts without tokens get no gradient; else they get zeros.
+    """
+
+    def forward(self: nn.Module, tokens: torch.Tensor) -> Any:
+        rows = tokens.reshape(-1, tokens.shape[-1])
+        logits = getattr(self, parts.router)(rows)
+        weights, chosen = way.choose(logits)
+        flat = chosen.flatten()
+        order = flat.argsort(stable=True)
+        experts: Any = getattr(self, parts.experts)
+        counts: list[int] = torch.bincount(flat, minlength=len(experts)).tolist()
+        used = [i for i, count in enumerate(counts) if count or not skips]
+        given = _Groups([experts[i] for i in used], parts.graph, [counts[i] for i in used])
+        made = given.run(rows.index_select(0, order // way.k))
+        places = torch.empty_like(order)
+        places[order] = torch.arange(len(order), device=order.device)
+        apart = made.index_select(0, places).view(len(rows), way.k, -1)
+        output = (apart * weights.to(apart.dtype).unsqueeze(-1)).sum(dim=1)
+        output = output.to(tokens.dtype).view(*tokens.shape[:-1], -1)
+        return (output, logits) if way.gives_logits else output
+
+    return forward
+
+
+class _Groups(fx.Interpreter):
+    """Runs an expert's graph on the rows of all experts."""
+
+    def __init__(
+        self, experts: Sequence[nn.Module], graph: fx.Graph, counts: Sequence[int]
+    ) -> None:
+        super().__init__(experts[0], garbage_collect_values=False, graph=graph)
+        self.experts = experts
+        self.counts = counts
+
+    def call_module(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Multiply by groups where a linear layer is called; all else goes row by row."""
+        layers: list[Any] = [expert.get_submodule(target) for expert in self.experts]
+        if not isinstance(layers[0], nn.Linear):
+            return layers[0](*args, **kwargs)
+        biases = None if layers[0].bias is None else [layer.bias for layer in layers]
+        return grouped_linear(args[0], [layer.weight for layer in layers], biases, self.counts)

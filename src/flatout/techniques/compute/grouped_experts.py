@@ -1,0 +1,134 @@
+"""Compute a mixture of experts in groups of tokens instead of one expert after the other.
+
+What it does: finds modules with a router over a list of equal experts, proves in which way they
+choose and weigh, sorts the tokens by expert once and multiplies each group by its expert's weights:
+in one grouped product where torch has one for the device, else in one batch, or group by group.
+When it helps: many experts in a Python loop with masks: some ten small operations for each of them.
+What it costs: a few extra forwards before the first step; a copy of the experts' weights in each
+step where products are grouped on a GPU.
+How it is checked: each mixture's outputs and gradients are compared in float64 on its real inputs,
+on tokens that all choose alike and on others, before it is replaced. Dropout draws other masks.
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, final
+
+from flatout.core.errors import NotApplicable
+from flatout.core.machine import Machine
+from flatout.core.profile import ModelFacts, Profile
+from flatout.core.technique import Effect, Numerics, Technique
+from flatout.profiling.regime import addressable_ms
+
+if TYPE_CHECKING:
+    import torch
+
+MIN_EXPERTS = 4
+"""A loop over fewer costs few launches; as the rule `expert_loop` has it."""
+MIN_SHARE = 0.05
+"""Experts that hold less of the model than a twentieth are not what the step waits for."""
+SPEEDUP = 1.3
+"""Of the experts' part of forward and backward: assumed, the trial decides."""
+_OUTCOME: dict[str, str] = {}
+"""Of each mixture that was looked at why it was left alone, empty where it was replaced."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupedExperts(Technique):
+    """Compute experts in groups."""
+
+    family: ClassVar[str] = "compute"
+    addresses: ClassVar[frozenset[str]] = frozenset({"forward", "backward"})
+    numerics: ClassVar[Numerics] = Numerics.ROUNDING
+    moves_random_stream: ClassVar[bool] = True
+    by_hand: ClassVar[str] = """
+In place of the loop over experts, with the tokens sorted by expert and the weights stacked:
+- for i, expert in enumerate(self.experts):
+-     rows = (chosen == i).any(-1)
+-     out[rows] += weight[rows] * expert(x[rows])
++ order = chosen.flatten().argsort()
++ ends = torch.bincount(chosen.flatten(), minlength=n).cumsum(0).int()
++ h = F.silu(torch._grouped_mm(x[order // k], self.w1, offs=ends))
++ y = torch._grouped_mm(h, self.w2, offs=ends)
+"""
+
+    @classmethod
+    def candidates(cls, profile: Profile, machine: Machine) -> Sequence["GroupedExperts"]:
+        """Return the lever for models with many experts that hold a part of the weights."""
+        del machine
+        return [cls()] if any(_share(m) >= MIN_SHARE for m in profile.models) else ()
+
+    def predict(self, profile: Profile, machine: Machine) -> Effect:
+        """Expect the experts' part of the computation to shrink by `SPEEDUP`."""
+        del machine
+        model = max(profile.models, key=_share, default=None)
+        share, count = (_share(model), model.experts) if model else (0.0, 0)
+        compute_ms = addressable_ms(profile, ("forward", "backward"))
+        return Effect(
+            step_ms=-compute_ms * share * (1 - 1 / SPEEDUP),
+            why=f"{count} experts, some {100 * share:.0f} % of the model, in groups",
+        )
+
+    def forward(self, call: Callable[..., Any], root: Any) -> Callable[..., Any]:
+        """Look at the first call's inputs, replace what is proven equal, then go on."""
+        from flatout.kernels.expert_mixture import mixtures
+
+        if not mixtures(root):
+            raise NotApplicable("no module has a router over a list of equal experts")
+        _OUTCOME.clear()
+        waiting = True
+
+        @functools.wraps(call)
+        def first_looked_at(*args: Any, **kwargs: Any) -> Any:
+            nonlocal waiting
+            if waiting:
+                waiting = False
+                _OUTCOME.update(group_experts(root, *args, **kwargs))
+            return call(*args, **kwargs)
+
+        return first_looked_at
+
+    def end(self) -> str:
+        """Say how many mixtures are computed in groups, and why others are not."""
+        left = {why for why in _OUTCOME.values() if why}
+        count = sum(not why for why in _OUTCOME.values())
+        words = "; ".join(sorted(left)) or "the first call never came"
+        if not count:
+            raise NotApplicable(f"flatout looked at {len(_OUTCOME)} mixtures of experts: {words}")
+        return f"{count} of {len(_OUTCOME)} mixtures in groups" + (f": {words}" if left else "")
+
+
+def group_experts(model: "torch.nn.Module", *args: Any, **kwargs: Any) -> dict[str, str]:
+    """Compute mixtures of experts in groups, where that is proven to be the same.
+
+    Args:
+        model: The model, in training mode.
+        args: Arguments of one real call: its mixtures are compared on what they see in it.
+        kwargs: The same.
+
+    Returns:
+        Of each mixture why it was left alone, empty where it was replaced.
+    """
+    import torch
+
+    from flatout.kernels import expert_mixture, sdpa_rewrite
+
+    found = expert_mixture.mixtures(model)
+    modules = [module for _, module in found]
+    with torch.compiler.set_stance("force_eager"):
+        calls = sdpa_rewrite.capture(model, modules, lambda: model.forward(*args, **kwargs))
+    return {
+        name: expert_mixture.find_obstacle_or_group(
+            module, (args, kwargs) if module is model else seen
+        )
+        for (name, module), seen in zip(found, calls, strict=True)
+    }
+
+
+def _share(model: ModelFacts) -> float:
+    """Return the experts' share of the model, 0 where they are too few to matter."""
+    if model.experts < MIN_EXPERTS or not model.parameters or model.is_compiled:
+        return 0.0
+    return min(1.0, model.expert_parameters / model.parameters)
