@@ -11,6 +11,7 @@ from flatout.core.stats import (
     Prior,
     Rule,
     compare,
+    compare_apart,
     decide,
     gather,
     prior_of,
@@ -106,3 +107,25 @@ def test_equal_recipes_are_called_faster_at_most_once_in_a_hundred(pair_sd):
 
 def test_a_real_gain_is_found():
     assert false_accepts(0.035, runs=200, seed=7, ratio=1.3) == 200
+
+
+def test_times_measured_apart_have_welchs_interval():
+    base, candidate = [2.0, 2.1, 1.9, 2.05], [1.0, 1.02, 0.97]
+
+    pair = compare_apart(base, candidate)
+
+    found = scipy_stats.ttest_ind(np.log(base), np.log(candidate), equal_var=False)
+    # Whole degrees of freedom, rounded down: never narrower than scipy's.
+    low, high = np.exp(found.confidence_interval(0.95))
+    assert pair.ratio == pytest.approx(np.exp(np.mean(np.log(base)) - np.mean(np.log(candidate))))
+    assert 0.98 * low < pair.interval[0] <= low
+    assert high <= pair.interval[1] < 1.02 * high
+
+
+def test_equal_processes_are_told_apart_in_one_of_twenty():
+    rng = np.random.default_rng(5)
+    noise = np.exp(rng.normal(0, 0.05, size=(1000, 6)))
+
+    missed = sum(not compare_apart(row[:3], row[3:]).covers_one for row in noise)
+
+    assert missed <= 70

@@ -50,7 +50,45 @@ def test_two_single_runs_have_no_interval_and_say_so():
 
     assert contrast.interval is None
     assert not contrast.covers_one
-    assert "without an interval" in contrast.notes[0]
+    assert "no interval: that needs 2 fresh processes of each" in contrast.notes[0]
+
+
+def test_two_processes_of_each_give_an_interval():
+    slow = starved(process_steps_ms=[200.0, 204.0, 202.0])
+    fast = starved(process_steps_ms=[101.0, 99.0])
+
+    contrast = compare(slow, fast)
+
+    assert contrast.ratio == pytest.approx(2.02, rel=0.01)
+    assert contrast.interval[0] < 2.02 < contrast.interval[1]
+    assert contrast.interval[0] > 1.5
+    assert contrast.n == (3, 2)
+    assert not any("no interval" in note for note in contrast.notes)
+
+
+def test_one_process_on_one_side_gives_none_and_both_counts_are_named():
+    contrast = compare(starved(process_steps_ms=[200.0, 204.0]), starved())
+
+    assert contrast.interval is None
+    assert "hold 2 and 1" in contrast.notes[0]
+
+
+def test_noise_between_processes_makes_it_no_difference():
+    noisy = [200.0, 230.0, 210.0]
+
+    contrast = compare(starved(process_steps_ms=noisy), starved(process_steps_ms=noisy[::-1]))
+
+    assert contrast.covers_one
+
+
+def test_the_interval_of_another_batch_is_that_of_the_samples():
+    single = starved(process_steps_ms=[100.0, 101.0])
+    double = starved(samples_per_step=64.0, samples_per_s=301.32, process_steps_ms=[100.0, 101.0])
+
+    contrast = compare(single, double)
+
+    assert contrast.ratio == pytest.approx(2.0)
+    assert contrast.interval[0] < 2.0 < contrast.interval[1]
 
 
 def test_steps_of_another_size_are_compared_by_samples():

@@ -24,6 +24,13 @@ PATH = click.Path(path_type=Path)
 )
 @click.option("--quick", is_flag=True, help="Only the timed run, none that looks closer.")
 @click.option(
+    "--runs",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    help="Fresh processes to time: with 2 or more, compare gives an interval.",
+)
+@click.option(
     "--limit",
     "limit_s",
     default="5m",
@@ -52,6 +59,7 @@ def command(  # noqa: PLR0913, PLR0917  one argument an option
     markdown_path: Path | None,
     language: str,
     quick: bool,
+    runs: int,
     limit_s: float,
     recipe_path: Path | None,
     trace_path: Path | None,
@@ -85,5 +93,6 @@ def command(  # noqa: PLR0913, PLR0917  one argument an option
             closer=() if quick else passes.NAMES,
             trace=trace_path,
             tell=tell,
+            runs=runs,
         )
     return report(trial, workload, reports)

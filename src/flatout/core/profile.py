@@ -192,6 +192,9 @@ class Profile:
     environment: Mapping[str, Any] = field(default_factory=dict)
     steps_ms: tuple[tuple[float, ...], ...] = ()
     """Of each of the first `MAX_STEPS_KEPT` measured steps the milliseconds by `PHASES`."""
+    process_steps_ms: tuple[float, ...] = ()
+    """Whole step of each fresh process that was timed, in order: the process is the unit of noise.
+    Empty in results that were written before this was kept."""
     journey: Journey | None = None
     memory: MemoryStory | None = None
     syncs: tuple[SyncPoint, ...] = ()
@@ -260,6 +263,7 @@ def profile_from_json(plain: Mapping[str, Any]) -> Profile:
         "trace": trace_from_json(trace) if trace else None,
         "pipeline": pipeline_from_json(plain["pipeline"]) if plain.get("pipeline") else None,
         "steps_ms": tuple(tuple(step) for step in fields.get("steps_ms", ())),
+        "process_steps_ms": tuple(fields.get("process_steps_ms", ())),
         "invalid": tuple(fields.get("invalid", ())),
     }
     return Profile(

@@ -185,6 +185,33 @@ def compare(evidence: Evidence, rule: Rule = Rule()) -> Comparison:
     )
 
 
+def compare_apart(base: Sequence[float], candidate: Sequence[float]) -> Comparison:
+    """Return the ratio of times that were measured apart, each in processes of its own.
+
+    Welch's interval: the two may come from other machines, with other noise. Changes between the
+    two measurements (a warmer machine) are not in it, which interleaved pairs would cancel.
+
+    Args:
+        base: one time per process, at least two.
+        candidate: the same.
+    """
+    means, errors, squares = [], [], 0.0
+    for times in (base, candidate):
+        logs = [math.log(value) for value in times]
+        error = statistics.variance(logs) / len(logs)
+        means.append(statistics.fmean(logs))
+        errors.append(error)
+        squares += error**2 / (len(logs) - 1)
+    freedom = max(1, int(sum(errors) ** 2 / squares)) if squares else len(base) + len(candidate) - 2
+    middle = means[0] - means[1]
+    width = student_quantile(0.975, freedom) * math.sqrt(sum(errors))
+    return Comparison(
+        ratio=math.exp(middle),
+        interval=(math.exp(middle - width), math.exp(middle + width)),
+        n=min(len(base), len(candidate)),
+    )
+
+
 def resolution(pair_variance: float, rule: Rule = Rule()) -> float:
     """Return the smallest ratio that ten pairs can show at this noise.
 

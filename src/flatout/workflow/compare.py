@@ -9,12 +9,15 @@ from flatout.core.ablation import Ablation, Comparison, ablation_from_json
 from flatout.core.contrast import Contrast, Quantity
 from flatout.core.errors import UserError
 from flatout.core.profile import Profile, profile_from_json
+from flatout.core.stats import compare_apart
 
 UNCHANGED = Comparison(ratio=1.0, interval=(1.0, 1.0), n=0)
 """The gain of an empty recipe: it is the baseline itself."""
-SINGLE_RUNS = (
-    "these are single runs without an interval: equal runs of one script in fresh processes "
-    "differ by 2 to 7 % by themselves; 'flatout tune' measures in interleaved pairs"
+FEWEST_PROCESSES = 2
+"""One process shows nothing about the noise between processes."""
+APART = (
+    "the two were measured one after the other: what changed on the machine in between is in the "
+    "ratio and not in the interval; 'flatout tune' measures in interleaved pairs"
 )
 
 
@@ -47,18 +50,34 @@ def compare(baseline: Mapping[str, Any], candidate: Mapping[str, Any]) -> Contra
 
 def _of_profiles(plain_a: Mapping[str, Any], plain_b: Mapping[str, Any]) -> Contrast:
     a, b = profile_from_json(plain_a), profile_from_json(plain_b)
-    notes = [SINGLE_RUNS, *_differences(a, b)]
-    ratio = a.whole_step_ms / b.whole_step_ms
-    meaning = "the baseline's speed, by step time"
+    n = (max(1, len(a.process_steps_ms)), max(1, len(b.process_steps_ms)))
+    has_noise = min(n) >= FEWEST_PROCESSES
+    notes = [APART if has_noise else _no_interval(n), *_differences(a, b)]
+    pair = compare_apart(a.process_steps_ms, b.process_steps_ms) if has_noise else None
+    ratio = pair.ratio if pair else a.whole_step_ms / b.whole_step_ms
+    meaning, scale = "the baseline's speed, by step time", 1.0
     if a.samples_per_step != b.samples_per_step and a.samples_per_s and b.samples_per_s:
-        ratio = b.samples_per_s / a.samples_per_s
+        by_samples = b.samples_per_s / a.samples_per_s
+        if pair is not None:
+            by_samples = ratio * b.samples_per_step / a.samples_per_step
+        scale, ratio = by_samples / ratio, by_samples
         meaning = "the baseline's speed, by samples/s"
     return Contrast(
         of="profile",
         ratio=ratio,
         meaning=meaning,
+        interval=(scale * pair.interval[0], scale * pair.interval[1]) if pair else None,
+        n=n,
         quantities=_quantities(a, b),
         notes=tuple(notes),
+    )
+
+
+def _no_interval(n: tuple[int, int]) -> str:
+    return (
+        f"no interval: that needs {FEWEST_PROCESSES} fresh processes of each, and these results "
+        f"hold {n[0]} and {n[1]}; equal runs of one script differ by 2 to 7 % by themselves; "
+        "measure with --runs 3, or let 'flatout tune' measure in interleaved pairs"
     )
 
 

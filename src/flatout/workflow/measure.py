@@ -1,5 +1,6 @@
 """The verb `measure`: where the time and the memory of a training step go."""
 
+from dataclasses import replace
 from pathlib import Path
 
 from flatout import rules
@@ -28,6 +29,7 @@ def measure(  # noqa: PLR0913  one keyword for each thing a caller may choose
     closer: tuple[str, ...] = (),
     trace: Path | None = None,
     tell: Tell = lambda _: None,
+    runs: int = 1,
 ) -> Trial:
     """Run the workload until it has shown its steady step; return the trial with findings.
 
@@ -41,9 +43,13 @@ def measure(  # noqa: PLR0913  one keyword for each thing a caller may choose
         closer: Further passes, of `flatout.workflow.passes.NAMES`.
         trace: Where a trace of a few steps goes: a file, or a folder for TensorBoard.
         tell: Called with what is being done.
+        runs: Fresh processes to time; the middle one is shown, and with two or more `compare` gives
+            an interval.
     """
     if limit_s <= 0:
         raise UserError(f"a limit of {limit_s} s leaves no time to measure; give a positive one")
+    if runs < 1:
+        raise UserError(f"{runs} runs measure nothing; give at least 1")
     if trace is not None:
         check_target(trace)
     mend_leftovers()
@@ -56,10 +62,35 @@ def measure(  # noqa: PLR0913  one keyword for each thing a caller may choose
         tell=tell,
         trace_path=trace,
     )
-    # The limit alone ends the first pass: preparing data may be silent for minutes.
-    trial = runner.run("the steps as they are", TIMED_PROBES, traces_kernels=True)
+    trial = _time(runner, runs)
     if trial.profile is None:
         return trial
     names = closer if trace is None else (*closer, "trace")
     profile = with_regime(passes.add_all(trial.profile, runner, names))
     return trial.with_profile(profile.with_findings(rules.findings(profile, machine)))
+
+
+def _time(runner: PassRunner, runs: int) -> Trial:
+    """Return the middle one of some timed runs, with the steps of all of them.
+
+    The first that gives no measurement ends it, and is returned.
+    """
+    trials: list[Trial] = []
+    steps_ms: list[float] = []
+    for number in range(runs):
+        if number and runner.left_s < runner.last_wall_s:
+            break
+        # The limit alone ends such a run: preparing data may be silent for minutes.
+        trial = runner.run("the steps as they are", TIMED_PROBES, traces_kernels=True)
+        if trial.profile is None:
+            return trial
+        trials.append(trial)
+        steps_ms.append(trial.profile.whole_step_ms)
+    middle = trials[steps_ms.index(sorted(steps_ms)[len(steps_ms) // 2])]
+    assert middle.profile is not None
+    profile = replace(middle.profile, process_steps_ms=tuple(steps_ms))
+    if len(steps_ms) < runs:
+        profile = passes.with_note(
+            profile, f"there was time for {len(steps_ms)} of {runs} runs; give a larger --limit"
+        )
+    return middle.with_profile(profile)

@@ -22,7 +22,7 @@ from flatout.core.trial import Outcome, Trial
 from flatout.core.workload import Workload
 from flatout.hardware.machine import read_machine
 from flatout.seams.process import mend_leftovers, scratch_root
-from flatout.workflow.lab import Budget, Lab, MachineBusyError, Runner, open_journal
+from flatout.workflow.lab import Budget, Lab, MachineBusyError, Runner, key_of, open_journal
 from flatout.workflow.ladder import Ladder, Tell, climb, progress
 from flatout.workflow.pairs import Match, play
 from flatout.workflow.ranking import Search
@@ -235,6 +235,7 @@ def _ablation(ladder: Ladder, baseline: Profile, proof: _Proof) -> Ablation:
     }
     if proof.confirmation:
         about["ratio"] = round(proof.confirmation.ratio, 3)
+    final = proof.final and _with_processes(proof.final, ladder.recipe, lab)
     if lab.disturbed:
         ladder.notes.append(
             f"{lab.disturbed} of {lab.timed} trials were disturbed by other work "
@@ -242,12 +243,12 @@ def _ablation(ladder: Ladder, baseline: Profile, proof: _Proof) -> Ablation:
         )
     return Ablation(
         workload=lab.workload.command_line,
-        baseline=baseline,
+        baseline=_with_processes(baseline, ladder.baseline, lab),
         rows=tuple(ladder.rows),
         recipe=replace(recipe, about=about) if recipe.choices else recipe,
         needed=tuple(choice.label for choice in ladder.floor.choices),
         confirmation=proof.confirmation,
-        final=proof.final,
+        final=final,
         final_check=proof.check,
         aa_check=ladder.referee.aa_check,
         resolution=max((pair.resolution for pair in pairs), default=1.0),
@@ -255,6 +256,12 @@ def _ablation(ladder: Ladder, baseline: Profile, proof: _Proof) -> Ablation:
         stopped=ladder.stopped,
         notes=tuple(ladder.notes),
     )
+
+
+def _with_processes(profile: Profile, recipe: Recipe, lab: Lab) -> Profile:
+    """Return the profile with the step of every process in which its recipe was timed."""
+    steps_s = lab.step_s.get(key_of(recipe), [])
+    return replace(profile, process_steps_ms=tuple(1e3 * step_s for step_s in steps_s))
 
 
 def _training_loaders(profile: Profile) -> tuple[str, ...]:
