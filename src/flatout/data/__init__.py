@@ -10,23 +10,35 @@ Opening imports torch; packing does not.
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from flatout.data.batch_threads import BatchThreads
+    from flatout.data.crop_batches import cropped
+    from flatout.data.crops import Crops
     from flatout.data.normalise import normalised
     from flatout.data.reader import PackedDataset, collate
     from flatout.data.reader import open_packed as open  # noqa: A004  `flatout.data.open`
+    from flatout.data.resident_pictures import load_pictures
     from flatout.data.sampler import GlobalOrder, OrderOptions
     from flatout.data.seeding import Seeded
 
 __all__ = [
+    "BatchThreads",
+    "Crops",
     "GlobalOrder",
     "OrderOptions",
     "PackedDataset",
     "Seeded",
     "collate",
+    "cropped",
+    "load_pictures",
     "normalised",
     "open",
 ]
 
 _PLACES = {
+    "BatchThreads": ("flatout.data.batch_threads", "BatchThreads"),
+    "Crops": ("flatout.data.crops", "Crops"),
+    "cropped": ("flatout.data.crop_batches", "cropped"),
+    "load_pictures": ("flatout.data.resident_pictures", "load_pictures"),
     "normalised": ("flatout.data.normalise", "normalised"),
     "open": ("flatout.data.reader", "open_packed"),
     "collate": ("flatout.data.reader", "collate"),

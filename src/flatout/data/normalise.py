@@ -34,13 +34,20 @@ def normalised(images: torch.Tensor, mean: Sequence[float], std: Sequence[float]
         raise ValueError(f"uint8 of 4 dimensions is needed, not {images.dtype} of {images.dim()}")
     if not images.shape[-1] == len(mean) == len(std):
         raise ValueError(f"{images.shape[-1]} channels, {len(mean)} means, {len(std)} deviations")
-    deviations = torch.tensor(std, dtype=torch.float64)
-    scale = (1 / (DEPTH * deviations)).float()
-    shift = (-torch.tensor(mean, dtype=torch.float64) / deviations).float()
+    scale, shift = scale_and_shift(mean, std)
     if images.device.type != "cpu":
         scale, shift = scale.to(images.device), shift.to(images.device)
         return torch.addcmul(shift, images.float(), scale).permute(0, 3, 1, 2)
     return _blockwise(images.contiguous(), scale, shift).permute(0, 3, 1, 2)
+
+
+def scale_and_shift(
+    mean: Sequence[float], std: Sequence[float]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return by what a byte is multiplied, and what is then added, for each channel."""
+    deviations = torch.tensor(std, dtype=torch.float64)
+    scale = (1 / (DEPTH * deviations)).float()
+    return scale, (-torch.tensor(mean, dtype=torch.float64) / deviations).float()
 
 
 def _blockwise(images: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:

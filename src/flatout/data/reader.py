@@ -1,6 +1,7 @@
 """`flatout.data.open`: a packed store as a plain map-style data set."""
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +12,17 @@ from torch.utils.data import Dataset, default_collate, get_worker_info
 from flatout.core.errors import UserError
 from flatout.data import pictures, values
 from flatout.data.format import Field, Header
+from flatout.data.leases import Leases
 from flatout.data.order import sample_seed, seeded
 from flatout.data.packed_store import Places, Store
+from flatout.data.rows import Layout, find_layout, gather
 from flatout.data.sampler import Slot
 
 DECODERS = ("tensor", "numpy", "view", "pil", "bytes")
 ORDERS = ("stored", "source")
 SCALARS = {"int": torch.int64, "float": torch.float64, "bool": torch.bool}
+LEASES = Leases()
+"""Memory of the batches that are made in this process."""
 Decode = str | Callable[[bytes], Any]
 
 
@@ -88,32 +93,37 @@ class PackedDataset(Dataset[Any]):
         return values.build(self.header.structure, self._names, found)
 
     def __getitems__(self, indices: Sequence[int]) -> Sequence[Any]:
-        if self.transform is not None or not self._is_even:
+        layout = self._layout if self.transform is None else None
+        if layout is None:
             return [self[index] for index in indices]
-        places = [self._place(index) for index in indices]
-        columns = [_empty(field, len(places), SCALARS) for field in self.header.fields]
-        arrays = [column.numpy() for column in columns]
-        for row, place in enumerate(places):
-            for field, array, part in zip(
-                self.header.fields, arrays, self.store.parts(place), strict=True
-            ):
-                array[row] = _plain(field, part)
+        places = self.places_of(indices)
+        columns = [empty_column(field, len(places)) for field in self.header.fields]
+        gather(self.store, layout, places, [column.numpy() for column in columns])
         return Gathered(self.header, columns)
 
-    @property
-    def _is_even(self) -> bool:
-        """Whether every field of every sample has the same shape, and needs no decoding."""
-        decodes = {"array": ("",), "image": ("", "tensor")}
-        return all(
-            field.kind in SCALARS
-            or (
-                field.shape is not None
-                and field.holder != "pil"
-                and (field.kind == "array" or self.decode in decodes["image"])
-                and (field.kind == "array" or field.shape[-1] == 3)
-            )
-            for field in self.header.fields
+    @cached_property
+    def _layout(self) -> Layout | None:
+        """Where the fields lie in every record, if they are given as they are stored."""
+        images = [field for field in self.header.fields if field.kind == "image"]
+        is_given_so = self.decode in ("", "tensor") and all(
+            field.holder != "pil" and field.shape is not None and field.shape[-1] == 3
+            for field in images
         )
+        return find_layout(self.store) if is_given_so or not images else None
+
+    def places_of(self, indices: Sequence[int]) -> Places:
+        """Return the places of samples in stored order, negative numbers from the end.
+
+        Raises:
+            IndexError: if there is no such sample.
+        """
+        count = len(self.store)
+        wanted = np.asarray(indices, dtype=np.int64)
+        outside = np.flatnonzero((wanted < -count) | (wanted >= count))
+        if len(outside):
+            raise IndexError(f"sample {wanted[outside[0]]} of {count}")
+        wanted = wanted % max(1, count)
+        return self.store.by_original[wanted] if self.is_reordered else wanted
 
     def _place(self, index: int) -> int:
         count = len(self.store)
@@ -226,27 +236,24 @@ def _file_bytes(part: memoryview) -> bytes:
     return found
 
 
-def _plain(field: Field, part: memoryview) -> Any:
-    """Return a value to be copied into its row."""
-    if field.kind == "array":
-        return values.array_in(field, part)
-    return pictures.pixels(part) if field.kind == "image" else values.value(field, part)
-
-
-def _empty(field: Field, count: int, scalars: dict[str, torch.dtype]) -> torch.Tensor:
-    """Return memory for a field of a batch; in a worker memory that is shared already."""
-    if field.kind in scalars:
-        return torch.empty(count, dtype=scalars[field.kind])
+def empty_column(field: Field, count: int) -> torch.Tensor:
+    """Return memory for a plain field of a batch; in a worker memory that is shared already."""
+    if field.kind in SCALARS:
+        return torch.empty(count, dtype=SCALARS[field.kind])
     dtype = torch.uint8
     if field.kind == "array":
         dtype = torch.from_numpy(np.empty(0, dtype=field.dtype)).dtype
-    shape = (count, *(field.shape or ()))
+    return empty_batch((count, *(field.shape or ())), dtype)
+
+
+def empty_batch(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    """Return memory for a batch; in a worker memory that is shared already."""
     if get_worker_info() is None or not hasattr(torch.UntypedStorage, "_new_shared"):
-        return torch.empty(shape, dtype=dtype)
+        return LEASES.take(shape, dtype)
     empty: Any = torch.empty(0, dtype=dtype)
     storage: Any = torch.UntypedStorage
     whole: torch.Tensor = empty.set_(
-        storage._new_shared(int(np.prod(shape)) * empty.element_size()), 0, shape
+        storage._new_shared(int(np.prod(shape)) * empty.element_size()), 0, tuple(shape)
     )
     return whole
 

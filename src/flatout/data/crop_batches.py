@@ -1,0 +1,174 @@
+"""Whole batches of random crops, from a packed store or from memory.
+
+A crop is resized by torch's antialiased bilinear kernel, which gives Pillow's pixels up to
+rounding, straight from where the pixels lie; mirrored and normalised while they are still in the
+processor's cache. No object is made per sample but the batch's own rows.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch.nn import functional
+from torch.utils.data import Dataset
+
+from flatout.core.errors import UserError
+from flatout.data import values
+from flatout.data.crops import FLIP, HEIGHT, LEFT, TOP, WIDTH, Crops, Numbers, boxes, uniforms
+from flatout.data.format import Header
+from flatout.data.normalise import scale_and_shift
+from flatout.data.reader import Gathered, PackedDataset, empty_batch
+from flatout.data.resident_pictures import ResidentPictures
+from flatout.data.stored_pictures import StoredPictures, image_place
+
+PART = 8
+"""Samples whose pixels are held at a time: boxes are drawn for all of them at once, and decoded
+photographs of this many stay a few megabytes."""
+CHANNELS = 3
+KEY_BITS = 62
+
+
+class Pictures(Protocol):
+    """Where pictures come from: a packed store, or memory."""
+
+    header: Header
+
+    def __len__(self) -> int:
+        """Return how many there are."""
+        ...
+
+    def places_of(self, indices: Sequence[int]) -> Numbers:
+        """Return the places of samples by their numbers."""
+        ...
+
+    def numbers_of(self, places: Numbers) -> Numbers:
+        """Return what a sample's crops are drawn from."""
+        ...
+
+    def pixels(self, places: Numbers) -> list[torch.Tensor]:
+        """Return uint8 tensors of height x width x 3."""
+        ...
+
+    def others(self, places: Numbers) -> list[torch.Tensor]:
+        """Return the fields beside the picture, a tensor each."""
+        ...
+
+
+class Cropped(Dataset[Any]):
+    """Random crops of pictures, for a loader of batches.
+
+    Give a `DataLoader` `collate_fn=flatout.data.collate`, or use `flatout.data.BatchThreads`.
+    """
+
+    def __init__(self, pictures: Pictures, crops: Crops, seed: int | None = None) -> None:
+        self.pictures, self.crops, self.seed = pictures, crops, seed
+        self.image = image_place(pictures.header)
+        self._names = tuple(field.name for field in pictures.header.fields)
+
+    def __len__(self) -> int:
+        return len(self.pictures)
+
+    def __getitem__(self, index: int) -> Any:
+        columns = [column[0] for column in self.__getitems__([index]).columns]
+        found = [
+            column if place == self.image else column.item() if not column.dim() else column
+            for place, column in enumerate(columns)
+        ]
+        return values.build(self.pictures.header.structure, self._names, found)
+
+    def __getitems__(self, indices: Sequence[int]) -> Gathered:
+        return self.task(indices)()
+
+    def task(self, indices: Sequence[int]) -> Callable[[], Gathered]:
+        """Draw what the batch needs now, and return what makes it, in any thread."""
+        places = self.pictures.places_of(indices)
+        if self.seed is None:
+            key = int(torch.randint(2**KEY_BITS, ()).item())
+            drawn = uniforms(key, 0, np.arange(len(places)))
+        else:
+            drawn = self._drawn(indices, places, self.seed)
+        return lambda: self._made(places, drawn)
+
+    def _drawn(self, indices: Sequence[int], places: Numbers, seed: int) -> Any:
+        numbers = self.pictures.numbers_of(places)
+        epochs = [getattr(index, "epoch", 0) for index in indices]
+        if len(set(epochs)) <= 1:
+            return uniforms(seed, epochs[0] if epochs else 0, numbers)
+        pairs = zip(epochs, numbers, strict=True)
+        return np.concatenate([uniforms(seed, epoch, [number]) for epoch, number in pairs])
+
+    def _made(self, places: Numbers, drawn: Any) -> Gathered:
+        columns = self.pictures.others(places)
+        columns.insert(self.image, self._cropped(places, drawn))
+        return Gathered(self.pictures.header, columns)
+
+    def _cropped(self, places: Numbers, drawn: Any) -> torch.Tensor:
+        pictures = self.pictures
+        if isinstance(pictures, ResidentPictures) and pictures.device.type != "cpu":
+            return pictures.crop_batch(places, self.crops, drawn)
+        return crop_batch(pictures, places, self.crops, drawn)
+
+
+def cropped(
+    source: PackedDataset | ResidentPictures, crops: Crops, *, seed: int | None = None
+) -> Cropped:
+    """Return random crops of the pictures of a source, made a whole batch at a time.
+
+    Args:
+        source: what `flatout.data.open` or `flatout.data.load_pictures` gave.
+        crops: what becomes of each picture.
+        seed: draws the crops as a function of seed, epoch and sample; the epoch comes with
+            `flatout.data.GlobalOrder`. None draws from torch's stream, anew for each batch.
+
+    Raises:
+        UserError: if the samples have no picture, or fields that do not stack.
+    """
+    pictures = source if isinstance(source, ResidentPictures) else StoredPictures(source)
+    return Cropped(pictures, crops, seed)
+
+
+def crop_batch(pictures: Pictures, places: Numbers, crops: Crops, drawn: Any) -> torch.Tensor:
+    """Return the crops of these samples, in one tensor.
+
+    Raises:
+        UserError: if a window is larger than its picture.
+    """
+    side, count = crops.side, len(places)
+    dtype = torch.float32 if crops.mean else torch.uint8
+    whole = empty_batch((count, side, side, CHANNELS), dtype)
+    write = _writer(crops)
+    rows = whole.view(count, side, side * CHANNELS)
+    for first in range(0, count, PART):
+        part = slice(first, first + PART)
+        pixels = pictures.pixels(places[part])
+        sizes = np.array([each.shape[:2] for each in pixels])
+        try:
+            found = boxes(crops, drawn[part], sizes[:, 0], sizes[:, 1])
+        except ValueError as error:
+            raise UserError(str(error)) from None
+        for number, (picture, box) in enumerate(zip(pixels, found.tolist(), strict=True), first):
+            write(crop(picture, box, crops), rows[number])
+    return whole.permute(0, 3, 1, 2) if crops.mean else whole
+
+
+def crop(picture: torch.Tensor, box: Sequence[int], crops: Crops) -> torch.Tensor:
+    """Return one crop as rows of pixels: side x (side * channels), uint8."""
+    top, left, height, width = box[TOP], box[LEFT], box[HEIGHT], box[WIDTH]
+    # The dimension of the batch comes first: else torch does not see that channels lie innermost,
+    # and takes three times as long.
+    cut = picture.unsqueeze(0)[:, top : top + height, left : left + width].permute(0, 3, 1, 2)
+    if crops.scale is not None:
+        size = (crops.side, crops.side)
+        cut = functional.interpolate(cut, size, mode="bilinear", antialias=True)
+    if box[FLIP]:
+        cut = cut.contiguous(memory_format=torch.channels_last).flip(3)
+    return cut.permute(0, 2, 3, 1).reshape(crops.side, crops.side * CHANNELS)
+
+
+def _writer(crops: Crops) -> Callable[[torch.Tensor, torch.Tensor], Any]:
+    """Return what puts a crop into its row of the batch."""
+    if not crops.mean:
+        return lambda rows, target: target.copy_(rows)
+    scale, shift = (value.repeat(crops.side) for value in scale_and_shift(crops.mean, crops.std))
+    return lambda rows, target: torch.addcmul(shift, rows, scale, out=target)

@@ -1,0 +1,152 @@
+"""Decoded pictures of one size in memory, on the device where there is one, to be cropped there.
+
+On a GPU the crops, mirrored and normalised, of a whole batch are one indexing operation and one
+product; on a CPU they are taken out one by one, which reads each cropped byte once.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from flatout.core.errors import UserError
+from flatout.data.crops import FLIP, LEFT, TOP, Crops, Numbers, boxes
+from flatout.data.format import Header
+from flatout.data.normalise import normalised
+from flatout.data.reader import PackedDataset
+from flatout.data.stored_pictures import StoredPictures
+
+PART = 64
+"""Pictures that are copied at a time."""
+
+
+class ResidentPictures:
+    """Pictures and the fields beside them, as one tensor each."""
+
+    def __init__(
+        self,
+        header: Header,
+        images: torch.Tensor,
+        columns: Sequence[torch.Tensor],
+        numbers: Numbers,
+    ) -> None:
+        self.header, self.images, self.columns = header, images, tuple(columns)
+        self.numbers = numbers
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    @property
+    def device(self) -> torch.device:
+        """Where they lie."""
+        return self.images.device
+
+    def places_of(self, indices: Sequence[int]) -> Numbers:
+        """Return the rows of samples, negative numbers from the end."""
+        wanted = np.asarray(indices, dtype=np.int64)
+        if len(wanted) and not -len(self) <= wanted.min() <= wanted.max() < len(self):
+            raise IndexError(f"samples {wanted.min()} to {wanted.max()} of {len(self)}")
+        return wanted % max(1, len(self))
+
+    def numbers_of(self, places: Numbers) -> Numbers:
+        """Return the samples' numbers in the source."""
+        return self.numbers[places]
+
+    def pixels(self, places: Numbers) -> list[torch.Tensor]:
+        """Return views of the pictures."""
+        return [self.images[place] for place in places.tolist()]
+
+    def others(self, places: Numbers) -> list[torch.Tensor]:
+        """Return the other fields' rows."""
+        rows = torch.from_numpy(places)
+        return [column.index_select(0, rows.to(column.device)) for column in self.columns]
+
+    def crop_batch(self, places: Numbers, crops: Crops, drawn: Any) -> torch.Tensor:
+        """Return the crops of a batch by one indexing operation, on the device of the pictures.
+
+        Raises:
+            UserError: if they would have to be resized, or are smaller than the crop.
+        """
+        if crops.scale is not None:
+            raise UserError(
+                "on a device pictures are cut, not resized: give Crops(scale=None) and keep them "
+                "at about the size of the crop"
+            )
+        height, width = (np.full(len(places), side) for side in self.images.shape[1:3])
+        try:
+            found = boxes(crops, drawn, height, width)
+        except ValueError as error:
+            raise UserError(str(error)) from None
+        cut = cut_out(self.images, torch.from_numpy(places), torch.from_numpy(found), crops.side)
+        return normalised(cut, crops.mean, crops.std) if crops.mean else cut
+
+
+def cut_out(
+    images: torch.Tensor, rows: torch.Tensor, where: torch.Tensor, side: int
+) -> torch.Tensor:
+    """Return a window of each of these rows of images, some mirrored: one gather.
+
+    Args:
+        images: count x height x width x channels.
+        rows: which images.
+        where: a box a row, as `flatout.data.crops.boxes` gives them.
+        side: height and width of the windows.
+    """
+    rows, where = rows.to(images.device), where.to(images.device)
+    steps = torch.arange(side, device=images.device)
+    across = torch.where(where[:, FLIP, None].bool(), side - 1 - steps, steps)
+    ys, xs = where[:, TOP, None] + steps, where[:, LEFT, None] + across
+    return images[rows[:, None, None], ys[:, :, None], xs[:, None, :]]
+
+
+def load_pictures(
+    data: PackedDataset, *, device: torch.device | str = "cpu", side: int = 0
+) -> ResidentPictures:
+    """Return all pictures of a packed store in the memory of a device.
+
+    Args:
+        data: what `flatout.data.open` gave.
+        device: where they are to lie.
+        side: cut each to this height and width, from its middle; 0 if all have one size.
+
+    Raises:
+        UserError: if the pictures differ in size, or are smaller than `side`.
+    """
+    stored = StoredPictures(data)
+    count = len(stored)
+    if not count:
+        raise UserError("the store has no samples")
+    first = stored.pixels(np.zeros(1, np.int64))[0]
+    shape = (side, side, 3) if side else tuple(first.shape)
+    images = torch.empty((count, *shape), dtype=torch.uint8, device=device)
+    columns: list[list[torch.Tensor]] = []
+    places = stored.places_of(range(count))
+    for start in range(0, count, PART):
+        part = places[start : start + PART]
+        rows = [_middle(picture, side, shape) for picture in stored.pixels(part)]
+        images[start : start + len(rows)].copy_(torch.stack(rows))
+        columns.append(stored.others(part))
+    joined = [torch.cat(column).to(device) for column in zip(*columns, strict=True)]
+    fields = tuple(
+        replace(field, shape=shape, holder="") if number == stored.image else field
+        for number, field in enumerate(stored.header.fields)
+    )
+    header = replace(stored.header, fields=fields)
+    return ResidentPictures(header, images, joined, stored.numbers_of(places))
+
+
+def _middle(picture: torch.Tensor, side: int, shape: tuple[int, ...]) -> torch.Tensor:
+    if not side:
+        if tuple(picture.shape) != shape:
+            raise UserError(
+                f"the pictures differ in size ({tuple(picture.shape)} and {shape}); give side=, "
+                "which cuts each from its middle"
+            )
+        return picture
+    height, width, _ = picture.shape
+    if min(height, width) < side:
+        raise UserError(f"a picture of {height} x {width} is smaller than side={side}")
+    top, left = (height - side) // 2, (width - side) // 2
+    return picture[top : top + side, left : left + side]
