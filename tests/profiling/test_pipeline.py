@@ -103,7 +103,7 @@ def test_every_stage_has_its_levers():
         ("/usr/lib/python3/pathlib.py:open", "read"),
         ("/lib/PIL/JpegImagePlugin.py:jpeg_factory", "decode"),
         ("<built-in method cv2.imdecode>", "decode"),
-        ("<method 'resize' of 'ImagingCore' objects>", "transform"),
+        ("<method 'resize' of 'ImagingCore' objects>", "resize"),
         ("<built-in method cv2.resize>", "transform"),
         ("/lib/torchvision/transforms/functional.py:normalize", "normalise"),
         ("/lib/torchvision/transforms/v2/_geometry.py:forward", "transform"),

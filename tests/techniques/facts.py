@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from flatout.core.machine import Device, Machine
+from flatout.core.pipeline import Pipeline, Stage
 from flatout.core.profile import (
     PHASES,
     LoaderFacts,
@@ -62,6 +63,20 @@ def loader(**changes):
         batch_bytes=1_000_000,
     )
     return replace(known, **changes)
+
+
+def pipeline(*, is_repeated=None, **cpu_ms):
+    """Return a diagnosis with these stages, in CPU milliseconds of a sample."""
+    total = sum(cpu_ms.values())
+    return Pipeline(
+        stages=tuple(Stage(name=n, cpu_ms=ms, share=ms / total) for n, ms in cpu_ms.items()),
+        samples=64,
+        cpu_ms=total,
+        samples_per_s=100.0,
+        cores_needed=1.0,
+        usable_cores=8,
+        is_repeated=is_repeated,
+    )
 
 
 def model(**changes):

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 STAGES = (
-    *("read", "decode", "tokenise", "transform", "normalise", "python"),
+    *("read", "decode", "tokenise", "resize", "transform", "normalise", "python"),
     *("collate", "transport", "copy"),
 )
 """Legs of a sample, in the order in which it passes them."""
@@ -13,6 +13,7 @@ LEVERS: Mapping[str, tuple[str, ...]] = {
     "read": ("ram_cache", "read_ahead"),
     "decode": ("fast_decode", "ram_cache"),
     "tokenise": ("pretokenized", "ram_cache"),
+    "resize": ("fast_resize", "ram_cache"),
     "transform": ("device_preprocess", "ram_cache"),
     "normalise": ("device_preprocess", "ram_cache"),
     "python": ("ram_cache", "device_cache"),
@@ -56,6 +57,8 @@ class Pipeline:
     usable_cores: float
     """Cores that there are for it: those of this process, over the ranks on the host."""
     missing: Mapping[str, str] = field(default_factory=dict)
+    is_repeated: bool | None = None
+    """Whether a sample is the same each time it is made; None where nobody looked."""
 
     @property
     def is_fed(self) -> bool:

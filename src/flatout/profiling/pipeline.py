@@ -22,6 +22,7 @@ KINDS = (
         r"torchcodec|turbojpeg|imageio|(zlib|_lzma|bz2|zstd|lz4)|/json/|_pickle\.loads?|"
         r"npyio|numpy/lib/_?format|soundfile|torchaudio|decord|/av/",
     ),
+    ("resize", r"'(resize|reduce)' of 'ImagingCore"),
     ("tokenise", r"tokenizers\.|Tokenizer|tokenization_|sentencepiece|tiktoken"),
     (
         "normalise",
@@ -38,6 +39,8 @@ KINDS = (
     ("collate", r"_utils/collate|_utils/fetch|torch\.stack|torch\.cat|pad_sequence|data_collator"),
 )
 """By stage what the names of its functions hold; the first that fits counts."""
+DECODED = ("read", "decode")
+"""Stages before anything random: their result can be kept where the samples change."""
 PATTERNS = tuple((name, re.compile(pattern)) for name, pattern in KINDS)
 
 
@@ -80,7 +83,7 @@ def pipeline_of(
                 share=cpu_ms[name] / total if total else 0.0,
                 wait_ms=wait_ms.get(name, 0.0),
                 bytes=sizes.get(name),
-                levers=tuple(lever for lever in LEVERS[name] if lever in known),
+                levers=levers_of(name, known, is_repeated=seen.get("is_repeated")),
             )
             for name in STAGES
             if cpu_ms.get(name) or wait_ms.get(name)
@@ -91,7 +94,20 @@ def pipeline_of(
         cores_needed=rate * total / 1e3,
         usable_cores=machine.usable_cores / max(1, len(profile.ranks)),
         missing=seen["missing"],
+        is_repeated=seen.get("is_repeated"),
     )
+
+
+def levers_of(stage: str, known: Collection[str], *, is_repeated: bool | None) -> tuple[str, ...]:
+    """Return the levers that take a stage away; a cache keeps what is the same each time.
+
+    >>> levers_of("transform", ("ram_cache", "device_preprocess"), is_repeated=False)
+    ('device_preprocess',)
+    """
+    useless: tuple[str, ...] = () if is_repeated is not False else ("device_cache",)
+    if is_repeated is False and stage not in DECODED:
+        useless = ("device_cache", "ram_cache")
+    return tuple(x for x in LEVERS[stage] if x in known and x not in useless)
 
 
 Values = dict[str, float]

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 import torch
 from torch.utils.data import (
@@ -10,7 +12,7 @@ from torch.utils.data import (
 from flatout.core.errors import NotApplicable
 from flatout.techniques.data.device_cache import DeviceCache, batches_on_device
 from tests.techniques.data.samples import Numbers, Stream
-from tests.techniques.facts import GIB, gpu, loader, machine, profile
+from tests.techniques.facts import GIB, gpu, loader, machine, pipeline, profile
 
 
 def tensors(length=30):
@@ -157,6 +159,15 @@ def test_it_is_offered_where_the_set_fits_beside_the_training():
     assert DeviceCache.candidates(waiting(dataset_len=10**6), machine()) == ()
     assert DeviceCache.candidates(waiting(is_iterable=True), machine()) == ()
     assert DeviceCache.candidates(profile(loaders=(loader(),)), machine()) == ()
+
+
+def test_samples_that_change_or_take_too_long_to_make_are_no_reason_to_try():
+    random = replace(waiting(), pipeline=pipeline(is_repeated=False, python=1))
+    slow = waiting(dataset_len=10_000)  # 50 ms for ten samples: 50 s in all
+
+    assert DeviceCache.candidates(random, machine()) == ()
+    assert DeviceCache.candidates(slow, machine()) == ()
+    assert DeviceCache.candidates(waiting(dataset_len=10_000, dataset="TensorDataset"), machine())
 
 
 def test_on_a_gpu_the_copies_go_too_and_the_set_takes_memory():

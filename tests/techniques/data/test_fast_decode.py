@@ -1,4 +1,5 @@
 import importlib.util
+from dataclasses import replace
 
 import pytest
 import torch
@@ -8,9 +9,10 @@ from flatout.core.errors import NotApplicable
 from flatout.data import decoders, pillow
 from flatout.data.pillow import SwapInWorker
 from flatout.techniques.data.fast_decode import FastDecode, decode_fast
+from flatout.workflow.ranking import WORTH_A_TRIAL
 from tests.data.photographs import Photographs, photograph
 from tests.techniques.data.samples import Numbers, Stream
-from tests.techniques.facts import loader, machine, profile
+from tests.techniques.facts import loader, machine, pipeline, profile
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("simplejpeg") is None, reason="needs simplejpeg"
@@ -103,7 +105,30 @@ def test_it_is_offered_where_a_loop_waits_for_images():
     (found,) = FastDecode.candidates(starved(), machine())
 
     assert found.decoder == "simplejpeg"
-    assert found.predict(starved(), machine()).step_ms == pytest.approx(-36.0)
+
+
+def predicted(monkeypatch, ratio, **changes):
+    monkeypatch.setattr(decoders, "decoding_ratio", lambda _: ratio)
+    return FastDecode().predict(replace(starved(), **changes), machine()).step_ms
+
+
+def test_what_it_saves_is_decoding_by_the_ratio_that_was_measured_here(monkeypatch):
+    assert predicted(monkeypatch, 0.5) == pytest.approx(-0.3 * 0.5 * 300)
+    assert predicted(monkeypatch, 0.5, pipeline=pipeline(decode=3, python=1)) == pytest.approx(
+        -0.75 * 0.5 * 300
+    )
+
+
+@pytest.mark.parametrize("ratio", [1.0, 1.2])
+def test_a_decoder_that_is_no_faster_is_not_worth_a_trial(monkeypatch, ratio):
+    change_ms = predicted(monkeypatch, ratio)
+
+    assert 400 / (400 + change_ms) < WORTH_A_TRIAL
+
+
+def test_both_decoders_are_timed_here_and_one_that_is_missing_is_not():
+    assert 0.2 < decoders.decoding_ratio("simplejpeg") < 5
+    assert decoders.decoding_ratio("opencv") > 0
 
 
 def test_opencv_is_offered_where_it_is_all_there_is(monkeypatch):

@@ -1,4 +1,5 @@
 import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from flatout.techniques.data import ram_cache
 from flatout.techniques.data.ram_cache import KEPT, RamCache, cache_samples
 from tests.data.photographs import Photographs, photograph
 from tests.techniques.data.samples import Epochs, Numbers, Stream
-from tests.techniques.facts import GIB, loader, machine, profile
+from tests.techniques.facts import GIB, loader, machine, pipeline, profile
 
 
 @pytest.fixture(autouse=True)
@@ -145,6 +146,18 @@ def test_half_a_set_saves_half_of_the_making():
 
     assert -300 < whole < -295
     assert whole / 2 - 3 < half < whole / 2 + 3
+
+
+def test_of_samples_that_change_only_the_decoding_is_saved():
+    stages = {"decode": 1.0, "transform": 3.0}
+    random, same = (
+        replace(waiting(), pipeline=pipeline(is_repeated=is_same, **stages))
+        for is_same in (False, True)
+    )
+
+    assert RamCache().predict(random, machine()).step_ms == pytest.approx(-0.8 * 0.25 * 300)
+    assert RamCache().predict(same, machine()).step_ms < -295
+    assert "decoded" in RamCache().predict(random, machine()).why
 
 
 @pytest.mark.parametrize("settings", [{"memory_share": 0}, {"memory_share": 1}, {"fill_s": -1}])

@@ -3,6 +3,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ from flatout.workflow.lab import Lab
 from flatout.workflow.referee import Referee
 from tests.data.photographs import Photographs, photograph
 from tests.techniques.data.samples import Numbers, Stream
-from tests.techniques.facts import loader, machine, profile
+from tests.techniques.facts import loader, machine, pipeline, profile
 from tests.techniques.guarded import machine as real_machine
 
 SCRIPT = """
@@ -131,7 +132,23 @@ def test_as_many_threads_as_cores_are_offered():
 
     assert found.threads == 4
     assert -300 <= found.predict(starved(), machine(usable_cores=4)).step_ms < -150
-    assert found.predict(starved(num_workers=2), machine()).step_ms == pytest.approx(-24.0)
+
+
+def test_as_many_worker_processes_are_better_and_it_is_not_offered():
+    two = machine(usable_cores=2)
+
+    assert ThreadLoader(threads=2).predict(starved(num_workers=2), two).step_ms > 0
+    assert ThreadLoader.candidates(starved(num_workers=2), two) == []
+
+
+def test_the_interpreters_lock_bounds_what_threads_add():
+    locked, free = (
+        replace(starved(num_workers=1), pipeline=pipeline(python=own, decode=10 - own))
+        for own in (9, 1)
+    )
+
+    assert ThreadLoader(threads=8).predict(locked, machine()).step_ms > 0
+    assert ThreadLoader(threads=8).predict(free, machine()).step_ms < -100
 
 
 @pytest.mark.parametrize("facts", [starved(is_iterable=True), profile()])

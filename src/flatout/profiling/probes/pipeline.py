@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.utils.data.dataloader as loading
 
@@ -33,6 +34,8 @@ MAX_BATCHES = 40
 MIN_BATCHES = 2
 MAX_FUNCTIONS = 300
 """Functions that are told, the costliest first: the rest is below a percent together."""
+COMPARED = 8
+"""Samples that are made twice: a flip of a coin is the same for all of them once in 256."""
 SENT = 8
 """Copies of a batch that are sent; the first two warm up and do not count."""
 WARM = 2
@@ -110,6 +113,7 @@ class PipelineProbe:
             "transport_s": transport_s,
             "transport_samples": transport_samples,
             "missing": self.missing,
+            "is_repeated": is_repeated(loader),
         }
 
     def draw(self, batches: Iterator[Any], count: Callable[[Any], None]) -> tuple[float, float]:
@@ -178,6 +182,38 @@ def made_here(loader: Any) -> Iterator[Any]:
             yield batch
         if not drawn:
             return
+
+
+def is_repeated(loader: Any) -> bool | None:
+    """Tell whether the first samples are the same when they are made again; None for unknown.
+
+    The random streams go on in between: a sample that draws from them is another one.
+    """
+    numbers = getattr(loader, "batch_sampler", None) and next(iter(loader.batch_sampler), None)
+    if loader._dataset_kind != dataloader._DatasetKind.Map or not numbers:
+        return None
+    few = list(numbers)[:COMPARED]
+    try:
+        one, two = ([loader.dataset[number] for number in few] for _ in range(2))
+    except Exception:  # noqa: BLE001  the user's code, in a way in which it need not be called
+        return None
+    return _leaves(one) == _leaves(two)
+
+
+def _leaves(samples: Any) -> list[Any]:
+    """Return something comparable for each leaf; what is no number, text or tensor has its type."""
+    found: list[Any] = []
+
+    def note(leaf: Any) -> Any:
+        if hasattr(leaf, "__array__"):
+            leaf = np.asarray(leaf)
+            found.append((leaf.dtype.str, leaf.shape, leaf.tobytes()))
+        else:
+            found.append(leaf if isinstance(leaf, int | float | str | bytes) else type(leaf))
+        return leaf
+
+    map_leaves(samples, note)
+    return found
 
 
 def name_of(code: Any) -> str:

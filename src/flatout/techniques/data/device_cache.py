@@ -21,6 +21,7 @@ from flatout.data.answers import Answers
 from flatout.data.repeats import examine
 from flatout.data.resident import Resident, collate_whole
 from flatout.data.room import free_memory_bytes, local_ranks
+from flatout.profiling.feeding import fetch_per_step_ms
 from flatout.techniques.data.loader_workers import MIN_WAIT_SHARE
 
 KNOWN_SAMPLERS = frozenset({"RandomSampler", "SequentialSampler", "DistributedSampler"})
@@ -28,6 +29,9 @@ KNOWN_SAMPLERS = frozenset({"RandomSampler", "SequentialSampler", "DistributedSa
 as a loader without workers does, moves no random stream."""
 PICK_MS_PER_MB = 0.12
 """0.021-0.025 ms to gather a row of 0.197 MB (research on the input pipeline, one core)."""
+COPIED_BYTES_PER_S = 1e9
+"""At which a set in memory is copied once; assumed, the slowest of the hosts seen has more."""
+IN_MEMORY = "TensorDataset"
 START_US = 60.0
 """Time of a batch's few torch calls, whatever its size."""
 
@@ -65,12 +69,14 @@ In place of the training loader, for a set that fits:
             return ()
         if loaders[0].is_iterable or not loaders[0].dataset_len:
             return ()
+        is_random = profile.pipeline is not None and profile.pipeline.is_repeated is False
+        if is_random or making_s(profile, machine) > cls().make_s:
+            return ()
         free = machine.device.memory_bytes - profile.peak_bytes.device
         return [cls()] if set_bytes(profile) <= cls().memory_share * free else ()
 
     def predict(self, profile: Profile, machine: Machine) -> Effect:
         """Take waiting and copying away, and put the picking in their place."""
-        del machine
         moved_mb = sum(x.batch_bytes for x in profile.training_loaders) / 1e6
         pick_ms = START_US / 1e3
         if profile.device_kind == "cpu":
@@ -80,7 +86,7 @@ In place of the training loader, for a set that fits:
         return Effect(
             step_ms=-max(0.0, now_ms - pick_ms),
             peak_bytes=int(set_bytes(profile)),
-            startup_s=min(self.make_s, set_bytes(profile) / 1e9),
+            startup_s=making_s(profile, machine),
             why=f"{set_bytes(profile) / 1e6:.0f} MB of samples kept on the device",
         )
 
@@ -184,6 +190,16 @@ def set_bytes(profile: Profile) -> float:
         (x.dataset_len or 0) * x.batch_bytes / max(1, x.batch_size or 1)
         for x in profile.training_loaders
     )
+
+
+def making_s(profile: Profile, machine: Machine) -> float:
+    """Return the time to make all samples once, in one process; tensors only have to be copied."""
+    loaders = profile.training_loaders
+    if all(loader.dataset == IN_MEMORY for loader in loaders):
+        return set_bytes(profile) / COPIED_BYTES_PER_S
+    step_ms = fetch_per_step_ms(profile, machine.usable_cores)
+    per_step = profile.samples_per_step or sum(loader.batch_size or 1 for loader in loaders)
+    return sum(loader.dataset_len or 0 for loader in loaders) * step_ms / per_step / 1e3
 
 
 def _device() -> Any:

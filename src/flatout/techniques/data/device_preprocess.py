@@ -20,7 +20,8 @@ from flatout.core.errors import NotApplicable
 from flatout.core.machine import Machine
 from flatout.core.profile import LoaderFacts, Profile
 from flatout.core.technique import Effect, Numerics, Technique
-from flatout.techniques.data.loader_workers import MIN_WAIT_SHARE, fetch_per_step_ms
+from flatout.profiling.feeding import fed_change_ms, fetch_per_step_ms
+from flatout.techniques.data.loader_workers import MIN_WAIT_SHARE
 
 if TYPE_CHECKING:
     import torch
@@ -71,12 +72,10 @@ In the data set, return the bytes; after the loader, scale the whole batch at on
         loaded_bytes = sum(x.batch_bytes for x in profile.training_loaders)
         work_ms = fetch_per_step_ms(profile, machine.usable_cores)
         saved_ms = SAVED_MS_PER_MB * loaded_bytes / 1e6 * profile.batches_per_step
-        saved_ms = min(saved_ms, MOST_SAVED * work_ms)
-        workers = max((x.workers for x in profile.training_loaders), default=0)
-        beside = max(1, min(workers, machine.usable_cores))
+        saved_share = min(saved_ms / work_ms, MOST_SAVED) if work_ms else 0.0
         return Effect(
-            step_ms=-min(saved_ms / beside, MOST_SAVED * profile.phases_ms["data_wait"]),
-            why=f"about {saved_ms:.1f} ms of scaling and transport per step, on {beside} cores",
+            step_ms=fed_change_ms(profile, machine, saved_share=saved_share),
+            why=f"about {saved_share:.0%} of {work_ms:.1f} ms of loading is scaling and transport",
         )
 
     def epoch(self, loader: Any) -> Any:

@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, final
 
 from flatout.core.errors import NotApplicable
-from flatout.core.journey import TRAINING, WORKERS, WorkerFacts
 from flatout.core.machine import Machine
 from flatout.core.profile import LoaderFacts, Profile
 from flatout.core.technique import Effect, Numerics, Technique
+from flatout.profiling.feeding import cores_of, loading, worker_facts, workers_now
 
 MIN_WAIT_SHARE = 0.02
 """Below this wait, free data could not give the 1.02x that a lever must show to be kept."""
@@ -31,8 +31,6 @@ COPY_MS_PER_MB = 1.2
 """CPU time to move a batch from a worker to the trainer, over the whole process tree: measured as
 0.180 ms for a uint8 image of 0.15 MB and 0.723 ms for a float32 one of 0.60 MB."""
 
-MADE = ("read", "decode", "collate")
-"""Legs of the journey that making a batch consists of."""
 MOST_PER_CORE = 4
 """Workers at most for a core, however long they are blocked: each needs its memory."""
 MEMORY_SHARE = 0.5
@@ -128,47 +126,6 @@ Where the training loader is made:
         }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Loading:
-    """What making the batches of one step takes, over all processes that make them."""
-
-    cpu_ms: float
-    blocked_ms: float = 0.0
-    """Waiting for storage or a lock: it needs a worker, but no core."""
-
-
-def loading(profile: Profile, cores: int) -> Loading:
-    """Return what loading a step's batches takes, from the journey where it was followed.
-
-    Without it: without workers the wait is the loading itself, and with workers a loop that waits
-    runs at their pace, so they are busy all the time, as far as there are cores for them.
-    """
-    now = workers_now(profile)
-    legs = _made_legs(profile)
-    if legs and (now == 0 or _facts(profile)):
-        blocked_ms = legs.get("read", 0.0)
-        cpu_ms = sum(legs.values()) - blocked_ms
-        used_ms = sum(x.user_share + x.system_share for x in _facts(profile))
-        # The legs hold waits for a core, the shares what was sent: the smaller one is the work.
-        if now:
-            cpu_ms = min(cpu_ms, used_ms * profile.step_ms.median)
-        return Loading(cpu_ms=cpu_ms, blocked_ms=blocked_ms)
-    if now == 0:
-        return Loading(cpu_ms=profile.phases_ms["data_wait"])
-    return Loading(cpu_ms=profile.step_ms.median * min(now, cores))
-
-
-def fetch_per_step_ms(profile: Profile, cores: int) -> float:
-    """Return the time that making a step's batches takes, over all processes."""
-    load = loading(profile, cores)
-    return load.cpu_ms + load.blocked_ms
-
-
-def cores_of(profile: Profile, machine: Machine) -> int:
-    """Return the cores for one rank: what affinity and quota leave, shared by the ranks here."""
-    return max(1, machine.usable_cores // max(1, len(profile.ranks)))
-
-
 def worker_counts(profile: Profile, machine: Machine) -> tuple[int, ...]:
     """Return the numbers of workers worth a trial; the present one is left out.
 
@@ -206,7 +163,7 @@ def most_workers(profile: Profile, machine: Machine) -> int:
     whole_ms = load.cpu_ms + load.blocked_ms
     blocked_share = load.blocked_ms / whole_ms if whole_ms else 0.0
     most = round(cores / max(1 - blocked_share, 1 / MOST_PER_CORE))
-    sizes = [x.pss_bytes for x in _facts(profile) if x.pss_bytes]
+    sizes = [x.pss_bytes for x in worker_facts(profile) if x.pss_bytes]
     if sizes:
         room = MEMORY_SHARE * machine.memory_bytes / max(1, len(profile.ranks))
         most = min(most, int(room / (sum(sizes) / len(sizes))))
@@ -221,13 +178,13 @@ def is_starved(profile: Profile) -> bool:
 def is_crowded(profile: Profile) -> bool:
     """Tell whether a training on the CPU has to share its cores with idle workers."""
     is_late = profile.delay_share >= MIN_DELAY_SHARE and profile.device_kind == "cpu"
-    busy = [x.busy_share for x in _facts(profile)]
+    busy = [x.busy_share for x in worker_facts(profile)]
     return is_late and len(busy) > 1 and sum(busy) < len(busy) / 2
 
 
 def is_uneven(profile: Profile) -> bool:
     """Tell whether the workers keep up on average and the step waits all the same."""
-    busy = [x.busy_share for x in _facts(profile)]
+    busy = [x.busy_share for x in worker_facts(profile)]
     return bool(busy) and is_starved(profile) and sum(busy) / len(busy) < KEEPS_UP_SHARE
 
 
@@ -236,18 +193,6 @@ def is_ours(profile: Profile) -> bool:
     return any(
         x.effective_workers not in (None, 0, x.num_workers) for x in profile.training_loaders
     )
-
-
-def _made_legs(profile: Profile) -> dict[str, float]:
-    """Return the milliseconds per step of making batches, of workers where there are any."""
-    legs = profile.journey.legs if profile.journey else ()
-    where = WORKERS if workers_now(profile) else TRAINING
-    return {leg.name: leg.ms for leg in legs if leg.where == where and leg.name in MADE}
-
-
-def _facts(profile: Profile) -> list[WorkerFacts]:
-    workers = profile.journey.workers if profile.journey else ()
-    return [facts for facts in workers if facts.number >= 0]
 
 
 def fitting_prefetch(
@@ -311,8 +256,3 @@ def start_method(context: Any = None) -> str:
     # The first of all methods is the default; asking for it otherwise would settle it.
     chosen = multiprocessing.get_start_method(allow_none=True)
     return chosen or multiprocessing.get_all_start_methods()[0]
-
-
-def workers_now(profile: Profile) -> int:
-    """Return the workers behind the training's batches."""
-    return max((loader.workers for loader in profile.training_loaders), default=0)

@@ -21,7 +21,8 @@ from flatout.core.journey import WorkerFacts
 from flatout.core.machine import Machine
 from flatout.core.profile import Profile
 from flatout.core.technique import Effect, Numerics, Technique
-from flatout.techniques.data.loader_workers import cores_of, is_starved
+from flatout.profiling.feeding import cores_of
+from flatout.techniques.data.loader_workers import is_starved
 
 MORE_THAN_BUSY = 1.3
 """CPU time of a worker against the time in which it made batches: one thread gives 1 at most, plus

@@ -1,0 +1,45 @@
+import pytest
+
+from flatout.profiling.feeding import Loading, fed_change_ms, fed_step_ms, share_of
+from tests.techniques.facts import loader, machine, pipeline, profile
+
+
+def starved(workers=0, *, wait_ms=300.0, **changes):
+    loaders = (loader(num_workers=workers),)
+    return profile(phases_ms={"data_wait": wait_ms}, loaders=loaders, **changes)
+
+
+def test_without_workers_what_is_saved_goes_from_the_wait():
+    assert fed_change_ms(starved(), machine(), saved_share=0.25) == pytest.approx(-75)
+
+
+def test_a_worker_that_is_the_longest_way_shortens_the_step_as_far_as_the_training_goes():
+    changes = [fed_change_ms(starved(1), machine(), saved_share=part) for part in (0.2, 0.5, 0.9)]
+
+    assert changes == pytest.approx([-80, -200, -300])  # the training itself takes 100
+
+
+def test_where_training_takes_the_same_cores_less_loading_brings_less():
+    """Two workers on two cores, which the training's two threads use for a quarter of the time."""
+    alone = fed_change_ms(starved(2, kind="cuda"), machine(usable_cores=2), saved_share=0.4)
+    shared = fed_change_ms(starved(2, cpu_threads=2), machine(usable_cores=2), saved_share=0.4)
+
+    assert shared > alone > -300
+    assert shared == pytest.approx(400 * (480 + 200) / (800 + 200) - 400)
+
+
+def test_a_loop_that_does_not_wait_gains_nothing():
+    assert fed_change_ms(starved(2, wait_ms=0.0), machine(), saved_share=0.9) == 0
+
+
+def test_first_workers_take_the_loading_off_the_loop():
+    after_ms = fed_step_ms(starved(), machine(), Loading(cpu_ms=300), workers=4)
+
+    assert after_ms == pytest.approx(100)
+
+
+def test_a_stage_is_told_by_its_part_of_making_a_sample_and_not_of_sending_it():
+    looked = profile(pipeline=pipeline(decode=1.0, resize=0.5, python=0.5, transport=2.0))
+
+    assert share_of(looked, "resize", "decode", otherwise=0.9) == pytest.approx(0.75)
+    assert share_of(profile(), "resize", otherwise=0.9) == 0.9
