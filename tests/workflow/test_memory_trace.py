@@ -15,7 +15,7 @@ SCRIPTS = Path(__file__).parent / "scripts"
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     """A user's folder, with a script and a Task in it."""
-    for name in ("planned_steps.py", "planned_task.py", "no_step.py"):
+    for name in ("planned_steps.py", "planned_ranks.py", "planned_task.py", "no_step.py"):
         shutil.copy(SCRIPTS / name, tmp_path)
     monkeypatch.chdir(tmp_path)
     return tmp_path
@@ -80,6 +80,29 @@ def test_runs_a_script_for_real_that_stays_on_the_host(folder):
 
     assert (stream.device, stream.method) == ("cpu", "real")
     assert any("trains on the CPU" in note for note in stream.notes)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("words", "copies"), [((), 2), (("views",), 1)])
+def test_traces_the_first_rank_of_several_with_its_buckets(folder, words, copies):
+    stream = trace_memory("planned_ranks.py", words, TraceRequest(ranks=4))
+
+    last = stream.steps - 1
+    gradients = sum(
+        a.size
+        for a in stream.allocations
+        if a.component is Component.GRADIENTS and (a.step == last or a.operator == "buckets")
+    )
+    buckets = [a for a in stream.allocations if a.operator == "buckets"]
+    assert sum(a.size for a in buckets if a.step == 1) == size_of(stream, Component.PARAMETERS)
+    first = sum(a.size for a in buckets if a.step == 0)
+    assert gradients == copies * size_of(stream, Component.PARAMETERS) + first
+
+
+@pytest.mark.slow
+def test_says_that_a_script_wants_torchrun(folder):
+    with pytest.raises(UserError, match=r"LOCAL_RANK.*--gpus N"):
+        trace_memory("planned_ranks.py")
 
 
 @pytest.mark.slow

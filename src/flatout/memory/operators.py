@@ -149,11 +149,28 @@ def _repeat(answers: Answers, args: Sequence[Any], kwargs: dict[str, Any]) -> An
     return repeats.new_empty((repeats.numel(),), dtype=torch.int64)
 
 
+def _pack(answers: Answers, args: Sequence[Any], _: dict[str, Any]) -> Any:
+    """Return sequences without their padding; where lengths are unknown none has any."""
+    tensor, lengths, is_batch_first = args
+    if not isinstance(tensor, FakeTensor):
+        return UNANSWERED
+    count, steps = tensor.shape[:2] if is_batch_first else (tensor.shape[1], tensor.shape[0])
+    if isinstance(lengths, FakeTensor):
+        answers.note("packed sequences were all taken to be as long as the longest")
+        ends = [steps] * count
+    else:
+        ends = lengths.tolist()
+    data = tensor.new_empty((sum(ends), *tensor.shape[2:]))
+    # Real in every trace: what unpacks them reads the numbers in C++.
+    return data, torch.tensor([sum(end > step for end in ends) for step in range(max(ends))])
+
+
 _RULES: dict[Any, Callable[[Answers, Sequence[Any], dict[str, Any]], Any]] = {
     aten._local_scalar_dense.default: _scalar,
     aten.equal.default: _agree,
     aten.mse_loss.default: _reduced_loss,
     aten.smooth_l1_loss.default: _reduced_loss,
+    aten._pack_padded_sequence.default: _pack,
     aten.nonzero.default: _nonzero,
     aten.masked_select.default: _masked_select,
     aten.index.Tensor: _index,

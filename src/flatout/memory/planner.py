@@ -127,19 +127,32 @@ def _amounts(stream: MemoryStream, found: Replay, ground: Ground) -> tuple[Amoun
             replay(with_convolution_bytes(stream, size or 0), ground.settings)
             for size in (spread.low, spread.high)
         )
+    less, more = _compiled_spread(stream)
     allocated = Amount(
         bytes=found.peak_allocated,
         source=Source.TRACED,
-        low=int(min(low.peak_allocated, found.peak_allocated) * (1 - margin)),
-        high=ceil(max(high.peak_allocated, found.peak_allocated) * (1 + margin)),
+        low=int((min(low.peak_allocated, found.peak_allocated) - less) * (1 - margin)),
+        high=ceil((max(high.peak_allocated, found.peak_allocated) + more) * (1 + margin)),
     )
     reserved = Amount(
         bytes=found.peak_reserved,
         source=Source.SIMULATED,
-        low=int(min(low.peak_reserved, found.peak_reserved) * (1 - margin)),
-        high=ceil(max(high.peak_reserved, found.peak_reserved) * (1 + margin)),
+        low=int((min(low.peak_reserved, found.peak_reserved) - less) * (1 - margin)),
+        high=ceil((max(high.peak_reserved, found.peak_reserved) + more) * (1 + margin)),
     )
     return allocated, reserved
+
+
+def _compiled_spread(stream: MemoryStream) -> tuple[int, int]:
+    """Return how many bytes less and more a compiled step may take than the traced, eager one.
+
+    What it keeps less for backward is taken to be gone at the peak; what fusion saves of
+    temporaries beyond that is not counted.
+    """
+    kept, eager = stream.compiled_kept_bytes, stream.eager_kept_bytes
+    if kept is None or eager is None:
+        return 0, 0
+    return max(0, eager - kept), max(0, kept - eager)
 
 
 def _components(

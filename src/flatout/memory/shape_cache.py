@@ -117,7 +117,7 @@ def _layout(tensor: FakeTensor) -> Layout | None:
         return None
     if tensor.is_complex() or tensor.is_neg():
         return None
-    shape, offset = tensor.shape, tensor.storage_offset()
+    shape, offset = tensor.shape, int(tensor.storage_offset())
     return Layout(shape, tensor.stride(), tensor.dtype, tensor.fake_device, offset)
 
 

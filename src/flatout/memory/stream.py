@@ -91,6 +91,8 @@ class MemoryStream:
     compiled_kept_bytes: int | None = None
     """What a compiled step keeps for backward, by AOTAutograd's partition; None where nothing is
     compiled or it could not be found. The stream itself is that of eager code."""
+    eager_kept_bytes: int | None = None
+    """What the traced, eager code of the same part keeps, where the above was found."""
     notes: tuple[str, ...] = ()
     """What could not be traced and what was assumed instead, one clause each."""
 

@@ -43,6 +43,7 @@ def stream_to_json(stream: MemoryStream) -> dict[str, Any]:
         "batch": stream.batch,
         "model_flops": stream.model_flops,
         "compiled_kept_bytes": stream.compiled_kept_bytes,
+        "eager_kept_bytes": stream.eager_kept_bytes,
         "notes": list(stream.notes),
     }
 
@@ -65,6 +66,7 @@ def stream_from_json(plain: Mapping[str, Any]) -> MemoryStream:
         batch=plain["batch"],
         model_flops=plain["model_flops"],
         compiled_kept_bytes=plain["compiled_kept_bytes"],
+        eager_kept_bytes=plain.get("eager_kept_bytes"),
         notes=tuple(plain["notes"]),
     )
 

@@ -17,6 +17,8 @@ BLOCK_SIZE = 256
 MIN_8BIT = 4096
 """bitsandbytes keeps smaller tensors in fp32 (min_8bit_size)."""
 FP32_BYTES = 4
+BUCKETS = "buckets"
+"""The operator of what data parallelism reduces gradients in."""
 EXPENSIVE = ("mm", "linear", "attention", "convolution")
 """Results of such operators are kept by selective checkpointing: they cost FLOPs to make again."""
 
@@ -52,8 +54,11 @@ def half_precision(stream: MemoryStream) -> MemoryStream:
 def with_buckets(stream: MemoryStream) -> MemoryStream:
     """Data parallelism: buckets hold a second copy of the gradients from the first backward on.
 
-    That is torch's default; with `gradient_as_bucket_view=True` there is one copy only.
+    That is torch's default; with `gradient_as_bucket_view=True` there is one copy only. A script
+    that makes buckets itself is left as it was traced.
     """
+    if any(allocation.operator == BUCKETS for allocation in stream.allocations):
+        return stream
     gradients = [
         allocation
         for allocation in stream.allocations
@@ -65,7 +70,7 @@ def with_buckets(stream: MemoryStream) -> MemoryStream:
     size = sum(allocation.size for allocation in gradients)
     draft = Draft(stream)
     bucket = replace(
-        gradients[0], size=size, operator="buckets", module="", line="", shape=(), step=0
+        gradients[0], size=size, operator=BUCKETS, module="", line="", shape=(), step=0
     )
     draft.add(replace(bucket, component=Component.TEMPORARIES), start, None)
     return draft.build("gradients are reduced in buckets: a second copy of them is assumed")

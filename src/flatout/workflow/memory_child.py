@@ -17,6 +17,7 @@ from typing import Any
 
 import flatout
 from flatout.core.errors import UserError
+from flatout.memory.rank_variables import rank_variables
 from flatout.seams import journal
 from flatout.seams.processes import die_with_parent
 
@@ -100,10 +101,10 @@ def explained(error: BaseException) -> str:
     said = " ".join(str(error).split())[:300]
     if isinstance(error, DataDependentOutputException):
         return f"the step reads values{place} that a trace does not have ({said})"
-    return (
-        f"the training step failed while it was traced{place}: {type(error).__name__}: {said}; "
-        "nothing could be predicted"
-    )
+    what = f"the training step failed while it was traced{place}: {type(error).__name__}: {said}"
+    if isinstance(error, KeyError) and error.args[0] in rank_variables(1):
+        return f"{what}; torchrun sets that: give --gpus N to plan the first of N processes"
+    return f"{what}; nothing could be predicted"
 
 
 def _is_users(name: str) -> bool:

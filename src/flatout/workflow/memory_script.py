@@ -33,6 +33,7 @@ from flatout.workflow.worst_sample import worst_case
 if TYPE_CHECKING:
     from torch import nn
 
+    from flatout.memory.compiled import Call
     from flatout.memory.trace import Scene
 
 ENTRY = "flatout.workflow.memory_script"
@@ -182,6 +183,9 @@ class _ScriptTrace:
         """Samples of the batch drawn last, which may be one of an evaluation."""
         self.trained: int | None = None
         """Samples of the largest batch that a step has trained on."""
+        self.steps = int(spec["steps"])
+        self.calls: dict[int, Call | None] = {}
+        """The latest call of each compiled root."""
         self.scene: Scene = self._begin()
 
     def _begin(self) -> "Scene":
@@ -258,6 +262,7 @@ class _ScriptTrace:
         self.names |= components.know_model(self.scene.recording, root)
         if trace.is_compiled(root):
             self.scene.answers.note(trace.COMPILED)
+            self.calls[id(root)] = None
 
     def drew(self, batch: Any, _: str) -> None:
         """A batch was drawn: what goes to the device next is input."""
@@ -267,12 +272,15 @@ class _ScriptTrace:
         self.batch = leading_size(batch) or self.batch
         self.scene.recording.enter(Phase.DATA, self.number)
 
-    def forward(self, _: "nn.Module", args: Any, kwargs: Any) -> None:
+    def forward(self, root: "nn.Module", args: Any, kwargs: Any) -> None:
         """A root is called: its tensors are inputs, unless they were made by another root."""
+        from flatout.memory.compiled import call_of
         from flatout.memory.stream import Component, Phase
         from flatout.seams.loader import leading_size
 
         recording = self.scene.recording
+        if id(root) in self.calls:
+            self.calls[id(root)] = call_of(root, args, kwargs, self.scene.device)
         recording.enter(Phase.FORWARD, self.number)
         for leaf in (*args, *kwargs.values()):
             if hasattr(leaf, "untyped_storage") and leaf.grad_fn is None:
@@ -312,6 +320,7 @@ class _ScriptTrace:
     def _write(self) -> None:
         """Write the stream, or that nothing was on the device."""
         from flatout.memory import components, trace
+        from flatout.memory.compiled import bounded_by_calls
 
         for root in self.session.roots:
             components.know_model(self.scene.recording, root)
@@ -326,6 +335,9 @@ class _ScriptTrace:
         for text in host.said:
             self.scene.answers.note(text)
         stream = trace.stream_of(self.scene, steps=self.number, batch=batch, flops=self.flops)
+        calls, fake = [call for call in self.calls.values() if call], self.scene.recording.fake
+        if calls and fake is not None:
+            stream = bounded_by_calls(stream, calls, fake)
         if stream.device == "cuda" and not any(a.size for a in stream.allocations):
             self._put({"is_empty": True})
         else:

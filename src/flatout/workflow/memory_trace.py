@@ -52,6 +52,8 @@ class TraceRequest:
     steps: int = 2
     capability: tuple[int, int] = (9, 0)
     """Compute capability of the device that is planned for."""
+    ranks: int = 1
+    """Processes of a script that torchrun would start; the traced one is the first."""
     limit_s: float = LIMIT_S
 
     def to_json(self) -> dict[str, Any]:

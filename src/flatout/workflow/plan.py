@@ -167,6 +167,7 @@ class _Tracer:
             batch=batch,
             recipe=recipe,
             capability=self.ground.gpu.compute_capability or TraceRequest().capability,
+            ranks=self.options.gpus,
         )
         found = self.trace(request)
         found = transforms.with_buckets(found) if self.options.gpus > 1 else found
