@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from flatout.memory import attention, cuda_shim, recurrent
@@ -50,6 +51,9 @@ def virtual_cuda(device: VirtualDevice) -> Iterator[None]:
     _attend_as(device.capability)
     with contextlib.ExitStack() as stack:
         stack.enter_context(recurrent_layers(device.note))
+        if hasattr(fake_tensor, "init_gpu_context"):
+            # It makes a real tensor where a device is there, and this one is not.
+            stack.enter_context(swapped(fake_tensor, "init_gpu_context", _constantly(None)))
         for owner, names in _pretended(device).items():
             for name, value in names.items():
                 stack.enter_context(swapped(_owners()[owner], name, value))
