@@ -3,10 +3,19 @@ import copy
 import pytest
 import torch
 from torch import nn
+from torch._inductor.utils import fresh_cache
 
 from flatout.core.errors import NotApplicable
-from flatout.techniques.compile.torch_compile import TorchCompile, check_compilable, find_trouble
-from tests.techniques.facts import machine, model, profile
+from flatout.techniques.compile.torch_compile import (
+    TorchCompile,
+    check_compilable,
+    compile_in_place,
+    find_trouble,
+    load_compiled,
+    save_compiled,
+    with_marked_lengths,
+)
+from tests.techniques.facts import loader, machine, model, profile
 from tests.techniques.guarded import played
 
 # Torch's own compiler warns about itself.
@@ -139,3 +148,41 @@ def test_cuda_graphs_are_offered_for_one_shape_on_a_gpu_only():
     assert TorchCompile.candidates(two, machine()) == [TorchCompile()]
     with pytest.raises(NotApplicable, match="CUDA device"):
         TorchCompile(mode="reduce-overhead").model(network())
+
+
+def test_lengths_are_marked_for_texts_whose_shapes_vary():
+    def texts(shapes):
+        return profile(loaders=(loader(pad_share=0.3),), models=(model(input_shapes=shapes),))
+
+    assert TorchCompile.candidates(texts(5), machine()) == [
+        TorchCompile(),
+        TorchCompile(shapes="lengths"),
+    ]
+    assert TorchCompile(shapes="lengths") in TorchCompile.candidates(texts(30), machine())
+    assert TorchCompile.candidates(texts(1), machine()) == [TorchCompile()]
+
+
+@pytest.mark.slow
+def test_a_marked_length_is_compiled_once_and_what_was_compiled_is_kept(tmp_path):
+    def compiled():
+        torch._dynamo.reset()
+        torch._dynamo.utils.counters.clear()
+        found = Net()
+        compile_in_place(found)
+        call = with_marked_lengths(found)
+        for length in (5, 9, 17):
+            call(torch.randn(2, length, 8))
+        return torch._dynamo.utils.counters
+
+    path = tmp_path / "kept" / "compiled.bin"
+    assert not load_compiled(path)
+    with fresh_cache():
+        graphs = compiled()["stats"]["unique_graphs"]
+        words = save_compiled(path)
+    with fresh_cache():
+        assert load_compiled(path)
+        hits = compiled()["inductor"]["fxgraph_cache_hit"]
+
+    assert graphs == 1
+    assert words == ", kept in compiled.bin"
+    assert hits >= 1

@@ -11,6 +11,7 @@ How it is checked: gradients match eager's up to rounding. Dropout draws other m
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, final
 
 from flatout.core.errors import NotApplicable
@@ -38,7 +39,7 @@ MAX_SHAPES = 8
 """Torch's recompile limit: beyond it the model silently runs eagerly."""
 
 Mode = Literal["default", "reduce-overhead"]
-Shapes = Literal["auto", "dynamic"]
+Shapes = Literal["auto", "dynamic", "lengths"]
 
 
 @final
@@ -58,7 +59,11 @@ Once the model is on its device:
     mode: Mode = "default"
     """`reduce-overhead` replays CUDA graphs: one launch for all kernels, for one fixed shape."""
     shapes: Shapes = "auto"
-    """`dynamic` compiles one version for every size; `auto` does from the second size on."""
+    """`dynamic` compiles one version for every size; `lengths` marks the second dimension of the
+    inputs as the one that varies; `auto` finds out at the second size."""
+    cache: str = ""
+    """A file that keeps what was compiled, for a machine that starts without a warm cache: read at
+    the start where it exists, written at the end. Empty for none."""
 
     @classmethod
     def candidates(cls, profile: Profile, machine: Machine) -> Sequence["TorchCompile"]:
@@ -67,10 +72,11 @@ Once the model is on its device:
         if not profile.models or any(model.is_compiled for model in profile.models):
             return ()
         shapes = max(model.input_shapes for model in profile.models)
+        by_length = [cls(shapes="lengths")] if shapes > 1 and _is_text(profile) else []
         if shapes > MAX_SHAPES:
-            return [cls(shapes="dynamic")]
+            return [cls(shapes="dynamic"), *by_length]
         has_graphs = profile.device_kind == "cuda" and shapes == 1
-        return [cls(), cls(mode="reduce-overhead")] if has_graphs else [cls()]
+        return [cls(), cls(mode="reduce-overhead")] if has_graphs else [cls(), *by_length]
 
     def predict(self, profile: Profile, machine: Machine) -> Effect:
         """Expect forward and backward to shrink by `SPEEDUP`, after a start-up by model size."""
@@ -82,6 +88,11 @@ Once the model is on its device:
             why=f"fused operations in forward and backward, {SPEEDUP:.2f} times faster",
         )
 
+    def start(self) -> None:
+        """Take in what an earlier run compiled."""
+        if self.cache:
+            load_compiled(Path(self.cache))
+
     def model(self, root: Any) -> Any:
         """Compile the root in place."""
         check_compilable(root)
@@ -92,15 +103,20 @@ Once the model is on its device:
         return root
 
     def forward(self, call: Callable[..., Any], root: Any) -> Callable[..., Any]:
-        """With CUDA graphs, begin a step at each call and copy what the next one overwrites."""
+        """Mark what varies; with CUDA graphs, copy what the next call overwrites."""
         del root
+        if self.shapes == "lengths":
+            call = with_marked_lengths(call)
         if self.mode != "reduce-overhead":
             return call
         return with_own_outputs(call)
 
     def end(self) -> str:
-        """Say what was compiled, unless torch gave it up."""
-        return compiler_report()
+        """Say what was compiled, unless torch gave it up, and keep it."""
+        report = compiler_report()
+        if self.cache:
+            report += save_compiled(Path(self.cache))
+        return report
 
 
 _WATCHES: list[CompileWatch] = []
@@ -131,6 +147,49 @@ def with_own_outputs(call: Callable[..., Any]) -> Callable[..., Any]:
         return map_leaves(call(*args, **kwargs), own)
 
     return marked
+
+
+def with_marked_lengths(call: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the call with the second dimension of its inputs marked as one that varies.
+
+    The first compilation is then one for all lengths; without marks it is for the first length
+    alone, and a second one finds out. Where the model needs a fixed length, the mark does nothing.
+    """
+    from torch import Tensor, _dynamo
+
+    def mark(leaf: Any) -> Any:
+        if isinstance(leaf, Tensor) and leaf.dim() > 1 and leaf.shape[1] > 1:
+            _dynamo.maybe_mark_dynamic(leaf, 1)
+        return leaf
+
+    @functools.wraps(call)
+    def marked(*args: Any, **kwargs: Any) -> Any:
+        map_leaves((args, kwargs), mark)
+        return call(*args, **kwargs)
+
+    return marked
+
+
+def load_compiled(path: Path) -> bool:
+    """Take in what `save_compiled` kept; tell whether there was anything of this torch's."""
+    import torch
+
+    if not path.is_file() or not hasattr(torch.compiler, "load_cache_artifacts"):
+        return False
+    return torch.compiler.load_cache_artifacts(path.read_bytes()) is not None
+
+
+def save_compiled(path: Path) -> str:
+    """Keep what was compiled in this process in one file; return words about it."""
+    import torch
+
+    save = getattr(torch.compiler, "save_cache_artifacts", None)
+    kept = save() if save is not None else None
+    if kept is None:
+        return ""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(kept[0])
+    return f", kept in {path.name}"
 
 
 def compile_in_place(
@@ -214,7 +273,15 @@ def startup_s(profile: Profile) -> float:
     return STARTUP_S_PER_MODULE * sum(model.modules for model in profile.models)
 
 
+def _is_text(profile: Profile) -> bool:
+    return any(loader.tokenizes or loader.pad_share is not None for loader in profile.loaders)
+
+
 def _is_compiled(module: "torch.nn.Module") -> bool:
+    from torch.jit import ScriptModule
+
+    if isinstance(module, ScriptModule):
+        return True
     # The first is what `module.compile()` leaves, the second what `torch.compile(module)` does.
     return getattr(module, "_compiled_call_impl", None) is not None or hasattr(module, "_orig_mod")
 
