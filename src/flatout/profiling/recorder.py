@@ -82,7 +82,7 @@ class Recorder:
         self.garbage.install()
         self.session.on("segment", self.saw_segment)
         if self.spec.get("ends_when_refused"):
-            self.session.on("segment", self.saw_early_segment)
+            self.session.on("segment", self._saw_early_segment)
         atexit.register(self.write, "script_ended")
         previous = sys.excepthook
 
@@ -132,7 +132,7 @@ class Recorder:
         if self.ranks.leads and not self.ranks.is_agreed():
             self._look(moment)
 
-    def saw_early_segment(self, _: Segment) -> None:
+    def _saw_early_segment(self, _: Segment) -> None:
         """End a trial whose lever refused as soon as that is certain."""
         session = self.session
         counts = session.counts
@@ -141,7 +141,7 @@ class Recorder:
             return
         if min(counts.values()) < REFUSED_AFTER:
             return
-        session.off("segment", self.saw_early_segment)
+        session.off("segment", self._saw_early_segment)
         # The other ranks would wait for this one: there the trial goes its whole way.
         if self.ranks.is_alone and any(
             status in ("not_applicable", "failed") for status, _why in session.status.values()
