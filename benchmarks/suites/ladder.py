@@ -35,6 +35,8 @@ from flatout.workflow.tune import TuneOptions, tune
 THEME = "ladder"
 BUDGET_S = 150.0
 """For one tuning: with two of them and the measurements by hand, twelve minutes on two cores."""
+SMOKE_S = 30.0
+"""With a smaller budget the sizes are so small that only the suite itself is tried out."""
 ROUNDS = 4
 FEWEST_ROUNDS = 2
 """Of the last comparison, and with a smaller budget."""
@@ -79,7 +81,7 @@ class Result:
 
 def run(bench: Bench) -> Record:
     """Tune both scripts, climb the ladder by hand, compare."""
-    results = [measured(script, bench) for script in scripts()]
+    results = [measured(script, bench) for script in scripts(bench.budget_s)]
     return Record(
         theme=THEME,
         claim=(
@@ -108,18 +110,25 @@ def run(bench: Bench) -> Record:
     )
 
 
-def scripts() -> tuple[Script, ...]:
-    """Return the naive ResNet and the naive GPT."""
+def scripts(budget_s: float = BUDGET_S) -> tuple[Script, ...]:
+    """Return the naive ResNet and the naive GPT, tiny ones for a tiny budget."""
+    is_smoke = budget_s < SMOKE_S
+    side, batch = ("8", "2") if is_smoke else ("32", "4")
+    gpt = ("--layers", "1", "--width", "32", "--heads", "2", "--context", "32", "--limit", "100000")
     return (
         Script(
             name="ResNet-18",
             target=IMAGES,
             arguments=(
-                *("--model", "resnet18", "--side", "32", "--classes", "10"),
-                *("--batch-size", "8", "--batches", "40"),
+                *("--model", "resnet18", "--side", side, "--classes", "10"),
+                *("--batch-size", batch, "--batches", "40"),
             ),
         ),
-        Script(name="GPT", target=scenarios() / "naive_attention" / "train.py"),
+        Script(
+            name="GPT",
+            target=scenarios() / "naive_attention" / "train.py",
+            arguments=gpt if is_smoke else (),
+        ),
     )
 
 
