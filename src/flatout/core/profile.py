@@ -122,6 +122,11 @@ class ModelFacts:
     """Equal modules in a list whose name says that they are experts; 0 for none."""
     expert_parameters: int = 0
     """Parameters in all such lists."""
+    attention_backend: str = ""
+    """What torch's fused attention ran on in the first call: `flash`, `efficient`, `cudnn` or the
+    slow `math`; empty where it was not called, or the model was compiled."""
+    attention_why: str = ""
+    """Why on `math`."""
     widest_output: int = 0
     """Features that the last linear layer gives: the vocabulary of a language model."""
     head_parameters: int = 0

@@ -1,7 +1,6 @@
 """Attention as a formula with masks and factors, computed by torch's fused operator."""
 
 import math
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,6 +9,7 @@ import torch
 from torch.nn import functional
 
 from flatout.kernels.attention_pattern import HUGE
+from flatout.profiling.attention import backend_of
 
 
 @dataclass(slots=True)
@@ -88,19 +88,9 @@ def find_backend(
     dropout_p: float,
     is_causal: bool,  # noqa: FBT001
 ) -> str:
-    """Return the backend that CUDA's operator takes; of the slow one with the reason."""
-    cuda: Any = torch.backends.cuda
-    uses_groups = False
-    params = cuda.SDPAParams(q, k, v, mask, dropout_p, is_causal, uses_groups)
-    for name in ("flash_attention", "efficient_attention", "cudnn_attention"):
-        fits = getattr(cuda, f"can_use_{name}", None)
-        if fits is not None and fits(params):
-            return name
-    with warnings.catch_warnings(record=True) as reasons:
-        warnings.simplefilter("always")
-        cuda.can_use_flash_attention(params, debug=True)
-    why = "; ".join(str(reason.message).partition(" (")[0] for reason in reasons[1:3])
-    return f"the slow math backend, since {why or 'no other one fits'}"
+    """Return the backend that torch takes, in words; of the slow one with the reason."""
+    name, why = backend_of(q, k, v, mask, dropout_p, is_causal)
+    return f"the slow math backend, since {why}" if why else f"{name}_attention"
 
 
 def _as_mask(kind: str, value: Any, filler: Any, q: torch.Tensor) -> torch.Tensor:

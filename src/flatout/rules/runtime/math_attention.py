@@ -1,0 +1,30 @@
+"""Attention runs on the backend that writes every weight to memory."""
+
+from flatout.core.finding import Finding
+from flatout.core.machine import Machine
+from flatout.core.profile import Profile
+from flatout.core.units import format_share
+
+MATH = "math"
+
+
+def check(profile: Profile, machine: Machine) -> Finding | None:
+    """Report a model whose fused attention fell back to the formula."""
+    del machine
+    slow = next((model for model in profile.models if model.attention_backend == MATH), None)
+    if slow is None:
+        return None
+    share = profile.share("forward", "backward")
+    return Finding(
+        code="math_attention",
+        share=share,
+        because=(
+            f"the attention of {slow.name} runs on torch's math backend: {slow.attention_why}; "
+            f"it is some part of forward and backward, {format_share(share)} of the step"
+        ),
+        next=(
+            "take away what keeps the fused kernels out: give is_causal or a mask of booleans in "
+            "place of numbers, lower the precision on a GPU, drop no attention weights on a CPU"
+        ),
+        evidence={"share": share},
+    )

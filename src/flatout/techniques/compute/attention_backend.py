@@ -1,0 +1,134 @@
+"""Let attention run on another of torch's fused kernels.
+
+What it does: runs every training call of the model with one kernel for
+`scaled_dot_product_attention` asked for first, and torch's others behind it.
+When it helps: torch's own order is not the fastest for every GPU and head size: cuDNN's kernel on
+Hopper was published at 1.1 to 1.6 times flash attention 2.
+What it costs: nothing, where the kernel takes the shapes; else torch takes the next one.
+How it is checked: losses and gradients match up to rounding. Dropout draws other masks.
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, final
+
+from flatout.core.errors import NotApplicable
+from flatout.core.machine import Machine
+from flatout.core.profile import Profile
+from flatout.core.technique import Effect, Numerics, Technique
+from flatout.profiling.regime import COMPUTE_CAUSES, addressable_ms
+
+Backend = Literal["flash", "efficient", "cudnn"]
+SPEEDUP = 1.25
+"""Of attention. FA3's paper has for H100, 16k tokens, forward: cuDNN 413 against flash attention's
+324 TFLOP/s at heads of 64, 600 against 370 at 128 (published); efficient to flash is taken alike.
+"""
+SHARE = 0.15
+"""Of forward and backward that is attention, where no trace tells: assumed."""
+HOPPER = (9, 0)
+MEMBERS = {
+    "flash": "FLASH_ATTENTION",
+    "efficient": "EFFICIENT_ATTENTION",
+    "cudnn": "CUDNN_ATTENTION",
+}
+_SEEN: dict[str, tuple[str, str]] = {}
+"""What the first attention ran on, and why where it is the slow one."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionBackend(Technique):
+    """Ask for a kernel for attention."""
+
+    family: ClassVar[str] = "compute"
+    addresses: ClassVar[frozenset[str]] = frozenset({"forward", "backward", "math_attention"})
+    numerics: ClassVar[Numerics] = Numerics.ROUNDING
+    moves_random_stream: ClassVar[bool] = True
+    by_hand: ClassVar[str] = """
+Around the training call, for cuDNN:
++ order = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]
++ with torch.nn.attention.sdpa_kernel(order, set_priority=True):
+      loss = model(batch)
+"""
+
+    backend: Backend = "cudnn"
+    """The kernel that is asked for first."""
+
+    @classmethod
+    def candidates(cls, profile: Profile, machine: Machine) -> Sequence["AttentionBackend"]:
+        """Return the kernels that may be faster than the one that ran on a GPU."""
+        now = {m.attention_backend for m in profile.models}
+        if profile.device_kind != "cuda" or not now & set(MEMBERS):
+            return ()  # what runs on math is kept there by something a preference does not change
+        found: list[Backend] = []
+        if (machine.device.compute_capability or (0, 0)) >= HOPPER and "cudnn" not in now:
+            found.append("cudnn")
+        if "efficient" in now:
+            found.append("flash")
+        return [cls(backend=backend) for backend in found]
+
+    def predict(self, profile: Profile, machine: Machine) -> Effect:
+        """Expect attention's assumed part of forward and backward to shrink by `SPEEDUP`."""
+        del machine
+        compute_ms = addressable_ms(profile, ("forward", "backward"), COMPUTE_CAUSES)
+        return Effect(
+            step_ms=-compute_ms * SHARE * (1 - 1 / SPEEDUP),
+            why=f"attention on {self.backend}, some {SHARE:.0%} of forward and backward",
+        )
+
+    def forward(self, call: Callable[..., Any], root: Any) -> Callable[..., Any]:
+        """Run the training calls with the kernel asked for."""
+        if not next(root.parameters()).is_cuda:
+            raise NotApplicable("a CPU has one fused kernel, and torch takes it wherever it can")
+        return preferring(self.backend, call)
+
+    def end(self) -> str:
+        """Say what attention ran on."""
+        if "now" not in _SEEN:
+            raise NotApplicable("the model never called scaled_dot_product_attention")
+        found, why = _SEEN.pop("now")
+        if found != self.backend:
+            raise NotApplicable(f"attention ran on {found} all the same" + (f": {why}" * bool(why)))
+        return f"attention ran on {found}"
+
+
+def preferring(backend: Backend, call: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the call with a kernel preferred for the attention in it; the others stand behind."""
+    from torch.nn import attention, functional
+
+    from flatout.profiling.attention import OPERATOR, backend_of
+
+    kinds = attention.SDPBackend
+    names = [MEMBERS[backend], *(name for name in MEMBERS.values() if name != MEMBERS[backend])]
+    order = [getattr(kinds, name) for name in names] + [kinds.MATH]
+    waiting = True
+
+    @functools.wraps(call)
+    def preferred(*args: Any, **kwargs: Any) -> Any:
+        nonlocal waiting
+        with attention.sdpa_kernel(order, set_priority=True):
+            if not waiting:
+                return call(*args, **kwargs)
+            waiting = False
+            original = getattr(functional, OPERATOR)
+
+            def looking(*given: Any, **named: Any) -> Any:
+                if "now" not in _SEEN:
+                    _SEEN["now"] = _asked(backend_of, *given, **named)
+                return original(*given, **named)
+
+            setattr(functional, OPERATOR, looking)
+            try:
+                return call(*args, **kwargs)
+            finally:
+                setattr(functional, OPERATOR, original)
+
+    return preferred
+
+
+def _asked(backend_of: Callable[..., tuple[str, str]], *args: Any, **kwargs: Any) -> Any:
+    try:
+        return backend_of(*args, **kwargs)
+    except Exception as error:  # noqa: BLE001  a look must never end the training
+        return "another", str(error)

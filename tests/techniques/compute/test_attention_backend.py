@@ -1,0 +1,82 @@
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from flatout.core.errors import NotApplicable
+from flatout.profiling.attention import backend_of
+from flatout.techniques.compute import attention_backend
+from flatout.techniques.compute.attention_backend import AttentionBackend, preferring
+from tests.techniques.facts import gpu, machine, model, profile
+
+
+def running_on(backend):
+    return profile(kind="cuda", models=(model(attention_backend=backend),))
+
+
+def heads(length=16, **changes):
+    return torch.randn(1, 2, length, 8, **changes)
+
+
+def test_the_backend_that_torch_takes_is_named_and_of_math_the_reason():
+    x = heads()
+
+    assert backend_of(x, x, x, is_causal=True) == ("flash", "")
+    assert backend_of(x, x, x, None, 0.1)[0] == "math"
+    assert "drops weights" in backend_of(x, x, x, None, 0.1)[1]
+    assert "3 dimensions" in backend_of(x[0], x[0], x[0])[1]
+
+
+def test_torch_s_operator_is_told_the_same():
+    """What is named is what runs: the fused kernel's own operator is in the graph."""
+    x = heads(requires_grad=True)
+
+    fused = functional.scaled_dot_product_attention(x, x, x)
+    with_mask = functional.scaled_dot_product_attention(x, x, x, dropout_p=0.1)
+
+    assert "Flash" in type(fused.grad_fn).__name__
+    assert "Flash" not in type(with_mask.grad_fn).__name__
+
+
+def test_a_preferred_kernel_gives_the_same_and_what_ran_is_told(monkeypatch):
+    monkeypatch.setattr(attention_backend, "_SEEN", {})
+    x = heads()
+    operation = functional.scaled_dot_product_attention
+
+    call = preferring("flash", lambda: functional.scaled_dot_product_attention(x, x, x))
+
+    assert torch.equal(call(), operation(x, x, x))
+    assert functional.scaled_dot_product_attention is operation
+    assert AttentionBackend(backend="flash").end() == "attention ran on flash"
+    call()
+    with pytest.raises(NotApplicable, match="never called"):
+        AttentionBackend().end()
+
+
+def test_a_kernel_that_did_not_run_is_told(monkeypatch):
+    monkeypatch.setattr(attention_backend, "_SEEN", {"now": ("math", "an odd head")})
+
+    with pytest.raises(NotApplicable, match="ran on math all the same: an odd head"):
+        AttentionBackend().end()
+
+
+def test_on_a_cpu_there_is_nothing_to_choose():
+    network = nn.Linear(2, 2)
+
+    with pytest.raises(NotApplicable, match="one fused kernel"):
+        AttentionBackend().forward(network, network)
+
+
+def test_cudnn_is_tried_on_hopper_and_flash_where_the_efficient_kernel_ran():
+    hopper, ampere = machine(device=gpu((9, 0))), machine(device=gpu((8, 0)))
+
+    assert AttentionBackend.candidates(running_on("flash"), hopper) == [AttentionBackend()]
+    assert AttentionBackend.candidates(running_on("efficient"), ampere) == [
+        AttentionBackend(backend="flash")
+    ]
+    assert AttentionBackend().predict(running_on("flash"), hopper).step_ms == pytest.approx(-3.0)
+
+
+@pytest.mark.parametrize("facts", [running_on("math"), running_on(""), profile()])
+def test_it_is_not_offered_where_a_preference_changes_nothing(facts):
+    assert AttentionBackend.candidates(facts, machine(device=gpu((9, 0)))) == ()
