@@ -39,8 +39,10 @@ def install(spec: Mapping[str, Any]) -> Session:
         atexit.register(_tell_not_applied, session)
         _watch_memory(session, spec["status_folder"], spec.get("plan"))
         return session
+    from flatout.profiling.attention import AttentionMeter
     from flatout.profiling.recorder import Recorder
 
+    AttentionMeter(session).install()
     collectives.install(session)
     recorder = Recorder(session)
     if spec.get("guard") is not None:
