@@ -18,6 +18,7 @@ from flatout import techniques
 from flatout.cli.verbs import flatout as command_line
 from flatout.core.catalog import module_names
 from flatout.workflow.recipes import read_recipe
+from tests.copies import Copies
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
@@ -186,13 +187,19 @@ def test_python_that_is_shown_is_python(path):
         compile(text, relative(path), "exec")
 
 
-@pytest.mark.parametrize("text", runnable("python"))
-def test_python_marked_run_runs(text, tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-c", text], cwd=tmp_path, capture_output=True, text=True, check=False
-    )
+@pytest.fixture(scope="module")
+def copies():
+    """A process with torch, of which every block gets a copy."""
+    made = Copies()
+    yield made
+    made.close()
 
-    assert done.returncode == 0, done.stderr
+
+@pytest.mark.parametrize("text", runnable("python"))
+def test_python_marked_run_runs(text, tmp_path, copies):
+    exit_code, said = copies.run(text, tmp_path)
+
+    assert exit_code == 0, said
 
 
 @pytest.mark.parametrize("text", runnable("sh"))

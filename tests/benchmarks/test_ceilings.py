@@ -48,7 +48,7 @@ def test_its_script_trains(arguments, tmp_path):
     )
 
     trial = run_trial(
-        workload, Recipe(), read_machine(torch=False), TrialOptions(measure_s=2.0, limit_s=100.0)
+        workload, Recipe(), read_machine(torch=False), TrialOptions(steps=4, limit_s=200.0)
     )
 
     assert trial.outcome is Outcome.OK, trial.traceback

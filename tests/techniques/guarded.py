@@ -50,4 +50,5 @@ def checked(command, *names, **settings):
 def played(command, *names, **settings):
     """Return a timed trial of the levers on a script."""
     recipe = recipe_of(*names, **settings) if names else Recipe()
-    return run_trial(workload_of(command), recipe, machine(), TrialOptions(limit_s=120.0))
+    options = TrialOptions(limit_s=200.0, measure_s=3.0)
+    return run_trial(workload_of(command), recipe, machine(), options)

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import termios
 import time
-from pathlib import Path
 
 import psutil
 import pytest
@@ -17,9 +16,8 @@ import pytest
 from flatout.core.trial import Outcome
 from flatout.seams.process import Ending
 from flatout.workflow.trials import TrialOptions, outcome_of
+from tests.left_behind import left_behind, left_since
 from tests.workflow.trial_runs import copy_scripts, trial_of
-
-SHM = Path("/dev/shm")
 
 
 def profile_of(command, **options):
@@ -198,10 +196,11 @@ def test_slow_start_takes_nothing_from_the_measured_time():
 
 @pytest.mark.chaos
 def test_nothing_is_below_us_after_a_trial():
+    before = left_behind()
+
     trial_of("endings.py orphans")
 
-    names = [child.name() for child in psutil.Process().children(recursive=True)]
-    assert "sleep" not in names
+    assert left_since(before) == set()
 
 
 @pytest.mark.parametrize("command", ["plain_loop.py", "stubborn.py"])
@@ -231,7 +230,7 @@ from flatout.core.workload import Workload
 from flatout.hardware.machine import read_machine
 from flatout.workflow.trials import TrialOptions, run_trial
 run_trial(
-    Workload(target="endings.py", arguments=(sys.argv[1],), folder=Path(sys.argv[2]),
+    Workload(target="endings.py", arguments=("hang", sys.argv[1]), folder=Path(sys.argv[1]),
              python=sys.executable),
     Recipe(), read_machine(torch=False), TrialOptions(measure_s=300.0),
 )
@@ -284,17 +283,17 @@ def processes_with(word):
 def test_everything_ends_when_flatout_is_killed(monkeypatch, tmp_path):
     folder = copy_scripts()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    before = set(SHM.iterdir())
-    parent = subprocess.Popen([sys.executable, "-c", PARENT, "hang", str(folder)])
-    wait_until(lambda: processes_with("endings.py hang"))
+    before = left_behind()
+    parent = subprocess.Popen([sys.executable, "-c", PARENT, str(folder)])
+    wait_until(lambda: processes_with(f"endings.py hang {folder}"))
     time.sleep(1)
 
     os.kill(parent.pid, signal.SIGKILL)
     parent.wait()
 
-    wait_until(lambda: not processes_with("endings.py hang"))
+    wait_until(lambda: not processes_with(f"endings.py hang {folder}"))
     wait_until(lambda: not processes_with(str(tmp_path)))
-    assert set(SHM.iterdir()) <= before
+    assert left_since(before) == set()
 
 
 def wait_until(claim, limit_s=60.0):

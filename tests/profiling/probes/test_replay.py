@@ -78,10 +78,10 @@ def test_frameworks_train_on_replayed_batches(script, arguments, needs):
     if importlib.util.find_spec(needs) is None:
         pytest.skip(f"needs {needs}: pip install flatout[frameworks]")
     path = COMPAT / f"{script}.py"
-    plain = probed(path, *arguments, probes={})
+    plain = probed(path, *arguments, probes={}, steps=4)
     known = [loader.address for loader in plain.profile.training_loaders]
 
-    trial = replayed(path, *arguments, address=known[0], measure_s=8.0)
+    trial = replayed(path, *arguments, address=known[0], steps=12)
 
     assert trial.outcome is Outcome.OK, trial.traceback
     assert trial.details["probes"]["replay"]["replayed"] > 4
