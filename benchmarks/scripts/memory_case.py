@@ -23,10 +23,9 @@ MAX_ENTRIES = 1_000_000
 def train(subject, batch, scaler=None, device="cuda"):
     """Train as the tracer does: the same calls in the same order."""
     device = torch.device(device)
-    with device:
-        model = subject.model().to(device)
-        model.train()
-        optimizer = subject.optimizer(model)
+    model = subject.model().to(device)  # made on the host, as the tracer does it
+    model.train()
+    optimizer = subject.optimizer(model)
     dtype = None if subject.autocast is None else getattr(torch, subject.autocast)
     for _ in range(STEPS):
         for _ in range(subject.accumulate):

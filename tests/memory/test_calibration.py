@@ -12,6 +12,7 @@ from flatout.memory.calibration import (
     file_name,
     find_calibration,
     read_calibration,
+    with_environment,
 )
 
 
@@ -31,6 +32,19 @@ def test_without_a_measurement_everything_is_assumed_with_an_interval(tmp_path, 
 def test_hopper_gets_the_larger_workspace():
     assert find_calibration(find_gpu("h100"), "2.13").cublas_workspace.bytes == 32 * MIB
     assert find_calibration(find_gpu("l4"), "2.13").cublas_workspace.bytes == 8_519_680
+    assert find_calibration(find_gpu("mi300x"), "2.13").cublas_workspace.bytes == 128 * MIB
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [(":4096:8", 32 * MIB), (":16:8", 128 * 1024), (":4096:2:16:8", 8_519_680), ("", 8_519_680)],
+)
+def test_the_workspace_is_what_the_environment_asks_for(text, size):
+    found = find_calibration(find_gpu("l4"), "2.13")
+
+    asked = with_environment(found, {"CUBLAS_WORKSPACE_CONFIG": text})
+
+    assert asked.cublas_workspace.bytes == asked.cublas_workspace.high == size
 
 
 def test_a_file_of_this_gpu_is_found_and_that_of_this_torch_preferred(tmp_path, monkeypatch):

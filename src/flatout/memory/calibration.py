@@ -7,7 +7,7 @@ Where there is none, `assumed.json` is taken, and its numbers say so.
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,11 @@ FOLDER = Path(__file__).with_name("calibrations")
 ASSUMED = FOLDER / "assumed.json"
 CUBLAS_SM90 = (9, 0)
 """From this compute capability on torch gives cuBLAS the larger workspace."""
+AMD_128 = ("mi300x",)
+"""GPUs for which torch gives hipBLAS 128 MiB: gfx942 in aten/src/ATen/cuda/CublasHandlePool.cpp."""
+WORKSPACE_VARIABLE = "CUBLAS_WORKSPACE_CONFIG"
+WORKSPACE_PART = re.compile(r":(\d+):(\d+)")
+"""KiB and count of one kind of buffers in that variable, as torch reads it."""
 NAMES = ("context", "convolution_workspace", "nccl")
 
 
@@ -54,6 +59,19 @@ def find_calibration(gpu: GpuModel, torch_version: str) -> Calibration:
     series = _series(torch_version)
     found.sort(key=lambda plain: _series(str(plain["torch"])) == series)
     return _calibration(gpu, assumed, found[-1] if found else None, series)
+
+
+def with_environment(calibration: Calibration, variables: Mapping[str, str]) -> Calibration:
+    """Return the calibration with the workspace that CUBLAS_WORKSPACE_CONFIG asks for.
+
+    What torch cannot read there it leaves at its default, and so does this.
+    """
+    parts = WORKSPACE_PART.findall(variables.get(WORKSPACE_VARIABLE, ""))
+    if not parts:
+        return calibration
+    size = sum(int(kibibytes) * int(count) for kibibytes, count in parts) * 1024
+    asked = replace(calibration.cublas_workspace, bytes=size, low=size, high=size)
+    return replace(calibration, cublas_workspace=asked)
 
 
 def read_calibration(path: Path, gpu: GpuModel, torch_version: str) -> Calibration:
@@ -126,14 +144,14 @@ def _calibration(
         return _amount(assumed["amounts"][fallback or name], Source.ASSUMED)
 
     is_new = gpu.compute_capability is not None and gpu.compute_capability >= CUBLAS_SM90
+    workspace = "cublas_workspace_sm90" if is_new else "cublas_workspace"
+    workspace = "hipblas_workspace_gfx942" if gpu.name in AMD_128 else workspace
     errors = measured.get("errors", {}) if measured is not None and is_same else {}
     return Calibration(
         gpu=gpu.name,
         torch=str(measured["torch"]) if measured is not None else "any",
         context=amount("context"),
-        cublas_workspace=amount(
-            "cublas_workspace", "cublas_workspace_sm90" if is_new else "cublas_workspace"
-        ),
+        cublas_workspace=amount("cublas_workspace", workspace),
         convolution_workspace=amount("convolution_workspace"),
         nccl=amount("nccl"),
         trace_error=errors.get("trace"),

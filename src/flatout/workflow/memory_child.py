@@ -116,4 +116,6 @@ def _is_users(name: str) -> bool:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    code = main(sys.argv[1:])
+    sys.stderr.flush()
+    os._exit(code)  # to take a traced model apart would take a second, and serve nobody

@@ -17,7 +17,7 @@ from flatout.hardware.catalogue import CATALOGUE, GpuModel, find_gpu, model_of
 from flatout.hardware.machine import read_machine
 from flatout.memory import planner, transforms
 from flatout.memory.allocator_settings import settings_of_environment
-from flatout.memory.calibration import find_calibration
+from flatout.memory.calibration import find_calibration, with_environment
 from flatout.memory.extrapolate import Affine, NotAffineError, affine, difference
 from flatout.memory.ground import Ground
 from flatout.memory.ladder import Setup, ladder
@@ -120,7 +120,7 @@ def ground_of(options: PlanOptions) -> Ground:
     gpu = find_gpu(options.gpu) if options.gpu else _own_gpu()
     return Ground(
         gpu=gpu,
-        calibration=find_calibration(gpu, _torch_version()),
+        calibration=with_environment(find_calibration(gpu, _torch_version()), os.environ),
         settings=settings_of_environment(os.environ),
         gpus=options.gpus,
     )
