@@ -44,6 +44,8 @@ TOTAL_S = 500.0
 """A lease ends after ten minutes; start-up, the last record and the way back need the rest."""
 MARGIN_S = 15.0
 """What a tuning gets less than its stage: it ends by itself rather than by the stage's alarm."""
+LAST_S = 5.0
+"""What a single measurement gets less, for the same reason."""
 MODULES = ("numpy", "PIL", "skimage", "sklearn", "rich", "click", "psutil", "pynvml", "tomli_w")
 OVERHEAD_STEPS = 200
 """Forty to warm up and forty blocks of four: seconds on a GPU."""
@@ -273,7 +275,7 @@ def _photographs(seconds: float, bench: Bench, count: int) -> dict[str, Any]:
 
 
 def _measure(seconds: float, bench: Bench, workload: Workload) -> dict[str, Any]:
-    trial = measure(workload, limit_s=seconds, machine=bench.machine)
+    trial = measure(workload, limit_s=seconds - LAST_S, machine=bench.machine)
     if trial.profile is None:
         raise RuntimeError(f"{trial.outcome.value}: {trial.message}\n{trial.traceback[-1_500:]}")
     return {"profile": trial.profile.to_json(), "trial": brief(trial)}
@@ -295,10 +297,14 @@ def _overhead(seconds: float, bench: Bench, workload: Workload) -> dict[str, Any
     )
     seen: list[Mapping[str, Any]] = []
     took_s = 0.0
-    while len(seen) < 2 or time.monotonic() + took_s < deadline:
-        began = time.monotonic()
-        seen.append(overhead.run_once(bench, job, seed=len(seen)))
-        took_s = time.monotonic() - began
+    try:
+        while len(seen) < 2 or time.monotonic() + took_s < deadline:
+            began = time.monotonic()
+            seen.append(overhead.run_once(bench, job, seed=len(seen)))
+            took_s = time.monotonic() - began
+    except KeyboardInterrupt:  # the stage's time is up: what was seen counts
+        if len(seen) < 2:
+            raise
     found = overhead.judge(job, seen)
     return {
         "processes": seen,
@@ -314,14 +320,18 @@ def _aa(seconds: float, bench: Bench, workload: Workload) -> dict[str, Any]:
     lab.accepts_load = True
     decisions: list[str] = []
     took_s = 0.0
-    while not decisions or time.monotonic() + took_s < deadline:
-        began = time.monotonic()
-        base = Recipe()
-        match = play(lab, base, replace(base), may_go_on=lambda: time.monotonic() < deadline)
-        if match.failure is not None:
-            raise RuntimeError(f"{match.failure.outcome.value}: {match.failure.message}")
-        decisions.append(match.decision.value)
-        took_s = time.monotonic() - began
+    try:
+        while not decisions or time.monotonic() + took_s < deadline:
+            began = time.monotonic()
+            base = Recipe()
+            match = play(lab, base, replace(base), may_go_on=lambda: time.monotonic() < deadline)
+            if match.failure is not None:
+                raise RuntimeError(f"{match.failure.outcome.value}: {match.failure.message}")
+            decisions.append(match.decision.value)
+            took_s = time.monotonic() - began
+    except KeyboardInterrupt:
+        if not decisions:
+            raise
     return {"decisions": decisions, "trials": trials_in(bench.work / "aa")}
 
 

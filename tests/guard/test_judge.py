@@ -6,7 +6,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from flatout.core.ablation import LossCheck
 from flatout.core.technique import Numerics
+from flatout.guard.judge import judge
 from flatout.guard.limits import COLUMNS, GRADIENT_CEILING
 from flatout.guard.record import GuardRecord, Sketches
 from tests.guard.runs import Base, base
@@ -189,3 +191,62 @@ def test_no_calibration_lifts_a_precision_limit_above_its_ceiling():
 
     assert column.gradient.of(0.42, noise=0.0) == GRADIENT_CEILING
     assert column.gradient.of(0.08, noise=0.0) == pytest.approx(0.24)
+
+
+def nudged(record: GuardRecord, share: float, *, seed: int = 0) -> GuardRecord:
+    """Change every gradient of the first step by rounding of this size."""
+    random = np.random.default_rng(seed)
+
+    def change(_name: str, value: np.ndarray) -> np.ndarray:
+        return value * (1 + share * random.standard_normal(value.shape))
+
+    changed = with_gradients(record, change, step=1, point="before_clip")
+    return with_gradients(changed, change, step=1, point="at_step")
+
+
+def test_where_the_device_rounds_to_tf32_another_algorithm_may_be_as_far_off_as_that() -> None:
+    runs = base("mlp")
+    as_tf32, as_bf16 = nudged(runs.repeat, 4e-4), nudged(runs.repeat, 6e-2)
+    on_fp32 = fired(runs, as_tf32, Numerics.ROUNDING)
+
+    def on_tf32(candidate: GuardRecord) -> LossCheck:
+        return judge(
+            replace(runs.record, tf32=True),
+            candidate,
+            calibration=runs.calibration,
+            repeat=runs.repeat,
+            promise=Numerics.ROUNDING,
+        )
+
+    assert on_fp32 & {"gradient", "clipped_gradient"}
+    assert on_tf32(as_tf32).passed
+    assert "TF32" in on_tf32(as_tf32).why
+    assert on_tf32(as_bf16).status == "rejected"
+
+
+def test_no_tensor_is_taken_to_repeat_better_than_half_of_them_do() -> None:
+    runs = base("mlp")
+    lucky = "0.bias"
+
+    def noisy(seed: int, share: float = 1e-6) -> GuardRecord:
+        record = nudged(runs.repeat, share, seed=seed)
+        if seed:
+            return record
+        original = {s.point: s.sketches[lucky] for s in runs.repeat.gradients if s.step == 1}
+        sets = (
+            replace(s, sketches={**s.sketches, lucky: original[s.point]}) if s.step == 1 else s
+            for s in record.gradients
+        )
+        return replace(record, gradients=tuple(sets))
+
+    def check(candidate: GuardRecord) -> LossCheck:
+        return judge(
+            runs.record,
+            candidate,
+            calibration=None,
+            repeat=noisy(0),
+            promise=Numerics.EXACT,
+        )
+
+    assert check(noisy(1)).passed
+    assert check(noisy(1, 1e-4)).status == "rejected"

@@ -9,7 +9,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
-from flatout.guard.pinning import drop_autocast, drop_dropout, keep_random_compile, pin_samples
+from flatout.guard.pinning import (
+    drop_autocast,
+    drop_dropout,
+    keep_random_compile,
+    pin_algorithms,
+    pin_samples,
+)
 
 
 class Augmented(Dataset):
@@ -246,3 +252,30 @@ def test_compiled_code_can_be_made_to_draw_as_eager_code() -> None:
 
     assert during is True
     assert config.fallback_random is before
+
+
+def test_a_scripts_stopwatch_for_algorithms_is_set_and_read_and_measures_nothing() -> None:
+    undo = pin_algorithms()
+    try:
+        torch.backends.cudnn.benchmark = True
+        said, measures = torch.backends.cudnn.benchmark, torch._C._get_cudnn_benchmark()
+        other = torch.backends.cudnn.deterministic
+    finally:
+        undo()
+
+    assert (said, measures, other) == (True, False, False)
+    assert torch.backends.cudnn.benchmark is False
+
+
+def test_a_lever_that_measures_algorithms_is_judged_with_them_measured() -> None:
+    undo = pin_algorithms()
+    lever: dict[str, Any] = {"__name__": "flatout.techniques.compute.cudnn_autotune"}
+    try:
+        torch.backends.cudnn.benchmark = False  # the script's own
+        exec("import torch; torch.backends.cudnn.benchmark = True", lever)
+        measures = torch._C._get_cudnn_benchmark()
+    finally:
+        vars(torch._C)["_set_cudnn_benchmark"](*[False])
+        undo()
+
+    assert measures

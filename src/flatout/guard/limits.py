@@ -13,6 +13,10 @@ from flatout.core.technique import Numerics
 
 BF16_ROUNDING = 2.0**-9
 """Half the spacing of bf16 at 1: no honest precision lever was judged below this scale."""
+TF32_SHARE = 0.25
+"""Of bf16's limits. TF32 keeps ten bits of the mantissa where bf16 keeps seven: an eighth of the
+rounding, and twice that where bits are cut off instead of rounded. Derived, not measured on a GPU
+yet."""
 REPEAT_FACTOR = 3.0
 """A limit is never below this multiple of what the baseline shows against itself."""
 LIVE_SHARE = 1e-3
@@ -110,3 +114,26 @@ COLUMNS: Mapping[Numerics, Column] = {
         loss=Limit(floor=1e-3, factor=4.0),
     ),
 }
+
+
+def _smaller(limit: Limit) -> Limit:
+    return Limit(
+        floor=TF32_SHARE * limit.floor,
+        factor=TF32_SHARE * limit.factor,
+        ceiling=TF32_SHARE * limit.ceiling,
+    )
+
+
+def _for_tf32(column: Column) -> Column:
+    return Column(
+        gradient=_smaller(column.gradient),
+        slope=_smaller(column.slope) if column.slope else None,
+        buffers=_smaller(column.buffers),
+        second=_smaller(column.second),
+        loss=_smaller(column.loss),
+    )
+
+
+TF32_COLUMN = _for_tf32(COLUMNS[Numerics.PRECISION])
+"""For rounding levers where the device rounds to TF32 anyway: another algorithm is then as far off
+as TF32 is, and says nothing about the lever."""

@@ -197,6 +197,45 @@ def keep_random_compile() -> Undo:
     return functools.partial(setattr, config, "fallback_random", before)
 
 
+def pin_algorithms() -> Undo:
+    """Let no stopwatch choose cuDNN's algorithms, whatever the script asks for.
+
+    With `torch.backends.cudnn.benchmark` the fastest of several algorithms is taken, by times of
+    some microseconds: two runs of the same script take different ones, and may be as far apart as
+    TF32 and fp32 are. What a lever of flatout's switches on stays on: it is what is judged.
+    """
+    import torch
+
+    kind: Any = type(torch.backends.cudnn)
+    original = vars(kind).get("benchmark")
+    if original is None:
+        return _nothing
+    kind.benchmark = _Unheard(original)
+    return functools.partial(setattr, kind, "benchmark", original)
+
+
+class _Unheard:
+    """A switch that scripts set and read, and that switches nothing."""
+
+    def __init__(self, original: Any) -> None:
+        self.original = original
+        self.said: bool | None = None
+
+    def __get__(self, owner: Any, kind: Any) -> Any:
+        return self.original.__get__(owner, kind) if self.said is None else self.said
+
+    def __set__(self, owner: Any, value: Any) -> None:
+        if sys._getframe(1).f_globals.get("__name__", "").startswith("flatout."):
+            self.said = None
+            self.original.__set__(owner, value)
+        else:
+            self.said = value
+
+
+def _nothing() -> None:
+    """Put back nothing."""
+
+
 class _Replaced:
     """Functions that were replaced, to be put back."""
 

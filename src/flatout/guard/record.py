@@ -78,6 +78,8 @@ class GuardRecord:
     threads: int
     low_precision: bool = False
     """Whether the script itself ran under autocast or has half-precision parameters."""
+    tf32: bool = False
+    """Whether its device may round the fp32 products of its layers to TF32."""
     samples: Streams = field(default_factory=dict)
     """What the loaders gave, by loader address."""
     arguments: Streams = field(default_factory=dict)

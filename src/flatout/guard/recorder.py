@@ -10,6 +10,7 @@ from flatout.guard.record import GuardRecord, rank_path, write_record
 from flatout.guard.samples import Stream
 from flatout.guard.sketch import buffer_sketch, to_numbers
 from flatout.guard.structure import describe_modules, name_parameters, of_root, plain_name
+from flatout.guard.tf32 import rounds_to_tf32
 from flatout.guard.updates import UpdateNotes
 from flatout.seams.ranks import own_rank
 
@@ -150,6 +151,7 @@ class GuardRecorder:
             device=parameter.device.type if parameter is not None else "unknown",
             threads=torch.get_num_threads(),
             low_precision=self._low_precision,
+            tf32=rounds_to_tf32(roots),
             samples={place: stream.to_json() for place, stream in self._samples.items()},
             arguments={place: stream.to_json() for place, stream in self._arguments.items()},
             structure=self._structure,

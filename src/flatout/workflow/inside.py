@@ -128,6 +128,7 @@ def _pin(guard: Mapping[str, Any]) -> None:
 
     pinning.pin_samples(guard["seed"])
     pinning.keep_random_compile()
+    pinning.pin_algorithms()
     if guard["drops_dropout"]:
         pinning.drop_dropout()
     if guard["drops_autocast"]:
