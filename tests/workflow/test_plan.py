@@ -120,6 +120,11 @@ def test_numbers_that_plan_nothing_are_refused(options):
         PlanOptions(gpu="l4", **options)
 
 
+def test_an_option_behind_the_script_is_pointed_at():
+    with pytest.raises(UserError, match="put it before"):
+        plan(str(SCRIPTS / "no_step.py"), ("--gpu", "l4"), PlanOptions())
+
+
 def test_without_a_gpu_here_the_names_are_listed(monkeypatch):
     machine = verb.read_machine(torch=False)
     if machine.device.kind in verb.GPU_KINDS:

@@ -1,8 +1,9 @@
 import pytest
 import torch
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SequentialSampler
 
 from flatout.workflow.plan import PlanOptions, plan
+from flatout.workflow.worst_batches import WorstBatches
 from flatout.workflow.worst_sample import ALIKE, largest, worst_case
 
 SCRIPT = """
@@ -62,6 +63,24 @@ def test_a_loader_draws_the_largest_sample_only():
 
     assert next(iter(loader))["ids"].shape == (2, 9)
     assert "the largest of 3 that were looked at, number 1" in said[0]
+
+
+def test_a_batch_sampler_is_followed_in_number_and_size():
+    data = Lengths([3, 9, 4, 5, 6])
+    sampler = BatchSampler(SequentialSampler(data), 2, drop_last=False)
+
+    changed = worst_case({"dataset": data, "batch_sampler": sampler}, lambda _: None)
+    loader = DataLoader(data, **changed)
+
+    assert [tuple(batch["ids"].shape) for batch in loader] == [(2, 9)] * 3
+    assert changed["batch_sampler"].sampler is sampler.sampler
+
+
+def test_another_batch_is_made_of_what_a_sampler_draws():
+    sampler = BatchSampler(SequentialSampler(range(5)), 2, drop_last=False)
+
+    assert list(WorstBatches(sampler, 3)) == [[0, 1, 0], [2, 3, 2], [4, 4, 4]]
+    assert list(WorstBatches(sampler, 1)) == [[0], [2], [4]]
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,7 @@ from flatout.memory.stream_file import stream_from_json, stream_to_json
 from flatout.seams import journal, loader, model, optimizer, step
 from flatout.seams.process import Ending, ProcessOptions, run_process
 from flatout.seams.session import Session
+from flatout.workflow.worst_batches import WorstBatches, size_of
 from flatout.workflow.worst_sample import worst_case
 
 if TYPE_CHECKING:
@@ -149,6 +150,9 @@ class HostData(Technique):
             self.sizes.append(len(arguments["dataset"]))
         if self.batch is not None and wanted.get("batch_size") is not None:
             wanted["batch_size"] = self.batch
+        sampler = wanted.get("batch_sampler")
+        if self.batch is not None and sampler is not None and size_of(sampler) is not None:
+            wanted["batch_sampler"] = WorstBatches(sampler, self.batch)
         with real_tensors():
             worst = worst_case(wanted, self.said.append)
         return {**wanted, **worst}

@@ -91,6 +91,10 @@ def plan(
     Raises:
         UserError: if the GPU is unknown, or nothing can be predicted; says why.
     """
+    if options.gpu is None and "--gpu" in arguments:
+        raise UserError(
+            "--gpu stands behind the script, whose own option it then is; put it before"
+        )
     ground = ground_of(options)
     with open_tracer(target, arguments) as trace:
         tracer = _Tracer(trace=trace, options=options, ground=ground, tell=tell)

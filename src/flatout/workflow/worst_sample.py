@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from flatout.seams.loader import tensor_bytes
+from flatout.workflow.worst_batches import WorstBatches, size_of
 
 LOOK_S = 3.0
 """How long samples are looked at."""
@@ -27,7 +28,9 @@ def worst_case(arguments: Mapping[str, Any], note: Note) -> Mapping[str, Any]:
         note: Is told what was found, or why nothing was looked at.
     """
     dataset: Any = arguments.get("dataset")
-    if arguments.get("batch_sampler") is not None or not _is_indexed(dataset):
+    sampler = arguments.get("batch_sampler")
+    size = None if sampler is None else size_of(sampler)
+    if (sampler is not None and size is None) or not _is_indexed(dataset):
         note(
             "the data set was not looked at for its largest sample (a batch sampler of its own, or "
             "iterable data): planned is the batch that the script drew first"
@@ -44,6 +47,8 @@ def worst_case(arguments: Mapping[str, Any], note: Note) -> Mapping[str, Any]:
         f"samples differ in size: planned is a batch of the largest of {seen} that were looked at, "
         f"number {index}"
     )
+    if size is not None:
+        return {"batch_sampler": WorstBatches(sampler, size, index)}
     return {"sampler": [index] * len(dataset), "shuffle": False}
 
 
