@@ -1,12 +1,18 @@
 """Scripts of odd habits, each of which flatout once got wrong or misleading."""
 
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
 
 from flatout.core.errors import UserError
+from flatout.core.recipe import Recipe
+from flatout.core.trial import Outcome
+from flatout.core.workload import Workload
+from flatout.hardware.machine import read_machine
 from flatout.workflow.memory_trace import TraceRequest, trace_memory
+from flatout.workflow.trials import TrialOptions, run_trial
 
 SCRIPTS = Path(__file__).parent / "scripts"
 
@@ -36,3 +42,38 @@ def test_a_batch_of_more_than_the_data_set_is_told_as_that(folder):
 
     with pytest.raises(UserError, match="only 96 samples, which make no batch of 1000"):
         trace_memory("short_epochs.py", request=TraceRequest(batch=1000))
+
+
+def trial_of(folder, script, *arguments, steps=20):
+    put(folder, script)
+    workload = Workload(target=script, arguments=arguments, folder=folder, python=sys.executable)
+    return run_trial(workload, Recipe(), read_machine(torch=False), TrialOptions(steps=steps))
+
+
+def test_a_scripted_model_is_a_root_that_nothing_compiles_again(folder):
+    trial = trial_of(folder, "odd_models.py", "scripted")
+
+    assert trial.details["errors"] == []
+    assert [model.is_compiled for model in trial.profile.models] == [True]
+    assert trial.profile.phases_ms["forward"] > 0
+
+
+def test_a_loss_that_is_no_number_is_told(folder):
+    trial = trial_of(folder, "odd_models.py", "diverged")
+
+    assert trial.outcome is Outcome.NAN
+    assert "the loss was not finite at step 1" in trial.profile.notes
+
+
+def test_steps_of_an_optimizer_built_anew_in_each_epoch_all_count(folder):
+    trial = trial_of(folder, "odd_models.py", "rebuilt", steps=100)
+
+    assert trial.outcome is Outcome.OK
+    assert trial.profile.backwards_per_step == 1
+    assert len(trial.profile.losses) >= 100
+
+
+def test_sparse_gradients_break_no_probe(folder):
+    trial = trial_of(folder, "odd_models.py", "sparse")
+
+    assert trial.details["errors"] == []

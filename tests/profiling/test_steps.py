@@ -2,7 +2,16 @@
 
 import pytest
 
-from flatout.profiling.steps import find_anchor, find_warm, steps_of, window_of
+from flatout.profiling.made_steps import MadeSteps
+from flatout.profiling.steps import (
+    find_anchor,
+    find_warm,
+    running_anchor,
+    steps_of,
+    trainings_of,
+    window_of,
+)
+from flatout.seams.events import Segment
 
 
 def segment(who=0, seconds=0.1, evals=0, loader_starts=0, saved=0.0, losses=(1.0,)):
@@ -83,3 +92,43 @@ def test_half_a_second_of_fast_steps_is_needed():
 
     assert not few.is_enough
     assert many.is_enough
+
+
+def test_trainings_that_follow_each_other_are_told_apart():
+    folds = [segment(who=fold) for fold in range(5) for _ in range(16)]
+
+    assert len(steps_of(folds)) == 80
+    assert {step.backwards for step in steps_of(folds)} == {1}
+
+
+def test_only_trainings_like_the_longest_count():
+    small = [segment(who=0, seconds=0.01) for _ in range(25)]
+    large = [segment(who=1, seconds=0.1) for _ in range(40)]
+    begun = [segment(who=2, seconds=0.1) for _ in range(5)]
+
+    assert [step.wall_s for step in steps_of(small + large + begun)] == [0.1] * 45
+
+
+def test_a_first_turn_of_several_optimizers_is_one_training():
+    assert trainings_of([0, 0, 0, 0, 0, 1]) == [slice(0, 6)]
+    assert trainings_of([0] * 100 + [1, 0] * 50) == [slice(0, 200)]
+
+
+def test_a_running_training_ends_its_steps_with_its_own_optimizer():
+    assert running_anchor([0] * 30 + [1] * 4) == 1
+    assert running_anchor([0] * 4 + [1, 2, 2] * 3) == 1
+
+
+def test_optimizers_that_are_over_do_not_hold_back_the_count():
+    made = MadeSteps()
+
+    whos = [who for who in range(6) for _ in range(16)]
+    counts = dict.fromkeys(range(6), 16)
+
+    assert made(counts, [Segment(who=who) for who in whos]) == (96, 96)
+
+
+def test_optimizers_that_take_turns_are_counted_by_themselves():
+    segments = [Segment(who=who) for who in [0, 0, 0, 0, 0, 1] * 4]
+
+    assert MadeSteps()({0: 20, 1: 4}, segments) == (4, 20)

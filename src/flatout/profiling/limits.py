@@ -1,11 +1,12 @@
 """From what the ceilings' passes saw to numbers. Pure; runs in the parent."""
 
+import itertools
 import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from flatout.profiling.steps import find_anchor
+from flatout.profiling.steps import groups_of
 
 SURE_BATCHES = 2
 """Fewer batches than this after the prefetched ones make no rate."""
@@ -20,14 +21,11 @@ def flops_of_step(segments: Sequence[Mapping[str, Any]]) -> Mapping[str, float]:
     """
     if not segments:
         return {}
-    anchor = find_anchor([segment["who"] for segment in segments])
     steps: list[Counter[str]] = []
-    group: Counter[str] = Counter()
-    for segment in segments:
-        group.update(segment["by_dtype"])
-        if segment["who"] == anchor:
-            steps.append(group)
-            group = Counter()
+    for group in itertools.chain.from_iterable(groups_of(segments)):
+        steps.append(Counter())
+        for segment in group:
+            steps[-1].update(segment["by_dtype"])
     names = sorted({name for step in steps for name in step})
     return {name: statistics.median(step[name] for step in steps) for name in names}
 

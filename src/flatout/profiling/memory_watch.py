@@ -164,6 +164,9 @@ def components_of(session: Session, base: int = 0) -> dict[str, int]:
     on_device = False
     for name, tensor in _known(session):
         on_device |= tensor.is_cuda
+        if tensor.layout is not torch.strided:
+            # A sparse gradient has no storage of its own: it stays with the activations.
+            continue
         address = tensor.untyped_storage().data_ptr()
         if address and address not in seen:
             seen.add(address)

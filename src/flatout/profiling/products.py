@@ -1,5 +1,6 @@
 """From the calls that the products' probe wrote down to the distinct products of a step. Pure."""
 
+import itertools
 import math
 import statistics
 from collections import Counter
@@ -8,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from flatout.core.roofline import Product
-from flatout.profiling.steps import find_anchor
+from flatout.profiling.steps import groups_of
 from flatout.profiling.tiling import aligned_bytes
 
 ELEMENT_BYTES = {"float64": 8, "float32": 4, "tf32": 4, "bfloat16": 2, "float16": 2}
@@ -61,16 +62,11 @@ def attention_flops(segments: Sequence[Mapping[str, Any]]) -> float:
 
 def _steps(segments: Sequence[Mapping[str, Any]], what: str) -> list[Counter[str]]:
     """Return the sums over the segments of each step."""
-    if not segments:
-        return []
-    anchor = find_anchor([segment["who"] for segment in segments])
     steps: list[Counter[str]] = []
-    group: Counter[str] = Counter()
-    for segment in segments:
-        group.update(segment[what])
-        if segment["who"] == anchor:
-            steps.append(group)
-            group = Counter()
+    for group in itertools.chain.from_iterable(groups_of(segments)):
+        steps.append(Counter())
+        for segment in group:
+            steps[-1].update(segment[what])
     return steps
 
 

@@ -18,6 +18,7 @@ from flatout.profiling import steps as stepping
 from flatout.profiling.device_clock import DeviceClock
 from flatout.profiling.garbage import GarbageClock
 from flatout.profiling.kernels import TRACED_STEPS, KernelTrace, busy_share, copied_to_device_s
+from flatout.profiling.made_steps import MadeSteps
 from flatout.profiling.overhead import listening_cost_s
 from flatout.profiling.probes import Probe, results
 from flatout.profiling.surroundings import device_facts, environment_facts
@@ -61,6 +62,7 @@ class Recorder:
         self.readings: list[LoadReading] = []
         self.read_at = session.clock.now()
         self.next_check = 4
+        self.made = MadeSteps()
         self.idle = 0
         """Segments that need no look, and the moment from which one is due all the same."""
         self.look_at = 0.0
@@ -152,7 +154,7 @@ class Recorder:
         """Check the steps when there are enough more of them, and looking is cheap for the time."""
         session = self.session
         counts = session.counts
-        fewest, most = min(counts.values()), max(counts.values())
+        fewest, most = self.made(counts, session.segments)
         is_known = session.is_marked or len(counts) >= len(session.optimizers)
         if not is_known and most < MAX_SKEW * 4:
             return
@@ -322,6 +324,7 @@ class Recorder:
         return [
             {
                 "who": s.who,
+                "is_whole": s.is_whole,
                 "seconds": s.seconds,
                 "end": s.end,
                 "batches": s.batches,

@@ -20,6 +20,12 @@ WARM_TOLERANCE = 0.05
 """A step within 5 % of the later steps' median counts as steady even where their spread is tiny."""
 MAD_TO_SD = 1.4826
 """Median absolute deviation to standard deviation, for normal noise."""
+MIN_TRAINING = 3
+"""Segments that make a training of its own, apart from one before it: a generator that comes after
+its critic's first steps is none."""
+ALIKE = 1.5
+"""Trainings whose median steps are within this ratio are the same one again, as folds and restarts
+are; noise between them is far smaller, other models mostly far apart."""
 NOTHING = (0.0,) * len(NAMES)
 """No seconds in any phase."""
 
@@ -42,6 +48,8 @@ class Step:
     """Seconds in collectives, by the phase they were called in."""
     calls: tuple[int, ...] = ()
     """Forwards of each root, by order of discovery."""
+    is_whole: bool = True
+    """Whether it was looked into: a resting step has its length and no phases or counts."""
 
     @property
     def wall_s(self) -> float:
@@ -66,15 +74,25 @@ class Window:
     """Steps over which the time is averaged before the median is taken."""
 
     @property
+    def whole(self) -> tuple[Step, ...]:
+        """The measured steps that were looked into: phases and counts are theirs."""
+        return tuple(step for step in self.measured if step.is_whole) or self.measured
+
+    @property
     def is_enough(self) -> bool:
         """Whether the window makes a trial."""
-        if not self.is_warm or len(self.measured) < MIN_STEPS * self.period:
+        looked_into = sum(step.is_whole for step in self.measured)
+        if not self.is_warm or looked_into < MIN_STEPS * self.period:
             return False
         total_s = sum(step.wall_s for step in self.measured)
         if total_s < MIN_WINDOW_S:
             return False
         is_fast = total_s / len(self.measured) < FAST_STEP_S
-        return not is_fast or len(self.measured) >= MIN_FAST_STEPS * self.period
+        return not is_fast or looked_into >= MIN_FAST_STEPS * self.period
+
+
+Row = Mapping[str, Any]
+"""What is known of a segment, and `who` ended it."""
 
 
 def find_anchor(whos: Sequence[int]) -> int:
@@ -93,19 +111,62 @@ def find_anchor(whos: Sequence[int]) -> int:
     return max((w for w in counts if counts[w] <= fewest), key=lambda who: last_seen[who])
 
 
-def steps_of(segments: Sequence[Mapping[str, Any]]) -> tuple[Step, ...]:
-    """Group segments into training steps."""
-    if not segments:
-        return ()
-    anchor = find_anchor([segment["who"] for segment in segments])
-    steps: list[Step] = []
-    group: list[Mapping[str, Any]] = []
-    for segment in segments:
-        group.append(segment)
-        if segment["who"] == anchor:
-            steps.append(_merge(group))
-            group = []
-    return tuple(steps)
+def trainings_of(whos: Sequence[int]) -> list[slice]:
+    """Return where each of the trainings lies that follow each other, mostly one.
+
+    Optimizers that take turns belong to one training; one that begins where all others have ended
+    begins another: the next fold, the next model, or an optimizer built anew in each epoch.
+
+    >>> trainings_of([0, 1, 0, 1, 0, 1]), trainings_of([0, 0, 0, 1, 1, 1])
+    ([slice(0, 6, None)], [slice(0, 3, None), slice(3, 6, None)])
+    """
+    last = {who: index for index, who in enumerate(whos)}
+    found, start, reach = [], 0, -1
+    for index, who in enumerate(whos):
+        is_apart = index - start >= MIN_TRAINING and len(whos) - index >= MIN_TRAINING
+        if index > reach and is_apart:
+            found.append(slice(start, index))
+            start = index
+        reach = max(reach, last[who])
+    return [*found, slice(start, len(whos))]
+
+
+def groups_of(segments: Sequence[Row]) -> list[list[list[Row]]]:
+    """Return the segments of each step, by training; those after a last step belong to none."""
+    whos = [segment["who"] for segment in segments]
+    found = []
+    for training in trainings_of(whos) if whos else ():
+        anchor = find_anchor(whos[training])
+        groups: list[list[Row]] = [[]]
+        for segment in segments[training]:
+            groups[-1].append(segment)
+            if segment["who"] == anchor:
+                groups.append([])
+        found.append(groups[:-1])
+    return found
+
+
+def running_anchor(whos: Sequence[int]) -> int:
+    """Return the optimizer that ends the steps of the training that runs now."""
+    return find_anchor(whos[trainings_of(whos)[-1]])
+
+
+def steps_of(segments: Sequence[Row]) -> tuple[Step, ...]:
+    """Group segments into training steps.
+
+    Of trainings that follow each other, those count that are like the one with most steps.
+    """
+    trainings = [[_merge(group) for group in groups] for groups in groups_of(segments)]
+    if len(trainings) < 2:
+        return tuple(trainings[0]) if trainings else ()
+    usual = [statistics.median(step.wall_s for step in steps) for steps in trainings]
+    main = max(range(len(trainings)), key=lambda number: (len(trainings[number]), number))
+    alike = (
+        steps
+        for steps, median_s in zip(trainings, usual, strict=True)
+        if usual[main] / ALIKE <= median_s <= usual[main] * ALIKE
+    )
+    return tuple(itertools.chain.from_iterable(alike))
 
 
 def _merge(group: Sequence[Mapping[str, Any]]) -> Step:
@@ -123,6 +184,7 @@ def _merge(group: Sequence[Mapping[str, Any]]) -> Step:
             losses=tuple(part["losses"]),
             communication=tuple(part.get("communication") or NOTHING),
             calls=tuple(part.get("calls", ())),
+            is_whole=part.get("is_whole", True),
         )
     seconds = [sum(phase) for phase in zip(*(part["seconds"] for part in group), strict=True)]
     evaluated = sum(part["evals"] + part["loader_starts"] for part in group)
@@ -139,6 +201,7 @@ def _merge(group: Sequence[Mapping[str, Any]]) -> Step:
         calls=tuple(
             map(sum, itertools.zip_longest(*(part.get("calls", ()) for part in group), fillvalue=0))
         ),
+        is_whole=all(part.get("is_whole", True) for part in group),
     )
 
 

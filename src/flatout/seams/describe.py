@@ -71,7 +71,8 @@ def softmax_modules(root: "torch.nn.Module") -> "list[tuple[str, torch.nn.Module
 
     found = []
     for name, module in root.named_modules():
-        forward = type(module).forward
+        # A scripted module's class has a descriptor there that cannot be asked for its value.
+        forward = inspect.getattr_static(type(module), "forward")
         if not inspect.isfunction(forward) or forward.__module__.startswith("torch."):
             continue
         holds_softmax = any(isinstance(child, nn.Softmax) for child in module.children())
@@ -91,9 +92,13 @@ def _names_in(function: Any, owner: type, depth: int = 2) -> set[str]:
 
 
 def is_compiled(module: "torch.nn.Module") -> bool:
-    """Tell whether the script compiled this module or a part of it."""
+    """Tell whether the script compiled or scripted this module or a part of it."""
+    from torch.jit import ScriptModule
+
     return any(
-        getattr(m, "_compiled_call_impl", None) is not None or hasattr(m, "_orig_mod")
+        isinstance(m, ScriptModule)
+        or getattr(m, "_compiled_call_impl", None) is not None
+        or hasattr(m, "_orig_mod")
         for m in module.modules()
     )
 

@@ -53,6 +53,8 @@ class TrialOptions:
     cache: Path | None = None
     """Compile cache shared by the trials of one tuning; None leaves the user's."""
     traces_kernels: bool = False
+    rests_below_s: float = 0.0
+    """Steps shorter than this are mostly not looked into; see `flatout.seams.pace`."""
     probes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Probes of `flatout.profiling.probes` by name, with their options."""
 
@@ -76,6 +78,7 @@ def run_trial(
         "steps": options.steps,
         "guard": options.guard,
         "traces_kernels": options.traces_kernels,
+        "rests_below_s": options.rests_below_s,
         "probes": options.probes,
         "keep": [GUARD_RECORDS, *options.keep_names],
     }
@@ -101,6 +104,8 @@ def _trial(recipe: Recipe, ending: Ending, machine: Machine, options: TrialOptio
     profile = None
     if result is not None and outcome in (Outcome.OK, Outcome.NAN) and options.guard is None:
         profile = add_ranks(summarise(result, machine), ending.results, machine)
+        if outcome is Outcome.NAN:
+            profile = replace(profile, notes=(*profile.notes, message))
     partial = None
     if result is not None and profile is None and options.guard is None:
         partial = _partial(ending, result, machine)

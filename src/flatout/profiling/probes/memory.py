@@ -14,7 +14,7 @@ from flatout.profiling.kept_graphs import KeptGraphs
 from flatout.profiling.live_tensors import find_live, look_of, module_names
 from flatout.profiling.operators import operators_of, why_not
 from flatout.profiling.source_lines import SourceLines
-from flatout.profiling.steps import find_anchor
+from flatout.profiling.steps import running_anchor
 from flatout.seams import clock as phases
 from flatout.seams.events import Segment
 from flatout.seams.session import Session
@@ -91,7 +91,7 @@ class MemoryProbe:
 
     def saw_segment(self, segment: Segment) -> None:
         """Open and close the books at the ends of steps."""
-        if segment.who != find_anchor([each.who for each in self.session.segments]):
+        if segment.who != running_anchor([each.who for each in self.session.segments]):
             return
         self.seen += 1
         if self.seen == AFTER:

@@ -17,7 +17,7 @@ import torch
 
 from flatout.profiling.operators import operators_of, why_not
 from flatout.profiling.source_lines import SourceLines
-from flatout.profiling.steps import find_anchor
+from flatout.profiling.steps import running_anchor
 from flatout.profiling.waiting_calls import DEVICE_CALLS, FUNCTIONS, METHODS, OPERATORS, PRINTED
 from flatout.seams import clock as phases
 from flatout.seams.events import Segment
@@ -57,7 +57,7 @@ class SyncProbe:
     def saw_segment(self, segment: Segment) -> None:
         """Keep what the step waited for, unless it held an evaluation."""
         self.had_evals |= segment.evals > 0
-        if segment.who != find_anchor([each.who for each in self.session.segments]):
+        if segment.who != running_anchor([each.who for each in self.session.segments]):
             return
         self.seen += 1
         if self.seen == AFTER:

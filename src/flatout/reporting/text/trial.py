@@ -86,10 +86,9 @@ def _advice(trial: Trial) -> str:
     if _blames_recipe(trial):
         return "recipe"
     if trial.outcome is not Outcome.CRASH:
-        return trial.outcome.value
+        return str(trial.outcome.value)
     said = f"{trial.message}\n{trial.traceback}"
-    known = (name for word, name in CRASHES if word in said)
-    return next(known, trial.outcome.value)
+    return next((name for word, name in CRASHES if word in said), "crash")
 
 
 def _blames_recipe(trial: Trial) -> bool:
