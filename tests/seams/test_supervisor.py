@@ -1,6 +1,24 @@
 import json
+import os
+import subprocess
+import sys
+import time
 
-from flatout.seams.supervisor import ENDED_GRACE_S, GRACE_S, _Results
+import pytest
+
+from flatout.seams.supervisor import ENDED_GRACE_S, GRACE_S, _Results, _watch
+
+BEATS = """
+import sys, time
+time.sleep(0.5)
+for count in range(int(sys.argv[2])):
+    with open(sys.argv[1], "r+b") as memory:
+        memory.write(bytes([count]))
+    time.sleep(0.25)
+if sys.argv[3] == "hang":
+    time.sleep(600)
+"""
+"""A training that lives longer than it may be silent, and goes to sleep for good or ends."""
 
 
 def write(folder, number, why):
@@ -37,3 +55,23 @@ def test_stopped_trainer_counts_more_than_one_that_ended(tmp_path):
     results.are_old(101.0)
 
     assert results.are_old(101.1 + GRACE_S)
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize(("then", "why"), [("end", "ended"), ("hang", "hang")])
+def test_only_silence_is_a_hang_however_long_a_training_takes(tmp_path, then, why):
+    life_line, our_end = os.pipe()
+    beats = ["-c", BEATS, str(tmp_path / "heartbeat"), "14", then]
+    child = subprocess.Popen([sys.executable, "-S", *beats])
+    spec = {"folder": tmp_path, "limit_s": 100.0, "hang_s": 2.5, "life_line": life_line}
+    began = time.monotonic()
+
+    ending = _watch(child, spec, began)
+
+    took_s = time.monotonic() - began
+    child.kill()
+    child.wait()
+    os.close(life_line)
+    os.close(our_end)
+    assert ending["why"] == why
+    assert took_s > 3.5

@@ -63,7 +63,7 @@ def test_a_bad_end_names_its_cause_and_leaves_nothing(how, code, words):
 def test_a_hung_worker_is_told_from_a_hung_script():
     before = left_behind()
 
-    trial = trial_of("worker_hung", hang_s=8.0)
+    trial = trial_of("worker_hung", hang_s=20.0, limit_s=120.0)
 
     assert trial.outcome is Outcome.HANG
     assert trial.details["fault"] == "worker_hung"

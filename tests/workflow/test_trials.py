@@ -180,13 +180,6 @@ def test_hang_is_noticed():
     assert "8 s" in trial.message
 
 
-@pytest.mark.chaos
-def test_steps_that_are_slow_are_no_hang():
-    trial = trial_of("endings.py slow", hang_s=8.0)
-
-    assert trial.outcome is Outcome.OK
-
-
 def test_slow_start_takes_nothing_from_the_measured_time():
     trial = trial_of("endings.py late", measure_s=2.5)
 
