@@ -122,6 +122,30 @@ def find_fault(text: str, exit_code: int | None = None) -> Fault | None:
     return next((fault for fault in FAULTS if fault.pattern.search(text)), None)
 
 
+NO_DEVICE = re.compile(
+    r"Found no NVIDIA driver[^\n.]*|No CUDA GPUs are available|Torch not compiled with CUDA enabled"
+    r"|no CUDA-capable device is detected|CUDA driver version is insufficient[^\n.]*"
+    r"|The NVIDIA driver on your system is too old[^\n.]*"
+)
+"""What torch and the driver say where a script asks for a device that they do not find."""
+
+
+def find_missing_device(text: str) -> str | None:
+    """Return what a crash for want of a CUDA device means, None for any other crash.
+
+    >>> find_missing_device("RuntimeError: No CUDA GPUs are available")
+    'the script asks for a CUDA device and torch finds none here (No CUDA GPUs are available); \
+flatout doctor says why'
+    """
+    found = NO_DEVICE.search(text)
+    if found is None:
+        return None
+    return (
+        f"the script asks for a CUDA device and torch finds none here ({found[0]}); "
+        "flatout doctor says why"
+    )
+
+
 def fewer_workers(recipe: Recipe, code: str | None) -> Choice | None:
     """Return the recipe's workers halved, where a fault says that fewer may do; None otherwise.
 

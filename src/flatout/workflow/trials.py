@@ -20,7 +20,7 @@ from flatout.profiling.steps import MIN_STEPS
 from flatout.profiling.summary import losses_of, summarise, window_in
 from flatout.seams.process import Ending, ProcessOptions, run_process
 from flatout.workflow import beside
-from flatout.workflow.faults import BY_CODE, Fault, find_fault
+from flatout.workflow.faults import BY_CODE, Fault, find_fault, find_missing_device
 from flatout.workflow.inside import GUARD_RECORD, GUARD_RECORDS
 
 ENTRY = "flatout.workflow.inside"
@@ -206,6 +206,11 @@ def _failed(ending: Ending, result: Mapping[str, Any] | None) -> tuple[Outcome, 
 def _ended(result: Mapping[str, Any] | None, options: TrialOptions) -> tuple[Outcome, str]:
     if result is not None and result["segments"]:
         return _judged(result, options)
+    if result is not None and result["trains_elsewhere"]:
+        return Outcome.NO_STEPS, (
+            "the script trains in a thread of its own, and flatout listens to its main thread only: "
+            "train in that one, as by calling the thread's function"
+        )
     return Outcome.NO_STEPS, (
         "the script ended and no training step was seen: no optimizer step and no backward; "
         "where it trains all the same, put each step into `with flatout.step():`"
@@ -269,6 +274,9 @@ def _crash_line(ending: Ending, result: Mapping[str, Any] | None) -> str:
     fault = _fault(ending)
     if fault is not None:
         return fault.sentence(_last_words(ending))
+    missing = find_missing_device(_last_words(ending))
+    if missing is not None:
+        return missing
     if result is not None and result["crash"]:
         return str(result["crash"]).splitlines()[-1][:300]
     if ending.exit_code is not None and ending.exit_code < 0:

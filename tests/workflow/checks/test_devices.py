@@ -33,6 +33,13 @@ def test_a_machine_without_a_gpu_is_fine_and_says_where_training_runs():
     assert "multiplies bf16 in hardware" in check.what
 
 
+def test_a_build_for_cuda_without_a_driver_is_named_beside_the_cpu():
+    check = training_device(machine(torch_cuda="13.0", driver_trouble="NVML not found"))
+
+    assert check.status == "ok"
+    assert "no driver for this torch, built for CUDA 13.0" in check.what
+
+
 def test_a_gpu_that_torch_uses_is_fine():
     check = training_device(machine(devices=[H200], gpus=[gpu()]))
 

@@ -31,9 +31,12 @@ def training_device(machine: Machine) -> Check:
             why="training lands on the CPU: without its driver, no program can use the GPU",
             next="install or load the GPU's driver; in a container, start it with --gpus all",
         )
+    none = "no GPU"
+    if built := machine.facts.get("torch_cuda"):
+        none = f"no GPU and no driver for this torch, built for CUDA {built}"
     fast = "multiplies bf16 in hardware" if machine.has_fast_cpu_bf16 else "has no bf16 units"
     return Check(
-        status=OK, what=f"no GPU: training runs on the CPU ({machine.device.name}, {fast})"
+        status=OK, what=f"{none}: training runs on the CPU ({machine.device.name}, {fast})"
     )
 
 
