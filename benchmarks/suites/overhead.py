@@ -20,6 +20,7 @@ from flatout.core.recipe import Recipe
 from flatout.core.stats import student_quantile
 from flatout.core.units import format_ms
 from flatout.core.workload import Workload
+from flatout.seams.pace import SHORT_S
 from flatout.seams.process import ProcessOptions, run_process
 from flatout.workflow.demo import scenarios
 from flatout.workflow.measure import TIMED_PROBES
@@ -140,11 +141,13 @@ def judge(job: Job, seen: Sequence[Mapping[str, Any]]) -> Overhead:
 def added_log(one: Mapping[str, Any]) -> float:
     """Return the log of on over off: the median over the pairs of blocks of a process.
 
+    Of each block the mean: some steps are looked into and most are not, and all of them count.
+
     >>> blocks = [[True, [1.1]], [False, [1.0]], [False, [2.0]], [True, [2.2]]]
     >>> round(added_log({"blocks": blocks}), 4)
     0.0953
     """
-    blocks = [(is_on, math.log(statistics.median(times))) for is_on, times in one["blocks"]]
+    blocks = [(is_on, math.log(statistics.fmean(times))) for is_on, times in one["blocks"]]
     pairs = [dict(blocks[i : i + 2]) for i in range(0, len(blocks) - 1, 2)]
     return statistics.median(pair[True] - pair[False] for pair in pairs)
 
@@ -166,6 +169,7 @@ def run_once(bench: Bench, job: Job, seed: int) -> Mapping[str, Any]:
         "recipe": Recipe().to_json(),
         "measure_s": LIMIT_S,
         "probes": TIMED_PROBES,
+        "rests_below_s": SHORT_S,
         "switch": {"warmup": WARMUP, "block": job.block, "seed": seed},
         "keep": [RESULT],
     }

@@ -14,6 +14,7 @@ JOBS = (
         arguments=("--width", "1024", "--layers", "5", "--batch-size", "128", "--steps", "1000"),
         block=10,
         most_share=0.01,
+        processes=8,
     ),
     Job(
         name="2 ms step",
@@ -21,6 +22,7 @@ JOBS = (
         arguments=("--width", "384", "--layers", "4", "--batch-size", "64", "--steps", "4000"),
         block=30,
         most_share=0.03,
+        processes=8,
     ),
 )
 

@@ -387,6 +387,7 @@ class Recorder:
             ],
             "status": {name: list(pair) for name, pair in session.status.items()},
             "errors": session.errors,
+            "trains_elsewhere": session.trains_elsewhere,
             "collection_s": self.garbage.seconds,
             "load": self.load(),
             "listening_s_per_step": listening_cost_s(session),

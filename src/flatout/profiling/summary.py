@@ -49,7 +49,7 @@ def summarise(result: Mapping[str, Any], machine: Machine) -> Profile:
     epoch_start_ms = _epoch_start_ms(result, window)
     epoch_steps = _epoch_steps(result, window)
     whole_s = step_s + (epoch_start_ms / 1e3 / epoch_steps if epoch_steps else 0.0)
-    samples = _mean([s.samples for s in window.measured])
+    samples = _mean([s.samples for s in window.whole])
     losses = losses_of(window.steps)
     busy = device.get("busy_share")
     compute = sum(phases[name] for name in ("forward", "backward", "optimizer"))
@@ -73,8 +73,8 @@ def summarise(result: Mapping[str, Any], machine: Machine) -> Profile:
         warmup_ms=1e3 * sum(step.wall_s for step in window.steps[: window.warmup_steps]),
         first_step_ms=1e3 * window.steps[0].wall_s,
         losses=tuple(losses[:MAX_LOSSES]),
-        batches_per_step=_mean([s.batches for s in window.measured]),
-        backwards_per_step=_mean([s.backwards for s in window.measured]),
+        batches_per_step=_mean([s.batches for s in window.whole]),
+        backwards_per_step=_mean([s.backwards for s in window.whole]),
         samples_per_step=samples,
         epoch_steps=epoch_steps,
         cpu_threads=result["environment"]["threads"],
@@ -96,7 +96,7 @@ def _steps_ms(window: Window) -> tuple[tuple[float, ...], ...]:
     """Return the phases of each measured step; copies to a device are not told apart there."""
     other = NAMES.index("other")
     rows = []
-    for step in window.measured[:MAX_STEPS_KEPT]:
+    for step in window.whole[:MAX_STEPS_KEPT]:
         by_name = dict(zip(NAMES[:other], step.seconds[:other], strict=True))
         by_name["other"] = sum(step.seconds[other:])
         rows.append(tuple(round(1e3 * by_name.get(name, 0.0), 4) for name in PHASES))
@@ -109,7 +109,7 @@ def _phases_ms(window: Window, step_ms: float, result: Mapping[str, Any]) -> dic
     Medians, because one step with a log line or a garbage collection would move a mean; their sum
     differs from the median step by a few percent, and the scaling spreads that evenly.
     """
-    columns = zip(*(step.seconds for step in window.measured), strict=True)
+    columns = zip(*(step.seconds for step in window.whole), strict=True)
     by_name = {
         name: 1e3 * statistics.median(block_means(list(column), window.period))
         for name, column in zip(NAMES, columns, strict=True)
@@ -156,7 +156,7 @@ def _loader(item: Mapping[str, Any], window: Window) -> LoaderFacts:
     sizes = item["batch_bytes"]
     names = {f for f in LoaderFacts.__dataclass_fields__ if f in item}
     wait = NAMES.index("data_wait")
-    waits = [step.seconds[wait] / max(1, step.batches) for step in window.measured]
+    waits = [step.seconds[wait] / max(1, step.batches) for step in window.whole]
     is_measured = item["is_training"] and not item["num_workers"] and waits
     return LoaderFacts(
         **{name: item[name] for name in names}
@@ -174,7 +174,7 @@ def _model(item: Mapping[str, Any], number: int, window: Window) -> ModelFacts:
         | {
             "dtypes": tuple(item["dtypes"]),
             "calls_per_step": _mean(
-                [step.calls[number] if number < len(step.calls) else 0 for step in window.measured]
+                [step.calls[number] if number < len(step.calls) else 0 for step in window.whole]
             ),
         }
     )
@@ -183,7 +183,7 @@ def _model(item: Mapping[str, Any], number: int, window: Window) -> ModelFacts:
 def _epoch_start_ms(result: Mapping[str, Any], window: Window) -> float:
     """Return the median cost of a later epoch's start beyond an ordinary wait for a batch."""
     wait = NAMES.index("data_wait")
-    wait_s = statistics.median(step.seconds[wait] for step in window.measured)
+    wait_s = statistics.median(step.seconds[wait] for step in window.whole)
     later = [x["starts_s"][1:] for x in result["loaders"] if x["is_training"] and x["starts_s"]]
     if len(later) != 1 or not later[0]:
         return 0.0
@@ -197,7 +197,7 @@ def _epoch_steps(result: Mapping[str, Any], window: Window) -> int | None:
     The median, because frameworks that fetch one batch ahead show one less at an epoch's end.
     """
     lengths = [x["steps_per_epoch"] for x in result["loaders"] if x["is_training"]]
-    batches = statistics.median([step.batches for step in window.measured] or [1])
+    batches = statistics.median([step.batches for step in window.whole] or [1])
     if len(lengths) != 1 or lengths[0] is None or batches < 1:
         return None
     return max(1, int(lengths[0] / batches))

@@ -32,6 +32,8 @@ class Segment:
     seconds: list[float] = field(default_factory=list)
     """By phase, as `flatout.seams.clock.NAMES`."""
     end: float = 0.0
+    is_whole: bool = True
+    """False where the seams rested: then only its length and its optimizer's time are its own."""
     batches: int = 0
     samples: int = 0
     batch_bytes: int = 0

@@ -179,16 +179,34 @@ class _Iteration:
         session = self.session
         start = dataloader.DataLoader.__iter__
         draw = dataloader._BaseDataLoaderIter.__next__
-        signs = session.signs
 
         @functools.wraps(start)
         def iterate(loader: Any) -> Any:
             return self.begin(start, loader) if session.is_mine() else start(loader)
 
+        dataloader.DataLoader.__iter__ = iterate
+        dataloader._BaseDataLoaderIter.__next__ = self.listen(draw)
+
+    def listen(self, draw: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """Return the drawing of a batch in a phase of its own, and what was drawn counted."""
+        session, signs = self.session, self.session.signs
+
         @functools.wraps(draw)
         def draw_next(iterator: Any) -> Any:
             if get_ident() != session.thread:
                 return draw(iterator)
+            if session.rest_left and STARTED not in iterator.__dict__:
+                signs[1] = 1
+                try:
+                    batch = draw(iterator)
+                finally:
+                    signs[1] = 0
+                segment, seen = session.segment, session.loaders.get(session.last_loader)
+                segment.batches += 1
+                segment.samples += session.last_size
+                if seen is not None:
+                    seen.batches += 1
+                return batch
             clock = session.clock
             clock.push(phases.DATA_WAIT)
             began = clock.since
@@ -204,8 +222,7 @@ class _Iteration:
                 session.note_failure(self.saw_batch, error)
             return batch
 
-        dataloader.DataLoader.__iter__ = iterate
-        dataloader._BaseDataLoaderIter.__next__ = draw_next
+        return draw_next
 
     def begin(self, start: Callable[[Any], Any], loader: Any) -> Any:
         """Start an epoch: torch's iterator, passed through the recipe for training loaders."""
@@ -239,7 +256,9 @@ class _Iteration:
         segment = session.segment
         segment.batches += 1
         seen = session.loaders.get(address)
-        segment.samples += leading_size(batch, seen.asked["effective_batch_size"] if seen else None)
+        size = leading_size(batch, seen.asked["effective_batch_size"] if seen else None)
+        segment.samples += size
+        session.last_size = size
         session.last_loader = address
         if seen is not None:
             seen.batches += 1

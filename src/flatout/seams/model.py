@@ -164,6 +164,7 @@ class _Roots:
 
     def _patch(self, kind: Any) -> None:
         inherited, session, is_compiling = kind.__call__, self.session, self.is_compiling
+        is_grad_enabled = self.torch.is_grad_enabled
 
         @functools.wraps(inherited)
         def call(module: Any, *args: Any, **kwargs: Any) -> Any:
@@ -174,6 +175,8 @@ class _Roots:
                 or session.clock.stack[-1] in INSIDE
             ):
                 return inherited(module, *args, **kwargs)
+            if session.rest_left and module.training and is_grad_enabled() and session.loaders:
+                return self.calls[id(module)](*args, **kwargs)
             return self.outermost(module, inherited, args, kwargs)
 
         kind.__call__ = call

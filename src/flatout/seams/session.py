@@ -13,6 +13,7 @@ from flatout.core.technique import Technique, seams_of
 from flatout.seams.clock import Clock
 from flatout.seams.describe import describe, describe_optimizer
 from flatout.seams.events import EVENTS, Listener, LoaderSeen, Segment
+from flatout.seams.pace import Pace
 
 if TYPE_CHECKING:
     import torch
@@ -31,6 +32,13 @@ class Session:
     on. A technique that fails leaves the value as it was and is recorded as failed.
     """
 
+    last_size = 0
+    """Samples of the last batch that was looked into."""
+    rest_left = 0
+    """Segments, the running one included, whose steps are not looked into."""
+    trains_elsewhere = False
+    """Whether a thread other than the main one made a backward, which nobody listens to."""
+
     def __init__(self, spec: Mapping[str, Any], techniques: Iterable[Technique] = ()) -> None:
         self.spec = spec
         self.is_recording = spec.get("mode") not in ("run", "memory")
@@ -48,6 +56,7 @@ class Session:
         self.unscaled: Any = {}
         """The loss that the script scaled, by the scaled one; kept by the step seam."""
         self.last_loader = ""
+        self.pace = Pace(self, spec["rests_below_s"]) if spec.get("rests_below_s") else None
         self.is_marked = False
         """Whether the script delimits its steps itself, with `flatout.step`."""
         self.model_facts: list[dict[str, Any]] = []
@@ -193,10 +202,14 @@ class Session:
         segment.who = who
         segment.seconds = self.clock.lap()
         segment.end = self.clock.since
-        self.segment = Segment()
         if self.is_recording:
             self.segments.append(segment)
         self.counts[who] = self.counts.get(who, 0) + 1
+        if self.rest_left:
+            self.rest_left -= 1
+        elif self.pace is not None:
+            self.rest_left = self.pace.rest()
+        self.segment = Segment(is_whole=not self.rest_left)
         self.beat()
         self.fire("segment", segment)
 
@@ -245,6 +258,7 @@ class Session:
         self._become_own()
         self.clock = Clock()
         self.segment, self.segments, self.counts = Segment(), [], {}
+        self.pace, self.rest_left = None, 0
         self.errors.clear()
         if threading.current_thread() is not threading.main_thread():
             self.thread = NO_THREAD

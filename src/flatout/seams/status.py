@@ -32,8 +32,8 @@ class Publisher:
     is_ended: bool
     samples: int
     totals: list[float]
-    rows: list[tuple[int, list[float]]]
-    """Samples and phases of the steps since the last record."""
+    rows: list[Segment]
+    """The steps since the last record."""
     recent: "deque[tuple[float, int, int, tuple[float, ...]]]"
     """Moment, steps, samples and phases of the last records."""
     next_at: float
@@ -55,7 +55,7 @@ class Publisher:
             return
         if os.getpid() != self.pid:
             self._begin()  # a fork that trains is a trainer of its own
-        self.rows.append((segment.samples, segment.seconds))  # added up when a record is written
+        self.rows.append(segment)  # added up when a record is written
         moment = self.session.clock.since
         if moment >= self.next_at:
             self.publish(moment)
@@ -107,9 +107,9 @@ class Publisher:
 
     def _add_up(self) -> None:
         rows, self.rows = self.rows, []
-        for samples, seconds in rows:
-            self.samples += samples
-            for phase, value in enumerate(seconds):
+        for segment in rows:
+            self.samples += segment.samples
+            for phase, value in enumerate(segment.seconds if segment.is_whole else ()):
                 self.totals[phase] += value
 
     def _begin(self) -> None:

@@ -54,8 +54,13 @@ class _Backward:
 
         @functools.wraps(backward)
         def listened(tensors: Any, *args: Any, **kwargs: Any) -> Any:
-            if is_compiling() or get_ident() != session.thread:
+            if is_compiling():
                 return backward(tensors, *args, **kwargs)
+            if get_ident() != session.thread:
+                session.trains_elsewhere = True
+                return backward(tensors, *args, **kwargs)
+            if session.rest_left and not session.listeners["backward"]:
+                return (self.outermost or backward)(tensors, *args, **kwargs)
             is_outermost = phases.BACKWARD not in session.clock.stack
             if is_outermost and session.is_recording:
                 saw_loss(tensors)

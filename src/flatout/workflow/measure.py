@@ -11,6 +11,7 @@ from flatout.core.trial import Trial
 from flatout.core.workload import Workload
 from flatout.hardware.machine import read_machine
 from flatout.profiling.regime import with_regime
+from flatout.seams.pace import SHORT_S
 from flatout.seams.process import mend_leftovers
 from flatout.workflow import passes
 from flatout.workflow.passes import PassRunner, Tell
@@ -81,7 +82,9 @@ def _time(runner: PassRunner, runs: int) -> Trial:
         if number and runner.left_s < runner.last_wall_s:
             break
         # The limit alone ends such a run: preparing data may be silent for minutes.
-        trial = runner.run("the steps as they are", TIMED_PROBES, traces_kernels=True)
+        trial = runner.run(
+            "the steps as they are", TIMED_PROBES, traces_kernels=True, rests_below_s=SHORT_S
+        )
         if trial.profile is None:
             return trial
         trials.append(trial)

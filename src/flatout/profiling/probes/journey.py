@@ -97,6 +97,8 @@ class JourneyProbe:
 
     def find_meter(self) -> BatchMeter | None:
         """Return the meter of the running process; None in a thread that is not the loop's."""
+        if self.session.rest_left:
+            return None
         worker = self.find_worker()
         if worker is None:
             return self.own.meter if self.session.is_mine() else None
@@ -119,7 +121,7 @@ class JourneyProbe:
 
     def saw_copy(self, way: str, began: float, ended: float, source: Any) -> None:
         """Count a copy, unless it is part of making a batch, which is timed as a whole."""
-        if not self.session.is_mine() or self.own.meter.fetcher:
+        if not self.session.is_mine() or self.own.meter.fetcher or self.session.rest_left:
             return
         part = H2D if way == TO_DEVICE else SYNC
         inner_began, inner_s = self.last_copy
@@ -164,11 +166,12 @@ class JourneyProbe:
 
     def saw_segment(self, segment: Segment) -> None:
         """Close the row of a segment."""
-        self.calls += 1
-        # The host's seconds: on a GPU the device's replace them later.
-        self.rows.append((segment, segment.seconds, self.parts))
-        self.parts = {}
-        self.loss_from = None
+        if segment.is_whole:
+            self.calls += 1
+            # The host's seconds: on a GPU the device's replace them later.
+            self.rows.append((segment, segment.seconds, self.parts))
+            self.parts = {}
+            self.loss_from = None
         if segment.end >= self.own.next_at_s:
             self.own.note(segment.end)
 

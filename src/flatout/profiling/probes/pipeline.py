@@ -77,6 +77,7 @@ class PipelineProbe:
         if not training:
             return {"samples": 0, "missing": {"pipeline": "no DataLoader feeds the training"}}
         loader = self.loaders[max(training, key=lambda address: seen[address].batches)]
+        start_as_worker(getattr(loader, "worker_init_fn", None))
         threads = torch.get_num_threads()
         torch.set_num_threads(1)  # as in a worker
         try:
@@ -182,6 +183,14 @@ def made_here(loader: Any) -> Iterator[Any]:
             yield batch
         if not drawn:
             return
+
+
+def start_as_worker(start: Any) -> None:
+    """Do here what a recipe's levers do when a worker starts, and nothing of the script's own."""
+    while start is not None:
+        if hasattr(start, "start_here"):
+            start.start_here()
+        start = getattr(start, "then", None) or getattr(start, "asked", None)
 
 
 def is_repeated(loader: Any) -> bool | None:

@@ -1,0 +1,42 @@
+"""Short steps that are mostly not looked into tell the same as those that are."""
+
+import pytest
+
+from flatout.core.profile import MAX_STEPS_KEPT
+from flatout.core.trial import Outcome
+from tests.workflow.trial_runs import trial_of
+
+ANY = 1_000.0
+"""Seconds: every step is a short one, however busy the machine is."""
+
+
+@pytest.mark.parametrize("command", ["plain_loop.py", "accumulation.py"])
+def test_a_run_that_rests_knows_what_one_that_does_not_knows(command):
+    resting, watching = (trial_of(command, rests_below_s=below_s) for below_s in (ANY, 0.0))
+
+    assert resting.outcome is watching.outcome is Outcome.OK
+    assert resting.details["errors"] == []
+    found, wanted = resting.profile, watching.profile
+    assert len(found.steps_ms) < 0.6 * found.step_ms.n
+    assert len(wanted.steps_ms) == min(wanted.step_ms.n, MAX_STEPS_KEPT)
+    for name in ("samples_per_step", "batches_per_step", "backwards_per_step", "epoch_steps"):
+        assert getattr(found, name) == getattr(wanted, name)
+    assert found.models[0].calls_per_step == wanted.models[0].calls_per_step
+    assert sum(found.phases_ms.values()) == pytest.approx(found.step_ms.median)
+    assert min(found.phases_ms[name] for name in ("forward", "backward", "optimizer")) > 0
+
+
+def test_evaluation_and_new_epochs_are_seen_at_rest_too():
+    resting = trial_of("plain_loop.py", rests_below_s=ANY).profile
+
+    training, evaluation = resting.loaders
+    assert (training.is_training, evaluation.is_training) == (True, False)
+    assert training.epochs_started > 1
+    drawn = training.batches_drawn / training.epochs_started
+    assert drawn == pytest.approx(resting.epoch_steps, rel=0.2)
+
+
+def test_what_rests_by_itself_never_rests_at_steps_that_differ():
+    gan = trial_of("gan.py", rests_below_s=ANY).profile
+
+    assert len(gan.steps_ms) == min(gan.step_ms.n, MAX_STEPS_KEPT)
