@@ -77,3 +77,10 @@ def test_sparse_gradients_break_no_probe(folder):
     trial = trial_of(folder, "odd_models.py", "sparse")
 
     assert trial.details["errors"] == []
+
+
+def test_training_in_another_thread_is_told_as_that(folder):
+    trial = trial_of(folder, "thread_trains.py")
+
+    assert trial.outcome is Outcome.NO_STEPS
+    assert "trains in a thread of its own" in trial.message

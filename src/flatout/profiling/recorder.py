@@ -297,7 +297,8 @@ class Recorder:
         """Write the result once, under its final name only when it is whole."""
         if self.is_written or not self.session.is_mine():
             return
-        if why != "done" and not self.session.segments and not self.crash:
+        trained = self.session.segments or self.session.trains_elsewhere
+        if why != "done" and not trained and not self.crash:
             return  # a process of the script that trained nothing
         self.is_written = True
         self.read_load()

@@ -99,7 +99,7 @@ def _tell_not_applied(session: Session) -> None:
 
     Only where training steps were made: spawned loader workers import torch and end here too.
     """
-    if not session.is_mine() or not session.counts:
+    if not session.is_mine() or not (session.counts or session.trains_elsewhere):
         return
     session.conclude()
     names = [type(t).__module__.rpartition(".")[2] for t in session.techniques]

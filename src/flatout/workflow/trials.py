@@ -208,8 +208,8 @@ def _ended(result: Mapping[str, Any] | None, options: TrialOptions) -> tuple[Out
         return _judged(result, options)
     if result is not None and result["trains_elsewhere"]:
         return Outcome.NO_STEPS, (
-            "the script trains in a thread of its own, and flatout listens to its main thread only: "
-            "train in that one, as by calling the thread's function"
+            "the script trains in a thread of its own, and flatout listens to its main thread "
+            "only: train in that one, as by calling the thread's function"
         )
     return Outcome.NO_STEPS, (
         "the script ended and no training step was seen: no optimizer step and no backward; "
