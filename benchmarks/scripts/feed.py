@@ -68,12 +68,12 @@ def cpu_s():
     return sum(t.user + t.system for t in times)
 
 
-def chain(function):
+def chain(function, inner="__wrapped__"):
     """Return the kinds of a function and of what it is wrapped around."""
     names = []
     while function is not None:
         names.append(type(function).__name__)
-        function = getattr(function, "__wrapped__", None)
+        function = getattr(function, inner, None)
     return names
 
 
@@ -116,7 +116,7 @@ def main():
         "cpu_ms": 1e3 * cpu / drawn,
         "first_s": first_s,
         "pss_mb": memory / 1e6,
-        "hooks": [*chain(loader.collate_fn), type(loader.worker_init_fn).__name__],
+        "hooks": [*chain(loader.collate_fn), *chain(loader.worker_init_fn, "then")],
     }
     print("RESULT " + json.dumps(result), flush=True)
     os._exit(0)

@@ -25,7 +25,9 @@ SCENARIOS = {
     "sleep": "each sample waits for storage",
     "decode": "samples are unpacked",
 }
-ROUNDS = 5
+ROUNDS = 3
+MOST_BUDGET_S = 45.0
+"""Time to tune the settings of one scenario: three of them and their rounds take six minutes."""
 LEAST_RATIO = 0.98
 """The search may lose this much to a rule that happens to be right: trials have noise."""
 
@@ -88,7 +90,11 @@ def settle(bench: Bench, scenario: str, rounds: int) -> tuple[Settled, dict[str,
     work = _workload(bench, scenario)
     ablation = tune(
         work,
-        TuneOptions(out=bench.work / f"tune-{scenario}", budget_s=bench.budget_s, only=SETTINGS),
+        TuneOptions(
+            out=bench.work / f"tune-{scenario}",
+            budget_s=min(bench.budget_s, MOST_BUDGET_S),
+            only=SETTINGS,
+        ),
         bench.tell,
     )
     lab = open_lab(bench, work, scenario)

@@ -47,6 +47,7 @@ class World:
     """Levers that cannot be applied, with the status that the process reports."""
     seed: int = 0
     asked: list[str] = field(default_factory=list)
+    looked: list[str] = field(default_factory=list)
     load: dict[str, float] = field(default_factory=dict)
     interrupt_after: int = 10**9
 
@@ -54,6 +55,9 @@ class World:
         self.random = random.Random(self.seed)
 
     def __call__(self, workload, recipe, machine, options):
+        if options.probes:  # a look at the samples: nothing is compared with it
+            self.looked.append(recipe.label)
+            return Trial(recipe=recipe, outcome=Outcome.CRASH, message="no samples", wall_s=1)
         self.asked.append(recipe.label)
         if len(self.asked) > self.interrupt_after:
             raise KeyboardInterrupt
@@ -209,6 +213,16 @@ def test_lever_that_finds_nothing_to_act_on_is_not_applicable_and_costs_one_tria
     assert ablation_from_json(ablation.to_json()).rows[0].verdict is Verdict.NOT_APPLICABLE
 
 
+def test_the_samples_are_looked_at_where_the_step_waits_and_a_data_lever_may_be_tried(tmp_path):
+    about_data, about_maths = World({}), World({})
+
+    run(about_data, tmp_path / "data", only=("ram_cache",))
+    run(about_maths, tmp_path / "maths", only=("bf16_autocast",))
+
+    assert about_data.looked == ["baseline"]
+    assert about_maths.looked == []
+
+
 def test_lever_that_breaks_while_it_is_applied_is_failed(tmp_path):
     world = World({}, refused={"bf16_autocast": "failed"})
 
@@ -262,7 +276,8 @@ def test_resumed_tuning_repeats_no_trial_and_reaches_the_same_end(tmp_path):
     assert ablation.recipe.names == whole.recipe.names
     assert ablation.stopped == "finished"
     lines = (tmp_path / "journal.jsonl").read_text().splitlines()
-    assert len(lines) == 1 + 9 + len(resumed.asked)
+    looks = 1  # at the samples; it was recorded too
+    assert len(lines) == 1 + looks + 9 + len(resumed.asked)
 
 
 @pytest.mark.chaos

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, field
 from enum import Enum
 from typing import Any
 
+from flatout.core.feeding import Feeding, feeding_from_json
 from flatout.core.profile import PeakBytes, Profile, profile_from_json
 from flatout.core.recipe import Choice, Recipe, recipe_from_json
 
@@ -150,6 +151,8 @@ class Ablation:
     stopped: str = ""
     """Why it ended: `finished`, `budget`, `interrupted`, `machine busy`, `baseline failed`."""
     notes: tuple[str, ...] = ()
+    feeding: Feeding | None = None
+    """How far the final recipe is from what its data allow; None where nobody looked."""
     needed: tuple[str, ...] = ()
     """Levers that make the script run at all: unchanged, it runs out of memory. The baseline and
     every comparison are with them."""
@@ -191,6 +194,7 @@ class Ablation:
                 "resolution": pair.resolution if pair else None,
                 "profile": self.final.to_json() if self.final else None,
                 "loss_check": asdict(self.final_check) if self.final_check else None,
+                "feeding": self.feeding.to_json() if self.feeding else None,
             },
             "aa_check": asdict(self.aa_check) if self.aa_check else None,
             "resolution": self.resolution,
@@ -225,6 +229,7 @@ def ablation_from_json(plain: Mapping[str, Any]) -> Ablation:
         stopped=plain["stopped"],
         notes=tuple(plain["notes"]),
         needed=tuple(plain.get("needed", ())),
+        feeding=feeding_from_json(best["feeding"]) if best.get("feeding") else None,
     )
 
 

@@ -77,9 +77,13 @@ class SwapInWorker:
         self.decoder = decoder
         self.then = then
 
+    def start_here(self) -> None:
+        """Swap in this process, whatever it is."""
+        swap_decoder(load_decoder(self.decoder))
+
     def __call__(self, number: int) -> None:
         """Start a worker."""
-        swap_decoder(load_decoder(self.decoder))
+        self.start_here()
         if self.then is not None:
             self.then(number)
 

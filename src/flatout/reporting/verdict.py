@@ -5,7 +5,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from flatout.core.ablation import Ablation, Row
-from flatout.core.units import format_duration, format_ratio
+from flatout.core.feeding import FREE_DATA, Feeding
+from flatout.core.units import format_duration, format_rate, format_ratio, format_share
 from flatout.reporting.words import (
     ceilings_words,
     drop_words,
@@ -15,7 +16,7 @@ from flatout.reporting.words import (
 )
 
 STOPPED_WORDS = {
-    "budget": "the budget was spent",
+    "budget": "the budget left no time for more",
     "interrupted": "it was interrupted",
     "machine busy": "other work kept the machine busy",
     "baseline failed": "the unchanged script did not run",
@@ -69,6 +70,8 @@ def reasons(ablation: Ablation) -> Iterator[str]:
     yield from _costs(ablation)
     yield from _calibration(ablation)
     yield from _drops(ablation)
+    if ablation.feeding is not None:
+        yield feeding_words(ablation.feeding)
     if not ablation.recipe.choices:
         yield sentence(f"The baseline's ceilings: {ceilings_words(ablation.baseline)}")
     if any(row.comparison for row in ablation.rows):
@@ -77,6 +80,26 @@ def reasons(ablation: Ablation) -> Iterator[str]:
     if ablation.final_check or any(row.loss_check.passed for row in ablation.rows):
         yield "The loss checks are short: they catch breakage, not a change of final accuracy."
     yield from (sentence(note) for note in ablation.notes)
+
+
+def feeding_words(feeding: Feeding) -> str:
+    """Say how far a recipe is from what its data allow, and which limit is the lower one.
+
+    >>> feeding_words(Feeding(samples_per_s=97, free_data_per_s=150, cores_per_s=100, made_ms=20))
+    'Fed at 97 % of what the cores can make: 97.0 of 100 samples/s; free data would give 150.'
+    """
+    if feeding.binds == FREE_DATA:
+        limit, other = (
+            "what free data would give",
+            f"the cores could make {format_rate(feeding.cores_per_s)}",
+        )
+    else:
+        limit = "what the cores can make"
+        other = f"free data would give {format_rate(feeding.free_data_per_s)}"
+    if feeding.decode_per_s is not None and feeding.binds != FREE_DATA:
+        other += f", decoding alone would allow {format_rate(feeding.decode_per_s)}"
+    rates = f"{format_rate(feeding.samples_per_s)} of {format_rate(feeding.limit_per_s)} samples/s"
+    return f"Fed at {format_share(feeding.share)} of {limit}: {rates}; {other}."
 
 
 def ending(ablation: Ablation) -> str:

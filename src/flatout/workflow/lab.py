@@ -85,7 +85,7 @@ class Lab:
             is_busy = self.timed >= BUSY_AFTER and 2 * self.disturbed > self.timed
             if is_busy and not self.accepts_load:
                 raise MachineBusyError
-            if not self.may_repeat():
+            if not self.may_repeat() or (self.accepts_load and is_busy):
                 break
         if trial.profile is not None:
             self.step_s.setdefault(key_of(recipe), []).append(trial.profile.whole_step_ms / 1e3)
@@ -104,6 +104,12 @@ class Lab:
         keep.mkdir(parents=True, exist_ok=True)
         options = replace(self._options(), steps=steps, guard=spec, keep=keep)
         return self._run(f"guard {name}", recipe, options)
+
+    def look(
+        self, what: str, recipe: Recipe, probes: Mapping[str, Any], steps: int | None
+    ) -> Trial:
+        """Run one trial that is not compared, with probes; `steps` as in `TrialOptions`."""
+        return self._run(what, recipe, replace(self._options(), probes=probes, steps=steps))
 
     def cost_s(self, recipe: Recipe, default: float) -> float:
         """Return what one timed trial of this recipe takes, as far as is known."""

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from flatout.core.ablation import LossCheck, Row, Verdict
+from flatout.core.pipeline import Pipeline
 from flatout.core.profile import Profile
 from flatout.core.progress import Progress
 from flatout.core.recipe import Recipe
@@ -72,6 +73,8 @@ class Ladder:
     """What the script does not run without."""
     profile: Profile
     """Of the recipe so far."""
+    pipeline: Pipeline | None = None
+    """What a sample of the unchanged script costs by leg; None where nobody looked."""
     rows: list[Row] = field(default_factory=list)
     settled: set[str] = field(default_factory=set)
     """Techniques that came in together: another setting of one would undo the other."""
@@ -193,7 +196,8 @@ def climb(ladder: Ladder) -> None:
 
 
 def _next_candidate(ladder: Ladder, tried: set[str]) -> Candidate | None:
-    for candidate in rank(ladder.profile, ladder.search, ladder.experience):
+    looked = replace(ladder.profile, pipeline=ladder.pipeline)
+    for candidate in rank(looked, ladder.search, ladder.experience):
         choice = candidate.choice
         if choice.label in tried or choice.technique in ladder.settled:
             continue

@@ -13,6 +13,7 @@ from typing import Any
 
 from flatout.core.ablation import Ablation, Comparison, LossCheck, Row, Verdict
 from flatout.core.errors import UserError
+from flatout.core.feeding import Feeding
 from flatout.core.machine import Machine
 from flatout.core.profile import Profile
 from flatout.core.recipe import Choice, Recipe
@@ -22,6 +23,7 @@ from flatout.core.trial import Outcome, Trial
 from flatout.core.workload import Workload
 from flatout.hardware.machine import read_machine
 from flatout.seams.process import mend_leftovers, scratch_root
+from flatout.workflow.feeding import find_feeding, is_about_data, look
 from flatout.workflow.lab import Budget, Lab, MachineBusyError, Runner, key_of, open_journal
 from flatout.workflow.ladder import Ladder, Tell, climb, progress
 from flatout.workflow.pairs import Match, play
@@ -74,6 +76,7 @@ class _Proof:
     confirmation: Comparison | None = None
     final: Profile | None = None
     check: LossCheck | None = None
+    feeding: Feeding | None = None
 
 
 def tune(
@@ -115,6 +118,11 @@ def tune(
     if first.outcome is not Outcome.OK or first.profile is None:
         raise BaselineFailedError(first)
     floor = rescue.recipe if rescue else Recipe()
+    floor = replace(floor, training_loaders=_training_loaders(first.profile))
+    looked = first.profile
+    if is_about_data(search) and budget.left_s > 0:
+        tell(progress(budget, "the samples of the unchanged script"))
+        looked = look(lab, floor, first.profile)
     ladder = Ladder(
         lab=lab,
         budget=budget,
@@ -122,15 +130,16 @@ def tune(
         referee=Referee(lab, lambda text: tell(progress(budget, text)), floor=floor),
         search=search,
         confirm_pairs=options.confirm_pairs,
-        recipe=replace(floor, training_loaders=_training_loaders(first.profile)),
+        recipe=floor,
         floor=floor,
-        profile=first.profile,
+        profile=looked,
+        pipeline=looked.pipeline,
         rows=list(rescue.rows()) if rescue else [],
         settled={choice.technique for choice in floor.choices},
         notes=rescue.notes() if rescue else [],
     )
     proof = _climb_and_confirm(ladder)
-    return _ablation(ladder, first.profile, proof)
+    return _ablation(ladder, looked, proof)
 
 
 def _climb_and_confirm(ladder: Ladder) -> _Proof:
@@ -219,7 +228,20 @@ def _confirm(ladder: Ladder) -> _Proof:
             f"{verdict_of(match, check)[1] or match.decision.value}"
         )
         ladder.recipe = ladder.baseline
-    return _Proof(confirmation=match.comparison, final=match.candidate, check=check)
+    return _Proof(
+        confirmation=match.comparison,
+        final=match.candidate,
+        check=check,
+        feeding=_fed(ladder, match.candidate),
+    )
+
+
+def _fed(ladder: Ladder, final: Profile | None) -> Feeding | None:
+    """Look how well the confirmed recipe is fed, where the unchanged script was not."""
+    if final is None or ladder.pipeline is None or ladder.recipe == ladder.baseline:
+        return None
+    ladder.say("how well the recipe is fed")
+    return find_feeding(ladder.lab, ladder.recipe, final)
 
 
 def _ablation(ladder: Ladder, baseline: Profile, proof: _Proof) -> Ablation:
@@ -250,6 +272,7 @@ def _ablation(ladder: Ladder, baseline: Profile, proof: _Proof) -> Ablation:
         confirmation=proof.confirmation,
         final=final,
         final_check=proof.check,
+        feeding=proof.feeding,
         aa_check=ladder.referee.aa_check,
         resolution=max((pair.resolution for pair in pairs), default=1.0),
         cost_s=ladder.budget.elapsed_s + lab.replayed_s,

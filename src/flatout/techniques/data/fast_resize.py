@@ -89,9 +89,13 @@ class ResizeInWorker:
     def __init__(self, then: Callable[[int], Any] | None) -> None:
         self.then = then
 
+    def start_here(self) -> None:
+        """Swap in this process, whatever it is."""
+        swap()
+
     def __call__(self, number: int) -> None:
         """Start a worker."""
-        swap()
+        self.start_here()
         if self.then is not None:
             self.then(number)
 

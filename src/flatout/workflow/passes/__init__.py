@@ -74,5 +74,5 @@ def find_seen(trial: Trial, probe: str) -> Mapping[str, Any] | None:
     """Return what a probe saw, None where the pass did not work or the probe failed."""
     if trial.outcome not in (Outcome.OK, Outcome.NAN):
         return None
-    found: Mapping[str, Any] | None = trial.details["probes"].get(probe)
+    found: Mapping[str, Any] | None = trial.details.get("probes", {}).get(probe)
     return found

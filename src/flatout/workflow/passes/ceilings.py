@@ -73,8 +73,8 @@ def with_ceilings(profile: Profile, runner: PassRunner) -> Profile:
     if not addresses:
         return with_note(profile, "ceilings are not measured: no DataLoader feeds the training")
     plain = _Side("as they are", {})
-    host = _Side("with replayed batches", _replay(profile, "host"))
-    device = _Side("with batches on the device", _replay(profile, "device"))
+    host = _Side("with replayed batches", replay_probe(profile, "host"))
+    device = _Side("with batches on the device", replay_probe(profile, "device"))
     sides = [plain, host, *([device] if profile.device_kind != "cpu" else []), plain]
     for side in sides:
         if runner.left_s < runner.last_wall_s:
@@ -101,14 +101,14 @@ def ceilings_of(plain_ms: float, host: Profile, device: Profile) -> Ceilings:
     copies_ms = max(0.0, host.whole_step_ms - device.whole_step_ms)
     compute_ms = sum(device.phases_ms[name] for name in COMPUTE)
     return Ceilings(
-        free_data=_gain(plain_ms, host.whole_step_ms - _replaying_ms(host)),
+        free_data=_gain(plain_ms, host.whole_step_ms - replaying_ms(host)),
         free_copies=_gain(plain_ms, plain_ms - copies_ms),
         compute_only=_gain(plain_ms, compute_ms),
         is_measured=True,
     )
 
 
-def _replaying_ms(host: Profile) -> float:
+def replaying_ms(host: Profile) -> float:
     """Return what drawing a replayed batch takes of a step: data that are free take nothing.
 
     Behind a device's queue the host draws while the device computes, and nothing is taken.
@@ -121,7 +121,8 @@ def _gain(plain_ms: float, least_ms: float) -> float:
     return max(1.0, plain_ms / max(least_ms, LEAST_COMPUTE_SHARE * plain_ms))
 
 
-def _replay(profile: Profile, what: str) -> Mapping[str, Mapping[str, Any]]:
+def replay_probe(profile: Profile, what: str) -> Mapping[str, Mapping[str, Any]]:
+    """Return the probe that replays the training's loaders from the `host` or the `device`."""
     loaders = profile.training_loaders
     return {
         "replay": {

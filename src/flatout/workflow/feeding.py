@@ -1,0 +1,79 @@
+"""How well a recipe feeds its training: a run with free data, and one that looks at samples.
+
+Before the ladder the second alone: what a sample costs by leg tells which input levers are worth a
+trial at all.
+"""
+
+from dataclasses import replace
+
+from flatout import techniques
+from flatout.core.feeding import Feeding
+from flatout.core.pipeline import Pipeline
+from flatout.core.profile import Profile
+from flatout.core.recipe import Recipe
+from flatout.profiling.pipeline import pipeline_of
+from flatout.workflow.lab import Lab
+from flatout.workflow.passes import find_seen
+from flatout.workflow.passes.ceilings import replay_probe, replaying_ms
+from flatout.workflow.ranking import Search
+
+LOOK_S = 1.5
+"""Time for a look at the samples, and once more under the profiler."""
+LOOK_STEPS = 4
+MIN_WAIT_SHARE = 0.02
+"""A loop that waits for less has nothing to gain from its data."""
+DECODED = ("read", "decode")
+
+
+def is_about_data(search: Search) -> bool:
+    """Tell whether any lever on the input pipeline may be tried."""
+    names = search.only or techniques.names()
+    allowed = (techniques.technique_class(name) for name in names if name not in search.skip)
+    return any(kind.family == "data" for kind in allowed)
+
+
+def look(lab: Lab, recipe: Recipe, profile: Profile) -> Profile:
+    """Return the profile with what a sample costs by leg, where its loop waits for data."""
+    if profile.share("data_wait") < MIN_WAIT_SHARE or not profile.training_loaders:
+        return profile
+    return replace(profile, pipeline=find_pipeline(lab, recipe, profile))
+
+
+def find_pipeline(lab: Lab, recipe: Recipe, profile: Profile) -> Pipeline | None:
+    """Return what a sample costs by leg under a recipe; None where it could not be seen."""
+    trial = lab.look("samples", recipe, {"pipeline": {"max_s": LOOK_S}}, LOOK_STEPS)
+    return pipeline_of(find_seen(trial, "pipeline"), profile, lab.machine, techniques.names())
+
+
+def find_feeding(lab: Lab, recipe: Recipe, final: Profile) -> Feeding | None:
+    """Return how far a recipe is from what its data allow; None where it could not be measured."""
+    if not final.training_loaders or not final.samples_per_step:
+        return None
+    free = lab.look("free data", recipe, replay_probe(final, "host"), None).profile
+    pipeline = find_pipeline(lab, recipe, final) if free is not None else None
+    if free is None or pipeline is None:
+        return None
+    free_ms = free.whole_step_ms - replaying_ms(free)
+    return feeding_of(final, free_ms, pipeline)
+
+
+def feeding_of(final: Profile, free_ms: float, pipeline: Pipeline) -> Feeding:
+    """Return the rates from the final profile, the step with free data and a sample's legs.
+
+    A training on the CPU takes the same cores: its threads for as long as a step without waiting.
+    """
+    samples = final.samples_per_step
+    is_shared = final.device_kind == "cpu"
+    threads = min(max(1, final.cpu_threads), pipeline.usable_cores)
+    trained_ms = threads * free_ms / samples if is_shared else 0.0
+    decoded_ms = sum(x.cpu_ms for x in pipeline.stages if x.name in DECODED)
+    core_ms = 1e3 * pipeline.usable_cores
+    is_decoding = any(x.name == "decode" and x.cpu_ms for x in pipeline.stages)
+    return Feeding(
+        samples_per_s=1e3 * samples / final.whole_step_ms,
+        free_data_per_s=1e3 * samples / free_ms,
+        cores_per_s=core_ms / (pipeline.cpu_ms + trained_ms),
+        decode_per_s=core_ms / (decoded_ms + trained_ms) if is_decoding else None,
+        made_ms=pipeline.cpu_ms,
+        trained_ms=trained_ms,
+    )
