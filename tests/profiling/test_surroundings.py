@@ -9,7 +9,6 @@ from flatout.profiling.surroundings import device_facts
 
 def with_device(monkeypatch, **changes):
     parts = {
-        "is_available": lambda: True,
         "is_initialized": lambda: True,
         "max_memory_allocated": lambda: 70,
         "max_memory_reserved": lambda: 80,
@@ -49,7 +48,7 @@ def test_a_device_that_failed_keeps_what_the_allocator_knows(monkeypatch):
     assert "illegal memory access" in errors[0]
 
 
-def test_a_build_for_cuda_without_a_driver_ran_on_the_cpu(monkeypatch):
-    with_device(monkeypatch, is_available=lambda: False)
+def test_a_process_that_never_used_its_device_ran_on_the_cpu(monkeypatch):
+    with_device(monkeypatch, is_initialized=lambda: False)
 
     assert device_facts(print)["kind"] == "cpu"

@@ -16,7 +16,7 @@ def device_facts(note_error: Callable[[str], None]) -> dict[str, Any]:
     import torch
 
     held = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    if not torch.cuda.is_available() or not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return {"kind": "cpu", "peak": {"allocated": 0, "reserved": 0, "device": held}}
     facts: dict[str, Any] = {
         "kind": "cuda",

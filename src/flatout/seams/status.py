@@ -166,7 +166,8 @@ class _Loss:
             place = torch.empty((), dtype=loss.dtype, pin_memory=True)
             place.copy_(loss.detach().reshape(()), non_blocking=True)
             arrived: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            arrived.record()
+            # Where the copy was queued: the script's own device may be another than the current.
+            arrived.record(torch.cuda.current_stream(loss.device))
             self.waiting = (place, arrived, step)
 
     def read(self) -> tuple[float | None, int | None]:
@@ -181,7 +182,8 @@ def device_now() -> dict[str, Any]:
     """Return the device this process uses and what its tensors hold there; asks nothing of it."""
     import torch
 
-    if not torch.cuda.is_available() or not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+    # Not `is_available`: it wakes the driver, and processes forked later could not use the device.
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return {"kind": "cpu"}
     return {
         "kind": "cuda",
