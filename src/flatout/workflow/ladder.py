@@ -15,6 +15,7 @@ from flatout.core.progress import Progress
 from flatout.core.recipe import Recipe
 from flatout.core.stats import Decision, Rule
 from flatout.core.trial import Trial
+from flatout.core.units import format_duration
 from flatout.techniques import technique_class
 from flatout.workflow.faults import fewer_workers
 from flatout.workflow.lab import Budget, Lab
@@ -35,6 +36,8 @@ FIRST_PAIRS = 2
 """Pairs after which a lever's own profile is asked what else it needs."""
 SINGLE_PAIRS = 4
 """Pairs for one lever while it may still be played together with others."""
+FIRST_GUARD_TRIALS = 5
+"""Guard trials of the first recipe: before it the unchanged script twice and once in bf16."""
 GUARD_TRIALS = 2
 """Guard trials of one more recipe, each about as long as a timed one: its gradients, and whether
 its dropout acts."""
@@ -43,6 +46,8 @@ DEFAULT_TRIAL_S = 10.0
 LOOKS_HELD = 0.5
 """Share of a gain that is left when it is measured anew: what looks best in two noisy pairs is so
 partly by luck."""
+MORE_SHARE = (SINGLE_PAIRS - FIRST_PAIRS) / TYPICAL_PAIRS
+"""What the further pairs of one lever cost, of a candidate's typical cost."""
 PROMISING = 1.01
 """An undecided lever with a smaller ratio than this brings nothing to the others."""
 
@@ -99,9 +104,14 @@ class Ladder:
         return min(known, default=1.0)
 
     @property
+    def trial_s(self) -> float:
+        """What one trial of the recipe so far takes."""
+        return self.lab.cost_s(self.recipe, default=DEFAULT_TRIAL_S)
+
+    @property
     def cost_s(self) -> float:
         """What trying one more candidate typically takes."""
-        return 2 * TYPICAL_PAIRS * self.lab.cost_s(self.recipe, default=DEFAULT_TRIAL_S)
+        return 2 * TYPICAL_PAIRS * self.trial_s
 
     @property
     def experience(self) -> Experience:
@@ -112,16 +122,14 @@ class Ladder:
                 family = technique_class(row.choice.technique).family
                 pair = (row.predicted_ratio, row.comparison.ratio)
                 outcomes.setdefault(family, []).append(pair)
-        return Experience(
-            outcomes=outcomes, trial_s=self.lab.cost_s(self.recipe, default=DEFAULT_TRIAL_S)
-        )
+        return Experience(outcomes=outcomes, trial_s=self.trial_s)
 
     @property
     def reserve_s(self) -> float:
         """The time to keep for the confirmation; nothing to confirm needs none."""
         if self.recipe == self.baseline:
             return 0.0
-        one = self.lab.cost_s(self.recipe, default=DEFAULT_TRIAL_S)
+        one = self.trial_s
         pairs_s = self.confirm_pairs * (one + self.lab.cost_s(self.baseline, default=one))
         return pairs_s + GUARD_TRIALS * one
 
@@ -131,7 +139,7 @@ class Ladder:
 
     def play(self, recipe: Recipe, rule: Rule, *, earlier: Match | None = None) -> Match:
         """Play a recipe against the one so far while there is time before the confirmation."""
-        one = self.lab.cost_s(self.recipe, default=DEFAULT_TRIAL_S)
+        one = self.trial_s
 
         def may_go_on() -> bool:
             pair_s = one + self.lab.cost_s(recipe, default=one)
@@ -181,7 +189,9 @@ def climb(ladder: Ladder) -> None:
         # With time for one more only, what looks better goes first: all the open ones together.
         left_over = ladder.budget.left_s - ladder.reserve_s - candidate.cost_s
         gives_way = left_over < ladder.cost_s and _hope(ladder) > candidate.ratio
-        if gives_way or left_over < 0:
+        # A first lever is looked at even where there will be no time to prove it.
+        is_first = not ladder.rows and ladder.budget.left_s > FIRST_PAIRS * ladder.trial_s
+        if gives_way or (left_over < 0 and not is_first):
             ladder.stopped = "budget"
             too_late.append(f"{candidate.choice.label} (predicted {candidate.ratio:.2f}x)")
             continue
@@ -192,7 +202,18 @@ def climb(ladder: Ladder) -> None:
     _try_longer(ladder)
     if too_late:
         ladder.notes.append(f"not tried for lack of time: {', '.join(too_late)}")
+        ladder.notes.append(_time_needed(ladder))
     ladder.notes += [f"not tried: {label}: {why}" for label, why in ladder.passed_over.items()]
+
+
+def _time_needed(ladder: Ladder) -> str:
+    """Say what a budget would have to be, from what a trial takes here."""
+    trials = 1 + 2 * TYPICAL_PAIRS + FIRST_GUARD_TRIALS + 2 * ladder.confirm_pairs
+    one, proof = format_duration(ladder.trial_s), format_duration(trials * ladder.trial_s)
+    return (
+        f"a trial takes {one} here: to prove one lever takes about {proof}, to try another one "
+        f"{format_duration(ladder.cost_s)} (--budget)"
+    )
 
 
 def _next_candidate(ladder: Ladder, tried: set[str]) -> Candidate | None:
@@ -234,7 +255,8 @@ def _try(ladder: Ladder, candidate: Candidate) -> Trial | None:
     companion = None
     if match.decision is not Decision.KEPT and match.candidate is not None:
         companion = find_companion(ladder.profile, match.candidate, candidate, ladder.search)
-    if companion is None and match.decision is Decision.UNDECIDED and match.failure is None:
+    is_open = match.decision is Decision.UNDECIDED and match.failure is None
+    if is_open and companion is None and ladder.has_time(for_candidates=MORE_SHARE):
         match = ladder.play(recipe, Rule(max_pairs=SINGLE_PAIRS, looks_ahead=True), earlier=match)
     row = _settle(ladder, candidate, recipe, match)
     if companion is not None and ladder.has_time():

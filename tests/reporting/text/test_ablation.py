@@ -109,7 +109,10 @@ def test_an_interval_without_an_end_is_unknown(tuned):
 @pytest.mark.parametrize(
     ("stopped", "words"),
     [
-        ("budget", "No answer yet: 2 levers tried, none kept, and the budget was spent."),
+        (
+            "budget",
+            "No answer yet: 2 levers tried, none kept, and the budget left no time for more.",
+        ),
         ("machine busy", "other work kept the machine busy"),
     ],
 )
