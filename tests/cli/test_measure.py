@@ -8,6 +8,7 @@ from flatout.core.profile import profile_from_json
 from flatout.workflow import passes
 
 
+@pytest.mark.slow
 def test_a_script_is_measured_with_its_own_arguments_and_its_files_untouched(folder, capfd):
     code = call(["measure", "--json", "out/a.json", "train.py", "--json", "mine", "--", "--x"])
 
@@ -49,6 +50,7 @@ def test_a_recipe_that_does_not_exist_is_told(folder, capfd):
     assert "there is no recipe at no.toml" in capfd.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_trace_is_written_and_told(folder, capfd):
     code = call(["measure", "--quick", "--trace", "trace.json.gz", "train.py"])
 

@@ -50,6 +50,7 @@ def trial_of(folder, script, *arguments, steps=20):
     return run_trial(workload, Recipe(), read_machine(torch=False), TrialOptions(steps=steps))
 
 
+@pytest.mark.slow
 def test_a_scripted_model_is_a_root_that_nothing_compiles_again(folder):
     trial = trial_of(folder, "odd_models.py", "scripted")
 
@@ -58,6 +59,7 @@ def test_a_scripted_model_is_a_root_that_nothing_compiles_again(folder):
     assert trial.profile.phases_ms["forward"] > 0
 
 
+@pytest.mark.slow
 def test_a_loss_that_is_no_number_is_told(folder):
     trial = trial_of(folder, "odd_models.py", "diverged")
 
@@ -65,6 +67,7 @@ def test_a_loss_that_is_no_number_is_told(folder):
     assert "the loss was not finite at step 1" in trial.profile.notes
 
 
+@pytest.mark.slow
 def test_steps_of_an_optimizer_built_anew_in_each_epoch_all_count(folder):
     trial = trial_of(folder, "odd_models.py", "rebuilt", steps=100)
 
@@ -73,12 +76,14 @@ def test_steps_of_an_optimizer_built_anew_in_each_epoch_all_count(folder):
     assert len(trial.profile.losses) >= 100
 
 
+@pytest.mark.slow
 def test_sparse_gradients_break_no_probe(folder):
     trial = trial_of(folder, "odd_models.py", "sparse")
 
     assert trial.details["errors"] == []
 
 
+@pytest.mark.slow
 def test_training_in_another_thread_is_told_as_that(folder):
     trial = trial_of(folder, "thread_trains.py")
 

@@ -241,6 +241,7 @@ def command_line(pid):
         return b"resource_tracker"
 
 
+@pytest.mark.slow
 @pytest.mark.chaos
 def test_two_packs_into_one_folder_do_not_meet(tmp_path):
     source = image_folder(tmp_path / "photos", 900)

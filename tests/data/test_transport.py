@@ -77,6 +77,7 @@ def test_workers_send_bytes_through_the_ring(pictures, sent, options):
     assert sent == [[Packed, torch.Tensor]] * 6
 
 
+@pytest.mark.slow
 def test_spawned_workers_do_the_same(pictures, sent):
     dataset = Pictures(pictures[:7], numpy_arithmetic)
 

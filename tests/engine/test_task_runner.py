@@ -146,6 +146,7 @@ def test_an_error_in_the_user_s_file_is_shown_as_python_shows_it(folder):
     assert "ZeroDivisionError" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_task_is_measured_like_a_script(folder):
     result = trial(folder, "endless")
 
@@ -158,6 +159,7 @@ def test_a_task_is_measured_like_a_script(folder):
     assert not (folder / "line.pt").exists()
 
 
+@pytest.mark.slow
 def test_levers_reach_a_task_through_the_same_seams(folder):
     workers = Choice(technique="loader_workers", settings={"num_workers": 1, "prefetch_factor": 2})
 

@@ -59,11 +59,13 @@ def parameter_bytes() -> int:
     return FP32 * sum(p.numel() for p in Gpt().parameters())
 
 
+@pytest.mark.slow
 def test_needs_no_gpu_to_trace_one(traced):
     assert {traced["gpt"].device} == {"cuda"}
     assert traced["gpt"].method in ("virtual_cuda", "cuda_fake")
 
 
+@pytest.mark.slow
 def test_finds_every_parameter_once_and_its_states_twice(traced):
     stream = traced["gpt"]
 
@@ -71,22 +73,26 @@ def test_finds_every_parameter_once_and_its_states_twice(traced):
     assert bytes_of(stream, Component.OPTIMIZER) == pytest.approx(2 * parameter_bytes(), rel=1e-3)
 
 
+@pytest.mark.slow
 def test_finds_one_gradient_a_parameter_and_step(traced):
     stream = traced["gpt"]
 
     assert bytes_of(stream, Component.GRADIENTS) == pytest.approx(2 * parameter_bytes(), rel=0.2)
 
 
+@pytest.mark.slow
 def test_attention_is_the_kernel_that_a_gpu_would_take(traced):
     assert any("flash_attention" in name for name in operators(traced["bf16"]))
     assert any("efficient_attention" in name for name in operators(traced["gpt"]))
     assert not any("for_cpu" in name for name in operators(traced["bf16"]))
 
 
+@pytest.mark.slow
 def test_batch_norm_is_the_kernel_that_a_gpu_would_take(traced):
     assert "aten.cudnn_batch_norm.default" in operators(traced["cnn"])
 
 
+@pytest.mark.slow
 def test_an_optimizer_over_many_tensors_makes_temporaries_and_a_fused_one_none(traced):
     many = bytes_of(traced["bf16"], Component.TEMPORARIES, Phase.OPTIMIZER)
     fused = bytes_of(traced["fused"], Component.TEMPORARIES, Phase.OPTIMIZER)
@@ -95,6 +101,7 @@ def test_an_optimizer_over_many_tensors_makes_temporaries_and_a_fused_one_none(t
     assert fused < parameter_bytes() / 100
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["checkpointed", "reentrant"])
 def test_checkpointing_keeps_fewer_activations_and_computes_more(traced, kind):
     plain, saved = traced["bf16"], traced[kind]
@@ -103,14 +110,17 @@ def test_checkpointing_keeps_fewer_activations_and_computes_more(traced, kind):
     assert saved.model_flops > plain.model_flops
 
 
+@pytest.mark.slow
 def test_autocast_takes_less_than_full_precision(traced):
     assert peak(traced["bf16"]) < peak(traced["gpt"])
 
 
+@pytest.mark.slow
 def test_a_scaled_step_is_taken(traced):
     assert bytes_of(traced["scaled"], Component.OPTIMIZER) > parameter_bytes()
 
 
+@pytest.mark.slow
 def test_accumulation_holds_gradients_through_the_second_forward(traced):
     stream = traced["accumulated"]
     forwards = [m.at for m in stream.marks if m.phase is Phase.FORWARD]
@@ -122,6 +132,7 @@ def test_accumulation_holds_gradients_through_the_second_forward(traced):
     assert sum(a.size for a in held if a.component is Component.GRADIENTS) >= parameter_bytes()
 
 
+@pytest.mark.slow
 def test_sharding_over_eight_leaves_an_eighth(traced):
     stream = traced["sharded"]
 
@@ -129,6 +140,7 @@ def test_sharding_over_eight_leaves_an_eighth(traced):
     assert bytes_of(stream, Component.OPTIMIZER) == pytest.approx(parameter_bytes() / 4, rel=0.05)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["lstm", "gru"])
 def test_recurrent_layers_say_what_they_assume(traced, kind):
     stream = traced[kind]
@@ -137,6 +149,7 @@ def test_recurrent_layers_say_what_they_assume(traced, kind):
     assert any(a.dtype == "uint8" and a.size > 1000 for a in stream.allocations)
 
 
+@pytest.mark.slow
 def test_a_mask_takes_its_upper_bound_or_the_stated_share(traced):
     whole, half = traced["masked"], traced["masked_half"]
 
@@ -145,11 +158,13 @@ def test_a_mask_takes_its_upper_bound_or_the_stated_share(traced):
     assert peak(half) < peak(whole)
 
 
+@pytest.mark.slow
 def test_an_operator_without_a_shape_function_is_run_and_named(traced):
     assert any("shapeless" in note for note in traced["shapeless"].notes)
     assert "flatout_tests.shapeless.default" in operators(traced["shapeless"])
 
 
+@pytest.mark.slow
 def test_sparse_gradients_are_seen(traced):
     rows = [a for a in traced["summed"].allocations if a.component is Component.GRADIENTS]
 
@@ -157,6 +172,7 @@ def test_sparse_gradients_are_seen(traced):
     assert bytes_of(traced["summed"], Component.PARAMETERS) > 2 * 5000 * 32 * FP32
 
 
+@pytest.mark.slow
 def test_compiled_code_is_said_to_be_traced_as_eager_code(traced):
     stream = traced["compiled"]
     eager = bytes_of(traced["gpt"], Component.ACTIVATIONS) / 2
@@ -168,11 +184,13 @@ def test_compiled_code_is_said_to_be_traced_as_eager_code(traced):
     assert traced["gpt"].compiled_kept_bytes is None
 
 
+@pytest.mark.slow
 def test_a_step_that_takes_shapes_from_values_is_refused_in_one_line(traced):
     assert "failed while it was traced at trace_steps.py:" in traced["values"]
     assert "nothing could be predicted" in traced["values"]
 
 
+@pytest.mark.slow
 def test_names_modules_and_lines(traced):
     stream = traced["gpt"]
     activations = [a for a in stream.allocations if a.component is Component.ACTIVATIONS]
@@ -181,6 +199,7 @@ def test_names_modules_and_lines(traced):
     assert {"blocks.0.mlp.0", "blocks.3.qkv"} <= {a.module for a in activations}
 
 
+@pytest.mark.slow
 def test_two_steps_show_the_state_of_the_optimizer(traced):
     steps = Counter(a.step for a in traced["gpt"].allocations)
 
@@ -188,6 +207,7 @@ def test_two_steps_show_the_state_of_the_optimizer(traced):
     assert peak(traced["gpt"]) > 3 * parameter_bytes()
 
 
+@pytest.mark.slow
 def test_a_stream_survives_its_file(traced):
     stream = traced["bf16"]
 

@@ -123,6 +123,7 @@ def close(known, rounding=ROUNDING):
     return pytest.approx(known, rel=TOLERANCE, abs=rounding)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("leg", ALL)
 def test_a_leg_that_takes_nearly_all_of_the_step_is_found(run, leg):
     profile, out = run({leg: ALONE})
@@ -132,6 +133,7 @@ def test_a_leg_that_takes_nearly_all_of_the_step_is_found(run, leg):
     assert max(found, key=found.get) == leg
 
 
+@pytest.mark.slow
 def test_all_legs_together_are_told_apart_and_add_up_to_the_step(run):
     profile, out = run(ALL)
 
@@ -144,6 +146,7 @@ def test_all_legs_together_are_told_apart_and_add_up_to_the_step(run):
     assert [facts.number for facts in profile.journey.workers] == [-1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("leg", MADE_MS)
 def test_workers_legs_are_found_each_alone(run, leg):
     profile, out = run({leg: 2 * ALONE}, "--workers=2")

@@ -7,6 +7,8 @@ import pytest
 from flatout.profiling.products_alone import time_alone
 from tests.profiling.test_products import LINEAR, call, tensor
 
+pytestmark = pytest.mark.slow
+
 IMAGE = (tensor(2, 3, 8, 8), tensor(4, 3, 3, 3), None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1)
 BROKEN = call("mm", tensor(3, 4), tensor(5, 6), out=tensor(3, 6))
 

@@ -57,6 +57,7 @@ def losses(printed):
     return [float(value) for value in re.findall(r"step \d+ loss (\S+)", printed)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("script", TRAINING)
 def test_it_evaluates_and_saves_at_the_end_of_an_epoch(folder, script):
     printed = train_long(folder, script)
@@ -66,6 +67,7 @@ def test_it_evaluates_and_saves_at_the_end_of_an_epoch(folder, script):
     assert torch.load(folder / Path(script).parent / "checkpoint.pt")["model"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("script", TRAINING)
 def test_it_learns(folder, script):
     found = losses(train_long(folder, script))
@@ -73,6 +75,7 @@ def test_it_learns(folder, script):
     assert sum(found[-8:]) < 0.95 * sum(found[:8])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("script", TRAINING)
 def test_it_repeats_itself_and_stops_after_the_steps_it_is_given(folder, script):
     whole = losses(train_long(folder, script))
@@ -80,6 +83,7 @@ def test_it_repeats_itself_and_stops_after_the_steps_it_is_given(folder, script)
     assert losses(train(folder, script, "--steps 6 --lr 0.003")) == whole[:6]
 
 
+@pytest.mark.slow
 def test_the_hand_tuned_version_does_the_same_training_and_logs_its_steps(folder):
     log = folder / "steps.jsonl"
     plain = losses(train_long(folder, "slow_compute/train.py"))

@@ -35,6 +35,7 @@ def trial_of(how, recipe=Recipe(), **options):
         shutil.rmtree(folder)
 
 
+@pytest.mark.slow
 @pytest.mark.chaos
 @pytest.mark.parametrize(
     ("how", "code", "words"),
@@ -59,6 +60,7 @@ def test_a_bad_end_names_its_cause_and_leaves_nothing(how, code, words):
     assert left_since(before) == set()
 
 
+@pytest.mark.slow
 @pytest.mark.chaos
 def test_a_hung_worker_is_told_from_a_hung_script():
     before = left_behind()
@@ -132,6 +134,7 @@ def test_fewer_workers_are_offered_where_they_may_do(workers, code, left):
     assert (choice.settings["num_workers"] if choice else None) == left
 
 
+@pytest.mark.slow
 @pytest.mark.chaos
 def test_a_store_in_memory_is_gone_after_a_killed_trial():
     before = left_behind()

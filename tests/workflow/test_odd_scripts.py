@@ -5,6 +5,8 @@ import pytest
 from flatout.core.trial import Outcome
 from tests.workflow.trial_runs import trial_of
 
+pytestmark = pytest.mark.slow
+
 
 def profile_of(command):
     trial = trial_of(command)
@@ -70,7 +72,6 @@ def test_calls_are_counted_for_each_root():
     assert [model.calls_per_step for model in profile.models] == [3, 1]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("ending", "outcome", "words"),
     [
@@ -90,7 +91,6 @@ def test_script_that_is_ended_midway_leaves_what_was_seen(ending, outcome, words
 
 
 @pytest.mark.chaos
-@pytest.mark.slow
 def test_killed_script_says_what_is_not_available():
     trial = trial_of("ended_late.py SIGKILL", steps=1_000_000)
 

@@ -6,6 +6,8 @@ from flatout.core.profile import MAX_STEPS_KEPT
 from flatout.core.trial import Outcome
 from tests.workflow.trial_runs import trial_of
 
+pytestmark = pytest.mark.slow
+
 ANY = 1_000.0
 """Seconds: every step is a short one, however busy the machine is."""
 

@@ -115,6 +115,7 @@ def test_a_gpu_has_the_allocator_first_and_the_promise_has_its_ceiling():
     assert on_gpu[-2:] == ["eight_bit_optimizer", "adafactor"]
 
 
+@pytest.mark.slow
 @pytest.mark.chaos
 def test_a_trial_out_of_memory_says_where_and_what_grew(tmp_path):
     trial = run_trial(

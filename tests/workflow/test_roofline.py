@@ -46,6 +46,7 @@ def workload(tmp_path, script, *arguments):
     return Workload(target=str(script), arguments=arguments, folder=tmp_path, python=sys.executable)
 
 
+@pytest.mark.slow
 def test_a_script_s_products_are_timed_against_the_device(tmp_path, machine, made_up_peaks):
     job = workload(tmp_path, SCRIPTS / "multiplied.py", "plain")
 
@@ -93,6 +94,7 @@ def test_a_device_that_cannot_be_measured_is_a_user_s_error(machine, monkeypatch
         roofline(machine=machine)
 
 
+@pytest.mark.slow
 def test_a_script_without_steps_says_why(tmp_path, machine, made_up_peaks):
     script = tmp_path / "idle.py"
     script.write_text("import torch\n")

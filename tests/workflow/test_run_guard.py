@@ -110,6 +110,7 @@ def test_without_a_plan_the_command_that_makes_one_is_named(capsys):
     assert "'flatout plan hungry.py --steps 4' says it" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.chaos
 def test_it_starts_again_in_a_fresh_process_where_the_script_resumes(tmp_path, capfd):
     plan = read_plan(write_plan(tmp_path, rung("activation_checkpointing mode=full")))
@@ -124,6 +125,7 @@ def test_it_starts_again_in_a_fresh_process_where_the_script_resumes(tmp_path, c
     assert "as: python hungry.py --fails-at 3 --steps 6 --resume last.pt" in said
 
 
+@pytest.mark.slow
 @pytest.mark.chaos
 def test_without_resume_arguments_it_says_that_it_begins_anew(tmp_path, capfd):
     recipe = Recipe(choices=(Choice(technique="fused_optimizer"),))
@@ -197,6 +199,7 @@ def test_a_plan_that_is_not_there_is_refused(tmp_path):
         read_plan(tmp_path / "plan.json")
 
 
+@pytest.mark.slow
 @pytest.mark.chaos
 def test_the_command_takes_it_all_without_a_recipe(tmp_path, capfd, monkeypatch):
     hungry(tmp_path)

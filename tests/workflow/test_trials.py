@@ -27,6 +27,7 @@ def profile_of(command, **options):
     return trial.profile
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "command",
     ["plain_loop.py", "gan.py", "accumulation.py", "grad_scaler.py", "own_batches.py"],
@@ -38,6 +39,7 @@ def test_phases_add_up_to_the_step(command):
     assert min(profile.phases_ms[name] for name in ("forward", "backward", "optimizer")) > 0
 
 
+@pytest.mark.slow
 def test_plain_loop_shows_its_loader_model_and_optimizer():
     profile = profile_of("plain_loop.py")
 
@@ -50,6 +52,7 @@ def test_plain_loop_shows_its_loader_model_and_optimizer():
     assert profile.losses[0] == pytest.approx(1.4, abs=0.3)
 
 
+@pytest.mark.slow
 def test_evaluation_between_epochs_is_no_training_step():
     profile = profile_of("plain_loop.py")
 
@@ -57,6 +60,7 @@ def test_evaluation_between_epochs_is_no_training_step():
     assert profile.batches_per_step == 1
 
 
+@pytest.mark.slow
 def test_two_alternating_optimizers_make_one_step():
     profile = profile_of("gan.py")
 
@@ -65,6 +69,7 @@ def test_two_alternating_optimizers_make_one_step():
     assert len(profile.models) == 2
 
 
+@pytest.mark.slow
 def test_accumulation_in_the_script_is_one_step():
     profile = profile_of("accumulation.py")
 
@@ -73,6 +78,7 @@ def test_accumulation_in_the_script_is_one_step():
     assert profile.epoch_steps == 4096 / 8 / 4
 
 
+@pytest.mark.slow
 def test_losses_under_a_gradient_scaler_are_the_unscaled_ones():
     profile = profile_of("grad_scaler.py")
 
@@ -80,6 +86,7 @@ def test_losses_under_a_gradient_scaler_are_the_unscaled_ones():
     assert profile.models[0].used_autocast
 
 
+@pytest.mark.slow
 def test_script_without_a_loader_counts_the_samples_its_model_is_called_with():
     profile = profile_of("own_batches.py")
 
@@ -87,6 +94,7 @@ def test_script_without_a_loader_counts_the_samples_its_model_is_called_with():
     assert any("no DataLoader" in note for note in profile.notes)
 
 
+@pytest.mark.slow
 def test_iterable_data_and_batches_of_the_scripts_own_are_understood():
     profile = profile_of("stream.py")
 
@@ -96,6 +104,7 @@ def test_iterable_data_and_batches_of_the_scripts_own_are_understood():
     assert loader.batch_bytes == 8 * (16 * 4 + 8)
 
 
+@pytest.mark.slow
 def test_script_that_ends_without_clean_up_is_measured():
     trial = trial_of("stream.py")
 
@@ -103,6 +112,7 @@ def test_script_that_ends_without_clean_up_is_measured():
     assert trial.details["why"] == "ended"
 
 
+@pytest.mark.slow
 def test_script_without_an_optimizer_steps_at_backward():
     profile = profile_of("own_batches.py --by-hand")
 
@@ -110,12 +120,14 @@ def test_script_without_an_optimizer_steps_at_backward():
     assert profile.phases_ms["optimizer"] == 0
 
 
+@pytest.mark.slow
 def test_model_compiled_by_the_script_is_recognised():
     profile = profile_of("user_compiled.py")
 
     assert profile.models[0].is_compiled
 
 
+@pytest.mark.slow
 def test_spawned_workers_do_not_disturb_the_count():
     profile = profile_of("spawn_workers.py")
 
@@ -123,12 +135,14 @@ def test_spawned_workers_do_not_disturb_the_count():
     assert profile.training_loaders[0].num_workers == 1
 
 
+@pytest.mark.slow
 def test_script_with_arguments_siblings_and_relative_files():
     trial = trial_of("nested/job.py --name resource_tracker --budget 3")
 
     assert trial.outcome is Outcome.OK, trial.traceback
 
 
+@pytest.mark.slow
 @pytest.mark.chaos
 @pytest.mark.parametrize(
     ("how", "outcome", "words"),
@@ -164,6 +178,7 @@ def test_out_of_memory_is_told_where_the_script_was_too_slow_to_end():
     assert "ran out of memory" in message
 
 
+@pytest.mark.slow
 @pytest.mark.chaos
 def test_failure_shows_the_scripts_own_traceback():
     trial = trial_of("endings.py crash")
@@ -172,6 +187,7 @@ def test_failure_shows_the_scripts_own_traceback():
     assert "flatout/workflow" not in trial.traceback
 
 
+@pytest.mark.slow
 @pytest.mark.chaos
 def test_hang_is_noticed():
     trial = trial_of("endings.py hang", hang_s=8.0)
@@ -180,6 +196,7 @@ def test_hang_is_noticed():
     assert "8 s" in trial.message
 
 
+@pytest.mark.slow
 def test_slow_start_takes_nothing_from_the_measured_time():
     trial = trial_of("endings.py late", measure_s=2.5)
 
@@ -187,6 +204,7 @@ def test_slow_start_takes_nothing_from_the_measured_time():
     assert trial.profile.step_ms.n >= 50
 
 
+@pytest.mark.slow
 @pytest.mark.chaos
 def test_nothing_is_below_us_after_a_trial():
     before = left_behind()
@@ -196,6 +214,7 @@ def test_nothing_is_below_us_after_a_trial():
     assert left_since(before) == set()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["plain_loop.py", "stubborn.py"])
 def test_trial_leaves_the_folder_as_it_was(command):
     trial = trial_of(command)
@@ -204,6 +223,7 @@ def test_trial_leaves_the_folder_as_it_was(command):
     assert trial.changed_files == ()
 
 
+@pytest.mark.slow
 def test_trial_without_overlay_rolls_back(monkeypatch):
     monkeypatch.setattr("flatout.seams.process.can_overlay", lambda *_: False)
 
@@ -296,6 +316,7 @@ def wait_until(claim, limit_s=60.0):
         time.sleep(0.1)
 
 
+@pytest.mark.slow
 def test_trial_of_a_lever_that_refuses_ends_in_its_first_steps():
     refuses = ("channels_last",)  # there is no convolution
 
@@ -308,6 +329,7 @@ def test_trial_of_a_lever_that_refuses_ends_in_its_first_steps():
     assert whole.not_applied == trial.not_applied
 
 
+@pytest.mark.slow
 def test_trial_whose_lever_acts_goes_its_whole_way():
     trial = trial_of("plain_loop.py", levers=("fused_optimizer",), ends_when_refused=True)
 

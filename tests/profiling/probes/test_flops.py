@@ -6,6 +6,8 @@ from flatout.core.trial import Outcome
 from flatout.profiling.limits import flops_of_step, main_dtype
 from tests.profiling.probes.probed import SCRIPTS, probed
 
+pytestmark = pytest.mark.slow
+
 LINEAR = 2 * 8 * 16 * 16
 """One product of a batch of 8 with 16 by 16 weights."""
 CONVOLUTION = 2 * 8 * 2 * 2 * 2 * 3 * 3

@@ -6,6 +6,8 @@ from flatout.core.trial import Outcome
 from flatout.profiling.limits import loaders_per_s
 from tests.profiling.probes.probed import SCRIPTS, probed
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_the_loader_alone_gives_what_its_data_set_gives(workers):

@@ -9,6 +9,8 @@ import pytest
 from flatout.profiling.memory_story import memory_story
 from tests.profiling.probe_runs import SCRIPTS, line_of, seen_in
 
+pytestmark = pytest.mark.slow
+
 OBSERVED = range(5, 13)
 """Steps that the probe observes: after three of warm-up and two to settle, eight."""
 

@@ -7,6 +7,8 @@ from flatout.profiling.pipeline import pipeline_of
 from tests.profiling.probes.probed import SCRIPTS, probed
 from tests.techniques.facts import machine
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_sample_of_photographs_is_told_apart(workers):

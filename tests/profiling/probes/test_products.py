@@ -8,6 +8,8 @@ from flatout.core.trial import Outcome
 from flatout.profiling.products import attention_flops, seen_products
 from tests.profiling.probes.probed import SCRIPTS, probed
 
+pytestmark = pytest.mark.slow
+
 FORWARD = {(8, 24, 16): "forward", (8, 5, 24): "forward"}
 BACKWARD = {(8, 24, 5): "dgrad", (5, 24, 8): "wgrad", (24, 16, 8): "wgrad"}
 

@@ -8,6 +8,8 @@ import pytest
 from flatout.core.trial import Outcome
 from tests.profiling.probes.probed import SCRIPTS, probed
 
+pytestmark = pytest.mark.slow
+
 COMPAT = Path(__file__).parents[2] / "compat" / "scripts"
 
 
@@ -65,7 +67,6 @@ def test_a_loader_with_iterators_of_its_own_is_told():
     assert trial.details["probes"]["replay"]["replayed"] == 0
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("script", "arguments", "needs"),
     [

@@ -4,6 +4,8 @@ import pytest
 
 from tests.profiling.probe_runs import line_of, seen_in
 
+pytestmark = pytest.mark.slow
+
 SCRIPT = "forced_syncs.py"
 
 

@@ -267,6 +267,7 @@ def test_the_guard_finds_nothing_in_a_real_script(mode):
     assert set(check.worst.values()) == {0.0}
 
 
+@pytest.mark.slow
 def test_a_trial_of_a_real_script_says_that_it_was_applied():
     trial = played("roomy_gpt.py", "activation_checkpointing")
 

@@ -61,6 +61,7 @@ def test_on_the_cpu_there_is_nowhere_to_go():
         ActivationOffload().forward(module, module)
 
 
+@pytest.mark.slow
 def test_a_real_script_on_the_cpu_is_told_so():
     (applied,) = played("roomy_gpt.py", "activation_offload").not_applied
 

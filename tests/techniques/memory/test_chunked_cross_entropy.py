@@ -180,6 +180,7 @@ def test_the_guard_finds_rounding_only_in_a_real_script():
     assert 0 < max(check.worst.values()) < 0.5
 
 
+@pytest.mark.slow
 def test_a_real_script_without_a_large_table_is_told_so():
     (applied,) = played("roomy_gpt.py", "chunked_cross_entropy").not_applied
 

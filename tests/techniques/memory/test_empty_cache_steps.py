@@ -41,6 +41,7 @@ def test_the_cpu_has_no_cache():
         EmptyCacheSteps().optimizer(stepper())
 
 
+@pytest.mark.slow
 def test_a_real_script_on_the_cpu_is_told_so():
     (applied,) = played("roomy_gpt.py", "empty_cache_steps").not_applied
 

@@ -64,6 +64,7 @@ def test_a_model_on_the_cpu_has_no_segments():
         ExpandableSegments().model(nn.Linear(2, 2))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 def test_a_real_script_without_a_device_is_told_so():
     (applied,) = played("roomy_gpt.py", "expandable_segments").not_applied

@@ -144,6 +144,7 @@ def test_the_guard_finds_rounding_only_in_a_real_script():
     assert 0 < max(check.worst.values()) < 0.5
 
 
+@pytest.mark.slow
 def test_a_real_script_with_batch_norm_is_told_why_not():
     trial = played("roomy_gpt.py --batch-norm", "microbatching")
 

@@ -50,6 +50,7 @@ def alone(script):
         shutil.rmtree(folder)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("script", ["plain_loop.py", "grad_scaler.py", "gan.py", "own_update.py"])
 def test_scripts_of_all_kinds_get_their_memory_story(script):
     found = seen(script)
@@ -60,6 +61,7 @@ def test_scripts_of_all_kinds_get_their_memory_story(script):
     assert found.notes == ()
 
 
+@pytest.mark.slow
 def test_looking_changes_no_loss():
     watched = trial_of("plain_loop.py", steps=12, probes=Everything(memory={}, syncs={}))
     plain = trial_of("plain_loop.py", steps=12)
@@ -68,6 +70,7 @@ def test_looking_changes_no_loss():
     assert watched.profile.losses[:12] == plain.profile.losses[:12]
 
 
+@pytest.mark.slow
 def test_what_the_script_compiled_is_left_compiled_and_the_report_says_what_is_missing():
     found = seen("user_compiled.py")
 
@@ -78,6 +81,7 @@ def test_what_the_script_compiled_is_left_compiled_and_the_report_says_what_is_m
     )
 
 
+@pytest.mark.slow
 def test_a_frameworks_loop_is_named_by_the_line_that_started_it():
     pytest.importorskip("transformers")
 
@@ -88,12 +92,14 @@ def test_a_frameworks_loop_is_named_by_the_line_that_started_it():
     assert {"forward", "backward", "optimizer"} <= set(found.memory.by_phase)
 
 
+@pytest.mark.slow
 def test_the_profile_survives_its_json():
     found = seen("gan.py")
 
     assert profile_from_json(found.to_json()) == found
 
 
+@pytest.mark.slow
 def test_a_script_that_profiles_itself_keeps_its_profiler(tmp_path):
     (tmp_path / "train.py").write_text(
         "import torch\n"

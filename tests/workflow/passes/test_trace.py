@@ -40,6 +40,7 @@ def measured(to_folder):
     return trial.profile, files, told
 
 
+@pytest.mark.slow
 def test_trace_is_one_that_viewers_open():
     _, files, _ = measured(to_folder=False)
 
@@ -49,6 +50,7 @@ def test_trace_is_one_that_viewers_open():
     assert any(name.startswith("Optimizer.step#AdamW") for name in names)
 
 
+@pytest.mark.slow
 def test_summary_of_a_real_trace_names_its_operators():
     profile, _, _ = measured(to_folder=False)
 
@@ -61,6 +63,7 @@ def test_summary_of_a_real_trace_names_its_operators():
     assert trace.missing["kernels"] == "no device kernels in the trace"
 
 
+@pytest.mark.slow
 def test_size_is_told_before_the_file_is_written():
     profile, files, told = measured(to_folder=False)
 
@@ -69,6 +72,7 @@ def test_size_is_told_before_the_file_is_written():
     assert list(files) == [Path(profile.trace.path).name]
 
 
+@pytest.mark.slow
 def test_trace_in_a_folder_has_the_name_that_tensorboard_reads():
     profile, files, _ = measured(to_folder=True)
 
@@ -97,6 +101,7 @@ def seen_with(tmp_path, **options):
     return trial.details["probes"]["trace"]
 
 
+@pytest.mark.slow
 def test_fewer_steps_are_traced_where_five_would_be_too_large(tmp_path):
     one = seen_with(tmp_path, steps=1)["step_bytes"]
 
@@ -106,6 +111,7 @@ def test_fewer_steps_are_traced_where_five_would_be_too_large(tmp_path):
     assert (tmp_path / seen["file"]).is_file()
 
 
+@pytest.mark.slow
 def test_step_that_is_too_large_alone_leaves_no_file(tmp_path):
     seen = seen_with(tmp_path, max_bytes=10)
 
