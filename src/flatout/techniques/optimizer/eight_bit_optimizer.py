@@ -71,15 +71,15 @@ Where the optimizer is made, with torchao installed:
         return optimizer
 
 
-def find_obstacle(optimizer: "torch.optim.Optimizer") -> str | None:
-    """Return why the moments cannot be kept in 8 bits, or None."""
+def find_obstacle(optimizer: "torch.optim.Optimizer", block: int = BLOCK) -> str | None:
+    """Return why the moments cannot be kept in few bits, or None."""
     from flatout.engine import optimizer_swap
 
     if importlib.util.find_spec("torchao") is None:
         return "torchao is not installed: pip install flatout[lowbit]"
     parameters = (p for group in optimizer.param_groups for p in group["params"])
-    if not any(_is_packable(p) for p in parameters):
-        return f"no parameter has {MIN_ELEMENTS} elements in whole blocks of {BLOCK}"
+    if not any(_is_packable(p, block) for p in parameters):
+        return f"no parameter has {MIN_ELEMENTS} elements in whole blocks of {block}"
     return optimizer_swap.find_obstacle(optimizer)
 
 
@@ -88,6 +88,13 @@ def to_eight_bits(optimizer: "torch.optim.Optimizer") -> "torch.optim.Optimizer"
 
     Its state_dict stays that of the plain optimizer, both ways.
     """
+    return pack_moments(optimizer, "8bit", BLOCK)
+
+
+def pack_moments(
+    optimizer: "torch.optim.Optimizer", suffix: str, block: int
+) -> "torch.optim.Optimizer":
+    """Let an Adam become torchao's kind of that name, with a scale for each block of elements."""
     import torch
     import torchao.optim
 
@@ -95,16 +102,16 @@ def to_eight_bits(optimizer: "torch.optim.Optimizer") -> "torch.optim.Optimizer"
 
     is_adamw = isinstance(optimizer, torch.optim.AdamW)
     state: Any = optimizer
-    state.block_size, state.bf16_stochastic_round, state.is_adamw = BLOCK, False, is_adamw
-    kind = torchao.optim.AdamW8bit if is_adamw else torchao.optim.Adam8bit
+    state.block_size, state.bf16_stochastic_round, state.is_adamw = block, False, is_adamw
+    kind = getattr(torchao.optim, f"{'AdamW' if is_adamw else 'Adam'}{suffix}")
     become(optimizer, kind, {}, prepare=_rates_to_tensors)
     optimizer.register_state_dict_post_hook(_plain)
     optimizer.register_load_state_dict_post_hook(_packed)
     return optimizer
 
 
-def _is_packable(parameter: "torch.Tensor") -> bool:
-    return parameter.numel() >= MIN_ELEMENTS and parameter.numel() % BLOCK == 0
+def _is_packable(parameter: "torch.Tensor", block: int) -> bool:
+    return parameter.numel() >= MIN_ELEMENTS and parameter.numel() % block == 0
 
 
 def _rates_to_tensors(optimizer: Any, *_: Any) -> None:
@@ -135,11 +142,12 @@ def _unpacked(value: Any) -> Any:
 
 
 def _packed(optimizer: Any) -> None:
-    """Put loaded moments into 8 bits again."""
+    """Put loaded moments into few bits again."""
+    block = optimizer.block_size
     for parameter, state in optimizer.state.items():
         for name, is_signed in MOMENTS.items():
             value = state.get(name)
-            if value is None or hasattr(value, "codes") or not _is_packable(parameter):
+            if value is None or hasattr(value, "codes") or not _is_packable(parameter, block):
                 continue
             state[name] = optimizer._new_buffer(parameter, is_signed)
             state[name].copy_(value)
