@@ -99,7 +99,20 @@ def _grown(allocation: Allocation, slope: int, growth: Sequence[int], more: int)
     if not slope or not more:
         return allocation
     shape = tuple(dim + by * more for dim, by in zip(allocation.shape, growth, strict=False))
-    return replace(allocation, size=max(0, allocation.size + slope * more), shape=shape)
+    # By hand, at half the time of `replace`: a search makes hundreds of thousands of them.
+    return Allocation(
+        size=max(0, allocation.size + slope * more),
+        component=allocation.component,
+        phase=allocation.phase,
+        step=allocation.step,
+        operator=allocation.operator,
+        module=allocation.module,
+        line=allocation.line,
+        shape=shape,
+        dtype=allocation.dtype,
+        stream=allocation.stream,
+        used_on=allocation.used_on,
+    )
 
 
 def _batches(first: MemoryStream, second: MemoryStream) -> tuple[int, int]:

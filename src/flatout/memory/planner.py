@@ -127,7 +127,7 @@ def _amounts(stream: MemoryStream, found: Replay, ground: Ground) -> tuple[Amoun
             replay(with_convolution_bytes(stream, size or 0), ground.settings)
             for size in (spread.low, spread.high)
         )
-    less, more = _compiled_spread(stream)
+    less, more = compiled_spread(stream)
     allocated = Amount(
         bytes=found.peak_allocated,
         source=Source.TRACED,
@@ -143,7 +143,7 @@ def _amounts(stream: MemoryStream, found: Replay, ground: Ground) -> tuple[Amoun
     return allocated, reserved
 
 
-def _compiled_spread(stream: MemoryStream) -> tuple[int, int]:
+def compiled_spread(stream: MemoryStream) -> tuple[int, int]:
     """Return how many bytes less and more a compiled step may take than the traced, eager one.
 
     What it keeps less for backward is taken to be gone at the peak; what fusion saves of

@@ -14,6 +14,9 @@ MAX_BATCH = 1 << 20
 MORE_STEPS = 2
 """Steps played after the traced ones: fragmentation shows from the third on, if at all."""
 
+TOO_MUCH = Replay(peak_allocated=0, peak_reserved=0, peak_at=0, retries_by_step=(), full_at=0)
+"""Stands for the replay of what cannot fit by its tensors alone."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Accumulation:
@@ -98,7 +101,10 @@ def _remembered(
 
     def played(batch: int) -> Replay:
         if batch not in seen:
-            seen[batch] = steady_replay(at(batch), settings, capacity)
+            stream = at(batch)
+            # What is asked for is already too much: no need to play where it lies.
+            is_hopeless = max(stream.alive(), default=0) > capacity
+            seen[batch] = TOO_MUCH if is_hopeless else steady_replay(stream, settings, capacity)
         return seen[batch]
 
     return played
