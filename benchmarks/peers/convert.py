@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.peers import job
+from benchmarks.peers import job, loaders
 
 SHARD = 1000
 """Photographs in a tar file."""
@@ -58,6 +58,18 @@ def to_litdata(folder: Path, formats: Path) -> None:
     )
 
 
+def to_mosaicml(folder: Path, formats: Path) -> None:
+    """Write MosaicML Streaming's shards."""
+    loaders.torchvision_without_operators()
+    from streaming import MDSWriter
+
+    paths = job.files(folder)
+    columns = {"image": "bytes", "label": "int"}
+    with MDSWriter(out=str(formats / "mosaicml"), columns=columns) as writer:
+        for path, label in zip(paths, job.labels(paths), strict=True):
+            writer.write({"image": path.read_bytes(), "label": label})
+
+
 class _Images:
     """FFCV's source of images: Pillow images and labels."""
 
@@ -99,7 +111,8 @@ def main() -> None:
     folder, formats = map(Path, sys.argv[1:])
     formats.mkdir(parents=True, exist_ok=True)
     to_webdataset(folder, formats)
-    for name, convert in (("litdata", to_litdata), ("ffcv", to_ffcv)):
+    converters = {"litdata": to_litdata, "streaming": to_mosaicml, "ffcv": to_ffcv}
+    for name, convert in converters.items():
         if importlib.util.find_spec(name) is None:
             print(f"{name} is not installed")
             continue

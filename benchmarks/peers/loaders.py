@@ -4,7 +4,9 @@
 is imported where it is used: what is not installed is left out.
 """
 
+from collections import deque
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -175,6 +177,82 @@ def litdata(_folder: Path, formats: Path) -> Batches:
         yield from loader
 
 
+def mosaicml(_folder: Path, formats: Path) -> Batches:
+    """MosaicML Streaming: its shards on the local disk, torch's workers."""
+    torchvision_without_operators()
+    import streaming
+
+    augment = _OfSample()
+
+    class Shards(streaming.StreamingDataset):  # type: ignore[misc,unused-ignore]
+        def __getitem__(self, index: int) -> Any:
+            return augment(super().__getitem__(index)["image"])
+
+    data = Shards(local=str(formats / "mosaicml"), shuffle=True, batch_size=job.BATCH)
+    loader = DataLoader(
+        data, job.BATCH, num_workers=job.WORKERS, drop_last=True, persistent_workers=True
+    )
+    while True:
+        yield from loader
+
+
+DECLARED: list[torch.library.Library] = []
+"""What goes out of scope is declared no more."""
+
+
+def torchvision_without_operators() -> None:
+    """Declare two operators that torchvision asks for and a torch without CUDA does not have."""
+    library = torch.library.Library("torchvision", "DEF")
+    library.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    library.define("qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    DECLARED.append(library)
+
+
+def spdl(folder: Path, _formats: Path) -> Batches:
+    """SPDL's pipeline of threads around the decoder and the resizing that are quickest there."""
+    import simplejpeg
+    from spdl.pipeline import PipelineBuilder
+
+    job.one_thread()
+    paths, random = job.files(folder), Random(0)
+
+    def augmented(number: int) -> Any:
+        pixels = simplejpeg.decode_jpeg(paths[number].read_bytes(), "RGB")
+        return job.augment_pixels(pixels, random)
+
+    def together(samples: list[Any]) -> torch.Tensor:
+        return job.normalised_batch(torch.from_numpy(np.stack(samples)))
+
+    builder = PipelineBuilder().add_source(Endless(len(paths)))
+    builder = builder.pipe(augmented, concurrency=job.WORKERS).aggregate(job.BATCH)
+    pipeline = builder.pipe(together).add_sink(job.WORKERS).build(num_threads=job.WORKERS)
+    with pipeline.auto_stop():
+        yield from pipeline
+
+
+def decoding(folder: Path, _formats: Path) -> Batches:
+    """No loader: simplejpeg in two threads; its pixels are thrown away, nothing is handed out."""
+    import simplejpeg
+
+    paths = job.files(folder)
+    contents = [path.read_bytes() for path in paths]
+    batch = torch.zeros(job.BATCH, 3, job.SIDE, job.SIDE)
+    numbers = iter(Endless(len(paths)))
+
+    def decode(chosen: list[int]) -> torch.Tensor:
+        for number in chosen:
+            simplejpeg.decode_jpeg(contents[number], "RGB")
+        return batch
+
+    with ThreadPoolExecutor(job.WORKERS) as pool:
+        waiting = deque[Future[torch.Tensor]]()
+        while True:
+            chosen = [next(numbers) for _ in range(job.BATCH)]
+            waiting.append(pool.submit(decode, chosen))
+            if len(waiting) > job.WORKERS:
+                yield waiting.popleft().result()
+
+
 def ffcv(_folder: Path, formats: Path) -> Batches:
     """FFCV on the original JPEG files."""
     return _ffcv(formats / "jpeg.beton")
@@ -219,6 +297,10 @@ PEERS: dict[str, Callable[[Path, Path], Batches]] = {
     "Grain": grain,
     "DALI": dali,
     "LitData": litdata,
+    "MosaicML Streaming": mosaicml,
+    "SPDL": spdl,
     "FFCV": ffcv,
     "FFCV raw 256": ffcv_raw,
 }
+CEILINGS: dict[str, Callable[[Path, Path], Batches]] = {"decoding alone": decoding}
+"""What bounds a class of loaders on these cores."""

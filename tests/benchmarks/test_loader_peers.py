@@ -28,9 +28,45 @@ def test_it_holds_when_no_other_loader_of_either_class_is_faster(jpeg, raw, hold
 
     record = loader_peers.record_of(results, {"Grain": "No module named 'grain'"})
 
-    assert record.holds is holds
-    assert record.notes == ["Grain was left out: No module named 'grain'"]
+    told = {note for note in record.notes if note.startswith("missed: ahead")}
+    assert (not told) is holds
+    assert "Grain was left out: No module named 'grain'" in record.notes
     assert [row[0] for row in record.table[1:]] == list(results)
+
+
+def test_every_aim_is_judged_by_its_own_rows():
+    results = {
+        "torch DataLoader": measured(100),
+        "flatout, packed JPEG": measured(250),
+        "flatout, packed raw 256": measured(1200),
+        "flatout, packed raw 256, bytes": measured(900),
+        "flatout, kept pixels": measured(6000),
+        "flatout, kept pixels, bytes": measured(4000),
+        "decoding alone": measured(280),
+    }
+
+    notes = loader_peers.record_of(results, {}).notes
+
+    assert "met: flatout, packed raw 256, rate / torch DataLoader: 12.00, aim 10 or more" in notes
+    assert (
+        "missed: flatout, packed raw 256, bytes, rate / torch DataLoader: 9.00, aim 10 or more"
+        in notes
+    )
+    assert "met: flatout, kept pixels, rate / torch DataLoader: 60.00, aim 50 or more" in notes
+    assert "met: flatout, packed JPEG, rate / decoding alone: 0.89, aim 0.85 or more" in notes
+    assert "met: flatout, packed JPEG, memory / torch DataLoader: 1.00, aim 1.2 or less" in notes
+    assert loader_peers.record_of(results, {}).holds is False
+    assert loader_peers.record_of({**results, "FFCV raw 256": measured(1300)}, {}).holds is False
+
+
+def test_rows_that_do_less_stand_for_no_class():
+    results = {
+        "FFCV raw 256": measured(800),
+        "flatout, packed raw 256": measured(700),
+        "flatout, packed raw 256, bytes": measured(2000),
+    }
+
+    assert not loader_peers.leads(results, is_raw=True)
 
 
 def test_a_crop_lies_in_the_picture_whatever_its_shape():

@@ -125,8 +125,13 @@ def load_pictures(
     places = stored.places_of(range(count))
     for start in range(0, count, PART):
         part = places[start : start + PART]
-        rows = [_middle(picture, side, shape) for picture in stored.pixels(part)]
-        images[start : start + len(rows)].copy_(torch.stack(rows))
+        rows = images[start : start + len(part)]
+        # Copied by numpy, which leaves it to this thread: torch's threads wait for each other.
+        here = rows if rows.device.type == "cpu" else torch.empty(rows.shape, dtype=torch.uint8)
+        for picture, row in zip(stored.pixels(part), here, strict=True):
+            np.copyto(row.numpy(), _middle(picture, side, shape).numpy())
+        if here is not rows:
+            rows.copy_(here)
         columns.append(stored.others(part))
     joined = [torch.cat(column).to(device) for column in zip(*columns, strict=True)]
     fields = tuple(
