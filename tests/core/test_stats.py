@@ -129,3 +129,12 @@ def test_equal_processes_are_told_apart_in_one_of_twenty():
     missed = sum(not compare_apart(row[:3], row[3:]).covers_one for row in noise)
 
     assert missed <= 70
+
+
+def test_one_pair_that_is_plainly_no_gain_is_given_up_where_no_noise_is_known():
+    assert decide(gather([1.0], [1.5])) is Decision.NO_EFFECT
+    assert decide(gather([1.0], [1.2])) is Decision.UNDECIDED
+
+
+def test_two_pairs_that_contradict_each_other_give_nothing_up():
+    assert decide(gather([1.0, 1.0], [1.1, 2.0])) is Decision.UNDECIDED

@@ -150,8 +150,11 @@ def _first_look(evidence: Evidence, rule: Rule) -> Decision:
     """Give up what is plainly no gain. Nothing is kept before its time."""
     if evidence.n < rule.min_pairs_to_drop:
         return Decision.UNDECIDED
-    highest = evidence.bound(rule.drop_confidence, +1)
-    is_no_gain = highest < 0 if evidence.has_prior else evidence.mean < math.log(rule.hopeless)
+    if evidence.has_prior:
+        is_no_gain = evidence.bound(rule.drop_confidence, +1) < 0
+    else:
+        # Of two pairs that differ much one proves nothing: they wait for the third.
+        is_no_gain = evidence.n == 1 and evidence.mean < math.log(rule.hopeless)
     if not is_no_gain:
         return Decision.UNDECIDED
     is_slower = evidence.bound(rule.keep_confidence, +1) < 0

@@ -203,7 +203,10 @@ def climb(ladder: Ladder) -> None:
     if too_late:
         ladder.notes.append(f"not tried for lack of time: {', '.join(too_late)}")
         ladder.notes.append(_time_needed(ladder))
-    ladder.notes += [f"not tried: {label}: {why}" for label, why in ladder.passed_over.items()]
+    by_reason: dict[str, list[str]] = {}
+    for label, why in ladder.passed_over.items():
+        by_reason.setdefault(why, []).append(label)
+    ladder.notes += [f"not tried: {', '.join(group)}: {why}" for why, group in by_reason.items()]
 
 
 def _time_needed(ladder: Ladder) -> str:
