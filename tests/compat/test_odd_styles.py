@@ -89,3 +89,9 @@ def test_training_in_another_thread_is_told_as_that(folder):
 
     assert trial.outcome is Outcome.NO_STEPS
     assert "trains in a thread of its own" in trial.message
+
+
+def test_sizes_that_are_numpy_s_stay_numbers(folder):
+    trial = trial_of(folder, "odd_models.py", "numpy sizes")
+
+    assert trial.profile.models[0].widest_output == 4

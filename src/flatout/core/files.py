@@ -1,9 +1,11 @@
 """Files that flatout writes: whole or not at all."""
 
 import contextlib
+import operator
 import os
 import tempfile
 from pathlib import Path
+from typing import Any
 
 
 def replace_text(path: Path, text: str) -> None:
@@ -24,6 +26,20 @@ def replace_text(path: Path, text: str) -> None:
         with contextlib.suppress(OSError):
             draft.unlink()
         raise
+
+
+def plain(value: Any) -> int | str:
+    """Return what JSON has no form for: other libraries' whole numbers as such, the rest as text.
+
+    Sizes of layers are often NumPy's, as those of an environment's action space are.
+
+    >>> plain(Path("a")), plain(True)
+    ('a', 1)
+    """
+    try:
+        return operator.index(value)
+    except (TypeError, ValueError):
+        return str(value)
 
 
 def _umask() -> int:

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn
 
+from flatout.core.files import plain
 from flatout.hardware.load import LoadReading, load_meter, process_tree
 from flatout.profiling import steps as stepping
 from flatout.profiling.device_clock import DeviceClock
@@ -308,7 +309,7 @@ class Recorder:
     def _save(self, name: str, found: Mapping[str, Any]) -> None:
         """Write a JSON for the parent, under its final name only when it is whole."""
         part = Path(self.spec["folder"]) / f"{name}-{os.getpid()}.part"
-        part.write_text(json.dumps(found, default=str), encoding="utf-8")
+        part.write_text(json.dumps(found, default=plain), encoding="utf-8")
         part.replace(part.with_suffix(".json"))
 
     def period(self) -> int:

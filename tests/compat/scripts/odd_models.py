@@ -2,6 +2,7 @@
 
 import sys
 
+import numpy as np
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -12,6 +13,10 @@ data = TensorDataset(torch.randn(512, 16), torch.randint(0, 4, (512,)))
 model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4))
 if kind == "scripted":
     model = torch.jit.script(model)
+if kind == "numpy sizes":
+    model = nn.Sequential(
+        nn.Linear(16, np.int64(32)), nn.ReLU(), nn.Linear(np.int64(32), np.int64(4))
+    )
 if kind == "sparse":
     model = nn.Sequential(nn.EmbeddingBag(100, 16, sparse=True), nn.Linear(16, 4))
     data = TensorDataset(torch.randint(0, 100, (512, 8)), data.tensors[1])
