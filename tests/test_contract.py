@@ -190,7 +190,13 @@ def waiting(found):
 def mixing(found):
     """Return the same training of a mixture of experts."""
     models = tuple(
-        dataclasses.replace(m, experts=8, expert_parameters=20_000_000, attention_backend="flash")
+        dataclasses.replace(
+            m,
+            experts=8,
+            expert_parameters=20_000_000,
+            attention_backend="flash",
+            odd_parameters=2_000_000,
+        )
         for m in found.models
     )
     return dataclasses.replace(found, models=models)

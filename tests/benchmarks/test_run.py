@@ -1,6 +1,7 @@
 """The programs: what they run, write, refuse and return."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -17,6 +18,16 @@ TINY = run_gpu.Sizes(
     starved=("--image-size", "32", "--width", "4", "--batch-size", "8"),
     tuned=("--limit", "100000", "--context", "8", "--width", "64", "--batch-size", "64"),
 )
+
+EACH_KIND = ("facts", "photographs", "measure starved", "tune slow", "overhead", "aa")
+SHORT_S = {"tune": 30.0, "overhead": 1.0, "aa": 1.0}
+"""What fills the time that it is given is given little; the least is done in any."""
+
+
+def shortened(stage):
+    """Return a stage that is told of little time, and has much before it is ended."""
+    told_s = SHORT_S.get(stage.name.split()[0], 200.0)
+    return replace(stage, work=lambda _: stage.work(told_s), most_s=250.0)
 
 
 def test_an_unknown_suite_is_refused(capsys):
@@ -108,15 +119,13 @@ def test_the_stages_work_without_a_gpu_too(tmp_path):
     (tmp_path / "work").mkdir()
     bench = Bench(machine=read_machine(torch=False), work=tmp_path / "work", say=lines.append)
 
-    results = run_gpu.run_all(
-        bench,
-        run_gpu.chosen(run_gpu.stages_of(bench, TINY), "base", ()),
-        tmp_path / "out",
-        lines,
-        total_s=100.0,
-    )
+    stages = [
+        shortened(stage)
+        for stage in run_gpu.chosen(run_gpu.stages_of(bench, TINY), "base", EACH_KIND)
+    ]
+    results = run_gpu.run_all(bench, stages, tmp_path / "out", lines, total_s=2_000.0)
 
-    failed = {name: entry for name, entry in results.items() if entry["status"] == "failed"}
+    failed = {name: entry for name, entry in results.items() if entry["status"] != "done"}
     assert failed == {}
     assert results["measure starved_images"]["status"] == "done"
     (folder,) = (tmp_path / "out").iterdir()

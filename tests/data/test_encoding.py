@@ -14,6 +14,7 @@ def round_trip(sample):
     return decode(b"".join(encode(sample)))
 
 
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks")  # torch's own, on loading one
 @pytest.mark.parametrize(
     "tensor",
     [

@@ -14,6 +14,8 @@ from flatout.workflow.referee import Referee
 from flatout.workflow.trials import TrialOptions, run_trial
 
 SCRIPTS = Path(__file__).parent / "scripts"
+ELABORATE = "naive_gpt.py --optimizer NAdam --accumulate 2 --clip 0.5 --schedule --vocabulary 4099"
+"""A training that offers something to most levers: its reference trials serve them all."""
 
 
 @functools.cache

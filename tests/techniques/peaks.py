@@ -8,7 +8,7 @@ from torch.profiler import ProfilerActivity, profile
 def peak_bytes(step):
     """Run a step and return the most bytes that it held beyond what was there before."""
     gc.collect()  # what others left must not be freed meanwhile
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as record:
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as record:
         step()
     sizes = [
         event.nbytes()

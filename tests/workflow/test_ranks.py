@@ -19,7 +19,7 @@ from tests.workflow.trial_runs import copy_scripts, machine
 
 pytestmark = pytest.mark.slow
 
-TORCHRUN = "--nproc-per-node 2 two_ranks.py"
+TORCHRUN = "--standalone --nproc-per-node 2 two_ranks.py"
 
 
 @functools.cache
@@ -113,25 +113,37 @@ def test_rank_that_fails_fails_the_trial_with_its_own_traceback(target, argument
     assert [name for name in names if "two_ranks" in name] == []
 
 
-@pytest.mark.parametrize("launch", ["torchrun", "spawn"])
-def test_every_rank_is_judged(tmp_path, launch):
-    target = "-m torch.distributed.run" if launch == "torchrun" else "two_ranks.py"
-    arguments = TORCHRUN if launch == "torchrun" else "--spawn"
+def lab_of(out, target, arguments):
     workload = Workload(
         target=target,
         arguments=tuple(arguments.split()),
         folder=copy_scripts(),
         python=sys.executable,
     )
-    lab = Lab(workload=workload, machine=machine(), out=tmp_path, limit_s=200.0)
+    return Lab(workload=workload, machine=machine(), out=out, limit_s=250.0)
+
+
+def both_recorded(path):
+    records = find_records(path)
+    return len(records) == 2 and all(record.losses and record.gradients for record in records)
+
+
+def test_every_rank_is_judged(tmp_path):
+    lab = lab_of(tmp_path, "-m torch.distributed.run", TORCHRUN)
     referee = Referee(lab, lambda _: None)
 
     check = referee.check(Recipe(choices=(Choice(technique="fused_optimizer"),)))
 
     assert check.passed, check.why
-    records = find_records(tmp_path / "guard" / "baseline" / "guard.json")
-    assert len(records) == 2
-    assert all(record.losses and record.gradients for record in records)
+    assert both_recorded(tmp_path / "guard" / "baseline" / "guard.json")
+
+
+def test_ranks_that_the_script_spawns_leave_their_records_too(tmp_path):
+    spec = {"seed": 0, "drops_dropout": True, "drops_autocast": False, "reference": None}
+
+    trial = lab_of(tmp_path, "two_ranks.py", "--spawn").guard(Recipe(), "baseline", spec, 4)
+
+    assert both_recorded(trial.guard_path), trial.message
 
 
 def test_the_rank_that_fails_decides_and_is_named():
@@ -144,6 +156,6 @@ def test_the_rank_that_fails_decides_and_is_named():
 
 
 def test_training_of_one_process_has_no_ranks():
-    trial = trial_of("-m torch.distributed.run", "--nproc-per-node 1 plain_loop.py")
+    trial = trial_of("-m torch.distributed.run", "--standalone --nproc-per-node 1 plain_loop.py")
 
     assert profile_of(trial).ranks == ()

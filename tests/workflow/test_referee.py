@@ -1,7 +1,11 @@
 """The referee on real scripts: what is honest passes, what trains something else does not."""
 
+import functools
 import subprocess
 import sys
+import tempfile
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -11,13 +15,27 @@ from flatout.workflow.lab import Lab
 from flatout.workflow.referee import Referee
 from tests.workflow.trial_runs import copy_scripts, machine
 
+pytestmark = pytest.mark.slow
 
-def referee_for(tmp_path, target, *arguments):
+
+@functools.cache
+def with_reference(target, *arguments):
+    """Return a referee that has run a script's reference trials, once for all tests."""
     workload = Workload(
         target=target, arguments=arguments, folder=copy_scripts(), python=sys.executable
     )
-    lab = Lab(workload=workload, machine=machine(), out=tmp_path, limit_s=200.0)
-    return Referee(lab, lambda _: None)
+    out = Path(tempfile.mkdtemp(prefix="flatout-test-"))
+    referee = Referee(
+        Lab(workload=workload, machine=machine(), out=out, limit_s=200.0), lambda _: None
+    )
+    referee._make_reference()
+    return referee
+
+
+def referee_for(tmp_path, target, *arguments):
+    """Return a referee that has judged nothing yet."""
+    referee = with_reference(target, *arguments)
+    return replace(referee, lab=replace(referee.lab, out=tmp_path))
 
 
 def recipe_of(name, **settings):
@@ -48,7 +66,6 @@ def compiled_gradients_are_right():
     return float(subprocess.check_output(command, text=True)) < 0.01
 
 
-@pytest.mark.slow
 def test_compile_is_rejected_exactly_where_its_gradients_are_wrong(tmp_path):
     referee = referee_for(tmp_path, "gate.py")
 

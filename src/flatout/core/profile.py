@@ -131,6 +131,8 @@ class ModelFacts:
     """Features that the last linear layer gives: the vocabulary of a language model."""
     head_parameters: int = 0
     """Weights of that layer."""
+    odd_parameters: int = 0
+    """Weights of the other linear layers whose inputs or outputs are no multiple of 8."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -71,7 +71,7 @@ def decoding_ratio(name: str) -> float:
     noise.save(stream, "JPEG", quality=90)
     data = stream.getvalue()
     pillow: Any = Image
-    ways = (
+    ways: tuple[Callable[[], Any], ...] = (
         lambda: pillow.open(io.BytesIO(data)).load(),
         lambda: _opened(pillow, data, decode),
     )

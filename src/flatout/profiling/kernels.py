@@ -19,7 +19,9 @@ class KernelTrace:
     def __init__(self) -> None:
         from torch.profiler import ProfilerActivity, profile
 
-        self.profile: Any = profile(activities=[ProfilerActivity.CUDA])
+        # There is one cycle of events; without the last word torch warns, in the script's output,
+        # that later ones would clear it.
+        self.profile: Any = profile(activities=[ProfilerActivity.CUDA], acc_events=True)
 
     def start(self) -> None:
         """Begin tracing at a step boundary."""

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch
 
+ALIGNED = 8
+"""Elements of 16 bytes in bf16: what fast matrix kernels want of rows."""
 MIN_REPEATS = 2
 """From two identical siblings on, a block counts as repeated."""
 
@@ -42,10 +44,25 @@ def describe(module: "torch.nn.Module") -> dict[str, Any]:
         "head_parameters": next(
             (m.weight.numel() for m in reversed(kinds) if isinstance(m, torch.nn.Linear)), 0
         ),
+        "odd_parameters": sum(m.weight.numel() for m in odd_layers(module)),
         "widest_output": next(
             (m.out_features for m in reversed(kinds) if isinstance(m, torch.nn.Linear)), 0
         ),
     }
+
+
+def odd_layers(root: "torch.nn.Module") -> "list[torch.nn.Linear]":
+    """Return the plain linear layers but the last with a width that is no multiple of `ALIGNED`."""
+    from torch import nn
+
+    layers = [m for m in root.modules() if isinstance(m, nn.Linear)][:-1]
+    return [
+        m
+        for m in layers
+        if type(m).forward is nn.Linear.forward
+        and (m.in_features % ALIGNED or m.out_features % ALIGNED)
+        and min(m.in_features, m.out_features) >= ALIGNED
+    ]
 
 
 def _experts(root: "torch.nn.Module") -> dict[str, int]:

@@ -5,6 +5,7 @@ One rank can be made slow, or fail.
 
 import argparse
 import os
+import socket
 import time
 
 import torch
@@ -90,7 +91,9 @@ def train(rank, args):
 if __name__ == "__main__":
     args = parser.parse_args()
     if args.spawn:
-        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29611"}
+        with socket.create_server(("127.0.0.1", 0)) as free:  # others may train here too
+            port = free.getsockname()[1]
+        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
         torch.multiprocessing.spawn(train, (args,), nprocs=2)
     else:
         train(int(os.environ["RANK"]), args)

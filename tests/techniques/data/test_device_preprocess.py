@@ -1,7 +1,7 @@
 import random
 import shutil
 import sys
-from pathlib import Path
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -18,6 +18,7 @@ from flatout.techniques.data.device_preprocess import DevicePreprocess, send_byt
 from flatout.workflow.demo import scenarios
 from flatout.workflow.lab import Lab
 from flatout.workflow.referee import Referee
+from flatout.workflow.trials import TrialOptions, run_trial
 from tests.data.photographs import photograph
 from tests.data.tails import Pictures, numpy_arithmetic, standardised
 from tests.techniques.data.samples import Stream
@@ -123,20 +124,37 @@ def test_it_is_not_offered_where_it_cannot_matter(facts):
     assert DevicePreprocess.candidates(facts, machine()) == ()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("levers", [("device_preprocess",), ("fast_decode", "device_preprocess")])
-def test_the_guard_finds_the_unmodified_starved_script_bit_identical(tmp_path, levers):
+@pytest.fixture(scope="module")
+def starved_referee(tmp_path_factory):
+    """A referee that has run the reference trials of the starved script."""
     pytest.importorskip("simplejpeg")
-    shutil.copy(scenarios() / "starved_images" / "train.py", tmp_path)
+    work = tmp_path_factory.mktemp("starved")
+    shutil.copy(scenarios() / "starved_images" / "train.py", work)
     for number in range(48):
-        folder = tmp_path / "photos" / str(number % 3)
+        folder = work / "photos" / str(number % 3)
         folder.mkdir(parents=True, exist_ok=True)
         photograph(folder, number, (130, 120))
     options = "--data photos --width 8 --image-size 64 --epochs 50 --batch-size 8"
     workload = Workload(
-        target="train.py", arguments=tuple(options.split()), folder=tmp_path, python=sys.executable
+        target="train.py", arguments=tuple(options.split()), folder=work, python=sys.executable
     )
-    lab = Lab(workload=workload, machine=real_machine(), out=Path(tmp_path), limit_s=200.0)
+    lab = Lab(
+        workload=workload,
+        machine=real_machine(),
+        out=tmp_path_factory.mktemp("reference"),
+        limit_s=200.0,
+    )
+    referee = Referee(lab, lambda _: None)
+    referee._make_reference()
+    return referee
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("levers", [("device_preprocess",), ("fast_decode", "device_preprocess")])
+def test_the_guard_finds_the_unmodified_starved_script_bit_identical(
+    tmp_path, starved_referee, levers
+):
+    lab = replace(starved_referee.lab, out=tmp_path)
     recipe = Recipe(
         choices=(
             Choice(technique="loader_workers", settings={"num_workers": 2}),
@@ -144,8 +162,8 @@ def test_the_guard_finds_the_unmodified_starved_script_bit_identical(tmp_path, l
         )
     )
 
-    verdict = Referee(lab, lambda _: None).check(recipe)
-    trial = lab.time(recipe)
+    verdict = replace(starved_referee, lab=lab).check(recipe)
+    trial = run_trial(lab.workload, recipe, lab.machine, TrialOptions(limit_s=200.0, steps=8))
 
     assert verdict.passed, verdict.why
     assert not any(verdict.worst.values()), verdict.why

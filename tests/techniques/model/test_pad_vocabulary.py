@@ -10,7 +10,7 @@ from torch.nn import functional
 from flatout.core.errors import NotApplicable
 from flatout.techniques.model.pad_vocabulary import PadVocabulary, head_share, pad_output
 from tests.techniques.facts import machine, model, profile
-from tests.techniques.guarded import checked
+from tests.techniques.guarded import ELABORATE, checked
 
 
 def network(size=4099, *, bias=True):
@@ -90,6 +90,6 @@ def test_it_is_offered_to_odd_vocabularies():
 
 @pytest.mark.slow
 def test_the_guard_finds_a_real_training_within_rounding():
-    check = checked("naive_gpt.py --vocabulary 4099", "pad_vocabulary")
+    check = checked(ELABORATE, "pad_vocabulary")
 
     assert check.status in ("same", "within"), check

@@ -9,7 +9,7 @@ from torch import nn
 from flatout.core.errors import NotApplicable
 from flatout.techniques.optimizer.foreach_optimizer import ForeachOptimizer, update_in_groups
 from tests.techniques.facts import machine, optimizer, profile
-from tests.techniques.guarded import checked
+from tests.techniques.guarded import ELABORATE, checked
 
 
 def network():
@@ -83,6 +83,6 @@ def test_it_is_offered_where_torch_goes_from_tensor_to_tensor():
 
 @pytest.mark.slow
 def test_the_guard_finds_a_real_training_within_rounding():
-    check = checked("naive_gpt.py --optimizer NAdam", "foreach_optimizer")
+    check = checked(ELABORATE, "foreach_optimizer")
 
     assert check.status in ("same", "within"), check

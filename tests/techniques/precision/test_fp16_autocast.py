@@ -20,7 +20,7 @@ from flatout.techniques.precision.fp16_autocast import (
     leaves_of,
 )
 from tests.techniques.facts import gpu, machine, model, profile
-from tests.techniques.guarded import checked, played
+from tests.techniques.guarded import ELABORATE, checked, played
 
 
 def network():
@@ -233,7 +233,7 @@ def test_it_is_offered_where_fp16_is_fast_and_bf16_is_not(kind, capability, coun
 
 @pytest.mark.slow
 def test_the_guard_finds_a_clipped_accumulating_training_inside_the_band():
-    check = checked("naive_gpt.py --accumulate 2 --clip 0.5 --schedule", "fp16_autocast")
+    check = checked(ELABORATE, "fp16_autocast")
 
     assert check.status == "within", check
 

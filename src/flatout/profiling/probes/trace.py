@@ -61,6 +61,7 @@ class TraceProbe:
             activities=sorted(supported_activities(), key=str),  # type: ignore[no-untyped-call]
             schedule=schedule(wait=0, warmup=1, active=active, repeat=1),
             on_trace_ready=ready,
+            acc_events=True,  # one cycle: without, torch warns in the script's output
         )
         self.profiler.start()
 

@@ -1,7 +1,7 @@
 """Data that cost 100 ms a batch and a step that takes 100 ms; `--free` takes the data's cost away.
 
-The cost is large against what a busy machine adds. Scenarios: `sleep` and `decode` in the loop's
-own process, `workers` with two of them and 400 ms, `no_loader` with batches of the script's own.
+The cost is large against what a busy machine adds. Scenarios: `sleep` in the loop's own process,
+`no_loader` with batches of the script's own.
 """
 
 import sys
@@ -13,14 +13,7 @@ from torch.utils.data import DataLoader, Dataset
 
 SCENARIO, IS_FREE = sys.argv[1], "--free" in sys.argv
 BATCH = 8
-MADE_IN_S = {"sleep": 0.1, "decode": 0.1, "workers": 0.4, "no_loader": 0.0}[SCENARIO]
-
-
-def decode():
-    """Use a core for as long as a batch takes to decode."""
-    end = time.perf_counter() + MADE_IN_S
-    while time.perf_counter() < end:
-        sum(range(1000))
+MADE_IN_S = {"sleep": 0.1, "no_loader": 0.0}[SCENARIO]
 
 
 class Rows(Dataset):
@@ -31,7 +24,7 @@ class Rows(Dataset):
 
     def __getitem__(self, index):
         if not IS_FREE:
-            decode() if SCENARIO == "decode" else time.sleep(MADE_IN_S)
+            time.sleep(MADE_IN_S)
         return {"x": torch.full((BATCH, 64), index / 400), "y": torch.arange(BATCH) % 4}
 
 
@@ -48,8 +41,7 @@ class Net(nn.Module):
 def batches():
     if SCENARIO == "no_loader":
         return [Rows()[0]] * 400
-    workers = 2 if SCENARIO == "workers" and not IS_FREE else 0
-    return DataLoader(Rows(), batch_size=None, num_workers=workers)
+    return DataLoader(Rows(), batch_size=None)
 
 
 if __name__ == "__main__":
