@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 
 from flatout.core.errors import UserError
-from flatout.core.recipe import Recipe
+from flatout.core.recipe import Choice, Recipe
 from flatout.core.trial import Outcome
 from flatout.core.workload import Workload
 from flatout.hardware.machine import read_machine
 from flatout.workflow.memory_trace import TraceRequest, trace_memory
+from flatout.workflow.run import run
 from flatout.workflow.trials import TrialOptions, run_trial
 
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -95,3 +96,23 @@ def test_sizes_that_are_numpy_s_stay_numbers(folder):
     trial = trial_of(folder, "odd_models.py", "numpy sizes")
 
     assert trial.profile.models[0].widest_output == 4
+
+
+def test_a_second_model_is_told_as_not_seen(folder):
+    trial = trial_of(folder, "odd_models.py", "folds", steps=250)
+
+    assert len(trial.profile.losses) >= 250
+    assert any("trained later was not seen" in note for note in trial.profile.notes)
+
+
+def test_run_says_that_a_second_model_is_left_as_it_is(folder, capfd):
+    put(folder, "odd_models.py")
+    arguments = ("folds",)
+    workload = Workload(
+        target="odd_models.py", arguments=arguments, folder=folder, python=sys.executable
+    )
+
+    code = run(workload, Recipe(choices=(Choice(technique="bf16_autocast"),)))
+
+    assert code == 0
+    assert "applied to the first one only" in capfd.readouterr().err

@@ -1,7 +1,5 @@
 """Counters against a driver that is not here: every failure it may have, one by one."""
 
-import os
-import subprocess
 import sys
 import time
 from types import ModuleType, SimpleNamespace
@@ -9,16 +7,11 @@ from types import ModuleType, SimpleNamespace
 import pynvml
 import pytest
 
-from flatout.hardware import counters
 from flatout.hardware.counters import (
-    CounterSample,
     CounterSampler,
-    Sources,
     open_sources,
     readings_of,
-    same_device,
 )
-from flatout.hardware.load import process_tree
 
 
 class Failure(Exception):  # noqa: N818  stands for NVMLError
@@ -359,73 +352,6 @@ def test_a_device_that_nobody_named_is_not_guessed_among_several(driver):
     assert "without a name" in sampler.readings("", 0.0, 1.0).missing["all"]
 
 
-def test_samples_outside_of_the_window_do_not_count():
-    values = [(0.5, 0.0), (1.5, 0.8), (2.5, 0.0)]
-    samples = [CounterSample(at_s=at, values={"util_share": util}) for at, util in values]
-    sampler = CounterSampler(Sources(found=(SimpleNamespace(uuid="GPU-a"),)))
-    sampler.pids_before = (frozenset(),)
-    sampler.samples[0].extend(samples)
-
-    assert sampler.readings("a", 1.0, 2.0).util_share == 0.8
-    assert "shorter" in sampler.readings("a", 2.6, 2.7).missing["all"]
-
-
-def test_a_driver_that_breaks_in_the_thread_ends_the_readings_and_nothing_else():
-    class Broken:
-        uuid = "GPU-a"
-        calls = 0
-
-        def sample(self, *, is_full):
-            self.calls += 1
-            if self.calls > 3:
-                raise OSError("the driver was unloaded")
-            return CounterSample(at_s=time.perf_counter(), values={"util_share": 1.0})
-
-        def close(self):
-            pass
-
-    began = time.perf_counter()
-
-    with CounterSampler(Sources(found=(Broken(),)), every_s=0.01) as sampler:
-        time.sleep(0.2)
-    found = sampler.readings("", began, time.perf_counter())
-
-    assert (found.samples, found.util_share) == (2, 1.0)
-    assert found.missing["later samples"] == "OSError: the driver was unloaded"
-
-
-OWN, SHELL, OTHER = 10, 11, 99
-
-
-@pytest.mark.parametrize(
-    ("pids", "busy", "others", "idle"),
-    [
-        ({OWN}, {OWN}, 0, 0),
-        ({OWN, OTHER}, {OWN, OTHER}, 1, 0),
-        ({OWN, OTHER}, {OWN}, 1, 1),
-        ({OWN, OTHER}, None, 1, 0),
-    ],
-)
-def test_other_processes_are_told_from_the_training_and_the_idle_from_the_working(
-    pids, busy, others, idle
-):
-    activity = None if busy is None else frozenset(busy)
-    sample = CounterSample(at_s=1.0, pids=frozenset(pids), busy_pids=activity)
-
-    found = readings_of([sample], own_pids=frozenset({OWN, SHELL}))
-
-    assert (found.other_processes, found.other_idle_processes) == (others, idle)
-
-
-def test_numbers_of_another_namespace_count_as_others_only_if_they_were_there_before():
-    sample = CounterSample(at_s=1.0, pids=frozenset({70, 71}))
-
-    found = readings_of([sample], own_pids=frozenset({OWN}), pids_before=frozenset({71}))
-
-    assert found.other_processes == 1
-    assert "container" in found.missing["other_processes"]
-
-
 def test_nobody_running_anything_is_not_the_same_as_not_being_told(driver):
     def quiet(*_):
         raise NVMLError_NotFound("Not Found")
@@ -434,40 +360,3 @@ def test_nobody_running_anything_is_not_the_same_as_not_being_told(driver):
     source = open_sources({}).found[0]
 
     assert source.sample(is_full=False).busy_pids == frozenset()
-
-
-def test_devices_are_the_same_whatever_prefix_their_names_have():
-    assert same_device("GPU-5a1f", "5A1F")
-    assert not same_device("GPU-5a1f", "GPU-77")
-
-
-def test_processes_below_this_one_are_its_own_and_the_tree_is_not_searched_again(monkeypatch):
-    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
-    searched = []
-
-    def tree(pid):
-        searched.append(pid)
-        return process_tree(pid)
-
-    class Shared:
-        uuid = "GPU-a"
-        calls = 0
-
-        def sample(self, *, is_full):
-            self.calls += 1
-            pids = frozenset({child.pid, 2**22 + 5}) if self.calls > 1 else frozenset()
-            return CounterSample(at_s=time.perf_counter(), pids=pids)
-
-        def close(self):
-            pass
-
-    monkeypatch.setattr(counters, "process_tree", tree)
-    began = time.perf_counter()
-
-    with CounterSampler(Sources(found=(Shared(),)), every_s=0.01) as sampler:
-        time.sleep(0.2)
-    child.kill()
-    child.wait()
-
-    assert sampler.readings("", began, time.perf_counter()).other_processes == 1
-    assert searched == [os.getpid()]

@@ -26,6 +26,7 @@ KINDS = (
     ("tokenise", r"tokenizers\.|Tokenizer|tokenization_|sentencepiece|tiktoken"),
     (
         "normalise",
+        r"flatout/data/(packed|transport|tensors|arrays|levels)\.py|"
         r"[Nn]ormalize|to_tensor|ToTensor|pil_to_tensor|PILToTensor|convert_image_dtype|to_dtype|"
         r"'(sub|sub_|div|div_|mul|mul_|float|half|to|permute|contiguous|astype|transpose)' of '"
         r"(torch|numpy)|from_numpy|as_tensor|method torch\.tensor|numpy\.(array|asarray)|"

@@ -390,6 +390,7 @@ class Recorder:
             "status": {name: list(pair) for name, pair in session.status.items()},
             "errors": session.errors,
             "trains_elsewhere": session.trains_elsewhere,
+            "trains_unseen": session.trains_unseen,
             "collection_s": self.garbage.seconds,
             "load": self.load(),
             "listening_s_per_step": listening_cost_s(session),

@@ -213,6 +213,11 @@ def _notes(result: Mapping[str, Any], window: Window, busy: float | None) -> lis
         notes.append("no DataLoader fed the training: making batches is part of `other`")
     if not result["models"]:
         notes.append("no root module was seen: the forward pass is part of `other`")
+    if result.get("trains_unseen"):
+        notes.append(
+            "a model that is trained later was not seen: its forward pass is part of `other`, "
+            "and levers on models act on the first one only"
+        )
     if result["device"]["kind"] == "cuda" and busy is None:
         notes.append("no kernel trace: device busy is the share of the compute phases")
     notes += [f"a probe failed and was skipped: {text}" for text in result["errors"]]

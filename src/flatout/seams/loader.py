@@ -272,6 +272,19 @@ class _Iteration:
             session.fire("batch", batch, address)
 
 
+def as_received(collate: Any, batch: Any) -> Any:
+    """Return a batch that a fetcher made as the loop receives it: levers may let it travel packed.
+
+    Such a lever's collation has `restore_batch`; others may be wrapped around it.
+    """
+    while collate is not None:
+        restore = getattr(collate, "restore_batch", None)
+        if restore is not None:
+            return restore(batch)
+        collate = getattr(collate, "__wrapped__", None)
+    return batch
+
+
 def leading_size(batch: Any, expected: int | None = None, depth: int = 0) -> int:
     """Return the number of samples: the first dimension of the first tensor in the batch.
 

@@ -158,6 +158,7 @@ class _Roots:
         if not (is_over or max(counts.values()) >= NARROW_ANYWAY):
             return
         self.session.off("segment", self.narrow)
+        self.session.knows_roots = True
         self.module_class.__call__ = self.original
         for kind in {type(root) for root in self.session.roots}:
             self._patch(kind)

@@ -51,10 +51,20 @@ class _Steps:
         if READY not in optimizer.__dict__:
             optimizer.__dict__[READY] = session.number_of(optimizer)
             session.note_optimizer(optimizer)
+            session.quietly(self.check_roots)(optimizer)
             session.transform("optimizer", optimizer)
         if is_outermost and session.listeners["before_step"]:
             session.fire("before_step", optimizer)
         session.clock.push(phases.OPTIMIZER)
+
+    def check_roots(self, optimizer: Any) -> None:
+        """Note an optimizer that trains none of the roots: its model came after the search."""
+        session = self.session
+        if not (session.knows_roots and session.roots):
+            return
+        found = {id(p) for root in session.roots for p in root.parameters()}
+        own = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        session.trains_unseen |= found.isdisjoint(own)
 
     def after(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
         """A step has ended; the outermost one ends the segment."""

@@ -36,6 +36,10 @@ class Session:
     """Samples of the last batch that was looked into."""
     rest_left = 0
     """Segments, the running one included, whose steps are not looked into."""
+    knows_roots = False
+    """Whether the search for roots is over."""
+    trains_unseen = False
+    """Whether an optimizer that began after that search trains parameters that no root holds."""
     trains_elsewhere = False
     """Whether a thread other than the main one made a backward, which nobody listens to."""
 

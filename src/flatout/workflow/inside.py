@@ -102,6 +102,11 @@ def _tell_not_applied(session: Session) -> None:
     if not session.is_mine() or not (session.counts or session.trains_elsewhere):
         return
     session.conclude()
+    if session.trains_unseen and session.techniques:
+        sys.stderr.write(
+            "flatout: the script trains several models one after the other; "
+            "levers on models were applied to the first one only\n"
+        )
     names = [type(t).__module__.rpartition(".")[2] for t in session.techniques]
     for name in names:
         status, why = session.status.get(name, ("unseen", "its seam was never reached"))

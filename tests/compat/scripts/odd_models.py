@@ -22,6 +22,9 @@ if kind == "sparse":
     data = TensorDataset(torch.randint(0, 100, (512, 8)), data.tensors[1])
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 for epoch in range(20):
+    if kind == "folds" and epoch == 10:
+        model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     if kind == "rebuilt":
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1 / (epoch + 1))
     for x, y in DataLoader(data, batch_size=32):

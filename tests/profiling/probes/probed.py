@@ -12,7 +12,7 @@ from flatout.workflow.trials import TrialOptions, run_trial
 SCRIPTS = Path(__file__).parent / "scripts"
 
 
-def probed(script, *arguments, probes, **options):
+def probed(script, *arguments, probes, recipe=None, **options):
     """Return the trial of a script with probes."""
     workload = Workload(
         target=str(script),
@@ -22,7 +22,7 @@ def probed(script, *arguments, probes, **options):
     )
     found = run_trial(
         workload,
-        Recipe(),
+        recipe or Recipe(),
         read_machine(torch=False),
         TrialOptions(**{"limit_s": 100.0, "measure_s": 4.0} | options, probes=probes),
     )

@@ -2,6 +2,7 @@
 
 import pytest
 
+from flatout.core.recipe import Choice, Recipe
 from flatout.core.trial import Outcome
 from flatout.profiling.pipeline import pipeline_of
 from tests.profiling.probes.probed import SCRIPTS, probed
@@ -42,3 +43,32 @@ def test_a_data_set_that_sleeps_is_blocked_and_takes_no_core():
     (read,) = (stage for stage in found.stages if stage.name == "read")
     assert read.wait_ms > 15  # it sleeps for 20 ms a sample
     assert found.cpu_ms < read.wait_ms
+
+
+def test_under_a_recipe_a_sample_is_made_and_sent_the_recipes_way():
+    """Bytes travel and are scaled by the loop; the decoder is swapped as in a worker."""
+    levers = ("device_preprocess", "fast_decode")
+    recipe = Recipe(choices=tuple(Choice(technique=name) for name in levers))
+    script = SCRIPTS / "picture_loop.py"
+
+    plain, ours = (
+        probed(script, "2", probes={"pipeline": {"max_s": 1.0}}, recipe=each, steps=12)
+        for each in (Recipe(), recipe)
+    )
+    address = ours.profile.training_loaders[0].address
+    replay = {"what": "host", "loaders": [address]}
+    free = probed(script, "2", probes={"replay": replay}, recipe=recipe)
+
+    assert {x.technique: x.status for x in ours.applied} == dict.fromkeys(levers, "applied")
+    assert ours.details["errors"] == []
+    before, after = (
+        {
+            x.name: x
+            for x in pipeline_of(t.details["probes"]["pipeline"], t.profile, machine(), ()).stages
+        }
+        for t in (plain, ours)
+    )
+    assert before["transport"].bytes == pytest.approx(3 * 64 * 48 * 4 + 8)
+    assert after["transport"].bytes == pytest.approx(3 * 64 * 48 + 8)
+    assert free.outcome is Outcome.OK, free.traceback
+    assert free.details["probes"]["replay"]["replayed"] > 4

@@ -62,6 +62,14 @@ class Switch(Mixtral):
         return weights.softmax(dim=-1) * 1.0, chosen
 
 
+class Single(Mixtral):
+    """Each expert is one layer."""
+
+    def __init__(self):
+        super().__init__()
+        self.experts = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(8))
+
+
 class Sigmoid(Mixtral):
     def chosen(self, logits):
         return logits.sigmoid().topk(self.top_k, dim=-1)
@@ -115,7 +123,7 @@ def results(module, x):
     return output.detach(), x.grad, grads
 
 
-@pytest.mark.parametrize("kind", [Mixture, Mixtral, Switch, Sigmoid])
+@pytest.mark.parametrize("kind", [Mixture, Mixtral, Switch, Sigmoid, Single])
 def test_each_spelling_is_replaced_and_computes_the_same(kind):
     plain, changed = built(kind), built(kind)
 

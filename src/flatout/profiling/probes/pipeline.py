@@ -22,7 +22,7 @@ import torch.utils.data.dataloader as loading
 from flatout.core.nested import map_leaves
 from flatout.profiling.batch_meter import CoreDelay
 from flatout.profiling.worker_log import read_io
-from flatout.seams.loader import ADDRESS, leading_size, tensor_bytes
+from flatout.seams.loader import ADDRESS, as_received, leading_size, tensor_bytes
 from flatout.seams.processes import die_with_parent
 from flatout.seams.session import Session
 
@@ -94,9 +94,9 @@ class PipelineProbe:
         last: list[Any] = [None]
 
         def count(batch: Any) -> None:
-            sizes.append(leading_size(batch, loader.batch_size))
-            bytes_made.append(tensor_bytes(batch))
-            last[0] = batch
+            received, last[0] = batch
+            sizes.append(leading_size(received, loader.batch_size))
+            bytes_made.append(tensor_bytes(last[0]))
 
         read = read_io(SELF)[0]
         cpu_s, wall_s = self.draw(batches, count)
@@ -164,7 +164,10 @@ class PipelineProbe:
 
 
 def made_here(loader: Any) -> Iterator[Any]:
-    """Yield the loader's batches, made in this process whatever workers it has; more than once."""
+    """Yield the loader's batches, made in this process whatever workers it has; more than once.
+
+    Each as the loop receives it, and as a worker sends it.
+    """
     while True:
         fetcher = dataloader._DatasetKind.create_fetcher(
             loader._dataset_kind,
@@ -180,9 +183,15 @@ def made_here(loader: Any) -> Iterator[Any]:
             except StopIteration:
                 break
             drawn = True
-            yield batch
+            yield as_received(loader.collate_fn, batch), map_leaves(batch, _as_sent)
         if not drawn:
             return
+
+
+def _as_sent(leaf: Any) -> Any:
+    """Return the bytes of a leaf that travels packed; any other as it is."""
+    packed = getattr(leaf, "bytes", None)
+    return packed if isinstance(packed, torch.Tensor) else leaf
 
 
 def start_as_worker(start: Any) -> None:

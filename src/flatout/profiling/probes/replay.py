@@ -14,7 +14,7 @@ import torch
 import torch.utils.data.dataloader as loading
 
 from flatout.core.nested import map_leaves
-from flatout.seams.loader import ADDRESS
+from flatout.seams.loader import ADDRESS, as_received
 from flatout.seams.session import Session
 
 dataloader: Any = loading
@@ -179,7 +179,7 @@ def _replaying_class() -> Any:
                     self._collate_fn,
                     self._drop_last,
                 )
-            batch = self.fetcher.fetch(index)
+            batch = as_received(self._collate_fn, self.fetcher.fetch(index))
             if self._pin_memory:
                 pin = dataloader._utils.pin_memory.pin_memory
                 batch = pin(batch, self._pin_memory_device)
