@@ -214,18 +214,22 @@ def _traced(module: nn.Module, experts: str) -> fx.Graph:
         graph = _Tracer().trace(expert)
     except Exception as error:  # noqa: BLE001  whatever a script's code does to stand-ins
         raise NoMixtureError(f"an expert depends on values: {error}"[:200]) from None
+    _check_row_wise(expert, graph)
+    return graph
+
+
+def _check_row_wise(expert: nn.Module, graph: fx.Graph) -> None:
     for node in graph.nodes:
         if node.op == "call_module":
-            child = expert.get_submodule(node.target)
+            child = expert.get_submodule(str(node.target))
             if type(child) is not nn.Linear and not isinstance(child, ACTIVATIONS):
                 raise NoMixtureError(f"an expert holds a {type(child).__name__}")
         elif node.op in ("call_function", "call_method"):
-            called = getattr(node.target, "__name__", node.target)
+            called = str(getattr(node.target, "__name__", node.target))
             if called.rstrip("_") not in ROW_WISE:
                 raise NoMixtureError(f"an expert calls {called}()")
         elif node.op == "get_attr":
             raise NoMixtureError(f"an expert has a parameter {node.target} of its own")
-    return graph
 
 
 def _find_way(
