@@ -202,6 +202,16 @@ def test_lever_that_crashes_is_failed_and_the_others_go_on(tmp_path):
     assert ablation.recipe.names == ("loader_workers",)
 
 
+def test_one_pair_whose_noise_is_not_known_makes_no_other_lever_hopeless(tmp_path):
+    world = World({"bf16_autocast": 1.6, "fused_optimizer": 0.8})
+
+    ablation = run(world, tmp_path, only=("bf16_autocast", "fused_optimizer"))
+
+    assert ablation.rows[0].choice.technique == "bf16_autocast"
+    assert ablation.rows[0].comparison.n == 1
+    assert ablation.recipe.names == ("fused_optimizer",)
+
+
 def test_lever_that_finds_nothing_to_act_on_is_not_applicable_and_costs_one_trial(tmp_path):
     world = World({}, refused={"bf16_autocast": "not_applicable"})
 
@@ -291,6 +301,16 @@ def test_busy_machine_ends_the_tuning_unless_accepted(tmp_path):
     assert refused.recipe.choices == ()
     assert accepted.recipe.names == ("bf16_autocast",)
     assert any("disturbed" in note for note in accepted.notes)
+
+
+@pytest.mark.chaos
+def test_accepted_load_that_stays_is_not_waited_for(tmp_path):
+    load = {"foreign_share": 0.5, "delay_share": 0.8, "steal_share": 0.0, "wall_s": 2.0}
+    world = World({"bf16_autocast": 1.6}, load=load)
+
+    run(world, tmp_path, only=("bf16_autocast",), accepts_load=True)
+
+    assert world.asked == ["baseline", "baseline", "baseline", "bf16_autocast"]
 
 
 @pytest.mark.chaos

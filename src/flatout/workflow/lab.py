@@ -27,6 +27,8 @@ MAX_REPEATS = 3
 """How often one trial is run at most while others disturb it."""
 MAX_ACCEPTED_REPEATS = 2
 """The same where the load is accepted: it will not be gone the third time."""
+ACCEPTED_BUSY_AFTER = 2
+"""From this many on, an accepted load is taken to stay: repeating would only double the time."""
 BUSY_AFTER = 6
 """From this many timed trials on, more disturbed than not means the machine is busy."""
 
@@ -82,7 +84,8 @@ class Lab:
             if not is_disturbed(trial, trial.profile, self.machine):
                 break
             self.disturbed += 1
-            is_busy = self.timed >= BUSY_AFTER and 2 * self.disturbed > self.timed
+            enough = ACCEPTED_BUSY_AFTER if self.accepts_load else BUSY_AFTER
+            is_busy = self.timed >= enough and 2 * self.disturbed > self.timed
             if is_busy and not self.accepts_load:
                 raise MachineBusyError
             if not self.may_repeat() or (self.accepts_load and is_busy):

@@ -99,8 +99,12 @@ class Ladder:
 
     @property
     def finest(self) -> float:
-        """The smallest gain that any pairs so far could show; no lever is held to a coarser one."""
-        known = [row.comparison.resolution for row in self.rows if row.comparison]
+        """The smallest gain that any pairs so far could show; no lever is held to a coarser one.
+
+        Fewer pairs than decide without a prior do not know the noise, and count for nothing here.
+        """
+        pairs = [row.comparison for row in self.rows if row.comparison]
+        known = [p.resolution for p in pairs if p.n >= Rule().min_pairs_without_prior]
         return min(known, default=1.0)
 
     @property
