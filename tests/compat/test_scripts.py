@@ -209,9 +209,21 @@ WORKERS = Candidate(
 """What is predicted for these tiny models depends on the machine; this can be tried on each."""
 
 
-def short_trial(workload, recipe, machine, options):
-    """Run a trial of half a second: these tests look at the structure, never at the times."""
-    return run_trial(workload, recipe, machine, replace(options, measure_s=0.5))
+class OnePair:
+    """Runs trials of half a second, and says when there is no time for more of them.
+
+    These tests look at the structure, never at the times.
+    """
+
+    def __init__(self):
+        self.tried = 0
+
+    def run(self, workload, recipe, machine, options):
+        self.tried += WORKERS.choice in recipe.choices
+        return run_trial(workload, recipe, machine, replace(options, measure_s=0.5))
+
+    def now(self):
+        return 1000.0 * bool(self.tried)
 
 
 def test_tune_tries_levers_and_breaks_nothing(script, tmp_path, monkeypatch):
@@ -219,16 +231,17 @@ def test_tune_tries_levers_and_breaks_nothing(script, tmp_path, monkeypatch):
     monkeypatch.setattr(Ladder, "has_time", lambda self, **_: not self.rows)
     monkeypatch.setattr(ladder, "rank", lambda *_: [WORKERS])
     workload = workload_of(script)
-    events = []
+    events, trials = [], OnePair()
 
     ablation = tuning.tune(
         workload,
         tuning.TuneOptions(
             out=tmp_path,
-            budget_s=1.0,
+            budget_s=600.0,
             accepts_load=True,
             confirm_pairs=1,
-            runner=short_trial,
+            runner=trials.run,
+            clock=trials.now,
         ),
         events.append,
         machine(),

@@ -12,7 +12,10 @@ from tests.techniques.facts import loader, machine, model, optimizer, profile
 EVERYTHING = profile(
     phases_ms={"data_wait": 50.0, "optimizer": 30.0, "other": 20.0},
     loaders=(loader(),),
-    models=(model(), model(parameters=1000, experts=8, expert_parameters=800)),
+    models=(
+        model(attention_backend="math"),
+        model(parameters=1000, experts=8, expert_parameters=800),
+    ),
     optimizers=(optimizer(),),
     memory=story(
         leak_bytes_per_step=10 * MIB,

@@ -4,6 +4,7 @@ python hungry.py [--room MIB] [--fails-at STEP] [--resume FILE] [--steps N]
 """
 
 import argparse
+import ctypes
 import resource
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import torch
 from torch import nn
 
 MIB = 2**20
+MMAP_THRESHOLD = -3  # M_MMAP_THRESHOLD in glibc's malloc.h
 ROWS, WIDTH, DEPTH = 16_384, 64, 8
 
 
@@ -27,8 +29,10 @@ def limit(room_mib):
     """Let this process grow by so much and no more, as a device would.
 
     What it may write to is counted and not its addresses: a thread that starts later reserves
-    64 MiB of those for its heap and uses none of it.
+    64 MiB of those for its heap and uses none of it. Each tensor has pages of its own, which go
+    back when it is freed: holes in a heap grow from step to step.
     """
+    ctypes.CDLL(None).mallopt(MMAP_THRESHOLD, 2**16)
     pages = int(Path("/proc/self/statm").read_text().split()[5])
     size = pages * resource.getpagesize() + room_mib * MIB
     resource.setrlimit(resource.RLIMIT_DATA, (size, size))

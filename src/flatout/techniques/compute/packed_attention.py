@@ -12,13 +12,12 @@ gradients, before it is replaced. As a training lever, because packing is one.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, final
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, final
 
 from flatout.core.errors import NotApplicable
 from flatout.core.machine import Machine
 from flatout.core.profile import Profile
 from flatout.core.technique import Effect, Numerics, Technique
-from flatout.kernels.documents import How
 from flatout.techniques.data.sequence_packing import (
     POSITIONS,
     SequencePacking,
@@ -28,6 +27,8 @@ from flatout.techniques.data.sequence_packing import (
 
 if TYPE_CHECKING:
     import torch
+
+    from flatout.kernels.documents import How
 
 OPERATOR = "scaled_dot_product_attention"
 SDPA = "sdpa"
@@ -53,7 +54,7 @@ With Hugging Face and flash attention installed, where loader and model are made
 + model = AutoModelForCausalLM.from_config(config, attn_implementation="flash_attention_2")
 """
 
-    how: How = "padded"
+    how: Literal["padded", "varlen", "flex"] = "padded"
     """`padded` works everywhere; `varlen` and `flex` are torch's kernels for CUDA."""
 
     @classmethod
@@ -100,7 +101,7 @@ With Hugging Face and flash attention installed, where loader and model are made
 class InsideTexts:
     """Stands in for torch's attention while a model with packed rows is called."""
 
-    def __init__(self, how: How) -> None:
+    def __init__(self, how: "How") -> None:
         self.how = how
         self.proven: set[int] = set()
         """Attentions of the model, by their order in a call."""
@@ -186,7 +187,7 @@ class InsideTexts:
             self.proven.add(number)
 
 
-def attend_inside_texts(model: "torch.nn.Module", how: How = "padded") -> InsideTexts:
+def attend_inside_texts(model: "torch.nn.Module", how: "How" = "padded") -> InsideTexts:
     """Keep the attention of a model inside of each text, in calls with `position_ids`."""
     inside = InsideTexts(how)
     model.register_forward_pre_hook(inside.begin, with_kwargs=True)
