@@ -74,7 +74,7 @@ def test_a_damaged_file_is_measured_again(tmp_path, monkeypatch):
     [
         ({"device_kind": "mps"}, "device of kind mps"),
         ({"dtype": "int8"}, "products in int8"),
-        ({"device_kind": "cuda"}, "measuring the peaks failed"),
+        ({"device_kind": "cuda"}, "float32 on cuda: measuring failed"),
     ],
 )
 def test_what_cannot_be_measured_says_why(change, words):

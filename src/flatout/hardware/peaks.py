@@ -10,7 +10,6 @@ import contextlib
 import hashlib
 import json
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -18,8 +17,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import flatout
 from flatout.core.units import GIB, MIB
+from flatout.hardware.fresh import ask_module
 
 DTYPES = ("float32", "tf32", "bfloat16", "float16", "float64")
 """Arithmetic whose products can be measured."""
@@ -118,23 +117,10 @@ def measure_in_child(wanted: PeaksOf, python: str) -> Peaks:
     if wanted.dtype not in DTYPES:
         raise ValueError(f"no way to measure matrix products in {wanted.dtype}")
     words = (wanted.device_kind, wanted.dtype, str(wanted.threads))
-    source = str(Path(flatout.__file__).parent.parent)
-    paths = [source, *filter(None, [os.environ.get("PYTHONPATH")])]
     try:
-        done = subprocess.run(
-            [python, "-m", __spec__.name, *words],
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
-            capture_output=True,
-            text=True,
-            timeout=LIMIT_S,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        raise ValueError(f"measuring {wanted.dtype} took over {LIMIT_S:.0f} s") from None
-    if done.returncode != 0:
-        last = done.stderr.strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
-        raise ValueError(f"measuring the peaks failed: {last[0][:200]}")
-    return Peaks(**json.loads(done.stdout.splitlines()[-1]))
+        return Peaks(**ask_module(python, __spec__.name, words, limit_s=LIMIT_S))
+    except ValueError as error:
+        raise ValueError(f"the peaks in {wanted.dtype} on {wanted.device_kind}: {error}") from None
 
 
 def measure_here(device_kind: str, dtype: str, threads: int) -> Peaks:

@@ -7,15 +7,12 @@ a CUDA device were not measured on a GPU yet.
 """
 
 import json
-import os
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-import flatout
+from flatout.hardware.fresh import ask_module
 
 BUDGET_S = 0.3
 """Time for one product; a slow one is called `MIN_BLOCKS` times whatever that takes."""
@@ -52,24 +49,12 @@ def time_alone(
         "threads": threads,
         "limit_s": max(limit_s - LAST_CALL_S, 1.0),
     }
-    source = str(Path(flatout.__file__).parent.parent)
-    paths = [source, *filter(None, [os.environ.get("PYTHONPATH")])]
     try:
-        done = subprocess.run(
-            [python, "-m", __spec__.name],
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
-            input=json.dumps(job),
-            capture_output=True,
-            text=True,
-            timeout=limit_s + 60.0,
-            check=False,
+        found: list[list[dict[str, Any]]] = ask_module(
+            python, __spec__.name, job=job, limit_s=limit_s + 60.0
         )
-    except subprocess.TimeoutExpired:
-        raise ValueError(f"timing the products took over {limit_s + 60.0:.0f} s") from None
-    if done.returncode != 0:
-        last = done.stderr.strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
-        raise ValueError(f"timing the products failed: {last[0][:200]}")
-    found: list[list[dict[str, Any]]] = json.loads(done.stdout.splitlines()[-1])
+    except ValueError as error:
+        raise ValueError(f"the products alone: {error}") from None
     return found
 
 
