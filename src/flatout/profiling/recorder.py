@@ -29,13 +29,16 @@ from flatout.seams.ranks import Ranks
 from flatout.seams.session import Session
 
 LOAD_EVERY_S = 0.25
-"""How often the machine's load is read: one reading costs some 100 us."""
+"""How often the machine's load is read at most."""
+LOAD_SHARE = 0.0005
+"""Share of the time that may go into reading it: one reading takes 0.3 ms in warm caches, and over
+1 ms where the training has taken the caches for itself."""
 CHECK_GROWTH = 1.15
 """The stopping rule is looked at when the steps have grown by this factor: its cost stays a
 constant share however fast the steps are."""
 MAX_EPOCH_S = 8.0
 """With longer epochs the start of the workers is below 5 % of one, and a trial does not wait."""
-CHECK_SHARE = 0.003
+CHECK_SHARE = 0.001
 """Share of the time that may go into those looks: with short steps they come less often."""
 REFUSED_AFTER = 2
 """Steps after which a lever that has only refused will not act any more: the loader, the model and
@@ -43,7 +46,7 @@ every optimizer have passed its seams. What refuses later (a compiler that gave 
 end of the trial."""
 PARTIAL_S = 3.0
 """Time in training after which a script that is killed leaves numbers; most trials end by then."""
-PARTIAL_SHARE = 0.002
+PARTIAL_SHARE = 0.0005
 """Share of the time that may go into writing down what is known so far."""
 MAX_CRASH = 4_000
 """Characters of an exception that are kept: its own line and the frames next to it."""
@@ -120,11 +123,12 @@ class Recorder:
         self.idle -= 1
         if (self.idle > 0 or moment < self.check_at) and moment < self.look_at:
             return
-        if moment - self.read_at > LOAD_EVERY_S:
+        if moment >= self.read_at:
             self.read_load()
-            self.read_at = moment
+            cost_s = session.clock.now() - moment
+            self.read_at = moment + max(LOAD_EVERY_S, cost_s / LOAD_SHARE)
         self._keep_partial(moment)
-        self.look_at = min(self.read_at + LOAD_EVERY_S, self.partial_at)
+        self.look_at = min(self.read_at, self.partial_at)
         made = sum(session.counts.values())
         self.ranks.progress(made)
         if self.ranks.is_over(made):

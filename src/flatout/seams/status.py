@@ -18,9 +18,9 @@ from flatout.seams.session import Session
 
 EVERY_S = 0.5
 """Nobody reads faster."""
-COST = 200
+COST = 1000
 """The pause after a record is this many times as long as writing it took: on a slow disk too, it
-costs at most 0.5 % of the time."""
+costs at most 0.1 % of the time."""
 RECENT_S = 5.0
 """Time over which rates are taken: long enough to be steady, short enough to show a change."""
 
@@ -47,14 +47,13 @@ class Publisher:
     def install(self) -> None:
         """Follow the session."""
         self.session.on("segment", self.saw_segment)
+        os.register_at_fork(after_in_child=self._begin)  # it may train too, as one of its own
         atexit.register(self.withdraw)
 
     def saw_segment(self, segment: Segment) -> None:
         """Add a step; write when it is time."""
         if self.is_ended:
             return
-        if os.getpid() != self.pid:
-            self._begin()  # a fork that trains is a trainer of its own
         self.rows.append(segment)  # added up when a record is written
         moment = self.session.clock.since
         if moment >= self.next_at:

@@ -35,7 +35,9 @@ READ, DECODE, COLLATE, PIN, H2D, LOSS, SYNC, H2D_BYTES = range(8)
 OWN = -1.0
 """Number of the training process among those that make batches."""
 OWN_EVERY_S = 0.25
-"""Pause between two readings of the training process's own counters, 30 us each."""
+"""Pause between two readings of the training process's own counters, at least."""
+OWN_SHARE = 0.0005
+"""Share of the time that may go into them: one takes 30 us in warm caches, more in cold ones."""
 SELF = Path("/proc/self")
 ROUNDS = 300
 """Calls over which the probe's own cost is timed when the run is over."""
@@ -301,8 +303,9 @@ class OwnMeter:
         made = (*self.before, self.meter.batches)
         # The size is read when the run is over: a large process takes 10 ms for it.
         self.records.append([moment, OWN, *made, *usage(), *read_io(SELF), 0.0])
-        self.noting_s += time.perf_counter() - began
-        self.next_at_s = moment + OWN_EVERY_S
+        cost_s = time.perf_counter() - began
+        self.noting_s += cost_s
+        self.next_at_s = moment + max(OWN_EVERY_S, cost_s / OWN_SHARE)
 
 
 class WorkerMeter:
