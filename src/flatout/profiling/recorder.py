@@ -38,7 +38,7 @@ CHECK_GROWTH = 1.15
 constant share however fast the steps are."""
 MAX_EPOCH_S = 8.0
 """With longer epochs the start of the workers is below 5 % of one, and a trial does not wait."""
-CHECK_SHARE = 0.001
+CHECK_SHARE = 0.0007
 """Share of the time that may go into those looks: with short steps they come less often."""
 REFUSED_AFTER = 2
 """Steps after which a lever that has only refused will not act any more: the loader, the model and
