@@ -6,7 +6,7 @@ import pytest
 
 from flatout.seams.events import Segment
 from flatout.seams.pace import FROM, GAPS, SHORT_S
-from flatout.seams.session import Session
+from flatout.seams.session import TOLD_TOGETHER, Session
 
 
 def whole_of(session, count, *, step_s=0.002, who=0):
@@ -19,19 +19,34 @@ def whole_of(session, count, *, step_s=0.002, who=0):
     return seen
 
 
-def test_one_short_step_in_three_is_looked_into_at_no_fixed_distance():
+def test_one_short_step_in_four_is_looked_into_at_no_fixed_distance():
     session = Session({"rests_below_s": SHORT_S})
 
     seen = whole_of(session, 3_000)
 
     assert all(seen[:FROM])
     looked = [index for index, is_whole in enumerate(seen) if is_whole and index > FROM]
-    assert len(looked) == pytest.approx(1_000, rel=0.05)
+    assert len(looked) == pytest.approx(750, rel=0.05)
     gaps = [after - before - 1 for before, after in itertools.pairwise(looked)]
     assert set(gaps) == set(GAPS)
     for period in (2, 3, 5, 10):
         by_phase = [sum(index % period == p for index in looked) for p in range(period)]
         assert min(by_phase) > 0.7 * len(looked) / period
+
+
+def test_listeners_hear_of_every_step_once_in_order_and_of_several_at_a_time():
+    session = Session({"rests_below_s": SHORT_S})
+    told, ended, waiting = [], [], []
+    session.on("segment", told.append)
+    session.on("lap", ended.append)
+    session.on("lap", lambda _: waiting.append(len(ended) - len(told)))
+
+    whole_of(session, 1_000)
+
+    assert len(ended) == 1_000
+    assert told == ended[: len(told)]
+    assert len(ended) - len(told) <= TOLD_TOGETHER
+    assert max(waiting) in range(max(GAPS), TOLD_TOGETHER + 2)
 
 
 def test_long_steps_are_all_looked_into():

@@ -65,6 +65,7 @@ def candidates(ground: Ground) -> list[Candidate]:
             change=transforms.optimizer_in_backward,
             cost=_free,
             why="each gradient is used and freed at once; not with accumulation or clipping",
+            helps=_trains_alone,
         ),
         Candidate(
             label="bf16_autocast",
@@ -161,6 +162,12 @@ def _sharding(ground: Ground) -> list[Candidate]:
         )
         for stage in (1, 2, 3)
     ]
+
+
+def _trains_alone(stream: MemoryStream, ground: Ground) -> bool:
+    """Gradients that ranks have yet to average cannot be used when they come."""
+    is_averaged = any(each.operator == transforms.BUCKETS for each in stream.allocations)
+    return ground.gpus == 1 and not is_averaged
 
 
 def _half_checkpointed(stream: MemoryStream) -> MemoryStream:

@@ -37,7 +37,7 @@ class DeviceClock:
         self.torch, self.device = torch, parameter.device
         # Quietly: a device that failed tells the script so itself, at a line of its own.
         self.session.clock.mark_with(self.session.quietly(self.mark))
-        self.session.on("segment", self.lap)
+        self.session.on("lap", self.lap)
         self.mark(self.session.clock.stack[-1])
 
     def mark(self, phase: int) -> None:

@@ -15,10 +15,12 @@ EVENTS = (
     "backward_end",
     "before_step",
     "after_step",
+    "lap",
     "segment",
     "stop",
 )
-"""Names that a listener may register for; see `flatout.seams.session.Session.on`."""
+"""Names that a listener may register for; see `flatout.seams.session.Session.on`. `lap`
+comes as each segment ends, `segment` where steps rest some steps later, for several at once."""
 
 Listener = Callable[..., None]
 

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 Value = TypeVar("Value")
 NO_THREAD = -1
 """Identifies no thread: the session of a child that was forked off another thread."""
+TOLD_TOGETHER = 8
+"""Segments of resting steps that wait at most to be told: each telling finds its listeners
+cold in the caches, which is what a short step feels most."""
 MAX_ERRORS = 20
 """Probe failures kept; more of the same say nothing new."""
 
@@ -67,6 +70,8 @@ class Session:
         self.optimizer_facts: list[dict[str, Any]] = []
         self.reached_at = self.clock.now()
         self._optimizers: list[Any] = []
+        self._untold: list[Segment] = []
+        """Segments of resting steps that nobody was told of yet."""
         self.listeners: dict[str, list[Listener]] = {name: [] for name in EVENTS}
         """By event; a seam looks here before it calls `fire`, which is what a step feels."""
         self._heartbeat = _open_heartbeat(spec)
@@ -215,6 +220,13 @@ class Session:
             self.rest_left = self.pace.rest()
         self.segment = Segment(is_whole=not self.rest_left)
         self.beat()
+        if self.listeners["lap"]:
+            self.fire("lap", segment)
+        if not segment.is_whole and len(self._untold) < TOLD_TOGETHER:
+            self._untold.append(segment)
+            return
+        while self._untold:
+            self.fire("segment", self._untold.pop(0))
         self.fire("segment", segment)
 
     @property
@@ -262,7 +274,7 @@ class Session:
         self._become_own()
         self.clock = Clock()
         self.segment, self.segments, self.counts = Segment(), [], {}
-        self.pace, self.rest_left = None, 0
+        self.pace, self.rest_left, self._untold = None, 0, []
         self.errors.clear()
         if threading.current_thread() is not threading.main_thread():
             self.thread = NO_THREAD
