@@ -55,8 +55,8 @@ class Foreseen:
 
     @property
     def gain(self) -> float:
-        """The foreseen gain over the rounds, averaged as the measured one is."""
-        return statistics.geometric_mean(self.gains)
+        """The foreseen gain, over the rounds."""
+        return statistics.median(self.gains)
 
     @property
     def off(self) -> float:

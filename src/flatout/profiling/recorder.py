@@ -31,19 +31,16 @@ from flatout.seams.session import Session
 LOAD_EVERY_S = 0.25
 """How often the machine's load is read at most."""
 LOAD_SHARE = 0.0005
-"""Share of the time that may go into reading it: one reading takes 0.3 ms in warm caches, and over
-1 ms where the training has taken the caches for itself."""
+"""Share of the time that may go into reading it: one takes 0.3 ms, in cold caches over 1 ms."""
 CHECK_GROWTH = 1.15
-"""The stopping rule is looked at when the steps have grown by this factor: its cost stays a
-constant share however fast the steps are."""
+"""The stopping rule is looked at when the steps have grown so: a constant share of any step."""
 MAX_EPOCH_S = 8.0
 """With longer epochs the start of the workers is below 5 % of one, and a trial does not wait."""
 CHECK_SHARE = 0.0007
 """Share of the time that may go into those looks: with short steps they come less often."""
 REFUSED_AFTER = 2
-"""Steps after which a lever that has only refused will not act any more: the loader, the model and
-every optimizer have passed its seams. What refuses later (a compiler that gave up) says so at the
-end of the trial."""
+"""Steps after which a lever that only refused will not act any more: all has passed its seams. What
+refuses later (a compiler that gave up) says so at the end of the trial."""
 PARTIAL_S = 3.0
 """Time in training after which a script that is killed leaves numbers; most trials end by then."""
 PARTIAL_SHARE = 0.0005
@@ -125,8 +122,8 @@ class Recorder:
             return
         if moment >= self.read_at:
             self.read_load()
-            cost_s = session.clock.now() - moment
-            self.read_at = moment + max(LOAD_EVERY_S, cost_s / LOAD_SHARE)
+            pause_s = (session.clock.now() - moment) / LOAD_SHARE
+            self.read_at = moment + max(LOAD_EVERY_S, pause_s)
         self._keep_partial(moment)
         self.look_at = min(self.read_at, self.partial_at)
         made = sum(session.counts.values())

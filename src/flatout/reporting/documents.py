@@ -10,6 +10,9 @@ from typing import Any
 from flatout.core.errors import UserError
 from flatout.core.files import replace_text
 
+MOST_INDENTED = 250_000
+"""Characters of a document that a person may still read; a longer one is written without spaces."""
+
 
 def write_json(plain: Mapping[str, Any], path: Path) -> None:
     """Write a JSON document; numbers that JSON does not have become null.
@@ -18,6 +21,8 @@ def write_json(plain: Mapping[str, Any], path: Path) -> None:
         UserError: if it cannot be written.
     """
     text = json.dumps(finite(plain), indent=2, allow_nan=False, ensure_ascii=True)
+    if len(text) > MOST_INDENTED:
+        text = json.dumps(json.loads(text), separators=(",", ":"))
     write_text(text + "\n", path)
 
 
