@@ -109,6 +109,19 @@ def test_levers_of_several_gpus_need_several_gpus():
     assert sum("zero" in one.label for one in candidates(ground(gpus=4))) == 3
 
 
+def test_gradients_that_ranks_have_yet_to_average_are_not_used_early():
+    def is_offered(stream, gpus):
+        here = ground(gpus=gpus)
+        lever = next(one for one in candidates(here) if one.label == "optimizer_in_backward")
+        return lever.helps(stream, here)
+
+    alone = toy_stream(2, 2)
+
+    assert is_offered(alone, gpus=1)
+    assert not is_offered(alone, gpus=2)
+    assert not is_offered(transforms.with_buckets(alone), gpus=1)
+
+
 def test_a_lever_that_was_traced_is_not_modelled():
     smaller = toy_stream(8)
     label = "activation_checkpointing mode=full"

@@ -92,10 +92,11 @@ def formula_words(plan: Plan) -> str:
         return ""
     off = plan.formula_bytes / max(1, plan.used.bytes) - 1
     missed = [f"{name} {format_bytes(count)}" for name, count in plan.formula_missed.items()]
+    side = "below" if off < 0 else "above"
     tail = f"; it misses {', '.join(missed[:3])}" if missed else ""
     return (
         f"parameters + activations + optimizer state would be {format_bytes(plan.formula_bytes)}, "
-        f"{100 * off:+.0f} %{tail}"
+        f"{100 * abs(off):.0f} % {side} what is used{tail}"
     )
 
 
