@@ -33,10 +33,10 @@ LOAD_EVERY_S = 0.25
 LOAD_SHARE = 0.0005
 """Share of the time that may go into reading it: one takes 0.3 ms, in cold caches over 1 ms."""
 CHECK_GROWTH = 1.15
-"""The stopping rule is looked at when the steps have grown so: a constant share of any step."""
+"""Growth of the steps between two looks at the stopping rule: a constant share, however fast."""
 MAX_EPOCH_S = 8.0
 """With longer epochs the start of the workers is below 5 % of one, and a trial does not wait."""
-CHECK_SHARE = 0.0007
+CHECK_SHARE = 0.003
 """Share of the time that may go into those looks: with short steps they come less often."""
 REFUSED_AFTER = 2
 """Steps after which a lever that only refused will not act any more: all has passed its seams. What

@@ -20,9 +20,10 @@ def write_json(plain: Mapping[str, Any], path: Path) -> None:
     Raises:
         UserError: if it cannot be written.
     """
-    text = json.dumps(finite(plain), indent=2, allow_nan=False, ensure_ascii=True)
+    known = finite(plain)
+    text = json.dumps(known, indent=2, allow_nan=False, ensure_ascii=True)
     if len(text) > MOST_INDENTED:
-        text = json.dumps(json.loads(text), separators=(",", ":"))
+        text = json.dumps(known, separators=(",", ":"), allow_nan=False, ensure_ascii=True)
     write_text(text + "\n", path)
 
 

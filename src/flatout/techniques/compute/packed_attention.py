@@ -54,6 +54,7 @@ With Hugging Face and flash attention installed, where loader and model are made
 + model = AutoModelForCausalLM.from_config(config, attn_implementation="flash_attention_2")
 """
 
+    # Written out: whoever reads a recipe resolves this type, and torch is not imported for that.
     how: Literal["padded", "varlen", "flex"] = "padded"
     """`padded` works everywhere; `varlen` and `flex` are torch's kernels for CUDA."""
 
