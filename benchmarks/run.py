@@ -51,17 +51,13 @@ def main(arguments: Sequence[str]) -> int:
     if unknown:
         parser.error(f"there is no suite {', '.join(unknown)}; suites are {', '.join(SUITES)}")
     machine = read_machine(torch=False)
-    held = [
-        run_suite(
-            importlib.import_module(f"benchmarks.suites.{name}").run,
-            machine,
-            budget_s=args.budget_s,
-            root=args.records,
-        )
-        for name in args.suites or SUITES
-    ]
-    if args.records == RECORDS:
-        table.main()
+    held = []
+    for name in args.suites or SUITES:
+        suite = importlib.import_module(f"benchmarks.suites.{name}").run
+        held.append(run_suite(suite, machine, budget_s=args.budget_s, root=args.records))
+        # After each suite: a run that is cut short leaves no record that the page does not show.
+        if args.records == RECORDS:
+            table.main()
     return 0 if all(held) else 1
 
 
