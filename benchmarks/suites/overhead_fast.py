@@ -11,15 +11,15 @@ JOBS = (
     Job(
         name="20 ms step",
         target=SCRIPT,
-        arguments=("--width", "1024", "--layers", "5", "--batch-size", "128", "--steps", "1000"),
+        arguments=("--width", "1024", "--layers", "5", "--batch-size", "96", "--steps", "1400"),
         block=10,
         most_share=0.01,
-        processes=8,
+        processes=10,
     ),
     Job(
         name="2 ms step",
         target=SCRIPT,
-        arguments=("--width", "384", "--layers", "4", "--batch-size", "64", "--steps", "4000"),
+        arguments=("--width", "384", "--layers", "4", "--batch-size", "80", "--steps", "4000"),
         block=30,
         most_share=0.03,
         processes=8,

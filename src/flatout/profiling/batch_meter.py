@@ -108,13 +108,17 @@ def install(find_meter: Callable[[], BatchMeter | None]) -> str:
     kinds = [kind for name in FETCHERS if (kind := getattr(fetching, name, None)) is not None]
     if base is None or not kinds:
         return "this torch has no fetchers that are known here"
-    _time_collate(base, find_meter)
+    running: dict[int, BatchMeter] = {}
+    _time_collate(base, running)
     for kind in kinds:
-        _time_fetch(kind, find_meter)
+        _time_fetch(kind, find_meter, running)
     return ""
 
 
-def _time_fetch(kind: Any, find_meter: Callable[[], BatchMeter | None]) -> None:
+def _time_fetch(
+    kind: Any, find_meter: Callable[[], BatchMeter | None], running: dict[int, BatchMeter]
+) -> None:
+    """Time a fetcher's batches; while one is made, `running` has its meter by the fetcher's id."""
     original = kind.fetch
 
     @functools.wraps(original)
@@ -122,12 +126,16 @@ def _time_fetch(kind: Any, find_meter: Callable[[], BatchMeter | None]) -> None:
         meter = find_meter()
         if meter is None or meter.fetcher:
             return original(fetcher, index)
-        return meter.fetch(original, fetcher, index)
+        running[id(fetcher)] = meter
+        try:
+            return meter.fetch(original, fetcher, index)
+        finally:
+            del running[id(fetcher)]
 
     kind.fetch = fetch
 
 
-def _time_collate(base: Any, find_meter: Callable[[], BatchMeter | None]) -> None:
+def _time_collate(base: Any, running: dict[int, BatchMeter]) -> None:
     build = base.__init__
 
     @functools.wraps(build)
@@ -137,8 +145,8 @@ def _time_collate(base: Any, find_meter: Callable[[], BatchMeter | None]) -> Non
 
         @functools.wraps(collate, updated=())
         def timed(data: Any) -> Any:
-            meter = find_meter()
-            if meter is not None and meter.fetcher == number:
+            meter = running.get(number)
+            if meter is not None:
                 meter.begin_collate()
             return collate(data)
 

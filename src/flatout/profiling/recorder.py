@@ -22,6 +22,7 @@ from flatout.profiling.kernels import TRACED_STEPS, KernelTrace, busy_share, cop
 from flatout.profiling.made_steps import MadeSteps
 from flatout.profiling.overhead import listening_cost_s
 from flatout.profiling.probes import Probe, results
+from flatout.profiling.steps_so_far import StepsSoFar, rows_of
 from flatout.profiling.surroundings import device_facts, environment_facts
 from flatout.seams.events import Segment
 from flatout.seams.processes import kill_descendants
@@ -64,6 +65,7 @@ class Recorder:
         self.read_at = session.clock.now()
         self.next_check = 4
         self.made = MadeSteps()
+        self.steps = StepsSoFar()
         self.idle = 0
         """Segments that need no look, and the moment from which one is due all the same."""
         self.look_at = 0.0
@@ -182,7 +184,7 @@ class Recorder:
         if moment < self.partial_at:
             return
         clock = self.session.clock
-        self._save("partial", self._plain("killed", self.rows(with_losses=False)))
+        self._save("partial", self._plain("killed", rows_of(self.session.segments)))
         cost_s = clock.now() - moment
         clock.lap()  # flatout's own time, of no step
         self.partial_at = clock.now() + max(PARTIAL_S, cost_s / PARTIAL_SHARE)
@@ -194,7 +196,10 @@ class Recorder:
 
     def load(self) -> dict[str, float]:
         """Return the load while the measured steps ran."""
-        window = stepping.window_of(stepping.steps_of(self.rows(with_losses=False)), self.period())
+        # Anew: on a device the segments' seconds are its own by now.
+        window = stepping.window_of(
+            stepping.steps_of(rows_of(self.session.segments)), self.period()
+        )
         if not window.measured or len(self.readings) < 2:
             return {"delay_share": 0.0, "foreign_share": 0.0, "steal_share": 0.0}
         began = window.measured[0].end - window.measured[0].wall_s
@@ -211,8 +216,7 @@ class Recorder:
     def check(self, moment: float) -> None:
         """Stop when the window is enough, or when time is up."""
         wanted = self.spec.get("steps")
-        rows = self.rows(with_losses=False)
-        steps = stepping.steps_of(rows)
+        steps = self.steps.of(self.session.segments)
         if wanted is not None:
             if len(steps) >= wanted:
                 self._stop()
@@ -322,34 +326,13 @@ class Recorder:
         ]
         return max([1, *workers])
 
-    def rows(self, *, with_losses: bool) -> list[dict[str, Any]]:
-        """Return the segments as plain mappings."""
-        return [
-            {
-                "who": s.who,
-                "is_whole": s.is_whole,
-                "seconds": s.seconds,
-                "end": s.end,
-                "batches": s.batches,
-                "samples": s.samples,
-                "forwards": s.forwards,
-                "calls": s.calls,
-                "backwards": s.backwards,
-                "evals": s.evals,
-                "loader_starts": s.loader_starts,
-                "communication": s.communication,
-                "losses": [float(x) for x in s.losses] if with_losses else [],
-            }
-            for s in self.session.segments
-        ]
-
     def rows_at_end(self) -> list[dict[str, Any]]:
         """Return the segments with their losses, without those where the device failed."""
         try:
-            return self.rows(with_losses=True)
+            return rows_of(self.session.segments, with_losses=True)
         except RuntimeError as error:
             self.session.note_error(f"losses: {error}")
-            return self.rows(with_losses=False)
+            return rows_of(self.session.segments)
 
     def result(self, why: str) -> Mapping[str, Any]:
         """Return everything this process knows, as plain values; this ends the probes."""

@@ -165,19 +165,24 @@ class _Roots:
 
     def _patch(self, kind: Any) -> None:
         inherited, session, is_compiling = kind.__call__, self.session, self.is_compiling
-        is_grad_enabled = self.torch.is_grad_enabled
+        is_grad_enabled, is_tracing = (
+            self.torch.is_grad_enabled,
+            self.torch.compiler.is_dynamo_compiling,
+        )
 
         @functools.wraps(inherited)
         def call(module: Any, *args: Any, **kwargs: Any) -> Any:
             if (
-                id(module) not in self.calls
-                or is_compiling()
+                is_tracing()
+                or id(module) not in self.calls
                 or get_ident() != session.thread
                 or session.clock.stack[-1] in INSIDE
             ):
                 return inherited(module, *args, **kwargs)
             if session.rest_left and module.training and is_grad_enabled() and session.loaders:
                 return self.calls[id(module)](*args, **kwargs)
+            if is_compiling():  # an export, which Dynamo knows nothing of
+                return inherited(module, *args, **kwargs)
             return self.outermost(module, inherited, args, kwargs)
 
         kind.__call__ = call

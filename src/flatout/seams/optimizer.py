@@ -26,7 +26,8 @@ class _Steps:
         import torch
 
         self.session = session
-        self.is_compiling = torch.compiler.is_compiling
+        # Dynamo's question alone, half of `is_compiling`: no export traces an optimizer.
+        self.is_compiling = torch.compiler.is_dynamo_compiling
 
     def install(self, module: Any) -> None:
         session = self.session

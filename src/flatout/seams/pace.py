@@ -18,8 +18,8 @@ FROM = 12
 SHORT_S = 0.05
 """Steps below this rest: listening takes 70 us of a step in warm caches and 0.3 ms where the
 training has taken the caches for itself, which is 1 % of a step of 30 ms."""
-GAPS = (2, 3, 4)
-"""Steps between two looks, drawn with equal chances: one step in four is looked into."""
+GAPS = (3, 4, 5)
+"""Steps between two looks, drawn with equal chances: one step in five is looked into."""
 LATEST = 5
 """Segments whose median says how long a step is now."""
 PERIOD_OF_DRAWS = 509

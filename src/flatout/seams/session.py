@@ -219,7 +219,9 @@ class Session:
         elif self.pace is not None:
             self.rest_left = self.pace.rest()
         self.segment = Segment(is_whole=not self.rest_left)
-        self.beat()
+        memory = self._heartbeat  # as `beat` does: a call less in each step
+        if memory is not None:
+            memory[0] = (memory[0] + 1) % 256
         if self.listeners["lap"]:
             self.fire("lap", segment)
         if not segment.is_whole and len(self._untold) < TOLD_TOGETHER:

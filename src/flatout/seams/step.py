@@ -49,12 +49,12 @@ class _Backward:
 
     def listen(self, backward: Callable[..., Any]) -> Callable[..., Any]:
         """Return the backward in a phase of its own; an outermost one goes through the recipe."""
-        session, is_compiling = self.session, self.torch.compiler.is_compiling
+        session, is_tracing = self.session, self.torch.compiler.is_dynamo_compiling
         saw_loss = session.quietly(self.saw_loss)
 
         @functools.wraps(backward)
         def listened(tensors: Any, *args: Any, **kwargs: Any) -> Any:
-            if is_compiling():
+            if is_tracing():
                 return backward(tensors, *args, **kwargs)
             if get_ident() != session.thread:
                 session.trains_elsewhere = True

@@ -1,0 +1,63 @@
+"""Steps found while a training runs: the same as those found at the end, at every moment."""
+
+import random
+
+import pytest
+
+from flatout.profiling.steps import steps_of
+from flatout.profiling.steps_so_far import StepsSoFar, rows_of
+from flatout.seams.events import Segment
+
+
+def segments(whos, *, start=0.0):
+    found, end = [], start
+    for who in whos:
+        wall_s = 0.01 + who / 100
+        end += wall_s
+        found.append(Segment(who=who, seconds=[wall_s, *[0.0] * 6], end=end, batches=1, forwards=1))
+    return found
+
+
+@pytest.mark.parametrize(
+    "whos",
+    [
+        [0] * 40,
+        [0, 1] * 20,
+        [0, 0, 0, 1] * 10,
+        [0] * 20 + [1] * 20,
+    ],
+    ids=["one", "two in turns", "critic and generator", "one after the other"],
+)
+def test_each_look_finds_what_the_end_would(whos):
+    draws = random.Random(0)
+    every, so_far, seen = segments(whos), StepsSoFar(), 0
+
+    while seen < len(every):
+        seen = min(len(every), seen + draws.randint(1, 7))
+        assert tuple(so_far.of(every[:seen])) == tuple(steps_of(rows_of(every[:seen])))
+
+
+def test_segments_that_the_script_s_own_marks_made_void_are_forgotten():
+    so_far = StepsSoFar()
+    so_far.of(segments([0] * 9))
+    own = segments([0] * 12, start=5.0)
+
+    assert tuple(so_far.of(own)) == tuple(steps_of(rows_of(own)))
+
+
+def test_segments_cut_off_at_the_end_are_forgotten():
+    so_far, every = StepsSoFar(), segments([0] * 9)
+    so_far.of(every)
+
+    assert len(so_far.of(every[:4])) == 4
+
+
+def test_no_segments_make_no_steps():
+    assert not StepsSoFar().of([])
+
+
+def test_losses_are_read_only_where_they_are_wanted():
+    segment = Segment(who=0, seconds=[0.1, *[0.0] * 6], losses=[2.5])
+
+    assert rows_of([segment])[0]["losses"] == []
+    assert rows_of([segment], with_losses=True)[0]["losses"] == [2.5]
