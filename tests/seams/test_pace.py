@@ -19,14 +19,14 @@ def whole_of(session, count, *, step_s=0.002, who=0):
     return seen
 
 
-def test_one_short_step_in_five_is_looked_into_at_no_fixed_distance():
+def test_one_short_step_in_seven_is_looked_into_at_no_fixed_distance():
     session = Session({"rests_below_s": SHORT_S})
 
     seen = whole_of(session, 3_000)
 
     assert all(seen[:FROM])
     looked = [index for index, is_whole in enumerate(seen) if is_whole and index > FROM]
-    assert len(looked) == pytest.approx(600, rel=0.05)
+    assert len(looked) == pytest.approx(3000 / 7, rel=0.05)
     gaps = [after - before - 1 for before, after in itertools.pairwise(looked)]
     assert set(gaps) == set(GAPS)
     for period in (2, 3, 5, 10):

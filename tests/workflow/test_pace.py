@@ -38,6 +38,19 @@ def test_evaluation_and_new_epochs_are_seen_at_rest_too():
     assert drawn == pytest.approx(resting.epoch_steps, rel=0.2)
 
 
+def test_an_optimizer_that_steps_another_ends_one_step_at_rest_too():
+    resting, watching = (
+        trial_of("nested_optimizers.py", rests_below_s=below_s) for below_s in (ANY, 0.0)
+    )
+
+    assert resting.details["errors"] == []
+    found, wanted = resting.profile, watching.profile
+    assert len(found.steps_ms) < 0.6 * found.step_ms.n
+    for name in ("samples_per_step", "batches_per_step", "backwards_per_step", "epoch_steps"):
+        assert getattr(found, name) == getattr(wanted, name)
+    assert found.phases_ms["optimizer"] > 0
+
+
 def test_what_rests_by_itself_never_rests_at_steps_that_differ():
     gan = trial_of("gan.py", rests_below_s=ANY).profile
 

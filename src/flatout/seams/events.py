@@ -17,10 +17,13 @@ EVENTS = (
     "after_step",
     "lap",
     "segment",
+    "rest",
+    "look",
     "stop",
 )
 """Names that a listener may register for; see `flatout.seams.session.Session.on`. `lap`
-comes as each segment ends, `segment` where steps rest some steps later, for several at once."""
+comes as each segment ends, `segment` where steps rest some steps later, for several at once;
+`rest` comes before steps that rest, `look` before one that is looked into again."""
 
 Listener = Callable[..., None]
 
@@ -35,7 +38,7 @@ class Segment:
     """By phase, as `flatout.seams.clock.NAMES`."""
     end: float = 0.0
     is_whole: bool = True
-    """False where the seams rested: then only its length and its optimizer's time are its own."""
+    """False where the seams rested: then its length and its batches are its own, not its phases."""
     batches: int = 0
     samples: int = 0
     batch_bytes: int = 0

@@ -170,17 +170,15 @@ class _Roots:
             self.torch.compiler.is_dynamo_compiling,
         )
 
+        calls = self.calls
+
         @functools.wraps(inherited)
         def call(module: Any, *args: Any, **kwargs: Any) -> Any:
-            if (
-                is_tracing()
-                or id(module) not in self.calls
-                or get_ident() != session.thread
-                or session.clock.stack[-1] in INSIDE
-            ):
+            run = None if is_tracing() else calls.get(id(module))
+            if run is None or get_ident() != session.thread or session.clock.stack[-1] in INSIDE:
                 return inherited(module, *args, **kwargs)
             if session.rest_left and module.training and is_grad_enabled() and session.loaders:
-                return self.calls[id(module)](*args, **kwargs)
+                return run(*args, **kwargs)
             if is_compiling():  # an export, which Dynamo knows nothing of
                 return inherited(module, *args, **kwargs)
             return self.outermost(module, inherited, args, kwargs)

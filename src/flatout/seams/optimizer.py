@@ -40,8 +40,16 @@ class _Steps:
                 session.add_optimizer(weakref.ref(optimizer))
 
         module.Optimizer.__init__ = construct
-        module.register_optimizer_step_pre_hook(self.before)
+        handle = module.register_optimizer_step_pre_hook(self.before)
         module.register_optimizer_step_post_hook(self.after)
+        hooks: dict[int, Any] = handle.hooks_dict_ref()
+
+        def look() -> None:
+            hooks[handle.id] = self.before
+
+        # Where steps rest only their end is listened to.
+        session.on("rest", lambda: hooks.pop(handle.id, None))
+        session.on("look", look)
 
     def before(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
         """A step begins, possibly inside another one's closure."""
@@ -74,7 +82,12 @@ class _Steps:
             return
         stack = session.clock.stack
         if phases.OPTIMIZER not in stack:
-            return  # the session began inside this step
+            # The session began inside this step, or it rests: then the one that ends steps counts,
+            # which may have called others.
+            number = optimizer.__dict__.get(READY)
+            if session.rest_left and number in session.counts and not session.is_marked:
+                session.end_segment(number)
+            return
         while stack[-1] != phases.OPTIMIZER:
             session.clock.pop()  # an exception in a closure left its phases behind
         session.clock.pop()

@@ -1,8 +1,9 @@
 """How often a step is looked into: with short ones the looking itself would be what is measured.
 
-Around short steps the seams rest most of the time. A resting step keeps its wall time and where
-its optimizer ran; its other phases and counts are those of the steps beside it that were looked
-into, which are drawn at random so that nothing periodic in a script falls between them.
+Around short steps the seams rest most of the time. Of a resting step its end is listened to, its
+batches, and the roots' calls, where an evaluation shows; its phases and other counts are those of
+the steps beside it that were looked into, which are drawn at random so that nothing periodic in a
+script falls between them.
 """
 
 import itertools
@@ -18,8 +19,8 @@ FROM = 12
 SHORT_S = 0.05
 """Steps below this rest: listening takes 70 us of a step in warm caches and 0.3 ms where the
 training has taken the caches for itself, which is 1 % of a step of 30 ms."""
-GAPS = (3, 4, 5)
-"""Steps between two looks, drawn with equal chances: one step in five is looked into."""
+GAPS = (5, 6, 7)
+"""Steps between two looks, drawn with equal chances: one step in seven is looked into."""
 LATEST = 5
 """Segments whose median says how long a step is now."""
 PERIOD_OF_DRAWS = 509

@@ -205,7 +205,7 @@ class Session:
                 return number
         return -1
 
-    def end_segment(self, who: int) -> None:
+    def end_segment(self, who: int) -> None:  # noqa: C901, PLR0912  each step feels a call more
         """Close the running segment: an outermost optimizer step, or backward, has ended."""
         segment = self.segment
         segment.who = who
@@ -216,8 +216,12 @@ class Session:
         self.counts[who] = self.counts.get(who, 0) + 1
         if self.rest_left:
             self.rest_left -= 1
+            if not self.rest_left:
+                self.fire("look")
         elif self.pace is not None:
             self.rest_left = self.pace.rest()
+            if self.rest_left:
+                self.fire("rest")
         self.segment = Segment(is_whole=not self.rest_left)
         memory = self._heartbeat  # as `beat` does: a call less in each step
         if memory is not None:
@@ -277,6 +281,7 @@ class Session:
         self.clock = Clock()
         self.segment, self.segments, self.counts = Segment(), [], {}
         self.pace, self.rest_left, self._untold = None, 0, []
+        self.fire("look")
         self.errors.clear()
         if threading.current_thread() is not threading.main_thread():
             self.thread = NO_THREAD

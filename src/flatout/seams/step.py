@@ -43,9 +43,22 @@ class _Backward:
     def install(self) -> None:
         """Stand in for backward, for `torch.autograd.grad` and for the gradient scaler."""
         torch = self.torch
-        torch.autograd.backward = self.listen(torch.autograd.backward)
+        self.replaced = torch.autograd.backward
+        torch.autograd.backward = self.listening = self.listen(self.replaced)
+        self.session.on("rest", self.rest)
+        self.session.on("look", self.look)
         torch.autograd.grad = self.differentiate(torch.autograd.grad)
         torch.amp.GradScaler.scale = self.scale(torch.amp.GradScaler.scale)
+
+    def rest(self) -> None:
+        """Leave backward alone, where nobody has replaced it since."""
+        if self.torch.autograd.backward is self.listening:
+            self.torch.autograd.backward = self.replaced
+
+    def look(self) -> None:
+        """Listen to backward again."""
+        if self.torch.autograd.backward is self.replaced:
+            self.torch.autograd.backward = self.listening
 
     def listen(self, backward: Callable[..., Any]) -> Callable[..., Any]:
         """Return the backward in a phase of its own; an outermost one goes through the recipe."""
