@@ -1,4 +1,4 @@
-"""An optimizer that steps another one inside its own step, evaluations and a second look at loss."""
+"""An optimizer that steps another one inside its own step, and an evaluation after each epoch."""
 
 import torch
 from torch.utils.data import DataLoader, TensorDataset
