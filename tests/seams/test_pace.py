@@ -4,9 +4,10 @@ import itertools
 
 import pytest
 
-from flatout.seams.events import Segment
+from flatout.seams.events import LoaderSeen, Segment
+from flatout.seams.nap import TOLD_TOGETHER
 from flatout.seams.pace import FROM, GAPS, SHORT_S
-from flatout.seams.session import TOLD_TOGETHER, Session
+from flatout.seams.session import Session
 
 
 def whole_of(session, count, *, step_s=0.002, who=0):
@@ -82,7 +83,7 @@ def test_steps_of_several_optimizers_are_told_apart_by_what_is_seen():
 
 def test_batches_that_come_in_bursts_are_looked_at_in_bursts():
     session = Session({"rests_below_s": SHORT_S})
-    session.loaders["here"] = type("Seen", (), {"asked": {"effective_workers": 3}})()
+    session.loaders["here"] = LoaderSeen("here", {"effective_workers": 3})
     session.last_loader = "here"
 
     seen = whole_of(session, 300)[FROM:]

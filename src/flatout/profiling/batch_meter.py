@@ -5,7 +5,10 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from flatout.seams.session import Session
 
 FETCHERS = ("_MapDatasetFetcher", "_IterableDatasetFetcher")
 """Classes of `torch.utils.data._utils.fetch`; all loaders, with and without workers, go through
@@ -96,10 +99,11 @@ class CoreDelay:
             return 0.0
 
 
-def install(find_meter: Callable[[], BatchMeter | None]) -> str:
+def install(session: "Session", find_meter: Callable[[], BatchMeter | None]) -> str:
     """Time every fetcher of this process and of those forked from it; return why not, or "".
 
     Args:
+        session: Nothing is timed while its steps rest.
         find_meter: Gives the meter of the running process and thread; None where not to count.
     """
     from torch.utils.data._utils import fetch as fetching
@@ -111,19 +115,22 @@ def install(find_meter: Callable[[], BatchMeter | None]) -> str:
     running: dict[int, BatchMeter] = {}
     _time_collate(base, running)
     for kind in kinds:
-        _time_fetch(kind, find_meter, running)
+        _time_fetch(kind, session, find_meter, running)
     return ""
 
 
 def _time_fetch(
-    kind: Any, find_meter: Callable[[], BatchMeter | None], running: dict[int, BatchMeter]
+    kind: Any,
+    session: "Session",
+    find_meter: Callable[[], BatchMeter | None],
+    running: dict[int, BatchMeter],
 ) -> None:
     """Time a fetcher's batches; while one is made, `running` has its meter by the fetcher's id."""
     original = kind.fetch
 
     @functools.wraps(original)
     def fetch(fetcher: Any, index: Any) -> Any:
-        meter = find_meter()
+        meter = None if session.rest_left else find_meter()
         if meter is None or meter.fetcher:
             return original(fetcher, index)
         running[id(fetcher)] = meter

@@ -308,6 +308,7 @@ class Recorder:
             return  # a process of the script that trained nothing
         self.is_written = True
         self.read_load()
+        self.session.wake()
         self.session.fire("stop")
         self._save("result", self.result(why))
 

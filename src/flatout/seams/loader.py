@@ -201,11 +201,7 @@ class _Iteration:
                     batch = draw(iterator)
                 finally:
                     signs[1] = 0
-                segment, seen = session.segment, session.loaders.get(session.last_loader)
-                segment.batches += 1
-                segment.samples += session.last_size
-                if seen is not None:
-                    seen.batches += 1
+                session.drawn += 1  # counted where the rest ends
                 return batch
             clock = session.clock
             clock.push(phases.DATA_WAIT)
@@ -258,6 +254,8 @@ class _Iteration:
         seen = session.loaders.get(address)
         size = leading_size(batch, seen.asked["effective_batch_size"] if seen else None)
         segment.samples += size
+        if session.rest_left:
+            session.nap.turn_to(seen, size)
         session.last_size = size
         session.last_loader = address
         if seen is not None:

@@ -85,15 +85,21 @@ class _Steps:
             # The session began inside this step, or it rests: then the one that ends steps counts,
             # which may have called others.
             number = optimizer.__dict__.get(READY)
-            if session.rest_left and number in session.counts and not session.is_marked:
+            is_end = session.rest_left and number in session.counts and not session.is_marked
+            if is_end and not session.nap.noted():
                 session.end_segment(number)
             return
-        while stack[-1] != phases.OPTIMIZER:
-            session.clock.pop()  # an exception in a closure left its phases behind
-        session.clock.pop()
+        _leave_step(session.clock)
         if phases.OPTIMIZER in stack:
             return
         if session.listeners["after_step"]:
             session.fire("after_step", optimizer)
         if not session.is_marked:
             session.end_segment(optimizer.__dict__[READY])
+
+
+def _leave_step(clock: phases.Clock) -> None:
+    """Go back to the phase around a step."""
+    while clock.stack[-1] != phases.OPTIMIZER:
+        clock.pop()  # an exception in a closure left its phases behind
+    clock.pop()

@@ -13,6 +13,7 @@ from flatout.core.technique import Technique, seams_of
 from flatout.seams.clock import Clock
 from flatout.seams.describe import describe, describe_optimizer
 from flatout.seams.events import EVENTS, Listener, LoaderSeen, Segment
+from flatout.seams.nap import TOLD_TOGETHER, Nap
 from flatout.seams.pace import Pace
 
 if TYPE_CHECKING:
@@ -21,9 +22,6 @@ if TYPE_CHECKING:
 Value = TypeVar("Value")
 NO_THREAD = -1
 """Identifies no thread: the session of a child that was forked off another thread."""
-TOLD_TOGETHER = 8
-"""Segments of resting steps that wait at most to be told: each telling finds its listeners
-cold in the caches, which is what a short step feels most."""
 MAX_ERRORS = 20
 """Probe failures kept; more of the same say nothing new."""
 
@@ -37,6 +35,11 @@ class Session:
 
     last_size = 0
     """Samples of the last batch that was looked into."""
+    scaler: Any = None
+    is_marked = False
+    """Whether the script delimits its steps itself, with `flatout.step`."""
+    drawn = 0
+    """Batches drawn in resting steps, which no segment has counted yet."""
     rest_left = 0
     """Segments, the running one included, whose steps are not looked into."""
     knows_roots = False
@@ -59,13 +62,11 @@ class Session:
         self.loaders: dict[str, LoaderSeen] = {}
         self.errors: list[str] = []
         self.status: dict[str, tuple[str, str]] = {}
-        self.scaler: Any = None
         self.unscaled: Any = {}
         """The loss that the script scaled, by the scaled one; kept by the step seam."""
         self.last_loader = ""
+        self.nap = Nap(self)
         self.pace = Pace(self, spec["rests_below_s"]) if spec.get("rests_below_s") else None
-        self.is_marked = False
-        """Whether the script delimits its steps itself, with `flatout.step`."""
         self.model_facts: list[dict[str, Any]] = []
         self.optimizer_facts: list[dict[str, Any]] = []
         self.reached_at = self.clock.now()
@@ -207,25 +208,27 @@ class Session:
 
     def end_segment(self, who: int) -> None:  # noqa: C901, PLR0912  each step feels a call more
         """Close the running segment: an outermost optimizer step, or backward, has ended."""
+        if self.nap.ends:
+            self.wake()
         segment = self.segment
         segment.who = who
         segment.seconds = self.clock.lap()
         segment.end = self.clock.since
-        if self.is_recording:
-            self.segments.append(segment)
-        self.counts[who] = self.counts.get(who, 0) + 1
+        self._record(segment)
         if self.rest_left:
-            self.rest_left -= 1
-            if not self.rest_left:
+            self.nap.fill(segment)
+            self.rest_left = 0 if self.nap.is_over() else self.rest_left - 1
+            if self.rest_left:
+                self.nap.begin()
+            else:
                 self.fire("look")
         elif self.pace is not None:
             self.rest_left = self.pace.rest()
             if self.rest_left:
+                self.nap.begin()
                 self.fire("rest")
         self.segment = Segment(is_whole=not self.rest_left)
-        memory = self._heartbeat  # as `beat` does: a call less in each step
-        if memory is not None:
-            memory[0] = (memory[0] + 1) % 256
+        self.beat()
         if self.listeners["lap"]:
             self.fire("lap", segment)
         if not segment.is_whole and len(self._untold) < TOLD_TOGETHER:
@@ -234,6 +237,12 @@ class Session:
         while self._untold:
             self.fire("segment", self._untold.pop(0))
         self.fire("segment", segment)
+
+    def wake(self) -> None:
+        """Record the steps of which only the end was noted."""
+        for segment in self.nap.segments():
+            self._record(segment)
+            self._untold.append(segment)
 
     @property
     def signs(self) -> "mmap.mmap | bytearray":
@@ -245,6 +254,11 @@ class Session:
         memory = self._heartbeat
         if memory is not None:
             memory[0] = (memory[0] + 1) % 256
+
+    def _record(self, segment: Segment) -> None:
+        if self.is_recording:
+            self.segments.append(segment)
+        self.counts[segment.who] = self.counts.get(segment.who, 0) + 1
 
     def _apply(
         self, technique: Technique, seam: str, value: Value, context: tuple[Any, ...]
@@ -281,6 +295,7 @@ class Session:
         self.clock = Clock()
         self.segment, self.segments, self.counts = Segment(), [], {}
         self.pace, self.rest_left, self._untold = None, 0, []
+        self.nap = Nap(self)
         self.fire("look")
         self.errors.clear()
         if threading.current_thread() is not threading.main_thread():

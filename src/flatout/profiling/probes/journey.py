@@ -81,7 +81,7 @@ class JourneyProbe:
         from torch.utils.data import get_worker_info
 
         self.find_worker = get_worker_info
-        why = batch_meter.install(self.find_meter)
+        why = batch_meter.install(self.session, self.find_meter)
         if why:
             self.missing["read, decode, collate"] = why
         if not self.own.meter.knows_delay:
@@ -99,8 +99,6 @@ class JourneyProbe:
 
     def find_meter(self) -> BatchMeter | None:
         """Return the meter of the running process; None in a thread that is not the loop's."""
-        if self.session.rest_left:
-            return None
         worker = self.find_worker()
         if worker is None:
             return self.own.meter if self.session.is_mine() else None
