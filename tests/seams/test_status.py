@@ -54,7 +54,7 @@ def test_the_record_tells_steps_samples_and_phases(tmp_path, session, moments):
     publisher = Publisher(session, tmp_path)
 
     for _ in range(20):
-        publisher.saw_segment(step(session, moments))
+        publisher.saw_segments([step(session, moments)])
 
     (record,) = records(tmp_path)
     assert record["over_samples"] / record["over_s"] == pytest.approx(80)
@@ -65,7 +65,7 @@ def test_the_record_tells_steps_samples_and_phases(tmp_path, session, moments):
 def test_the_first_step_is_told_at_once(tmp_path, session, moments):
     publisher = Publisher(session, tmp_path)
 
-    publisher.saw_segment(step(session, moments))
+    publisher.saw_segments([step(session, moments)])
 
     assert records(tmp_path)[0]["step"] == 1
 
@@ -74,9 +74,9 @@ def test_rates_are_those_of_the_last_seconds(tmp_path, session, moments):
     publisher = Publisher(session, tmp_path)
 
     for _ in range(100):
-        publisher.saw_segment(step(session, moments, seconds=0.1))
+        publisher.saw_segments([step(session, moments, seconds=0.1)])
     for _ in range(100):
-        publisher.saw_segment(step(session, moments, seconds=0.2))
+        publisher.saw_segments([step(session, moments, seconds=0.2)])
 
     (record,) = records(tmp_path)
     assert record["over_s"] / record["over_steps"] == pytest.approx(0.2, rel=0.02)
@@ -91,7 +91,7 @@ def test_records_are_as_rare_as_their_cost_asks(tmp_path, session, moments):
         return slow(moment)
 
     publisher._record = on_a_slow_disk
-    publisher.saw_segment(step(session, moments))
+    publisher.saw_segments([step(session, moments)])
 
     # From the step's end: the clock of the step does not hold the writing.
     assert publisher.next_at - session.clock.since == pytest.approx(COST * 0.05)
@@ -102,7 +102,7 @@ def test_a_folder_that_is_gone_ends_the_records_and_not_the_training(tmp_path, s
     publisher = Publisher(session, tmp_path / "gone")
 
     for _ in range(30):
-        publisher.saw_segment(step(session, moments))
+        publisher.saw_segments([step(session, moments)])
 
     assert publisher.is_ended
     assert len(publisher.rows) == 0
@@ -110,7 +110,7 @@ def test_a_folder_that_is_gone_ends_the_records_and_not_the_training(tmp_path, s
 
 def test_the_record_is_withdrawn_at_the_end(tmp_path, session, moments):
     publisher = Publisher(session, tmp_path)
-    publisher.saw_segment(step(session, moments))
+    publisher.saw_segments([step(session, moments)])
 
     publisher.withdraw()
 
@@ -124,7 +124,7 @@ def test_a_scaled_loss_is_told_as_the_script_computed_it(tmp_path, session, mome
     session.unscaled = {scaled: loss.detach()}
 
     session.fire("backward", (scaled,))
-    publisher.saw_segment(step(session, moments))
+    publisher.saw_segments([step(session, moments)])
 
     assert records(tmp_path)[0]["loss"] == 0.5
 
@@ -134,7 +134,7 @@ def test_one_loss_is_looked_at_for_each_record(tmp_path, session, moments):
 
     session.fire("backward", torch.tensor(1.0))
     session.fire("backward", torch.tensor(2.0))
-    publisher.saw_segment(step(session, moments))
+    publisher.saw_segments([step(session, moments)])
 
     assert records(tmp_path)[0]["loss"] == 1.0
 
@@ -146,9 +146,9 @@ def test_the_record_of_several_losses_fails_nowhere_with_torchs_own_dictionary(
     publisher = Publisher(session, tmp_path)
 
     session.fire("backward", (torch.ones(3), torch.ones(3)))
-    publisher.saw_segment(step(session, moments))
+    publisher.saw_segments([step(session, moments)])
     session.fire("backward", [torch.tensor(4.0)])
-    publisher.saw_segment(step(session, moments, seconds=1.0))
+    publisher.saw_segments([step(session, moments, seconds=1.0)])
 
     assert records(tmp_path)[0]["loss"] == 4.0
 
@@ -157,7 +157,7 @@ def test_a_backward_on_no_single_loss_leaves_the_loss_unknown(tmp_path, session,
     publisher = Publisher(session, tmp_path)
 
     session.fire("backward", (torch.ones(3), torch.ones(3)))
-    publisher.saw_segment(step(session, moments))
+    publisher.saw_segments([step(session, moments)])
 
     assert records(tmp_path)[0]["loss"] is None
 
@@ -169,6 +169,6 @@ def test_a_loss_on_the_device_is_read_when_it_has_arrived(tmp_path, session, mom
     session.fire("backward", torch.tensor(3.0, device="cuda"))
     torch.cuda.synchronize()
     time.sleep(0.01)
-    publisher.saw_segment(step(session, moments))
+    publisher.saw_segments([step(session, moments)])
 
     assert records(tmp_path)[0]["loss"] == 3.0

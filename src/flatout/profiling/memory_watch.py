@@ -69,6 +69,7 @@ class MemoryWatch:
         """Look after each of the first steps; measure the second where there is a plan."""
         self.steps += 1
         if self.steps > FIRST_STEPS:
+            self.session.off("segment", self.saw_segment)
             return
         if self.plan is not None and self.steps == MEASURED_STEP:
             self.compare()

@@ -8,7 +8,7 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn
@@ -85,7 +85,7 @@ class Recorder:
         """Follow the session, and write when the script ends by itself too."""
         self.read_load()
         self.garbage.install()
-        self.session.on("segment", self.saw_segment)
+        self.session.on("segments", self.saw_segments)
         if self.spec.get("ends_when_refused"):
             self.session.on("segment", self._saw_early_segment)
         atexit.register(self.write, "script_ended")
@@ -115,11 +115,11 @@ class Recorder:
 
         os._exit = exit_now
 
-    def saw_segment(self, _: Segment) -> None:
+    def saw_segments(self, segments: Sequence[Segment]) -> None:
         """Read the load now and then, and stop once the steps are enough."""
         session = self.session
         moment = session.clock.since
-        self.idle -= 1
+        self.idle -= len(segments)
         if (self.idle > 0 or moment < self.check_at) and moment < self.look_at:
             return
         if moment >= self.read_at:

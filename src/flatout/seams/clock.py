@@ -57,13 +57,6 @@ class Clock:
         totals, self.totals = self.totals, [0.0] * len(NAMES)
         return totals
 
-    def leave_out(self, seconds: float, *, changes: int) -> None:
-        """Take out of this lap what passed at its begin, in the phase that ran until `changes`."""
-        if self.changes == changes:
-            self.since += seconds
-        else:
-            self.totals[OTHER] -= seconds
-
     def mark_with(self, mark: Callable[[int], None] | None) -> None:
         """Call `mark(phase)` at every change of phase: the device's clock listens here."""
         self._mark = mark

@@ -17,12 +17,14 @@ EVENTS = (
     "after_step",
     "lap",
     "segment",
+    "segments",
     "rest",
     "look",
     "stop",
 )
 """Names that a listener may register for; see `flatout.seams.session.Session.on`. `lap`
-comes as each segment ends, `segment` where steps rest some steps later, for several at once;
+comes as each segment ends, `segment` where steps rest some steps later, for one after the other,
+and `segments` at the same moment with a list of them;
 `rest` comes before steps that rest, `look` before one that is looked into again."""
 
 Listener = Callable[..., None]

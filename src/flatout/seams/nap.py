@@ -47,19 +47,22 @@ class Nap:
     def noted(self) -> bool:
         """Note the end of a step; return False where it is to be recorded in full.
 
-        That is the last before a look, each eighth, and one in which anything but training
-        happened: evaluation, saving and the start of an epoch all change the clock's phase.
+        That is each eighth, and one in which anything but training happened: evaluation, saving
+        and the start of an epoch all change the clock's phase.
         """
         session = self.session
         clock = session.clock
-        if session.rest_left == 1 or clock.changes != self.changes or not self.may_last:
+        if clock.changes != self.changes or not self.may_last or len(self.ends) == TOLD_TOGETHER:
             return False
-        if len(self.ends) == TOLD_TOGETHER:
-            return False
-        session.rest_left -= 1
-        self.ends.append(clock.now())
+        # No phase has changed: all the time since then is this step's.
+        clock.since = clock.now()
+        self.ends.append(clock.since)
         self.drawn.append(session.drawn)
         session.beat()
+        session.rest_left -= 1
+        if not session.rest_left:
+            session.segment.is_whole = True
+            session.fire("look")
         return True
 
     def segments(self) -> list[Segment]:
@@ -82,7 +85,6 @@ class Nap:
             )
             since, before = end, drawn
         session.drawn -= before
-        session.clock.leave_out(since - self.began, changes=self.changes)
         if self.seen is not None:
             self.seen.batches += before
         self.ends, self.drawn, self.began = [], [], since

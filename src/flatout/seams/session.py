@@ -234,9 +234,10 @@ class Session:
         if not segment.is_whole and len(self._untold) < TOLD_TOGETHER:
             self._untold.append(segment)
             return
-        while self._untold:
-            self.fire("segment", self._untold.pop(0))
-        self.fire("segment", segment)
+        told, self._untold = [*self._untold, segment], []
+        for one in told if self.listeners["segment"] else ():
+            self.fire("segment", one)
+        self.fire("segments", told)
 
     def wake(self) -> None:
         """Record the steps of which only the end was noted."""

@@ -8,6 +8,7 @@ import contextlib
 import json
 import os
 from collections import deque
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,15 +47,15 @@ class Publisher:
 
     def install(self) -> None:
         """Follow the session."""
-        self.session.on("segment", self.saw_segment)
+        self.session.on("segments", self.saw_segments)
         os.register_at_fork(after_in_child=self._begin)  # it may train too, as one of its own
         atexit.register(self.withdraw)
 
-    def saw_segment(self, segment: Segment) -> None:
-        """Add a step; write when it is time."""
+    def saw_segments(self, segments: Sequence[Segment]) -> None:
+        """Add steps; write when it is time."""
         if self.is_ended:
             return
-        self.rows.append(segment)  # added up when a record is written
+        self.rows += segments  # added up when a record is written
         moment = self.session.clock.since
         if moment >= self.next_at:
             self.publish(moment)

@@ -10,7 +10,7 @@ import functools
 import os
 import resource
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -93,7 +93,7 @@ class JourneyProbe:
             ("root", self.saw_root),
             ("forward_end", self.saw_forward_end),
             ("loss", self.saw_loss),
-            ("segment", self.saw_segment),
+            ("segments", self.saw_segments),
         ):
             self.session.on(event, listener)
 
@@ -164,8 +164,9 @@ class JourneyProbe:
         parts, width = self.parts, self.width
         return spent_s - parts.get(H2D * width + phase, 0.0) - parts.get(SYNC * width + phase, 0.0)
 
-    def saw_segment(self, segment: Segment) -> None:
-        """Close the row of a segment."""
+    def saw_segments(self, segments: Sequence[Segment]) -> None:
+        """Close the row of a segment; of several the last alone may have been looked into."""
+        segment = segments[-1]
         if segment.is_whole:
             self.calls += 1
             # The host's seconds: on a GPU the device's replace them later.
@@ -227,7 +228,7 @@ class JourneyProbe:
         """Close the row of a segment at whose end the run was stopped before we heard of it."""
         segments = self.session.segments
         if segments and (not self.rows or segments[-1].end > self.rows[-1][0].end):
-            self.saw_segment(segments[-1])
+            self.saw_segments(segments[-1:])
 
     def result(self) -> Mapping[str, Any]:
         """Return rows by segment and records by process, as plain values."""
