@@ -83,12 +83,12 @@ class Window:
         """Whether the window makes a trial."""
         looked_into = sum(step.is_whole for step in self.measured)
         if not self.is_warm or looked_into < MIN_STEPS * self.period:
-            return False
+            return False  # phases are those of these steps
         total_s = sum(step.wall_s for step in self.measured)
         if total_s < MIN_WINDOW_S:
             return False
         is_fast = total_s / len(self.measured) < FAST_STEP_S
-        return not is_fast or looked_into >= MIN_FAST_STEPS * self.period
+        return not is_fast or len(self.measured) >= MIN_FAST_STEPS * self.period
 
 
 Row = Mapping[str, Any]

@@ -19,8 +19,12 @@ FROM = 12
 SHORT_S = 0.05
 """Steps below this rest: listening takes 70 us of a step in warm caches and 0.3 ms where the
 training has taken the caches for itself, which is 1 % of a step of 30 ms."""
-GAPS = (5, 6, 7)
-"""Steps between two looks, drawn with equal chances: one step in seven is looked into."""
+LOOK_EVERY_S = 0.2
+"""Time between two looks, about: one takes up to 0.6 ms in caches that the training has taken."""
+FEWEST, MOST = 3, 10
+"""Steps between two looks, on average: so many at least and at most, however long one is."""
+AROUND = (-1, 0, 1)
+"""Drawn with equal chances and added to the steps between two looks."""
 LATEST = 5
 """Segments whose median says how long a step is now."""
 PERIOD_OF_DRAWS = 509
@@ -36,7 +40,7 @@ class Pace:
         self.session = session
         self.below_s = below_s
         draws = random.Random(0)
-        self.gaps = itertools.cycle([draws.choice(GAPS) for _ in range(PERIOD_OF_DRAWS)])
+        self.draws = itertools.cycle([draws.choice(AROUND) for _ in range(PERIOD_OF_DRAWS)])
         self.in_burst = 0
 
     def rest(self) -> int:
@@ -44,16 +48,21 @@ class Pace:
         session = self.session
         if len(session.segments) < FROM or not self._may_rest():
             return 0
+        walls = sorted(sum(segment.seconds) for segment in session.segments[-LATEST:])
+        step_s = walls[len(walls) // 2]
+        if step_s >= self.below_s:
+            return 0
         self.in_burst += 1
         # Batches come from workers in bursts, one of each: so many steps make one look.
         burst = self._workers()
         if self.in_burst < burst:
             return 0
         self.in_burst = 0
-        return burst * next(self.gaps)
+        steps = min(max(round(LOOK_EVERY_S / max(step_s, 1e-6)), FEWEST), MOST)
+        return burst * (steps + next(self.draws))
 
     def _may_rest(self) -> bool:
-        """Tell whether steps are short now and one is like the other."""
+        """Tell whether one step is like the other, and nobody waits for each."""
         session = self.session
         if session.is_marked or session.techniques or len(session.counts) != 1:
             return False
@@ -62,10 +71,7 @@ class Pace:
         distributed = sys.modules.get("torch.distributed")
         if distributed is not None and distributed.is_available() and distributed.is_initialized():
             return False  # what a step waits for other ranks is told apart by its phases
-        if any(session.listeners[event] for event in ALONE):
-            return False
-        walls = sorted(sum(segment.seconds) for segment in session.segments[-LATEST:])
-        return walls[len(walls) // 2] < self.below_s
+        return not any(session.listeners[event] for event in ALONE)
 
     def _workers(self) -> int:
         seen = self.session.loaders.get(self.session.last_loader)

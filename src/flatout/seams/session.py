@@ -75,7 +75,8 @@ class Session:
         """Segments of resting steps that nobody was told of yet."""
         self.listeners: dict[str, list[Listener]] = {name: [] for name in EVENTS}
         """By event; a seam looks here before it calls `fire`, which is what a step feels."""
-        self._heartbeat = _open_heartbeat(spec)
+        self.signs = _open_signs(spec)
+        """What the supervisor looks at: a counter, and whether a batch is waited for."""
         self._become_own()
         os.register_at_fork(after_in_child=self._forked)
 
@@ -245,16 +246,9 @@ class Session:
             self._record(segment)
             self._untold.append(segment)
 
-    @property
-    def signs(self) -> "mmap.mmap | bytearray":
-        """The bytes that the supervisor looks at: a counter, and whether a batch is waited for."""
-        return bytearray(2) if self._heartbeat is None else self._heartbeat
-
     def beat(self) -> None:
         """Show the supervisor that the training is alive."""
-        memory = self._heartbeat
-        if memory is not None:
-            memory[0] = (memory[0] + 1) % 256
+        self.signs[0] = (self.signs[0] + 1) % 256
 
     def _record(self, segment: Segment) -> None:
         if self.is_recording:
@@ -303,11 +297,9 @@ class Session:
             self.thread = NO_THREAD
 
 
-def _open_heartbeat(spec: Mapping[str, Any]) -> mmap.mmap | None:
-    if not spec.get("folder"):
-        return None
-    path = Path(spec["folder"]) / "heartbeat"
-    if not path.exists():
-        return None
+def _open_signs(spec: Mapping[str, Any]) -> "mmap.mmap | bytearray":
+    path = Path(spec.get("folder") or "") / "heartbeat"
+    if not spec.get("folder") or not path.exists():
+        return bytearray(2)  # nobody looks
     with path.open("r+b") as file:
         return mmap.mmap(file.fileno(), 0)
