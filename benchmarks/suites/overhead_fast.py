@@ -14,7 +14,7 @@ JOBS = (
         arguments=("--width", "1024", "--layers", "5", "--batch-size", "96", "--steps", "1400"),
         block=10,
         most_share=0.01,
-        processes=10,
+        processes=16,
     ),
     Job(
         name="2 ms step",

@@ -130,7 +130,7 @@ def _time_fetch(
 
     @functools.wraps(original)
     def fetch(fetcher: Any, index: Any) -> Any:
-        meter = None if session.rest_left else find_meter()
+        meter = find_meter()
         if meter is None or meter.fetcher:
             return original(fetcher, index)
         running[id(fetcher)] = meter
@@ -139,7 +139,17 @@ def _time_fetch(
         finally:
             del running[id(fetcher)]
 
-    kind.fetch = fetch
+    def listen() -> None:
+        if vars(kind)["fetch"] is original:
+            kind.fetch = fetch
+
+    def leave() -> None:
+        if vars(kind)["fetch"] is fetch:  # nobody has replaced it since
+            kind.fetch = original
+
+    session.on("rest", leave)
+    session.on("look", listen)
+    listen()
 
 
 def _time_collate(base: Any, running: dict[int, BatchMeter]) -> None:
