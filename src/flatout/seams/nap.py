@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from flatout.seams.session import Session
 
 
-TOLD_TOGETHER = 12
+TOLD_TOGETHER = 16
 """Segments of resting steps that wait at most to be told: each telling finds its listeners
 cold in the caches, which is what a short step feels most."""
 

@@ -19,9 +19,9 @@ FROM = 12
 SHORT_S = 0.05
 """Steps below this rest: listening takes 70 us of a step in warm caches and 0.3 ms where the
 training has taken the caches for itself, which is 1 % of a step of 30 ms."""
-LOOK_EVERY_S = 0.2
+LOOK_EVERY_S = 0.3
 """Time between two looks, about: one takes up to 0.6 ms in caches that the training has taken."""
-FEWEST, MOST = 3, 10
+FEWEST, MOST = 3, 14
 """Steps between two looks, on average: so many at least and at most, however long one is."""
 AROUND = (-1, 0, 1)
 """Drawn with equal chances and added to the steps between two looks."""
