@@ -18,7 +18,7 @@ class Training:
         self.moment = 100.0
         self.session = Session({"rests_below_s": SHORT_S})
         self.session.clock = Clock(lambda: self.moment)
-        self.session.loaders["a"] = LoaderSeen("a", {"effective_workers": 0})
+        self.session.loaders["a"] = LoaderSeen("a", {"effective_workers": 0}, is_training=True)
         self.session.last_loader, self.session.last_size = "a", BATCH
         self.noted = 0
 

@@ -16,6 +16,8 @@ MIN_WINDOW_S = 0.5
 FAST_STEP_S = 0.010
 MIN_FAST_STEPS = 50
 """Below 10 ms a step, 50 steps are needed: SD 5.7 % at 5 steps, 3.0 % at 50."""
+MIN_FAST_LOOKS = 16
+"""Of those looked into: phases and counts are theirs."""
 WARM_TOLERANCE = 0.05
 """A step within 5 % of the later steps' median counts as steady even where their spread is tiny."""
 MAD_TO_SD = 1.4826
@@ -88,7 +90,10 @@ class Window:
         if total_s < MIN_WINDOW_S:
             return False
         is_fast = total_s / len(self.measured) < FAST_STEP_S
-        return not is_fast or len(self.measured) >= MIN_FAST_STEPS * self.period
+        if not is_fast:
+            return True
+        enough = MIN_FAST_STEPS * self.period, MIN_FAST_LOOKS * self.period
+        return len(self.measured) >= enough[0] and looked_into >= enough[1]
 
 
 Row = Mapping[str, Any]

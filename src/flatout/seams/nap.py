@@ -42,7 +42,9 @@ class Nap:
         self.may_last = len(clock.stack) == 1 and not session.listeners["lap"]
         self.began, self.changes = clock.since, clock.changes
         self.who = next(iter(session.counts))
-        self.size, self.seen = session.last_size, session.loaders.get(session.last_loader)
+        seen = session.loaders.get(session.last_loader)
+        if self.seen is None or (seen is not None and seen.is_training):
+            self.seen, self.size = seen, session.last_size  # not those of an evaluation just now
 
     def noted(self) -> bool:
         """Note the end of a step; return False where it is to be recorded in full.
@@ -90,10 +92,6 @@ class Nap:
             self.seen.batches += before
         self.ends, self.drawn, self.began = [], [], since
         return found
-
-    def is_over(self) -> bool:
-        """Tell whether something else than training happened: what comes next may be another."""
-        return self.session.clock.changes != self.changes
 
     def turn_to(self, seen: LoaderSeen | None, size: int) -> None:
         """Batches come from another loader, or in a new epoch, from now on."""

@@ -218,7 +218,8 @@ class Session:
         self._record(segment)
         if self.rest_left:
             self.nap.fill(segment)
-            self.rest_left = 0 if self.nap.is_over() else self.rest_left - 1
+            # Not ended by what is unusual: looks would then come in step with epochs.
+            self.rest_left -= 1
             if self.rest_left:
                 self.nap.begin()
             else:
