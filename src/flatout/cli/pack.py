@@ -1,6 +1,8 @@
 """The verb `pack`."""
 
+import signal
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -99,8 +101,8 @@ def command(  # noqa: PLR0913, PLR0917  one parameter per option
         on_bad=on_bad,
     )
     try:
-        with progress() as tell:
-            packed = pack(source, destination, options, tell, verify=verify).to_json()
+        with progress() as tell, heeding_ctrl_c(tell) as heeding:
+            packed = pack(source, destination, options, heeding, verify=verify).to_json()
     except KeyboardInterrupt:
         click.echo("flatout: stopped; the same command goes on where it was", err=True)
         return INTERRUPTED
@@ -109,6 +111,36 @@ def command(  # noqa: PLR0913, PLR0917  one parameter per option
         write_json(packed, json_path)
     is_different = packed["verification"] and packed["verification"]["num_problems"]
     return DIFFERENT if is_different else 0
+
+
+@contextmanager
+def heeding_ctrl_c(tell: Tell) -> Iterator[Tell]:
+    """Give a function that tells, and stops where Ctrl-C was pressed and got lost.
+
+    An interrupt inside a callback of the interpreter's (a fork's, a weak reference's) is printed
+    and forgotten; the next progress raises it again.
+    """
+    heard: list[int] = []
+    previous = signal.getsignal(signal.SIGINT)
+    is_main = threading.current_thread() is threading.main_thread()
+    if previous is not signal.default_int_handler or not is_main:
+        yield tell  # ignored, or somebody else's
+        return
+
+    def hear(number: int, _frame: object) -> None:
+        heard.append(number)
+        raise KeyboardInterrupt
+
+    def heeding(now: Progress) -> None:
+        if heard:
+            raise KeyboardInterrupt
+        tell(now)
+
+    signal.signal(signal.SIGINT, hear)
+    try:
+        yield heeding
+    finally:
+        signal.signal(signal.SIGINT, previous)
 
 
 @contextmanager
