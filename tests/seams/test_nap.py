@@ -6,6 +6,7 @@ from flatout.seams.clock import DATA_WAIT, EVAL, FORWARD, OTHER, SAVE, Clock
 from flatout.seams.events import LoaderSeen
 from flatout.seams.pace import FROM, SHORT_S
 from flatout.seams.session import Session
+from flatout.seams.step import MARKED
 
 STEP_S = 0.002
 BATCH = 32
@@ -129,6 +130,21 @@ def test_listeners_hear_of_every_step_once_and_in_order(training):
 
     assert told == training.session.segments[: len(told)]
     assert len(told) > 280
+
+
+def test_the_script_s_own_marks_begin_anew_in_the_middle_of_a_rest(training):
+    session = training.session
+    while training.noted < 3:
+        training.step()
+
+    session.is_marked = True
+    session.forget()
+    for _ in range(20):
+        training.step(who=MARKED)
+
+    assert session.counts == {MARKED: 20}
+    assert [segment.who for segment in session.segments] == [MARKED] * 20
+    assert all(segment.is_whole for segment in session.segments)
 
 
 def test_where_each_end_is_waited_for_none_is_only_noted(training):

@@ -241,6 +241,17 @@ class Session:
             self.fire("segment", one)
         self.fire("segments", told)
 
+    def forget(self) -> None:
+        """Begin the record anew: what was found so far were not the script's own steps."""
+        self.segments.clear()
+        self.counts.clear()
+        self._untold.clear()
+        self.nap, self.drawn = Nap(self), 0
+        if self.rest_left:
+            self.rest_left = 0
+            self.segment.is_whole = True
+            self.fire("look")
+
     def wake(self) -> None:
         """Record the steps of which only the end was noted."""
         for segment in self.nap.segments():

@@ -192,8 +192,7 @@ class _Marks:
         self.depth += 1
         if not session.is_marked:
             session.is_marked = True
-            session.segments.clear()
-            session.counts.clear()
+            session.forget()
 
     def ended(self, is_whole: bool) -> None:  # noqa: FBT001  called by position
         """End the step with its outermost block; one that an exception left is none."""
