@@ -9,12 +9,12 @@ from benchmarks.peers.loaders import Batches, Classic, with_workers
 
 
 def classic_tuned(folder: Path, _formats: Path) -> Batches:
-    """The classic loader, unchanged, under `fast_decode`, `fast_resize` and `device_preprocess`."""
+    """The classic loader, unchanged: `region_decode`, `fast_resize` and `device_preprocess`."""
     from flatout.techniques.data.device_preprocess import send_bytes
-    from flatout.techniques.data.fast_decode import decode_fast
     from flatout.techniques.data.fast_resize import resize_fast
+    from flatout.techniques.data.region_decode import decode_regions
 
-    loader = send_bytes(resize_fast(decode_fast(with_workers(Classic(folder)))))
+    loader = send_bytes(resize_fast(decode_regions(with_workers(Classic(folder)))))
     return (images for images, _ in loader)
 
 

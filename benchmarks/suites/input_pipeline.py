@@ -47,13 +47,14 @@ PILLOW = Feed(
     is_as_bytes=True,
 )
 DECODER = Feed(
-    name="fast_decode + fast_resize + device_preprocess, as bytes",
-    levers=("fast_decode", "fast_resize", "device_preprocess"),
+    name="region_decode + fast_resize + device_preprocess, as bytes",
+    levers=("region_decode", "fast_resize", "device_preprocess"),
     is_as_bytes=True,
 )
 FEEDS = (
     CLASSIC,
     Feed(name="fast_decode", levers=("fast_decode",)),
+    Feed(name="region_decode", levers=("region_decode",)),
     Feed(name="thread_loader", levers=("thread_loader",)),
     Feed(name="fast_resize", levers=("fast_resize",)),
     Feed(name="device_preprocess", levers=("device_preprocess",)),
@@ -62,6 +63,10 @@ FEEDS = (
         name="fast_decode + fast_resize + device_preprocess",
         levers=("fast_decode", "fast_resize", "device_preprocess"),
     ),
+    Feed(
+        name="region_decode + fast_resize + device_preprocess",
+        levers=("region_decode", "fast_resize", "device_preprocess"),
+    ),
     PILLOW,
     DECODER,
 )
@@ -69,6 +74,7 @@ MARKS = {
     "device_preprocess": "PackingCollate",
     "fast_decode": "SwapInWorker",
     "fast_resize": "ResizeInWorker",
+    "region_decode": "RegionsInWorker",
     "thread_loader": "ThreadedCollate",
 }
 """What a lever leaves on the loader; a lever that was refused would be measured as nothing."""

@@ -114,4 +114,4 @@ def test_a_swapped_decoder_is_asked_once_too(tmp_path, store):
 
     assert len(set(found)) == 1
     assert store.count == 1
-    assert swap.decoded + swap.compared == 1
+    assert swap.made + swap.compared == 1

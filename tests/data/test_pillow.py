@@ -7,7 +7,8 @@ from PIL import Image, ImageFile, UnidentifiedImageError
 
 from flatout.core.errors import NotApplicable
 from flatout.data.decoders import Decoder, load_decoder
-from flatout.data.pillow import FIRST_COMPARED, SwapInWorker, swap_decoder
+from flatout.data.pillow import swap_decoder
+from flatout.data.swapping import FIRST_COMPARED, InWorker
 from tests.data.photographs import photograph
 
 
@@ -49,7 +50,7 @@ def test_every_kind_of_colour_jpeg_has_the_same_pixels(swap, options):
     swap.undo()
     plain = [Image.open(io.BytesIO(data)) for data in files]
     assert found == [(x.tobytes(), x.convert("HSV").tobytes(), x.size, x.mode) for x in plain]
-    assert (swap.compared, swap.decoded) == (FIRST_COMPARED, FIRST_COMPARED)
+    assert (swap.compared, swap.made) == (FIRST_COMPARED, FIRST_COMPARED)
     assert swap.trouble == ""
 
 
@@ -71,7 +72,7 @@ def test_an_image_can_be_painted_on(swap):
         image = Image.open(io.BytesIO(data))
         image.paste((255, 0, 0), (0, 0, 10, 10))
 
-    assert swap.decoded == 1
+    assert swap.made == 1
     assert image.getpixel((5, 5)) == (255, 0, 0)
     assert Image.open(io.BytesIO(data)).getpixel((5, 5)) != (255, 0, 0)
 
@@ -80,7 +81,7 @@ def test_an_image_can_be_painted_on(swap):
 def test_grey_and_cmyk_stay_with_pillow(swap, mode):
     Image.open(io.BytesIO(jpeg(mode=mode))).load()
 
-    assert (swap.compared, swap.decoded) == (0, 0)
+    assert (swap.compared, swap.made) == (0, 0)
 
 
 def test_a_draft_stays_with_pillow(swap):
@@ -90,7 +91,7 @@ def test_a_draft_stays_with_pillow(swap):
     image.load()
 
     assert image.size == (16, 12)
-    assert (swap.compared, swap.decoded) == (0, 0)
+    assert (swap.compared, swap.made) == (0, 0)
 
 
 def test_a_file_is_closed_as_pillow_closes_it(swap, tmp_path):
@@ -100,7 +101,7 @@ def test_a_file_is_closed_as_pillow_closes_it(swap, tmp_path):
         file = image.fp
         image.load()
 
-    assert swap.decoded == 1
+    assert swap.made == 1
     assert file.closed
 
 
@@ -149,7 +150,7 @@ def test_a_decoder_that_gives_other_pixels_is_given_up():
 
     assert "brighter decodes an image to other pixels" in swap.trouble
     assert found == again == Image.open(io.BytesIO(jpeg())).tobytes()
-    assert swap.decoded == 0
+    assert swap.made == 0
 
 
 def test_opencv_gives_the_same_pixels_too():
@@ -162,7 +163,7 @@ def test_opencv_gives_the_same_pixels_too():
         swap.undo()
 
     assert found == [Image.open(io.BytesIO(data)).tobytes() for data in files]
-    assert swap.decoded == FIRST_COMPARED
+    assert swap.made == FIRST_COMPARED
 
 
 def test_a_missing_package_is_named(monkeypatch):
@@ -176,7 +177,7 @@ def test_a_worker_swaps_and_then_does_what_the_script_asked():
     pytest.importorskip("simplejpeg")
     asked = []
 
-    SwapInWorker("simplejpeg", asked.append)(7)
+    InWorker(lambda: swap_decoder(load_decoder("simplejpeg")), asked.append)(7)
 
     swap_decoder(load_decoder("simplejpeg")).undo()
     assert asked == [7]

@@ -11,7 +11,7 @@ STAGES = (
 """Legs of a sample, in the order in which it passes them."""
 LEVERS: Mapping[str, tuple[str, ...]] = {
     "read": ("ram_cache", "read_ahead"),
-    "decode": ("fast_decode", "ram_cache"),
+    "decode": ("region_decode", "fast_decode", "ram_cache"),
     "tokenise": ("pretokenized", "ram_cache"),
     "resize": ("fast_resize", "ram_cache"),
     "transform": ("device_preprocess", "ram_cache"),

@@ -24,6 +24,11 @@ _ACTIVE: list[Store] = []
 """The store of this process, the latest last."""
 
 
+def is_keeping() -> bool:
+    """Tell whether this process keeps what it decodes."""
+    return bool(_ACTIVE)
+
+
 def keep_decoded(store: Store) -> Callable[[], None]:
     """Let Pillow's loading look into the store first; return what undoes that."""
     from PIL import ImageFile

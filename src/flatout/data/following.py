@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from flatout.data.arrays import ByteArray, LazyArray
-from flatout.data.levels import can_follow
+from flatout.data.levels import can_follow, contiguous
 from flatout.data.tensors import FollowTensors, LazyTensor, from_array
 
 Replacement = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -67,7 +67,8 @@ def _only_in_followers(
 
 def _is_picture(value: Any) -> bool:
     """Tell whether a value is a picture of Pillow's, without importing it."""
-    return hasattr(value, "__array_interface__") and hasattr(value, "getbands")
+    # Of the type: the value itself would make all its bytes to answer.
+    return hasattr(type(value), "__array_interface__") and hasattr(value, "getbands")
 
 
 def _array(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -95,9 +96,9 @@ def _contiguous(original: Callable[..., Any]) -> Callable[..., Any]:
     def make(value: Any, *args: Any, **kwargs: Any) -> Any:
         if isinstance(value, LazyArray) and not args and not kwargs:
             return LazyArray(value.pixels.ordered())
-        made = original(value, *args, **kwargs)
-        is_bytes = isinstance(value, ByteArray) and made.dtype == np.uint8
-        return made.view(ByteArray) if is_bytes else made
+        if isinstance(value, ByteArray) and not args and not kwargs:
+            return contiguous(value).view(ByteArray)
+        return original(value, *args, **kwargs)
 
     return make
 

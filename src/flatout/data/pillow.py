@@ -6,31 +6,19 @@ CMYK, grey, several tiles, a subclass, a truncated file) stays with Pillow, with
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from flatout.data.decoded import through_store
-from flatout.data.decoders import Decoder, load_decoder
-
-FIRST_COMPARED = 4
-"""Images of each kind that a process decodes both ways before it trusts the other decoder."""
-COMPARED_EVERY = 256
-"""Of the images after these, one in so many is compared as well."""
+from flatout.data.decoders import Decoder
+from flatout.data.swapping import Swap
 
 
 @dataclass(slots=True, kw_only=True)
-class DecoderSwap:
-    """What became of the swap in this process."""
+class DecoderSwap(Swap):
+    """What became of the swap in this process; its kinds are those of `kind_of`."""
 
     decoder: Decoder
-    decoded: int = 0
-    """Images whose pixels came from the other decoder."""
-    compared: int = 0
-    trouble: str = ""
-    """Why Pillow decodes everything again; empty while it does not."""
-    seen: dict[Any, int] = field(default_factory=dict)
-    """Images so far of each kind: sampling of the channels, progressive, colour transform."""
-    undo: Callable[[], None] | None = None
 
 
 _ACTIVE: list[DecoderSwap] = []
@@ -70,24 +58,6 @@ def swap_decoder(decoder: Decoder) -> DecoderSwap:
     return swap
 
 
-class SwapInWorker:
-    """A loader's `worker_init_fn` that swaps the decoder, then does what the script asked for."""
-
-    def __init__(self, decoder: str, then: Callable[[int], Any] | None) -> None:
-        self.decoder = decoder
-        self.then = then
-
-    def start_here(self) -> None:
-        """Swap in this process, whatever it is."""
-        swap_decoder(load_decoder(self.decoder))
-
-    def __call__(self, number: int) -> None:
-        """Start a worker."""
-        self.start_here()
-        if self.then is not None:
-            self.then(number)
-
-
 def is_plain(image: Any) -> bool:
     """Tell whether an image of Pillow's is a colour JPEG about to be decoded whole."""
     from PIL import ImageFile, JpegImagePlugin
@@ -102,6 +72,12 @@ def is_plain(image: Any) -> bool:
     return bool(is_whole and is_usual and not ImageFile.LOAD_TRUNCATED_IMAGES)
 
 
+def kind_of(image: Any) -> tuple[Any, ...]:
+    """Return what decoding depends on: sampling of the channels, progressive, colour transform."""
+    info = image.info
+    return (tuple(image.layer), "progressive" in info, info.get("adobe_transform"))
+
+
 def _decode(swap: DecoderSwap, image: Any, original: Callable[[Any], Any]) -> bool:
     """Give the image its pixels; False leaves it to Pillow as if nothing had happened."""
     file = image.fp
@@ -113,9 +89,7 @@ def _decode(swap: DecoderSwap, image: Any, original: Callable[[Any], Any]) -> bo
         return False
     if (width, height) != image.size or channels != len(swap.decoder.layout):
         return False
-    kind = (tuple(image.layer), "progressive" in image.info, image.info.get("adobe_transform"))
-    number = swap.seen[kind] = swap.seen.get(kind, 0) + 1
-    if number <= FIRST_COMPARED or number % COMPARED_EVERY == 0:
+    if swap.is_compared(kind_of(image)):
         _compare(swap, image, pixels, original)
         return True
     _give_pixels(image, pixels, swap.decoder.layout)
@@ -124,7 +98,7 @@ def _decode(swap: DecoderSwap, image: Any, original: Callable[[Any], Any]) -> bo
     if image._exclusive_fp and image._close_exclusive_fp_after_loading:
         file.close()
     image.fp = None
-    swap.decoded += 1
+    swap.made += 1
     return True
 
 

@@ -7,13 +7,11 @@ its own errors.
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-FIRST_COMPARED = 4
-"""Images of each filter that a process resizes both ways before it trusts the other way."""
-COMPARED_EVERY = 256
-"""Of the images after these, one in so many is compared as well."""
+from flatout.data.swapping import Swap
+
 BICUBIC = 3
 """Pillow's filter for colour where none is named."""
 FILTERS = frozenset({1, 2, 3, 4, 5})
@@ -24,18 +22,10 @@ Asked: TypeAlias = tuple[tuple[int, int], int, tuple[float, ...]]
 
 
 @dataclass(slots=True, kw_only=True)
-class ResizeSwap:
-    """What became of the swap in this process."""
+class ResizeSwap(Swap):
+    """What became of the swap in this process; its kinds are filters."""
 
     resample: Resample
-    resized: int = 0
-    """Images that the other way made."""
-    compared: int = 0
-    trouble: str = ""
-    """Why Pillow resizes everything again; empty while it does not."""
-    seen: dict[int, int] = field(default_factory=dict)
-    """Images so far of each filter."""
-    undo: Callable[[], None] | None = None
 
 
 _ACTIVE: list[ResizeSwap] = []
@@ -102,9 +92,8 @@ def _resized(swap: ResizeSwap, image: Any, asked: Asked, original: Callable[...,
     made = swap.resample(image, size, kind, box)
     if made is None:
         return original(image, size, kind, box)
-    number = swap.seen[kind] = swap.seen.get(kind, 0) + 1
-    if number > FIRST_COMPARED and number % COMPARED_EVERY:
-        swap.resized += 1
+    if not swap.is_compared(kind):
+        swap.made += 1
         return made
     expected = original(image, size, kind, box)
     swap.compared += 1

@@ -44,6 +44,15 @@ def load_library(name: str) -> ctypes.CDLL:
         ) from None
 
 
+def has_compiler() -> bool:
+    """Tell whether this machine has a C compiler."""
+    try:
+        find_compiler()
+    except NotApplicable:
+        return False
+    return True
+
+
 def find_compiler() -> str:
     """Return the C compiler of this machine.
 
@@ -80,7 +89,7 @@ def _compile(source: Path, compiler: str, path: Path) -> None:
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         made = Path(folder) / path.name
         done = subprocess.run(
-            [compiler, *FLAGS, "-o", str(made), str(source), "-lm"],
+            [compiler, *FLAGS, "-o", str(made), str(source), "-lm", "-ldl"],
             capture_output=True,
             text=True,
             check=False,

@@ -7,7 +7,7 @@ from torch.utils.data import DataLoader
 
 from flatout.core.errors import NotApplicable
 from flatout.data import decoders, pillow
-from flatout.data.pillow import SwapInWorker
+from flatout.techniques.data import fast_decode
 from flatout.techniques.data.fast_decode import FastDecode, decode_fast
 from flatout.workflow.ranking import WORTH_A_TRIAL
 from tests.data.photographs import Photographs, photograph
@@ -58,7 +58,7 @@ def test_in_the_training_process_images_come_from_the_other_decoder(paths):
     seen(built)
 
     (swap,) = pillow._ACTIVE
-    assert (swap.compared, swap.decoded, swap.trouble) == (4, 8, "")
+    assert (swap.compared, swap.made, swap.trouble) == (4, 8, "")
 
 
 def test_workers_swap_and_the_training_process_does_not(paths):
@@ -67,7 +67,7 @@ def test_workers_swap_and_the_training_process_does_not(paths):
 
     FastDecode().epoch(built)
 
-    assert isinstance(built.worker_init_fn, SwapInWorker)
+    assert isinstance(built.worker_init_fn, fast_decode.SwapInWorker)
     assert built.worker_init_fn.then == asked.append
     assert pillow._ACTIVE == []
 

@@ -67,8 +67,8 @@ def test_in_the_training_process_images_come_from_the_other_resampler(paths):
     seen(built)
 
     (swap,) = resizing._ACTIVE
-    assert (swap.trouble, swap.compared + swap.resized) == ("", 60)
-    assert swap.resized >= 40
+    assert (swap.trouble, swap.compared + swap.made) == ("", 60)
+    assert swap.made >= 40
 
 
 def test_workers_swap_and_the_training_process_does_not(paths):

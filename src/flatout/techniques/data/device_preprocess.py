@@ -83,6 +83,15 @@ In the data set, return the bytes; after the loader, scale the whole batch at on
         return send_bytes(loader, _device() if self.on_device else None)
 
 
+def waits_for_pictures(profile: Profile) -> bool:
+    """Tell whether the loop waits for samples that may be pictures, as floats or as bytes."""
+    return profile.share("data_wait") >= MIN_WAIT_SHARE and any(
+        x.batch_bytes >= MIN_SAMPLE_BYTES / 4 * max(1, x.batch_size or 1)
+        for x in profile.training_loaders
+        if not x.is_iterable
+    )
+
+
 def send_bytes(loader: Any, device: "torch.device | str | None" = None) -> Any:
     """Let a `DataLoader`'s images travel as bytes; the loop receives what it received before.
 

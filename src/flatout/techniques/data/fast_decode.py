@@ -10,21 +10,18 @@ How it is checked: pixels are bit-identical, on the script's own files before th
 the first images of each kind in every worker, and on one in 256 after that.
 """
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, final
 
-from flatout.core.errors import NotApplicable
 from flatout.core.machine import Machine
 from flatout.core.profile import Profile
 from flatout.core.technique import Effect, Numerics, Technique
+from flatout.data.swapping import InWorker, Way, put_under
 from flatout.profiling.feeding import fed_change_ms, share_of
-from flatout.techniques.data.device_preprocess import MIN_SAMPLE_BYTES
-from flatout.techniques.data.loader_workers import MIN_WAIT_SHARE
+from flatout.techniques.data.device_preprocess import waits_for_pictures
 
-REFUSED = "_flatout_not_swapped"
-"""On a loader: why Pillow goes on decoding."""
-SWAPPED = "_flatout_swapped"
 NO_GAIN = 0.99
 """A decoder that is no faster is predicted to bring nothing that a trial could show."""
 USUAL_SHARE = 0.3
@@ -52,13 +49,7 @@ In the data set, for colour JPEGs:
     def candidates(cls, profile: Profile, machine: Machine) -> Sequence["FastDecode"]:
         """Return the fastest decoder there is, where a loop waits for what may be images."""
         del machine
-        loaders = [x for x in profile.training_loaders if not x.is_iterable]
-        is_waiting = profile.share("data_wait") >= MIN_WAIT_SHARE
-        # Bytes, not floats: the batches may travel as bytes by now.
-        least = MIN_SAMPLE_BYTES / 4
-        if not is_waiting or not any(
-            x.batch_bytes >= least * max(1, x.batch_size or 1) for x in loaders
-        ):
+        if not waits_for_pictures(profile):
             return ()
         from flatout.data.decoders import installed
 
@@ -81,6 +72,10 @@ In the data set, for colour JPEGs:
         return decode_fast(loader, self.decoder)
 
 
+class SwapInWorker(InWorker):
+    """A worker that swaps the decoder first."""
+
+
 def decode_fast(loader: Any, decoder: str = "simplejpeg") -> Any:
     """Let a `DataLoader`'s Pillow images be decoded by another library, bit for bit the same.
 
@@ -91,42 +86,20 @@ def decode_fast(loader: Any, decoder: str = "simplejpeg") -> Any:
         NotApplicable: if the library is missing, no JPEG is opened, or it gives other pixels.
     """
     from flatout.data.decoders import load_decoder
-    from flatout.data.pillow import SwapInWorker, swap_decoder
 
-    if loader.__dict__.get(SWAPPED):
-        return loader
-    found = load_decoder(decoder)
-    if REFUSED not in loader.__dict__:
-        loader.__dict__[REFUSED] = _find_trouble(loader, decoder)
-    if loader.__dict__[REFUSED]:
-        raise NotApplicable(loader.__dict__[REFUSED])
-    if loader.num_workers:
-        loader.worker_init_fn = SwapInWorker(decoder, loader.worker_init_fn)
-    else:
-        swap_decoder(found)
-    loader.__dict__[SWAPPED] = True
-    return loader
+    load_decoder(decoder)
+    way = Way(
+        name="fast_decode",
+        begin=functools.partial(swap, decoder),
+        prepare=functools.partial(load_decoder, decoder),
+        nothing="no colour JPEG is opened with Pillow",
+    )
+    return put_under(loader, way, SwapInWorker)
 
 
-def _find_trouble(loader: Any, decoder: str) -> str:
+def swap(decoder: str) -> Any:
+    """Swap the decoder of this process; return what becomes of it."""
     from flatout.data.decoders import load_decoder
     from flatout.data.pillow import swap_decoder
-    from flatout.data.proof import can_be_compared, compare_ways, first_batch
 
-    trouble = can_be_compared(loader)
-    if trouble:
-        return trouble
-    collate = loader.collate_fn
-
-    def swapped() -> tuple[Any, Any]:
-        swap = swap_decoder(load_decoder(decoder))
-        batch = first_batch(loader, collate)
-        return batch, [swap.decoded, swap.compared, swap.trouble]
-
-    proof = compare_ways(lambda: first_batch(loader, collate), swapped)
-    if proof.trouble:
-        return proof.trouble
-    decoded, compared, reason = proof.facts
-    if reason:
-        return str(reason)
-    return "" if decoded + compared else "no colour JPEG is opened with Pillow"
+    return swap_decoder(load_decoder(decoder))

@@ -13,7 +13,7 @@ samples before the first batch, of the first images of each filter in every work
 
 import functools
 import importlib.util
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, final
 
@@ -21,12 +21,9 @@ from flatout.core.errors import NotApplicable
 from flatout.core.machine import Machine
 from flatout.core.profile import Profile
 from flatout.core.technique import Effect, Numerics, Technique
-from flatout.techniques.data.device_preprocess import MIN_SAMPLE_BYTES
-from flatout.techniques.data.loader_workers import MIN_WAIT_SHARE
+from flatout.data.swapping import InWorker, Way, put_under
+from flatout.techniques.data.device_preprocess import waits_for_pictures
 
-REFUSED = "_flatout_not_resized"
-"""On a loader: why Pillow goes on resizing."""
-SWAPPED = "_flatout_resizes"
 SAVED_PART = 0.6
 """Of the time in `resize`: 0.48 against 0.16 ms for a crop of 500x375 to 224x224, one core, less
 what goes into Python around it (measured with Pillow 13, AVX2)."""
@@ -52,21 +49,11 @@ Before the loader is iterated:
     def candidates(cls, profile: Profile, machine: Machine) -> Sequence["FastResize"]:
         """Return the lever where a loop waits for what may be images, and a compiler is there."""
         del machine
-        least = MIN_SAMPLE_BYTES / 4  # bytes, not floats: batches may travel as bytes by now
-        is_waiting = profile.share("data_wait") >= MIN_WAIT_SHARE
-        if not is_waiting or not any(
-            x.batch_bytes >= least * max(1, x.batch_size or 1)
-            for x in profile.training_loaders
-            if not x.is_iterable
-        ):
+        if not waits_for_pictures(profile) or importlib.util.find_spec("PIL") is None:
             return ()
-        from flatout.kernels.compiled import find_compiler
+        from flatout.kernels.compiled import has_compiler
 
-        try:
-            find_compiler()
-        except NotApplicable:
-            return ()
-        return [cls()] if importlib.util.find_spec("PIL") else ()
+        return [cls()] if has_compiler() else ()
 
     def predict(self, profile: Profile, machine: Machine) -> Effect:
         """Take two thirds of the time in `resize` off what makes the samples."""
@@ -83,21 +70,8 @@ Before the loader is iterated:
         return resize_fast(loader)
 
 
-class ResizeInWorker:
-    """A loader's `worker_init_fn` that swaps the resampler, then does what the script asked for."""
-
-    def __init__(self, then: Callable[[int], Any] | None) -> None:
-        self.then = then
-
-    def start_here(self) -> None:
-        """Swap in this process, whatever it is."""
-        swap()
-
-    def __call__(self, number: int) -> None:
-        """Start a worker."""
-        self.start_here()
-        if self.then is not None:
-            self.then(number)
+class ResizeInWorker(InWorker):
+    """A worker that swaps the resampler first."""
 
 
 def resize_fast(loader: Any) -> Any:
@@ -109,18 +83,19 @@ def resize_fast(loader: Any) -> Any:
     Raises:
         NotApplicable: if there is no compiler, nothing is resized, or it gives other bytes.
     """
-    if loader.__dict__.get(SWAPPED):
-        return loader
-    if REFUSED not in loader.__dict__:
-        loader.__dict__[REFUSED] = _find_trouble(loader)
-    if loader.__dict__[REFUSED]:
-        raise NotApplicable(loader.__dict__[REFUSED])
-    if loader.num_workers:
-        loader.worker_init_fn = ResizeInWorker(loader.worker_init_fn)
-    else:
-        swap()
-    loader.__dict__[SWAPPED] = True
-    return loader
+    way = Way(
+        name="fast_resize", begin=swap, prepare=prepare, nothing="Pillow resizes no colour image"
+    )
+    return put_under(loader, way, ResizeInWorker)
+
+
+def prepare() -> None:
+    """Compile here, not in each copy; raises where that cannot be."""
+    if importlib.util.find_spec("PIL") is None:
+        raise NotApplicable("Pillow is not installed")
+    from flatout.kernels.resample import find_order
+
+    find_order()
 
 
 def swap() -> Any:
@@ -129,27 +104,3 @@ def swap() -> Any:
     from flatout.kernels.resample import find_order, resampled
 
     return swap_resize(functools.partial(resampled, order=find_order()))
-
-
-def _find_trouble(loader: Any) -> str:
-    from flatout.data.proof import can_be_compared, compare_ways, first_batch
-    from flatout.kernels.resample import find_order
-
-    if importlib.util.find_spec("PIL") is None:
-        return "Pillow is not installed"
-    trouble = can_be_compared(loader)
-    if trouble:
-        return trouble
-    find_order()  # compiled here, not in the copies
-    collate = loader.collate_fn
-
-    def swapped() -> tuple[Any, Any]:
-        made = swap()
-        batch = first_batch(loader, collate)
-        return batch, [made.resized, made.compared, made.trouble]
-
-    proof = compare_ways(lambda: first_batch(loader, collate), swapped)
-    if proof.trouble:
-        return proof.trouble
-    resized, compared, reason = proof.facts
-    return str(reason) if reason else "" if resized + compared else "Pillow resizes no colour image"
