@@ -43,18 +43,11 @@ def _threads(source: Any, *, is_normalised: bool, is_resized: bool = True) -> Ba
     return (images for images, _ in loader)
 
 
-def _decoded(content: bytes) -> Any:
-    import simplejpeg
-
-    return simplejpeg.decode_jpeg(content, "RGB")
-
-
 def packed_jpeg(_folder: Path, formats: Path) -> Batches:
-    """`flatout pack` with the original bytes, decoded by simplejpeg."""
+    """`flatout pack` with the original bytes, of which the crops are decoded."""
     import flatout.data
 
-    data = flatout.data.open(formats / "packed", decode=_decoded)
-    return _threads(data, is_normalised=True)
+    return _threads(flatout.data.open(formats / "packed"), is_normalised=True)
 
 
 def packed_raw(_folder: Path, formats: Path) -> Batches:

@@ -21,6 +21,7 @@ from flatout.data.normalise import scale_and_shift
 from flatout.data.reader import Gathered, PackedDataset, empty_batch
 from flatout.data.resident_pictures import ResidentPictures
 from flatout.data.stored_pictures import StoredPictures, image_place
+from flatout.data.undecoded import Undecoded
 
 PART = 8
 """Samples whose pixels are held at a time: boxes are drawn for all of them at once, and decoded
@@ -46,8 +47,8 @@ class Pictures(Protocol):
         """Return what a sample's crops are drawn from."""
         ...
 
-    def pixels(self, places: Numbers) -> list[torch.Tensor]:
-        """Return uint8 tensors of height x width x 3."""
+    def pictures(self, places: Numbers) -> Sequence[torch.Tensor | Undecoded]:
+        """Return uint8 tensors of height x width x 3, or files from which these are decoded."""
         ...
 
     def others(self, places: Numbers) -> list[torch.Tensor]:
@@ -105,7 +106,7 @@ class Cropped(Dataset[Any]):
 
     def _cropped(self, places: Numbers, drawn: Any) -> torch.Tensor:
         pictures = self.pictures
-        if isinstance(pictures, ResidentPictures) and pictures.device.type != "cpu":
+        if isinstance(pictures, ResidentPictures) and pictures.is_cut_at_once(self.crops):
             return pictures.crop_batch(places, self.crops, drawn)
         return crop_batch(pictures, places, self.crops, drawn)
 
@@ -141,14 +142,16 @@ def crop_batch(pictures: Pictures, places: Numbers, crops: Crops, drawn: Any) ->
     rows = whole.view(count, side, side * CHANNELS)
     for first in range(0, count, PART):
         part = slice(first, first + PART)
-        pixels = pictures.pixels(places[part])
-        sizes = np.array([each.shape[:2] for each in pixels])
+        held = pictures.pictures(places[part])
+        sizes = np.array([each.shape[:2] for each in held])
         try:
             found = boxes(crops, drawn[part], sizes[:, 0], sizes[:, 1])
         except ValueError as error:
             raise UserError(str(error)) from None
-        for number, (picture, box) in enumerate(zip(pixels, found.tolist(), strict=True), first):
-            write(crop(picture, box, crops), rows[number])
+        pairs = zip(held, found.tolist(), strict=True)
+        for number, (picture, box) in enumerate(pairs, first):
+            pixels = picture.part(box) if isinstance(picture, Undecoded) else picture
+            write(crop(pixels, box, crops), rows[number])
     return whole.permute(0, 3, 1, 2) if crops.mean else whole
 
 

@@ -127,7 +127,13 @@ def rgb_pixels(payload: memoryview) -> Pixels:
 
 def source_bytes(payload: memoryview) -> Any:
     """Return the file's bytes, or the pixels where there is no file."""
-    return bytes(payload[1:]) if payload[0] in (ORIGINAL, JPEG) else pixels(payload)
+    file = file_bytes(payload)
+    return pixels(payload) if file is None else file
+
+
+def file_bytes(payload: memoryview) -> bytes | None:
+    """Return the file's bytes; None where pixels are stored."""
+    return bytes(payload[1:]) if payload[0] in (ORIGINAL, JPEG) else None
 
 
 def raw_shape(payload: bytes | memoryview) -> tuple[int, ...] | None:

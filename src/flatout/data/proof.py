@@ -37,16 +37,16 @@ class Proof:
     """What the other way told about itself."""
 
 
-def first_batch(loader: Any, collate: Callable[[Any], Any]) -> Any:
-    """Make the loader's first batch, cut down to `SAMPLES`, with a collation of one's choice."""
-    return make_batch(loader, first_indices(loader), collate)
+def first_batch(loader: Any, collate: Callable[[Any], Any], most: int = SAMPLES) -> Any:
+    """Make the loader's first batch, cut down, with a collation of one's choice."""
+    return make_batch(loader, first_indices(loader, most), collate)
 
 
-def first_indices(loader: Any) -> Any:
+def first_indices(loader: Any, most: int = SAMPLES) -> Any:
     """Return the indices of the first batch, cut down; the one of a sample without batches."""
     if loader.batch_sampler is None:
         return next(iter(loader.sampler))
-    return list(next(iter(loader.batch_sampler)))[:SAMPLES]
+    return list(next(iter(loader.batch_sampler)))[:most]
 
 
 def make_batch(loader: Any, indices: Any, collate: Callable[[Any], Any]) -> Any:

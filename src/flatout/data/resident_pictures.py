@@ -1,7 +1,8 @@
 """Decoded pictures of one size in memory, on the device where there is one, to be cropped there.
 
 On a GPU the crops, mirrored and normalised, of a whole batch are one indexing operation and one
-product; on a CPU they are taken out one by one, which reads each cropped byte once.
+product; on a CPU with a compiler one call into C, without one they are taken out one by one. Each
+way reads a cropped byte once.
 """
 
 from collections.abc import Sequence
@@ -14,9 +15,10 @@ import torch
 from flatout.core.errors import UserError
 from flatout.data.crops import FLIP, LEFT, TOP, Crops, Numbers, boxes
 from flatout.data.format import Header
-from flatout.data.normalise import normalised
-from flatout.data.reader import PackedDataset
-from flatout.data.stored_pictures import StoredPictures
+from flatout.data.normalise import normalised, scale_and_shift
+from flatout.data.reader import PackedDataset, empty_batch
+from flatout.data.stored_pictures import CHANNELS, StoredPictures
+from flatout.kernels.windows import MOST_SIDE, can_cut, cut_windows
 
 PART = 64
 """Pictures that are copied at a time."""
@@ -54,7 +56,7 @@ class ResidentPictures:
         """Return the samples' numbers in the source."""
         return self.numbers[places]
 
-    def pixels(self, places: Numbers) -> list[torch.Tensor]:
+    def pictures(self, places: Numbers) -> list[torch.Tensor]:
         """Return views of the pictures."""
         return [self.images[place] for place in places.tolist()]
 
@@ -63,8 +65,15 @@ class ResidentPictures:
         rows = torch.from_numpy(places)
         return [column.index_select(0, rows.to(column.device)) for column in self.columns]
 
+    def is_cut_at_once(self, crops: Crops) -> bool:
+        """Tell whether a batch's crops are made in one operation."""
+        if self.device.type != "cpu":
+            return True
+        is_usual = self.images.dtype == torch.uint8 and self.images.is_contiguous()
+        return is_usual and crops.scale is None and crops.side <= MOST_SIDE and can_cut()
+
     def crop_batch(self, places: Numbers, crops: Crops, drawn: Any) -> torch.Tensor:
-        """Return the crops of a batch by one indexing operation, on the device of the pictures.
+        """Return the crops of a batch in one operation, on the device of the pictures.
 
         Raises:
             UserError: if they would have to be resized, or are smaller than the crop.
@@ -79,8 +88,21 @@ class ResidentPictures:
             found = boxes(crops, drawn, height, width)
         except ValueError as error:
             raise UserError(str(error)) from None
+        if self.device.type == "cpu":
+            return self._cut_here(places, crops, found)
         cut = cut_out(self.images, torch.from_numpy(places), torch.from_numpy(found), crops.side)
         return normalised(cut, crops.mean, crops.std) if crops.mean else cut
+
+    def _cut_here(self, places: Numbers, crops: Crops, found: Numbers) -> torch.Tensor:
+        dtype = torch.float32 if crops.mean else torch.uint8
+        whole = empty_batch((len(places), crops.side, crops.side, CHANNELS), dtype)
+        normal = None
+        if crops.mean:
+            scale, shift = scale_and_shift(crops.mean, crops.std)
+            normal = scale.repeat(crops.side), shift.repeat(crops.side)
+        if not cut_windows(self.images, places, np.ascontiguousarray(found), whole, normal):
+            raise AssertionError("a box that was drawn does not lie in its picture")
+        return whole.permute(0, 3, 1, 2) if crops.mean else whole
 
 
 def cut_out(

@@ -13,6 +13,7 @@ from flatout.data import pictures, values
 from flatout.data.crops import Numbers
 from flatout.data.format import Header
 from flatout.data.reader import SCALARS, PackedDataset
+from flatout.data.undecoded import Undecoded, undecoded
 
 CHANNELS = 3
 LOCK = threading.Lock()
@@ -50,9 +51,13 @@ class StoredPictures:
 
     def pixels(self, places: Numbers) -> list[torch.Tensor]:
         """Return views of raw pixels, and other images decoded."""
+        return [x.whole() if isinstance(x, Undecoded) else x for x in self.pictures(places)]
+
+    def pictures(self, places: Numbers) -> list[torch.Tensor | Undecoded]:
+        """Return views of raw pixels, and other images decoded, or to be decoded in parts."""
         store, fields = self.data.store, len(self.header.fields)
         shards, begins, _ = (column.tolist() for column in store.spans(places))
-        found = []
+        found: list[torch.Tensor | Undecoded] = []
         for place, shard, begin in zip(places.tolist(), shards, begins, strict=True):
             at = store.payload_at(shard, begin, fields, self.image)
             shape = pictures.raw_shape(store.bytes_at(shard, at, 1 + pictures.SIZE.size))
@@ -92,12 +97,15 @@ class StoredPictures:
             return torch.tensor(plain, dtype=SCALARS[field.kind])
         return torch.from_numpy(np.stack([values.array_in(field, part) for part in parts]))
 
-    def _decoded(self, part: memoryview) -> torch.Tensor:
-        if callable(self.data.decode):
-            file = pictures.source_bytes(part)
-            if isinstance(file, bytes):
-                return torch.as_tensor(self.data.decode(file))
-        return torch.from_numpy(pictures.rgb_pixels(part).copy())
+    def _decoded(self, part: memoryview) -> torch.Tensor | Undecoded:
+        file = pictures.file_bytes(part)
+        if callable(self.data.decode) and file is not None:
+            return torch.as_tensor(self.data.decode(file))
+
+        def whole() -> torch.Tensor:
+            return torch.from_numpy(pictures.rgb_pixels(part).copy())
+
+        return undecoded(file, whole) or whole()
 
     def _shard(self, number: int) -> torch.Tensor:
         """Return a file shard's bytes; they cannot be written, and nothing here writes them."""

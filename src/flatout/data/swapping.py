@@ -36,6 +36,10 @@ class Swap:
         return number <= FIRST_COMPARED or number % COMPARED_EVERY == 0
 
 
+PROVED = 16
+"""Samples of the proof before the first batch: half of the usual, as workers go on comparing."""
+
+
 class InWorker:
     """A loader's `worker_init_fn` that swaps something, then does what the script asked for."""
 
@@ -102,10 +106,10 @@ def _find_trouble(loader: Any, way: Way) -> str:
 
     def swapped() -> tuple[Any, Any]:
         swap = way.begin()
-        batch = first_batch(loader, collate)
+        batch = first_batch(loader, collate, PROVED)
         return batch, [swap.made, swap.compared, swap.trouble]
 
-    proof = compare_ways(lambda: first_batch(loader, collate), swapped)
+    proof = compare_ways(lambda: first_batch(loader, collate, PROVED), swapped)
     if proof.trouble:
         return proof.trouble
     made, compared, reason = proof.facts

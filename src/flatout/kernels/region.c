@@ -15,7 +15,7 @@ has the structures below. Only what is used is named; the library says how large
 #include <stdint.h>
 #include <string.h>
 
-#define RGBX 7 /* four bytes for a pixel, as Pillow keeps them */
+enum { RGB = 6, RGBX = 7 }; /* the library's numbers; Pillow keeps four bytes for a pixel */
 #define ROWS 8 /* asked for at once */
 #define MOST_BYTES 1024
 #define MORE 16 /* columns on the right: very narrow parts are smoothed in another way */
@@ -108,10 +108,11 @@ int open_library(const char *path) {
 }
 
 /* Decode rows `box[1]` to `box[3]` and columns `box[0]` to `box[2]`, ends not included, into their
-places of `pixels`, which has `sides[0]` times `sides[1]` pixels of four bytes; return 0 if all went
-well. Other pixels of these rows may be overwritten. */
+places of `pixels`, which has `sides[0]` times `sides[1]` pixels of `bytes`, three or four; return 0
+if all went well. Other pixels of these rows may be overwritten. */
 int decode_region(
-    const uint8_t *data, unsigned long size, const int *sides, const int *box, uint8_t *pixels) {
+    const uint8_t *data, unsigned long size, const int *sides, const int *box, uint8_t *pixels,
+    int bytes) {
     decoder it;
     errors found;
     begin(&it, &found);
@@ -122,9 +123,9 @@ int decode_region(
     create(&it, INTERFACE, STRUCTURE_BYTES);
     read_memory(&it, data, size);
     read_header(&it, 1);
-    it.out_colours = RGBX;
+    it.out_colours = bytes == 3 ? RGB : RGBX;
     start(&it);
-    if ((int)it.out_width != sides[0] || (int)it.out_height != sides[1] || it.out_bytes != 4) {
+    if ((int)it.out_width != sides[0] || (int)it.out_height != sides[1] || it.out_bytes != bytes) {
         destroy(&it);
         return 2;
     }
@@ -133,13 +134,13 @@ int decode_region(
     uint32_t left = first > 0 ? first : 0, wide = end - left;
     if (wide < it.out_width) crop(&it, &left, &wide); /* moves left to where a block begins */
     if (box[1] > 0) skip(&it, box[1]);
-    const size_t line = (size_t)sides[0] * 4;
+    const size_t line = (size_t)sides[0] * bytes;
     while ((int)it.row < box[3]) {
         uint8_t *rows[ROWS];
         int wanted = box[3] - (int)it.row;
         if (wanted > ROWS) wanted = ROWS;
         for (int number = 0; number < wanted; number++)
-            rows[number] = pixels + (it.row + number) * line + (size_t)left * 4;
+            rows[number] = pixels + (it.row + number) * line + (size_t)left * bytes;
         if (!read_rows(&it, rows, wanted)) break;
     }
     int is_whole = (int)it.row >= box[3] && !found.warnings;

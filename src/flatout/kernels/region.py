@@ -25,15 +25,18 @@ END = b"\xff\xd9"
 noticed there, and is left to Pillow."""
 
 
-def decode_region(data: bytes, size: tuple[int, int], box: tuple[int, ...], pixels: int) -> bool:
+def decode_region(
+    data: bytes, size: tuple[int, int], box: tuple[int, ...], pixels: int, pixel_bytes: int = 4
+) -> bool:
     """Decode a part of a colour JPEG into its place among the pixels of the whole.
 
     Args:
         data: The file.
         size: Width and height of the whole, in pixels.
         box: Left, top, right and bottom of the part, inside the whole and not empty.
-        pixels: Address of width x height pixels of four bytes. Pixels beside the part, in its rows,
-            may be written to; all others are left as they are.
+        pixels: Address of width x height pixels. Those beside the part, in its rows, may be written
+            to; all others are left as they are.
+        pixel_bytes: 4, as Pillow keeps them, or 3.
 
     Returns:
         False if the library found fault with the file: then the pixels mean nothing.
@@ -45,7 +48,7 @@ def decode_region(data: bytes, size: tuple[int, int], box: tuple[int, ...], pixe
         return False
     function = open_library()
     sides, edges = (ctypes.c_int * 2)(*size), (ctypes.c_int * 4)(*box)
-    return not function(data, len(data), sides, edges, pixels)
+    return not function(data, len(data), sides, edges, pixels, pixel_bytes)
 
 
 @functools.cache
@@ -67,9 +70,20 @@ def open_library() -> Any:
         ctypes.c_void_p,
         ctypes.c_void_p,
         ctypes.c_void_p,
+        ctypes.c_int,
     ]
     found.restype = ctypes.c_int
     return found
+
+
+@functools.cache
+def can_decode() -> bool:
+    """Tell whether parts can be decoded on this machine."""
+    try:
+        open_library()
+    except (NotApplicable, ImportError):
+        return False
+    return True
 
 
 def find_jpeg_library() -> str:

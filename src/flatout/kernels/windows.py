@@ -1,0 +1,98 @@
+"""Windows of pictures that lie in memory, mirrored and normalised, a whole batch in one call.
+
+The plain reference is `flatout.data.crop_batches.crop`, picture by picture with torch.
+"""
+
+import ctypes
+import functools
+from typing import Any
+
+import torch
+
+from flatout.core.errors import NotApplicable
+from flatout.kernels.compiled import load_library
+
+CHANNELS, COLUMNS = 3, 5
+MOST_SIDE = 4096
+"""Pixels: a row is turned round on the stack."""
+
+
+def cut_windows(
+    images: torch.Tensor,
+    places: Any,
+    boxes: Any,
+    target: torch.Tensor,
+    normal: tuple[torch.Tensor, torch.Tensor] | None = None,
+) -> bool:
+    """Cut one window of each of these pictures into a batch; return False if one lies outside.
+
+    Args:
+        images: uint8, count x height x width x 3, contiguous, in host memory.
+        places: Which pictures: int64, one per window.
+        boxes: int64, a row per window: top, left, height, width and whether it is mirrored.
+        target: windows x side x side x 3, contiguous; uint8, or float32 with `normal`.
+        normal: By what a byte is multiplied and what is added, float32, as long as a row of a
+            window.
+
+    Raises:
+        NotApplicable: if there is no compiler.
+        ValueError: if a tensor is not laid out as said.
+    """
+    side = target.shape[1]
+    scale, shift = normal if normal is not None else (None, None)
+    _check(images, target, boxes, normal)
+    if len(places) and not 0 <= places.min() <= places.max() < len(images):
+        return False
+    trouble = _function()(
+        images.data_ptr(),
+        (ctypes.c_int64 * 2)(*images.shape[1:3]),
+        places.ctypes.data,
+        boxes.ctypes.data,
+        len(places),
+        side,
+        scale.data_ptr() if scale is not None else None,
+        shift.data_ptr() if shift is not None else None,
+        target.data_ptr(),
+    )
+    return not trouble
+
+
+def _check(images: torch.Tensor, target: torch.Tensor, boxes: Any, normal: Any) -> None:
+    dtype = torch.uint8 if normal is None else torch.float32
+    side = target.shape[1]
+    is_fine = (
+        images.dtype == torch.uint8
+        and images.is_contiguous()
+        and images.shape[-1] == CHANNELS
+        and target.dtype == dtype
+        and target.is_contiguous()
+        and target.shape == (len(boxes), side, side, CHANNELS)
+        and boxes.shape == (len(boxes), COLUMNS)
+        and boxes.flags.c_contiguous
+        and boxes.dtype == "int64"
+        and all(x.numel() == side * CHANNELS and x.is_contiguous() for x in normal or ())
+    )
+    if not is_fine:
+        raise ValueError("pictures, boxes or the batch are not laid out as cut_windows needs them")
+
+
+@functools.cache
+def can_cut() -> bool:
+    """Tell whether this machine can compile it."""
+    try:
+        _function()
+    except NotApplicable:
+        return False
+    return True
+
+
+@functools.cache
+def _function() -> Any:
+    found = load_library("windows").cut_windows
+    found.argtypes = [
+        *(ctypes.c_void_p,) * 4,
+        *(ctypes.c_int64,) * 2,
+        *(ctypes.c_void_p,) * 3,
+    ]
+    found.restype = ctypes.c_int
+    return found
