@@ -8,6 +8,7 @@ from torch.utils.data import DataLoader
 
 import flatout.data
 from flatout.core.errors import UserError
+from flatout.data import crop_batches, undecoded
 from flatout.data.crop_batches import crop, crop_batch
 from flatout.data.crops import FLIP, HEIGHT, LEFT, TOP, WIDTH, boxes, uniforms
 from flatout.data.format import Encoding
@@ -212,3 +213,19 @@ def test_pages_that_were_read_are_let_go_and_can_be_read_again(root, monkeypatch
 
     assert torch.equal(first, second)
     assert data.pictures.data.store.let_go_count >= 2
+
+
+@pytest.mark.parametrize("scale", [(0.3, 1.0), None])
+@pytest.mark.parametrize("normal", [{}, {"mean": MEAN, "std": STD}])
+@pytest.mark.parametrize("store", ["raw", "files"])
+def test_without_a_compiler_torch_makes_the_same(root, monkeypatch, scale, normal, store):
+    crops = flatout.data.Crops(side=24, scale=scale, **normal)
+    data = flatout.data.cropped(flatout.data.open(root / store), crops, seed=0)
+    expected, _ = flatout.data.collate(data.__getitems__(range(COUNT)))
+
+    monkeypatch.setattr(crop_batches, "can_cut", lambda: False)
+    monkeypatch.setattr(undecoded, "can_decode", lambda: False)
+
+    found, _ = flatout.data.collate(data.__getitems__(range(COUNT)))
+    assert found.stride() == expected.stride()
+    assert torch.allclose(found.float(), expected.float(), rtol=0, atol=1e-6)

@@ -5,7 +5,7 @@ import torch
 from flatout.core.errors import NotApplicable
 from flatout.data.normalise import scale_and_shift
 from flatout.kernels import compiled, windows
-from flatout.kernels.windows import can_cut, cut_windows
+from flatout.kernels.windows import RowWriter, can_cut, cut_windows
 
 NORMAL = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 SIZES = [(1, (1, 1)), (5, (5, 9)), (6, (6, 6)), (17, (40, 23)), (64, (64, 64)), (224, (256, 230))]
@@ -105,3 +105,18 @@ def test_without_a_compiler_it_says_so(monkeypatch):
     can_cut.cache_clear()
     with pytest.raises(NotApplicable, match="C compiler"):
         windows._function()
+
+
+def test_row_by_row_they_are_the_same():
+    images, places, boxes = cases(17, (40, 23))
+    scale, shift = (value.repeat(17) for value in scale_and_shift(*NORMAL))
+    target, rows = torch.zeros(2, 40, 17, 17, 3)
+    cut_windows(images, places, boxes, target, (scale, shift))
+    writer = RowWriter(17, (scale, shift))
+
+    for place, box, row in zip(places, boxes.tolist(), rows, strict=True):
+        writer.write(images[place], box, row)
+
+    assert torch.equal(rows, target)
+    with pytest.raises(ValueError, match="does not lie in"):
+        writer.write(images[0], (24, 0, 17, 17, 0), rows[0])

@@ -1,12 +1,12 @@
 """Whole batches of random crops, from a packed store or from memory.
 
 A crop is resized by torch's antialiased bilinear kernel, which gives Pillow's pixels up to
-rounding, straight from where the pixels lie; mirrored and normalised while they are still in the
-processor's cache. No object is made per sample but the batch's own rows.
+rounding, straight from where the pixels lie, or from a JPEG of which only the crop was decoded;
+mirrored and normalised while they are still in the processor's cache.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import torch
@@ -22,6 +22,7 @@ from flatout.data.reader import Gathered, PackedDataset, empty_batch
 from flatout.data.resident_pictures import ResidentPictures
 from flatout.data.stored_pictures import StoredPictures, image_place
 from flatout.data.undecoded import Undecoded
+from flatout.kernels.windows import MOST_SIDE, RowWriter, can_cut
 
 PART = 8
 """Samples whose pixels are held at a time: boxes are drawn for all of them at once, and decoded
@@ -151,31 +152,62 @@ def crop_batch(pictures: Pictures, places: Numbers, crops: Crops, drawn: Any) ->
         pairs = zip(held, found.tolist(), strict=True)
         for number, (picture, box) in enumerate(pairs, first):
             pixels = picture.part(box) if isinstance(picture, Undecoded) else picture
-            write(crop(pixels, box, crops), rows[number])
+            write(pixels, box, rows[number])
     return whole.permute(0, 3, 1, 2) if crops.mean else whole
 
 
 def crop(picture: torch.Tensor, box: Sequence[int], crops: Crops) -> torch.Tensor:
     """Return one crop as rows of pixels: side x (side * channels), uint8."""
-    down, across, channel = picture.stride()
-    # The batch's stride has to be the largest: else torch does not see that channels lie innermost,
-    # and takes three times as long.
-    cut = picture.as_strided(
-        (1, CHANNELS, box[HEIGHT], box[WIDTH]),
-        (down * picture.shape[0], channel, down, across),
-        picture.storage_offset() + down * box[TOP] + across * box[LEFT],
-    )
+    cut = _cut(picture, box)
     if crops.scale is not None:
-        size = (crops.side, crops.side)
-        cut = functional.interpolate(cut, size, mode="bilinear", antialias=True)
+        cut = _resized(cut, crops.side)
     if box[FLIP]:
         cut = cut.flip(3)
     return cut.permute(0, 2, 3, 1).reshape(crops.side, crops.side * CHANNELS)
 
 
-def _writer(crops: Crops) -> Callable[[torch.Tensor, torch.Tensor], Any]:
-    """Return what puts a crop into its row of the batch."""
-    if not crops.mean:
-        return lambda rows, target: target.copy_(rows)
-    scale, shift = (value.repeat(crops.side) for value in scale_and_shift(crops.mean, crops.std))
-    return lambda rows, target: torch.addcmul(shift, rows, scale, out=target)
+def _cut(picture: torch.Tensor, box: Sequence[int]) -> torch.Tensor:
+    down, across, channel = picture.stride()
+    # The batch's stride has to be the largest: else torch does not see that channels lie innermost,
+    # and takes three times as long.
+    return picture.as_strided(
+        (1, CHANNELS, box[HEIGHT], box[WIDTH]),
+        (down * picture.shape[0], channel, down, across),
+        picture.storage_offset() + down * box[TOP] + across * box[LEFT],
+    )
+
+
+def _resized(cut: torch.Tensor, side: int) -> torch.Tensor:
+    return functional.interpolate(cut, (side, side), mode="bilinear", antialias=True)
+
+
+Write: TypeAlias = Callable[[torch.Tensor, Sequence[int], torch.Tensor], None]
+"""Puts the crop of a picture into its row of the batch."""
+
+
+def _writer(crops: Crops) -> Write:
+    """Return what crops: by one call into C after torch's resizing, or all by torch."""
+    side, normal = crops.side, None
+    if crops.mean:
+        scale, shift = scale_and_shift(crops.mean, crops.std)
+        normal = scale.repeat(side), shift.repeat(side)
+    if side > MOST_SIDE or not can_cut():
+        return lambda picture, box, target: _put(crop(picture, box, crops), normal, target)
+    writer = RowWriter(side, normal)
+
+    def write(picture: torch.Tensor, box: Sequence[int], target: torch.Tensor) -> None:
+        if crops.scale is not None:
+            made = _resized(_cut(picture, box), side)[0].permute(1, 2, 0)
+            picture, box = made, (0, 0, side, side, box[FLIP])
+        writer.write(picture.contiguous(), box, target)
+
+    return write
+
+
+def _put(
+    rows: torch.Tensor, normal: tuple[torch.Tensor, torch.Tensor] | None, target: torch.Tensor
+) -> None:
+    if normal is None:
+        target.copy_(rows)
+    else:
+        torch.addcmul(normal[1], rows, normal[0], out=target)

@@ -5,6 +5,7 @@ The plain reference is `flatout.data.crop_batches.crop`, picture by picture with
 
 import ctypes
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -74,6 +75,33 @@ def _check(images: torch.Tensor, target: torch.Tensor, boxes: Any, normal: Any) 
     )
     if not is_fine:
         raise ValueError("pictures, boxes or the batch are not laid out as cut_windows needs them")
+
+
+class RowWriter:
+    """Writes one window after the other into rows of a batch, with the same arithmetic."""
+
+    def __init__(self, side: int, normal: tuple[torch.Tensor, torch.Tensor] | None) -> None:
+        self.side = side
+        self.normal = normal
+        self.scales = [None, None] if normal is None else [each.data_ptr() for each in normal]
+        self.first = (ctypes.c_int64 * 1)(0)
+        self.function = _function()
+
+    def write(self, picture: torch.Tensor, box: Sequence[int], target: torch.Tensor) -> None:
+        """Write the window that a box cuts out of a picture.
+
+        Args:
+            picture: uint8, height x width x 3, contiguous, in host memory.
+            box: Top, left, height, width and whether it is mirrored.
+            target: side x side x 3, contiguous; uint8, or float32 where it is normalised.
+
+        Raises:
+            ValueError: if the window does not lie in the picture.
+        """
+        sides, edges = (ctypes.c_int64 * 2)(*picture.shape[:2]), (ctypes.c_int64 * COLUMNS)(*box)
+        source, row = picture.data_ptr(), target.data_ptr()
+        if self.function(source, sides, self.first, edges, 1, self.side, *self.scales, row):
+            raise ValueError(f"the window {tuple(box)} does not lie in {tuple(picture.shape)}")
 
 
 @functools.cache
