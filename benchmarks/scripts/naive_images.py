@@ -148,9 +148,12 @@ def parse_arguments():
 def parts(args):
     """Return the data set, in memory, and the model."""
     torch.manual_seed(0)
-    count = args.batches * args.batch_size
-    images = torch.randn(count, 3, args.side, args.side)
-    return TensorDataset(images, torch.randint(args.classes, (count,))), make_model(args)
+    labels = torch.randint(args.classes, (args.batches * args.batch_size,))
+    # Each class has its own blotches of colour: on noise alone there is nothing to be learned.
+    blotches = torch.randn(args.classes, 3, 4, 4)[labels]
+    images = functional.interpolate(blotches, (args.side, args.side), mode="bilinear")
+    images += 0.3 * torch.randn_like(images)
+    return TensorDataset(images, labels), make_model(args)
 
 
 def loss_of(logits, targets):

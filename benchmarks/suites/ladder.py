@@ -113,7 +113,7 @@ def run(bench: Bench) -> Record:
 def scripts(budget_s: float = BUDGET_S) -> tuple[Script, ...]:
     """Return the naive ResNet and the naive GPT, tiny ones for a tiny budget."""
     is_smoke = budget_s < SMOKE_S
-    side, batch = ("8", "2") if is_smoke else ("32", "4")
+    side, batch = ("8", "2") if is_smoke else ("32", "16")
     gpt = ("--layers", "1", "--width", "32", "--heads", "2", "--context", "32", "--limit", "100000")
     return (
         Script(

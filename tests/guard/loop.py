@@ -17,6 +17,7 @@ from torch.optim.optimizer import (
 
 from flatout.guard.record import GuardRecord, read_record
 from flatout.guard.recorder import GuardRecorder
+from flatout.guard.rounding import round_once
 
 Batch = tuple[Tensor, Tensor]
 
@@ -96,6 +97,8 @@ class Setting:
 
     steps: int = 20
     threads: int = 1
+    rounds: bool = False
+    """Round inputs and weights to bf16, once."""
     autocast: bool = False
     compile: bool = False
     channels_last: bool = False
@@ -141,6 +144,8 @@ def train(
     torch.manual_seed(0)
     session = FakeSession()
     spec = {"reference": str(reference)} if reference else {}
+    if setting.rounds:
+        round_once(session)
     GuardRecorder(session, spec, path)
     try:
         with session.hooked():

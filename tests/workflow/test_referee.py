@@ -92,6 +92,24 @@ def test_bf16_stays_within_its_promise(tmp_path):
     assert check.status == "within", check.why
 
 
+def test_a_ceiling_is_lifted_where_one_rounding_explains_the_distance(tmp_path):
+    referee = referee_for(tmp_path, "amplifier.py")
+
+    check = referee.check(recipe_of("bf16_autocast"))
+
+    assert check.status == "within", check.why
+    assert "one rounding of its inputs and weights" in check.why
+    assert (tmp_path / "guard" / "rounded").exists()
+
+
+def test_a_script_that_loses_its_digits_is_not_trained_in_bf16(tmp_path):
+    referee = referee_for(tmp_path, "amplifier.py", "lose")
+
+    check = referee.check(recipe_of("bf16_autocast"))
+
+    assert check.status == "rejected"
+
+
 def test_script_that_fails_in_the_guard_trial_is_not_compared(tmp_path):
     referee = referee_for(tmp_path, "endings.py", "crash")
 

@@ -34,6 +34,8 @@ class SetDifference:
     tensors: Mapping[str, TensorDifference]
     together: float
     """Norm of the difference over the baseline's norm, all tensors as one vector."""
+    size: float = 0.0
+    """Norm of the gradient over the baseline's, minus one, all tensors as one vector."""
 
     @property
     def median(self) -> float:
@@ -122,6 +124,7 @@ def _set(baseline: GradientSet, other: GradientSet) -> SetDifference:
         moved=baseline.moved or other.moved,
         tensors={name: _tensor(*pair, whole=whole, line=line) for name, pair in both.items()},
         together=_ratio(missed, whole) if np.isfinite(missed) else float("inf"),
+        size=_norm(theirs for _, theirs in both.values()) / whole - 1 if whole else 0.0,
     )
 
 

@@ -19,7 +19,9 @@ from flatout.guard.limits import (
     COLUMNS,
     DEAD_SHARE,
     EARLY_LOSSES,
+    ROUNDED_FACTOR,
     SHARE_CAP,
+    SIZE_LIMIT,
     TF32_COLUMN,
     UPDATE_LIMIT,
     Column,
@@ -70,6 +72,8 @@ class _Case:
     candidate: Differences
     scale: Differences = NOTHING
     noise: Differences = NOTHING
+    own: Differences = NOTHING
+    """What the script makes of one rounding."""
     notes: tuple[str, ...] = field(default=())
 
 
@@ -103,7 +107,12 @@ def judge(
         promise=promise,
         changes_threads=changes_threads,
     )
-    if promise is Numerics.TRAINING:
+    return judge_trials(trials)
+
+
+def judge_trials(trials: Trials) -> LossCheck:
+    """Decide as `judge` does, from all the records there are."""
+    if trials.promise is Numerics.TRAINING:
         return _training(trials)
     obstacle = find_obstacle(trials)
     if obstacle is not None:
@@ -184,6 +193,7 @@ def _case(trials: Trials) -> _Case:
     baseline = trials.baseline
     scale = differences(baseline, trials.calibration) if trials.calibration else NOTHING
     noise = differences(baseline, trials.repeat) if trials.repeat else NOTHING
+    own = differences(baseline, trials.rounded) if trials.rounded else NOTHING
     notes = [*update_notes(baseline, trials.candidate), *_record_notes(trials)]
     column = COLUMNS[trials.promise]
     if trials.promise is Numerics.ROUNDING and _is_low_precision(baseline, scale):
@@ -196,11 +206,18 @@ def _case(trials: Trials) -> _Case:
         notes.append("the device rounds fp32 products to TF32 here: judged by limits for that")
     if not noise.is_zero:
         notes.append("the script repeats only up to rounding: limits widened to 3x that")
+    if trials.rounded is not None:
+        largest = max((item.together for item in own.sets.values()), default=0.0)
+        notes.append(
+            f"one rounding of its inputs and weights moves this script's gradients by {largest:.2g}"
+            ": limits widened to 3x that"
+        )
     return _Case(
         column=column,
         candidate=differences(baseline, trials.candidate),
         scale=scale,
         noise=noise,
+        own=own,
         notes=tuple(notes),
     )
 
@@ -246,43 +263,68 @@ def _readings(case: _Case) -> Iterator[Reading]:
     for key, found in case.candidate.sets.items():
         scale = case.scale.sets.get(key, ABSENT)
         noise = case.noise.sets.get(key, ABSENT)
+        own = case.own.sets.get(key, ABSENT)
+        if case.own.sets:
+            yield _size(key, found, own)
         if not found.moved or key[1] == 1:
-            yield from _tensors(case.column, key, found, scale, noise)
+            yield from _tensors(case.column, key, found, (scale, noise, own))
         if found.moved:
-            limit = case.column.second.of(scale.together, noise.together)
+            limit = case.column.second.of(scale.together, noise.together, own.together)
             text = f"{_name(key)} differs by {found.together:.2g}, limit {limit:.2g}"
             share = _share(found.together, limit)
             yield Reading(check="second_gradient", share=share, text=text)
     for name, value in case.candidate.buffers.items():
         limit = case.column.buffers.of(
-            case.scale.buffers.get(name, 0.0), case.noise.buffers.get(name, 0.0)
+            case.scale.buffers.get(name, 0.0),
+            case.noise.buffers.get(name, 0.0),
+            case.own.buffers.get(name, 0.0),
         )
         text = f"buffer {name} differs by {value:.2g}, limit {limit:.2g}"
         yield Reading(check="buffers", share=_share(value, limit), text=text)
     yield from _loss(case)
 
 
+def _size(key: Key, found: SetDifference, own: SetDifference) -> Reading:
+    """Compare how large the whole gradient is, where its direction says little."""
+    limit = max(SIZE_LIMIT, ROUNDED_FACTOR * abs(own.size))
+    return Reading(
+        check="second_gradient" if found.moved else NAMES[key[2]],
+        share=_share(abs(found.size), limit),
+        text=f"{_name(key)} is {1 + found.size:.2g} times as large, limit {limit:.2g}",
+    )
+
+
 def _tensors(
-    column: Column, key: Key, found: SetDifference, scale: SetDifference, noise: SetDifference
+    column: Column,
+    key: Key,
+    found: SetDifference,
+    references: tuple[SetDifference, SetDifference, SetDifference],
 ) -> Iterator[Reading]:
+    """Compare tensor by tensor, beside the calibration, the repeat and one rounding."""
+    scale, noise, own = references
     check, is_exact = NAMES[key[2]], column.gradient.factor == 0
     gradient = column.gradient
     if found.moved and not is_exact:
         gradient = COLUMNS[Numerics.PRECISION].gradient
     middle = scale.median
     for name, tensor in found.tensors.items():
-        usual, natural = noise.tensors.get(name, EQUAL), scale.tensors.get(name, EQUAL)
+        usual, natural, rounded = (x.tensors.get(name, EQUAL) for x in (noise, scale, own))
         if not tensor.is_live and not (is_exact and usual.error == 0.0):
             text = f"{name} has no true gradient but {tensor.share:.2g} of the whole"
             yield Reading(check=check, share=_share(tensor.share, DEAD_SHARE), text=text)
             continue
         # One repeat may hit or miss a tensor of few numbers by chance: none is taken to repeat
         # better than half of them do.
-        limit = gradient.of(max(natural.error, middle), max(usual.error, noise.median))
+        lifted = rounded.error
+        limit = gradient.of(max(natural.error, middle), max(usual.error, noise.median), lifted)
         text = f"{_name(key)} of {name} differs by {tensor.error:.2g}, limit {limit:.2g}"
         yield Reading(check=check, share=_share(tensor.error, limit), text=text)
         if column.slope is not None and not found.moved:
-            limit = column.slope.of(abs(natural.slope), abs(usual.slope))
+            # A slope is never larger than the error; where rounding alone turns the gradient
+            # round, it says nothing.
+            turned = lifted / ROUNDED_FACTOR if lifted > column.slope.ceiling else 0.0
+            natural_slope = max(abs(natural.slope), turned)
+            limit = column.slope.of(natural_slope, abs(usual.slope), turned)
             text = f"{_name(key)} of {name} is scaled by {1 + tensor.slope:.4g}, limit {limit:.2g}"
             yield Reading(check="slope", share=_share(abs(tensor.slope), limit), text=text)
 

@@ -23,6 +23,8 @@ class Trials:
     repeat: GuardRecord | None
     promise: Numerics
     changes_threads: bool
+    rounded: GuardRecord | None = None
+    """Of the untouched script with its inputs and weights rounded to bf16; lifts the ceilings."""
 
     @property
     def computed(self) -> set[tuple[str, str]]:

@@ -56,7 +56,10 @@ def install(spec: Mapping[str, Any]) -> Session:
 def _record_for_guard(session: Session, guard: Mapping[str, Any], path: Path) -> None:
     from flatout.guard.activity import ActivityRecorder
     from flatout.guard.recorder import GuardRecorder
+    from flatout.guard.rounding import round_once
 
+    if guard.get("rounds"):
+        round_once(session)
     if guard.get("activity"):
         ActivityRecorder(session, path)
     else:

@@ -10,13 +10,16 @@ from flatout.core.recipe import Choice, Recipe
 from flatout.core.technique import Numerics
 from flatout.core.trial import Outcome, Trial
 from flatout.guard.activity import find_activity, find_fault, is_active
-from flatout.guard.judge import aa, judge
+from flatout.guard.judge import aa, judge_trials
+from flatout.guard.obstacles import Trials
 from flatout.guard.record import GuardRecord, find_records
 from flatout.workflow.lab import Lab, key_of
 
 GUARD_STEPS = 20
 """Steps whose losses are compared; gradients and optimizer are looked at in the first three."""
 ACTIVITY_STEPS = 1
+ROUNDED_STEPS = 3
+"""Gradients of two steps are compared."""
 SEED = 0
 CALIBRATION = Recipe(choices=(Choice(technique="bf16_autocast"),))
 """The baseline in bf16 shows each tensor's natural scale of rounding; see docs/guard.md. It serves
@@ -36,6 +39,8 @@ class Referee:
     """One for each rank, as the other two."""
     _repeat: tuple[GuardRecord, ...] = ()
     _calibration: tuple[GuardRecord, ...] = ()
+    _rounded: tuple[GuardRecord, ...] | None = None
+    """The baseline with inputs and weights rounded once; run where a ceiling is in the way."""
     _baseline_path: str | None = None
     _activity: dict[str, float] | None = None
     _verdicts: dict[str, LossCheck] | None = None
@@ -72,22 +77,48 @@ class Referee:
         return self._look_at_activity(recipe, name, check) if check.passed else check
 
     def _compare(self, recipe: Recipe, records: tuple[GuardRecord, ...]) -> LossCheck:
+        """Judge every rank's record; ask how far rounding carries where a ceiling is in the way."""
+        check = self._judged(recipe, records, ())
+        is_precision = promise_of(recipe) is Numerics.PRECISION
+        if check.status != "rejected" or not is_precision or not self._calibration:
+            return check
+        if self._baseline[0].low_precision:
+            return check  # it rounds everything by itself
+        if not self._judged(recipe, records, self._calibration).passed:
+            return check  # further off than bf16 itself: no ceiling did that
+        if self._rounded is None:
+            self.tell("guard: one rounding of inputs and weights")
+            trial = self._trial(self.floor, "rounded", steps=ROUNDED_STEPS, rounds=True)
+            self._rounded = _records(trial)
+        return self._judged(recipe, records, self._rounded) if self._rounded else check
+
+    def _judged(
+        self, recipe: Recipe, records: Sequence[GuardRecord], rounded: Sequence[GuardRecord]
+    ) -> LossCheck:
         """Judge every rank's record against the same rank's of the baseline."""
-        calibrations = self._calibration or (None,) * len(self._baseline)
+        count = len(self._baseline)
         checks = [
-            judge(
-                baseline,
-                record,
-                calibration=calibration,
-                repeat=repeat,
-                promise=promise_of(recipe),
-                changes_threads="cpu_threads" in recipe.names,
+            judge_trials(
+                Trials(
+                    baseline=baseline,
+                    candidate=record,
+                    calibration=calibration,
+                    repeat=repeat,
+                    promise=promise_of(recipe),
+                    changes_threads="cpu_threads" in recipe.names,
+                    rounded=own,
+                )
             )
-            for baseline, record, calibration, repeat in zip(
-                self._baseline, records, calibrations, self._repeat, strict=False
+            for baseline, record, calibration, repeat, own in zip(
+                self._baseline,
+                records,
+                self._calibration or (None,) * count,
+                self._repeat,
+                rounded or (None,) * count,
+                strict=False,
             )
         ]
-        return of_all_ranks(checks, len(self._baseline), len(records))
+        return of_all_ranks(checks, count, len(records))
 
     def _look_at_activity(self, recipe: Recipe, name: str, check: LossCheck) -> LossCheck:
         """Reject a recipe under which dropout no longer acts: the judge compares with it off."""
@@ -135,14 +166,17 @@ class Referee:
         trial = self._trial(recipe, "calibration", drops_autocast=self._baseline[0].low_precision)
         self._calibration = _records(trial)
 
-    def _trial(self, recipe: Recipe, name: str, *, drops_autocast: bool = False) -> Trial:
+    def _trial(
+        self, recipe: Recipe, name: str, *, steps: int = GUARD_STEPS, **switches: bool
+    ) -> Trial:
         spec: dict[str, Any] = {
             "seed": SEED,
             "drops_dropout": True,
-            "drops_autocast": drops_autocast,
+            "drops_autocast": False,
             "reference": self._baseline_path,
+            **switches,
         }
-        return self.lab.guard(recipe, name, spec, GUARD_STEPS)
+        return self.lab.guard(recipe, name, spec, steps)
 
 
 def promise_of(recipe: Recipe) -> Numerics:
