@@ -43,7 +43,11 @@ def memory(folders: Sequence[Path]) -> dict[str, int]:
     own, total, files = psutil.Process(), 0, 0
     roots = tuple(str(folder.resolve()) for folder in folders)
     for process in (own, *own.children(recursive=True)):
-        for region in process.memory_maps(grouped=True):
+        try:
+            regions = process.memory_maps(grouped=True)
+        except psutil.NoSuchProcess:  # a helper of the loader's that has just ended
+            continue
+        for region in regions:
             total += region.pss
             files += region.pss if region.path.startswith(roots) else 0
     return {"pss_bytes": total, "mapped_bytes": files}

@@ -153,7 +153,7 @@ def test_while_decoded_pictures_are_kept_nothing_is_left_for_later(swap, path, m
     monkeypatch.setattr(decoded, "_ACTIVE", [object()])
 
     with Image.open(path) as image:
-        assert regions._file_of(image) is None
+        assert regions.file_of(image) is None
 
 
 def test_other_pixels_are_noticed_and_the_whole_is_decoded_from_then_on(path):

@@ -56,8 +56,21 @@ def make_batch(loader: Any, indices: Any, collate: Callable[[Any], Any]) -> Any:
     return unpack(kind(loader.dataset, is_batched, collate, drop_last=False).fetch(indices))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """What is looked at in both batches, and what may differ."""
+
+    describe: Callable[[Any], list[Any]]
+    """A batch to plain JSON values."""
+    difference: Callable[[list[Any], list[Any]], str]
+    """Of two descriptions, the script's first; empty where they are the same or close enough."""
+
+
 def compare_ways(
-    plain: Callable[[], Any], other: Callable[[], tuple[Any, Any]], limit_s: float = LIMIT_S
+    plain: Callable[[], Any],
+    other: Callable[[], tuple[Any, Any]],
+    limit_s: float = LIMIT_S,
+    look: Look | None = None,
 ) -> Proof:
     """Run both in forked copies and compare what they made.
 
@@ -65,17 +78,19 @@ def compare_ways(
         plain: Makes a batch in the script's way.
         other: Makes it in the other way; returns it with facts, plain JSON values.
         limit_s: Longest time for both.
+        look: What is compared; every bit if not given.
     """
+    look = look or BITS
     streams = Streams()
 
     def make_plain() -> Any:
         streams.set_back()
-        return digests(plain())
+        return look.describe(plain())
 
     def make_other() -> Any:
         streams.set_back()
         batch, facts = other()
-        return [digests(batch), facts]
+        return [look.describe(batch), facts]
 
     results = in_forks([make_plain, make_other], limit_s)
     for result, name in zip(results, WAYS, strict=True):
@@ -84,7 +99,7 @@ def compare_ways(
         if "error" in result:
             return Proof(trouble=f"a sample could not be made in {name}: {result['error']}")
     expected, (found, facts) = (result["value"] for result in results if result is not None)
-    return Proof(trouble=_difference(expected, found), facts=facts)
+    return Proof(trouble=look.difference(expected, found), facts=facts)
 
 
 def _difference(expected: list[Any], found: list[Any]) -> str:
@@ -131,3 +146,7 @@ def _pickled(leaf: Any) -> bytes:
         return pickle.dumps(leaf)
     except Exception:  # noqa: BLE001  pickling runs the user's code; only its type is compared then
         return b""
+
+
+BITS = Look(describe=digests, difference=_difference)
+"""The batches have to be the same."""

@@ -130,7 +130,7 @@ class Later(Image.Image):
 def convert(image: Any, mode: Any = None, *options: Any, **named: Any) -> Any:
     """Leave a colour image that stays one for later."""
     is_same = mode == "RGB" and not options and not named and "transparency" not in image.info
-    file = _file_of(image) if is_same else None
+    file = file_of(image) if is_same else None
     if file is None:
         return Image.Image.convert(image, mode, *options, **named)
     return Later(file, image.info)
@@ -167,7 +167,7 @@ def _part_of_crop(size: tuple[int, int], box: Any) -> Box | None:
         left, top, right, bottom = (round(edge) for edge in box)
     except (TypeError, ValueError, OverflowError):
         return None
-    return _inside(size, (left, top, right, bottom))
+    return inside(size, (left, top, right, bottom))
 
 
 def _part_of_resize(size: tuple[int, int], to_size: Any, kind: Any, box: Any) -> Box | None:
@@ -183,25 +183,25 @@ def _part_of_resize(size: tuple[int, int], to_size: Any, kind: Any, box: Any) ->
     across = REACH[number] * max(1.0, (right - left) / width) + 1
     down = REACH[number] * max(1.0, (bottom - top) / height) + 1
     edges = (math.floor(left - across), math.floor(top - down))
-    return _inside(size, (*edges, math.ceil(right + across), math.ceil(bottom + down)))
+    return inside(size, (*edges, math.ceil(right + across), math.ceil(bottom + down)))
 
 
-def _inside(size: tuple[int, int], box: Box) -> Box | None:
-    """Return what of a part lies inside; None if that is nothing, or almost everything."""
+def inside(size: tuple[int, int], box: Box, most: float = MOST_PART) -> Box | None:
+    """Return what of a part lies inside; None if that is nothing, or more than `most` of it."""
     width, height = size
     left, top = max(0, box[0]), max(0, box[1])
     right, bottom = min(width, box[2]), min(height, box[3])
     if left >= right or top >= bottom:
         return None
     part = (right - left) * (bottom - top)
-    return (left, top, right, bottom) if part <= MOST_PART * width * height else None
+    return (left, top, right, bottom) if part <= most * width * height else None
 
 
-def _file_of(image: Any) -> File | None:
+def file_of(image: Any) -> File | None:
     """Return the file of an image of whose pixels nothing was asked yet; None if it is no such."""
     if not _ACTIVE or _ACTIVE[0].trouble or is_keeping():
         return None
-    if type(image) is Later:
+    if isinstance(image, Later):
         return image.file
     if not is_plain(image):
         return None
@@ -220,7 +220,7 @@ def _file_of(image: Any) -> File | None:
 
 def _made(image: Any, part: Box, make: Callable[[Any], Any]) -> Any:
     """Return what is made of the part; None where the whole has to be decoded."""
-    file = None if image.__dict__.get(PARTED) else _file_of(image)
+    file = None if image.__dict__.get(PARTED) else file_of(image)
     if file is None:
         return None
     image.__dict__[PARTED] = True

@@ -70,6 +70,8 @@ class Way:
     """Done once before the proof; raises NotApplicable where the way is not open here."""
     nothing: str
     """Why it is refused where the samples do not come by it."""
+    is_lossy: bool = False
+    """Whether pictures need to be alike only."""
 
 
 def put_under(loader: Any, way: Way, in_worker: type[InWorker] = InWorker) -> Any:
@@ -96,7 +98,8 @@ def put_under(loader: Any, way: Way, in_worker: type[InWorker] = InWorker) -> An
 
 def _find_trouble(loader: Any, way: Way) -> str:
     # Techniques are imported where there is no torch, which the proof needs.
-    from flatout.data.proof import can_be_compared, compare_ways, first_batch
+    from flatout.data.likeness import ALIKE
+    from flatout.data.proof import BITS, LIMIT_S, can_be_compared, compare_ways, first_batch
 
     trouble = can_be_compared(loader)
     if trouble:
@@ -109,7 +112,8 @@ def _find_trouble(loader: Any, way: Way) -> str:
         batch = first_batch(loader, collate, PROVED)
         return batch, [swap.made, swap.compared, swap.trouble]
 
-    proof = compare_ways(lambda: first_batch(loader, collate, PROVED), swapped)
+    look = ALIKE if way.is_lossy else BITS
+    proof = compare_ways(lambda: first_batch(loader, collate, PROVED), swapped, LIMIT_S, look)
     if proof.trouble:
         return proof.trouble
     made, compared, reason = proof.facts

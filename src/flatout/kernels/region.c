@@ -109,10 +109,11 @@ int open_library(const char *path) {
 
 /* Decode rows `box[1]` to `box[3]` and columns `box[0]` to `box[2]`, ends not included, into their
 places of `pixels`, which has `sides[0]` times `sides[1]` pixels of `bytes`, three or four; return 0
-if all went well. Other pixels of these rows may be overwritten. */
+if all went well. Other pixels of these rows may be overwritten. All is counted in the pixels of the
+picture that is `shrink` times smaller: 1, 2, 4 or 8. */
 int decode_region(
     const uint8_t *data, unsigned long size, const int *sides, const int *box, uint8_t *pixels,
-    int bytes) {
+    int bytes, int shrink) {
     decoder it;
     errors found;
     begin(&it, &found);
@@ -123,6 +124,8 @@ int decode_region(
     create(&it, INTERFACE, STRUCTURE_BYTES);
     read_memory(&it, data, size);
     read_header(&it, 1);
+    it.scale[0] = 1;
+    it.scale[1] = shrink;
     it.out_colours = bytes == 3 ? RGB : RGBX;
     start(&it);
     if ((int)it.out_width != sides[0] || (int)it.out_height != sides[1] || it.out_bytes != bytes) {

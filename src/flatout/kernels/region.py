@@ -26,7 +26,12 @@ noticed there, and is left to Pillow."""
 
 
 def decode_region(
-    data: bytes, size: tuple[int, int], box: tuple[int, ...], pixels: int, pixel_bytes: int = 4
+    data: bytes,
+    size: tuple[int, int],
+    box: tuple[int, ...],
+    pixels: int,
+    pixel_bytes: int = 4,
+    shrink: int = 1,
 ) -> bool:
     """Decode a part of a colour JPEG into its place among the pixels of the whole.
 
@@ -37,6 +42,8 @@ def decode_region(
         pixels: Address of width x height pixels. Those beside the part, in its rows, may be written
             to; all others are left as they are.
         pixel_bytes: 4, as Pillow keeps them, or 3.
+        shrink: 1, 2, 4 or 8: decode a picture that many times smaller, from the low frequencies of
+            each block. `size`, `box` and `pixels` count its pixels; a side is rounded up.
 
     Returns:
         False if the library found fault with the file: then the pixels mean nothing.
@@ -48,7 +55,7 @@ def decode_region(
         return False
     function = open_library()
     sides, edges = (ctypes.c_int * 2)(*size), (ctypes.c_int * 4)(*box)
-    return not function(data, len(data), sides, edges, pixels, pixel_bytes)
+    return not function(data, len(data), sides, edges, pixels, pixel_bytes, shrink)
 
 
 @functools.cache
@@ -70,6 +77,7 @@ def open_library() -> Any:
         ctypes.c_void_p,
         ctypes.c_void_p,
         ctypes.c_void_p,
+        ctypes.c_int,
         ctypes.c_int,
     ]
     found.restype = ctypes.c_int

@@ -18,6 +18,7 @@ from flatout.core.profile import (
     Spread,
 )
 from flatout.profiling.journey import journey_of
+from flatout.profiling.overhead import IN_A_TRAINING
 from flatout.profiling.regime import with_regime
 from flatout.profiling.steps import Step, Window, block_means, quantile, steps_of, window_of
 from flatout.seams.clock import NAMES
@@ -145,7 +146,7 @@ def _listening_s_per_step(result: Mapping[str, Any], window: Window) -> float:
     """Return what the seams and the probes beside them took of a step, as the child estimated."""
     seams_s: float = result["listening_s_per_step"] * _segments_per_step(result, window)
     probes_s: float = sum(seen.get("listening_s", 0.0) for seen in result["probes"].values())
-    return seams_s + probes_s / max(1, len(window.steps))
+    return IN_A_TRAINING * (seams_s + probes_s / max(1, len(window.steps)))
 
 
 def _segments_per_step(result: Mapping[str, Any], window: Window) -> float:

@@ -12,6 +12,7 @@ How it is checked: values are bit-identical; on the script's own samples before 
 by construction after it: each of the 256 levels goes through the script's own arithmetic.
 """
 
+import importlib.util
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, final
@@ -90,6 +91,15 @@ def waits_for_pictures(profile: Profile) -> bool:
         for x in profile.training_loaders
         if not x.is_iterable
     )
+
+
+def waits_for_pillow(profile: Profile) -> bool:
+    """Tell whether it does, and what is compiled can be put under Pillow here."""
+    if not waits_for_pictures(profile) or importlib.util.find_spec("PIL") is None:
+        return False
+    from flatout.kernels.compiled import has_compiler
+
+    return has_compiler()
 
 
 def send_bytes(loader: Any, device: "torch.device | str | None" = None) -> Any:

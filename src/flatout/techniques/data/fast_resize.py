@@ -22,7 +22,7 @@ from flatout.core.machine import Machine
 from flatout.core.profile import Profile
 from flatout.core.technique import Effect, Numerics, Technique
 from flatout.data.swapping import InWorker, Way, put_under
-from flatout.techniques.data.device_preprocess import waits_for_pictures
+from flatout.techniques.data.device_preprocess import waits_for_pillow
 
 SAVED_PART = 0.6
 """Of the time in `resize`: 0.48 against 0.16 ms for a crop of 500x375 to 224x224, one core, less
@@ -49,11 +49,7 @@ Before the loader is iterated:
     def candidates(cls, profile: Profile, machine: Machine) -> Sequence["FastResize"]:
         """Return the lever where a loop waits for what may be images, and a compiler is there."""
         del machine
-        if not waits_for_pictures(profile) or importlib.util.find_spec("PIL") is None:
-            return ()
-        from flatout.kernels.compiled import has_compiler
-
-        return [cls()] if has_compiler() else ()
+        return [cls()] if waits_for_pillow(profile) else ()
 
     def predict(self, profile: Profile, machine: Machine) -> Effect:
         """Take two thirds of the time in `resize` off what makes the samples."""

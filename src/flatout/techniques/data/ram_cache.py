@@ -24,6 +24,7 @@ from flatout.data.decoded import keep_decoded
 from flatout.data.forked import ForkedError, in_fork
 from flatout.data.repeats import Repeats, examine
 from flatout.data.room import free_memory_bytes, local_ranks
+from flatout.data.shared_store import shared_store
 from flatout.data.store import Store
 from flatout.profiling.feeding import fed_change_ms, fetch_per_step_ms, share_of
 from flatout.profiling.pipeline import DECODED
@@ -218,9 +219,16 @@ def _keep_pixels(
     if not _decoded:
         length = len(dataset)
         needed = int(1.2 * length * (pixels + 128))
-        if budget_bytes < LEAST_SHARE * needed:
+        if budget_bytes * local_ranks() < LEAST_SHARE * needed:
             raise NotApplicable(f"{needed / 1e9:.1f} GB of pixels do not fit into the memory")
-        store = Store(slots=SLOTS_A_KEY * length, budget_bytes=min(needed, budget_bytes))
+
+        def make(others: int) -> Store:
+            # The budget is this rank's own; a store for all ranks has theirs as well.
+            room = budget_bytes if others > 1 else budget_bytes * local_ranks()
+            return Store(slots=SLOTS_A_KEY * length, budget_bytes=min(needed, room))
+
+        # What is kept is known by its file, so that ranks whose data sets differ may share it.
+        store = shared_store("decoded", make)
         keep_decoded(store)
         _decoded.append(store)
     if fill_s > 0 and _decoded[0].count == 0:
