@@ -28,6 +28,7 @@ SUITES = (
     "overhead_fast",
     "slow_compute",
     "ladder",
+    "levers",
     "starved_images",
     "already_tuned",
     "ceilings",

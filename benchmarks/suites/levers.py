@@ -1,0 +1,174 @@
+"""Every lever by itself: what it does to the step and to the memory of a script, kept or not.
+
+No claim about a lever is made here beyond that its trial works; the pages of the techniques take
+their numbers from this record. All arms of a script run once per round, each in a process of its
+own; whoever cannot act on this machine is named with the reason.
+"""
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchmarks.bench import Arm, Bench, Record, cells, comparison, open_lab, trials_in
+from flatout import techniques
+from flatout.core.recipe import Choice, Recipe
+from flatout.core.trial import Outcome
+from flatout.core.units import format_ms, format_ratio
+from flatout.core.workload import Workload
+from flatout.workflow.demo import make_job, scenarios
+
+THEME = "levers"
+ROUNDS = 3
+IMAGES = Path(__file__).parent.parent / "scripts" / "naive_images.py"
+GPT = scenarios() / "naive_attention" / "train.py"
+RESNET = ("--model", "resnet18", "--side", "32", "--classes", "10", "--batch-size", "16")
+Levers = Mapping[str, Mapping[str, Any]]
+"""Technique to settings."""
+ON_GPT: Levers = {
+    "bf16_autocast": {},
+    "sdpa_attention": {},
+    "torch_compile": {},
+    "regional_compile": {},
+    "foreach_optimizer": {},
+    "fused_optimizer": {},
+    "scheduled_gc": {},
+    "deferred_loss_reads": {},
+    "activation_checkpointing": {},
+    "activation_offload": {},
+    "microbatching": {},
+    "chunked_cross_entropy": {},
+    "optimizer_in_backward": {},
+    "adafactor": {},
+    "eight_bit_optimizer": {},
+    "muon": {},
+    "pad_vocabulary": {},
+}
+ON_RESNET: Levers = {"channels_last": {}, "cpu_allocator": {"library": "glibc"}}
+ON_PHOTOGRAPHS: Levers = {
+    "loader_workers": {"num_workers": 2},
+    "worker_threads": {},
+    "ram_cache": {},
+    "device_preprocess": {},
+    "fast_decode": {},
+    "fast_resize": {},
+}
+
+
+@dataclass(slots=True, kw_only=True)
+class Subject:
+    """One script and the levers that are tried on it."""
+
+    name: str
+    workload: Workload
+    levers: Levers
+    arms: list[Arm] = field(default_factory=list)
+    refused: dict[str, str] = field(default_factory=dict)
+    """Why a lever could not act."""
+
+
+def run(bench: Bench, rounds: int = ROUNDS) -> Record:
+    """Run every arm of every script, round by round."""
+    found = [measured(subject, bench, rounds) for subject in subjects(bench)]
+    return record_of(found, trials_in(bench.work))
+
+
+def subjects(bench: Bench) -> list[Subject]:
+    """Return the scripts, each with the levers that have something to do there."""
+    return [
+        Subject(name="GPT", workload=workload(GPT, bench), levers=ON_GPT),
+        Subject(name="ResNet-18", workload=workload(IMAGES, bench, *RESNET), levers=ON_RESNET),
+        Subject(name="photographs", workload=make_job(bench.work), levers=ON_PHOTOGRAPHS),
+    ]
+
+
+def workload(target: Path, bench: Bench, *arguments: str) -> Workload:
+    """Return a script as a user would start it."""
+    return Workload(
+        target=str(target), arguments=arguments, folder=bench.work, python=sys.executable
+    )
+
+
+def measured(subject: Subject, bench: Bench, rounds: int) -> Subject:
+    """Run the script as it is and under each lever, in turns."""
+    lab = open_lab(bench, subject.workload, subject.name)
+    recipes = {name: Recipe(choices=(choice(name, of),)) for name, of in subject.levers.items()}
+    subject.arms = [
+        Arm(name="baseline", lab=lab),
+        *(Arm(name=name, lab=lab, recipe=recipe) for name, recipe in recipes.items()),
+    ]
+    for number in range(rounds):
+        for arm in subject.arms if number % 2 == 0 else subject.arms[::-1]:
+            if arm.name not in subject.refused:
+                run_once(arm, subject.refused)
+        bench.say(f"  {subject.name}: round {number + 1} of {rounds}")
+    return subject
+
+
+def choice(name: str, settings: Mapping[str, Any]) -> Choice:
+    """Return a lever with its settings."""
+    return Choice(technique=name, settings=dict(settings))
+
+
+def run_once(arm: Arm, refused: dict[str, str]) -> None:
+    """Run one trial; note why where the lever could not act."""
+    trial = arm.lab.time(arm.recipe)
+    if trial.outcome is Outcome.OK and trial.profile is not None and not trial.not_applied:
+        arm.profiles.append(trial.profile)
+        return
+    reasons = [f"{lever.status}: {lever.why}" for lever in trial.not_applied]
+    refused[arm.name] = "; ".join(reasons) or f"{trial.outcome.value}: {trial.message}"
+
+
+def record_of(found: Sequence[Subject], trials: Sequence[Mapping[str, Any]]) -> Record:
+    """Return the record: a row for each lever that acted."""
+    acted = [(subject, arm) for subject in found for arm in subject.arms[1:] if arm.profiles]
+    failed = {
+        f"{subject.name}, {name}": why
+        for subject in found
+        for name, why in subject.refused.items()
+        if not why.startswith(("not_applicable", "skipped", "unseen"))
+    }
+    return Record(
+        theme=THEME,
+        claim="every lever that this machine allows runs by itself on a script it is made for",
+        holds=not failed and all(subject.arms[0].profiles for subject in found),
+        finding=f"{len(acted)} levers measured by themselves",
+        table=[
+            ("script", "lever", "promise", "step", "ratio", "95 % interval", "n", "peak memory"),
+            *(row(subject, arm) for subject in found for arm in subject.arms if arm.profiles),
+        ],
+        raw={
+            "rounds_s": {s.name: {arm.name: arm.times_s for arm in s.arms} for s in found},
+            "refused": {s.name: s.refused for s in found},
+            "trials": list(trials),
+        },
+        repeat=f"python -m benchmarks.run {THEME}",
+        notes=[
+            "A ratio below 1: the lever slows this script down here, as levers for memory may do. "
+            "The memory is that of the whole process.",
+            *(f"{name}: {why}" for s in found for name, why in s.refused.items()),
+        ],
+    )
+
+
+def row(subject: Subject, arm: Arm) -> tuple[str, ...]:
+    """Return one arm's row."""
+    base = subject.arms[0]
+    if arm is base:
+        return (subject.name, "baseline", "", format_ms(arm.median_ms), "1.00x", "", "", "1.00x")
+    pair = comparison(base, arm)
+    promise = techniques.technique_class(arm.name).numerics.value
+    memory = format_ratio(peak(arm) / max(1.0, peak(base)))
+    return (
+        *(subject.name, arm.recipe.label, promise, format_ms(arm.median_ms)),
+        *(cells(pair) if len(arm.profiles) > 1 else (format_ratio(pair.ratio), "", "1")),
+        memory,
+    )
+
+
+def peak(arm: Arm) -> float:
+    """Return the median of the process's peak, in bytes."""
+    peaks = sorted(profile.peak_bytes.device for profile in arm.profiles)
+    return float(peaks[len(peaks) // 2])

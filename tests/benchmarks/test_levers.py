@@ -1,0 +1,81 @@
+from dataclasses import replace
+
+import pytest
+
+from benchmarks.bench import Arm
+from benchmarks.suites import levers
+from benchmarks.suites.levers import ON_GPT, ON_PHOTOGRAPHS, ON_RESNET, Subject, record_of, run_once
+from flatout import techniques
+from flatout.core.profile import PeakBytes
+from flatout.core.recipe import Recipe
+from flatout.core.trial import Applied, Outcome, Trial
+from flatout.core.workload import Workload
+from tests.techniques.facts import profile
+
+
+class FakeLab:
+    """Answers with trials made beforehand."""
+
+    def __init__(self, *trials):
+        self.trials = list(trials)
+
+    def time(self, recipe):
+        return self.trials.pop(0)
+
+
+def trial(median=100.0, outcome=Outcome.OK, applied=(), peak=100):
+    seen = profile(phases_ms={"forward": median, "backward": 0.0})
+    seen = replace(seen, peak_bytes=PeakBytes(device=peak))
+    return Trial(
+        recipe=Recipe(),
+        outcome=outcome,
+        profile=seen if outcome is Outcome.OK else None,
+        message="it broke",
+        applied=applied,
+    )
+
+
+@pytest.mark.parametrize("name", sorted({*ON_GPT, *ON_RESNET, *ON_PHOTOGRAPHS}))
+def test_every_lever_of_the_suite_exists_and_takes_its_settings(name):
+    settings = {**ON_GPT, **ON_RESNET, **ON_PHOTOGRAPHS}[name]
+
+    assert techniques.technique_class(name)(**settings)
+
+
+def test_a_lever_that_cannot_act_is_named_with_its_reason():
+    refused = {}
+    why = Applied(technique="muon", status="not_applicable", why="no matrices")
+    arm = Arm(name="muon", lab=FakeLab(trial(applied=(why,))))
+
+    run_once(arm, refused)
+
+    assert (arm.profiles, refused) == ([], {"muon": "not_applicable: no matrices"})
+
+
+def subject(refused):
+    workload = Workload(target="train.py", arguments=(), folder=".", python="python")
+    made = Subject(name="GPT", workload=workload, levers={}, refused=refused)
+    for name, medians in (("baseline", (100.0, 102.0)), ("fused_optimizer", (50.0, 51.0))):
+        arm = Arm(name=name, lab=FakeLab(*(trial(median, peak=len(name)) for median in medians)))
+        for _ in medians:
+            run_once(arm, {})
+        made.arms.append(arm)
+    return made
+
+
+def test_the_record_shows_ratio_and_memory():
+    record = record_of([subject({"muon": "not_applicable: no matrices"})], [])
+
+    assert record.holds
+    assert record.table[2][4] == "2.00x"
+    assert record.table[2][-1] == f"{len('fused_optimizer') / len('baseline'):.2f}x"
+    assert "muon: not_applicable: no matrices" in record.notes
+
+
+def test_a_lever_that_broke_makes_the_claim_false():
+    assert not record_of([subject({"muon": "failed: it broke"})], []).holds
+
+
+def test_the_scripts_of_the_suite_are_there():
+    assert levers.GPT.exists()
+    assert levers.IMAGES.exists()
