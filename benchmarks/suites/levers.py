@@ -37,7 +37,6 @@ ON_GPT: Levers = {
     "deferred_loss_reads": {},
     "activation_checkpointing": {},
     "activation_offload": {},
-    "microbatching": {},
     "chunked_cross_entropy": {},
     "optimizer_in_backward": {},
     "adafactor": {},
@@ -45,7 +44,11 @@ ON_GPT: Levers = {
     "muon": {},
     "pad_vocabulary": {},
 }
-ON_RESNET: Levers = {"channels_last": {}, "cpu_allocator": {"library": "glibc"}}
+ON_RESNET: Levers = {
+    "channels_last": {},
+    "cpu_allocator": {"library": "glibc"},
+    "microbatching": {},
+}
 ON_PHOTOGRAPHS: Levers = {
     "loader_workers": {"num_workers": 2},
     "worker_threads": {},
