@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from flatout.core.errors import NotApplicable
 from flatout.seams.process import scratch_root
@@ -42,6 +43,17 @@ def load_library(name: str) -> ctypes.CDLL:
         raise NotApplicable(
             f"what {compiler} made of {source.name} does not load: {error}"
         ) from None
+
+
+def load_function(name: str, function: str, *arguments: Any) -> Any:
+    """Return a function of `<name>.c` that takes these types and returns an int.
+
+    Raises:
+        NotApplicable: if there is no compiler, or it fails.
+    """
+    found = getattr(load_library(name), function)
+    found.argtypes, found.restype = arguments, ctypes.c_int
+    return found
 
 
 def has_compiler() -> bool:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from flatout.core.errors import NotApplicable
-from flatout.kernels.compiled import load_library
+from flatout.kernels.compiled import load_function, load_library
 
 MAPS = Path("/proc/self/maps")
 OWN = "pillow.libs"
@@ -70,18 +70,10 @@ def open_library() -> Any:
     trouble = library.open_library(path.encode())
     if trouble:
         raise NotApplicable(f"Pillow's JPEG library ({Path(path).name}) {TROUBLES[trouble]}")
-    found = library.decode_region
-    found.argtypes = [
-        ctypes.c_char_p,
-        ctypes.c_ulong,
-        ctypes.c_void_p,
-        ctypes.c_void_p,
-        ctypes.c_void_p,
-        ctypes.c_int,
-        ctypes.c_int,
-    ]
-    found.restype = ctypes.c_int
-    return found
+    pointers = (ctypes.c_void_p,) * 3
+    numbers = (ctypes.c_int,) * 2
+    sizes = (ctypes.c_char_p, ctypes.c_ulong)
+    return load_function("region", "decode_region", *sizes, *pointers, *numbers)
 
 
 @functools.cache

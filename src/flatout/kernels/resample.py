@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any, TypeAlias
 
 from flatout.core.errors import NotApplicable
-from flatout.kernels.compiled import load_library
+from flatout.kernels.compiled import load_function
 
 KINDS = frozenset({1, 2, 3, 4, 5})
 """Lanczos, bilinear, bicubic, box and Hamming by Pillow's numbers. Nearest is quick as it is."""
@@ -95,18 +95,8 @@ def _memory(core: Any) -> tuple[int, Any] | None:
 
 @functools.cache
 def _function() -> Any:
-    found = load_library("resample").resample
-    found.argtypes = [
-        ctypes.c_void_p,
-        ctypes.c_void_p,
-        ctypes.c_void_p,
-        ctypes.c_void_p,
-        ctypes.c_void_p,
-        ctypes.c_int,
-        ctypes.c_int,
-    ]
-    found.restype = ctypes.c_int
-    return found
+    pointers, numbers = (ctypes.c_void_p,) * 5, (ctypes.c_int,) * 2
+    return load_function("resample", "resample", *pointers, *numbers)
 
 
 def _pointer_of(capsule: Any, name: bytes) -> int:

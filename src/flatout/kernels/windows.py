@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from flatout.core.errors import NotApplicable
-from flatout.kernels.compiled import load_library
+from flatout.kernels.compiled import load_function
 
 CHANNELS, COLUMNS = 3, 5
 MOST_SIDE = 4096
@@ -116,11 +116,6 @@ def can_cut() -> bool:
 
 @functools.cache
 def _function() -> Any:
-    found = load_library("windows").cut_windows
-    found.argtypes = [
-        *(ctypes.c_void_p,) * 4,
-        *(ctypes.c_int64,) * 2,
-        *(ctypes.c_void_p,) * 3,
-    ]
-    found.restype = ctypes.c_int
-    return found
+    pointers, numbers = ctypes.c_void_p, ctypes.c_int64
+    types = (*(pointers,) * 4, *(numbers,) * 2, *(pointers,) * 3)
+    return load_function("windows", "cut_windows", *types)
