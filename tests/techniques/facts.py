@@ -65,6 +65,12 @@ def loader(**changes):
     return replace(known, **changes)
 
 
+def starved(wait_ms=300.0, **changes):
+    """Return a profile whose loop waits for pictures."""
+    known = {"batch_size": 8, "batch_bytes": 8 * 600_000}
+    return profile(phases_ms={"data_wait": wait_ms}, loaders=(loader(**known | changes),))
+
+
 def pipeline(*, is_repeated=None, **cpu_ms):
     """Return a diagnosis with these stages, in CPU milliseconds of a sample."""
     total = sum(cpu_ms.values())

@@ -20,9 +20,10 @@ KINDS = (
         r"ImagingDecoder|PIL/(ImageFile|\w*ImagePlugin|_binary)|_open_core|"
         r"PIL/Image\.py:(open|preinit|init)|imdecode|imread|decode_(jpeg|png|image)|simplejpeg|"
         r"torchcodec|turbojpeg|imageio|(zlib|_lzma|bz2|zstd|lz4)|/json/|_pickle\.loads?|"
-        r"npyio|numpy/lib/_?format|soundfile|torchaudio|decord|/av/",
+        r"npyio|numpy/lib/_?format|soundfile|torchaudio|decord|/av/|"
+        r"flatout/(kernels/region|data/(pillow|decoders|regions|shrinking))\.py",
     ),
-    ("resize", r"'(resize|reduce)' of 'ImagingCore"),
+    ("resize", r"'(resize|reduce)' of 'ImagingCore|flatout/(kernels/resample|data/resizing)\.py"),
     ("tokenise", r"tokenizers\.|Tokenizer|tokenization_|sentencepiece|tiktoken"),
     (
         "normalise",
@@ -50,6 +51,10 @@ def stage_of(function: str) -> str:
 
     >>> stage_of("~:<method 'decode' of 'ImagingDecoder' objects>")
     'decode'
+    >>> stage_of("/lib/flatout/kernels/region.py:decode_region")
+    'decode'
+    >>> stage_of("/lib/flatout/kernels/resample.py:resampled")
+    'resize'
     >>> stage_of("/home/me/train.py:__getitem__")
     'python'
     """

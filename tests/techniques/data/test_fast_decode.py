@@ -12,7 +12,7 @@ from flatout.techniques.data.fast_decode import FastDecode, decode_fast
 from flatout.workflow.ranking import WORTH_A_TRIAL
 from tests.data.photographs import Photographs, photograph
 from tests.techniques.data.samples import Numbers, Stream
-from tests.techniques.facts import loader, machine, pipeline, profile
+from tests.techniques.facts import machine, pipeline, profile, starved
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("simplejpeg") is None, reason="needs simplejpeg"
@@ -29,11 +29,6 @@ def undo():
 @pytest.fixture
 def paths(tmp_path):
     return [photograph(tmp_path, number) for number in range(12)]
-
-
-def starved(wait_ms=300.0, **changes):
-    known = {"batch_size": 8, "batch_bytes": 8 * 600_000}
-    return profile(phases_ms={"data_wait": wait_ms}, loaders=(loader(**known | changes),))
 
 
 def seen(built):

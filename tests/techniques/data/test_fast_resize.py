@@ -13,7 +13,7 @@ from flatout.techniques.data import fast_resize
 from flatout.techniques.data.fast_resize import FastResize, ResizeInWorker, resize_fast
 from tests.data.photographs import Photographs, photograph, tensor_of
 from tests.techniques.data.samples import Numbers, Stream
-from tests.techniques.facts import loader, machine, pipeline, profile
+from tests.techniques.facts import machine, pipeline, profile, starved
 
 
 @pytest.fixture(autouse=True)
@@ -114,11 +114,6 @@ def test_without_a_compiler_it_is_not_offered_and_refuses(paths, monkeypatch):
     assert FastResize.candidates(starved(), machine()) == ()
     with pytest.raises(NotApplicable, match="C compiler"):
         compiled.load_library("resample")
-
-
-def starved(wait_ms=300.0, **changes):
-    known = {"batch_size": 8, "batch_bytes": 8 * 600_000}
-    return profile(phases_ms={"data_wait": wait_ms}, loaders=(loader(**known | changes),))
 
 
 def test_it_is_offered_for_images_and_takes_resizing_away():

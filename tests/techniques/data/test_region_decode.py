@@ -18,7 +18,7 @@ from flatout.techniques.data.region_decode import (
 )
 from tests.data.photographs import Photographs, photograph, tensor_of
 from tests.techniques.data.samples import Numbers, Stream
-from tests.techniques.facts import loader, machine, pipeline, profile
+from tests.techniques.facts import machine, pipeline, profile, starved
 
 
 @pytest.fixture(autouse=True)
@@ -125,11 +125,6 @@ def test_without_a_compiler_it_is_not_offered_and_refuses(paths, monkeypatch):
     assert RegionDecode.candidates(starved(), machine()) == ()
     with pytest.raises(NotApplicable, match="C compiler"):
         RegionDecode().epoch(DataLoader(Crops(paths), 3))
-
-
-def starved(wait_ms=300.0, **changes):
-    known = {"batch_size": 8, "batch_bytes": 8 * 600_000}
-    return profile(phases_ms={"data_wait": wait_ms}, loaders=(loader(**known | changes),))
 
 
 def test_it_is_offered_for_images_and_takes_a_quarter_of_decoding_away():

@@ -12,7 +12,7 @@ from flatout.techniques.data import scaled_decode
 from flatout.techniques.data.scaled_decode import ScaledDecode, ShrinkingInWorker
 from tests.data.photographs import photograph, tensor_of
 from tests.techniques.data.samples import Stream
-from tests.techniques.facts import loader, machine, profile
+from tests.techniques.facts import machine, starved
 
 
 @pytest.fixture(autouse=True)
@@ -89,11 +89,6 @@ def test_pictures_that_are_not_alike_are_refused(paths, monkeypatch):
 
     with pytest.raises(NotApplicable, match="not alike"):
         ScaledDecode().epoch(DataLoader(Small(paths), 4))
-
-
-def starved(wait_ms=300.0, **changes):
-    known = {"batch_size": 8, "batch_bytes": 8 * 600_000}
-    return profile(phases_ms={"data_wait": wait_ms}, loaders=(loader(**known | changes),))
 
 
 def test_it_is_offered_for_images_where_there_is_a_compiler(monkeypatch):
