@@ -95,7 +95,7 @@ def compare_ways(
     results = in_forks([make_plain, make_other], limit_s)
     for result, name in zip(results, WAYS, strict=True):
         if result is None:
-            return Proof(trouble=f"{name} took more than {limit_s:.0f} s for {SAMPLES} samples")
+            return Proof(trouble=f"{name} took more than {limit_s:.0f} s for the first samples")
         if "error" in result:
             return Proof(trouble=f"a sample could not be made in {name}: {result['error']}")
     expected, (found, facts) = (result["value"] for result in results if result is not None)

@@ -163,11 +163,17 @@ def _part_of_crop(size: tuple[int, int], box: Any) -> Box | None:
     >>> _part_of_crop((9, 9), (1.4, -2, 4, 5.6)), _part_of_crop((9, 9), None)
     ((1, 0, 4, 6), None)
     """
+    edges = rounded(box)
+    return None if edges is None else inside(size, edges)
+
+
+def rounded(box: Any) -> Box | None:
+    """Return the edges of a box as Pillow rounds them; None for what is no box."""
     try:
         left, top, right, bottom = (round(edge) for edge in box)
     except (TypeError, ValueError, OverflowError):
         return None
-    return inside(size, (left, top, right, bottom))
+    return left, top, right, bottom
 
 
 def _part_of_resize(size: tuple[int, int], to_size: Any, kind: Any, box: Any) -> Box | None:
@@ -242,9 +248,14 @@ def _partial(swap: RegionSwap, file: File, part: Box) -> Any:
     pixels = swap.buffers.take(PIXEL_BYTES * width * height)
     if not swap.decode(file.data, file.size, part, pixels.ctypes.data):
         return None
+    return image_over(pixels, file.size)
+
+
+def image_over(pixels: Any, size: tuple[int, int]) -> Any:
+    """Return an image whose memory is that of an array with four bytes a pixel."""
     image: Any = Image.Image()
-    image.im = core.map_buffer(pixels, file.size, "raw", 0, ("RGB", 0, 1))
-    image._mode, image._size = "RGB", file.size
+    image.im = core.map_buffer(pixels, size, "raw", 0, ("RGB", 0, 1))
+    image._mode, image._size = "RGB", size
     return image
 
 

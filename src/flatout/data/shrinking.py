@@ -14,7 +14,16 @@ from PIL import Image, JpegImagePlugin
 
 from flatout.data import regions
 from flatout.data.decoders import Buffers
-from flatout.data.regions import PIXEL_BYTES, Box, File, Later, core, file_of, inside
+from flatout.data.regions import (
+    PIXEL_BYTES,
+    Box,
+    File,
+    Later,
+    file_of,
+    image_over,
+    inside,
+    rounded,
+)
 from flatout.data.resizing import find_asked
 from flatout.data.swapping import Swap
 
@@ -84,11 +93,10 @@ class Shrinkable(Later):
 
     def crop(self, box: Any = None) -> Any:
         """Cut a part out, for later."""
-        try:
-            left, top, right, bottom = (round(edge) for edge in box)
-        except (TypeError, ValueError, OverflowError):
+        edges = rounded(box)
+        if edges is None:
             return Image.Image.crop(self, box)
-        width, height = self._size
+        (left, top, right, bottom), (width, height) = edges, self._size
         if not (0 <= left < right <= width and 0 <= top < bottom <= height):
             return Image.Image.crop(self, box)
         x, y = self.box[:2]
@@ -159,10 +167,7 @@ def _shrunk(image: Shrinkable, to_size: tuple[int, int], kind: int, box: Any) ->
     pixels = swap.buffers.take(PIXEL_BYTES * size[0] * size[1])
     if not swap.decode(file.data, size, area, pixels.ctypes.data, PIXEL_BYTES, by):
         return None
-    partial: Any = Image.Image()
-    partial.im = core.map_buffer(pixels, size, "raw", 0, ("RGB", 0, 1))
-    partial._mode, partial._size = "RGB", size
-    cut = Image.Image.crop(partial, area)
+    cut = Image.Image.crop(image_over(pixels, size), area)
     cut.info = image.info.copy()
     swap.made += 1
     within = [
