@@ -18,6 +18,7 @@ from flatout.core.readings import (
 )
 from flatout.core.regime import Regime, regime_from_json
 from flatout.core.trace import TraceSummary, trace_from_json
+from flatout.core.worker_scan import WorkerScan, worker_scan_from_json
 
 SCHEMA = "flatout.profile/1"
 MAX_STEPS_KEPT = 200
@@ -211,6 +212,8 @@ class Profile:
     """Every process of a multi-process training; empty for one."""
     pipeline: Pipeline | None = None
     """What a sample costs by leg, and the cores that feed a device; None where nobody looked."""
+    worker_scan: WorkerScan | None = None
+    """Its pace with each number of loader workers; None where nobody looked."""
     trace: TraceSummary | None = None
     """What a trace of a few steps showed; None where none was asked for."""
     regime: Regime | None = None
@@ -269,6 +272,9 @@ def profile_from_json(plain: Mapping[str, Any]) -> Profile:
         "memory": memory_from_json(memory) if memory else None,
         "trace": trace_from_json(trace) if trace else None,
         "pipeline": pipeline_from_json(plain["pipeline"]) if plain.get("pipeline") else None,
+        "worker_scan": (
+            worker_scan_from_json(plain["worker_scan"]) if plain.get("worker_scan") else None
+        ),
         "steps_ms": tuple(tuple(step) for step in fields.get("steps_ms", ())),
         "process_steps_ms": tuple(fields.get("process_steps_ms", ())),
         "invalid": tuple(fields.get("invalid", ())),

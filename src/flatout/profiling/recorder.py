@@ -79,6 +79,8 @@ class Recorder:
         self.trace_until = 0
         self.device_facts: dict[str, Any] = {}
         self.probes: dict[str, Probe] = {}
+        self.has_enough = False
+        """Whether a probe said that it needs no more steps."""
         self.garbage = GarbageClock(session)
 
     def install(self) -> None:
@@ -86,6 +88,7 @@ class Recorder:
         self.read_load()
         self.garbage.install()
         self.session.on("segments", self.saw_segments)
+        self.session.on("enough", self.saw_enough)
         if self.spec.get("ends_when_refused"):
             self.session.on("segment", self._saw_early_segment)
         atexit.register(self.write, "script_ended")
@@ -119,6 +122,8 @@ class Recorder:
         """Read the load now and then, and stop once the steps are enough."""
         session = self.session
         moment = session.clock.since
+        if self.has_enough:
+            self._stop()
         self.idle -= len(segments)
         if (self.idle > 0 or moment < self.check_at) and moment < self.look_at:
             return
@@ -137,6 +142,10 @@ class Recorder:
             return
         if self.ranks.leads and not self.ranks.is_agreed():
             self._look(moment)
+
+    def saw_enough(self) -> None:
+        """End the run with the step that is under way."""
+        self.has_enough = True
 
     def _saw_early_segment(self, _: Segment) -> None:
         """End a trial whose lever refused as soon as that is certain."""

@@ -20,12 +20,14 @@ EVENTS = (
     "segments",
     "rest",
     "look",
+    "enough",
     "stop",
 )
 """Names that a listener may register for; see `flatout.seams.session.Session.on`. `lap`
 comes as each segment ends, `segment` where steps rest some steps later, for one after the other,
 and `segments` at the same moment with a list of them;
-`rest` comes before steps that rest, `look` before one that is looked into again."""
+`rest` comes before steps that rest, `look` before one that is looked into again; a probe fires
+`enough` when it has seen what it was started for: the run ends with the step."""
 
 Listener = Callable[..., None]
 

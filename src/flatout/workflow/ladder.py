@@ -30,6 +30,7 @@ from flatout.workflow.ranking import (
 )
 from flatout.workflow.referee import Referee
 from flatout.workflow.verdicts import event_of, row_of
+from flatout.workflow.worker_scan import WorkerScans
 
 Tell = Callable[[Progress], None]
 FIRST_PAIRS = 2
@@ -78,6 +79,7 @@ class Ladder:
     """What the script does not run without."""
     profile: Profile
     """Of the recipe so far."""
+    scans: WorkerScans
     pipeline: Pipeline | None = None
     """What a sample of the unchanged script costs by leg; None where nobody looked."""
     rows: list[Row] = field(default_factory=list)
@@ -207,6 +209,7 @@ def climb(ladder: Ladder) -> None:
     if too_late:
         ladder.notes.append(f"not tried for lack of time: {', '.join(too_late)}")
         ladder.notes.append(_time_needed(ladder))
+    ladder.notes += ladder.scans.notes()
     by_reason: dict[str, list[str]] = {}
     for label, why in ladder.passed_over.items():
         by_reason.setdefault(why, []).append(label)
@@ -224,7 +227,8 @@ def _time_needed(ladder: Ladder) -> str:
 
 
 def _next_candidate(ladder: Ladder, tried: set[str]) -> Candidate | None:
-    looked = replace(ladder.profile, pipeline=ladder.pipeline)
+    scan = ladder.scans.of(ladder.recipe, ladder.profile, ladder.budget.left_s - ladder.reserve_s)
+    looked = replace(ladder.profile, pipeline=ladder.pipeline, worker_scan=scan)
     for candidate in rank(looked, ladder.search, ladder.experience):
         choice = candidate.choice
         if choice.label in tried or choice.technique in ladder.settled:
@@ -251,7 +255,7 @@ def _try_fewer(ladder: Ladder, candidate: Candidate, failure: Trial) -> str:
 def _try(ladder: Ladder, candidate: Candidate) -> Trial | None:
     """Play one candidate against the recipe so far; keep it if it is faster and proven right.
 
-    A lever that is not clearly faster in the first pairs may have made another one worth trying:
+    A lever that does not look faster in the first pairs may have made another one worth trying:
     workers pay only where threads leave them a core. Then both are played together. Returned is
     the candidate's trial that did not work, if any.
     """
@@ -260,7 +264,7 @@ def _try(ladder: Ladder, candidate: Candidate) -> Trial | None:
     base, recipe = ladder.recipe, ladder.recipe.plus(choice)
     match = ladder.play(recipe, Rule(max_pairs=FIRST_PAIRS))
     companion = None
-    if match.decision is not Decision.KEPT and match.candidate is not None:
+    if match.decision is not Decision.KEPT and match.candidate is not None and not _leads(match):
         companion = find_companion(ladder.profile, match.candidate, candidate, ladder.search)
     is_open = match.decision is Decision.UNDECIDED and match.failure is None
     if is_open and companion is None and ladder.has_time(for_candidates=MORE_SHARE):
@@ -274,6 +278,11 @@ def _try(ladder: Ladder, candidate: Candidate) -> Trial | None:
     elif row.verdict is Verdict.INCONCLUSIVE and match.failure is None:
         ladder.undecided.append(Open(candidate=candidate, match=match, base=base, row=row))
     return match.failure
+
+
+def _leads(match: Match) -> bool:
+    """Tell whether a lever looks faster by itself: then its next pairs come first."""
+    return match.comparison is not None and match.comparison.ratio >= Rule().promising
 
 
 def _hopeful(ladder: Ladder) -> list[Open]:

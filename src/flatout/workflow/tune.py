@@ -32,6 +32,7 @@ from flatout.workflow.referee import Referee
 from flatout.workflow.rescue import make_it_run
 from flatout.workflow.trials import run_trial
 from flatout.workflow.verdicts import verdict_of
+from flatout.workflow.worker_scan import WorkerScans
 
 CONFIRM_PAIRS = 3
 """Fresh pairs of the whole recipe against the baseline, at least."""
@@ -133,6 +134,7 @@ def tune(
         recipe=floor,
         floor=floor,
         profile=looked,
+        scans=WorkerScans(lab=lab, search=search),
         pipeline=looked.pipeline,
         rows=list(rescue.rows()) if rescue else [],
         settled={choice.technique for choice in floor.choices},

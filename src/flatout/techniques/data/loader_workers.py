@@ -95,6 +95,13 @@ Where the training loader is made:
                 step_ms=-UNEVEN_GAIN * profile.phases_ms["data_wait"],
                 why="the workers keep up on average: more batches ready outlast the slow ones",
             )
+        scan = profile.worker_scan
+        seen = scan.ratio(self.num_workers, than=now) if scan else math.nan
+        if not math.isnan(seen):
+            return Effect(
+                step_ms=step_ms * (1 / seen - 1),
+                why=f"the running training was {seen:.2f}x as fast with {self.num_workers} workers",
+            )
         if not is_starved(profile):
             return Effect(
                 step_ms=-step_ms * profile.delay_share * (1 - self.num_workers / max(1, now)),
@@ -129,7 +136,8 @@ Where the training loader is made:
 def worker_counts(profile: Profile, machine: Machine) -> tuple[int, ...]:
     """Return the numbers of workers worth a trial; the present one is left out.
 
-    First what the step needs by its own profile, twice that, and the most that the cores feed.
+    Where the running training was seen with several, the best of them. Else what is to be expected:
+    first what the step needs by its own profile, twice that, and the most that the cores feed.
     Once a number was kept, its neighbours: a quarter more and a quarter less. Where cores are short
     the most come first: the prediction sees no difference then, but later levers that shorten the
     step need them. An iterable data set is repeated by every worker: one is all there is to try.
@@ -137,6 +145,9 @@ def worker_counts(profile: Profile, machine: Machine) -> tuple[int, ...]:
     now, cores = workers_now(profile), cores_of(profile, machine)
     if any(loader.is_iterable for loader in profile.training_loaders):
         return (1,) if now == 0 else ()
+    if profile.worker_scan is not None:
+        best = profile.worker_scan.best.num_workers
+        return (best,) if best not in (0, now) else ()
     rest_ms = max(profile.step_ms.median - profile.phases_ms["data_wait"], 1e-3)
     load = loading(profile, cores)
     needed = math.ceil((load.cpu_ms + load.blocked_ms) / rest_ms)

@@ -1,0 +1,278 @@
+"""Change the number of loader workers while the training runs, and note its pace with each.
+
+Workers take cores from the training and give it batches: which number is best shows only with both
+under way. In one process, because equal processes differ by more than two numbers of workers do.
+Order and random streams are not the script's: nothing but the pace is taken from this run.
+"""
+
+import copy
+import functools
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch.utils.data.dataloader as loading
+
+from flatout.profiling.worker_log import read_pss
+from flatout.seams.loader import ADDRESS
+from flatout.seams.session import Session
+
+dataloader: Any = loading
+"""Its iterators are nobody's public interface, and torch gives them no types."""
+LEAST_S = 1.2
+"""Time on one number once its workers are under way: 2 to 5 % between visits."""
+LEAST_BATCHES = 8
+MOST_S = 6.0
+"""The same for slow steps: then what there is must do."""
+PROGRESS = 1.03
+"""A number of workers that is not so much faster than the best before it is no progress."""
+PATIENCE = 2
+"""Numbers without progress after which larger ones are not visited, where a device trains."""
+CONTENDERS = 1.15
+"""Numbers within this of the best are visited a second time, in the opposite order: what drifts
+cancels."""
+
+
+def start(session: Session, options: Mapping[str, Any]) -> "Scan":
+    """Scan the loader at `options["address"]`.
+
+    `options["prefetch"]` has pairs of workers and `prefetch_factor` in the order of the visits, the
+    present number first. `options["max_s"]` bounds the whole, `options["room_bytes"]` the workers'
+    memory. `options["visits_all"]` goes on where more workers bring nothing: threads of a training
+    on the CPU that spin hide the gain of many workers behind the loss of a few.
+    """
+    scan = Scan(session, options)
+    scan.install()
+    return scan
+
+
+@dataclass(slots=True)
+class Visit:
+    """One number of workers, for a while."""
+
+    workers: int
+    prefetch: int
+    began: float
+    start_s: float = 0.0
+    last: float | None = None
+    """When the batch before came; None where time since then is not the training's."""
+    lead: int = 0
+    """Batches still to come that were begun before the training took its share of the cores."""
+    batches: int = 0
+    seconds: float = 0.0
+
+    def saw(self, moment: float) -> None:
+        """Count a batch that came at a moment."""
+        if not self.start_s:
+            self.start_s = moment - self.began
+            self.lead = max(1, self.workers)
+        if self.last is not None and not self.lead:
+            self.batches += 1
+            self.seconds += moment - self.last
+        self.lead = max(0, self.lead - 1)
+        self.last = moment
+
+    def interrupt(self) -> None:
+        """Leave out the time until the next batch: an epoch ended, and workers ran ahead."""
+        self.last = None
+        self.lead = max(1, self.workers)
+
+    def is_over(self, moment: float) -> bool:
+        """Tell whether the pace is known, in whole rounds of workers that deliver at once."""
+        if moment - self.began > MOST_S + self.start_s:
+            return True
+        is_round = self.batches % max(1, self.workers) == 0
+        enough = max(LEAST_BATCHES, 2 * self.workers)
+        return is_round and self.batches >= enough and self.seconds >= LEAST_S
+
+
+@dataclass(slots=True)
+class Scan:
+    """The visits of one loader, and the iterator behind the one that is under way."""
+
+    session: Session
+    options: Mapping[str, Any]
+    visits: list[Visit] = field(default_factory=list)
+    is_over: bool = False
+    stopped: str = ""
+    ahead: list[tuple[int, int]] = field(default_factory=list)
+    """Numbers still to visit."""
+    is_second: bool = False
+    loader: Any = None
+    inner: Any = None
+    make: Callable[[Any], Any] = lambda _: None
+    began: float | None = None
+    epoch_batches: int | None = None
+    """Batches after which the loader starts its workers anew; None where they live on."""
+
+    def install(self) -> None:
+        """Stand in where torch makes an iterator: what the seams put around it stays."""
+        self.ahead = [(int(n), int(prefetch)) for n, prefetch in self.options["prefetch"]]
+        make = dataloader.DataLoader._get_iterator
+        self.make = make
+
+        @functools.wraps(make)
+        def make_scanning(loader: Any) -> Any:
+            if loader.__dict__.get(ADDRESS) != self.options["address"]:
+                return make(loader)
+            return self.begin(loader) if self.session.is_mine() else make(loader)
+
+        dataloader.DataLoader._get_iterator = make_scanning
+
+    def begin(self, loader: Any) -> Any:
+        """Return an iterator of one epoch that draws from the visit under way."""
+        self.loader = loader
+        self.epoch_batches = None if loader.persistent_workers else len(loader)
+        if self.visits:
+            self.visits[-1].interrupt()
+        return _scanning_class()(loader, self)
+
+    def draw(self) -> Any:
+        """Return the next batch of the visit under way; the last one goes on until the run ends."""
+        now = self.session.clock.now
+        if self.began is None:
+            self.began = now()
+        if self.inner is None:
+            self._next_visit()
+        try:
+            batch = self.inner._next_data()
+        except StopIteration:
+            self._make_inner()
+            self.visits[-1].interrupt()
+            batch = self.inner._next_data()
+        visit, moment = self.visits[-1], now()
+        visit.saw(moment)
+        if not self.is_over and visit.is_over(moment):
+            self._end_visit(moment)
+        return batch
+
+    def result(self) -> Mapping[str, Any]:
+        """Return the pace of every visit that showed one."""
+        seen = [visit for visit in self.visits if visit.batches]
+        return {
+            "visits": [
+                {
+                    "num_workers": visit.workers,
+                    "prefetch_factor": visit.prefetch,
+                    "batch_ms": 1e3 * visit.seconds / visit.batches,
+                    "start_ms": 1e3 * visit.start_s,
+                    "batches": visit.batches,
+                }
+                for visit in seen
+            ],
+            "epoch_batches": self.epoch_batches,
+            "stopped": self.stopped,
+        }
+
+    def _next_visit(self) -> None:
+        workers, prefetch = self.ahead.pop(0)
+        self.visits.append(Visit(workers, prefetch, self.session.clock.now()))
+        self._make_inner()
+
+    def _make_inner(self) -> None:
+        visit = self.visits[-1]
+        self._close()
+        with warnings.catch_warnings():
+            # Torch warns of more workers than cores: that is what is being tried.
+            warnings.simplefilter("ignore")
+            self.inner = self.make(with_workers(self.loader, visit.workers, visit.prefetch))
+
+    def _end_visit(self, moment: float) -> None:
+        self._look_ahead(moment)
+        if not self.ahead and not self.is_second:
+            self.is_second = True
+            self.ahead = contenders(self.visits)
+        if self.ahead and not self._is_late(moment):
+            self._close()
+            self.inner = None
+            return
+        self.is_over = True
+        self.session.fire("enough")
+
+    def _look_ahead(self, moment: float) -> None:
+        """Leave out numbers that promise nothing, or for which there is no memory."""
+        if self.is_second or not self.ahead:
+            return
+        if self._is_late(moment):
+            self.stopped = "the time for the scan was over"
+        elif not self.options["visits_all"] and is_stuck(self.visits):
+            self.stopped = "more workers were no faster"
+        elif self._needed_bytes(self.ahead[0][0]) > self.options["room_bytes"]:
+            self.stopped = "more workers would take too much memory"
+        if self.stopped:
+            self.ahead = []
+
+    def _is_late(self, moment: float) -> bool:
+        return self.began is not None and moment - self.began > self.options["max_s"]
+
+    def _needed_bytes(self, workers: int) -> float:
+        """Return what so many workers would hold, were they like those under way."""
+        running = getattr(self.inner, "_workers", ())
+        sizes = [max(0.0, read_pss(Path("/proc") / str(worker.pid))) for worker in running]
+        return workers * sum(sizes) / len(sizes) if sizes else 0.0
+
+    def _close(self) -> None:
+        """End the workers of the visit before; they would take cores from the next."""
+        shut_down = getattr(self.inner, "_shutdown_workers", None)
+        if shut_down is not None:
+            shut_down()
+
+
+def with_workers(loader: Any, workers: int, prefetch: int) -> Any:
+    """Return a copy of a loader with another number of workers; data and sampler are shared."""
+    changed = copy.copy(loader)
+    # Not by attribute: torch guards some of these once a loader is built.
+    changed.__dict__.update(
+        num_workers=workers,
+        prefetch_factor=prefetch if workers else None,
+        persistent_workers=False,
+        _iterator=None,
+    )
+    if not workers:
+        changed.__dict__["timeout"] = 0
+    return changed
+
+
+def is_stuck(visits: Sequence[Visit]) -> bool:
+    """Tell whether the latest visits brought no progress."""
+    paces = [visit.seconds / visit.batches for visit in visits if visit.batches]
+    if len(paces) <= PATIENCE:
+        return False
+    best = min(paces[:-PATIENCE])
+    return all(pace * PROGRESS > best for pace in paces[-PATIENCE:])
+
+
+def contenders(visits: Sequence[Visit]) -> list[tuple[int, int]]:
+    """Return the numbers to visit again, the latest first: the best ones and the present one."""
+    seen = [visit for visit in visits if visit.batches]
+    if len(seen) < 2:
+        return []
+    best = min(visit.seconds / visit.batches for visit in seen)
+    again = [
+        visit
+        for visit in seen
+        if visit is seen[0] or visit.seconds / visit.batches <= CONTENDERS * best
+    ]
+    return [(visit.workers, visit.prefetch) for visit in reversed(again)]
+
+
+@functools.cache
+def _scanning_class() -> Any:
+    """Return the iterator's class; its base is whatever this torch has."""
+    base: Any = dataloader._BaseDataLoaderIter
+
+    class Scanning(base):  # type: ignore[misc]
+        """Draws from the scan for as many batches as an epoch of the loader has."""
+
+        def __init__(self, loader: Any, scan: Scan) -> None:
+            super().__init__(loader)
+            self.scan, self.length = scan, len(loader)
+
+        def _next_data(self) -> Any:
+            if self._num_yielded >= self.length:
+                raise StopIteration
+            return self.scan.draw()
+
+    return Scanning

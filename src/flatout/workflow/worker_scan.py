@@ -1,0 +1,161 @@
+"""Scan the number of loader workers under the running training, where the step waits for data.
+
+One untimed run visits the numbers one after the other. It only proposes: what it finds best is
+tried as any other lever, in fresh pairs.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from flatout.core.machine import Machine
+from flatout.core.profile import LoaderFacts, Profile
+from flatout.core.recipe import Recipe
+from flatout.core.technique import Numerics
+from flatout.core.worker_scan import WorkerPace, WorkerScan
+from flatout.profiling.feeding import cores_of, fetch_per_step_ms, workers_now
+from flatout.techniques.data.loader_workers import (
+    DEFAULT_PREFETCH,
+    MEMORY_SHARE,
+    MOST_PER_CORE,
+    fitting_prefetch,
+    is_crowded,
+    is_starved,
+)
+from flatout.workflow.lab import Lab, key_of
+from flatout.workflow.passes import find_seen
+from flatout.workflow.ranking import Search
+
+LEVER = "loader_workers"
+COMPANIONS = (LEVER, "persistent_workers")
+"""Levers after which a scan still holds: they are what it is about."""
+MOST_S = 40.0
+"""Time for the visits of one scan at most; seven numbers take half of it."""
+LEAST_S = 10.0
+"""With less time left, the levers' own predictions have to do."""
+TIME_SHARE = 0.2
+"""Share of the time left that a scan may take: the proof needs the rest."""
+ENDLESS = 10**9
+"""Steps that no run reaches: the scan says when it is over."""
+
+
+@dataclass(slots=True, kw_only=True)
+class WorkerScans:
+    """The scans of one tuning: one for each recipe that loads in another way."""
+
+    lab: Lab
+    search: Search
+    known: dict[str, WorkerScan | None] = field(default_factory=dict)
+
+    def of(self, recipe: Recipe, profile: Profile, left_s: float) -> WorkerScan | None:
+        """Return the scan under a recipe; None where there is nothing to look for, or no time."""
+        if not self._is_wanted(profile):
+            return None
+        key = _key(recipe)
+        max_s = min(MOST_S, TIME_SHARE * left_s)
+        if key not in self.known and max_s >= LEAST_S:
+            self.known[key] = scan(self.lab, recipe, profile, max_s)
+        return self.known.get(key)
+
+    def notes(self) -> list[str]:
+        """Return a line about every scan."""
+        return [describe(scan) for scan in self.known.values() if scan is not None]
+
+    def _is_wanted(self, profile: Profile) -> bool:
+        search = self.search
+        if LEVER in search.skip or (search.only and LEVER not in search.only):
+            return False
+        if not search.ceiling.allows(Numerics.EXACT) or len(profile.ranks) > 1:
+            return False
+        loaders = profile.training_loaders
+        if len(loaders) != 1 or loaders[0].is_iterable:
+            return False
+        return is_starved(profile) or is_crowded(profile)
+
+
+def scan(lab: Lab, recipe: Recipe, profile: Profile, max_s: float) -> WorkerScan | None:
+    """Run the script once, changing its number of workers; None where that did not work."""
+    options = {
+        "address": profile.training_loaders[0].address,
+        "prefetch": visits(profile, lab.machine),
+        "max_s": max_s,
+        "visits_all": profile.device_kind == "cpu",
+        "room_bytes": MEMORY_SHARE * lab.machine.memory_bytes,
+    }
+    trial = lab.look("numbers of workers", recipe, {"worker_scan": options}, ENDLESS)
+    seen = find_seen(trial, "worker_scan")
+    return scan_of(seen, workers_now(profile)) if seen else None
+
+
+def visits(profile: Profile, machine: Machine) -> list[tuple[int, int]]:
+    """Return the numbers to visit and their `prefetch_factor`: the present one, then doublings.
+
+    Up to four a core: blocked loading needs more workers than cores, and spinning threads of a
+    training on the CPU leave theirs to whoever is many.
+    """
+    (loader,) = profile.training_loaders
+    now, cores = workers_now(profile), cores_of(profile, machine)
+    rest_ms = max(profile.step_ms.median - profile.phases_ms["data_wait"], 1e-3)
+    needed = min(fetch_per_step_ms(profile, cores) / rest_ms, cores)
+    counts, number = [], 1
+    while number <= MOST_PER_CORE * cores:
+        # A fourth of what the step needs by its own profile cannot be the best.
+        if number != now and 4 * number >= needed:
+            counts.append(number)
+        number *= 2
+    return [(now, _prefetch(loader, now, machine)), *_fitting(counts, loader, machine)]
+
+
+def _fitting(counts: list[int], loader: LoaderFacts, machine: Machine) -> list[tuple[int, int]]:
+    found = [(number, _prefetch(loader, number, machine)) for number in counts]
+    return [(number, prefetch) for number, prefetch in found if prefetch]
+
+
+def _prefetch(loader: LoaderFacts, workers: int, machine: Machine) -> int:
+    if not workers:
+        return 0
+    asked = loader.prefetch_factor or DEFAULT_PREFETCH
+    return fitting_prefetch([loader], workers, asked, machine.shm_free_bytes)
+
+
+def scan_of(seen: Mapping[str, Any], now: int) -> WorkerScan | None:
+    """Return the scan from the probe's visits; None where the present number was not seen."""
+    by_number: dict[int, list[Mapping[str, Any]]] = {}
+    for visit in seen["visits"]:
+        by_number.setdefault(visit["num_workers"], []).append(visit)
+    if now not in by_number or len(by_number) < 2:
+        return None
+    paces = tuple(_pace(number, group) for number, group in sorted(by_number.items()))
+    return WorkerScan(
+        now=now, paces=paces, epoch_batches=seen["epoch_batches"], stopped=seen["stopped"]
+    )
+
+
+def _pace(number: int, group: Sequence[Mapping[str, Any]]) -> WorkerPace:
+    return WorkerPace(
+        num_workers=number,
+        prefetch_factor=group[0]["prefetch_factor"],
+        batch_ms=tuple(visit["batch_ms"] for visit in group),
+        start_ms=min(visit["start_ms"] for visit in group),
+    )
+
+
+def describe(scan: WorkerScan) -> str:
+    """Say what was seen, as ratios to the present number of workers."""
+    numbers = [pace.num_workers for pace in scan.paces if pace.num_workers != scan.now]
+    shown = ", ".join(f"{number}: {scan.ratio(number, than=scan.now):.2f}x" for number in numbers)
+    best = scan.best.num_workers
+    why = f"; {scan.stopped}" if scan.stopped else ""
+    return (
+        f"workers changed under the running training, against {scan.now} of them: {shown}; "
+        f"{best} are proposed{why}"
+        if best != scan.now
+        else f"workers changed under the running training: {shown}; none beats {scan.now}{why}"
+    )
+
+
+def _key(recipe: Recipe) -> str:
+    for name in COMPANIONS:
+        if name in recipe.names:
+            recipe = recipe.without(name)
+    return key_of(recipe)
