@@ -21,9 +21,11 @@ from flatout.workflow.demo import make_job, scenarios
 
 THEME = "levers"
 ROUNDS = 3
-IMAGES = Path(__file__).parent.parent / "scripts" / "naive_images.py"
+SCRIPTS = Path(__file__).parent.parent / "scripts"
+IMAGES, TEXTS, LANGUAGE = (SCRIPTS / f"naive_{name}.py" for name in ("images", "texts", "language"))
 GPT = scenarios() / "naive_attention" / "train.py"
 RESNET = ("--model", "resnet18", "--side", "32", "--classes", "10", "--batch-size", "16")
+SHORT_EPOCHS = ("--workers", "2", "--texts", "200", "--pad", "longest")
 Levers = Mapping[str, Mapping[str, Any]]
 """Technique to settings."""
 ON_GPT: Levers = {
@@ -34,29 +36,58 @@ ON_GPT: Levers = {
     "foreach_optimizer": {},
     "fused_optimizer": {},
     "scheduled_gc": {},
-    "deferred_loss_reads": {},
     "activation_checkpointing": {},
-    "activation_offload": {},
-    "chunked_cross_entropy": {},
     "optimizer_in_backward": {},
     "adafactor": {},
     "eight_bit_optimizer": {},
+    "four_bit_optimizer": {},
     "muon": {},
-    "pad_vocabulary": {},
 }
 ON_RESNET: Levers = {
     "channels_last": {},
     "cpu_allocator": {"library": "glibc"},
-    "microbatching": {},
+    "cpu_threads": {"threads": 1},
+    "batch_size": {"samples": 32, "instead_of": 16},
 }
 ON_PHOTOGRAPHS: Levers = {
-    "loader_workers": {"num_workers": 2},
-    "worker_threads": {},
+    "loader_workers": {"num_workers": 8},
+    "thread_loader": {},
     "ram_cache": {},
     "device_preprocess": {},
     "fast_decode": {},
     "fast_resize": {},
+    "region_decode": {},
 }
+ON_LANGUAGE: Levers = {
+    "chunked_cross_entropy": {},
+    "pad_vocabulary": {},
+    "pad_hidden": {},
+    "microbatching": {"chunks": 2},
+    "device_cache": {},
+    "lora": {},
+    "fp16_autocast": {},
+    "pure_bf16": {},
+}
+ON_EXPERTS: Levers = {"grouped_experts": {}}
+ON_FIXED: Levers = {
+    "dynamic_padding": {},
+    "sequence_packing": {},
+    "packed_attention": {},
+    "pretokenized": {},
+}
+ON_LONGEST: Levers = {"length_buckets": {}}
+ON_SHORT_EPOCHS: Levers = {"persistent_workers": {}, "worker_threads": {}}
+ALL: Levers = {
+    **ON_GPT,
+    **ON_RESNET,
+    **ON_PHOTOGRAPHS,
+    **ON_LANGUAGE,
+    **ON_EXPERTS,
+    **ON_FIXED,
+    **ON_LONGEST,
+    **ON_SHORT_EPOCHS,
+}
+"""None is tried on two scripts."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -83,6 +114,23 @@ def subjects(bench: Bench) -> list[Subject]:
         Subject(name="GPT", workload=workload(GPT, bench), levers=ON_GPT),
         Subject(name="ResNet-18", workload=workload(IMAGES, bench, *RESNET), levers=ON_RESNET),
         Subject(name="photographs", workload=make_job(bench.work), levers=ON_PHOTOGRAPHS),
+        Subject(name="language", workload=workload(LANGUAGE, bench), levers=ON_LANGUAGE),
+        Subject(
+            name="language, 8 experts",
+            workload=workload(LANGUAGE, bench, "--experts", "8", "--vocabulary", "2000"),
+            levers=ON_EXPERTS,
+        ),
+        Subject(name="texts, fixed width", workload=workload(TEXTS, bench), levers=ON_FIXED),
+        Subject(
+            name="texts, to the longest",
+            workload=workload(TEXTS, bench, "--pad", "longest"),
+            levers=ON_LONGEST,
+        ),
+        Subject(
+            name="texts, 2 workers, epochs of 25 steps",
+            workload=workload(TEXTS, bench, *SHORT_EPOCHS),
+            levers=ON_SHORT_EPOCHS,
+        ),
     ]
 
 

@@ -25,7 +25,7 @@ SCENARIOS = {
     "sleep": "each sample waits for storage",
     "decode": "samples are unpacked",
 }
-ROUNDS = 3
+ROUNDS = 5
 MOST_BUDGET_S = 150.0
 """Time to tune the settings of one scenario: three of them and their rounds take twelve minutes. In
 45 s no lever was proven, where one of them made the step half as long."""
@@ -59,7 +59,10 @@ def record_of(settled: Sequence[Settled], raw: Mapping[str, object]) -> Record:
     """Return the record of all scenarios."""
     return Record(
         theme=THEME,
-        claim=f"no folk rule is more than {1 - LEAST_RATIO:.0%} faster than the searched settings",
+        claim=(
+            f"no folk rule is shown to be more than {1 - LEAST_RATIO:.0%} faster than the searched "
+            "settings"
+        ),
         holds=holds(settled),
         finding=", ".join(f"{one.scenario}: {_worst(one)}" for one in settled),
         table=[
@@ -118,9 +121,13 @@ def settle(bench: Bench, scenario: str, rounds: int) -> tuple[Settled, dict[str,
 
 
 def holds(settled: Sequence[Settled]) -> bool:
-    """Tell whether no rule beat the search."""
+    """Tell whether no rule beat the search: not even the upper bound of a ratio says otherwise.
+
+    By bounds, not by ratios: where the search keeps what a rule says, the two are equal, and a
+    dozen ratios of equal things are not all above one.
+    """
     pairs = [pair for one in settled for pair in one.rules.values()]
-    return bool(pairs) and all(pair.ratio >= LEAST_RATIO for pair in pairs)
+    return bool(pairs) and all(pair.interval[1] >= LEAST_RATIO for pair in pairs)
 
 
 def rows(one: Settled) -> list[tuple[str, ...]]:

@@ -4,7 +4,7 @@ import pytest
 
 from benchmarks.bench import Arm
 from benchmarks.suites import levers
-from benchmarks.suites.levers import ON_GPT, ON_PHOTOGRAPHS, ON_RESNET, Subject, record_of, run_once
+from benchmarks.suites.levers import ALL, Subject, record_of, run_once
 from flatout import techniques
 from flatout.core.profile import PeakBytes
 from flatout.core.recipe import Recipe
@@ -35,9 +35,9 @@ def trial(median=100.0, outcome=Outcome.OK, applied=(), peak=100):
     )
 
 
-@pytest.mark.parametrize("name", sorted({*ON_GPT, *ON_RESNET, *ON_PHOTOGRAPHS}))
+@pytest.mark.parametrize("name", sorted(ALL))
 def test_every_lever_of_the_suite_exists_and_takes_its_settings(name):
-    settings = {**ON_GPT, **ON_RESNET, **ON_PHOTOGRAPHS}[name]
+    settings = ALL[name]
 
     assert techniques.technique_class(name)(**settings)
 

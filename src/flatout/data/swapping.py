@@ -36,8 +36,8 @@ class Swap:
         return number <= FIRST_COMPARED or number % COMPARED_EVERY == 0
 
 
-PROVED = 16
-"""Samples of the proof before the first batch: half of the usual, as workers go on comparing."""
+PROVED = 12
+"""Samples of the proof before the first batch: fewer than usual, as workers go on comparing."""
 
 
 class InWorker:

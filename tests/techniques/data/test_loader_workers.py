@@ -8,6 +8,7 @@ from torch.utils.data import DataLoader
 from flatout.core.errors import NotApplicable
 from flatout.core.journey import Journey
 from flatout.core.readings import RankFacts
+from flatout.core.worker_scan import WorkerPace, WorkerScan
 from flatout.techniques.data.loader_workers import LoaderWorkers, start_method
 from tests.rules.journey_facts import leg, worker
 from tests.techniques.data.samples import Numbers, Stream
@@ -192,3 +193,28 @@ def test_a_crowded_cpu_is_offered_fewer_workers():
 
     assert max(workers_of(found)) < 8
     assert all(x.predict(crowded, machine(usable_cores=8)).step_ms < -10 for x in found)
+
+
+def scanned(now=0, **batch_ms):
+    """Return a profile whose training was seen with several numbers of workers."""
+    paces = tuple(
+        WorkerPace(num_workers=int(name[1:]), prefetch_factor=2, batch_ms=(ms,))
+        for name, ms in batch_ms.items()
+    )
+    loaders = (loader(effective_workers=now),)
+    facts = profile(phases_ms={"data_wait": 100.0}, loaders=loaders)
+    return replace(facts, worker_scan=WorkerScan(now=0, paces=paces))
+
+
+def test_the_best_number_that_was_seen_is_the_only_one_offered():
+    facts = scanned(w0=200.0, w2=150.0, w8=100.0)
+
+    (found,) = LoaderWorkers.candidates(facts, machine(usable_cores=2))
+
+    assert found.num_workers == 8
+    assert found.predict(facts, machine(usable_cores=2)).step_ms == pytest.approx(-100.0)
+
+
+def test_nothing_is_offered_where_no_number_beats_the_present_one():
+    assert LoaderWorkers.candidates(scanned(w0=100.0, w2=100.0), machine()) == []
+    assert LoaderWorkers.candidates(scanned(now=8, w0=200.0, w8=100.0), machine()) == []

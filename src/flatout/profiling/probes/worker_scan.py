@@ -21,8 +21,8 @@ from flatout.seams.session import Session
 
 dataloader: Any = loading
 """Its iterators are nobody's public interface, and torch gives them no types."""
-LEAST_S = 1.2
-"""Time on one number once its workers are under way: 2 to 5 % between visits."""
+LEAST_S = 2.0
+"""Time on one number once its workers are under way; with 1.2 s visits differed by 2 to 15 %."""
 LEAST_BATCHES = 8
 MOST_S = 6.0
 """The same for slow steps: then what there is must do."""
@@ -31,8 +31,10 @@ PROGRESS = 1.03
 PATIENCE = 2
 """Numbers without progress after which larger ones are not visited, where a device trains."""
 CONTENDERS = 1.15
-"""Numbers within this of the best are visited a second time, in the opposite order: what drifts
+"""Numbers within this of the best are visited again, each time in the opposite order: what drifts
 cancels."""
+ROUNDS = 3
+"""Visits of these."""
 
 
 def start(session: Session, options: Mapping[str, Any]) -> "Scan":
@@ -99,7 +101,7 @@ class Scan:
     stopped: str = ""
     ahead: list[tuple[int, int]] = field(default_factory=list)
     """Numbers still to visit."""
-    is_second: bool = False
+    rounds: int = 1
     loader: Any = None
     inner: Any = None
     make: Callable[[Any], Any] = lambda _: None
@@ -181,9 +183,9 @@ class Scan:
 
     def _end_visit(self, moment: float) -> None:
         self._look_ahead(moment)
-        if not self.ahead and not self.is_second:
-            self.is_second = True
-            self.ahead = contenders(self.visits)
+        if not self.ahead and self.rounds < ROUNDS:
+            self.rounds += 1
+            self.ahead = again(self.visits) if self.rounds == 2 else turned(self.visits)
         if self.ahead and not self._is_late(moment):
             self._close()
             self.inner = None
@@ -193,7 +195,7 @@ class Scan:
 
     def _look_ahead(self, moment: float) -> None:
         """Leave out numbers that promise nothing, or for which there is no memory."""
-        if self.is_second or not self.ahead:
+        if self.rounds > 1 or not self.ahead:
             return
         if self._is_late(moment):
             self.stopped = "the time for the scan was over"
@@ -244,18 +246,25 @@ def is_stuck(visits: Sequence[Visit]) -> bool:
     return all(pace * PROGRESS > best for pace in paces[-PATIENCE:])
 
 
-def contenders(visits: Sequence[Visit]) -> list[tuple[int, int]]:
-    """Return the numbers to visit again, the latest first: the best ones and the present one."""
+def again(visits: Sequence[Visit]) -> list[tuple[int, int]]:
+    """Return the numbers to visit a second time: the best and the present one, the latest first."""
     seen = [visit for visit in visits if visit.batches]
     if len(seen) < 2:
         return []
     best = min(visit.seconds / visit.batches for visit in seen)
-    again = [
+    near = [
         visit
         for visit in seen
         if visit is seen[0] or visit.seconds / visit.batches <= CONTENDERS * best
     ]
-    return [(visit.workers, visit.prefetch) for visit in reversed(again)]
+    return [(visit.workers, visit.prefetch) for visit in reversed(near)]
+
+
+def turned(visits: Sequence[Visit]) -> list[tuple[int, int]]:
+    """Return the numbers of the second round in the opposite order."""
+    numbers = [(visit.workers, visit.prefetch) for visit in reversed(visits)]
+    first = [number for place, number in enumerate(numbers) if number not in numbers[:place]]
+    return [number for number in first if numbers.count(number) > 1]
 
 
 @functools.cache

@@ -1,0 +1,97 @@
+"""The number of workers changed on the way, in real trainings."""
+
+import math
+
+import pytest
+
+from flatout.core.trial import Outcome
+from flatout.profiling.probes.worker_scan import Visit, again, is_stuck, turned
+from tests.profiling.probes.probed import SCRIPTS, probed
+
+ENDLESS = 10**9
+
+
+def visited(*pairs):
+    """Return visits of `(workers, seconds a batch)`."""
+    return [Visit(n, 2, 0.0, batches=10, seconds=10 * each_s) for n, each_s in pairs]
+
+
+def times(visit, *moments):
+    for moment in moments:
+        visit.saw(moment)
+    return visit
+
+
+def test_the_first_round_of_the_workers_is_no_pace():
+    # Two workers start together: both batches come at once, and from then on two every second.
+    visit = times(Visit(2, 2, 0.0), 1.0, 1.0, 2.0, 2.0, 3.0, 3.0)
+
+    assert visit.start_s == 1.0
+    assert visit.batches == 4
+    assert visit.seconds == 2.0
+
+
+def test_the_time_between_epochs_is_left_out():
+    visit = times(Visit(0, 0, 0.0), 1.0, 2.0, 3.0)
+    visit.interrupt()
+    times(visit, 50.0, 51.0)
+
+    assert (visit.batches, visit.seconds) == (3, 3.0)
+
+
+def test_a_visit_ends_with_a_whole_round():
+    visit = Visit(4, 2, 0.0, start_s=0.1, last=0.1, batches=9, seconds=2.0)
+
+    assert not visit.is_over(2.0)
+    assert Visit(4, 2, 0.0, start_s=0.1, batches=12, seconds=2.0).is_over(2.0)
+    assert not Visit(8, 2, 0.0, start_s=0.1, batches=8, seconds=2.0).is_over(2.0)
+    assert visit.is_over(7.0)  # slow steps: there is no more time for this number
+
+
+def test_numbers_that_bring_nothing_end_the_climb():
+    assert not is_stuck(visited((0, 1.0), (1, 0.9)))
+    assert not is_stuck(visited((0, 1.0), (1, 1.1), (2, 0.6)))
+    assert is_stuck(visited((0, 1.0), (1, 0.5), (2, 0.5), (4, 0.49)))
+
+
+def test_the_best_and_the_present_number_are_visited_again():
+    first = visited((0, 1.0), (1, 0.8), (2, 0.52), (4, 0.5))
+
+    assert again(first) == [(4, 2), (2, 2), (0, 2)]
+    second = visited((4, 0.5), (2, 0.52), (0, 1.0))
+    assert turned([*first, *second]) == [(0, 2), (2, 2), (4, 2)]
+
+
+@pytest.fixture(scope="module")
+def slow_data():
+    """Return the trial of a script whose samples wait, 50 of them a second for each worker."""
+    probes = {"worker_scan": options(prefetch=[(0, 0), (1, 2), (3, 2)])}
+    return probed(SCRIPTS / "slow_data.py", "0", probes=probes, steps=ENDLESS)
+
+
+def options(**changes):
+    address = "slow_data.py:<module>#0"
+    known = {"address": address, "max_s": 60.0, "room_bytes": math.inf, "visits_all": True}
+    return known | changes
+
+
+@pytest.mark.slow
+def test_a_training_that_waits_for_its_samples_is_faster_with_a_worker(slow_data):
+    assert slow_data.outcome is Outcome.OK, slow_data.traceback
+    assert slow_data.details["errors"] == []
+    visits = slow_data.details["probes"]["worker_scan"]["visits"]
+    # Up over all of them, and back and up again over the best and the present one.
+    assert [visit["num_workers"] for visit in visits] == [0, 1, 3, 3, 1, 0, 0, 1, 3]
+    batch_ms = {visit["num_workers"]: visit["batch_ms"] for visit in visits}
+    # 4 samples of 20 ms and a step of 200 ms: after each other, or beside each other.
+    assert batch_ms[0] > 279
+    assert 199 < batch_ms[1] < 275
+    assert 199 < batch_ms[3] < 275
+
+
+@pytest.mark.slow
+@pytest.mark.chaos
+def test_the_run_ends_with_the_scan_and_no_worker_outlives_it(slow_data):
+    # Without an end of its own it would train until the limit.
+    assert slow_data.wall_s < 90
+    assert slow_data.details["orphans"] == 0

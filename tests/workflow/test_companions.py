@@ -1,0 +1,45 @@
+"""A lever that made another one worth trying: when both are played together."""
+
+from dataclasses import replace
+
+import pytest
+
+from flatout.core.ablation import LossCheck, Verdict
+from tests.workflow.test_tune import World, run
+
+LEVERS = ("loader_workers", "persistent_workers")
+
+
+class Restarting(World):
+    """Workers that start anew in short epochs: keeping them looks worth a trial then."""
+
+    def __call__(self, workload, recipe, machine, options):
+        trial = super().__call__(workload, recipe, machine, options)
+        if trial.profile is None or "loader_workers" not in recipe.names:
+            return trial
+        loaders = tuple(replace(x, effective_workers=2) for x in trial.profile.loaders)
+        facts = {"epoch_start_ms": 60.0, "epoch_steps": 20, "loaders": loaders}
+        return replace(trial, profile=replace(trial.profile, **facts))
+
+
+@pytest.fixture(autouse=True)
+def guard_that_passes(monkeypatch):
+    monkeypatch.setattr(
+        "flatout.workflow.tune.Referee.check", lambda *_: LossCheck(status="within")
+    )
+
+
+def test_a_lever_that_looks_faster_is_proven_before_its_companion_is_tried(tmp_path):
+    ablation = run(Restarting({"loader_workers": 0.7}, noise=0.03), tmp_path, only=LEVERS)
+
+    first = ablation.rows[0]
+    assert (first.choice.technique, first.verdict) == ("loader_workers", Verdict.KEPT)
+    assert first.together_with == ()
+
+
+def test_one_that_does_not_is_played_together_with_it(tmp_path):
+    ablation = run(Restarting({"persistent_workers": 0.7}, noise=0.01), tmp_path, only=LEVERS)
+
+    both = next(row for row in ablation.rows if row.verdict is Verdict.KEPT)
+    assert both.choice.technique == "persistent_workers"
+    assert both.together_with == ("loader_workers",)

@@ -1,0 +1,152 @@
+import math
+from dataclasses import replace
+
+import pytest
+
+from flatout.core.readings import RankFacts
+from flatout.core.recipe import Choice, Recipe
+from flatout.core.technique import Numerics
+from flatout.core.trial import Outcome, Trial
+from flatout.workflow.ranking import Search
+from flatout.workflow.worker_scan import WorkerScans, describe, scan_of, visits
+from tests.techniques.facts import GIB, loader, machine, profile
+
+WORKERS = Choice(technique="loader_workers", settings={"num_workers": 4})
+BF16 = Choice(technique="bf16_autocast")
+SEEN = {
+    "visits": [
+        {"num_workers": n, "prefetch_factor": 2, "batch_ms": ms, "start_ms": 10.0}
+        for n, ms in ((0, 100.0), (2, 52.0), (4, 40.0), (4, 40.0), (0, 100.0))
+    ],
+    "epoch_batches": None,
+    "stopped": "",
+}
+
+
+def waiting(**changes):
+    known = {"phases_ms": {"data_wait": 100.0}, "loaders": (loader(),)} | changes
+    return profile(**known)
+
+
+def rank(number):
+    return RankFacts(rank=number, step_ms=100.0, phases_ms={}, samples_per_s=1.0)
+
+
+class LabThatSees:
+    """Answers every look with the same visits."""
+
+    def __init__(self, seen=SEEN):
+        self.machine = machine(usable_cores=2)
+        self.seen = seen
+        self.looks = []
+
+    def look(self, what, recipe, probes, steps):
+        self.looks.append((recipe.names, probes["worker_scan"]))
+        found = {"probes": {"worker_scan": self.seen} if self.seen else {}}
+        return Trial(recipe=recipe, outcome=Outcome.OK, wall_s=1.0, details=found)
+
+
+def scans(lab=None, **search):
+    known = {"machine": machine(), "ceiling": Numerics.PRECISION} | search
+    return WorkerScans(lab=lab or LabThatSees(), search=Search(**known))
+
+
+def test_the_present_number_is_visited_first_and_then_doublings():
+    assert visits(waiting(), machine(usable_cores=2)) == [(0, 0), (1, 2), (2, 2), (4, 2), (8, 2)]
+    # Four workers of 16 are busy with what 100 ms of step take: one would be a fourth of them.
+    at_work = waiting(phases_ms={"data_wait": 700.0}, loaders=(loader(),))
+    assert [n for n, _ in visits(at_work, machine(usable_cores=16))] == [0, 2, 4, 8, 16, 32, 64]
+
+
+def test_a_small_shared_memory_lowers_the_prefetch_and_then_the_workers():
+    big = waiting(loaders=(loader(batch_bytes=10_000_000),))
+
+    found = visits(big, machine(usable_cores=2, shm_free_bytes=80_000_000))
+
+    assert found == [(0, 0), (1, 2), (2, 2), (4, 1)]
+
+
+def test_both_visits_of_a_number_count():
+    found = scan_of(SEEN, 0)
+
+    assert [pace.num_workers for pace in found.paces] == [0, 2, 4]
+    assert found.paces[2].batch_ms == (40.0, 40.0)
+    assert found.best.num_workers == 4
+
+
+@pytest.mark.parametrize("visits", [SEEN["visits"][1:3], SEEN["visits"][:1], []])
+def test_a_scan_that_ended_early_says_nothing(visits):
+    assert scan_of(SEEN | {"visits": visits}, 0) is None
+
+
+def test_the_reader_is_told_what_was_seen():
+    assert describe(scan_of(SEEN, 0)) == (
+        "workers changed under the running training, against 0 of them: 2: 1.92x, 4: 2.50x; "
+        "4 are proposed"
+    )
+    stuck = scan_of(SEEN | {"stopped": "more workers were no faster"}, 4)
+    assert describe(stuck) == (
+        "workers changed under the running training: 0: 0.40x, 2: 0.77x; none beats 4; more "
+        "workers were no faster"
+    )
+
+
+def test_one_scan_serves_all_recipes_that_differ_in_their_workers_only():
+    lab = LabThatSees()
+    known = scans(lab)
+
+    first = known.of(Recipe(), waiting(), 100.0)
+    again = known.of(Recipe(choices=(WORKERS,)), waiting(), 100.0)
+    other = known.of(Recipe(choices=(BF16,)), waiting(), 100.0)
+
+    assert first is again
+    assert other == first
+    assert [names for names, _ in lab.looks] == [(), ("bf16_autocast",)]
+    assert len(known.notes()) == 2
+
+
+def test_a_scan_that_failed_is_not_repeated():
+    lab = LabThatSees(seen=None)
+    known = scans(lab)
+
+    assert [known.of(Recipe(), waiting(), 100.0) for _ in range(2)] == [None, None]
+    assert len(lab.looks) == 1
+    assert known.notes() == []
+
+
+def test_the_scan_takes_a_part_of_the_time_that_is_left():
+    lab = LabThatSees()
+
+    scans(lab).of(Recipe(), waiting(), 100.0)
+    assert scans(lab).of(Recipe(), waiting(), 20.0) is None
+
+    ((_, options),) = lab.looks
+    assert options["max_s"] == pytest.approx(20.0)
+    assert options["room_bytes"] < math.inf
+
+
+@pytest.mark.parametrize(
+    ("facts", "search"),
+    [
+        (waiting(phases_ms={"data_wait": 0.1}), {}),
+        (waiting(loaders=(loader(is_iterable=True),)), {}),
+        (waiting(loaders=(loader(), loader(address="main:2"))), {}),
+        (waiting(ranks=tuple(rank(n) for n in (0, 1))), {}),
+        (waiting(), {"skip": ("loader_workers",)}),
+        (waiting(), {"only": ("bf16_autocast",)}),
+    ],
+)
+def test_nothing_is_scanned_where_it_could_not_be_used(facts, search):
+    lab = LabThatSees()
+
+    assert scans(lab, **search).of(Recipe(), facts, 1000.0) is None
+    assert lab.looks == []
+
+
+def test_only_the_memory_that_there_is_may_be_filled():
+    lab = LabThatSees()
+    lab.machine = replace(lab.machine, memory_bytes=16 * GIB)
+
+    scans(lab).of(Recipe(), waiting(), 100.0)
+
+    assert lab.looks[0][1]["room_bytes"] == 8 * GIB
