@@ -25,6 +25,7 @@ SCRIPTS = Path(__file__).parent.parent / "scripts"
 IMAGES, TEXTS, LANGUAGE = (SCRIPTS / f"naive_{name}.py" for name in ("images", "texts", "language"))
 GPT = scenarios() / "naive_attention" / "train.py"
 RESNET = ("--model", "resnet18", "--side", "32", "--classes", "10", "--batch-size", "16")
+NARROW = ("--width", "16", "--batch-size", "64")
 SHORT_EPOCHS = ("--workers", "2", "--texts", "200", "--pad", "longest")
 Levers = Mapping[str, Mapping[str, Any]]
 """Technique to settings."""
@@ -73,9 +74,9 @@ ON_FIXED: Levers = {
     "dynamic_padding": {},
     "sequence_packing": {},
     "packed_attention": {},
-    "pretokenized": {},
 }
 ON_LONGEST: Levers = {"length_buckets": {}}
+ON_NARROW: Levers = {"pretokenized": {}}
 ON_SHORT_EPOCHS: Levers = {"persistent_workers": {}, "worker_threads": {}}
 ALL: Levers = {
     **ON_GPT,
@@ -85,6 +86,7 @@ ALL: Levers = {
     **ON_EXPERTS,
     **ON_FIXED,
     **ON_LONGEST,
+    **ON_NARROW,
     **ON_SHORT_EPOCHS,
 }
 """None is tried on two scripts."""
@@ -125,6 +127,11 @@ def subjects(bench: Bench) -> list[Subject]:
             name="texts, to the longest",
             workload=workload(TEXTS, bench, "--pad", "longest"),
             levers=ON_LONGEST,
+        ),
+        Subject(
+            name="texts, narrow model",
+            workload=workload(TEXTS, bench, "--pad", "longest", *NARROW),
+            levers=ON_NARROW,
         ),
         Subject(
             name="texts, 2 workers, epochs of 25 steps",
