@@ -25,8 +25,6 @@ SCRIPTS = Path(__file__).parent.parent / "scripts"
 IMAGES, TEXTS, LANGUAGE = (SCRIPTS / f"naive_{name}.py" for name in ("images", "texts", "language"))
 GPT = scenarios() / "naive_attention" / "train.py"
 RESNET = ("--model", "resnet18", "--side", "32", "--classes", "10", "--batch-size", "16")
-NARROW = ("--width", "16", "--batch-size", "64")
-SHORT_EPOCHS = ("--workers", "2", "--texts", "200", "--pad", "longest")
 Levers = Mapping[str, Mapping[str, Any]]
 """Technique to settings."""
 ON_GPT: Levers = {
@@ -59,37 +57,6 @@ ON_PHOTOGRAPHS: Levers = {
     "fast_resize": {},
     "region_decode": {},
 }
-ON_LANGUAGE: Levers = {
-    "chunked_cross_entropy": {},
-    "pad_vocabulary": {},
-    "pad_hidden": {},
-    "microbatching": {"chunks": 2},
-    "device_cache": {},
-    "lora": {},
-    "fp16_autocast": {},
-    "pure_bf16": {},
-}
-ON_EXPERTS: Levers = {"grouped_experts": {}}
-ON_FIXED: Levers = {
-    "dynamic_padding": {},
-    "sequence_packing": {},
-    "packed_attention": {},
-}
-ON_LONGEST: Levers = {"length_buckets": {}}
-ON_NARROW: Levers = {"pretokenized": {}}
-ON_SHORT_EPOCHS: Levers = {"persistent_workers": {}, "worker_threads": {}}
-ALL: Levers = {
-    **ON_GPT,
-    **ON_RESNET,
-    **ON_PHOTOGRAPHS,
-    **ON_LANGUAGE,
-    **ON_EXPERTS,
-    **ON_FIXED,
-    **ON_LONGEST,
-    **ON_NARROW,
-    **ON_SHORT_EPOCHS,
-}
-"""None is tried on two scripts."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -107,7 +74,7 @@ class Subject:
 def run(bench: Bench, rounds: int = ROUNDS) -> Record:
     """Run every arm of every script, round by round."""
     found = [measured(subject, bench, rounds) for subject in subjects(bench)]
-    return record_of(found, trials_in(bench.work))
+    return record_of(THEME, found, trials_in(bench.work))
 
 
 def subjects(bench: Bench) -> list[Subject]:
@@ -116,28 +83,6 @@ def subjects(bench: Bench) -> list[Subject]:
         Subject(name="GPT", workload=workload(GPT, bench), levers=ON_GPT),
         Subject(name="ResNet-18", workload=workload(IMAGES, bench, *RESNET), levers=ON_RESNET),
         Subject(name="photographs", workload=make_job(bench.work), levers=ON_PHOTOGRAPHS),
-        Subject(name="language", workload=workload(LANGUAGE, bench), levers=ON_LANGUAGE),
-        Subject(
-            name="language, 8 experts",
-            workload=workload(LANGUAGE, bench, "--experts", "8", "--vocabulary", "2000"),
-            levers=ON_EXPERTS,
-        ),
-        Subject(name="texts, fixed width", workload=workload(TEXTS, bench), levers=ON_FIXED),
-        Subject(
-            name="texts, to the longest",
-            workload=workload(TEXTS, bench, "--pad", "longest"),
-            levers=ON_LONGEST,
-        ),
-        Subject(
-            name="texts, narrow model",
-            workload=workload(TEXTS, bench, "--pad", "longest", *NARROW),
-            levers=ON_NARROW,
-        ),
-        Subject(
-            name="texts, 2 workers, epochs of 25 steps",
-            workload=workload(TEXTS, bench, *SHORT_EPOCHS),
-            levers=ON_SHORT_EPOCHS,
-        ),
     ]
 
 
@@ -179,7 +124,7 @@ def run_once(arm: Arm, refused: dict[str, str]) -> None:
     refused[arm.name] = "; ".join(reasons) or f"{trial.outcome.value}: {trial.message}"
 
 
-def record_of(found: Sequence[Subject], trials: Sequence[Mapping[str, Any]]) -> Record:
+def record_of(theme: str, found: Sequence[Subject], trials: Sequence[Mapping[str, Any]]) -> Record:
     """Return the record: a row for each lever that acted."""
     acted = [(subject, arm) for subject in found for arm in subject.arms[1:] if arm.profiles]
     failed = {
@@ -189,7 +134,7 @@ def record_of(found: Sequence[Subject], trials: Sequence[Mapping[str, Any]]) -> 
         if not why.startswith(("not_applicable", "skipped", "unseen"))
     }
     return Record(
-        theme=THEME,
+        theme=theme,
         claim="every lever that this machine allows runs by itself on a script it is made for",
         holds=not failed and all(subject.arms[0].profiles for subject in found),
         finding=f"{len(acted)} levers measured by themselves",
@@ -202,7 +147,7 @@ def record_of(found: Sequence[Subject], trials: Sequence[Mapping[str, Any]]) -> 
             "refused": {s.name: s.refused for s in found},
             "trials": list(trials),
         },
-        repeat=f"python -m benchmarks.run {THEME}",
+        repeat=f"python -m benchmarks.run {theme}",
         notes=[
             "A ratio below 1: the lever slows this script down here, as levers for memory may do. "
             "The memory is that of the whole process.",

@@ -3,8 +3,8 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.bench import Arm
-from benchmarks.suites import levers
-from benchmarks.suites.levers import ALL, Subject, record_of, run_once
+from benchmarks.suites import levers, levers_text
+from benchmarks.suites.levers import Subject, record_of, run_once
 from flatout import techniques
 from flatout.core.profile import PeakBytes
 from flatout.core.recipe import Recipe
@@ -35,11 +35,18 @@ def trial(median=100.0, outcome=Outcome.OK, applied=(), peak=100):
     )
 
 
-@pytest.mark.parametrize("name", sorted(ALL))
-def test_every_lever_of_the_suite_exists_and_takes_its_settings(name):
-    settings = ALL[name]
+GROUPS = {
+    f"{suite.THEME} {name}": group
+    for suite in (levers, levers_text)
+    for name, group in vars(suite).items()
+    if name.startswith("ON_")
+}
 
-    assert techniques.technique_class(name)(**settings)
+
+@pytest.mark.parametrize("name", GROUPS)
+def test_every_lever_of_the_suites_exists_and_takes_its_settings(name):
+    for lever, settings in GROUPS[name].items():
+        assert techniques.technique_class(lever)(**settings)
 
 
 def test_a_lever_that_cannot_act_is_named_with_its_reason():
@@ -64,7 +71,7 @@ def subject(refused):
 
 
 def test_the_record_shows_ratio_and_memory():
-    record = record_of([subject({"muon": "not_applicable: no matrices"})], [])
+    record = record_of("levers", [subject({"muon": "not_applicable: no matrices"})], [])
 
     assert record.holds
     assert record.table[2][4] == "2.00x"
@@ -73,9 +80,11 @@ def test_the_record_shows_ratio_and_memory():
 
 
 def test_a_lever_that_broke_makes_the_claim_false():
-    assert not record_of([subject({"muon": "failed: it broke"})], []).holds
+    assert not record_of("levers", [subject({"muon": "failed: it broke"})], []).holds
 
 
 def test_the_scripts_of_the_suite_are_there():
     assert levers.GPT.exists()
     assert levers.IMAGES.exists()
+    assert levers_text.TEXTS.exists()
+    assert levers_text.LANGUAGE.exists()

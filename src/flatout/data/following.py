@@ -1,15 +1,16 @@
 """Follow images of bytes while a batch is made, and only then and there."""
 
+import functools
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
 import torch
 
 from flatout.data.arrays import ByteArray, LazyArray
-from flatout.data.levels import can_follow, contiguous
+from flatout.data.levels import Grid, Pixels, can_follow, contiguous, follow
 from flatout.data.tensors import FollowTensors, LazyTensor, from_array
 
 Replacement = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -25,8 +26,11 @@ def is_following() -> bool:
 
 
 @contextmanager
-def following() -> Iterator[None]:
+def following(*, with_colours: bool = False) -> Iterator[None]:
     """Follow what the running thread computes from images: Pillow's, and tensors of bytes.
+
+    Args:
+        with_colours: whether to put off Pillow's changes of colour as well.
 
     For its duration `numpy.asarray`, `numpy.array`, `numpy.ascontiguousarray`, `torch.from_numpy`,
     `torch.as_tensor` and `torch.tensor` are replaced by functions that know followed images; other
@@ -37,11 +41,20 @@ def following() -> Iterator[None]:
         original = getattr(module, name)
         setattr(module, name, _only_in_followers(make(original), original))
     try:
-        with follow_too():
+        with follow_too(), _colours_wait() if with_colours else nullcontext():
             yield
     finally:
         for module, name, original in replaced:
             setattr(module, name, original)
+
+
+def _colours_wait() -> AbstractContextManager[None]:
+    """Let changes of colour wait in the threads that follow, where there is Pillow at all."""
+    try:
+        from flatout.data.waiting_pictures import putting_off
+    except ImportError:
+        return nullcontext()
+    return putting_off(is_following)
 
 
 @contextmanager
@@ -83,13 +96,26 @@ def _array(original: Callable[..., Any]) -> Callable[..., Any]:
             return value.astype(dtype)
         if not _is_picture(value):
             return original(value, dtype, **kwargs)
-        made = original(value, None, **kwargs)
-        if not can_follow(made):
-            return made if dtype is None else original(made, dtype)
-        view = made.view(ByteArray)
-        return view if dtype is None else view.astype(dtype)
+        made = _of_picture(functools.partial(original, **kwargs), value)
+        if dtype is None:
+            return made
+        is_followed = isinstance(made, ByteArray | LazyArray)
+        return made.astype(dtype) if is_followed else original(made, dtype)
 
     return make
+
+
+def _of_picture(make: Callable[[Any], Any], picture: Any) -> Any:
+    """Return a picture as an array that is followed, if it is worth it."""
+    colours = getattr(picture, "colours", ()) if getattr(picture, "is_put_off", False) else ()
+    values = make(picture.base if colours else picture)
+    if not can_follow(values):
+        return make(picture) if colours else values
+    if not colours:
+        return values.view(ByteArray)
+    plain = follow(values.copy("K") if values.flags.writeable else values)
+    grid = Grid(plain.grid.levels, plain.grid.steps, [colours])
+    return LazyArray(Pixels(plain.bytes, grid, values.ndim - 1))
 
 
 def _contiguous(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -18,6 +18,8 @@ MAX_CHANNELS = 16
 """A constant with more entries along one axis is a picture of its own, not one per channel."""
 MIN_BYTES = 4096
 """Smaller arrays (labels, boxes, masks of a few words) are not worth following."""
+WHOLE = (slice(None), slice(None, None, -1))
+"""Indices that keep every value of an axis."""
 Step: TypeAlias = tuple[str, Any, bool]
 """Name of a numpy function, its constant (a number, or one per channel), and whether the constant
 comes first. `astype` has a type in place of the constant."""
@@ -33,13 +35,21 @@ class UnfollowableError(BaseException):
 class Grid:
     """What each level became so far. Views of one image share theirs."""
 
-    __slots__ = ("levels", "steps")
+    __slots__ = ("colours", "levels", "steps")
 
-    def __init__(self, levels: Any, steps: Sequence[Step] | None) -> None:
+    def __init__(
+        self, levels: Any, steps: Sequence[Step] | None, colours: Sequence[Any] = ()
+    ) -> None:
         self.levels = levels
         """An array or tensor of 1 or `channels` rows and 256 columns."""
         self.steps = None if steps is None else tuple(steps)
         """How to do the same with numpy; None where only the levels are known."""
+        self.colours = tuple(colours)
+        """What is to be done to the bytes before, one entry for each picture; empty for nothing."""
+
+    def after(self, levels: Any, steps: Sequence[Step] | None) -> "Grid":
+        """Return what further arithmetic made of the same bytes."""
+        return Grid(levels, steps, self.colours)
 
 
 class Pixels:
@@ -89,6 +99,9 @@ class Pixels:
         cuts = [item for item in keys if item is not None]
         if len(cuts) > self.bytes.ndim:
             return None
+        # A picture's mean grey is that of the whole picture, which may be mirrored.
+        if self.grid.colours and not all(item in WHOLE for item in cuts):
+            return None
         if self.axis is not None and cuts[self.axis : self.axis + 1] not in ([], [slice(None)]):
             return None
         return self.laid_out(self.bytes[keys], self._axis_after(keys))
@@ -112,7 +125,7 @@ class Pixels:
 
     def copied(self) -> "Pixels":
         """Return a copy with a grid of its own."""
-        return self.derived(Grid(self.grid.levels, self.grid.steps), self.axis)
+        return self.derived(self.grid.after(self.grid.levels, self.grid.steps), self.axis)
 
     def has_other_views(self) -> bool:
         """Tell whether a change in place would show elsewhere."""

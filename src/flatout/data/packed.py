@@ -7,6 +7,7 @@ import numpy as np
 import torch
 
 from flatout.data import ring
+from flatout.data.colours import Colours, coloured
 from flatout.data.levels import LEVELS, Step, planes
 
 BLOCK = "_flatout_block"
@@ -30,7 +31,7 @@ def shared_bytes(shape: Sequence[int]) -> torch.Tensor:
 class Packed:
     """Bytes, and the value of each of their levels per channel."""
 
-    __slots__ = ("axis", "bytes", "held", "levels", "steps")
+    __slots__ = ("axis", "bytes", "colours", "held", "levels", "steps")
 
     def __init__(
         self,
@@ -39,12 +40,15 @@ class Packed:
         axis: int | None,
         steps: Sequence[Step] | None,
         held: ring.Held | None = None,
+        colours: Sequence[Colours] = (),
     ) -> None:
         self.bytes = values
         self.levels = levels
         self.axis = axis
         self.steps = steps
         self.held = held
+        self.colours = colours
+        """What is to be done to each picture's bytes before; empty for nothing."""
 
     def __reduce__(self) -> Any:
         # The levels are few: as plain bytes they need no shared memory of their own.
@@ -53,13 +57,14 @@ class Packed:
         rows = tuple(self.levels.shape)
         block, _ = self.bytes.__dict__.get(BLOCK, (None, None))
         values = self.bytes if block is None else (*ring.send(block), tuple(self.bytes.shape))
-        return _unpickled, (values, raw, rows, kind, self.axis, self.steps)
+        meaning = (self.axis, self.steps, self.colours)
+        return _unpickled, (values, raw, rows, kind, meaning)
 
     def pin_memory(self, device: Any = None) -> "Packed":
         """Return the same in page-locked memory; the loader's pinning thread asks for it."""
         pinned = self.bytes.pin_memory() if device is None else self.bytes.pin_memory(device)
         self.give_back()
-        return Packed(pinned, self.levels, self.axis, self.steps)
+        return Packed(pinned, self.levels, self.axis, self.steps, colours=self.colours)
 
     def give_back(self) -> None:
         """Tell the worker that its memory was read."""
@@ -72,8 +77,7 @@ def _unpickled(
     raw: bytes,
     shape: Sequence[int],
     kind: str,
-    axis: int | None,
-    steps: Sequence[Step] | None,
+    meaning: tuple[int | None, Sequence[Step] | None, Sequence[Colours]],
 ) -> Packed:
     levels = torch.frombuffer(bytearray(raw), dtype=torch.uint8).view(getattr(torch, kind))
     held = None
@@ -81,7 +85,8 @@ def _unpickled(
         *name, sides = values
         memory, held = ring.receive(*name)
         values = memory.view(sides)
-    return Packed(values, levels.view(tuple(shape)), axis, steps, held)
+    axis, steps, colours = meaning
+    return Packed(values, levels.view(tuple(shape)), axis, steps, held, colours=colours)
 
 
 def restored(packed: Packed, device: torch.device | None = None) -> torch.Tensor:
@@ -91,11 +96,40 @@ def restored(packed: Packed, device: torch.device | None = None) -> torch.Tensor
     levels; else, and on a device, whose division may round differently, the levels are looked up.
     """
     try:
+        whole = _with_colours(packed, device)
         if device is not None and device.type != "cpu":
-            return _looked_up(packed, device)
-        return _computed(packed)
+            return _looked_up(whole, device)
+        return _computed(whole)
     finally:
         packed.give_back()
+
+
+def _with_colours(packed: Packed, device: torch.device | None) -> Packed:
+    """Return the same with its changes of colour made, on the device where it does them alike."""
+    if not packed.colours or packed.axis is None:
+        return packed
+    place = torch.device("cpu") if device is None else device
+    made = changed_on(place, packed.bytes, packed.axis, packed.colours)
+    return Packed(made, packed.levels, packed.axis, packed.steps)
+
+
+_ALIKE: dict[str, bool] = {}
+"""By kind of device: whether it changed the colours of a first batch as the CPU does."""
+
+
+def changed_on(
+    device: torch.device, values: torch.Tensor, axis: int, colours: Sequence[Colours]
+) -> torch.Tensor:
+    """Return the pictures with their colours changed; a device is compared with the CPU once."""
+    if device.type == "cpu":
+        return coloured(values, axis, colours)
+    if device.type not in _ALIKE:
+        expected = coloured(values, axis, colours)
+        found = coloured(values.to(device), axis, colours)
+        _ALIKE[device.type] = torch.equal(found.cpu(), expected)
+    if _ALIKE[device.type]:
+        return coloured(values.to(device, non_blocking=True), axis, colours)
+    return coloured(values, axis, colours)
 
 
 def _computed(packed: Packed) -> torch.Tensor:

@@ -9,8 +9,9 @@ import numpy as np
 import torch
 from torch.overrides import TorchFunctionMode
 
+from flatout.data.arrays import with_colours
 from flatout.data.levels import MIN_BYTES, Grid, Pixels, UnfollowableError, column, follow, planes
-from flatout.data.packed import shared_bytes
+from flatout.data.stacking import stacked
 
 Tensor = torch.Tensor
 ARITHMETIC = {"add": "add", "sub": "subtract", "mul": "multiply", "div": "divide"}
@@ -118,13 +119,14 @@ def _begin(value: torch.Tensor) -> Pixels:
 
 def from_array(pixels: Pixels) -> LazyTensor:
     """Return what `torch.from_numpy` would give, still to be computed."""
-    grid = Grid(torch.from_numpy(pixels.grid.levels), pixels.grid.steps)
+    grid = pixels.grid.after(torch.from_numpy(pixels.grid.levels), pixels.grid.steps)
     return LazyTensor(pixels.derived(grid, pixels.axis))
 
 
 def computed(pixels: Pixels) -> torch.Tensor:
     """Return the tensor that the pixels stand for."""
     values = np.ascontiguousarray(pixels.bytes) if pixels.is_ordered else pixels.bytes
+    values = with_colours(values, pixels)
     with torch._C.DisableTorchFunction():
         source = torch.from_numpy(values if values.flags.writeable else values.copy("K"))
         levels = pixels.grid.levels
@@ -176,7 +178,7 @@ def _arithmetic(name: str, *, is_turned: bool = False) -> Callable[..., Any]:
             levels = pixels.grid.levels
             made = operate(value, levels) if is_turned else operate(levels, value)
         step = (ARITHMETIC[name], _constant(value, made.dtype), is_turned)
-        return LazyTensor(pixels.derived(Grid(made, _more(pixels.grid, step)), axis))
+        return LazyTensor(pixels.derived(pixels.grid.after(made, _more(pixels.grid, step)), axis))
 
     return apply
 
@@ -217,7 +219,9 @@ def _convert(subject: LazyTensor, dtype: torch.dtype) -> LazyTensor:
         made = pixels.grid.levels.to(dtype)
     known = KNOWN_TYPES.get(dtype)
     step = ("astype", None if known is None else np.dtype(known), False)
-    return LazyTensor(pixels.derived(Grid(made, _more(pixels.grid, step)), pixels.axis))
+    return LazyTensor(
+        pixels.derived(pixels.grid.after(made, _more(pixels.grid, step)), pixels.axis)
+    )
 
 
 def _to(subject: Any, *args: Any, **kwargs: Any) -> Any:
@@ -273,6 +277,12 @@ def _part(subject: LazyTensor, key: Any) -> Any:
     return NotImplemented if part is None else LazyTensor(part)
 
 
+def _view(subject: LazyTensor, *sides: Any) -> Any:
+    shape = tuple(sides[0]) if len(sides) == 1 and not isinstance(sides[0], int) else sides
+    is_same = shape == tuple(subject.pixels.bytes.shape)
+    return subject if is_same and subject.pixels.bytes.flags.c_contiguous else NotImplemented
+
+
 def _unsqueeze(subject: LazyTensor, dim: int) -> Any:
     place = dim % (subject.pixels.bytes.ndim + 1)
     return LazyTensor(_known(subject.pixels.part((*[slice(None)] * place, None))))
@@ -287,29 +297,8 @@ def _stack(tensors: Any, dim: int = 0, *, out: Any = None) -> Any:
     """Stack followed images into one array of bytes, in shared memory where this is a worker."""
     if dim != 0 or out is not None or not all(type(item) is LazyTensor for item in tensors):
         return NotImplemented
-    images = [item.pixels for item in tensors]
-    first = images[0]
-    if not all(means_the_same(first, image) for image in images[1:]):
-        return NotImplemented
-    store = shared_bytes((len(images), *first.bytes.shape))
-    values = store.numpy()
-    for place, image in zip(values, images, strict=True):
-        place[...] = image.bytes
-    axis = None if first.axis is None else first.axis + 1
-    return LazyTensor(Pixels(values, first.grid, axis, store=store))
-
-
-def means_the_same(one: Pixels, other: Pixels) -> bool:
-    """Tell whether two images of the same shape had the same done to them."""
-    ours, theirs = one.grid.levels, other.grid.levels
-    if one.bytes.shape != other.bytes.shape or one.axis != other.axis:
-        return False
-    with torch._C.DisableTorchFunction():
-        return ours.dtype == theirs.dtype and (ours is theirs or _bits(ours) == _bits(theirs))
-
-
-def _bits(levels: torch.Tensor) -> bytes:
-    return bytes(levels.contiguous().view(torch.uint8).numpy().data)
+    made = stacked([item.pixels for item in tensors])
+    return NotImplemented if made is None else LazyTensor(made)
 
 
 def _same(subject: LazyTensor, *_: Any, **__: Any) -> LazyTensor:
@@ -350,6 +339,7 @@ def _handlers() -> dict[Any, Callable[..., Any]]:
         _flip: ("flip",),
         _part: ("__getitem__",),
         _unsqueeze: ("unsqueeze",),
+        _view: ("view", "reshape"),
         _same: ("detach", "cpu"),
         _stack: ("stack",),
     }

@@ -25,8 +25,16 @@ MARK = "_flatout_bytes"
 class PackingCollate:
     """The script's own collation, whose followed fields leave as bytes."""
 
-    def __init__(self, collate: Callable[[Any], Any], device: torch.device | None = None) -> None:
+    def __init__(
+        self,
+        collate: Callable[[Any], Any],
+        device: torch.device | None = None,
+        *,
+        with_colours: bool = False,
+    ) -> None:
         self.collate = self.__wrapped__ = collate
+        self.with_colours = with_colours
+        """Whether Pillow's changes of colour wait for the batch as well."""
         self.device = device
         """Where batches are restored; None for the CPU."""
         self.is_on = True
@@ -47,10 +55,9 @@ class PackingCollate:
         return unpack(batch, self.device)
 
     def __reduce__(self) -> Any:
-        return PackingCollate, (
-            self.collate,
-            self.device,
-        )  # a spawned worker installs what it needs
+        # A spawned worker installs what it needs.
+        make = functools.partial(PackingCollate, with_colours=self.with_colours)
+        return make, (self.collate, self.device)
 
 
 def pack(leaf: Any) -> Any:
@@ -73,7 +80,8 @@ def pack(leaf: Any) -> Any:
                 store = torch.from_numpy(np.copy(values, "K"))
         else:
             store.numpy()[...] = values
-    return Packed(store, pixels.grid.levels, pixels.axis, pixels.grid.steps)
+    grid = pixels.grid
+    return Packed(store, grid.levels, pixels.axis, grid.steps, colours=grid.colours)
 
 
 def leaves(batch: Any) -> list[Any]:
@@ -150,7 +158,7 @@ def follow_or_repeat(plan: PackingCollate, fetch: Callable[[], Any]) -> Any:
     """
     streams = Streams()
     try:
-        with following():
+        with following(with_colours=plan.with_colours):
             return fetch()
     except (Exception, UnfollowableError) as error:  # noqa: BLE001  the user's code runs here
         reason = f"{type(error).__name__}: {error}"

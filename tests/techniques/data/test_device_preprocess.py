@@ -114,6 +114,13 @@ def test_beside_a_gpu_the_device_scales():
     (found,) = DevicePreprocess.candidates(starved(kind="cuda"), machine(device=gpu()))
 
     assert found.on_device
+    assert found.with_colours
+
+
+def test_on_the_cpu_colours_stay_with_pillow():
+    (found,) = DevicePreprocess.candidates(starved(), machine())
+
+    assert not found.with_colours
 
 
 @pytest.mark.parametrize(

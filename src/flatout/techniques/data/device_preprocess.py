@@ -57,6 +57,8 @@ In the data set, return the bytes; after the loader, scale the whole batch at on
     on_device: bool = False
     """Scale on the CUDA device, so that bytes are what is copied there. The loop then receives
     batches that are on the device already."""
+    with_colours: bool = False
+    """Let Pillow's brightness, contrast and saturation wait for the batch, too."""
 
     @classmethod
     def candidates(cls, profile: Profile, machine: Machine) -> Sequence["DevicePreprocess"]:
@@ -66,7 +68,9 @@ In the data set, return the bytes; after the loader, scale the whole batch at on
         is_waiting = profile.share("data_wait") >= MIN_WAIT_SHARE
         if not is_waiting or not any(map(_may_be_images, loaders)):
             return ()
-        return [cls(on_device=profile.device_kind == "cuda")]
+        is_cuda = profile.device_kind == "cuda"
+        # On the CPU the same cores would change the colours, and Pillow is quicker at it.
+        return [cls(on_device=is_cuda, with_colours=is_cuda)]
 
     def predict(self, profile: Profile, machine: Machine) -> Effect:
         """Take the scaling and three quarters of the transport off what the workers do."""
@@ -81,7 +85,8 @@ In the data set, return the bytes; after the loader, scale the whole batch at on
 
     def epoch(self, loader: Any) -> Any:
         """Prove once that the loader's batches can travel as bytes, and let them."""
-        return send_bytes(loader, _device() if self.on_device else None)
+        device = _device() if self.on_device else None
+        return send_bytes(loader, device, with_colours=self.with_colours)
 
 
 def waits_for_pictures(profile: Profile) -> bool:
@@ -102,7 +107,9 @@ def waits_for_pillow(profile: Profile) -> bool:
     return has_compiler()
 
 
-def send_bytes(loader: Any, device: "torch.device | str | None" = None) -> Any:
+def send_bytes(
+    loader: Any, device: "torch.device | str | None" = None, *, with_colours: bool = False
+) -> Any:
     """Let a `DataLoader`'s images travel as bytes; the loop receives what it received before.
 
     The first samples are made both ways in forked copies of the process and compared. Call it
@@ -111,6 +118,8 @@ def send_bytes(loader: Any, device: "torch.device | str | None" = None) -> Any:
     Args:
         loader: A `torch.utils.data.DataLoader` over a map-style data set.
         device: Where the values are computed and handed out; the CPU by default.
+        with_colours: Whether brightness, contrast and saturation of Pillow's pictures are changed
+            there as well.
 
     Raises:
         NotApplicable: if nothing in a batch is followed back to bytes, or it came out different.
@@ -122,22 +131,22 @@ def send_bytes(loader: Any, device: "torch.device | str | None" = None) -> Any:
     if find_plan(loader.collate_fn) is not None:
         return loader
     if REFUSED not in loader.__dict__:
-        loader.__dict__[REFUSED] = _find_trouble(loader)
+        loader.__dict__[REFUSED] = _find_trouble(loader, with_colours=with_colours)
     if loader.__dict__[REFUSED]:
         raise NotApplicable(loader.__dict__[REFUSED])
     target = None if device is None else torch.device(device)
-    loader.collate_fn = PackingCollate(loader.collate_fn, target)
+    loader.collate_fn = PackingCollate(loader.collate_fn, target, with_colours=with_colours)
     return loader
 
 
-def _find_trouble(loader: Any) -> str:
+def _find_trouble(loader: Any, *, with_colours: bool) -> str:
     from flatout.data.proof import can_be_compared, compare_ways, first_batch
     from flatout.data.transport import PackingCollate
 
     trouble = can_be_compared(loader)
     if trouble:
         return trouble
-    plan = PackingCollate(loader.collate_fn)
+    plan = PackingCollate(loader.collate_fn, with_colours=with_colours)
 
     def in_bytes() -> tuple[Any, Any]:
         return first_batch(loader, plan), [plan.packed, plan.trouble]

@@ -1,0 +1,67 @@
+"""Levers by themselves, as in `levers`, on language models and texts of many lengths."""
+
+from pathlib import Path
+
+from benchmarks.bench import Bench, Record, trials_in
+from benchmarks.suites.levers import Levers, Subject, measured, record_of, workload
+
+THEME = "levers_text"
+ROUNDS = 3
+TEXTS, LANGUAGE = (
+    Path(__file__).parent.parent / "scripts" / f"naive_{name}.py" for name in ("texts", "language")
+)
+NARROW = ("--width", "16", "--batch-size", "64")
+SHORT_EPOCHS = ("--workers", "2", "--texts", "200", "--pad", "longest")
+ON_LANGUAGE: Levers = {
+    "chunked_cross_entropy": {},
+    "pad_vocabulary": {},
+    "pad_hidden": {},
+    "microbatching": {"chunks": 2},
+    "device_cache": {},
+    "lora": {},
+    "fp16_autocast": {},
+    "pure_bf16": {},
+}
+ON_EXPERTS: Levers = {"grouped_experts": {}}
+ON_FIXED: Levers = {
+    "dynamic_padding": {},
+    "sequence_packing": {},
+    "packed_attention": {},
+}
+ON_LONGEST: Levers = {"length_buckets": {}}
+ON_NARROW: Levers = {"pretokenized": {}}
+ON_SHORT_EPOCHS: Levers = {"persistent_workers": {}, "worker_threads": {}}
+
+
+def run(bench: Bench, rounds: int = ROUNDS) -> Record:
+    """Run every arm of every script, round by round."""
+    found = [measured(subject, bench, rounds) for subject in subjects(bench)]
+    return record_of(THEME, found, trials_in(bench.work))
+
+
+def subjects(bench: Bench) -> list[Subject]:
+    """Return the scripts, each with the levers that have something to do there."""
+    return [
+        Subject(name="language", workload=workload(LANGUAGE, bench), levers=ON_LANGUAGE),
+        Subject(
+            name="language, 8 experts",
+            workload=workload(LANGUAGE, bench, "--experts", "8", "--vocabulary", "2000"),
+            levers=ON_EXPERTS,
+        ),
+        Subject(name="texts, fixed width", workload=workload(TEXTS, bench), levers=ON_FIXED),
+        Subject(
+            name="texts, to the longest",
+            workload=workload(TEXTS, bench, "--pad", "longest"),
+            levers=ON_LONGEST,
+        ),
+        Subject(
+            name="texts, narrow model",
+            workload=workload(TEXTS, bench, "--pad", "longest", *NARROW),
+            levers=ON_NARROW,
+        ),
+        Subject(
+            name="texts, 2 workers, epochs of 25 steps",
+            workload=workload(TEXTS, bench, *SHORT_EPOCHS),
+            levers=ON_SHORT_EPOCHS,
+        ),
+    ]
