@@ -29,6 +29,7 @@ SUITES = (
     "slow_compute",
     "ladder",
     "levers",
+    "levers_text",
     "starved_images",
     "already_tuned",
     "ceilings",
@@ -38,6 +39,7 @@ SUITES = (
     "planner",
     "loader_settings",
     "input_pipeline",
+    "fed",
 )
 
 

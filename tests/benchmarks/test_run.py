@@ -2,10 +2,11 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from benchmarks import run, run_gpu
+from benchmarks import run, run_gpu, suites
 from benchmarks.bench import Bench, TrialFailedError
 from benchmarks.gpu_record import holds, record_of
 from flatout.core.recipe import Choice
@@ -131,3 +132,9 @@ def test_the_stages_work_without_a_gpu_too(tmp_path):
     (folder,) = (tmp_path / "out").iterdir()
     assert len(list(folder.iterdir())) <= 8
     assert set(json.loads((folder / "result.json").read_text())["raw"]) == set(results)
+
+
+def test_every_suite_can_be_asked_for():
+    modules = {path.stem for path in Path(suites.__file__).parent.glob("*.py")} - {"__init__"}
+
+    assert set(run.SUITES) == modules

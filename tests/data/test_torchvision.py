@@ -12,6 +12,8 @@ import torch
 from PIL import Image
 from torch.utils.data import DataLoader
 
+from flatout.data import packed
+from flatout.data.packed import changed_on
 from flatout.techniques.data.device_preprocess import send_bytes
 from tests.data.tails import Pictures
 
@@ -44,22 +46,58 @@ COMPOSED = {
 }
 
 
-@pytest.mark.parametrize("name", COMPOSED)
-def test_a_composed_transform_travels_as_bytes_and_arrives_bit_by_bit(name):
+JITTER, JITTER2 = (kind.ColorJitter(0.4, 0.4, 0.4) for kind in (transforms, v2))
+WITH_HUE = transforms.ColorJitter(0.4, 0.4, 0.4, 0.1)
+FLIP = transforms.RandomHorizontalFlip()
+JITTERED = {
+    "jitter": transforms.Compose([CROP, FLIP, JITTER, transforms.ToTensor(), OLD]),
+    "jitter first": transforms.Compose([CROP, JITTER, FLIP, transforms.ToTensor()]),
+    "now and then": transforms.Compose(
+        [CROP, transforms.RandomApply([JITTER], p=0.5), transforms.ToTensor(), OLD]
+    ),
+    "with hue": transforms.Compose([CROP, WITH_HUE, transforms.ToTensor(), OLD]),
+    "grey now and then": transforms.Compose(
+        [CROP, JITTER, transforms.RandomGrayscale(0.5), transforms.ToTensor(), OLD]
+    ),
+    "v2 jitter": v2.Compose([v2.RandomResizedCrop(64), JITTER2, v2.ToImage(), TO_FLOAT, NEW]),
+}
+
+
+def both_ways(tail, **options):
+    """Return the batch as it is made ordinarily, the one that travelled, and the loader."""
     noise = np.random.default_rng(0)
     made = [noise.integers(0, 256, (80, 90, 3), dtype=np.uint8) for _ in range(6)]
-    dataset = Pictures([Image.fromarray(pixels) for pixels in made], COMPOSED[name])
+    dataset = Pictures([Image.fromarray(pixels) for pixels in made], tail)
     dataset.__class__ = type("Unflipped", (Pictures,), {"__getitem__": unflipped})
     torch.manual_seed(0)
     expected = next(iter(DataLoader(dataset, 6)))
-    built = send_bytes(DataLoader(dataset, 6))
-
+    built = send_bytes(DataLoader(dataset, 6), **options)
     torch.manual_seed(0)
     found = next(iter(built))
-
     assert torch.equal(found[0], expected[0])
     assert type(found[0]) is type(expected[0])
+    return built
+
+
+@pytest.mark.parametrize("name", COMPOSED)
+def test_a_composed_transform_travels_as_bytes_and_arrives_bit_by_bit(name):
+    assert both_ways(COMPOSED[name]).collate_fn.packed == 1
+
+
+@pytest.mark.parametrize("name", JITTERED)
+def test_jitter_waits_for_the_batch_and_arrives_bit_by_bit(name, monkeypatch):
+    changed = []
+
+    def note(device, values, axis, colours):
+        changed.append(sum(map(len, colours)))
+        return changed_on(device, values, axis, colours)
+
+    monkeypatch.setattr(packed, "changed_on", note)
+
+    built = both_ways(JITTERED[name], with_colours=True)
+
     assert built.collate_fn.packed == 1
+    assert changed[-1] > 0
 
 
 def unflipped(dataset, index):

@@ -100,9 +100,28 @@ def test_one_scan_serves_all_recipes_that_differ_in_their_workers_only():
     other = known.of(Recipe(choices=(BF16,)), waiting(), 100.0)
 
     assert first is again
-    assert other == first
+    # With the most workers that there may be, another step needs no other number.
+    assert other is first
+    assert len(lab.looks) == len(known.notes()) == 1
+
+
+def test_a_step_that_still_waits_is_scanned_again_where_there_may_be_more_workers():
+    more = {"num_workers": 8, "prefetch_factor": 2, "batch_ms": 60.0, "start_ms": 10.0}
+    lab = LabThatSees(SEEN | {"visits": [*SEEN["visits"], more]})
+    known = scans(lab)
+    known.of(Recipe(), waiting(), 200.0)
+
+    calm = waiting(phases_ms={"data_wait": 6.0}, loaders=(loader(),))
+    assert known.of(Recipe(choices=(BF16,)), calm, 200.0) is not None
+    assert len(lab.looks) == 1
+
+    known.of(Recipe(choices=(BF16,)), waiting(), 200.0)
     assert [names for names, _ in lab.looks] == [(), ("bf16_autocast",)]
-    assert len(known.notes()) == 2
+    assert lab.looks[1][1]["max_s"] == pytest.approx(20.0)
+
+    for name in ("channels_last", "fused_optimizer", "torch_compile"):
+        known.of(Recipe(choices=(Choice(technique=name),)), waiting(), 200.0)
+    assert len(lab.looks) == 3
 
 
 def test_a_scan_that_failed_is_not_repeated():

@@ -172,8 +172,9 @@ def computed(pixels: Pixels) -> "np.ndarray[Any, Any]":
 def with_colours(values: "np.ndarray[Any, Any]", pixels: Pixels) -> "np.ndarray[Any, Any]":
     """Return the bytes after the changes of colour that are still to be made."""
     colours = pixels.grid.colours
-    if not colours or pixels.axis is None:
+    if not colours:
         return values
+    assert pixels.axis is not None, "the channels of a picture whose colours wait are known"
     import torch
 
     from flatout.data.colours import coloured

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from flatout.data import tables
 from flatout.data.arrays import ByteArray, LazyArray
 from flatout.data.levels import Grid, Pixels, can_follow, contiguous, follow
 from flatout.data.tensors import FollowTensors, LazyTensor, from_array
@@ -36,8 +37,9 @@ def following(*, with_colours: bool = False) -> Iterator[None]:
     `torch.as_tensor` and `torch.tensor` are replaced by functions that know followed images; other
     threads pass through them to the originals.
     """
-    replaced = [(module, name, getattr(module, name)) for module, name, _ in REPLACED]
-    for module, name, make in REPLACED:
+    wanted = [*REPLACED, *tables.replacements()]
+    replaced = [(module, name, getattr(module, name)) for module, name, _ in wanted]
+    for module, name, make in wanted:
         original = getattr(module, name)
         setattr(module, name, _only_in_followers(make(original), original))
     try:

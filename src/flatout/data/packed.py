@@ -106,8 +106,9 @@ def restored(packed: Packed, device: torch.device | None = None) -> torch.Tensor
 
 def _with_colours(packed: Packed, device: torch.device | None) -> Packed:
     """Return the same with its changes of colour made, on the device where it does them alike."""
-    if not packed.colours or packed.axis is None:
+    if not packed.colours:
         return packed
+    assert packed.axis is not None, "the channels of a picture whose colours wait are known"
     place = torch.device("cpu") if device is None else device
     made = changed_on(place, packed.bytes, packed.axis, packed.colours)
     return Packed(made, packed.levels, packed.axis, packed.steps)

@@ -283,6 +283,10 @@ def _view(subject: LazyTensor, *sides: Any) -> Any:
     return subject if is_same and subject.pixels.bytes.flags.c_contiguous else NotImplemented
 
 
+def _without_gradient(subject: LazyTensor, requires_grad: bool = True) -> Any:  # noqa: FBT001, FBT002
+    return NotImplemented if requires_grad else subject
+
+
 def _unsqueeze(subject: LazyTensor, dim: int) -> Any:
     place = dim % (subject.pixels.bytes.ndim + 1)
     return LazyTensor(_known(subject.pixels.part((*[slice(None)] * place, None))))
@@ -340,6 +344,7 @@ def _handlers() -> dict[Any, Callable[..., Any]]:
         _part: ("__getitem__",),
         _unsqueeze: ("unsqueeze",),
         _view: ("view", "reshape"),
+        _without_gradient: ("requires_grad_",),
         _same: ("detach", "cpu"),
         _stack: ("stack",),
     }

@@ -33,29 +33,51 @@ MOST_S = 40.0
 """Time for the visits of one scan at most; seven numbers take half of it."""
 LEAST_S = 10.0
 """With less time left, the levers' own predictions have to do."""
-TIME_SHARE = 0.2
-"""Share of the time left that a scan may take: the proof needs the rest."""
+TIME_SHARE, LATER_SHARE = 0.2, 0.1
+"""Share of the time left that the first scan may take, and a later one: proofs need the rest."""
+MOST_SCANS = 3
+STILL_STARVED = 0.1
+"""Share of the step that waits for data where another scan is worth its time."""
 ENDLESS = 10**9
 """Steps that no run reaches: the scan says when it is over."""
 
 
 @dataclass(slots=True, kw_only=True)
 class WorkerScans:
-    """The scans of one tuning: one for each recipe that loads in another way."""
+    """The scans of one tuning: one at its start, and others once the loading was changed."""
 
     lab: Lab
     search: Search
     known: dict[str, WorkerScan | None] = field(default_factory=dict)
+    """By the recipe without its workers."""
+    latest: WorkerScan | None = None
 
     def of(self, recipe: Recipe, profile: Profile, left_s: float) -> WorkerScan | None:
-        """Return the scan under a recipe; None where there is nothing to look for, or no time."""
+        """Return the scan that holds under a recipe; None where nobody looked.
+
+        Args:
+            recipe: The recipe so far.
+            profile: Its step.
+            left_s: Time for everything that is still to be tried.
+        """
         if not self._is_wanted(profile):
             return None
         key = _key(recipe)
-        max_s = min(MOST_S, TIME_SHARE * left_s)
-        if key not in self.known and max_s >= LEAST_S:
+        max_s = min(MOST_S, (LATER_SHARE if self.known else TIME_SHARE) * left_s)
+        if key not in self.known and max_s >= LEAST_S and self._is_due(profile):
             self.known[key] = scan(self.lab, recipe, profile, max_s)
-        return self.known.get(key)
+            self.latest = self.known[key]
+        return self.known.get(key, self.latest)
+
+    def _is_due(self, profile: Profile) -> bool:
+        """Tell whether another scan may show another number."""
+        if not self.known:
+            return True
+        if len(self.known) >= MOST_SCANS or profile.share("data_wait") < STILL_STARVED:
+            return False
+        seen = self.latest
+        # With the most workers of all there are no more to be had, whatever the step became.
+        return seen is None or seen.best.num_workers < max(x.num_workers for x in seen.paces)
 
     def notes(self) -> list[str]:
         """Return a line about every scan."""
