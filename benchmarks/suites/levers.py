@@ -5,6 +5,7 @@ their numbers from this record. All arms of a script run once per round, each in
 own; whoever cannot act on this machine is named with the reason.
 """
 
+import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,12 +22,13 @@ from flatout.workflow.demo import make_job, scenarios
 
 THEME = "levers"
 ROUNDS = 3
-SCRIPTS = Path(__file__).parent.parent / "scripts"
-IMAGES, TEXTS, LANGUAGE = (SCRIPTS / f"naive_{name}.py" for name in ("images", "texts", "language"))
+IMAGES = Path(__file__).parent.parent / "scripts" / "naive_images.py"
 GPT = scenarios() / "naive_attention" / "train.py"
 RESNET = ("--model", "resnet18", "--side", "32", "--classes", "10", "--batch-size", "16")
 Levers = Mapping[str, Mapping[str, Any]]
 """Technique to settings."""
+STORE = "photographs.packed"
+"""Beside the photographs, in the folder where the job runs."""
 ON_GPT: Levers = {
     "bf16_autocast": {},
     "sdpa_attention": {},
@@ -56,6 +58,7 @@ ON_PHOTOGRAPHS: Levers = {
     "fast_decode": {},
     "fast_resize": {},
     "region_decode": {},
+    "packed_data": {"path": STORE},
 }
 
 
@@ -79,11 +82,21 @@ def run(bench: Bench, rounds: int = ROUNDS) -> Record:
 
 def subjects(bench: Bench) -> list[Subject]:
     """Return the scripts, each with the levers that have something to do there."""
+    job = make_job(bench.work)
+    pack(job)
     return [
         Subject(name="GPT", workload=workload(GPT, bench), levers=ON_GPT),
         Subject(name="ResNet-18", workload=workload(IMAGES, bench, *RESNET), levers=ON_RESNET),
-        Subject(name="photographs", workload=make_job(bench.work), levers=ON_PHOTOGRAPHS),
+        Subject(name="photographs", workload=job, levers=ON_PHOTOGRAPHS),
     ]
+
+
+def pack(job: Workload) -> None:
+    """Pack the job's photographs as pixels, as a user would, beside them."""
+    words = ["pack", "photographs", STORE, "--encode", "raw"]
+    subprocess.run(
+        [sys.executable, "-m", "flatout", *words], cwd=job.folder, check=True, capture_output=True
+    )
 
 
 def workload(target: Path, bench: Bench, *arguments: str) -> Workload:
