@@ -9,8 +9,10 @@ from flatout.profiling.steps import (
     running_anchor,
     steps_of,
     trainings_of,
+    whole_epochs,
     window_of,
 )
+from flatout.profiling.summary import epoch_start_ms, trial_step_s
 from flatout.seams.events import Segment
 
 
@@ -132,3 +134,49 @@ def test_optimizers_that_take_turns_are_counted_by_themselves():
     segments = [Segment(who=who) for who in [0, 0, 0, 0, 0, 1] * 4]
 
     assert MadeSteps()({0: 20, 1: 4}, segments) == (4, 20)
+
+
+def epochs(count, steps=10, slow=3):
+    """Return segments of epochs whose first step holds the start, and the next ones are slow."""
+    found = []
+    for _ in range(count):
+        found.append(segment(seconds=0.9, loader_starts=1))
+        found += [segment(seconds=0.3)] * slow + [segment(seconds=0.1)] * (steps - 1 - slow)
+    return found
+
+
+def test_whole_epochs_lie_between_their_starts():
+    window = window_of(steps_of(epochs(4) + epochs(1)[:5]), 4)
+
+    found = whole_epochs(window, 10)
+
+    # The first may be warm-up, the last was cut off.
+    assert len(found) >= 2
+    assert all(len(epoch) == 9 for epoch in found)
+
+
+def test_steps_that_are_slow_at_every_epochs_start_count_in_their_share():
+    window = window_of(steps_of(epochs(4)), 4)
+
+    assert trial_step_s(window, 10) == pytest.approx((3 * 0.3 + 6 * 0.1) / 9)
+
+
+def result(workers=4, starts=(0.9, 0.5, 0.5), ends=(0.2, 0.2), kind="cpu"):
+    loader = {"is_training": True, "starts_s": list(starts), "ends_s": list(ends)}
+    return {"segments": epochs(4), "period": workers, "loaders": [loader]}
+
+
+def test_an_epoch_costs_the_start_of_its_workers_and_the_end_of_those_before():
+    found = result()
+
+    window = window_of(steps_of(found["segments"]), found["period"])
+
+    # Start and end; and 0.9 s of computing in the first step instead of the usual 1/6 s.
+    expected = 1e3 * (0.5 + 0.2 + 0.9 - 1.5 / 9)
+    assert epoch_start_ms(found, window) == pytest.approx(expected, rel=0.05)
+
+
+def test_the_first_start_alone_says_nothing():
+    found = result(starts=(0.9,))
+
+    assert epoch_start_ms(found, window_of(steps_of(found["segments"]), 4)) == 0.0

@@ -169,3 +169,12 @@ def test_only_the_memory_that_there_is_may_be_filled():
     scans(lab).of(Recipe(), waiting(), 100.0)
 
     assert lab.looks[0][1]["room_bytes"] == 8 * GIB
+
+
+@pytest.mark.parametrize(("epoch_steps", "is_short"), [(None, False), (20, True), (200, False)])
+def test_short_epochs_are_visited_whole(epoch_steps, is_short):
+    lab = LabThatSees()
+
+    scans(lab).of(Recipe(), waiting(epoch_steps=epoch_steps), 100.0)
+
+    assert lab.looks[0][1]["whole_epochs"] is is_short

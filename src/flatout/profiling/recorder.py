@@ -35,8 +35,6 @@ LOAD_SHARE = 0.0005
 """Share of the time that may go into reading it: one takes 0.3 ms, in cold caches over 1 ms."""
 CHECK_GROWTH = 1.15
 """Growth of the steps between two looks at the stopping rule: a constant share, however fast."""
-MAX_EPOCH_S = 8.0
-"""With longer epochs the start of the workers is below 5 % of one, and a trial does not wait."""
 CHECK_SHARE = 0.003
 """Share of the time that may go into those looks: with short steps they come less often."""
 REFUSED_AFTER = 2
@@ -247,8 +245,8 @@ class Recorder:
         return any(
             seen.is_training
             and seen.asked["effective_workers"] > 0
-            and len(seen.starts_s) < 2
-            and (seen.asked["steps_per_epoch"] or math.inf) * step_s < MAX_EPOCH_S
+            and len(seen.starts_s)
+            < stepping.wanted_starts((seen.asked["steps_per_epoch"] or math.inf) * step_s)
             for seen in self.session.loaders.values()
         )
 
@@ -378,6 +376,7 @@ class Recorder:
                     "epochs_started": seen.epochs,
                     "batch_bytes": seen.batch_bytes,
                     "starts_s": seen.starts_s,
+                    "ends_s": seen.ends_s,
                 }
                 for seen in session.loaders.values()
             ],

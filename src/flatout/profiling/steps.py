@@ -28,6 +28,10 @@ its critic's first steps is none."""
 ALIKE = 1.5
 """Trainings whose median steps are within this ratio are the same one again, as folds and restarts
 are; noise between them is far smaller, other models mostly far apart."""
+WHOLE_EPOCH = 0.9
+"""Share of an epoch's steps that stands for all of them: the first holds the start."""
+MAX_EPOCH_S = 8.0
+"""With longer epochs the start of the workers is below 5 % of one, and a trial does not wait."""
 NOTHING = (0.0,) * len(NAMES)
 """No seconds in any phase."""
 
@@ -236,6 +240,33 @@ def window_of(steps: Sequence[Step], period: int = 1) -> Window:
         are_clean=are_clean,
         period=period,
     )
+
+
+def whole_epochs(window: Window, epoch_steps: int) -> list[list[Step]]:
+    """Return the measured steps of each epoch of which nearly all were measured.
+
+    An epoch lies between steps that hold the start of a loader, an evaluation or a save.
+    """
+    measured = {id(step) for step in window.measured}
+    epochs: list[list[Step]] = [[]]
+    for step in window.steps:
+        if id(step) in measured and not step.is_dirty:
+            epochs[-1].append(step)
+        elif epochs[-1]:
+            epochs.append([])
+    fewest = max(1, WHOLE_EPOCH * (epoch_steps - 1))
+    return [epoch for epoch in epochs if len(epoch) >= fewest]
+
+
+def wanted_starts(epoch_s: float) -> int:
+    """Return after how many starts of the workers a trial may end: one whole epoch, if it is short.
+
+    >>> wanted_starts(2.0), wanted_starts(6.0), wanted_starts(60.0)
+    (3, 2, 0)
+    """
+    if epoch_s >= MAX_EPOCH_S:
+        return 0
+    return 3 if 2 * epoch_s < MAX_EPOCH_S else 2
 
 
 def find_warm(walls: Sequence[float]) -> tuple[int, bool]:

@@ -20,7 +20,15 @@ from flatout.core.profile import (
 from flatout.profiling.journey import journey_of
 from flatout.profiling.overhead import IN_A_TRAINING
 from flatout.profiling.regime import with_regime
-from flatout.profiling.steps import Step, Window, block_means, quantile, steps_of, window_of
+from flatout.profiling.steps import (
+    Step,
+    Window,
+    block_means,
+    quantile,
+    steps_of,
+    whole_epochs,
+    window_of,
+)
 from flatout.seams.clock import NAMES
 
 MAX_LOSSES = 1_000
@@ -34,22 +42,32 @@ def window_in(result: Mapping[str, Any]) -> Window:
     return window_of(steps_of(result["segments"]), result["period"])
 
 
-def trial_step_s(window: Window) -> float:
-    """Return the one number of a trial: the median over blocks of the mean step time, seconds."""
+def trial_step_s(window: Window, epoch_steps: int | None = None) -> float:
+    """Return the one number of a trial: the median over blocks of the mean step time, seconds.
+
+    With workers the blocks are whole epochs where there are any: steps at an epoch's begin, while
+    all workers make their first batches, are slow, and those that find batches ready are fast.
+    """
     walls = [step.wall_s for step in window.measured]
+    if window.period > 1 and epoch_steps:
+        epochs = whole_epochs(window, epoch_steps)
+        if epochs:
+            return statistics.median(
+                statistics.fmean(step.wall_s for step in epoch) for epoch in epochs
+            )
     return statistics.median(block_means(walls, window.period))
 
 
 def summarise(result: Mapping[str, Any], machine: Machine) -> Profile:
     """Return the profile of a training process that made at least one measured step."""
     window = window_in(result)
-    step_s = trial_step_s(window)
+    epoch_steps = _epoch_steps(result, window)
+    step_s = trial_step_s(window, epoch_steps)
     walls_ms = [1e3 * s for s in block_means([x.wall_s for x in window.measured], window.period)]
     phases = _phases_ms(window, 1e3 * step_s, result)
     device = result["device"]
-    epoch_start_ms = _epoch_start_ms(result, window)
-    epoch_steps = _epoch_steps(result, window)
-    whole_s = step_s + (epoch_start_ms / 1e3 / epoch_steps if epoch_steps else 0.0)
+    start_ms = epoch_start_ms(result, window)
+    whole_s = step_s + (start_ms / 1e3 / epoch_steps if epoch_steps else 0.0)
     samples = _mean([s.samples for s in window.whole])
     losses = losses_of(window.steps)
     busy = device.get("busy_share")
@@ -77,6 +95,7 @@ def summarise(result: Mapping[str, Any], machine: Machine) -> Profile:
         batches_per_step=_mean([s.batches for s in window.whole]),
         backwards_per_step=_mean([s.backwards for s in window.whole]),
         samples_per_step=samples,
+        epoch_start_ms=start_ms,
         epoch_steps=epoch_steps,
         cpu_threads=result["environment"]["threads"],
         minor_faults_per_step=load.get("minor_faults_per_s", 0.0) * step_s,
@@ -181,15 +200,37 @@ def _model(item: Mapping[str, Any], number: int, window: Window) -> ModelFacts:
     )
 
 
-def _epoch_start_ms(result: Mapping[str, Any], window: Window) -> float:
-    """Return the median cost of a later epoch's start beyond an ordinary wait for a batch."""
+def epoch_start_ms(result: Mapping[str, Any], window: Window) -> float:
+    """Return what a later epoch's start and the end before it cost, beyond an ordinary wait.
+
+    Ending the workers and making new ones, until the first batch is there; and what the step with
+    that batch takes longer, while all workers make their first batches on its cores.
+    """
     wait = NAMES.index("data_wait")
     wait_s = statistics.median(step.seconds[wait] for step in window.whole)
-    later = [x["starts_s"][1:] for x in result["loaders"] if x["is_training"] and x["starts_s"]]
-    if len(later) != 1 or not later[0]:
+    loaders = [x for x in result["loaders"] if x["is_training"] and x["starts_s"]]
+    if len(loaders) != 1 or len(loaders[0]["starts_s"]) < 2:
         return 0.0
-    start_s: float = statistics.median(later[0])
-    return 1e3 * max(0.0, start_s - wait_s)
+    start_s: float = statistics.median(loaders[0]["starts_s"][1:])
+    end_s: float = statistics.median(loaders[0].get("ends_s") or [0.0])
+    return 1e3 * (max(0.0, start_s - wait_s) + end_s + _slower_start_s(window))
+
+
+def _slower_start_s(window: Window) -> float:
+    """Return what the first step of an epoch computes longer than others beside its workers."""
+    if window.period <= 1:
+        return 0.0
+    compute = [NAMES.index(name) for name in ("forward", "backward", "optimizer")]
+    times = {
+        is_dirty: [sum(s.seconds[i] for i in compute) for s in steps]
+        for is_dirty, steps in (
+            (True, [step for step in window.steps[1:] if step.is_dirty]),
+            (False, window.whole),
+        )
+    }
+    if not times[True]:
+        return 0.0
+    return max(0.0, statistics.median(times[True]) - statistics.fmean(times[False]))
 
 
 def _epoch_steps(result: Mapping[str, Any], window: Window) -> int | None:

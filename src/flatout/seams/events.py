@@ -71,3 +71,5 @@ class LoaderSeen:
     batch_bytes: list[int] = field(default_factory=list)
     starts_s: list[float] = field(default_factory=list)
     """Of each epoch: the time to make the iterator and to draw the first batch."""
+    ends_s: list[float] = field(default_factory=list)
+    """Of each epoch: the time to learn that no batch is left, in which workers are ended."""

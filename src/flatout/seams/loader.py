@@ -209,6 +209,9 @@ class _Iteration:
             signs[1] = 1
             try:
                 batch = draw(iterator)
+            except StopIteration:
+                self.saw_end(iterator, clock.now() - began)
+                raise
             finally:
                 signs[1] = 0
                 clock.pop()
@@ -219,6 +222,12 @@ class _Iteration:
             return batch
 
         return draw_next
+
+    def saw_end(self, iterator: Any, took_s: float) -> None:
+        """Note what the end of an epoch took."""
+        seen = self.session.loaders.get(iterator.__dict__.get(ADDRESS, ""))
+        if seen is not None:
+            seen.ends_s.append(took_s)
 
     def begin(self, start: Callable[[Any], Any], loader: Any) -> Any:
         """Start an epoch: torch's iterator, passed through the recipe for training loaders."""

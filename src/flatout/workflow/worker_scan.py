@@ -4,6 +4,7 @@ One untimed run visits the numbers one after the other. It only proposes: what i
 tried as any other lever, in fresh pairs.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -38,6 +39,8 @@ TIME_SHARE, LATER_SHARE = 0.2, 0.1
 MOST_SCANS = 3
 STILL_STARVED = 0.1
 """Share of the step that waits for data where another scan is worth its time."""
+SHORT_EPOCH_S = 5.0
+"""Epochs up to this length are visited whole."""
 ENDLESS = 10**9
 """Steps that no run reaches: the scan says when it is over."""
 
@@ -102,11 +105,17 @@ def scan(lab: Lab, recipe: Recipe, profile: Profile, max_s: float) -> WorkerScan
         "prefetch": visits(profile, lab.machine),
         "max_s": max_s,
         "visits_all": profile.device_kind == "cpu",
+        "whole_epochs": has_short_epochs(profile),
         "room_bytes": MEMORY_SHARE * lab.machine.memory_bytes,
     }
     trial = lab.look("numbers of workers", recipe, {"worker_scan": options}, ENDLESS)
     seen = find_seen(trial, "worker_scan")
     return scan_of(seen, workers_now(profile)) if seen else None
+
+
+def has_short_epochs(profile: Profile) -> bool:
+    """Tell whether an epoch takes no longer than a visit may: then its start is much of it."""
+    return (profile.epoch_steps or math.inf) * profile.whole_step_ms < 1e3 * SHORT_EPOCH_S
 
 
 def visits(profile: Profile, machine: Machine) -> list[tuple[int, int]]:

@@ -1,7 +1,5 @@
 """The number of workers changed on the way, in real trainings."""
 
-import math
-
 import pytest
 
 from flatout.core.trial import Outcome
@@ -71,8 +69,8 @@ def slow_data():
 
 def options(**changes):
     address = "slow_data.py:<module>#0"
-    known = {"address": address, "max_s": 60.0, "room_bytes": math.inf, "visits_all": True}
-    return known | changes
+    known = {"address": address, "max_s": 60.0, "room_bytes": 1e18, "visits_all": True}
+    return known | {"whole_epochs": False} | changes
 
 
 @pytest.mark.slow
@@ -95,3 +93,18 @@ def test_the_run_ends_with_the_scan_and_no_worker_outlives_it(slow_data):
     # Without an end of its own it would train until the limit.
     assert slow_data.wall_s < 90
     assert slow_data.details["orphans"] == 0
+
+
+@pytest.mark.slow
+def test_short_epochs_are_visited_whole():
+    probes = {"worker_scan": options(prefetch=[(0, 0), (2, 2)], whole_epochs=True, max_s=100.0)}
+
+    trial = probed(SCRIPTS / "slow_data.py", "0", "48", probes=probes, steps=ENDLESS)
+
+    assert trial.outcome is Outcome.OK, trial.traceback
+    seen = trial.details["probes"]["worker_scan"]
+    assert [visit["batches"] for visit in seen["visits"]] == [12] * 6
+    assert seen["epoch_batches"] is None
+    batch_ms = {visit["num_workers"]: visit["batch_ms"] for visit in seen["visits"]}
+    assert batch_ms[0] > 279
+    assert 199 < batch_ms[2] < 275

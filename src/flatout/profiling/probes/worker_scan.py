@@ -44,6 +44,8 @@ def start(session: Session, options: Mapping[str, Any]) -> "Scan":
     present number first. `options["max_s"]` bounds the whole, `options["room_bytes"]` the workers'
     memory. `options["visits_all"]` goes on where more workers bring nothing: threads of a training
     on the CPU that spin hide the gain of many workers behind the loss of a few.
+    `options["whole_epochs"]` makes each visit one epoch, the start and the end of its workers
+    included: short epochs are mostly that.
     """
     scan = Scan(session, options)
     scan.install()
@@ -106,6 +108,8 @@ class Scan:
     inner: Any = None
     make: Callable[[Any], Any] = lambda _: None
     began: float | None = None
+    pss_bytes: float = 0.0
+    """Memory of one worker, on average, when last looked at."""
     epoch_batches: int | None = None
     """Batches after which the loader starts its workers anew; None where they live on."""
 
@@ -126,7 +130,10 @@ class Scan:
     def begin(self, loader: Any) -> Any:
         """Return an iterator of one epoch that draws from the visit under way."""
         self.loader = loader
-        self.epoch_batches = None if loader.persistent_workers else len(loader)
+        if self.options["whole_epochs"]:
+            self._begin_epoch()
+        else:
+            self.epoch_batches = None if loader.persistent_workers else len(loader)
         if self.visits:
             self.visits[-1].interrupt()
         return _scanning_class()(loader, self)
@@ -136,6 +143,9 @@ class Scan:
         now = self.session.clock.now
         if self.began is None:
             self.began = now()
+        if self.options["whole_epochs"]:
+            self._end_late(now())
+            return self.inner._next_data()
         if self.inner is None:
             self._next_visit()
         try:
@@ -149,6 +159,32 @@ class Scan:
         if not self.is_over and visit.is_over(moment):
             self._end_visit(moment)
         return batch
+
+    def end_epoch(self, batches: int) -> None:
+        """End the workers as the script's loader does; the epoch was a visit, if visits are."""
+        if not self.options["whole_epochs"]:
+            return
+        self._look_at_memory()
+        self._close()
+        if self.is_over:
+            return
+        visit, moment = self.visits[-1], self.session.clock.now()
+        visit.batches, visit.seconds = batches, moment - visit.began
+        self._end_visit(moment)
+
+    def _begin_epoch(self) -> None:
+        if self.began is None:
+            self.began = self.session.clock.now()
+        if self.is_over:
+            self._make_inner()
+        else:
+            self._next_visit()
+
+    def _end_late(self, moment: float) -> None:
+        """End the scan of a script that leaves its epochs before their end."""
+        if not self.is_over and self._is_late(moment - MOST_S):
+            self.is_over = True
+            self.session.fire("enough")
 
     def result(self) -> Mapping[str, Any]:
         """Return the pace of every visit that showed one."""
@@ -182,6 +218,8 @@ class Scan:
             self.inner = self.make(with_workers(self.loader, visit.workers, visit.prefetch))
 
     def _end_visit(self, moment: float) -> None:
+        if not self.options["whole_epochs"]:
+            self._look_at_memory()
         self._look_ahead(moment)
         if not self.ahead and self.rounds < ROUNDS:
             self.rounds += 1
@@ -201,7 +239,7 @@ class Scan:
             self.stopped = "the time for the scan was over"
         elif not self.options["visits_all"] and is_stuck(self.visits):
             self.stopped = "more workers were no faster"
-        elif self._needed_bytes(self.ahead[0][0]) > self.options["room_bytes"]:
+        elif self.ahead[0][0] * self.pss_bytes > self.options["room_bytes"]:
             self.stopped = "more workers would take too much memory"
         if self.stopped:
             self.ahead = []
@@ -209,11 +247,11 @@ class Scan:
     def _is_late(self, moment: float) -> bool:
         return self.began is not None and moment - self.began > self.options["max_s"]
 
-    def _needed_bytes(self, workers: int) -> float:
-        """Return what so many workers would hold, were they like those under way."""
+    def _look_at_memory(self) -> None:
         running = getattr(self.inner, "_workers", ())
         sizes = [max(0.0, read_pss(Path("/proc") / str(worker.pid))) for worker in running]
-        return workers * sum(sizes) / len(sizes) if sizes else 0.0
+        if sizes:
+            self.pss_bytes = sum(sizes) / len(sizes)
 
     def _close(self) -> None:
         """End the workers of the visit before; they would take cores from the next."""
@@ -281,6 +319,7 @@ def _scanning_class() -> Any:
 
         def _next_data(self) -> Any:
             if self._num_yielded >= self.length:
+                self.scan.end_epoch(self.length)
                 raise StopIteration
             return self.scan.draw()
 

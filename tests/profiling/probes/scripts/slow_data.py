@@ -1,4 +1,4 @@
-"""A data set that needs 20 ms for each sample; the argument is the number of workers."""
+"""A data set that needs 20 ms for each sample; arguments: workers, and samples if not 160."""
 
 import sys
 import time
@@ -7,11 +7,12 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 WORKERS = int(sys.argv[1])
+COUNT = int(sys.argv[2]) if len(sys.argv) > 2 else 160
 
 
 class Slow(Dataset):
     def __len__(self):
-        return 160
+        return COUNT
 
     def __getitem__(self, index):
         time.sleep(0.02)
