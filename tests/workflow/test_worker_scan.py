@@ -109,19 +109,28 @@ def test_a_step_that_still_waits_is_scanned_again_where_there_may_be_more_worker
     more = {"num_workers": 8, "prefetch_factor": 2, "batch_ms": 60.0, "start_ms": 10.0}
     lab = LabThatSees(SEEN | {"visits": [*SEEN["visits"], more]})
     known = scans(lab)
-    known.of(Recipe(), waiting(), 200.0)
+    starved = waiting(kind="cuda")
+    known.of(Recipe(), starved, 400.0)
 
-    calm = waiting(phases_ms={"data_wait": 6.0}, loaders=(loader(),))
-    assert known.of(Recipe(choices=(BF16,)), calm, 200.0) is not None
+    calm = waiting(phases_ms={"data_wait": 6.0}, loaders=(loader(),), kind="cuda")
+    assert known.of(Recipe(choices=(BF16,)), calm, 400.0) is not None
     assert len(lab.looks) == 1
 
-    known.of(Recipe(choices=(BF16,)), waiting(), 200.0)
+    known.of(Recipe(choices=(BF16,)), starved, 400.0)
     assert [names for names, _ in lab.looks] == [(), ("bf16_autocast",)]
     assert lab.looks[1][1]["max_s"] == pytest.approx(20.0)
 
     for name in ("channels_last", "fused_optimizer", "torch_compile"):
-        known.of(Recipe(choices=(Choice(technique=name),)), waiting(), 200.0)
+        known.of(Recipe(choices=(Choice(technique=name),)), starved, 400.0)
     assert len(lab.looks) == 3
+
+
+def test_on_the_cpu_a_scan_without_a_clear_gain_proves_nothing_against_workers():
+    visits = [x | {"batch_ms": 95.0} if x["num_workers"] else x for x in SEEN["visits"]]
+
+    assert scans(LabThatSees(SEEN | {"visits": visits})).of(Recipe(), waiting(), 100.0) is None
+    on_device = scans(LabThatSees(SEEN | {"visits": visits}))
+    assert on_device.of(Recipe(), waiting(kind="cuda"), 100.0) is not None
 
 
 def test_a_scan_that_failed_is_not_repeated():
@@ -136,8 +145,8 @@ def test_a_scan_that_failed_is_not_repeated():
 def test_the_scan_takes_a_part_of_the_time_that_is_left():
     lab = LabThatSees()
 
-    scans(lab).of(Recipe(), waiting(), 100.0)
-    assert scans(lab).of(Recipe(), waiting(), 20.0) is None
+    scans(lab).of(Recipe(), waiting(), 200.0)
+    assert scans(lab).of(Recipe(), waiting(), 90.0) is None
 
     ((_, options),) = lab.looks
     assert options["max_s"] == pytest.approx(20.0)
