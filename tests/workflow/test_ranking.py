@@ -60,6 +60,26 @@ def tuned(world, folder, monkeypatch, **options):
     return tune(WORKLOAD, asked, lambda _: None, MACHINE)
 
 
+class TwoHalfHearted(StarvedWorld):
+    """Two numbers of workers that look like a small gain each, and no other lever that does."""
+
+    def true_ratio(self, names):
+        return 1.03 if "loader_workers" in names else 1.0
+
+
+def test_two_open_settings_of_one_technique_are_not_played_together(tmp_path, monkeypatch):
+    only = ("loader_workers", "channels_last")
+    worlds = [TwoHalfHearted(seed) for seed in range(6)]
+
+    ablations = [
+        tuned(world, tmp_path / str(world.seed), monkeypatch, budget_s=400.0, only=only)
+        for world in worlds
+    ]
+
+    played = {row.choice.label for ablation in ablations for row in ablation.rows}
+    assert len([label for label in played if label.startswith("loader_workers")]) > 1
+
+
 def test_starved_job_is_made_fast_within_five_minutes(tmp_path, monkeypatch):
     worlds = [StarvedWorld(seed) for seed in (0, 3, 10)]
 

@@ -296,8 +296,8 @@ def _hopeful(ladder: Ladder) -> list[Open]:
 
 def _hope(ladder: Ladder) -> float:
     """Return what the hopeful levers would bring together, were each what it looks like."""
-    hopeful = _hopeful(ladder)
-    return math.prod(_ratio(item) for item in hopeful) if len(hopeful) > 1 else 1.0
+    bundle = _bundle(ladder)
+    return math.prod(_ratio(item) for item in bundle) if len(bundle) > 1 else 1.0
 
 
 def _hope_per_s(ladder: Ladder) -> float:
