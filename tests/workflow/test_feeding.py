@@ -1,12 +1,16 @@
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 import pytest
 
 from flatout.core.ablation import Ablation, ablation_from_json
 from flatout.core.feeding import Feeding
+from flatout.core.recipe import Recipe
+from flatout.core.trial import Outcome, Trial
+from flatout.core.workload import Workload
 from flatout.reporting.verdict import feeding_words
-from flatout.workflow.feeding import feeding_of
-from tests.techniques.facts import loader, pipeline, profile
+from flatout.workflow.feeding import feeding_of, find_trained_ms
+from flatout.workflow.lab import Lab
+from tests.techniques.facts import loader, machine, pipeline, profile
 
 
 def final(**changes):
@@ -19,7 +23,7 @@ def looked(**stages):
 
 
 def test_on_a_gpu_the_cores_make_samples_and_nothing_else():
-    found = feeding_of(final(kind="cuda"), 50.0, looked(decode=5.0, transform=15.0))
+    found = feeding_of(final(kind="cuda"), 50.0, looked(decode=5.0, transform=15.0), 0.0)
 
     assert (found.samples_per_s, found.free_data_per_s) == (100, 200)
     assert (found.cores_per_s, found.decode_per_s) == (100, 400)
@@ -27,16 +31,69 @@ def test_on_a_gpu_the_cores_make_samples_and_nothing_else():
 
 
 def test_a_training_on_the_cpu_takes_its_part_of_the_cores():
-    found = feeding_of(final(cpu_threads=1), 50.0, looked(decode=5.0, transform=10.0))
+    found = feeding_of(final(), 50.0, looked(decode=5.0, transform=10.0), 50.0)
 
     assert found.trained_ms == 5.0
     assert (found.cores_per_s, found.decode_per_s) == (100, 200)
 
 
 def test_where_the_cores_have_time_left_free_data_is_the_limit():
-    found = feeding_of(final(kind="cuda"), 80.0, looked(python=1.0))
+    found = feeding_of(final(kind="cuda"), 80.0, looked(python=1.0), 0.0)
 
     assert (found.binds, found.share, found.decode_per_s) == ("free_data", 0.8, None)
+
+
+@dataclass
+class Threaded:
+    """Trains on free data: two threads take 60 ms, of which they spin much; one takes 80 ms."""
+
+    obeys: bool = True
+    threads: int = 2
+    asked: list[str] = field(default_factory=list)
+
+    def __call__(self, workload, recipe, machine, options):
+        assert options.probes
+        self.asked.append(recipe.label)
+        is_one = self.obeys and {"threads": 1} in [dict(x.settings) for x in recipe.choices]
+        threads = 1 if is_one else self.threads
+        phases = {"forward": 40.0, "backward": 40.0 if is_one else 20.0, "data_wait": 3.0}
+        trial = profile(phases_ms=phases, cpu_threads=threads)
+        return Trial(recipe=recipe, outcome=Outcome.OK, profile=trial)
+
+
+def trained_ms(runner, folder, **free):
+    lab = Lab(
+        workload=Workload(target="train.py", folder=folder),
+        machine=machine(usable_cores=2),
+        out=folder,
+        limit_s=60.0,
+        runner=runner,
+    )
+    phases = {"forward": 40.0, "backward": 20.0, "data_wait": 3.0}
+    return find_trained_ms(lab, Recipe(), profile(phases_ms=phases, **free))
+
+
+def test_training_takes_from_the_cores_what_it_takes_on_one_thread(tmp_path):
+    runner = Threaded()
+
+    assert trained_ms(runner, tmp_path, cpu_threads=2) == 80.0
+    assert runner.asked == ["cpu_threads threads=1"]
+
+
+def test_a_script_that_sets_its_threads_itself_takes_all_of_them(tmp_path):
+    assert trained_ms(Threaded(obeys=False), tmp_path, cpu_threads=2) == 120.0
+
+
+def test_more_threads_than_cores_take_the_cores(tmp_path):
+    assert trained_ms(Threaded(obeys=False, threads=8), tmp_path, cpu_threads=8) == 120.0
+
+
+@pytest.mark.parametrize(("kind", "expected"), [("cpu", 60.0), ("cuda", 0.0)])
+def test_one_thread_or_another_device_needs_no_second_look(kind, expected, tmp_path):
+    runner = Threaded()
+
+    assert trained_ms(runner, tmp_path, kind=kind, cpu_threads=1) == expected
+    assert runner.asked == []
 
 
 @pytest.mark.parametrize(

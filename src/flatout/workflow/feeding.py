@@ -10,7 +10,7 @@ from flatout import techniques
 from flatout.core.feeding import Feeding
 from flatout.core.pipeline import Pipeline
 from flatout.core.profile import Profile
-from flatout.core.recipe import Recipe
+from flatout.core.recipe import Choice, Recipe
 from flatout.profiling.pipeline import pipeline_of
 from flatout.workflow.lab import Lab
 from flatout.workflow.passes import find_seen
@@ -23,6 +23,7 @@ LOOK_STEPS = 4
 MIN_WAIT_SHARE = 0.02
 """A loop that waits for less has nothing to gain from its data."""
 DECODED = ("read", "decode")
+THREADS = "cpu_threads"
 
 
 def is_about_data(search: Search) -> bool:
@@ -53,19 +54,49 @@ def find_feeding(lab: Lab, recipe: Recipe, final: Profile) -> Feeding | None:
     pipeline = find_pipeline(lab, recipe, final) if free is not None else None
     if free is None or pipeline is None:
         return None
-    free_ms = free.whole_step_ms - replaying_ms(free)
-    return feeding_of(final, free_ms, pipeline)
+    return feeding_of(final, free_ms_of(free), pipeline, find_trained_ms(lab, recipe, free))
 
 
-def feeding_of(final: Profile, free_ms: float, pipeline: Pipeline) -> Feeding:
-    """Return the rates from the final profile, the step with free data and a sample's legs.
+def free_ms_of(free: Profile) -> float:
+    """Return the step with free data; drawing a replayed batch is no part of it."""
+    return free.whole_step_ms - replaying_ms(free)
 
-    A training on the CPU takes the same cores: its threads for as long as a step without waiting.
+
+def find_trained_ms(lab: Lab, recipe: Recipe, free: Profile) -> float:
+    """Return the CPU time that a step of training takes from those who make its samples.
+
+    On one thread: several of them spin while they wait for each other, and what they spin is no
+    work that has to be done. None of it where another device trains.
+
+    Args:
+        lab: Runs the recipe once more where it trains on several threads.
+        recipe: What trains.
+        free: Its profile with free data.
+    """
+    if free.device_kind != "cpu":
+        return 0.0
+    profiles = [free]
+    if free.cpu_threads > 1:
+        single = Choice(technique=THREADS, settings={"threads": 1})
+        alone = recipe.without(THREADS).plus(single)
+        trial = lab.look("free data on one thread", alone, replay_probe(free, "host"), None)
+        profiles += [trial.profile] if trial.profile is not None else []
+    # A script may set its threads itself, whatever it was asked for.
+    cores = lab.machine.usable_cores
+    return min(free_ms_of(x) * min(max(1, x.cpu_threads), cores) for x in profiles)
+
+
+def feeding_of(final: Profile, free_ms: float, pipeline: Pipeline, step_cpu_ms: float) -> Feeding:
+    """Return the rates of a recipe.
+
+    Args:
+        final: The recipe's step.
+        free_ms: Its step with free data.
+        pipeline: What a sample costs by leg.
+        step_cpu_ms: CPU time that the training of a step takes from the cores that make samples.
     """
     samples = final.samples_per_step
-    is_shared = final.device_kind == "cpu"
-    threads = min(max(1, final.cpu_threads), pipeline.usable_cores)
-    trained_ms = threads * free_ms / samples if is_shared else 0.0
+    trained_ms = step_cpu_ms / samples
     decoded_ms = sum(x.cpu_ms for x in pipeline.stages if x.name in DECODED)
     core_ms = 1e3 * pipeline.usable_cores
     is_decoding = any(x.name == "decode" and x.cpu_ms for x in pipeline.stages)
