@@ -27,8 +27,8 @@ SCENARIOS = {
 }
 ROUNDS = 5
 MOST_BUDGET_S = 300.0
-"""Time to tune the settings of one scenario, as much as the demo takes. In 45 s no lever was proven,
-where one of them made the step half as long; a scan of the workers gets a tenth of it."""
+"""Time to tune the settings of one scenario, as much as the demo takes. In 45 s no lever was
+proven, where one of them made the step half as long; a scan of the workers gets a tenth of it."""
 LEAST_RATIO = 0.98
 """The search may lose this much to a rule that happens to be right: trials have noise."""
 
