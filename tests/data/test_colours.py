@@ -8,11 +8,11 @@ import torch
 from PIL import Image, ImageEnhance, ImageOps
 from torch.utils.data import DataLoader
 
-from flatout.data import packed
+from flatout.data import postponed
+from flatout.data.coloured_pictures import putting_off, waiting_in
 from flatout.data.colours import coloured
-from flatout.data.packed import changed_on
+from flatout.data.postponed import changed_on
 from flatout.data.transport import PackingCollate
-from flatout.data.waiting_pictures import putting_off, waiting_in
 from tests.data.tails import TAILS, Pictures, a_product, numpy_arithmetic, torch_arithmetic
 from tests.data.test_transport import batches, forms
 
@@ -112,7 +112,7 @@ def test_the_bytes_leave_before_their_colours_are_changed(pictures, tail, monkey
         changed.append(len(colours))
         return changed_on(device, values, axis, colours)
 
-    monkeypatch.setattr(packed, "changed_on", note)
+    monkeypatch.setattr(postponed, "changed_on", note)
 
     coloured_batches(Jittered(pictures, tail))
 
@@ -222,7 +222,7 @@ def test_a_part_of_a_changed_picture_is_computed(pictures):
 def test_a_device_that_rounds_otherwise_is_not_trusted(monkeypatch):
     values, colours = torch.from_numpy(noise(2)), [(("Contrast", 1.2),)] * 2
     expected = coloured(values, 3, colours)
-    monkeypatch.setattr(packed, "_ALIKE", {"meta": False})
+    monkeypatch.setattr(postponed, "_ALIKE", {("meta", "colours"): False})
 
     assert torch.equal(changed_on(torch.device("meta"), values, 3, colours), expected)
 

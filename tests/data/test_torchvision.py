@@ -12,8 +12,8 @@ import torch
 from PIL import Image
 from torch.utils.data import DataLoader
 
-from flatout.data import packed
-from flatout.data.packed import changed_on
+from flatout.data import postponed
+from flatout.data.postponed import changed_on, scaled_on
 from flatout.techniques.data.device_preprocess import send_bytes
 from tests.data.tails import Pictures
 
@@ -92,12 +92,32 @@ def test_jitter_waits_for_the_batch_and_arrives_bit_by_bit(name, monkeypatch):
         changed.append(sum(map(len, colours)))
         return changed_on(device, values, axis, colours)
 
-    monkeypatch.setattr(packed, "changed_on", note)
+    monkeypatch.setattr(postponed, "changed_on", note)
 
     built = both_ways(JITTERED[name], with_colours=True)
 
     assert built.collate_fn.packed == 1
     assert changed[-1] > 0
+
+
+MADE_BEFORE = ("flipped after", "with hue", "grey now and then", "v2 image", "v2 pure")
+"""What needs a picture's pixels before its batch is there, or resizes a tensor, or nothing."""
+
+
+@pytest.mark.parametrize("name", [*COMPOSED, *JITTERED])
+def test_crops_wait_for_the_batch_and_arrive_bit_by_bit(name, monkeypatch):
+    made = []
+
+    def note(device, windows, cuts):
+        made.append(len(cuts))
+        return scaled_on(device, windows, cuts)
+
+    monkeypatch.setattr(postponed, "scaled_on", note)
+
+    built = both_ways({**COMPOSED, **JITTERED}[name], with_colours=True, with_scaling=True)
+
+    assert built.collate_fn.packed == 1
+    assert (made[-1:] == [6]) == (name not in MADE_BEFORE)
 
 
 def unflipped(dataset, index):

@@ -45,12 +45,12 @@ class LazyArray:
     @property
     def shape(self) -> tuple[int, ...]:
         """Sides of the array."""
-        return tuple(self.pixels.bytes.shape)
+        return tuple(self.pixels.view.shape)
 
     @property
     def ndim(self) -> int:
         """Number of axes."""
-        return self.pixels.bytes.ndim
+        return self.pixels.view.ndim
 
     @property
     def dtype(self) -> "np.dtype[Any]":
@@ -106,7 +106,7 @@ class LazyArray:
         raise UnfollowableError("an image is written to after it was scaled")
 
     def __len__(self) -> int:
-        return len(self.pixels.bytes)
+        return len(self.pixels.view)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(computed(self.pixels), name)

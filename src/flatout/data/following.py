@@ -11,7 +11,7 @@ import torch
 
 from flatout.data import tables
 from flatout.data.arrays import ByteArray, LazyArray
-from flatout.data.levels import Grid, Pixels, can_follow, contiguous, follow
+from flatout.data.levels import LEVELS, Grid, Pixels, can_follow, contiguous, follow
 from flatout.data.tensors import FollowTensors, LazyTensor, from_array
 
 Replacement = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -27,11 +27,12 @@ def is_following() -> bool:
 
 
 @contextmanager
-def following(*, with_colours: bool = False) -> Iterator[None]:
+def following(*, with_colours: bool = False, with_scaling: bool = False) -> Iterator[None]:
     """Follow what the running thread computes from images: Pillow's, and tensors of bytes.
 
     Args:
         with_colours: whether to put off Pillow's changes of colour as well.
+        with_scaling: whether to put off Pillow's resizing as well.
 
     For its duration `numpy.asarray`, `numpy.array`, `numpy.ascontiguousarray`, `torch.from_numpy`,
     `torch.as_tensor` and `torch.tensor` are replaced by functions that know followed images; other
@@ -43,7 +44,9 @@ def following(*, with_colours: bool = False) -> Iterator[None]:
         original = getattr(module, name)
         setattr(module, name, _only_in_followers(make(original), original))
     try:
-        with follow_too(), _colours_wait() if with_colours else nullcontext():
+        colours = _colours_wait() if with_colours else nullcontext()
+        scaling = _scaling_waits() if with_scaling else nullcontext()
+        with follow_too(), colours, scaling:
             yield
     finally:
         for module, name, original in replaced:
@@ -53,7 +56,16 @@ def following(*, with_colours: bool = False) -> Iterator[None]:
 def _colours_wait() -> AbstractContextManager[None]:
     """Let changes of colour wait in the threads that follow, where there is Pillow at all."""
     try:
-        from flatout.data.waiting_pictures import putting_off
+        from flatout.data.coloured_pictures import putting_off
+    except ImportError:
+        return nullcontext()
+    return putting_off(is_following)
+
+
+def _scaling_waits() -> AbstractContextManager[None]:
+    """Let resizing wait as well."""
+    try:
+        from flatout.data.scaled_pictures import putting_off
     except ImportError:
         return nullcontext()
     return putting_off(is_following)
@@ -110,7 +122,10 @@ def _array(original: Callable[..., Any]) -> Callable[..., Any]:
 def _of_picture(make: Callable[[Any], Any], picture: Any) -> Any:
     """Return a picture as an array that is followed, if it is worth it."""
     colours = getattr(picture, "colours", ()) if getattr(picture, "is_put_off", False) else ()
-    values = make(picture.base if colours else picture)
+    base = picture.base if colours else picture
+    if getattr(base, "is_put_off", False):
+        return LazyArray(_unmade(base, colours))
+    values = make(base)
     if not can_follow(values):
         return make(picture) if colours else values
     if not colours:
@@ -118,6 +133,15 @@ def _of_picture(make: Callable[[Any], Any], picture: Any) -> Any:
     plain = follow(values.copy("K") if values.flags.writeable else values)
     grid = Grid(plain.grid.levels, plain.grid.steps, [colours])
     return LazyArray(Pixels(plain.bytes, grid, values.ndim - 1))
+
+
+def _unmade(picture: Any, colours: Any) -> Pixels:
+    """Return the pixels of a picture that is scaled later, without a byte of them."""
+    from flatout.data.unmade import Unmade
+
+    unmade = Unmade(picture.window, [picture.cut])
+    grid = Grid(np.arange(LEVELS, dtype=np.uint8)[None], (), [colours] if colours else ())
+    return Pixels(unmade.room, grid, unmade.room.ndim - 1 if colours else None, unmade=unmade)
 
 
 def _contiguous(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -136,7 +160,7 @@ def _tensor(original: Callable[..., Any]) -> Callable[..., Any]:
         if not isinstance(value, LazyArray):
             return original(value, *args, **kwargs)
         dtype = kwargs.pop("dtype", None) or (args[0] if args else None)
-        if kwargs or len(args) > 1 or any(stride < 0 for stride in value.pixels.bytes.strides):
+        if kwargs or len(args) > 1 or any(stride < 0 for stride in value.pixels.view.strides):
             return original(np.asarray(value.__array__()), *args, **kwargs)
         lazy: Any = LazyTensor(from_array(value.pixels).pixels)
         if original is torch.tensor:

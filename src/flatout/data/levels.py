@@ -55,7 +55,7 @@ class Grid:
 class Pixels:
     """An image of bytes and what its values have become."""
 
-    __slots__ = ("axis", "bytes", "grid", "is_ordered", "store")
+    __slots__ = ("axis", "grid", "is_ordered", "store", "unmade", "view")
 
     def __init__(
         self,
@@ -65,8 +65,10 @@ class Pixels:
         *,
         is_ordered: bool = False,
         store: Any = None,
+        unmade: Any = None,
     ) -> None:
-        self.bytes = values
+        self.view = values
+        """The bytes laid out as the image is; of those that are unmade the shape and strides."""
         self.grid = grid
         self.axis = axis
         """The axis of the channels, None while all channels are treated alike."""
@@ -74,22 +76,31 @@ class Pixels:
         """Whether it counts as contiguous though the bytes themselves were not moved."""
         self.store = store
         """The tensor whose memory the bytes are, where there is one."""
+        self.unmade = unmade
+        """What makes the bytes once they are asked for, where they are not there yet."""
+
+    @property
+    def bytes(self) -> "np.ndarray[Any, Any]":
+        """The bytes, which are made where they were not."""
+        if self.unmade is not None:
+            self.unmade.make()
+        return self.view
 
     def derived(self, grid: Grid, axis: int | None) -> "Pixels":
         """Return the same bytes with another meaning."""
-        return Pixels(self.bytes, grid, axis, is_ordered=self.is_ordered)
+        return Pixels(self.view, grid, axis, is_ordered=self.is_ordered, unmade=self.unmade)
 
     def laid_out(
         self, values: "np.ndarray[Any, Any]", axis: int | None, *, is_ordered: bool = False
     ) -> "Pixels":
         """Return a view of the bytes that means the same."""
-        return Pixels(values, self.grid, axis, is_ordered=is_ordered)
+        return Pixels(values, self.grid, axis, is_ordered=is_ordered, unmade=self.unmade)
 
     def transposed(self, order: Sequence[int]) -> "Pixels":
         """Return the axes in another order."""
-        order = [place % self.bytes.ndim for place in order]
+        order = [place % self.view.ndim for place in order]
         axis = None if self.axis is None else order.index(self.axis)
-        return self.laid_out(self.bytes.transpose(order), axis)
+        return self.laid_out(self.view.transpose(order), axis)
 
     def part(self, key: Any) -> "Pixels | None":
         """Return a rectangle, possibly mirrored or with new axes; None for any other key."""
@@ -97,21 +108,21 @@ class Pixels:
         if not all(item is None or isinstance(item, slice) for item in keys):
             return None
         cuts = [item for item in keys if item is not None]
-        if len(cuts) > self.bytes.ndim:
+        if len(cuts) > self.view.ndim:
             return None
         # A picture's mean grey is that of the whole picture, which may be mirrored.
         if self.grid.colours and not all(item in WHOLE for item in cuts):
             return None
         if self.axis is not None and cuts[self.axis : self.axis + 1] not in ([], [slice(None)]):
             return None
-        return self.laid_out(self.bytes[keys], self._axis_after(keys))
+        return self.laid_out(self.view[keys], self._axis_after(keys))
 
     def _axis_after(self, keys: Sequence[Any]) -> int | None:
         """Return where the channels' axis lies once an index put new axes before it."""
         if self.axis is None:
             return None
         place = -1
-        for number, item in enumerate([*keys, *[slice(None)] * self.bytes.ndim]):
+        for number, item in enumerate([*keys, *[slice(None)] * self.view.ndim]):
             place += item is not None
             if place == self.axis:
                 return number
@@ -119,9 +130,9 @@ class Pixels:
 
     def ordered(self) -> "Pixels":
         """Return the same as a contiguous copy; the bytes are moved later, on their way out."""
-        if any(stride < 0 for stride in self.bytes.strides):
+        if any(stride < 0 for stride in self.view.strides):
             return self.laid_out(contiguous(self.bytes), self.axis)
-        return self.laid_out(self.bytes, self.axis, is_ordered=True)
+        return self.laid_out(self.view, self.axis, is_ordered=True)
 
     def copied(self) -> "Pixels":
         """Return a copy with a grid of its own."""
@@ -172,14 +183,14 @@ def column(constant: Any, pixels: Pixels) -> tuple[Any, int | None] | None:
     shape = getattr(constant, "shape", None)
     if shape is None or len(shape) == 0:
         return constant, pixels.axis
-    sides = (1,) * (pixels.bytes.ndim - len(shape)) + tuple(shape)
+    sides = (1,) * (pixels.view.ndim - len(shape)) + tuple(shape)
     long = [place for place, side in enumerate(sides) if side != 1]
-    if len(sides) > pixels.bytes.ndim or len(long) > 1:
+    if len(sides) > pixels.view.ndim or len(long) > 1:
         return None
     if not long:
         return constant.reshape(1, 1), pixels.axis
     place = long[0]
-    is_per_channel = sides[place] == pixels.bytes.shape[place] <= MAX_CHANNELS
+    is_per_channel = sides[place] == pixels.view.shape[place] <= MAX_CHANNELS
     if not is_per_channel or pixels.axis not in (None, place):
         return None
     return constant.reshape(-1, 1), place

@@ -7,9 +7,10 @@ import numpy as np
 import torch
 
 from flatout.data import ring
-from flatout.data.colours import Colours, coloured
 from flatout.data.levels import LEVELS, Step, planes
+from flatout.data.postponed import Postponed
 
+NOTHING = Postponed()
 BLOCK = "_flatout_block"
 """On a tensor in a worker: its block of the ring and the memory it is a view of."""
 PROBE_REPEATS = 16
@@ -31,7 +32,7 @@ def shared_bytes(shape: Sequence[int]) -> torch.Tensor:
 class Packed:
     """Bytes, and the value of each of their levels per channel."""
 
-    __slots__ = ("axis", "bytes", "colours", "held", "levels", "steps")
+    __slots__ = ("axis", "bytes", "held", "levels", "postponed", "steps")
 
     def __init__(
         self,
@@ -40,15 +41,15 @@ class Packed:
         axis: int | None,
         steps: Sequence[Step] | None,
         held: ring.Held | None = None,
-        colours: Sequence[Colours] = (),
+        postponed: Postponed = NOTHING,
     ) -> None:
         self.bytes = values
         self.levels = levels
         self.axis = axis
         self.steps = steps
         self.held = held
-        self.colours = colours
-        """What is to be done to each picture's bytes before; empty for nothing."""
+        self.postponed = postponed
+        """What is to be done to the bytes before they are levels."""
 
     def __reduce__(self) -> Any:
         # The levels are few: as plain bytes they need no shared memory of their own.
@@ -57,14 +58,14 @@ class Packed:
         rows = tuple(self.levels.shape)
         block, _ = self.bytes.__dict__.get(BLOCK, (None, None))
         values = self.bytes if block is None else (*ring.send(block), tuple(self.bytes.shape))
-        meaning = (self.axis, self.steps, self.colours)
+        meaning = (self.axis, self.steps, self.postponed)
         return _unpickled, (values, raw, rows, kind, meaning)
 
     def pin_memory(self, device: Any = None) -> "Packed":
         """Return the same in page-locked memory; the loader's pinning thread asks for it."""
         pinned = self.bytes.pin_memory() if device is None else self.bytes.pin_memory(device)
         self.give_back()
-        return Packed(pinned, self.levels, self.axis, self.steps, colours=self.colours)
+        return Packed(pinned, self.levels, self.axis, self.steps, postponed=self.postponed)
 
     def give_back(self) -> None:
         """Tell the worker that its memory was read."""
@@ -77,7 +78,7 @@ def _unpickled(
     raw: bytes,
     shape: Sequence[int],
     kind: str,
-    meaning: tuple[int | None, Sequence[Step] | None, Sequence[Colours]],
+    meaning: tuple[int | None, Sequence[Step] | None, Postponed],
 ) -> Packed:
     levels = torch.frombuffer(bytearray(raw), dtype=torch.uint8).view(getattr(torch, kind))
     held = None
@@ -85,8 +86,8 @@ def _unpickled(
         *name, sides = values
         memory, held = ring.receive(*name)
         values = memory.view(sides)
-    axis, steps, colours = meaning
-    return Packed(values, levels.view(tuple(shape)), axis, steps, held, colours=colours)
+    axis, steps, postponed = meaning
+    return Packed(values, levels.view(tuple(shape)), axis, steps, held, postponed)
 
 
 def restored(packed: Packed, device: torch.device | None = None) -> torch.Tensor:
@@ -96,41 +97,13 @@ def restored(packed: Packed, device: torch.device | None = None) -> torch.Tensor
     levels; else, and on a device, whose division may round differently, the levels are looked up.
     """
     try:
-        whole = _with_colours(packed, device)
+        done = packed.postponed.done(packed.bytes, packed.axis, device)
+        whole = Packed(done, packed.levels, packed.axis, packed.steps)
         if device is not None and device.type != "cpu":
             return _looked_up(whole, device)
         return _computed(whole)
     finally:
         packed.give_back()
-
-
-def _with_colours(packed: Packed, device: torch.device | None) -> Packed:
-    """Return the same with its changes of colour made, on the device where it does them alike."""
-    if not packed.colours:
-        return packed
-    assert packed.axis is not None, "the channels of a picture whose colours wait are known"
-    place = torch.device("cpu") if device is None else device
-    made = changed_on(place, packed.bytes, packed.axis, packed.colours)
-    return Packed(made, packed.levels, packed.axis, packed.steps)
-
-
-_ALIKE: dict[str, bool] = {}
-"""By kind of device: whether it changed the colours of a first batch as the CPU does."""
-
-
-def changed_on(
-    device: torch.device, values: torch.Tensor, axis: int, colours: Sequence[Colours]
-) -> torch.Tensor:
-    """Return the pictures with their colours changed; a device is compared with the CPU once."""
-    if device.type == "cpu":
-        return coloured(values, axis, colours)
-    if device.type not in _ALIKE:
-        expected = coloured(values, axis, colours)
-        found = coloured(values.to(device), axis, colours)
-        _ALIKE[device.type] = torch.equal(found.cpu(), expected)
-    if _ALIKE[device.type]:
-        return coloured(values.to(device, non_blocking=True), axis, colours)
-    return coloured(values, axis, colours)
 
 
 def _computed(packed: Packed) -> torch.Tensor:

@@ -7,6 +7,8 @@ import torch
 
 from flatout.data.levels import Grid, Pixels
 from flatout.data.packed import shared_bytes
+from flatout.data.scaling import CHANNELS
+from flatout.data.unmade import Unmade
 
 PICTURE_DIMS = 3
 
@@ -17,21 +19,43 @@ def stacked(images: Sequence[Pixels]) -> Pixels | None:
     axes = {image.axis for image in images if image.axis is not None}
     if len(axes) > 1 or not all(means_the_same(first, image) for image in images[1:]):
         return None
-    if first.bytes.ndim != PICTURE_DIMS and any(image.grid.colours for image in images):
+    if first.view.ndim != PICTURE_DIMS and any(image.grid.colours for image in images):
         return None
-    store = shared_bytes((len(images), *first.bytes.shape))
+    axis = axes.pop() + 1 if axes else None
+    grid = Grid(first.grid.levels, first.grid.steps, _all_colours(images))
+    unmade = _unmade(images)
+    if unmade is not None:
+        return Pixels(unmade.room, grid, axis, unmade=unmade)
+    store = shared_bytes((len(images), *first.view.shape))
     values = store.numpy()
     for place, image in zip(values, images, strict=True):
         place[...] = image.bytes
-    axis = axes.pop() + 1 if axes else None
-    grid = Grid(first.grid.levels, first.grid.steps, _all_colours(images))
     return Pixels(values, grid, axis, store=store)
+
+
+def _unmade(images: Sequence[Pixels]) -> Unmade | None:
+    """Return the batch still to be scaled, if all of it is; its windows in shared memory."""
+    parts = [image.unmade for image in images]
+    if any(part is None or part.is_made for part in parts):
+        return None
+    orders = {part.order_of(image.view) for part, image in zip(parts, images, strict=True)}
+    order = orders.pop()
+    if orders or order is None:
+        return None
+    cuts = [part.cuts[0] for part in parts]
+    store = shared_bytes((CHANNELS * sum(cut.pixels for cut in cuts),))
+    values, start = store.numpy(), 0
+    for part in parts:
+        window = part.windows.reshape(-1)
+        values[start : start + window.size] = window
+        start += window.size
+    return Unmade(store, cuts, order)
 
 
 def means_the_same(one: Pixels, other: Pixels) -> bool:
     """Tell whether two images of the same shape had the same done to them."""
     ours, theirs = one.grid.levels, other.grid.levels
-    if one.bytes.shape != other.bytes.shape:
+    if one.view.shape != other.view.shape:
         return False
     # Of an image whose channels are treated alike, the axis need not be known.
     is_open = None in (one.axis, other.axis) and len(ours) == len(theirs) == 1

@@ -68,7 +68,7 @@ def _are_alike(planes: Sequence[Any]) -> bool:
     if len(planes) < 2 or not all(isinstance(plane, LazyArray) for plane in planes):
         return False
     parts = [plane.pixels for plane in planes]
-    forms = {(part.bytes.shape, part.grid.levels.dtype, part.is_ordered) for part in parts}
-    are_planes = all(part.bytes.ndim == min(SINGLE) for part in parts)
+    forms = {(part.view.shape, part.grid.levels.dtype, part.is_ordered) for part in parts}
+    are_planes = all(part.view.ndim == min(SINGLE) for part in parts)
     are_plain = all(len(part.grid.levels) == 1 and not part.grid.colours for part in parts)
     return len(forms) == 1 and are_planes and are_plain

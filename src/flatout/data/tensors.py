@@ -36,14 +36,14 @@ class LazyTensor(torch.Tensor):
     def __new__(cls, pixels: Pixels) -> "LazyTensor":
         """Return a tensor of that shape and type without memory."""
         made: LazyTensor = torch.Tensor._make_wrapper_subclass(
-            cls, tuple(pixels.bytes.shape), dtype=pixels.grid.levels.dtype
+            cls, tuple(pixels.view.shape), dtype=pixels.grid.levels.dtype
         )
         made.pixels = pixels
         return made
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         del tensor_contents
-        return f"LazyTensor(shape={tuple(self.pixels.bytes.shape)})"
+        return f"LazyTensor(shape={tuple(self.pixels.view.shape)})"
 
     def as_subclass(self, kind: Any) -> Any:
         """Stay as it is for torchvision's names for tensors: a batch of them is a plain tensor.
@@ -240,7 +240,7 @@ def _permute(subject: LazyTensor, *order: Any, **kwargs: Any) -> Any:
 
 
 def _transpose(subject: LazyTensor, first: int, second: int) -> Any:
-    order = list(range(subject.pixels.bytes.ndim))
+    order = list(range(subject.pixels.view.ndim))
     order[first], order[second] = order[second], order[first]
     return LazyTensor(subject.pixels.transposed(order))
 
@@ -248,7 +248,7 @@ def _transpose(subject: LazyTensor, first: int, second: int) -> Any:
 def _contiguous(subject: LazyTensor, **kwargs: Any) -> Any:
     if kwargs:
         return NotImplemented
-    is_so = subject.pixels.bytes.flags.c_contiguous or subject.pixels.is_ordered
+    is_so = subject.pixels.view.flags.c_contiguous or subject.pixels.is_ordered
     return subject if is_so else LazyTensor(subject.pixels.ordered().copied())
 
 
@@ -260,10 +260,10 @@ def _flip(subject: LazyTensor, *dims: Any, **kwargs: Any) -> Any:
     dims = kwargs.pop("dims", dims)
     places = dims[0] if len(dims) == 1 and not isinstance(dims[0], int) else dims
     pixels = subject.pixels
-    places = {place % pixels.bytes.ndim for place in places}
+    places = {place % pixels.view.ndim for place in places}
     if pixels.axis in places:
         return NotImplemented
-    key = tuple(slice(None, None, -1 if i in places else None) for i in range(pixels.bytes.ndim))
+    key = tuple(slice(None, None, -1 if i in places else None) for i in range(pixels.view.ndim))
     # Torch flips into new memory: numpy's view of negative strides would not do outside.
     flipped = pixels.laid_out(pixels.bytes[key].copy("K"), pixels.axis)
     return LazyTensor(flipped.copied())
@@ -279,8 +279,8 @@ def _part(subject: LazyTensor, key: Any) -> Any:
 
 def _view(subject: LazyTensor, *sides: Any) -> Any:
     shape = tuple(sides[0]) if len(sides) == 1 and not isinstance(sides[0], int) else sides
-    is_same = shape == tuple(subject.pixels.bytes.shape)
-    return subject if is_same and subject.pixels.bytes.flags.c_contiguous else NotImplemented
+    is_same = shape == tuple(subject.pixels.view.shape)
+    return subject if is_same and subject.pixels.view.flags.c_contiguous else NotImplemented
 
 
 def _without_gradient(subject: LazyTensor, requires_grad: bool = True) -> Any:  # noqa: FBT001, FBT002
@@ -288,7 +288,7 @@ def _without_gradient(subject: LazyTensor, requires_grad: bool = True) -> Any:  
 
 
 def _unsqueeze(subject: LazyTensor, dim: int) -> Any:
-    place = dim % (subject.pixels.bytes.ndim + 1)
+    place = dim % (subject.pixels.view.ndim + 1)
     return LazyTensor(_known(subject.pixels.part((*[slice(None)] * place, None))))
 
 

@@ -15,6 +15,7 @@ from flatout.data.arrays import ByteArray, LazyArray
 from flatout.data.following import following
 from flatout.data.levels import UnfollowableError
 from flatout.data.packed import Packed, restored, shared_bytes
+from flatout.data.postponed import Postponed
 from flatout.data.streams import Streams
 from flatout.data.tensors import LazyTensor, computed, from_array
 
@@ -31,10 +32,11 @@ class PackingCollate:
         device: torch.device | None = None,
         *,
         with_colours: bool = False,
+        with_scaling: bool = False,
     ) -> None:
         self.collate = self.__wrapped__ = collate
-        self.with_colours = with_colours
-        """Whether Pillow's changes of colour wait for the batch as well."""
+        self.with_colours, self.with_scaling = with_colours, with_scaling
+        """Whether Pillow's changes of colour, and its resizing, wait for the batch as well."""
         self.device = device
         """Where batches are restored; None for the CPU."""
         self.is_on = True
@@ -56,7 +58,9 @@ class PackingCollate:
 
     def __reduce__(self) -> Any:
         # A spawned worker installs what it needs.
-        make = functools.partial(PackingCollate, with_colours=self.with_colours)
+        make = functools.partial(
+            PackingCollate, with_colours=self.with_colours, with_scaling=self.with_scaling
+        )
         return make, (self.collate, self.device)
 
 
@@ -71,6 +75,11 @@ def pack(leaf: Any) -> Any:
     pixels = leaf.pixels
     if not pixels.grid.levels.is_floating_point():
         return computed(pixels)
+    grid, unmade = pixels.grid, pixels.unmade
+    if unmade is not None and unmade.is_whole_batch(pixels.view):
+        postponed = Postponed(colours=grid.colours, cuts=unmade.cuts, order=unmade.order)
+        values = unmade.windows
+        return Packed(values, grid.levels, pixels.axis, grid.steps, postponed=postponed)
     store = pixels.store
     if store is None:
         values = pixels.bytes
@@ -80,8 +89,9 @@ def pack(leaf: Any) -> Any:
                 store = torch.from_numpy(np.copy(values, "K"))
         else:
             store.numpy()[...] = values
-    grid = pixels.grid
-    return Packed(store, grid.levels, pixels.axis, grid.steps, colours=grid.colours)
+    return Packed(
+        store, grid.levels, pixels.axis, grid.steps, postponed=Postponed(colours=grid.colours)
+    )
 
 
 def leaves(batch: Any) -> list[Any]:
@@ -158,7 +168,7 @@ def follow_or_repeat(plan: PackingCollate, fetch: Callable[[], Any]) -> Any:
     """
     streams = Streams()
     try:
-        with following(with_colours=plan.with_colours):
+        with following(with_colours=plan.with_colours, with_scaling=plan.with_scaling):
             return fetch()
     except (Exception, UnfollowableError) as error:  # noqa: BLE001  the user's code runs here
         reason = f"{type(error).__name__}: {error}"

@@ -27,6 +27,8 @@ from flatout.techniques.data.loader_workers import MIN_WAIT_SHARE
 if TYPE_CHECKING:
     import torch
 
+    from flatout.data.transport import PackingCollate
+
 REFUSED = "_flatout_not_bytes"
 """On a loader: why its batches do not travel as bytes."""
 SAVED_MS_PER_MB = 1.6
@@ -59,6 +61,9 @@ In the data set, return the bytes; after the loader, scale the whole batch at on
     batches that are on the device already."""
     with_colours: bool = False
     """Let Pillow's brightness, contrast and saturation wait for the batch, too."""
+    with_scaling: bool = False
+    """Let Pillow's resizing of a part, and mirroring it, wait for the batch as well, where nothing
+    of the script needs the pixels before."""
 
     @classmethod
     def candidates(cls, profile: Profile, machine: Machine) -> Sequence["DevicePreprocess"]:
@@ -69,8 +74,8 @@ In the data set, return the bytes; after the loader, scale the whole batch at on
         if not is_waiting or not any(map(_may_be_images, loaders)):
             return ()
         is_cuda = profile.device_kind == "cuda"
-        # On the CPU the same cores would change the colours, and Pillow is quicker at it.
-        return [cls(on_device=is_cuda, with_colours=is_cuda)]
+        # On the CPU the same cores would do it, and Pillow is quicker at it.
+        return [cls(on_device=is_cuda, with_colours=is_cuda, with_scaling=is_cuda)]
 
     def predict(self, profile: Profile, machine: Machine) -> Effect:
         """Take the scaling and three quarters of the transport off what the workers do."""
@@ -86,7 +91,9 @@ In the data set, return the bytes; after the loader, scale the whole batch at on
     def epoch(self, loader: Any) -> Any:
         """Prove once that the loader's batches can travel as bytes, and let them."""
         device = _device() if self.on_device else None
-        return send_bytes(loader, device, with_colours=self.with_colours)
+        return send_bytes(
+            loader, device, with_colours=self.with_colours, with_scaling=self.with_scaling
+        )
 
 
 def waits_for_pictures(profile: Profile) -> bool:
@@ -108,7 +115,11 @@ def waits_for_pillow(profile: Profile) -> bool:
 
 
 def send_bytes(
-    loader: Any, device: "torch.device | str | None" = None, *, with_colours: bool = False
+    loader: Any,
+    device: "torch.device | str | None" = None,
+    *,
+    with_colours: bool = False,
+    with_scaling: bool = False,
 ) -> Any:
     """Let a `DataLoader`'s images travel as bytes; the loop receives what it received before.
 
@@ -120,6 +131,8 @@ def send_bytes(
         device: Where the values are computed and handed out; the CPU by default.
         with_colours: Whether brightness, contrast and saturation of Pillow's pictures are changed
             there as well.
+        with_scaling: Whether Pillow's pictures are resized there as well. Where a script needs
+            their pixels before, they are resized where they were.
 
     Raises:
         NotApplicable: if nothing in a batch is followed back to bytes, or it came out different.
@@ -130,31 +143,53 @@ def send_bytes(
 
     if find_plan(loader.collate_fn) is not None:
         return loader
+    target = None if device is None else torch.device(device)
+    if with_scaling and REFUSED not in loader.__dict__ and _can_scale():
+        plan = PackingCollate(
+            loader.collate_fn, target, with_colours=with_colours, with_scaling=True
+        )
+        if not _find_trouble(loader, plan):
+            loader.collate_fn = plan
+            return loader
+    plan = PackingCollate(loader.collate_fn, target, with_colours=with_colours)
     if REFUSED not in loader.__dict__:
-        loader.__dict__[REFUSED] = _find_trouble(loader, with_colours=with_colours)
+        loader.__dict__[REFUSED] = _find_trouble(loader, plan)
     if loader.__dict__[REFUSED]:
         raise NotApplicable(loader.__dict__[REFUSED])
-    target = None if device is None else torch.device(device)
-    loader.collate_fn = PackingCollate(loader.collate_fn, target, with_colours=with_colours)
+    loader.collate_fn = plan
     return loader
 
 
-def _find_trouble(loader: Any, *, with_colours: bool) -> str:
+def _can_scale() -> bool:
+    """Tell whether Pillow is there and resizes as is known; before the workers are forked."""
+    try:
+        from flatout.data.scaling import find_order
+
+        find_order()
+    except (ImportError, NotApplicable):
+        return False
+    return True
+
+
+def _find_trouble(loader: Any, plan: "PackingCollate") -> str:
+    """Return why a loader's batches cannot travel so; the plan is tried in a forked process."""
     from flatout.data.proof import can_be_compared, compare_ways, first_batch
-    from flatout.data.transport import PackingCollate
+    from flatout.data.unmade import Unmade
 
     trouble = can_be_compared(loader)
     if trouble:
         return trouble
-    plan = PackingCollate(loader.collate_fn, with_colours=with_colours)
 
     def in_bytes() -> tuple[Any, Any]:
-        return first_batch(loader, plan), [plan.packed, plan.trouble]
+        batch = first_batch(loader, plan)
+        return batch, [plan.packed, plan.trouble, Unmade.early]
 
-    proof = compare_ways(lambda: first_batch(loader, loader.collate_fn), in_bytes)
+    proof = compare_ways(lambda: first_batch(loader, plan.collate), in_bytes)
     if proof.trouble:
         return proof.trouble
-    packed, reason = proof.facts
+    packed, reason, early = proof.facts
+    if early:
+        return "pictures are needed before their batch is scaled"
     if packed:
         return ""
     return reason or "no floating-point tensor of a batch is plain arithmetic on an image of bytes"

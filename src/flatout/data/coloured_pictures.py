@@ -9,37 +9,23 @@ import numpy as np
 from PIL import Image, ImageEnhance
 
 from flatout.data.colours import ENHANCEMENTS, Colours
+from flatout.data.waiting import Waiting, is_colour_picture, is_put_off
 
 
-class Coloured(Image.Image):
-    """Looks like the changed picture; its pixels are made when somebody asks for them."""
+class Coloured(Waiting):
+    """Looks like the changed picture."""
 
     def __init__(self, base: Any, colours: Colours) -> None:
-        super().__init__()
-        self._mode, self._size = base.mode, base.size
-        self.info = dict(base.info)
+        super().__init__(base.mode, base.size, base.info)
         self.base, self.colours = base, colours
 
-    @property
-    def im(self) -> Any:
-        """The pixels, by Pillow itself."""
-        if self._im is None:
-            self._im = made_by_pillow(self.base, self.colours)._im
-        return self._im
+    def made(self) -> Any:
+        """Return the picture as Pillow itself makes it."""
+        return made_by_pillow(self.base, self.colours)
 
-    @im.setter
-    def im(self, value: Any) -> None:
-        self._im = value
-
-    @property
-    def is_put_off(self) -> bool:
-        """Whether nobody has asked for the pixels yet."""
-        return self._im is None
-
-    def load(self) -> Any:
-        """Make the pixels."""
-        assert self.im is not None
-        return super().load()
+    def again(self) -> "Coloured":
+        """Return another one like it."""
+        return Coloured(self.base, self.colours)
 
     def transpose(self, method: Any) -> Any:
         """Mirror the picture beneath: what is still to be done is the same for both."""
@@ -47,12 +33,6 @@ class Coloured(Image.Image):
         if self.is_put_off and method in mirrored:
             return Coloured(self.base.transpose(method), self.colours)
         return super().transpose(method)
-
-    def convert(self, mode: Any = None, *args: Any, **kwargs: Any) -> Any:
-        """Stay as it is for its own mode."""
-        if self.is_put_off and mode == self.mode and not args and not kwargs:
-            return Coloured(self.base, self.colours)
-        return super().convert(mode, *args, **kwargs)
 
 
 def made_by_pillow(base: Any, colours: Colours) -> Any:
@@ -98,9 +78,9 @@ def putting_off(is_here: Callable[[], bool]) -> Iterator[None]:
 def _begin(original: Callable[..., Any], is_here: Callable[[], bool]) -> Callable[..., Any]:
     @functools.wraps(original)
     def begin(enhancer: Any, image: Any) -> None:
-        if type(enhancer).__name__ in ENHANCEMENTS and is_here() and can_wait(image):
+        if type(enhancer).__name__ in ENHANCEMENTS and is_here() and is_colour_picture(image):
             # A copy: what the script does to its picture afterwards is not in the changed one.
-            enhancer.image = image if waiting_in(image) else image.copy()
+            enhancer.image = image if is_put_off(image) else image.copy()
         else:
             original(enhancer, image)
 
@@ -120,11 +100,6 @@ def _enhance(original: Callable[..., Any]) -> Callable[..., Any]:
         return Coloured(image, (change,))
 
     return enhance
-
-
-def can_wait(image: Any) -> bool:
-    """Tell whether an image is a colour picture of Pillow's own classes, in memory or in a file."""
-    return getattr(image, "mode", "") == "RGB" and hasattr(image, "getbands")
 
 
 def waiting_in(picture: Any) -> Colours:
