@@ -30,6 +30,7 @@ SUITES = (
     "ladder",
     "levers",
     "levers_text",
+    "levers_storage",
     "starved_images",
     "already_tuned",
     "ceilings",

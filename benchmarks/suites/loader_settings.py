@@ -26,9 +26,6 @@ SCENARIOS = {
     "decode": "samples are unpacked",
 }
 ROUNDS = 5
-MOST_BUDGET_S = 300.0
-"""Time to tune the settings of one scenario, as much as the demo takes. In 45 s no lever was
-proven, where one of them made the step half as long; a scan of the workers gets a tenth of it."""
 LEAST_RATIO = 0.98
 """The search may lose this much to a rule that happens to be right: trials have noise."""
 
@@ -96,7 +93,7 @@ def settle(bench: Bench, scenario: str, rounds: int) -> tuple[Settled, dict[str,
         work,
         TuneOptions(
             out=bench.work / f"tune-{scenario}",
-            budget_s=min(bench.budget_s, MOST_BUDGET_S),
+            budget_s=bench.budget_s,
             only=SETTINGS,
         ),
         bench.tell,

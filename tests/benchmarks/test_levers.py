@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.bench import Arm
-from benchmarks.suites import levers, levers_text
+from benchmarks.suites import levers, levers_storage, levers_text
 from benchmarks.suites.levers import Subject, record_of, run_once
 from flatout import techniques
 from flatout.core.profile import PeakBytes
@@ -37,7 +37,7 @@ def trial(median=100.0, outcome=Outcome.OK, applied=(), peak=100):
 
 GROUPS = {
     f"{suite.THEME} {name}": group
-    for suite in (levers, levers_text)
+    for suite in (levers, levers_text, levers_storage)
     for name, group in vars(suite).items()
     if name.startswith("ON_")
 }
@@ -88,3 +88,5 @@ def test_the_scripts_of_the_suite_are_there():
     assert levers.IMAGES.exists()
     assert levers_text.TEXTS.exists()
     assert levers_text.LANGUAGE.exists()
+    assert levers_storage.PHOTOGRAPHS.exists()
+    assert levers_storage.SAMPLES.exists()

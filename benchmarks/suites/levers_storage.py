@@ -1,0 +1,90 @@
+"""Levers by themselves, as in `levers`, on large photographs and on samples that are not cached."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from benchmarks.bench import Bench, Record, trials_in
+from benchmarks.suites.levers import Levers, Subject, measured, record_of, workload
+from flatout.data.residency import evict
+from flatout.workflow.demo import make_job
+
+THEME = "levers_storage"
+ROUNDS = 3
+PHOTOGRAPHS, SAMPLES = (
+    Path(__file__).parent.parent / "scripts" / f"naive_{name}.py"
+    for name in ("photographs", "samples")
+)
+LARGE = (1600, 1200)
+LARGE_COUNT = 120
+NOISE = 6.0
+"""Standard deviation of the noise on large photographs: smooth ones would be decoded too fast."""
+COUNT, SAMPLE_BYTES = 8192, 100_000
+"""Two windows of the block order's least; as large as photographs."""
+ON_LARGE: Levers = {"region_decode": {}, "fast_resize": {}, "fast_decode": {}, "scaled_decode": {}}
+ON_FILES: Levers = {"read_ahead": {}}
+ON_STORE: Levers = {"block_order": {}}
+
+
+def run(bench: Bench, rounds: int = ROUNDS) -> Record:
+    """Run every arm of every script, round by round."""
+    found = [measured(subject, bench, rounds) for subject in subjects(bench)]
+    return record_of(THEME, found, trials_in(bench.work))
+
+
+def subjects(bench: Bench) -> list[Subject]:
+    """Make the data and return the scripts, each with the levers that have something to do."""
+    large = make_large(bench.work)
+    samples, store = make_samples(bench.work)
+    return [
+        Subject(
+            name=f"photographs of {LARGE[0]} x {LARGE[1]}",
+            workload=workload(PHOTOGRAPHS, bench, "--data", str(large)),
+            levers=ON_LARGE,
+        ),
+        Subject(
+            name="files that are not cached, 1 worker",
+            workload=workload(SAMPLES, bench, "--data", str(samples)),
+            levers=ON_FILES,
+        ),
+        Subject(
+            name="a store that is not cached, 1 worker",
+            workload=workload(SAMPLES, bench, "--store", str(store)),
+            levers=ON_STORE,
+        ),
+    ]
+
+
+def make_large(work: Path) -> Path:
+    """Make large photographs from those of the demo's job; return their folder."""
+    job = make_job(work)
+    draw = np.random.default_rng(0)
+    folder = work / "large"
+    for path in sorted((job.folder / "photographs").glob("*/*.jpg"))[:LARGE_COUNT]:
+        image = Image.open(path).convert("RGB").resize(LARGE, Image.Resampling.BICUBIC)
+        noise = draw.normal(0, NOISE, (*LARGE[::-1], 1)).astype(np.float32)
+        pixels = (np.asarray(image, np.float32) + noise).clip(0, 255).astype(np.uint8)
+        target = folder / path.parent.name / path.name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels).save(target, quality=90)
+    return folder
+
+
+def make_samples(work: Path) -> tuple[Path, Path]:
+    """Make samples of noise as files, and the same in a packed store; return both folders."""
+    draw = np.random.default_rng(0)
+    files, store = work / "samples", work / "samples.packed"
+    files.mkdir()
+    whole = draw.integers(0, 256, (COUNT, SAMPLE_BYTES), dtype=np.uint8)
+    for number, values in enumerate(whole):
+        np.save(files / f"{number:05d}.npy", values)
+    np.savez(work / "samples.npz", x=whole, label=np.arange(COUNT) % 10)
+    words = ["pack", str(work / "samples.npz"), str(store)]
+    subprocess.run([sys.executable, "-m", "flatout", *words], check=True, capture_output=True)
+    (work / "samples.npz").unlink()
+    for path in (*files.iterdir(), *store.iterdir()):
+        evict(path)  # written first: only clean pages can be forgotten
+    return files, store
