@@ -10,10 +10,12 @@ from PIL import Image, ImageEnhance, ImageOps
 from torch.utils.data import DataLoader
 
 from flatout.data import postponed
-from flatout.data.postponed import scaled_on
+from flatout.data.packed import Packed, restored
+from flatout.data.postponed import Postponed, scaled_on
 from flatout.data.scaled_pictures import Scaled, putting_off
 from flatout.data.scaling import AREA, BICUBIC, BILINEAR, Cut, find_order, scaled, window_of
 from flatout.data.transport import PackingCollate
+from flatout.data.unmade import Unmade
 from tests.data.tails import TAILS, Pictures, a_product, numpy_arithmetic, torch_arithmetic
 from tests.data.test_colours import jittered, noise
 from tests.data.test_transport import batches, forms
@@ -275,11 +277,54 @@ def test_a_part_of_a_batch_that_is_looked_at_is_made(pictures):
     assert plan.trouble == ""
 
 
-def test_turned_and_cropped_tensors_are_made(pictures):
-    def cropped(image):
-        return torch.from_numpy(np.array(image)[3:40].astype(np.float32)).flip(1)
+def mirrored_array(image):
+    values = np.asarray(image)
+    values = values[:, ::-1] if random.random() < 0.5 else values
+    return torch.from_numpy(np.ascontiguousarray(values.transpose(2, 0, 1)).astype(np.float32))
 
-    plain, found, plan = scaled_batches(Resized(pictures, cropped))
+
+def mirrored_scaled_array(image):
+    values = np.asarray(image, dtype=np.float32)[::-1] / 255
+    return torch.from_numpy(np.ascontiguousarray(values[:, ::-1].transpose(2, 0, 1)))
+
+
+def mirrored_tensor(image):
+    values = torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous().float().div(255)
+    return values.flip(-1) if random.random() < 0.5 else values.flip(1)
+
+
+def mirrored_twice(image):
+    return mirrored_tensor(image).flip(2)
+
+
+TURNING = (mirrored_array, mirrored_scaled_array, mirrored_tensor, mirrored_twice)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("tail", TURNING)
+def test_arrays_and_tensors_that_are_turned_round_wait_too(pictures, tail, workers, monkeypatch):
+    early = Unmade.early
+    plain, found, plan = scaled_batches(Resized(pictures, tail), workers)
+
+    assert forms(found) == forms(plain)
+    assert (plan.trouble, Unmade.early) == ("", early)
+
+
+def cropped(image):
+    return torch.from_numpy(np.array(image)[3:40].astype(np.float32)).flip(1)
+
+
+def flipped_channels(image):
+    return torch.from_numpy(np.array(image)[..., ::-1].astype(np.float32) / 255)
+
+
+def negative_of_turned(image):
+    return (255 - torch.from_numpy(np.array(image)).flip(0).float()).sqrt()
+
+
+@pytest.mark.parametrize("tail", [cropped, flipped_channels, negative_of_turned])
+def test_what_is_asked_for_before_is_made(pictures, tail):
+    plain, found, plan = scaled_batches(Resized(pictures, tail))
 
     assert forms(found) == forms(plain)
     assert plan.trouble == ""
@@ -309,3 +354,31 @@ def test_a_gpu_gives_the_same_bits(kind):
     cuts = [cut for cut, _ in pairs]
 
     assert torch.equal(scaled(windows.cuda(), cuts).cpu(), scaled(windows, cuts))
+
+
+@pytest.mark.gpu
+def test_restoring_a_batch_does_not_wait_for_the_gpu():
+    rng = np.random.default_rng(0)
+    pixels = dots(rng, 110, 90)
+    cuts, windows = zip(
+        *(
+            cut_of(pixels, random_box(rng, 110, 90), (SIDE, SIDE), BICUBIC, is_mirrored=bool(x % 2))
+            for x in range(40)
+        ),
+        strict=True,
+    )
+    colours = [(("Contrast", 1.2), ("Color", 0.5))] * 40
+    todo = Postponed(cuts=cuts, order=(2, 0, 1), colours=colours)
+    flat = torch.from_numpy(np.concatenate(windows).reshape(-1))
+    levels = torch.arange(3 * 256, dtype=torch.float32).view(3, 256)
+    packed = Packed(flat, levels, 1, None, postponed=todo)
+    cuda = torch.device("cuda")
+    expected = restored(packed, cuda)  # the first one compares the device with the CPU
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        found = restored(packed, cuda)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+    assert torch.equal(found, expected)
+    assert torch.equal(found.cpu(), restored(packed))

@@ -11,6 +11,8 @@ from typing import TypeAlias
 
 import torch
 
+from flatout.data.sending import sent
+
 Colour: TypeAlias = tuple[str, float]
 """Name of one of Pillow's enhancements, and its factor."""
 Colours: TypeAlias = tuple[Colour, ...]
@@ -56,11 +58,11 @@ def _apply(pictures: torch.Tensor, kind: str, factors: Sequence[float | None]) -
     places = [place for place, factor in enumerate(factors) if factor is not None]
     if not places:
         return
-    device = pictures.device
-    rows = torch.tensor(places, device=device)
+    rows = sent(torch.tensor(places), pictures.device)
     chosen = pictures[rows]
-    factor = torch.tensor([x for x in factors if x is not None], dtype=torch.float32, device=device)
-    pictures[rows] = blended(_degenerate(chosen, kind), chosen, factor)
+    factor = torch.tensor([x for x in factors if x is not None], dtype=torch.float32)
+    there = sent(factor, pictures.device)
+    pictures[rows] = blended(_degenerate(chosen, kind), chosen, there)
 
 
 def blended(degenerate: torch.Tensor, pictures: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:

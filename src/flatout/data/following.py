@@ -160,7 +160,7 @@ def _tensor(original: Callable[..., Any]) -> Callable[..., Any]:
         if not isinstance(value, LazyArray):
             return original(value, *args, **kwargs)
         dtype = kwargs.pop("dtype", None) or (args[0] if args else None)
-        if kwargs or len(args) > 1 or any(stride < 0 for stride in value.pixels.view.strides):
+        if kwargs or len(args) > 1 or _is_refused(value.pixels):
             return original(np.asarray(value.__array__()), *args, **kwargs)
         lazy: Any = LazyTensor(from_array(value.pixels).pixels)
         if original is torch.tensor:
@@ -168,6 +168,11 @@ def _tensor(original: Callable[..., Any]) -> Callable[..., Any]:
         return lazy if dtype is None else lazy.to(dtype)
 
     return make
+
+
+def _is_refused(pixels: Pixels) -> bool:
+    """Tell whether torch would refuse the array, in its own words."""
+    return pixels.is_backwards and not (pixels.is_unmade and pixels.is_ordered)
 
 
 REPLACED: tuple[tuple[Any, str, Replacement], ...] = (

@@ -86,6 +86,16 @@ class Pixels:
             self.unmade.make()
         return self.view
 
+    @property
+    def is_unmade(self) -> bool:
+        """Whether the bytes are not there yet."""
+        return self.unmade is not None and not self.unmade.is_made
+
+    @property
+    def is_backwards(self) -> bool:
+        """Whether an axis runs backwards through the memory."""
+        return any(stride < 0 for stride in self.view.strides)
+
     def derived(self, grid: Grid, axis: int | None) -> "Pixels":
         """Return the same bytes with another meaning."""
         return Pixels(self.view, grid, axis, is_ordered=self.is_ordered, unmade=self.unmade)
@@ -130,7 +140,7 @@ class Pixels:
 
     def ordered(self) -> "Pixels":
         """Return the same as a contiguous copy; the bytes are moved later, on their way out."""
-        if any(stride < 0 for stride in self.view.strides):
+        if self.is_backwards and not self.is_unmade:
             return self.laid_out(contiguous(self.bytes), self.axis)
         return self.laid_out(self.view, self.axis, is_ordered=True)
 

@@ -5,6 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from flatout.data.sending import sent
+
 BLOCK = 32_767
 """Floats of one block: converting and scaling then both work in the second-level cache, and torch
 leaves a block to one thread (its grain is 32768 elements): on a busy machine two threads that wait
@@ -36,7 +38,7 @@ def normalised(images: torch.Tensor, mean: Sequence[float], std: Sequence[float]
         raise ValueError(f"{images.shape[-1]} channels, {len(mean)} means, {len(std)} deviations")
     scale, shift = scale_and_shift(mean, std)
     if images.device.type != "cpu":
-        scale, shift = scale.to(images.device), shift.to(images.device)
+        scale, shift = sent(scale, images.device), sent(shift, images.device)
         return torch.addcmul(shift, images.float(), scale).permute(0, 3, 1, 2)
     return _blockwise(images.contiguous(), scale, shift).permute(0, 3, 1, 2)
 

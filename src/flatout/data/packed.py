@@ -9,6 +9,7 @@ import torch
 from flatout.data import ring
 from flatout.data.levels import LEVELS, Step, planes
 from flatout.data.postponed import Postponed
+from flatout.data.sending import sent
 
 NOTHING = Postponed()
 BLOCK = "_flatout_block"
@@ -184,8 +185,7 @@ def _blocks(values: Any, axis: int | None) -> Iterator[tuple[int, Any]]:
 
 
 def _looked_up(packed: Packed, device: torch.device) -> torch.Tensor:
-    levels = packed.levels.to(device)
-    values = packed.bytes.to(device, non_blocking=True)
+    levels, values = sent(packed.levels, device), sent(packed.bytes, device)
     places = values.long()
     if packed.axis is not None and len(levels) > 1:
         sides = [1] * values.dim()

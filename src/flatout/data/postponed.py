@@ -10,6 +10,7 @@ import torch
 
 from flatout.data.colours import Colours, coloured
 from flatout.data.scaling import CHANNELS, Cut, scaled
+from flatout.data.sending import sent
 from flatout.data.unmade import Order, laid_out
 
 COMPARED = 4
@@ -59,7 +60,7 @@ def scaled_on(device: torch.device, windows: torch.Tensor, cuts: Sequence[Cut]) 
         return torch.equal(scaled(part.to(device), few).cpu(), scaled(part, few))
 
     place = device if _is_trusted(device, "scaling", is_alike) else CPU
-    return scaled(windows.to(place, non_blocking=True), cuts)
+    return scaled(sent(windows, place), cuts)
 
 
 def changed_on(
@@ -72,7 +73,7 @@ def changed_on(
         return torch.equal(found.cpu(), coloured(values.cpu(), axis, colours))
 
     place = device if _is_trusted(device, "colours", is_alike) else CPU
-    return coloured(values.to(place, non_blocking=True), axis, colours)
+    return coloured(sent(values, place), axis, colours)
 
 
 def _is_trusted(device: torch.device, work: str, is_alike: Callable[[], bool]) -> bool:

@@ -36,12 +36,14 @@ class Resident:
         """Return the batch of these samples, in memory of its own."""
         import torch
 
+        from flatout.data.sending import sent
+
         rows = torch.as_tensor(numbers, dtype=torch.int64)
         on_device: dict[Any, Any] = {}
 
         def picked(leaf: Any) -> Any:
             if leaf.device not in on_device:
-                on_device[leaf.device] = rows.to(leaf.device, non_blocking=True)
+                on_device[leaf.device] = sent(rows, leaf.device)
             return leaf.index_select(0, on_device[leaf.device])
 
         return map_leaves(self.whole, picked)

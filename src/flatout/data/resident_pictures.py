@@ -17,6 +17,7 @@ from flatout.data.crops import FLIP, LEFT, TOP, Crops, Numbers, boxes
 from flatout.data.format import Header
 from flatout.data.normalise import normalised, scale_and_shift
 from flatout.data.reader import PackedDataset, empty_batch
+from flatout.data.sending import sent
 from flatout.data.stored_pictures import CHANNELS, StoredPictures
 from flatout.kernels.windows import MOST_SIDE, can_cut, cut_windows
 
@@ -63,7 +64,7 @@ class ResidentPictures:
     def others(self, places: Numbers) -> list[torch.Tensor]:
         """Return the other fields' rows."""
         rows = torch.from_numpy(places)
-        return [column.index_select(0, rows.to(column.device)) for column in self.columns]
+        return [column.index_select(0, sent(rows, column.device)) for column in self.columns]
 
     def is_cut_at_once(self, crops: Crops) -> bool:
         """Tell whether a batch's crops are made in one operation."""
@@ -116,7 +117,7 @@ def cut_out(
         where: a box a row, as `flatout.data.crops.boxes` gives them.
         side: height and width of the windows.
     """
-    rows, where = rows.to(images.device), where.to(images.device)
+    rows, where = sent(rows, images.device), sent(where, images.device)
     steps = torch.arange(side, device=images.device)
     across = torch.where(where[:, FLIP, None].bool(), side - 1 - steps, steps)
     ys, xs = where[:, TOP, None] + steps, where[:, LEFT, None] + across

@@ -19,6 +19,7 @@ from typing import TypeAlias
 import torch
 
 from flatout.core.errors import NotApplicable
+from flatout.data.sending import sent
 from flatout.kernels.resample import ORDERS, Order
 
 BITS = 22
@@ -100,8 +101,8 @@ def scaled(pixels: torch.Tensor, cuts: Sequence[Cut]) -> torch.Tensor:
         for first in range(0, len(members), AT_ONCE):
             some = members[first : first + AT_ONCE]
             group = _Group([cuts[place] for place, _ in some], [at for _, at in some], pixels)
-            places = torch.tensor([place for place, _ in some], device=pixels.device)
-            made[places] = group.made()
+            places = torch.tensor([place for place, _ in some])
+            made[sent(places, pixels.device)] = group.made()
     return _turned(made, cuts)
 
 
@@ -110,7 +111,7 @@ def _turned(pictures: torch.Tensor, cuts: Sequence[Cut]) -> torch.Tensor:
     for axis, name in ((2, "is_mirrored"), (1, "is_upside_down")):
         places = [place for place, cut in enumerate(cuts) if getattr(cut, name)]
         if places:
-            rows = torch.tensor(places, device=pictures.device)
+            rows = sent(torch.tensor(places), pictures.device)
             pictures[rows] = pictures[rows].flip(axis)
     return pictures
 
@@ -140,22 +141,28 @@ class _Group:
 
     def __init__(self, cuts: Sequence[Cut], starts: Sequence[int], pixels: torch.Tensor) -> None:
         self.pixels, self.is_down_first = pixels, cuts[0].is_down_first
-        whole = torch.tensor([[*cut.window, *cut.source] for cut in cuts]).to(pixels.device)
+        rows = [[*cut.window, *cut.source, start] for cut, start in zip(cuts, starts, strict=True)]
+        whole = sent(torch.tensor(rows), pixels.device)
         # Pillow takes a box in single precision.
-        boxes = torch.tensor([cut.box for cut in cuts], dtype=torch.float32).to(pixels.device)
-        left, top, right, bottom, width, height = whole.T
+        boxes = sent(torch.tensor([cut.box for cut in cuts], dtype=torch.float32), pixels.device)
+        left, top, right, bottom, width, height, self.starts = whole.T
         (across, down), kind = cuts[0].size, cuts[0].kind
-        self.starts = torch.tensor(starts, device=pixels.device)
         self.widths, self.heights = right - left, bottom - top
-        self.columns = _taps(_Side(width, boxes[:, 0], boxes[:, 2], left), across, kind)
-        self.rows = _taps(_Side(height, boxes[:, 1], boxes[:, 3], top), down, kind)
+        # Known here, so that no size has to be asked of the device.
+        self.all_columns = sum(cut.window[2] - cut.window[0] for cut in cuts)
+        self.all_rows = sum(cut.window[3] - cut.window[1] for cut in cuts)
+        widest = max(_count(kind, cut.box[2] - cut.box[0], across) for cut in cuts)
+        tallest = max(_count(kind, cut.box[3] - cut.box[1], down) for cut in cuts)
+        sides = _Side(width, boxes[:, 0], boxes[:, 2], left, widest)
+        self.columns = _taps(sides, across, kind)
+        self.rows = _taps(_Side(height, boxes[:, 1], boxes[:, 3], top, tallest), down, kind)
 
     def made(self) -> torch.Tensor:
         """Return the results, (pictures, height, width, 3)."""
         return self._down_then_across() if self.is_down_first else self._across_then_down()
 
     def _across_then_down(self) -> torch.Tensor:
-        owner, line = _lines(self.heights)
+        owner, line = _lines(self.heights, self.all_rows)
         start = (self.starts[owner] + line * self.widths[owner])[:, None]
         columns = self.columns.of(owner)
         narrow = _summed(columns.weights, lambda tap: self.pixels[start + columns.pixels(tap)])
@@ -163,7 +170,7 @@ class _Group:
         return _summed(self.rows.weights, lambda tap: narrow[first + self.rows.pixels(tap)])
 
     def _down_then_across(self) -> torch.Tensor:
-        owner, line = _lines(self.widths)
+        owner, line = _lines(self.widths, self.all_columns)
         start, step = (self.starts[owner] + line)[:, None], self.widths[owner][:, None]
         rows = self.rows.of(owner)
         low = _summed(rows.weights, lambda tap: self.pixels[start + rows.pixels(tap) * step])
@@ -172,10 +179,11 @@ class _Group:
         return turned.transpose(1, 2)
 
 
-def _lines(counts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _lines(counts: torch.Tensor, total: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Return for each line of all windows whose it is, and its number there."""
-    owner = torch.repeat_interleave(torch.arange(len(counts), device=counts.device), counts)
-    place = torch.arange(len(owner), device=counts.device)
+    numbers = torch.arange(len(counts), device=counts.device)
+    owner = torch.repeat_interleave(numbers, counts, output_size=total)
+    place = torch.arange(total, device=counts.device)
     return owner, place - _before(counts)[owner]
 
 
@@ -209,6 +217,13 @@ class _Side:
     high: torch.Tensor
     window: torch.Tensor
     """Where the window begins."""
+    taps: int
+    """That no place has more of."""
+
+
+def _count(kind: int, length: float, to: int) -> int:
+    """Return how many taps a place has at most; one more where single precision might decide."""
+    return math.ceil(REACH[kind] * max(1.0, length / to) + 1e-3) * 2 + 1
 
 
 def _taps(side: _Side, to: int, kind: int) -> _Taps:
@@ -223,7 +238,7 @@ def _taps(side: _Side, to: int, kind: int) -> _Taps:
     end = torch.minimum((center + support + 0.5).long(), side.source[:, None])
     step, total = 1.0 / wide, torch.zeros_like(center)
     found = []
-    for tap in range(int(support.max().ceil()) * 2 + 1):
+    for tap in range(side.taps):
         at = ((tap + first).double() - center + 0.5) * step
         weight = torch.where(first + tap < end, _weight(kind, at), 0.0)
         total += weight

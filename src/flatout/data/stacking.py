@@ -38,11 +38,11 @@ def _unmade(images: Sequence[Pixels]) -> Unmade | None:
     parts = [image.unmade for image in images]
     if any(part is None or part.is_made for part in parts):
         return None
-    orders = {part.order_of(image.view) for part, image in zip(parts, images, strict=True)}
-    order = orders.pop()
-    if orders or order is None:
+    layouts = [part.layout_of(image.view) for part, image in zip(parts, images, strict=True)]
+    if len({layout and layout[0] for layout in layouts}) > 1 or None in layouts:
         return None
-    cuts = [part.cuts[0] for part in parts]
+    order = layouts[0][0]
+    cuts = [part.cut_of(turned) for part, (_, turned) in zip(parts, layouts, strict=True)]
     store = shared_bytes((CHANNELS * sum(cut.pixels for cut in cuts),))
     values, start = store.numpy(), 0
     for part in parts:

@@ -127,6 +127,7 @@ def computed(pixels: Pixels) -> torch.Tensor:
     """Return the tensor that the pixels stand for."""
     values = np.ascontiguousarray(pixels.bytes) if pixels.is_ordered else pixels.bytes
     values = with_colours(values, pixels)
+    values = values.copy("K") if any(stride < 0 for stride in values.strides) else values
     with torch._C.DisableTorchFunction():
         source = torch.from_numpy(values if values.flags.writeable else values.copy("K"))
         levels = pixels.grid.levels
@@ -264,6 +265,8 @@ def _flip(subject: LazyTensor, *dims: Any, **kwargs: Any) -> Any:
     if pixels.axis in places:
         return NotImplemented
     key = tuple(slice(None, None, -1 if i in places else None) for i in range(pixels.view.ndim))
+    if pixels.is_unmade:
+        return LazyTensor(pixels.laid_out(pixels.view[key], pixels.axis).copied())
     # Torch flips into new memory: numpy's view of negative strides would not do outside.
     flipped = pixels.laid_out(pixels.bytes[key].copy("K"), pixels.axis)
     return LazyTensor(flipped.copied())

@@ -1,6 +1,7 @@
 """Bytes of pictures that are still to be made: their shape is known, their memory is untouched."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
@@ -54,19 +55,37 @@ class Unmade:
     def is_whole_batch(self, view: "np.ndarray[Any, Any]") -> bool:
         """Tell whether a view is that of a whole batch as it is, of which nobody saw a byte."""
         is_one = self.order is None or self.is_made
-        return not is_one and self.order_of(view) == tuple(range(self.room.ndim))
+        return not is_one and self.layout_of(view) == (tuple(range(self.room.ndim)), frozenset())
 
-    def order_of(self, view: "np.ndarray[Any, Any]") -> Order | None:
-        """Return in which order a view has a picture's axes; None where it is not all of it."""
-        if view.ndim != self.room.ndim or view.ctypes.data != self.room.ctypes.data:
-            return None
-        axes = list(zip(self.room.strides, self.room.shape, strict=True))
-        found = []
-        for axis in zip(view.strides, view.shape, strict=True):
-            if axis not in axes:
+    def layout_of(self, view: "np.ndarray[Any, Any]") -> tuple[Order, frozenset[int]] | None:
+        """Return in which order a view has the axes, and which run backwards.
+
+        None where it is not all of the memory, or runs backwards over the channels.
+        """
+        room = self.room
+        axes = list(zip(room.strides, room.shape, strict=True))
+        order, turned, first = [], set(), room.ctypes.data
+        for stride, side in zip(view.strides, view.shape, strict=True):
+            if (abs(stride), side) not in axes:
                 return None
-            found.append(axes.index(axis))
-        return tuple(found) if len(set(found)) == len(found) else None
+            place = axes.index((abs(stride), side))
+            order.append(place)
+            if stride < 0:
+                turned.add(place)
+                first += (side - 1) * -stride
+        is_whole = sorted(order) == list(range(room.ndim)) and view.ctypes.data == first
+        is_possible = room.ndim - 1 not in turned
+        return (tuple(order), frozenset(turned)) if is_whole and is_possible else None
+
+    def cut_of(self, turned: frozenset[int]) -> Cut:
+        """Return how the only picture is made, with some axes turned round."""
+        (cut,) = self.cuts
+        height, width = 0, 1
+        return replace(
+            cut,
+            is_mirrored=cut.is_mirrored ^ (width in turned),
+            is_upside_down=cut.is_upside_down ^ (height in turned),
+        )
 
 
 def laid_out(pictures: torch.Tensor, order: Order | None) -> torch.Tensor:
