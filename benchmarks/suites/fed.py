@@ -62,7 +62,7 @@ def run(bench: Bench, rounds: int = ROUNDS) -> Record:
         interleave([plain, ours], 1)
         free.run()
         bench.say(f"  round {number + 1} of {rounds}")
-    pipeline = find_pipeline(lab, ablation.recipe, final)
+    pipeline = find_pipeline(lab, ablation.recipe, final, all_cores=True)
     if pipeline is None or free.latest is None:
         raise SystemExit("the samples of the recipe could not be looked at")
     # The arm's steps hold their part of the epochs' start already.

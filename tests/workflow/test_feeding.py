@@ -88,11 +88,17 @@ def test_more_threads_than_cores_take_the_cores(tmp_path):
     assert trained_ms(Threaded(obeys=False, threads=8), tmp_path, cpu_threads=8) == 120.0
 
 
-@pytest.mark.parametrize(("kind", "expected"), [("cpu", 60.0), ("cuda", 0.0)])
-def test_one_thread_or_another_device_needs_no_second_look(kind, expected, tmp_path):
+def test_on_one_thread_already_it_is_looked_at_as_it_is(tmp_path):
+    runner = Threaded(threads=1)
+
+    assert trained_ms(runner, tmp_path, cpu_threads=1) == 60.0
+    assert runner.asked == ["baseline"]
+
+
+def test_another_device_takes_nothing_from_the_cores(tmp_path):
     runner = Threaded()
 
-    assert trained_ms(runner, tmp_path, kind=kind, cpu_threads=1) == expected
+    assert trained_ms(runner, tmp_path, kind="cuda", cpu_threads=2) == 0.0
     assert runner.asked == []
 
 

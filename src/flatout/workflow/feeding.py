@@ -40,9 +40,20 @@ def look(lab: Lab, recipe: Recipe, profile: Profile) -> Profile:
     return replace(profile, pipeline=find_pipeline(lab, recipe, profile))
 
 
-def find_pipeline(lab: Lab, recipe: Recipe, profile: Profile) -> Pipeline | None:
-    """Return what a sample costs by leg under a recipe; None where it could not be seen."""
-    trial = lab.look("samples", recipe, {"pipeline": {"max_s": LOOK_S}}, LOOK_STEPS)
+def find_pipeline(
+    lab: Lab, recipe: Recipe, profile: Profile, *, all_cores: bool = False
+) -> Pipeline | None:
+    """Return what a sample costs by leg under a recipe; None where it could not be seen.
+
+    Args:
+        lab: Runs the recipe.
+        recipe: Under which samples are made.
+        profile: Its step.
+        all_cores: Whether the other cores make samples, too, meanwhile.
+    """
+    options = {"max_s": LOOK_S} | ({"company": _others(lab)} if all_cores else {})
+    what = "samples on all cores" if all_cores else "samples"
+    trial = lab.look(what, recipe, {"pipeline": options}, LOOK_STEPS)
     return pipeline_of(find_seen(trial, "pipeline"), profile, lab.machine, techniques.names())
 
 
@@ -51,7 +62,7 @@ def find_feeding(lab: Lab, recipe: Recipe, final: Profile) -> Feeding | None:
     if not final.training_loaders or not final.samples_per_step:
         return None
     free = lab.look("free data", recipe, replay_probe(final, "host"), None).profile
-    pipeline = find_pipeline(lab, recipe, final) if free is not None else None
+    pipeline = find_pipeline(lab, recipe, final, all_cores=True) if free is not None else None
     if free is None or pipeline is None:
         return None
     return feeding_of(final, free_ms_of(free), pipeline, find_trained_ms(lab, recipe, free))
@@ -66,24 +77,29 @@ def find_trained_ms(lab: Lab, recipe: Recipe, free: Profile) -> float:
     """Return the CPU time that a step of training takes from those who make its samples.
 
     On one thread: several of them spin while they wait for each other, and what they spin is no
-    work that has to be done. None of it where another device trains.
+    work that has to be done. The other cores make samples meanwhile, as they do when all are busy.
+    None of it where another device trains.
 
     Args:
-        lab: Runs the recipe once more where it trains on several threads.
+        lab: Runs the recipe once more.
         recipe: What trains.
         free: Its profile with free data.
     """
     if free.device_kind != "cpu":
         return 0.0
-    profiles = [free]
-    if free.cpu_threads > 1:
-        single = Choice(technique=THREADS, settings={"threads": 1})
-        alone = recipe.without(THREADS).plus(single)
-        trial = lab.look("free data on one thread", alone, replay_probe(free, "host"), None)
-        profiles += [trial.profile] if trial.profile is not None else []
-    # A script may set its threads itself, whatever it was asked for.
-    cores = lab.machine.usable_cores
-    return min(free_ms_of(x) * min(max(1, x.cpu_threads), cores) for x in profiles)
+    single = Choice(technique=THREADS, settings={"threads": 1})
+    alone = recipe.without(THREADS).plus(single) if free.cpu_threads > 1 else recipe
+    probe = replay_probe(free, "host", company=_others(lab))
+    trial = lab.look("free data on one thread", alone, probe, None)
+    profiles = [free] + ([trial.profile] if trial.profile is not None else [])
+    # A script may set its threads itself, whatever it was asked for: the fewest count, once.
+    fewest = min(profiles, key=lambda x: (x.cpu_threads, x is free))
+    return free_ms_of(fewest) * min(max(1, fewest.cpu_threads), lab.machine.usable_cores)
+
+
+def _others(lab: Lab) -> int:
+    """Return the cores beside one."""
+    return max(0, lab.machine.usable_cores - 1)
 
 
 def feeding_of(final: Profile, free_ms: float, pipeline: Pipeline, step_cpu_ms: float) -> Feeding:

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_sample_of_photographs_is_told_apart(workers):
-    probes = {"pipeline": {"max_s": 1.0}}
+    probes = {"pipeline": {"max_s": 1.0, "company": workers}}
 
     trial = probed(SCRIPTS / "picture_loop.py", str(workers), probes=probes, steps=12)
 

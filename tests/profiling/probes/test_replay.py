@@ -61,6 +61,17 @@ def test_batches_may_lie_on_the_training_device():
     assert trial.details["probes"]["replay"]["device"] == "cpu"
 
 
+def test_samples_may_be_made_beside_the_training():
+    functions = "loader<batches.py:<module>"
+    address = f"batches.py:{functions}#0"
+    probes = {"replay": {"what": "host", "loaders": [address], "company": 2}}
+    trial = probed(SCRIPTS / "batches.py", "no_worker", probes=probes)
+
+    assert trial.outcome is Outcome.OK, trial.traceback
+    assert trial.details["errors"] == []
+    assert trial.details["probes"]["replay"]["replayed"] > 4
+
+
 def test_a_loader_with_iterators_of_its_own_is_told():
     trial = batches("own_iterator")
 

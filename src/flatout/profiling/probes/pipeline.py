@@ -21,8 +21,10 @@ import torch.utils.data.dataloader as loading
 
 from flatout.core.nested import map_leaves
 from flatout.profiling.batch_meter import CoreDelay
+from flatout.profiling.company import Company
+from flatout.profiling.drawing import made_here, start_as_worker
 from flatout.profiling.worker_log import read_io
-from flatout.seams.loader import ADDRESS, as_received, leading_size, tensor_bytes
+from flatout.seams.loader import ADDRESS, leading_size, tensor_bytes
 from flatout.seams.processes import die_with_parent
 from flatout.seams.session import Session
 
@@ -43,8 +45,13 @@ SELF = Path("/proc/self")
 
 
 def start(session: Session, options: Mapping[str, Any]) -> "PipelineProbe":
-    """Watch which loaders train; `max_s` in the options bounds the looking."""
-    probe = PipelineProbe(session, options.get("max_s", MAX_S))
+    """Watch which loaders train.
+
+    `max_s` in the options bounds the looking; `company` is the number of processes that make
+    batches beside it.
+    """
+    company = Company(options.get("company", 0))
+    probe = PipelineProbe(session, options.get("max_s", MAX_S), company)
     probe.install()
     return probe
 
@@ -52,9 +59,10 @@ def start(session: Session, options: Mapping[str, Any]) -> "PipelineProbe":
 class PipelineProbe:
     """The loaders of this process by address."""
 
-    def __init__(self, session: Session, max_s: float) -> None:
+    def __init__(self, session: Session, max_s: float, company: Company) -> None:
         self.session = session
         self.max_s = max_s
+        self.company = company
         self.loaders: dict[str, Any] = {}
         self.missing: dict[str, str] = {}
 
@@ -99,7 +107,11 @@ class PipelineProbe:
             bytes_made.append(tensor_bytes(last[0]))
 
         read = read_io(SELF)[0]
-        cpu_s, wall_s = self.draw(batches, count)
+        self.company.start(loader)
+        try:
+            cpu_s, wall_s = self.draw(batches, count)
+        finally:
+            self.company.end()
         read_after = read_io(SELF)[0]
         profiler = cProfile.Profile()
         functions = self.profiled(batches, profiler)
@@ -161,45 +173,6 @@ class PipelineProbe:
         except (OSError, RuntimeError, EOFError) as error:
             self.missing["transport"] = f"a batch could not be sent: {error}"
             return None, 0
-
-
-def made_here(loader: Any) -> Iterator[Any]:
-    """Yield the loader's batches, made in this process whatever workers it has; more than once.
-
-    Each as the loop receives it, and as a worker sends it.
-    """
-    while True:
-        fetcher = dataloader._DatasetKind.create_fetcher(
-            loader._dataset_kind,
-            loader.dataset,
-            loader._auto_collation,
-            loader.collate_fn,
-            loader.drop_last,
-        )
-        drawn = False
-        for numbers in iter(loader._index_sampler):
-            try:
-                batch = fetcher.fetch(numbers)
-            except StopIteration:
-                break
-            drawn = True
-            yield as_received(loader.collate_fn, batch), map_leaves(batch, _as_sent)
-        if not drawn:
-            return
-
-
-def _as_sent(leaf: Any) -> Any:
-    """Return the bytes of a leaf that travels packed; any other as it is."""
-    packed = getattr(leaf, "bytes", None)
-    return packed if isinstance(packed, torch.Tensor) else leaf
-
-
-def start_as_worker(start: Any) -> None:
-    """Do here what a recipe's levers do when a worker starts, and nothing of the script's own."""
-    while start is not None:
-        if hasattr(start, "start_here"):
-            start.start_here()
-        start = getattr(start, "then", None) or getattr(start, "asked", None)
 
 
 def is_repeated(loader: Any) -> bool | None:

@@ -14,6 +14,7 @@ import torch
 import torch.utils.data.dataloader as loading
 
 from flatout.core.nested import map_leaves
+from flatout.profiling.company import Company
 from flatout.seams.loader import ADDRESS, as_received
 from flatout.seams.session import Session
 
@@ -32,6 +33,7 @@ def start(session: Session, options: Mapping[str, Any]) -> "Replay":
 
     `options["what"]` is `host`, or `device` for batches that lie on the training device already.
     `options["lengths"]` has batches per epoch by address, for streams that have no length.
+    `options["company"]` is the number of processes that make batches beside the training.
     """
     replay = Replay(session, options)
     replay.install()
@@ -48,6 +50,7 @@ class Replay:
         self.lengths: Mapping[str, int] = options.get("lengths", {})
         self.device: torch.device | None = None
         self.rings: dict[tuple[str, int], _Ring] = {}
+        self.company = Company(options.get("company", 0))
 
     def install(self) -> None:
         """Stand in where torch makes an iterator: what the seams put around it stays."""
@@ -77,6 +80,7 @@ class Replay:
 
     def result(self) -> Mapping[str, Any]:
         """Return how many batches were replayed, and where they lay."""
+        self.company.end()
         rings = self.rings.values()
         return {
             "replayed": sum(ring.replayed for ring in rings),
@@ -158,6 +162,7 @@ def _replaying_class() -> Any:
 
         def __init__(self, loader: Any, replay: Replay, ring: _Ring, length: int | None) -> None:
             super().__init__(loader)
+            self.loader = loader
             self.replay, self.ring, self.length = replay, ring, length
             self.fetcher: Any = None
 
@@ -167,6 +172,7 @@ def _replaying_class() -> Any:
             index = self._next_index()
             if len(self.ring.kept) < RING:
                 return self.keep(index)
+            self.replay.company.start(self.loader)
             return self.ring.next_batch(self.replay.device if self.replay.moves else None)
 
         def keep(self, index: Any) -> Any:

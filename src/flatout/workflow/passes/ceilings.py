@@ -121,12 +121,21 @@ def _gain(plain_ms: float, least_ms: float) -> float:
     return max(1.0, plain_ms / max(least_ms, LEAST_COMPUTE_SHARE * plain_ms))
 
 
-def replay_probe(profile: Profile, what: str) -> Mapping[str, Mapping[str, Any]]:
-    """Return the probe that replays the training's loaders from the `host` or the `device`."""
+def replay_probe(
+    profile: Profile, what: str, *, company: int = 0
+) -> Mapping[str, Mapping[str, Any]]:
+    """Return the probe that replays the training's loaders from the `host` or the `device`.
+
+    Args:
+        profile: With the loaders.
+        what: Where the batches lie.
+        company: Processes that make batches of them beside the training.
+    """
     loaders = profile.training_loaders
     return {
         "replay": {
             "what": what,
+            "company": company,
             "loaders": [loader.address for loader in loaders],
             "lengths": {
                 loader.address: math.ceil(loader.batches_drawn / max(1, loader.epochs_started))
