@@ -85,7 +85,7 @@ def _unpickled(
     held = None
     if not isinstance(values, torch.Tensor):
         *name, sides = values
-        memory, held = ring.receive(*name)
+        memory, held = ring.receive(*name, int(np.prod(sides)))
         values = memory.view(sides)
     axis, steps, postponed = meaning
     return Packed(values, levels.view(tuple(shape)), axis, steps, held, postponed)

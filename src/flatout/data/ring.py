@@ -14,6 +14,7 @@ import torch
 
 MAX_BLOCKS = 64
 """Blocks of one worker at most: what it sends beyond that is not used again."""
+SMALLEST = 4096
 FREE, BUSY = 0, 1
 
 _OURS: list["Block"] = []
@@ -73,16 +74,28 @@ def borrow(count: int) -> tuple[torch.Tensor, Block | None]:
     """Return shared memory for so many bytes, and its block: None where it cannot be kept."""
     if _OURS and _OURS[0].owner != os.getpid():
         _OURS.clear()  # forked off a process that had some
-    fitting = (x for x in _OURS if x.memory.numel() == count + 1 and x.is_free)
-    block = next(fitting, None)
+    size = room_for(count + 1)
+    block = next((x for x in _OURS if x.memory.numel() == size and x.is_free), None)
     if block is None:
         if len(_OURS) == MAX_BLOCKS:
             return new_shared(count), None
-        block = Block(new_shared(count + 1), len(_OURS))
+        block = Block(new_shared(size), len(_OURS))
         _OURS.append(block)
     view = block.memory[:count]
     block.is_out, block.lease = False, weakref.ref(view)
     return view, block
+
+
+def room_for(count: int) -> int:
+    """Return the size of a block for so many bytes: an eighth more at most.
+
+    Batches of windows differ in size; what is not written to takes no memory.
+
+    >>> room_for(3), room_for(9_633_793), room_for(9_633_000)
+    (4096, 10485760, 10485760)
+    """
+    step = max(SMALLEST, 1 << max(0, count.bit_length() - 4))
+    return -(-count // step) * step
 
 
 def send(block: Block) -> tuple[int, int, torch.Tensor | None]:
@@ -93,13 +106,15 @@ def send(block: Block) -> tuple[int, int, torch.Tensor | None]:
     return block.owner, block.number, memory
 
 
-def receive(owner: int, number: int, memory: torch.Tensor | None) -> tuple[torch.Tensor, Held]:
-    """Return the bytes of a block that a worker sent, and what gives it back."""
+def receive(
+    owner: int, number: int, memory: torch.Tensor | None, count: int
+) -> tuple[torch.Tensor, Held]:
+    """Return so many bytes of a block that a worker sent, and what gives it back."""
     if memory is not None:
         _forget_the_dead()
         _THEIRS[owner, number] = memory
     memory = _THEIRS[owner, number]
-    return memory[:-1], Held(memory)
+    return memory[:count], Held(memory)
 
 
 def _forget_the_dead() -> None:
