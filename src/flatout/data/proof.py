@@ -20,8 +20,9 @@ from flatout.data.forked import in_forks
 from flatout.data.streams import Streams
 from flatout.data.transport import leaves, unpack
 
-SAMPLES = 32
-"""Samples that are compared, of the loader's first batch."""
+SAMPLES = 12
+"""Samples that are compared, of the loader's first batch. A photograph takes some milliseconds, and
+the training waits for them."""
 LIMIT_S = 60.0
 """Longest time for them."""
 WAYS = ("the script's own way", "the other way")

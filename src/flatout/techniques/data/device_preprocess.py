@@ -37,8 +37,6 @@ SAVED_MS_PER_MB = 1.6
 it in the batch (measured on 2 cores)."""
 MOST_SAVED = 0.35
 """Largest part of a loader's work that this can be: 1.2 of the 3.5 ms of a classic pipeline."""
-FEW = 12
-"""Samples of the proof that scales pictures on the CPU, at 10 ms each."""
 MIN_SAMPLE_BYTES = 1 << 16
 """Samples below this size are no images whose transport costs anything."""
 
@@ -175,20 +173,18 @@ def _can_scale() -> bool:
 
 def _find_trouble(loader: Any, plan: "PackingCollate") -> str:
     """Return why a loader's batches cannot travel so; the plan is tried in a forked process."""
-    from flatout.data.proof import SAMPLES, can_be_compared, compare_ways, first_batch
+    from flatout.data.proof import can_be_compared, compare_ways, first_batch
     from flatout.data.unmade import Unmade
 
     trouble = can_be_compared(loader)
     if trouble:
         return trouble
 
-    most = FEW if plan.with_scaling else SAMPLES
-
     def in_bytes() -> tuple[Any, Any]:
-        batch = first_batch(loader, plan, most)
+        batch = first_batch(loader, plan)
         return batch, [plan.packed, plan.trouble, Unmade.early]
 
-    proof = compare_ways(lambda: first_batch(loader, plan.collate, most), in_bytes)
+    proof = compare_ways(lambda: first_batch(loader, plan.collate), in_bytes)
     if proof.trouble:
         return proof.trouble
     packed, reason, early = proof.facts
