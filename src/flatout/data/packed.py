@@ -84,8 +84,8 @@ def _unpickled(
     levels = torch.frombuffer(bytearray(raw), dtype=torch.uint8).view(getattr(torch, kind))
     held = None
     if not isinstance(values, torch.Tensor):
-        *name, sides = values
-        memory, held = ring.receive(*name, int(np.prod(sides)))
+        owner, number, sent_memory, sides = values
+        memory, held = ring.receive(owner, number, sent_memory, int(np.prod(sides)))
         values = memory.view(sides)
     axis, steps, postponed = meaning
     return Packed(values, levels.view(tuple(shape)), axis, steps, held, postponed)

@@ -43,8 +43,12 @@ def demo(out: Path, budget_s: float, tell: Callable[[Progress], None]) -> Ablati
     return tune(workload, TuneOptions(out=out, budget_s=left_s, accepts_load=True), tell)
 
 
-def make_job(out: Path) -> Workload:
+def make_job(out: Path, images: int = 0) -> Workload:
     """Copy the script into a folder of its own, make its photographs beside it, return the job.
+
+    Args:
+        out: The folder for it.
+        images: How many photographs; by default the demo's number.
 
     Raises:
         UserError: if a package is missing or the folder cannot be written.
@@ -58,7 +62,7 @@ def make_job(out: Path) -> Workload:
         shutil.copy(scenarios() / JOB / "train.py", folder)
     except OSError as error:
         raise UserError(f"cannot write to {out}: {error.strerror}; choose another --out") from None
-    _make_photographs(folder / "photographs")
+    _make_photographs(folder / "photographs", images or IMAGES)
     return Workload(
         target="train.py",
         arguments=("--data", "photographs", "--epochs", str(EPOCHS)),
@@ -74,11 +78,11 @@ def scenarios() -> Path:
     return installed if installed.is_dir() else package.parent.parent / "scenarios"
 
 
-def _make_photographs(folder: Path) -> None:
+def _make_photographs(folder: Path, images: int) -> None:
     """Make the photographs in processes of their own: what they import stays out of this one."""
     command = [sys.executable, str(scenarios() / "photographs.py"), str(folder)]
     done = subprocess.run(
-        [*command, "--count", str(IMAGES)],
+        [*command, "--count", str(images)],
         capture_output=True,
         text=True,
         check=False,
