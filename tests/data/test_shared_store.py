@@ -110,7 +110,12 @@ def test_a_process_by_itself_shares_with_nobody(begin):
 def test_what_an_ended_training_left_is_not_found_and_removed(begin, tmp_path):
     first = begin()
     assert first.hear() == "made 1"
-    told = next((tmp_path / "flatout" / "stores").glob("*.json"))
+    # It is told after it was made.
+    deadline = time.monotonic() + 10
+    while not (found := list((tmp_path / "flatout" / "stores").glob("*.json"))):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    told = found[0]
     first.end()
     stale = told.with_name("1-2-decoded.json")
     stale.write_text(told.read_text())

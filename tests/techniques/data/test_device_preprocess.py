@@ -189,7 +189,7 @@ def starved_referee(tmp_path_factory):
         (("device_preprocess",), {}),
         (("device_preprocess",), {"with_colours": True, "with_scaling": True}),
         (("fast_decode", "device_preprocess"), {}),
-        (("region_decode", "device_preprocess"), {"with_scaling": True}),
+        (("fast_decode", "device_preprocess"), {"with_scaling": True}),
     ],
 )
 def test_the_guard_finds_the_unmodified_starved_script_bit_identical(

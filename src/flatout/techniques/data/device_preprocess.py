@@ -181,8 +181,9 @@ def _find_trouble(loader: Any, plan: "PackingCollate") -> str:
         return trouble
 
     def in_bytes() -> tuple[Any, Any]:
+        before = Unmade.early
         batch = first_batch(loader, plan)
-        return batch, [plan.packed, plan.trouble, Unmade.early]
+        return batch, [plan.packed, plan.trouble, Unmade.early - before]
 
     proof = compare_ways(lambda: first_batch(loader, plan.collate), in_bytes)
     if proof.trouble:
