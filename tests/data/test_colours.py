@@ -20,6 +20,25 @@ KINDS = ("Brightness", "Contrast", "Color")
 FACTORS = (0.0, 0.3, 0.5, 0.77, 1.0, 1.01, 1.4, 2.5, -0.5)
 
 
+USES = [
+    np.asarray,
+    lambda image: image.tobytes(),
+    lambda image: image.getpixel((3, 4)),
+    lambda image: np.asarray(image.resize((20, 20))),
+    lambda image: np.asarray(image.crop((1, 2, 30, 40))),
+    lambda image: np.asarray(image.rotate(10)),
+    lambda image: np.asarray(image.convert("L")),
+    lambda image: image.split()[1].tobytes(),
+    lambda image: image.copy().tobytes(),
+    lambda image: ImageEnhance.Sharpness(image).enhance(2.0).tobytes(),
+    lambda image: ImageOps.autocontrast(image).tobytes(),
+    lambda image: ImageEnhance.Color(image.copy()).enhance(0.2).tobytes(),
+    lambda image: image.transpose(Image.Transpose.ROTATE_90).tobytes(),
+    lambda image: [*image.size, image.mode == "RGB", isinstance(image, Image.Image)],
+]
+"""Ways to ask a picture for its pixels."""
+
+
 def noise(count=4, height=50, width=60, seed=0):
     rng = np.random.default_rng(seed)
     return rng.integers(0, 256, (count, height, width, 3), dtype=np.uint8)
@@ -55,13 +74,16 @@ def pictures():
     return [Image.fromarray(pixels) for pixels in noise(14)]
 
 
-def coloured_batches(dataset, workers=0, **options):
-    """Return the batches as they are made ordinarily, and with the colours changed later."""
+def coloured_batches(dataset, workers=0, *, later=None, **options):
+    """Return the batches as they are made ordinarily, and with the colours changed later.
+
+    With `later`, what else waits for the batch, as `PackingCollate` has it.
+    """
     plain, _, after_plain = batches(dataset, packs=False, workers=workers, **options)
     torch.manual_seed(1)
     random.seed(1)
     loader = DataLoader(dataset, 6, shuffle=True, num_workers=workers, **options)
-    loader.collate_fn = PackingCollate(loader.collate_fn, with_colours=True)
+    loader.collate_fn = PackingCollate(loader.collate_fn, **(later or {"with_colours": True}))
     found = [batch for _ in range(2) for batch in loader]
     assert torch.rand(1).item() == after_plain
     return plain, found, loader.collate_fn
@@ -143,25 +165,7 @@ def waiting():
         yield ImageEnhance.Contrast(image).enhance(1.3), expected
 
 
-@pytest.mark.parametrize(
-    "use",
-    [
-        np.asarray,
-        lambda image: image.tobytes(),
-        lambda image: image.getpixel((3, 4)),
-        lambda image: np.asarray(image.resize((20, 20))),
-        lambda image: np.asarray(image.crop((1, 2, 30, 40))),
-        lambda image: np.asarray(image.rotate(10)),
-        lambda image: np.asarray(image.convert("L")),
-        lambda image: image.split()[1].tobytes(),
-        lambda image: image.copy().tobytes(),
-        lambda image: ImageEnhance.Sharpness(image).enhance(2.0).tobytes(),
-        lambda image: ImageOps.autocontrast(image).tobytes(),
-        lambda image: ImageEnhance.Color(image.copy()).enhance(0.2).tobytes(),
-        lambda image: image.transpose(Image.Transpose.ROTATE_90).tobytes(),
-        lambda image: [*image.size, image.mode == "RGB", isinstance(image, Image.Image)],
-    ],
-)
+@pytest.mark.parametrize("use", USES)
 def test_whoever_asks_for_pixels_gets_those_of_pillow(waiting, use):
     found, expected = waiting
 

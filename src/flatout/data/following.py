@@ -1,6 +1,7 @@
 """Follow images of bytes while a batch is made, and only then and there."""
 
 import functools
+import importlib
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -44,8 +45,8 @@ def following(*, with_colours: bool = False, with_scaling: bool = False) -> Iter
         original = getattr(module, name)
         setattr(module, name, _only_in_followers(make(original), original))
     try:
-        colours = _colours_wait() if with_colours else nullcontext()
-        scaling = _scaling_waits() if with_scaling else nullcontext()
+        colours = _waiting("coloured_pictures") if with_colours else nullcontext()
+        scaling = _waiting("scaled_pictures") if with_scaling else nullcontext()
         with follow_too(), colours, scaling:
             yield
     finally:
@@ -53,22 +54,18 @@ def following(*, with_colours: bool = False, with_scaling: bool = False) -> Iter
             setattr(module, name, original)
 
 
-def _colours_wait() -> AbstractContextManager[None]:
-    """Let changes of colour wait in the threads that follow, where there is Pillow at all."""
+def _waiting(kind: str) -> AbstractContextManager[None]:
+    """Let what makes such pictures wait in the threads that follow, where there is Pillow at all.
+
+    Args:
+        kind: the module of `flatout.data` that puts it off.
+    """
     try:
-        from flatout.data.coloured_pictures import putting_off
+        module = importlib.import_module(f"flatout.data.{kind}")
     except ImportError:
         return nullcontext()
-    return putting_off(is_following)
-
-
-def _scaling_waits() -> AbstractContextManager[None]:
-    """Let resizing wait as well."""
-    try:
-        from flatout.data.scaled_pictures import putting_off
-    except ImportError:
-        return nullcontext()
-    return putting_off(is_following)
+    waiting: AbstractContextManager[None] = module.putting_off(is_following)
+    return waiting
 
 
 @contextmanager

@@ -11,16 +11,14 @@ batch of them is one row of pixels, one window after the other.
 
 import functools
 import math
-import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 
-from flatout.core.errors import NotApplicable
 from flatout.data.sending import sent
-from flatout.kernels.resample import ORDERS, Order
+from flatout.kernels.resample import Order, order_by
 
 BITS = 22
 """Of a weight's fraction: 32 less 8 of a byte and 2 for sums beyond it."""
@@ -31,8 +29,6 @@ filters of Pillow's use sines, which a device need not round as the processor do
 CHANNELS = 3
 AT_ONCE = 32
 """Pictures that are scaled together: crops of 300 x 300 to 224 x 224 take 75 MB of sums."""
-TRIED = 24
-"""Pictures by which the order of the passes is found; one alone tells in a third of the cases."""
 Sides: TypeAlias = tuple[int, int]
 Edges: TypeAlias = tuple[int, int, int, int]
 Box: TypeAlias = tuple[float, float, float, float]
@@ -267,34 +263,19 @@ def find_order() -> Order:
     Raises:
         NotApplicable: if this Pillow resizes in another way.
     """
-    cases = [_case(random.Random(number)) for number in range(TRIED)]
-    for order in ORDERS:
-        if all(_is_same(*case, order) for case in cases):
-            return order
-    raise NotApplicable("this Pillow resizes in a way that is not known here")
+    return order_by(_is_same, REACH.keys())
 
 
-def _case(draw: random.Random) -> tuple[bytes, Sides, Sides, int, Box]:
-    """Return a picture of black and white dots, which round the most, and what to make of it."""
-    width, height = draw.randint(9, 90), draw.randint(9, 90)
-    left, top = draw.uniform(0, 0.6 * width), draw.uniform(0, 0.6 * height)
-    box = (left, top, draw.uniform(left + 2, width), draw.uniform(top + 2, height))
-    size = (draw.randint(2, 90), draw.randint(2, 90))
-    dots = bytes(draw.choices((0, 255), k=CHANNELS * width * height))
-    return dots, (width, height), size, draw.choice(sorted(REACH)), box
-
-
-def _is_same(dots: bytes, source: Sides, size: Sides, kind: int, box: Box, order: Order) -> bool:
-    from PIL import Image
-
+def _is_same(image: Any, size: Sides, kind: int, box: Box, order: Order) -> bool:
     cut = Cut(
-        source=source,
+        source=image.size,
         box=box,
-        window=(0, 0, *source),
+        window=(0, 0, *image.size),
         size=size,
         kind=kind,
-        is_down_first=order(source, size),
+        is_down_first=order(image.size, size),
     )
-    found = scaled(torch.frombuffer(bytearray(dots), dtype=torch.uint8).view(-1, CHANNELS), [cut])
-    expected = Image.frombytes("RGB", source, dots).resize(size, kind, box)
-    return bytes(found.numpy()) == expected.tobytes()
+    dots = torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8)
+    found = scaled(dots.view(-1, CHANNELS), [cut])
+    expected: bytes = image.resize(size, kind, box).tobytes()
+    return bytes(found.numpy()) == expected
