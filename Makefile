@@ -7,7 +7,8 @@ READY := $(VENV)/.flatout-ready
 NO_GPU := not gpu and not multi_gpu
 
 .DEFAULT_GOAL := check
-.PHONY: setup check fix lint test test-gpu demo bench bench-gpu bench-gpu-compute chaos docs size
+.PHONY: setup check fix lint test test-gpu demo bench bench-gpu bench-gpu-compute bench-gpu-memory
+.PHONY: chaos docs size
 
 setup: $(READY)
 
@@ -46,12 +47,17 @@ demo: setup
 bench: setup
 	$(PY) -m benchmarks.run
 
-bench-gpu: setup
-	$(PY) -m benchmarks.run_gpu --set base
+# With the machine's own Python, whose torch knows CUDA: nothing is installed, no network is needed.
+bench-gpu:
+	PYTHONPATH=src $(PYTHON) -m benchmarks.run_gpu --set base
 
 # Products against cuBLAS, naive scripts tuned, the same under frameworks' defaults.
-bench-gpu-compute: setup
-	$(PY) -m benchmarks.run_gpu --set compute
+bench-gpu-compute:
+	PYTHONPATH=src $(PYTHON) -m benchmarks.run_gpu --set compute
+
+# Predicted memory against the device's own counters.
+bench-gpu-memory:
+	PYTHONPATH=src $(PYTHON) -m benchmarks.run_gpu --set memory
 
 # The tests that kill, hang, starve and interrupt.
 chaos: setup

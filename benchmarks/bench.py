@@ -16,6 +16,7 @@ from flatout.core.trial import Outcome, Trial, trial_from_json
 from flatout.core.units import format_interval, format_ratio
 from flatout.core.workload import Workload
 from flatout.workflow.lab import JOURNAL, Lab
+from flatout.workflow.pairs import pace_ms
 
 LIMIT_S = 300.0
 """Wall time of one trial at most."""
@@ -108,8 +109,14 @@ def interleave(arms: Sequence[Arm], rounds: int) -> None:
 
 
 def comparison(base: Arm, candidate: Arm) -> Comparison:
-    """Return how many times faster the candidate is, from the rounds both ran in."""
-    return compare(gather(base.times_s, candidate.times_s))
+    """Return how many times faster the candidate is, from the rounds both ran in.
+
+    For equally many samples, where it changes the batch.
+    """
+    if not base.profiles:
+        return compare(gather(base.times_s, candidate.times_s))
+    times_s = [pace_ms(profile, base.profiles[0]) / 1e3 for profile in candidate.profiles]
+    return compare(gather(base.times_s, times_s))
 
 
 def cells(pair: Comparison) -> tuple[str, str, str]:

@@ -18,7 +18,7 @@ SLOW, STARVED, TUNED = "slow_compute", "starved_images", "already_tuned"
 REPEAT = {
     "base": "make bench-gpu",
     "compute": "make bench-gpu-compute",
-    "memory": "python -m benchmarks.run_gpu --set memory",
+    "memory": "make bench-gpu-memory",
     "all": "python -m benchmarks.run_gpu",
 }
 """The command of each part. Each part has a folder of its own: none replaces another's."""

@@ -48,9 +48,13 @@ LAST_S = 5.0
 """What a single measurement gets less, for the same reason."""
 MODULES = ("numpy", "PIL", "skimage", "sklearn", "rich", "click", "psutil", "pynvml", "tomli_w")
 OVERHEAD_STEPS = 200
-"""Forty to warm up and forty blocks of four: seconds on a GPU."""
+"""Forty to warm up and forty blocks of four."""
+OVERHEAD = ("--batch-size", "4")
+"""Steps of a quarter of the scenario's: two whole processes and more fit into the stage."""
+ENDED_S = 15.0
+"""Before the stage's end no further pair of the A/A is begun."""
 ENDLESS = ("--epochs", "1000")
-LADDER_S = ((130, 50), (75, 40), (75, 40), (40, 30), (40, 30))
+LADDER_S = ((110, 50), (65, 40), (65, 40), (60, 30), (60, 30))
 """Time of each rung: the first has most to gain. All of the compute stages fit into one lease."""
 COMPUTE = ("gemm", "ladder", "peers")
 """Stages about computing alone: a run of their own, because tuning takes its time."""
@@ -225,17 +229,17 @@ def stages_of(bench: Bench, sizes: Sizes) -> list[Stage]:
         )
 
     return [
-        stage("facts", _facts, (30, 10)),
-        stage("photographs", _photographs, (60, 10), count=sizes.images),
-        stage(f"measure {SLOW}", _measure, (45, 15), workload=slow),
-        stage(f"measure {STARVED}", _measure, (45, 15), workload=starved),
-        stage(f"measure {TUNED}", _measure, (30, 15), workload=tuned),
-        stage(f"tune {SLOW}", _tune, (150, 40), workload=slow),
-        stage(f"tune {STARVED}", _tune, (110, 40), workload=starved),
-        stage("overhead", _overhead, (60, 30), workload=slow),
-        stage("aa", _aa, (50, 30), workload=tuned),
-        stage(f"tune {TUNED}", _tune, (60, 40), workload=tuned),
-        stage("gemm", gemm.run, (80, 20), sizes=sizes.products),
+        stage("facts", _facts, (20, 10)),
+        stage("photographs", _photographs, (45, 10), count=sizes.images),
+        stage(f"measure {SLOW}", _measure, (35, 15), workload=slow),
+        stage(f"measure {STARVED}", _measure, (35, 15), workload=starved),
+        stage(f"measure {TUNED}", _measure, (20, 15), workload=tuned),
+        stage(f"tune {SLOW}", _tune, (100, 40), workload=slow),
+        stage(f"tune {STARVED}", _tune, (75, 40), workload=starved),
+        stage("overhead", _overhead, (55, 30), workload=slow),
+        stage("aa", _aa, (60, 40), workload=tuned),
+        stage(f"tune {TUNED}", _tune, (55, 40), workload=tuned),
+        stage("gemm", gemm.run, (70, 20), sizes=sizes.products),
         *(
             stage(f"ladder {rung.name}", ladder.tuned, times, rung=rung, smoke=sizes.is_smoke)
             for rung, times in zip(ladder.RUNGS, sizes.ladder_s, strict=True)
@@ -292,9 +296,8 @@ def _overhead(seconds: float, bench: Bench, workload: Workload) -> dict[str, Any
     """Train with the seams switched on and off, one process after the other until time is up."""
     deadline = time.monotonic() + seconds
     steps = ("--steps", str(OVERHEAD_STEPS), "--evals", "1")
-    job = replace(
-        overhead.SLOW, target=Path(workload.target), arguments=(*workload.arguments, *steps)
-    )
+    arguments = (*workload.arguments, *OVERHEAD, *steps)
+    job = replace(overhead.SLOW, target=Path(workload.target), arguments=arguments)
     seen: list[Mapping[str, Any]] = []
     took_s = 0.0
     try:
@@ -315,7 +318,7 @@ def _overhead(seconds: float, bench: Bench, workload: Workload) -> dict[str, Any
 
 def _aa(seconds: float, bench: Bench, workload: Workload) -> dict[str, Any]:
     """Compare the baseline with itself as often as there is time."""
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + max(0.0, seconds - ENDED_S)
     lab = open_lab(bench, workload, "aa")
     lab.accepts_load = True
     decisions: list[str] = []

@@ -1,9 +1,9 @@
 """End to end: the starved scenario under tune's final recipe, its free data, and its cores.
 
-The scenario is tuned as a user would, all levers up to `precision`. Then three things run in turns,
-each in a process of its own: the unchanged script, the recipe, and the recipe with batches that
-were made before. The CPU time of a sample by leg, looked at under the recipe, tells what the cores
-can make at most; the lower one of the two limits binds.
+The scenario is tuned as a user would, all levers up to `precision`. Then these run in turns, each
+in a process of its own: the unchanged script, the recipe, the recipe with batches that were made
+before, and looks at the CPU time of a sample, which tell what the cores can make at most. In turns,
+because the machine is faster at one time than at another. The lower one of the two limits binds.
 """
 
 import statistics
@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from benchmarks.bench import Arm, Bench, Record, cells, comparison, interleave, open_lab
 from flatout.core.feeding import Feeding
+from flatout.core.pipeline import Pipeline
 from flatout.core.profile import Profile
 from flatout.core.recipe import Recipe
 from flatout.core.units import format_ms, format_rate
@@ -33,21 +34,33 @@ measurements differ shows that the limit was not understood, and holds nothing."
 
 
 @dataclass(slots=True)
-class Free:
-    """The recipe with batches that were made before."""
+class Limits:
+    """What the recipe could reach: with batches that were made before, and by its cores."""
 
     lab: Lab
     recipe: Recipe
     final: Profile
-    steps_ms: list[float] = field(default_factory=list)
-    latest: Profile | None = None
+    free_ms: list[float] = field(default_factory=list)
+    trained_ms: list[float] = field(default_factory=list)
+    pipelines: list[Pipeline] = field(default_factory=list)
 
     def run(self) -> None:
-        """Run once; what drawing a replayed batch takes is no part of free data."""
+        """Look once; what drawing a replayed batch takes is no part of free data."""
         trial = self.lab.look("free data", self.recipe, replay_probe(self.final, "host"), None)
-        if trial.profile is not None:
-            self.steps_ms.append(free_ms_of(trial.profile))
-            self.latest = trial.profile
+        pipeline = find_pipeline(self.lab, self.recipe, self.final, all_cores=True)
+        if trial.profile is None or pipeline is None:
+            return
+        self.free_ms.append(free_ms_of(trial.profile))
+        self.trained_ms.append(find_trained_ms(self.lab, self.recipe, trial.profile))
+        self.pipelines.append(pipeline)
+
+    def feeding(self, measured: Profile) -> Feeding:
+        """Return how far a measured step is from the limits, by what is in the middle of each."""
+        if not self.pipelines:
+            raise SystemExit("the samples of the recipe could not be looked at")
+        middle = sorted(self.pipelines, key=lambda x: x.cpu_ms)[(len(self.pipelines) - 1) // 2]
+        free_ms, trained_ms = map(statistics.median, (self.free_ms, self.trained_ms))
+        return feeding_of(measured, free_ms, middle, trained_ms)
 
 
 def run(bench: Bench, rounds: int = ROUNDS) -> Record:
@@ -60,25 +73,18 @@ def run(bench: Bench, rounds: int = ROUNDS) -> Record:
     plain = Arm(name="unchanged", lab=lab, recipe=replace(ablation.recipe, choices=()))
     ours = Arm(name="recipe", lab=lab, recipe=ablation.recipe)
     final = ablation.final or ablation.baseline
-    free = Free(lab, ablation.recipe, final)
+    limits = Limits(lab, ablation.recipe, final)
     for number in range(rounds):
         interleave([plain, ours], 1)
-        free.run()
+        limits.run()
         bench.say(f"  round {number + 1} of {rounds}")
-    pipeline = find_pipeline(lab, ablation.recipe, final, all_cores=True)
-    if pipeline is None or free.latest is None:
-        raise SystemExit("the samples of the recipe could not be looked at")
     # The arm's steps hold their part of the epochs' start already.
     step_ms = replace(final.step_ms, median=ours.median_ms)
-    measured = replace(final, step_ms=step_ms, epoch_start_ms=0.0)
-    step_cpu_ms = find_trained_ms(lab, ablation.recipe, free.latest)
-    found = feeding_of(measured, statistics.median(free.steps_ms), pipeline, step_cpu_ms)
-    return record_of(ablation.recipe, found, (plain, ours), free.steps_ms)
+    found = limits.feeding(replace(final, step_ms=step_ms, epoch_start_ms=0.0))
+    return record_of(ablation.recipe, found, (plain, ours), limits)
 
 
-def record_of(
-    recipe: Recipe, found: Feeding, arms: Sequence[Arm], free_ms: Sequence[float]
-) -> Record:
+def record_of(recipe: Recipe, found: Feeding, arms: Sequence[Arm], limits: Limits) -> Record:
     """Return the record: the rates, the limits and which one binds."""
     plain, ours = arms
     return Record(
@@ -95,11 +101,13 @@ def record_of(
                 format_rate(found.samples_per_s),
                 *cells(comparison(plain, ours)),
             ),
-            *limits(found),
+            *limit_rows(found),
         ],
         raw={
             "times_s": {arm.name: arm.times_s for arm in arms},
-            "free_ms": list(free_ms),
+            "free_ms": limits.free_ms,
+            "trained_ms": limits.trained_ms,
+            "made_ms": [x.cpu_ms for x in limits.pipelines],
             "feeding": found.to_json(),
         },
         repeat=f"python -m benchmarks.run {THEME}",
@@ -111,7 +119,7 @@ def record_of(
     )
 
 
-def limits(found: Feeding) -> list[tuple[str, ...]]:
+def limit_rows(found: Feeding) -> list[tuple[str, ...]]:
     """Return a row for each limit; the one that binds says so."""
     rates: Mapping[str, float | None] = {
         "free_data": found.free_data_per_s,

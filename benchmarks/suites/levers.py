@@ -24,7 +24,10 @@ THEME = "levers"
 ROUNDS = 3
 IMAGES = Path(__file__).parent.parent / "scripts" / "naive_images.py"
 GPT = scenarios() / "naive_attention" / "train.py"
-RESNET = ("--model", "resnet18", "--side", "32", "--classes", "10", "--batch-size", "16")
+RESNET = (
+    *("--model", "resnet18", "--side", "32", "--classes", "10", "--batch-size", "16"),
+    *("--batches", "64"),  # an epoch of 32 steps with the batch doubled
+)
 Levers = Mapping[str, Mapping[str, Any]]
 """Technique to settings."""
 STORE = "photographs.packed"

@@ -133,8 +133,9 @@ def test_stages_are_chosen_by_set_and_by_name():
     assert found("compute", ("gemm", "ladder gpt2")) == ["gemm", "ladder gpt2"]
 
 
-def test_the_compute_stages_fit_into_one_lease(bench):
-    stages = run_gpu.chosen(run_gpu.stages_of(bench, run_gpu.Sizes()), "compute", ())
+@pytest.mark.parametrize(("part", "count"), [("base", 10), ("compute", len(ladder.RUNGS) + 2)])
+def test_the_stages_of_a_part_fit_into_one_lease(bench, part, count):
+    stages = run_gpu.chosen(run_gpu.stages_of(bench, run_gpu.Sizes()), part, ())
 
     assert sum(stage.most_s for stage in stages) <= run_gpu.TOTAL_S
-    assert len(stages) == len(ladder.RUNGS) + 2
+    assert len(stages) == count

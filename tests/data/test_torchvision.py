@@ -100,7 +100,7 @@ def test_jitter_waits_for_the_batch_and_arrives_bit_by_bit(name, monkeypatch):
     assert changed[-1] > 0
 
 
-MADE_BEFORE = ("with hue", "grey now and then", "v2 image", "v2 pure")
+MADE_BEFORE = ("grey now and then", "v2 image", "v2 pure")
 """What needs a picture's pixels before its batch is there, or resizes a tensor, or nothing."""
 
 

@@ -9,6 +9,7 @@ import pytest
 from flatout.core.ablation import LossCheck
 from flatout.core.technique import Numerics
 from flatout.guard.judge import aa, judge
+from flatout.guard.limits import EARLY_LOSSES
 from flatout.guard.record import GuardRecord
 from tests.guard.loop import Setting, train
 from tests.guard.runs import base
@@ -250,6 +251,39 @@ def test_a_script_whose_gradients_move_too_much_does_not_repeat() -> None:
     runs = base("mlp")
 
     assert_refused(aa(runs.record, scaled_by(runs.repeat, 1.01)), "does not repeat", "gradient")
+
+
+def with_losses(record: GuardRecord, first: float, later: float) -> GuardRecord:
+    """Let losses differ: the first three by one share, the others by another."""
+    shares = [first] * EARLY_LOSSES + [later] * (len(record.losses) - EARLY_LOSSES)
+    losses = [x * (1 + share) for x, share in zip(record.losses, shares, strict=True)]
+    return replace(record, losses=tuple(losses))
+
+
+def test_what_training_makes_of_a_rounding_is_no_other_training() -> None:
+    """On a device that does not repeat, two equal runs part after some steps."""
+    runs = base("mlp")
+    repeat = with_losses(runs.repeat, 1e-6, 0.1)
+
+    def judged(first: float, later: float, promise: Numerics = Numerics.EXACT) -> LossCheck:
+        candidate = with_losses(runs.repeat, first, later)
+        return check_of(promise, candidate=candidate, repeat=repeat)
+
+    assert aa(runs.record, repeat).status == "within"
+    assert judged(2e-6, 0.2).passed
+    assert judged(2e-6, 0.2, Numerics.ROUNDING).passed
+    assert judged(1e-2, 0.1).status == "rejected"
+    assert judged(2e-6, 0.5).status == "rejected"
+
+
+def test_a_script_whose_later_losses_are_another_training_does_not_repeat() -> None:
+    runs = base("mlp")
+
+    repeat = with_losses(runs.repeat, 0.0, 0.6)
+
+    assert_refused(aa(runs.record, repeat), "does not repeat", "later loss")
+    early = with_losses(runs.repeat, 2e-3, 0.0)
+    assert_refused(aa(runs.record, early), "does not repeat", "loss differs")
 
 
 def test_a_repeat_up_to_rounding_widens_the_limits_and_says_so() -> None:

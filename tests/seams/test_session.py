@@ -54,6 +54,45 @@ def test_technique_in_trouble_leaves_the_value_and_says_so(trouble, status):
     assert list(session.status.values()) == [status]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Halves(Doubler):
+    """Acts at two seams."""
+
+    def optimizer(self, optimizer):
+        return optimizer
+
+
+def test_a_technique_that_was_refused_at_one_of_its_seams_was_not_applied():
+    session = Session({}, [Halves(trouble="refuse")])
+
+    session.transform("loader", {"batch_size": 4})
+    session.transform("optimizer", object())
+    session.conclude()
+
+    assert list(session.status.values()) == [("not_applicable", "there is nothing to double")]
+
+
+def test_a_refusal_counts_only_where_the_technique_never_acted():
+    for order in ([{"batch_size": 4}, {}], [{}, {"batch_size": 4}]):
+        session = Session({}, [Picky()])
+        for arguments in order:
+            session.transform("loader", arguments)
+        session.transform("optimizer", object())
+        session.conclude()
+
+        assert list(session.status.values()) == [("applied", "")]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Picky(Halves):
+    """Refuses loaders without a batch size."""
+
+    def loader(self, arguments):
+        if "batch_size" not in arguments:
+            raise NotApplicable("no batches")
+        return arguments
+
+
 @pytest.mark.chaos
 def test_listener_that_fails_is_recorded_and_the_others_go_on():
     session, heard = Session({}), []

@@ -125,14 +125,6 @@ def test_a_step_that_still_waits_is_scanned_again_where_there_may_be_more_worker
     assert len(lab.looks) == 3
 
 
-def test_on_the_cpu_a_scan_without_a_clear_gain_proves_nothing_against_workers():
-    visits = [x | {"batch_ms": 95.0} if x["num_workers"] else x for x in SEEN["visits"]]
-
-    assert scans(LabThatSees(SEEN | {"visits": visits})).of(Recipe(), waiting(), 100.0) is None
-    on_device = scans(LabThatSees(SEEN | {"visits": visits}))
-    assert on_device.of(Recipe(), waiting(kind="cuda"), 100.0) is not None
-
-
 def test_a_scan_that_failed_is_not_repeated():
     lab = LabThatSees(seen=None)
     known = scans(lab)

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageEnhance
 
-from flatout.data.colours import ENHANCEMENTS, Colours
+from flatout.data import hue_pictures
+from flatout.data.colours import ENHANCEMENTS, HUE, Colour, Colours
 from flatout.data.waiting import Waiting, is_colour_picture, is_put_off
 
 
@@ -39,8 +40,18 @@ def made_by_pillow(base: Any, colours: Colours) -> Any:
     """Return the picture as Pillow itself makes it."""
     made = base
     for kind, factor in colours:
-        made = _plain(getattr(ImageEnhance, kind), made).enhance(factor)
+        if kind == HUE:
+            made = hue_pictures.turned_by_pillow(made, int(factor))
+        else:
+            made = _plain(getattr(ImageEnhance, kind), made).enhance(factor)
     return made
+
+
+def changed(picture: Any, change: Colour) -> Coloured:
+    """Return the picture with one more change that waits."""
+    if waiting_in(picture):
+        return Coloured(picture.base, (*picture.colours, change))
+    return Coloured(picture, (change,))
 
 
 _ORIGINAL: dict[Any, Callable[..., Any]] = {}
@@ -56,7 +67,7 @@ def _plain(kind: Any, picture: Any) -> Any:
 
 @contextmanager
 def putting_off(is_here: Callable[[], bool]) -> Iterator[None]:
-    """Let Pillow's enhancements of colour pictures wait, in threads for which `is_here` says so."""
+    """Let Pillow's changes of colour wait, in threads for which `is_here` says so."""
     if _ORIGINAL:  # another thread does it already
         yield
         return
@@ -68,7 +79,8 @@ def putting_off(is_here: Callable[[], bool]) -> Iterator[None]:
         kind.__init__ = _begin(kind.__init__, is_here)
     owner._Enhance.enhance = _enhance(enhance)
     try:
-        yield
+        with hue_pictures.putting_off(is_here, changed):
+            yield
     finally:
         owner._Enhance.enhance = enhance
         for kind in kinds:
@@ -94,10 +106,7 @@ def _enhance(original: Callable[..., Any]) -> Callable[..., Any]:
             return original(enhancer, factor)
         image = enhancer.image
         # Pillow takes it in single precision.
-        change = (type(enhancer).__name__, float(np.float32(factor)))
-        if waiting_in(image):
-            return Coloured(image.base, (*image.colours, change))
-        return Coloured(image, (change,))
+        return changed(image, (type(enhancer).__name__, float(np.float32(factor))))
 
     return enhance
 

@@ -1,4 +1,4 @@
-"""Brightness, contrast and saturation of Pillow's, put off and done for a whole batch in torch.
+"""Brightness, contrast, saturation and hue of Pillow's, put off, done for a whole batch in torch.
 
 Pillow blends a picture of bytes with a degenerate one: black, its mean grey, or its own grey. With
 whole numbers and one product and one sum in single precision, torch does the same to the bit
@@ -11,14 +11,17 @@ from typing import TypeAlias
 
 import torch
 
+from flatout.data.hue import turned
 from flatout.data.sending import sent
 
 Colour: TypeAlias = tuple[str, float]
-"""Name of one of Pillow's enhancements, and its factor."""
+"""Name of one of Pillow's enhancements, and its factor; or `HUE`, and what is added to it."""
 Colours: TypeAlias = tuple[Colour, ...]
 """What was done to one picture, in order."""
 ENHANCEMENTS = ("Brightness", "Contrast", "Color")
 """Classes of `PIL.ImageEnhance` that are put off."""
+HUE = "Hue"
+"""The way through the mode HSV, with something added to the hue."""
 GREY_WEIGHTS = (19595, 38470, 7471)
 """Red, green and blue in grey, as parts of 65,536 (ITU-R 601-2, rounded as Pillow rounds them)."""
 GREY_HALF = 0x8000
@@ -40,7 +43,7 @@ def coloured(
     place = axis if has_batch else axis + 1
     made = whole.movedim(place, -1).clone()
     for number in range(max(map(len, colours), default=0)):
-        for kind in ENHANCEMENTS:
+        for kind in (*ENHANCEMENTS, HUE):
             _apply(made, kind, [_at(one, number, kind) for one in colours])
     back = made.movedim(-1, place)
     return back if has_batch else back[0]
@@ -60,8 +63,12 @@ def _apply(pictures: torch.Tensor, kind: str, factors: Sequence[float | None]) -
         return
     rows = sent(torch.tensor(places), pictures.device)
     chosen = pictures[rows]
-    factor = torch.tensor([x for x in factors if x is not None], dtype=torch.float32)
+    dtype = torch.uint8 if kind == HUE else torch.float32
+    factor = torch.tensor([x for x in factors if x is not None], dtype=dtype)
     there = sent(factor, pictures.device)
+    if kind == HUE:
+        pictures[rows] = turned(chosen, there)
+        return
     pictures[rows] = blended(_degenerate(chosen, kind), chosen, there)
 
 
@@ -88,8 +95,10 @@ def _degenerate(pictures: torch.Tensor, kind: str) -> torch.Tensor:
     if kind == "Color":
         return grey.to(torch.int16)
     count = grey[0].numel()
-    mean = grey.flatten(1).sum(dim=1, dtype=torch.int64).double() / count
-    return (mean + 0.5).long().to(torch.int16).view([-1] + [1] * (pictures.dim() - 1))
+    total = grey.flatten(1).sum(dim=1, dtype=torch.int64)
+    # The mean and a half, cut off, in whole numbers: a device may round a quotient otherwise.
+    mean = (2 * total + count) // (2 * count)
+    return mean.to(torch.int16).view([-1] + [1] * (pictures.dim() - 1))
 
 
 def _grey(pictures: torch.Tensor) -> torch.Tensor:

@@ -110,7 +110,7 @@ def _array(original: Callable[..., Any]) -> Callable[..., Any]:
         made = _of_picture(functools.partial(original, **kwargs), value)
         if dtype is None:
             return made
-        is_followed = isinstance(made, ByteArray | LazyArray)
+        is_followed = isinstance(made, ByteArray | LazyArray) or not isinstance(made, np.ndarray)
         return made.astype(dtype) if is_followed else original(made, dtype)
 
     return make
@@ -118,6 +118,8 @@ def _array(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _of_picture(make: Callable[[Any], Any], picture: Any) -> Any:
     """Return a picture as an array that is followed, if it is worth it."""
+    if hasattr(type(picture), "as_array") and picture.is_put_off:
+        return picture.as_array(make)
     colours = getattr(picture, "colours", ()) if getattr(picture, "is_put_off", False) else ()
     base = picture.base if colours else picture
     if getattr(base, "is_put_off", False):
@@ -155,7 +157,8 @@ def _contiguous(original: Callable[..., Any]) -> Callable[..., Any]:
 def _tensor(original: Callable[..., Any]) -> Callable[..., Any]:
     def make(value: Any, *args: Any, **kwargs: Any) -> Any:
         if not isinstance(value, LazyArray):
-            return original(value, *args, **kwargs)
+            is_hue = hasattr(type(value), "is_followed")
+            return original(value.computed if is_hue else value, *args, **kwargs)
         dtype = kwargs.pop("dtype", None) or (args[0] if args else None)
         if kwargs or len(args) > 1 or _is_refused(value.pixels):
             return original(np.asarray(value.__array__()), *args, **kwargs)

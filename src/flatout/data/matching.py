@@ -182,16 +182,3 @@ def _stand_in(
     if hasattr(type(dataset), "__getitems__"):
         members["__getitems__"] = get_many
     return stand_in(dataset, members, again)
-
-
-def store_behind(dataset: Any) -> Store | None:
-    """Return the store with the samples of a data set under the numbers of the store's source.
-
-    None where there is no such store, or the data set has its samples under other numbers.
-    """
-    if isinstance(dataset, PackedDataset):
-        return dataset.store
-    store: Store | None = getattr(type(dataset), PACKED, None)
-    if store is None or len(store) != len(dataset):
-        return None
-    return store

@@ -17,6 +17,7 @@ from typing import Any, TypeAlias
 
 import torch
 
+from flatout.data.division import over
 from flatout.data.sending import sent
 from flatout.kernels.resample import Order, order_by
 
@@ -225,7 +226,7 @@ def _count(kind: int, length: float, to: int) -> int:
 def _taps(side: _Side, to: int, kind: int) -> _Taps:
     """Return `precompute_coeffs` and `normalize_coeffs_8bpc` of `Resample.c`, for some pictures."""
     # The difference of two floats, then doubles, in the order of the C code.
-    scale = ((side.high - side.low).double() / to)[:, None]
+    scale = over((side.high - side.low).double(), to)[:, None]
     wide = scale.clamp(min=1.0)
     support = wide * REACH[kind]
     place = torch.arange(to, device=scale.device, dtype=torch.float64)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from flatout.guard.limits import LIVE_SHARE, TINY_LOSS
+from flatout.guard.limits import EARLY_LOSSES, LIVE_SHARE, TINY_LOSS
 from flatout.guard.record import GradientSet, GuardRecord, Numbers, Sketches
 
 Key = tuple[int, int, str]
@@ -68,6 +68,16 @@ class Differences:
     def loss(self) -> float:
         """Largest relative difference of a loss."""
         return max(self.losses, default=0.0)
+
+    @property
+    def early_loss(self) -> float:
+        """The same of the first losses, which training has not amplified yet."""
+        return max(self.losses[:EARLY_LOSSES], default=0.0)
+
+    @property
+    def later_loss(self) -> float:
+        """The same of all others."""
+        return max(self.losses[EARLY_LOSSES:], default=0.0)
 
 
 def differences(baseline: GuardRecord, other: GuardRecord) -> Differences:

@@ -36,9 +36,12 @@ bf16 was 2.4e-3, the largest fp32 rounding 3e-5 on single tensors and 1e-6 in th
 TINY_LOSS = 1e-3
 """Losses below this share of the largest are compared on its scale: a relative difference of
 almost nothing says nothing."""
-MAX_REPEAT = {"gradient": BF16_ROUNDING, "loss": 1e-3, "buffers": 0.02}
+MAX_REPEAT = {"gradient": BF16_ROUNDING, "loss": 1e-3, "later loss": 0.5, "buffers": 0.02}
 """A script that differs from itself by more than bf16 rounding would does not repeat: three times
-that difference would let everything through."""
+that difference would let everything through. Later losses are what training made of a rounding: one
+thread instead of two moved a ResNet's by 0.14 at step 17. On a GPU, where two equal runs may round
+differently, no more can be asked of them; the 0.5 is ours, above that and below another training.
+"""
 GRADIENT_CEILING = 0.3
 """No tensor's gradient may differ by more under `precision`, whatever the calibration shows: honest
 bf16 had 0.08 on its worst tensor (a ResNet). Ours, set between that and the 0.42 of a script that

@@ -134,6 +134,7 @@ def _noise(found: Differences) -> dict[str, float]:
     first = (item.largest for item in found.sets.values() if not item.moved)
     return {
         "gradient": max(first, default=0.0),
-        "loss": found.loss,
+        "loss": found.early_loss,
+        "later loss": found.later_loss,
         "buffers": max(found.buffers.values(), default=0.0),
     }

@@ -62,6 +62,8 @@ class Session:
         self.loaders: dict[str, LoaderSeen] = {}
         self.errors: list[str] = []
         self.status: dict[str, tuple[str, str]] = {}
+        # By technique and seam: why it was refused there, "" where it acted at least once.
+        self._refused: dict[tuple[str, str], str] = {}
         self.unscaled: Any = {}
         """The loss that the script scaled, by the scaled one; kept by the step seam."""
         self.last_loader = ""
@@ -171,15 +173,22 @@ class Session:
 
     def note_status(self, technique: Technique, status: str, why: str = "") -> None:
         """Record what became of a technique; once applied, later refusals do not change that."""
-        name = type(technique).__module__.rpartition(".")[2]
+        name = name_of(technique)
         if status != "failed" and self.status.get(name, ("",))[0] in ("applied", "failed"):
             return
         self.status[name] = (status, why)
 
     def conclude(self) -> None:
-        """Let the techniques that were applied say at the end whether they really acted."""
+        """Let the techniques that were applied say at the end whether they really acted.
+
+        One that acts at several seams and was refused at one of them whenever it was asked did not:
+        half of a lever is another one.
+        """
+        for (name, _seam), why in self._refused.items():
+            if why and self.status.get(name, ("",))[0] == "applied":
+                self.status[name] = ("not_applicable", why)
         for technique in self.techniques:
-            name = type(technique).__module__.rpartition(".")[2]
+            name = name_of(technique)
             if "end" in seams_of(technique) and self.status.get(name, ("",))[0] == "applied":
                 try:
                     self.status[name] = ("applied", technique.end())
@@ -273,11 +282,13 @@ class Session:
         try:
             changed: Value = getattr(technique, seam)(value, *context)
         except NotApplicable as reason:
+            self._refused.setdefault((name_of(technique), seam), str(reason))
             self.note_status(technique, "not_applicable", str(reason))
             return value
         except Exception as error:  # noqa: BLE001  the value stays as it was, and the trial says so
             self.note_status(technique, "failed", f"{type(error).__name__}: {error}"[:500])
             return value
+        self._refused[name_of(technique), seam] = ""
         self.note_status(technique, "applied")
         return changed
 
@@ -307,6 +318,11 @@ class Session:
         self.errors.clear()
         if threading.current_thread() is not threading.main_thread():
             self.thread = NO_THREAD
+
+
+def name_of(technique: Technique) -> str:
+    """Return the name of a technique: that of its module."""
+    return type(technique).__module__.rpartition(".")[2]
 
 
 def _open_signs(spec: Mapping[str, Any]) -> "mmap.mmap | bytearray":

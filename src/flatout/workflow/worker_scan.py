@@ -37,9 +37,6 @@ LEAST_S = 10.0
 TIME_SHARE, LATER_SHARE = 0.1, 0.05
 """Share of the time left that the first scan may take, and a later one: proofs need the rest."""
 MOST_SCANS = 3
-CLEAR = 1.15
-"""On the CPU a scan that shows less proves nothing against workers: they may need the training's
-threads to leave them a core, and only both levers together help."""
 STILL_STARVED = 0.1
 """Share of the step that waits for data where another scan is worth its time."""
 SHORT_EPOCH_S = 5.0
@@ -73,8 +70,7 @@ class WorkerScans:
         if key not in self.known and max_s >= LEAST_S and self._is_due(profile):
             self.known[key] = scan(self.lab, recipe, profile, max_s)
             self.latest = self.known[key]
-        found = self.known.get(key, self.latest)
-        return found if found is not None and is_telling(found, profile) else None
+        return self.known.get(key, self.latest)
 
     def _is_due(self, profile: Profile) -> bool:
         """Tell whether another scan may show another number."""
@@ -103,12 +99,6 @@ class WorkerScans:
         if len(loaders) != 1 or loaders[0].is_iterable:
             return False
         return is_starved(profile) or is_crowded(profile)
-
-
-def is_telling(scan: WorkerScan, profile: Profile) -> bool:
-    """Tell whether a scan says which numbers are worth a trial, and which are not."""
-    best = scan.ratio(scan.best.num_workers, than=scan.now)
-    return profile.device_kind != "cpu" or best >= CLEAR
 
 
 def scan(lab: Lab, recipe: Recipe, profile: Profile, max_s: float) -> WorkerScan | None:

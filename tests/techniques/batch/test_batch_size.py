@@ -1,5 +1,7 @@
 """Larger batches: the rates follow their rule, whatever the schedule does."""
 
+from contextlib import suppress
+
 import pytest
 import torch
 from torch import nn
@@ -8,6 +10,7 @@ from flatout.core.errors import NotApplicable, UserError
 from flatout.core.profile import PeakBytes
 from flatout.core.recipe import Choice, Recipe
 from flatout.techniques import build
+from flatout.techniques.batch import batch_size
 from flatout.techniques.batch.batch_size import BatchSize, rate_factor, rule_for, scale_rate
 from tests.techniques.facts import GIB, loader, machine, model, optimizer, profile
 from tests.techniques.guarded import checked, played
@@ -53,6 +56,19 @@ def moved(optimizer, parameter):
     parameter.grad = torch.ones_like(parameter)
     optimizer.step()
     return (before - parameter.detach()).item()
+
+
+@pytest.mark.parametrize(("length", "factor"), [(10_000, 4.0), (100, 1.0)])
+def test_rates_grow_only_where_a_loader_got_the_larger_batch(monkeypatch, length, factor):
+    """The optimizer is often made first; a loader that keeps its batch keeps its rate."""
+    monkeypatch.setattr(batch_size, "_ENLARGED", [])
+    lever = BatchSize(samples=64, instead_of=16, learning_rate="linear", warm_up_steps=0)
+    parameter = nn.Parameter(torch.zeros(()))
+    found = lever.optimizer(torch.optim.SGD([parameter], lr=1.0))
+    with suppress(NotApplicable):
+        lever.loader({"dataset": range(length), "batch_size": 16, "batch_sampler": None})
+
+    assert moved(found, parameter) == factor
 
 
 def test_rates_grow_over_the_warm_up_inside_the_steps_only():

@@ -216,5 +216,25 @@ def test_the_best_number_that_was_seen_is_the_only_one_offered():
 
 
 def test_nothing_is_offered_where_no_number_beats_the_present_one():
-    assert LoaderWorkers.candidates(scanned(w0=100.0, w2=100.0), machine()) == []
+    level = replace(scanned(w0=100.0, w2=100.0), device_kind="cuda")
+    assert LoaderWorkers.candidates(level, machine()) == []
     assert LoaderWorkers.candidates(scanned(now=8, w0=200.0, w8=100.0), machine()) == []
+
+
+def test_on_the_cpu_a_scan_without_a_clear_gain_proves_nothing_against_workers():
+    here = machine(usable_cores=2)
+    expected = LoaderWorkers.candidates(replace(scanned(w0=1.0), worker_scan=None), here)
+    slight, none = scanned(w0=110.0, w1=120.0, w8=100.0), scanned(w0=100.0, w1=120.0, w8=130.0)
+
+    found = LoaderWorkers.candidates(slight, here)
+
+    assert [x.num_workers for x in found] == [8, expected[0].num_workers]
+    gains = [x.predict(slight, here).step_ms for x in found]
+    assert gains[0] == pytest.approx(gains[1], rel=0.01)
+    assert LoaderWorkers.candidates(none, here) == expected[:1]
+
+
+def test_beside_a_gpu_a_slight_gain_tells_enough():
+    facts = replace(scanned(w0=110.0, w1=120.0, w8=100.0), device_kind="cuda")
+
+    assert [x.num_workers for x in LoaderWorkers.candidates(facts, machine())] == [8]

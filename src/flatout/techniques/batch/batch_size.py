@@ -110,30 +110,50 @@ Reach that learning rate over the first $warm_up_steps steps.
         length = _length(arguments.get("dataset"))
         if length is not None and length < MIN_STEPS * self.samples:
             raise NotApplicable(f"an epoch would have fewer than {MIN_STEPS} steps")
+        _ENLARGED.append(self.samples)
         return {**arguments, "batch_size": self.samples}
 
     def optimizer(self, optimizer: Any) -> Any:
-        """Multiply the learning rate at each step, whatever a schedule makes of it."""
+        """Multiply the learning rate at each step, whatever a schedule makes of it.
+
+        Only once a loader has the larger batch: it may be made after the optimizer, or not at all.
+        """
         factor = rate_factor(self.samples / self.instead_of, self.learning_rate)
         if factor != 1:
-            scale_rate(optimizer, factor, self.warm_up_steps)
+            scale_rate(optimizer, factor, self.warm_up_steps, is_due=lambda: bool(_ENLARGED))
         return optimizer
 
 
+_ENLARGED: list[int] = []
+"""The batches that loaders of this process were given."""
+
+
 def scale_rate(
-    optimizer: "torch.optim.Optimizer", factor: float, warm_up_steps: int = 0
+    optimizer: "torch.optim.Optimizer",
+    factor: float,
+    warm_up_steps: int = 0,
+    *,
+    is_due: Callable[[], bool] = lambda: True,
 ) -> "torch.optim.Optimizer":
     """Multiply an optimizer's learning rates inside its steps, on a ramp from 1 to `factor`.
 
     Outside of a step the rates are the script's own, so that schedules and logs go on as before.
+
+    Args:
+        optimizer: Whose rates.
+        factor: At the end of the ramp.
+        warm_up_steps: Steps until then.
+        is_due: Asked at each step; while it says no, the rates stay as they are.
     """
     own: list[Any] = []
     count = 0
 
     def before(optimizer: Any, _args: Any, _kwargs: Any) -> None:
         nonlocal count
-        count += 1
         own[:] = [group["lr"] for group in optimizer.param_groups]
+        if not is_due():
+            return
+        count += 1
         now = 1 + (factor - 1) * min(1.0, count / (warm_up_steps + 1))
         for group in optimizer.param_groups:
             group["lr"] = group["lr"] * now

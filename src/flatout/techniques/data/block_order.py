@@ -119,7 +119,8 @@ def block_sampler(
     """Return a sampler in block order for a data set that reads from a packed store.
 
     Args:
-        dataset: what `flatout.data.open` gave, or a data set with packed_data.
+        dataset: what `flatout.data.open` gave, a data set with packed_data, or one that makes its
+            sample i of sample i of such a data set.
         block: samples that are read together.
         window: samples that are mixed.
         batch_size: of one rank.
@@ -127,18 +128,13 @@ def block_sampler(
         seed: of the order, the same on all ranks.
 
     Raises:
-        NotApplicable: if the store is not shuffled, or its reads are not cold.
+        NotApplicable: if there is no such store, it is not shuffled, or its reads are not cold.
     """
-    from flatout.data.matching import store_behind
-    from flatout.data.reader import PackedDataset
     from flatout.data.sampler import BlockSampler, OrderOptions
+    from flatout.data.wrapping import store_behind
 
-    store = store_behind(dataset)
-    if store is None:
-        raise NotApplicable(
-            "the data set does not read its samples from a packed store, each under the number it "
-            "had when it was packed"
-        )
+    behind = store_behind(dataset)
+    store = behind.store
     rank, world_size = ranks
     _check_mixing(store, block, window, batch_size * world_size)
     _check_cold(store, window)
@@ -149,8 +145,7 @@ def block_sampler(
         block=block,
         window=window,
     )
-    is_stored = isinstance(dataset, PackedDataset) and not dataset.is_reordered
-    return BlockSampler(store, options, is_reordered=not is_stored)
+    return BlockSampler(store, options, is_reordered=behind.is_reordered)
 
 
 def _sharing(arguments: Mapping[str, Any]) -> tuple[int, tuple[int, int]]:

@@ -37,6 +37,9 @@ MEMORY_SHARE = 0.5
 """Share of the host's memory that all workers together may come to hold."""
 MIN_DELAY_SHARE = 0.10
 """Threads that wait for a core for a tenth of the time are too many."""
+CLEAR = 1.15
+"""On the CPU a scan that shows less proves nothing against workers: they may need the training's
+threads to leave them a core, and only both levers together help."""
 KEEPS_UP_SHARE = 0.85
 """Workers that are idle for more than a seventh of the time wait for the loop, not it for them."""
 UNEVEN_GAIN = 0.5
@@ -97,7 +100,7 @@ Where the training loader is made:
             )
         scan = profile.worker_scan
         seen = scan.ratio(self.num_workers, than=now) if scan else math.nan
-        if not math.isnan(seen):
+        if not math.isnan(seen) and is_telling(profile):
             return Effect(
                 step_ms=step_ms * (1 / seen - 1),
                 why=f"the running training was {seen:.2f}x as fast with {self.num_workers} workers",
@@ -136,18 +139,37 @@ Where the training loader is made:
 def worker_counts(profile: Profile, machine: Machine) -> tuple[int, ...]:
     """Return the numbers of workers worth a trial; the present one is left out.
 
-    Where the running training was seen with several, the best of them. Else what is to be expected:
-    first what the step needs by its own profile, twice that, and the most that the cores feed.
+    Where the running training was seen with several, the best of them; and where that does not tell
+    enough, then the first of what is to be expected as well. Where nobody looked, all of that:
+    what the step needs by its own profile, twice that, and the most that the cores feed.
     Once a number was kept, its neighbours: a quarter more and a quarter less. Where cores are short
     the most come first: the prediction sees no difference then, but later levers that shorten the
     step need them. An iterable data set is repeated by every worker: one is all there is to try.
     """
-    now, cores = workers_now(profile), cores_of(profile, machine)
+    now = workers_now(profile)
     if any(loader.is_iterable for loader in profile.training_loaders):
         return (1,) if now == 0 else ()
-    if profile.worker_scan is not None:
-        best = profile.worker_scan.best.num_workers
-        return (best,) if best not in (0, now) else ()
+    scan = profile.worker_scan
+    if scan is None:
+        return _expected_counts(profile, machine)
+    best = scan.best.num_workers
+    seen = (best,) if best not in (0, now) else ()
+    if is_telling(profile):
+        return seen
+    return tuple(dict.fromkeys((*seen, *_expected_counts(profile, machine)[:1])))
+
+
+def is_telling(profile: Profile) -> bool:
+    """Tell whether a scan says which numbers are worth a trial, and which are not."""
+    scan = profile.worker_scan
+    if scan is None:
+        return False
+    best = scan.ratio(scan.best.num_workers, than=scan.now)
+    return profile.device_kind != "cpu" or best >= CLEAR
+
+
+def _expected_counts(profile: Profile, machine: Machine) -> tuple[int, ...]:
+    now, cores = workers_now(profile), cores_of(profile, machine)
     rest_ms = max(profile.step_ms.median - profile.phases_ms["data_wait"], 1e-3)
     load = loading(profile, cores)
     needed = math.ceil((load.cpu_ms + load.blocked_ms) / rest_ms)
