@@ -5,6 +5,7 @@ hue, merge, convert back. Nothing of it is computed as long as nobody asks for m
 """
 
 import functools
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeAlias
@@ -20,6 +21,8 @@ Change: TypeAlias = Callable[[Any, tuple[str, float]], Any]
 """Puts off one more change of colour of a picture."""
 LEVELS = 256
 BANDS = 3
+TORCHVISION = "torchvision.transforms._functional_pil"
+"""It makes pictures of arrays by a function of its own."""
 
 
 class Apart(Waiting):
@@ -222,15 +225,21 @@ def putting_off(is_here: Callable[[], bool], change: Change) -> Iterator[None]:
         yield
         return
     owner: Any = Image
-    places = ((owner.Image, "convert"), (owner, "merge"), (owner, "fromarray"))
-    for place, name in places:
+    places: list[tuple[Any, str, Callable[[Any], Any]]] = [
+        (owner.Image, "convert", functools.partial(_convert, is_here=is_here, change=change)),
+        (owner, "merge", _merge),
+        (owner, "fromarray", _fromarray),
+    ]
+    torchvision = sys.modules.get(TORCHVISION)
+    if hasattr(torchvision, "_Image_fromarray"):
+        places.append((torchvision, "_Image_fromarray", _fromarray))
+    for place, name, make in places:
         _ORIGINAL[name] = getattr(place, name)
-    owner.Image.convert = _convert(owner.Image.convert, is_here, change)
-    owner.merge, owner.fromarray = _merge(owner.merge), _fromarray(owner.fromarray)
+        setattr(place, name, make(_ORIGINAL[name]))
     try:
         yield
     finally:
-        for place, name in places:
+        for place, name, _ in places:
             setattr(place, name, _ORIGINAL.pop(name))
 
 
