@@ -37,14 +37,15 @@ def _obstacles(optimizer: Optimizer) -> Iterator[str]:
 
 
 class HostSteps:
-    """Before each step brings gradients to the host, after it parameters to the device."""
+    """Brings parameters and gradients to the host before each step, and parameters back after it.
+
+    Those without a gradient stay where they are: no step looks at them.
+    """
 
     def __init__(self, optimizer: Optimizer) -> None:
         self.hosts: dict[torch.Tensor, torch.Tensor] = {}
         self.rooms: dict[torch.Tensor, torch.Tensor] = {}
         """Of each parameter the place of its gradient on the host."""
-        self.versions: dict[torch.Tensor, int] = {}
-        """What torch counts of changes to a parameter, when its copy was last the same."""
         self.own: list[list[torch.Tensor]] = []
         optimizer.register_step_pre_hook(self.before)
         optimizer.register_step_post_hook(self.after)
@@ -77,7 +78,6 @@ class HostSteps:
                 for p in own:
                     if self.hosts[p].grad is not None:
                         p.copy_(self.hosts[p], non_blocking=True)
-                    self.versions[p] = p._version
         owners = {host: p for p, host in self.hosts.items()}
         self._rename(optimizer, lambda host: owners[host], lambda value: value)
         for device in {p.device for own in self.own for p in own if p.is_cuda}:
@@ -92,10 +92,10 @@ class HostSteps:
             self.rooms[p] = _room(p)
         host = self.hosts[p]
         with torch.no_grad():
-            if self.versions.get(p) != p._version:
-                host.copy_(p, non_blocking=True)
             host.grad = None
             if p.grad is not None:
+                # Each time: torch's count of changes knows nothing of those made through `.data`.
+                host.copy_(p, non_blocking=True)
                 host.grad = self.rooms[p].copy_(p.grad, non_blocking=True)
         return host
 

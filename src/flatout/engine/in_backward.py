@@ -85,17 +85,24 @@ def _obstacles(optimizer: Optimizer, watch: Watch) -> Iterator[str]:
     kind = type(optimizer)
     if not kind.step.__module__.startswith("torch.optim.") or kind is torch.optim.LBFGS:
         yield f"{kind.__name__} may need all gradients at once: its step is not torch's own"
-    if len(optimizer.state):
-        yield "the optimizer made a step or was loaded already"
+    yield from _of_parameters(optimizer)
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         yield "gradients are averaged over processes, after backward made them"
     if _is_scaled() or SCALER in watch.readers:
         yield "GradScaler unscales all gradients before the step"
-    if all(p.grad is None for group in optimizer.param_groups for p in group["params"]):
-        yield "the step has no gradients when it begins: it runs backward itself"
     if watch.backwards > 1:
         yield f"gradients are added up over several backwards ({watch.backwards} before the step)"
     yield from _of_readers(sorted(watch.readers))
+
+
+def _of_parameters(optimizer: Optimizer) -> Iterator[str]:
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    if len(optimizer.state):
+        yield "the optimizer made a step or was loaded already"
+    if len({p.device for p in parameters}) > 1:
+        yield "its parameters lie on several devices, and backward runs in a thread for each"
+    if all(p.grad is None for p in parameters):
+        yield "the step has no gradients when it begins: it runs backward itself"
 
 
 def _of_readers(readers: list[str]) -> Iterator[str]:

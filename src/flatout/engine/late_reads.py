@@ -228,7 +228,8 @@ class LateReads:
         free = self._free.get((tensor.dtype, tensor.is_cuda))
         if free:
             return free.pop()
-        return torch.empty((), dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+        # By name: the script may have made another device the default one.
+        return torch.empty((), dtype=tensor.dtype, device="cpu", pin_memory=tensor.is_cuda)
 
 
 def _is_known(part: Any) -> bool:

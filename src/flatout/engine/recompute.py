@@ -44,7 +44,28 @@ def recomputed(
     it: batch statistics do not move twice.
     """
     contexts = functools.partial(_contexts, module, is_selective=is_selective)
-    return checkpoint(call, *args, use_reentrant=False, context_fn=contexts, **kwargs)
+    names, count = tuple(kwargs), len(args)
+
+    def run(_signs: Any, *given: Any) -> Any:
+        return call(*given[:count], **dict(zip(names, given[count:], strict=True)))
+
+    # Torch puts back the random streams of those devices only that it sees tensors of, and it looks
+    # at what is given by position alone.
+    given = (_signs(module), *args, *kwargs.values())
+    return checkpoint(run, *given, use_reentrant=False, context_fn=contexts)
+
+
+def _signs(module: torch.nn.Module) -> list[torch.Tensor]:
+    """Return an empty tensor on each device that a module computes on: its inputs may come later.
+
+    Not the parameters themselves: nothing is said against changing those before backward.
+    """
+    return [torch.empty(0, device=device) for device in _devices(module)]
+
+
+def _devices(module: torch.nn.Module) -> list[torch.device]:
+    found = {tensor.device for tensor in (*module.parameters(), *module.buffers())}
+    return sorted(found, key=str)
 
 
 def _contexts(
@@ -64,10 +85,25 @@ def _both(
         yield
 
 
-def _policy(_context: Any, operator: Any, *_args: Any, **_kwargs: Any) -> CheckpointPolicy:
+def _policy(_context: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
     packet = getattr(operator, "overloadpacket", None)
-    is_kept = packet in _kept_packets()
+    is_kept = packet in _kept_packets() and not _draws(operator, args, kwargs)
     return CheckpointPolicy.MUST_SAVE if is_kept else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+def _draws(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Tell whether a call takes numbers from a random stream.
+
+    If its result were kept, the second run would not call it, and whatever draws after it there
+    would draw other numbers.
+    """
+    if torch.Tag.nondeterministic_seeded not in operator.tags:
+        return False
+    names = [argument.name for argument in operator._schema.arguments]
+    if "dropout_p" not in names:
+        return True
+    given = dict(zip(names, args, strict=False)) | kwargs
+    return bool(given.get("dropout_p", 0.0) > 0.0)
 
 
 @functools.cache
@@ -110,7 +146,8 @@ def saved_cost(
             sizes[_address(tensor)] = tensor.untyped_storage().nbytes()
         return tensor
 
-    devices = sorted({t.get_device() for t in tensors if t.is_cuda})
+    used = {t.device for t in tensors} | set(_devices(module))
+    devices = sorted(device.index for device in used if device.type == "cuda")
     counter = FlopCounterMode(display=False)
     with torch.random.fork_rng(devices), buffers_kept(module), counter:
         with torch.autograd.graph.saved_tensors_hooks(note, _itself):

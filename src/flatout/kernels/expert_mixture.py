@@ -296,9 +296,13 @@ def _forward(parts: Parts, way: Way, *, skips: bool) -> Callable[..., Any]:
         flat = chosen.flatten()
         order = flat.argsort(stable=True)
         experts: Any = getattr(self, parts.experts)
-        counts: list[int] = torch.bincount(flat, minlength=len(experts)).tolist()
+        sizes = torch.bincount(flat, minlength=len(experts))
+        counts: list[int] = sizes.tolist()
         used = [i for i, count in enumerate(counts) if count or not skips]
-        given = _Groups([experts[i] for i in used], parts.graph, [counts[i] for i in used])
+        if len(used) < len(counts):
+            # The used ones first, found where the numbers lie: a list of them would travel there.
+            sizes = sizes.index_select(0, (sizes == 0).int().argsort(stable=True)[: len(used)])
+        given = _Groups([experts[i] for i in used], parts.graph, [counts[i] for i in used], sizes)
         made = given.run(rows.index_select(0, order // way.k))
         places = torch.empty_like(order)
         places[order] = torch.arange(len(order), device=order.device)
@@ -314,11 +318,17 @@ class _Groups(fx.Interpreter):
     """Runs an expert's graph on the rows of all experts."""
 
     def __init__(
-        self, experts: Sequence[nn.Module], graph: fx.Graph, counts: Sequence[int]
+        self,
+        experts: Sequence[nn.Module],
+        graph: fx.Graph,
+        counts: Sequence[int],
+        sizes: torch.Tensor,
     ) -> None:
         super().__init__(experts[0], garbage_collect_values=False, graph=graph)
         self.experts = experts
         self.counts = counts
+        self.sizes = sizes
+        """The same as the counts, where the rows are."""
 
     def call_module(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Multiply by groups where a linear layer is called; all else goes row by row."""
@@ -326,4 +336,5 @@ class _Groups(fx.Interpreter):
         if not isinstance(layers[0], nn.Linear):
             return layers[0](*args, **kwargs)
         biases = None if layers[0].bias is None else [layer.bias for layer in layers]
-        return grouped_linear(args[0], [layer.weight for layer in layers], biases, self.counts)
+        weights = [layer.weight for layer in layers]
+        return grouped_linear(args[0], weights, biases, self.counts, self.sizes)

@@ -28,7 +28,7 @@ class NoPatternError(Exception):
 def capture(root: nn.Module, modules: Sequence[nn.Module], call: Callable[[], Any]) -> list[Any]:
     """Return the arguments with which each module is first called in a call that leaves no trace.
 
-    Gradients are off, random states and buffers are put back.
+    Gradients are off, random states and buffers are put back, and autocast forgets its casts.
     """
     seen: dict[int, tuple[tuple[Any, ...], dict[str, Any]]] = {}
 
@@ -47,6 +47,9 @@ def capture(root: nn.Module, modules: Sequence[nn.Module], call: Callable[[], An
         with torch.no_grad():
             for buffer, before in buffers:
                 buffer.copy_(before)
+        # Torch 2.9 hands the real call the casts that autocast made here, without gradients: the
+        # weights would get none (pytorch issue 158232, mended by pull request 165068).
+        torch.clear_autocast_cache()
     return [seen.get(id(module)) for module in modules]
 
 

@@ -6,6 +6,7 @@ import re
 
 from markupsafe import Markup
 
+from flatout.core.finding import Finding
 from flatout.core.profile import PHASES, Profile
 from flatout.core.units import format_ms, format_share
 from flatout.reporting.charts import gpu_plots, memory_plot, step_plot, steps_cut, steps_plot
@@ -13,6 +14,7 @@ from flatout.reporting.messages import ENGLISH, Messages, messages
 from flatout.reporting.profile_tables import WORD_COLUMNS, Sheet, phases, sheets
 from flatout.reporting.profile_words import because, headline, left_out, notes, readings, warnings
 from flatout.reporting.templates import read_text, render
+from flatout.reporting.words import advice_words
 
 MAIN_READINGS = ("step_time", "speed", "device_busy", "peak_memory")
 """What stands in large letters; the words in brackets go below."""
@@ -50,7 +52,7 @@ def profile_html(profile: Profile, *, workload: str = "train.py", language: str 
             "where": say("headline.where", workload=workload, device=name, kind=kind),
             "tiles": [_tile(label, text) for name, label, text in numbers if name in MAIN_READINGS],
             "readings": [(label, text) for name, label, text in numbers],
-            "findings": [_finding(profile, number, say) for number in range(len(profile.findings))],
+            "findings": [_finding(finding, say, workload) for finding in profile.findings],
             "next_command": f"flatout tune {workload}",
             "phase_names": [
                 (phase, say(f"phase.{phase}")) for phase in PHASES if profile.share(phase) > 0
@@ -90,15 +92,14 @@ def _tile(label: str, text: str) -> tuple[str, str, str]:
     return label, main, rest.removesuffix(")")
 
 
-def _finding(profile: Profile, number: int, say: Messages) -> dict[str, str | float]:
-    finding = profile.findings[number]
+def _finding(finding: Finding, say: Messages, workload: str) -> dict[str, str | float]:
     return {
         "code": finding.code,
         "share": format_share(finding.share),
         "of": say(f"finding_of.{finding.of}"),
         "width": round(100 * min(1.0, max(0.0, finding.share)), 1),
         "because": because(finding, say),
-        "next": say.translated(finding.next),
+        "next": advice_words(say.translated(finding.next), workload),
     }
 
 

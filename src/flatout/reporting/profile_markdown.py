@@ -13,6 +13,7 @@ from flatout.reporting.profile_words import (
     warnings,
 )
 from flatout.reporting.tables import ascii_only, printable
+from flatout.reporting.words import advice_words
 
 
 def profile_markdown(
@@ -31,7 +32,7 @@ def profile_markdown(
     lines = [f"# {escaped(headline(profile, say))}", "", escaped(where), ""]
     for warning in warnings(profile, say):
         lines += [f"**{escaped(warning)}**", ""]
-    lines += [f"## {say('section.findings')}", "", *_findings(profile, say), ""]
+    lines += [f"## {say('section.findings')}", "", *_findings(profile, say, workload), ""]
     lines += [f"## {say('section.next')}", "", *block(f"flatout tune {workload}", "sh"), ""]
     numbers = [(say(f"label.{name}"), text) for name, text in readings(profile, say)]
     lines += [f"## {say('section.numbers')}", ""]
@@ -49,13 +50,14 @@ def profile_markdown(
     return safe("\n".join(lines)) + "\n"
 
 
-def _findings(profile: Profile, say: Messages) -> list[str]:
+def _findings(profile: Profile, say: Messages, workload: str) -> list[str]:
     if not profile.findings:
         return [say("about.no_findings")]
     lines = []
     for finding in profile.findings:
         text = finding_sentence(finding, say)
-        lines += [f"- {escaped(text)}", f"  {escaped(say.translated(finding.next))}"]
+        advice = advice_words(say.translated(finding.next), workload)
+        lines += [f"- {escaped(text)}", f"  {escaped(advice)}"]
     return lines
 
 

@@ -10,6 +10,8 @@ from flatout.core.units import (
     format_share,
 )
 
+SCRIPT = "train.py"
+"""Stands for the user's script in the commands of findings."""
 NOTHING = "-"
 """Stands for a number that does not exist, so that no cell is empty by accident."""
 
@@ -135,3 +137,12 @@ def sentence(text: str) -> str:
 def busy_words(share: float | None) -> str:
     """Return the device-busy share."""
     return NOTHING if share is None else format_share(share)
+
+
+def advice_words(advice: str, workload: str) -> str:
+    """Return what to do about a finding, with the user's own script in its commands.
+
+    >>> advice_words("look at the loop, then flatout measure train.py", "main.py --epochs 3")
+    'look at the loop, then flatout measure main.py --epochs 3'
+    """
+    return advice.replace(SCRIPT, workload)

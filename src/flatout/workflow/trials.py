@@ -189,7 +189,7 @@ def _cut_short(ending: Ending, options: TrialOptions) -> tuple[Outcome, str] | N
         return None
     text = f"no sign of training for {options.hang_s:.0f} s"
     if ending.why == "limit":
-        text = f"not done within {options.limit_s:.0f} s"
+        text = f"the script was not done within {options.limit_s:.0f} s"
     if ending.waits_for_batch and ending.why == "hang":
         hung = BY_CODE["worker_hung"].sentence("")
         states = f" (processes below it: {'; '.join(ending.stuck)})" if ending.stuck else ""

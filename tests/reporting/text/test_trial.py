@@ -99,3 +99,22 @@ def test_what_python_said_stays_as_it_was(crash):
     trial = replace(crash, outcome=Outcome.CRASH, message="ValueError: no such file")
 
     assert "ValueError: no such file" in render_failure(trial, language="ko", width=200)
+
+
+def test_a_script_that_was_cut_short_by_the_limit_is_given_more_time(crash):
+    cut = replace(
+        crash,
+        outcome=Outcome.HANG,
+        recipe=Recipe(),
+        message="the script was not done within 60 s",
+        traceback="",
+        wall_s=60.3,
+        details={"why": "limit"},
+    )
+
+    text = render_failure(cut)
+
+    assert text.startswith("The script was not done within 60 s.")
+    assert "give it more time" in text
+    assert text.endswith("next     flatout measure --limit 180 train.py\n")
+    assert "see where it waits" in render_failure(replace(cut, details={"why": "hang"}))

@@ -1,5 +1,6 @@
 import pytest
 
+from flatout.core.readings import Limits
 from flatout.rules.runtime.fp32_on_fast_bf16 import check
 from tests.techniques.facts import gpu, machine, model, profile
 
@@ -18,6 +19,12 @@ def test_fp32_on_a_cpu_with_fast_bf16_is_reported_with_what_it_loses():
     assert finding.next.endswith("flatout tune --only bf16_autocast train.py")
 
 
+def test_products_far_below_the_peak_rate_may_still_be_the_step():
+    facts = profile(models=(model(),), limits=Limits(least_step_ms=0.5))
+
+    assert check(facts, machine(**FAST)) is not None
+
+
 def test_fp32_on_an_ampere_gpu_is_reported():
     facts = profile(kind="cuda", models=(model(),))
 
@@ -33,6 +40,7 @@ def test_fp32_on_an_ampere_gpu_is_reported():
         (profile(models=(model(dtypes=("bfloat16",)),)), machine(**FAST)),
         (profile(phases_ms={"data_wait": 500.0}, models=(model(),)), machine(**FAST)),
         (profile(kind="cuda", models=(model(),)), machine(device=gpu((7, 5)), **FAST)),
+        (profile(models=(model(),), limits=Limits(least_step_ms=0.3)), machine(**FAST)),
     ],
 )
 def test_it_is_silent_where_bf16_could_not_help(facts, host):

@@ -150,6 +150,39 @@ def test_cuda_graphs_are_offered_for_one_shape_on_a_gpu_only():
         TorchCompile(mode="reduce-overhead").model(network())
 
 
+def test_cuda_graphs_are_not_offered_where_gradients_add_up():
+    facts = profile(kind="cuda", models=(model(input_shapes=1),), backwards_per_step=4.0)
+
+    assert TorchCompile.candidates(facts, machine()) == [TorchCompile()]
+
+
+@pytest.mark.parametrize("build", [Net, network])
+def test_outputs_leave_the_graph_s_memory_in_training_and_evaluation_without_marks(
+    build, monkeypatch
+):
+    """A replay writes all outputs to one place, as those of a CUDA graph; its mark frees more."""
+    place, marks = torch.empty(2, 4), []
+
+    def replayed(function, **_):
+        return lambda *given: place.copy_(function(*given).detach())
+
+    monkeypatch.setattr(torch, "compile", replayed)
+    monkeypatch.setattr(torch.compiler, "cudagraph_mark_step_begin", lambda: marks.append(1))
+    plain = build()
+    compiled = copy.deepcopy(plain)
+    compile_in_place(compiled, mode="reduce-overhead")
+    call = TorchCompile(mode="reduce-overhead").forward(compiled, compiled)
+    ones, twos = torch.ones(2, 8), torch.full((2, 8), 2.0)
+
+    trained = [call(ones), call(twos)]
+    evaluated = [compiled.eval()(ones), compiled(twos)]
+
+    for found in (trained, evaluated):
+        assert torch.equal(found[0], plain(ones))
+        assert torch.equal(found[1], plain(twos))
+    assert not marks
+
+
 def test_lengths_are_marked_for_texts_whose_shapes_vary():
     def texts(shapes):
         return profile(loaders=(loader(pad_share=0.3),), models=(model(input_shapes=shapes),))

@@ -2,12 +2,24 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.checkpoint import checkpoint
 
 from flatout.core.errors import NotApplicable
 from flatout.profiling.attention import backend_of
 from flatout.techniques.compute import attention_backend
-from flatout.techniques.compute.attention_backend import AttentionBackend, preferring
+from flatout.techniques.compute.attention_backend import (
+    AttentionBackend,
+    preferring,
+    stop_preferring,
+)
 from tests.techniques.facts import gpu, machine, model, profile
+
+
+@pytest.fixture(autouse=True)
+def torch_s_own_order():
+    yield
+    stop_preferring()
 
 
 def running_on(backend):
@@ -51,6 +63,50 @@ def test_a_preferred_kernel_gives_the_same_and_what_ran_is_told(monkeypatch):
     call()
     with pytest.raises(NotApplicable, match="never called"):
         AttentionBackend().end()
+
+
+def order():
+    return torch._C._get_sdp_priority_order()
+
+
+def test_a_preference_holds_in_backward_too_and_ends_with_the_training(monkeypatch):
+    """Checkpointed blocks run again in backward, outside of the training call."""
+    monkeypatch.setattr(attention_backend, "_SEEN", {"now": ("cudnn", "")})
+    before, orders = order(), []
+
+    def block(x):
+        orders.append(order())
+        return functional.scaled_dot_product_attention(x, x, x)
+
+    call = preferring("cudnn", lambda x: checkpoint(block, x, use_reentrant=False))
+    assert order() == before
+    for _ in range(2):
+        call(heads(requires_grad=True)).sum().backward()
+
+    cudnn = int(SDPBackend.CUDNN_ATTENTION)
+    assert orders == [[cudnn, *(kind for kind in before if kind != cudnn)]] * 4
+    assert AttentionBackend().end() == "attention ran on cudnn"
+    assert order() == before
+
+
+def test_the_last_of_two_preferences_holds_and_both_end():
+    before = order()
+
+    preferring("cudnn", list)()
+    preferring("efficient", list)()
+
+    assert order()[0] == int(SDPBackend.EFFICIENT_ATTENTION)
+    stop_preferring()
+    assert order() == before
+
+
+def test_kernels_that_the_script_switched_off_stay_off():
+    with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]):
+        is_on = preferring("flash", torch.backends.cuda.mem_efficient_sdp_enabled)()
+        with pytest.raises(NotApplicable, match="attention on cudnn is switched off"):
+            preferring("cudnn", list)
+
+    assert not is_on
 
 
 def test_a_kernel_that_did_not_run_is_told(monkeypatch):

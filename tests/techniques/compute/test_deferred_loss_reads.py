@@ -142,6 +142,15 @@ def test_what_asks_a_late_number_for_more_gets_the_plain_one():
     assert torch.equal(torch.ones(2) * late, torch.full((2,), 2.5))
 
 
+def test_a_number_travels_to_the_host_whatever_the_script_s_default_device():
+    loss = torch.tensor(2.5)
+
+    with torch.device("meta"):
+        late = LateReads().send(loss)
+
+    assert late.value() == 2.5
+
+
 def test_a_format_that_does_not_fit_fails_where_it_stands(reads):
     with redirect_stdout(reads.output), pytest.raises(ValueError, match="code 'd'"):
         print(f"{torch.tensor(1.5).item():d}")  # noqa: T201

@@ -215,6 +215,36 @@ def test_padded_and_grouped_products_give_what_single_ones_give(counts, has_bias
         torch.testing.assert_close(by(x, weights, biases, counts), expected)
 
 
+@pytest.mark.parametrize("kind", [Mixture, Mixtral])
+def test_rows_are_counted_once_for_a_mixture_where_they_lie(kind, monkeypatch):
+    changed, calls = built(kind), []
+    group_experts(changed, tokens())
+    monkeypatch.setattr(
+        "flatout.kernels.expert_mixture.grouped_linear",
+        lambda *args: calls.append(args) or grouped_linear(*args),
+    )
+    alike = tokens()[:, :1].expand(2, 48, WIDTH).contiguous()
+
+    for x in (tokens(), alike):
+        changed(x)
+
+    assert all(sizes.tolist() == list(counts) for *_, counts, sizes in calls)
+    assert len({id(sizes) for *_, sizes in calls}) == 2
+
+
+@pytest.mark.parametrize("by", [grouped._padded, grouped._by_kernel])
+def test_products_ask_the_device_for_nothing_and_send_it_nothing(by, monkeypatch):
+    """On a device without numbers whoever asks for one fails."""
+    counts = (3, 0, 5)
+    x, sizes = torch.ones(8, 16, device="meta"), torch.tensor(counts, device="meta")
+    weights = [torch.ones(24, 16, device="meta") for _ in counts]
+    biases = [torch.ones(24, device="meta") for _ in counts]
+    monkeypatch.setattr(torch, "tensor", None)
+    monkeypatch.setattr(torch, "_grouped_mm", lambda x, w, offs: x @ w[0])
+
+    assert by(x, weights, biases, counts, sizes).shape == (8, 24)
+
+
 def test_a_model_without_experts_is_left_alone():
     network = nn.Linear(2, 2)
 

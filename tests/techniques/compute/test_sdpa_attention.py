@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from flatout.core.errors import NotApplicable
 from flatout.kernels.attend import is_causal_mask
+from flatout.kernels.sdpa_rewrite import capture
 from flatout.techniques.compute.sdpa_attention import SdpaAttention, use_fused_attention
 from tests.techniques.facts import machine, model, profile
 from tests.techniques.guarded import checked, played
@@ -240,6 +241,35 @@ def test_looking_leaves_buffers_and_the_random_stream_as_they_were():
     assert set(outcome.values()) == {""}
     assert torch.equal(torch.get_rng_state(), state)
     assert all(torch.equal(before[k], v) for k, v in network.state_dict().items())
+
+
+def test_autocast_forgets_its_casts_after_a_look_that_fails_too(monkeypatch):
+    """Torch 2.9 would hand them to the real call without gradients; newer ones do not."""
+    cleared = []
+    monkeypatch.setattr(torch, "clear_autocast_cache", lambda: cleared.append(1))
+    module = built(Vit)
+
+    capture(module, [module], lambda: module.forward(*inputs()))
+    with pytest.raises(TypeError):
+        capture(module, [module], module.forward)
+
+    assert cleared == [1, 1]
+
+
+def test_weights_get_their_gradients_in_autocast_after_a_look():
+
+    def gradients_after(look):
+        module = built(Vit)
+        with torch.autocast("cpu", torch.bfloat16):
+            look(module)
+            module(*inputs()).float().square().sum().backward()
+        return [p.grad for p in module.parameters()]
+
+    found = gradients_after(lambda m: capture(m, [m], lambda: m.forward(*inputs())))
+    expected = gradients_after(id)
+
+    assert all(grad is not None for grad in found)
+    assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
 
 
 def test_only_the_causal_mask_counts_as_causal():

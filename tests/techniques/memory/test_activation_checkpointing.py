@@ -5,9 +5,12 @@ import pickle
 import pytest
 import torch
 from torch import nn
+from torch.utils import checkpoint
+from torch.utils._pytree import tree_leaves
 
 from flatout.core.errors import NotApplicable
 from flatout.core.profile import PeakBytes
+from flatout.engine.recompute import _policy, recomputed
 from flatout.techniques.memory.activation_checkpointing import (
     ActivationCheckpointing,
     Region,
@@ -67,6 +70,70 @@ def test_training_is_bit_identical_with_dropout_and_batch_statistics(mode):
     found, expected = train(checkpointed), train(plain)
 
     assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+
+
+@pytest.mark.parametrize("is_selective", [False, True])
+def test_what_is_given_by_name_is_computed_with_and_gets_its_gradient(is_selective):
+    def again(block, args, kwargs):
+        return recomputed(block, block, args, kwargs, is_selective=is_selective)
+
+    def results(run):
+        torch.manual_seed(2)
+        block = Block()
+        x, scale = (torch.randn(16, 32, requires_grad=True) for _ in range(2))
+        output = run(block, (x,), {"scale": scale})
+        output.square().sum().backward()
+        return [output, x.grad, scale.grad, *(p.grad for p in block.parameters()), *block.buffers()]
+
+    found = results(again)
+    expected = results(lambda block, args, kwargs: block(*args, **kwargs))
+
+    assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+
+
+def test_torch_sees_what_is_given_by_name_and_the_devices_of_the_module(monkeypatch):
+    """Random streams are put back for the devices of what it sees: inputs may move inside."""
+    seen = []
+    original = checkpoint._infer_device_type
+    monkeypatch.setattr(
+        checkpoint, "_infer_device_type", lambda *given: seen.append(given) or original(*given)
+    )
+    mask = torch.ones(2, 4, requires_grad=True)
+    elsewhere = nn.Linear(4, 4, device="meta")
+
+    recomputed(lambda _x, *, mask: mask * 2, elsewhere, (torch.ones(2),), {"mask": mask})
+
+    leaves = [leaf for leaf in tree_leaves(seen) if isinstance(leaf, torch.Tensor)]
+    assert any(leaf is mask for leaf in leaves)
+    assert {leaf.device.type for leaf in leaves} == {"cpu", "meta"}
+
+
+ATEN = torch.ops.aten
+FLASH = ATEN._scaled_dot_product_flash_attention.default
+EFFICIENT = ATEN._scaled_dot_product_efficient_attention.default
+CUDNN = ATEN._scaled_dot_product_cudnn_attention.default
+
+
+@pytest.mark.parametrize(
+    ("operator", "args", "kwargs", "is_kept"),
+    [
+        (FLASH, (1, 2, 3), {}, True),
+        (FLASH, (1, 2, 3, 0.0, True), {}, True),
+        (FLASH, (1, 2, 3, 0.1, True), {}, False),
+        (FLASH, (1, 2, 3), {"dropout_p": 0.1}, False),
+        (EFFICIENT, (1, 2, 3, None, True), {}, True),
+        (EFFICIENT, (1, 2, 3, None, True, 0.1), {}, False),
+        (CUDNN, (1, 2, 3, None, True, 0.0), {}, True),
+        (CUDNN, (1, 2, 3, None, True, 0.1), {}, False),
+        (ATEN.mm.default, (1, 2), {}, True),
+        (ATEN.native_dropout.default, (1, 0.1, True), {}, False),
+    ],
+)
+def test_what_draws_random_numbers_is_never_kept(operator, args, kwargs, is_kept):
+    """The second run must draw as many as the first, or later masks are others."""
+    kept = checkpoint.CheckpointPolicy.MUST_SAVE
+
+    assert (_policy(None, operator, *args, **kwargs) is kept) == is_kept
 
 
 @pytest.mark.parametrize(("mode", "most"), [("full", 0.5), ("selective", 0.85), ("budget", 0.8)])

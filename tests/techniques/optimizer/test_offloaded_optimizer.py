@@ -81,6 +81,31 @@ def test_what_the_script_does_to_parameters_between_steps_counts():
     assert_equal(changed.parameters(), plain.parameters())
 
 
+def test_writes_that_torch_does_not_count_are_not_undone():
+    plain, changed = network(), network()
+    stepper = step_on_host(torch.optim.SGD(changed.parameters(), lr=1e-2))
+    reference = torch.optim.SGD(plain.parameters(), lr=1e-2)
+
+    for module, each in ((changed, stepper), (plain, reference)):
+        train(module, each, steps=2)
+        module[0].weight.data.clamp_(-0.01, 0.01)
+        train(module, each, steps=2)
+
+    assert_equal(changed.parameters(), plain.parameters())
+
+
+def test_parameters_without_a_gradient_do_not_travel():
+    changed = network()
+    stepper = torch.optim.SGD(changed.parameters(), lr=1e-2)
+    host_steps, frozen = HostSteps(stepper), changed[0].weight.requires_grad_(requires_grad=False)
+    before = frozen.clone()
+
+    train(changed, stepper, steps=2)
+
+    assert host_steps.hosts[frozen].grad is None
+    assert torch.equal(frozen, before)
+
+
 def test_a_closure_computes_its_loss_with_the_script_s_own_parameters():
     plain, changed = network(), network()
     results = []

@@ -205,6 +205,15 @@ def test_optimizers_that_are_not_torchs_own_are_left_alone():
     assert "its step is not torch's own" in found
 
 
+def test_parameters_on_several_devices_are_left_alone():
+    """Backward runs in a thread for each device, and both would step at once."""
+    layers = nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2, device="meta")])
+
+    found = find_obstacle(torch.optim.SGD(layers.parameters(), lr=0.1), Watch())
+
+    assert "several devices" in found
+
+
 @pytest.mark.slow
 def test_the_guard_finds_every_gradient_and_update_bit_identical_in_a_real_script():
     check = checked("roomy_gpt.py", "optimizer_in_backward")

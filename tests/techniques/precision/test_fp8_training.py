@@ -1,13 +1,14 @@
 """Which layers become fp8 ones, and where that is refused. Its speed needs a GPU."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
 
 from flatout.core.errors import NotApplicable
-from flatout.techniques.precision.fp8_training import Fp8Training, eligible_layers, to_fp8
+from flatout.techniques.precision.fp8_training import Fp8Training, eligible_layers, padded, to_fp8
 from tests.techniques.facts import gpu, machine, model, profile
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -30,6 +31,21 @@ def test_eligible_layers_become_fp8_ones_with_their_own_weights():
 
     assert [type(layer).__name__ for layer in plain] == ["Float8Linear", *["Linear"] * 3]
     assert all(a.data_ptr() == b.weight.data_ptr() for a, b in zip(weights, plain, strict=True))
+
+
+@pytest.mark.parametrize("scaling", ["tensorwise", "rowwise"])
+def test_any_number_of_rows_fits_the_products_for_a_weight_s_gradient(scaling):
+    pytest.importorskip("torchao.float8")
+
+    layer = to_fp8(network(), scaling)[0]
+
+    assert layer.config.pad_inner_dim
+
+
+def test_a_torchao_that_knows_no_padding_is_asked_for_none():
+    config = SimpleNamespace(emulate=False)
+
+    assert padded(config) is config
 
 
 def test_a_model_without_such_layers_is_left_alone():

@@ -33,6 +33,7 @@ from flatout.reporting.text.ranks import ranks_lines
 from flatout.reporting.text.sheets import sheet_lines
 from flatout.reporting.text.syncs import syncs_lines
 from flatout.reporting.text.trace import trace_lines
+from flatout.reporting.words import advice_words
 
 BAR_WIDTH = 30
 """Characters for a whole step in the table of phases."""
@@ -69,7 +70,7 @@ def render_profile(
     else:
         lines += sheet_lines(profile, say, width)
     for finding in profile.findings:
-        lines += ["", *_finding(finding, say, width)]
+        lines += ["", *_finding(finding, say, width, workload)]
     lines += ["", f"{_label('next', say)}  flatout tune {workload}"]
     safe = ascii_only if language == ENGLISH else printable
     return safe("\n".join(lines)) + "\n"
@@ -117,9 +118,10 @@ def _labelled(name: str, text: str, say: Messages, width: int) -> list[str]:
     return labelled(_label(name, say), text, width)
 
 
-def _finding(finding: Finding, say: Messages, width: int) -> list[str]:
+def _finding(finding: Finding, say: Messages, width: int, workload: str) -> list[str]:
     text = finding_sentence(finding, say)
+    advice = advice_words(say.translated(finding.next), workload)
     return [
         *_labelled("finding", text, say, width),
-        *_labelled("advice", say.translated(finding.next), say, width),
+        *_labelled("advice", advice, say, width),
     ]

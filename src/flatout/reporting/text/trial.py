@@ -27,6 +27,9 @@ COMMANDS = {
     Outcome.REFUSED: "flatout measure",
 }
 """What to type before the script, by how the trial ended."""
+LIMIT = "limit"
+"""Why a process ended that was still alive when its time was up, and the advice that fits."""
+MORE_TIME = 3
 LABELS = ("outcome", "recipe", "ran", "do", "next")
 
 CRASHES = (
@@ -65,6 +68,8 @@ def render_failure(
     for label, text in _rows(trial, say):
         lines += labelled(_label(label, say), text, width)
     command = "flatout measure" if _blames_recipe(trial) else COMMANDS[trial.outcome]
+    if _advice(trial) == LIMIT:
+        command = f"flatout measure --limit {MORE_TIME * max(1, round(trial.wall_s))}"
     lines.append(f"{_label('next', say)}  {command} {workload}")
     safe = ascii_only if language == ENGLISH else printable
     return safe("\n".join(lines)) + "\n"
@@ -85,6 +90,8 @@ def _advice(trial: Trial) -> str:
     """Return which advice fits, by what the script itself said where that is known."""
     if _blames_recipe(trial):
         return "recipe"
+    if trial.outcome is Outcome.HANG and trial.details.get("why") == LIMIT:
+        return LIMIT
     if trial.outcome is not Outcome.CRASH:
         return str(trial.outcome.value)
     said = f"{trial.message}\n{trial.traceback}"

@@ -75,7 +75,9 @@ Once the model is on its device:
         by_length = [cls(shapes="lengths")] if shapes > 1 and _is_text(profile) else []
         if shapes > MAX_SHAPES:
             return [cls(shapes="dynamic"), *by_length]
-        has_graphs = profile.device_kind == "cuda" and shapes == 1
+        # Gradients lie in the graph's memory: a second backward would overwrite what it adds to.
+        is_alone = profile.backwards_per_step <= 1
+        has_graphs = profile.device_kind == "cuda" and shapes == 1 and is_alone
         return [cls(), cls(mode="reduce-overhead")] if has_graphs else [cls(), *by_length]
 
     def predict(self, profile: Profile, machine: Machine) -> Effect:
@@ -103,13 +105,9 @@ Once the model is on its device:
         return root
 
     def forward(self, call: Callable[..., Any], root: Any) -> Callable[..., Any]:
-        """Mark what varies; with CUDA graphs, copy what the next call overwrites."""
+        """Mark what varies."""
         del root
-        if self.shapes == "lengths":
-            call = with_marked_lengths(call)
-        if self.mode != "reduce-overhead":
-            return call
-        return with_own_outputs(call)
+        return with_marked_lengths(call) if self.shapes == "lengths" else call
 
     def end(self) -> str:
         """Say what was compiled, unless torch gave it up, and keep it."""
@@ -135,18 +133,20 @@ def compiler_report() -> str:
 
 
 def with_own_outputs(call: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the call with its outputs copied out of the memory that the next replay writes."""
+    """Return the call with its outputs copied out of the memory that the next replay writes.
+
+    When that memory is free again is left to torch, which waits for a backward. A mark at each call
+    (`cudagraph_mark_step_begin`) would free what an earlier call keeps for a backward to come.
+    """
     import torch
 
     def own(leaf: Any) -> Any:
         return leaf.clone() if isinstance(leaf, torch.Tensor) else leaf
 
-    @functools.wraps(call)
-    def marked(*args: Any, **kwargs: Any) -> Any:
-        torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
+    def copied(*args: Any, **kwargs: Any) -> Any:
         return map_leaves(call(*args, **kwargs), own)
 
-    return marked
+    return copied
 
 
 def with_marked_lengths(call: Callable[..., Any]) -> Callable[..., Any]:
@@ -210,6 +210,9 @@ def compile_in_place(
         module._compiled_call_impl = functools.partial(torch.compile(_call, **options), module)
     else:
         module.compile(**options)
+    if mode == "reduce-overhead":
+        # Inside the module and not around its training calls: evaluation replays graphs too.
+        module._compiled_call_impl = with_own_outputs(module._compiled_call_impl)  # type: ignore[arg-type]
 
 
 def _call(module: "torch.nn.Module", *args: Any, **kwargs: Any) -> Any:

@@ -1,7 +1,7 @@
 """Let attention run on another of torch's fused kernels.
 
-What it does: runs every training call of the model with one kernel for
-`scaled_dot_product_attention` asked for first, and torch's others behind it.
+What it does: from the first training call on has one kernel for `scaled_dot_product_attention`
+asked for first, and behind it torch's others in their own order.
 When it helps: torch's own order is not the fastest for every GPU and head size: cuDNN's kernel on
 Hopper was published at 1.1 to 1.6 times flash attention 2.
 What it costs: nothing, where the kernel takes the shapes; else torch takes the next one.
@@ -32,8 +32,11 @@ MEMBERS = {
     "efficient": "EFFICIENT_ATTENTION",
     "cudnn": "CUDNN_ATTENTION",
 }
+SWITCHES = {"flash": "flash_sdp", "efficient": "mem_efficient_sdp", "cudnn": "cudnn_sdp"}
 _SEEN: dict[str, tuple[str, str]] = {}
 """What the first attention ran on, and why where it is the slow one."""
+_ORDERS: list[list[int]] = []
+"""Torch's own order of kernels, while another one holds."""
 
 
 @final
@@ -46,10 +49,10 @@ class AttentionBackend(Technique):
     numerics: ClassVar[Numerics] = Numerics.ROUNDING
     moves_random_stream: ClassVar[bool] = True
     by_hand: ClassVar[str] = """
-Around the training call, for cuDNN:
+Around the whole training, backward too, for cuDNN:
 + order = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]
 + with torch.nn.attention.sdpa_kernel(order, set_priority=True):
-      loss = model(batch)
+      train(model)
 """
 
     backend: Backend = "cudnn"
@@ -78,13 +81,14 @@ Around the training call, for cuDNN:
         )
 
     def forward(self, call: Callable[..., Any], root: Any) -> Callable[..., Any]:
-        """Run the training calls with the kernel asked for."""
+        """Ask for the kernel from the first training call on."""
         if not next(root.parameters()).is_cuda:
             raise NotApplicable("a CPU has one fused kernel, and torch takes it wherever it can")
         return preferring(self.backend, call)
 
     def end(self) -> str:
-        """Say what attention ran on."""
+        """Put torch's own order back and say what attention ran on."""
+        stop_preferring()
         if "now" not in _SEEN:
             raise NotApplicable("the model never called scaled_dot_product_attention")
         found, why = _SEEN.pop("now")
@@ -94,37 +98,64 @@ Around the training call, for cuDNN:
 
 
 def preferring(backend: Backend, call: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the call with a kernel preferred for the attention in it; the others stand behind."""
-    from torch.nn import attention, functional
+    """Return the call, whose first run lets attention prefer a kernel; the others stand behind.
+
+    That holds for the whole process until `stop_preferring`: blocks that are checkpointed run again
+    in backward, outside of any call, and must take the same kernel there.
+
+    Raises:
+        NotApplicable: if the kernel is switched off.
+    """
+    import torch
+    from torch.nn import functional
 
     from flatout.profiling.attention import OPERATOR, backend_of
 
-    kinds = attention.SDPBackend
-    names = [MEMBERS[backend], *(name for name in MEMBERS.values() if name != MEMBERS[backend])]
-    order = [getattr(kinds, name) for name in names] + [kinds.MATH]
+    if not getattr(torch.backends.cuda, f"{SWITCHES[backend]}_enabled")():
+        raise NotApplicable(f"attention on {backend} is switched off")
     waiting = True
 
     @functools.wraps(call)
     def preferred(*args: Any, **kwargs: Any) -> Any:
         nonlocal waiting
-        with attention.sdpa_kernel(order, set_priority=True):
-            if not waiting:
-                return call(*args, **kwargs)
-            waiting = False
-            original = getattr(functional, OPERATOR)
+        if not waiting:
+            return call(*args, **kwargs)
+        waiting = False
+        _prefer(backend)
+        original = getattr(functional, OPERATOR)
 
-            def looking(*given: Any, **named: Any) -> Any:
-                if "now" not in _SEEN:
-                    _SEEN["now"] = _asked(backend_of, *given, **named)
-                return original(*given, **named)
+        def looking(*given: Any, **named: Any) -> Any:
+            if "now" not in _SEEN:
+                _SEEN["now"] = _asked(backend_of, *given, **named)
+            return original(*given, **named)
 
-            setattr(functional, OPERATOR, looking)
-            try:
-                return call(*args, **kwargs)
-            finally:
-                setattr(functional, OPERATOR, original)
+        setattr(functional, OPERATOR, looking)
+        try:
+            return call(*args, **kwargs)
+        finally:
+            setattr(functional, OPERATOR, original)
 
     return preferred
+
+
+def stop_preferring() -> None:
+    """Let torch ask for its kernels in its own order again."""
+    import torch
+
+    if _ORDERS:
+        torch._C._set_sdp_priority_order(_ORDERS.pop())
+
+
+def _prefer(backend: Backend) -> None:
+    """Change the order alone: what the script switched off or on stays so."""
+    import torch
+    from torch.nn.attention import SDPBackend
+
+    wanted = int(getattr(SDPBackend, MEMBERS[backend]))
+    order = torch._C._get_sdp_priority_order()
+    if not _ORDERS:
+        _ORDERS.append(order)
+    torch._C._set_sdp_priority_order([wanted, *(other for other in order if other != wanted)])
 
 
 def _asked(backend_of: Callable[..., tuple[str, str]], *args: Any, **kwargs: Any) -> Any:

@@ -1,9 +1,9 @@
 """Keep the optimizer's state in the host's memory and make its steps there.
 
-What it does: before each step copies the gradients into pinned memory, lets the optimizer itself
-step on copies of the parameters there, and sends them back.
+What it does: before each step copies gradients and parameters into pinned memory, lets the
+optimizer itself step on those copies, and sends the parameters back.
 When it helps: the optimizer's state does not fit on the device, and the host has room for it.
-What it costs: gradients and parameters travel in each step, and the host's memory is slower.
+What it costs: gradients travel in each step, parameters both ways; the host's memory is slower.
 How it is checked: the same optimizer on another device: losses match up to rounding. The state_dict
 keeps its form.
 """
@@ -21,6 +21,9 @@ from flatout.core.technique import Effect, Numerics, Technique
 if TYPE_CHECKING:
     import torch
 
+TRAVELS = 3
+"""Times that the parameters' size crosses the link: gradients and parameters there, parameters
+back."""
 LINK_BYTES_PER_S = 25e9
 """Of PCIe 4.0 with 16 lanes, as copies reach it: assumed; a newer link is faster."""
 HOST_BYTES_PER_S = 50e9
@@ -58,7 +61,7 @@ Where the optimizer is made, with torchao installed:
         """Expect the state's memory back, for copies both ways and a step on the host."""
         del machine
         size = parameter_bytes(profile)
-        travel_s = 2 * size / LINK_BYTES_PER_S
+        travel_s = TRAVELS * size / LINK_BYTES_PER_S
         step_s = HOST_PASSES * size / HOST_BYTES_PER_S
         return Effect(
             step_ms=1e3 * (travel_s + step_s),

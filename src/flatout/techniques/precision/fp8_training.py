@@ -9,7 +9,7 @@ How it is checked: it changes the training on purpose, so losses are looked at f
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, final
 
 from flatout.core.errors import NotApplicable
@@ -52,6 +52,7 @@ class Fp8Training(Technique):
     by_hand: ClassVar[str] = """
 Once the model is on its device, in bf16:
 + config = torchao.float8.Float8LinearConfig.from_recipe_name("$scaling")
++ config = dataclasses.replace(config, pad_inner_dim=True)
 + torchao.float8.convert_to_float8_training(model, config=config)
 + model.compile()
 """
@@ -112,9 +113,19 @@ def to_fp8(model: "torch.nn.Module", scaling: str = "tensorwise") -> "torch.nn.M
         from torchao.float8 import Float8LinearConfig, convert_to_float8_training
     except ImportError:
         raise NotApplicable(INSTALL) from None
-    config = Float8LinearConfig.from_recipe_name(scaling)
+    config = padded(Float8LinearConfig.from_recipe_name(scaling))
     convert_to_float8_training(model, config=config, module_filter_fn=lambda _, name: name in names)
     return model
+
+
+def padded(config: Any) -> Any:
+    """Return torchao's configuration with inner dimensions filled up to a multiple of 16.
+
+    That of a weight's gradient is the number of rows, batch by tokens, which can be any.
+    """
+    if not hasattr(config, "pad_inner_dim"):
+        return config
+    return replace(config, pad_inner_dim=True)
 
 
 def eligible_layers(model: "torch.nn.Module") -> frozenset[str]:
