@@ -52,6 +52,15 @@ def trial_of(folder, script, *arguments, steps=20):
 
 
 @pytest.mark.slow
+def test_a_model_that_its_first_call_completes_is_a_root_from_the_second_on(folder):
+    trial = trial_of(folder, "odd_models.py", "lazy")
+
+    assert trial.details["errors"] == []
+    assert [model.parameters for model in trial.profile.models] == [16 * 32 + 32 + 32 * 4 + 4]
+    assert trial.profile.phases_ms["forward"] > 0
+
+
+@pytest.mark.slow
 def test_a_scripted_model_is_a_root_that_nothing_compiles_again(folder):
     trial = trial_of(folder, "odd_models.py", "scripted")
 

@@ -1,11 +1,23 @@
 """Whether dropout still acts, seen in what the outputs do under other seeds."""
 
+import contextlib
+import weakref
+
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional
 
-from flatout.guard.activity import ActivityRecorder, find_activity, find_fault, is_active
+from flatout.guard import activity
+from flatout.guard.activity import (
+    SEEDS,
+    ActivityRecorder,
+    Spread,
+    find_activity,
+    find_fault,
+    find_unknown,
+    is_active,
+)
 
 
 class Heard:
@@ -35,7 +47,8 @@ def activity_of(tmp_path, model, call=None):
     session = Heard(model, call or model)
     ActivityRecorder(session, tmp_path / "record.json")
     torch.manual_seed(7)
-    session.listeners["forward"](model, (torch.randn(16, 8),), {})
+    with contextlib.suppress(RuntimeError, ValueError):  # the session notes what a listener raises
+        session.listeners["forward"](model, (torch.randn(16, 8),), {})
     session.listeners["stop"]()
     return find_activity(str(tmp_path / "record.json"))
 
@@ -81,3 +94,100 @@ def test_root_that_was_not_seen_is_no_proof(found):
 def test_record_that_is_not_there_is_no_activity(tmp_path):
     assert find_activity(None) is None
     assert find_activity(str(tmp_path / "missing.json")) is None
+
+
+def stacked_deviation(outputs):
+    """Return the deviation by its definition, with all outputs side by side."""
+    stacked = torch.stack([torch.cat([x.flatten().double() for x in each]) for each in outputs])
+    size = stacked.square().mean().sqrt().item()
+    return stacked.var(dim=0).mean().sqrt().item() / size
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_outputs_one_after_the_other_give_what_they_give_side_by_side(monkeypatch, dtype):
+    monkeypatch.setattr(activity, "CHUNK", 7)
+    generator = torch.Generator().manual_seed(0)
+    outputs = [
+        [torch.randn(5, 6, generator=generator).to(dtype).t(), torch.ones((), dtype=dtype)]
+        for _ in range(SEEDS)
+    ]
+    spread = Spread()
+
+    for each in outputs:
+        spread.add(each)
+
+    assert spread.deviation() == pytest.approx(stacked_deviation(outputs), rel=1e-12)
+
+
+def test_equal_outputs_deviate_by_nothing_at_all_and_masked_ones_do_not_hide_the_rest():
+    output = torch.tensor([0.1, 1e4, float("-inf")])
+    equal, other = Spread(), Spread()
+
+    for seed in range(SEEDS):
+        equal.add([output])
+        other.add([output * (1 + 0.1 * seed)])
+
+    assert equal.deviation() == 0.0
+    assert is_active({"0": other.deviation()})
+
+
+def test_one_output_lives_at_a_time(tmp_path):
+    model = Net(0.3)
+    alive = []
+    most = []
+
+    def call(x):
+        out = model(x)["out"]
+        alive.append(weakref.ref(out.untyped_storage()))
+        most.append(sum(ref() is not None for ref in alive))
+        return out
+
+    activity_of(tmp_path, model, call)
+
+    assert most == [1] * SEEDS
+
+
+def test_a_look_that_fails_is_not_known_and_not_tried_again(tmp_path):
+    model = Net(0.3)
+    calls = []
+
+    def out_of_memory(x):
+        calls.append(x)
+        model.norm(x)
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    statistics = model.norm.running_mean.clone()
+
+    found = activity_of(tmp_path, model, out_of_memory)
+
+    assert found == {"0": None}
+    assert "not known" in find_unknown(found)
+    assert "not known" in find_fault({"0": 0.3}, found)
+    assert torch.equal(model.norm.running_mean, statistics)
+    assert len(calls) == 1
+
+
+def test_outputs_without_numbers_or_of_changing_length_are_not_known(tmp_path):
+    model = Net(0.3)
+    lengths = iter(range(1, 9))
+
+    assert activity_of(tmp_path, model, lambda x: x.long()) == {"0": None}
+    assert activity_of(tmp_path, model, lambda x: torch.ones(next(lengths))) == {"0": None}
+
+
+def test_numbers_in_an_object_of_the_scripts_own_are_found(tmp_path):
+    class Output:
+        def __init__(self, logits):
+            self.logits = logits
+
+    model = Net(0.3)
+
+    assert is_active(activity_of(tmp_path, model, lambda x: Output(model(x))))
+
+
+def test_a_record_without_a_root_is_known_and_one_that_is_missing_is_not(tmp_path):
+    record = tmp_path / "record.json"
+    ActivityRecorder(Heard(Net(0.3), None), record)._on_stop()
+
+    assert find_unknown(find_activity(str(record))) is None
+    assert "no record" in find_unknown(None)

@@ -60,21 +60,30 @@ OWN, SHELL, OTHER = 10, 11, 99
 @pytest.mark.parametrize(
     ("pids", "busy", "others", "idle"),
     [
-        ({OWN}, {OWN}, 0, 0),
-        ({OWN, OTHER}, {OWN, OTHER}, 1, 0),
-        ({OWN, OTHER}, {OWN}, 1, 1),
+        ({OWN}, {OWN: 0.9}, 0, 0),
+        ({OWN, OTHER}, {OWN: 0.9, OTHER: 0.05}, 1, 0),
+        ({OWN, OTHER}, {OWN: 0.9, OTHER: 0.04}, 1, 1),
+        ({OWN, OTHER}, {OWN: 0.9}, 1, 1),
         ({OWN, OTHER}, None, 1, 0),
     ],
 )
 def test_other_processes_are_told_from_the_training_and_the_idle_from_the_working(
     pids, busy, others, idle
 ):
-    activity = None if busy is None else frozenset(busy)
-    sample = CounterSample(at_s=1.0, pids=frozenset(pids), busy_pids=activity)
+    sample = CounterSample(at_s=1.0, pids=frozenset(pids), busy_shares=busy)
 
     found = readings_of([sample], own_pids=frozenset({OWN, SHELL}))
 
     assert (found.other_processes, found.other_idle_processes) == (others, idle)
+
+
+def test_a_desktop_that_draws_once_in_a_while_disturbs_nobody():
+    pids = frozenset({OWN, OTHER})
+    draws = CounterSample(at_s=1.0, pids=pids, busy_shares={OTHER: 0.12})
+    rests = [CounterSample(at_s=2.0 + n, pids=pids, busy_shares={}) for n in range(3)]
+
+    assert readings_of([draws, *rests], own_pids=frozenset({OWN})).other_idle_processes == 1
+    assert readings_of([draws, rests[0]], own_pids=frozenset({OWN})).other_idle_processes == 0
 
 
 def test_numbers_of_another_namespace_count_as_others_only_if_they_were_there_before():

@@ -359,4 +359,22 @@ def test_nobody_running_anything_is_not_the_same_as_not_being_told(driver):
     driver(nvmlDeviceGetProcessUtilization=quiet)
     source = open_sources({}).found[0]
 
-    assert source.sample(is_full=False).busy_pids == frozenset()
+    assert source.sample(is_full=False).busy_shares == {}
+
+
+def test_how_busy_each_process_kept_the_device_is_its_mean_since_the_last_question(driver):
+    asked = []
+
+    def told(_handle, since):
+        asked.append(since)
+        rows = [(7, 1, 40), (7, 2, 20), (8, 3, 1)]
+        return [SimpleNamespace(pid=p, timeStamp=at, smUtil=share) for p, at, share in rows]
+
+    driver(nvmlDeviceGetProcessUtilization=told)
+    source = open_sources({}).found[0]
+
+    found = source.sample(is_full=False).busy_shares
+    source.sample(is_full=False)
+
+    assert found == {7: pytest.approx(0.3), 8: pytest.approx(0.01)}
+    assert asked == [0, 3]

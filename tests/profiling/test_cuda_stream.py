@@ -1,5 +1,7 @@
+import torch
+
 from flatout.profiling.allocations import Event, Place
-from flatout.profiling.cuda_stream import _woven
+from flatout.profiling.cuda_stream import CudaStream, _woven
 
 
 def call(action, address, size, at_us):
@@ -24,3 +26,20 @@ def test_remarks_stand_between_the_allocations_that_the_counters_tell():
         Event(3.0, 16, -512),
         end._replace(at_ms=3.0),
     ]
+
+
+def test_the_allocations_are_those_of_the_device_that_was_named(monkeypatch):
+    reset = []
+    counts = {"allocation": {"all": {"allocated": 5, "freed": 2}}}
+    monkeypatch.setattr(torch.cuda.memory, "_record_memory_history", lambda *_, **__: None)
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", reset.append)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda number: 100 + number)
+    monkeypatch.setattr(
+        torch._C, "_cuda_memoryStats", lambda number: counts if number == 1 else None, raising=False
+    )
+    stream = CudaStream(1)
+
+    stream.start()
+
+    assert reset == [1]
+    assert stream.total() == 101

@@ -1,8 +1,17 @@
 """What a trace of the device's kernels and copies sums up to."""
 
-import pytest
+from pathlib import Path
 
-from flatout.profiling.kernels import busy_share, copied_to_device_s, device_events
+import pytest
+import torch
+
+from flatout.profiling.kernels import (
+    KernelTrace,
+    busy_share,
+    copied_to_device_s,
+    device_events,
+    trace_facts,
+)
 
 
 def event(kind, start_s, length_s, name="a"):
@@ -41,3 +50,41 @@ def test_only_what_ran_on_the_device_is_taken_from_a_trace():
     ]
 
     assert device_events(trace) == [event("kernel", 2.0, 0.5, "gemm")]
+
+
+def test_what_more_segments_did_is_told_for_one():
+    copy = event("gpu_memcpy", 5.0, 4.0, "Memcpy HtoD (Pageable -> Device)")
+    kernels = [event("kernel", float(number), 1.0) for number in range(4)]
+
+    facts = trace_facts([*kernels, copy], segments=8)
+
+    assert facts == {"busy_share": 1.0, "h2d_s_per_segment": 0.5, "kernels_per_segment": 0.5}
+
+
+def test_the_trace_waits_for_the_device_of_the_training(monkeypatch):
+    waited = []
+    monkeypatch.setattr(torch.cuda, "synchronize", waited.append)
+    monkeypatch.setattr("torch.profiler.profile", Profiler)
+    trace = KernelTrace(torch.device("cuda:1"))
+
+    trace.start()
+    events = trace.stop()
+
+    assert events == []
+    assert waited == [torch.device("cuda:1")] * 2
+
+
+class Profiler:
+    """Stands for torch's, which needs a device to see anything."""
+
+    def __init__(self, **_options):
+        pass
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+    def export_chrome_trace(self, path):
+        Path(path).write_text('{"traceEvents": []}')

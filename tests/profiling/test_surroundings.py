@@ -5,26 +5,42 @@ from types import SimpleNamespace
 import torch
 
 from flatout.profiling.surroundings import device_facts
+from flatout.seams.session import Session
+
+PLACE = torch.device("cuda:1")
 
 
 def with_device(monkeypatch, **changes):
+    """Put a second GPU in place, on which the training is, while the first is the current one."""
+
+    def only_there(value):
+        def answer(device):
+            assert device == PLACE
+            return value
+
+        return answer
+
     parts = {
         "is_initialized": lambda: True,
-        "max_memory_allocated": lambda: 70,
-        "max_memory_reserved": lambda: 80,
-        "get_device_name": lambda: "NVIDIA H200",
-        "get_device_properties": lambda: SimpleNamespace(uuid="5a1f"),
-        "mem_get_info": lambda: (100, 190),
+        "current_device": lambda: 0,
+        "max_memory_allocated": only_there(70),
+        "max_memory_reserved": only_there(80),
+        "get_device_name": only_there("NVIDIA H200"),
+        "get_device_properties": only_there(SimpleNamespace(uuid="5a1f")),
+        "mem_get_info": only_there((100, 190)),
     }
     for name, value in (parts | changes).items():
         monkeypatch.setattr(torch.cuda, name, value)
+    session = Session({})
+    parameter = SimpleNamespace(device=PLACE)
+    session.roots.append(SimpleNamespace(parameters=lambda: iter([parameter])))
+    return session
 
 
-def test_a_device_tells_its_name_and_what_was_held(monkeypatch):
-    with_device(monkeypatch)
-    errors = []
+def test_the_trainings_device_tells_its_name_and_what_was_held(monkeypatch):
+    session = with_device(monkeypatch)
 
-    facts = device_facts(errors.append)
+    facts = device_facts(session)
 
     assert facts == {
         "kind": "cuda",
@@ -32,23 +48,22 @@ def test_a_device_tells_its_name_and_what_was_held(monkeypatch):
         "uuid": "5a1f",
         "peak": {"allocated": 70, "reserved": 80, "device": 90},
     }
-    assert errors == []
+    assert session.errors == []
 
 
 def test_a_device_that_failed_keeps_what_the_allocator_knows(monkeypatch):
-    def lost():
+    def lost(_device):
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
-    with_device(monkeypatch, mem_get_info=lost)
-    errors = []
+    session = with_device(monkeypatch, mem_get_info=lost)
 
-    facts = device_facts(errors.append)
+    facts = device_facts(session)
 
     assert facts["peak"] == {"allocated": 70, "reserved": 80, "device": 0}
-    assert "illegal memory access" in errors[0]
+    assert "illegal memory access" in session.errors[0]
 
 
 def test_a_process_that_never_used_its_device_ran_on_the_cpu(monkeypatch):
-    with_device(monkeypatch, is_initialized=lambda: False)
+    session = with_device(monkeypatch, is_initialized=lambda: False)
 
-    assert device_facts(print)["kind"] == "cpu"
+    assert device_facts(session)["kind"] == "cpu"

@@ -2,6 +2,7 @@
 
 import json
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from flatout.seams.clock import NAMES, Clock
 from flatout.seams.events import Segment
 from flatout.seams.session import Session
-from flatout.seams.status import COST, EVERY_S, Publisher
+from flatout.seams.status import COST, EVERY_S, Publisher, _Loss, device_now
 
 
 class Moments:
@@ -160,6 +161,43 @@ def test_a_backward_on_no_single_loss_leaves_the_loss_unknown(tmp_path, session,
     publisher.saw_segments([step(session, moments)])
 
     assert records(tmp_path)[0]["loss"] is None
+
+
+class OnDevice(torch.Tensor):
+    """A tensor that says it is on a GPU."""
+
+    device = torch.device("cuda", 0)
+
+
+def test_a_loss_travels_to_the_host_whatever_the_script_s_default_device(monkeypatch):
+    empty = torch.empty
+    monkeypatch.setattr(torch, "empty", lambda *sizes, pin_memory, **named: empty(*sizes, **named))
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: None)
+    arrived = SimpleNamespace(record=lambda _: None, query=lambda: True)
+    monkeypatch.setattr(torch.cuda, "Event", lambda: arrived)
+    losses, loss = _Loss(), torch.tensor(3.0).as_subclass(OnDevice)
+
+    with torch.device("meta"):
+        losses.see(loss, 7)
+
+    assert losses.read() == (3.0, 7)
+
+
+def test_the_device_is_that_of_the_model_though_another_is_current(session, monkeypatch):
+    parameter = SimpleNamespace(device=torch.device("cuda:1"))
+    session.roots.append(SimpleNamespace(parameters=lambda: iter([parameter])))
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 100 + device.index)
+    monkeypatch.setattr(
+        torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid=f"GPU-{device}")
+    )
+
+    assert device_now(session) == {
+        "kind": "cuda",
+        "uuid": "GPU-cuda:1",
+        "allocated_bytes": 101,
+    }
 
 
 @pytest.mark.gpu

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from flatout.core.ablation import LossCheck
 from flatout.core.recipe import Choice, Recipe
 from flatout.core.workload import Workload
 from flatout.workflow.lab import Lab
@@ -163,3 +164,25 @@ def test_recipe_under_which_dropout_is_gone_is_rejected(tmp_path, monkeypatch):
 
     assert check.status == "rejected"
     assert "dropout no longer acts" in check.why
+
+
+@pytest.mark.parametrize(
+    "measured",
+    [
+        [None],
+        [{"0": None}],
+        [{"0": 0.3}, None],
+        [{"0": 0.3}, {"0": None}],
+    ],
+)
+def test_a_recipe_whose_dropout_could_not_be_looked_at_is_not_kept(tmp_path, monkeypatch, measured):
+    referee = referee_for(tmp_path, "functional_dropout.py")
+    answers = iter(measured)
+    monkeypatch.setattr(Referee, "_measure_activity", lambda *_: next(answers))
+
+    check = referee._look_at_activity(
+        recipe_of("fused_optimizer"), "candidate", LossCheck(status="same")
+    )
+
+    assert check.status == "not_compared"
+    assert "dropout acts" in check.why

@@ -52,7 +52,9 @@ def describe_exhaustion(noted: Mapping[str, Any]) -> str:
     return f"{where}; {name} grew by {format_bytes(growth[name])} {since}; held were {held}"
 
 
-def describe_comparison(measured: Mapping[str, int], plan: Mapping[str, Any]) -> str:
+def describe_comparison(
+    measured: Mapping[str, int], plan: Mapping[str, Any], when: str = "of step 2"
+) -> str:
     """Return how the memory of a step compares with what was planned for it.
 
     >>> describe_comparison({"allocated": 2**30}, {"device": "an H200", "allocated": 2**30})
@@ -64,4 +66,4 @@ def describe_comparison(measured: Mapping[str, int], plan: Mapping[str, Any]) ->
         for name, size in measured.items()
         if plan.get(name)
     ]
-    return f"memory of step 2: {'; '.join(parts)} for {plan['device']}"
+    return f"memory {when}: {'; '.join(parts)} for {plan['device']}"

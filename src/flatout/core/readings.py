@@ -47,7 +47,8 @@ class GpuReadings:
     other_processes: int = 0
     """Processes on the device that do not belong to this training."""
     other_idle_processes: int = 0
-    """Those among them that hold memory and ran nothing in the window, where the driver tells."""
+    """Those among them that hold memory and ran next to nothing in the window, where the driver
+    tells."""
     uuid: str = ""
     """The device that was read, by the driver's name for it."""
     samples: int = 0

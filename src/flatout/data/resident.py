@@ -28,9 +28,26 @@ class Resident:
         map_leaves(self.whole, lambda leaf: sizes.append(leaf.numel() * leaf.element_size()))
         return sum(sizes)
 
-    def moved(self, device: Any) -> "Resident":
-        """Return the same set on a device."""
-        return Resident(map_leaves(self.whole, lambda leaf: leaf.to(device)))
+    def is_on(self, device: Any) -> bool:
+        """Tell whether all of it lies on a device."""
+        import torch
+
+        wanted = torch.device(device)
+        if str(wanted) == "cuda":
+            wanted = torch.device("cuda", torch.cuda.current_device())
+        found: set[Any] = set()
+        map_leaves(self.whole, lambda leaf: found.add(leaf.device))
+        return found <= {wanted}
+
+    def move(self, device: Any, *, budget_bytes: int) -> None:
+        """Put the set on a device; where it lay before its memory is given back.
+
+        Raises:
+            NotApplicable: if it takes more bytes than that.
+        """
+        if self.bytes > budget_bytes:
+            raise NotApplicable(_too_big(self.bytes, budget_bytes))
+        self.whole = map_leaves(self.whole, lambda leaf: leaf.to(device))
 
     def fetch(self, numbers: Sequence[int]) -> Any:
         """Return the batch of these samples, in memory of its own."""

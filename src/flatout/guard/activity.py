@@ -9,10 +9,12 @@ noisy to judge the rate by.
 
 import contextlib
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from flatout.core.nested import map_leaves
 from flatout.guard.record import rank_path
 from flatout.seams.ranks import own_rank
 
@@ -26,6 +28,9 @@ LEAST_SHARE = 0.2
 """Of the baseline's deviation. Dropout off gives 0, half the rate still 0.5."""
 ACTIVE = 1e-5
 """A relative deviation over seeds below this is rounding: nothing random acts in the model."""
+CHUNK = 1 << 22
+"""Numbers that are brought to the CPU at a time: 32 MiB there."""
+UNKNOWN = "whether dropout acts in root {} is not known: its outputs could not be compared"
 
 
 class ActivityRecorder:
@@ -34,7 +39,7 @@ class ActivityRecorder:
     def __init__(self, session: "Session", path: Path) -> None:
         self._session = session
         self._path = path
-        self._found: dict[str, float] = {}
+        self._found: dict[str, float | None] = {}
         session.on("forward", self._on_forward)
         session.on("stop", self._on_stop)
 
@@ -44,28 +49,74 @@ class ActivityRecorder:
         number = str(self._session.roots.index(module))
         if number in self._found:
             return
+        self._found[number] = None  # and it stays so where the look fails
         call = self._session.training_calls[id(module)]
+        spread = Spread()
         with _kept(module):
-            self._found[number] = deviation([_output(call, args, kwargs, s) for s in range(SEEDS)])
+            for seed in range(SEEDS):
+                spread.add(_outputs(call, args, kwargs, seed))
+        self._found[number] = spread.deviation()
 
     def _on_stop(self) -> None:
         path = rank_path(self._path, own_rank())
         path.write_text(json.dumps({"activity": self._found}), encoding="utf-8")
 
 
-def deviation(outputs: "Sequence[torch.Tensor]") -> float:
-    """Return the relative deviation over seeds of outputs of equal shape.
+class Spread:
+    """The relative deviation over seeds, of outputs that are shown one after the other.
 
-    That is the root of the mean variance over the root of the mean square.
+    The running mean of every number is kept on the CPU (Welford's way, which stays exact where
+    nothing moves), the rest is sums. The logits of a language model take gigabytes: four of them
+    side by side on the device would be out of memory where the training fits.
     """
-    import torch
 
-    stacked = torch.stack(list(outputs))
-    size = stacked.square().mean().sqrt().item()
-    return stacked.var(dim=0).mean().sqrt().item() / size if size else 0.0
+    def __init__(self) -> None:
+        self._seeds = 0
+        self._means: list[torch.Tensor] = []
+        self._moved = 0.0
+        """Sum over all numbers of the squared distances from their means over the seeds."""
+        self._squares = 0.0
+
+    def add(self, outputs: "Sequence[torch.Tensor]") -> None:
+        """Add the outputs under one more seed.
+
+        Raises:
+            ValueError: if they hold no number, or others than under the seeds before.
+        """
+        import torch
+
+        if not self._seeds:
+            # Not where the script makes its tensors by default.
+            self._means = [
+                torch.zeros(x.numel(), dtype=torch.double, device="cpu") for x in outputs
+            ]
+        sizes = [mean.numel() for mean in self._means]
+        if not sum(sizes) or sizes != [x.numel() for x in outputs]:
+            raise ValueError(f"outputs of {[x.numel() for x in outputs]} numbers, not of {sizes}")
+        self._seeds += 1
+        for output, means in zip(outputs, self._means, strict=True):
+            flat = output.flatten()
+            for start in range(0, flat.numel(), CHUNK):
+                # Masked logits are infinite under every seed, and say nothing.
+                part = flat[start : start + CHUNK].cpu().double().nan_to_num(0.0, 0.0, 0.0)
+                self._add_part(part, means[start : start + CHUNK])
+
+    def deviation(self) -> float:
+        """Return the root of the mean variance over the root of the mean square."""
+        variance = self._moved / (self._seeds - 1)
+        square = self._squares / self._seeds
+        return math.sqrt(variance / square) if square else 0.0
+
+    def _add_part(self, values: "torch.Tensor", mean: "torch.Tensor") -> None:
+        distance = values - mean
+        mean += distance / self._seeds
+        self._moved += distance.dot(values - mean).item()
+        self._squares += values.dot(values).item()
 
 
-def find_fault(baseline: Mapping[str, float], candidate: Mapping[str, float]) -> str | None:
+def find_fault(
+    baseline: Mapping[str, float | None], candidate: Mapping[str, float | None]
+) -> str | None:
     """Return what is wrong with a candidate's activity, None where it is as the baseline's.
 
     >>> find_fault({"0": 0.3}, {"0": 0.0})
@@ -74,9 +125,12 @@ def find_fault(baseline: Mapping[str, float], candidate: Mapping[str, float]) ->
     True
     """
     for number, expected in baseline.items():
-        found = candidate.get(number)
-        if found is None:
+        assert expected is not None, "there is nothing to hold a candidate against"
+        if number not in candidate:
             return f"root {number} was not called, so whether dropout acts is not known"
+        found = candidate[number]
+        if found is None:
+            return f"{UNKNOWN.format(number)} under the recipe"
         if found < LEAST_SHARE * expected and expected > ACTIVE:
             return (
                 f"dropout no longer acts: over {SEEDS} seeds the output moves by {found:.2g} of "
@@ -85,30 +139,57 @@ def find_fault(baseline: Mapping[str, float], candidate: Mapping[str, float]) ->
     return None
 
 
-def is_active(activity: Mapping[str, float]) -> bool:
+def is_active(activity: Mapping[str, float | None]) -> bool:
     """Tell whether anything random acts in the models."""
-    return any(share > ACTIVE for share in activity.values())
+    return any(share is not None and share > ACTIVE for share in activity.values())
 
 
-def find_activity(path: str | None) -> dict[str, float] | None:
-    """Return what a trial recorded, None where it recorded nothing."""
+def find_unknown(activity: Mapping[str, float | None] | None) -> str | None:
+    """Return why nothing can be held against what a trial recorded, None where it can.
+
+    >>> find_unknown({"0": 0.3}) is None
+    True
+    """
+    if activity is None:
+        return "no record of whether dropout acts in the unchanged script was left"
+    number = next((number for number, share in activity.items() if share is None), None)
+    return None if number is None else f"{UNKNOWN.format(number)} in the unchanged script"
+
+
+def find_activity(path: str | None) -> dict[str, float | None] | None:
+    """Return what a trial recorded by root; None where it left no record.
+
+    A root is None that was called and whose deviation could not be found.
+    """
     if path is None:
         return None
     with contextlib.suppress(OSError, ValueError, KeyError):
-        found: dict[str, float] = json.loads(Path(path).read_text(encoding="utf-8"))["activity"]
-        return found or None
+        found: dict[str, float | None]
+        found = json.loads(Path(path).read_text(encoding="utf-8"))["activity"]
+        return found
     return None
 
 
-def _output(call: Any, args: Sequence[Any], kwargs: Mapping[str, Any], seed: int) -> "torch.Tensor":
-    """Return every number that a call gives under a seed, as one row."""
+def _outputs(
+    call: Any, args: Sequence[Any], kwargs: Mapping[str, Any], seed: int
+) -> "list[torch.Tensor]":
+    """Return every tensor of floating-point numbers that a call gives under a seed."""
     import torch
     from torch.utils import _pytree
 
     torch.manual_seed(seed)
-    leaves = _pytree.tree_leaves(call(*args, **kwargs))
-    tensors = [x for x in leaves if isinstance(x, torch.Tensor) and x.is_floating_point()]
-    return torch.cat([x.detach().flatten().double() for x in tensors])
+    found: list[torch.Tensor] = []
+
+    def note(leaf: Any) -> Any:
+        if isinstance(leaf, torch.Tensor) and leaf.is_floating_point():
+            found.append(leaf.detach())
+        return leaf
+
+    for leaf in _pytree.tree_leaves(call(*args, **kwargs)):
+        # An object of the script's own is a leaf to torch: its fields are looked at.
+        is_own = not isinstance(leaf, torch.Tensor) and hasattr(leaf, "__dict__")
+        map_leaves(vars(leaf) if is_own else leaf, note)
+    return found
 
 
 @contextlib.contextmanager
@@ -117,9 +198,11 @@ def _kept(module: "torch.nn.Module") -> Iterator[None]:
     import torch
 
     before = {name: buffer.detach().clone() for name, buffer in module.named_buffers()}
-    with torch.random.fork_rng():
-        yield
-    with torch.no_grad():
-        for name, buffer in module.named_buffers():
-            if name in before and before[name].shape == buffer.shape:
-                buffer.copy_(before[name])
+    try:
+        with torch.random.fork_rng():
+            yield
+    finally:
+        with torch.no_grad():
+            for name, buffer in module.named_buffers():
+                if name in before and before[name].shape == buffer.shape:
+                    buffer.copy_(before[name])

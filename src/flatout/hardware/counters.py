@@ -36,6 +36,10 @@ MEANS = (
 """Readings that vary with the phase of a step: their mean over time is what they stand for."""
 MEDIANS = ("power_limit_w", "clock_mhz", "max_clock_mhz", "temperature_c")
 GREATEST = ("memory_used_bytes", "memory_total_bytes")
+BUSY_SHARE = 0.05
+"""Mean use of the multiprocessors over the window from which on another process disturbs. A desktop
+that draws its windows, or a browser, takes a percent or two now and then; the same limit as for
+others on the cores. Assumed: not measured on a GPU."""
 NO_SAMPLE = "the measured window was shorter than the time between two samples"
 
 
@@ -50,8 +54,9 @@ class CounterSample:
     throttle: frozenset[str] = frozenset()
     pids: frozenset[int] | None = None
     """Processes that compute on the device; None where the driver does not tell."""
-    busy_pids: frozenset[int] | None = None
-    """Those that ran something since the sample before; None where the driver does not tell."""
+    busy_shares: Mapping[int, float] | None = None
+    """How busy those that ran something since the sample before kept the multiprocessors, by
+    process; None where the driver does not tell."""
     missing: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -276,6 +281,13 @@ def _other_processes(
         # Numbers of another namespace: only those that were there before are surely not ours.
         others = seen & before
         why = "the driver counts processes by numbers of another namespace (a container)"
-    activity = [sample.busy_pids for sample in samples if sample.busy_pids is not None]
-    idle = others - frozenset().union(*activity) if activity else frozenset()
+    activity = [sample.busy_shares for sample in samples if sample.busy_shares is not None]
+    if not activity:
+        return others, frozenset(), why
+    idle = frozenset(pid for pid in others if _mean_share(pid, activity) < BUSY_SHARE)
     return others, idle, why
+
+
+def _mean_share(pid: int, activity: Sequence[Mapping[int, float]]) -> float:
+    """Return how busy a process kept the device on average; it ran nothing where it is not told."""
+    return statistics.fmean(shares.get(pid, 0.0) for shares in activity)

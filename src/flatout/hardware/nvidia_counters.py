@@ -6,6 +6,7 @@ Not measured on a GPU yet.
 """
 
 import contextlib
+import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -57,13 +58,13 @@ class NvidiaCounters:
         throttle: frozenset[str] = frozenset()
         with self._noting("throttle", missing):
             throttle = self._throttle()
-        pids, busy = self._processes(missing)
+        pids, busy_shares = self._processes(missing)
         return CounterSample(
             at_s=time.perf_counter(),
             values=values,
             throttle=throttle,
             pids=pids,
-            busy_pids=busy,
+            busy_shares=busy_shares,
             missing=missing,
         )
 
@@ -158,7 +159,7 @@ class NvidiaCounters:
 
     def _processes(
         self, missing: dict[str, str]
-    ) -> tuple[frozenset[int] | None, frozenset[int] | None]:
+    ) -> tuple[frozenset[int] | None, Mapping[int, float] | None]:
         try:
             found = self.nvml.nvmlDeviceGetComputeRunningProcesses(self.handle)
             pids = frozenset(int(process.pid) for process in found)
@@ -167,16 +168,22 @@ class NvidiaCounters:
             return None, None
         return pids, self._busy_processes()
 
-    def _busy_processes(self) -> frozenset[int] | None:
-        """Return the processes that ran kernels of late; None where the driver does not say."""
+    def _busy_processes(self) -> Mapping[int, float] | None:
+        """Return how busy each process kept the multiprocessors since this was asked last.
+
+        None where the driver does not say.
+        """
         try:
             found = self.nvml.nvmlDeviceGetProcessUtilization(self.handle, self.last_stamp)
         except (self.nvml.NVMLError, AttributeError) as error:
             # "Not found" is the answer when nobody ran anything since the last question.
             is_quiet = type(error).__name__ == "NVMLError_NotFound"
-            return frozenset() if is_quiet else None
+            return {} if is_quiet else None
         self.last_stamp = max([self.last_stamp, *(int(item.timeStamp) for item in found)])
-        return frozenset(int(item.pid) for item in found if item.smUtil)
+        told: dict[int, list[float]] = {}
+        for item in found:
+            told.setdefault(int(item.pid), []).append(item.smUtil / 100)
+        return {pid: statistics.fmean(shares) for pid, shares in told.items()}
 
 
 def open_nvidia(variables: Mapping[str, str]) -> Sources:

@@ -21,13 +21,13 @@ ENDS = "free_requested"
 
 
 class CudaStream:
-    """Record the allocations of some steps on the current device."""
+    """Record the allocations of some steps on one device."""
 
     device = "cuda"
     is_barred = False
 
-    def __init__(self, snapshot: str | None = None) -> None:
-        self.number = torch.cuda.current_device()
+    def __init__(self, number: int, snapshot: str | None = None) -> None:
+        self.number = number
         self.snapshot = snapshot
         self.phase = ""
         self.peaks: dict[str, int] = {}

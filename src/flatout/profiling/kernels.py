@@ -5,36 +5,39 @@ Runs after the measured steps, never during them. Not measured on a GPU yet.
 
 import json
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 TRACED_STEPS = 3
 """Enough to average over; the profiler's own cost does not touch the measured steps."""
+MAX_TRACED_S = 3.0
+"""Longer steps are traced once: each timed trial of a tuning pays for it."""
 
 
 class KernelTrace:
-    """Trace the device's activity between `start` and `stop`."""
+    """Trace the activity of a training's device between `start` and `stop`."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: Any) -> None:
         from torch.profiler import ProfilerActivity, profile
 
         # There is one cycle of events; without the last word torch warns, in the script's output,
         # that later ones would clear it.
         self.profile: Any = profile(activities=[ProfilerActivity.CUDA], acc_events=True)
+        self.device = device
 
     def start(self) -> None:
         """Begin tracing at a step boundary."""
         import torch
 
-        torch.cuda.synchronize()
+        torch.cuda.synchronize(self.device)
         self.profile.__enter__()
 
     def stop(self) -> list[Mapping[str, Any]]:
         """End tracing and return the device's events: category, start and length in seconds."""
         import torch
 
-        torch.cuda.synchronize()
+        torch.cuda.synchronize(self.device)
         self.profile.__exit__(None, None, None)
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "trace.json"
@@ -55,6 +58,28 @@ def device_events(trace: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]
         for event in trace
         if event.get("cat") in kinds and event.get("ph") == "X"
     ]
+
+
+def steps_to_trace(step_s: float) -> int:
+    """Return how many steps of this length are traced.
+
+    >>> steps_to_trace(0.2), steps_to_trace(20.0)
+    (3, 1)
+    """
+    return TRACED_STEPS if TRACED_STEPS * step_s <= MAX_TRACED_S else 1
+
+
+def trace_facts(events: Sequence[Mapping[str, Any]], segments: int) -> dict[str, float | None]:
+    """Return what the events of so many segments say of one.
+
+    >>> trace_facts([{"kind": "kernel", "name": "a", "start_s": 0.0, "length_s": 1.0}], 2)
+    {'busy_share': 1.0, 'h2d_s_per_segment': 0.0, 'kernels_per_segment': 0.5}
+    """
+    return {
+        "busy_share": busy_share(events),
+        "h2d_s_per_segment": copied_to_device_s(events) / segments,
+        "kernels_per_segment": sum(e["kind"] == "kernel" for e in events) / segments,
+    }
 
 
 def busy_share(events: Iterable[Mapping[str, Any]]) -> float | None:

@@ -20,11 +20,12 @@ from flatout.profiling.live_tensors import find_live
 from flatout.seams.events import Segment
 from flatout.seams.ranks import rank_and_size
 from flatout.seams.session import Session
+from flatout.seams.training_device import find_cuda_device
 
 FIRST_STEPS = 3
 """Steps after which is looked: the optimizer has its state after the first."""
 MEASURED_STEP = 2
-"""The first steady step: it is held against the plan."""
+"""The first steady step: it is held against the plan; on CUDA all that came before it as well."""
 PHASES = (
     ("torch.nn.", "forward"),
     ("torch.autograd", "backward"),
@@ -78,9 +79,12 @@ class MemoryWatch:
             self.begin_step()
 
     def begin_step(self) -> None:
-        """Start to measure the next step."""
-        if self.is_on_device():
-            torch.cuda.reset_peak_memory_stats()
+        """Start to measure the next step, on the CPU.
+
+        CUDA's allocator keeps the peak since its statistics were reset, and they are the script's
+        own: it may log them at the end of its run, and nobody else resets them.
+        """
+        if find_cuda_device(self.session) is not None:
             return
         self.live_bytes = sum(block.size for block in find_live(self.session, "cpu").values())
         self.stream = CpuStream()
@@ -89,18 +93,19 @@ class MemoryWatch:
     def compare(self) -> None:
         """Say on stderr what the step took, and how far off the plan was."""
         assert self.plan is not None
-        if self.is_on_device():
+        device = find_cuda_device(self.session)
+        if device is not None:
             found = {
-                "allocated": torch.cuda.max_memory_allocated(),
-                "reserved": torch.cuda.max_memory_reserved(),
+                "allocated": torch.cuda.max_memory_allocated(device),
+                "reserved": torch.cuda.max_memory_reserved(device),
             }
-            plan = self.plan
+            when, plan = f"up to step {MEASURED_STEP}", self.plan
         else:
             found = self.measured_on_cpu()
-            plan = without_workspace(self.plan)
+            when, plan = f"of step {MEASURED_STEP}", without_workspace(self.plan)
         rank = rank_and_size()
         if found and (rank is None or rank[0] == 0):
-            sys.stderr.write(f"flatout: {describe_comparison(found, plan)}\n")
+            sys.stderr.write(f"flatout: {describe_comparison(found, plan, when)}\n")
             sys.stderr.flush()
 
     def measured_on_cpu(self) -> dict[str, int]:
@@ -126,10 +131,6 @@ class MemoryWatch:
                 "before": self.latest,
             },
         )
-
-    def is_on_device(self) -> bool:
-        """Tell whether the roots are on a CUDA device."""
-        return any(p.is_cuda for root in self.session.roots for p in root.parameters())
 
     def save(self, name: str, found: Mapping[str, Any]) -> None:
         """Write a file for the parent, under its final name only when it is whole."""
@@ -162,9 +163,7 @@ def components_of(session: Session, base: int = 0) -> dict[str, int]:
     """
     found: dict[str, int] = {}
     seen: set[int] = set()
-    on_device = False
     for name, tensor in _known(session):
-        on_device |= tensor.is_cuda
         if tensor.layout is not torch.strided:
             # A sparse gradient has no storage of its own: it stays with the activations.
             continue
@@ -172,7 +171,9 @@ def components_of(session: Session, base: int = 0) -> dict[str, int]:
         if address and address not in seen:
             seen.add(address)
             found[name] = found.get(name, 0) + tensor.untyped_storage().nbytes()
-    total = torch.cuda.memory_allocated() if on_device else resident_bytes() - base
+    device = find_cuda_device(session)
+    known = device is not None
+    total = torch.cuda.memory_allocated(device) if known else resident_bytes() - base
     found["activations and temporaries"] = max(0, total - sum(found.values()))
     return found
 

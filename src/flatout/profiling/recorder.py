@@ -18,7 +18,7 @@ from flatout.hardware.load import LoadReading, load_meter, process_tree
 from flatout.profiling import steps as stepping
 from flatout.profiling.device_clock import DeviceClock
 from flatout.profiling.garbage import GarbageClock
-from flatout.profiling.kernels import TRACED_STEPS, KernelTrace, busy_share, copied_to_device_s
+from flatout.profiling.kernels import KernelTrace, steps_to_trace, trace_facts
 from flatout.profiling.made_steps import MadeSteps
 from flatout.profiling.overhead import listening_cost_s
 from flatout.profiling.probes import Probe, results
@@ -74,7 +74,9 @@ class Recorder:
         self.crashed_at = 0.0
         self.is_written = False
         self.trace: KernelTrace | None = None
+        self.traced_from: int | None = None
         self.trace_until = 0
+        self.timed_readings: int | None = None
         self.device_facts: dict[str, Any] = {}
         self.probes: dict[str, Probe] = {}
         self.has_enough = False
@@ -191,7 +193,7 @@ class Recorder:
         if moment < self.partial_at:
             return
         clock = self.session.clock
-        self._save("partial", self._plain("killed", rows_of(self.session.segments)))
+        self._save("partial", self._plain("killed", rows_of(self._timed())))
         cost_s = clock.now() - moment
         clock.lap()  # flatout's own time, of no step
         self.partial_at = clock.now() + max(PARTIAL_S, cost_s / PARTIAL_SHARE)
@@ -204,14 +206,13 @@ class Recorder:
     def load(self) -> dict[str, float]:
         """Return the load while the measured steps ran."""
         # Anew: on a device the segments' seconds are its own by now.
-        window = stepping.window_of(
-            stepping.steps_of(rows_of(self.session.segments)), self.period()
-        )
-        if not window.measured or len(self.readings) < 2:
+        window = stepping.window_of(stepping.steps_of(rows_of(self._timed())), self.period())
+        readings = self.readings[: self.timed_readings]
+        if not window.measured or len(readings) < 2:
             return {"delay_share": 0.0, "foreign_share": 0.0, "steal_share": 0.0}
         began = window.measured[0].end - window.measured[0].wall_s
-        earlier = [r for r in self.readings[:-1] if r.at_s <= began] or self.readings[:1]
-        found = self.meter.between(earlier[-1], self.readings[-1])
+        earlier = [r for r in readings[:-1] if r.at_s <= began] or readings[:1]
+        found = self.meter.between(earlier[-1], readings[-1])
         return {
             "delay_share": found.delay_share,
             "foreign_share": found.foreign_share,
@@ -256,36 +257,39 @@ class Recorder:
             self._stop()
             return
         try:
-            self.trace = KernelTrace()
+            self.read_load()  # the profiler's own work is none of the measured steps'
+            self.trace = KernelTrace(self.device.device)
             self.trace.start()
         except Exception as error:  # noqa: BLE001  no profiler here: the numbers stay without it
             self.session.note_error(f"no kernel trace: {error}")
             self.trace = None
             self._stop()
             return
-        self.trace_until = len(self.session.segments) + TRACED_STEPS * max(
-            1, len(self.session.counts)
-        )
-        self.traced_from = len(self.session.segments)
+        segments, per_step = self.session.segments, max(1, len(self.session.counts))
+        self.traced_from, self.timed_readings = len(segments), len(self.readings)
+        step_s = segments[-1].end - segments[-1 - per_step].end
+        self.trace_until = self.traced_from + steps_to_trace(step_s) * per_step
 
     def _end_trace(self) -> None:
         """Sum up the traced steps and stop."""
         if self.trace is None or len(self.session.segments) < self.trace_until:
             return
+        # Steps that rest are told in groups: more may have been traced than were asked for.
+        traced = len(self.session.segments) - len(self._timed())
         try:
-            events = self.trace.stop()
-            self.device_facts = {
-                "busy_share": busy_share(events),
-                "h2d_s_per_segment": copied_to_device_s(events)
-                / (self.trace_until - self.traced_from),
-                "kernels_per_segment": sum(e["kind"] == "kernel" for e in events)
-                / (self.trace_until - self.traced_from),
-            }
+            self.device_facts = trace_facts(self.trace.stop(), traced)
         except Exception as error:  # noqa: BLE001
             self.session.note_error(f"kernel trace: {error}")
-        self.trace = None
-        del self.session.segments[self.traced_from :]
+        self.session.segments[:] = self._timed()
+        self.trace = self.traced_from = None
         self._stop()
+
+    def _timed(self) -> list[Segment]:
+        """Return the segments without those that are being traced: the profiler is in their time.
+
+        A script may end while they are.
+        """
+        return self.session.segments[: self.traced_from]
 
     def _stop(self) -> None:
         """End now, or with the other ranks at a segment that all of them will reach."""
@@ -337,10 +341,10 @@ class Recorder:
     def rows_at_end(self) -> list[dict[str, Any]]:
         """Return the segments with their losses, without those where the device failed."""
         try:
-            return rows_of(self.session.segments, with_losses=True)
+            return rows_of(self._timed(), with_losses=True)
         except RuntimeError as error:
             self.session.note_error(f"losses: {error}")
-            return rows_of(self.session.segments)
+            return rows_of(self._timed())
 
     def result(self, why: str) -> Mapping[str, Any]:
         """Return everything this process knows, as plain values; this ends the probes."""
@@ -387,6 +391,6 @@ class Recorder:
             "collection_s": self.garbage.seconds,
             "load": self.load(),
             "listening_s_per_step": listening_cost_s(session),
-            "device": device_facts(session.note_error) | self.device_facts,
+            "device": device_facts(session) | self.device_facts,
             "environment": environment_facts(),
         }

@@ -9,6 +9,7 @@ from typing import Any
 from flatout.seams import clock as phases
 from flatout.seams.loader import leading_size
 from flatout.seams.session import Session
+from flatout.seams.training_device import follow
 
 NARROW_AFTER = 3
 """Steps of every optimizer after which discovery ends and only the roots' classes stay patched:
@@ -21,6 +22,7 @@ NARROW_ANYWAY = 20
 
 def install(session: Session) -> None:
     """Find the roots and put the recipe around their training calls."""
+    follow(session)
     _Roots(session).install()
 
 
@@ -129,8 +131,11 @@ class _Roots:
     def consider(self, module: Any, original: Callable[..., Any]) -> None:
         """Make the module a root if it holds trained parameters and no root holds it.
 
-        That leaves out criteria, frozen feature networks and averaged teachers.
+        That leaves out criteria, frozen feature networks and averaged teachers. One whose
+        parameters its first call makes is looked at again in the second.
         """
+        if any(map(self.torch.nn.parameter.is_lazy, module.parameters())):
+            return
         trainable = {id(p) for p in module.parameters() if p.requires_grad}
         optimizers = self.session.optimizers
         trained = {

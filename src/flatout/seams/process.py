@@ -213,6 +213,8 @@ def not_journaled(environment: Mapping[str, str]) -> list[str]:
         str(scratch_root()),
         str(environment.get("XDG_CACHE_HOME") or Path.home() / ".cache"),
         str(Path(tempfile.gettempdir()) / f"torchinductor_{_user_name()}"),
+        # Triton's own: rolled back, every kernel would be compiled and tuned anew in each trial.
+        str(Path(environment.get("TRITON_HOME") or Path.home()) / ".triton"),
         *(environment[name] for name in named if environment.get(name)),
     ]
 

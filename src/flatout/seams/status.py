@@ -16,6 +16,7 @@ from flatout.seams.clock import NAMES
 from flatout.seams.events import Segment
 from flatout.seams.ranks import rank_and_size
 from flatout.seams.session import Session
+from flatout.seams.training_device import find_cuda_device
 
 EVERY_S = 0.5
 """Nobody reads faster."""
@@ -141,7 +142,7 @@ class Publisher:
             "seconds": dict(zip(NAMES, seconds, strict=True)),
             "loss": value,
             "loss_step": step,
-            "device": device_now(),
+            "device": device_now(self.session),
         }
 
 
@@ -163,7 +164,7 @@ class _Loss:
         elif loss.device.type == "cuda" and self.waiting is None:
             if torch.cuda.is_current_stream_capturing():
                 return  # a copy would become a part of the graph
-            place = torch.empty((), dtype=loss.dtype, pin_memory=True)
+            place = torch.empty((), dtype=loss.dtype, device="cpu", pin_memory=True)
             place.copy_(loss.detach().reshape(()), non_blocking=True)
             arrived: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
             # Where the copy was queued: the script's own device may be another than the current.
@@ -178,15 +179,15 @@ class _Loss:
         return self.known
 
 
-def device_now() -> dict[str, Any]:
-    """Return the device this process uses and what its tensors hold there; asks nothing of it."""
+def device_now(session: Session) -> dict[str, Any]:
+    """Return the device of the training and what tensors hold there; asks nothing of it."""
     import torch
 
-    # Not `is_available`: it wakes the driver, and processes forked later could not use the device.
-    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+    device = find_cuda_device(session)
+    if device is None:
         return {"kind": "cpu"}
     return {
         "kind": "cuda",
-        "uuid": str(getattr(torch.cuda.get_device_properties(), "uuid", "")),
-        "allocated_bytes": torch.cuda.memory_allocated(),
+        "uuid": str(getattr(torch.cuda.get_device_properties(device), "uuid", "")),
+        "allocated_bytes": torch.cuda.memory_allocated(device),
     }

@@ -83,6 +83,6 @@ def notes_on(readings: GpuReadings | None) -> tuple[str, ...]:
     if readings.other_idle_processes:
         found.append(
             f"{readings.other_idle_processes} other process(es) hold memory on the same GPU and "
-            "ran nothing meanwhile"
+            "ran next to nothing meanwhile"
         )
     return tuple(found)

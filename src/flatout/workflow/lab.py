@@ -68,6 +68,11 @@ class Lab:
     def time(self, recipe: Recipe, *, must_apply: bool = False) -> Trial:
         """Run one timed trial, again when other work disturbed it.
 
+        On CUDA up to three more steps are traced, after those that are timed: without them no copy
+        to the device is seen. Any timed trial may become the one whose profile says what to try
+        next, and both sides of a pair have to be told alike, so all are traced; the guard's trials
+        are not, nor are those of probes.
+
         Args:
             recipe: the levers to time.
             must_apply: end the trial early where one of them refuses.
@@ -76,7 +81,7 @@ class Lab:
             MachineBusyError: if most trials are disturbed and that is not accepted.
         """
         for _ in range(MAX_ACCEPTED_REPEATS if self.accepts_load else MAX_REPEATS):
-            options = replace(self._options(), ends_when_refused=must_apply)
+            options = replace(self._options(), ends_when_refused=must_apply, traces_kernels=True)
             trial = self._run("time", recipe, options)
             if trial.outcome is not Outcome.OK or trial.profile is None:
                 return trial

@@ -9,7 +9,7 @@ from flatout.core.ablation import LossCheck
 from flatout.core.recipe import Choice, Recipe
 from flatout.core.technique import Numerics
 from flatout.core.trial import Outcome, Trial
-from flatout.guard.activity import find_activity, find_fault, is_active
+from flatout.guard.activity import find_activity, find_fault, find_unknown, is_active
 from flatout.guard.judge import aa, judge_trials
 from flatout.guard.obstacles import Trials
 from flatout.guard.record import GuardRecord, find_records
@@ -42,7 +42,9 @@ class Referee:
     _rounded: tuple[GuardRecord, ...] | None = None
     """The baseline with inputs and weights rounded once; run where a ceiling is in the way."""
     _baseline_path: str | None = None
-    _activity: dict[str, float] | None = None
+    _activity: dict[str, float | None] | None = None
+    _activity_unknown: str | None = None
+    """Why the baseline's is not known; empty where it is, None while nobody looked."""
     _verdicts: dict[str, LossCheck] | None = None
 
     def check(self, recipe: Recipe) -> LossCheck:
@@ -124,18 +126,22 @@ class Referee:
         """Reject a recipe under which dropout no longer acts: the judge compares with it off."""
         if promise_of(recipe) is Numerics.EXACT:
             return check  # those act on data and memory only, never on the model
-        if self._activity is None:
-            self._activity = self._measure_activity(self.floor, "baseline") or {}
-        if not is_active(self._activity):
+        if self._activity_unknown is None:
+            self._activity = self._measure_activity(self.floor, "baseline")
+            self._activity_unknown = find_unknown(self._activity) or ""
+        if self._activity_unknown:
+            return replace(check, status="not_compared", why=self._activity_unknown)
+        baseline = self._activity or {}
+        if not is_active(baseline):
             return check
-        found = self._measure_activity(recipe, name)
-        fault = find_fault(self._activity, found or {})
+        found = self._measure_activity(recipe, name) or {}
+        fault = find_fault(baseline, found)
         if fault is None:
             return check
-        status = "not_compared" if found is None else "rejected"
-        return replace(check, status=status, why=fault)
+        is_known = found and None not in found.values()
+        return replace(check, status="rejected" if is_known else "not_compared", why=fault)
 
-    def _measure_activity(self, recipe: Recipe, name: str) -> dict[str, float] | None:
+    def _measure_activity(self, recipe: Recipe, name: str) -> dict[str, float | None] | None:
         spec = {"seed": SEED, "drops_dropout": False, "drops_autocast": False, "activity": True}
         trial = self.lab.guard(recipe, f"activity-{name}", spec, ACTIVITY_STEPS)
         return find_activity(trial.guard_path)

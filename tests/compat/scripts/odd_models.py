@@ -17,6 +17,9 @@ if kind == "numpy sizes":
     model = nn.Sequential(
         nn.Linear(16, np.int64(32)), nn.ReLU(), nn.Linear(np.int64(32), np.int64(4))
     )
+if kind == "lazy":
+    model = nn.Sequential(nn.LazyLinear(32), nn.ReLU(), nn.Linear(32, 4))
+    model(torch.zeros(1, 16))
 if kind == "sparse":
     model = nn.Sequential(nn.EmbeddingBag(100, 16, sparse=True), nn.Linear(16, 4))
     data = TensorDataset(torch.randint(0, 100, (512, 8)), data.tensors[1])

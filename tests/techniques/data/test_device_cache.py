@@ -10,6 +10,9 @@ from torch.utils.data import (
 )
 
 from flatout.core.errors import NotApplicable
+from flatout.seams import training_device
+from flatout.seams.session import Session
+from flatout.techniques.data import device_cache
 from flatout.techniques.data.device_cache import DeviceCache, batches_on_device
 from tests.techniques.data.samples import Numbers, Stream
 from tests.techniques.facts import GIB, gpu, loader, machine, pipeline, profile
@@ -183,6 +186,48 @@ def test_on_a_gpu_the_copies_go_too_and_the_set_takes_memory():
 def test_settings_without_sense_are_refused(settings):
     with pytest.raises(ValueError, match="must"):
         DeviceCache(**settings)
+
+
+def optimizer_on(monkeypatch, name):
+    """Let levers see a GPU and the optimizer of a training elsewhere; no session is made for it."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    session = Session({})
+    optimizer = torch.optim.SGD([torch.zeros(1, device=name, requires_grad=True)])
+    session.add_optimizer(lambda: optimizer)
+    monkeypatch.setattr(training_device, "_followed", [lambda: session])
+
+
+def test_a_training_on_the_cpu_gets_its_batches_there_though_a_gpu_is_in_sight(monkeypatch):
+    optimizer_on(monkeypatch, "cpu")
+    built = DataLoader(**DeviceCache().loader({"dataset": tensors(), "batch_size": 7}))
+
+    found = list(DeviceCache().batches(iter(built), built))
+
+    assert all(x.device.type == "cpu" for batch in found for x in batch)
+
+
+@pytest.mark.parametrize("dataset", [tensors(), Named()])
+def test_the_set_goes_where_the_model_went_after_the_loader_was_made(monkeypatch, dataset):
+    optimizer_on(monkeypatch, "cpu")
+    built = DataLoader(**DeviceCache().loader({"dataset": dataset, "batch_size": 7}))
+    place = torch.device("meta")  # any other than the host's
+    monkeypatch.setattr(device_cache, "batch_device", lambda: place)
+
+    first = next(DeviceCache().batches(iter(built), built))
+
+    parts = first.values() if isinstance(first, dict) else first
+    assert all(x.device == place for x in parts)
+
+
+def test_a_set_that_does_not_fit_beside_the_model_is_said_when_it_is_moved(monkeypatch):
+    optimizer_on(monkeypatch, "cpu")
+    built = DataLoader(**DeviceCache().loader({"dataset": tensors(), "batch_size": 7}))
+    monkeypatch.setattr(device_cache, "batch_device", lambda: torch.device("cuda:1"))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (100, 10**9))
+
+    with pytest.raises(NotApplicable, match="GB are free"):
+        DeviceCache().batches(iter(built), built)
 
 
 @pytest.mark.gpu

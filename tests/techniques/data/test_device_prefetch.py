@@ -5,6 +5,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from flatout.core.errors import NotApplicable
+from flatout.techniques.data import device_prefetch
 from flatout.techniques.data.device_prefetch import (
     DevicePrefetch,
     _AheadIterator,
@@ -93,6 +94,32 @@ def test_without_a_gpu_there_is_nothing_to_do():
         DevicePrefetch().loader({"dataset": Numbers(), "num_workers": 1})
     with pytest.raises(NotApplicable, match="no CUDA device"):
         DevicePrefetch().batches(iter(()), built)
+
+
+@pytest.fixture
+def place(monkeypatch):
+    """A machine with a GPU; returns what sets where the training is."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    return lambda name: monkeypatch.setattr(
+        device_prefetch, "batch_device", lambda: torch.device(name)
+    )
+
+
+def test_batches_of_a_training_on_the_cpu_stay_there_though_a_gpu_is_in_sight(place):
+    place("cpu")
+
+    with pytest.raises(NotApplicable, match="runs on cpu"):
+        DevicePrefetch().batches(iter(()), DataLoader(Numbers(), num_workers=1))
+
+
+def test_batches_go_where_the_model_is_and_not_to_the_current_device(place, monkeypatch):
+    place("cuda:1")
+    monkeypatch.setattr(device_prefetch, "prefetch_to_device", lambda _, device: device)
+
+    found = DevicePrefetch().batches(iter(()), DataLoader(Numbers(), num_workers=1))
+
+    assert found == torch.device("cuda:1")
 
 
 @pytest.mark.gpu

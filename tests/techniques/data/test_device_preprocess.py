@@ -14,6 +14,7 @@ from flatout.core.recipe import Choice, Recipe
 from flatout.core.trial import Outcome
 from flatout.core.workload import Workload
 from flatout.data.transport import PackingCollate
+from flatout.techniques.data import device_preprocess
 from flatout.techniques.data.device_preprocess import DevicePreprocess, send_bytes
 from flatout.workflow.demo import scenarios
 from flatout.workflow.lab import Lab
@@ -52,6 +53,42 @@ def test_the_proof_leaves_the_random_streams_where_they_were(pictures):
 
     assert isinstance(built.collate_fn, PackingCollate)
     assert all(map(torch.equal, (x for batch in built for x in batch), expected))
+
+
+@pytest.fixture
+def place(monkeypatch):
+    """A machine with a GPU; returns what sets where the training is."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    return lambda name: monkeypatch.setattr(
+        device_preprocess, "batch_device", lambda: torch.device(name)
+    )
+
+
+def test_images_of_a_training_on_the_cpu_are_not_scaled_on_a_gpu_in_sight(pictures, place):
+    built = DataLoader(Pictures(pictures, numpy_arithmetic), 4)
+    before = built.collate_fn
+    place("cpu")
+
+    with pytest.raises(NotApplicable, match="runs on cpu"):
+        DevicePreprocess(on_device=True).epoch(built)
+
+    assert built.collate_fn is before
+
+
+def test_images_are_scaled_where_the_model_is_by_the_time_of_the_epoch(pictures, place):
+    built = DataLoader(Pictures(pictures, numpy_arithmetic), 4)
+    found = []
+
+    for name in ("cuda:0", "cuda:1"):
+        place(name)
+        found.append(str(DevicePreprocess(on_device=True).epoch(built).collate_fn.device))
+
+    assert found == ["cuda:0", "cuda:1"]
+    place("cpu")
+    with pytest.raises(NotApplicable, match="runs on cpu"):
+        DevicePreprocess(on_device=True).epoch(built)
+    assert built.collate_fn.device == torch.device("cpu")
 
 
 def test_a_second_epoch_needs_no_second_proof(pictures, monkeypatch):

@@ -18,6 +18,7 @@ from flatout.profiling.steps import running_anchor
 from flatout.seams import clock as phases
 from flatout.seams.events import Segment
 from flatout.seams.session import Session
+from flatout.seams.training_device import find_cuda_device
 
 AFTER = 3
 """Steps before the first look: by then the optimizer has its state and the roots are known."""
@@ -206,9 +207,9 @@ class MemoryProbe:
         return self.made_by.get(node._sequence_nr(), "") if node is not None else ""
 
     def _choose_stream(self) -> Stream:
-        devices = {p.device.type for root in self.session.roots for p in root.parameters()}
-        if "cuda" in devices:
-            return CudaStream(self.snapshot)
+        device = find_cuda_device(self.session)
+        if device is not None:
+            return CudaStream(device.index, self.snapshot)
         if self.snapshot:
             self.notes.append("memory: torch writes snapshots of CUDA memory only")
         return CpuStream()

@@ -41,6 +41,8 @@ COMPARED = 8
 SENT = 8
 """Copies of a batch that are sent; the first two warm up and do not count."""
 WARM = 2
+WAIT_S = 10.0
+"""A batch takes milliseconds: a sender that is silent for so long will not answer any more."""
 SELF = Path("/proc/self")
 
 
@@ -168,6 +170,10 @@ class PipelineProbe:
         if batch is None or not tensor_bytes(batch):
             self.missing["transport"] = "the batch holds no tensor"
             return None, 0
+        device = find_other_device(batch)
+        if device:
+            self.missing["transport"] = f"the batch is on {device}: no worker sends it"
+            return None, 0
         try:
             return send_cost_s(batch), leading_size(batch, loader.batch_size)
         except (OSError, RuntimeError, EOFError) as error:
@@ -185,10 +191,10 @@ def is_repeated(loader: Any) -> bool | None:
         return None
     few = list(numbers)[:COMPARED]
     try:
-        one, two = ([loader.dataset[number] for number in few] for _ in range(2))
+        one, two = (_leaves([loader.dataset[number] for number in few]) for _ in range(2))
     except Exception:  # noqa: BLE001  the user's code, in a way in which it need not be called
         return None
-    return _leaves(one) == _leaves(two)
+    return one == two
 
 
 def _leaves(samples: Any) -> list[Any]:
@@ -196,15 +202,36 @@ def _leaves(samples: Any) -> list[Any]:
     found: list[Any] = []
 
     def note(leaf: Any) -> Any:
-        if hasattr(leaf, "__array__"):
-            leaf = np.asarray(leaf)
-            found.append((leaf.dtype.str, leaf.shape, leaf.tobytes()))
+        if isinstance(leaf, torch.Tensor):
+            found.append(_bytes_of(leaf))
+        elif hasattr(leaf, "__array__"):
+            array = np.asarray(leaf)
+            found.append((array.dtype.str, array.shape, array.tobytes()))
         else:
             found.append(leaf if isinstance(leaf, int | float | str | bytes) else type(leaf))
         return leaf
 
     map_leaves(samples, note)
     return found
+
+
+def _bytes_of(tensor: torch.Tensor) -> tuple[torch.dtype, tuple[int, ...], bytes]:
+    """Return something comparable for a tensor: of any device, and of dtypes that numpy lacks."""
+    flat = tensor.detach().cpu().reshape(-1).contiguous()
+    return tensor.dtype, tuple(tensor.shape), flat.view(torch.uint8).numpy().tobytes()
+
+
+def find_other_device(batch: Any) -> str:
+    """Return the kind of a device other than the CPU that holds a part of a batch, or nothing."""
+    kinds: list[str] = []
+
+    def note(leaf: Any) -> Any:
+        if isinstance(leaf, torch.Tensor) and leaf.device.type != "cpu":
+            kinds.append(leaf.device.type)
+        return leaf
+
+    map_leaves(batch, note)
+    return kinds[0] if kinds else ""
 
 
 def name_of(code: Any) -> str:
@@ -225,14 +252,18 @@ def send_cost_s(batch: Any) -> float:
     ours, theirs = context.Pipe()
     sender = context.Process(target=_send, args=(batch, queue, theirs), daemon=True)
     sender.start()
+    # The sender's end alone keeps the pipe open now: reading from it ends when the sender does.
+    queue._writer.close()
     try:
         received_s = 0.0
         for number in range(SENT):
+            if not queue._reader.poll(WAIT_S):
+                raise RuntimeError("the sending process did not answer")
             began = time.process_time()
             got = queue.get()
             map_leaves(got, _touch)
             received_s += (time.process_time() - began) * (number >= WARM)
-        if not ours.poll(10.0):
+        if not ours.poll(WAIT_S):
             raise RuntimeError("the sending process did not answer")
         sent_s = float(ours.recv())
         ours.send("received")
@@ -255,7 +286,7 @@ def _send(batch: Any, queue: Any, pipe: Any) -> None:
             copied_s += copied - began
             sent_s += time.process_time() - copied
     pipe.send(sent_s - copied_s)
-    pipe.poll(10.0)
+    pipe.poll(WAIT_S)
     os.kill(os.getpid(), 9)  # no exit handler of the script's runs here
 
 

@@ -22,6 +22,7 @@ from flatout.data.repeats import examine
 from flatout.data.resident import Resident, collate_whole
 from flatout.data.room import free_memory_bytes, local_ranks
 from flatout.profiling.feeding import fetch_per_step_ms
+from flatout.seams.training_device import batch_device
 from flatout.techniques.data.loader_workers import MIN_WAIT_SHARE
 
 KNOWN_SAMPLERS = frozenset({"RandomSampler", "SequentialSampler", "DistributedSampler"})
@@ -104,23 +105,32 @@ In place of the training loader, for a set that fits:
         }
 
     def batches(self, batches: Iterator[Any], loader: Any) -> Iterator[Any]:
-        """Let the iterator fetch from the device."""
+        """Let the iterator fetch from the device of the training, as far as it is known by now."""
         check_loader(arguments_of(loader))
         resident = RESIDENT.known(loader.dataset)
         fetcher = getattr(batches, "_dataset_fetcher", None)
         if fetcher is None:
             raise NotApplicable("the loader has a way of its own to fetch")
+        device = batch_device()
+        if not resident.is_on(device):
+            resident.move(device, budget_bytes=self._budget_bytes(device))
         fetcher.fetch = resident.fetch
         return batches
 
     def _place(self, dataset: Any) -> Resident:
-        device = _device()
-        budget_bytes = int(self.memory_share * _free(device))
-        return placed(dataset, device, budget_bytes=budget_bytes, make_s=self.make_s)
+        """Return the set in host memory: where it is needed is known when it is first used.
+
+        A loader is often made before its model, and a model before it is moved.
+        """
+        budget_bytes = self._budget_bytes(batch_device())
+        return made(dataset, budget_bytes=budget_bytes, make_s=self.make_s)
+
+    def _budget_bytes(self, device: Any) -> int:
+        return int(self.memory_share * _free(device))
 
 
 RESIDENT: Answers[Resident] = Answers()
-"""Sets that lie on the device."""
+"""Sets that are kept, each where it was used last."""
 
 
 def batches_on_device(loader: Any, device: Any, *, make_s: float = 300.0) -> Iterator[Any]:
@@ -130,17 +140,17 @@ def batches_on_device(loader: Any, device: Any, *, make_s: float = 300.0) -> Ite
         NotApplicable: if the set changes, does not stack or does not fit.
     """
     check_loader(arguments_of(loader))
+    budget_bytes = int(0.9 * _free(device))
     resident = RESIDENT.find(
-        loader.dataset,
-        lambda: placed(
-            loader.dataset, device, budget_bytes=int(0.9 * _free(device)), make_s=make_s
-        ),
+        loader.dataset, lambda: made(loader.dataset, budget_bytes=budget_bytes, make_s=make_s)
     )
+    if not resident.is_on(device):
+        resident.move(device, budget_bytes=budget_bytes)
     return (resident.fetch(numbers) for numbers in iter(loader.batch_sampler))
 
 
-def placed(dataset: Any, device: Any, *, budget_bytes: int, make_s: float) -> Resident:
-    """Return the set on the device.
+def made(dataset: Any, *, budget_bytes: int, make_s: float) -> Resident:
+    """Return the set, collated once.
 
     Raises:
         NotApplicable: if the set changes, does not stack or does not fit.
@@ -152,7 +162,7 @@ def placed(dataset: Any, device: Any, *, budget_bytes: int, make_s: float) -> Re
         if not found.is_same:
             raise NotApplicable(found.trouble)
         budget_bytes = min(budget_bytes, int(0.5 * free_memory_bytes() / local_ranks()))
-    return collate_whole(dataset, budget_bytes=budget_bytes, limit_s=make_s).moved(device)
+    return collate_whole(dataset, budget_bytes=budget_bytes, limit_s=make_s)
 
 
 def check_loader(arguments: Mapping[str, Any]) -> None:
@@ -200,14 +210,6 @@ def making_s(profile: Profile, machine: Machine) -> float:
     step_ms = fetch_per_step_ms(profile, machine.usable_cores)
     per_step = profile.samples_per_step or sum(loader.batch_size or 1 for loader in loaders)
     return sum(loader.dataset_len or 0 for loader in loaders) * step_ms / per_step / 1e3
-
-
-def _device() -> Any:
-    import torch
-
-    if torch.cuda.is_available():
-        return torch.device("cuda", torch.cuda.current_device())
-    return torch.device("cpu")
 
 
 def _free(device: Any) -> int:

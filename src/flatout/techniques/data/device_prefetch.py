@@ -16,6 +16,7 @@ from flatout.core.machine import Machine
 from flatout.core.nested import map_leaves
 from flatout.core.profile import Profile
 from flatout.core.technique import Effect, Numerics, Technique
+from flatout.seams.training_device import batch_device
 from flatout.techniques.data.pinned_memory import MIN_COPY_SHARE, pinned
 
 if TYPE_CHECKING:
@@ -68,7 +69,10 @@ Around the training loader:
         _check_workers(loader.num_workers)
         if not torch.cuda.is_available():
             raise NotApplicable("there is no CUDA device to copy to")
-        return prefetch_to_device(batches, torch.device("cuda", torch.cuda.current_device()))
+        device = batch_device()
+        if device.type != "cuda":
+            raise NotApplicable(f"the training runs on {device}, which is no CUDA device")
+        return prefetch_to_device(batches, device)
 
 
 def _check_workers(workers: Any) -> None:

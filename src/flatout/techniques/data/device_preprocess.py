@@ -22,6 +22,7 @@ from flatout.core.machine import Machine
 from flatout.core.profile import LoaderFacts, Profile
 from flatout.core.technique import Effect, Numerics, Technique
 from flatout.profiling.feeding import fed_change_ms, fetch_per_step_ms
+from flatout.seams.training_device import batch_device
 from flatout.techniques.data.loader_workers import MIN_WAIT_SHARE
 
 if TYPE_CHECKING:
@@ -90,9 +91,13 @@ In the data set, return the bytes; after the loader, scale the whole batch at on
 
     def epoch(self, loader: Any) -> Any:
         """Prove once that the loader's batches can travel as bytes, and let them."""
-        device = _device() if self.on_device else None
+        if self.on_device:
+            _follow_training(loader)
         return send_bytes(
-            loader, device, with_colours=self.with_colours, with_scaling=self.with_scaling
+            loader,
+            _device() if self.on_device else None,
+            with_colours=self.with_colours,
+            with_scaling=self.with_scaling,
         )
 
 
@@ -200,8 +205,20 @@ def _may_be_images(loader: LoaderFacts) -> bool:
     return loader.batch_bytes >= MIN_SAMPLE_BYTES * max(1, loader.batch_size or 1)
 
 
+def _follow_training(loader: Any) -> None:
+    """Let batches that travel as bytes already go where the training is by now.
+
+    An earlier epoch may have been drawn before the model was known.
+    """
+    from flatout.data.transport import find_plan
+
+    plan = find_plan(loader.collate_fn)
+    if plan is not None:
+        plan.device = batch_device()
+
+
 def _device() -> "torch.device":
-    """Return the process's CUDA device.
+    """Return the training's CUDA device.
 
     Raises:
         NotApplicable: if there is none.
@@ -210,4 +227,7 @@ def _device() -> "torch.device":
 
     if not torch.cuda.is_available():
         raise NotApplicable("there is no CUDA device to scale images on")
-    return torch.device("cuda", torch.cuda.current_device())
+    device = batch_device()
+    if device.type != "cuda":
+        raise NotApplicable(f"the training runs on {device}, which is no CUDA device")
+    return device

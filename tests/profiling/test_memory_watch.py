@@ -1,0 +1,52 @@
+"""What the watch asks of a device that is not here, and what it leaves as the script has it."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from flatout.profiling.memory_watch import MemoryWatch, components_of
+from flatout.seams.session import Session
+
+MIB = 2**20
+PLACE = torch.device("cuda:1")
+
+
+@pytest.fixture
+def device(monkeypatch):
+    """A second GPU with the model, while the first is the current one; notes what is reset."""
+    reset = []
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda *at: reset.append(at))
+    for name, found in (("memory_allocated", 4), ("max_memory_allocated", 8)):
+        monkeypatch.setattr(torch.cuda, name, {PLACE: found * MIB}.__getitem__)
+    monkeypatch.setattr(torch.cuda, "max_memory_reserved", {PLACE: 16 * MIB}.__getitem__)
+    return reset
+
+
+def session_on_device():
+    session = Session({})
+    root = SimpleNamespace(parameters=lambda: iter([SimpleNamespace(device=PLACE)]))
+    session.roots.append(root)
+    return session
+
+
+def test_a_run_with_a_plan_leaves_the_scripts_peaks_alone(tmp_path, device, capsys):
+    plan = {"device": "an H200", "allocated": 4 * MIB, "reserved": 16 * MIB}
+    watch = MemoryWatch(session_on_device(), tmp_path, plan)
+
+    watch.begin_step()
+    watch.compare()
+
+    assert device == []
+    assert capsys.readouterr().err == (
+        "flatout: memory up to step 2: allocated 8.0 MiB, planned 4.0 MiB (+100.0 %); "
+        "reserved 16.0 MiB, planned 16.0 MiB (+0.0 %) for an H200\n"
+    )
+
+
+def test_components_are_those_of_the_models_device(device, monkeypatch):
+    session = session_on_device()
+    monkeypatch.setattr("flatout.profiling.memory_watch._known", lambda _: iter(()))
+
+    assert components_of(session) == {"activations and temporaries": 4 * MIB}
