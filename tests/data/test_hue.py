@@ -12,6 +12,7 @@ from flatout.data.colours import coloured
 from flatout.data.following import following
 from flatout.data.hue import apart, together, turned
 from flatout.data.hue_pictures import Apart, Band, HueArray
+from flatout.data.levels import UnfollowableError
 from tests.data.tails import TAILS, Pictures, numpy_arithmetic
 from tests.data.test_colours import coloured_batches, jittered, noise
 from tests.data.test_transport import forms
@@ -276,3 +277,44 @@ def test_a_gpu_gives_the_same_bits():
     shifts = torch.arange(len(FEW), dtype=torch.uint8) * 37
 
     assert torch.equal(turned(pixels.cuda(), shifts.cuda()).cpu(), turned(pixels, shifts))
+
+
+def test_a_picture_that_is_drawn_on_later_does_not_change_what_was_made_of_it():
+    image = Image.fromarray(noise(1)[0])
+
+    def views(picture):
+        scaled = picture.resize((48, 40), Image.Resampling.BILINEAR)
+        teacher = ImageEnhance.Color(scaled).enhance(1.3)
+        hsv = scaled.convert("HSV")
+        scaled.paste((0, 0, 0), (5, 5, 30, 30))
+        return [teacher.tobytes(), hsv.convert("RGB").tobytes(), scaled.tobytes()]
+
+    with following(with_colours=True, with_scaling=True):
+        found = views(image)
+
+    assert found == views(image)
+
+
+def test_a_hue_that_shares_its_memory_with_a_picture_is_not_followed_further():
+    image = Image.fromarray(noise(1)[0])
+    with following(with_colours=True):
+        hue = np.array(image.convert("HSV").split()[0])
+        Image.fromarray(hue)
+        with pytest.raises(UnfollowableError, match="after a picture was made of it"):
+            hue += np.uint8(3)
+        assert np.array(image.convert("HSV").split()[0], ndmin=3).shape == (1, 50, 60)
+
+
+@pytest.mark.parametrize("join", [np.stack, np.concatenate, np.hstack, np.dstack])
+def test_arrays_that_are_followed_can_be_joined_in_lists(join):
+    image = Image.fromarray(noise(1)[0])
+
+    def joined():
+        hue = np.array(image.convert("HSV").split()[0])
+        floats = np.asarray(image, dtype=np.float32) / 255
+        return join([hue, hue + np.uint8(3)]), join([floats[:20], floats[20:40]])
+
+    with following(with_colours=True):
+        found = joined()
+
+    assert all(np.array_equal(one, two) for one, two in zip(found, joined(), strict=True))

@@ -330,3 +330,15 @@ def test_a_candidate_that_stops_early_is_compared_as_far_as_it_goes() -> None:
 
     assert check.status == "within"
     assert check.steps == 8
+
+
+def test_one_repeat_that_hits_by_chance_leaves_room_for_a_last_digit() -> None:
+    """Where the script repeats up to rounding only, a tensor may repeat exactly by luck."""
+    runs = base("mlp")
+    repeat = with_losses(runs.repeat, 0.0, 1e-7)
+    candidate = with_losses(scaled_by(runs.repeat, 1 + 5e-7), 5e-6, 1e-7)
+
+    assert check_of(Numerics.EXACT, candidate=candidate, repeat=repeat).status == "within"
+    assert check_of(Numerics.EXACT, candidate=candidate).status == "rejected"
+    far = with_losses(runs.repeat, 5e-5, 1e-7)
+    assert check_of(Numerics.EXACT, candidate=far, repeat=repeat).status == "rejected"

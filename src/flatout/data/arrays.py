@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from flatout.core.nested import map_leaves
 from flatout.data.levels import Pixels, UnfollowableError, can_follow, column, follow, planes
 
 FOLLOWED = ("add", "subtract", "multiply", "divide")
@@ -219,6 +220,11 @@ def _operated(ufunc: Any, inputs: Sequence[Any]) -> LazyArray | None:
 
 
 def _plain(value: Any) -> Any:
+    """Return a value with true arrays, also in the lists that `stack` and its like take."""
+    return map_leaves(value, _plain_leaf)
+
+
+def _plain_leaf(value: Any) -> Any:
     if isinstance(value, LazyArray):
         return computed(value.pixels)
     return value.view(np.ndarray) if isinstance(value, ByteArray) else value

@@ -92,7 +92,7 @@ def _begin(original: Callable[..., Any], is_here: Callable[[], bool]) -> Callabl
     def begin(enhancer: Any, image: Any) -> None:
         if type(enhancer).__name__ in ENHANCEMENTS and is_here() and is_colour_picture(image):
             # A copy: what the script does to its picture afterwards is not in the changed one.
-            enhancer.image = image if is_put_off(image) else image.copy()
+            enhancer.image = image.again() if is_put_off(image) else image.copy()
         else:
             original(enhancer, image)
 

@@ -22,6 +22,8 @@ ENHANCEMENTS = ("Brightness", "Contrast", "Color")
 """Classes of `PIL.ImageEnhance` that are put off."""
 HUE = "Hue"
 """The way through the mode HSV, with something added to the hue."""
+AT_ONCE = 32
+"""Pictures whose hue is turned at a time: each of their pixels takes some 60 bytes meanwhile."""
 GREY_WEIGHTS = (19595, 38470, 7471)
 """Red, green and blue in grey, as parts of 65,536 (ITU-R 601-2, rounded as Pillow rounds them)."""
 GREY_HALF = 0x8000
@@ -67,7 +69,9 @@ def _apply(pictures: torch.Tensor, kind: str, factors: Sequence[float | None]) -
     factor = torch.tensor([x for x in factors if x is not None], dtype=dtype)
     there = sent(factor, pictures.device)
     if kind == HUE:
-        pictures[rows] = turned(chosen, there)
+        parts = zip(*(torch.split(x, AT_ONCE) for x in (rows, chosen, there)), strict=True)
+        for few, part, shift in parts:
+            pictures[few] = turned(part, shift)
         return
     pictures[rows] = blended(_degenerate(chosen, kind), chosen, there)
 

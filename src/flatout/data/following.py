@@ -107,7 +107,8 @@ def _array(original: Callable[..., Any]) -> Callable[..., Any]:
             return value.astype(dtype)
         if not _is_picture(value):
             return original(value, dtype, **kwargs)
-        made = _of_picture(functools.partial(original, **kwargs), value)
+        is_usual = kwargs.keys() <= {"copy"}
+        made = _of_picture(functools.partial(original, **kwargs), value, is_usual=is_usual)
         if dtype is None:
             return made
         is_followed = isinstance(made, ByteArray | LazyArray) or not isinstance(made, np.ndarray)
@@ -116,10 +117,10 @@ def _array(original: Callable[..., Any]) -> Callable[..., Any]:
     return make
 
 
-def _of_picture(make: Callable[[Any], Any], picture: Any) -> Any:
+def _of_picture(make: Callable[[Any], Any], picture: Any, *, is_usual: bool) -> Any:
     """Return a picture as an array that is followed, if it is worth it."""
     if hasattr(type(picture), "as_array") and picture.is_put_off:
-        return picture.as_array(make)
+        return picture.as_array(make) if is_usual else make(picture)
     colours = getattr(picture, "colours", ()) if getattr(picture, "is_put_off", False) else ()
     base = picture.base if colours else picture
     if getattr(base, "is_put_off", False):

@@ -14,7 +14,9 @@ import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 from PIL import Image
 
+from flatout.core.nested import map_leaves
 from flatout.data.colours import HUE
+from flatout.data.levels import UnfollowableError
 from flatout.data.waiting import Waiting, is_colour_picture, is_put_off
 
 Change: TypeAlias = Callable[[Any, tuple[str, float]], Any]
@@ -84,13 +86,15 @@ class HueArray(NDArrayOperatorsMixin):
     and no longer followed.
     """
 
-    __slots__ = ("values", "whole")
+    __slots__ = ("is_lent", "values", "whole")
     __array_priority__ = 1000
     __hash__ = None  # type: ignore[assignment]
 
     def __init__(self, whole: Apart) -> None:
         self.whole = whole
         self.values: np.ndarray[Any, Any] | None = None
+        self.is_lent = False
+        """Whether a picture was made of it: Pillow's would share its memory."""
 
     @property
     def is_followed(self) -> bool:
@@ -137,6 +141,8 @@ class HueArray(NDArrayOperatorsMixin):
         found = _moved(ufunc, inputs) if is_own and is_plain else None
         if found is not None and out is None:
             return HueArray(found)
+        if out is not None:
+            self.check_owned()
         if found is not None and self.is_followed:
             self.whole = found
             return self
@@ -154,7 +160,17 @@ class HueArray(NDArrayOperatorsMixin):
         return self.computed[key]
 
     def __setitem__(self, key: Any, value: Any) -> None:
+        self.check_owned()
         self.computed[key] = value
+
+    def check_owned(self) -> None:
+        """Make sure that a change of this array changes nothing else.
+
+        Raises:
+            UnfollowableError: if a picture was made of it.
+        """
+        if self.is_lent:
+            raise UnfollowableError("a hue is changed after a picture was made of it")
 
     def __len__(self) -> int:
         return self.shape[0]
@@ -191,7 +207,8 @@ def _added(number: Any) -> int | None:
 
 
 def _plain(value: Any) -> Any:
-    return value.computed if isinstance(value, HueArray) else value
+    """Return a value with true arrays, also in the lists that `stack` and its like take."""
+    return map_leaves(value, lambda leaf: leaf.computed if isinstance(leaf, HueArray) else leaf)
 
 
 _ORIGINAL: dict[str, Callable[..., Any]] = {}
@@ -251,7 +268,7 @@ def _convert(
         is_asked = mode == "HSV" and not args and not kwargs
         if is_asked and is_here() and is_colour_picture(image):
             # A copy: what the script does to its picture afterwards is not in the result.
-            return Apart(image if is_put_off(image) else image.copy(), 0, change)
+            return Apart(image.again() if is_put_off(image) else image.copy(), 0, change)
         return original(image, mode, *args, **kwargs)
 
     return convert
@@ -281,6 +298,7 @@ def _fromarray(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def fromarray(values: Any, mode: Any = None) -> Any:
         if isinstance(values, HueArray) and values.is_followed and mode in (None, "L"):
+            values.is_lent = True
             return Band(values.whole, 0)
         options = {} if mode is None else {"mode": mode}
         return original(_plain(values), **options)

@@ -72,7 +72,8 @@ class SimilarLengths:
     """Batches of samples of similar length, in a new order every epoch; each sample once.
 
     A random permutation is cut into windows of some batches; within a window samples are sorted by
-    length and cut into batches, whose order is random again.
+    length and cut into batches, whose order is random again. Ranks that share the batches must each
+    give a generator of the same seed, or every rank draws another order.
     """
 
     def __init__(

@@ -72,7 +72,8 @@ def changed_on(
         found = coloured(values.to(device), axis, colours)
         return torch.equal(found.cpu(), coloured(values.cpu(), axis, colours))
 
-    place = device if _is_trusted(device, "colours", is_alike) else CPU
+    kinds = sorted({kind for one in colours for kind, _ in one})
+    place = device if _is_trusted(device, f"colours {kinds}", is_alike) else CPU
     return coloured(sent(values, place), axis, colours)
 
 

@@ -1,15 +1,18 @@
 """What a `DataLoader` draws from: a global order in batches and ranks, that can be resumed."""
 
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from flatout.core.errors import UserError
+from flatout.core.errors import NotApplicable, UserError
 from flatout.data.order import MIN_WINDOW, Places, block_permutation, permutation
 from flatout.data.packed_store import Store
 
 AHEAD_SLOTS = 64
 """Slots between two requests to read ahead: about a batch: reading comes in no bursts."""
+ALL_RANKS = "WORLD_SIZE"
+"""How many ranks train together; set by launchers, before a script makes its process group."""
 
 
 class Slot(int):
@@ -51,6 +54,29 @@ class OrderOptions:
             return permutation(samples, seed=self.seed, epoch=epoch)
         return block_permutation(
             samples, seed=self.seed, epoch=epoch, block=self.block, window=self.window
+        )
+
+
+def check_alone() -> None:
+    """Make sure that the order this process draws is the only one of the training.
+
+    Nobody sees to it that ranks draw the same order in the place of a `RandomSampler`: their seeds
+    may differ, and so may what they drew before. Each would then take its part of another order,
+    and samples would be missed. Accelerate shares a loader out like that after it was made.
+
+    Raises:
+        NotApplicable: if several ranks train together.
+    """
+    from torch import distributed
+
+    text = os.environ.get(ALL_RANKS, "")
+    ranks = int(text) if text.isdigit() else 1
+    if distributed.is_available() and distributed.is_initialized():
+        ranks = max(ranks, distributed.get_world_size())
+    if ranks > 1:
+        raise NotApplicable(
+            f"{ranks} ranks shuffle without a DistributedSampler: each could draw another order, "
+            "and samples would be missed"
         )
 
 
@@ -130,10 +156,14 @@ class GlobalOrder:
 class BlockSampler:
     """A sampler of single samples in block order; it lets the kernel read a window ahead."""
 
-    def __init__(self, store: Store, options: OrderOptions, *, is_reordered: bool) -> None:
+    def __init__(
+        self, store: Store, options: OrderOptions, *, is_reordered: bool, replaced: Any = None
+    ) -> None:
         self.store, self.options = store, options
         self.is_reordered = is_reordered
         """Whether the data set numbers the samples as the source did."""
+        self.replaced = replaced
+        """The script's own sampler: a script goes on to tell that one which epoch comes next."""
         self.epoch = 0
 
     def set_epoch(self, epoch: int) -> None:
@@ -145,8 +175,14 @@ class BlockSampler:
         return len(range(options.rank, len(self.store), options.world_size))
 
     def __iter__(self) -> Iterator[int]:
-        epoch = self.epoch
-        self.epoch = epoch + 1
+        epoch, told = self.epoch, getattr(self.replaced, "epoch", None)
+        if isinstance(told, int):
+            # Counted only once drawn to the end: of ranks that share an order, one that looks at a
+            # first batch would be an epoch ahead of the others.
+            epoch = max(epoch, told)
+        else:
+            # At once: a loop that leaves each epoch early has another order every time.
+            self.epoch = epoch + 1
         places = self.options.places(len(self.store), epoch)
         numbers = self.store.index["original"] if self.is_reordered else None
         ahead = self._ahead(places)
@@ -154,6 +190,7 @@ class BlockSampler:
             if count % AHEAD_SLOTS == 0:
                 next(ahead, None)
             yield Slot(int(place if numbers is None else numbers[place]), epoch)
+        self.epoch = max(self.epoch, epoch + 1)
 
     def _ahead(self, places: Places) -> Iterator[None]:
         """Ask for the first window at once, then for the next one bit by bit, in stored order."""

@@ -23,6 +23,7 @@ from flatout.guard.limits import (
     SHARE_CAP,
     SIZE_LIMIT,
     TF32_COLUMN,
+    UNSTEADY_COLUMN,
     UPDATE_LIMIT,
     Column,
 )
@@ -205,6 +206,7 @@ def _case(trials: Trials) -> _Case:
         column = TF32_COLUMN
         notes.append("the device rounds fp32 products to TF32 here: judged by limits for that")
     if not noise.is_zero:
+        column = UNSTEADY_COLUMN if trials.promise is Numerics.EXACT else column
         notes.append("the script repeats only up to rounding: limits widened to 3x that")
     if trials.rounded is not None:
         largest = max((item.together for item in own.sets.values()), default=0.0)

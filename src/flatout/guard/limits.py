@@ -131,6 +131,17 @@ COLUMNS: Mapping[Numerics, Column] = {
 }
 
 
+UNSTEADY_COLUMN = Column(
+    gradient=Limit(floor=1e-6, factor=0.0),
+    slope=None,
+    buffers=Limit(floor=1e-6, factor=0.0),
+    second=Limit(floor=1e-6, factor=0.0),
+    loss=Limit(floor=1e-5, factor=0.0),
+)
+"""For exact levers where the script repeats up to rounding only: one repeat may by chance hit or
+miss a number by its last digits, of which fp32 has 1.2e-7. The floors are ours, some of those."""
+
+
 def _smaller(limit: Limit) -> Limit:
     return Limit(
         floor=TF32_SHARE * limit.floor,

@@ -27,6 +27,7 @@ from flatout.memory.operators import Answers
 from flatout.memory.recording import Recording
 from flatout.memory.stream import Component, MemoryStream, Phase
 from flatout.memory.subject import Subject
+from flatout.memory.swapping import swapped
 from flatout.memory.virtual_cuda import (
     CAPABILITY,
     VirtualDevice,
@@ -144,7 +145,15 @@ def _method(
     if device == "cpu":
         return "cpu_fake", FakeTensorMode(allow_non_fake_inputs=True)
     if torch.cuda.is_available():
+        here = torch.cuda.get_device_capability()
+        if here != virtual.capability:
+            virtual.note(
+                f"traced on the GPU of this machine, of compute capability {here[0]}.{here[1]}: on "
+                "the planned one attention may take another kernel, which keeps more"
+            )
         stack.enter_context(recurrent_layers(virtual.note))
+        # Prefetchers of scripts call it, and tensors in name only have no such operator.
+        stack.enter_context(swapped(torch.Tensor, "record_stream", lambda *_: None))
         return "cuda_fake", FakeTensorMode(allow_non_fake_inputs=True)
     try:
         stack.enter_context(virtual_cuda(virtual))

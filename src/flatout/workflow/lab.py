@@ -110,8 +110,13 @@ class Lab:
         """Run one untimed trial with the guard's recorder; its record lands in `out/guard/name`."""
         keep = (self.out / "guard" / name).resolve()
         keep.mkdir(parents=True, exist_ok=True)
+        kind = f"guard {name}"
+        if not self.recorded.get(f"{kind} {key_of(recipe)}"):
+            # An earlier tuning's: a trial that leaves no record must not be judged by that.
+            for old in keep.glob("guard*.json"):
+                old.unlink()
         options = replace(self._options(), steps=steps, guard=spec, keep=keep)
-        return self._run(f"guard {name}", recipe, options)
+        return self._run(kind, recipe, options)
 
     def look(
         self, what: str, recipe: Recipe, probes: Mapping[str, Any], steps: int | None

@@ -120,6 +120,9 @@ class Referee:
                 strict=False,
             )
         ]
+        if len(checks) != count:
+            why = f"a trial left records of {len(checks)} of {count} processes"
+            return LossCheck(status="not_compared", why=why)
         return of_all_ranks(checks, count, len(records))
 
     def _look_at_activity(self, recipe: Recipe, name: str, check: LossCheck) -> LossCheck:

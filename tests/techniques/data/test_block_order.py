@@ -4,6 +4,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from torch import distributed
+from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.data import DataLoader, DistributedSampler, RandomSampler, SequentialSampler
 
 import flatout.data
@@ -72,6 +74,95 @@ def test_ranks_share_an_epoch(stores):
 
     assert {len(part) for part in parts} == {SAMPLES // 4}
     assert sorted(itertools.chain(*parts)) == list(range(SAMPLES))
+
+
+def of_rank_one(data):
+    """Return the script's own sampler, and the one that the lever puts in its place."""
+    own = DistributedSampler(data, 2, 1, shuffle=True, seed=5)
+    return own, BlockOrder().loader(asked(data, sampler=own))["sampler"]
+
+
+@pytest.mark.usefixtures("cold")
+def test_a_resumed_run_goes_on_with_the_order_of_its_epoch(stores):
+    data = flatout.data.open(stores / "shuffled")
+    _, whole = of_rank_one(data)
+    epochs = [list(whole) for _ in range(5)]
+    own, resumed = of_rank_one(data)
+
+    own.set_epoch(3)
+    third, fourth = list(resumed), list(resumed)
+
+    assert (third, fourth) == (epochs[3], epochs[4])
+    assert {slot.epoch for slot in third} == {3}
+
+
+@pytest.mark.usefixtures("cold")
+def test_a_script_that_says_every_epoch_has_the_order_of_each(stores):
+    data = flatout.data.open(stores / "shuffled")
+    own, sampler = of_rank_one(data)
+
+    epochs = []
+    for epoch in range(3):
+        own.set_epoch(epoch)
+        epochs.append({slot.epoch for slot in sampler})
+
+    assert epochs == [{0}, {1}, {2}]
+
+
+@pytest.mark.usefixtures("cold")
+def test_epochs_go_on_by_themselves_where_the_script_says_none(stores):
+    _, sampler = of_rank_one(flatout.data.open(stores / "shuffled"))
+
+    first, second = list(sampler), list(sampler)
+
+    assert first != second
+    assert [first[0].epoch, second[0].epoch] == [0, 1]
+
+
+@pytest.mark.usefixtures("cold")
+def test_a_rank_that_looks_at_one_batch_stays_in_step_with_the_others(stores):
+    _, sampler = of_rank_one(flatout.data.open(stores / "shuffled"))
+
+    looked = next(iter(sampler))
+
+    assert next(iter(sampler)) == looked
+
+
+@pytest.mark.usefixtures("cold")
+def test_a_shuffle_that_is_left_early_is_another_one_next_time(stores):
+    sampler = BlockOrder().loader(asked(flatout.data.open(stores / "shuffled")))["sampler"]
+
+    begun = [list(itertools.islice(sampler, 50)) for _ in range(2)]
+
+    assert begun[0] != begun[1]
+
+
+@pytest.mark.usefixtures("cold")
+@pytest.mark.parametrize("sampler", [None, RandomSampler(range(SAMPLES))])
+def test_ranks_that_each_draw_their_own_shuffle_are_left_alone(stores, monkeypatch, sampler):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+
+    with pytest.raises(NotApplicable, match="2 ranks shuffle without a DistributedSampler"):
+        BlockOrder().loader(asked(flatout.data.open(stores / "shuffled"), sampler=sampler))
+
+
+@pytest.mark.usefixtures("cold")
+def test_ranks_of_a_process_group_are_known_without_a_launcher(stores):
+    distributed.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
+    try:
+        with pytest.raises(NotApplicable, match="2 ranks shuffle"):
+            BlockOrder().loader(asked(flatout.data.open(stores / "shuffled")))
+    finally:
+        distributed.destroy_process_group()
+
+
+@pytest.mark.usefixtures("cold")
+def test_a_launcher_of_one_rank_changes_nothing(stores, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "1")
+
+    wanted = BlockOrder().loader(asked(flatout.data.open(stores / "shuffled")))
+
+    assert len(wanted["sampler"]) == SAMPLES
 
 
 @pytest.mark.usefixtures("cold")

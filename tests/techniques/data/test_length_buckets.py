@@ -1,5 +1,7 @@
 import pytest
 import torch
+from torch import distributed
+from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.data import DataLoader, RandomSampler
 
 from flatout.core.errors import NotApplicable
@@ -63,6 +65,23 @@ def test_the_loaders_own_generator_decides_the_order():
 def test_loaders_whose_order_is_kept(asked, words):
     with pytest.raises(NotApplicable, match=words):
         LengthBuckets().loader(asked)
+
+
+@pytest.mark.parametrize("asked", [{"shuffle": True}, {"sampler": RandomSampler(range(24))}])
+def test_ranks_that_each_draw_their_own_shuffle_are_left_alone(monkeypatch, asked):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+
+    with pytest.raises(NotApplicable, match="2 ranks shuffle without a DistributedSampler"):
+        LengthBuckets().loader({"dataset": Texts(), "batch_size": 4, **asked})
+
+
+def test_ranks_of_a_process_group_are_known_without_a_launcher():
+    distributed.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
+    try:
+        with pytest.raises(NotApplicable, match="2 ranks shuffle"):
+            LengthBuckets().loader({"dataset": Texts(), "batch_size": 4, "shuffle": True})
+    finally:
+        distributed.destroy_process_group()
 
 
 def padded(share, shapes):

@@ -160,7 +160,9 @@ def test_a_real_script_is_trained_by_it():
     trial = played("naive_gpt.py --schedule --clip 1", "muon")
 
     assert [item.status for item in trial.applied] == ["applied"], trial.applied
-    assert trial.profile.losses[-1] < trial.profile.losses[0]
+    # How many steps there are is a matter of time: no single one of them decides.
+    first, *others = trial.profile.losses
+    assert sum(others) / len(others) < first
 
 
 @pytest.mark.slow

@@ -140,7 +140,9 @@ def test_a_real_script_trains_in_it():
     trial = played("naive_gpt.py --clip 1 --schedule", "pure_bf16")
 
     assert [item.status for item in trial.applied] == ["applied"], trial.applied
-    assert trial.profile.losses[-1] < trial.profile.losses[0]
+    # How many steps there are is a matter of time: no single one of them decides.
+    first, *others = trial.profile.losses
+    assert sum(others) / len(others) < first
 
 
 @pytest.mark.slow

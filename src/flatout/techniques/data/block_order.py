@@ -11,7 +11,7 @@ script's, so it has to be asked for.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, final
+from typing import TYPE_CHECKING, Any, ClassVar, final
 
 from flatout.core.errors import NotApplicable
 from flatout.core.machine import Machine
@@ -27,6 +27,9 @@ from flatout.data.order import (
 )
 from flatout.data.packed_store import Store
 from flatout.hardware.limits import host_memory_bytes, memory_limit_bytes
+
+if TYPE_CHECKING:
+    from flatout.data.sampler import BlockSampler, OrderOptions
 
 MIN_WAIT = 0.10
 """Share of the step below which reading faster is not worth another order."""
@@ -92,17 +95,17 @@ With a packed store as data set:
 
     def loader(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
         """Put the block sampler in the place of the random one."""
-        seed, ranks = _sharing(arguments)
+        from flatout.data.sampler import OrderOptions
+
+        seed, (rank, world_size) = _sharing(arguments)
         batch_size = arguments.get("batch_size")
         if not batch_size:
             raise NotApplicable("the loader has a batch sampler of its own")
-        sampler = block_sampler(
-            arguments["dataset"],
-            block=self.block,
-            window=self.window,
-            batch_size=batch_size,
-            ranks=ranks,
-            seed=seed,
+        options = OrderOptions(
+            seed=seed, rank=rank, world_size=world_size, block=self.block, window=self.window
+        )
+        sampler = _checked_sampler(
+            arguments["dataset"], options, batch_size, replaced=arguments.get("sampler")
         )
         return {**arguments, "sampler": sampler, "shuffle": False}
 
@@ -130,32 +133,47 @@ def block_sampler(
     Raises:
         NotApplicable: if there is no such store, it is not shuffled, or its reads are not cold.
     """
-    from flatout.data.sampler import BlockSampler, OrderOptions
+    from flatout.data.sampler import OrderOptions
+
+    rank, world_size = ranks
+    options = OrderOptions(seed=seed, rank=rank, world_size=world_size, block=block, window=window)
+    return _checked_sampler(dataset, options, batch_size)
+
+
+def _checked_sampler(
+    dataset: Any, options: "OrderOptions", batch_size: int, *, replaced: Any = None
+) -> "BlockSampler":
+    """Return the sampler of a store whose order mixes well and whose reads are cold.
+
+    Args:
+        dataset: as for `block_sampler`.
+        options: of the order.
+        batch_size: of one rank.
+        replaced: the script's own sampler, whose `set_epoch` it goes on to call.
+
+    Raises:
+        NotApplicable: as for `block_sampler`.
+    """
+    from flatout.data.sampler import BlockSampler
     from flatout.data.wrapping import store_behind
 
     behind = store_behind(dataset)
-    store = behind.store
-    rank, world_size = ranks
-    _check_mixing(store, block, window, batch_size * world_size)
-    _check_cold(store, window)
-    options = OrderOptions(
-        seed=seed,
-        rank=rank,
-        world_size=world_size,
-        block=block,
-        window=window,
-    )
-    return BlockSampler(store, options, is_reordered=behind.is_reordered)
+    _check_mixing(behind.store, options.block, options.window, batch_size * options.world_size)
+    _check_cold(behind.store, options.window)
+    return BlockSampler(behind.store, options, is_reordered=behind.is_reordered, replaced=replaced)
 
 
 def _sharing(arguments: Mapping[str, Any]) -> tuple[int, tuple[int, int]]:
     """Return the seed, and rank and ranks, of a loader that shuffles and may do it otherwise.
 
     Raises:
-        NotApplicable: if it does not shuffle, or samples in a way of its own.
+        NotApplicable: if it does not shuffle, samples in a way of its own, or is one of several
+            ranks that have no order in common.
     """
     import torch
     from torch.utils.data import DistributedSampler, RandomSampler
+
+    from flatout.data.sampler import check_alone
 
     sampler = arguments.get("sampler")
     is_random = (
@@ -164,6 +182,7 @@ def _sharing(arguments: Mapping[str, Any]) -> tuple[int, tuple[int, int]]:
         and len(sampler) == len(arguments["dataset"])
     )
     if is_random or (sampler is None and arguments.get("shuffle")):
+        check_alone()
         return torch.initial_seed() % 2**63, (0, 1)
     if type(sampler) is DistributedSampler and sampler.shuffle:
         if len(arguments["dataset"]) % sampler.num_replicas:

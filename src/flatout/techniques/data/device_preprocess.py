@@ -178,10 +178,14 @@ def _can_scale() -> bool:
 
 def _find_trouble(loader: Any, plan: "PackingCollate") -> str:
     """Return why a loader's batches cannot travel so; the plan is tried in a forked process."""
+    from flatout.data.catching import find_catcher
     from flatout.data.proof import can_be_compared, compare_ways, first_batch
     from flatout.data.unmade import Unmade
 
     trouble = can_be_compared(loader)
+    catcher = "" if trouble else find_catcher(loader.dataset)
+    if catcher:
+        trouble = f"{catcher} goes on after errors of any kind: one of following would not be seen"
     if trouble:
         return trouble
 

@@ -79,9 +79,12 @@ def bucketed(arguments: Mapping[str, Any], *, window: int) -> SimilarLengths:
     """Return the sampler of batches for what a loader was asked.
 
     Raises:
-        NotApplicable: if its order is not a plain shuffle, or its samples tell no length.
+        NotApplicable: if its order is not a plain shuffle, its samples tell no length, or it is one
+            of several ranks that have no order in common.
     """
     from torch.utils.data import BatchSampler, IterableDataset, RandomSampler
+
+    from flatout.data.sampler import check_alone
 
     dataset, batch_sampler = arguments["dataset"], arguments.get("batch_sampler")
     if isinstance(dataset, IterableDataset | list) or not hasattr(dataset, "__len__"):
@@ -100,6 +103,7 @@ def bucketed(arguments: Mapping[str, Any], *, window: int) -> SimilarLengths:
         raise NotApplicable("the order is not a plain shuffle, so it is kept")
     if sampler is not None and (sampler.replacement or sampler.num_samples != len(dataset)):
         raise NotApplicable("the sampler does not draw each sample once")
+    check_alone()
     if start_method() != "fork":
         raise NotApplicable("lengths are counted in forked processes, and this system has none")
     return SimilarLengths(
