@@ -27,3 +27,27 @@ def test_the_copies_are_looked_at_where_steps_are_timed_and_nowhere_else(tmp_pat
     lab.look("samples", Recipe(), {"pipeline": {}}, 12)
 
     assert traced == [True, False, False]
+
+
+def test_a_guard_trial_without_a_record_is_not_judged_by_an_earlier_one_s(tmp_path):
+    found = []
+
+    def runner(_workload, recipe, _machine, options):
+        found.append(sorted(path.name for path in options.keep.iterdir()))
+        return Trial(recipe=recipe, outcome=Outcome.CRASH)
+
+    place = tmp_path / "guard" / "candidate-0"
+    place.mkdir(parents=True)
+    for name in ("guard.json", "guard-rank1.json", "notes.txt"):
+        (place / name).write_text("{}")
+    lab = Lab(
+        workload=Workload(target="train.py", folder=tmp_path),
+        machine=machine(),
+        out=tmp_path,
+        limit_s=60.0,
+        runner=runner,
+    )
+
+    lab.guard(Recipe(), "candidate-0", {}, 2)
+
+    assert found == [["notes.txt"]]

@@ -12,6 +12,7 @@ import pytest
 from flatout.core.ablation import LossCheck
 from flatout.core.recipe import Choice, Recipe
 from flatout.core.workload import Workload
+from flatout.workflow import referee as refereeing
 from flatout.workflow.lab import Lab
 from flatout.workflow.referee import Referee
 from tests.workflow.trial_runs import copy_scripts, machine
@@ -186,3 +187,17 @@ def test_a_recipe_whose_dropout_could_not_be_looked_at_is_not_kept(tmp_path, mon
 
     assert check.status == "not_compared"
     assert "dropout acts" in check.why
+
+
+def test_a_rank_that_left_no_record_is_never_passed_over(tmp_path, monkeypatch):
+    """The baseline ran in two processes, and its repeat recorded only one of them."""
+    monkeypatch.setattr(refereeing, "judge_trials", lambda _: LossCheck(status="same"))
+    referee = referee_for(tmp_path, "plain_loop.py")
+    record = object()
+
+    def judged(repeat):
+        referee._baseline, referee._repeat = (record, record), repeat
+        return referee._judged(recipe_of("pinned_memory"), (record, record), ())
+
+    assert judged((record, record)).status == "same"
+    assert judged((record,)).status == "not_compared"

@@ -248,3 +248,18 @@ def test_the_guard_finds_the_unmodified_starved_script_bit_identical(
     assert not any(verdict.worst.values()), verdict.why
     assert trial.outcome is Outcome.OK
     assert trial.not_applied == ()
+
+
+class Forgiving(Pictures):
+    """Skips pictures that cannot be read, as scripts do."""
+
+    def __getitem__(self, index):
+        try:
+            return super().__getitem__(index)
+        except Exception:  # noqa: BLE001
+            return super().__getitem__(0)
+
+
+def test_a_data_set_that_hides_errors_is_left_alone(pictures):
+    with pytest.raises(NotApplicable, match=r"Forgiving\.__getitem__ goes on after errors"):
+        send_bytes(DataLoader(Forgiving(pictures, numpy_arithmetic), 4))
