@@ -2,8 +2,9 @@ import io
 import os
 
 import pytest
-from PIL import Image
+from PIL import ExifTags, Image, ImageOps
 
+from flatout.data.cached import fill
 from flatout.data.decoded import keep_decoded
 from flatout.data.decoders import load_decoder
 from flatout.data.pillow import swap_decoder
@@ -115,3 +116,31 @@ def test_a_swapped_decoder_is_asked_once_too(tmp_path, store):
     assert len(set(found)) == 1
     assert store.count == 1
     assert swap.made + swap.compared == 1
+
+
+def turned_tiff(folder, orientation):
+    """Write a TIFF that is to be turned when it is shown."""
+    path = folder / "turned.tiff"
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation] = orientation
+    Image.frombytes("RGB", (6, 4), bytes(range(72))).save(path, exif=exif)
+    return path
+
+
+@pytest.mark.parametrize("orientation", [1, 3, 6])
+def test_a_tiff_with_an_orientation_is_turned_once_whenever_it_is_read(
+    tmp_path, orientation, request
+):
+    path = turned_tiff(tmp_path, orientation)
+
+    def shown(_=0):
+        with Image.open(path) as image:
+            turned = ImageOps.exif_transpose(image)
+            return image.size, dict(image.getexif()), turned.size, turned.tobytes()
+
+    expected = shown()
+    request.getfixturevalue("store")
+
+    assert [shown(), shown()] == [expected, expected]
+    fill(shown, 2, processes=2, limit_s=10)
+    assert shown() == expected

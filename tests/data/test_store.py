@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from flatout.core.errors import NotApplicable
+from flatout.data import store as stores
 from flatout.data.store import Store
 
 
@@ -124,3 +126,10 @@ def test_it_can_be_pickled_where_it_lives():
     gc.collect()
 
     assert bytes(again.find(1)) == b"x"
+
+
+def test_where_no_process_finds_it_sending_it_says_so(monkeypatch, tmp_path):
+    monkeypatch.setattr(stores, "DESCRIPTORS", tmp_path / "none")
+
+    with pytest.raises(NotApplicable, match="this system does not have"):
+        pickle.dumps(Store(slots=10, budget_bytes=1_000))

@@ -3,8 +3,10 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 from flatout.seams import jobs
-from flatout.seams.jobs import announce, find_job, forget_ended, lives, started_ticks
+from flatout.seams.jobs import announce, find_job, forget_ended, has_ended, lives, started_ticks
 
 
 def ended_process():
@@ -39,6 +41,47 @@ def test_where_proc_is_hidden_a_job_is_still_found_alive_and_dead(tmp_path, monk
     assert not lives(facts | {"owner": ended_process()})
 
 
+ANOTHER_MACHINE = {"host": "node2", "boot_id": "b2"}
+ANOTHER_CONTAINER = {"host": "4f1c", "pid_namespace": "pid:[1]"}
+
+
+@pytest.mark.parametrize("elsewhere", [ANOTHER_MACHINE, ANOTHER_CONTAINER])
+def test_of_a_job_of_another_machine_or_container_nothing_is_known(tmp_path, elsewhere):
+    announce(tmp_path, "run", "train.py")
+    facts = find_job(tmp_path) | elsewhere
+
+    assert not lives(facts)
+    assert not has_ended(facts)
+    assert not has_ended(facts | {"owner": ended_process()})
+
+
+def test_what_ran_before_this_machine_was_started_anew_has_ended(tmp_path):
+    announce(tmp_path, "run", "train.py")
+    facts = find_job(tmp_path) | {"boot_id": "an earlier one"}
+
+    assert not lives(facts)
+    assert has_ended(facts)
+
+
+@pytest.mark.parametrize("host", ["here", "node2"])
+def test_where_boots_have_no_name_the_hosts_name_decides(tmp_path, monkeypatch, host):
+    monkeypatch.setattr(jobs, "_boot_id", lambda: None)
+    announce(tmp_path, "run", "train.py")
+    facts = find_job(tmp_path)
+    if host != "here":
+        facts |= {"host": host}
+
+    assert lives(facts) == (host == "here")
+    assert has_ended(facts | {"owner": ended_process()}) == (host == "here")
+
+
+def test_an_announcement_of_an_older_flatout_counts_here():
+    facts = {"owner": os.getpid(), "owner_started": started_ticks(os.getpid())}
+
+    assert lives(facts)
+    assert has_ended(facts | {"owner": ended_process()})
+
+
 def test_an_ended_process_started_never(tmp_path):
     assert started_ticks(ended_process()) is None
 
@@ -51,12 +94,13 @@ def test_a_folder_without_an_announcement_is_no_job(tmp_path):
 
 
 def test_runs_of_a_killed_flatout_are_removed_and_running_ones_stay(tmp_path):
-    for name in ("run-killed", "run-alive"):
+    for name in ("run-killed", "run-alive", "run-elsewhere"):
         (tmp_path / name).mkdir()
         announce(tmp_path / name, "run", "train.py")
     facts = find_job(tmp_path / "run-killed") | {"owner": ended_process()}
     (tmp_path / "run-killed/job.json").write_text(json.dumps(facts))
+    (tmp_path / "run-elsewhere/job.json").write_text(json.dumps(facts | ANOTHER_MACHINE))
 
     forget_ended(tmp_path)
 
-    assert [path.name for path in tmp_path.iterdir()] == ["run-alive"]
+    assert {path.name for path in tmp_path.iterdir()} == {"run-alive", "run-elsewhere"}

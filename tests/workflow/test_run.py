@@ -1,7 +1,10 @@
 """The verb `run`: the script's own training, with a recipe."""
 
 import shutil
+import signal
+import subprocess
 import sys
+import time
 
 import pytest
 
@@ -12,6 +15,11 @@ from tests.workflow.trial_runs import copy_scripts
 
 NOT_APPLIED = Recipe(choices=(Choice(technique="channels_last"),))
 """The scripts below have no convolution."""
+
+
+RECIPE = '[flatout]\nversion = "0.1.0"\n'
+IN_CONTAINER = ["unshare", "-Urpf", "--mount-proc"]
+"""Runs a command as the first process, as a container without an init does."""
 
 
 @pytest.fixture
@@ -52,3 +60,74 @@ def test_run_tells_what_was_not_applied_once_however_many_processes_there_are(fo
 
     assert code == 0
     assert capfd.readouterr().err.count("channels_last was not applied") == 1
+
+
+@pytest.mark.slow
+def test_what_a_helper_thread_of_the_script_started_outlives_the_thread(folder):
+    assert run_script(folder, "helper_thread.py short") == 0
+
+
+def command_line(folder, *script):
+    (folder / "recipe.toml").write_text(RECIPE)
+    return [sys.executable, "-m", "flatout", "run", "--with", "recipe.toml", *script]
+
+
+def can_be_first():
+    return not subprocess.run([*IN_CONTAINER, "true"], capture_output=True, check=False).returncode
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not can_be_first(), reason="namespaces are not allowed here")
+def test_run_trains_where_flatout_is_the_first_process(folder, monkeypatch, tmp_path):
+    # Not in the usual cache: what an older flatout runs there looks ended from in here.
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    command = [*IN_CONTAINER, *command_line(folder, "plain_loop.py", "--epochs", "1")]
+
+    code = subprocess.run(command, cwd=folder, check=False).returncode
+
+    assert code == 0
+    assert (folder / "checkpoint.pt").exists()
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2"])
+def test_a_script_that_is_told_to_end_has_the_time_to_save(folder, name):
+    command = command_line(folder, "saves_when_told.py", name)
+    with subprocess.Popen(command, cwd=folder) as flatout:
+        wait_for(folder / "ready.txt")
+
+        flatout.send_signal(getattr(signal, name))
+
+        assert flatout.wait() == 3
+    assert (folder / "saved.txt").read_text() == "a checkpoint"
+
+
+@pytest.mark.chaos
+def test_a_signal_that_the_script_does_not_catch_ends_it_and_gives_the_shells_code(folder):
+    command = command_line(folder, "saves_when_told.py", "SIGUSR1")
+    with subprocess.Popen(command, cwd=folder) as flatout:
+        wait_for(folder / "ready.txt")
+
+        flatout.terminate()
+
+        assert flatout.wait() == 128 + signal.SIGTERM
+    assert not (folder / "saved.txt").exists()
+
+
+@pytest.mark.chaos
+def test_a_hang_up_that_is_ignored_stays_so(folder):
+    command = ["nohup", *command_line(folder, "saves_when_told.py", "SIGTERM")]
+    with subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL) as flatout:
+        wait_for(folder / "ready.txt")
+
+        flatout.send_signal(signal.SIGHUP)
+        flatout.terminate()
+
+        assert flatout.wait() == 3
+
+
+def wait_for(path, limit_s=60.0):
+    end = time.monotonic() + limit_s
+    while not path.exists():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.05)

@@ -309,6 +309,33 @@ def test_everything_ends_when_flatout_is_killed(monkeypatch, tmp_path):
     assert left_since(before) == set()
 
 
+def armed_below(folder):
+    return [
+        process.pid
+        for process in psutil.process_iter(["environ"])
+        if str(folder) in (process.info["environ"] or {}).get("FLATOUT_SPEC", "")
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.chaos
+def test_everything_ends_and_is_undone_when_only_the_supervisor_is_killed(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr("flatout.seams.process.can_overlay", lambda *_: False)
+
+    trial = trial_of("helper_thread.py kill")
+
+    assert armed_below(tmp_path) == []
+    assert trial.changed_files == ()
+
+
+@pytest.mark.slow
+def test_what_a_helper_thread_started_outlives_the_thread():
+    trial = trial_of("helper_thread.py")
+
+    assert trial.outcome is Outcome.OK, trial.message + trial.traceback
+
+
 def wait_until(claim, limit_s=60.0):
     end = time.monotonic() + limit_s
     while not claim():

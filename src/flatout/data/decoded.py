@@ -17,7 +17,9 @@ from flatout.data.store import Store
 
 MODES = {"L": 1, "RGB": 3, "CMYK": 4, "RGBA": 4}
 """Modes that are kept, with their bytes a pixel: images whose pixels are all there is of them."""
-FORMATS = frozenset({"JPEG", "MPO", "PNG", "BMP", "PPM", "TIFF"})
+FORMATS = frozenset({"JPEG", "MPO", "PNG", "BMP", "PPM"})
+"""Formats that are kept. Not TIFF: Pillow turns such a picture while it loads it and takes the
+orientation out of its tags, and what comes here of TIFF is not compressed: nothing is saved."""
 
 
 _ACTIVE: list[Store] = []

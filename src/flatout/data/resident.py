@@ -10,6 +10,7 @@ from typing import Any
 
 from flatout.core.errors import NotApplicable
 from flatout.core.nested import map_leaves
+from flatout.data.changes import Watch
 
 CHUNK = 256
 """Samples that are collated at a time: their pieces are joined at the end."""
@@ -18,8 +19,10 @@ CHUNK = 256
 class Resident:
     """The collated set; `fetch` gives a batch as torch's own fetcher does."""
 
-    def __init__(self, whole: Any) -> None:
+    def __init__(self, whole: Any, dataset: Any = None) -> None:
         self.whole = whole
+        self.watch = Watch(dataset)
+        """Tells whether the set was changed since it was collated."""
 
     @property
     def bytes(self) -> int:
@@ -76,7 +79,7 @@ def collate_whole(dataset: Any, *, budget_bytes: int, limit_s: float) -> Residen
 
     if type(dataset) is TensorDataset:
         whole: Any = list(dataset.tensors)
-        resident = Resident(whole)
+        resident = Resident(whole, dataset)
         if resident.bytes > budget_bytes:
             raise NotApplicable(_too_big(resident.bytes, budget_bytes))
         return resident
@@ -92,7 +95,7 @@ def collate_whole(dataset: Any, *, budget_bytes: int, limit_s: float) -> Residen
                 raise NotApplicable(_too_big(expected, budget_bytes))
         if time.monotonic() > ends_at:
             raise NotApplicable(f"making all {count} samples takes more than {limit_s:.0f} s")
-    return Resident(_joined(pieces))
+    return Resident(_joined(pieces), dataset)
 
 
 def _stacked(collate: Any, samples: list[Any]) -> Any:

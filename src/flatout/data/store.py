@@ -13,6 +13,9 @@ import tempfile
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
+
+from flatout.core.errors import NotApplicable
 
 HEADER = struct.Struct("<QQ")
 """The first free byte of the payload, and the number of entries."""
@@ -22,6 +25,8 @@ MAX_PROBES = 16
 """Slots that are looked at for a key; a table at half load needs two on average."""
 ALIGNMENT = 64
 KEY = struct.Struct("<Q")
+DESCRIPTORS = Path("/proc/self/fd")
+"""Where Linux shows a process's open files, those without a name too; macOS has no such place."""
 
 
 class Store:
@@ -51,7 +56,13 @@ class Store:
         self._lock = threading.Lock()
 
     def __getstate__(self) -> dict[str, int]:
-        """Return how a spawned process finds the memory: through this process, while it lives."""
+        """Return how a spawned process finds the memory: through this process, while it lives.
+
+        Raises:
+            NotApplicable: if the system has no way to find it.
+        """
+        if not can_be_sent():
+            raise NotApplicable(NO_WAY)
         return {
             "pid": os.getpid(),
             "descriptor": self.descriptor,
@@ -130,6 +141,16 @@ class Store:
                 yield
             finally:
                 fcntl.lockf(self.descriptor, fcntl.LOCK_UN, 1)
+
+
+def can_be_sent() -> bool:
+    """Tell whether a process that was spawned, and not forked, can find the memory."""
+    return DESCRIPTORS.exists()
+
+
+NO_WAY = (
+    f"spawned workers find the kept samples through {DESCRIPTORS}, which this system does not have"
+)
 
 
 def _anonymous_file() -> int:

@@ -1,4 +1,4 @@
-"""Arm a child process: it ends with its parent, and the seams install when torch is imported.
+"""Arm a child process: it ends with flatout, and the seams install when torch is imported.
 
 Standard library only. Importing torch here would change the script: one that sets
 OMP_NUM_THREADS before its own `import torch` must still get its way.
@@ -16,22 +16,27 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from flatout.seams.processes import die_with_parent
+from flatout.seams.processes import die_with_lasting_parent, die_with_parent
 
 SPEC_VARIABLE = "FLATOUT_SPEC"
 """Environment variable with the path of the trial's specification."""
+PARENT_VARIABLE = "FLATOUT_PARENT"
+"""Environment variable with the number of the flatout that trains; only its own child sees it."""
 
 
 def arm() -> None:
     """Prepare this process; called by the boot before any code of the script."""
     path = os.environ[SPEC_VARIABLE]
+    if PARENT_VARIABLE in os.environ:
+        # Taken away: what a real training starts lives as long as it would without flatout.
+        die_with_parent(int(os.environ.pop(PARENT_VARIABLE)))
     try:
         spec = json.loads(Path(path).read_text(encoding="utf-8"))
     except OSError:
         return  # the trial is over and its folder gone: a late child of the script
-    if spec["ends_with_parent"]:
-        die_with_parent()
-        os.register_at_fork(after_in_child=die_with_parent)
+    if spec["descendants_end"]:
+        die_with_lasting_parent()
+        os.register_at_fork(after_in_child=die_with_lasting_parent)
     if _is_resource_tracker(sys.orig_argv):
         return
     if spec.get("seed") is not None:

@@ -19,7 +19,7 @@ from flatout.core.workload import Workload
 from flatout.seams import jobs, journal
 from flatout.seams.arming import SPEC_VARIABLE
 from flatout.seams.overlay import can_overlay
-from flatout.seams.processes import kill_descendants
+from flatout.seams.processes import kill_descendants, kill_started_with
 
 BOOT = Path(__file__).parent / "boot"
 SILENCED = {
@@ -107,6 +107,8 @@ def run_process(workload: Workload, options: ProcessOptions, keep: Path | None =
         os.close(life_line)
         if supervisor is not None:
             _end(supervisor)
+            if not (folder / "ending.json").exists():
+                _undo(folder)  # the supervisor was killed
         _discard(folder)
     changed = _changed(before, workload.folder) if options.is_protected else ()
     return Ending(**ending, changed_files=changed)
@@ -134,9 +136,9 @@ def mend_leftovers() -> int:
     jobs.forget_ended(scratch_root())
     for folder in scratch_root().glob("trial-*"):
         with contextlib.suppress(OSError, ValueError):
-            owner = json.loads((folder / "supervisor.json").read_text())["owner"]
-            if not jobs.is_alive(owner) and not _is_supervised(folder):
-                mended += bool(journal.rollback(folder))
+            facts = json.loads((folder / "supervisor.json").read_text())
+            if jobs.has_ended(facts) and not _is_supervised(folder):
+                mended += bool(_undo(folder))
                 _discard(folder)
     return mended
 
@@ -173,7 +175,7 @@ def _supervisor_spec(
         environment.setdefault("PYTHONHASHSEED", str(options.seed))
     cwd = workload.folder.resolve()
     return {
-        "owner": os.getpid(),
+        **jobs.owner(),
         "argv": command_of(workload),
         "cwd": str(cwd),
         "folder": str(folder),
@@ -189,7 +191,7 @@ def _supervisor_spec(
             "entry": options.entry,
             "folder": str(folder),
             "seed": options.seed,
-            "ends_with_parent": True,
+            "descendants_end": True,
             "undo": str(folder) if options.is_protected else None,
             "not_journaled": not_journaled(environment),
         },
@@ -291,6 +293,15 @@ def _end(supervisor: "subprocess.Popen[bytes]") -> None:
         kill_descendants(supervisor.pid)
         supervisor.kill()
         supervisor.wait()
+
+
+def _undo(folder: Path) -> int:
+    """Do what a killed supervisor left undone: end the trial's processes, and roll back.
+
+    The kernel has ended what main threads started; what others did is known by its environment.
+    """
+    kill_started_with(SPEC_VARIABLE, str(folder / "child.json"))
+    return journal.rollback(folder)
 
 
 def _is_supervised(folder: Path) -> bool:

@@ -4,6 +4,8 @@ import contextlib
 import ctypes
 import os
 import signal
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 PR_SET_PDEATHSIG = 1
@@ -12,16 +14,30 @@ ORPHANED_EXIT_CODE = 113
 """Exit code of a child whose parent was gone before it could ask to be told."""
 
 
-def die_with_parent() -> None:
+def die_with_parent(parent: int | None = None) -> None:
     """Ask the kernel to kill this process when the thread that started it ends.
 
-    The request is not inherited by fork, so every forked child must ask again.
+    The request is not inherited by fork, so every forked child must ask again. With the number of
+    the process that started it, a child also ends if that was gone before; 1 proves nothing, in a
+    container flatout itself is that.
     """
-    parent = os.getppid()
+    expected = os.getppid() if parent is None else parent
     if not _prctl(PR_SET_PDEATHSIG, signal.SIGKILL):
         return
-    if os.getppid() != parent or parent == 1:
+    if os.getppid() != expected:
         os._exit(ORPHANED_EXIT_CODE)
+
+
+def die_with_lasting_parent() -> None:
+    """Do the same if the parent's main thread started this process, and nothing otherwise.
+
+    The kernel tells of the end of a thread: what a helper thread started would end with that.
+    """
+    parent = os.getppid()
+    with contextlib.suppress(OSError):  # a kernel that does not list them: the supervisor remains
+        listed = Path(f"/proc/{parent}/task/{parent}/children").read_text()
+        if str(os.getpid()) in listed.split():
+            die_with_parent(parent)
 
 
 def adopt_orphans() -> None:
@@ -66,11 +82,34 @@ def kill_descendants(pid: int) -> int:
     return killed
 
 
+def kill_started_with(variable: str, value: str) -> None:
+    """Kill the processes that began with this in their environment, and those they forked.
+
+    Repeats until nothing is left, so that none of them writes any more.
+    """
+    entry = f"{variable}={value}".encode()
+    for _ in range(100):
+        below = [pid for pid, environment in _environments() if entry in environment]
+        if not below:
+            break
+        for pid in below:
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.02)  # a killed process takes a moment to go
+
+
 def reap() -> None:
     """Collect ended children so that no zombie is left."""
     with contextlib.suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
+
+
+def _environments() -> Iterator[tuple[int, list[bytes]]]:
+    """Return the number of each process that we may look into, and what it began with."""
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):  # another user's, or gone
+            yield int(path.parent.name), path.read_bytes().split(b"\0")
 
 
 def _prctl(option: int, value: int) -> bool:

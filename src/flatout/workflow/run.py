@@ -1,8 +1,10 @@
 """The verb `run`: the real training, unmodified, with a recipe."""
 
+import contextlib
 import json
 import os
 import shutil
+import signal
 import subprocess
 import tempfile
 from dataclasses import dataclass, replace
@@ -13,6 +15,7 @@ from flatout import techniques
 from flatout.core.exhaustion import describe_exhaustion
 from flatout.core.recipe import Recipe
 from flatout.core.workload import Workload
+from flatout.seams.arming import PARENT_VARIABLE
 from flatout.seams.jobs import announce
 from flatout.seams.process import (
     armed_environment,
@@ -25,10 +28,16 @@ from flatout.workflow.run_guard import RunPlan, next_recipes, tell, tell_exhaust
 from flatout.workflow.trials import ENTRY
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
 KILLED = 128 + 9
 """Exit code that a shell gives for signal 9, and so does `run`."""
+
+PASSED_ON = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+"""What schedulers, containers and people tell a training with; many save a checkpoint then.
+
+Ctrl-C is not one of them: the terminal tells the script itself.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,12 +101,11 @@ def _train(
         announce(folder, "run", workload.command_line)
         spec_path = folder / "child.json"
         spec_path.write_text(json.dumps(_child(recipe, folder, plan)), encoding="utf-8")
-        child = subprocess.Popen(
-            command_of(workload),
-            cwd=workload.folder,
-            env=armed_environment(environment, spec_path),
-        )
-        code = _wait(child)
+        armed = armed_environment(environment, spec_path) | {PARENT_VARIABLE: str(os.getpid())}
+        with _signals_passed_on() as pass_to:
+            child = subprocess.Popen(command_of(workload), cwd=workload.folder, env=armed)
+            pass_to(child)
+            code = _wait(child)
         if code == KILLED:
             tell("the script was killed: where nobody did that, the machine ran out of memory")
         return code, find_noted(folder, "oom") if code else None
@@ -125,11 +133,41 @@ def _child(recipe: Recipe, folder: Path, plan: RunPlan | None) -> dict[str, obje
         "status_folder": str(folder),
         "plan": plan.for_child() if plan else None,
         "seed": None,
-        "ends_with_parent": True,
+        "descendants_end": False,
         "undo": None,
         "guard": None,
         "not_journaled": [],
     }
+
+
+@contextlib.contextmanager
+def _signals_passed_on() -> "Iterator[Callable[[subprocess.Popen[bytes]], None]]":
+    """Pass signals on to the script that is named, those from before it was named too.
+
+    A signal that ended flatout here would end the training, while it saves its checkpoint.
+    """
+    children: list[subprocess.Popen[bytes]] = []
+    early: list[int] = []
+
+    def pass_on(number: int, _: object) -> None:
+        if not children:
+            early.append(number)
+        for child in children:
+            child.send_signal(number)
+
+    def pass_to(child: subprocess.Popen[bytes]) -> None:
+        children.append(child)
+        for number in early:
+            child.send_signal(number)
+
+    # What is ignored stays so (nohup): the script inherits that.
+    ours = [number for number in PASSED_ON if signal.getsignal(number) != signal.SIG_IGN]
+    before = {number: signal.signal(number, pass_on) for number in ours}
+    try:
+        yield pass_to
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _wait(child: "subprocess.Popen[bytes]") -> int:

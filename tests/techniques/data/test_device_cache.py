@@ -14,6 +14,7 @@ from flatout.seams import training_device
 from flatout.seams.session import Session
 from flatout.techniques.data import device_cache
 from flatout.techniques.data.device_cache import DeviceCache, batches_on_device
+from flatout.techniques.data.persistent_workers import PersistentWorkers
 from tests.techniques.data.samples import Numbers, Stream
 from tests.techniques.facts import GIB, gpu, loader, machine, pipeline, profile
 
@@ -134,6 +135,26 @@ def test_a_set_that_does_not_fit_is_said(monkeypatch):
 
     with pytest.raises(NotApplicable, match="GB are free"):
         DeviceCache().loader({"dataset": tensors(), "batch_size": 4})
+
+
+def test_a_loader_whose_workers_live_on_draws_other_numbers_and_is_left_alone():
+    asked = {"dataset": tensors(), "batch_size": 7, "num_workers": 1, "persistent_workers": True}
+    built = DataLoader(**asked)
+
+    with pytest.raises(NotApplicable, match="one seed for all epochs"):
+        DeviceCache().loader(asked)
+    for seam in (DeviceCache().epoch, lambda x: DeviceCache().batches(iter([]), x)):
+        with pytest.raises(NotApplicable, match="one seed for all epochs"):
+            seam(built)
+    assert DeviceCache.candidates(waiting(num_workers=1, persistent_workers=True), machine()) == ()
+
+
+def test_workers_that_a_lever_keeps_alive_are_no_reason():
+    asked = {"dataset": tensors(), "batch_size": 7, "num_workers": 2}
+
+    wanted = DeviceCache().loader(PersistentWorkers().loader(asked))
+
+    assert not DataLoader(**wanted).persistent_workers
 
 
 def test_another_loader_of_the_same_set_is_looked_at_by_itself():

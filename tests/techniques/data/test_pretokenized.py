@@ -5,6 +5,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from flatout.core.errors import NotApplicable
+from flatout.data import store
 from flatout.data.cached import store_of
 from flatout.techniques.data.pretokenized import Pretokenized
 from tests.data.texts import Texts, Tokenizer
@@ -53,6 +54,14 @@ def test_batches_are_the_same_bit_by_bit(workers):
 )
 def test_loaders_for_which_there_is_nothing_to_keep(asked, words):
     with pytest.raises(NotApplicable, match=words):
+        Pretokenized().loader(asked)
+
+
+def test_spawned_workers_that_would_not_find_the_store_are_left_alone(monkeypatch, tmp_path):
+    monkeypatch.setattr(store, "DESCRIPTORS", tmp_path / "none")  # as on macOS
+    asked = {"dataset": Texts(), "num_workers": 2, "multiprocessing_context": "spawn"}
+
+    with pytest.raises(NotApplicable, match="spawned workers find the kept samples through"):
         Pretokenized().loader(asked)
 
 

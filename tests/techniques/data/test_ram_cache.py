@@ -6,7 +6,7 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from flatout.core.errors import NotApplicable
-from flatout.data import decoded
+from flatout.data import decoded, store
 from flatout.data.cached import is_cached, store_of
 from flatout.techniques.data import ram_cache
 from flatout.techniques.data.ram_cache import KEPT, RamCache, cache_samples
@@ -107,6 +107,20 @@ def test_random_samples_without_a_file_to_decode_are_left_alone():
 def test_sets_for_which_there_is_nothing_to_keep(dataset, words):
     with pytest.raises(NotApplicable, match=words):
         RamCache().loader({"dataset": dataset})
+
+
+def test_spawned_workers_that_would_not_find_the_store_are_left_alone(monkeypatch, tmp_path):
+    monkeypatch.setattr(store, "DESCRIPTORS", tmp_path / "none")  # as on macOS
+    spawned = {"num_workers": 2, "multiprocessing_context": "spawn"}
+    one, other = Numbers(), Numbers()
+
+    kept = RamCache().loader({"dataset": one, "num_workers": 2, "multiprocessing_context": "fork"})
+    assert is_cached(kept["dataset"])
+    for dataset in (one, other):
+        with pytest.raises(NotApplicable, match="spawned workers find the kept samples through"):
+            RamCache().loader({"dataset": dataset, **spawned})
+    with pytest.raises(NotApplicable, match="spawned workers find the kept samples through"):
+        RamCache().epoch(DataLoader(other))
 
 
 def test_the_reason_is_the_same_at_every_epoch():

@@ -2,7 +2,8 @@
 
 What it does: puts the whole set into the device's memory once and picks the rows of each batch with
 one `index_select`, in the order that the loader's own sampler draws. On a CPU training the device
-is host memory: what is saved is a call for each sample, collating and the workers.
+is host memory: what is saved is a call for each sample, collating and the workers. Once the script
+changes its data set, the loader makes its batches as the script asked.
 When it helps: a small set (a `TensorDataset`, or samples that are the same each time) whose loading
 or copying shows in the step.
 What it costs: memory for the set on the device.
@@ -10,14 +11,17 @@ How it is checked: batches, their order and the trainer's random stream are bit-
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from typing import Any, ClassVar, final
 
 from flatout.core.errors import NotApplicable
 from flatout.core.machine import Machine
+from flatout.core.nested import map_leaves
 from flatout.core.profile import Profile
 from flatout.core.technique import Effect, Numerics, Technique
 from flatout.data.answers import Answers
+from flatout.data.changes import Watch
 from flatout.data.repeats import examine
 from flatout.data.resident import Resident, collate_whole
 from flatout.data.room import free_memory_bytes, local_ranks
@@ -33,6 +37,8 @@ PICK_MS_PER_MB = 0.12
 COPIED_BYTES_PER_S = 1e9
 """At which a set in memory is copied once; assumed, the slowest of the hosts seen has more."""
 IN_MEMORY = "TensorDataset"
+USUAL_PREFETCH = 2
+"""Batches a worker makes ahead where the script says nothing; torch's documentation."""
 START_US = 60.0
 """Time of a batch's few torch calls, whatever its size."""
 
@@ -68,7 +74,7 @@ In place of the training loader, for a set that fits:
         loaders = profile.training_loaders
         if len(loaders) != 1 or profile.share("data_wait", "h2d") < MIN_WAIT_SHARE:
             return ()
-        if loaders[0].is_iterable or not loaders[0].dataset_len:
+        if loaders[0].is_iterable or not loaders[0].dataset_len or loaders[0].persistent_workers:
             return ()
         is_random = profile.pipeline is not None and profile.pipeline.is_repeated is False
         if is_random or making_s(profile, machine) > cls().make_s:
@@ -94,28 +100,48 @@ In place of the training loader, for a set that fits:
     def loader(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
         """Place the set, and ask for a loader without workers: its batches are picked."""
         check_loader(arguments)
+        check_seed(arguments.get("persistent_workers"))
         RESIDENT.find(arguments["dataset"], lambda: self._place(arguments["dataset"]))
         return {
             **arguments,
-            "num_workers": 0,
+            "num_workers": _Workers(arguments),
             "pin_memory": False,
             "persistent_workers": False,
             "prefetch_factor": None,
             "timeout": 0,
         }
 
+    def epoch(self, loader: Any) -> Any:
+        """Give the loader back what the script asked for where its data set changed."""
+        check_loader(arguments_of(loader))
+        check_seed(loader.persistent_workers)
+        resident = RESIDENT.known(loader.dataset)
+        if resident.watch.is_changed():
+            resident.whole = None
+            _give_back(loader)
+            raise NotApplicable(resident.watch.trouble)
+        return loader
+
     def batches(self, batches: Iterator[Any], loader: Any) -> Iterator[Any]:
         """Let the iterator fetch from the device of the training, as far as it is known by now."""
         check_loader(arguments_of(loader))
+        check_seed(loader.persistent_workers)
         resident = RESIDENT.known(loader.dataset)
+        if resident.watch.is_changed():
+            raise NotApplicable(resident.watch.trouble)
         fetcher = getattr(batches, "_dataset_fetcher", None)
         if fetcher is None:
             raise NotApplicable("the loader has a way of its own to fetch")
         device = batch_device()
         if not resident.is_on(device):
             resident.move(device, budget_bytes=self._budget_bytes(device))
-        fetcher.fetch = resident.fetch
+        fetcher.fetch = picking(resident, fetcher.fetch, looks=not _asked_workers(loader))
         return batches
+
+    def end(self) -> str:
+        """Say what the script changed, if it did."""
+        troubles = (watch.trouble for watch in _watches if watch.trouble)
+        return next((f"{x}: the loader made its own batches from then on" for x in troubles), "")
 
     def _place(self, dataset: Any) -> Resident:
         """Return the set in host memory: where it is needed is known when it is first used.
@@ -131,22 +157,88 @@ In place of the training loader, for a set that fits:
 
 RESIDENT: Answers[Resident] = Answers()
 """Sets that are kept, each where it was used last."""
+_watches: list[Watch] = []
+"""Of the data sets that this process keeps."""
+
+
+class _Workers(int):
+    """No workers, and what the script asked for instead."""
+
+    asked: Mapping[str, Any]
+
+    def __new__(cls, asked: Mapping[str, Any]) -> "_Workers":
+        """Return a 0 that knows the arguments of the script."""
+        made = super().__new__(cls, 0)
+        made.asked = asked
+        return made
+
+    def __reduce__(self) -> tuple[type[int], tuple[int]]:
+        return int, (0,)
+
+
+def _asked_workers(loader: Any) -> int:
+    workers = loader.num_workers
+    return int((workers.asked.get("num_workers") or 0) if isinstance(workers, _Workers) else 0)
+
+
+def _give_back(loader: Any) -> None:
+    """Let the loader start the workers that the script asked for, from its next epoch on."""
+    if not isinstance(loader.num_workers, _Workers):
+        return
+    asked = loader.num_workers.asked
+    loader.num_workers = asked.get("num_workers") or 0
+    loader.pin_memory = asked.get("pin_memory", False)
+    loader.timeout = asked.get("timeout", 0)
+    if loader.num_workers:
+        loader.prefetch_factor = asked.get("prefetch_factor") or USUAL_PREFETCH
+        loader.multiprocessing_context = asked.get("multiprocessing_context")
+
+
+def picking(resident: Resident, own: Any, *, looks: bool) -> Any:
+    """Return a way to fetch that picks rows as long as the data set is what it was.
+
+    Args:
+        resident: the set.
+        own: how the loader fetches by itself.
+        looks: whether a change shows in the next batch, as it does without workers, and not only
+            in the next epoch.
+    """
+    picked = copy(resident)  # its own way to the tensors: they may be given up before it ends
+
+    def fetch(numbers: Sequence[int]) -> Any:
+        if looks and picked.watch.is_changed():
+            return own(numbers)
+        return picked.fetch(numbers)
+
+    return fetch
 
 
 def batches_on_device(loader: Any, device: Any, *, make_s: float = 300.0) -> Iterator[Any]:
     """Return the batches of one epoch of a loader, picked from its set on the device.
 
+    Where the set was changed since it was collated, its batches are made and then sent.
+
     Raises:
-        NotApplicable: if the set changes, does not stack or does not fit.
+        NotApplicable: if the set changes by itself, does not stack or does not fit.
     """
     check_loader(arguments_of(loader))
     budget_bytes = int(0.9 * _free(device))
+    dataset = loader.dataset
     resident = RESIDENT.find(
-        loader.dataset, lambda: made(loader.dataset, budget_bytes=budget_bytes, make_s=make_s)
+        dataset, lambda: made(dataset, budget_bytes=budget_bytes, make_s=make_s)
     )
+    if resident.watch.is_changed():
+        return (_sent_batch(dataset, numbers, device) for numbers in iter(loader.batch_sampler))
     if not resident.is_on(device):
         resident.move(device, budget_bytes=budget_bytes)
     return (resident.fetch(numbers) for numbers in iter(loader.batch_sampler))
+
+
+def _sent_batch(dataset: Any, numbers: Sequence[int], device: Any) -> Any:
+    from torch.utils.data import default_collate
+
+    batch = default_collate([dataset[number] for number in numbers])
+    return map_leaves(batch, lambda leaf: leaf.to(device))
 
 
 def made(dataset: Any, *, budget_bytes: int, make_s: float) -> Resident:
@@ -162,7 +254,9 @@ def made(dataset: Any, *, budget_bytes: int, make_s: float) -> Resident:
         if not found.is_same:
             raise NotApplicable(found.trouble)
         budget_bytes = min(budget_bytes, int(0.5 * free_memory_bytes() / local_ranks()))
-    return collate_whole(dataset, budget_bytes=budget_bytes, limit_s=make_s)
+    resident = collate_whole(dataset, budget_bytes=budget_bytes, limit_s=make_s)
+    _watches.append(resident.watch)
+    return resident
 
 
 def check_loader(arguments: Mapping[str, Any]) -> None:
@@ -186,6 +280,19 @@ def check_loader(arguments: Mapping[str, Any]) -> None:
         raise NotApplicable(f"{type(batch_sampler).__name__} may draw numbers as it goes")
     if sampler is not None and type(sampler).__name__ not in KNOWN_SAMPLERS:
         raise NotApplicable(f"{type(sampler).__name__} may draw numbers as it goes")
+
+
+def check_seed(persistent_workers: Any) -> None:
+    """Make sure that the loader draws a seed at the start of each epoch, as one without workers.
+
+    Raises:
+        NotApplicable: if the script asked for persistent workers; a lever's own are no plain True.
+    """
+    if persistent_workers is True:
+        raise NotApplicable(
+            "the script's persistent workers draw one seed for all epochs from the random stream, "
+            "a loader without workers one for each"
+        )
 
 
 def arguments_of(loader: Any) -> Mapping[str, Any]:

@@ -1,7 +1,8 @@
 """Keep the loader's worker processes alive from one epoch to the next.
 
 What it does: sets `persistent_workers=True` on the training loaders, and draws from the random
-stream what a loader that starts anew draws, so that the trainer's stream stays where it was.
+stream what a loader that starts anew draws, so that the trainer's stream stays where it was. Where
+the script changed the data set since the workers were started, they are started anew.
 When it helps: epochs are short and starting the workers takes a visible part of them.
 What it costs: the workers' memory stays in use between epochs.
 How it is checked: sample order and the trainer's random stream are bit-identical over epochs.
@@ -10,11 +11,13 @@ How it is checked: sample order and the trainer's random stream are bit-identica
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, final
+from weakref import WeakKeyDictionary
 
 from flatout.core.errors import NotApplicable
 from flatout.core.machine import Machine
 from flatout.core.profile import LoaderFacts, Profile
 from flatout.core.technique import Effect, Numerics, Technique
+from flatout.data.changes import State, find_change, state_of
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
@@ -70,12 +73,41 @@ By hand this moves the random stream at every epoch's start; flatout's lever doe
         return {**arguments, "persistent_workers": _Added(1)}
 
     def epoch(self, loader: Any) -> Any:
-        """Draw the seed that a loader which starts its workers anew would draw."""
+        """Draw the seed that a loader which starts its workers anew would draw, or start them so.
+
+        The workers have a copy of the data set: what the script changed since is not in it.
+        """
         if not isinstance(loader.persistent_workers, _Added):
             raise NotApplicable("the loader's workers are as the script asked")
+        now = state_of(
+            loader.dataset, collate_fn=loader.collate_fn, worker_init_fn=loader.worker_init_fn
+        )
         if loader._iterator is not None:
-            draw_missing_seed(loader)
+            before = _copied.get(loader)
+            change = find_change(before, now) if before is not None else "as far as was seen"
+            _changes.append(change)
+            if change is None:
+                draw_missing_seed(loader)
+            else:
+                end_workers(loader)
+        _copied[loader] = now
         return loader
+
+    def end(self) -> str:
+        """Say in how many epochs the workers were started anew after all."""
+        changed = [change for change in _changes if change is not None]
+        if not changed:
+            return ""
+        why = f"the script changes what the workers have a copy of ({changed[0]})"
+        if len(changed) == len(_changes):
+            raise NotApplicable(f"{why} before each epoch: they were started anew as always")
+        return f"{why}: they were started anew in {len(changed)} of {len(_changes)} later epochs"
+
+
+_copied: "WeakKeyDictionary[DataLoader[Any], State]" = WeakKeyDictionary()
+"""What the data set of a loader held when its workers were started, or when last looked at."""
+_changes: list[str | None] = []
+"""Of each epoch but a loader's first: what the script had changed before it."""
 
 
 class _Added(int):
@@ -101,6 +133,16 @@ def draw_missing_seed(loader: "DataLoader[Any]") -> None:
 
     iter(loader.batch_sampler if loader.batch_sampler is not None else loader.sampler)
     torch.empty((), dtype=torch.int64).random_(generator=loader.generator)
+
+
+def end_workers(loader: "DataLoader[Any]") -> None:
+    """End the workers of a persistent loader: its next epoch starts new ones, with the seed drawn.
+
+    Call this right before a `for` over it where the data set was changed since the last one.
+    """
+    if loader._iterator is not None:
+        loader._iterator._shutdown_workers()  # type: ignore[attr-defined]
+        loader._iterator = None
 
 
 def _check_data_set(dataset: Any) -> None:

@@ -1,7 +1,8 @@
 """Tokenise each text once, with all cores, and keep the tokens.
 
 What it does: where the data set tokenises a text each time it is asked for it, makes all samples
-once in forked processes before the first epoch and keeps them in memory that workers share.
+once in forked processes before the first epoch and keeps them in memory that workers share. Once
+the script changes its data set, they are not used any more.
 When it helps: the step, or its workers, wait for the tokenizer.
 What it costs: memory for the tokens; time at the start.
 How it is checked: samples are compared, each asked for twice, before any is kept; batches are
@@ -21,7 +22,14 @@ from flatout.data.cached import is_cached
 from flatout.data.room import free_memory_bytes, local_ranks
 from flatout.seams.text import COLLATE, DATA_SET, tokenizer_place
 from flatout.techniques.data.loader_workers import is_starved
-from flatout.techniques.data.ram_cache import RamCache, cache_samples, check_dataset, fill_store
+from flatout.techniques.data.ram_cache import (
+    RamCache,
+    cache_samples,
+    check_dataset,
+    check_workers,
+    fill_store,
+    late_trouble,
+)
 
 MEMORY_SHARE = 0.5
 """Share of the free memory that the tokens may take: they are small beside pictures."""
@@ -68,8 +76,9 @@ Once, before the training; with Hugging Face's datasets:
         dataset = arguments["dataset"]
         if is_cached(dataset):
             return arguments
-        collate = arguments.get("collate_fn")
-        return {**arguments, "dataset": TOKENS.find(dataset, lambda: tokens_kept(dataset, collate))}
+        kept = TOKENS.find(dataset, lambda: tokens_kept(arguments))
+        check_workers(arguments)  # another loader of the same set may have others
+        return {**arguments, "dataset": kept}
 
     def epoch(self, loader: Any) -> Any:
         """Tokenise everything before the first epoch, with all cores and for a bounded time."""
@@ -79,19 +88,25 @@ Once, before the training; with Hugging Face's datasets:
         fill_store(loader.dataset, limit_s=self.fill_s)
         return loader
 
+    def end(self) -> str:
+        """Say what the script changed, if it did."""
+        return late_trouble()
+
 
 TOKENS: Answers[Any] = Answers()
 """What stands for each data set that tokenises."""
 
 
-def tokens_kept(dataset: Any, collate: Any) -> Any:
-    """Return a data set that tokenises each of its texts once.
+def tokens_kept(arguments: Mapping[str, Any]) -> Any:
+    """Return a data set that tokenises each of its texts once, for a loader's.
 
     Raises:
         NotApplicable: if it holds no tokenizer, or its samples are not the same each time.
     """
+    dataset = arguments["dataset"]
     check_dataset(dataset)
-    place = tokenizer_place(dataset, collate)
+    check_workers(arguments)
+    place = tokenizer_place(dataset, arguments.get("collate_fn"))
     if place == COLLATE:
         raise NotApplicable(
             "the collate_fn tokenises whole batches: tokenise in the data set, or once before "

@@ -2,7 +2,8 @@
 
 What it does: asks the data set twice, in a forked copy of the process, whether it gives the same
 samples each time. If so, whole samples are kept; if only what follows the decoding is random, the
-pixels that Pillow decoded. The store is anonymous memory, shared by workers and epochs.
+pixels that Pillow decoded. The store is anonymous memory, shared by workers and epochs. Once the
+script changes its data set, nothing that was kept is used any more.
 When it helps: the step waits for reading and decoding, and the same files come in every epoch.
 What it costs: host memory, at most the asked share of what is free; time at the start to fill it.
 How it is checked: batches are bit-identical to those without; a random part is never kept.
@@ -12,6 +13,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, final
 
 from flatout.core.errors import NotApplicable
@@ -19,13 +21,14 @@ from flatout.core.machine import Machine
 from flatout.core.profile import LoaderFacts, Profile
 from flatout.core.technique import Effect, Numerics, Technique
 from flatout.data.answers import Answers
-from flatout.data.cached import cached, fill, is_cached, store_of
+from flatout.data.cached import cached, fill, is_cached, kept_or_made, store_of, watch_of
+from flatout.data.changes import Watch
 from flatout.data.decoded import keep_decoded
 from flatout.data.forked import ForkedError, in_fork
 from flatout.data.repeats import Repeats, examine
 from flatout.data.room import free_memory_bytes, local_ranks
 from flatout.data.shared_store import shared_store
-from flatout.data.store import Store
+from flatout.data.store import NO_WAY, Store, can_be_sent
 from flatout.profiling.feeding import fed_change_ms, fetch_per_step_ms, share_of
 from flatout.profiling.pipeline import DECODED
 from flatout.techniques.data.loader_workers import MIN_WAIT_SHARE, start_method
@@ -108,17 +111,21 @@ For a data set that gives the same sample each time:
         dataset = arguments["dataset"]
         if is_cached(dataset):
             return arguments  # a framework rebuilt a loader that already has the lever
-        return {**arguments, "dataset": KEPT.find(dataset, lambda: self._kept(arguments))}
+        kept = KEPT.find(dataset, lambda: self._kept(arguments))
+        if is_cached(kept):
+            check_workers(arguments)  # another loader of the same set may have others
+        return {**arguments, "dataset": kept}
 
     def _kept(self, arguments: Mapping[str, Any]) -> Any:
         """Return the data set with the store in front of it, or as it is once pixels are kept."""
         dataset = arguments["dataset"]
         check_dataset(dataset)
+        check_workers(arguments)
         budget = int(self.memory_share * free_memory_bytes() / local_ranks())
         found = examine(dataset)
         if found.is_same:
             return _cached(dataset, found, budget)
-        spawns = bool(arguments.get("num_workers")) and _spawns(arguments)
+        spawns = _spawns(arguments)
         _keep_pixels(dataset, found, budget, fill_s=self.fill_s, spawns=spawns)
         return dataset
 
@@ -130,15 +137,37 @@ For a data set that gives the same sample each time:
         fill_store(loader.dataset, limit_s=self.fill_s)
         return loader
 
+    def end(self) -> str:
+        """Say what the script changed, if it did."""
+        return late_trouble()
+
 
 def fill_store(dataset: Any, *, limit_s: float) -> None:
-    """Make the samples of a kept data set in forked processes, unless some are there already."""
+    """Make the samples of a kept data set in forked processes, unless some are there already.
+
+    Raises:
+        NotApplicable: if the script changed the data set: what was kept is not used any more.
+    """
+    watch = watch_of(dataset)
+    if watch.is_changed():
+        raise NotApplicable(watch.trouble)
     if store_of(dataset).count == 0 and limit_s > 0:
-        fill(dataset.__getitem__, len(dataset), processes=_processes(), limit_s=limit_s)
+        make = partial(kept_or_made, dataset)
+        fill(make, len(dataset), processes=_processes(), limit_s=limit_s)
 
 
 KEPT: Answers[Any] = Answers()
 """What stands for each data set: one with a store, or itself where its pixels are kept."""
+
+
+_watches: list[Watch] = []
+"""Of the data sets whose samples this process keeps."""
+
+
+def late_trouble() -> str:
+    """Return what the script changed of the data sets that were kept, for the end of a trial."""
+    troubles = (watch.trouble for watch in _watches if watch.trouble)
+    return next((f"{trouble}: nothing kept was used from then on" for trouble in troubles), "")
 
 
 def cache_samples(dataset: Any, *, budget_bytes: int) -> Any:
@@ -187,6 +216,16 @@ def check_dataset(dataset: Any) -> None:
         raise NotApplicable("the data set does not tell its length") from None
 
 
+def check_workers(arguments: Mapping[str, Any]) -> None:
+    """Make sure that the loader's workers can find what is kept.
+
+    Raises:
+        NotApplicable: if they are spawned where a process cannot open another one's memory.
+    """
+    if _spawns(arguments) and not can_be_sent():
+        raise NotApplicable(NO_WAY)
+
+
 def _cached(dataset: Any, found: Repeats, budget_bytes: int) -> Any:
     if not hasattr(dataset, "__dict__"):
         raise NotApplicable(f"a {type(dataset).__name__} cannot be stood in for")
@@ -196,9 +235,10 @@ def _cached(dataset: Any, found: Repeats, budget_bytes: int) -> Any:
         raise NotApplicable(
             f"{needed / 1e9:.1f} GB of samples, and {budget_bytes / 1e9:.1f} GB of memory for them"
         )
-    return cached(
-        dataset, Store(slots=SLOTS_A_KEY * length, budget_bytes=min(needed, budget_bytes))
-    )
+    store = Store(slots=SLOTS_A_KEY * length, budget_bytes=min(needed, budget_bytes))
+    kept = cached(dataset, store)
+    _watches.append(watch_of(kept))
+    return kept
 
 
 _decoded: list[Store] = []
@@ -261,4 +301,6 @@ def _processes() -> int:
 
 
 def _spawns(arguments: Mapping[str, Any]) -> bool:
+    if not arguments.get("num_workers"):
+        return False
     return os.name != "posix" or start_method(arguments.get("multiprocessing_context")) != "fork"

@@ -1,0 +1,212 @@
+"""Levers that keep samples, or workers, give a script what it changed its data set to."""
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+from flatout.core.errors import NotApplicable
+from flatout.data.cached import store_of
+from flatout.techniques.data import device_cache, persistent_workers, ram_cache
+from flatout.techniques.data.device_cache import DeviceCache, batches_on_device
+from flatout.techniques.data.persistent_workers import PersistentWorkers
+from flatout.techniques.data.pretokenized import Pretokenized
+from flatout.techniques.data.ram_cache import RamCache, cache_samples
+from tests.data.changing import CHANGES, Counting, Negatives, Sized, draw, grow, passed, seen
+from tests.data.texts import Tokenizer
+
+KEEPERS = [RamCache(), RamCache(fill_s=0), Pretokenized(), DeviceCache()]
+
+
+@pytest.fixture(autouse=True)
+def forgetful(monkeypatch):
+    """No test reads what happened in another one."""
+    monkeypatch.setattr(ram_cache, "_watches", [])
+    monkeypatch.setattr(device_cache, "_watches", [])
+    monkeypatch.setattr(persistent_workers, "_changes", [])
+
+
+def asked(make, workers, **options):
+    dataset = make()
+    dataset.tokenizer = Tokenizer()
+    return {
+        "dataset": dataset,
+        "batch_size": 5,
+        "shuffle": True,
+        "num_workers": workers,
+        "prefetch_factor": None,
+        **options,
+    }
+
+
+def with_lever(lever, arguments, change):
+    built = DataLoader(**lever.loader(arguments))
+    return seen(built, change, passed(lever.epoch), passed(lever.batches))
+
+
+@pytest.mark.parametrize("kind", CHANGES)
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("lever", KEEPERS, ids=lambda lever: repr(lever))
+def test_what_was_kept_is_dropped_when_the_script_changes_its_set(lever, workers, kind):
+    make, change = CHANGES[kind]
+    expected = seen(DataLoader(**asked(make, workers)), change)
+
+    found = with_lever(lever, asked(make, workers), change)
+
+    assert found == expected
+    assert "the script changed the data set" in lever.end()
+
+
+@pytest.mark.parametrize("kind", CHANGES)
+def test_workers_start_anew_when_the_script_changed_its_set(kind):
+    make, change = CHANGES[kind]
+    expected = seen(DataLoader(**asked(make, 2)), change)
+
+    found = with_lever(PersistentWorkers(), asked(make, 2), change)
+
+    assert found == expected
+    assert "in 2 of 3 later epochs" in PersistentWorkers().end()
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("make", [Sized, Counting])
+@pytest.mark.parametrize("lever", KEEPERS, ids=lambda lever: repr(lever))
+def test_a_set_that_nobody_changes_stays_kept(lever, workers, make):
+    expected = seen(DataLoader(**asked(make, workers)), lambda _: None)
+
+    found = with_lever(lever, asked(make, workers), lambda _: None)
+
+    assert found == expected
+    assert lever.end() == ""
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_set_that_counts_its_reads_is_read_once_a_sample(workers):
+    built = DataLoader(**RamCache(fill_s=0).loader(asked(Counting, workers)))
+
+    for _ in range(3):
+        RamCache(fill_s=0).epoch(built)
+        list(built)
+
+    assert store_of(built.dataset).count == 24
+    assert built.dataset.reads == (0 if workers else 24)
+
+
+@pytest.mark.parametrize("make", [Sized, Counting])
+def test_workers_of_a_set_that_nobody_changes_live_on(make):
+    lever = PersistentWorkers()
+    built = DataLoader(**lever.loader(asked(make, 2)))
+
+    def process_ids():
+        lever.epoch(built)
+        list(built)
+        return [worker.pid for worker in built._iterator._workers]
+
+    assert process_ids() == process_ids()
+    assert lever.end() == ""
+
+
+def test_workers_that_start_anew_leave_none_behind():
+    lever = PersistentWorkers()
+    built = DataLoader(**lever.loader(asked(Sized, 2)))
+    lever.epoch(built)
+    list(built)
+    workers = built._iterator._workers
+
+    grow(built.dataset)
+    lever.epoch(built)
+
+    assert not any(worker.is_alive() for worker in workers)
+
+
+def test_workers_that_start_anew_in_each_epoch_are_no_gain():
+    lever = PersistentWorkers()
+    built = DataLoader(**lever.loader(asked(Negatives, 2)))
+    for _ in range(3):
+        draw(built.dataset)
+        lever.epoch(built)
+        list(built)
+
+    with pytest.raises(NotApplicable, match="before each epoch"):
+        lever.end()
+
+
+def test_a_collation_that_the_script_changes_reaches_new_workers():
+    class Wide:
+        width = 1
+
+        def __call__(self, samples):
+            return torch.stack(samples).repeat(1, self.width)
+
+    def widen(_):
+        collate.width = 3
+
+    collate = Wide()
+    expected = seen(DataLoader(**asked(Sized, 2, collate_fn=collate)), widen)
+    collate = Wide()
+
+    assert with_lever(PersistentWorkers(), asked(Sized, 2, collate_fn=collate), widen) == expected
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_the_lever_is_refused_in_epochs_after_a_change(workers):
+    for lever in KEEPERS:
+        built = DataLoader(**lever.loader(asked(Sized, workers)))
+        lever.epoch(built)
+        grow(built.dataset)
+
+        with pytest.raises(NotApplicable, match=r"changed the data set \(size\)"):
+            lever.epoch(built)
+
+
+def test_samples_kept_by_hand_are_the_scripts_own_after_a_change():
+    data = cache_samples(Negatives(), budget_bytes=100_000)
+    before = [data[i].tolist() for i in range(24)]
+
+    data.ng_sample()
+
+    assert [data[i].tolist() for i in range(24)] != before
+    assert [data[i].tolist() for i in range(24)] == data.features
+
+
+def test_a_change_within_an_epoch_shows_where_there_are_no_workers():
+    for lever in KEEPERS:
+        arguments = asked(Sized, 0)
+        built = DataLoader(**lever.loader(arguments))
+        lever.epoch(built)
+        iterator = passed(lever.batches)(iter(built), built)
+        next(iterator)
+
+        grow(arguments["dataset"])
+
+        assert next(iterator).shape == (5, 3)
+
+
+def test_spawned_workers_read_a_changed_set():
+    arguments = asked(Sized, 1, multiprocessing_context="spawn")
+    built = DataLoader(**RamCache().loader(arguments))
+    RamCache().epoch(built)
+    grow(built.dataset)
+
+    assert {batch.shape[1] for batch in built} == {3}
+
+
+def test_batches_on_the_device_follow_a_changed_set():
+    data = TensorDataset(torch.arange(10.0))
+    built = DataLoader(data, batch_size=10)
+    list(batches_on_device(built, "cpu"))
+
+    data.tensors[0].mul_(2)
+    data.tensors = (data.tensors[0], torch.ones(10))
+
+    ((numbers, ones),) = batches_on_device(built, "cpu")
+    assert torch.equal(numbers, 2 * torch.arange(10.0))
+    assert torch.equal(ones, torch.ones(10))
+
+
+def test_a_changed_set_gives_the_device_its_memory_back():
+    built = DataLoader(**DeviceCache().loader(asked(Sized, 0)))
+    grow(built.dataset)
+
+    passed(DeviceCache().epoch)(built)
+
+    assert device_cache.RESIDENT.known(built.dataset).whole is None
