@@ -1,4 +1,5 @@
 import copy
+import ctypes
 import io
 import pickle
 
@@ -158,6 +159,8 @@ def test_while_decoded_pictures_are_kept_nothing_is_left_for_later(swap, path, m
 
 def test_other_pixels_are_noticed_and_the_whole_is_decoded_from_then_on(path):
     def wrong(data, size, box, pixels):
+        # Left alone, the memory may hold the right pixels of an earlier image.
+        ctypes.memset(pixels, 7, regions.PIXEL_BYTES * size[0] * size[1])
         return True
 
     swap = swap_regions(wrong)

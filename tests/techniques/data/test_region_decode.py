@@ -1,3 +1,4 @@
+import ctypes
 import random
 
 import pytest
@@ -108,8 +109,13 @@ def test_where_nothing_is_cut_out_nothing_is_swapped_and_it_says_why(paths, data
 
 
 def test_a_decoder_with_other_pixels_is_refused(paths, monkeypatch):
+    def fill(_data, size, _box, pixels):
+        # Left alone, the memory may hold the right pixels of an earlier image.
+        ctypes.memset(pixels, 7, regions.PIXEL_BYTES * size[0] * size[1])
+        return True
+
     def wrong():
-        return regions.swap_regions(lambda *_: True)
+        return regions.swap_regions(fill)
 
     monkeypatch.setattr(region_decode, "swap", wrong)
 
