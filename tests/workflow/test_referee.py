@@ -193,6 +193,7 @@ def test_a_rank_that_left_no_record_is_never_passed_over(tmp_path, monkeypatch):
     """The baseline ran in two processes, and its repeat recorded only one of them."""
     monkeypatch.setattr(refereeing, "judge_trials", lambda _: LossCheck(status="same"))
     referee = referee_for(tmp_path, "plain_loop.py")
+    referee._calibration = ()
     record = object()
 
     def judged(repeat):
