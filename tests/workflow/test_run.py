@@ -93,12 +93,17 @@ def test_run_trains_where_flatout_is_the_first_process(folder, monkeypatch, tmp_
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2"])
 def test_a_script_that_is_told_to_end_has_the_time_to_save(folder, name):
     command = command_line(folder, "saves_when_told.py", name)
-    with subprocess.Popen(command, cwd=folder) as flatout:
+    number = getattr(signal, name)
+
+    def heed() -> None:
+        signal.signal(number, signal.SIG_DFL)  # the tests themselves may run under nohup
+
+    with subprocess.Popen(command, cwd=folder, preexec_fn=heed) as flatout:
         wait_for(folder / "ready.txt")
 
-        flatout.send_signal(getattr(signal, name))
+        flatout.send_signal(number)
 
-        assert flatout.wait() == 3
+        assert flatout.wait(60.0) == 3
     assert (folder / "saved.txt").read_text() == "a checkpoint"
 
 
@@ -110,7 +115,7 @@ def test_a_signal_that_the_script_does_not_catch_ends_it_and_gives_the_shells_co
 
         flatout.terminate()
 
-        assert flatout.wait() == 128 + signal.SIGTERM
+        assert flatout.wait(60.0) == 128 + signal.SIGTERM
     assert not (folder / "saved.txt").exists()
 
 
@@ -123,7 +128,7 @@ def test_a_hang_up_that_is_ignored_stays_so(folder):
         flatout.send_signal(signal.SIGHUP)
         flatout.terminate()
 
-        assert flatout.wait() == 3
+        assert flatout.wait(60.0) == 3
 
 
 def wait_for(path, limit_s=60.0):
