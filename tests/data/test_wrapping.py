@@ -7,7 +7,7 @@ import flatout.data
 from flatout.core.errors import NotApplicable
 from flatout.data.matching import with_stored_samples
 from flatout.data.wrapping import store_behind
-from tests.data.packs import packed
+from tests.data.packs import Items, packed
 
 SAMPLES = 200
 
@@ -70,24 +70,11 @@ def test_a_wrapper_is_looked_through_and_stays_as_it_was(store, order, wrap):
 
 def test_samples_matched_with_a_store_are_numbered_as_in_the_source(store):
     data = flatout.data.open(store, order="source")
-    listed = Listed([data[number] for number in range(SAMPLES)])
+    listed = Items([data[number] for number in range(SAMPLES)])
 
     found = store_behind(with_stored_samples(listed, data.store))
 
     assert found.is_reordered
-
-
-class Listed:
-    """Samples of a list."""
-
-    def __init__(self, samples):
-        self.samples = samples
-
-    def __len__(self):
-        return len(self.samples)
-
-    def __getitem__(self, index):
-        return self.samples[index]
 
 
 @pytest.mark.parametrize(
@@ -110,6 +97,6 @@ def test_parts_of_a_store_and_other_data_sets_are_refused(store):
 
     with pytest.raises(NotApplicable, match="is made of 199"):
         store_behind(turned)
-    for other in (Subset(data, range(9)), Listed([1, 2]), [1, 2]):
+    for other in (Subset(data, range(9)), Items([1, 2]), [1, 2]):
         with pytest.raises(NotApplicable, match="does not read its samples from a packed store"):
             store_behind(other)

@@ -109,6 +109,14 @@ def command(tmp_path, body):
     return [sys.executable, "-c", program, str(tmp_path / "trial"), str(tmp_path / "skipped")]
 
 
+def filled(tmp_path):
+    """Return a folder with what users have in it."""
+    work = tmp_path / "work"
+    work.mkdir()
+    fill(work)
+    return work
+
+
 def fill(work):
     """Make what users have: checkpoints, links to them, read-only data, an empty folder."""
     (work / "out" / "deep").mkdir(parents=True)
@@ -200,9 +208,7 @@ CHANGES = {
 
 @pytest.mark.parametrize("name", CHANGES)
 def test_everything_is_as_before_after_rollback(tmp_path, name):
-    work = tmp_path / "work"
-    work.mkdir()
-    fill(work)
+    work = filled(tmp_path)
     before = listing(work)
 
     folder, work = run(tmp_path, CHANGES[name].replace("{skipped}", repr(f"{tmp_path}/skipped")))
@@ -212,9 +218,7 @@ def test_everything_is_as_before_after_rollback(tmp_path, name):
 
 
 def test_script_finds_what_it_expects_after_its_changes(tmp_path):
-    work = tmp_path / "work"
-    work.mkdir()
-    fill(work)
+    work = filled(tmp_path)
 
     run(tmp_path, REPORTED + f"\np = 'out'; {SAVE}; os.rmdir('empty')")
 
@@ -226,9 +230,7 @@ def test_script_finds_what_it_expects_after_its_changes(tmp_path):
 
 
 def test_what_another_program_moved_into_a_new_folder_is_kept(tmp_path):
-    work = tmp_path / "work"
-    work.mkdir()
-    fill(work)
+    work = filled(tmp_path)
 
     folder, work = run(tmp_path, "os.mkdir('backup'); os.system('mv old backup/old')")
     rollback(folder)
@@ -237,9 +239,7 @@ def test_what_another_program_moved_into_a_new_folder_is_kept(tmp_path):
 
 
 def test_what_another_program_put_in_the_place_of_a_renamed_folder_gives_way(tmp_path):
-    work = tmp_path / "work"
-    work.mkdir()
-    fill(work)
+    work = filled(tmp_path)
 
     folder, work = run(tmp_path, "os.rename('old', 'n'); os.system('mkdir old; echo x > old/x')")
     rollback(folder)
@@ -266,9 +266,7 @@ if os.getuid() == 0:
 @pytest.mark.chaos
 @pytest.mark.parametrize("num_undone", range(5))
 def test_a_rollback_that_was_killed_goes_on_where_it_was(tmp_path, monkeypatch, num_undone):
-    work = tmp_path / "work"
-    work.mkdir()
-    fill(work)
+    work = filled(tmp_path)
     before = listing(work)
     body = "os.rename('model.pt', 'b'); Path('model.pt').write_text('new'); os.remove('latest'); "
     folder, work = run(tmp_path, body + "os.mkdir('n')")
@@ -310,9 +308,7 @@ def test_killed_in_the_middle_and_rolled_back_by_the_parent(tmp_path):
 
 
 def test_another_thread_is_journaled_while_one_copies(tmp_path):
-    work = tmp_path / "work"
-    work.mkdir()
-    fill(work)
+    work = filled(tmp_path)
     before = listing(work)
     body = """
 copy = shutil.copy2
@@ -337,9 +333,7 @@ large.join()
 
 
 def test_a_child_forked_while_another_thread_copies_is_not_stuck(tmp_path):
-    work = tmp_path / "work"
-    work.mkdir()
-    fill(work)
+    work = filled(tmp_path)
     before = listing(work)
     body = """
 copy = shutil.copy2

@@ -7,6 +7,16 @@ from flatout.workflow.lab import Lab
 from tests.techniques.facts import machine
 
 
+def lab_of(folder, runner):
+    return Lab(
+        workload=Workload(target="train.py", folder=folder),
+        machine=machine(),
+        out=folder,
+        limit_s=60.0,
+        runner=runner,
+    )
+
+
 def test_the_copies_are_looked_at_where_steps_are_timed_and_nowhere_else(tmp_path):
     traced = []
 
@@ -14,13 +24,7 @@ def test_the_copies_are_looked_at_where_steps_are_timed_and_nowhere_else(tmp_pat
         traced.append(options.traces_kernels)
         return Trial(recipe=recipe, outcome=Outcome.CRASH)
 
-    lab = Lab(
-        workload=Workload(target="train.py", folder=tmp_path),
-        machine=machine(),
-        out=tmp_path,
-        limit_s=60.0,
-        runner=runner,
-    )
+    lab = lab_of(tmp_path, runner)
 
     lab.time(Recipe())
     lab.guard(Recipe(), "baseline", {}, 2)
@@ -40,13 +44,7 @@ def test_a_guard_trial_without_a_record_is_not_judged_by_an_earlier_one_s(tmp_pa
     place.mkdir(parents=True)
     for name in ("guard.json", "guard-rank1.json", "notes.txt"):
         (place / name).write_text("{}")
-    lab = Lab(
-        workload=Workload(target="train.py", folder=tmp_path),
-        machine=machine(),
-        out=tmp_path,
-        limit_s=60.0,
-        runner=runner,
-    )
+    lab = lab_of(tmp_path, runner)
 
     lab.guard(Recipe(), "candidate-0", {}, 2)
 

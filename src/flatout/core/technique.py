@@ -148,6 +148,11 @@ SEAM_METHODS = (
 """The methods through which a technique acts."""
 
 
+def name_of(technique: Technique) -> str:
+    """Return the name of a technique: that of its module."""
+    return type(technique).__module__.rpartition(".")[2]
+
+
 def seams_of(technique: Technique | type[Technique]) -> frozenset[str]:
     """Return the names of the seam methods that a technique overrides."""
     kind = technique if isinstance(technique, type) else type(technique)

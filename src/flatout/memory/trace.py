@@ -18,7 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_leaves
 
 from flatout.core.errors import NotApplicable, UserError
-from flatout.core.technique import Technique, seams_of
+from flatout.core.technique import Technique, name_of, seams_of
 from flatout.memory import components
 from flatout.memory.compiled import bounded
 from flatout.memory.cuda_shim import ShimRefused
@@ -301,8 +301,7 @@ class _Training:
             try:
                 value = getattr(change, seam)(value, *context)
             except NotApplicable as reason:
-                name = type(change).__module__.rpartition(".")[2]
-                self.answers.note(f"{name} does not apply: {reason}")
+                self.answers.note(f"{name_of(change)} does not apply: {reason}")
         return value
 
     @contextlib.contextmanager

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from flatout.core.errors import NotApplicable
-from flatout.core.technique import Technique, seams_of
+from flatout.core.technique import Technique, name_of, seams_of
 from flatout.seams.clock import Clock
 from flatout.seams.describe import describe, describe_optimizer
 from flatout.seams.events import EVENTS, Listener, LoaderSeen, Segment
@@ -318,11 +318,6 @@ class Session:
         self.errors.clear()
         if threading.current_thread() is not threading.main_thread():
             self.thread = NO_THREAD
-
-
-def name_of(technique: Technique) -> str:
-    """Return the name of a technique: that of its module."""
-    return type(technique).__module__.rpartition(".")[2]
 
 
 def _open_signs(spec: Mapping[str, Any]) -> "mmap.mmap | bytearray":

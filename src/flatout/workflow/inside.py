@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from flatout import techniques
 from flatout.core.recipe import recipe_from_json
+from flatout.core.technique import name_of
 from flatout.seams import collectives, journal, loader, model, optimizer, step
 from flatout.seams.session import Session
 from flatout.seams.status import Publisher
@@ -110,7 +111,7 @@ def _tell_not_applied(session: Session) -> None:
             "flatout: the script trains several models one after the other; "
             "levers on models were applied to the first one only\n"
         )
-    names = [type(t).__module__.rpartition(".")[2] for t in session.techniques]
+    names = [name_of(technique) for technique in session.techniques]
     for name in names:
         status, why = session.status.get(name, ("unseen", "its seam was never reached"))
         if status != "applied":

@@ -11,7 +11,7 @@ from flatout.techniques.data.device_prefetch import (
     _AheadIterator,
     prefetch_to_device,
 )
-from tests.techniques.data.samples import Numbers
+from tests.techniques.data.samples import Numbers, gpu_in_sight
 from tests.techniques.facts import gpu, loader, machine, profile
 
 Pair = namedtuple("Pair", "image label")
@@ -98,12 +98,8 @@ def test_without_a_gpu_there_is_nothing_to_do():
 
 @pytest.fixture
 def place(monkeypatch):
-    """A machine with a GPU; returns what sets where the training is."""
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    return lambda name: monkeypatch.setattr(
-        device_prefetch, "batch_device", lambda: torch.device(name)
-    )
+    """What sets where the training is, on a machine with a GPU."""
+    return gpu_in_sight(monkeypatch, device_prefetch)
 
 
 def test_batches_of_a_training_on_the_cpu_stay_there_though_a_gpu_is_in_sight(place):

@@ -22,7 +22,7 @@ from flatout.workflow.referee import Referee
 from flatout.workflow.trials import TrialOptions, run_trial
 from tests.data.photographs import photograph
 from tests.data.tails import Pictures, numpy_arithmetic, standardised
-from tests.techniques.data.samples import Stream
+from tests.techniques.data.samples import Stream, gpu_in_sight
 from tests.techniques.facts import gpu, loader, machine, profile
 from tests.techniques.guarded import machine as real_machine
 
@@ -57,12 +57,8 @@ def test_the_proof_leaves_the_random_streams_where_they_were(pictures):
 
 @pytest.fixture
 def place(monkeypatch):
-    """A machine with a GPU; returns what sets where the training is."""
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    return lambda name: monkeypatch.setattr(
-        device_preprocess, "batch_device", lambda: torch.device(name)
-    )
+    """What sets where the training is, on a machine with a GPU."""
+    return gpu_in_sight(monkeypatch, device_preprocess)
 
 
 def test_images_of_a_training_on_the_cpu_are_not_scaled_on_a_gpu_in_sight(pictures, place):
