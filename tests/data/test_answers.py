@@ -1,7 +1,7 @@
 import pytest
 
 from flatout.core.errors import NotApplicable
-from flatout.data.answers import Answers
+from flatout.data.answers import ALIKE, Answers
 
 
 class Set:
@@ -32,3 +32,26 @@ def test_a_refusal_is_given_again_with_its_reason():
 def test_a_set_that_nobody_looked_at_is_not_known():
     with pytest.raises(NotApplicable, match="before the lever could see"):
         Answers().known(Set())
+
+
+class Sized(Set):
+    def __init__(self, length):
+        self.length = length
+
+    def __len__(self):
+        return self.length
+
+
+def test_of_sets_alike_the_oldest_are_known_no_more():
+    answers, other = Answers(), Sized(7)
+    answers.find(other, lambda: "other")
+    alike = [Sized(5) for _ in range(ALIKE + 2)]
+
+    for number, data in enumerate(alike):
+        answers.find(data, lambda number=number: number)
+
+    assert answers.known(other) == "other"
+    assert [answers.known(data) for data in alike[-ALIKE:]] == [ALIKE, ALIKE + 1]
+    for data in alike[:-ALIKE]:
+        with pytest.raises(NotApplicable, match="before the lever could see"):
+            answers.known(data)

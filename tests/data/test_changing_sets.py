@@ -1,10 +1,14 @@
 """Levers that keep samples, or workers, give a script what it changed its data set to."""
 
+import gc
+from weakref import WeakSet, ref
+
 import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from flatout.core.errors import NotApplicable
+from flatout.data.answers import ALIKE
 from flatout.data.cached import store_of
 from flatout.techniques.data import device_cache, persistent_workers, ram_cache
 from flatout.techniques.data.device_cache import DeviceCache, batches_on_device
@@ -20,8 +24,8 @@ KEEPERS = [RamCache(), RamCache(fill_s=0), Pretokenized(), DeviceCache()]
 @pytest.fixture(autouse=True)
 def forgetful(monkeypatch):
     """No test reads what happened in another one."""
-    monkeypatch.setattr(ram_cache, "_watches", [])
-    monkeypatch.setattr(device_cache, "_watches", [])
+    monkeypatch.setattr(ram_cache, "_watches", WeakSet())
+    monkeypatch.setattr(device_cache, "_watches", WeakSet())
     monkeypatch.setattr(persistent_workers, "_changes", [])
 
 
@@ -210,3 +214,22 @@ def test_a_changed_set_gives_the_device_its_memory_back():
     passed(DeviceCache().epoch)(built)
 
     assert device_cache.RESIDENT.known(built.dataset).whole is None
+
+
+def used_again(lever):
+    """Return the sets of four epochs, each built anew as some scripts do, that are still there."""
+    left = []
+    for _ in range(4):
+        arguments = asked(Sized, 0)
+        built = DataLoader(**lever.loader(arguments))
+        passed(lever.epoch)(built)
+        assert len(list(passed(lever.batches)(iter(built), built))) == 5
+        left.append(ref(arguments["dataset"]))
+        del arguments, built
+    gc.collect()
+    return sum(reference() is not None for reference in left)
+
+
+@pytest.mark.parametrize("lever", KEEPERS, ids=lambda lever: repr(lever))
+def test_what_is_kept_for_sets_that_are_built_anew_is_given_back(lever):
+    assert used_again(lever) <= ALIKE

@@ -3,6 +3,7 @@ import multiprocessing
 import os
 import pickle
 import signal
+import weakref
 from pathlib import Path
 
 import pytest
@@ -111,6 +112,18 @@ def test_the_memory_has_no_name_and_goes_with_its_last_holder():
 
     assert named_memory() == before
     assert "memfd" in str(Path(f"/proc/self/fd/{descriptor}").readlink())
+
+
+def test_a_store_that_nobody_holds_gives_its_memory_and_its_file_back():
+    store = Store(slots=10, budget_bytes=1_000)
+    descriptor, gone = store.descriptor, weakref.ref(store)
+
+    del store
+    gc.collect()
+
+    assert gone() is None
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(descriptor)
 
 
 def test_sizes_without_sense_are_refused():

@@ -6,6 +6,9 @@ from typing import Any, Generic, TypeVar
 from flatout.core.errors import NotApplicable
 
 Found = TypeVar("Found")
+ALIKE = 2
+"""Sets of one class and length that are known at a time. A script that builds its set anew for each
+epoch would otherwise have all of them, and what is kept for each, in memory."""
 
 
 class Answers(Generic[Found]):
@@ -25,6 +28,7 @@ class Answers(Generic[Found]):
             NotApplicable: what looking raised, now or then.
         """
         if id(dataset) not in self._known:
+            self._forget_like(dataset)
             try:
                 answer: Found | NotApplicable = look()
             except NotApplicable as reason:
@@ -43,9 +47,23 @@ class Answers(Generic[Found]):
             raise NotApplicable(str(answer))
         return answer
 
+    def _forget_like(self, dataset: Any) -> None:
+        """Make room for a set: the oldest of its kind are known no more."""
+        alike = [key for key, (known, _) in self._known.items() if _kind(known) == _kind(dataset)]
+        for key in alike[: len(alike) - ALIKE + 1]:
+            del self._known[key]
+
     def clear(self) -> None:
         """Forget everything."""
         self._known.clear()
+
+
+def _kind(dataset: Any) -> tuple[type, int]:
+    """Return what a set has in common with the one that a script builds in its place."""
+    try:
+        return type(dataset), len(dataset)
+    except (TypeError, NotImplementedError, AttributeError):
+        return type(dataset), -1
 
 
 UNSEEN = "the loader was made before the lever could see its data set"

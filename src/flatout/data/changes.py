@@ -57,11 +57,22 @@ def state_of(dataset: Any, **others: Any) -> State:
     """Return what the attributes of a data set, and other objects by name, hold now."""
     facts: dict[str, list[Any]] = {}
     held: list[Any] = []
+    for name, value in held_by(dataset, **others):
+        facts.setdefault(name, []).append(_fact(value, held))
+    return State(facts, tuple(held))
+
+
+def held_by(dataset: Any, **others: Any) -> Iterator[tuple[Any, Any]]:
+    """Yield what the attributes of a data set, and other objects by name, hold, each with a name.
+
+    Big lists are looked into at a few places, and no further than `DEPTH` levels and `MAX_OPENED`
+    objects.
+    """
     waiting = deque((name, value, DEPTH) for name, value in [*_parts(dataset), *others.items()])
     opened = {id(dataset)}
     while waiting:
         name, value, left = waiting.popleft()
-        facts.setdefault(name, []).append(_fact(value, held))
+        yield name, value
         if not left or type(value) in PLAIN or id(value) in opened or isinstance(value, OPAQUE):
             continue
         if len(opened) > MAX_OPENED:
@@ -69,7 +80,6 @@ def state_of(dataset: Any, **others: Any) -> State:
         opened.add(id(value))
         below = DEPTH if _is_dataset(value) else left - 1
         waiting.extend((name, part, below) for pair in _parts(value) for part in pair)
-    return State(facts, tuple(held))
 
 
 def find_change(before: State, after: State) -> str | None:

@@ -7,8 +7,10 @@ script which asks `loader.dataset` anything finds what it knows.
 import operator
 from collections.abc import Callable
 from typing import Any
+from weakref import WeakSet
 
 from flatout.core.errors import NotApplicable
+from flatout.data.changes import Watch
 from flatout.data.encoding import encode
 from flatout.data.forked import ForkedError, in_fork
 from flatout.data.order import permutation
@@ -66,9 +68,24 @@ def with_stored_samples(dataset: Any, store: Store) -> Any:
     if not found.is_same:
         raise NotApplicable(f"{found.trouble}, and a store holds one version of each")
     data = PackedDataset(store, order="source")
-    changed = _replaced(dataset, data)
+    watch = Watch(dataset)
+    changed = _replaced(dataset, data, watch)
     _compared(dataset, changed, None)
+    _watches.add(watch)
     return changed
+
+
+_watches: WeakSet[Watch] = WeakSet()
+"""Of the data sets whose samples come from a store here."""
+
+
+def late_trouble() -> str:
+    """Return what the script changed of a set whose samples came from a store; empty if nothing.
+
+    From then on the set makes its samples itself: the store has those of before.
+    """
+    troubles = (watch.trouble for watch in _watches if watch.is_changed())
+    return next((f"{x}: none came from the store from then on" for x in troubles), "")
 
 
 def compared_indices(count: int) -> list[int]:
@@ -156,18 +173,25 @@ def _redirected(dataset: Any, redirect: Redirect, is_aligned: bool) -> Any:  # n
     return _stand_in(dataset, store, get, get_many, again)
 
 
-def _replaced(dataset: Any, data: PackedDataset) -> Any:
+def _replaced(dataset: Any, data: PackedDataset, watch: Watch) -> Any:
     def get(_self: Any, index: Any) -> Any:
+        return dataset[index] if watch.is_changed() else stored(index)
+
+    def stored(index: Any) -> Any:
         try:
             number = operator.index(index)
         except TypeError:
-            return dataset[index]
+            with watch.reading():
+                return dataset[index]
         return data[number]
 
     def get_many(_self: Any, indices: Any) -> Any:
-        return [get(None, index) for index in indices]
+        if watch.is_changed():
+            return dataset.__getitems__(indices)
+        return [stored(index) for index in indices]
 
-    return _stand_in(dataset, data.store, get, get_many, (_replaced, (dataset, data)))
+    again = (_replaced, (dataset, data, watch))
+    return _stand_in(dataset, data.store, get, get_many, again)
 
 
 def _stand_in(

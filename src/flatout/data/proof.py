@@ -7,15 +7,17 @@ the script's way and one in the other; the digests are compared here.
 
 import hashlib
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
 from torch.utils.data import IterableDataset
 from torch.utils.data._utils import fetch as fetching
 
+from flatout.data.changes import State, find_change, state_of
 from flatout.data.forked import in_forks
 from flatout.data.streams import Streams
 from flatout.data.transport import leaves, unpack
@@ -72,6 +74,7 @@ def compare_ways(
     other: Callable[[], tuple[Any, Any]],
     limit_s: float = LIMIT_S,
     look: Look | None = None,
+    known: "Known | None" = None,
 ) -> Proof:
     """Run both in forked copies and compare what they made.
 
@@ -80,6 +83,8 @@ def compare_ways(
         other: Makes it in the other way; returns it with facts, plain JSON values.
         limit_s: Longest time for both.
         look: What is compared; every bit if not given.
+        known: What the script's way gave before, which takes the place of `plain`; noted in it
+            where it holds nothing yet.
     """
     look = look or BITS
     streams = Streams()
@@ -93,14 +98,74 @@ def compare_ways(
         batch, facts = other()
         return [look.describe(batch), facts]
 
-    results = in_forks([make_plain, make_other], limit_s)
-    for result, name in zip(results, WAYS, strict=True):
-        if result is None:
-            return Proof(trouble=f"{name} took more than {limit_s:.0f} s for the first samples")
-        if "error" in result:
-            return Proof(trouble=f"a sample could not be made in {name}: {result['error']}")
-    expected, (found, facts) = (result["value"] for result in results if result is not None)
+    if known is not None and known.described is not None:
+        trouble, values = _made([make_other], WAYS[1:], limit_s)
+        values = [known.described, *values]
+    else:
+        trouble, values = _made([make_plain, make_other], WAYS, limit_s)
+    if trouble:
+        return Proof(trouble=trouble)
+    expected, (found, facts) = values
+    if known is not None:
+        known.described = expected
     return Proof(trouble=look.difference(expected, found), facts=facts)
+
+
+def compare_first_batches(
+    loader: Any, other: Callable[[], tuple[Any, Any]], most: int = SAMPLES, look: Look | None = None
+) -> Proof:
+    """Compare a loader's first batch with the one that another way makes of the same samples.
+
+    Several levers prove themselves one after the other before the first batch: as long as nothing
+    changed, the script's own one is made for the first of them only.
+    """
+    look, collate = look or BITS, loader.collate_fn
+    return compare_ways(
+        lambda: first_batch(loader, collate, most),
+        other,
+        LIMIT_S,
+        look,
+        _known_of(loader, (most, look.describe)),
+    )
+
+
+@dataclass(slots=True)
+class Known:
+    """What was made in the script's way."""
+
+    key: tuple[Any, ...]
+    state: State
+    described: list[Any] | None = None
+
+
+def _known_of(loader: Any, key: tuple[Any, ...]) -> Known | None:
+    """Return what is known of a loader, if all that its samples depend on is as it was then."""
+    if not loader.num_workers:
+        return None  # ways proven before are swapped in here: this is the script's own no more
+    collate = loader.collate_fn
+    now = Known((*key, id(collate), Streams().digest()), state_of(loader.dataset, collate=collate))
+    before = _known.get(loader)
+    if before and before.key == now.key and find_change(before.state, now.state) is None:
+        return before
+    _known[loader] = now
+    return now
+
+
+_known: "WeakKeyDictionary[Any, Known]" = WeakKeyDictionary()
+"""Of each loader, what its first batch was in the script's own way."""
+
+
+def _made(
+    works: list[Callable[[], Any]], names: Sequence[str], limit_s: float
+) -> tuple[str, list[Any]]:
+    """Return why a way gave nothing, or what each gave."""
+    results = in_forks(works, limit_s)
+    for result, name in zip(results, names, strict=True):
+        if result is None:
+            return f"{name} took more than {limit_s:.0f} s for the first samples", []
+        if "error" in result:
+            return f"a sample could not be made in {name}: {result['error']}", []
+    return "", [result["value"] for result in results if result is not None]
 
 
 def _difference(expected: list[Any], found: list[Any]) -> str:

@@ -11,8 +11,10 @@ import os
 import struct
 import tempfile
 import threading
+import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from flatout.core.errors import NotApplicable
@@ -46,8 +48,10 @@ class Store:
 
     def _open(self, descriptor: int) -> None:
         self.descriptor = descriptor
+        weakref.finalize(self, os.close, descriptor).atexit = False
         self._renew_lock()
-        os.register_at_fork(after_in_child=self._renew_lock)
+        # What is registered stays for ever: it must not keep the store, and so its memory.
+        os.register_at_fork(after_in_child=partial(_renew_lock, weakref.ref(self)))
 
     def _map(self) -> None:
         self.memory = mmap.mmap(self.descriptor, self.size)
@@ -141,6 +145,12 @@ class Store:
                 yield
             finally:
                 fcntl.lockf(self.descriptor, fcntl.LOCK_UN, 1)
+
+
+def _renew_lock(reference: "weakref.ref[Store]") -> None:
+    store = reference()
+    if store is not None:
+        store._renew_lock()
 
 
 def can_be_sent() -> bool:

@@ -99,7 +99,7 @@ def put_under(loader: Any, way: Way, in_worker: type[InWorker] = InWorker) -> An
 def _find_trouble(loader: Any, way: Way) -> str:
     # Techniques are imported where there is no torch, which the proof needs.
     from flatout.data.likeness import ALIKE
-    from flatout.data.proof import BITS, LIMIT_S, can_be_compared, compare_ways, first_batch
+    from flatout.data.proof import BITS, can_be_compared, compare_first_batches, first_batch
 
     trouble = can_be_compared(loader)
     if trouble:
@@ -113,7 +113,7 @@ def _find_trouble(loader: Any, way: Way) -> str:
         return batch, [swap.made, swap.compared, swap.trouble]
 
     look = ALIKE if way.is_lossy else BITS
-    proof = compare_ways(lambda: first_batch(loader, collate, PROVED), swapped, LIMIT_S, look)
+    proof = compare_first_batches(loader, swapped, PROVED, look)
     if proof.trouble:
         return proof.trouble
     made, compared, reason = proof.facts

@@ -1,7 +1,10 @@
 """Data sets that worker processes can load, whatever way they are started."""
 
+import random
+
+import numpy as np
 import torch
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 
 class Numbers(Dataset):
@@ -22,6 +25,68 @@ class Epochs(Numbers):
 
     def set_epoch(self, epoch):
         self.epoch = epoch
+
+
+class Augmented(Numbers):
+    """Each sample is drawn from the three global streams, and the worker's seed."""
+
+    def __getitem__(self, index):
+        info = get_worker_info()
+        drawn = (torch.rand(()).item(), random.random(), float(np.random.rand()))
+        return torch.tensor([index, *drawn, info.seed if info else 0], dtype=torch.float64)
+
+
+class OwnGenerators(Numbers):
+    """Each sample is drawn from generators that the data set holds, one of them in a transform."""
+
+    def __init__(self, length=12):
+        super().__init__(length)
+        self.numpy = np.random.default_rng(0)
+        self.transforms = [random.Random(0)]
+        self.older = np.random.RandomState(0)
+
+    def __getitem__(self, index):
+        drawn = (self.numpy.random(), self.transforms[0].random(), self.older.rand())
+        return torch.tensor([index, *drawn], dtype=torch.float64)
+
+
+class LateGenerator(Numbers):
+    """A data set that makes its generator when its first sample is asked for."""
+
+    generator = None
+
+    def __getitem__(self, index):
+        if self.generator is None:
+            self.generator = random.Random(0)
+        return torch.tensor([index, self.generator.random()], dtype=torch.float64)
+
+
+class CountsEpochs(IterableDataset):
+    """A data set that seeds its order by a count of its own."""
+
+    count = 0
+
+    def __init__(self):
+        self.count = 0
+
+    def __iter__(self):
+        self.count += 1
+        return iter([torch.tensor(self.count), torch.tensor(-self.count)])
+
+
+def seed_by_worker(number):
+    """A `worker_init_fn` as in torch's notes on reproducibility, and one more draw."""
+    seed = torch.initial_seed() % 2**32 + 7
+    np.random.seed(seed)
+    random.seed(seed)
+    torch.rand(())
+
+
+def mark_data_set(number):
+    """A `worker_init_fn` that works on the worker's copy of the data set."""
+    dataset = get_worker_info().dataset
+    dataset.length = dataset.length + 1
+    random.seed(number)
 
 
 class Stream(IterableDataset):

@@ -1,5 +1,6 @@
 import pickle
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,13 +10,18 @@ from PIL import Image
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
 
 from flatout.core.errors import NotApplicable
+from flatout.core.journey import Journey
+from flatout.core.technique import Numerics
 from flatout.core.trial import Outcome
 from flatout.data.format import Encoding
 from flatout.techniques.data.packed_data import PackedData, find_stores, read_from
 from flatout.workflow.demo import scenarios
+from flatout.workflow.ranking import Search, rank
 from flatout.workflow.trials import TrialOptions, run_trial
 from tests.data.packs import image_folder, packed, photograph
+from tests.rules.journey_facts import MIB, leg, worker
 from tests.techniques.facts import loader, machine, profile
+from tests.techniques.facts import pipeline as diagnosis
 from tests.techniques.guarded import machine as real_machine
 from tests.techniques.guarded import recipe_of, workload_of
 
@@ -207,6 +213,33 @@ def test_whole_samples_come_from_a_store_of_the_data_set_itself(arrays):
     assert all(torch.equal(a["y"], b["y"]) for a, b in zip(plain, found, strict=True))
 
 
+class Scaled(Arrays):
+    """The same samples until the script sets another factor."""
+
+    factor = 1.0
+
+    def __init__(self):
+        self.factor = 1.0
+
+    def __getitem__(self, index):
+        sample = super().__getitem__(index)
+        return sample | {"x": sample["x"] * self.factor}
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_what_the_script_changes_between_epochs_shows_and_is_told(arrays, workers):
+    changed = PackedData(path=arrays).loader({"dataset": Scaled()})["dataset"]
+    built = DataLoader(changed, 30, num_workers=workers)
+    (before,) = built
+    assert PackedData(path=arrays).end() == ""
+
+    built.dataset.factor = 3.0
+    (after,) = built
+
+    assert torch.equal(after["x"], 3 * before["x"])
+    assert "(factor)" in PackedData(path=arrays).end()
+
+
 def test_a_random_or_shorter_data_set_is_not_replaced(arrays):
     with pytest.raises(NotApplicable, match="a store holds one version"):
         read_from(Changing(), arrays)
@@ -237,6 +270,49 @@ def test_stores_that_are_named_or_lie_there_are_offered(photos, store, tmp_path,
     assert [item.path for item in found] == [str(tmp_path / "other"), store]
     gains = [item.predict(waiting, machine()).step_ms for item in found]
     assert gains[1] < gains[0] < 0
+
+
+def cold(stored=2.0 * MIB):
+    """Return a profile of 2 workers that are blocked for most of the making of a batch."""
+    seen = Journey(
+        legs=(leg("read", 160.0), leg("decode", 20.0), leg("collate", 20.0)),
+        workers=tuple(worker(number, storage_bytes_per_step=stored) for number in (0, 1)),
+    )
+    waiting = {"data_wait": 100.0}
+    return profile(phases_ms=waiting, loaders=(loader(num_workers=2),), journey=seen)
+
+
+def tried(lever, facts):
+    """Return the ratio that the tuner expects of a lever, None where it passes the lever over."""
+    found = rank(facts, Search(machine=machine(), ceiling=Numerics.EXACT, only=("packed_data",)))
+    (candidate,) = [item for item in found if item.choice.settings == lever.settings()]
+    return candidate.ratio if candidate.is_worth_a_trial else None
+
+
+def test_a_store_of_the_files_themselves_is_worth_a_trial_where_reads_are_cold(
+    photos, store, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FLATOUT_PACKED", f"{tmp_path / 'original'}:{store}")
+    packed(photos, tmp_path / "original")
+    original = PackedData(path=str(tmp_path / "original"))
+
+    assert tried(original, cold()) > 1.2
+    assert "not cached" in original.predict(cold(), machine()).why
+    assert tried(original, cold(stored=0.0)) is None
+
+
+def test_a_store_of_pixels_saves_the_share_of_decoding_that_was_measured(store):
+    waiting = profile(phases_ms={"data_wait": 100.0}, loaders=(loader(),))
+    mostly = replace(waiting, pipeline=diagnosis(decode=7.0, python=3.0, transport=9.0))
+    hardly = replace(waiting, pipeline=diagnosis(decode=1.0, python=9.0))
+
+    gains = [
+        PackedData(path=store).predict(facts, machine()).step_ms
+        for facts in (mostly, waiting, hardly)
+    ]
+
+    assert gains == pytest.approx([-72.0, -42.0, -12.0])
 
 
 def test_nothing_is_offered_without_a_wait_or_a_store(monkeypatch, tmp_path, store):

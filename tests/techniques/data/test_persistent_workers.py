@@ -5,9 +5,27 @@ import torch
 from torch.utils.data import DataLoader, WeightedRandomSampler
 
 from flatout.core.errors import NotApplicable
+from flatout.data.epoch_streams import EpochStreams
+from flatout.techniques.data import persistent_workers
 from flatout.techniques.data.persistent_workers import PersistentWorkers, draw_missing_seed
-from tests.techniques.data.samples import Epochs, Numbers
+from flatout.techniques.data.worker_threads import WorkerThreads
+from tests.techniques.data.samples import (
+    Augmented,
+    CountsEpochs,
+    Epochs,
+    LateGenerator,
+    Numbers,
+    OwnGenerators,
+    mark_data_set,
+    seed_by_worker,
+)
 from tests.techniques.facts import loader, machine, profile
+
+
+@pytest.fixture(autouse=True)
+def forgetful(monkeypatch):
+    """No test reads what happened in another one."""
+    monkeypatch.setattr(persistent_workers, "_changes", [])
 
 
 class EagerSampler:
@@ -54,6 +72,96 @@ def test_three_epochs_repeat_order_and_random_stream_of_a_plain_loader(kind):
     found = three_epochs(DataLoader(**lasting), technique.epoch)
 
     assert found == expected
+
+
+DRAWING = {
+    "global streams": {"dataset": Augmented()},
+    "global streams, spawned": {"dataset": Augmented(), "multiprocessing_context": "spawn"},
+    "seeded by the script": {"dataset": Augmented(), "worker_init_fn": seed_by_worker},
+    "generators of its own": {"dataset": OwnGenerators()},
+}
+
+
+@pytest.mark.parametrize("kind", DRAWING)
+def test_what_workers_draw_is_what_new_ones_would_draw(kind):
+    technique = PersistentWorkers()
+    asked = {"num_workers": 2, "batch_size": 5, "shuffle": True} | DRAWING[kind]
+
+    expected = three_epochs(DataLoader(**asked), lambda _: None)
+    built = DataLoader(**technique.loader(asked))
+    found = three_epochs(built, technique.epoch)
+
+    assert found == expected
+    assert technique.end() == ""  # and yet they were the same workers throughout
+    assert built._iterator is not None
+
+
+STARTED_ANEW = {
+    "a generator made late": ({"dataset": LateGenerator()}, "generator of its own in its workers"),
+    "a count": ({"dataset": CountsEpochs()}, "counts in an attribute"),
+    "a start that acts on the set": (
+        {"dataset": Augmented(11), "worker_init_fn": mark_data_set},
+        "worker_init_fn changes the data set",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", STARTED_ANEW)
+def test_where_a_worker_cannot_become_as_new_it_is_started_anew(kind):
+    technique = PersistentWorkers()
+    made, why = STARTED_ANEW[kind]
+    asked = {"num_workers": 2, "batch_size": 5} | made
+
+    expected = three_epochs(DataLoader(**asked), lambda _: None)
+    found = three_epochs(DataLoader(**technique.loader(asked)), technique.epoch)
+
+    assert found == expected
+    with pytest.raises(NotApplicable, match=f"{why}.*started anew as always"):
+        technique.end()
+
+
+def test_a_generator_that_the_trainer_draws_from_is_seen():
+    technique = PersistentWorkers()
+
+    def epochs(before_epoch, prepare):
+        dataset = OwnGenerators()
+        built = DataLoader(**prepare({"dataset": dataset, "num_workers": 1, "batch_size": 5}))
+        seen = []
+        for _ in range(3):
+            before_epoch(built)
+            seen += [batch.tolist() for batch in built]
+            dataset.numpy.random()
+        return seen
+
+    assert epochs(technique.epoch, technique.loader) == epochs(lambda _: None, lambda x: x)
+    with pytest.raises(NotApplicable, match="the trainer draws from a generator"):
+        technique.end()
+
+
+def test_other_levers_in_the_chain_do_not_hide_the_streams():
+    technique = PersistentWorkers()
+    asked = {"dataset": Augmented(), "num_workers": 2, "batch_size": 5, "shuffle": True}
+    built = DataLoader(**technique.loader(asked))
+
+    def before(loader):
+        technique.epoch(loader)
+        WorkerThreads().epoch(loader)
+
+    assert three_epochs(built, before) == three_epochs(DataLoader(**asked), lambda _: None)
+    assert isinstance(built.worker_init_fn.then, EpochStreams)
+    assert technique.end() == ""
+
+
+def test_a_loader_with_workers_of_its_own_kind_is_left_alone():
+    class Stateful(DataLoader):
+        def _get_iterator(self):
+            return super()._get_iterator()
+
+    technique = PersistentWorkers()
+    built = Stateful(**technique.loader({"dataset": Numbers(), "num_workers": 1}))
+
+    with pytest.raises(NotApplicable, match="Stateful has a way of its own"):
+        technique.epoch(built)
 
 
 def test_without_the_lever_persistent_workers_move_the_stream():

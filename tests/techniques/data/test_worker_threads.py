@@ -8,6 +8,8 @@ from torch.utils.data import DataLoader
 
 from flatout.core.errors import NotApplicable
 from flatout.core.journey import Journey
+from flatout.core.technique import seams_of
+from flatout.data.swapping import InWorker
 from flatout.techniques.data.worker_threads import OneThread, WorkerThreads
 from tests.rules.journey_facts import worker
 from tests.techniques.data.samples import Numbers
@@ -33,7 +35,7 @@ def test_libraries_in_a_worker_have_one_thread(context):
         "multiprocessing_context": context,
     }
 
-    found = list(DataLoader(**WorkerThreads().loader(asked)))
+    found = list(WorkerThreads().epoch(DataLoader(**asked)))
 
     assert found == [1, 1]
 
@@ -57,19 +59,27 @@ def test_opencv_is_told_so_where_it_is_there(monkeypatch):
 
 def test_without_workers_there_is_nothing_to_limit():
     with pytest.raises(NotApplicable, match="no workers"):
-        WorkerThreads().loader({"dataset": Numbers(), "num_workers": 0})
+        WorkerThreads().epoch(DataLoader(Numbers()))
 
 
-def test_a_rebuilt_loader_is_not_limited_twice():
-    once = WorkerThreads().loader({"dataset": Numbers(), "num_workers": 1})
+def test_a_loader_is_not_limited_twice():
+    loader = WorkerThreads().epoch(DataLoader(Numbers(), num_workers=1, worker_init_fn=print))
+    once = loader.worker_init_fn
+    loader.worker_init_fn = InWorker(print, once)  # another lever's, on top
 
-    assert WorkerThreads().loader(once) is once
+    assert WorkerThreads().epoch(loader).worker_init_fn.then is once
+    assert once == OneThread(print)
+
+
+def test_nothing_is_put_where_a_framework_puts_its_own_start_first():
+    # Lightning gives its own to such a loader, to seed the workers, before the first epoch.
+    assert seams_of(WorkerThreads) == {"epoch"}
 
 
 def test_the_samples_are_the_same():
     asked = {"dataset": Numbers(), "batch_size": 5, "num_workers": 2}
 
-    limited = list(DataLoader(**WorkerThreads().loader(asked)))
+    limited = list(WorkerThreads().epoch(DataLoader(**asked)))
 
     assert all(torch.equal(a, b) for a, b in zip(limited, list(DataLoader(**asked)), strict=True))
 

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from typing import Any, ClassVar, final
+from weakref import WeakSet
 
 from flatout.core.errors import NotApplicable
 from flatout.core.machine import Machine
@@ -157,7 +158,7 @@ In place of the training loader, for a set that fits:
 
 RESIDENT: Answers[Resident] = Answers()
 """Sets that are kept, each where it was used last."""
-_watches: list[Watch] = []
+_watches: WeakSet[Watch] = WeakSet()
 """Of the data sets that this process keeps."""
 
 
@@ -255,7 +256,7 @@ def made(dataset: Any, *, budget_bytes: int, make_s: float) -> Resident:
             raise NotApplicable(found.trouble)
         budget_bytes = min(budget_bytes, int(0.5 * free_memory_bytes() / local_ranks()))
     resident = collate_whole(dataset, budget_bytes=budget_bytes, limit_s=make_s)
-    _watches.append(resident.watch)
+    _watches.add(resident.watch)
     return resident
 
 

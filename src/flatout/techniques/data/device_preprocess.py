@@ -179,7 +179,7 @@ def _can_scale() -> bool:
 def _find_trouble(loader: Any, plan: "PackingCollate") -> str:
     """Return why a loader's batches cannot travel so; the plan is tried in a forked process."""
     from flatout.data.catching import find_catcher
-    from flatout.data.proof import can_be_compared, compare_ways, first_batch
+    from flatout.data.proof import can_be_compared, compare_first_batches, first_batch
     from flatout.data.unmade import Unmade
 
     trouble = can_be_compared(loader)
@@ -194,7 +194,7 @@ def _find_trouble(loader: Any, plan: "PackingCollate") -> str:
         batch = first_batch(loader, plan)
         return batch, [plan.packed, plan.trouble, Unmade.early - before]
 
-    proof = compare_ways(lambda: first_batch(loader, plan.collate), in_bytes)
+    proof = compare_first_batches(loader, in_bytes)
     if proof.trouble:
         return proof.trouble
     packed, reason, early = proof.facts

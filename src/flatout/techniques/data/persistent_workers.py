@@ -1,11 +1,12 @@
 """Keep the loader's worker processes alive from one epoch to the next.
 
 What it does: sets `persistent_workers=True` on the training loaders, and draws from the random
-stream what a loader that starts anew draws, so that the trainer's stream stays where it was. Where
-the script changed the data set since the workers were started, they are started anew.
+stream what a loader that starts anew draws, so that the trainer's stream stays where it was. The
+workers hear that seed and start their own streams with it, as new ones would. Where the script
+changed the data set since the workers were started, they are started anew.
 When it helps: epochs are short and starting the workers takes a visible part of them.
 What it costs: the workers' memory stays in use between epochs.
-How it is checked: sample order and the trainer's random stream are bit-identical over epochs.
+How it is checked: samples, their order and the trainer's stream are bit-identical over epochs.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,10 +18,12 @@ from flatout.core.errors import NotApplicable
 from flatout.core.machine import Machine
 from flatout.core.profile import LoaderFacts, Profile
 from flatout.core.technique import Effect, Numerics, Technique
-from flatout.data.changes import State, find_change, state_of
+from flatout.data.changes import find_change, state_of
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
+
+    from flatout.data.epoch_streams import EpochStreams
 
 START_MS = 310.0
 """Time until the first batch of an epoch with two forked workers; 1,250 ms with spawned ones
@@ -79,35 +82,57 @@ By hand this moves the random stream at every epoch's start; flatout's lever doe
         """
         if not isinstance(loader.persistent_workers, _Added):
             raise NotApplicable("the loader's workers are as the script asked")
-        now = state_of(
-            loader.dataset, collate_fn=loader.collate_fn, worker_init_fn=loader.worker_init_fn
-        )
+        streams = _streams_of(loader)
+        now = _Copied(loader, streams)
         if loader._iterator is not None:
             before = _copied.get(loader)
-            change = find_change(before, now) if before is not None else "as far as was seen"
+            change = before.find_change(now) if before is not None else "as far as was seen"
+            change = change or streams.trouble
             _changes.append(change)
-            if change is None:
-                draw_missing_seed(loader)
-            else:
+            if change:
                 end_workers(loader)
+                streams.forget()
+            else:
+                streams.seed = draw_missing_seed(loader)
         _copied[loader] = now
         return loader
 
     def end(self) -> str:
         """Say in how many epochs the workers were started anew after all."""
-        changed = [change for change in _changes if change is not None]
+        changed = [change for change in _changes if change]
         if not changed:
             return ""
-        why = f"the script changes what the workers have a copy of ({changed[0]})"
+        why = f"workers that live on would make other samples ({changed[0]})"
         if len(changed) == len(_changes):
             raise NotApplicable(f"{why} before each epoch: they were started anew as always")
         return f"{why}: they were started anew in {len(changed)} of {len(_changes)} later epochs"
 
 
-_copied: "WeakKeyDictionary[DataLoader[Any], State]" = WeakKeyDictionary()
-"""What the data set of a loader held when its workers were started, or when last looked at."""
-_changes: list[str | None] = []
-"""Of each epoch but a loader's first: what the script had changed before it."""
+class _Copied:
+    """What workers have a copy of, as it was when they were started, or when last looked at."""
+
+    def __init__(self, loader: "DataLoader[Any]", streams: "EpochStreams") -> None:
+        from flatout.data.epoch_streams import generators_of
+
+        held = {"collate_fn": loader.collate_fn, "worker_init_fn": streams.then}
+        self.state = state_of(loader.dataset, **held)
+        self.generators = generators_of(loader.dataset, **held)
+
+    def find_change(self, now: "_Copied") -> str:
+        """Return what the script did to it since, as a clause; empty if it did nothing."""
+        from flatout.data.epoch_streams import are_where_they_were
+
+        name = find_change(self.state, now.state)
+        if name is not None:
+            return f"the script changes the data set between epochs: {name}"
+        if not are_where_they_were(self.generators):
+            return "the trainer draws from a generator that the data set holds"
+        return ""
+
+
+_copied: "WeakKeyDictionary[DataLoader[Any], _Copied]" = WeakKeyDictionary()
+_changes: list[str] = []
+"""Of each epoch but a loader's first: why its workers were started anew; empty if they lived."""
 
 
 class _Added(int):
@@ -122,8 +147,22 @@ class _Added(int):
         return bool, (True,)  # spawned workers need not import flatout
 
 
-def draw_missing_seed(loader: "DataLoader[Any]") -> None:
+def _streams_of(loader: "DataLoader[Any]") -> "EpochStreams":
+    """Return what starts the streams of a loader's workers, put there before its first epoch."""
+    from flatout.data.epoch_streams import EpochStreams, check_loader
+    from flatout.data.worker_start import find_link
+
+    found = find_link(loader, EpochStreams)
+    if found is None:
+        check_loader(loader)
+        found = loader.worker_init_fn = EpochStreams(loader.worker_init_fn)
+    return found
+
+
+def draw_missing_seed(loader: "DataLoader[Any]") -> int:
     """Draw what a non-persistent loader draws at the start of an epoch and a persistent one omits.
+
+    Returns the base seed of the workers, which one that starts anew would give to them.
 
     A new iterator starts the index sampler once, draws the workers' base seed from the loader's
     generator (the trainer's own where it has none), and starts the sampler again. A persistent one
@@ -132,7 +171,7 @@ def draw_missing_seed(loader: "DataLoader[Any]") -> None:
     import torch
 
     iter(loader.batch_sampler if loader.batch_sampler is not None else loader.sampler)
-    torch.empty((), dtype=torch.int64).random_(generator=loader.generator)
+    return int(torch.empty((), dtype=torch.int64).random_(generator=loader.generator))
 
 
 def end_workers(loader: "DataLoader[Any]") -> None:

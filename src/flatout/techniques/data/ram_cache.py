@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, final
+from weakref import WeakSet
 
 from flatout.core.errors import NotApplicable
 from flatout.core.machine import Machine
@@ -160,7 +161,7 @@ KEPT: Answers[Any] = Answers()
 """What stands for each data set: one with a store, or itself where its pixels are kept."""
 
 
-_watches: list[Watch] = []
+_watches: WeakSet[Watch] = WeakSet()
 """Of the data sets whose samples this process keeps."""
 
 
@@ -237,7 +238,7 @@ def _cached(dataset: Any, found: Repeats, budget_bytes: int) -> Any:
         )
     store = Store(slots=SLOTS_A_KEY * length, budget_bytes=min(needed, budget_bytes))
     kept = cached(dataset, store)
-    _watches.append(watch_of(kept))
+    _watches.add(watch_of(kept))
     return kept
 
 

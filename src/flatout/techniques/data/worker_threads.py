@@ -21,6 +21,7 @@ from flatout.core.journey import WorkerFacts
 from flatout.core.machine import Machine
 from flatout.core.profile import Profile
 from flatout.core.technique import Effect, Numerics, Technique
+from flatout.data.worker_start import find_link
 from flatout.profiling.feeding import cores_of
 from flatout.techniques.data.loader_workers import is_starved
 
@@ -73,27 +74,26 @@ Where the training loader is made:
             why=f"{len(facts)} workers use {used:.1f} cores for {made:.1f} cores' time of batches",
         )
 
-    def loader(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+    def epoch(self, loader: Any) -> Any:
         """Have each worker limit its threads before the script's own start of a worker."""
-        if not arguments.get("num_workers"):
+        if not loader.num_workers:
             raise NotApplicable("the loader has no workers")
-        asked = arguments.get("worker_init_fn")
-        if isinstance(asked, OneThread):
-            return arguments
-        return {**arguments, "worker_init_fn": OneThread(asked)}
+        if find_link(loader, OneThread) is None:
+            loader.worker_init_fn = OneThread(loader.worker_init_fn)
+        return loader
 
 
 @dataclass(frozen=True, slots=True)
 class OneThread:
     """A `worker_init_fn` that limits the threads, then does what the script asked for."""
 
-    asked: Callable[[int], None] | None = None
+    then: Callable[[int], None] | None = None
 
-    def __call__(self, worker: int) -> None:
+    def __call__(self, number: int) -> None:
         """Start a worker."""
         use_one_thread()
-        if self.asked is not None:
-            self.asked(worker)
+        if self.then is not None:
+            self.then(number)
 
 
 def use_one_thread() -> list[str]:

@@ -1,0 +1,208 @@
+"""Start the random streams of workers that live on anew in each epoch, as new workers would.
+
+Torch seeds a worker when it starts: its global streams from the epoch's base seed and its number,
+then the script's `worker_init_fn`. A worker that lives on keeps its streams where they are. Here it
+hears the next epoch's seed and does all of that again, and what the data set holds of random number
+generators goes back to where a fresh copy of the data set has it.
+"""
+
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, IterableDataset, _DatasetKind, get_worker_info
+from torch.utils.data._utils import worker as torch_worker
+
+from flatout.core.errors import NotApplicable
+from flatout.data.changes import PLAIN, find_change, held_by, state_of
+
+SEED, TROUBLE = 0, 1
+"""Places in what the trainer shares with the workers."""
+TROUBLES = (
+    "",
+    "worker_init_fn changes the data set, which it can do once only to the same copy",
+    "the iterable data set counts in an attribute, which a fresh copy starts anew",
+    "the data set makes a random number generator of its own in its workers",
+)
+Generators = Sequence[tuple[Any, Any]]
+"""Random number generators, each with where it stood."""
+
+
+class EpochStreams:
+    """A `worker_init_fn` for workers that live on; does what the script asked for in each epoch.
+
+    Write the base seed of an epoch to `seed` before its `for` begins, but for the first.
+    """
+
+    def __init__(self, then: Callable[[int], Any] | None = None) -> None:
+        self.then = then
+        self._shared = torch.zeros(2, dtype=torch.int64).share_memory_()
+
+    @property
+    def seed(self) -> int:
+        """The base seed of the epoch that begins next; 0 before the second."""
+        return int(self._shared[SEED])
+
+    @seed.setter
+    def seed(self, value: int) -> None:
+        self._shared[SEED] = value
+
+    @property
+    def trouble(self) -> str:
+        """Why a worker cannot become as a new one; empty where each can, as far as was seen."""
+        return TROUBLES[int(self._shared[TROUBLE])]
+
+    def forget(self) -> None:
+        """Take the workers to be new ones: what was in the way of the last ones is gone."""
+        self._shared[TROUBLE] = 0
+
+    def __call__(self, number: int) -> None:
+        """Start a worker, and be there when its next epoch begins."""
+        info = get_worker_info()
+        if info is None:
+            raise RuntimeError("EpochStreams starts a loader's worker: it is called in one only")
+        held, before = generators_of(info.dataset), state_of(info.dataset)
+        counts = _counts(info.dataset)
+        self._start(number)
+        if find_change(before, state_of(info.dataset)) is not None:
+            self._note(1)
+        make = _DatasetKind.create_fetcher
+        in_collate: list[tuple[Any, Any]] | None = None
+
+        def make_and_start_anew(kind: Any, dataset: Any, *others: Any) -> Any:
+            nonlocal in_collate
+            if dataset is not info.dataset:
+                return make(kind, dataset, *others)
+            if in_collate is None:
+                in_collate = generators_of(others[1])
+            else:
+                set_back([*held, *in_collate])
+                seed_worker(self.seed, number)
+                self._start(number)
+            fetcher = make(kind, dataset, *others)
+            self._look_at(fetcher, dataset, held, counts)
+            return fetcher
+
+        # Torch makes a fetcher when a worker starts and whenever an epoch begins in it. This
+        # process is a worker: all else that makes one here are loaders inside samples.
+        _DatasetKind.create_fetcher = staticmethod(make_and_start_anew)  # type: ignore[assignment]
+
+    def _look_at(self, fetcher: Any, dataset: Any, held: Generators, counts: Any) -> None:
+        """Notice, as batches are made, what a fresh copy of the data set would not have."""
+        fetch, known = fetcher.fetch, {id(generator) for generator, _ in held}
+        is_first = True
+
+        def fetch_and_look(indices: Any) -> Any:
+            nonlocal is_first
+            try:
+                return fetch(indices)
+            finally:
+                if _differ(counts, _counts(dataset)):
+                    self._note(2)
+                if is_first and {id(x) for x, _ in generators_of(dataset)} - known:
+                    self._note(3)
+                is_first = False
+
+        fetcher.fetch = fetch_and_look
+
+    def _note(self, trouble: int) -> None:
+        """Tell the trainer what is in the way; the first thing stays."""
+        if not self._shared[TROUBLE]:
+            self._shared[TROUBLE] = trouble
+
+    def _start(self, number: int) -> None:
+        if self.then is not None:
+            self.then(number)
+
+
+def check_loader(loader: Any) -> None:
+    """Make sure that the workers of a loader run torch's own loop.
+
+    Raises:
+        NotApplicable: if they run another one, in which nobody would hear of an epoch.
+    """
+    if type(loader)._get_iterator is not DataLoader._get_iterator:
+        raise NotApplicable(f"{type(loader).__name__} has a way of its own to run its workers")
+    if not hasattr(_DatasetKind, "create_fetcher") or not hasattr(torch_worker, "_generate_state"):
+        raise NotApplicable(f"torch {torch.__version__} starts an epoch in its workers otherwise")
+
+
+def seed_worker(base_seed: int, number: int) -> None:
+    """Put the global streams of a worker where torch puts those of a new one."""
+    random.seed(base_seed + number)
+    torch.manual_seed(base_seed + number)
+    if torch_worker.HAS_NUMPY:
+        import numpy as np
+
+        np.random.seed(torch_worker._generate_state(base_seed, number))
+    info = get_worker_info()
+    if info is not None:
+        object.__setattr__(info, "seed", base_seed + number)  # the class is frozen
+
+
+def generators_of(dataset: Any, **others: Any) -> list[tuple[Any, Any]]:
+    """Return the random number generators that a data set holds, each with where it stands."""
+    found = [value for _, value in held_by(dataset, **others) if _state(value) is not None]
+    return [(value, _state(value)) for value in {id(value): value for value in found}.values()]
+
+
+def set_back(generators: Generators) -> None:
+    """Put generators back to where they stood."""
+    for generator, state in generators:
+        if isinstance(generator, random.Random):
+            generator.setstate(state)
+        elif isinstance(generator, torch.Generator):
+            generator.set_state(state)
+        elif hasattr(generator, "set_state"):
+            generator.set_state(state)  # numpy's older kind
+        else:
+            generator.bit_generator.state = state
+
+
+def are_where_they_were(generators: Generators) -> bool:
+    """Tell whether nobody drew from generators since `generators_of` returned them."""
+    return all(_is_same(_state(generator), state) for generator, state in generators)
+
+
+def _state(value: Any) -> Any:
+    if isinstance(value, random.Random):
+        return value.getstate()
+    if isinstance(value, torch.Generator):
+        return value.get_state()
+    if torch_worker.HAS_NUMPY:
+        import numpy as np
+
+        if isinstance(value, np.random.Generator):
+            return value.bit_generator.state
+        if isinstance(value, np.random.RandomState):
+            return value.get_state()
+    return None
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    return repr(_plain(one)) == repr(_plain(other))
+
+
+def _plain(state: Any) -> Any:
+    """Return a generator's state without arrays, which print shortened."""
+    if isinstance(state, dict):
+        return {name: _plain(part) for name, part in state.items()}
+    if isinstance(state, tuple | list):
+        return [_plain(part) for part in state]
+    return state.tolist() if hasattr(state, "tolist") else state
+
+
+def _counts(dataset: Any) -> dict[str, Any]:
+    """Return the numbers and texts that an iterable data set has as attributes of its own.
+
+    It may count its epochs by them. One whose samples are asked for by number may count, too, but
+    hardly ever to make others of it. What is opened late starts as None or False.
+    """
+    attributes = vars(dataset) if isinstance(dataset, IterableDataset) else {}
+    kinds = PLAIN - {bool, type(None)}
+    return {name: value for name, value in attributes.items() if type(value) in kinds}
+
+
+def _differ(before: dict[str, Any], now: dict[str, Any]) -> bool:
+    return any(now.get(name) != value for name, value in before.items())
