@@ -8,6 +8,7 @@ from torch import nn
 from flatout.core.errors import NotApplicable
 from flatout.core.profile import PeakBytes
 from flatout.techniques.memory.microbatching import Microbatching, find_coupled, in_parts
+from tests.rules.rank_facts import rank
 from tests.techniques.facts import GIB, gpu, machine, profile
 from tests.techniques.guarded import checked, played
 from tests.techniques.peaks import peak_bytes
@@ -84,11 +85,11 @@ def test_outputs_keep_their_structure(wrap):
     )
 
 
-@pytest.mark.parametrize("reduce", [torch.sum, lambda t: t.mean(0), lambda t: object()])
+@pytest.mark.parametrize("reduce", [lambda t: t.mean(0), lambda t: object()])
 def test_a_model_that_returns_no_batch_is_refused_with_what_to_do(reduce):
     linear = nn.Linear(4, 5)
 
-    with pytest.raises(ValueError, match="compute the loss outside of it"):
+    with pytest.raises(ValueError, match="take it out of the output"):
         in_parts(lambda x: reduce(linear(x)), linear, 2)(torch.ones(6, 4))
 
 
@@ -134,6 +135,13 @@ def test_it_is_offered_where_memory_is_tight_with_fewer_parts_than_samples():
     assert found == Microbatching(chunks=2)
     assert found.predict(facts, host).peak_bytes < 0 < found.predict(facts, host).step_ms
     assert Microbatching.candidates(profile(kind="cuda", samples_per_step=4), host) == ()
+
+
+def test_a_rank_s_batch_is_split_not_that_of_all_ranks():
+    ranks = tuple(rank(number) for number in range(4))
+    facts = profile(kind="cuda", peak_bytes=FULL, samples_per_step=16.0, ranks=ranks)
+
+    assert Microbatching.candidates(facts, machine(device=gpu())) == [Microbatching(chunks=2)]
 
 
 @pytest.mark.slow

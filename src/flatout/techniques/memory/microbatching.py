@@ -6,10 +6,12 @@ and its optimizer see the whole batch.
 When it helps: the batch does not fit, and the script has no accumulation of its own.
 What it costs: one more forward pass per step, and smaller matrix products.
 How it is checked: losses and gradients are the whole batch's up to rounding. Dropout draws other
-masks. Models with batch norm are refused: their statistics would be those of a part.
+masks. Models with batch norm are refused: their statistics would be those of a part. How the losses
+of parts make that of a model which computes its own is tried on the script's batches.
 """
 
 import functools
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, final
@@ -22,6 +24,8 @@ from flatout.core.technique import Effect, Numerics, Technique
 
 if TYPE_CHECKING:
     import torch
+
+    from flatout.engine.own_loss import OwnLoss
 
 SPLIT_COST = 0.05
 """Of forward and backward: smaller products, and joining the outputs. Assumed."""
@@ -59,7 +63,7 @@ In the loop, with a loss that is a mean over samples, for $chunks parts of equal
         """Return halves and eighths where memory is tight and the batch has as many samples."""
         if not is_tight(profile, machine):
             return ()
-        per_call = profile.samples_per_step / max(1.0, profile.backwards_per_step)
+        per_call = profile.samples_per_step_per_rank / max(1.0, profile.backwards_per_step)
         return [cls(chunks=chunks) for chunks in CHUNKS if chunks <= per_call]
 
     def predict(self, profile: Profile, machine: Machine) -> Effect:
@@ -84,6 +88,17 @@ In the loop, with a loss that is a mean over samples, for $chunks parts of equal
             )
         return in_parts(call, root, self.chunks)
 
+    def end(self) -> str:
+        """Tell where a model's own loss could not be made of those of parts."""
+        trouble = next((own.trouble for own in _own if own.trouble), "")
+        if trouble:
+            raise NotApplicable(trouble)
+        return ""
+
+
+_own: "list[OwnLoss]" = []
+"""Of each model that is run in parts, what became of its own loss."""
+
 
 def find_coupled(model: "torch.nn.Module") -> str | None:
     """Return the name and kind of a module that mixes the samples of a batch, or None."""
@@ -103,12 +118,19 @@ def in_parts(
 ) -> Callable[..., Any]:
     """Return a call of a module that runs its batch in parts and joins the outputs.
 
-    Tensors whose first size is that of the first tensor are split, all else goes to every part.
+    Tensors whose first size is that of the first tensor are split, all else goes to every part. A
+    loss that the model computes itself is made of the parts'; where no weights of them give the
+    batch's, the batch is run whole.
 
     Raises, when called:
-        ValueError: if the outputs cannot be joined: a model that returns its own loss, for one.
+        ValueError: if the outputs cannot be joined.
     """
     import torch
+
+    from flatout.engine.own_loss import OwnLoss, scalars_of
+
+    own = OwnLoss()
+    _own.append(own)
 
     @functools.wraps(call)
     def call_in_parts(*args: Any, **kwargs: Any) -> Any:
@@ -118,17 +140,37 @@ def in_parts(
         size = batch_size((args, kwargs))
         if not torch.is_grad_enabled() or size < 2:
             return call(*args, **kwargs)
-        outputs = [
-            recomputed(call, module, part_args, part_kwargs)
-            for part_args, part_kwargs in split((args, kwargs), size, chunks)
-        ]
-        return join(outputs, size)
+        kwargs = without_cache(module, kwargs)
+        parts = split((args, kwargs), size, chunks)
+        if own.trouble:
+            return call(*args, **kwargs)
+        outputs = [recomputed(call, module, *part) for part in parts]
+        if not scalars_of(outputs[0]):
+            return join(outputs, size)
+        weights = own.weights(call, module, (args, kwargs), parts)
+        return call(*args, **kwargs) if weights is None else join(outputs, size, weights)
 
     return call_in_parts
 
 
-def join(outputs: Sequence[Any], size: int) -> Any:
+def without_cache(module: "torch.nn.Module", kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a call, with a cache for generating switched off if nobody asked.
+
+    Hugging Face's models return one by default, in training too: an object that nothing joins.
+    """
+    is_on = getattr(getattr(module, "config", None), "use_cache", False)
+    takes_it = "use_cache" in inspect.signature(module.forward).parameters
+    is_open = is_on and takes_it and "use_cache" not in kwargs
+    return {**kwargs, "use_cache": False} if is_open else kwargs
+
+
+def join(outputs: Sequence[Any], size: int, weights: Sequence[float] | None = None) -> Any:
     """Return one output of those of the parts.
+
+    Args:
+        outputs: of the parts, in order.
+        size: samples of the whole batch.
+        weights: of each part in a tensor without a dimension; None where there is none.
 
     Raises:
         ValueError: if a part of them has no batch to be joined along.
@@ -141,6 +183,10 @@ def join(outputs: Sequence[Any], size: int) -> Any:
     joined: list[Any] = []
     for column in zip(*(leaves for leaves, _ in flat), strict=True):
         first = column[0]
+        if isinstance(first, torch.Tensor) and not first.dim() and weights is not None:
+            pairs = zip(weights, column, strict=True)
+            joined.append(sum(w * part for w, part in pairs if w))  # no label: a mean of nothing
+            continue
         if isinstance(first, torch.Tensor) and first.dim():
             joined.append(torch.cat(column))
         elif first is None or isinstance(first, bool | int | float | str):
@@ -156,6 +202,6 @@ def _refusal(value: Any) -> str:
     shape = f"a tensor of shape {tuple(value.shape)}" if hasattr(value, "shape") else "an object"
     return (
         f"microbatching cannot join what the model returned: {shape} ({type(value).__name__}) "
-        "without a batch. A model that returns its own loss or a cache cannot be split: compute "
-        "the loss outside of it, or accumulate gradients in the loop"
+        "without a batch. A model that returns such a thing, or a cache, cannot be split: take it "
+        "out of the output, or accumulate gradients in the loop"
     )
