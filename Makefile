@@ -7,7 +7,7 @@ READY := $(VENV)/.flatout-ready
 NO_GPU := not gpu and not multi_gpu
 
 .DEFAULT_GOAL := check
-.PHONY: setup check fix lint test test-gpu demo bench bench-gpu bench-gpu-compute bench-gpu-memory
+.PHONY: setup check fix lint test test-gpu demo bench bench-gpu bench-gpu-base bench-gpu-memory
 .PHONY: chaos docs size
 
 setup: $(READY)
@@ -28,11 +28,12 @@ lint: setup
 
 # Under two minutes: what to run before each commit.
 check: lint
+	@$(PY) -m compileall -q src benchmarks
 	$(PY) -m pytest -q -m "$(NO_GPU) and not slow"
 
-# Everything that needs no GPU.
+# Everything that needs no GPU: what measures nothing in two halves beside each other, then the rest.
 test: lint
-	$(PY) -m pytest -q -m "$(NO_GPU)"
+	@bash .ci/test "$(PY)" "$(NO_GPU)"
 
 test-gpu: setup
 	$(PY) -m pytest -q -m "gpu or multi_gpu"
@@ -47,13 +48,14 @@ demo: setup
 bench: setup
 	$(PY) -m benchmarks.run
 
-# With the machine's own Python, whose torch knows CUDA: nothing is installed, no network is needed.
+# Products against cuBLAS, naive scripts tuned, the same under frameworks' defaults. With the machine's
+# own Python, whose torch knows CUDA: nothing is installed, no network is needed.
 bench-gpu:
-	PYTHONPATH=src $(PYTHON) -m benchmarks.run_gpu --set base
-
-# Products against cuBLAS, naive scripts tuned, the same under frameworks' defaults.
-bench-gpu-compute:
 	PYTHONPATH=src $(PYTHON) -m benchmarks.run_gpu --set compute
+
+# flatout itself: measure, tune, overhead, A/A.
+bench-gpu-base:
+	PYTHONPATH=src $(PYTHON) -m benchmarks.run_gpu --set base
 
 # Predicted memory against the device's own counters.
 bench-gpu-memory:

@@ -1,12 +1,64 @@
 """What every test run needs to know."""
 
 import signal
+from multiprocessing import resource_tracker
+from pathlib import Path
+
+from hypothesis import HealthCheck, settings
 
 collect_ignore_glob = ["*/scripts/*"]
 """Training scripts that tests start as processes of their own: importing one would train."""
+MEASURES = (
+    "benchmarks/test_input_pipeline.py",
+    "benchmarks/test_run.py",
+    "benchmarks/test_stage_process.py",
+    "benchmarks/test_stages.py",
+    "hardware/test_counter_samples.py",
+    "hardware/test_counters.py",
+    "hardware/test_host.py",
+    "hardware/test_load.py",
+    "hardware/test_peaks.py",
+    "profiling/probes/test_loader_alone.py",
+    "profiling/probes/test_pipeline.py",
+    "profiling/probes/test_worker_scan.py",
+    "profiling/test_journey_truth.py",
+    "seams/test_supervisor.py",
+    "techniques/compute/test_scheduled_gc.py",
+    "workflow/passes/test_ceilings.py",
+    "workflow/test_demo.py",
+    "workflow/test_epochs.py",
+    "workflow/test_faults.py",
+    "workflow/test_pace.py",
+    "workflow/test_ranks.py",
+    "workflow/test_rescue.py",
+)
+"""Modules whose tests look at what was measured, or at all processes of the machine: no other test
+may run beside them."""
 
 
 def pytest_configure():
     """Let Ctrl-C work in what tests start: a shell ignores it for the jobs in its background."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    # Started late it would be a process that some test left behind.
+    resource_tracker.ensure_running()
+
+
+def pytest_collection_modifyitems(items):
+    """Mark the tests that are not to have others beside them."""
+    here = Path(__file__).parent
+    alone = {here / name for name in MEASURES}
+    for item in items:
+        if item.path in alone:
+            item.add_marker("measures")
+
+
+# The same examples in every run, and no time limit for one of them: no test is decided by luck.
+settings.register_profile(
+    "flatout",
+    deadline=None,
+    derandomize=True,
+    database=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.load_profile("flatout")

@@ -43,8 +43,9 @@ def test_a_naive_script_s_model_trains_under_a_framework(framework, monkeypatch,
     pytest.importorskip(framework)
     monkeypatch.setattr(ladder, "FRAMEWORKS", (framework,))
     monkeypatch.setattr(ladder, "RUNGS", ladder.RUNGS[:1])
+    monkeypatch.setattr(ladder, "PEER_S", 240.0)  # a busy machine may take minutes to import them
 
-    (row,) = ladder.peers(120.0, bench, smoke=True)["rows"]
+    (row,) = ladder.peers(300.0, bench, smoke=True)["rows"]
 
     assert "why" not in row
     assert row["per_s"] > 0

@@ -4,6 +4,7 @@ import sys
 import textwrap
 import time
 
+import psutil
 import pytest
 
 from benchmarks import run_gpu
@@ -62,27 +63,26 @@ def test_a_stage_that_dies_leaves_what_it_had_and_what_killed_it(played):
 
 @pytest.mark.chaos
 def test_a_stage_that_hears_nothing_is_killed_with_what_it_started(played, tmp_path):
-    began = time.monotonic()
-
     found, _ = played(
         f"""
-        import signal, subprocess, sys, time
+        import pathlib, signal, subprocess, sys, time
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         note_to(path)({{"rows": [1]}})
-        code = "import time, pathlib; time.sleep(8); pathlib.Path('{tmp_path}/late').touch()"
-        subprocess.Popen([sys.executable, "-c", code])
-        time.sleep(60)
+        child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+        pathlib.Path("{tmp_path}/child").write_text(str(child.pid))
+        time.sleep(600)
         """,
         seconds=1.0,
         grace_s=2.0,
     )
-    took_s = time.monotonic() - began
-    time.sleep(max(0.0, 9.0 - took_s))
-
-    assert took_s < 30
     assert found["why"] == "killed: it did not end after its 1 s"
     assert found["result"] == {"rows": [1]}
-    assert not (tmp_path / "late").exists()
+    child = int((tmp_path / "child").read_text())
+    for _ in range(600):
+        if not psutil.pid_exists(child):
+            break
+        time.sleep(0.1)
+    assert not psutil.pid_exists(child)
 
 
 def test_a_process_that_cannot_even_begin_says_why(played):
@@ -132,7 +132,7 @@ def test_a_stage_of_the_program_is_played_apart(tmp_path):
     bench = Bench(machine=a_machine(), work=tmp_path, say=lines.append)
     stages = run_gpu.chosen(run_gpu.stages_of(bench, run_gpu.SMOKE), "compute", ("gemm",))
 
-    found = run_gpu.play_apart(stages[0], 60.0, bench=bench, smoke=True)
+    found = run_gpu.play_apart(stages[0], 300.0, bench=bench, smoke=True)
 
     assert found["status"] == "done"
     assert [row["case"] for row in found["result"]["rows"]][:2] == ["plain 64", "plain 96"]

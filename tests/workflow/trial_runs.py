@@ -1,5 +1,6 @@
 """Run the test scripts as trials, each combination once for all tests that look at it."""
 
+import dataclasses
 import functools
 import shutil
 import sys
@@ -11,6 +12,7 @@ from flatout.core.workload import Workload
 from flatout.hardware.machine import read_machine
 from flatout.workflow.trials import TrialOptions, run_trial
 
+LIMIT = {"limit_s": 120.0}
 SCRIPTS = Path(__file__).parent.parent / "seams" / "scripts"
 
 
@@ -26,9 +28,15 @@ def copy_scripts():
     return folder / "work"
 
 
-@functools.cache
 def trial_of(command, levers=(), **options):
     """Return the trial of one command line, run in a fresh copy of the scripts' folder."""
+    usual = {field.name: field.default for field in dataclasses.fields(TrialOptions)} | LIMIT
+    unusual = {name: value for name, value in options.items() if usual[name] != value}
+    return _trial_of(command, levers, **unusual)  # one trial, whether the usual is spelled out
+
+
+@functools.cache
+def _trial_of(command, levers, **options):
     folder = copy_scripts()
     target, *arguments = command.split()
     recipe = Recipe(choices=tuple(Choice(technique=name) for name in levers))
@@ -36,7 +44,7 @@ def trial_of(command, levers=(), **options):
         target=target, arguments=tuple(arguments), folder=folder, python=sys.executable
     )
     try:
-        trial = run_trial(workload, recipe, machine(), TrialOptions(**{"limit_s": 120.0} | options))
+        trial = run_trial(workload, recipe, machine(), TrialOptions(**LIMIT | options))
     finally:
         shutil.rmtree(folder.parent)
     return trial

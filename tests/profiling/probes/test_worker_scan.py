@@ -78,13 +78,22 @@ def test_a_training_that_waits_for_its_samples_is_faster_with_a_worker(slow_data
     assert slow_data.outcome is Outcome.OK, slow_data.traceback
     assert slow_data.details["errors"] == []
     visits = slow_data.details["probes"]["worker_scan"]["visits"]
+    order = [visit["num_workers"] for visit in visits]
     # Up over all of them, and back and up again over the best and the present one.
-    assert [visit["num_workers"] for visit in visits] == [0, 1, 3, 3, 1, 0, 0, 1, 3]
-    batch_ms = {visit["num_workers"]: visit["batch_ms"] for visit in visits}
+    assert order[:3] == [0, 1, 3]
+    assert order[3:] == [*reversed(order[-len(order[3:]) // 2 :]), *order[-len(order[3:]) // 2 :]]
+    assert {0} < set(order[3:]) <= {0, 1, 3}
     # 4 samples of 20 ms and a step of 200 ms: after each other, or beside each other.
-    assert batch_ms[0] > 279
-    assert 199 < batch_ms[1] < 275
-    assert 199 < batch_ms[3] < 275
+    best = best_ms(visits)
+    assert best[0] > 279
+    assert 199 < best[1] < best[0]
+    assert 199 < best[3] < best[0]
+
+
+def best_ms(visits):
+    """Return the fastest visit of each number: a busy machine only ever makes one slower."""
+    numbers = {visit["num_workers"] for visit in visits}
+    return {n: min(v["batch_ms"] for v in visits if v["num_workers"] == n) for n in numbers}
 
 
 @pytest.mark.slow
@@ -99,12 +108,12 @@ def test_the_run_ends_with_the_scan_and_no_worker_outlives_it(slow_data):
 def test_short_epochs_are_visited_whole():
     probes = {"worker_scan": options(prefetch=[(0, 0), (2, 2)], whole_epochs=True, max_s=100.0)}
 
-    trial = probed(SCRIPTS / "slow_data.py", "0", "48", probes=probes, steps=ENDLESS)
+    trial = probed(SCRIPTS / "slow_data.py", "0", "24", probes=probes, steps=ENDLESS)
 
     assert trial.outcome is Outcome.OK, trial.traceback
     seen = trial.details["probes"]["worker_scan"]
-    assert [visit["batches"] for visit in seen["visits"]] == [12] * 6
+    assert [visit["batches"] for visit in seen["visits"]] == [6] * 6
     assert seen["epoch_batches"] is None
-    batch_ms = {visit["num_workers"]: visit["batch_ms"] for visit in seen["visits"]}
-    assert batch_ms[0] > 279
-    assert 199 < batch_ms[2] < 275
+    best = best_ms(seen["visits"])
+    assert best[0] > 279
+    assert 199 < best[2] < best[0]
