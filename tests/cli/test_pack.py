@@ -1,4 +1,5 @@
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -89,3 +90,60 @@ def test_a_failed_start_leaves_nothing_behind(tmp_path, capsys):
     assert call(["pack", str(tmp_path / "missing"), str(tmp_path / "out")]) == 2
     assert not (tmp_path / "out").exists()
     assert "there is no" in capsys.readouterr().err
+
+
+def test_the_size_and_the_room_for_it_are_told_before_anything_is_written(photos, tmp_path, capsys):
+    assert call(["pack", photos, str(tmp_path / "a")]) == 0
+
+    first = capsys.readouterr().err.splitlines()[0]
+    assert "about 0.0 MiB to write" in first
+    assert "free in" in first
+
+
+def test_a_store_is_checked_without_its_source(photos, tmp_path, capsys):
+    call(["pack", photos, str(tmp_path / "a")])
+    shutil.rmtree(photos)
+    capsys.readouterr()
+
+    code = call(["pack", "--check", str(tmp_path / "a"), "--json", f"{tmp_path}/check.json"])
+
+    assert code == 0
+    assert "12 samples, 0.0 MiB; all as they were written" in words_of(capsys.readouterr().out)
+    result = json.loads((tmp_path / "check.json").read_text())
+    assert result["schema"] == "flatout.pack_check/1"
+    assert result["is_sound"] is True
+    assert result["problems"] == []
+
+
+def test_a_damaged_store_ends_its_check_with_code_1_and_the_sample(photos, tmp_path, capsys):
+    call(["pack", photos, str(tmp_path / "a")])
+    shard = tmp_path / "a/shard-00000.bin"
+    data = bytearray(shard.read_bytes())
+    data[1000] ^= 1
+    shard.write_bytes(data)
+
+    code = call(["pack", "--check", str(tmp_path / "a"), "--json", f"{tmp_path}/check.json"])
+
+    out = words_of(capsys.readouterr().out)
+    assert code == 1
+    assert "1 problem found" in out
+    assert ".jpeg: the stored bytes are damaged" in out
+    assert json.loads((tmp_path / "check.json").read_text())["num_problems"] == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], "SRC and DST are needed"),
+        (["photos"], "SRC and DST are needed"),
+        (["photos", "--check", "store"], "leave photos away"),
+        (["--check", "nowhere"], "there is no packed store"),
+    ],
+)
+def test_what_is_missing_or_too_much_is_named(capsys, arguments, words):
+    assert call(["pack", *arguments]) == 2
+    assert words in words_of(capsys.readouterr().err)
+
+
+def words_of(text):
+    return " ".join(text.split())

@@ -55,6 +55,14 @@ def test_samples_lie_in_a_permutation_of_the_seed(tmp_path):
     assert list(first) != list(second)
 
 
+def test_the_index_is_a_file_that_numpy_would_have_written(tmp_path):
+    packed(image_folder(tmp_path / "photos"), tmp_path / "a")
+
+    np.save(tmp_path / "again.npy", np.load(tmp_path / "a/index.npy"))
+
+    assert (tmp_path / "again.npy").read_bytes() == (tmp_path / "a/index.npy").read_bytes()
+
+
 def test_the_order_of_the_source_is_kept_when_asked(tmp_path):
     header = packed(image_folder(tmp_path / "photos"), tmp_path / "a", is_shuffled=False)
 

@@ -202,6 +202,80 @@ def test_damaged_stores_are_refused_with_the_file(copy):
         flatout.data.open(copy)
 
 
+def read_one(data, index):
+    return data[index]
+
+
+def read_batch(data, index):
+    return data.__getitems__([0, index])
+
+
+def read_by_workers(data, index):
+    return list(DataLoader(data, 2, sampler=[0, index], num_workers=1))
+
+
+def read_whole(data, index):
+    return list(DataLoader(data, 2, sampler=[0, index]))
+
+
+def read_crop(data, index):
+    crops = flatout.data.Crops(side=8)
+    return flatout.data.cropped(data, crops, seed=0).__getitems__([0, index])
+
+
+def flip_a_bit(folder, place):
+    """Change the last byte of a sample where it lies."""
+    row = np.load(folder / "index.npy")[place]
+    shards = json.loads((folder / "header.json").read_text())["shards"]
+    with (folder / shards[row["shard"]]["name"]).open("r+b") as file:
+        file.seek(int(row["offset"] + row["length"]) - 1)
+        (byte,) = file.read(1)
+        file.seek(-1, 1)
+        file.write(bytes([byte ^ 1]))
+
+
+@pytest.fixture
+def flipped(root, tmp_path):
+    """Return an even store of raw pixels of which sample 5 is damaged."""
+    packed(root / "square", tmp_path / "a", encoding=Encoding(kind="raw"))
+    flip_a_bit(tmp_path / "a", 5)
+    return tmp_path / "a"
+
+
+@pytest.mark.parametrize("read", [read_one, read_batch, read_by_workers, read_whole, read_crop])
+def test_a_checked_store_names_the_sample_that_is_damaged(flipped, read):
+    data = flatout.data.open(flipped, check=True)
+    read(data, 4)
+
+    words = r"sample 5 of \S+a \(\w+/\d+\.jpeg\) is damaged: the bytes in shard-00000\.bin"
+    with pytest.raises(UserError, match=words):
+        read(data, 5)
+
+
+@pytest.mark.parametrize("read", [read_one, read_batch, read_whole, read_crop])
+def test_a_store_that_is_not_checked_gives_what_is_there(flipped, read):
+    assert read(flatout.data.open(flipped), 5) is not None
+
+
+def test_a_checked_store_gives_the_same_samples(root):
+    plain, checked = (flatout.data.open(root / "even", check=kind) for kind in (False, True))
+
+    for (image, label), (other, other_label) in zip(plain, checked, strict=True):
+        assert torch.equal(image, other)
+        assert label == other_label
+
+
+def test_what_was_found_whole_is_not_looked_at_again(flipped):
+    data = flatout.data.open(flipped, check=True)
+    data[4]
+    flip_a_bit(flipped, 4)
+
+    data[4]
+
+    with pytest.raises(UserError, match="sample 4 of"):
+        pickle.loads(pickle.dumps(data))[4]
+
+
 def test_a_slot_takes_its_epoch_to_another_process():
     again = pickle.loads(pickle.dumps(Slot(3, 7)))
 

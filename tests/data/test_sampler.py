@@ -5,8 +5,10 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
+import flatout.data
 from flatout.core.errors import UserError
-from flatout.data.sampler import GlobalOrder, OrderOptions
+from flatout.data.sampler import BlockSampler, GlobalOrder, OrderOptions
+from tests.data.packs import packed
 
 
 class Numbers:
@@ -104,3 +106,28 @@ def test_the_global_streams_are_left_alone():
 
     assert random.getstate() == before[0]
     assert torch.equal(torch.get_rng_state(), before[1])
+
+
+@pytest.mark.parametrize("order", ["source", "stored"])
+def test_block_order_draws_each_sample_once_where_some_were_left_out(tmp_path, order):
+    lines = [f'{{"n": {n}}}' for n in range(100)]
+    lines[5] = "damaged"
+    (tmp_path / "a.jsonl").write_text("\n".join(lines))
+    packed(tmp_path / "a.jsonl", tmp_path / "a", on_bad="skip")
+    data = flatout.data.open(tmp_path / "a", order=order)
+    options = OrderOptions(block=8)
+
+    found = list(BlockSampler(data.store, options, is_reordered=data.is_reordered))
+
+    stored = flatout.data.open(tmp_path / "a")
+    assert sorted(found) == list(range(99))
+    assert [data[n]["n"] for n in found] == [stored[p]["n"] for p in options.places(99, 0)]
+
+
+def test_the_example_of_the_global_order_runs():
+    example = next(line for line in GlobalOrder.__doc__.splitlines() if "GlobalOrder(len" in line)
+    names = {"GlobalOrder": GlobalOrder, "OrderOptions": OrderOptions, "data": Numbers()}
+
+    exec(example.strip(), names)
+
+    assert len(names["order"]) == 1

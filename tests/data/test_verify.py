@@ -1,11 +1,12 @@
 import shutil
 
+import numpy as np
 import pytest
 
 from flatout.core.errors import UserError
 from flatout.data.format import Encoding
 from flatout.data.sources import open_source
-from flatout.data.verify import verify
+from flatout.data.verify import check, verify
 from tests.data.packs import file_bytes, image_folder, packed
 
 ENCODINGS = [
@@ -89,3 +90,88 @@ def test_a_source_of_another_length_is_refused(tmp_path):
 
     with pytest.raises(UserError, match="packed from 12 samples, and the source has 13"):
         verified(source, tmp_path / "a")
+
+
+def checked(folder, **options):
+    """Return the problems that a store has by itself."""
+    return check(folder, tell=lambda _progress: None, **options)[1]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_store_needs_no_source_to_prove_its_own_bytes(tmp_path, workers):
+    source = image_folder(tmp_path / "photos", 20)
+    packed(source, tmp_path / "a", shard_bytes=4_000)
+    shutil.rmtree(source)
+
+    assert checked(tmp_path / "a", workers=workers) == []
+
+
+@pytest.mark.parametrize("at", [0, 0.5, 1])
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_flipped_bit_anywhere_is_found_without_the_source(tmp_path, at, workers):
+    packed(image_folder(tmp_path / "photos", 20), tmp_path / "a", shard_bytes=4_000)
+    shard = tmp_path / "a/shard-00001.bin"
+    data = bytearray(shard.read_bytes())
+    data[round(at * (len(data) - 1))] ^= 1
+    shard.write_bytes(data)
+
+    problems = checked(tmp_path / "a", workers=workers)
+
+    assert len(problems) == 1
+    assert problems[0].endswith(".jpeg: the stored bytes are damaged")
+
+
+def change_index(folder, column, value):
+    """Write another value into the first row of the index."""
+    index = np.load(folder / "index.npy")
+    index[column][0] = value
+    np.save(folder / "index.npy", index)
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "words"),
+    [
+        ("label", 77, "the index has the label 77 for it"),
+        ("offset", 2**40, "the stored bytes are damaged"),
+        ("length", 3, "the stored bytes are damaged"),
+        ("original", 99, "such that the source does not have"),
+        ("shard", 1, "the index names file shards that there are not"),
+    ],
+)
+def test_an_index_that_does_not_belong_to_the_records_is_found(tmp_path, column, value, words):
+    packed(image_folder(tmp_path / "photos"), tmp_path / "a")
+    change_index(tmp_path / "a", column, value)
+
+    assert any(words in problem for problem in checked(tmp_path / "a"))
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "words"),
+    [
+        ("names.txt", b"no JSON\n", "names.txt is damaged"),
+        ("names.txt", b'"one name"\n', "names.txt is damaged"),
+        ("skipped.jsonl", b"{}\n", "0 samples are missing and 1 are listed"),
+    ],
+)
+def test_lists_that_contradict_the_header_are_found(tmp_path, name, data, words):
+    packed(image_folder(tmp_path / "photos"), tmp_path / "a")
+    (tmp_path / "a" / name).write_bytes(data)
+
+    assert any(words in problem for problem in checked(tmp_path / "a"))
+
+
+def test_a_store_that_was_packed_without_some_samples_is_sound(tmp_path):
+    source = image_folder(tmp_path / "photos")
+    (source / "dog/0004.jpeg").write_bytes(b"no image")
+    packed(source, tmp_path / "a", on_bad="skip")
+
+    assert checked(tmp_path / "a") == []
+
+
+def test_a_file_shard_that_is_cut_off_is_named(tmp_path):
+    packed(image_folder(tmp_path / "photos"), tmp_path / "a")
+    shard = tmp_path / "a/shard-00000.bin"
+    shard.write_bytes(shard.read_bytes()[:-1])
+
+    with pytest.raises(UserError, match=r"shard-00000\.bin has \d+ bytes instead of"):
+        checked(tmp_path / "a")

@@ -17,6 +17,7 @@ from flatout.cli.display import Tell
 from flatout.cli.options import json_option, terminal_width
 from flatout.core.progress import Progress
 from flatout.core.units import format_duration
+from flatout.reporting.tables import ascii_only
 
 ENCODINGS = ("original", "raw", "jpeg", "qoi", "zstd", "tokens")
 LINE_S = 5.0
@@ -26,8 +27,8 @@ DIFFERENT = 1
 
 
 @click.command("pack")
-@click.argument("source", metavar="SRC")
-@click.argument("destination", metavar="DST", type=click.Path(path_type=Path))
+@click.argument("source", metavar="SRC", required=False)
+@click.argument("destination", metavar="DST", type=click.Path(path_type=Path), required=False)
 @click.option(
     "--encode",
     type=click.Choice(ENCODINGS),
@@ -61,10 +62,17 @@ DIFFERENT = 1
     help="Stop at a sample that cannot be packed, or leave it out and list it.",
 )
 @click.option("--verify", is_flag=True, help="Compare every stored sample with the source.")
+@click.option(
+    "--check",
+    "store",
+    metavar="STORE",
+    type=click.Path(path_type=Path),
+    help="Compare a packed store with its own checksums; needs no source, packs nothing.",
+)
 @json_option
 def command(  # noqa: PLR0913, PLR0917  one parameter per option
-    source: str,
-    destination: Path,
+    source: str | None,
+    destination: Path | None,
     encode: str,
     short_side: int | None,
     quality: int,
@@ -74,6 +82,7 @@ def command(  # noqa: PLR0913, PLR0917  one parameter per option
     workers: int | None,
     on_bad: str,
     verify: bool,
+    store: Path | None,
     json_path: Path | None,
 ) -> int:
     """Put a data set into a fast, shuffled, resumable format.
@@ -89,6 +98,11 @@ def command(  # noqa: PLR0913, PLR0917  one parameter per option
     from flatout.reporting.text.pack import render_pack
     from flatout.workflow.pack import pack
 
+    if store:
+        _check_alone(source)
+        return check(store, workers or usable_cores(), json_path)
+    if not source or not destination:
+        raise click.UsageError("SRC and DST are needed: what to pack, and where to")
     if short_side and encode in ("original", "tokens"):
         raise click.UsageError(f"--short-side needs --encode raw, jpeg, qoi or zstd, not {encode}")
     options = PackOptions(
@@ -111,6 +125,29 @@ def command(  # noqa: PLR0913, PLR0917  one parameter per option
         write_json(packed, json_path)
     is_different = packed["verification"] and packed["verification"]["num_problems"]
     return DIFFERENT if is_different else 0
+
+
+def _check_alone(source: str | None) -> None:
+    if source:
+        raise click.UsageError(f"--check looks at a store and packs nothing; leave {source} away")
+
+
+def check(store: Path, workers: int, json_path: Path | None) -> int:
+    """Look whether a store is what was written, and say so."""
+    from flatout.reporting.documents import write_json
+    from flatout.reporting.text.pack import render_check
+    from flatout.workflow.pack import check as checked
+
+    try:
+        with progress() as tell, heeding_ctrl_c(tell) as heeding:
+            found = checked(store, workers=workers, tell=heeding).to_json()
+    except KeyboardInterrupt:
+        click.echo("flatout: stopped; nothing was changed", err=True)
+        return INTERRUPTED
+    click.echo(render_check(found, width=terminal_width()), nl=False)
+    if json_path:
+        write_json(found, json_path)
+    return 0 if found["is_sound"] else DIFFERENT
 
 
 @contextmanager
@@ -154,6 +191,9 @@ def progress() -> Iterator[Tell]:
         task = bar.add_task("looking at the source", total=1.0)
 
         def tell(now: Progress) -> None:
+            if now.event:
+                bar.console.print(ascii_only(now.event), markup=False)
+                return
             left = f", {format_duration(now.left_s)} left"
             bar.update(task, completed=now.done_share, description=now.trying + left)
 
@@ -161,12 +201,16 @@ def progress() -> Iterator[Tell]:
 
 
 class _Lines:
-    """Lines of progress, not more often than a log can bear."""
+    """Lines of progress, not more often than a log can bear; events are all written."""
 
     def __init__(self) -> None:
         self.said_at = time.monotonic()
 
     def tell(self, now: Progress) -> None:
+        if now.event:
+            event = ascii_only(now.event)
+            print(f"[{format_duration(now.elapsed_s)}] {event}", file=sys.stderr)
+            return
         if time.monotonic() - self.said_at < LINE_S:
             return
         self.said_at = time.monotonic()

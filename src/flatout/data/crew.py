@@ -10,6 +10,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
@@ -59,6 +60,19 @@ def _done_here(job: Job, number: int, tick: Tick) -> Any:
         if kind == "defect":
             raise
         raise UserError(value) from None
+
+
+@contextmanager
+def failures_worded() -> Iterator[None]:
+    """Say of a failed read or write what it is, as for the jobs: full disks are no defects.
+
+    Raises:
+        UserError: for every `OSError` inside.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise UserError(_worded(error)[1]) from None
 
 
 def start_method() -> str:

@@ -10,6 +10,7 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils.data import DataLoader, IterableDataset, _DatasetKind, get_worker_info
 from torch.utils.data._utils import worker as torch_worker
@@ -25,6 +26,7 @@ TROUBLES = (
     "the iterable data set counts in an attribute, which a fresh copy starts anew",
     "the data set makes a random number generator of its own in its workers",
 )
+_numpy_seed: Callable[[int, int], Any] = getattr(torch_worker, "_generate_state", lambda *_: None)
 Generators = Sequence[tuple[Any, Any]]
 """Random number generators, each with where it stood."""
 
@@ -37,7 +39,8 @@ class EpochStreams:
 
     def __init__(self, then: Callable[[int], Any] | None = None) -> None:
         self.then = then
-        self._shared = torch.zeros(2, dtype=torch.int64).share_memory_()
+        self._shared = torch.zeros(2, dtype=torch.int64)
+        self._shared.share_memory_()  # type: ignore[no-untyped-call]
 
     @property
     def seed(self) -> int:
@@ -67,7 +70,7 @@ class EpochStreams:
         self._start(number)
         if find_change(before, state_of(info.dataset)) is not None:
             self._note(1)
-        make = _DatasetKind.create_fetcher
+        make: Callable[..., Any] = _DatasetKind.create_fetcher
         in_collate: list[tuple[Any, Any]] | None = None
 
         def make_and_start_anew(kind: Any, dataset: Any, *others: Any) -> Any:
@@ -86,7 +89,7 @@ class EpochStreams:
 
         # Torch makes a fetcher when a worker starts and whenever an epoch begins in it. This
         # process is a worker: all else that makes one here are loaders inside samples.
-        _DatasetKind.create_fetcher = staticmethod(make_and_start_anew)  # type: ignore[assignment]
+        _DatasetKind.create_fetcher = staticmethod(make_and_start_anew)  # type: ignore[method-assign]
 
     def _look_at(self, fetcher: Any, dataset: Any, held: Generators, counts: Any) -> None:
         """Notice, as batches are made, what a fresh copy of the data set would not have."""
@@ -132,10 +135,7 @@ def seed_worker(base_seed: int, number: int) -> None:
     """Put the global streams of a worker where torch puts those of a new one."""
     random.seed(base_seed + number)
     torch.manual_seed(base_seed + number)
-    if torch_worker.HAS_NUMPY:
-        import numpy as np
-
-        np.random.seed(torch_worker._generate_state(base_seed, number))
+    np.random.seed(_numpy_seed(base_seed, number))
     info = get_worker_info()
     if info is not None:
         object.__setattr__(info, "seed", base_seed + number)  # the class is frozen
@@ -170,13 +170,10 @@ def _state(value: Any) -> Any:
         return value.getstate()
     if isinstance(value, torch.Generator):
         return value.get_state()
-    if torch_worker.HAS_NUMPY:
-        import numpy as np
-
-        if isinstance(value, np.random.Generator):
-            return value.bit_generator.state
-        if isinstance(value, np.random.RandomState):
-            return value.get_state()
+    if isinstance(value, np.random.Generator):
+        return value.bit_generator.state
+    if isinstance(value, np.random.RandomState):
+        return value.get_state()
     return None
 
 

@@ -80,17 +80,27 @@ def pack(source: Source, folder: Path, options: PackOptions, tell: Tell) -> Head
         UserError: if the folder is in use or holds something else, the disk is too small or full,
             a sample is bad under the policy `raise`, or a worker died.
     """
-    encode.check(options.encoding, source.contents.fields)
     staging.check_empty(folder)
     with staging.locked(folder):
+        return pack_held(source, folder, options, tell)
+
+
+def pack_held(source: Source, folder: Path, options: PackOptions, tell: Tell) -> Header:
+    """Do what `pack` does, for who holds the folder (`staging.locked`) already."""
+    encode.check(options.encoding, source.contents.fields)
+    with crew.failures_worded():
         if (folder / HEADER).is_file():
             return _finished(source, folder, options)
         estimate = estimated(source, folder, options)
         plan = staging.agree(folder, _plan(source, options, estimate))
         left = staging.missing_shards(folder, plan)
         _check_room(estimate, len(left) / plan.shards, folder)
-        _write(source, folder, options, plan, tell)
-        return _assemble(source, folder, plan)
+        tell(_beginning(estimate, len(left) / plan.shards, folder))
+        try:
+            _write(source, folder, options, plan, tell)
+            return _assemble(source, folder, plan)
+        finally:
+            staging.remove_drafts(folder)
 
 
 def _finished(source: Source, folder: Path, options: PackOptions) -> Header:
@@ -112,7 +122,6 @@ def _finished(source: Source, folder: Path, options: PackOptions) -> Header:
             f"{folder} is packed already, from another source or with other options; choose "
             "another folder, or remove this one"
         )
-    staging.clear(folder)
     return header
 
 
@@ -148,6 +157,18 @@ def _check_room(estimate: Estimate, share: float, folder: Path) -> None:
         )
 
 
+def _beginning(estimate: Estimate, share: float, folder: Path) -> Progress:
+    """Return the first that is told: what will be written, and where there is room for it."""
+    size, free = format_bytes(estimate.bytes * share), format_bytes(estimate.free_bytes)
+    return Progress(
+        trying="packing",
+        done_share=1 - share,
+        elapsed_s=0.0,
+        left_s=0.0,
+        event=f"about {size} to write, {free} free in {folder}",
+    )
+
+
 def _plan(source: Source, options: PackOptions, estimate: Estimate) -> Plan:
     per_shard = int(options.shard_bytes / max(1.0, estimate.mean_bytes))
     return Plan(
@@ -177,12 +198,9 @@ def _write(source: Source, folder: Path, options: PackOptions, plan: Plan, tell:
     done = crew.perform(
         job, left, workers=options.workers, method=options.method, tick=counted.tick
     )
-    try:
-        with closing(done):  # an exception here ends the workers at once, not some time later
-            for _number, _samples in done:
-                counted.tick(0)
-    finally:
-        staging.remove_drafts(folder)
+    with closing(done):  # an exception here ends the workers at once, not some time later
+        for _number, _samples in done:
+            counted.tick(0)
 
 
 class Counter:
@@ -219,10 +237,7 @@ def _assemble(source: Source, folder: Path, plan: Plan) -> Header:
     skipped = [*source.contents.skipped, *(item for part in parts for item in part.skipped)]
     if not len(entries):
         raise UserError(f"all {plan.samples} samples are bad; the first: {_words(skipped[0])}")
-    with (folder / f"{INDEX}{staging.DRAFT}").open("wb") as file:
-        np.save(file, entries, allow_pickle=False)
-        staging.sync(file.fileno())
-    (folder / f"{INDEX}{staging.DRAFT}").replace(folder / INDEX)
+    _write_index(folder, entries)
     if source.contents.is_named:
         names = (json.dumps(name) for part in parts for name in part.names)
         staging.write_whole(folder / NAMES, "".join(f"{name}\n" for name in names).encode())
@@ -230,8 +245,20 @@ def _assemble(source: Source, folder: Path, plan: Plan) -> Header:
     staging.write_whole(folder / SKIPPED, "".join(f"{line}\n" for line in lines).encode())
     header = _header(source, plan, parts, len(skipped))
     write_header(header, folder)
-    staging.clear(folder)
     return header
+
+
+def _write_index(folder: Path, entries: staging.Entries) -> None:
+    """Write what `numpy.save` does; but `write` says it with a number where the disk is full."""
+    draft = folder / f"{INDEX}{staging.DRAFT}"
+    with draft.open("wb") as file:
+        np.lib.format.write_array_header_1_0(
+            file, np.lib.format.header_data_from_array_1_0(entries)
+        )
+        file.write(entries.view(np.uint8).data)
+        file.flush()
+        staging.sync(file.fileno())
+    draft.replace(folder / INDEX)
 
 
 def _header(source: Source, plan: Plan, parts: Sequence[Part], skipped: int) -> Header:

@@ -13,7 +13,15 @@ from typing import Any
 import numpy as np
 
 from flatout.core.errors import UserError
-from flatout.data.format import ENTRY, INDEX, NAMES, Header, read_header, split_record
+from flatout.data.format import (
+    ENTRY,
+    INDEX,
+    NAMES,
+    Header,
+    checksum,
+    read_header,
+    split_record,
+)
 
 Places = np.ndarray[Any, np.dtype[np.int64]]
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
@@ -29,13 +37,19 @@ class Store:
 
     Can be sent to other processes: each maps the files for itself.
 
+    Args:
+        folder: of the store.
+        is_checked: whether a record's bytes are held against its checksum before they are read for
+            the first time in a process.
+
     Raises:
         UserError: if there is no complete store in the folder.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, is_checked: bool = False) -> None:
         self.folder = folder.resolve()
         self.header: Header = read_header(self.folder)
+        self.is_checked = is_checked
         self._begin_counting()
         self._check_sizes()
 
@@ -45,12 +59,14 @@ class Store:
         self._read_bytes = 0
         self.let_go_count = 0
         """How often old pages were let go."""
+        self.passed = np.zeros(self.header.samples if self.is_checked else 0, dtype=bool)
+        """Whether each record was found as it was packed; of a store that is checked."""
 
     def __len__(self) -> int:
         return self.header.samples
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"folder": self.folder, "header": self.header}
+        return {"folder": self.folder, "header": self.header, "is_checked": self.is_checked}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -143,6 +159,7 @@ class Store:
 
     def parts(self, place: int) -> list[memoryview]:
         """Return the payloads of a record's fields."""
+        check_records(self, (place,))
         return split_record(self.record(place), len(self.header.fields))
 
     def payload_at(self, shard: int, begin: int, fields: int, number: int) -> int:
@@ -184,6 +201,31 @@ class Store:
         opened = _Opened([self.folder / shard.name for shard in self.header.shards])
         self._keep = opened
         return opened.numbers
+
+
+def check_records(store: Store, places: Sequence[int] | Places) -> None:
+    """Hold records that this process did not read yet against their checksums, if asked for.
+
+    Raises:
+        UserError: if the bytes of one are others than those that were packed.
+    """
+    if not store.is_checked:
+        return
+    wanted = np.asarray(places, dtype=np.int64)
+    for place in wanted[~store.passed[wanted]].tolist():
+        if checksum(store.record(place)) != store.index["check"][place]:
+            raise UserError(_damage(store, place))
+        store.passed[place] = True
+
+
+def _damage(store: Store, place: int) -> str:
+    row, shards = store.index[place], store.header.shards
+    name = f" ({store.names[place]})" if place < len(store.names) else ""
+    return (
+        f"sample {place} of {store.folder}{name} is damaged: the bytes in "
+        f"{shards[row['shard']].name} are not those that were packed; copy the store again, or "
+        "pack it again into an empty folder"
+    )
 
 
 def _mapped(path: Path, size: int) -> mmap.mmap | bytes:

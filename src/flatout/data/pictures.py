@@ -11,6 +11,8 @@ import importlib
 import importlib.util
 import io
 import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -70,15 +72,25 @@ def from_source(value: Any) -> bytes:
     if is_pil(value):
         if value.mode not in CHANNELS:
             raise BadSample(f"the image's mode is {value.mode}; convert it to L, RGB or RGBA")
-        return _raw(np.asarray(value))
+        with _damage_named():  # it may not have been read from its file yet
+            return _raw(np.asarray(value))
     check_file(value)
     return bytes((ORIGINAL,)) + bytes(value)
 
 
 def encode(payload: bytes, encoding: Encoding) -> bytes:
-    """Return the payload in another encoding."""
+    """Return the payload in another encoding.
+
+    Raises:
+        BadSample: if Pillow cannot decode the image, or the encoding cannot hold it.
+    """
     if encoding.kind in ("original", "tokens"):
         return payload
+    with _damage_named():
+        return _encoded(payload, encoding)
+
+
+def _encoded(payload: bytes, encoding: Encoding) -> bytes:
     image = open_image(memoryview(payload))
     if encoding.is_lossless:
         pixels = _lossless_pixels(image)
@@ -92,14 +104,20 @@ def encode(payload: bytes, encoding: Encoding) -> bytes:
 
 
 def open_image(payload: memoryview) -> "Image.Image":
-    """Return the image as Pillow gives it, in its own mode."""
+    """Return the image as Pillow gives it, in its own mode.
+
+    Raises:
+        BadSample: if Pillow does not know it, or refuses it for its size.
+    """
     from PIL import Image, UnidentifiedImageError
 
     if payload[0] in (ORIGINAL, JPEG):
-        try:
-            return Image.open(io.BytesIO(payload[1:]))
-        except UnidentifiedImageError:
-            raise BadSample("not an image that Pillow knows") from None
+        with _damage_named():
+            try:
+                return Image.open(io.BytesIO(payload[1:]))
+            except UnidentifiedImageError:
+                start = bytes(payload[1:9])
+                raise BadSample(f"not an image (it starts with {start!r})") from None
     return Image.fromarray(_squeezed(pixels(payload)))
 
 
@@ -154,13 +172,7 @@ def check_file(data: bytes) -> None:
         raise BadSample("the file is empty")
     if _looks_whole(data):
         return
-    try:
-        image = open_image(memoryview(b"\0" + data))
-        image.load()
-    except BadSample:
-        raise BadSample(f"not an image (it starts with {data[:8]!r})") from None
-    except (OSError, ValueError, SyntaxError, EOFError) as error:
-        raise BadSample(f"the image is damaged or cut off ({error})") from None
+    _loaded(open_image(memoryview(b"\0" + data)))
 
 
 def _looks_whole(data: bytes) -> bool:
@@ -213,11 +225,31 @@ def _rgb(image: "Image.Image") -> "Image.Image":
 
 
 def _loaded(image: "Image.Image") -> "Image.Image":
-    try:
+    with _damage_named():
         image.load()
-    except (OSError, ValueError, SyntaxError, EOFError) as error:
-        raise BadSample(f"the image is damaged or cut off ({error})") from None
     return image
+
+
+@contextmanager
+def _damage_named() -> Iterator[None]:
+    """Turn whatever Pillow raises about an image into a bad sample.
+
+    Its decoders raise nearly every class of exception; that of an image too large to be harmless
+    is not even an `OSError`. One such file must not end a pack that leaves bad samples out.
+
+    Raises:
+        BadSample: for every exception but a package that is missing.
+    """
+    from PIL import Image
+
+    try:
+        yield
+    except (BadSample, UserError):
+        raise
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning, MemoryError) as error:
+        raise BadSample(f"the image is too large to be decoded ({error})") from None
+    except Exception as error:  # noqa: BLE001  see above
+        raise BadSample(f"the image is damaged or cut off ({error})") from None
 
 
 def _smaller(image: "Image.Image", short_side: int) -> "Image.Image":

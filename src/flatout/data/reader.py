@@ -194,6 +194,7 @@ def open_packed(
     transform: Callable[[Any], Any] | None = None,
     order: str = "stored",
     seed: int | None = None,
+    check: bool = False,
 ) -> PackedDataset:
     """Open a packed store as a data set for any `DataLoader`.
 
@@ -207,11 +208,14 @@ def open_packed(
         order: how samples are numbered: as they are `stored`, or as in the `source`.
         seed: draws what the transform draws from the global streams as a function of seed, epoch
             and sample, whatever the workers; the epoch comes with `flatout.data.GlobalOrder`.
+        check: holds the bytes of a sample against its checksum when a process first reads it, and
+            raises a `UserError` that names it where they differ: at every start of a worker once
+            more, so give the `DataLoader` `persistent_workers=True`.
 
     Raises:
         UserError: if there is no complete store.
     """
-    store = Store(Path(path))
+    store = Store(Path(path), is_checked=check)
     return PackedDataset(store, decode=decode, transform=transform, order=order, seed=seed)
 
 

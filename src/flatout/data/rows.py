@@ -12,7 +12,7 @@ import numpy as np
 
 from flatout.data import pictures
 from flatout.data.format import Field
-from flatout.data.packed_store import Bytes, Places, Store
+from flatout.data.packed_store import Bytes, Places, Store, check_records
 
 SCALAR_TYPES = {"int": "<i8", "float": "<f8", "bool": "?"}
 """How a number is stored."""
@@ -75,6 +75,7 @@ def gather(store: Store, layout: Layout, places: Places, targets: Sequence[Any])
     """Copy the fields of these samples, one row each, into a contiguous array for each field."""
     if not len(places):
         return
+    check_records(store, places)
     shards, begins, _ = store.spans(places)
     numbers = begins // layout.record_bytes
     records = {shard: _records(store.arrays[shard], layout) for shard in set(shards.tolist())}

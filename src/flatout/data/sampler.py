@@ -5,6 +5,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from flatout.core.errors import NotApplicable, UserError
 from flatout.data.order import MIN_WINDOW, Places, block_permutation, permutation
 from flatout.data.packed_store import Store
@@ -86,7 +88,7 @@ class GlobalOrder:
     Rank r of w takes the slots r, r + w, ... of each global batch: so the samples of a global batch
     do not depend on the number of ranks. Where it stands is three integers.
 
-        order = GlobalOrder(len(data), batch_size=256, seed=0)
+        order = GlobalOrder(len(data), 256, OrderOptions(seed=0))
         loader = DataLoader(data, batch_sampler=order, num_workers=4)
         for batch in order.follow(loader):
             ...
@@ -184,7 +186,7 @@ class BlockSampler:
             # At once: a loop that leaves each epoch early has another order every time.
             self.epoch = epoch + 1
         places = self.options.places(len(self.store), epoch)
-        numbers = self.store.index["original"] if self.is_reordered else None
+        numbers = _numbers(self.store) if self.is_reordered else None
         ahead = self._ahead(places)
         for count, place in enumerate(places[self.options.rank :: self.options.world_size]):
             if count % AHEAD_SLOTS == 0:
@@ -201,3 +203,13 @@ class BlockSampler:
             for first in range(0, len(coming), step):
                 self.store.will_need(coming[first : first + step])
                 yield
+
+
+def _numbers(store: Store) -> Places:
+    """Return the number of each place where samples are numbered as in the source.
+
+    Samples that were left out when the store was packed have none: numbers have no holes.
+    """
+    numbers: Places = np.empty(len(store), dtype=np.int64)
+    numbers[store.by_original] = np.arange(len(store))
+    return numbers

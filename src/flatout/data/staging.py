@@ -29,6 +29,8 @@ LOCK = "lock"
 DRAFT = ".draft"
 LOCK_WAIT_S = 5.0
 """Workers of a killed pack hold its lock for the moment until they have noticed."""
+LOCK_PAUSE_S = 0.05
+"""Between two tries."""
 Entries = np.ndarray[Any, np.dtype[Any]]
 
 
@@ -73,31 +75,70 @@ class Part:
 def locked(folder: Path) -> Iterator[None]:
     """Hold a destination: two packs never write into the same folder.
 
+    Who holds it also tidies it, before it is let go: of a finished store nothing is left that only
+    a pack needs, and of a pack that never came to its plan nothing at all.
+
     Raises:
         UserError: if another process holds it, or it cannot be written.
     """
+    made = [path for path in (folder, *folder.parents) if not path.exists()]
+    descriptor = _acquired(folder)
+    try:
+        yield
+    finally:
+        try:
+            _tidy(folder, made)
+        finally:
+            os.close(descriptor)
+
+
+def _acquired(folder: Path) -> int:
+    """Return the lock's descriptor, once nobody else has it."""
+    give_up = time.monotonic() + LOCK_WAIT_S
+    while time.monotonic() < give_up:
+        descriptor = _opened(folder)
+        if descriptor is not None and _is_ours(descriptor, folder):
+            return descriptor
+        if descriptor is not None:
+            os.close(descriptor)
+        time.sleep(LOCK_PAUSE_S)
+    raise UserError(f"another process is packing into {folder}; wait for it to end")
+
+
+def _opened(folder: Path) -> int | None:
+    """Return a descriptor of the lock's file; None where its folder was removed just now."""
     staging = folder / STAGING
     try:
         staging.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(staging / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        return os.open(staging / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except FileNotFoundError:
+        return None
     except OSError as error:
         raise UserError(f"{folder} cannot be written: {error.strerror}") from None
-    try:
-        if not _acquired(descriptor):
-            raise UserError(f"another process is packing into {folder}; wait for it to end")
-        yield
-    finally:
-        os.close(descriptor)
 
 
-def _acquired(descriptor: int) -> bool:
-    give_up = time.monotonic() + LOCK_WAIT_S
-    while time.monotonic() < give_up:
-        with contextlib.suppress(OSError):
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return True
-        time.sleep(0.05)
+def _is_ours(descriptor: int, folder: Path) -> bool:
+    """Lock, and tell whether the file is still the one that others will find there."""
+    with contextlib.suppress(OSError):
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return os.path.samestat(os.fstat(descriptor), (folder / STAGING / LOCK).stat())
     return False
+
+
+def _tidy(folder: Path, made: Sequence[Path]) -> None:
+    """Leave a plan and what belongs to it, a finished store, or nothing.
+
+    Args:
+        folder: that is held.
+        made: what did not exist before, innermost first.
+    """
+    clear(folder)
+    if (folder / STAGING / PLAN).is_file():
+        return
+    shutil.rmtree(folder / STAGING, ignore_errors=True)
+    with contextlib.suppress(OSError):  # a folder in which something lies stays
+        for path in made:
+            path.rmdir()
 
 
 def check_empty(folder: Path) -> None:
@@ -206,6 +247,15 @@ def sync(descriptor: int) -> None:
 
 
 def clear(folder: Path) -> None:
-    """Remove what only an unfinished pack needs; the header says that it is finished."""
-    if (folder / HEADER).is_file():
-        shutil.rmtree(folder / STAGING, ignore_errors=True)
+    """Remove what only an unfinished pack needs, once the header says that it is finished.
+
+    The lock stays: it holds the folder until whoever has it lets go.
+    """
+    if not (folder / HEADER).is_file():
+        return
+    for path in (folder / STAGING).glob("*"):
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        elif path.name != LOCK:
+            with contextlib.suppress(OSError):
+                path.unlink()

@@ -12,6 +12,7 @@ from flatout.core.errors import UserError
 from flatout.data import pictures, values
 from flatout.data.crops import Numbers
 from flatout.data.format import Header
+from flatout.data.packed_store import check_records
 from flatout.data.reader import SCALARS, PackedDataset
 from flatout.data.undecoded import Undecoded, undecoded
 
@@ -56,6 +57,7 @@ class StoredPictures:
     def pictures(self, places: Numbers) -> list[torch.Tensor | Undecoded]:
         """Return views of raw pixels, and other images decoded, or to be decoded in parts."""
         store, fields = self.data.store, len(self.header.fields)
+        check_records(store, places)
         shards, begins, _ = (column.tolist() for column in store.spans(places))
         found: list[torch.Tensor | Undecoded] = []
         for place, shard, begin in zip(places.tolist(), shards, begins, strict=True):

@@ -26,7 +26,7 @@ def structure_of(sample: Any) -> tuple[str, tuple[str, ...], tuple[Any, ...]]:
     """
     if isinstance(sample, Mapping):
         return "dict", tuple(map(str, sample)), tuple(sample.values())
-    if type(sample) in (tuple, list) and not _is_list_of_numbers(sample):
+    if type(sample) in (tuple, list) and not _is_list_of_numbers(sample) and sample != []:
         names = tuple(str(number) for number in range(len(sample)))
         return type(sample).__name__, names, tuple(sample)
     return "single", ("value",), (sample,)
@@ -109,6 +109,9 @@ def array_in(field: Field, data: memoryview) -> "np.ndarray[Any, np.dtype[Any]]"
 
 
 def _array_payload(field: Field, value: Any) -> bytes:
+    if field.holder == "list" and isinstance(value, list) and not value:
+        # A list without numbers has no type of its own.
+        value = np.empty(0, dtype=field.dtype)
     array, _holder = _array_of(value)
     if array is None:
         raise TypeError("not an array")

@@ -1,4 +1,4 @@
-"""Prove that a packed store equals its source, sample by sample."""
+"""Prove that a packed store equals its source, sample by sample, or that it is what was written."""
 
 from collections.abc import Sequence
 from contextlib import closing
@@ -8,8 +8,16 @@ from pathlib import Path
 import numpy as np
 
 from flatout.core.errors import UserError
-from flatout.data import crew, encode
-from flatout.data.format import SKIPPED, checksum, content_hash, join_record, split_record
+from flatout.data import crew, encode, values
+from flatout.data.format import (
+    NAMES,
+    SKIPPED,
+    Header,
+    checksum,
+    content_hash,
+    join_record,
+    split_record,
+)
 from flatout.data.pack import Counter, Tell
 from flatout.data.packed_store import Store
 from flatout.data.refusals import BadSample
@@ -44,15 +52,7 @@ class VerifyShard:
 
     def __call__(self, number: int, tick: crew.Tick) -> list[str]:
         """Return what differs."""
-        problems = []
-        places = np.flatnonzero(self.store.index["shard"] == number)
-        for count, place in enumerate(places, start=1):
-            problem = self.find_problem(int(place))
-            if problem:
-                problems.append(problem)
-            if count % TICK_SAMPLES == 0 or count == len(places):
-                tick((count - 1) % TICK_SAMPLES + 1)
-        return problems
+        return [problem for _place, problem in _problems(self, self.store, number, tick)]
 
     def find_problem(self, place: int) -> str:
         """Return what is wrong with one sample, empty for nothing."""
@@ -76,6 +76,45 @@ class VerifyShard:
             return join_record(encode.encoded_parts(fields, parts, encoding)) == bytes(record)
         stored = split_record(record, len(fields))
         return all(map(encode.is_same, fields, parts, stored))
+
+
+@dataclass(frozen=True, slots=True)
+class CheckShard:
+    """The job of a worker: compare the records of one file shard with what the index says."""
+
+    store: Store
+
+    def __call__(self, number: int, tick: crew.Tick) -> list[tuple[int, str]]:
+        """Return the places of damaged samples, each with what is wrong."""
+        return _problems(self, self.store, number, tick)
+
+    def find_problem(self, place: int) -> str:
+        """Return what is wrong with one record, empty for nothing."""
+        entry, record = self.store.index[place], self.store.record(place)
+        if len(record) != entry["length"] or checksum(record) != entry["check"]:
+            return "the stored bytes are damaged"
+        header = self.store.header
+        names = [field.name for field in header.fields]
+        if not header.label:
+            return ""
+        at = names.index(header.label)
+        label = values.value(header.fields[at], split_record(record, len(names))[at])
+        return "" if label == entry["label"] else f"the index has the label {entry['label']} for it"
+
+
+def _problems(
+    job: VerifyShard | CheckShard, store: Store, number: int, tick: crew.Tick
+) -> list[tuple[int, str]]:
+    """Return the places of one file shard with a problem, each with its words."""
+    problems = []
+    places = np.flatnonzero(store.index["shard"] == number)
+    for count, place in enumerate(map(int, places), start=1):
+        problem = job.find_problem(place)
+        if problem:
+            problems.append((place, problem))
+        if count % TICK_SAMPLES == 0 or count == len(places):
+            tick((count - 1) % TICK_SAMPLES + 1)
+    return problems
 
 
 def verify(source: Source, folder: Path, *, workers: int = 1, tell: Tell) -> Verification:
@@ -110,14 +149,61 @@ def verify(source: Source, folder: Path, *, workers: int = 1, tell: Tell) -> Ver
     )
 
 
+def check(folder: Path, *, workers: int = 1, tell: Tell) -> tuple[Header, list[str]]:
+    """Compare every record of a store with its checksum, and the index with the header.
+
+    Returns:
+        The header, and every problem with the name of its sample.
+
+    Raises:
+        UserError: if there is no complete store.
+    """
+    store = Store(folder)
+    counted = Counter(max(1, store.header.samples), 0, tell, "checking")
+    names = _names(store)
+    problems = _find_inconsistent(store, names)
+    numbers = [n for n, shard in enumerate(store.header.shards) if shard.samples]
+    done = crew.perform(CheckShard(store), numbers, workers=workers, tick=counted.tick)
+    with closing(done):
+        damaged = sorted(pair for _number, found in done for pair in found)
+    for place, words in damaged:
+        number = f"sample {store.index['original'][place]} of the source"
+        problems.append(f"{names[place] if len(names) == len(store) else number}: {words}")
+    return store.header, problems
+
+
+def _names(store: Store) -> tuple[str, ...]:
+    """Return the names in the store; none where there are none, or they cannot be read."""
+    try:
+        return store.names
+    except ValueError:
+        return ()
+
+
+def _find_inconsistent(store: Store, names: Sequence[str]) -> list[str]:
+    """Return where index, names, list of skipped samples and header contradict each other."""
+    header = store.header
+    problems = _find_miscounted(store, int(header.source["samples"]))
+    shards = np.asarray(store.index["shard"])
+    if shards.max(initial=0) >= max(1, len(header.shards)):
+        problems.append("the index names file shards that there are not")
+    for number, shard in enumerate(header.shards):
+        count = int((shards == number).sum())
+        if count != shard.samples:
+            problems.append(f"the index has {count} samples of {shard.name}, not {shard.samples}")
+    if (store.folder / NAMES).is_file() and len(names) != header.samples:
+        problems.append(f"{NAMES} is damaged: it does not name each of {header.samples} samples")
+    return problems
+
+
 def _find_miscounted(store: Store, samples: int) -> list[str]:
     """Return what shows that samples come twice, or are missing and not listed as skipped."""
     originals = np.asarray(store.index["original"])
     problems = []
     if len(np.unique(originals)) != len(originals) or originals.max(initial=0) >= samples:
         problems.append("the index names samples twice, or such that the source does not have")
-    with (store.folder / SKIPPED).open(encoding="utf-8") as file:
-        listed = sum(1 for _line in file)
+    path = store.folder / SKIPPED
+    listed = path.read_bytes().count(b"\n") if path.is_file() else 0
     if listed != store.header.skipped or listed < samples - len(originals):
         problems.append(f"{samples - len(originals)} samples are missing and {listed} are listed")
     return problems

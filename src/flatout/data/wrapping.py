@@ -49,6 +49,12 @@ def store_behind(dataset: Any) -> Stored:
     )
 
 
+def find_store(dataset: Any) -> Store | None:
+    """Return the store that a data set reads from, in whatever order; None without one."""
+    found = (_stored(inner) for inner in _inside(dataset, DEPTH))
+    return next((stored.store for stored in found if stored is not None), None)
+
+
 def _stored(dataset: Any) -> Stored | None:
     if isinstance(dataset, PackedDataset):
         return Stored(store=dataset.store, is_reordered=dataset.is_reordered)

@@ -1,25 +1,23 @@
 """The verb `pack`: a source into a packed store, and the proof that both are equal."""
 
-import contextlib
 import json
-import shutil
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from flatout.core.errors import UserError
+from flatout.data import crew, staging
 from flatout.data import pack as packing
-from flatout.data import staging
+from flatout.data import verify as verifying
 from flatout.data.format import HEADER, SKIPPED, STAGING, Header
 from flatout.data.pack import PackOptions, Tell
 from flatout.data.sources import open_source
-from flatout.data.verify import Verification
-from flatout.data.verify import verify as verified
+from flatout.data.sources.source import Source
+from flatout.data.verify import MAX_PROBLEMS, Verification
 
 SCHEMA = "flatout.pack/1"
+CHECK_SCHEMA = "flatout.pack_check/1"
 MAX_NAMED = 5
 """Skipped samples, and classes, that a report names; files of the store have them all."""
 
@@ -63,6 +61,43 @@ class Packed:
         }
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checked:
+    """A store that was read whole and compared with its own checksums."""
+
+    folder: str
+    header: Header
+    seconds: float
+    problems: tuple[str, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a plain JSON mapping."""
+        return {
+            "schema": CHECK_SCHEMA,
+            "folder": self.folder,
+            "samples": self.header.samples,
+            "bytes": sum(shard.bytes for shard in self.header.shards),
+            "file_shards": len(self.header.shards),
+            "is_sound": not self.problems,
+            "num_problems": len(self.problems),
+            "problems": list(self.problems[:MAX_PROBLEMS]),
+            "seconds": self.seconds,
+        }
+
+
+def check(folder: Path, *, workers: int, tell: Tell) -> Checked:
+    """Read all of a store and compare it with its own checksums; its source is not needed.
+
+    Raises:
+        UserError: if there is no complete store, or a part of it cannot be read.
+    """
+    started = time.monotonic()
+    with crew.failures_worded():
+        header, problems = verifying.check(folder, workers=workers, tell=tell)
+    seconds = time.monotonic() - started
+    return Checked(folder=str(folder), header=header, seconds=seconds, problems=tuple(problems))
+
+
 def pack(
     target: str, folder: Path, options: PackOptions, tell: Tell, *, verify: bool = False
 ) -> Packed:
@@ -81,14 +116,16 @@ def pack(
     started = time.monotonic()
     _check_apart(target, folder)
     staging.check_empty(folder)
-    was_packed = (folder / HEADER).is_file()
-    with _left_clean(folder):
-        source = open_source(target, work=folder / STAGING, on_bad=options.on_bad)
-        header = packing.pack(source, folder, options, tell)
+    with crew.failures_worded(), staging.locked(folder):
+        staging.clear(folder)  # what a kill between the header and the end left
+        was_packed = (folder / HEADER).is_file()
+        source = _opened(target, folder, options)
+        header = packing.pack_held(source, folder, options, tell)
         seconds = time.monotonic() - started
         found = None
         if verify:
-            found = verified(source, folder, workers=options.workers, tell=tell)
+            source = source if was_packed else _opened_anew(target, folder, options)
+            found = verifying.verify(source, folder, workers=options.workers, tell=tell)
     return Packed(
         folder=str(folder),
         header=header,
@@ -107,19 +144,14 @@ def _check_apart(target: str, folder: Path) -> None:
         raise UserError(f"{folder} lies in {target}, which is packed; choose a folder beside it")
 
 
-@contextmanager
-def _left_clean(folder: Path) -> Iterator[None]:
-    """Leave no folder behind in which nothing was packed yet."""
-    existed = folder.is_dir()
-    try:
-        yield
-    finally:
-        staging.clear(folder)
-        if not (folder / STAGING / staging.PLAN).is_file() and not (folder / HEADER).is_file():
-            shutil.rmtree(folder / STAGING, ignore_errors=True)
-            if not existed:
-                with contextlib.suppress(OSError):
-                    folder.rmdir()
+def _opened(target: str, folder: Path, options: PackOptions) -> Source:
+    return open_source(target, work=folder / STAGING, on_bad=options.on_bad)
+
+
+def _opened_anew(target: str, folder: Path, options: PackOptions) -> Source:
+    """Return the source as it is now: what was made of it to pack it proves nothing about it."""
+    staging.clear(folder)
+    return _opened(target, folder, options)
 
 
 def _first_skipped(folder: Path) -> tuple[str, ...]:

@@ -1,10 +1,14 @@
+import shutil
+
 import numpy as np
 import pytest
 
 import flatout.data
 from flatout.core.errors import UserError
+from flatout.data.pack import PackOptions
 from flatout.data.sources import open_source
 from flatout.data.verify import verify
+from flatout.workflow.pack import pack
 from tests.data.packs import file_bytes, packed, skipped_in
 
 pa = pytest.importorskip("pyarrow")
@@ -122,3 +126,94 @@ def test_nested_lists_become_arrays(tmp_path):
     found = flatout.data.open(tmp_path / "a")[0]["x"]
 
     assert np.array_equal(found, [[1.5, 2.0], [3.0, 4.0]])
+
+
+@pytest.mark.parametrize(
+    "cells",
+    [
+        [[1, 2], [], [3]],
+        [[], [1, 2], []],
+        [[[1, 2], [3, 4]], [], [[]]],
+        [[], [[1, 2], [3, 4]], [[]]],
+        [[[1], [2, 3]], [[1, 2], [3, 4]], []],
+    ],
+)
+def test_empty_lists_are_packed_as_the_lists_they_are(tmp_path, cells):
+    pq.write_table(pa.table({"x": cells}), tmp_path / "a.parquet")
+
+    packed(tmp_path / "a.parquet", tmp_path / "a")
+
+    data = flatout.data.open(tmp_path / "a", order="source")
+    assert [np.asarray(row["x"], dtype=object).tolist() for row in data] == cells
+
+
+def changed(path, tmp_path):
+    """Write other rows of the same shape into a Parquet file."""
+    other = {**rows(), "text": [f"ROW {n}" for n in range(10)]}
+    pq.write_table(pa.table(other), tmp_path / "other")
+    shutil.move(tmp_path / "other", path)
+
+
+def test_what_a_killed_pack_wrote_out_is_not_used_for_another_parquet(tmp_path):
+    path, work = tmp_path / "a.parquet", tmp_path / "a/.pack"
+    pq.write_table(pa.table(rows()), path)
+    open_source(str(path), work=work)  # which is as far as the killed one came
+    changed(path, tmp_path)
+
+    pack(str(path), tmp_path / "a", PackOptions(), lambda _progress: None)
+
+    data = flatout.data.open(tmp_path / "a", order="source", decode="bytes")
+    assert [row["text"] for row in data] == [f"ROW {n}" for n in range(10)]
+
+
+def test_what_was_written_out_is_used_again_for_the_same_parquet(tmp_path):
+    path, work = tmp_path / "a.parquet", tmp_path / "work"
+    pq.write_table(pa.table(rows()), path)
+    open_source(str(path), work=work)
+    before = {item.name: item.stat().st_mtime_ns for item in work.iterdir()}
+
+    open_source(str(path), work=work)
+
+    assert {item.name: item.stat().st_mtime_ns for item in work.iterdir()} == before
+    assert len(before) == 1
+
+
+def test_a_pack_is_verified_against_the_parquet_as_it_is_then(tmp_path):
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table(rows()), path)
+
+    found = pack(
+        str(path),
+        tmp_path / "a",
+        PackOptions(),
+        lambda progress: progress.event and changed(path, tmp_path),
+        verify=True,
+    )
+
+    assert found.verification.num_problems == 10
+    assert "the source has changed since it was packed" in found.verification.problems[0]
+    assert not (tmp_path / "a/.pack").exists()
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_pack_of_parquet_equals_it(tmp_path, times):
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table(rows()), path)
+
+    for _ in range(times):
+        found = pack(str(path), tmp_path / "a", PackOptions(), lambda _: None, verify=True)
+
+    assert found.verification.is_equal
+    assert found.verification.samples == 10
+    assert found.was_packed is (times == 2)
+
+
+def test_room_for_the_arrow_files_is_asked_for_before_they_are_written(tmp_path, monkeypatch):
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"x": list(range(10_000))}), path)
+    free = shutil.disk_usage(tmp_path)._replace(free=2_000)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _path: free)
+
+    with pytest.raises(UserError, match=r"written out as Arrow first, which takes about 0\.\d MiB"):
+        pack(str(path), tmp_path / "a", PackOptions(), lambda _progress: None)
+    assert not (tmp_path / "a").exists()

@@ -5,6 +5,8 @@ import pytest
 import flatout.data
 from flatout.core.errors import UserError
 from flatout.data.format import Encoding
+from flatout.data.refusals import BadSample
+from flatout.data.sources import open_source
 from tests.data.packs import packed, skipped_in
 
 BYTES = Encoding(kind="tokens", tokenizer="bytes")
@@ -103,3 +105,39 @@ def test_what_an_encoding_needs_is_said(tmp_path):
     wanted = Encoding(kind="tokens", tokenizer=str(tmp_path / "nothing.json"))
     with pytest.raises(UserError, match=r"nothing\.json is not a tokenizer"):
         packed(path, tmp_path / "c", encoding=wanted)
+
+
+@pytest.mark.parametrize("left", ["one\ntw", "one\n", "one\ntwo\nthre"])
+def test_a_file_that_is_cut_off_meanwhile_gives_no_shortened_texts(tmp_path, left):
+    path = written(tmp_path / "a.txt", "one", "two", "three")
+    source = open_source(str(path), work=tmp_path / "work")
+    path.write_text(left)
+
+    assert source.read(0) == ("one",)
+    with pytest.raises(BadSample, match=r"a\.txt is shorter than it was"):
+        source.read(2)
+
+
+def test_a_log_that_is_begun_anew_while_it_is_packed_stops_the_pack(tmp_path):
+    path = written(tmp_path / "a.txt", "one", "two", "three")
+
+    with pytest.raises(UserError, match="is shorter than it was"):
+        packed(path, tmp_path / "a", tell=lambda _progress: path.write_text("new\n"))
+
+
+def test_lists_without_numbers_have_the_type_of_the_others(tmp_path):
+    rows = [{"ids": [1, 2], "x": [0.5]}, {"ids": [], "x": [1.5]}, {"ids": [3], "x": []}]
+
+    packed(written(tmp_path / "a.jsonl", *map(json.dumps, rows)), tmp_path / "a")
+
+    data = flatout.data.open(tmp_path / "a", order="source")
+    assert list(data) == rows
+    assert [field.dtype for field in data.header.fields] == ["<i8", "<f8"]
+
+
+def test_a_first_list_without_numbers_is_packed_too(tmp_path):
+    rows = [{"ids": []}, {"ids": [1, 2]}, {"ids": []}]
+
+    packed(written(tmp_path / "a.jsonl", *map(json.dumps, rows)), tmp_path / "a")
+
+    assert list(flatout.data.open(tmp_path / "a", order="source")) == rows

@@ -52,3 +52,47 @@ def test_two_rows_may_show_the_same_file(tmp_path):
 def test_mistakes_are_named(tmp_path, text, words):
     with pytest.raises(UserError, match=words):
         packed(table(tmp_path, text), tmp_path / "a")
+
+
+@pytest.mark.parametrize(
+    "cells",
+    [
+        ["00123", "00007"],
+        ["1_0", "20"],
+        ["007", "0.5"],
+        ["1_0.5", "2.5"],
+        ["+1", "2"],
+        [" 1", "2"],
+        ["12345678901234567890", "1"],
+        ["9" * 5000, "1"],
+        ["1", ""],
+    ],
+)
+def test_texts_that_look_like_numbers_stay_what_is_written(tmp_path, cells):
+    packed(table(tmp_path, f"zip,y\n{cells[0]},1\n{cells[1]},2\n"), tmp_path / "a")
+
+    assert [row["zip"] for row in opened(tmp_path / "a")] == cells
+
+
+@pytest.mark.parametrize(
+    ("cells", "values"),
+    [
+        (["0", "-12", "9223372036854775807"], [0, -12, 2**63 - 1]),
+        (["0.50", "-1", ".5"], [0.5, -1.0, 0.5]),
+        (["1e-3", "2.E5", "-inf"], [0.001, 200_000.0, float("-inf")]),
+    ],
+)
+def test_columns_of_numbers_are_numbers(tmp_path, cells, values):
+    packed(table(tmp_path, "\n".join(["x", *cells]) + "\n"), tmp_path / "a")
+
+    found = [row["x"] for row in opened(tmp_path / "a")]
+    assert found == values
+    assert {type(value) for value in found} == {type(values[0])}
+
+
+def test_labels_with_leading_zeros_are_classes(tmp_path):
+    packed(table(tmp_path, "x,label\n1,007\n2,01\n"), tmp_path / "a")
+
+    data = opened(tmp_path / "a")
+    assert data.classes == ("007", "01")
+    assert data.targets == [0, 1]

@@ -1,7 +1,7 @@
 """NumPy arrays: the first axis counts the samples; an .npz has one array per field."""
 
 from dataclasses import dataclass, field
-from functools import cache
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +9,13 @@ import numpy as np
 
 from flatout.core.errors import UserError
 from flatout.data.format import Field
-from flatout.data.sources.source import LABELS, Contents, fingerprint_of, need_samples
+from flatout.data.sources.source import (
+    LABELS,
+    Contents,
+    fingerprint_of,
+    need_samples,
+    stamp_of,
+)
 from flatout.data.values import ARRAY_KINDS
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -22,6 +28,8 @@ class Arrays:
     contents: Contents
     path: str
     length: int
+    stamp: str
+    """Size and time of writing of the file that was opened: no process reads another one."""
     label: str = field(default="")
     """The array that is the label, given as a whole number per sample."""
 
@@ -34,16 +42,17 @@ class Arrays:
 
     def read(self, index: int) -> tuple[Any, ...]:
         """Return one row of each array."""
-        arrays = _load(self.path)
+        arrays = _load(self.path, self.stamp)
         return tuple(
             int(arrays[one.name][index]) if one.name == self.label else arrays[one.name][index]
             for one in self.contents.fields
         )
 
     def fingerprint(self) -> str:
-        """Return a hash of shapes, types and the file's size."""
-        shapes = (f"{name} {array.shape} {array.dtype}" for name, array in _load(self.path).items())
-        return fingerprint_of([*shapes, str(Path(self.path).stat().st_size)])
+        """Return a hash of shapes, types, and the file's size and time of writing."""
+        arrays = _load(self.path, self.stamp)
+        shapes = (f"{name} {array.shape} {array.dtype}" for name, array in arrays.items())
+        return fingerprint_of([*shapes, self.stamp])
 
 
 def open_arrays(path: Path) -> Arrays:
@@ -52,7 +61,8 @@ def open_arrays(path: Path) -> Arrays:
     Raises:
         UserError: if they differ in length, or only unpickling could read them.
     """
-    arrays = _load(str(path.resolve()))
+    stamp = stamp_of(path)
+    arrays = _load(str(path.resolve()), stamp)
     lengths = {name: array.shape[0] if array.ndim else 0 for name, array in arrays.items()}
     if len(set(lengths.values())) > 1:
         words = ", ".join(f"{name} {length}" for name, length in lengths.items())
@@ -68,12 +78,20 @@ def open_arrays(path: Path) -> Arrays:
         label=label,
     )
     length = next(iter(lengths.values()))
-    return Arrays(contents=contents, path=str(path.resolve()), length=length, label=label)
+    return Arrays(
+        contents=contents, path=str(path.resolve()), length=length, stamp=stamp, label=label
+    )
 
 
-@cache
-def _load(path: str) -> dict[str, Array]:
-    """Return the arrays of a file; a plain .npy stays on disk and is mapped."""
+@lru_cache(maxsize=1)
+def _load(path: str, stamp: str) -> dict[str, Array]:
+    """Return the arrays of a file; a plain .npy stays on disk and is mapped.
+
+    Raises:
+        UserError: if they cannot be read, or the file is not the one of that stamp any more.
+    """
+    if stamp_of(path) != stamp:
+        raise UserError(f"{path} was written to while it was packed; pack it when it is finished")
     try:
         if path.endswith(".npy"):
             arrays = {"value": np.load(path, mmap_mode="r", allow_pickle=False)}

@@ -1,20 +1,25 @@
 """Parquet and Arrow files, and folders that Hugging Face `datasets` saved. Needs pyarrow.
 
 Parquet cannot be read in random order, so it is written out as Arrow once, beside the pack that
-is being made, and removed with the rest of what an unfinished pack keeps.
+is being made, and removed with the rest of what an unfinished pack keeps. What was written out is
+used again only for the very file it was made of.
 """
 
+import contextlib
 import json
+import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from flatout.core.errors import UserError
+from flatout.core.units import format_bytes
 from flatout.data import pictures, values
+from flatout.data.crew import FULL
 from flatout.data.format import Field
 from flatout.data.refusals import BadSample
 from flatout.data.sources.source import (
@@ -23,7 +28,9 @@ from flatout.data.sources.source import (
     label_in,
     need_samples,
     read_file,
+    stamp_of,
 )
+from flatout.data.staging import sync
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +41,8 @@ class Columns:
     paths: tuple[str, ...]
     starts: tuple[int, ...]
     """First row of each record batch, and the number of all rows."""
+    stamps: tuple[str, ...]
+    """Size and time of writing of each file that was given."""
 
     def __len__(self) -> int:
         return self.starts[-1]
@@ -45,7 +54,7 @@ class Columns:
     def read(self, index: int) -> tuple[Any, ...]:
         """Return one row, images as their files' bytes."""
         place = int(np.searchsorted(self.starts, index, side="right")) - 1
-        batch = _batches(self.paths)[place]
+        batch = _batches(self.paths, self.stamps)[place]
         row = index - self.starts[place]
         return tuple(
             _value(field, batch.column(field.name)[row].as_py(), self.contents.root)
@@ -53,9 +62,9 @@ class Columns:
         )
 
     def fingerprint(self) -> str:
-        """Return a hash of the schema and the numbers of rows."""
-        schema = str(_batches(self.paths)[0].schema.remove_metadata())
-        return fingerprint_of([schema, *map(str, self.starts)])
+        """Return a hash of the schema, the numbers of rows, and when each file was written."""
+        schema = str(_batches(self.paths, self.stamps)[0].schema.remove_metadata())
+        return fingerprint_of([schema, *self.stamps, *map(str, self.starts)])
 
 
 def open_columns(path: Path, *, work: Path) -> Columns:
@@ -69,10 +78,12 @@ def open_columns(path: Path, *, work: Path) -> Columns:
     except ImportError:
         raise UserError("Arrow and Parquet need pyarrow: pip install 'flatout[pack]'") from None
     try:
-        files = _files(path, work)
-        batches = _batches(tuple(map(str, files)))
+        given = _given(path)
+        stamps = tuple(map(stamp_of, given))
+        files = tuple(map(str, _as_arrow(given, work)))
+        batches = _batches(files, stamps)
     except (pa.ArrowException, OSError) as error:
-        raise UserError(f"{path} cannot be read: {error}") from None
+        raise UserError(_why_not(path, error)) from None
     sizes = [batch.num_rows for batch in batches]
     need_samples(sum(sizes), str(path))
     root = str((path if path.is_dir() else path.parent).resolve())
@@ -87,11 +98,20 @@ def open_columns(path: Path, *, work: Path) -> Columns:
         classes=_class_names(path, label, batches[0].schema),
     )
     starts = tuple(int(n) for n in np.cumsum([0, *sizes]))
-    return Columns(contents=contents, paths=tuple(map(str, files)), starts=starts)
+    return Columns(contents=contents, paths=files, starts=starts, stamps=stamps)
 
 
-def _files(path: Path, work: Path) -> list[Path]:
-    """Return the Arrow files, Parquet written out as such."""
+def _why_not(path: Path, error: Exception) -> str:
+    if isinstance(error, OSError) and error.errno in FULL:
+        return (
+            f"the disk is full ({error.strerror}) where {path} is written out as Arrow; make room "
+            "and run the same command again"
+        )
+    return f"{path} cannot be read: {error}"
+
+
+def _given(path: Path) -> list[Path]:
+    """Return the files, all of one kind."""
     if path.is_file():
         found = [path]
     else:
@@ -103,31 +123,71 @@ def _files(path: Path, work: Path) -> list[Path]:
     kinds = {item.suffix for item in found}
     if len(kinds) > 1:
         raise UserError(f"{path} holds Arrow and Parquet files; pack one kind at a time")
-    if kinds == {".arrow"}:
-        return [item.resolve() for item in found]
-    return [_as_arrow(item, work / f"{n:05d}-{item.stem}.arrow") for n, item in enumerate(found)]
+    return [item.resolve() for item in found]
 
 
-def _as_arrow(parquet: Path, target: Path) -> Path:
+def _as_arrow(given: Sequence[Path], work: Path) -> list[Path]:
+    """Return the Arrow files, Parquet written out as such."""
+    if not given or given[0].suffix == ".arrow":
+        return list(given)
+    targets = [work / f"{n:05d}-{_identity(item)}.arrow" for n, item in enumerate(given)]
+    left = [pair for pair in zip(given, targets, strict=True) if not pair[1].is_file()]
+    if left:
+        _batches.cache_clear()  # a file that is still mapped keeps its room when it is removed
+        work.mkdir(parents=True, exist_ok=True)
+        for old in set(work.glob("*.arrow")) - set(targets):
+            old.unlink()
+        _check_room([parquet for parquet, _target in left], work)
+    for parquet, target in left:
+        _write_arrow(parquet, target)
+    return [target.resolve() for target in targets]
+
+
+def _identity(parquet: Path) -> str:
+    """Return what is another one for another file, and for one that was written again."""
+    return fingerprint_of([str(parquet), stamp_of(parquet)])
+
+
+def _check_room(parquets: Sequence[Path], work: Path) -> None:
+    import pyarrow.parquet as pq
+
+    needed = 0
+    for parquet in parquets:
+        about = pq.read_metadata(parquet)
+        needed += sum(about.row_group(n).total_byte_size for n in range(about.num_row_groups))
+    free = shutil.disk_usage(work).free
+    if needed > free:
+        raise UserError(
+            f"Parquet is written out as Arrow first, which takes about {format_bytes(needed)}; "
+            f"{format_bytes(free)} are free in {work}: choose another disk for the store"
+        )
+
+
+def _write_arrow(parquet: Path, target: Path) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    if target.is_file():
-        return target.resolve()
-    target.parent.mkdir(parents=True, exist_ok=True)
     draft = target.with_suffix(".draft")
-    with (
-        pq.ParquetFile(parquet) as file,
-        pa.OSFile(str(draft), "wb") as sink,
-        pa.ipc.new_file(sink, file.schema_arrow) as writer,
-    ):
-        for batch in file.iter_batches():
-            writer.write_batch(batch)
-    return draft.replace(target).resolve()
+    identity = _identity(parquet)
+    try:
+        with pq.ParquetFile(parquet) as file, draft.open("wb") as sink:
+            with pa.ipc.new_file(sink, file.schema_arrow) as writer:
+                for batch in file.iter_batches():
+                    writer.write_batch(batch)
+            sink.flush()
+            sync(sink.fileno())
+        if _identity(parquet) != identity:
+            raise UserError(f"{parquet} was written to while it was read; pack it when finished")
+        draft.replace(target)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            draft.unlink()
+        raise
 
 
-@cache
-def _batches(paths: tuple[str, ...]) -> Sequence[Any]:
+@lru_cache(maxsize=1)
+def _batches(paths: tuple[str, ...], stamps: tuple[str, ...]) -> Sequence[Any]:
+    """Return the rows of all files, mapped; the stamps tell a file from what it was before."""
     return [batch for path in paths for batch in _mapped(path) if batch.num_rows]
 
 
@@ -173,7 +233,12 @@ def _value(field: Field, cell: Any, root: str) -> Any:
     if field.kind == "image" and isinstance(cell, dict):
         data = cell["bytes"]
         return data if data is not None else read_file(Path(root, cell["path"]))
-    return _plain(cell)
+    if field.kind != "array" or field.holder != "numpy":
+        return cell
+    # Without a number in it, a list has no type of its own.
+    found = np.empty(0, field.dtype) if cell == [] else _plain(cell)
+    is_empty = isinstance(found, np.ndarray) and not found.size
+    return found.astype(field.dtype) if is_empty else found
 
 
 def _plain(cell: Any) -> Any:

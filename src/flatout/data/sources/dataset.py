@@ -18,7 +18,13 @@ from flatout.core.errors import UserError
 from flatout.core.nearest import unknown
 from flatout.data import values
 from flatout.data.refusals import BadSample
-from flatout.data.sources.source import Contents, fingerprint_of, label_in, need_samples
+from flatout.data.sources.source import (
+    Contents,
+    fingerprint_of,
+    label_in,
+    need_samples,
+    stamp_of,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,8 +58,11 @@ class Imported:
         return found
 
     def fingerprint(self) -> str:
-        """Return a hash of the name and the length: items are not read for it."""
-        return fingerprint_of([self.target, str(self.length)])
+        """Return a hash of the name, the length, and the files that define the data set.
+
+        Items are not read for it, nor what they are read from.
+        """
+        return fingerprint_of([self.target, str(self.length), *map(stamp_of, _files(self.target))])
 
 
 def open_dataset(target: str) -> Imported:
@@ -102,6 +111,15 @@ def _load(target: str) -> Any:
     return found
 
 
+def _files(target: str) -> list[str]:
+    """Return the file that was named, and the one that has the data set's class."""
+    named = _module(target.rpartition(":")[0], target)
+    kind = sys.modules.get(type(_load(target)).__module__)
+    files = (getattr(module, "__file__", None) for module in (named, kind))
+    return [file for file in files if file]
+
+
+@cache
 def _module(where: str, target: str) -> ModuleType:
     try:
         if where.endswith(".py"):

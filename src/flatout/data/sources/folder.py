@@ -16,7 +16,13 @@ from flatout.core.errors import UserError
 from flatout.data.format import Field
 from flatout.data.pictures import SUFFIXES
 from flatout.data.refusals import RAISE, Skipped
-from flatout.data.sources.source import Contents, fingerprint_of, need_samples, read_file
+from flatout.data.sources.source import (
+    Contents,
+    fingerprint_of,
+    need_samples,
+    read_file,
+    stamp_of,
+)
 
 IMAGE = Field(name="image", kind="image")
 LABEL = Field(name="label", kind="int")
@@ -44,9 +50,9 @@ class Folder:
         return (data, int(self.labels[index])) if len(self.labels) else (data,)
 
     def fingerprint(self) -> str:
-        """Return a hash of names and sizes."""
-        root = Path(self.contents.root)
-        return fingerprint_of(f"{name} {_size(root / name)}" for name in self.names)
+        """Return a hash of names, sizes and times of writing."""
+        root = self.contents.root
+        return fingerprint_of(f"{name} {stamp_of(f'{root}/{name}')}" for name in self.names)
 
 
 def open_folder(root: Path, *, on_bad: str) -> Folder:
@@ -96,10 +102,3 @@ def _walk(folder: Path, note: Any) -> Iterator[str]:
     for where, _folders, files in sorted(os.walk(folder, onerror=note, followlinks=True)):
         for name in sorted(files):
             yield str(Path(where, name))
-
-
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except OSError:
-        return -1

@@ -15,7 +15,13 @@ from flatout.core.errors import UserError
 from flatout.data import values
 from flatout.data.format import Field
 from flatout.data.refusals import BadSample
-from flatout.data.sources.source import Contents, fingerprint_of, label_in, need_samples
+from flatout.data.sources.source import (
+    Contents,
+    fingerprint_of,
+    label_in,
+    need_samples,
+    stamp_of,
+)
 
 BLOCK_BYTES = 1 << 24
 """Read at a time while the lines are counted."""
@@ -33,6 +39,8 @@ class Lines:
     spans: "np.ndarray[Any, np.dtype[np.int64]]" = field(repr=False)
     """Begin and end of each line in the file."""
     is_json: bool
+    stamp: str
+    """Size and time of writing of the file when its lines were counted."""
 
     def __len__(self) -> int:
         return len(self.spans)
@@ -58,8 +66,8 @@ class Lines:
         return tuple(_fitting(one, row[one.name]) for one in self.contents.fields)
 
     def fingerprint(self) -> str:
-        """Return a hash of where the lines lie."""
-        return fingerprint_of([str(len(self.spans)), self.spans.tobytes().hex()])
+        """Return a hash of where the lines lie, and of when the file was written."""
+        return fingerprint_of([self.stamp, str(len(self.spans)), self.spans.tobytes().hex()])
 
 
 def open_lines(path: Path) -> Lines:
@@ -68,14 +76,14 @@ def open_lines(path: Path) -> Lines:
     Raises:
         UserError: if there are none, or the first is no mapping.
     """
+    stamp = stamp_of(path)
     spans = _spans(path)
     need_samples(len(spans), str(path))
     is_json = path.suffix.lower() != ".txt"
     fields: tuple[Field, ...] = (TEXT,)
     if is_json:
-        first = _pread(str(path), *map(int, spans[0])).decode("utf-8", "replace")
         try:
-            row = _mapping(first)
+            row = _mapping(_pread(str(path), *map(int, spans[0])).decode("utf-8", "replace"))
             fields = tuple(values.field_of(name, value) for name, value in row.items())
         except BadSample as error:
             raise UserError(f"{path}, first line: {error}") from None
@@ -86,7 +94,9 @@ def open_lines(path: Path) -> Lines:
         root=str(path.resolve().parent),
         label=label_in(fields),
     )
-    return Lines(contents=contents, path=str(path.resolve()), spans=spans, is_json=is_json)
+    return Lines(
+        contents=contents, path=str(path.resolve()), spans=spans, is_json=is_json, stamp=stamp
+    )
 
 
 def _spans(path: Path) -> "np.ndarray[Any, np.dtype[np.int64]]":
@@ -105,19 +115,30 @@ def _spans(path: Path) -> "np.ndarray[Any, np.dtype[np.int64]]":
     spans = np.stack([begins, found], axis=1)
     spans = spans[spans[:, 1] > spans[:, 0]]
     short = np.flatnonzero(spans[:, 1] - spans[:, 0] <= BLANK_BYTES)
-    blank = [n for n in short if not _pread(str(path), *spans[n]).strip()]
+    try:
+        blank = [n for n in short if not _pread(str(path), *map(int, spans[n])).strip()]
+    except BadSample as error:
+        raise UserError(f"{error}; pack it when it is finished") from None
     return np.delete(spans, blank, axis=0)
 
 
 def _pread(path: str, begin: int, end: int) -> bytes:
+    """Return a line without its carriage return.
+
+    Raises:
+        BadSample: if the file cannot be read, or ends before the line does.
+    """
     try:
         descriptor = os.open(path, os.O_RDONLY)
     except OSError as error:
         raise BadSample(f"{path} cannot be read ({error.strerror})") from None
     try:
-        return os.pread(descriptor, int(end - begin), int(begin)).rstrip(b"\r")
+        line = os.pread(descriptor, end - begin, begin)
     finally:
         os.close(descriptor)
+    if len(line) < end - begin:
+        raise BadSample(f"{path} is shorter than it was; something cut it off or began it anew")
+    return line.rstrip(b"\r")
 
 
 def _mapping(text: str) -> dict[str, Any]:

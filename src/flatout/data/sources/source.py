@@ -1,6 +1,7 @@
 """What every source has, and what several of them share."""
 
 import hashlib
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,7 +57,7 @@ class Source(Protocol):
         ...
 
     def fingerprint(self) -> str:
-        """Return a hash that changes when samples come, go, or change their size."""
+        """Return a hash that changes when samples come, go, or their files are written again."""
         ...
 
 
@@ -66,6 +67,15 @@ def fingerprint_of(parts: Iterable[str]) -> str:
     for part in parts:
         digest.update(part.encode("utf-8", "surrogatepass") + b"\n")
     return digest.hexdigest()
+
+
+def stamp_of(path: str | Path) -> str:
+    """Return a file's size and the time it was last written, in words; `gone` without one."""
+    try:
+        found = os.stat(path)  # noqa: PTH116  a million names: no object for each
+    except OSError:
+        return "gone"
+    return f"{found.st_size} {found.st_mtime_ns}"
 
 
 def label_in(fields: Iterable[Field]) -> str:

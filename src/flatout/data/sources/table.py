@@ -1,12 +1,13 @@
 """CSV and TSV files with a header line; a column of paths brings the files in.
 
 A column named like a path is read as files, relative to the table. Every other column is whole
-numbers, floating numbers or texts, whichever all its values are. A text column named like a label
-becomes the numbers of its sorted classes.
+numbers, floating numbers or texts, whichever all its values are; what would not come back as it was
+written, such as 007 or 1_0, is text. A text column named like a label becomes the numbers of its
+sorted classes.
 """
 
-import contextlib
 import csv
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,10 +22,21 @@ from flatout.data.sources.source import (
     label_in,
     need_samples,
     read_file,
+    stamp_of,
 )
 
 PATHS = ("path", "file", "filename", "file_name", "filepath", "image", "image_path", "img")
 """Names of columns that are taken for paths, the first of them that is there."""
+
+WHOLE = re.compile(r"0|-?[1-9][0-9]*")
+"""A whole number as Python writes it: a column of these is numbers without losing a character."""
+FLOATING = re.compile(
+    r"-?((0|[1-9][0-9]*)(\.[0-9]*)?|\.[0-9]+)(e[+-]?[0-9]+)?|[+-]?(nan|inf)", re.IGNORECASE
+)
+"""No leading zeros and no `_`: numbers of parts, and texts that Python's `float` would take."""
+MAX_WHOLE = 2**63 - 1
+MAX_DIGITS = len(str(-MAX_WHOLE))
+"""Longer ones do not fit into 64 bits, and Python takes its time to read very long ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,8 +64,13 @@ class Table:
         return (*row[: self.file_at], data, *row[self.file_at + 1 :])
 
     def fingerprint(self) -> str:
-        """Return a hash of all rows."""
-        return fingerprint_of(repr(row) for row in self.rows)
+        """Return a hash of all rows, and of when the file of each was written."""
+        return fingerprint_of(f"{row!r} {self._stamp(row)}" for row in self.rows)
+
+    def _stamp(self, row: tuple[Any, ...]) -> str:
+        if self.file_at < 0:
+            return ""
+        return stamp_of(Path(self.contents.root, row[self.file_at]))
 
 
 def open_table(path: Path) -> Table:
@@ -120,8 +137,12 @@ def _file_field(name: str, cells: list[Any]) -> Field:
 
 
 def _typed(cells: list[str]) -> tuple[list[Any], str]:
-    kinds: tuple[tuple[Any, str], ...] = ((int, "int"), (float, "float"))
-    for convert, kind in kinds:
-        with contextlib.suppress(ValueError):
-            return [convert(cell) for cell in cells], kind
+    """Return a column as numbers where none of its cells loses anything, else as texts."""
+    if all(map(WHOLE.fullmatch, cells)):
+        whole = [int(cell) for cell in cells] if max(map(len, cells)) <= MAX_DIGITS else []
+        if whole and all(abs(number) <= MAX_WHOLE for number in whole):
+            return whole, "int"
+        return list(cells), "str"
+    if all(map(FLOATING.fullmatch, cells)):
+        return [float(cell) for cell in cells], "float"
     return list(cells), "str"

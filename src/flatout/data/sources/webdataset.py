@@ -20,7 +20,13 @@ from flatout.core.errors import UserError
 from flatout.data import pictures
 from flatout.data.format import Field
 from flatout.data.refusals import BadSample, Skipped, refuse
-from flatout.data.sources.source import Contents, fingerprint_of, label_in, need_samples
+from flatout.data.sources.source import (
+    Contents,
+    fingerprint_of,
+    label_in,
+    need_samples,
+    stamp_of,
+)
 
 INTEGER_SUFFIXES = ("cls", "cls2", "index", "inx", "id", "count")
 TEXT_SUFFIXES = ("txt", "text", "transcript", "caption", "json")
@@ -52,9 +58,10 @@ class Tars:
         return tuple(_value(field, self._bytes(member)) for field, member in pairs)
 
     def fingerprint(self) -> str:
-        """Return a hash of names and sizes."""
+        """Return a hash of names and sizes, and of when each tar was written."""
         sizes = (" ".join(str(member[2]) for member in members) for members in self.members)
-        return fingerprint_of(f"{k} {s}" for k, s in zip(self.keys, sizes, strict=True))
+        samples = (f"{k} {s}" for k, s in zip(self.keys, sizes, strict=True))
+        return fingerprint_of([*map(stamp_of, self.paths), *samples])
 
     def _bytes(self, member: Member) -> bytes:
         number, offset, size = member

@@ -1,6 +1,6 @@
 """The report of `pack`: what the store holds, what was left out, whether it equals its source."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from flatout.core.units import format_bytes, format_duration, format_rate
@@ -35,6 +35,23 @@ def render_pack(packed: Mapping[str, Any], *, width: int = 80) -> str:
         for item in packed["verification"]["problems"]:
             lines += wrapped(item, width, indent=" " * 10)
     lines += ["", *labelled("next", f'data = flatout.data.open("{packed["folder"]}")', width)]
+    return _lines(lines)
+
+
+def render_check(checked: Mapping[str, Any], *, width: int = 80) -> str:
+    """Return the report of a `flatout.pack_check/1` document."""
+    samples = _count(checked["samples"], "sample")
+    where = f"{checked['folder']}: {samples}, {format_bytes(checked['bytes'])}"
+    if checked["is_sound"]:
+        took = format_duration(checked["seconds"])
+        return _lines(wrapped(f"{where}; all as they were written, read in {took}.", width))
+    lines = wrapped(f"{where}; {_count(checked['num_problems'], 'problem')} found.", width)
+    for item in checked["problems"]:
+        lines += wrapped(item, width, indent=" " * 10)
+    return _lines([*lines, "", *labelled("next", "pack again into an empty folder", width)])
+
+
+def _lines(lines: Sequence[str]) -> str:
     return ascii_only("\n".join(lines)) + "\n"
 
 

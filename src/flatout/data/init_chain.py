@@ -1,23 +1,14 @@
 """The chain of what a loader's workers do when they start: each lever's part, then the script's."""
 
-from collections.abc import Callable
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
-
-class Link(Protocol):
-    """A `worker_init_fn` of ours: does its own part, then what was asked for before it."""
-
-    then: Callable[[int], Any] | None
-
-    def __call__(self, number: int) -> None:
-        """Start a worker."""
-
-
-LinkT = TypeVar("LinkT", bound=Link)
+LinkT = TypeVar("LinkT")
 
 
 def find_link(loader: Any, kind: type[LinkT]) -> LinkT | None:
     """Return the part of a kind in a loader's chain, None where it has none.
+
+    Each part of ours is an object that has what comes after it as `then`.
 
     Look when an epoch begins, not when the loader is built: frameworks set a start of their own
     on a loader that has none yet (Lightning does, to seed its workers).
