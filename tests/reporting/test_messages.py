@@ -9,8 +9,13 @@ from flatout import rules
 from flatout.core.machine import Device, Machine
 from flatout.reporting import messages as catalogue
 from flatout.reporting.messages import FIELD, LANGUAGES, fields_of, messages
+from flatout.rules.runtime.sync_in_step import ADVICE
 from flatout.workflow import passes
 from tests.reporting.full_profile import filled
+from tests.rules.journey_facts import journey
+from tests.rules.memory_facts import story, sync
+from tests.rules.pipeline_facts import pipeline
+from tests.techniques.facts import gpu, loader, model, optimizer, profile
 
 SOURCE = Path(catalogue.__file__).parent.parent
 TOLD_IN_ENGLISH = "the step times had not become steady when the measurement ended"
@@ -18,6 +23,9 @@ NAMES = sorted(messages("en").texts)
 OTHERS = [language for language in LANGUAGES if language != "en"]
 LAYERS = ("profile_words.py", "profile_tables.py", "profile_markdown.py", "profile_html.py")
 USERS = [SOURCE / name for name in (*LAYERS, "charts.py", "text/profile.py", "text/sheets.py")]
+
+
+GROUPED = optimizer(has_fused_option=False, has_foreach_option=True)
 
 
 def has_hangul(text):
@@ -135,10 +143,45 @@ def test_what_the_rules_say_is_said_in_the_other_language(starved, workers, is_f
         optimizers=(optimizer,),
     )
 
-    found = rules.findings(everywhere, MACHINE)
+    found = rules.add_findings(everywhere, MACHINE).findings
 
     said = [text for finding in found for text in (finding.because, finding.next)]
     assert {finding.code for finding in found} >= {
         *("data_wait", "other_python", "slow_optimizer", "fp32_on_fast_bf16", "sync_in_step"),
     }
     assert [text for text in said if not has_hangul(messages("ko").translated(text))] == []
+
+
+OTHER = profile(phases_ms={"other": 100.0})
+SAID_SELDOM = (
+    *(profile(syncs=(sync(what=what),)) for what in ADVICE),
+    OTHER,
+    replace(OTHER, loaders=(loader(),)),
+    replace(OTHER, models=(model(),)),
+    replace(OTHER, models=(model(),), loaders=(loader(),), journey=journey()),
+    replace(OTHER, eval_ms=60.0),
+    profile(phases_ms={"data_wait": 100.0}, pipeline=pipeline(), loaders=(loader(),)),
+    profile(phases_ms={"optimizer": 100.0}, optimizers=(GROUPED,)),
+    profile(phases_ms={"optimizer": 100.0}, optimizers=(replace(GROUPED, is_foreach=False),)),
+    profile(memory=story(reserved_bytes=7 * 1024**3, fragmentation_share=0.5)),
+    profile(
+        models=(
+            model(attention_backend="math", attention_why="odd", experts=8, expert_parameters=800),
+        )
+    ),
+)
+
+
+@pytest.mark.parametrize("facts", SAID_SELDOM)
+def test_what_a_rule_says_in_one_case_only_is_said_in_the_other_language(facts):
+    host = replace(MACHINE, devices=(gpu(),))
+
+    found = rules.add_findings(facts, host).findings
+
+    said = [text for finding in found for text in (finding.because, finding.next)]
+    assert said
+    assert [text for text in said if not has_hangul(messages("ko").translated(text))] == []
+
+
+def test_a_rule_that_failed_is_told_in_the_other_language():
+    assert has_hangul(messages("ko").translated("rule data_wait failed: KeyError: 'step'"))

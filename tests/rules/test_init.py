@@ -1,13 +1,20 @@
+import importlib
+import re
 import subprocess
 import sys
+from pathlib import Path
 
-from flatout import rules
+import pytest
+
+from flatout import rules, techniques
+from flatout.core.catalog import module_names
 from flatout.core.units import GIB, MIB
+from flatout.rules.runtime import data_wait
 from tests.rules.journey_facts import journey
 from tests.rules.memory_facts import story, sync
 from tests.rules.pipeline_facts import pipeline
 from tests.rules.rank_facts import rank
-from tests.techniques.facts import loader, machine, model, optimizer, profile
+from tests.techniques.facts import gpu, loader, machine, model, optimizer, profile
 
 EVERYTHING = profile(
     phases_ms={"data_wait": 50.0, "optimizer": 30.0, "other": 20.0},
@@ -29,20 +36,86 @@ EVERYTHING = profile(
     pipeline=pipeline(),
     ranks=(rank(0, exposed_ms=60.0), rank(1, exposed_ms=30.0, is_straggler=True)),
 )
+FAST = machine(cpu_features=frozenset({"amx_bf16"}), devices=(gpu(),))
 
 
 def test_every_rule_names_itself_and_the_largest_share_comes_first():
-    found = rules.findings(EVERYTHING, machine(cpu_features=frozenset({"amx_bf16"})))
+    found = rules.add_findings(EVERYTHING, FAST).findings
 
     assert {finding.code for finding in found} == set(rules.codes())
-    shares = [finding.share for finding in found]
+    shares = [finding.share for finding in found if not finding.is_bound]
     assert shares == sorted(shares, reverse=True)
-    assert all(0 < share <= 1 for share in shares)
+    assert all(0 < finding.share <= 1 for finding in found)
     assert all(finding.evidence and finding.next for finding in found)
 
 
+def test_what_is_only_known_to_be_no_more_comes_after_all_others():
+    found = rules.add_findings(EVERYTHING, FAST).findings
+
+    is_bound = [finding.is_bound for finding in found]
+    assert is_bound == sorted(is_bound)
+    assert {finding.code for finding in found if finding.is_bound} == {
+        *("math_attention", "expert_loop", "unused_gpu"),
+    }
+
+
 def test_a_training_that_only_computes_has_no_findings():
-    assert rules.findings(profile(models=(model(),)), machine()) == ()
+    judged = rules.add_findings(profile(models=(model(),)), machine())
+
+    assert judged.findings == ()
+    assert judged.notes == ()
+
+
+def test_a_rule_that_fails_is_left_out_with_a_note_and_the_others_speak(monkeypatch):
+    def fail(profile, machine):
+        raise ZeroDivisionError("float division by zero")
+
+    monkeypatch.setattr(data_wait, "check", fail)
+    noted = profile(phases_ms={"data_wait": 50.0, "other": 50.0}, notes=("as before",))
+
+    judged = rules.add_findings(noted, machine())
+
+    assert [finding.code for finding in judged.findings] == ["other_python"]
+    assert judged.notes == (
+        "as before",
+        "rule data_wait failed: ZeroDivisionError: float division by zero",
+    )
+
+
+@pytest.mark.parametrize(
+    ("code", "lever"),
+    [
+        ("fp32_on_fast_bf16", "bf16_autocast"),
+        ("slow_optimizer", "fused_optimizer"),
+        ("fragmented_memory", "expandable_segments"),
+    ],
+)
+def test_a_lever_that_is_in_use_is_not_advised(code, lever):
+    judged = rules.add_findings(EVERYTHING, FAST, {lever})
+
+    others = set(rules.codes()) - {code}
+    assert {finding.code for finding in judged.findings} == others
+
+
+def test_what_mends_a_bottleneck_is_a_technique():
+    named = {
+        lever
+        for module in module_names(rules).values()
+        for lever in getattr(importlib.import_module(module), "MENDED_BY", ())
+    }
+
+    assert named
+    assert named <= set(techniques.names())
+
+
+def test_the_catalogue_names_every_rule_and_only_levers_that_there_are():
+    page = (Path(__file__).parent.parent.parent / "docs/rules/README.md").read_text()
+
+    assert [code for code in rules.codes() if f"[{code}]({code}.md)" not in page] == []
+    levers = re.findall(r"levers? ((?:`\w+`(?:, )?)+)", page)
+    named = {name for text in levers for name in re.findall(r"`(\w+)`", text)}
+    assert len(named) > 20
+    assert named <= set(techniques.names())
 
 
 def test_the_rules_do_not_import_torch():

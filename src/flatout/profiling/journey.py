@@ -15,6 +15,7 @@ from typing import Any
 
 from flatout.core.journey import TRAINING, WORKERS, Journey, Leg, WorkerFacts
 from flatout.core.profile import Profile
+from flatout.profiling.memory_story import rises, slope_of
 from flatout.profiling.steps import Window, block_means
 from flatout.profiling.worker_log import named
 from flatout.seams.clock import NAMES
@@ -32,7 +33,9 @@ FOLDED = ("eval", "save")
 SLACK_S = 0.1
 """Records this close outside the window count as at its edge: they are 0.05 s apart."""
 MIN_GROWTH_S = 1.0
-"""Two readings of a worker's memory closer than this tell nothing of its growth."""
+"""Readings of a worker's memory that span less than this tell nothing of its growth."""
+MIN_READINGS = 5
+"""Fewer readings tell nothing of it either: each holds the batch that is being made."""
 OWN = -1
 
 
@@ -137,7 +140,8 @@ def _training_leg(name: str, ms: float, copied: float, profile: Profile) -> Leg:
 
 
 Change = dict[str, float]
-"""What a process's counters grew by between its first and last record in the window."""
+"""What a process's counters grew by between its first and last record in the window; memory, which
+goes up and down, by the slope of all its readings."""
 
 
 def changes(seen: Mapping[str, Any], window: Window) -> dict[tuple[str, int], list[Change]]:
@@ -164,10 +168,11 @@ def change_of(records: Sequence[Sequence[float]], window: Window) -> Change | No
             change[name] = last[name]  # refused, with the reason
     sizes = readings_of("pss_bytes", inside)
     span_s = sizes[-1][0] - sizes[0][0] if sizes else 0.0
-    is_enough = span_s >= MIN_GROWTH_S
+    is_enough = span_s >= MIN_GROWTH_S and len(sizes) >= MIN_READINGS
+    grows = is_enough and rises([size for _, size in sizes])
     return change | {
         "pss_bytes": last["pss_bytes"],
-        "pss_growth": sizes[-1][1] - sizes[0][1] if is_enough else 0.0,
+        "pss_growth": slope_of(sizes) * span_s if grows else 0.0,
         "pss_span_s": span_s if is_enough else 0.0,
     }
 

@@ -7,6 +7,12 @@ from typing import Any
 
 from flatout.core.memory import MemoryStory, TensorAtPeak
 
+MIN_STAYING = 0.5
+"""Least part of a growth that is found as allocations of earlier steps: live locals of the last
+step are none of those."""
+MAX_FALLING = 0.2
+"""Share of the pairs of steps of which the later one may have left less."""
+
 
 def memory_story(seen: Mapping[str, Any]) -> MemoryStory | None:
     """Return the story of what the probe saw, None when no step was observed."""
@@ -15,6 +21,7 @@ def memory_story(seen: Mapping[str, Any]) -> MemoryStory | None:
         return None
     # The allocator's own peaks, where it keeps them: it knows of rounding.
     by_phase = seen.get("peaks") or seen["by_phase"]
+    by_line = {line: count / max(1, len(ends) - 1) for line, count in seen["grown_by_line"].items()}
     phase = max(by_phase, key=lambda name: by_phase[name])
     return MemoryStory(
         peak_bytes=by_phase[phase],
@@ -25,10 +32,8 @@ def memory_story(seen: Mapping[str, Any]) -> MemoryStory | None:
             TensorAtPeak(**item | {"shape": tuple(item["shape"])}) for item in seen["largest"]
         ),
         timeline=tuple((float(ms), int(count)) for ms, count in seen["timeline"]),
-        leak_bytes_per_step=slope(ends),
-        leak_by_line={
-            line: count / max(1, len(ends) - 1) for line, count in seen["grown_by_line"].items()
-        },
+        leak_bytes_per_step=leak_of(ends, by_line),
+        leak_by_line=by_line,
         kept_graph_nodes_per_step=slope(seen["kept_graph_nodes"]),
         kept_graph_names=tuple(seen["kept_graph_names"]),
         steps=len(ends),
@@ -39,12 +44,52 @@ def memory_story(seen: Mapping[str, Any]) -> MemoryStory | None:
     )
 
 
+def leak_of(ends: Sequence[float], by_line: Mapping[str, float]) -> float:
+    """Return the bytes that each step leaves behind; 0 where what is left only goes up and down.
+
+    At a step's end its last batch and outputs still live, and batches of other lengths leave other
+    amounts: over a few steps that has a slope, too. A leak is made of allocations that stay.
+
+    Args:
+        ends: Bytes left at the end of each observed step.
+        by_line: Bytes a step of earlier steps' allocations that still live, by the line.
+
+    >>> leak_of([100, 200, 300, 400], {"train.py:9": 100.0})
+    100.0
+    >>> leak_of([900, 1010, 950, 1100, 980, 1120], {})
+    0.0
+    """
+    growth = slope(ends)
+    is_leak = rises(ends) and sum(by_line.values()) >= MIN_STAYING * growth
+    return growth if is_leak else 0.0
+
+
+def rises(values: Sequence[float]) -> bool:
+    """Tell whether values grow with hardly a way back: noise falls in every other pair.
+
+    >>> rises([1, 2, 2, 3, 3, 4]), rises([1, 3, 2, 3, 1, 2]), rises([2, 2])
+    (True, False, False)
+    """
+    pairs = list(combinations(values, 2))
+    falling = sum(late < early for early, late in pairs)
+    return slope(values) > 0 and falling <= MAX_FALLING * len(pairs)
+
+
 def slope(values: Sequence[float]) -> float:
     """Return the median of the slopes between all pairs: one odd step does not move it.
 
     >>> slope([10, 20, 999, 40, 50]), slope([5])
     (10.0, 0.0)
     """
-    pairs = combinations(enumerate(values), 2)
+    return slope_of(list(enumerate(values)))
+
+
+def slope_of(points: Sequence[tuple[float, float]]) -> float:
+    """Return the same of values with the moments at which they were read.
+
+    >>> slope_of([(0.0, 10), (0.5, 20), (2.0, 50)])
+    20.0
+    """
+    pairs = combinations(points, 2)
     slopes = [(late - early) / (at - before) for (before, early), (at, late) in pairs]
     return float(statistics.median(slopes)) if slopes else 0.0

@@ -80,7 +80,7 @@ def pipeline_of(
     samples = seen["samples"]
     cpu_ms, wait_ms, sizes = _per_sample(seen, profile)
     total = sum(cpu_ms.values())
-    rate = profile.samples_per_s * profile.ceilings.free_data
+    rate = profile.samples_per_s_per_rank * profile.ceilings.free_data
     return Pipeline(
         stages=tuple(
             Stage(

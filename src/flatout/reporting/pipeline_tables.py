@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator
 
-from flatout.core.pipeline import Stage
+from flatout.core.pipeline import PACKING, Stage
 from flatout.core.profile import Profile
-from flatout.core.units import format_bytes, format_rate, format_share
+from flatout.core.units import format_rate, format_sample_bytes, format_share
 from flatout.reporting.messages import Messages
 from flatout.reporting.profile_tables import Sheet
 
@@ -21,13 +21,17 @@ def pipeline_sheets(profile: Profile, say: Messages) -> Iterator[Sheet]:
         rate=format_rate(pipeline.samples_per_s),
         n=pipeline.samples,
     )
+    sentences = [told, say(fed, cores=f"{pipeline.usable_cores:.0f}")]
+    if pipeline.legs_of(PACKING) and not pipeline.is_fed:
+        packed = f"{pipeline.cores_without(PACKING):.1f}"
+        sentences.append(say("about.pipeline_packed", cores=packed))
     yield Sheet(
         name="pipeline",
         columns=("leg", "cpu_ms", "share", "blocked_ms", "sample_bytes", "levers"),
         rows=tuple(_row(stage, say) for stage in pipeline.stages),
         shares=tuple(stage.share for stage in pipeline.stages),
         kinds=("data_wait",) * len(pipeline.stages),
-        sentences=(told, say(fed, cores=f"{pipeline.usable_cores:.0f}")),
+        sentences=tuple(sentences),
     )
 
 
@@ -38,6 +42,6 @@ def _row(stage: Stage, say: Messages) -> tuple[str, ...]:
         f"{stage.cpu_ms:.3f}",
         format_share(stage.share),
         f"{stage.wait_ms:.3f}" if stage.wait_ms else unknown,
-        format_bytes(stage.bytes) if stage.bytes is not None else unknown,
+        format_sample_bytes(stage.bytes) if stage.bytes is not None else unknown,
         ", ".join(stage.levers) or unknown,
     )

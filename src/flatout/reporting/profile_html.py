@@ -96,7 +96,7 @@ def _finding(finding: Finding, say: Messages, workload: str) -> dict[str, str | 
     return {
         "code": finding.code,
         "share": format_share(finding.share),
-        "of": say(f"finding_of.{finding.of}"),
+        "of": say(f"finding_of.{'bound' if finding.is_bound else finding.of}"),
         "width": round(100 * min(1.0, max(0.0, finding.share)), 1),
         "because": because(finding, say),
         "next": advice_words(say.translated(finding.next), workload),

@@ -15,14 +15,20 @@ WORTH_A_HEADLINE = 0.10
 WORTH_A_WORD = 0.01
 """A share below a percent of the step is no part of the answer."""
 COMPUTE = ("forward", "backward", "optimizer")
+WAIT = "data_wait"
+"""Finding of which the headline has a sentence of its own."""
 
 
 def headline(profile: Profile, say: Messages) -> str:
     """Return the one sentence that answers where the time goes."""
     data, copies = profile.share("data_wait"), profile.share("h2d")
-    of_step = (finding for finding in profile.findings if finding.of == "step")
-    top = max(of_step, key=lambda finding: finding.share, default=None)
-    if top and top.share > max(data, copies, WORTH_A_HEADLINE):
+    others = (
+        finding
+        for finding in profile.findings
+        if finding.of == "step" and not finding.is_bound and finding.code != WAIT
+    )
+    top = max(others, key=lambda finding: finding.share, default=None)
+    if top and top.share > max(profile.lost_to_data, copies, WORTH_A_HEADLINE):
         return because(top, say)
     if data >= max(copies, WORTH_A_HEADLINE):
         gain = times(profile.ceilings.free_data, say)
@@ -49,6 +55,8 @@ def because(finding: Finding, say: Messages) -> str:
 def finding_sentence(finding: Finding, say: Messages) -> str:
     """Return a finding with its share, and of what it is one."""
     name = "finding" if finding.of == "step" else f"finding_{finding.of}"
+    if finding.is_bound:
+        name = "finding_bound"
     share, why = format_share(finding.share), because(finding, say)
     return say(f"reading.{name}", code=finding.code, share=share, because=why)
 

@@ -51,7 +51,9 @@ def headline(ablation: Ablation) -> str:
     if not ablation.recipe.choices:
         return _nothing_kept(ablation)
     if ablation.needed and len(ablation.needed) == len(ablation.recipe.choices):
-        return f"It runs now: with {', '.join(ablation.needed)} it fits into memory, unchanged not."
+        is_of_workers = ablation.needed[0].startswith("loader_workers ")
+        how = "its loader's workers last" if is_of_workers else "it fits into memory"
+        return f"It runs now: with {', '.join(ablation.needed)} {how}, unchanged not."
     kept = f"{len(ablation.recipe.choices)} of {len(_tried(ablation))} levers kept"
     if pair is None:
         ending = STOPPED_WORDS.get(ablation.stopped, "it ended early")

@@ -49,3 +49,39 @@ def test_copies_are_held_against_what_the_machine_can_do(starved):
 
 def test_lines_keep_within_the_width(starved):
     assert all(len(line) <= 80 for line in journey_lines(replace(starved, journey=journey()), 80))
+
+
+def started(starved, **facts):
+    first, *others = starved.loaders
+    loaders = (replace(first, is_training=True, **facts), *others)
+    return text_of(replace(starved, journey=journey(), loaders=loaders))
+
+
+def test_how_workers_start_is_told_and_explained(starved):
+    assert "started      by fork: a copy of the training process" in started(
+        starved, start_method="fork"
+    )
+    assert "by spawn: a fresh process that imports the script" in started(
+        starved, start_method="spawn"
+    )
+    assert "started" not in started(starved)
+
+
+def test_what_fork_risks_is_told_where_it_was_seen(starved):
+    text = started(
+        starved, start_method="fork", cuda_at_start=True, threads_at_start="tqdm_monitor"
+    )
+
+    assert "CUDA was initialised before" in text
+    assert 'multiprocessing_context="spawn"' in text
+    assert "threads of Python's were alive (tqdm_monitor)" in text
+    assert 'multiprocessing_context="forkserver"' in text
+
+
+def test_a_fresh_process_takes_over_no_cuda_and_no_locks(starved):
+    text = started(
+        starved, start_method="forkserver", cuda_at_start=True, threads_at_start="tqdm_monitor"
+    )
+
+    assert "CUDA" not in text
+    assert "tqdm_monitor" not in text

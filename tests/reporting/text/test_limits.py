@@ -5,6 +5,7 @@ import pytest
 from flatout.core.profile import Ceilings
 from flatout.core.readings import Limits
 from flatout.reporting.text.limits import find_least_copy_ms, limits_lines
+from tests.rules.rank_facts import rank
 
 LIMITS = Limits(
     flops_per_step=3.1e9,
@@ -28,6 +29,14 @@ def test_the_loader_alone_is_held_against_what_the_training_takes(starved):
     text = text_of(replace(starved, samples_per_s=151.0, limits=LIMITS))
 
     assert "at most 378 samples/s, 2.50x what the training takes now" in text
+
+
+def test_one_rank_s_loader_is_held_against_one_rank_s_training(starved):
+    ranks = (rank(0), rank(1))
+
+    text = text_of(replace(starved, samples_per_s=302.0, limits=LIMITS, ranks=ranks))
+
+    assert "at most 378 samples/s, 2.50x what one of the ranks takes now" in text
 
 
 def test_the_least_step_names_its_peak_and_the_mfu(starved):

@@ -87,6 +87,24 @@ def test_a_finding_larger_than_any_wait_is_the_answer(busy):
     assert first_line(busy.with_findings((finding,))) == "a GPU is idle."
 
 
+def test_a_share_that_is_only_a_bound_is_not_the_answer(starved):
+    attention = Finding(
+        code="math_attention", share=0.95, is_bound=True, because="it is slow", next="mend it"
+    )
+
+    text = render_profile(starved.with_findings((attention,)), width=200)
+
+    assert text.startswith("62 % of each step waits for data")
+    assert "math_attention, at most 95 % of the step: it is slow." in text
+
+
+def test_a_wait_that_free_data_does_not_shorten_gives_way_to_a_real_loss(starved):
+    hidden = Ceilings(free_data=1.02, is_measured=True)
+    finding = Finding(code="slow_optimizer", share=0.3, because="it is slow", next="mend it")
+
+    assert first_line(replace(starved, ceilings=hidden, findings=(finding,))) == "it is slow."
+
+
 @pytest.mark.parametrize(("step_ms", "unit"), [(0.4, "us"), (40.0, "ms"), (40_000.0, "s")])
 def test_the_unit_of_the_table_suits_the_step(busy, step_ms, unit):
     scale = step_ms / busy.step_ms.median

@@ -1,7 +1,11 @@
+from dataclasses import replace
+
 import pytest
 
+from flatout.core.profile import Ceilings
 from flatout.rules.runtime.blocked_reads import check
 from tests.rules.journey_facts import journey
+from tests.rules.rank_facts import rank
 from tests.techniques.facts import loader, machine, profile
 
 
@@ -35,3 +39,17 @@ def test_it_is_silent_where_computing_takes_longer_or_nothing_waits():
     assert check(waiting(50.0, decode_ms=80.0), machine()) is None
     assert check(waiting(5.0), machine()) is None
     assert check(profile(phases_ms={"data_wait": 50.0}), machine()) is None
+
+
+def test_the_workers_of_a_rank_are_held_against_the_cores_of_a_rank():
+    ranks = tuple(rank(number) for number in range(4))
+
+    finding = check(replace(waiting(50.0), ranks=ranks), machine(usable_cores=8))
+
+    assert "more of them than cores" in finding.next
+
+
+def test_a_wait_that_free_data_does_not_shorten_is_no_loss():
+    free = Ceilings(free_data=1.02, is_measured=True)
+
+    assert check(replace(waiting(50.0), ceilings=free), machine()) is None

@@ -1,5 +1,8 @@
+import pytest
+
 from flatout.core.profile import Ceilings
 from flatout.rules.runtime.data_wait import check
+from tests.rules.rank_facts import rank
 from tests.techniques.facts import loader, machine, profile
 
 
@@ -32,3 +35,35 @@ def test_what_to_do_depends_on_the_workers_there_are():
 
     assert "other numbers of workers" in few.next
     assert "8 workers share 4 cores" in many.next
+
+
+def measured(wait_ms, free_data):
+    return profile(
+        phases_ms={"data_wait": wait_ms, "forward": 40.0, "backward": 20.0},
+        ceilings=Ceilings(free_data=free_data, is_measured=True),
+    )
+
+
+def test_a_wait_that_free_data_does_not_shorten_is_no_loss():
+    assert check(measured(40.0, 1.02), machine()) is None
+    assert check(measured(40.0, 1.13), machine()) is None
+
+
+def test_the_share_is_at_most_what_free_data_won():
+    finding = check(measured(40.0, 1.25), machine())
+
+    assert finding.share == pytest.approx(0.2)
+    assert "waits 40.0 ms of 100 ms for its batch (40 %" in finding.because
+    assert check(measured(40.0, 3.0), machine()).share == pytest.approx(0.4)
+
+
+def test_the_workers_of_a_rank_are_held_against_the_cores_of_a_rank():
+    facts = profile(
+        phases_ms={"data_wait": 100.0},
+        loaders=(loader(num_workers=8),),
+        ranks=tuple(rank(number) for number in range(8)),
+    )
+
+    finding = check(facts, machine(usable_cores=16))
+
+    assert "8 workers share 2 cores" in finding.next

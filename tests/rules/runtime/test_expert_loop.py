@@ -1,5 +1,7 @@
+import pytest
 from torch import nn
 
+from flatout.core.profile import ModelFacts
 from flatout.rules.runtime.expert_loop import check
 from flatout.seams.describe import describe
 from tests.techniques.facts import machine, model, profile
@@ -22,6 +24,19 @@ def test_experts_are_counted_by_the_name_of_their_list():
 
     assert (facts["experts"], facts["expert_parameters"]) == (6, 6 * 72)
     assert describe(nn.Sequential(nn.Linear(8, 8)))["experts"] == 0
+
+
+def test_frozen_experts_are_no_more_than_the_whole_model():
+    mixture = Mixture(6)
+    mixture.experts.requires_grad_(requires_grad=False)
+    facts = {k: v for k, v in describe(mixture).items() if k in ModelFacts.__dataclass_fields__}
+
+    finding = check(profile(models=(ModelFacts(**facts),)), machine())
+
+    # 6 experts of 8 x 8 + 8 beside a gate of 8 x 6 + 6.
+    assert "which hold 89 % of its parameters" in finding.because
+    assert finding.share == pytest.approx(432 / 486)
+    assert finding.is_bound
 
 
 def test_many_experts_are_reported_with_what_they_hold():

@@ -34,3 +34,10 @@ def test_a_trace_tells_where_the_host_cannot_see_it():
 )
 def test_it_is_silent_where_communication_is_not_the_cause(ranks):
     assert check(profile(ranks=ranks), machine()) is None
+
+
+def test_a_trace_is_not_believed_where_a_straggler_is_waited_for():
+    trace = TraceSummary(steps=3, step_ms=10.0, exposed_communication_ms=4.0)
+    ranks = (rank(0, exposed_ms=None), rank(1, exposed_ms=None, is_straggler=True))
+
+    assert check(profile(ranks=ranks, trace=trace), machine()) is None

@@ -41,3 +41,17 @@ def test_a_flushed_allocator_is_reported_even_with_room_left():
 )
 def test_it_is_silent_where_memory_is_not_short_or_well_used(held):
     assert check(held, machine(device=gpu())) is None
+
+
+def test_the_lever_that_sets_every_name_of_the_setting_is_advised():
+    finding = check(holding(72, fragmentation_share=0.25), machine(device=gpu()))
+
+    assert finding.next.endswith("flatout tune --only expandable_segments train.py")
+
+
+@pytest.mark.parametrize("name", ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"])
+def test_it_is_silent_where_segments_grow_already(name):
+    variables = {name: "max_split_size_mb:128,expandable_segments:True"}
+    host = machine(device=gpu(), facts={"variables": variables})
+
+    assert check(holding(72, fragmentation_share=0.25), host) is None

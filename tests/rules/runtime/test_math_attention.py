@@ -19,6 +19,13 @@ def test_attention_on_the_slow_backend_is_reported_with_torch_s_own_reason():
     assert "is_causal" in finding.next
 
 
+def test_its_share_is_a_bound_and_small_ones_are_left_out():
+    slow = (model(attention_backend="math"),)
+
+    assert check(running_on("math"), machine()).is_bound
+    assert check(profile(phases_ms={"data_wait": 1000.0}, models=slow), machine()) is None
+
+
 def test_it_is_silent_for_fused_kernels_and_where_nothing_is_known():
     assert check(running_on("flash"), machine()) is None
     assert check(running_on(""), machine()) is None

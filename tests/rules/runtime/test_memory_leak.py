@@ -1,6 +1,7 @@
 import pytest
 
 from flatout.core.units import MIB
+from flatout.profiling.memory_story import memory_story
 from flatout.rules.runtime.memory_leak import check
 from tests.rules.memory_facts import story
 from tests.techniques.facts import gpu, machine, profile
@@ -40,3 +41,40 @@ def test_on_a_gpu_the_memory_of_the_device_counts():
 )
 def test_it_is_silent_where_nothing_of_weight_grows(memory):
     assert check(profile(memory=memory), machine()) is None
+
+
+def seen(ends_mib, grown_by_line):
+    return memory_story(
+        {
+            "ends": [MIB * end for end in ends_mib],
+            "by_phase": {"backward": 2_000 * MIB},
+            "by_module": {},
+            "largest": [],
+            "timeline": [],
+            "grown_by_line": grown_by_line,
+            "kept_graph_nodes": [],
+            "kept_graph_names": [],
+        }
+    )
+
+
+def test_batches_of_other_lengths_are_no_leak():
+    noisy = [900, 1010, 950, 1100, 980, 1120, 1005, 1090]
+
+    assert check(profile(memory=seen(noisy, {})), machine()) is None
+    assert check(profile(memory=seen(noisy, {"train.py:7": 900 * MIB})), machine()) is None
+
+
+def test_what_grows_though_no_earlier_step_left_it_is_no_leak():
+    longer = range(900, 1_700, 100)
+
+    assert check(profile(memory=seen(longer, {})), machine()) is None
+
+
+def test_what_earlier_steps_left_and_no_step_frees_is_a_leak():
+    growing = [900, 1000, 1105, 1195, 1300, 1400, 1500, 1600]
+
+    finding = check(profile(memory=seen(growing, {"train.py:7": 700 * MIB})), machine())
+
+    assert finding.evidence["leak_bytes_per_step"] == pytest.approx(100 * MIB)
+    assert "made at train.py:7" in finding.because

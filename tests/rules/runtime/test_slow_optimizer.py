@@ -1,3 +1,7 @@
+from dataclasses import replace
+
+import pytest
+
 from flatout.rules.runtime.slow_optimizer import check
 from tests.techniques.facts import machine, optimizer, profile
 
@@ -26,6 +30,29 @@ def test_a_fused_update_is_not_told_to_fuse():
 
     assert "(fused, 150 tensors)" in finding.because
     assert "fused_optimizer" not in finding.next
+
+
+@pytest.mark.parametrize(
+    ("kind", "is_foreach", "said"),
+    [
+        ("cpu", None, "flatout tune --only foreach_optimizer train.py"),
+        ("cpu", True, "nothing faster is left"),
+        ("cuda", None, "nothing faster is left"),
+        ("cuda", False, "foreach=False updates one tensor after the other"),
+    ],
+)
+def test_without_a_fused_one_groups_of_tensors_are_advised_where_torch_does_not_make_them(
+    kind, is_foreach, said
+):
+    facts = updating(30.0, has_fused_option=False, has_foreach_option=True, is_foreach=is_foreach)
+
+    assert said in check(replace(facts, device_kind=kind), machine()).next
+
+
+def test_an_optimizer_that_goes_from_tensor_to_tensor_only_cannot_be_helped():
+    finding = check(updating(30.0, has_fused_option=False), machine())
+
+    assert "nothing faster is left" in finding.next
 
 
 def test_a_script_without_an_optimizer_is_reported_too():

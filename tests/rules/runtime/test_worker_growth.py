@@ -1,6 +1,7 @@
 from flatout.core.units import GIB, MIB
 from flatout.rules.runtime.worker_growth import check
 from tests.rules.journey_facts import journey
+from tests.rules.rank_facts import rank
 from tests.techniques.facts import machine, profile
 
 
@@ -19,3 +20,13 @@ def test_growth_is_reported_with_the_steps_that_are_left():
 def test_it_is_silent_on_slow_growth_and_without_a_journey():
     assert check(profile(journey=journey(growth=20_000.0)), machine()) is None
     assert check(profile(), machine()) is None
+
+
+def test_the_workers_of_all_ranks_share_the_memory_of_the_machine():
+    ranks = tuple(rank(number) for number in range(4))
+    facts = profile(journey=journey(growth=1 * MIB), ranks=ranks)
+
+    finding = check(facts, machine(memory_bytes=16 * GIB))
+
+    assert finding.share == 8_000 * MIB / (16 * GIB)
+    assert finding.because.startswith("the 8 loader workers hold 800.0 MiB and grow by 8.00 MiB")

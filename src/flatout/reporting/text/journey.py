@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from flatout.core.journey import TRAINING, WORKERS, Journey, Leg, WorkerFacts
-from flatout.core.profile import Profile
+from flatout.core.profile import LoaderFacts, Profile
 from flatout.core.units import format_bytes, format_ms, format_rate, format_share
 from flatout.reporting.tables import labelled
 
@@ -25,6 +25,12 @@ WORDS = {
     "other": "other Python",
 }
 """What a reader calls a leg."""
+STARTS = {
+    "fork": "a copy of the training process, at once and with all that the data set holds",
+    "spawn": "a fresh process that imports the script and gets the data set pickled",
+    "forkserver": "a copy of a small server process, which gets the data set pickled",
+}
+"""What a worker begins with."""
 MIN_GROWTH_BYTES = 1024.0
 """Growth of a worker below a kibibyte a step is the allocator's noise."""
 
@@ -52,6 +58,7 @@ def _rows(journey: Journey, profile: Profile) -> Iterator[tuple[str, str]]:
     workers = [facts for facts in journey.workers if facts.number >= 0]
     if workers:
         yield "workers", _workers(workers, [x for x in journey.legs if x.where == WORKERS])
+    yield from (("started", _started(x)) for x in profile.training_loaders[:1] if x.start_method)
     read = [facts for facts in journey.workers if facts.read_bytes_per_step is not None]
     if read:
         yield "reads", _reads(read)
@@ -88,6 +95,25 @@ def _workers(workers: Sequence[WorkerFacts], legs: Sequence[Leg]) -> str:
         f"{format_ms(made_ms)} a sample: {parts}; system time {format_share(system)}, "
         f"{format_rate(switches)} times a second another process took a worker's core"
     )
+
+
+def _started(loader: LoaderFacts) -> str:
+    """Say how the workers start, and what that risks; only fork takes over what is alive."""
+    text = f"by {loader.start_method}: {STARTS.get(loader.start_method, 'a method of its own')}"
+    if loader.start_method != "fork":
+        return text
+    if loader.cuda_at_start:
+        text += (
+            "; CUDA was initialised before, so a worker that uses it fails: keep that out of "
+            'the data set, or give the loader multiprocessing_context="spawn"'
+        )
+    if loader.threads_at_start:
+        text += (
+            f"; other threads of Python's were alive ({loader.threads_at_start}): a lock that one "
+            "of them holds at that moment stays locked in the worker, which may then hang; start "
+            'them later, or give the loader multiprocessing_context="forkserver"'
+        )
+    return text
 
 
 def _reads(facts: Sequence[WorkerFacts]) -> str:

@@ -48,8 +48,9 @@ def _rows(profile: Profile, limits: Limits) -> Iterator[tuple[str, str]]:
 
 
 def _loader(profile: Profile, rate: float) -> str:
-    times = format_ratio(rate / profile.samples_per_s)
-    return f"by itself at most {format_rate(rate)} samples/s, {times} what the training takes now"
+    times = format_ratio(rate / profile.samples_per_s_per_rank)
+    who = "one of the ranks" if profile.ranks else "the training"
+    return f"by itself at most {format_rate(rate)} samples/s, {times} what {who} takes now"
 
 
 def _least_step(profile: Profile, limits: Limits) -> str:

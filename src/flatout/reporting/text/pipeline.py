@@ -1,10 +1,10 @@
-"""The section on the input pipeline: CPU time of a sample by leg, cores that feed a device."""
+"""The section on the input pipeline: CPU time and bytes of a sample by leg, cores for a device."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
-from flatout.core.pipeline import Pipeline, Stage
+from flatout.core.pipeline import ASKED, PACKING, Pipeline, Stage
 from flatout.core.profile import Profile
-from flatout.core.units import format_ms, format_rate, format_share
+from flatout.core.units import format_ms, format_rate, format_sample_bytes, format_share
 from flatout.reporting.tables import labelled
 from flatout.reporting.text.journey import LABEL_WIDTH
 
@@ -29,14 +29,40 @@ def _rows(pipeline: Pipeline) -> Iterator[tuple[str, str]]:
     shown = [stage for stage in pipeline.stages if stage.share >= MIN_SHARE or stage.wait_ms >= 0.1]
     legs = ", ".join(map(_stage, shown))
     yield "a sample", f"{format_ms(pipeline.cpu_ms)} of one core (n={pipeline.samples}): {legs}"
+    if sizes := _sizes(shown):
+        yield "its bytes", sizes
     yield "cores", _cores(pipeline)
+    if pipeline.is_fed:
+        return
     levers = {lever for stage in shown for lever in stage.levers}
-    useful = sorted(
-        ((pipeline.cores_without(lever), lever) for lever in levers),
-    )
-    if useful and not pipeline.is_fed:
-        parts = [f"{lever} leaves {cores:.1f} at least" for cores, lever in useful[:3]]
+    useful = sorted((pipeline.cores_without(lever), lever) for lever in levers - ASKED)
+    if useful:
+        parts = [
+            f"{lever} leaves {cores:.1f} at least ({_legs(pipeline, lever)})"
+            for cores, lever in useful[:3]
+        ]
         yield "levers", "of these cores " + ", ".join(parts)
+    if PACKING in levers:
+        yield (
+            "packing",
+            f"{pipeline.cores_without(PACKING):.1f} cores at least after packing: {PACKING} takes "
+            f"{_legs(pipeline, PACKING)} from a store; flatout pack makes one",
+        )
+
+
+def _legs(pipeline: Pipeline, lever: str) -> str:
+    return ", ".join(WORDS.get(name, name) for name in pipeline.legs_of(lever))
+
+
+def _sizes(stages: Iterable[Stage]) -> str:
+    """Return the bytes of a sample by leg, where they are known; legs with the same together."""
+    legs: dict[float, list[str]] = {}
+    for stage in stages:
+        if stage.bytes:
+            legs.setdefault(stage.bytes, []).append(WORDS.get(stage.name, stage.name))
+    return "; ".join(
+        f"{', '.join(names)} {format_sample_bytes(size)}" for size, names in legs.items()
+    )
 
 
 def _stage(stage: Stage) -> str:

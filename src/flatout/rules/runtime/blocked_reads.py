@@ -5,6 +5,7 @@ from flatout.core.journey import Journey
 from flatout.core.machine import Machine
 from flatout.core.profile import Profile
 from flatout.core.units import format_bytes, format_ms, format_share
+from flatout.profiling.feeding import cores_of, workers_now
 
 MIN_WAIT = 0.10
 """Below a tenth of the step, waiting for data is not worth a reader's time."""
@@ -15,7 +16,7 @@ MADE = ("read", "decode", "collate")
 
 def check(profile: Profile, machine: Machine) -> Finding | None:
     """Report the wait where most of making a batch is being blocked."""
-    wait = profile.share("data_wait")
+    wait = profile.lost_to_data
     if profile.journey is None or wait < MIN_WAIT:
         return None
     made, blocked = _made_ms(profile.journey)
@@ -34,7 +35,7 @@ def check(profile: Profile, machine: Machine) -> Finding | None:
         evidence={
             "blocked_ms": blocked,
             "made_ms": made,
-            "data_wait_share": wait,
+            "data_wait_share": profile.share("data_wait"),
             "storage_bytes_per_step": stored,
         },
     )
@@ -47,9 +48,8 @@ def _made_ms(journey: Journey) -> tuple[float, float]:
 
 
 def _next(profile: Profile, machine: Machine) -> str:
-    workers = max((loader.workers for loader in profile.training_loaders), default=0)
     tune = "flatout tune --only loader_workers,persistent_workers train.py"
-    if workers < machine.usable_cores:
+    if workers_now(profile) < cores_of(profile, machine):
         return f"let more workers read at the same time: {tune}"
     return (
         "blocked workers need no core, so more of them than cores may help: "

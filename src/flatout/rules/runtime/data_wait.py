@@ -4,33 +4,37 @@ from flatout.core.finding import Finding
 from flatout.core.machine import Machine
 from flatout.core.profile import Profile
 from flatout.core.units import format_ms, format_ratio, format_share
+from flatout.profiling.feeding import cores_of, workers_now
 
 MIN_SHARE = 0.10
 """Below a tenth of the step, fixing the loader is not worth a reader's time."""
+MIN_GAIN = 1.15
+"""What a run with free data has to gain, where there was one: the number of DL01 in the catalogue
+of diagnostics. A wait while the device works off its queue costs nothing."""
 
 
 def check(profile: Profile, machine: Machine) -> Finding | None:
-    """Report the wait when it is at least `MIN_SHARE` of the step."""
-    share = profile.share("data_wait")
-    if share < MIN_SHARE:
+    """Report the wait when it is at least `MIN_SHARE` of the step, and free data is faster."""
+    share, ceilings = profile.lost_to_data, profile.ceilings
+    if share < MIN_SHARE or (ceilings.is_measured and ceilings.free_data < MIN_GAIN):
         return None
     wait_ms, step_ms = profile.phases_ms["data_wait"], profile.step_ms.median
-    workers = max((loader.workers for loader in profile.training_loaders), default=0)
+    workers, cores = workers_now(profile), cores_of(profile, machine)
     return Finding(
         code="data_wait",
         share=share,
         because=(
             f"the step waits {format_ms(wait_ms)} of {format_ms(step_ms)} for its batch "
-            f"({format_share(share)}, n={profile.step_ms.n}) with {workers} loader workers; "
-            f"with data for free it would be {format_ratio(profile.ceilings.free_data)} as fast"
+            f"({format_share(wait_ms / step_ms)}, n={profile.step_ms.n}) with {workers} loader "
+            f"workers; with data for free it would be {format_ratio(ceilings.free_data)} as fast"
         ),
-        next=_next(workers, machine.usable_cores),
+        next=_next(workers, cores),
         evidence={
             "data_wait_ms": wait_ms,
             "step_ms": step_ms,
             "workers": float(workers),
-            "usable_cores": float(machine.usable_cores),
-            "free_data_ratio": profile.ceilings.free_data,
+            "usable_cores": float(cores),
+            "free_data_ratio": ceilings.free_data,
         },
     )
 

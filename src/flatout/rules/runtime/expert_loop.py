@@ -15,15 +15,16 @@ def check(profile: Profile, machine: Machine) -> Finding | None:
     """Report the experts when they are many and hold a visible part of the model."""
     del machine
     model = max(profile.models, key=lambda one: one.experts, default=None)
-    if model is None or model.experts < MIN_EXPERTS or not model.parameters:
+    if model is None or model.experts < MIN_EXPERTS or not model.expert_parameters:
         return None
     share = _share(profile, model)
     if share < MIN_SHARE:
         return None
-    held = format_share(model.expert_parameters / model.parameters)
+    held = format_share(_held(model))
     return Finding(
         code="expert_loop",
         share=share,
+        is_bound=True,
         because=(
             f"{model.name} keeps {model.experts} experts as separate modules, "
             f"which hold {held} of its parameters"
@@ -41,5 +42,9 @@ def check(profile: Profile, machine: Machine) -> Finding | None:
 
 def _share(profile: Profile, model: ModelFacts) -> float:
     """Return the part of forward and backward that the experts take at most, by their size."""
-    held = min(1.0, model.expert_parameters / model.parameters)
-    return profile.share("forward", "backward") * held
+    return profile.share("forward", "backward") * _held(model)
+
+
+def _held(model: ModelFacts) -> float:
+    """Return the part of the parameters that the experts hold; frozen ones count in both."""
+    return min(1.0, model.expert_parameters / max(model.all_parameters, model.parameters))

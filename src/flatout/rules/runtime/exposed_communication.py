@@ -51,7 +51,10 @@ def _of_ranks(profile: Profile) -> tuple[float, float] | None:
 
 
 def _of_trace(profile: Profile) -> tuple[float, float] | None:
+    """Return what one rank's trace shows; it cannot tell waiting for a straggler from bandwidth."""
     trace = profile.trace
     if trace is None or not trace.exposed_communication_ms:
+        return None
+    if any(rank.is_straggler for rank in profile.ranks):
         return None
     return trace.exposed_communication_ms, trace.step_ms

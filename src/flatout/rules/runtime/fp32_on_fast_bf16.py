@@ -13,6 +13,7 @@ faster); published GPU numbers are 1.6-2.6 times."""
 UNDER_PEAK = 50
 """Products of so small matrices that they reach a fiftieth of the peak rate are not what bf16 makes
 faster: where even at that rate they are no visible part of the step, it is about something else."""
+MENDED_BY = frozenset({"bf16_autocast", "fp16_autocast", "fp8_training", "pure_bf16"})
 MIN_CAPABILITY = (8, 0)
 """Compute capability from which NVIDIA devices multiply bf16 in hardware (Ampere)."""
 

@@ -8,6 +8,9 @@ from flatout.core.units import format_bytes, format_share
 MIN_SHARE = 0.15
 """Share of the device that is reserved and unused: below it, expandable segments bring nothing (the
 prototype's replays show 5 to 23 % for ordinary models)."""
+MENDED_BY = frozenset({"expandable_segments"})
+VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+SETTING = "expandable_segments:True"
 NEARLY_FULL = 0.80
 """Share of the device that is reserved: with more room left fragmentation costs nothing."""
 
@@ -21,7 +24,7 @@ def check(profile: Profile, machine: Machine) -> Finding | None:
     unused = story.fragmentation_share * story.reserved_bytes
     retries = story.allocation_retries or 0
     is_short = retries > 0 or story.reserved_bytes >= NEARLY_FULL * room
-    if unused < MIN_SHARE * room or not is_short:
+    if unused < MIN_SHARE * room or not is_short or _is_set(machine):
         return None
     flushed = f", and was flushed {retries} times to make room" if retries else ""
     return Finding(
@@ -33,10 +36,19 @@ def check(profile: Profile, machine: Machine) -> Finding | None:
             f"{format_share(story.fragmentation_share)} of it used by no tensor at the peak"
             f"{flushed}"
         ),
-        next="PYTORCH_ALLOC_CONF=expandable_segments:True flatout measure train.py",
+        next=(
+            "let segments grow instead of cutting them up: "
+            "flatout tune --only expandable_segments train.py"
+        ),
         evidence={
             "reserved_bytes": float(story.reserved_bytes),
             "unused_bytes": unused,
             "allocation_retries": float(retries),
         },
     )
+
+
+def _is_set(machine: Machine) -> bool:
+    """Tell whether the user has the lever on already: then something else is in the way."""
+    variables = machine.facts.get("variables", {})
+    return any(SETTING in variables.get(name, "") for name in VARIABLES)

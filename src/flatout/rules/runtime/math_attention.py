@@ -6,18 +6,26 @@ from flatout.core.profile import Profile
 from flatout.core.units import format_share
 
 MATH = "math"
+MIN_SHARE = 0.10
+"""Below a tenth of the step in forward and backward, attention is not worth a reader's time."""
 
 
 def check(profile: Profile, machine: Machine) -> Finding | None:
-    """Report a model whose fused attention fell back to the formula."""
+    """Report a model whose fused attention fell back to the formula.
+
+    What attention takes of forward and backward is not known, so the share is a bound.
+    """
     del machine
     slow = next((model for model in profile.models if model.attention_backend == MATH), None)
     if slow is None:
         return None
     share = profile.share("forward", "backward")
+    if share < MIN_SHARE:
+        return None
     return Finding(
         code="math_attention",
         share=share,
+        is_bound=True,
         because=(
             f"the attention of {slow.name} runs on torch's math backend: {slow.attention_why}; "
             f"it is some part of forward and backward, {format_share(share)} of the step"

@@ -2,9 +2,10 @@
 
 from flatout.core.finding import Finding
 from flatout.core.machine import Machine
-from flatout.core.pipeline import Pipeline
+from flatout.core.pipeline import ASKED, Pipeline
 from flatout.core.profile import Profile
 from flatout.core.units import format_ms, format_rate, format_share
+from flatout.profiling.feeding import workers_now
 
 MIN_SHARE = 0.10
 """Below a tenth of the step in waiting, cheaper samples are not worth a reader's time."""
@@ -13,7 +14,7 @@ MIN_SHARE = 0.10
 def check(profile: Profile, machine: Machine) -> Finding | None:
     """Report a pipeline that needs more cores than there are, where the step waits for data."""
     del machine
-    pipeline, share = profile.pipeline, profile.share("data_wait")
+    pipeline, share = profile.pipeline, profile.lost_to_data
     if pipeline is None or pipeline.is_fed or share < MIN_SHARE:
         return None
     costly = max(pipeline.stages, key=lambda stage: stage.cpu_ms)
@@ -27,7 +28,7 @@ def check(profile: Profile, machine: Machine) -> Finding | None:
             f"{pipeline.usable_cores:.1f} are there; "
             f"{format_share(costly.share)} of it is {costly.name}"
         ),
-        next=_next(pipeline),
+        next=_next(pipeline, workers_now(profile)),
         evidence={
             "cores_needed": pipeline.cores_needed,
             "usable_cores": pipeline.usable_cores,
@@ -37,9 +38,18 @@ def check(profile: Profile, machine: Machine) -> Finding | None:
     )
 
 
-def _next(pipeline: Pipeline) -> str:
-    levers = {lever for stage in pipeline.stages for lever in stage.levers}
+def _next(pipeline: Pipeline, workers: int) -> str:
+    """Return what to do: workers as long as there are cores for them, then cheaper samples."""
+    levers = {lever for stage in pipeline.stages for lever in stage.levers} - ASKED
     best = sorted(levers, key=lambda lever: (pipeline.cores_without(lever), lever))[:3]
+    cores = int(pipeline.usable_cores)
+    if workers < cores:
+        made = format_rate(1e3 * cores / pipeline.cpu_ms)
+        only = ",".join(["loader_workers", *best])
+        return (
+            f"up to {cores} workers help (they make {made} samples/s at most), beyond them "
+            f"cheaper samples do: flatout tune --only {only} train.py"
+        )
     if not best:
         return "more workers cannot help: make a sample cheaper, or store it in a cheaper form"
     return (

@@ -5,6 +5,8 @@ from flatout.core.machine import Machine
 from flatout.core.profile import OptimizerFacts, Profile
 from flatout.core.units import format_ms, format_share
 
+MENDED_BY = frozenset({"fused_optimizer", "foreach_optimizer"})
+"""With one of them in use its facts are those of the script, and of neither is it to be advised."""
 MIN_SHARE = 0.10
 """Below a tenth of the step, a faster update is not worth a reader's time."""
 
@@ -25,7 +27,7 @@ def check(profile: Profile, machine: Machine) -> Finding | None:
             f"{names} takes {format_ms(optimizer_ms)} of {format_ms(step_ms)} "
             f"({format_share(share)}, n={profile.step_ms.n})"
         ),
-        next=_next(profile.optimizers),
+        next=_next(profile.optimizers, profile.device_kind),
         evidence={
             "optimizer_ms": optimizer_ms,
             "step_ms": step_ms,
@@ -39,9 +41,16 @@ def _describe(facts: OptimizerFacts) -> str:
     return f"{facts.name} ({kind}, {facts.parameter_tensors} tensors)"
 
 
-def _next(optimizers: tuple[OptimizerFacts, ...]) -> str:
-    if any(facts.has_fused_option and not facts.is_fused for facts in optimizers):
+def _next(optimizers: tuple[OptimizerFacts, ...], device_kind: str) -> str:
+    slow = [facts for facts in optimizers if not facts.is_fused]
+    if any(facts.has_fused_option for facts in slow):
         return "update in one pass: flatout tune --only fused_optimizer train.py"
+    in_groups = [facts for facts in slow if facts.has_foreach_option]
+    if any(facts.is_foreach is False for facts in in_groups):
+        return "foreach=False updates one tensor after the other: leave it out and measure again"
+    # Left to torch, it goes by groups on CUDA, and from tensor to tensor on the CPU.
+    if device_kind == "cpu" and any(facts.is_foreach is None for facts in in_groups):
+        return "update in groups of tensors: flatout tune --only foreach_optimizer train.py"
     return (
         "nothing faster is left for this update; more samples per step would spread it, "
         "but that changes the training"

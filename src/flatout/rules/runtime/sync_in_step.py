@@ -5,36 +5,67 @@ from flatout.core.machine import Machine
 from flatout.core.profile import Profile
 from flatout.core.readings import SyncPoint
 from flatout.core.units import format_ms, format_share
+from flatout.profiling.regime import idle_share
 
 MIN_SHARE = 0.03
 """Below 3 % of the step, what a wait costs is within the noise of most comparisons."""
 MAX_LINES = 3
 """Lines named in the sentence; the report's table has more."""
+AGAIN = "; then flatout measure again"
+TOLD = (
+    "where only a log or a metric needs the value: keep it on the device (.detach()) and read it "
+    "every tenth step or one step later"
+)
+DECIDED = (
+    "decide on the device (torch.where, a multiplication by the condition), or on the value of the "
+    "step before"
+)
+COPIED = (
+    "what the next step needs has to be waited for: make it smaller; copy the rest with "
+    "non_blocking=True into pinned memory and read it one step later"
+)
+SHAPED = (
+    "where the shape may stay, use torch.where or a multiplication by the mask: the size of what "
+    "this call returns is known to the device alone"
+)
+ADVICE = {
+    **dict.fromkeys(("item", "float", "print", "tolist", "complex"), TOLD),
+    **dict.fromkeys(("bool", "int", "equal", "allclose", "in"), DECIDED),
+    **dict.fromkeys(("to cpu", "numpy"), COPIED),
+    **dict.fromkeys(("boolean index", "nonzero", "masked_select", "unique", "bincount"), SHAPED),
+    "synchronize": "leave synchronize out of the loop: reading a value waits by itself",
+    "empty_cache": "leave empty_cache out of the loop: the allocator reuses what is free",
+}
+"""What helps, by what is waited for."""
 
 
 def check(profile: Profile, machine: Machine) -> Finding | None:
-    """Report the waits when together they are at least `MIN_SHARE` of the step."""
+    """Report the waits when together they may cost at least `MIN_SHARE` of the step.
+
+    What they cost is at most what the device was idle: while it computes, a host that waits for it
+    loses nothing. On the CPU a call costs what it takes.
+    """
     del machine
     step_ms = profile.step_ms.median
     costly = [sync for sync in profile.syncs if sync.ms_per_step]
     wait_ms = min(sum(sync.ms_per_step or 0.0 for sync in costly), step_ms)
-    if not costly or wait_ms < MIN_SHARE * step_ms:
+    is_cpu = profile.device_kind == "cpu"
+    cost_ms = wait_ms if is_cpu else min(wait_ms, idle_share(profile) * step_ms)
+    if not costly or cost_ms < MIN_SHARE * step_ms:
         return None
     costly.sort(key=lambda sync: -(sync.ms_per_step or 0.0))
-    share = wait_ms / step_ms
+    share = cost_ms / step_ms
     return Finding(
         code="sync_in_step",
         share=share,
         because=(
-            f"the host waits up to {format_ms(wait_ms)} of {format_ms(step_ms)} "
-            f"({format_share(share)}) in calls that read values back: "
+            f"calls in which the host waits cost up to {format_ms(cost_ms)} of "
+            f"{format_ms(step_ms)} ({format_share(share)}): "
             f"{', '.join(_named(sync) for sync in costly[:MAX_LINES])}"
         ),
-        next=(
-            "keep the value on the device (.detach()) and read it every tenth step or one step "
-            "later, then flatout measure again"
-        ),
+        next=ADVICE[costly[0].what] + AGAIN,
         evidence={
+            "cost_ms": cost_ms,
             "wait_ms": wait_ms,
             "step_ms": step_ms,
             "waits_per_step": sum(sync.per_step for sync in costly),

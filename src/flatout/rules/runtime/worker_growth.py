@@ -15,18 +15,21 @@ def check(profile: Profile, machine: Machine) -> Finding | None:
     """Report the growth of the workers' own memory when it adds up."""
     journey = profile.journey
     workers = [facts for facts in journey.workers if facts.number >= 0] if journey else []
-    growth = sum(facts.growth_bytes_per_step or 0.0 for facts in workers)
+    # The journey is one rank's; the others on this host have as many workers.
+    ranks = max(1, len(profile.ranks))
+    growth = ranks * sum(facts.growth_bytes_per_step or 0.0 for facts in workers)
     share = STEPS * growth / machine.memory_bytes
     if share < MIN_GROWTH:
         return None
-    held = sum(facts.pss_bytes or 0 for facts in workers)
+    held = ranks * sum(facts.pss_bytes or 0 for facts in workers)
+    count = ranks * len(workers)
     left = max(0.0, (machine.memory_bytes - held) / growth)
     return Finding(
         code="worker_growth",
         share=min(1.0, share),
         of="memory",
         because=(
-            f"the {len(workers)} loader workers hold {format_bytes(held)} and grow by "
+            f"the {count} loader workers hold {format_bytes(held)} and grow by "
             f"{growth / MIB:.2f} MiB a step, {format_bytes(STEPS * growth)} in {STEPS:,} steps; "
             f"the {machine.memory_bytes / GIB:.0f} GiB of this machine last for {left:,.0f} more"
         ),
@@ -38,7 +41,7 @@ def check(profile: Profile, machine: Machine) -> Finding | None:
         evidence={
             "growth_bytes_per_step": growth,
             "worker_bytes": float(held),
-            "workers": float(len(workers)),
+            "workers": float(count),
             "steps_left": left,
         },
     )

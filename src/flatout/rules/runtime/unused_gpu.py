@@ -1,0 +1,40 @@
+"""The model trains on the CPU though there is a GPU that torch can use."""
+
+from flatout.core.finding import Finding
+from flatout.core.machine import Machine
+from flatout.core.profile import Profile
+from flatout.core.units import format_ms, format_share
+
+COMPUTE = ("forward", "backward", "optimizer")
+MIN_SHARE = 0.50
+"""Where less than half of the step computes, something else is to be looked at first."""
+MIN_COMPUTE_MS = 20.0
+"""A step that computes less than this is about the start of operators, which a GPU does not make
+faster: small models belong on the CPU. Assumed, not measured."""
+NAMES = {"rocm": "cuda"}
+"""What torch calls a device where it is not its kind."""
+
+
+def check(profile: Profile, machine: Machine) -> Finding | None:
+    """Report a model that computes on the CPU for long; what a GPU would take is not known."""
+    if profile.device_kind != "cpu" or not machine.devices:
+        return None
+    share, compute_ms = profile.share(*COMPUTE), sum(profile.phases_ms[name] for name in COMPUTE)
+    if share < MIN_SHARE or compute_ms < MIN_COMPUTE_MS:
+        return None
+    device = machine.devices[0]
+    return Finding(
+        code="unused_gpu",
+        share=share,
+        is_bound=True,
+        because=(
+            f"{format_ms(compute_ms)} of {format_ms(profile.step_ms.median)} "
+            f"({format_share(share)}, n={profile.step_ms.n}) are computed on the CPU, and "
+            f"{device.name} is not used"
+        ),
+        next=(
+            f'move the model and each batch to it, .to("{NAMES.get(device.kind, device.kind)}"); '
+            "where the script means to and does not: flatout doctor"
+        ),
+        evidence={"compute_ms": compute_ms, "step_ms": profile.step_ms.median},
+    )
