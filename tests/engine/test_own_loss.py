@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from flatout.core.errors import NotApplicable
 from flatout.engine.own_loss import LOOKS, OwnLoss
@@ -136,6 +137,19 @@ def test_trying_it_out_leaves_the_model_and_the_streams_as_they_were():
     assert [module.training for module in model.modules()] == modes
     assert torch.equal(torch.get_rng_state(), before)
     assert all(p.grad is None for p in model.parameters())
+
+
+def test_a_trace_of_shapes_needs_no_values():
+    with FakeTensorMode():
+        model = Words(tagged)
+        batch = {"input_ids": torch.zeros(ROWS, LENGTH, dtype=torch.long)}
+        batch["labels"] = batch["input_ids"]
+
+        loss = in_parts(model, model, 3)(**batch)["loss"]
+        loss.backward()
+
+    assert loss.shape == ()
+    assert Microbatching().end() == ""
 
 
 def test_what_is_alike_on_the_first_batch_is_told_apart_later():

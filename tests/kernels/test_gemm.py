@@ -140,6 +140,18 @@ def test_gradients_are_those_of_differences(activation):
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_gradients_of_gradients_are_those_of_differences(activation):
+    """As a gradient penalty takes them: through what went into the activation, too."""
+    given = laid_out(activation)
+
+    def product(*tensors):
+        named = dict(zip(given, tensors, strict=True))
+        return gemm(**named, alpha=0.5, beta=-1.5, activation=activation)
+
+    assert torch.autograd.gradgradcheck(product, tuple(given.values()))
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_torch_compile_takes_it_whole_and_gets_the_same(activation):
     given = laid_out(activation, torch.float32)
 

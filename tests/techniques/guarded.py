@@ -29,8 +29,19 @@ def referee_of(command):
     folder = Path(tempfile.mkdtemp(prefix="flatout-test-"))
     shutil.copytree(SCRIPTS, folder / "work")
     workload = workload_of(command, folder / "work")
-    lab = Lab(workload=workload, machine=machine(), out=folder, limit_s=200.0)
+    lab = Lab(workload=workload, machine=machine(), out=folder, limit_s=200.0, runner=noting)
     return Referee(lab, lambda _: None)
+
+
+def noting(workload, recipe, host, options):
+    """Run a trial, and note what became of each of its levers."""
+    trial = run_trial(workload, recipe, host, options)
+    _became[workload.folder, recipe.label] = {x.technique: (x.status, x.why) for x in trial.applied}
+    return trial
+
+
+_became = {}
+"""By the script's folder and the recipe: of each lever its status and why, in the guard's trial."""
 
 
 def workload_of(command, folder=SCRIPTS):
@@ -47,6 +58,19 @@ def recipe_of(*names, **settings):
 def checked(command, *names, **settings):
     """Return what the guard says of the levers on a script."""
     return referee_of(command).check(recipe_of(*names, **settings))
+
+
+def became(command, *names, **settings):
+    """Return the status of the last lever in the guard's trial, and why."""
+    folder = referee_of(command).lab.workload.folder
+    return _became[folder, recipe_of(*names, **settings).label][names[-1]]
+
+
+def files_of(command):
+    """Return the files in the script's folder, each with its content."""
+    folder = referee_of(command).lab.workload.folder
+    found = (path for path in sorted(folder.rglob("*")) if "__pycache__" not in path.parts)
+    return {str(path): path.read_bytes() for path in found if path.is_file()}
 
 
 def played(command, *names, **settings):

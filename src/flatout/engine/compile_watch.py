@@ -23,6 +23,8 @@ class CompileWatch(logging.Handler):
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
+        self.storm = STORM
+        """Versions beyond its first that one function may not have."""
         self.gave_up = ""
         """The compiler's own words, empty where it did not give up."""
         self._known = 0
@@ -32,6 +34,10 @@ class CompileWatch(logging.Handler):
         logging.getLogger(LOGGER).addHandler(self)
         self._known = len(_compilations())
         return self
+
+    def expect(self, versions: int) -> None:
+        """Take so many versions of one function for ordinary, if that is more than was."""
+        self.storm = max(self.storm, versions)
 
     def emit(self, record: logging.LogRecord) -> None:
         """Note the message with which the compiler gives up."""
@@ -55,7 +61,7 @@ class CompileWatch(logging.Handler):
             raise NotApplicable("torch compiled nothing: no call reached the compiler")
         versions = Counter(_place(one) for one in made)
         (place, most), *_ = versions.most_common(1)
-        if most - 1 >= STORM:
+        if most - 1 >= self.storm:
             reasons = [getattr(m, "recompile_reason", "") for m in made if _place(m) == place]
             raise NotApplicable(
                 f"recompile storm: {place[0]} was compiled {most} times, last since {reasons[-1]}"

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
+from flatout.engine import whole_steps
 from flatout.engine.optimizer_swap import bare_step
 from flatout.seams.early import tell
 
@@ -83,6 +84,9 @@ def find_obstacle(optimizer: Optimizer, watch: Watch) -> str | None:
 
 def _obstacles(optimizer: Optimizer, watch: Watch) -> Iterator[str]:
     kind = type(optimizer)
+    who = whole_steps.find_need(optimizer)
+    if who is not None:
+        yield f"{who} needs whole steps"
     if not kind.step.__module__.startswith("torch.optim.") or kind is torch.optim.LBFGS:
         yield f"{kind.__name__} may need all gradients at once: its step is not torch's own"
     yield from _of_parameters(optimizer)
@@ -129,6 +133,7 @@ def step_in_backward(optimizer: Optimizer) -> Callable[[], None]:
     optimizer's own. Called while a step runs, that step is made parameter by parameter too.
     """
     stepper = _Stepper(optimizer)
+    whole_steps.part(optimizer)
     handles = [
         parameter.register_post_accumulate_grad_hook(functools.partial(stepper.update, place))
         for place, group in enumerate(optimizer.param_groups)
@@ -139,6 +144,7 @@ def step_in_backward(optimizer: Optimizer) -> Callable[[], None]:
     handles.append(optimizer.register_step_post_hook(stepper.stepped))
 
     def undo() -> None:
+        whole_steps.join(optimizer)
         for handle in handles:
             handle.remove()
 

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
+from flatout.engine import whole_steps
+
 ADAM = (torch.optim.Adam, torch.optim.AdamW)
 """Classes with two moments and steps whose length is the learning rate."""
 
@@ -62,6 +64,7 @@ def become(
         prepare: Called with the optimizer before each step.
         finish: Called with the optimizer after each step.
     """
+    whole_steps.need(optimizer, f"{kind.__name__}, which takes the optimizer's place,")
     if not _is_stepping(optimizer):
         _change(optimizer, kind, settings)
         optimizer.register_step_pre_hook(prepare)

@@ -1,8 +1,8 @@
 """What the loss that a model computes itself is made of: how those of parts make that of the batch.
 
 A Hugging Face model with labels returns the mean over its tokens, without those that are to be
-ignored; others a sum, or a mean over samples. Which it is cannot be read off, so it is tried: whole
-and in parts, without gradients and without dropout, on the script's own batches.
+ignored; others a sum, or a mean over samples. Which it is cannot be read off, so it is tried: one
+part of the script's own batch against its halves, without gradients and without dropout.
 """
 
 import contextlib
@@ -11,9 +11,10 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree
 
-from flatout.engine.parts import batch_size
+from flatout.engine.parts import batch_size, samples_at, split
 
 IGNORED = -100
 """What marks a label that does not count: `ignore_index` of torch's cross-entropy."""
@@ -54,19 +55,48 @@ class OwnLoss:
             whole: positional and named arguments of the batch.
             parts: the same of each part.
         """
-        found = {name: WEIGHINGS[name](parts) for name in self.left}
+        if not _has_values(parts):
+            return _alike(parts)  # a trace of shapes: what the weights are takes no memory
+        self._look(call, module, whole, batch_size(parts[0]))
+        found = (WEIGHINGS[name](parts) for name in self.left)
+        return next((weights for weights in found if weights is not None), None)
+
+    def _look(
+        self, call: Callable[..., Any], module: torch.nn.Module, whole: Any, samples: int
+    ) -> None:
+        """Compare a few samples with their halves: more might not fit, so the batch is split."""
+        size = batch_size(whole)
+        rows = _telling_rows(whole, size, max(2, samples))
+        if len(rows) < 2:
+            return
+        batch = samples_at(whole, size, rows)
+        halves = split(batch, len(rows), 2)
+        found = {name: WEIGHINGS[name](halves) for name in self.left}
         known = {name: weights for name, weights in found.items() if weights is not None}
         if self._has_to_look(list(known.values())):
             self.looks += 1
-            fitting = _fitting(call, module, whole, parts, known)
+            fitting = _fitting(call, module, batch, halves, known)
             self.left = [name for name in self.left if name in fitting or name not in known]
-        return next((known[name] for name in self.left if name in known), None)
 
     def _has_to_look(self, weights: Sequence[Sequence[float]]) -> bool:
         if not self.looks:
             return bool(weights)
         differ = any(_apart(one, weights[0]) for one in weights[1:])
         return differ and self.looks < LOOKS
+
+
+def _telling_rows(whole: Any, size: int, most: int) -> list[int]:
+    """Return the samples to compare: those with the most labels that count, then with the fewest.
+
+    Weighings give the same where all samples are alike. One in which no label counts tells nothing.
+    """
+    labels = _labels_of([whole])
+    if labels is None or labels[0].shape[:1] != (size,):
+        return list(range(min(most, size)))
+    counts = (labels[0] != IGNORED).reshape(size, -1).sum(1).tolist()
+    rows = sorted((row for row in range(size) if counts[row]), key=lambda row: -counts[row])
+    half = most // 2
+    return rows if len(rows) <= most else [*rows[: most - half], *rows[len(rows) - half :]]
 
 
 def scalars_of(output: Any) -> list[torch.Tensor]:
@@ -101,6 +131,15 @@ def _fits(
         if not math.isclose(loss, float(whole), rel_tol=allowed, abs_tol=1e-12):
             return False
     return True
+
+
+def _has_values(parts: Sequence[Any]) -> bool:
+    leaves = _pytree.tree_leaves(parts)
+    return not any(
+        isinstance(leaf, FakeTensor) or leaf.device.type == "meta"
+        for leaf in leaves
+        if isinstance(leaf, torch.Tensor)
+    )
 
 
 def _apart(one: Sequence[float], other: Sequence[float]) -> bool:
@@ -157,7 +196,7 @@ def _labels_of(parts: Sequence[Any]) -> list[torch.Tensor] | None:
     for name in LABELS:
         found = [kwargs.get(name) for _, kwargs in parts]
         if all(isinstance(x, torch.Tensor) and not x.is_floating_point() for x in found):
-            return found  # type: ignore[return-value]
+            return found
     return None
 
 

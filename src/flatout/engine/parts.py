@@ -14,6 +14,18 @@ def batch_size(arguments: Any) -> int:
     return next((int(leaf.shape[0]) for leaf in sized), 0)
 
 
+def samples_at(arguments: Any, size: int, rows: Sequence[int]) -> Any:
+    """Return the arguments of a batch of that size for some of its samples only."""
+    leaves, structure = _pytree.tree_flatten(arguments)
+
+    def picked(leaf: Any) -> Any:
+        if isinstance(leaf, torch.Tensor) and leaf.dim() and leaf.shape[0] == size:
+            return leaf[torch.tensor(rows, device=leaf.device)]
+        return leaf
+
+    return _pytree.tree_unflatten([picked(leaf) for leaf in leaves], structure)
+
+
 def split(arguments: Any, size: int, chunks: int) -> list[Any]:
     """Return the arguments of each part, in order."""
     leaves, structure = _pytree.tree_flatten(arguments)

@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional
 
 from flatout.kernels.attention_pattern import HUGE
-from flatout.profiling.attention import backend_of
+from flatout.profiling.attention import backend_of, may_look
 
 
 @dataclass(slots=True)
@@ -47,7 +47,7 @@ def attend(  # noqa: PLR0913  one for each part of the formula
         )
         q, k, v = (x.expand(*leading, *x.shape[-2:]) for x in (q, k, v))
     mask = None if is_causal else mask
-    if q.is_cuda and not _BACKENDS and not torch.compiler.is_compiling():
+    if q.is_cuda and not _BACKENDS and may_look():
         _BACKENDS.append(find_backend(q, k, v, mask, dropout_p, is_causal))
     return functional.scaled_dot_product_attention(
         q,
@@ -72,7 +72,7 @@ def is_causal_mask(mask: torch.Tensor, rows: int, columns: int) -> bool:
 
 
 _BACKENDS: list[str] = []
-"""What the first fused attention on a GPU ran on."""
+"""What the training's first fused attention on a GPU ran on."""
 
 
 def backend_words() -> str:

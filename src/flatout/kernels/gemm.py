@@ -151,17 +151,28 @@ def _shapes(  # type: ignore[no-untyped-def]  # noqa: PLR0913, PLR0917  as the o
 def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
     a, b, c, bias, residual, alpha, beta, activation, _keeps, variant = inputs
     ctx.save_for_backward(a, b, output[1])
+    ctx.set_materialize_grads(False)  # zeros for what was kept would be a table of their own
     ctx.has = tuple(tensor is not None for tensor in (c, bias, residual))
     ctx.alpha, ctx.beta, ctx.activation, ctx.variant = alpha, beta, activation, variant
 
 
-def _backward(ctx: Any, gradient: torch.Tensor, _kept: Any) -> tuple[Any, ...]:
-    """Return the gradients: two products, and what is left of the rest."""
+def _backward(
+    ctx: Any, gradient: torch.Tensor | None, kept: torch.Tensor | None
+) -> tuple[Any, ...]:
+    """Return the gradients: two products, and what is left of the rest.
+
+    `kept` is the gradient of what went into the activation. Only a second backward has one: the
+    first one's own gradients depend on that, too.
+    """
     a, b, before = ctx.saved_tensors
     has_c, has_bias, has_residual = ctx.has
-    inner = gradient
-    if ctx.activation != "none":
+    inner: Any = gradient
+    if gradient is not None and ctx.activation != "none":
         inner = activation_gradient(before, gradient, ctx.activation)
+    if kept is not None:
+        inner = kept if inner is None else inner + kept
+    if inner is None:
+        return (None,) * 10
     wants = ctx.needs_input_grad
 
     def product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:

@@ -9,6 +9,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from flatout.profiling.attention import unseen
+
 TOLERANCE = 1e-9
 """Largest relative difference in float64: the same maths in another order differs by some 1e-14."""
 
@@ -86,6 +88,7 @@ def plain_computing() -> Iterator[None]:
         with contextlib.ExitStack() as stack:
             for context in (*off, torch.compiler.set_stance("force_eager")):
                 stack.enter_context(context)
+            stack.enter_context(unseen())
             stack.enter_context(_no_attention_dropout())
             yield
     finally:

@@ -19,6 +19,7 @@ from torch import fx, nn
 from flatout.kernels.attend import Causal, attend
 from flatout.kernels.attention_pattern import Pattern, find_pattern, is_constant
 from flatout.kernels.proof import TOLERANCE, difference, plain_facts, result_of
+from flatout.profiling.attention import unseen
 
 
 class NoPatternError(Exception):
@@ -39,7 +40,7 @@ def capture(root: nn.Module, modules: Sequence[nn.Module], call: Callable[[], An
     buffers = [(buffer, buffer.clone()) for buffer in root.buffers()]
     devices = sorted({p.device.index or 0 for p in root.parameters() if p.is_cuda})
     try:
-        with torch.random.fork_rng(devices=devices), torch.no_grad():
+        with torch.random.fork_rng(devices=devices), torch.no_grad(), unseen():
             call()
     finally:
         for handle in handles:

@@ -17,7 +17,8 @@ def describe(module: "torch.nn.Module") -> dict[str, Any]:
     """Return the facts of a root module; keys as `flatout.core.profile.ModelFacts`."""
     import torch
 
-    parameters = [p for p in module.parameters() if p.requires_grad]
+    every = list(module.parameters())
+    parameters = [p for p in every if p.requires_grad]
     # 4-d weights of convolutions alone: an embedding of patches may be 4-d elsewhere too.
     weights = [
         m.weight
@@ -30,14 +31,16 @@ def describe(module: "torch.nn.Module") -> dict[str, Any]:
         "name": type(module).__name__,
         "parameters": sum(p.numel() for p in parameters),
         "parameter_bytes": sum(p.numel() * p.element_size() for p in parameters),
-        "dtypes": sorted({str(p.dtype).removeprefix("torch.") for p in parameters}),
+        "all_parameters": sum(p.numel() for p in every),
+        # Of frozen ones, too: they decide in what is computed, be they bf16 or quantised integers.
+        "dtypes": sorted({str(p.dtype).removeprefix("torch.") for p in every}),
         "conv_weights": len(weights),
         "is_channels_last": bool(weights)
         and all(w.is_contiguous(memory_format=torch.channels_last) for w in weights),
         "repeated_blocks": repeated_blocks(module),
         "modules": len(kinds),
         "is_compiled": is_compiled(module),
-        "used_autocast": bool(torch.is_autocast_enabled(device)),
+        "used_autocast": bool(torch.is_autocast_enabled(device)) or enters_autocast(module),
         "device": device,
         "softmax_modules": len(softmax_modules(module)),
         **_experts(module),
@@ -106,6 +109,14 @@ def _names_in(function: Any, owner: type, depth: int = 2) -> set[str]:
         if inspect.isfunction(called) and not called.__module__.startswith("torch."):
             names |= _names_in(called, owner, depth - 1)
     return names
+
+
+def enters_autocast(module: "torch.nn.Module") -> bool:
+    """Tell whether a framework runs this module or a part of it under autocast, inside its forward.
+
+    Accelerate, and with it the Trainer of transformers, wraps `forward` and keeps the original.
+    """
+    return any("_original_forward" in vars(part) for part in module.modules())
 
 
 def is_compiled(module: "torch.nn.Module") -> bool:

@@ -13,6 +13,7 @@ from flatout.seams.address import AddressBook, builder, caller
 from flatout.seams.events import LoaderSeen
 from flatout.seams.session import Session
 from flatout.seams.text import note_padding, tokenizer_place
+from flatout.seams.worker_start import note_start
 
 WORKER_ARGUMENTS = ("prefetch_factor", "persistent_workers", "multiprocessing_context")
 """Arguments that `DataLoader` refuses when there are no workers."""
@@ -239,6 +240,8 @@ class _Iteration:
         try:
             if is_ours:
                 session.transform("epoch", loader)
+            if address in session.loaders:
+                session.quietly(note_start)(session.loaders[address].asked, loader)
             iterator = start(loader)
             iterator.__dict__[ADDRESS] = address
             iterator.__dict__[STARTED] = session.clock.now() - began

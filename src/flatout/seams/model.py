@@ -6,7 +6,9 @@ from collections.abc import Callable
 from threading import get_ident
 from typing import Any
 
+from flatout.core.technique import name_of, seams_of
 from flatout.seams import clock as phases
+from flatout.seams.describe import describe, is_compiled
 from flatout.seams.loader import leading_size
 from flatout.seams.session import Session
 from flatout.seams.training_device import follow
@@ -28,6 +30,12 @@ def install(session: Session) -> None:
 
 INSIDE = frozenset({phases.FORWARD, phases.BACKWARD, phases.EVAL})
 """Phases in which a model call is no outermost one."""
+
+
+def _note_compiler(module: Any, facts: dict[str, Any], name: str) -> None:
+    """Note the lever that acted last, if the model is compiled now and was not before."""
+    if not facts.get("is_compiled") and is_compiled(module):
+        facts |= {"is_compiled": True, "compiled_by": name}
 
 
 class _Roots:
@@ -144,15 +152,48 @@ class _Roots:
         if not trainable & trained or id(module) in self.inner:
             return
         session = self.session
+        known = len(session.model_facts)
         session.note_root(module)
-        session.transform("model", module)
+        facts = next(iter(session.model_facts[known:]), {})
+        self.change(module, facts)
         self.inner.update(id(m) for m in module.modules() if m is not module)
         call: Callable[..., Any] = functools.partial(original, module)
+        if session.touches("model") or session.touches("forward"):
+            call = self.described(module, facts, call)
         self.calls[id(module)] = session.transform("forward", call, module)
         weakref.finalize(module, self.calls.pop, id(module), None)
         self.numbers[id(module)] = len(session.roots)
         session.roots.append(module)
         session.fire("root", module)
+
+    def change(self, module: Any, facts: dict[str, Any]) -> None:
+        """Let the levers change a root one after the other, and note which one compiled it."""
+        session = self.session
+        for technique in session.techniques:
+            if "model" in seams_of(technique):
+                session.transform("model", module, only=technique)
+                session.quietly(_note_compiler)(module, facts, name_of(technique))
+
+    def described(
+        self, module: Any, facts: dict[str, Any], call: Callable[..., Any]
+    ) -> Callable[..., Any]:
+        """Return the innermost call, in whose first run the facts become those of the recipe.
+
+        What comes next is chosen by them: a lever that is in force is not to be offered again, and
+        one that it makes useless is not to be tried. Autocast shows inside of the call only.
+        """
+        describe_again = self.session.quietly(lambda: facts.update(describe(module)))
+        is_waiting = True
+
+        @functools.wraps(call)
+        def looked_at(*args: Any, **kwargs: Any) -> Any:
+            nonlocal is_waiting
+            if is_waiting:
+                is_waiting = False
+                describe_again()
+            return call(*args, **kwargs)
+
+        return looked_at
 
     def narrow(self, _: Any) -> None:
         """End the discovery: only the roots' own classes stay patched."""

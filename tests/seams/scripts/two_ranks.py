@@ -21,6 +21,7 @@ parser.add_argument("--spawn", action="store_true")
 parser.add_argument("--slow", choices=["nothing", "data", "forward", "backward", "batch"])
 parser.add_argument("--by-hand", action="store_true", help="reduce the gradients without DDP")
 parser.add_argument("--crash", action="store_true")
+parser.add_argument("--ready", action="store_true", help="rank 1 has its samples in a list")
 
 
 class Rows(Dataset):
@@ -67,6 +68,8 @@ def train(rank, args):
     slow = args.slow if rank == 1 or args.slow == "batch" else None
     is_larger = rank == 1 and args.slow == "batch"
     rows = Rows(SLOW_S / 4 if slow == "data" else 0.0)
+    if args.ready and rank == 1:
+        rows = list(map(rows.__getitem__, range(len(rows))))
     loader = DataLoader(rows, batch_size=16 if is_larger else 4)
     model = Net(slow)
     if not args.by_hand:

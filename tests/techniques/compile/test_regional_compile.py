@@ -5,6 +5,8 @@ import torch
 from torch import nn
 
 from flatout.core.errors import NotApplicable
+from flatout.engine import compile_watch
+from flatout.techniques.compile import regional_compile, torch_compile
 from flatout.techniques.compile.regional_compile import (
     RegionalCompile,
     compile_blocks,
@@ -12,6 +14,8 @@ from flatout.techniques.compile.regional_compile import (
 )
 from flatout.techniques.compile.torch_compile import TorchCompile
 from tests.techniques.facts import machine, model, profile
+
+PROMISE = ("naive_gpt.py", {})
 
 # Torch's own compiler warns about itself.
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -108,6 +112,28 @@ def test_no_more_groups_are_compiled_than_torch_keeps_versions_of():
     assert [is_compiled(stage.blocks[0]) for stage in stages] == [False, False, True, True, True]
 
 
+def test_three_groups_of_one_class_in_training_and_evaluation_are_no_storm(monkeypatch):
+    """A version for each group in each mode, and more for first blocks."""
+    torch._dynamo.reset()
+    monkeypatch.setattr(regional_compile, "compile_in_place", lambda b: b.compile(backend="eager"))
+    monkeypatch.setattr(torch_compile, "_WATCHES", [])
+    stages = nn.ModuleList(Stack(*[width] * 3) for width in (4, 8, 16))
+    known = len(compile_watch._compilations())
+
+    RegionalCompile().model(stages)
+    for stage, width in zip(stages, (4, 8, 16), strict=True):
+        # As in a model: what comes before the first stage alone needs no gradient.
+        x = torch.ones(2, width, requires_grad=width > 4)
+        stage.train()(x)
+        with torch.no_grad():
+            stage.eval()(torch.ones(2, width))
+
+    made = compile_watch._compilations()[known:]
+    assert len({one.co_firstlineno for one in made}) == 1
+    assert len(made) > compile_watch.STORM
+    assert RegionalCompile().end() == f"1 regions compiled, {len(made) - 1} of them again"
+
+
 def test_a_model_without_repeated_blocks_is_left_alone():
     with pytest.raises(NotApplicable, match="no 3 identical sibling blocks"):
         RegionalCompile().model(Stack(8, 8))
@@ -116,7 +142,7 @@ def test_a_model_without_repeated_blocks_is_left_alone():
 def test_whole_and_regional_compilation_exclude_each_other():
     stack = RegionalCompile().model(Stack(8, 8, 8))
 
-    with pytest.raises(NotApplicable, match=r"compiled blocks\.0 itself"):
+    with pytest.raises(NotApplicable, match=r"another lever of the recipe compiled blocks\.0"):
         TorchCompile().model(stack)
 
 

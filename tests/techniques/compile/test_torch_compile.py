@@ -6,6 +6,7 @@ from torch import nn
 from torch._inductor.utils import fresh_cache
 
 from flatout.core.errors import NotApplicable
+from flatout.techniques.compile.regional_compile import RegionalCompile
 from flatout.techniques.compile.torch_compile import (
     TorchCompile,
     check_compilable,
@@ -17,6 +18,8 @@ from flatout.techniques.compile.torch_compile import (
 )
 from tests.techniques.facts import loader, machine, model, profile
 from tests.techniques.guarded import played
+
+PROMISE = ("naive_gpt.py", {})
 
 # Torch's own compiler warns about itself.
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -81,6 +84,25 @@ def test_a_model_that_the_script_compiled_is_left_alone():
         TorchCompile().model(in_part)
 
 
+def test_a_model_that_another_lever_compiled_names_no_script():
+    once = TorchCompile().model(network())
+
+    with pytest.raises(NotApplicable, match="another lever of the recipe compiled the model"):
+        TorchCompile().model(once)
+
+
+def test_its_other_settings_are_offered_on_top_of_itself_and_of_no_other_compiler():
+    def facts(who):
+        compiled = model(is_compiled=True, compiled_by=who)
+        return profile(kind="cuda", models=(compiled,))
+
+    assert TorchCompile(mode="reduce-overhead") in TorchCompile.candidates(
+        facts("torch_compile"), machine()
+    )
+    assert TorchCompile.candidates(facts("regional_compile"), machine()) == ()
+    assert RegionalCompile.candidates(facts("torch_compile"), machine()) == ()
+
+
 def test_a_recurrent_layer_that_torch_would_not_compile_is_left_alone():
     with pytest.raises(NotApplicable, match="recurrent layers"):
         TorchCompile().model(nn.LSTM(4, 4))
@@ -124,6 +146,7 @@ def test_a_real_script_says_what_was_compiled():
     (applied,) = trial.applied
     assert applied.status == "applied", applied
     assert "regions compiled" in applied.why
+    assert [m.compiled_by for m in trial.profile.models] == ["torch_compile"]
 
 
 @pytest.mark.slow

@@ -1,3 +1,5 @@
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import nn
@@ -6,14 +8,21 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
 from flatout.core.errors import NotApplicable
+from flatout.engine.compile_watch import CompileWatch
+from flatout.kernels.proof import plain_computing
+from flatout.profiling import attention
 from flatout.profiling.attention import backend_of
 from flatout.techniques.compute import attention_backend
 from flatout.techniques.compute.attention_backend import (
+    COMPILED,
     AttentionBackend,
+    noting,
     preferring,
     stop_preferring,
 )
 from tests.techniques.facts import gpu, machine, model, profile
+
+PROMISE = "acts on a CUDA device only: several fused kernels"
 
 
 @pytest.fixture(autouse=True)
@@ -55,7 +64,7 @@ def test_a_preferred_kernel_gives_the_same_and_what_ran_is_told(monkeypatch):
     x = heads()
     operation = functional.scaled_dot_product_attention
 
-    call = preferring("flash", lambda: functional.scaled_dot_product_attention(x, x, x))
+    call = preferring("flash", noting(lambda: functional.scaled_dot_product_attention(x, x, x)))
 
     assert torch.equal(call(), operation(x, x, x))
     assert functional.scaled_dot_product_attention is operation
@@ -114,6 +123,53 @@ def test_a_kernel_that_did_not_run_is_told(monkeypatch):
 
     with pytest.raises(NotApplicable, match="ran on math all the same: an odd head"):
         AttentionBackend().end()
+
+
+class OnGpu(nn.Module):
+    """Says that it lies on a GPU."""
+
+    def parameters(self, *_, **__):
+        yield SimpleNamespace(is_cuda=True)
+
+    def forward(self, x):
+        return functional.scaled_dot_product_attention(x, x, x)
+
+
+def test_compiled_attention_is_not_looked_at_and_so_compiled_once(monkeypatch):
+    monkeypatch.setattr(attention_backend, "_SEEN", {})
+    torch._dynamo.reset()
+    net, lever = OnGpu(), AttentionBackend(backend="flash")
+    net.compile(backend="eager")
+    watch = CompileWatch().begin()
+
+    call = lever.forward(net, net)
+    for _ in range(3):
+        call(heads())
+
+    assert watch.report() == "1 regions compiled, 0 of them again"
+    assert lever.end() == COMPILED
+
+
+def test_what_the_training_s_attention_ran_on_is_told_not_that_of_a_comparison(monkeypatch):
+    monkeypatch.setattr(attention_backend, "_SEEN", {})
+    asked = []
+
+    def backend_of(query, *_, **__):
+        asked.append(query.dtype)
+        return ("math", "no") if query.dtype == torch.float64 else ("flash", "")
+
+    monkeypatch.setattr(attention, "backend_of", backend_of)
+    x = heads()
+
+    def training():
+        with plain_computing():
+            functional.scaled_dot_product_attention(x.double(), x.double(), x.double())
+        return functional.scaled_dot_product_attention(x, x, x)
+
+    noting(training)()
+
+    assert asked == [torch.float32]
+    assert AttentionBackend(backend="flash").end() == "attention ran on flash"
 
 
 def test_on_a_cpu_there_is_nothing_to_choose():

@@ -10,6 +10,8 @@ from flatout.hardware.library import find_tcmalloc
 from flatout.techniques.compute.cpu_allocator import GLIBC_VARIABLES, CpuAllocator
 from tests.techniques.facts import gpu, machine, profile
 
+PROMISE = "this module changes where memory lies"
+
 ON_GLIBC = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="looks at glibc")
 CHURN = """
 import resource, sys, torch

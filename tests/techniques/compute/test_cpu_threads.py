@@ -7,6 +7,8 @@ import pytest
 from flatout.techniques.compute.cpu_threads import CpuThreads
 from tests.techniques.facts import loader, machine, profile
 
+PROMISE = ("naive_gpt.py", {"threads": 1})
+
 
 def threads_of(candidates):
     return [candidate.threads for candidate in candidates]

@@ -6,6 +6,8 @@ from flatout.core.errors import NotApplicable
 from flatout.techniques.compute.cudnn_autotune import CudnnAutotune
 from tests.techniques.facts import gpu, machine, model, profile
 
+PROMISE = "acts on a CUDA device only: cuDNN"
+
 
 @pytest.mark.parametrize(
     ("root", "reason"),

@@ -15,6 +15,8 @@ from tests.techniques.facts import machine, model, profile
 from tests.techniques.guarded import checked, played
 from tests.techniques.scripts.mixture import Mixture, Model
 
+PROMISE = "this module asks the guard"
+
 WIDTH = 32
 
 

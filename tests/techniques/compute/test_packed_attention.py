@@ -16,6 +16,8 @@ from tests.techniques.data.test_sequence_packing import (
 )
 from tests.techniques.facts import gpu, machine
 
+PROMISE = "this module compares the gradients"
+
 POSITIONS = torch.tensor([[0, 1, 2, 0, 1, 0, 0, 0], [0, 1, 2, 3, 4, 5, 6, 7]])
 
 

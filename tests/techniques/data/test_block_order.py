@@ -1,5 +1,9 @@
 import itertools
+import json
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,7 +21,10 @@ from flatout.techniques.data.block_order import BlockOrder, block_sampler
 from tests.data.packs import packed
 from tests.techniques.facts import loader, machine, profile
 
+PROMISE = "this module counts every sample of an epoch"
+
 SAMPLES = 10_000
+SCRIPT = Path(__file__).parent / "scripts" / "block_order_rank.py"
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +72,13 @@ def test_blocks_of_the_store_come_in_the_same_window(stores):
     assert whole.mean() > 0.99
 
 
-@pytest.mark.usefixtures("cold")
+@pytest.fixture
+def agreed(monkeypatch):
+    """Let the ranks agree without a process group: each of them is asked in this process."""
+    monkeypatch.setattr("flatout.data.agreement.agree", lambda *_words, ranks: None)
+
+
+@pytest.mark.usefixtures("cold", "agreed")
 def test_ranks_share_an_epoch(stores):
     data = flatout.data.open(stores / "shuffled")
     samplers = [DistributedSampler(data, 4, rank, shuffle=True, seed=5) for rank in range(4)]
@@ -76,13 +89,69 @@ def test_ranks_share_an_epoch(stores):
     assert sorted(itertools.chain(*parts)) == list(range(SAMPLES))
 
 
+def both_ranks(tmp_path, shares, folders):
+    """Return what two ranks drew, on hosts that hold such shares of such stores in memory."""
+    outs = [tmp_path / f"rank{rank}.json" for rank in (0, 1)]
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, SCRIPT, str(rank), tmp_path / "meeting", folder, str(share), out]
+        )
+        for rank, (share, folder, out) in enumerate(zip(shares, folders, outs, strict=True))
+    ]
+    assert [process.wait(timeout=240) for process in ranks] == [0, 0]
+    return [json.loads(out.read_text()) for out in outs]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shares", [(0.9, 0.0), (0.0, 0.9)])
+def test_a_rank_that_refuses_is_followed_by_the_others(stores, tmp_path, shares):
+    found = both_ranks(tmp_path, shares, [stores / "shuffled"] * 2)
+
+    # Each sample once: had one rank changed its order, many would come twice or never.
+    assert sorted(found[0]["drawn"] + found[1]["drawn"]) == list(range(SAMPLES))
+    refusals = {rank["refusal"] for rank in found}
+    assert refusals == {
+        f"rank {shares.index(0.9)}: 90% of the store is in memory: random reads cost no more than "
+        "those in blocks"
+    }
+
+
+@pytest.mark.slow
+def test_ranks_that_can_all_read_in_blocks_do_so(stores, tmp_path):
+    found = both_ranks(tmp_path, (0.0, 0.0), [stores / "shuffled"] * 2)
+
+    assert [rank["refusal"] for rank in found] == ["", ""]
+    assert sorted(found[0]["drawn"] + found[1]["drawn"]) == list(range(SAMPLES))
+
+
+@pytest.mark.slow
+def test_hosts_whose_stores_were_shuffled_differently_are_left_alone(stores, tmp_path):
+    np.savez(tmp_path / "again.npz", x=np.arange(SAMPLES), label=np.arange(SAMPLES) // 100)
+    packed(tmp_path / "again.npz", tmp_path / "again", seed=1)
+
+    found = both_ranks(tmp_path, (0.0, 0.0), [stores / "shuffled", tmp_path / "again"])
+
+    assert {rank["refusal"] for rank in found} == {"rank 1 has other data than rank 0"}
+
+
+@pytest.mark.usefixtures("cold")
+def test_ranks_that_cannot_agree_are_left_alone(stores):
+    data = flatout.data.open(stores / "shuffled")
+    own = DistributedSampler(data, 2, 1, shuffle=True, seed=5)
+
+    with pytest.raises(NotApplicable, match="2 ranks have no process group"):
+        BlockOrder().loader(asked(data, sampler=own))
+    with pytest.raises(NotApplicable, match="2 ranks have no process group"):
+        block_sampler(data, ranks=(1, 2))
+
+
 def of_rank_one(data):
     """Return the script's own sampler, and the one that the lever puts in its place."""
     own = DistributedSampler(data, 2, 1, shuffle=True, seed=5)
     return own, BlockOrder().loader(asked(data, sampler=own))["sampler"]
 
 
-@pytest.mark.usefixtures("cold")
+@pytest.mark.usefixtures("cold", "agreed")
 def test_a_resumed_run_goes_on_with_the_order_of_its_epoch(stores):
     data = flatout.data.open(stores / "shuffled")
     _, whole = of_rank_one(data)
@@ -96,7 +165,7 @@ def test_a_resumed_run_goes_on_with_the_order_of_its_epoch(stores):
     assert {slot.epoch for slot in third} == {3}
 
 
-@pytest.mark.usefixtures("cold")
+@pytest.mark.usefixtures("cold", "agreed")
 def test_a_script_that_says_every_epoch_has_the_order_of_each(stores):
     data = flatout.data.open(stores / "shuffled")
     own, sampler = of_rank_one(data)
@@ -109,7 +178,7 @@ def test_a_script_that_says_every_epoch_has_the_order_of_each(stores):
     assert epochs == [{0}, {1}, {2}]
 
 
-@pytest.mark.usefixtures("cold")
+@pytest.mark.usefixtures("cold", "agreed")
 def test_epochs_go_on_by_themselves_where_the_script_says_none(stores):
     _, sampler = of_rank_one(flatout.data.open(stores / "shuffled"))
 
@@ -119,7 +188,7 @@ def test_epochs_go_on_by_themselves_where_the_script_says_none(stores):
     assert [first[0].epoch, second[0].epoch] == [0, 1]
 
 
-@pytest.mark.usefixtures("cold")
+@pytest.mark.usefixtures("cold", "agreed")
 def test_a_rank_that_looks_at_one_batch_stays_in_step_with_the_others(stores):
     _, sampler = of_rank_one(flatout.data.open(stores / "shuffled"))
 

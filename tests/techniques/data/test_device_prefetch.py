@@ -14,6 +14,8 @@ from flatout.techniques.data.device_prefetch import (
 from tests.techniques.data.samples import Numbers, gpu_in_sight
 from tests.techniques.facts import gpu, loader, machine, profile
 
+PROMISE = "acts on a CUDA device only: a stream of copies"
+
 Pair = namedtuple("Pair", "image label")
 
 

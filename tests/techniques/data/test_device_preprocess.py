@@ -26,6 +26,8 @@ from tests.techniques.data.samples import Stream, gpu_in_sight
 from tests.techniques.facts import gpu, loader, machine, profile
 from tests.techniques.guarded import machine as real_machine
 
+PROMISE = ("pictures.py", {})
+
 
 @pytest.fixture(scope="module")
 def pictures():

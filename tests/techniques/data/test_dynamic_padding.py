@@ -10,6 +10,8 @@ from tests.data.texts import Texts
 from tests.techniques.data.samples import Numbers
 from tests.techniques.facts import loader, machine, model, profile
 
+PROMISE = "this module compares the contents"
+
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_batches_are_as_long_as_their_longest_sample(workers):

@@ -14,6 +14,8 @@ from tests.data.photographs import Photographs, photograph
 from tests.techniques.data.samples import Numbers, Stream
 from tests.techniques.facts import machine, pipeline, profile, starved
 
+PROMISE = ("pictures.py", {})
+
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("simplejpeg") is None, reason="needs simplejpeg"
 )

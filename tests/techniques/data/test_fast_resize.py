@@ -15,6 +15,8 @@ from tests.data.photographs import Photographs, photograph, tensor_of
 from tests.techniques.data.samples import Numbers, Stream
 from tests.techniques.facts import machine, pipeline, profile, starved
 
+PROMISE = ("pictures.py", {})
+
 
 @pytest.fixture(autouse=True)
 def undo():

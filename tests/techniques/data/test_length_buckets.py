@@ -10,6 +10,8 @@ from tests.data.texts import Texts
 from tests.techniques.data.samples import Numbers, Stream
 from tests.techniques.facts import loader, machine, model, profile
 
+PROMISE = "this module counts every sample of an epoch"
+
 
 def epoch(arguments):
     return [batch["number"].tolist() for batch in DataLoader(**arguments)]

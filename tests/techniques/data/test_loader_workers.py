@@ -14,6 +14,8 @@ from tests.rules.journey_facts import leg, worker
 from tests.techniques.data.samples import Numbers, Stream
 from tests.techniques.facts import GIB, loader, machine, profile
 
+PROMISE = ("pictures.py", {"num_workers": 1})
+
 
 def starved(wait_ms=300.0, **changes):
     return profile(phases_ms={"data_wait": wait_ms}, loaders=(loader(),), **changes)

@@ -2,6 +2,7 @@ import pickle
 import random
 from dataclasses import replace
 from pathlib import Path
+from weakref import WeakSet
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from flatout.core.errors import NotApplicable
 from flatout.core.journey import Journey
 from flatout.core.technique import Numerics
 from flatout.core.trial import Outcome
+from flatout.data import matching
 from flatout.data.format import Encoding
 from flatout.techniques.data.packed_data import PackedData, find_stores, read_from
 from flatout.workflow.demo import scenarios
@@ -24,6 +26,8 @@ from tests.techniques.facts import loader, machine, profile
 from tests.techniques.facts import pipeline as diagnosis
 from tests.techniques.guarded import machine as real_machine
 from tests.techniques.guarded import recipe_of, workload_of
+
+PROMISE = "this module compares the losses of a real script"
 
 RAW = Encoding(kind="raw")
 
@@ -211,6 +215,12 @@ def test_whole_samples_come_from_a_store_of_the_data_set_itself(arrays):
 
     assert all(torch.equal(a["x"], b["x"]) for a, b in zip(plain, found, strict=True))
     assert all(torch.equal(a["y"], b["y"]) for a, b in zip(plain, found, strict=True))
+
+
+@pytest.fixture(autouse=True)
+def forgetful(monkeypatch):
+    """No test reads what happened in another one."""
+    monkeypatch.setattr(matching, "_watches", WeakSet())
 
 
 class Scaled(Arrays):

@@ -21,6 +21,8 @@ from tests.techniques.data.samples import (
 )
 from tests.techniques.facts import loader, machine, profile
 
+PROMISE = ("pictures.py", {})
+
 
 @pytest.fixture(autouse=True)
 def forgetful(monkeypatch):

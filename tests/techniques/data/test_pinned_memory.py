@@ -7,6 +7,8 @@ from flatout.techniques.data.pinned_memory import PinnedMemory
 from tests.techniques.data.samples import Numbers
 from tests.techniques.facts import gpu, loader, machine, profile
 
+PROMISE = "acts on a CUDA device only: copies to a device"
+
 
 def copying(kind="cuda", h2d_ms=20.0, **facts):
     return profile(kind=kind, phases_ms={"h2d": h2d_ms}, loaders=(loader(**facts),))

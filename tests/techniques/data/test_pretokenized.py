@@ -12,6 +12,8 @@ from tests.data.texts import Texts, Tokenizer
 from tests.techniques.data.samples import Numbers, Stream
 from tests.techniques.facts import loader, machine, profile
 
+PROMISE = "asked of the guard in tests/data/test_levers_in_trials.py"
+
 
 class Masked(Texts):
     """Tokens that are masked at random, as for a masked language model."""

@@ -14,6 +14,8 @@ from tests.data.photographs import Photographs, photograph
 from tests.techniques.data.samples import Epochs, Numbers, Stream
 from tests.techniques.facts import GIB, loader, machine, pipeline, profile
 
+PROMISE = ("pictures.py", {})
+
 
 @pytest.fixture(autouse=True)
 def forgetful():

@@ -4,14 +4,19 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset, WeightedRandomSampler
 
+import flatout.data
 from flatout.core.errors import NotApplicable
 from flatout.core.journey import Journey
-from flatout.techniques.data.read_ahead import ReadAhead, read_ahead
+from flatout.techniques.data import read_ahead as read_ahead_module
+from flatout.techniques.data.read_ahead import ReadAhead, read_ahead, warm_up
+from tests.data.packs import image_folder, packed
 from tests.data.page_cache import cached_pages, evict
 from tests.data.photographs import Photographs, photograph
 from tests.rules.journey_facts import MIB, leg, worker
 from tests.techniques.data.samples import Numbers, Stream
 from tests.techniques.facts import loader, machine, profile
+
+PROMISE = ("pictures.py", {})
 
 
 @pytest.fixture
@@ -82,6 +87,75 @@ def test_a_set_without_files_is_left_alone():
 
     with pytest.raises(NotApplicable, match="names the files"):
         ReadAhead().batches(iter(built), built)
+
+
+def test_batches_are_the_same_while_all_files_are_brought_in(paths):
+    asked = {"dataset": Photographs(paths), "batch_size": 3, "shuffle": True, "num_workers": 2}
+
+    assert two_epochs(asked, ReadAhead(warms_up=True)) == two_epochs(asked)
+
+
+def test_all_files_are_there_after_the_warm_up(paths):
+    for path in paths:
+        evict(path)
+    if cached_pages(paths[29]):
+        pytest.skip("this file system keeps its pages")
+
+    work = warm_up(Photographs(paths))
+    work.wait()
+    for _ in range(200):
+        if all(map(cached_pages, paths)):
+            break
+        time.sleep(0.02)
+
+    assert all(map(cached_pages, paths))
+    assert work.asked_bytes == sum(path.stat().st_size for path in paths)
+
+
+def test_a_data_set_is_warmed_up_once_however_many_epochs_there_are(paths, monkeypatch):
+    begun = []
+    monkeypatch.setattr(read_ahead_module, "warm_up", lambda dataset: begun.append(dataset))
+    data = Photographs(paths)
+
+    two_epochs({"dataset": data, "batch_size": 3}, ReadAhead(warms_up=True))
+    ReadAhead(warms_up=True).loader({"dataset": data, "batch_size": 2})
+
+    assert begun == [data]
+
+
+def test_one_rank_of_a_host_warms_up_for_all(paths, monkeypatch):
+    begun = []
+    monkeypatch.setattr(read_ahead_module, "warm_up", lambda dataset: begun.append(dataset))
+    monkeypatch.setenv("LOCAL_RANK", "1")
+
+    ReadAhead(warms_up=True).loader({"dataset": Photographs(paths), "batch_size": 3})
+
+    assert begun == []
+
+
+def test_the_shards_of_a_packed_store_are_brought_in_too(tmp_path):
+    packed(image_folder(tmp_path / "photos", 20), tmp_path / "a")
+    data = flatout.data.open(tmp_path / "a")
+    built = DataLoader(**ReadAhead(warms_up=True).loader({"dataset": data, "batch_size": 4}))
+    batches = iter(built)
+
+    assert ReadAhead(warms_up=True).batches(batches, built) is batches
+    work = read_ahead_module.WARM_UPS.known(data)
+    work.wait()
+    assert work.asked_bytes == sum(shard.bytes for shard in data.header.shards)
+    with pytest.raises(NotApplicable, match="names the files"):
+        ReadAhead().loader({"dataset": data, "batch_size": 4})
+
+
+def test_files_that_do_not_fit_are_told_at_the_end(paths, monkeypatch):
+    monkeypatch.setattr("flatout.data.warm_up.free_memory_bytes", lambda: 1_000)
+    monkeypatch.setattr(read_ahead_module, "_warmed", [])
+    lever = ReadAhead(warms_up=True)
+    assert lever.end() == ""
+
+    warm_up(Photographs(paths)).wait()
+
+    assert "more than 50% of the free memory" in lever.end()
 
 
 def reading(stored, read_ms=60.0):

@@ -14,6 +14,8 @@ from tests.data.photographs import photograph, tensor_of
 from tests.techniques.data.samples import Stream
 from tests.techniques.facts import machine, starved
 
+PROMISE = "this module compares the pictures"
+
 
 @pytest.fixture(autouse=True)
 def undo():

@@ -7,6 +7,8 @@ from flatout.techniques.data.sequence_packing import SequencePacking, packing
 from tests.data.test_padding import batch
 from tests.techniques.facts import loader, machine, model, profile
 
+PROMISE = "this module compares the gradients"
+
 
 def causal_model(attention):
     transformers = pytest.importorskip("transformers")

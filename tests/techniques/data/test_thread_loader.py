@@ -23,6 +23,8 @@ from tests.techniques.data.samples import Numbers, Stream
 from tests.techniques.facts import loader, machine, pipeline, profile
 from tests.techniques.guarded import machine as real_machine
 
+PROMISE = "this module asks the guard"
+
 SCRIPT = """
 import os, sys
 import torch

@@ -15,6 +15,8 @@ from tests.rules.journey_facts import worker
 from tests.techniques.data.samples import Numbers
 from tests.techniques.facts import loader, machine, profile
 
+PROMISE = ("pictures.py", {})
+
 threadpoolctl = pytest.importorskip("threadpoolctl")
 
 

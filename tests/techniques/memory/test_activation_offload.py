@@ -11,6 +11,8 @@ from flatout.techniques.memory.activation_offload import ActivationOffload, offl
 from tests.techniques.facts import GIB, gpu, machine, model, profile
 from tests.techniques.guarded import played
 
+PROMISE = "acts on a CUDA device only: memory of a device"
+
 FULL = PeakBytes(allocated=70 * GIB, reserved=75 * GIB, device=76 * GIB)
 
 

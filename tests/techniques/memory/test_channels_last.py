@@ -8,6 +8,8 @@ from flatout.core.errors import NotApplicable
 from flatout.techniques.memory.channels_last import ChannelsLast, with_channels_last_inputs
 from tests.techniques.facts import machine, model, profile
 
+PROMISE = ("pictures.py", {})
+
 LAST = torch.channels_last
 
 

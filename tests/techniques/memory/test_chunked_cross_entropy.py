@@ -1,15 +1,22 @@
+from dataclasses import replace
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 from flatout.core.profile import PeakBytes
+from flatout.core.readings import Limits
+from flatout.core.technique import Numerics
 from flatout.techniques.memory import chunked_cross_entropy as lever
 from flatout.techniques.memory.chunked_cross_entropy import (
     ChunkedCrossEntropy,
     chunked_cross_entropy,
     install,
+    saved_ms,
+    table_bytes,
 )
+from flatout.workflow.ranking import Search, rank
 from tests.techniques.facts import GIB, gpu, loader, machine, model, profile
 from tests.techniques.guarded import checked, played
 from tests.techniques.peaks import peak_bytes
@@ -170,6 +177,60 @@ def test_the_widest_layer_decides_whether_it_is_offered():
 
     assert found.predict(facts(50257), host).peak_bytes == -2 * 4 * 50257 * 8192
     assert ChunkedCrossEntropy.candidates(facts(1000), host) == ()
+
+
+def language(*, rows, widest=50257, **changes):
+    """Return what a tuning knows of a language model: no trace, no limits, memory to spare."""
+    held = PeakBytes(allocated=40 * GIB, reserved=40 * GIB, device=41 * GIB)
+    known = {
+        "kind": "cuda",
+        "peak_bytes": held,
+        "models": (model(widest_output=widest),),
+        "loaders": (loader(batch_bytes=16 * rows),),
+    }
+    return profile(**known | changes)
+
+
+def test_it_is_offered_for_its_speed_where_tables_take_a_part_of_the_step():
+    host = machine(device=replace(gpu(), name="NVIDIA H100 80GB HBM3"))
+    rows = 32 * 1024
+
+    (found,) = ChunkedCrossEntropy.candidates(language(rows=rows), host)
+
+    passes_ms = 1e3 * 3 * 4 * rows * 50257 / 3350e9
+    effect = found.predict(language(rows=rows), host)
+    assert effect.step_ms == pytest.approx(-passes_ms)
+    assert passes_ms > 2
+    (ranked,) = rank(
+        language(rows=rows),
+        Search(machine=host, ceiling=Numerics.ROUNDING, only=("chunked_cross_entropy",)),
+    )
+    assert ranked.find_reason_against(smallest=1.02) is None
+
+
+def test_small_tables_are_offered_for_their_memory_alone():
+    host = machine(device=gpu())
+
+    assert ChunkedCrossEntropy.candidates(language(rows=1024), host) == ()
+    (found,) = ChunkedCrossEntropy.candidates(language(rows=1024, peak_bytes=FULL), host)
+    assert found.predict(language(rows=1024, peak_bytes=FULL), host).step_ms == 0
+
+
+def test_a_measured_memory_counts_more_than_a_data_sheet_or_an_assumption():
+    limits = Limits(memory_bytes_per_s=1e9)
+    held = PeakBytes(device=4 * GIB)
+    assumed = language(rows=512, widest=20001, kind="cpu", peak_bytes=held)
+    table = 4 * 512 * 20001
+
+    assert saved_ms(assumed, machine()) == pytest.approx(1e3 * 3 * table / 10e9)
+    assert saved_ms(replace(assumed, limits=limits), machine()) == pytest.approx(3e3 * table / 1e9)
+
+
+def test_pictures_are_no_tokens_a_table_is_no_larger_than_what_was_held():
+    held = PeakBytes(allocated=GIB, reserved=GIB, device=GIB)
+    pictures = language(rows=10**7, widest=10450, peak_bytes=held)
+
+    assert table_bytes(pictures) <= GIB / 4
 
 
 @pytest.mark.slow

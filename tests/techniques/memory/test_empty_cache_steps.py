@@ -9,7 +9,9 @@ from flatout.techniques.memory.empty_cache_steps import EmptyCacheSteps, flush_e
 from tests.techniques.facts import GIB, gpu, machine, profile
 from tests.techniques.guarded import played
 
-PEAK = PeakBytes(allocated=40 * GIB, reserved=50 * GIB, device=51 * GIB)
+PROMISE = "acts on a CUDA device only: the caching allocator"
+
+PEAK = PeakBytes(allocated=60 * GIB, reserved=70 * GIB, device=71 * GIB)
 
 
 def story(**changes):
@@ -56,7 +58,7 @@ def test_it_costs_time_and_brings_back_what_is_unused():
 
     effect = found.predict(facts, host)
     assert effect.step_ms == pytest.approx(0.01 * facts.step_ms.median)
-    assert effect.peak_bytes == pytest.approx(-0.2 * 51 * GIB, abs=1)
+    assert effect.peak_bytes == pytest.approx(-0.2 * 71 * GIB, abs=1)
 
 
 @pytest.mark.parametrize(
@@ -69,6 +71,13 @@ def test_it_costs_time_and_brings_back_what_is_unused():
 )
 def test_it_is_never_offered_without_flushes_or_holes(kind, memory):
     facts = profile(kind=kind, peak_bytes=PEAK, memory=memory)
+
+    assert EmptyCacheSteps.candidates(facts, machine(device=gpu())) == ()
+
+
+def test_holes_in_a_device_that_is_half_empty_are_left_alone():
+    roomy = PeakBytes(allocated=20 * GIB, reserved=40 * GIB, device=41 * GIB)
+    facts = profile(kind="cuda", peak_bytes=roomy, memory=story(fragmentation_share=0.5))
 
     assert EmptyCacheSteps.candidates(facts, machine(device=gpu())) == ()
 

@@ -10,6 +10,8 @@ from flatout.techniques.memory.expandable_segments import ExpandableSegments, wi
 from tests.techniques.facts import GIB, gpu, machine, profile
 from tests.techniques.guarded import played
 
+PROMISE = "acts on a CUDA device only: the caching allocator"
+
 FULL = PeakBytes(allocated=60 * GIB, reserved=75 * GIB, device=75 * GIB)
 
 

@@ -9,6 +9,8 @@ from flatout.seams.describe import describe
 from flatout.techniques.model.pad_hidden import PadHidden, pad_layers
 from tests.techniques.facts import machine, model, profile
 
+PROMISE = "this module compares outputs and gradients"
+
 
 def network():
     torch.manual_seed(0)

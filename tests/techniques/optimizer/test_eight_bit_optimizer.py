@@ -12,6 +12,8 @@ from tests.techniques.facts import GIB, gpu, machine, model, optimizer, profile
 from tests.techniques.guarded import played
 from tests.techniques.optimizer.test_adafactor import in_first_step
 
+PROMISE = ("naive_gpt.py", {})
+
 FULL = PeakBytes(allocated=70 * GIB, reserved=75 * GIB, device=76 * GIB)
 # Torchao's own: its kernels for GPUs, and a tensor class without a hash for the compiler's cache.
 pytestmark = pytest.mark.filterwarnings("ignore")

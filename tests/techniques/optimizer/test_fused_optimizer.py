@@ -8,6 +8,8 @@ from flatout.core.errors import NotApplicable
 from flatout.techniques.optimizer.fused_optimizer import FusedOptimizer, fuse
 from tests.techniques.facts import machine, optimizer, profile
 
+PROMISE = ("naive_gpt.py", {})
+
 KINDS = {
     "AdamW": lambda p: torch.optim.AdamW(p, lr=1e-2, weight_decay=0.1),
     "Adam": lambda p: torch.optim.Adam(p, lr=1e-2, amsgrad=True),

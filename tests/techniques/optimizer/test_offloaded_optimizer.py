@@ -13,6 +13,8 @@ from flatout.techniques.optimizer.offloaded_optimizer import OffloadedOptimizer,
 from tests.techniques.facts import GIB, gpu, machine, model, optimizer, profile
 from tests.techniques.optimizer.test_adafactor import in_first_step, network, train
 
+PROMISE = "acts on a CUDA device only: memory of a device"
+
 FULL = PeakBytes(allocated=70 * GIB, reserved=75 * GIB, device=76 * GIB)
 KINDS = {
     "AdamW": lambda p: torch.optim.AdamW(p, lr=1e-2),

@@ -10,6 +10,8 @@ from flatout.core.errors import NotApplicable
 from flatout.techniques.precision.bf16_autocast import Bf16Autocast, autocast_bf16
 from tests.techniques.facts import gpu, machine, model, profile
 
+PROMISE = ("naive_gpt.py", {})
+
 FAST = frozenset({"avx512_bf16"})
 Pair = namedtuple("Pair", "logits state")
 

@@ -11,6 +11,8 @@ from flatout.core.errors import NotApplicable
 from flatout.techniques.precision.fp8_training import Fp8Training, eligible_layers, padded, to_fp8
 from tests.techniques.facts import gpu, machine, model, profile
 
+PROMISE = "acts on a CUDA device only: products in fp8"
+
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 

@@ -103,6 +103,57 @@ def test_running_statistics_stay_fp32_and_outputs_come_back_fp32():
     assert net[0].weight.dtype == torch.bfloat16
 
 
+class Positions(nn.Module):
+    """Holds what rotary positions are made from, and tables."""
+
+    def __init__(self):
+        super().__init__()
+        frequencies = 10000.0 ** (-torch.arange(0, 128, 2) / 128)
+        self.register_buffer("inv_freq", frequencies, persistent=False)
+        self.register_buffer("freqs", frequencies.clone())
+        self.register_buffer("halves", torch.tensor([0.5, 1.0, -2.0]), persistent=False)
+        self.register_buffer("table", torch.rand(4, 4), persistent=False)
+        self.register_buffer("weights", torch.rand(4))
+
+
+def test_frequencies_that_positions_multiply_stay_fp32():
+    positions = Positions()
+    before = positions.inv_freq.clone()
+
+    to_bf16(positions)
+
+    kept = {name for name, b in positions.named_buffers() if b.dtype == torch.float32}
+    assert kept == {"inv_freq", "freqs"}
+    assert torch.equal(positions.inv_freq, before)
+    # What was lost before: radians at an ordinary length.
+    assert (4096 * (before.bfloat16().float() - before)).abs().max() > 3
+
+
+def test_a_small_llama_keeps_its_positions_and_trains():
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2, "vocab_size": 64}
+    torch.manual_seed(0)
+    llama = transformers.LlamaForCausalLM(
+        transformers.LlamaConfig(**sizes, num_attention_heads=2, num_key_value_heads=2)
+    ).train()
+    before = llama.model.rotary_emb.inv_freq.clone()
+    optimizer = torch.optim.AdamW(llama.parameters(), lr=1e-2)
+    PureBf16().model(llama)
+    PureBf16().optimizer(optimizer)
+    tokens, losses = torch.arange(32)[None], []
+
+    for _ in range(20):
+        loss = llama(input_ids=tokens, labels=tokens).loss
+        losses.append(loss.item())
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    assert torch.equal(llama.model.rotary_emb.inv_freq, before)
+    assert llama.model.layers[0].mlp.up_proj.weight.dtype == torch.bfloat16
+    assert losses[-1] < losses[0] / 2
+
+
 def test_steps_with_a_closure_are_told():
     linear = nn.Linear(8, 4)
     PureBf16().model(linear)

@@ -9,6 +9,8 @@ from flatout.core.errors import NotApplicable
 from flatout.techniques.precision.tf32 import Tf32
 from tests.techniques.facts import gpu, machine, model, profile
 
+PROMISE = "acts on a CUDA device only: products in TF32"
+
 NEWER = hasattr(torch.backends.cuda.matmul, "fp32_precision")
 
 

@@ -118,8 +118,11 @@ Reach that learning rate over the first $warm_up_steps steps.
 
         Only once a loader has the larger batch: it may be made after the optimizer, or not at all.
         """
+        from flatout.engine import whole_steps
+
         factor = rate_factor(self.samples / self.instead_of, self.learning_rate)
         if factor != 1:
+            whole_steps.need(optimizer, "batch_size, which multiplies the rate in each step,")
             scale_rate(optimizer, factor, self.warm_up_steps, is_due=lambda: bool(_ENLARGED))
         return optimizer
 
@@ -193,7 +196,7 @@ def rule_for(names: Sequence[str]) -> Rule:
 
 def present_size(profile: Profile, loader: LoaderFacts) -> int:
     """Return the samples of a batch now, levers included."""
-    per_batch = profile.samples_per_step / (profile.batches_per_step or 1.0)
+    per_batch = profile.samples_per_step_per_rank / (profile.batches_per_step or 1.0)
     return round(per_batch) or loader.batch_size or 1
 
 

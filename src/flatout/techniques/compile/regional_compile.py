@@ -8,7 +8,7 @@ What it costs: compilation of one block; nothing is fused across blocks.
 How it is checked: gradients match eager's up to rounding. Dropout draws other masks.
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, final
@@ -76,7 +76,7 @@ Once the model is on its device, for its repeated blocks:
     def model(self, root: Any) -> Any:
         """Compile the repeated blocks in place."""
         check_compilable(root)
-        watch_compiler()
+        watch_compiler(versions_of(chosen_groups(root)))
         if not compile_blocks(root):
             raise NotApplicable(f"the model has no {MIN_BLOCKS} identical sibling blocks")
         return root
@@ -88,10 +88,25 @@ Once the model is on its device, for its repeated blocks:
 
 def compile_blocks(model: "torch.nn.Module") -> int:
     """Compile the model's repeated blocks in place and return how many there are."""
-    groups = sorted(repeated_blocks(model), key=_parameters, reverse=True)[:MAX_GROUPS]
+    groups = chosen_groups(model)
     for block in (block for group in groups for block in group):
         compile_in_place(block)
     return sum(map(len, groups))
+
+
+def chosen_groups(model: "torch.nn.Module") -> list[list["torch.nn.Module"]]:
+    """Return the groups of repeated blocks that are compiled: the largest."""
+    return sorted(repeated_blocks(model), key=_parameters, reverse=True)[:MAX_GROUPS]
+
+
+def versions_of(groups: Sequence[Sequence["torch.nn.Module"]]) -> int:
+    """Return how many versions of one function the groups need, as `MAX_GROUPS` counts them.
+
+    >>> versions_of([])
+    2
+    """
+    by_class = Counter(type(group[0]) for group in groups)
+    return 2 * max(by_class.values(), default=0) + 2
 
 
 def repeated_blocks(model: "torch.nn.Module") -> Iterator[list["torch.nn.Module"]]:

@@ -9,6 +9,7 @@ How it is checked: gradients match eager's up to rounding. Dropout draws other m
 """
 
 import functools
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,10 +18,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, final
 from flatout.core.errors import NotApplicable
 from flatout.core.machine import Machine
 from flatout.core.nested import map_leaves
-from flatout.core.profile import Profile
+from flatout.core.profile import ModelFacts, Profile
 from flatout.core.technique import Effect, Numerics, Technique
 from flatout.engine.compile_watch import CompileWatch
-from flatout.profiling.regime import SMALL_WORK_CAUSES, addressable_ms
+from flatout.profiling.regime import SMALL_WORK_CAUSES, addressable_ms, is_split
 
 if TYPE_CHECKING:
     import torch
@@ -29,12 +30,17 @@ SPEEDUP = 1.15
 """Forward and backward. CPU: 1.16 for a small ResNet, 1.01 for a small GPT in fp32, 1.2 in bf16
 (measured, AMX). H100: 1.15 for GPT-2, 1.16 for an 8B model (Schwartz 2025,
 torchtitan, published); from 0.95 for long GEMM-bound steps to 3.1 for launch-bound ones on B200."""
+FUSED_SPEEDUP = 2.0
+"""Of the time outside products, where a trace tells it: a chain of operations reads and writes its
+tensors once. Assumed; with 70 % of the time in products it gives 1.18, near the published 1.15."""
 STARTUP_S_PER_MODULE = 0.5
 """Cold compilation. A ResNet of some 60 modules took 37 s, a GPT of some 36 modules 12.7 s on 2
 cores (measured): 0.35 to 0.6 s for each."""
 GRAPH_SPEEDUP = 1.3
 """With CUDA graphs, where launches are what is waited for: forward and backward of a 1B model on
 B200 went from 12.6 to 8.1 ms (ml-engineering, published), 1.55 on top of the compiler."""
+MIN_LAUNCH_SHARE = 0.02
+"""Share of the step that the device waits for launches from which graphs are offered."""
 MAX_SHAPES = 8
 """Torch's recompile limit: beyond it the model silently runs eagerly."""
 
@@ -67,9 +73,9 @@ Once the model is on its device:
 
     @classmethod
     def candidates(cls, profile: Profile, machine: Machine) -> Sequence["TorchCompile"]:
-        """Return the lever for models that nobody compiled, by how their shapes vary."""
+        """Return the lever for models that nobody else compiled, by how their shapes vary."""
         del machine
-        if not profile.models or any(model.is_compiled for model in profile.models):
+        if not profile.models or any(map(is_compiled_elsewhere, profile.models)):
             return ()
         shapes = max(model.input_shapes for model in profile.models)
         by_length = [cls(shapes="lengths")] if shapes > 1 and _is_text(profile) else []
@@ -77,17 +83,18 @@ Once the model is on its device:
             return [cls(shapes="dynamic"), *by_length]
         # Gradients lie in the graph's memory: a second backward would overwrite what it adds to.
         is_alone = profile.backwards_per_step <= 1
-        has_graphs = profile.device_kind == "cuda" and shapes == 1 and is_alone
+        is_fixed = profile.device_kind == "cuda" and shapes == 1 and is_alone
+        has_graphs = is_fixed and _may_wait_for_launches(profile)
         return [cls(), cls(mode="reduce-overhead")] if has_graphs else [cls(), *by_length]
 
     def predict(self, profile: Profile, machine: Machine) -> Effect:
-        """Expect forward and backward to shrink by `SPEEDUP`, after a start-up by model size."""
+        """Expect what is no product in forward and backward to shrink, after a start-up."""
         del machine
         graph_ms = graph_saved_ms(profile) if self.mode == "reduce-overhead" else 0.0
         return Effect(
             step_ms=saved_ms(profile) + graph_ms,
             startup_s=startup_s(profile),
-            why=f"fused operations in forward and backward, {SPEEDUP:.2f} times faster",
+            why=f"fused operations in forward and backward, {_speedup(profile):.2f} times faster",
         )
 
     def start(self) -> None:
@@ -117,14 +124,21 @@ Once the model is on its device:
         return report
 
 
+_COMPILED: "weakref.WeakSet[torch.nn.Module]" = weakref.WeakSet()
+"""What levers compiled in this process."""
 _WATCHES: list[CompileWatch] = []
 """The watch of this process, once something was compiled in place."""
 
 
-def watch_compiler() -> None:
-    """Begin to listen to the compiler; once is enough."""
+def watch_compiler(versions: int = 1) -> None:
+    """Begin to listen to the compiler; once is enough.
+
+    Args:
+        versions: Of one function that are ordinary, where what is compiled makes that many.
+    """
     if not _WATCHES:
         _WATCHES.append(CompileWatch().begin())
+    _WATCHES[0].expect(versions)
 
 
 def compiler_report() -> str:
@@ -204,6 +218,7 @@ def compile_in_place(
     import torch
 
     options: dict[str, Any] = {} if mode == "default" else {"mode": mode}
+    _COMPILED.add(module)
     if shapes == "dynamic":
         options["dynamic"] = True
     if type(module).forward.__module__.startswith("torch.nn.modules."):
@@ -227,9 +242,12 @@ def check_compilable(model: "torch.nn.Module") -> None:
     """
     import torch
 
-    compiled = next((name for name, m in model.named_modules() if _is_compiled(m)), None)
-    if compiled is not None:
-        raise NotApplicable(f"the script compiled {compiled or 'the model'} itself")
+    for name, module in model.named_modules():
+        if _is_compiled(module):
+            what = name or "the model"
+            if module in _COMPILED:
+                raise NotApplicable(f"another lever of the recipe compiled {what} already")
+            raise NotApplicable(f"the script compiled {what} itself")
     if isinstance(model, torch.nn.RNNBase):
         raise NotApplicable("torch.compile leaves torch.nn's recurrent layers as they are")
     trouble = find_trouble(next((p.device.type for p in model.parameters()), "cpu"))
@@ -258,22 +276,43 @@ def find_trouble(device_type: str) -> str | None:
     return None
 
 
+def is_compiled_elsewhere(model: ModelFacts) -> bool:
+    """Tell whether a model was compiled, and not by this lever with other settings."""
+    return model.is_compiled and model.compiled_by != __name__.rpartition(".")[2]
+
+
 def saved_ms(profile: Profile) -> float:
     """Return the predicted change of the step, negative for faster."""
+    if any(model.is_compiled for model in profile.models):
+        return 0.0  # by this lever with other settings: it is done already
     # Matrix products are torch's own with and without the compiler.
     compute_ms = addressable_ms(profile, ("forward", "backward"), SMALL_WORK_CAUSES)
-    return -compute_ms * (1 - 1 / SPEEDUP)
+    return -compute_ms * (1 - 1 / _speedup(profile))
 
 
 def graph_saved_ms(profile: Profile) -> float:
     """Return what replaying graphs is predicted to change beyond the compiler, negative."""
     waiting_ms = addressable_ms(profile, ("forward", "backward"), ("launch", "compute"))
-    return -waiting_ms * (1 - 1 / GRAPH_SPEEDUP) / SPEEDUP
+    is_fused = any(model.is_compiled for model in profile.models)
+    left_ms = waiting_ms if is_fused else waiting_ms / _speedup(profile)
+    # Where the waits for launches are known, one launch for all kernels leaves none of them.
+    return -left_ms if is_split(profile) else -left_ms * (1 - 1 / GRAPH_SPEEDUP)
 
 
 def startup_s(profile: Profile) -> float:
     """Return the predicted time of compiling every module once."""
     return STARTUP_S_PER_MODULE * sum(model.modules for model in profile.models)
+
+
+def _speedup(profile: Profile) -> float:
+    """Return what fusing is predicted to do to all of forward and backward, or to its part."""
+    return FUSED_SPEEDUP if is_split(profile) else SPEEDUP
+
+
+def _may_wait_for_launches(profile: Profile) -> bool:
+    """Tell whether the device waits for launches, as far as anybody looked."""
+    launch = profile.regime.shares.get("launch") if profile.regime else None
+    return launch is None or launch >= MIN_LAUNCH_SHARE
 
 
 def _is_text(profile: Profile) -> bool:

@@ -18,6 +18,7 @@ from flatout.core.machine import Machine
 from flatout.core.profile import Profile
 from flatout.core.technique import Effect, Numerics, Technique
 from flatout.profiling.regime import COMPUTE_CAUSES, addressable_ms
+from flatout.seams.describe import is_compiled
 
 Backend = Literal["flash", "efficient", "cudnn"]
 SPEEDUP = 1.25
@@ -33,6 +34,7 @@ MEMBERS = {
     "cudnn": "CUDNN_ATTENTION",
 }
 SWITCHES = {"flash": "flash_sdp", "efficient": "mem_efficient_sdp", "cudnn": "cudnn_sdp"}
+COMPILED = "asked for in compiled code, in which nobody sees what attention ran on"
 _SEEN: dict[str, tuple[str, str]] = {}
 """What the first attention ran on, and why where it is the slow one."""
 _ORDERS: list[list[int]] = []
@@ -84,7 +86,10 @@ Around the whole training, backward too, for cuDNN:
         """Ask for the kernel from the first training call on."""
         if not next(root.parameters()).is_cuda:
             raise NotApplicable("a CPU has one fused kernel, and torch takes it wherever it can")
-        return preferring(self.backend, call)
+        if is_compiled(root):
+            _SEEN["now"] = self.backend, COMPILED
+            return preferring(self.backend, call)
+        return preferring(self.backend, noting(call))
 
     def end(self) -> str:
         """Put torch's own order back and say what attention ran on."""
@@ -94,7 +99,7 @@ Around the whole training, backward too, for cuDNN:
         found, why = _SEEN.pop("now")
         if found != self.backend:
             raise NotApplicable(f"attention ran on {found} all the same" + (f": {why}" * bool(why)))
-        return f"attention ran on {found}"
+        return why or f"attention ran on {found}"
 
 
 def preferring(backend: Backend, call: Callable[..., Any]) -> Callable[..., Any]:
@@ -107,9 +112,6 @@ def preferring(backend: Backend, call: Callable[..., Any]) -> Callable[..., Any]
         NotApplicable: if the kernel is switched off.
     """
     import torch
-    from torch.nn import functional
-
-    from flatout.profiling.attention import OPERATOR, backend_of
 
     if not getattr(torch.backends.cuda, f"{SWITCHES[backend]}_enabled")():
         raise NotApplicable(f"attention on {backend} is switched off")
@@ -118,14 +120,35 @@ def preferring(backend: Backend, call: Callable[..., Any]) -> Callable[..., Any]
     @functools.wraps(call)
     def preferred(*args: Any, **kwargs: Any) -> Any:
         nonlocal waiting
+        if waiting:
+            waiting = False
+            _prefer(backend)
+        return call(*args, **kwargs)
+
+    return preferred
+
+
+def noting(call: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the call, whose first run notes what its first attention ran on.
+
+    Not for compiled models: another operator for one step would compile them twice.
+    """
+    from torch.nn import functional
+
+    from flatout.profiling.attention import OPERATOR, backend_of, may_look
+
+    waiting = True
+
+    @functools.wraps(call)
+    def noted(*args: Any, **kwargs: Any) -> Any:
+        nonlocal waiting
         if not waiting:
             return call(*args, **kwargs)
         waiting = False
-        _prefer(backend)
         original = getattr(functional, OPERATOR)
 
         def looking(*given: Any, **named: Any) -> Any:
-            if "now" not in _SEEN:
+            if "now" not in _SEEN and may_look():
                 _SEEN["now"] = _asked(backend_of, *given, **named)
             return original(*given, **named)
 
@@ -135,7 +158,7 @@ def preferring(backend: Backend, call: Callable[..., Any]) -> Callable[..., Any]
         finally:
             setattr(functional, OPERATOR, original)
 
-    return preferred
+    return noted
 
 
 def stop_preferring() -> None:

@@ -131,4 +131,4 @@ def _share(model: ModelFacts) -> float:
     """Return the experts' share of the model, 0 where they are too few to matter."""
     if model.experts < MIN_EXPERTS or not model.parameters or model.is_compiled:
         return 0.0
-    return min(1.0, model.expert_parameters / model.parameters)
+    return min(1.0, model.expert_parameters / max(model.all_parameters, model.parameters))

@@ -4,14 +4,17 @@ What it does: replaces the loader's random sampler by one that shuffles blocks o
 and then the samples of a window of 4,096 or more, and lets the kernel read a window ahead.
 When it helps: a packed store larger than memory, on storage that is slow at random reads.
 What it costs: page cache for two windows.
-How it is checked: every sample comes once an epoch; only on a store that was shuffled when it was
-packed, whose labels fall into batches as by a uniform shuffle. The order is another one than the
-script's, so it has to be asked for.
+How it is checked: every sample comes once an epoch; all ranks change their order or none; only on
+a store that was shuffled when it was packed, whose labels fall into batches as by a uniform
+shuffle. The order is another one than the script's, so it has to be asked for.
 """
 
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, final
+
+import numpy as np
 
 from flatout.core.errors import NotApplicable
 from flatout.core.machine import Machine
@@ -131,7 +134,8 @@ def block_sampler(
         seed: of the order, the same on all ranks.
 
     Raises:
-        NotApplicable: if there is no such store, it is not shuffled, or its reads are not cold.
+        NotApplicable: if there is no such store, it is not shuffled, or its reads are not cold;
+            of several ranks on all of them, whichever it is.
     """
     from flatout.data.sampler import OrderOptions
 
@@ -145,11 +149,36 @@ def _checked_sampler(
 ) -> "BlockSampler":
     """Return the sampler of a store whose order mixes well and whose reads are cold.
 
+    All ranks have one or none has: one that kept the script's order would take others' samples.
+
     Args:
         dataset: as for `block_sampler`.
         options: of the order.
         batch_size: of one rank.
         replaced: the script's own sampler, whose `set_epoch` it goes on to call.
+
+    Raises:
+        NotApplicable: as for `block_sampler`.
+    """
+    from flatout.data.agreement import agree, group_size
+
+    ranks = max(options.world_size, group_size())
+    if ranks == 1:
+        return _own_sampler(dataset, options, batch_size, replaced)
+    try:
+        sampler = _own_sampler(dataset, options, batch_size, replaced)
+    except Exception as reason:
+        # The others wait for this rank's word, whatever is in its way.
+        agree("", str(reason) or type(reason).__name__, ranks=ranks)
+        raise
+    agree(_claim(sampler), "", ranks=ranks)
+    return sampler
+
+
+def _own_sampler(
+    dataset: Any, options: "OrderOptions", batch_size: int, replaced: Any
+) -> "BlockSampler":
+    """Return the sampler if nothing on this rank's host is in its way.
 
     Raises:
         NotApplicable: as for `block_sampler`.
@@ -161,6 +190,17 @@ def _checked_sampler(
     _check_mixing(behind.store, options.block, options.window, batch_size * options.world_size)
     _check_cold(behind.store, options.window)
     return BlockSampler(behind.store, options, is_reordered=behind.is_reordered, replaced=replaced)
+
+
+def _claim(sampler: "BlockSampler") -> str:
+    """Return what is the same on ranks whose samplers share one order: its seed and its store.
+
+    Hosts may have packed the data set each for itself, and shuffled it otherwise.
+    """
+    store, options = sampler.store, sampler.options
+    check = zlib.crc32(np.ascontiguousarray(store.index["original"]).tobytes())
+    known = (len(store), check, options.seed, options.world_size, options.block, options.window)
+    return " ".join(map(str, known))
 
 
 def _sharing(arguments: Mapping[str, Any]) -> tuple[int, tuple[int, int]]:

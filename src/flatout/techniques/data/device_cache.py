@@ -316,7 +316,9 @@ def making_s(profile: Profile, machine: Machine) -> float:
     if all(loader.dataset == IN_MEMORY for loader in loaders):
         return set_bytes(profile) / COPIED_BYTES_PER_S
     step_ms = fetch_per_step_ms(profile, machine.usable_cores)
-    per_step = profile.samples_per_step or sum(loader.batch_size or 1 for loader in loaders)
+    per_step = profile.samples_per_step_per_rank or sum(
+        loader.batch_size or 1 for loader in loaders
+    )
     return sum(loader.dataset_len or 0 for loader in loaders) * step_ms / per_step / 1e3
 
 

@@ -9,7 +9,6 @@ of workers above 0, and from 0 as long as the data set draws nothing from the gl
 """
 
 import math
-import multiprocessing
 import pickle
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from flatout.core.machine import Machine
 from flatout.core.profile import LoaderFacts, Profile
 from flatout.core.technique import Effect, Numerics, Technique
 from flatout.profiling.feeding import cores_of, loading, worker_facts, workers_now
+from flatout.seams.worker_start import start_method as start_method
 
 MIN_WAIT_SHARE = 0.02
 """Below this wait, free data could not give the 1.02x that a lever must show to be kept."""
@@ -274,18 +274,3 @@ def find_pickle_trouble(thing: Any) -> str | None:
     except Exception as error:  # noqa: BLE001  pickling runs the user's code: anything may come
         return f"{type(error).__name__}: {error}"
     return None
-
-
-def start_method(context: Any = None) -> str:
-    """Return how worker processes start, without fixing the method for the script.
-
-    Args:
-        context: the loader's `multiprocessing_context`: a name, a context or None.
-    """
-    if isinstance(context, str):
-        return context
-    if context is not None:
-        return str(context.get_start_method())
-    # The first of all methods is the default; asking for it otherwise would settle it.
-    chosen = multiprocessing.get_start_method(allow_none=True)
-    return chosen or multiprocessing.get_all_start_methods()[0]

@@ -4,7 +4,7 @@ What it does: puts a store that `flatout pack` wrote under the training data set
 store of image files, what the data set opens with Pillow comes from the store; a store that was
 packed from the data set itself gives whole samples.
 When it helps: the step waits for decoding, and the store holds pixels (--encode raw); or for many
-small files on slow storage.
+small files that are not cached.
 What it costs: disk space for the store, and packing once.
 How it is checked: samples drawn by a seed are compared bit by bit, with random streams in the same
 place, before anything is replaced. A lossy store is refused: open it with `flatout.data.open`.
@@ -22,7 +22,9 @@ from flatout.core.machine import Machine
 from flatout.core.profile import Profile
 from flatout.core.technique import Effect, Numerics, Technique
 from flatout.data.format import HEADER, Header, read_header
+from flatout.profiling.feeding import fed_change_ms, share_of
 from flatout.techniques.data.loader_workers import MIN_WAIT_SHARE
+from flatout.techniques.data.read_ahead import blocked_share, is_cold
 
 STORES = "FLATOUT_PACKED"
 """Environment variable: folders of packed stores, separated as in PATH."""
@@ -69,18 +71,14 @@ Where the training data set is made:
         return [cls(path=str(path)) for path, header in find_stores() if header.is_lossless]
 
     def predict(self, profile: Profile, machine: Machine) -> Effect:
-        """Take what the store makes unnecessary away from the wait."""
-        del machine
-        share, why = READ_SHARE, "files are opened no more"
+        """Take what the store makes unnecessary away from the loading."""
         try:
             header = read_header(Path(self.path))
         except UserError:
             header = None
-        if header is not None and header.source["kind"] not in FILES:
-            share, why = 1 - STORED_MS_SHARE, "samples are stored as the data set makes them"
-        elif header is not None and header.encoding.kind in PIXELS:
-            share, why = READ_SHARE + DECODE_SHARE, "images are stored as pixels, not decoded"
-        return Effect(step_ms=-share * profile.phases_ms["data_wait"], why=why)
+        share, blocked, why = _saved(header, profile)
+        step_ms = fed_change_ms(profile, machine, saved_share=share, saved_blocked=blocked)
+        return Effect(step_ms=step_ms, why=why)
 
     def loader(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
         """Put the store under the data set."""
@@ -91,6 +89,32 @@ Where the training data set is made:
         if not self.path:
             raise NotApplicable("no store is named: path = the folder that `flatout pack` wrote")
         return {**arguments, "dataset": read_from(arguments["dataset"], self.path, self.root)}
+
+    def end(self) -> str:
+        """Say what the script changed of a set whose whole samples are stored, if it did."""
+        from flatout.data.matching import late_trouble
+
+        return late_trouble()
+
+
+def _saved(header: Header | None, profile: Profile) -> tuple[float, float, str]:
+    """Return the parts of the loading's CPU time and of its waiting that go, and why.
+
+    Hopeful for files that are not cached: how much faster another storage gives few large files
+    than many small ones is for the trial to find out. Pixels are more bytes than files: that
+    waiting stays.
+    """
+    if header is not None and header.source["kind"] not in FILES:
+        left = 1 - STORED_MS_SHARE
+        return left, left, "samples are stored as the data set makes them"
+    if header is not None and header.encoding.kind in PIXELS:
+        decoding = share_of(profile, "decode", otherwise=DECODE_SHARE)
+        why = f"images are stored as pixels: {decoding:.0%} of a sample's time is decoding"
+        return min(1.0, READ_SHARE + decoding), 0.0, why
+    if not is_cold(profile):
+        return READ_SHARE, 0.0, "files are opened no more"
+    why = f"{blocked_share(profile):.0%} of making a batch is waiting for files that are not cached"
+    return READ_SHARE, 1.0, f"{why}; a store is a few large files"
 
 
 def read_from(dataset: Any, path: str, root: str = "") -> Any:

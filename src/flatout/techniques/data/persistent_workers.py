@@ -150,7 +150,7 @@ class _Added(int):
 def _streams_of(loader: "DataLoader[Any]") -> "EpochStreams":
     """Return what starts the streams of a loader's workers, put there before its first epoch."""
     from flatout.data.epoch_streams import EpochStreams, check_loader
-    from flatout.data.worker_start import find_link
+    from flatout.data.init_chain import find_link
 
     found = find_link(loader, EpochStreams)
     if found is None:

@@ -99,7 +99,7 @@ For a data set that gives the same sample each time:
             what = "what is decoded for them, which is all that is the same each time,"
         else:
             share -= min(1.0, READ_MS_PER_MB * copied_mb / made_ms) if made_ms else 0.0
-        per_step = max(1.0, profile.samples_per_step)
+        per_step = max(1.0, profile.samples_per_step_per_rank)
         length = sum(loader.dataset_len or 0 for loader in profile.training_loaders)
         return Effect(
             step_ms=fed_change_ms(profile, machine, saved_share=kept * share, saved_blocked=kept),

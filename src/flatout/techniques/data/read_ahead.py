@@ -2,14 +2,17 @@
 
 What it does: finds out which file lies behind each sample by watching what a few samples open,
 then tells the kernel to read the files of the next batches, in the order of the loader's sampler.
+Asked to, it has all files read as soon as the loader is made, if they fit into the free memory.
 When it helps: files are not cached and workers are blocked in reading them: cold or slow storage.
 What it costs: a thread that opens each file once more; page cache for the files ahead.
 How it is checked: batches and random streams are bit-identical; the sampler draws all its numbers
 when an epoch starts, so drawing a few batches early moves nothing.
 """
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar, final
 
 from flatout.core.errors import NotApplicable
@@ -20,6 +23,7 @@ from flatout.core.technique import Effect, Numerics, Technique
 from flatout.data.ahead import CAN_ADVISE, Ahead, looking_ahead
 from flatout.data.answers import Answers
 from flatout.data.files import FindFile, find_files
+from flatout.data.warm_up import WarmUp
 from flatout.techniques.data.device_cache import KNOWN_SAMPLERS, arguments_of
 from flatout.techniques.data.loader_workers import MIN_WAIT_SHARE
 
@@ -27,6 +31,9 @@ MIN_READ_SHARE = 0.10
 """Less of the making of a batch than a tenth blocked in reading, and there is little to save."""
 MIN_STORED_SHARE = 0.05
 """Least share of the bytes read that came from storage: less means that the files are cached."""
+
+LOCAL_RANK = "LOCAL_RANK"
+"""Which of the ranks on this host this one is, set by launchers: one of them warms the files up."""
 
 
 @final
@@ -45,13 +52,20 @@ In a thread beside the training, for the files of the batches to come:
     batches_ahead: int = 16
     """How many batches ahead of the workers files are asked for."""
 
+    warms_up: bool = False
+    """Whether all files, or the shards of a packed store, are asked for when the loader is made."""
+
     def __post_init__(self) -> None:
         if self.batches_ahead < 1:
             raise ValueError(f"batches_ahead={self.batches_ahead} must be at least 1")
 
     @classmethod
     def candidates(cls, profile: Profile, machine: Machine) -> Sequence["ReadAhead"]:
-        """Return the lever when cold reads are what the workers were measured to wait for."""
+        """Return the lever when cold reads are what the workers were measured to wait for.
+
+        Without the warm-up: what it leaves in the page cache would be there for the baseline's next
+        trial as well.
+        """
         del machine
         is_waiting = profile.share("data_wait") >= MIN_WAIT_SHARE and profile.training_loaders
         if not is_waiting or any(loader.is_iterable for loader in profile.training_loaders):
@@ -71,12 +85,17 @@ In a thread beside the training, for the files of the batches to come:
         """Check that the sampler may be drawn from early and that the files can be known."""
         check_loader(arguments)
         dataset = arguments["dataset"]
-        FILES.find(dataset, lambda: files_of(dataset))
+        if not self._only_warms(dataset):
+            FILES.find(dataset, lambda: files_of(dataset))
+        if self.warms_up and os.environ.get(LOCAL_RANK, "0") == "0":
+            WARM_UPS.find(dataset, lambda: warm_up(dataset))
         return arguments
 
     def batches(self, batches: Iterator[Any], loader: Any) -> Iterator[Any]:
         """Let the iterator's sampler run ahead of its workers."""
         check_loader(arguments_of(loader))
+        if self._only_warms(loader.dataset):
+            return batches
         sampler = getattr(batches, "_sampler_iter", None)
         if sampler is None:
             raise NotApplicable("the loader has a way of its own to draw numbers")
@@ -86,9 +105,22 @@ In a thread beside the training, for the files of the batches to come:
         )
         return batches
 
+    def end(self) -> str:
+        """Say why the files were not asked for beforehand, if they were to be."""
+        return next((found.trouble for found in _warmed if found.trouble), "")
+
+    def _only_warms(self, dataset: Any) -> bool:
+        """Tell whether there is nothing to look ahead for: a store's samples have no files."""
+        from flatout.data.wrapping import find_store
+
+        return self.warms_up and find_store(dataset) is not None
+
 
 FILES: Answers[FindFile] = Answers()
 """What tells the file of a sample."""
+WARM_UPS: Answers[WarmUp] = Answers()
+"""What brings the files of each data set into the page cache."""
+_warmed: list[WarmUp] = []
 
 
 def files_of(dataset: Any) -> FindFile:
@@ -101,6 +133,30 @@ def files_of(dataset: Any) -> FindFile:
     if found is None:
         raise NotApplicable("no list of the data set names the files that its samples open")
     return found
+
+
+def warm_up(dataset: Any) -> WarmUp:
+    """Bring all files of a data set, or the shards of its packed store, into the page cache.
+
+    That happens in a thread of this process, and only if they fit into half of the free memory.
+
+    Raises:
+        NotApplicable: if the files are not known, or the system takes no such advice.
+    """
+    from flatout.data.wrapping import find_store
+
+    if not CAN_ADVISE:
+        raise NotApplicable("this system has no posix_fadvise")
+    store = find_store(dataset)
+    if store is not None:
+        shards = [store.folder / shard.name for shard in store.header.shards]
+        begun = WarmUp(lambda: shards)
+    else:
+        path_of = FILES.find(dataset, lambda: files_of(dataset))
+        found = (path_of(number) for number in range(len(dataset)))
+        begun = WarmUp(lambda: (Path(path) for path in found if path))
+    _warmed.append(begun)
+    return begun
 
 
 def read_ahead(loader: Any, *, batches_ahead: int = 16) -> Iterator[Any]:

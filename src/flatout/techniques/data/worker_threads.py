@@ -11,7 +11,7 @@ import contextlib
 import ctypes
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, final
@@ -21,7 +21,7 @@ from flatout.core.journey import WorkerFacts
 from flatout.core.machine import Machine
 from flatout.core.profile import Profile
 from flatout.core.technique import Effect, Numerics, Technique
-from flatout.data.worker_start import find_link
+from flatout.data.init_chain import find_link
 from flatout.profiling.feeding import cores_of
 from flatout.techniques.data.loader_workers import is_starved
 

@@ -3,7 +3,8 @@
 What it does: replaces `cross_entropy` for large tables of logits by one that keeps a number per row
 instead of a probability per entry, and makes the gradient slice by slice. Beside the logits there
 is one table more in backward, instead of three.
-When it helps: language models, whose logits are larger than their activations.
+When it helps: language models, whose logits are larger than their activations: less memory, and
+fewer passes over it.
 What it costs: the softmax is computed twice.
 How it is checked: losses and gradients match up to rounding.
 """
@@ -15,9 +16,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, final
 
 from flatout.core.errors import NotApplicable
 from flatout.core.machine import Machine
-from flatout.core.pressure import is_tight
+from flatout.core.pressure import is_tight, peak_bytes
 from flatout.core.profile import Profile
 from flatout.core.technique import Effect, Numerics, Technique
+from flatout.core.units import MIB
+from flatout.hardware.catalogue import model_of
 
 if TYPE_CHECKING:
     import torch
@@ -28,6 +31,19 @@ MIN_CLASSES = 4096
 """Of the widest layer, for the lever to be offered: fewer are seldom a vocabulary."""
 TABLES_SAVED = 2
 """Of the four at the peak (logits, log-probabilities, two gradients) two remain."""
+TABLES_HELD = 4
+"""At that peak: no table can be larger than what was held, by so much."""
+PASSES_SAVED = 3
+"""Times that the table crosses the memory. Torch's own: log-softmax reads and writes one, backward
+writes the gradient of the loss, reads it and the probabilities, and writes that of the logits: 6
+(its kernels). Sliced: forward reads one, backward reads and writes one: 3; slices stay in a cache.
+"""
+CPU_BYTES_PER_S = 10e9
+"""What a CPU gives tables in fresh memory, where nobody measured it: assumed; a gain of 22 ms for a
+table of 41 MB, as in the record of levers_text, is 6e9 on two cores."""
+LEAST_SHARE = 0.02
+"""Of the step that has to be saved, for the lever to be offered where memory is not tight: less
+could not be shown."""
 SLICED: set[tuple[int, int]] = set()
 """Rows and classes of the tables that were sliced in this process."""
 TOKEN_BYTES = 16
@@ -40,7 +56,9 @@ class ChunkedCrossEntropy(Technique):
     """Compute cross-entropy a slice of rows at a time."""
 
     family: ClassVar[str] = "memory"
-    addresses: ClassVar[frozenset[str]] = frozenset({"out_of_memory"})
+    addresses: ClassVar[frozenset[str]] = frozenset(
+        {"out_of_memory", "forward", "backward", "other"}
+    )
     numerics: ClassVar[Numerics] = Numerics.ROUNDING
     by_hand: ClassVar[str] = """
 Where the last linear layer makes the logits for this loss and nothing else, torch's own function
@@ -59,23 +77,25 @@ does without them altogether, in the versions that have it:
 
     @classmethod
     def candidates(cls, profile: Profile, machine: Machine) -> Sequence["ChunkedCrossEntropy"]:
-        """Return the lever for models that end in a wide layer, where memory is tight."""
+        """Return the lever for wide last layers: memory is tight, or large tables take time."""
         is_wide = any(model.widest_output >= MIN_CLASSES for model in profile.models)
-        return [cls()] if is_wide and is_tight(profile, machine) else ()
+        found = cls()
+        is_large = table_bytes(profile) >= found.min_mib * MIB
+        is_slow = is_large and saved_ms(profile, machine) > 0
+        return [found] if is_wide and (is_slow or is_tight(profile, machine)) else ()
 
     def predict(self, profile: Profile, machine: Machine) -> Effect:
-        """Expect two tables of logits less, by what a batch seems to have of tokens."""
-        del machine
-        widest = max((model.widest_output for model in profile.models), default=0)
-        rows = sum(loader.batch_bytes for loader in profile.training_loaders) // TOKEN_BYTES
+        """Expect two tables of logits less, and three passes over one, by the batch's tokens."""
+        rows, widest = table_of(profile)
         return Effect(
+            step_ms=-saved_ms(profile, machine),
             peak_bytes=-TABLES_SAVED * 4 * widest * max(1, rows),
             why=f"two tables less of {rows} x {widest} logits, rows guessed from the batch's bytes",
         )
 
     def start(self) -> None:
         """Replace the function before the script imports it."""
-        install(self.min_mib * 2**20)
+        install(self.min_mib * MIB)
 
     def end(self) -> str:
         """Tell whether any loss was computed this way."""
@@ -85,6 +105,42 @@ does without them altogether, in the versions that have it:
             )
         rows, classes = max(SLICED, key=lambda shape: shape[0] * shape[1])
         return f"{rows} x {classes} logits, sliced"
+
+
+def table_of(profile: Profile) -> tuple[int, int]:
+    """Return the rows and classes of the logits, as far as the facts tell.
+
+    A batch's bytes are taken for tokens. Where they are pictures, the memory that was held says
+    that the table is smaller.
+    """
+    widest = max((model.widest_output for model in profile.models), default=0)
+    rows = sum(loader.batch_bytes for loader in profile.training_loaders) // TOKEN_BYTES
+    held = peak_bytes(profile)
+    if held and widest:
+        rows = min(rows, held // (TABLES_HELD * 4 * widest))
+    return rows, widest
+
+
+def table_bytes(profile: Profile) -> int:
+    """Return the bytes of the logits in fp32."""
+    rows, widest = table_of(profile)
+    return 4 * rows * widest
+
+
+def saved_ms(profile: Profile, machine: Machine) -> float:
+    """Return what fewer passes over a step's tables save, 0 where that could not be shown."""
+    tables = table_bytes(profile) * max(1.0, profile.backwards_per_step)
+    found = 1e3 * PASSES_SAVED * tables / memory_bytes_per_s(profile, machine)
+    return found if found >= LEAST_SHARE * profile.step_ms.median else 0.0
+
+
+def memory_bytes_per_s(profile: Profile, machine: Machine) -> float:
+    """Return the rate of the memory that the training uses: measured, of a data sheet, assumed."""
+    if profile.limits is not None and profile.limits.memory_bytes_per_s:
+        return profile.limits.memory_bytes_per_s
+    if profile.device_kind == "cpu":
+        return CPU_BYTES_PER_S
+    return model_of(machine.device).bandwidth
 
 
 def install(min_bytes: int = 0) -> Callable[[], None]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, final
 
 from flatout.core.errors import NotApplicable
 from flatout.core.machine import Machine
-from flatout.core.pressure import peak_bytes
+from flatout.core.pressure import is_tight, peak_bytes
 from flatout.core.profile import Profile
 from flatout.core.technique import Effect, Numerics, Technique
 
@@ -51,10 +51,12 @@ After optimizer.step():
 
     @classmethod
     def candidates(cls, profile: Profile, machine: Machine) -> Sequence["EmptyCacheSteps"]:
-        """Return the lever only where the allocator flushed by itself or holds much for nothing."""
-        del machine
+        """Return the lever only where the allocator flushed by itself or holds much for nothing.
+
+        What it holds is missed only where memory is tight.
+        """
         story = profile.memory
-        if profile.device_kind == "cpu" or story is None:
+        if profile.device_kind == "cpu" or story is None or not is_tight(profile, machine):
             return ()
         is_holed = (story.fragmentation_share or 0.0) >= MIN_FRAGMENTATION
         return [cls()] if story.allocation_retries or is_holed else ()

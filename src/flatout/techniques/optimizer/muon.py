@@ -76,10 +76,13 @@ Two optimizers; step both:
 
     def optimizer(self, optimizer: Any) -> Any:
         """Take the hidden matrices out of this Adam's steps."""
+        from flatout.engine import whole_steps
+
         chosen = [p for g in optimizer.param_groups for p in g["params"] if id(p) in _HIDDEN]
         reason = find_obstacle(optimizer, chosen)
         if reason is not None:
             raise NotApplicable(reason)
+        whole_steps.need(optimizer, "muon, which shares each step with it,")
         step_with_muon(optimizer, chosen, momentum=self.momentum)
         return optimizer
 

@@ -71,6 +71,7 @@ Where the optimizer is made, with torchao installed:
 
     def optimizer(self, optimizer: Any) -> Any:
         """Let the optimizer step on the host."""
+        from flatout.engine import whole_steps
         from flatout.engine.host_steps import find_obstacle
 
         if not any(p.is_cuda for group in optimizer.param_groups for p in group["params"]):
@@ -78,6 +79,7 @@ Where the optimizer is made, with torchao installed:
         reason = find_obstacle(optimizer)
         if reason is not None:
             raise NotApplicable(reason)
+        whole_steps.need(optimizer, "offloaded_optimizer, which makes each step on the host,")
         step_on_host(optimizer)
         return optimizer
 

@@ -3,7 +3,8 @@
 What it does: watches the first step; if nobody needs the gradients between backward and step, each
 later backward updates a parameter as soon as its gradient is whole.
 When it helps: gradients fill a good part of the memory: large models, small batches.
-What it costs: an update per tensor instead of one for all: more launches on a GPU.
+What it costs: an update per tensor instead of one for all: more launches on a GPU. It does not go
+with levers that act around whole steps: the one that comes second is refused.
 How it is checked: losses, gradients and updates are bit-identical; the state keeps its form.
 """
 

@@ -97,8 +97,11 @@ Step the scheduler only where the scale did not fall.
 
     def backward(self, call: Callable[..., Any]) -> Callable[..., Any]:
         """Scale the losses of the models whose calls were lowered."""
+        from flatout.engine import whole_steps
+
         if not _LOWERED:
             raise NotApplicable("no model was put under fp16 autocast before the first backward")
+        whole_steps.need_all("fp16_autocast, which skips steps whose gradients overflowed,")
         roots = [root for reference in _LOWERED if (root := reference()) is not None]
         _LOWERED.clear()
         return LossScaling(self.initial_scale).install(call, roots)

@@ -1,0 +1,39 @@
+"""What is said of a model before it trains."""
+
+import pytest
+import torch
+from torch import nn
+
+from flatout.seams.describe import describe
+
+
+def test_a_frozen_base_in_bf16_is_no_fp32_model():
+    base = nn.Linear(8, 8, dtype=torch.bfloat16).requires_grad_(requires_grad=False)
+
+    facts = describe(nn.Sequential(base, nn.Linear(8, 2)))
+
+    assert facts["dtypes"] == ["bfloat16", "float32"]
+    assert facts["parameters"] == 18
+    assert facts["all_parameters"] == 18 + 72
+
+
+def test_a_frozen_base_of_quantised_integers_is_no_fp32_model():
+    model = nn.Linear(8, 2)
+    packed = torch.zeros(4, 8, dtype=torch.uint8)
+    model.base = nn.Parameter(packed, requires_grad=False)
+
+    assert describe(model)["dtypes"] == ["float32", "uint8"]
+
+
+@pytest.mark.parametrize("wraps_forward", [False, True])
+def test_a_framework_s_own_autocast_inside_forward_is_seen(wraps_forward):
+    model = nn.Sequential(nn.Linear(8, 2))
+    if wraps_forward:
+        model._original_forward = model.forward
+
+    assert describe(model)["used_autocast"] is wraps_forward
+
+
+def test_the_script_s_autocast_around_the_call_is_seen():
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert describe(nn.Linear(8, 2))["used_autocast"] is True

@@ -1,0 +1,80 @@
+"""The facts of a model are those of the training that ran, levers included."""
+
+import pytest
+import torch
+from torch import nn
+
+from flatout.core.profile import ModelFacts
+from flatout.seams.model import _Roots
+from flatout.seams.session import Session
+from flatout.techniques.compile import torch_compile
+from flatout.techniques.compile.regional_compile import RegionalCompile
+from flatout.techniques.compile.torch_compile import TorchCompile
+from flatout.techniques.precision.bf16_autocast import Bf16Autocast
+from flatout.techniques.precision.pure_bf16 import PureBf16
+from flatout.techniques.precision.tf32 import Tf32
+from tests.techniques.facts import gpu, machine, profile
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+def trained(*levers, calls=1):
+    """Return the session of a model that was called in training, and what it gave."""
+    session = Session({"mode": "measure"}, levers)
+    net = nn.Linear(8, 4)
+    _Roots(session).consider(net, nn.Module.__call__)
+    run = session.training_calls[id(net)]
+    given = [run(torch.ones(2, 8)) for _ in range(calls)]
+    assert session.errors == []
+    return session, given
+
+
+def facts_of(session):
+    (plain,) = session.model_facts
+    names = ModelFacts.__dataclass_fields__
+    return ModelFacts(**{k: v for k, v in plain.items() if k in names} | {"dtypes": ("float32",)})
+
+
+def test_a_lever_s_autocast_is_a_fact_of_the_model():
+    plain, lowered = facts_of(trained()[0]), facts_of(trained(Bf16Autocast(), calls=2)[0])
+
+    assert (plain.used_autocast, lowered.used_autocast) == (False, True)
+
+
+def test_tf32_is_not_offered_under_bf16_that_a_lever_brought():
+    hopper = machine(device=gpu((9, 0)))
+
+    def offered(*levers):
+        return Tf32.candidates(
+            profile(kind="cuda", models=(facts_of(trained(*levers)[0]),)), hopper
+        )
+
+    assert offered() == [Tf32()]
+    assert offered(Bf16Autocast()) == ()
+
+
+def test_weights_that_a_lever_converted_have_their_own_dtype():
+    session, _ = trained(PureBf16())
+
+    assert session.model_facts[0]["dtypes"] == ["bfloat16"]
+    assert session.model_facts[0]["parameter_bytes"] == 2 * (8 * 4 + 4)
+
+
+def test_the_lever_that_compiled_a_model_is_named(monkeypatch):
+    monkeypatch.setattr(torch, "compile", lambda function, **_: function)
+    monkeypatch.setattr(torch_compile, "watch_compiler", lambda: None)
+
+    session, _ = trained(RegionalCompile(), TorchCompile())
+
+    assert facts_of(session).is_compiled
+    assert facts_of(session).compiled_by == "torch_compile"
+    assert session.status["regional_compile"][0] == "not_applicable"
+
+
+def test_a_model_that_no_lever_changes_is_called_without_a_detour():
+    session = Session({"mode": "measure"})
+    net = nn.Linear(8, 4)
+
+    _Roots(session).consider(net, nn.Module.__call__)
+
+    assert session.training_calls[id(net)].args == (net,)

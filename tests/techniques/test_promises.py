@@ -1,0 +1,70 @@
+"""Every lever keeps its numeric promise in a real training, under the guard, and leaves no trace.
+
+The test module of a technique says how that is shown, as `PROMISE`: a script of these tests and the
+settings with which the lever acts on it, which is played here; or, in words, where it is shown, or
+why no training on a CPU can show it. One that asks the guard itself, by `checked`, needs none.
+"""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from flatout import techniques
+from flatout.core.technique import Numerics
+from tests.techniques.guarded import became, checked, files_of
+
+HERE = Path(__file__).parent
+
+
+def module_of(name):
+    (path,) = HERE.glob(f"*/test_{name}.py")
+    return ast.parse(path.read_text())
+
+
+def promise_of(name):
+    """Return what the test module says of a technique, None where it says nothing."""
+    said = (
+        ast.literal_eval(node.value)
+        for node in module_of(name).body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "PROMISE"
+    )
+    return next(said, None)
+
+
+def asks_the_guard(name):
+    calls = (node for node in ast.walk(module_of(name)) if isinstance(node, ast.Call))
+    names = {ast.unparse(argument) for call in calls for argument in (call.func, *call.args)}
+    return "checked" in names
+
+
+PLAYED = {name: said for name in techniques.names() if isinstance(said := promise_of(name), tuple)}
+
+
+@pytest.mark.parametrize("name", techniques.names())
+def test_it_is_said_how_the_promise_is_shown(name):
+    assert promise_of(name) or asks_the_guard(name)
+
+
+def test_most_promises_are_shown_by_the_guard():
+    shown = [name for name in techniques.names() if name in PLAYED or asks_the_guard(name)]
+
+    assert len(shown) > len(techniques.names()) / 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PLAYED)
+def test_it_acts_on_a_real_training_and_keeps_its_promise(name):
+    command, settings = PLAYED[name]
+    numerics = techniques.technique_class(name).numerics
+    before = files_of(command)
+
+    check = checked(command, name, **settings)
+
+    assert check.passed, check.why
+    assert became(command, name, **settings)[0] == "applied"
+    if numerics is Numerics.EXACT:
+        assert check.status == "same", check.why
+    if numerics is Numerics.TRAINING:
+        assert check.status == "on_purpose"
+    assert files_of(command) == before
