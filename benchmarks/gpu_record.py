@@ -16,8 +16,8 @@ SLOW, STARVED, TUNED = "slow_compute", "starved_images", "already_tuned"
 
 
 REPEAT = {
-    "base": "make bench-gpu",
-    "compute": "make bench-gpu-compute",
+    "base": "make bench-gpu-base",
+    "compute": "make bench-gpu",
     "memory": "make bench-gpu-memory",
     "all": "python -m benchmarks.run_gpu",
 }

@@ -1,8 +1,9 @@
 """Measure flatout on one CUDA device in less than nine minutes: `make bench-gpu`.
 
-All stages together take longer; `--set base` and `--set compute` fit by themselves, and
-`--stages "ladder gpt2" --stretch 4` gives one tuning all of the time. What comes too late
-is skipped.
+That is `--set compute`: products against cuBLAS, naive scripts tuned, the same under frameworks.
+All stages together take longer; `--set base` and `--set memory` fit by themselves, too, and
+`--stages "ladder gpt2" --stretch 2.5` gives one tuning all of the time. What comes too late is
+skipped.
 
 For machines that have little but torch and numpy, and no network: the verbs are called as
 functions, and what is not installed costs its own stage only. Each stage is a process of its own
@@ -54,7 +55,7 @@ OVERHEAD = ("--batch-size", "4")
 ENDED_S = 15.0
 """Before the stage's end no further pair of the A/A is begun."""
 ENDLESS = ("--epochs", "1000")
-LADDER_S = ((110, 50), (65, 40), (65, 40), (60, 30), (60, 30))
+LADDER_S = ((185, 50), (80, 40), (55, 40), (40, 30), (40, 30))
 """Time of each rung: the first has most to gain. All of the compute stages fit into one lease."""
 COMPUTE = ("gemm", "ladder", "peers")
 """Stages about computing alone: a run of their own, because tuning takes its time."""
@@ -239,12 +240,12 @@ def stages_of(bench: Bench, sizes: Sizes) -> list[Stage]:
         stage("overhead", _overhead, (55, 30), workload=slow),
         stage("aa", _aa, (60, 40), workload=tuned),
         stage(f"tune {TUNED}", _tune, (55, 40), workload=tuned),
-        stage("gemm", gemm.run, (70, 20), sizes=sizes.products),
+        stage("gemm", gemm.run, (45, 20), sizes=sizes.products),
         *(
             stage(f"ladder {rung.name}", ladder.tuned, times, rung=rung, smoke=sizes.is_smoke)
             for rung, times in zip(ladder.RUNGS, sizes.ladder_s, strict=True)
         ),
-        stage("peers", ladder.peers, (60, 20), smoke=sizes.is_smoke),
+        stage("peers", ladder.peers, (55, 20), smoke=sizes.is_smoke),
         stage("memory", gpu_memory.run, (430, 40), smoke=sizes.is_smoke),
     ]
 

@@ -35,6 +35,9 @@ def test_the_claim_needs_both_ratios(pillow, decoder, holds):
     assert record.holds is holds
     assert len(record.table) == len(FEEDS) + 1
     assert {len(row) for row in record.table} == {9}
+    (note,) = (note for note in record.notes if note.startswith(PILLOW.name))
+    assert "(aim 1.6x, missed)" in note  # the floats of the made-up feeds take as long as ever
+    assert "0.50 s (aim 0.5 s, met); 1.00 of the classic's memory (aim 1.2, met)" in note
 
 
 def test_threads_that_do_not_pay_are_left_out_and_named():

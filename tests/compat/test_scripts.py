@@ -22,11 +22,11 @@ from flatout.core.workload import Workload
 from flatout.hardware.machine import read_machine
 from flatout.workflow import ladder
 from flatout.workflow import tune as tuning
-from flatout.workflow.ladder import Ladder
 from flatout.workflow.measure import measure
 from flatout.workflow.ranking import Candidate
 from flatout.workflow.recipes import read_recipe
 from flatout.workflow.run import run
+from flatout.workflow.standing import Ladder
 from flatout.workflow.trials import run_trial
 
 pytestmark = pytest.mark.slow

@@ -145,6 +145,30 @@ def test_growth_is_told_from_readings_at_least_a_second_apart():
     assert short.workers[0].growth_bytes_per_step is None
 
 
+def growth(sizes_mb):
+    """Return the growth of a worker whose memory was read every 0.4 s."""
+    spread = [10.5 + 0.4 * place for place in range(len(sizes_mb))]
+    records = [
+        record(at, batches=at, pss=1e6 * size) for at, size in zip(spread, sizes_mb, strict=True)
+    ]
+    long = [segment(number) for number in range(40)]
+    written = result(processes=[worker(0, records)]) | {"segments": long}
+    return journey(written).workers[0].growth_bytes_per_step
+
+
+def test_growth_is_the_slope_of_all_readings():
+    assert growth([100, 104, 108, 90, 116, 120, 124, 128]) == pytest.approx(1e6)
+
+
+@pytest.mark.parametrize(
+    ("sizes_mb", "expected"),
+    [([100, 130, 101, 131, 102, 130, 101, 132], 0.0), ([100, 110, 120, 130, 140], None)],
+    ids=["sawtooth of batches in the making", "too few readings"],
+)
+def test_memory_that_goes_up_and_down_or_was_hardly_read_does_not_grow(sizes_mb, expected):
+    assert growth(sizes_mb) == expected
+
+
 def test_on_the_cpu_nothing_is_copied_and_the_journey_says_so():
     found = journey(result(times_copies=False))
 

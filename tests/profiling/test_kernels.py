@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from flatout.profiling.kernels import (
+    DeviceTrace,
     KernelTrace,
     busy_share,
     copied_to_device_s,
@@ -52,13 +53,35 @@ def test_only_what_ran_on_the_device_is_taken_from_a_trace():
     assert device_events(trace) == [event("kernel", 2.0, 0.5, "gemm")]
 
 
+def traced(kind, start_s, length_s, name="a"):
+    return {"ph": "X", "cat": kind, "name": name, "ts": 1e6 * start_s, "dur": 1e6 * length_s}
+
+
 def test_what_more_segments_did_is_told_for_one():
-    copy = event("gpu_memcpy", 5.0, 4.0, "Memcpy HtoD (Pageable -> Device)")
-    kernels = [event("kernel", float(number), 1.0) for number in range(4)]
+    copy = traced("gpu_memcpy", 5.0, 4.0, "Memcpy HtoD (Pageable -> Device)")
+    kernels = [traced("kernel", float(number), 1.0, "gemm") for number in range(4)]
 
-    facts = trace_facts([*kernels, copy], segments=8)
+    facts = trace_facts(DeviceTrace(events=[*kernels, copy]), segments=8)
 
-    assert facts == {"busy_share": 1.0, "h2d_s_per_segment": 0.5, "kernels_per_segment": 0.5}
+    assert (facts["busy_share"], facts["h2d_s_per_segment"]) == (1.0, 0.5)
+    assert facts["trace"]["kernels"][0]["calls_per_step"] == 0.5
+    assert facts["trace"]["kernels"][0]["ms_per_step"] == 500.0
+    assert facts["trace"]["product_share"] == 1.0
+
+
+def test_time_before_the_first_launch_is_time_the_device_waited():
+    kernel = traced("kernel", 5.0, 1.0)
+
+    facts = trace_facts(DeviceTrace(events=[kernel], lasted_s=4.0), segments=1)
+
+    assert facts["trace"]["step_ms"] == pytest.approx(4000.0)
+    assert facts["trace"]["idle"]["host_wait_share"] == pytest.approx(0.75)
+
+
+def test_without_a_kernel_nothing_is_told_of_kernels():
+    facts = trace_facts(DeviceTrace(events=[]), segments=3)
+
+    assert (facts["busy_share"], facts["trace"]) == (None, None)
 
 
 def test_the_trace_waits_for_the_device_of_the_training(monkeypatch):
@@ -68,9 +91,10 @@ def test_the_trace_waits_for_the_device_of_the_training(monkeypatch):
     trace = KernelTrace(torch.device("cuda:1"))
 
     trace.start()
-    events = trace.stop()
+    found = trace.stop()
 
-    assert events == []
+    assert found.events == []
+    assert found.lasted_s > 0
     assert waited == [torch.device("cuda:1")] * 2
 
 

@@ -2,9 +2,11 @@ from dataclasses import replace
 
 import pytest
 
-from flatout.core.pipeline import LEVERS, STAGES
+from flatout import techniques
+from flatout.core.pipeline import ASKED, LEVERS, STAGES
 from flatout.core.profile import Ceilings, profile_from_json
 from flatout.profiling.pipeline import pipeline_of, stage_of
+from tests.rules.rank_facts import rank
 from tests.techniques.facts import machine, profile
 
 SEEN = {
@@ -28,9 +30,8 @@ SEEN = {
 }
 
 
-def found(cores=4, **changes):
+def found(cores=4, known=("ram_cache", "fast_decode"), **changes):
     training = replace(profile(), samples_per_s=1000.0, ceilings=Ceilings(free_data=2.0))
-    known = ("ram_cache", "fast_decode")
     return pipeline_of(SEEN | changes, training, machine(usable_cores=cores), known)
 
 
@@ -68,6 +69,21 @@ def test_cores_are_those_for_the_device_with_free_data():
     assert found(cores=16).is_fed
 
 
+def test_a_rank_s_samples_are_held_against_a_rank_s_cores():
+    one = {"functions": {"/home/me/train.py:__getitem__": 1.0}, "transport_s": None}
+    training = replace(
+        profile(), samples_per_s=4000.0, ranks=tuple(rank(number) for number in range(4))
+    )
+
+    pipeline = pipeline_of(SEEN | one | {"cpu_s": 0.04}, training, machine(usable_cores=32), ())
+
+    # 1000 samples a second of each rank, 4 ms each.
+    assert pipeline.samples_per_s == 1000
+    assert pipeline.cores_needed == pytest.approx(4)
+    assert pipeline.usable_cores == 8
+    assert pipeline.is_fed
+
+
 def test_a_lever_leaves_the_cores_of_the_other_legs():
     pipeline = found()
 
@@ -94,6 +110,23 @@ def test_a_profile_brings_it_back_from_json():
 
 def test_every_stage_has_its_levers():
     assert set(LEVERS) == set(STAGES)
+
+
+def test_every_lever_of_a_stage_is_a_technique():
+    known = set(techniques.names())
+
+    assert {lever for levers in LEVERS.values() for lever in levers} <= known
+    assert known >= ASKED
+
+
+def test_what_needs_no_decoding_is_known_by_its_stages():
+    stages = found(known=("packed_data", "scaled_decode", "block_order")).stages
+    levers = {stage.name: stage.levers for stage in stages if stage.levers}
+
+    assert levers == {
+        "read": ("packed_data", "block_order"),
+        "decode": ("packed_data", "scaled_decode"),
+    }
 
 
 @pytest.mark.parametrize(

@@ -61,6 +61,49 @@ def test_a_batched_product_has_its_batch():
     assert product.flops == 2 * 8 * 4 * 6 * 5
 
 
+def test_a_product_in_fp8_has_one_byte_numbers():
+    scale = {"shape": [], "stride": [], "dtype": "float32"}
+    fp8 = {"dtype": "float8_e4m3fn"}
+    left, right = tensor(64, 32) | fp8, tensor(32, 16, turned=True) | fp8
+    out = tensor(64, 16, dtype="bfloat16")
+
+    product = product_of(
+        call("_scaled_mm", left, right, scale, scale, None, None, "torch.bfloat16", out=out), 1.0
+    )
+
+    assert (product.m, product.n, product.k, product.dtype) == (64, 16, 32, "float8_e4m3fn")
+    assert product.flops == 2 * 64 * 16 * 32
+    assert product.bytes == 64 * 32 + 32 * 16 + 2 * 4 + 2 * 64 * 16
+
+
+ENDS = {"shape": [4], "stride": [1], "dtype": "int32"}
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "out", "sizes", "role"),
+    [
+        (tensor(48, 32), tensor(4, 32, 16), tensor(48, 16), (12, 16, 32), "dgrad"),
+        (tensor(32, 48, turned=True), tensor(48, 16), tensor(4, 32, 16), (32, 16, 12), "wgrad"),
+        (tensor(4, 16, 32), tensor(32, 48), tensor(16, 48), (16, 12, 32), "dgrad"),
+    ],
+)
+def test_products_in_groups_are_a_batch_of_the_average_group(left, right, out, sizes, role):
+    given = call("_grouped_mm", left, right, ENDS, out=out, when="backward")
+
+    product = product_of(given, 1.0)
+
+    assert (product.m, product.n, product.k) == sizes
+    assert (product.batch, product.role) == (4, role)
+    assert product.flops == 2 * 48 * 16 * 32
+    assert product_of({**given, "when": "forward"}, 1.0).role == "forward"
+
+
+def test_groups_of_one_size_are_a_batched_product():
+    given = call("_grouped_mm", tensor(4, 8, 32), tensor(4, 32, 16), out=tensor(4, 8, 16))
+
+    assert product_of(given, 1.0).flops == 2 * 4 * 8 * 16 * 32
+
+
 def test_tf32_is_its_own_arithmetic():
     assert product_of({**LINEAR, "tf32": True}, 1.0).dtype == "tf32"
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from flatout.profiling import recorder as recording
-from flatout.profiling.kernels import TRACED_STEPS
+from flatout.profiling.kernels import TRACED_STEPS, DeviceTrace
 from flatout.profiling.recorder import Recorder
 from flatout.seams.events import Segment
 from flatout.seams.session import Session
@@ -24,9 +24,10 @@ class Trace:
         pass
 
     def stop(self):
-        kernels = [{"kind": "kernel", "name": "a", "start_s": 0.0, "length_s": 1.0}] * 34
-        copy = {"kind": "gpu_memcpy", "name": "Memcpy HtoD", "start_s": 3.0, "length_s": 1.7}
-        return [*kernels, copy]
+        whole = {"ph": "X", "ts": 0.0, "dur": 1e6}
+        kernels = [whole | {"cat": "kernel", "name": "a"}] * 34
+        copy = whole | {"cat": "gpu_memcpy", "name": "Memcpy HtoD", "ts": 3e6, "dur": 1.7e6}
+        return DeviceTrace(events=[*kernels, copy])
 
 
 @pytest.fixture
@@ -55,7 +56,8 @@ def test_steps_that_were_told_in_a_group_are_all_counted(recorder):
 
     recorder._end_trace()
 
-    assert recorder.device_facts["kernels_per_segment"] == pytest.approx(2.0)
+    (kernel,) = recorder.device_facts["trace"]["kernels"]
+    assert kernel["calls_per_step"] == pytest.approx(2.0)
     assert recorder.device_facts["h2d_s_per_segment"] == pytest.approx(0.1)
     assert len(recorder.session.segments) == TIMED
     assert recorder.stops == 1

@@ -1,5 +1,7 @@
 """What bounds the step, and what a lever could give at most."""
 
+from dataclasses import replace
+
 import pytest
 
 from flatout.core.profile import profile_from_json
@@ -10,6 +12,7 @@ from flatout.profiling.regime import (
     addressable_ms,
     best_case,
     is_hopeless,
+    is_product,
     regime_of,
     with_regime,
 )
@@ -39,6 +42,7 @@ def trace(*, idle=0.0, products=0.0, rest=0.0):
             "sync",
             profile(
                 kind="cuda",
+                device_busy_share=0.2,
                 syncs=(SyncPoint(line="a.py:1", what="item", per_step=1, ms_per_step=70),),
             ),
         ),
@@ -83,6 +87,50 @@ def test_a_wait_for_a_device_that_is_busy_anyway_is_no_sync_bound_step():
     facts = profile(kind="cuda", syncs=points, trace=trace(products=90, rest=10))
 
     assert regime_of(facts).shares["sync"] == 0
+
+
+def test_without_a_trace_too_waits_cost_at_most_what_the_device_was_idle():
+    points = (SyncPoint(line="a.py:1", what="item", per_step=1, ms_per_step=90),)
+    facts = profile(kind="cuda", device_busy_share=0.97, syncs=points)
+
+    regime = regime_of(facts)
+
+    assert regime.shares["sync"] == pytest.approx(0.03)
+    assert regime.name == "compute"
+
+
+def test_what_the_profiler_added_to_the_host_is_no_wait_for_launches():
+    slowed = replace(trace(idle=0.5, products=60, rest=40), step_ms=200.0)
+
+    assert regime_of(profile(kind="cuda", trace=slowed)).shares["launch"] == 0
+    assert regime_of(profile(kind="cuda", trace=replace(slowed, step_ms=125.0))).shares[
+        "launch"
+    ] == pytest.approx(0.375)
+
+
+def test_the_products_of_all_kernels_count_where_only_the_largest_are_listed():
+    listed = replace(trace(products=90, rest=10), product_share=0.4)
+
+    assert regime_of(profile(kind="cuda", trace=listed)).shares["gemm"] == pytest.approx(0.4)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("nvjet_hsh_128x256_64x4_1x2_h_bz_coopA_TNT", True),
+        ("sm80_xmma_dgrad_implicit_gemm_indexed", True),
+        ("cudnn::cnn::conv2d_grouped_direct_kernel", True),
+        ("aten::_scaled_dot_product_flash_attention_for_cpu", True),
+        ("mkldnn::_linear_pointwise", True),
+        ("void cudnn::bn_fw_tr_1C11_singleread_specialized", False),
+        ("aten::cudnn_batch_norm", False),
+        ("void cudnn::ops::nchwToNhwcKernel<float>", False),
+        ("convertTensor_kernel", False),
+        ("aten::mul", False),
+    ],
+)
+def test_products_are_told_by_their_names(name, expected):
+    assert is_product(name) is expected
 
 
 def test_json_brings_the_regime_back():

@@ -4,7 +4,7 @@ import pytest
 
 from flatout.core.trace import IdleSplit
 from flatout.profiling.spans import length, merged, without
-from flatout.profiling.trace_summary import idle_split, summarise_trace
+from flatout.profiling.trace_summary import idle_split, summarise_operators, summarise_trace
 
 
 def event(kind, name, ts, dur, **args):
@@ -99,6 +99,37 @@ def test_idle_and_busy_make_the_whole():
     events = [step(1, 0.0, 100.0), launch(0.0, 1), kernel("a", 10.0, 60.0, 1)]
 
     assert summarise_trace(events).idle.idle_share == pytest.approx(0.4)
+
+
+def test_products_are_a_share_of_the_kernels_and_without_them_of_the_operators():
+    operators = [
+        event("cpu_op", "aten::addmm", 0.0, 30.0),
+        event("cpu_op", "aten::add", 40.0, 10.0),
+    ]
+
+    on_host = summarise_trace([step(1, 0.0, 100.0), *operators])
+    on_device = summarise_trace(
+        [step(1, 0.0, 100.0), *operators, kernel("gemm", 0.0, 20.0), kernel("add", 20.0, 60.0)]
+    )
+
+    assert on_host.product_share == pytest.approx(0.75)
+    assert on_device.product_share == pytest.approx(0.25)
+
+
+def test_the_own_times_of_a_cpu_make_the_same_summary():
+    seen = {
+        "steps": 2,
+        "traced_ms": 40.0,
+        "operators": [["aten::add", 4, 6.0], ["aten::mm", 2, 18.0]],
+    }
+
+    found = summarise_operators(seen)
+
+    assert shares(found.operators) == pytest.approx({"aten::mm": 0.45, "aten::add": 0.15})
+    assert found.operators[0].ms_per_step == 9.0
+    assert found.product_share == pytest.approx(0.75)
+    assert found.missing["idle"] == "no device kernels in the trace"
+    assert summarise_operators({"steps": 0, "traced_ms": 0.0, "operators": []}) is None
 
 
 def test_idle_split_adds_up():

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from flatout.core.ablation import LossCheck, Verdict
+from flatout.core.profile import PeakBytes
 from flatout.core.recipe import Choice, Recipe
 from flatout.core.technique import Numerics
 from flatout.workflow.referee import _without_training
@@ -107,3 +108,25 @@ def test_levers_beside_a_training_lever_are_compared_without_it():
 
     assert rest.names == ("bf16_autocast",)
     assert _without_training(rest, Recipe()) == rest
+
+
+class Full(World):
+    """A world whose process takes nearly all of the memory."""
+
+    def __call__(self, *asked):
+        trial = super().__call__(*asked)
+        if trial.profile is None:
+            return trial
+        models = tuple(replace(x, repeated_blocks=12) for x in trial.profile.models)
+        peak = PeakBytes(device=int(0.9 * 2**34))
+        return replace(trial, profile=replace(trial.profile, models=models, peak_bytes=peak))
+
+
+def test_a_lever_that_only_saves_memory_is_tried_though_it_promises_no_time(tmp_path):
+    lever = "activation_checkpointing"
+
+    # Where nothing is open, nothing can be played together instead: that went on for all the time.
+    ablation = run(Full({}), tmp_path, only=(lever,), budget_s=12.0)
+
+    assert lever in verdicts(ablation)
+    assert ablation.stopped == "finished"

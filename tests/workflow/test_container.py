@@ -7,7 +7,7 @@ import pytest
 from flatout.core.errors import UserError
 from flatout.core.machine import Device, Machine
 from flatout.core.units import GIB
-from flatout.workflow.container import lint, stack_of
+from flatout.workflow.container import CUDA_IMAGES, CUDA_WHEELS, lint, stack_of
 
 MACHINE = Machine(
     device=Device(kind="cuda", name="NVIDIA H200", memory_bytes=1),
@@ -55,8 +55,15 @@ def test_a_rocm_build_gets_its_version():
 
 def test_the_kind_can_be_asked_for():
     assert stack_of(MACHINE, is_rocm=True).kind == "rocm"
-    assert stack_of(MACHINE, cuda="12.4").allocator_package == "libtcmalloc-minimal4"
-    assert stack_of(MACHINE, cuda="12.7").image == "nvidia/cuda:12.7.0-base-ubuntu24.04"
+    other = stack_of(MACHINE, cuda="12.8")
+
+    assert (other.image, other.index[-5:]) == ("nvidia/cuda:12.8.1-base-ubuntu24.04", "cu128")
+
+
+def test_what_an_image_and_a_wheel_are_known_for_fits_together():
+    assert set(CUDA_WHEELS) == set(CUDA_IMAGES)
+    older = stack_of(replace(MACHINE, torch_version="2.6.0+cu124"), cuda="12.4")
+    assert (older.torch, older.allocator_package) == ("2.6.0", "libtcmalloc-minimal4")
 
 
 @pytest.mark.parametrize(
@@ -64,6 +71,13 @@ def test_the_kind_can_be_asked_for():
     [
         ({"torch_version": ""}, {}, "torch is not installed"),
         ({}, {"cuda": "cu128"}, "is no CUDA version"),
+        ({}, {"cuda": "12.7"}, r"no image is known for CUDA 12\.7; .*one of 12\.4, 12\.6, "),
+        ({}, {"cuda": "12.4"}, r"torch 2\.11\.0 has no wheels for CUDA 12\.4; .* 12\.6, 12\.8"),
+        (
+            {"torch_version": "2.7.1+cu126"},
+            {"cuda": "13.0"},
+            r"no wheels for CUDA 13\.0; .*one of 12\.6, 12\.8$",
+        ),
         ({}, {"cuda": "12.8", "is_rocm": True}, "one of --cuda and --rocm"),
         ({}, {"recipe": Path("nowhere.toml")}, "there is no file nowhere.toml"),
     ],

@@ -12,7 +12,7 @@ from flatout.core.recipe import Choice, Recipe
 from flatout.core.trial import Outcome
 from flatout.core.workload import Workload
 from flatout.hardware.machine import read_machine
-from flatout.workflow.faults import FAULTS, fewer_workers, find_fault
+from flatout.workflow.faults import FAULTS, fewer_workers, find_fault, half_of_own_workers
 from flatout.workflow.trials import TrialOptions, run_trial
 from tests.left_behind import left_behind, left_since
 
@@ -46,6 +46,10 @@ def trial_of(how, recipe=Recipe(), **options):
         ("bus_error", "shm_full", "/dev/shm is too small"),
         ("not_picklable", "not_picklable", "cannot be sent to a spawned worker"),
         ("empty_data", "empty_data", "the data set is empty"),
+        ("bad_image", "bad_image", "37.png' cannot be decoded"),
+        ("cut_image", "bad_image", "cannot be decoded: it is cut short"),
+        ("file_gone", "file_gone", "37.png' is in the data set's list and cannot be found"),
+        ("uneven_samples", "uneven_samples", "[8] at entry 0 and [9] at entry 1"),
     ],
 )
 def test_a_bad_end_names_its_cause_and_leaves_nothing(how, code, words):
@@ -105,6 +109,65 @@ def test_what_torch_and_python_say_is_understood(text, code):
     assert "{" not in fault.sentence(text)
 
 
+IN_LOADER = 'File "/lib/torch/utils/data/_utils/fetch.py", line 54, in fetch\n    data = [...]\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "words"),
+    [
+        (
+            "    raise UnidentifiedImageError(msg)\nPIL.UnidentifiedImageError: cannot identify "
+            "image file '/photos/a b.jpg'",
+            "bad_image",
+            "bad_image: '/photos/a b.jpg' cannot be decoded",
+        ),
+        (
+            "cannot identify image file <_io.BufferedReader name='/photos/a.jpg'>",
+            "bad_image",
+            "'/photos/a.jpg' cannot be decoded",
+        ),
+        ("cannot identify image file <_io.BytesIO object at 0x7f>", "bad_image", "does not name"),
+        ("OSError: image file is truncated (12 bytes not processed)", "bad_image", "cut short"),
+        (
+            f"{IN_LOADER}FileNotFoundError: [Errno 2] No such file or directory: '/photos/7.jpg'",
+            "file_gone",
+            "file_gone: '/photos/7.jpg' is in the data set's list",
+        ),
+        (
+            f"{IN_LOADER}RuntimeError: stack expects each tensor to be equal size, but got [3, 4] "
+            "at entry 0 and [3, 5] at entry 6",
+            "uneven_samples",
+            "differ in size ([3, 4] at entry 0 and [3, 5] at entry 6)",
+        ),
+        (
+            f"{IN_LOADER}RuntimeError: each element in list of batch should be of equal size",
+            "uneven_samples",
+            "lists of several lengths",
+        ),
+    ],
+)
+def test_what_is_wrong_with_the_data_is_named_with_its_place(text, code, words):
+    fault = find_fault(text)
+
+    assert fault.code == code
+    assert words in fault.sentence(text)
+    assert not fault.is_of_workers
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "ValueError: expected a tensor of 7 columns",
+        "FileNotFoundError: [Errno 2] No such file or directory: 'config.json'",
+        "RuntimeError: stack expects each tensor to be equal size, but got [3] at entry 0 and [4] "
+        "at entry 1",
+        f"{IN_LOADER}KeyError: 7\nFileNotFoundError: [Errno 2] No such file or directory: 'a.json'",
+    ],
+)
+def test_an_error_that_is_not_the_loaders_is_not_taken_for_one(text):
+    assert find_fault(text) is None
+
+
 def test_an_error_of_the_scripts_own_is_not_explained_away():
     assert find_fault("ValueError: expected a tensor of 7 columns") is None
     assert find_fault("", exit_code=-7).code == "shm_full"
@@ -132,6 +195,39 @@ def test_fewer_workers_are_offered_where_they_may_do(workers, code, left):
     choice = fewer_workers(recipe_with(workers), code)
 
     assert (choice.settings["num_workers"] if choice else None) == left
+
+
+def own(*workers, prefetch=None):
+    loaders = [
+        {"address": f"main:{number}", "num_workers": count, "prefetch_factor": prefetch}
+        for number, count in enumerate(workers)
+    ]
+    return {"fault": "worker_killed", "loaders": loaders}
+
+
+def test_a_script_with_workers_of_its_own_may_do_with_half_of_them():
+    recipe = half_of_own_workers(own(16, 2, 12, prefetch=4))
+
+    assert recipe.label == "loader_workers num_workers=8 prefetch_factor=4"
+    assert recipe.training_loaders == ("main:0", "main:2")
+    assert half_of_own_workers(own(3)).label == "loader_workers num_workers=1"
+
+
+@pytest.mark.parametrize(
+    "details", [{}, own(), own(1), own(0), own(16) | {"fault": "bad_image"}, {"fault": None}]
+)
+def test_fewer_of_a_scripts_own_workers_are_no_way_out_of_everything(details):
+    assert half_of_own_workers(details) is None
+
+
+@pytest.mark.slow
+@pytest.mark.chaos
+def test_the_workers_that_a_failed_script_asked_for_are_told():
+    trial = trial_of("worker_killed")
+
+    (loader,) = trial.details["loaders"]
+    assert loader["num_workers"] == 2
+    assert half_of_own_workers(trial.details).training_loaders == (loader["address"],)
 
 
 @pytest.mark.slow

@@ -10,6 +10,7 @@ from flatout.core.workload import Workload
 from flatout.reporting.verdict import feeding_words
 from flatout.workflow.feeding import feeding_of, find_trained_ms
 from flatout.workflow.lab import Lab
+from tests.rules.rank_facts import rank
 from tests.techniques.facts import loader, machine, pipeline, profile
 
 
@@ -41,6 +42,26 @@ def test_where_the_cores_have_time_left_free_data_is_the_limit():
     found = feeding_of(final(kind="cuda"), 80.0, looked(python=1.0), 0.0)
 
     assert (found.binds, found.share, found.decode_per_s) == ("free_data", 0.8, None)
+
+
+def test_the_rates_are_those_of_all_ranks_together():
+    ranks = (rank(0), rank(1))
+    whole = replace(final(kind="cuda", ranks=ranks), samples_per_step=20.0)
+
+    found = feeding_of(whole, 50.0, looked(decode=5.0, transform=15.0), 0.0)
+
+    # Each rank has two cores and trains on ten samples a step.
+    assert (found.samples_per_s, found.free_data_per_s) == (200, 400)
+    assert (found.cores_per_s, found.share) == (200, 1.0)
+
+
+def test_a_rank_s_training_takes_from_a_rank_s_cores():
+    whole = replace(final(ranks=(rank(0), rank(1))), samples_per_step=20.0)
+
+    found = feeding_of(whole, 50.0, looked(decode=5.0, transform=10.0), 50.0)
+
+    assert found.trained_ms == 5.0
+    assert found.cores_per_s == 200
 
 
 @dataclass

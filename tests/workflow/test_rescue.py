@@ -9,14 +9,14 @@ import pytest
 
 from flatout.core.ablation import Verdict
 from flatout.core.errors import UserError
-from flatout.core.recipe import Recipe
+from flatout.core.recipe import Choice, Recipe
 from flatout.core.technique import Numerics
 from flatout.core.trial import Applied, Outcome, Trial
 from flatout.core.workload import Workload
 from flatout.reporting.text import render_ablation
 from flatout.workflow.lab import Budget
 from flatout.workflow.ranking import Search
-from flatout.workflow.rescue import make_it_run, rungs_for
+from flatout.workflow.rescue import Rescue, make_it_run, rungs_for
 from flatout.workflow.trials import TrialOptions, run_trial
 from flatout.workflow.tune import TuneOptions, tune
 from tests.techniques.facts import gpu, machine, profile
@@ -51,6 +51,10 @@ class FakeLab:
         if self.needs <= set(recipe.names):
             return Trial(recipe=recipe, outcome=Outcome.OK, profile=profile(), applied=applied)
         return Trial(recipe=recipe, outcome=Outcome.OOM, message="out of memory", applied=applied)
+
+
+def rung(name):
+    return Choice(technique=name)
 
 
 def rescue_of(lab, host=None, numerics=Numerics.PRECISION):
@@ -111,7 +115,49 @@ def test_a_gpu_has_the_allocator_first_and_the_promise_has_its_ceiling():
 
     assert set(on_cpu) == {"optimizer_in_backward", "activation_checkpointing"}
     assert on_gpu[0] == "expandable_segments"
-    assert on_gpu[-2:] == ["eight_bit_optimizer", "adafactor"]
+    assert on_gpu[-3:] == ["eight_bit_optimizer", "four_bit_optimizer", "adafactor"]
+
+
+def test_a_step_on_the_host_is_for_devices_after_the_activations_went_there():
+    def names(host):
+        search = Search(machine=host, ceiling=Numerics.PRECISION)
+        return [choice.technique for choice in rungs_for(search)]
+
+    assert names(machine(device=gpu()))[-2:] == ["activation_offload", "offloaded_optimizer"]
+    assert "offloaded_optimizer" not in names(machine())
+
+
+def test_a_large_state_goes_to_the_host_in_place_of_steps_in_backward():
+    lab = FakeLab({"offloaded_optimizer"})
+
+    rescue = rescue_of(lab, machine(device=gpu()))
+
+    assert rescue.recipe.names == ("offloaded_optimizer",)
+    together = {"optimizer_in_backward", "offloaded_optimizer"}
+    assert not any(together <= set(names) for names in lab.seen)
+
+
+def test_one_optimizer_of_few_bits_takes_the_place_of_the_other():
+    lab = FakeLab({"four_bit_optimizer"})
+
+    rescue = rescue_of(lab, numerics=Numerics.TRAINING)
+
+    assert rescue.recipe.names == ("four_bit_optimizer",)
+    both = {"eight_bit_optimizer", "four_bit_optimizer"}
+    assert not any(both <= set(names) for names in lab.seen)
+
+
+def test_a_lever_that_cannot_act_takes_nothing_s_place():
+    rescue = Rescue(
+        lab=FakeLab({"no such lever"}, refused=("offloaded_optimizer",)),
+        tell=lambda _: None,
+        may_go_on=lambda: True,
+        first=Trial(recipe=Recipe(), outcome=Outcome.OOM),
+    )
+
+    rescue.climb(iter(map(rung, ("optimizer_in_backward", "offloaded_optimizer"))))
+
+    assert rescue.recipe.names == ("optimizer_in_backward",)
 
 
 @pytest.mark.slow

@@ -229,7 +229,7 @@ def test_the_samples_are_looked_at_where_the_step_waits_and_a_data_lever_may_be_
     run(about_data, tmp_path / "data", only=("ram_cache",))
     run(about_maths, tmp_path / "maths", only=("bf16_autocast",))
 
-    assert about_data.looked == ["baseline"]
+    assert about_data.looked == ["baseline"] * 2  # at how batches are made, and at samples
     assert about_maths.looked == []
 
 
@@ -286,7 +286,7 @@ def test_resumed_tuning_repeats_no_trial_and_reaches_the_same_end(tmp_path):
     assert ablation.recipe.names == whole.recipe.names
     assert ablation.stopped == "finished"
     lines = (tmp_path / "journal.jsonl").read_text().splitlines()
-    looks = 2  # at the samples and at numbers of workers; they were recorded too
+    looks = 3  # at operators, samples and numbers of workers; they were recorded too
     assert len(lines) == 1 + looks + 9 + len(resumed.asked)
 
 
@@ -382,7 +382,10 @@ def test_lever_that_stays_open_gets_all_its_pairs(tmp_path):
     assert rows[0].comparison.n > 4
 
 
-def test_with_time_for_one_more_the_open_levers_go_together_before_a_lesser_one(tmp_path):
+def test_with_time_for_one_more_the_open_levers_go_together_before_a_lesser_one(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr("flatout.workflow.ladder.try_bundle", lambda *_: False)
     factors = {"bf16_autocast": 0.93, "torch_compile": 0.93, "fused_optimizer": 0.99}
     world = World(factors, noise=0.05, seed=3)
 

@@ -21,6 +21,8 @@ class Finding:
     of: str = "step"
     """What `share` is a fraction of: `step`; `memory`: what 1,000 steps add to it; `device`: the
     memory of the device."""
+    is_bound: bool = False
+    """Whether `share` is only known not to be exceeded: the cause is some part of it."""
 
     def to_json(self) -> dict[str, Any]:
         """Return a plain JSON mapping."""

@@ -38,7 +38,8 @@ class MemoryStory:
     timeline: tuple[tuple[float, int], ...] = ()
     """Milliseconds since the step's start and allocated bytes, of one step."""
     leak_bytes_per_step: float = 0.0
-    """Slope of what is left allocated at the end of the steps."""
+    """Slope of what is left allocated at the end of the steps; 0 unless nearly all later steps
+    leave more, and allocations of earlier steps that still live make up most of it."""
     leak_by_line: Mapping[str, float] = field(default_factory=dict)
     """Bytes that each step leaves behind, by the line that made them."""
     kept_graph_nodes_per_step: float = 0.0

@@ -10,8 +10,8 @@ STAGES = (
 )
 """Legs of a sample, in the order in which it passes them."""
 LEVERS: Mapping[str, tuple[str, ...]] = {
-    "read": ("ram_cache", "read_ahead"),
-    "decode": ("region_decode", "fast_decode", "ram_cache"),
+    "read": ("ram_cache", "read_ahead", "packed_data", "block_order"),
+    "decode": ("region_decode", "fast_decode", "ram_cache", "packed_data", "scaled_decode"),
     "tokenise": ("pretokenized", "ram_cache"),
     "resize": ("fast_resize", "ram_cache"),
     "transform": ("device_preprocess", "ram_cache"),
@@ -22,6 +22,11 @@ LEVERS: Mapping[str, tuple[str, ...]] = {
     "copy": ("pinned_memory", "device_prefetch", "device_cache"),
 }
 """Techniques that take a leg away or make it cheaper, the mildest first."""
+PACKING = "packed_data"
+"""Reads the samples from a packed store, which has to be made first: `flatout pack`."""
+ASKED = frozenset({PACKING, "block_order", "scaled_decode"})
+"""Levers that `flatout tune` does not try by itself: they need a store, or the user's consent to
+other numbers (`--numerics training`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +69,10 @@ class Pipeline:
     def is_fed(self) -> bool:
         """Whether the cores that are there make enough samples for one device."""
         return self.cores_needed <= self.usable_cores
+
+    def legs_of(self, lever: str) -> tuple[str, ...]:
+        """Return the names of the stages that a lever takes away or makes cheaper."""
+        return tuple(stage.name for stage in self.stages if lever in stage.levers)
 
     def cores_without(self, lever: str) -> float:
         """Return the cores that are needed once a lever took the whole of its stages away.

@@ -85,6 +85,12 @@ class LoaderFacts:
     effective_workers: int | None = None
     """Workers it really had, the recipe's levers included; None where that was not recorded."""
 
+    start_method: str = ""
+    """How its workers start: `fork`, `spawn` or `forkserver`; empty where none was started."""
+    cuda_at_start: bool = False
+    """Whether the training process had initialised CUDA before workers were started."""
+    threads_at_start: str = ""
+    """Names of Python's other threads in the training process when workers were started."""
     tokenizes: str = ""
     """Where a tokenizer is held: `data set`, `collate_fn`, or empty for nowhere."""
     pad_share: float | None = None
@@ -104,7 +110,10 @@ class ModelFacts:
     parameters: int
     """Number of trainable scalars."""
     parameter_bytes: int
+    all_parameters: int = 0
+    """Number of scalars, frozen ones too; 0 in results that were written before this was kept."""
     dtypes: tuple[str, ...] = ()
+    """Of all parameters, frozen ones too: a base in bf16 computes in bf16."""
     conv_weights: int = 0
     """Number of 4-d convolution weights."""
     is_channels_last: bool = False
@@ -112,8 +121,11 @@ class ModelFacts:
     """Size of the largest group of sibling modules with the same class and shapes."""
     modules: int = 0
     is_compiled: bool = False
+    """Whether it or a part of it is compiled, by the script or by a lever."""
+    compiled_by: str = ""
+    """The lever that compiled it; empty where the script did, or nobody."""
     used_autocast: bool = False
-    """Whether the script ran it under autocast."""
+    """Whether it ran under autocast, the script's or a lever's."""
     calls_per_step: float = 1.0
     input_shapes: int = 1
     """Distinct input shapes seen."""
@@ -178,6 +190,9 @@ class Profile:
     batches_per_step: float = 1.0
     backwards_per_step: float = 1.0
     samples_per_step: float = 0.0
+    eval_ms: float = 0.0
+    """Part of `other` in which the trained model was called without training: evaluation. Models
+    that are never trained, such as a teacher, are not told apart."""
     epoch_start_ms: float = 0.0
     """What starting the training loader's iterator costs beyond an ordinary wait, once an epoch;
     0 when no second epoch was seen."""
@@ -226,6 +241,27 @@ class Profile:
         """Return the fraction of the step spent in the given phases."""
         total = sum(self.phases_ms.values())
         return sum(self.phases_ms[name] for name in phases) / total if total else 0.0
+
+    @property
+    def lost_to_data(self) -> float:
+        """Fraction of the step that data cost: the wait, at most what a run with free data won.
+
+        While the device works off what is queued, a wait of the host costs nothing.
+        """
+        wait = self.share("data_wait")
+        if not self.ceilings.is_measured:
+            return wait
+        return min(wait, max(0.0, 1 - 1 / self.ceilings.free_data))
+
+    @property
+    def samples_per_s_per_rank(self) -> float:
+        """Samples a second of one rank: what its own loader, cores and device are held against."""
+        return self.samples_per_s / max(1, len(self.ranks))
+
+    @property
+    def samples_per_step_per_rank(self) -> float:
+        """Samples that one rank trains on in a step."""
+        return self.samples_per_step / max(1, len(self.ranks))
 
     @property
     def whole_step_ms(self) -> float:

@@ -52,9 +52,10 @@ class Product:
     n: int
     k: int
     batch: int
-    """Products in one call; the groups of a convolution."""
+    """Products in one call; the groups of a convolution or of rows."""
     dtype: str
-    """The arithmetic: `float32`, `tf32`, `bfloat16`, `float16`, `float64`."""
+    """The arithmetic: `float32`, `tf32`, `bfloat16`, `float16`, `float64`, `float8_e4m3fn` and the
+    like."""
     layout: str
     """How the operands lie: `N` by rows, `T` by columns, `S` neither; of a convolution `channels
     first` or `last`."""

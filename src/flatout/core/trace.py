@@ -50,6 +50,9 @@ class TraceSummary:
     """Time of a step in which the device ran communication kernels and nothing else."""
     layout_conversion_share: float | None = None
     """Share of the kernels' time that only changes memory layouts."""
+    product_share: float | None = None
+    """Share of the kernels' time, without a device of the operators' own time, in matrix products,
+    convolutions and attention, by their names."""
     tensor_core_share: float | None = None
     """Share of the kernels' time in kernels that use tensor cores, by their names."""
     path: str = ""

@@ -16,6 +16,17 @@ def format_bytes(count: float) -> str:
     return f"{count / GIB:.2f} GiB" if count >= GIB else f"{count / MIB:.1f} MiB"
 
 
+def format_sample_bytes(count: float) -> str:
+    """Render a byte count as `format_bytes` does, in KiB below one MiB.
+
+    >>> format_sample_bytes(77_000)
+    '75.2 KiB'
+    >>> format_sample_bytes(5 * MIB)
+    '5.0 MiB'
+    """
+    return format_bytes(count) if count >= MIB else f"{count / KIB:.1f} KiB"
+
+
 def format_ms(value_ms: float) -> str:
     """Render a time with three significant figures and the unit that suits it.
 

@@ -1,20 +1,41 @@
 """Which of torch's kernels compute attention in a training, and why where it is the slow one."""
 
+import contextlib
 import warnings
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch.nn import functional
 
+from flatout.seams.describe import is_compiled
 from flatout.seams.session import Session
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 MATH = "math"
 NAMES = {0: MATH, 1: "flash", 2: "efficient", 3: "cudnn"}
 """Torch's numbers for its backends."""
 OPERATOR = "scaled_dot_product_attention"
+_UNSEEN: list[None] = []
+"""An entry for each block of `unseen` that runs."""
+
+
+@contextlib.contextmanager
+def unseen() -> Iterator[None]:
+    """Run calls of a model that are not the training's: nobody notes what their attention runs on.
+
+    Two forwards are compared in float64, which no fused kernel of a GPU takes: what ran there says
+    nothing of the training.
+    """
+    _UNSEEN.append(None)
+    try:
+        yield
+    finally:
+        _UNSEEN.pop()
+
+
+def may_look() -> bool:
+    """Tell whether a call of attention now is the training's own, and one that can be looked at."""
+    return not (torch.compiler.is_compiling() or _UNSEEN)
 
 
 class AttentionMeter:
@@ -30,15 +51,17 @@ class AttentionMeter:
         self.session.on("forward_end", self.end)
 
     def begin(self, module: torch.nn.Module) -> None:
-        """Stand in for torch's operator until it is called; compiled models are left alone."""
-        del module
-        facts = self.session.model_facts
-        if self.original is not None or (facts and facts[-1].get("is_compiled")):
+        """Stand in for torch's operator until it is called; compiled models are left alone.
+
+        Whoever compiled them, the script or a lever: their code holds as long as the operator is
+        the one that it was compiled with, so putting torch's back would compile all of it again.
+        """
+        if self.original is not None or is_compiled(module):
             return
         self.original = original = getattr(functional, OPERATOR)
 
         def looking(*args: Any, **kwargs: Any) -> Any:
-            if not torch.compiler.is_compiling():
+            if may_look():
                 self.session.quietly(self.look)(*args, **kwargs)
             return original(*args, **kwargs)
 

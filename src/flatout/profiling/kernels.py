@@ -1,18 +1,32 @@
-"""What the device really did for a few steps: kernel and copy intervals from torch's profiler.
+"""What the device really did for a few steps: kernels, copies and launches by torch's profiler.
 
 Runs after the measured steps, never during them. Not measured on a GPU yet.
 """
 
 import json
 import tempfile
+import time
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+from flatout.profiling.trace_summary import DEVICE_KINDS, LAUNCH_KINDS, summarise_device
 
 TRACED_STEPS = 3
 """Enough to average over; the profiler's own cost does not touch the measured steps."""
 MAX_TRACED_S = 3.0
 """Longer steps are traced once: each timed trial of a tuning pays for it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceTrace:
+    """What the profiler wrote of a device."""
+
+    events: Sequence[Mapping[str, Any]]
+    """As in a Chrome trace."""
+    lasted_s: float = 0.0
+    """Time that was traced, by the host's clock."""
 
 
 class KernelTrace:
@@ -25,6 +39,7 @@ class KernelTrace:
         # that later ones would clear it.
         self.profile: Any = profile(activities=[ProfilerActivity.CUDA], acc_events=True)
         self.device = device
+        self.began = 0.0
 
     def start(self) -> None:
         """Begin tracing at a step boundary."""
@@ -32,22 +47,26 @@ class KernelTrace:
 
         torch.cuda.synchronize(self.device)
         self.profile.__enter__()
+        self.began = time.perf_counter()
 
-    def stop(self) -> list[Mapping[str, Any]]:
-        """End tracing and return the device's events: category, start and length in seconds."""
+    def stop(self) -> DeviceTrace:
+        """End tracing and return what ran on the device, and what launched it."""
         import torch
 
         torch.cuda.synchronize(self.device)
+        lasted_s = time.perf_counter() - self.began
         self.profile.__exit__(None, None, None)
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "trace.json"
             self.profile.export_chrome_trace(str(path))
-            return device_events(json.loads(path.read_text(encoding="utf-8"))["traceEvents"])
+            events = json.loads(path.read_text(encoding="utf-8"))["traceEvents"]
+        kinds = {*DEVICE_KINDS, *LAUNCH_KINDS}
+        kept = [event for event in events if event.get("cat") in kinds]
+        return DeviceTrace(events=kept, lasted_s=lasted_s)
 
 
 def device_events(trace: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """Keep what ran on the device, times in seconds."""
-    kinds = {"kernel", "gpu_memcpy", "gpu_memset"}
     return [
         {
             "kind": event["cat"],
@@ -56,7 +75,7 @@ def device_events(trace: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]
             "length_s": event.get("dur", 0) / 1e6,
         }
         for event in trace
-        if event.get("cat") in kinds and event.get("ph") == "X"
+        if event.get("cat") in DEVICE_KINDS and event.get("ph") == "X"
     ]
 
 
@@ -69,16 +88,20 @@ def steps_to_trace(step_s: float) -> int:
     return TRACED_STEPS if TRACED_STEPS * step_s <= MAX_TRACED_S else 1
 
 
-def trace_facts(events: Sequence[Mapping[str, Any]], segments: int) -> dict[str, float | None]:
-    """Return what the events of so many segments say of one.
+def trace_facts(trace: DeviceTrace, segments: int) -> dict[str, Any]:
+    """Return what a trace of so many segments says of one, as plain values.
 
-    >>> trace_facts([{"kind": "kernel", "name": "a", "start_s": 0.0, "length_s": 1.0}], 2)
-    {'busy_share': 1.0, 'h2d_s_per_segment': 0.0, 'kernels_per_segment': 0.5}
+    >>> kernel = {"ph": "X", "cat": "kernel", "name": "gemm", "ts": 0.0, "dur": 1e6}
+    >>> facts = trace_facts(DeviceTrace(events=[kernel], lasted_s=2.0), 2)
+    >>> facts["busy_share"], facts["trace"]["product_share"], facts["trace"]["step_ms"]
+    (1.0, 1.0, 1000.0)
     """
+    events = device_events(trace.events)
+    summary = summarise_device(trace.events, segments, 1e6 * trace.lasted_s)
     return {
         "busy_share": busy_share(events),
         "h2d_s_per_segment": copied_to_device_s(events) / segments,
-        "kernels_per_segment": sum(e["kind"] == "kernel" for e in events) / segments,
+        "trace": asdict(summary) if summary else None,
     }
 
 

@@ -12,9 +12,19 @@ from flatout.core.roofline import Product
 from flatout.profiling.steps import groups_of
 from flatout.profiling.tiling import aligned_bytes
 
-ELEMENT_BYTES = {"float64": 8, "float32": 4, "tf32": 4, "bfloat16": 2, "float16": 2}
-OPERANDS = {"mm": (0, 1), "addmm": (1, 2), "bmm": (0, 1), "baddbmm": (1, 2)}
+ELEMENT_BYTES = {
+    "float64": 8,
+    "float32": 4,
+    "tf32": 4,
+    "bfloat16": 2,
+    "float16": 2,
+    "float8_e4m3fn": 1,
+    "float8_e5m2": 1,
+}
+OPERANDS = {"mm": (0, 1), "addmm": (1, 2), "bmm": (0, 1), "baddbmm": (1, 2), "_scaled_mm": (0, 1)}
 """Places of left and right operand among the arguments."""
+GROUPED = "_grouped_mm"
+"""Products of groups of rows, each with a matrix of its own."""
 
 Call = Mapping[str, Any]
 
@@ -75,6 +85,8 @@ def product_of(call: Call, count: float) -> Product:
     name = call["operator"].removeprefix("aten::")
     if name.startswith("convolution"):
         return _convolution(call, name, count)
+    if name == GROUPED:
+        return _grouped(call, count)
     left, right = (call["arguments"][place] for place in OPERANDS[name])
     *batch, m, k = left["shape"]
     n = right["shape"][-1]
@@ -199,6 +211,41 @@ def _convolution(call: Call, name: str, count: float) -> Product:
         flops=2 * m * n * k * groups * products,
         bytes=_bytes(call),
         aligned_bytes=aligned_bytes(m, n, k, "NT", ELEMENT_BYTES.get(dtype, 4)),
+    )
+
+
+def _grouped(call: Call, count: float) -> Product:
+    """Return products in groups as one batch, each of the average size; the work is exact.
+
+    How large each group is stands in the numbers of a tensor, which nobody waits for.
+    """
+    left, right = call["arguments"][:2]
+    sizes = [*left["shape"][-2:], right["shape"][-1]]
+    is_ragged = len(left["shape"]) + len(right["shape"]) < 6
+    are_flat = len(left["shape"]) == len(right["shape"]) == 2
+    stacked = left if len(left["shape"]) == 3 else right
+    groups = call["arguments"][2]["shape"][0] if are_flat else stacked["shape"][0]
+    flops = 2 * math.prod(sizes) * (1 if is_ragged else groups)
+    if is_ragged:
+        # Of a weight's gradient the groups lie along the sum, else along rows or columns.
+        place = 1 if are_flat else 0 if len(left["shape"]) == 2 else 2
+        sizes[place] = math.ceil(sizes[place] / groups)
+    m, k, n = sizes
+    backward = "wgrad" if are_flat else "dgrad"
+    layout = _layout(left) + _layout(right)
+    return Product(
+        operator=GROUPED,
+        m=m,
+        n=n,
+        k=k,
+        batch=groups,
+        dtype=left["dtype"],
+        layout=layout,
+        role=backward if call["when"] == "backward" else call["when"],
+        count=count,
+        flops=flops,
+        bytes=_bytes(call),
+        aligned_bytes=aligned_bytes(m, n, k, layout, ELEMENT_BYTES.get(left["dtype"], 4)),
     )
 
 

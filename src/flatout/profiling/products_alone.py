@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from flatout.hardware.fresh import ask_module
+from flatout.profiling.products import GROUPED
 
 BUDGET_S = 0.3
 """Time for one product; a slow one is called `MIN_BLOCKS` times whatever that takes."""
@@ -24,6 +25,10 @@ thousandth, and the launches of a GPU run ahead."""
 FLUSHED_BYTES = {"cpu": 128 * 1024**2, "cuda": 256 * 1024**2}
 """All sets of operands together: beyond the last cache of a CPU, as far as usual, and of a GPU."""
 MAX_SETS = 64
+GROUP_OF = 16
+"""Rows that groups are made of where they are made up: 16 bytes of any number."""
+DTYPE = "torch."
+"""What the name of a number's kind begins with, where one is an argument."""
 LAST_CALL_S = 2.0
 """Time that is kept for what is under way when the limit comes."""
 
@@ -102,6 +107,8 @@ class _Run:
         self.device = torch.device(device)
         self.is_tf32 = bool(call["tf32"])
         first = [_made(argument, self.device) for argument in call["arguments"]]
+        if name == GROUPED and len(first) > 2 and first[2] is not None:
+            first[2] = even_ends(*first[:3])
         size = sum(t.numel() * t.element_size() for t in first if isinstance(t, torch.Tensor))
         sets = min(MAX_SETS, 1 + FLUSHED_BYTES[device] // max(size, 1))
         self.sets = [first, *([_copied(item) for item in first] for _ in range(sets - 1))]
@@ -151,12 +158,29 @@ def _in_turn(runs: Sequence[_Run]) -> list[list[float]]:
     return times
 
 
+def even_ends(left: Any, right: Any, ends: Any) -> Any:
+    """Return where groups end that are all as large: random numbers would be no places.
+
+    Kernels want groups along a sum to begin at whole lines of their numbers.
+    """
+    import torch
+
+    along = {(2, 3): left.shape[0], (2, 2): left.shape[1]}
+    total = along.get((left.dim(), right.dim()), right.shape[-1])
+    step = total // len(ends) // GROUP_OF * GROUP_OF
+    found = step * torch.arange(1, len(ends) + 1, dtype=ends.dtype, device=ends.device)
+    found[-1] = total
+    return found
+
+
 def _made(value: Any, device: Any) -> Any:
     """Return an argument like the one that was described."""
     import torch
 
     if isinstance(value, list):
         return [_made(item, device) for item in value]
+    if isinstance(value, str) and value.startswith(DTYPE):
+        return getattr(torch, value.removeprefix(DTYPE))
     if not isinstance(value, dict):
         return value
     dtype = getattr(torch, value["dtype"])

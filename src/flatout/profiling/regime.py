@@ -4,15 +4,11 @@ A lever that acts on six percent of the step gives 1.06x at most (Amdahl's law),
 """
 
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from flatout.core.profile import PHASES, Profile
 from flatout.core.regime import CAUSES, Bound, Regime
-
-if TYPE_CHECKING:
-    from flatout.core.trace import TraceEntry
 
 COMPUTE = ("forward", "backward", "optimizer")
 COMPUTE_CAUSES = ("gemm", "bandwidth", "compute")
@@ -20,11 +16,17 @@ COMPUTE_CAUSES = ("gemm", "bandwidth", "compute")
 SMALL_WORK_CAUSES = ("launch", "bandwidth", "compute")
 """Causes that fusing operations takes away."""
 PRODUCTS = re.compile(
-    r"gemm|gemv|cutlass|wgmma|xmma|matmul|\bmma|conv|winograd|cudnn|flash|fmha|attention|"
-    r"aten::(mm|bmm|addmm|baddbmm|addbmm|linear)$|mkldnn_linear|mkl_linear",
+    r"gemm|gemv|cutlass|wgmma|xmma|nvjet|matmul|\bmma|conv|wgrad|dgrad|winograd|cudnn|flash|fmha|"
+    r"attention|triton_tem|aten::(mm|bmm|addmm|baddbmm|addbmm|linear)$|"
+    r"mkldnn_linear|mkl_linear|linear_pointwise|mkldnn_rnn",
     re.IGNORECASE,
 )
 """Names of kernels and operators that are matrix products, convolutions or attention."""
+NO_PRODUCTS = re.compile(
+    r"bn_|batch_?norm|nchwtonhwc|nhwctonchw|tensortransform|convert|pooling|cudnn::ops::",
+    re.IGNORECASE,
+)
+"""Names of cuDNN's other kernels, and of conversions."""
 MARGIN = 1.5
 """A share may be this many times what was measured: phases are medians, and clocks differ."""
 SLACK = 0.01
@@ -68,6 +70,17 @@ def regime_of(profile: Profile) -> Regime:
         amdahl={phase: _ratio_without(profile.share(phase)) for phase in PHASES},
         missing=missing,
     )
+
+
+def is_product(name: str) -> bool:
+    """Tell whether a kernel or operator is a matrix product, a convolution or attention.
+
+    >>> is_product("nvjet_hsh_128x256_64x4_1x2_h_bz_coopA_TNT"), is_product("aten::addmm")
+    (True, True)
+    >>> is_product("void cudnn::bn_fw_tr_1C11_kernel_NCHW"), is_product("aten::add_")
+    (False, False)
+    """
+    return bool(PRODUCTS.search(name)) and not NO_PRODUCTS.search(name)
 
 
 def best_case(profile: Profile, addresses: Collection[str]) -> Bound:
@@ -119,6 +132,15 @@ def addressable_ms(
     return whole_ms * sum(share for cause, share in known.items() if cause in causes) / total
 
 
+def idle_share(profile: Profile) -> float:
+    """Return the share of the time in which the device had nothing to do, as far as is known.
+
+    It is what waits of the host may cost at most: a wait for a busy device costs nothing by itself.
+    """
+    seen = profile.trace.idle.idle_share if profile.trace and profile.trace.idle else 1.0
+    return min(max(0.0, 1 - profile.device_busy_share), seen)
+
+
 def _input(profile: Profile) -> tuple[float, str]:
     share = profile.share("data_wait", "h2d")
     return share, f"data wait and copies to the device are {100 * share:.1f} % of the step"
@@ -130,9 +152,7 @@ def _sync(profile: Profile) -> tuple[float | None, str]:
     known = [point.ms_per_step for point in profile.syncs if point.ms_per_step is not None]
     if not known:
         return None, "the waits of the host: measure without --quick"
-    idle = profile.trace.idle.idle_share if profile.trace and profile.trace.idle else 1.0
-    # A wait for a busy device costs nothing by itself.
-    share = min(sum(known) / profile.step_ms.median, idle, 1.0)
+    share = min(sum(known) / profile.step_ms.median, idle_share(profile))
     return share, f"the host waits for the device in {len(known)} places, {100 * share:.1f} %"
 
 
@@ -149,19 +169,18 @@ def _launch(profile: Profile) -> tuple[float | None, str]:
         return None, "operators on a CPU start where they run"
     if profile.trace is None or profile.trace.idle is None:
         return None, "the idle times of the device: measure --trace"
-    waiting = profile.trace.idle.host_wait_share
+    # The profiler slows the host. What a traced step takes longer than a timed one is that.
+    traced_ms, step_ms = profile.trace.step_ms, profile.step_ms.median
+    waiting_ms = profile.trace.idle.host_wait_share * traced_ms - max(0.0, traced_ms - step_ms)
+    waiting = min(1.0, max(0.0, waiting_ms) / step_ms)
     share = max(0.0, waiting - _input(profile)[0] - (_sync(profile)[0] or 0.0))
     return share, f"the device waits {100 * share:.1f} % of the time for kernels to be launched"
 
 
 def _split(profile: Profile, kernels: float) -> tuple[dict[str, float], str]:
     """Return the kernels' share split into products and the rest, where something tells."""
-    entries: Sequence[TraceEntry] = ()
-    if profile.trace is not None:
-        entries = profile.trace.kernels or profile.trace.operators
-    total = sum(entry.ms_per_step for entry in entries)
-    if total > 0:
-        products = sum(e.ms_per_step for e in entries if PRODUCTS.search(e.name)) / total
+    products = _product_share(profile)
+    if products is not None:
         why = f"{100 * products:.0f} % of their time in products, convolutions and attention"
         return {"gemm": kernels * products, "bandwidth": kernels * (1 - products)}, why
     least_ms = profile.limits.least_step_ms if profile.limits else None
@@ -170,6 +189,21 @@ def _split(profile: Profile, kernels: float) -> tuple[dict[str, float], str]:
         why = f"the products alone take {100 * gemm:.0f} % of the step at the measured peak rate"
         return {"gemm": gemm, "compute": kernels - gemm}, why
     return {"compute": kernels}, ""
+
+
+def is_split(profile: Profile) -> bool:
+    """Tell whether it is known which part of the kernels' time is not in products."""
+    return profile.regime is not None and "bandwidth" in profile.regime.shares
+
+
+def _product_share(profile: Profile) -> float | None:
+    """Return the share of the products in what was traced; None where nothing was."""
+    trace = profile.trace
+    if trace is None or trace.product_share is not None:
+        return trace.product_share if trace else None
+    entries = trace.kernels or trace.operators
+    total = sum(entry.ms_per_step for entry in entries)
+    return sum(e.ms_per_step for e in entries if is_product(e.name)) / total if total else None
 
 
 def _mean_share(profile: Profile, phases: Iterable[str]) -> float:

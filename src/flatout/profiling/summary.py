@@ -17,6 +17,7 @@ from flatout.core.profile import (
     Profile,
     Spread,
 )
+from flatout.core.trace import TraceSummary, trace_from_json
 from flatout.profiling.journey import journey_of
 from flatout.profiling.overhead import IN_A_TRAINING
 from flatout.profiling.regime import with_regime
@@ -29,6 +30,7 @@ from flatout.profiling.steps import (
     whole_epochs,
     window_of,
 )
+from flatout.profiling.trace_summary import of_steps
 from flatout.seams.clock import NAMES
 
 MAX_LOSSES = 1_000
@@ -95,6 +97,7 @@ def summarise(result: Mapping[str, Any], machine: Machine) -> Profile:
         batches_per_step=_mean([s.batches for s in window.whole]),
         backwards_per_step=_mean([s.backwards for s in window.whole]),
         samples_per_step=samples,
+        eval_ms=_eval_ms(window, phases),
         epoch_start_ms=start_ms,
         epoch_steps=epoch_steps,
         cpu_threads=result["environment"]["threads"],
@@ -108,8 +111,15 @@ def summarise(result: Mapping[str, Any], machine: Machine) -> Profile:
         notes=tuple(_notes(result, window, busy)),
         environment=result["environment"],
         steps_ms=_steps_ms(window),
+        trace=_trace(result, window),
     )
     return with_regime(replace(profile, journey=journey_of(result, window, profile)))
+
+
+def _trace(result: Mapping[str, Any], window: Window) -> TraceSummary | None:
+    """Return what a device ran in the steps after the timed ones; None where none was traced."""
+    plain = result["device"].get("trace")
+    return of_steps(trace_from_json(plain), _segments_per_step(result, window)) if plain else None
 
 
 def _steps_ms(window: Window) -> tuple[tuple[float, ...], ...]:
@@ -144,6 +154,12 @@ def _phases_ms(window: Window, step_ms: float, result: Mapping[str, Any]) -> dic
     total = sum(by_name.values())
     scale = step_ms / total if total else 0.0
     return {name: by_name[name] * scale for name in PHASES}
+
+
+def _eval_ms(window: Window, phases: Mapping[str, float]) -> float:
+    """Return the part of `other` in which the trained model was evaluated."""
+    column = [step.seconds[NAMES.index("eval")] for step in window.whole]
+    return min(phases["other"], 1e3 * statistics.median(block_means(column, window.period)))
 
 
 def _ceilings(phases: Mapping[str, float]) -> Ceilings:

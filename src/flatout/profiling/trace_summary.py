@@ -5,9 +5,11 @@ The device's part has been checked on made-up events only: not measured on a GPU
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from flatout.core.trace import IdleSplit, TraceEntry, TraceSummary
+from flatout.profiling.regime import is_product
 from flatout.profiling.spans import Span, clipped, length, without
 
 Event = Mapping[str, Any]
@@ -64,11 +66,81 @@ def summarise_trace(events: Iterable[Event]) -> TraceSummary | None:
     window = first, max([last, *(span(event)[1] for event in device)])
     count = len(steps)
     step_us = (window[1] - window[0]) / count
-    operators = _entries(_self_times(whole, (first, last)), count, step_us)
-    summary = TraceSummary(steps=count, step_ms=step_us / 1e3, operators=operators)
+    times = _self_times(whole, (first, last))
+    summary = TraceSummary(
+        steps=count,
+        step_ms=step_us / 1e3,
+        operators=_entries(times, count, step_us),
+        product_share=_product_share(times),
+    )
     if not device:
         return _without_device(summary)
     return _with_device(summary, whole, device, window)
+
+
+def summarise_device(
+    events: Iterable[Event], segments: int, lasted_us: float = 0.0
+) -> TraceSummary | None:
+    """Return what a device did, where the trace has no marks of steps; None without kernels.
+
+    Args:
+        events: What ran on the device, and what launched it.
+        segments: How many were traced; the summary is that of one.
+        lasted_us: Time that was traced. What is not between the first and the last event the
+            device waited for the host.
+    """
+    whole = [event for event in events if event.get("ph") == "X" and "dur" in event]
+    device = [event for event in whole if event.get("cat") in DEVICE_KINDS]
+    if not any(event["cat"] == "kernel" for event in device):
+        return None
+    last = max(span(event)[1] for event in device)
+    window = min(last - lasted_us, *(event["ts"] for event in device)), last
+    step_ms = (window[1] - window[0]) / 1e3 / segments
+    return _with_device(TraceSummary(steps=segments, step_ms=step_ms), whole, device, window)
+
+
+def of_steps(summary: TraceSummary, segments_per_step: float) -> TraceSummary:
+    """Return the summary of a step from that of a segment; shares stay what they are."""
+    exposed = summary.exposed_communication_ms
+    return replace(
+        summary,
+        steps=max(1, round(summary.steps / segments_per_step)),
+        step_ms=summary.step_ms * segments_per_step,
+        kernels=tuple(
+            replace(
+                entry,
+                calls_per_step=entry.calls_per_step * segments_per_step,
+                ms_per_step=entry.ms_per_step * segments_per_step,
+            )
+            for entry in summary.kernels
+        ),
+        exposed_communication_ms=exposed * segments_per_step if exposed is not None else None,
+    )
+
+
+def summarise_operators(seen: Mapping[str, Any]) -> TraceSummary | None:
+    """Return what a CPU's operators took, from the probe's own times; None where it saw no step."""
+    steps, times = seen["steps"], seen["operators"]
+    if not steps or not times:
+        return None
+    step_ms = seen["traced_ms"] / steps
+    entries = [
+        TraceEntry(
+            name=name,
+            calls_per_step=calls / steps,
+            ms_per_step=own_ms / steps,
+            share=own_ms / steps / step_ms if step_ms else 0.0,
+        )
+        for name, calls, own_ms in times
+    ]
+    entries.sort(key=lambda entry: -entry.ms_per_step)
+    summary = TraceSummary(
+        steps=steps,
+        step_ms=step_ms,
+        operators=tuple(entries[:TOP]),
+        product_share=_product_share([(name, own_ms) for name, _, own_ms in times]),
+    )
+    return _without_device(summary)
 
 
 def span(event: Event) -> Span:
@@ -82,10 +154,8 @@ def span(event: Event) -> Span:
 
 def _without_device(summary: TraceSummary) -> TraceSummary:
     reason = "no device kernels in the trace"
-    return TraceSummary(
-        steps=summary.steps,
-        step_ms=summary.step_ms,
-        operators=summary.operators,
+    return replace(
+        summary,
         missing=dict.fromkeys(
             ("kernels", "idle", "exposed communication", "layout conversions", "tensor cores"),
             reason,
@@ -99,12 +169,11 @@ def _with_device(
     kernels = [event for event in device if event["cat"] == "kernel"]
     busy_us = sum(event["dur"] for event in kernels)
     communication = [event for event in kernels if _is_named(event, COMMUNICATION)]
-    compute = [event for event in device if event not in communication]
+    names = {event["name"] for event in communication}
+    compute = [event for event in device if event["cat"] != "kernel" or event["name"] not in names]
     exposed = without(map(span, communication), map(span, compute))
-    return TraceSummary(
-        steps=summary.steps,
-        step_ms=summary.step_ms,
-        operators=summary.operators,
+    return replace(
+        summary,
         kernels=_entries(
             [(event["name"], event["dur"]) for event in kernels],
             summary.steps,
@@ -113,6 +182,7 @@ def _with_device(
         idle=idle_split(whole, device, window),
         exposed_communication_ms=length(exposed) / 1e3 / summary.steps,
         layout_conversion_share=_share_of(kernels, LAYOUT, busy_us),
+        product_share=_product_share([(event["name"], event["dur"]) for event in kernels]),
         tensor_core_share=_share_of(
             [event for event in kernels if not _is_named(event, NOT_TENSOR_CORE)],
             TENSOR_CORE,
@@ -181,6 +251,11 @@ def _entries(
         )
         for name in largest
     )
+
+
+def _product_share(times: Sequence[tuple[str, float]]) -> float | None:
+    total = sum(time for _, time in times)
+    return sum(time for name, time in times if is_product(name)) / total if total else None
 
 
 def _share_of(kernels: Iterable[Event], parts: Sequence[str], busy_us: float) -> float:

@@ -19,6 +19,15 @@ CUDA_IMAGES = {
     "13.0": "13.0.1-base-ubuntu24.04",
 }
 """Tags of nvidia/cuda by CUDA version. torch brings CUDA's libraries along: the base is enough."""
+CUDA_WHEELS = {
+    "12.4": ((2, 4), (2, 6)),
+    "12.6": ((2, 6), None),
+    "12.8": ((2, 7), None),
+    "12.9": ((2, 8), None),
+    "13.0": ((2, 9), None),
+}
+"""The first torch with wheels for a CUDA version and, where it is known, the last (the notes of
+torch's releases; https://pytorch.org/get-started/previous-versions)."""
 ROCM_IMAGE = "rocm/dev-ubuntu-24.04:{version}"
 """AMD's images with the runtime and the tools, by ROCm version."""
 ROCM_VERSION = "6.4"
@@ -31,6 +40,7 @@ LEAST_SHM_GIB = 2
 """Docker's own 64 MiB end loader workers with a bus error; `flatout doctor` asks for this much."""
 LINT_S = 60.0
 VERSION = re.compile(r"\d+\.\d+")
+RELEASE = re.compile(r"\d+")
 
 
 def stack_of(
@@ -53,13 +63,16 @@ def stack_of(
         is_rocm: For an AMD GPU, whatever this torch is built for.
 
     Raises:
-        UserError: if no torch is installed, or a file is missing or lies elsewhere.
+        UserError: if no torch is installed, there is no image or no wheel for this CUDA, or a file
+            is missing or lies elsewhere.
     """
     if not machine.torch_version:
         raise UserError("torch is not installed here: there is no stack to write down")
     if cuda is not None and is_rocm:
         raise UserError("a container is for CUDA or for ROCm; give one of --cuda and --rocm")
     kind, version = _kind(machine, cuda, is_rocm=is_rocm)
+    if kind == "cuda":
+        _check_cuda(version, machine.torch_version)
     python = _short(str(machine.facts.get("python", "3.12")))
     image = _image(kind, version, python)
     release = "22.04" if "ubuntu22.04" in image or kind == "cpu" else "24.04"
@@ -108,10 +121,30 @@ def _kind(machine: Machine, cuda: str | None, *, is_rocm: bool) -> tuple[str, st
     return ("cuda", _short(str(own_cuda))) if own_cuda else ("cpu", "")
 
 
+def _check_cuda(version: str, torch_version: str) -> None:
+    """Refuse what would be found missing only when the container is built."""
+    if version not in CUDA_IMAGES:
+        raise UserError(
+            f"no image is known for CUDA {version}; "
+            f"with --cuda give one of {', '.join(CUDA_IMAGES)}"
+        )
+    first, last = CUDA_WHEELS[version]
+    own = tuple(int(part) for part in RELEASE.findall(torch_version)[:2])
+    if own and (own < first or (last is not None and own > last)):
+        fitting = [
+            known
+            for known, (since, until) in CUDA_WHEELS.items()
+            if since <= own and (until is None or own <= until)
+        ]
+        raise UserError(
+            f"torch {torch_version.partition('+')[0]} has no wheels for CUDA {version}; "
+            f"with --cuda give one of {', '.join(fitting)}"
+        )
+
+
 def _image(kind: str, version: str, python: str) -> str:
     if kind == "cuda":
-        tag = CUDA_IMAGES.get(version, f"{version}.0-base-ubuntu24.04")
-        return f"nvidia/cuda:{tag}"
+        return f"nvidia/cuda:{CUDA_IMAGES[version]}"
     if kind == "rocm":
         return ROCM_IMAGE.format(version=version)
     return f"python:{python}-slim-bookworm"

@@ -4,6 +4,7 @@ import re
 import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from flatout.core.recipe import Choice, Recipe
 
@@ -21,20 +22,24 @@ class Fault:
     """The cause and the way out; groups of the pattern may be filled in."""
     is_of_workers: bool = False
     """Whether fewer workers may do."""
+    unknown: str = "?"
+    """What stands for a group of the pattern that the text does not have."""
 
     def sentence(self, text: str) -> str:
         """Return the cause as it shows in this text."""
         found = self.pattern.search(text)
-        named = dict.fromkeys(self.pattern.groupindex, "?")
+        named = dict.fromkeys(self.pattern.groupindex, self.unknown)
         named |= {k: v for k, v in (found.groupdict() if found else {}).items() if v}
         return f"{self.code}: {self.because.format(**named)}"
 
 
-def _fault(code: str, pattern: str, because: str, *, is_of_workers: bool = False) -> Fault:
-    compiled = re.compile(pattern, re.DOTALL)
-    return Fault(code=code, pattern=compiled, because=because, is_of_workers=is_of_workers)
+def _fault(code: str, pattern: str, because: str, **more: Any) -> Fault:
+    return Fault(code=code, pattern=re.compile(pattern, re.DOTALL), because=because, **more)
 
 
+FETCHING = r"_utils[/\\]fetch\.py(?:(?!\n[\w.]+(?:Error|Exception)\b).)*\n"
+"""In a traceback, from the loader's own code to the line of the error it ends with."""
+A_PATH = r"(?P<path>'[^'\n]+'|\"[^\"\n]+\")"
 KILLED = r"DataLoader worker \(pid\(?s?\)? (?P<pid>[\d, ]+)\) "
 FAULTS = (
     _fault(
@@ -104,6 +109,31 @@ FAULTS = (
         'if __name__ == "__main__":',
     ),
     _fault(
+        "bad_image",
+        r"cannot identify image file (<_io\.\w+ name=)?" + A_PATH + "?"
+        r"|image file is truncated|broken data stream when reading image file|"
+        r"Truncated File Read|broken PNG file",
+        "{path} cannot be decoded: it is cut short, empty, or no image; replace it, or take it out "
+        "of the data set: flatout pack --on-bad skip leaves such samples out and lists them",
+        unknown="an image file, which the error does not name,",
+    ),
+    _fault(
+        "file_gone",
+        FETCHING + r"FileNotFoundError: \[Errno 2\] [^:\n]*: " + A_PATH,
+        "{path} is in the data set's list and cannot be found: it was moved or removed since, the "
+        "path is relative to another folder, or its storage is not mounted in this process; look, "
+        "and list the files anew",
+    ),
+    _fault(
+        "uneven_samples",
+        FETCHING + r"RuntimeError: (stack expects each tensor to be equal size, but got "
+        r"(?P<sizes>\[[^\]\n]*\] at entry \d+ and \[[^\]\n]*\] at entry \d+)"
+        r"|each element in list of batch should be of equal size)",
+        "the samples of a batch differ in size ({sizes}), so they cannot be stacked: crop, resize "
+        "or pad them to one size in the data set, or pad each batch in collate_fn",
+        unknown="lists of several lengths",
+    ),
+    _fault(
         "empty_data",
         r"num_samples should be a positive integer value, but got num_samples=0",
         "the data set is empty: it has no sample, so look at the path and the filter it was made "
@@ -163,6 +193,32 @@ def fewer_workers(recipe: Recipe, code: str | None) -> Choice | None:
     if workers < 1:
         return None
     return Choice(technique=WORKER_LEVER, settings={**chosen[0].settings, "num_workers": workers})
+
+
+def half_of_own_workers(details: Mapping[str, Any]) -> Recipe | None:
+    """Return a recipe with half of the script's own workers, where a fault says that fewer may do.
+
+    Args:
+        details: of the trial of the unchanged script: its fault, and its loaders.
+
+    >>> own = [{"address": "main:1", "num_workers": 16, "prefetch_factor": 4}]
+    >>> half_of_own_workers({"fault": "worker_killed", "loaders": own}).label
+    'loader_workers num_workers=8 prefetch_factor=4'
+    >>> half_of_own_workers({"fault": "empty_data", "loaders": own}) is None
+    True
+    """
+    fault = BY_CODE.get(details.get("fault") or "")
+    loaders = details.get("loaders", ())
+    workers = max((loader["num_workers"] for loader in loaders), default=0) // 2
+    if fault is None or not fault.is_of_workers or workers < 1:
+        return None
+    larger = [loader for loader in loaders if loader["num_workers"] > workers]
+    asked = {loader["prefetch_factor"] for loader in larger} - {None}
+    settings = {"num_workers": workers} | ({"prefetch_factor": min(asked)} if asked else {})
+    return Recipe(
+        choices=(Choice(technique=WORKER_LEVER, settings=settings),),
+        training_loaders=tuple(loader["address"] for loader in larger),
+    )
 
 
 def signal_name(exit_code: int) -> str:

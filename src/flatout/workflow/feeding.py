@@ -11,6 +11,7 @@ from flatout.core.feeding import Feeding
 from flatout.core.pipeline import Pipeline
 from flatout.core.profile import Profile
 from flatout.core.recipe import Choice, Recipe
+from flatout.profiling.feeding import cores_of
 from flatout.profiling.pipeline import pipeline_of
 from flatout.workflow.lab import Lab
 from flatout.workflow.passes import find_seen
@@ -51,7 +52,8 @@ def find_pipeline(
         profile: Its step.
         all_cores: Whether the other cores make samples, too, meanwhile.
     """
-    options = {"max_s": LOOK_S} | ({"company": _others(lab)} if all_cores else {})
+    company = {"company": _others(lab, profile)} if all_cores else {}
+    options = {"max_s": LOOK_S} | company
     what = "samples on all cores" if all_cores else "samples"
     trial = lab.look(what, recipe, {"pipeline": options}, LOOK_STEPS)
     return pipeline_of(find_seen(trial, "pipeline"), profile, lab.machine, techniques.names())
@@ -89,32 +91,32 @@ def find_trained_ms(lab: Lab, recipe: Recipe, free: Profile) -> float:
         return 0.0
     single = Choice(technique=THREADS, settings={"threads": 1})
     alone = recipe.without(THREADS).plus(single) if free.cpu_threads > 1 else recipe
-    probe = replay_probe(free, "host", company=_others(lab))
+    probe = replay_probe(free, "host", company=_others(lab, free))
     trial = lab.look("free data on one thread", alone, probe, None)
     profiles = [free] + ([trial.profile] if trial.profile is not None else [])
     # A script may set its threads itself, whatever it was asked for: the fewest count, once.
     fewest = min(profiles, key=lambda x: (x.cpu_threads, x is free))
-    return free_ms_of(fewest) * min(max(1, fewest.cpu_threads), lab.machine.usable_cores)
+    return free_ms_of(fewest) * min(max(1, fewest.cpu_threads), cores_of(free, lab.machine))
 
 
-def _others(lab: Lab) -> int:
-    """Return the cores beside one."""
-    return max(0, lab.machine.usable_cores - 1)
+def _others(lab: Lab, profile: Profile) -> int:
+    """Return the cores of a rank beside one."""
+    return cores_of(profile, lab.machine) - 1
 
 
 def feeding_of(final: Profile, free_ms: float, pipeline: Pipeline, step_cpu_ms: float) -> Feeding:
-    """Return the rates of a recipe.
+    """Return the rates of a recipe, of all ranks together.
 
     Args:
         final: The recipe's step.
         free_ms: Its step with free data.
-        pipeline: What a sample costs by leg.
-        step_cpu_ms: CPU time that the training of a step takes from the cores that make samples.
+        pipeline: What a sample costs by leg, and the cores of one rank.
+        step_cpu_ms: CPU time that one rank's training of a step takes from its cores.
     """
     samples = final.samples_per_step
-    trained_ms = step_cpu_ms / samples
+    trained_ms = step_cpu_ms / final.samples_per_step_per_rank
     decoded_ms = sum(x.cpu_ms for x in pipeline.stages if x.name in DECODED)
-    core_ms = 1e3 * pipeline.usable_cores
+    core_ms = 1e3 * pipeline.usable_cores * max(1, len(final.ranks))
     is_decoding = any(x.name == "decode" and x.cpu_ms for x in pipeline.stages)
     return Feeding(
         samples_per_s=1e3 * samples / final.whole_step_ms,

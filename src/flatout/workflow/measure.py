@@ -68,7 +68,8 @@ def measure(  # noqa: PLR0913  one keyword for each thing a caller may choose
         return trial
     names = closer if trace is None else (*closer, "trace")
     profile = with_regime(passes.add_all(trial.profile, runner, names))
-    return trial.with_profile(profile.with_findings(rules.findings(profile, machine)))
+    in_use = {item.technique for item in trial.applied if item.status == "applied"}
+    return trial.with_profile(rules.add_findings(profile, machine, in_use))
 
 
 def _time(runner: PassRunner, runs: int) -> Trial:

@@ -269,8 +269,9 @@ BY_HAND = "(by hand)"
 """In the labels of what no recipe can do."""
 TIMED = frozenset({"activation_offload"})
 """Its copies free memory when they are over: a trace has no time in which that could be."""
-TRACED_SEAMS = frozenset({"model", "forward", "optimizer"})
-"""Seams that a trace goes through; what acts elsewhere too, it would show in part only."""
+TRACED_SEAMS = frozenset({"model", "forward", "optimizer", "end"})
+"""Seams that a trace goes through; what acts elsewhere too, it would show in part only. At the end
+a lever tells what became of it, and changes nothing."""
 
 
 def choice_of(label: str) -> Choice | None:

@@ -1,7 +1,8 @@
-"""When the unchanged script runs out of memory: levers one on top of the other until it runs.
+"""When the unchanged script does not run: what makes it run becomes the baseline.
 
-The cheapest first, by the time they cost. A lever that could not act is left out again, and when
-the script runs, those it would run without are taken back.
+Out of memory: levers one on top of the other until it runs, the cheapest first, by the time they
+cost. A lever that could not act is left out again, and when the script runs, those it would run
+without are taken back. Loader workers that died or hang: once more, with half of them.
 """
 
 from collections.abc import Callable, Iterator
@@ -14,11 +15,12 @@ from flatout.core.progress import Progress
 from flatout.core.recipe import Choice, Recipe
 from flatout.core.technique import Numerics
 from flatout.core.trial import Outcome, Trial
+from flatout.workflow.faults import WORKER_LEVER, half_of_own_workers
 from flatout.workflow.lab import Budget, Lab
-from flatout.workflow.ladder import progress
 from flatout.workflow.ranking import Search
+from flatout.workflow.standing import progress
 
-ON_DEVICE = ("expandable_segments", "activation_offload")
+ON_DEVICE = ("expandable_segments", "activation_offload", "offloaded_optimizer")
 """Levers for a device with an allocator and a memory of its own."""
 RUNGS = (
     Choice(technique="expandable_segments"),
@@ -29,11 +31,21 @@ RUNGS = (
     Choice(technique="microbatching", settings={"chunks": 2}),
     Choice(technique="microbatching", settings={"chunks": 8}),
     Choice(technique="activation_offload"),
+    Choice(technique="offloaded_optimizer"),
     Choice(technique="eight_bit_optimizer"),
+    Choice(technique="four_bit_optimizer"),
     Choice(technique="adafactor"),
 )
 """In the order of the time they are predicted to cost: nothing, a softmax, launches, a tenth of
-forward, a forward, and that with smaller products; what changes the training comes last."""
+forward, a forward, that with smaller products, and a step on the host; what changes the training
+comes last."""
+_OF_ADAM = ("eight_bit_optimizer", "four_bit_optimizer", "adafactor")
+INSTEAD_OF = {
+    name: {"optimizer_in_backward", *_OF_ADAM} - {name}
+    for name in ("offloaded_optimizer", *_OF_ADAM)
+}
+"""What a rung takes the place of: none of these goes with steps in backward, and an Adam becomes
+one other optimizer. Each saves more than what it replaces: a state is larger than its gradients."""
 MEMORY_LEVERS = frozenset(choice.technique for choice in RUNGS)
 
 
@@ -45,7 +57,7 @@ class Rescue:
     tell: Callable[[str], None]
     may_go_on: Callable[[], bool]
     first: Trial
-    """The unchanged script's trial, which ran out of memory."""
+    """The unchanged script's trial, which failed."""
     recipe: Recipe = Recipe()
     trial: Trial | None = None
     """The trial that ran, if any did."""
@@ -68,15 +80,18 @@ class Rescue:
             if not self.may_go_on():
                 self.ran_out = True
                 return
-            recipe = self.recipe.plus(choice)
+            recipe = with_rung(self.recipe, choice)
             self.tell(f"out of memory; with {recipe.label}")
             trial = self.lab.time(recipe)
             self.tried.append((choice, trial))
             self._note_refused(trial)
             if trial.outcome not in (Outcome.OK, Outcome.OOM):
                 continue  # this lever breaks the script: the next one goes without it
-            self.recipe = self._allowed(recipe)
-            if trial.outcome is Outcome.OK and trial.profile is not None:
+            runs = trial.outcome is Outcome.OK and trial.profile is not None
+            # A rung that could not act takes nothing's place.
+            acted = choice.technique not in self.refused
+            self.recipe = self._allowed(recipe if acted or runs else self.recipe)
+            if runs:
                 self.trial = trial
                 return
 
@@ -93,6 +108,8 @@ class Rescue:
 
     def notes(self) -> list[str]:
         """Return what a reader of the table must know."""
+        if not self.recipe.choices:
+            return [f"unchanged, {self.first.message}", "tried once more as it is, it ran"]
         label = self.recipe.label
         numerics = [techniques.technique_class(name).numerics for name in self.recipe.names]
         promise = max(numerics, key=lambda each: each.rank, default=Numerics.EXACT)
@@ -146,12 +163,55 @@ def make_it_run(
     return rescue
 
 
+def with_rung(recipe: Recipe, choice: Choice) -> Recipe:
+    """Return the recipe with one more rung, without those that it takes the place of.
+
+    >>> lever = Recipe(choices=(Choice(technique="optimizer_in_backward"),))
+    >>> with_rung(lever, Choice(technique="offloaded_optimizer")).names
+    ('offloaded_optimizer',)
+    """
+    for name in INSTEAD_OF.get(choice.technique, ()):
+        recipe = recipe.without(name)
+    return recipe.plus(choice)
+
+
+def retry_with_fewer_workers(
+    lab: Lab, search: Search, first: Trial, budget: Budget, tell: Callable[[Progress], None]
+) -> Rescue | None:
+    """Try a script whose own workers died or hang once more with half of them; None if it cannot.
+
+    Where that fails too, the first trial that is returned says so.
+    """
+    fewer = half_of_own_workers(first.details)
+    if fewer is None or budget.left_s <= 0 or not _may_try(WORKER_LEVER, search):
+        return None
+    tell(progress(budget, "", event=f"the unchanged script: {first.message}"))
+    rescue = Rescue(
+        lab=lab,
+        tell=lambda _text: tell(progress(budget, f"once more, with {fewer.label}")),
+        may_go_on=lambda: True,
+        first=first,
+        recipe=replace(fewer, choices=()),
+    )
+    rescue.climb(iter(fewer.choices))
+    if not rescue.runs:
+        (_, again), *_ = rescue.tried
+        ending = again.message or again.outcome.value
+        message = f"{first.message}; tried once more with {fewer.label}: {ending}"
+        rescue.first = replace(first, message=message)
+    return rescue
+
+
+def _may_try(name: str, search: Search) -> bool:
+    return name not in search.skip and (not search.only or name in search.only)
+
+
 def rungs_for(search: Search) -> Iterator[Choice]:
     """Yield the levers that may be tried here, the cheapest first."""
     has_device = search.machine.device.kind != "cpu"
     for choice in RUNGS:
         name = choice.technique
-        allowed = name not in search.skip and (not search.only or name in search.only)
+        allowed = _may_try(name, search)
         numerics = techniques.technique_class(name).numerics
         if allowed and search.ceiling.allows(numerics) and (has_device or name not in ON_DEVICE):
             yield choice

@@ -15,7 +15,7 @@ from flatout.core.technique import Numerics
 from flatout.core.units import format_bytes
 from flatout.hardware.machine import read_machine
 from flatout.workflow.ranking import Search
-from flatout.workflow.rescue import rungs_for
+from flatout.workflow.rescue import rungs_for, with_rung
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,7 +132,7 @@ def next_recipes(recipe: Recipe, plan: RunPlan | None) -> Iterator[Recipe]:
     search = Search(machine=read_machine(torch=False), ceiling=Numerics.PRECISION)
     for choice in rungs_for(search):
         if choice not in recipe.choices:
-            recipe = recipe.plus(choice)
+            recipe = with_rung(recipe, choice)
             yield recipe
 
 

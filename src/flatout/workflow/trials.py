@@ -3,7 +3,7 @@
 import math
 import os
 import signal
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,9 @@ MIN_MEASURED = 3
 """Fewer clean steps than this are no measurement, even of a script that ended by itself."""
 MEASURE_S = 25.0
 """Steady or not, a trial ends after this long in the training loop if it has three clean steps."""
+
+REFUSALS = ("not_applicable", "failed")
+"""What becomes of a lever that was asked and did not act."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,7 +121,7 @@ def _trial(recipe: Recipe, ending: Ending, machine: Machine, options: TrialOptio
         partial=partial,
         message=message,
         traceback="" if outcome is Outcome.OK else _traceback(ending),
-        applied=_applied(recipe, result),
+        applied=applied_of(recipe, ending.results),
         wall_s=ending.wall_s,
         changed_files=ending.changed_files,
         undone=ending.undone,
@@ -130,6 +133,7 @@ def _trial(recipe: Recipe, ending: Ending, machine: Machine, options: TrialOptio
             "is_overlaid": ending.is_overlaid,
             "why": ending.why,
             "fault": fault.code if fault and outcome is not Outcome.OK else None,
+            "loaders": _own_loaders(result) if fault and outcome is not Outcome.OK else [],
             "errors": list(result["errors"]) if result else [],
             "probes": result["probes"] if result else {},
             "exhaustion": ending.exhaustion,
@@ -264,6 +268,12 @@ def _fault(ending: Ending) -> Fault | None:
     return find_fault(_last_words(ending), ending.exit_code)
 
 
+def _own_loaders(result: Mapping[str, Any] | None) -> list[dict[str, Any]]:
+    """Return the workers that the script's loaders asked for."""
+    known = ("address", "num_workers", "prefetch_factor")
+    return [{name: item[name] for name in known} for item in result["loaders"]] if result else []
+
+
 def _last_words(ending: Ending) -> str:
     """Return what the crash says, then what was printed: a worker's end may stand only there."""
     crashed, log = _crashed(ending), ending.log[-4_000:]
@@ -287,12 +297,26 @@ def _crash_line(ending: Ending, result: Mapping[str, Any] | None) -> str:
     return f"the script failed with exit code {ending.exit_code}: {last}"
 
 
-def _applied(recipe: Recipe, result: Mapping[str, Any] | None) -> tuple[Applied, ...]:
+def applied_of(recipe: Recipe, results: Sequence[Mapping[str, Any]]) -> tuple[Applied, ...]:
+    """Return what became of each lever; one that any rank refused did not act as a whole."""
+    result = leading(results)
     if result is None:
         return ()
-    status = result["status"]
-    return tuple(
-        Applied(technique=name, status=pair[0], why=pair[1])
-        for name in recipe.names
-        for pair in [status.get(name, ("unseen", "its seam was never reached"))]
-    )
+    others = [one for one in results if one is not result and one.get("ranks") and one["segments"]]
+    others.sort(key=lambda one: int(one["ranks"]["rank"]))
+    found = []
+    for name in recipe.names:
+        status, why = result["status"].get(name, ("unseen", "its seam was never reached"))
+        if status not in REFUSALS:
+            status, why = _refused_elsewhere(name, others) or (status, why)
+        found.append(Applied(technique=name, status=status, why=why))
+    return tuple(found)
+
+
+def _refused_elsewhere(name: str, others: Sequence[Mapping[str, Any]]) -> tuple[str, str] | None:
+    """Return the first refusal of a lever by one of the other ranks, None without one."""
+    for result in others:
+        status, why = result["status"].get(name, ("", ""))
+        if status in REFUSALS:
+            return status, f"rank {result['ranks']['rank']}: {why}"
+    return None

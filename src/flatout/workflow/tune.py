@@ -1,8 +1,9 @@
 """The verb `tune`: try levers one at a time, keep what measurably helps, prove it.
 
 The ladder: rank by predicted gain, try the best on top of the recipe so far, keep it or not, go
-on. Then leave each kept lever out once more, and confirm the whole recipe against the baseline in
-fresh pairs: winners of many looks are biased upwards.
+on; with too little time for that, the levers on the computation go first as one. Then leave each
+kept lever out once more, and confirm the whole recipe against the baseline in fresh pairs: winners
+of many looks are biased upwards.
 """
 
 import time
@@ -23,13 +24,16 @@ from flatout.core.trial import Outcome, Trial
 from flatout.core.workload import Workload
 from flatout.hardware.machine import read_machine
 from flatout.seams.process import mend_leftovers, scratch_root
+from flatout.workflow.bundle import drop_order
 from flatout.workflow.feeding import find_feeding, is_about_data, look
 from flatout.workflow.lab import Budget, Lab, MachineBusyError, Runner, key_of, open_journal
-from flatout.workflow.ladder import Ladder, Tell, climb, progress
+from flatout.workflow.ladder import climb
+from flatout.workflow.looks import Looks, look_closer
 from flatout.workflow.pairs import Match, play
 from flatout.workflow.ranking import Search
 from flatout.workflow.referee import Referee
-from flatout.workflow.rescue import make_it_run
+from flatout.workflow.rescue import Rescue, make_it_run, retry_with_fewer_workers
+from flatout.workflow.standing import Ladder, Tell, progress
 from flatout.workflow.trials import run_trial
 from flatout.workflow.verdicts import verdict_of
 from flatout.workflow.worker_scan import WorkerScans
@@ -112,18 +116,15 @@ def tune(
     tell(progress(budget, "the unchanged script", event="measuring the unchanged script"))
     first = lab.time(Recipe())
     search = Search(machine=machine, ceiling=options.numerics, only=options.only, skip=options.skip)
-    rescue = None
-    if first.outcome is Outcome.OOM:
-        rescue = make_it_run(lab, search, first, budget, tell)
-        first = rescue.trial or first
+    rescue = _rescue(lab, search, first, budget, tell)
+    if rescue is not None:
+        first = rescue.trial or rescue.first
     if first.outcome is not Outcome.OK or first.profile is None:
         raise BaselineFailedError(first)
     floor = rescue.recipe if rescue else Recipe()
     floor = replace(floor, training_loaders=_training_loaders(first.profile))
-    looked = first.profile
-    if is_about_data(search) and budget.left_s > 0:
-        tell(progress(budget, "the samples of the unchanged script"))
-        looked = look(lab, floor, first.profile)
+    looks = _look(lab, search, floor, first, budget, tell)
+    looked = looks.added_to(first.profile, floor.names, floor.names)
     ladder = Ladder(
         lab=lab,
         budget=budget,
@@ -135,13 +136,37 @@ def tune(
         floor=floor,
         profile=looked,
         scans=WorkerScans(lab=lab, search=search),
-        pipeline=looked.pipeline,
+        looks=looks,
         rows=list(rescue.rows()) if rescue else [],
         settled={choice.technique for choice in floor.choices},
         notes=rescue.notes() if rescue else [],
     )
     proof = _climb_and_confirm(ladder)
     return _ablation(ladder, looked, proof)
+
+
+def _look(
+    lab: Lab, search: Search, floor: Recipe, first: Trial, budget: Budget, tell: Tell
+) -> Looks:
+    """Look at what the timed steps of the unchanged script do not show."""
+    assert first.profile is not None
+    tell(progress(budget, "a closer look at the unchanged script"))
+    looks = look_closer(lab, search, floor, first, budget.left_s)
+    if not is_about_data(search) or budget.left_s <= 0:
+        return looks
+    tell(progress(budget, "the samples of the unchanged script"))
+    return replace(looks, pipeline=look(lab, floor, first.profile).pipeline)
+
+
+def _rescue(lab: Lab, search: Search, first: Trial, budget: Budget, tell: Tell) -> Rescue | None:
+    """Make a script run that does not by itself; None where it does, or nothing is known to help.
+
+    Raises:
+        UserError: if it runs out of memory with every lever, too.
+    """
+    if first.outcome is Outcome.OOM:
+        return make_it_run(lab, search, first, budget, tell)
+    return retry_with_fewer_workers(lab, search, first, budget, tell)
 
 
 def _climb_and_confirm(ladder: Ladder) -> _Proof:
@@ -163,7 +188,7 @@ def _drop_one(ladder: Ladder) -> None:
     """
     kept = [row for row in ladder.rows if row.verdict is Verdict.KEPT]
     last = kept[-1].choice if kept and not kept[-1].together_with else None
-    for choice in ladder.recipe.choices:
+    for choice in drop_order(ladder):
         if choice in ladder.floor.choices:
             continue
         if len(ladder.recipe.choices) < 2 or choice == last or not ladder.has_time():
@@ -240,7 +265,7 @@ def _confirm(ladder: Ladder) -> _Proof:
 
 def _fed(ladder: Ladder, final: Profile | None) -> Feeding | None:
     """Look how well the confirmed recipe is fed, where the unchanged script was not."""
-    if final is None or ladder.pipeline is None or ladder.recipe == ladder.baseline:
+    if final is None or ladder.looks.pipeline is None or ladder.recipe == ladder.baseline:
         return None
     ladder.say("how well the recipe is fed")
     return find_feeding(ladder.lab, ladder.recipe, final)

@@ -1,11 +1,17 @@
 """Products of real steps against those known by hand."""
 
 import functools
+import json
 
 import pytest
+import torch
 
 from flatout.core.trial import Outcome
+from flatout.profiling.probes.products import Products
 from flatout.profiling.products import attention_flops, seen_products
+from flatout.seams import clock as phases
+from flatout.seams.events import Segment
+from flatout.seams.session import Session
 from tests.profiling.probes.probed import SCRIPTS, probed
 
 pytestmark = pytest.mark.slow
@@ -62,6 +68,31 @@ def test_a_convolution_is_found_with_its_backward():
 def test_fused_attention_is_counted():
     assert attention_flops(found("attention")["segments"]) > 0
     assert attention_flops(found("plain")["segments"]) == 0
+
+
+def test_products_in_groups_and_in_fp8_are_written_down_and_counted():
+    session = Session({})
+    session.clock.push(phases.FORWARD)
+    probe = Products(session)
+    rows, weights = torch.ones(64, 32).bfloat16(), torch.ones(4, 32, 16).bfloat16()
+    ends, scale = torch.tensor([16, 32, 48, 64], dtype=torch.int32), torch.tensor(1.0)
+    fp8 = torch.float8_e4m3fn
+
+    probe.begin()
+    torch._grouped_mm(rows, weights, ends)
+    torch._scaled_mm(
+        rows.to(fp8), weights[0].t().contiguous().t().to(fp8), scale, scale, out_dtype=rows.dtype
+    )
+    flops = probe.counter.get_total_flops()
+    probe.leave()
+    probe.end_segment(Segment())
+
+    assert session.errors == []
+    seen = json.loads(json.dumps(probe.result()))
+    operators = [call["operator"] for call in seen["calls"].values()]
+    assert operators == ["aten::_grouped_mm", "aten::_scaled_mm"]
+    assert flops == 2 * 64 * 32 * 16 * 2
+    assert seen["calls"]["1"]["arguments"][6] == "torch.bfloat16"
 
 
 @pytest.mark.parametrize("kind", ["plain", "conv"])

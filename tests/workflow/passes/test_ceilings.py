@@ -17,6 +17,7 @@ from flatout.workflow.measure import measure
 from flatout.workflow.passes import PassRunner, ceilings
 from flatout.workflow.passes.ceilings import ceilings_of, with_peaks
 from tests.benchmarks.made_up import a_profile
+from tests.techniques.facts import machine
 
 # Other work on the machine can spoil a measurement; a defect fails three times in a row.
 pytestmark = pytest.mark.flaky(reruns=2)
@@ -185,6 +186,29 @@ def test_without_counted_operations_there_is_no_mfu():
     assert found.mfu is None
     assert found.limits.least_step_ms is None
     assert found.limits.memory_bytes_per_s == 1e10
+
+
+@pytest.mark.parametrize(("kind", "driver"), [("cuda", "570.1"), ("cpu", "")])
+def test_peaks_of_a_gpu_are_those_of_its_driver_as_the_roofline_keeps_them(
+    monkeypatch, kind, driver
+):
+    wanted = []
+
+    def read_peaks(what, *_):
+        wanted.append(what)
+        raise ValueError("not measured in this test")
+
+    monkeypatch.setattr(ceilings, "read_peaks", read_peaks)
+    runner = PassRunner(
+        workload=workload("slow_legs.py"),
+        recipe=Recipe(),
+        machine=machine(facts={"driver": "570.1"}),
+        limit_s=1.0,
+    )
+
+    ceilings._with_peaks(replace(a_profile(10.0), device_kind=kind), "float32", runner)
+
+    assert [what.driver for what in wanted] == [driver]
 
 
 def test_peaks_that_a_training_exceeds_are_measured_again(monkeypatch):

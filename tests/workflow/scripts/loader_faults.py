@@ -6,11 +6,13 @@ import sys
 import time
 
 import torch
+from PIL import Image
 from torch import nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 how = sys.argv[1]
 WIDTH = {"shm_full": 4_000_000}.get(how, 8)
+WORKERS = {"too_many": 4}.get(how, 2)
 
 
 class Faulty(Dataset):
@@ -34,7 +36,21 @@ class Faulty(Dataset):
                 time.sleep(600)
             if how == "bus_error":
                 os.kill(os.getpid(), signal.SIGBUS)
-        return torch.ones(WIDTH)
+            if how == "too_many" and get_worker_info().num_workers > 2:
+                os.kill(os.getpid(), signal.SIGKILL)
+            if how in ("bad_image", "cut_image", "file_gone"):
+                open_picture()
+        return torch.ones(WIDTH + (how == "uneven_samples" and index == 37))
+
+
+def open_picture():
+    if how == "bad_image":
+        with open("37.png", "wb") as file:
+            file.write(b"no picture")
+    if how == "cut_image":
+        Image.new("RGB", (64, 64)).save("37.bmp")
+        os.truncate("37.bmp", 1_000)
+    Image.open("37.bmp" if how == "cut_image" else "37.png").load()
 
 
 def main():
@@ -44,7 +60,7 @@ def main():
         Faulty(),
         batch_size=4,
         shuffle=how == "empty_data",
-        num_workers=2,
+        num_workers=WORKERS,
         multiprocessing_context="spawn" if how == "not_picklable" else None,
         timeout=3 if how == "worker_timed_out" else 0,
     )

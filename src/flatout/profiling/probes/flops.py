@@ -135,15 +135,24 @@ def dtype_name(func: Any, args: Any, tf32: Mapping[str, bool]) -> str:
 
 
 def missing_formulas() -> dict[Any, Callable[..., int]]:
-    """Return formulas for the CPU's attention where this torch has none."""
+    """Return formulas for the CPU's attention and for products in groups where torch has none."""
     forward = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu", None)
     backward = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu_backward", None)
+    grouped = getattr(torch.ops.aten, "_grouped_mm", None)
     found: dict[Any, Callable[..., int]] = {}
+    if grouped is not None and grouped not in flop_counter.flop_registry:
+        found[grouped] = _grouped
     if forward is not None and forward not in flop_counter.flop_registry:
         found[forward] = _attention
     if backward is not None and backward not in flop_counter.flop_registry:
         found[backward] = _attention_backward
     return found
+
+
+def _grouped(left: Any, right: Any, *_: Any, **__: Any) -> int:
+    """Return the operations of all groups; three dimensions on both sides are plain batches."""
+    batch = left[0] if len(left) == len(right) == 3 else 1
+    return int(2 * batch * left[-2] * left[-1] * right[-1])
 
 
 def _attention(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:

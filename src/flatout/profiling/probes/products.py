@@ -23,6 +23,7 @@ flop_counter: Any = torch.utils.flop_counter
 PRODUCTS = frozenset(
     {
         *("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm"),
+        *("aten::_scaled_mm", "aten::_grouped_mm"),  # in fp8; of mixtures of experts
         *("aten::convolution", "aten::convolution_backward"),
     }
 )
@@ -146,7 +147,7 @@ def described(value: Any) -> Any:
         return {"shape": list(value.shape), "stride": list(value.stride()), "dtype": kind}
     if isinstance(value, list | tuple):
         return [described(item) for item in value]
-    return value
+    return str(value) if isinstance(value, torch.dtype) else value
 
 
 def _is_plain(kwargs: Mapping[str, Any] | None) -> bool:

@@ -11,6 +11,8 @@ import functools
 import sys
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
@@ -25,6 +27,8 @@ from flatout.seams.session import Session
 
 AFTER = 3
 """Steps before the first look: compiling and making state wait too, but once."""
+SCALER = ("torch", "amp", "grad_scaler.py")
+"""Where fp16 training asks for overflows: a wait that no script can leave out."""
 ELSEWHERE = {phases.EVAL, phases.SAVE, phases.DATA_WAIT}
 """Phases whose waits are no part of the step's computation."""
 
@@ -177,11 +181,17 @@ class SyncProbe:
                 seconds = time.perf_counter() - began
                 self.inside -= 1
                 operators.is_on = was_on
-            if what != "to cpu" or not self.on_device or result.device.type == "cpu":
+            is_copy_away = what == "to cpu" and self.on_device and result.device.type != "cpu"
+            if not is_copy_away and not _is_of_scaler(sys._getframe(1)):
                 self.of_step.append((line, what, seconds))
             return result
 
         return watched
+
+
+def _is_of_scaler(caller: FrameType) -> bool:
+    """Tell whether a gradient scaler made a call."""
+    return Path(caller.f_code.co_filename).parts[-len(SCALER) :] == SCALER
 
 
 def _is_far(value: Any) -> bool:

@@ -215,6 +215,7 @@ def _loader_rate(
 def _with_peaks(profile: Profile, dtype: str, runner: PassRunner) -> Profile:
     """Add the measured peaks, and what follows from them: the least step and the MFU."""
     limits = profile.limits or Limits()
+    on_cpu = profile.device_kind == "cpu"
     wanted = PeaksOf(
         device_kind=profile.device_kind,
         device_name=profile.device_name,
@@ -222,6 +223,7 @@ def _with_peaks(profile: Profile, dtype: str, runner: PassRunner) -> Profile:
         dtype=dtype or "float32",
         threads=runner.machine.physical_cores,
         torch_version=str(profile.environment.get("torch", "")),
+        driver="" if on_cpu else str(runner.machine.facts.get("driver", "")),
     )
     runner.tell("the peaks of the machine")
     try:
