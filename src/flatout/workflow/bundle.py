@@ -23,6 +23,8 @@ from flatout.workflow.verdicts import row_of
 
 WORTH = 1.05
 """Smallest predicted ratio of a passenger: leaving one out again costs as much as trying it."""
+MOST_COST = 1.5
+"""Times the cost of a lever that starts at once: what costs more is tried by itself, after them."""
 PROMISES = (Numerics.ROUNDING, Numerics.PRECISION)
 """Promises of the levers that are played as one: they act on the computation. Those on the data
 change what the loader's processes and the threads leave each other, and are tried by themselves."""
@@ -79,7 +81,9 @@ def _members(ladder: Ladder, viable: Sequence[Candidate]) -> list[Candidate]:
     in_use = {_rival(name, technique_class(name).family) for name in ladder.recipe.names}
     for candidate in viable:
         rival = _rival(candidate.choice.technique, candidate.family)
-        if candidate.numerics in PROMISES and candidate.ratio >= WORTH and rival not in in_use:
+        is_member = candidate.numerics in PROMISES and candidate.ratio >= WORTH
+        # One that is slow to start would make each trial of the others as long as its own.
+        if is_member and rival not in in_use and candidate.cost_s <= MOST_COST * ladder.cost_s:
             found.setdefault(rival, candidate)
     return sorted(found.values(), key=lambda x: x.numerics.rank)
 
