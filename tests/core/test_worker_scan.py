@@ -1,6 +1,6 @@
 import json
 import math
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import pytest
 
@@ -45,5 +45,6 @@ def test_a_number_that_was_not_visited_has_no_ratio():
 
 def test_json_brings_it_back():
     found = scan(now=2, epoch_batches=7, w2=(50.0, 1.0), w4=(40.0, 1.0))
+    found = replace(found, with_threads=(replace(found.paces[0], threads=1),))
 
     assert worker_scan_from_json(json.loads(json.dumps(asdict(found)))) == found

@@ -8,14 +8,20 @@ from flatout.core.recipe import Choice, Recipe
 from flatout.core.technique import Numerics
 from flatout.core.trial import Outcome, Trial
 from flatout.workflow.ranking import Search
-from flatout.workflow.worker_scan import WorkerScans, describe, scan_of, visits
+from flatout.workflow.worker_scan import (
+    WorkerScans,
+    beside_fewer_threads,
+    describe,
+    scan_of,
+    visits,
+)
 from tests.techniques.facts import GIB, loader, machine, profile
 
 WORKERS = Choice(technique="loader_workers", settings={"num_workers": 4})
 BF16 = Choice(technique="bf16_autocast")
 SEEN = {
     "visits": [
-        {"num_workers": n, "prefetch_factor": 2, "batch_ms": ms, "start_ms": 10.0}
+        {"num_workers": n, "prefetch_factor": 2, "threads": 0, "batch_ms": ms, "start_ms": 10.0}
         for n, ms in ((0, 100.0), (2, 52.0), (4, 40.0), (4, 40.0), (0, 100.0))
     ],
     "epoch_batches": None,
@@ -91,6 +97,61 @@ def test_the_reader_is_told_what_was_seen():
     )
 
 
+def with_threads(*visits):
+    more = [
+        {"num_workers": n, "prefetch_factor": 2, "threads": 1, "batch_ms": ms, "start_ms": 10.0}
+        for n, ms in visits
+    ]
+    return SEEN | {"visits": [*SEEN["visits"], *more]}
+
+
+def test_workers_and_training_share_the_cores_by_what_each_has_to_do():
+    here = machine(usable_cores=8)
+    even = waiting(phases_ms={"data_wait": 800.0}, cpu_threads=8)
+
+    # 800 ms on a core to make a batch, and 100 ms on each of eight to train with it.
+    assert beside_fewer_threads(even, here) == [(4, 2, 4), (8, 2, 4)]
+    assert beside_fewer_threads(waiting(cpu_threads=2), machine(usable_cores=2)) == [
+        (1, 2, 1),
+        (2, 2, 1),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("facts", "cores"),
+    [
+        (waiting(kind="cuda", cpu_threads=8), 8),
+        (waiting(cpu_threads=1), 8),
+        (waiting(cpu_threads=8), 1),
+    ],
+)
+def test_where_nothing_can_be_shared_no_threads_are_taken_away(facts, cores):
+    assert beside_fewer_threads(facts, machine(usable_cores=cores)) == []
+
+
+def test_threads_stay_as_they_are_where_that_may_not_be_changed():
+    seen = []
+    for search in ({}, {"skip": ("cpu_threads",)}, {"ceiling": Numerics.EXACT}):
+        lab = LabThatSees()
+        scans(lab, **search).of(Recipe(), waiting(cpu_threads=2), 200.0)
+        seen.append([threads for _, _, threads in lab.looks[0][1]["visits"]])
+
+    assert seen == [[0] * 5 + [1, 1], [0] * 5, [0] * 5]
+
+
+def test_a_pair_is_best_only_where_the_threads_add_something():
+    slight, clear = scan_of(with_threads((2, 39.0)), 0), scan_of(with_threads((2, 30.0)), 0)
+
+    assert slight.best_pair is None
+    assert (clear.best_pair.num_workers, clear.best_pair.threads) == (2, 1)
+    assert clear.best.num_workers == 4
+    assert clear.gain(clear.best_pair) == pytest.approx(100 / 30)
+    assert describe(clear) == (
+        "workers changed under the running training, against 0 of them: 2: 1.92x, 4: 2.50x; with "
+        "threads=1 2: 3.33x; 2 are proposed with threads=1"
+    )
+
+
 def test_one_scan_serves_all_recipes_that_differ_in_their_workers_only():
     lab = LabThatSees()
     known = scans(lab)
@@ -106,7 +167,7 @@ def test_one_scan_serves_all_recipes_that_differ_in_their_workers_only():
 
 
 def test_a_step_that_still_waits_is_scanned_again_where_there_may_be_more_workers():
-    more = {"num_workers": 8, "prefetch_factor": 2, "batch_ms": 60.0, "start_ms": 10.0}
+    more = SEEN["visits"][0] | {"num_workers": 8, "batch_ms": 60.0}
     lab = LabThatSees(SEEN | {"visits": [*SEEN["visits"], more]})
     known = scans(lab)
     starved = waiting(kind="cuda")

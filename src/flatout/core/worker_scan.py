@@ -2,12 +2,14 @@
 
 import math
 import statistics
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 AS_GOOD = 1.03
 """Fewer workers whose batch takes so much longer are as good: one visit repeats to about this."""
+CLEARLY = 1.05
+"""What fewer threads beside the workers must add to be worth a second lever."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,6 +23,8 @@ class WorkerPace:
     """Time from one batch to the next, of each visit: loading and training together."""
     start_ms: float = 0.0
     """Until the first batch came."""
+    threads: int = 0
+    """Threads of the training's operations; 0 where they were left as they are."""
 
     @property
     def mean_ms(self) -> float:
@@ -39,12 +43,25 @@ class WorkerScan:
     """Batches after which workers are started anew; None where they live on."""
     stopped: str = ""
     """Why larger numbers were not visited; empty where all were."""
+    with_threads: tuple[WorkerPace, ...] = ()
+    """On a CPU: workers for which the training's operations were left fewer threads."""
 
     @property
     def best(self) -> WorkerPace:
         """The fewest workers that are as good as the fastest."""
-        fastest = min(self.whole_ms(pace) for pace in self.paces)
-        good = [pace for pace in self.paces if self.whole_ms(pace) <= AS_GOOD * fastest]
+        return self._fewest(self.paces)
+
+    @property
+    def best_pair(self) -> WorkerPace | None:
+        """The workers that are best with fewer threads beside them; None where that adds little."""
+        if not self.with_threads:
+            return None
+        pair = self._fewest(self.with_threads)
+        return pair if self.whole_ms(pair) * CLEARLY < self.whole_ms(self.best) else None
+
+    def _fewest(self, paces: tuple[WorkerPace, ...]) -> WorkerPace:
+        fastest = min(self.whole_ms(pace) for pace in paces)
+        good = [pace for pace in paces if self.whole_ms(pace) <= AS_GOOD * fastest]
         return min(good, key=lambda pace: pace.num_workers)
 
     def whole_ms(self, pace: WorkerPace) -> float:
@@ -58,10 +75,17 @@ class WorkerScan:
         seen = {pace.num_workers: self.whole_ms(pace) for pace in self.paces}
         return seen.get(than, math.nan) / seen.get(num_workers, math.nan)
 
+    def gain(self, pace: WorkerPace) -> float:
+        """Return how many times as fast as now a visited pace is; NaN where now was not seen."""
+        seen = [self.whole_ms(x) for x in self.paces if x.num_workers == self.now]
+        return (seen[0] if seen else math.nan) / self.whole_ms(pace)
+
 
 def worker_scan_from_json(plain: Mapping[str, Any]) -> WorkerScan:
     """Return the scan that `dataclasses.asdict` wrote."""
-    paces = tuple(
-        WorkerPace(**item | {"batch_ms": tuple(item["batch_ms"])}) for item in plain["paces"]
-    )
-    return WorkerScan(**{**plain, "paces": paces})
+    paces, with_threads = (_paces(plain.get(name, ())) for name in ("paces", "with_threads"))
+    return WorkerScan(**{**plain, "paces": paces, "with_threads": with_threads})
+
+
+def _paces(plain: Iterable[Mapping[str, Any]]) -> tuple[WorkerPace, ...]:
+    return tuple(WorkerPace(**{**item, "batch_ms": tuple(item["batch_ms"])}) for item in plain)

@@ -32,27 +32,34 @@ EXCLUSIVE = frozenset({"compile", "optimizer", "precision"})
 """Families whose levers are alternatives: a model is compiled once."""
 
 
-def try_bundle(ladder: Ladder, viable: Sequence[Candidate], tried: set[str]) -> bool:
+def try_bundle(
+    ladder: Ladder, viable: Sequence[Candidate], pair: Sequence[Candidate], tried: set[str]
+) -> bool:
     """Play a bundle if one is due before the first of the candidates; tell whether it was.
 
     Args:
         ladder: Where the tuning stands.
         viable: The candidates that are worth a trial, the one with the most hope first.
+        pair: Two levers that were seen to help together.
         tried: Labels of what is not to be tried by itself any more; what came in or refused is
             added.
     """
-    bundle = find_bundle(ladder, viable)
-    if len(bundle) < 2 or not _goes_first(ladder, bundle, viable[0]):
+    bundle = find_bundle(ladder, viable, pair)
+    if len(bundle) < 2 or not _goes_first(ladder, bundle, viable):
         return False
     tried |= _play(ladder, bundle)
     return True
 
 
-def find_bundle(ladder: Ladder, viable: Sequence[Candidate]) -> list[Candidate]:
-    """Return the levers to play as one; none where there is time to try each by itself."""
-    members = _members(ladder, viable)
+def find_bundle(
+    ladder: Ladder, viable: Sequence[Candidate], pair: Sequence[Candidate] = ()
+) -> list[Candidate]:
+    """Return the levers to play as one: a pair, and others where time is short."""
+    in_pair = {x.choice.technique for x in pair}
+    others = [x for x in viable if x.choice.technique not in in_pair]
+    members = [*pair, *_members(ladder, others)]
     if ladder.bundles is None:
-        return members if _is_short(ladder, viable) else []
+        return members if _is_short(ladder, [*pair, *others]) else list(pair)
     while ladder.bundles:
         half = [x for x in members if x.choice.label in ladder.bundles[0]]
         if len(half) > 1:
@@ -99,7 +106,7 @@ def _is_short(ladder: Ladder, viable: Sequence[Candidate]) -> bool:
     return ladder.budget.left_s < proof_s + sum(x.cost_s for x in viable)
 
 
-def _goes_first(ladder: Ladder, bundle: Sequence[Candidate], best: Candidate) -> bool:
+def _goes_first(ladder: Ladder, bundle: Sequence[Candidate], viable: Sequence[Candidate]) -> bool:
     """Tell whether there is time for a bundle, and no other lever promises more for its time."""
     # The pairs are played once, the start-ups of all members are paid.
     cost_s = sum(x.cost_s for x in bundle) - (len(bundle) - 1) * ladder.cost_s
@@ -107,7 +114,9 @@ def _goes_first(ladder: Ladder, bundle: Sequence[Candidate], best: Candidate) ->
     if left_over < 0 and not ladder.is_first_look:
         return False
     hope_per_s = sum(x.trust * math.log(x.ratio) for x in bundle) / max(cost_s, 1e-3)
-    return best in bundle or hope_per_s > best.hope_per_s
+    in_bundle = {x.choice.technique for x in bundle}
+    others = [x for x in viable[:1] if x.choice.technique not in in_bundle]
+    return not others or hope_per_s > others[0].hope_per_s
 
 
 def _play(ladder: Ladder, bundle: Sequence[Candidate]) -> set[str]:
@@ -126,7 +135,7 @@ def _play(ladder: Ladder, bundle: Sequence[Candidate]) -> set[str]:
         return _note_refusal(ladder, refused[0], match)
     names = tuple(x.choice.technique for x in others)
     place = len(ladder.rows)
-    row = ladder.settle(last, recipe, match, together_with=names)
+    row = ladder.settle(_all_of(bundle), recipe, match, together_with=names)
     if row.verdict is not Verdict.KEPT:
         middle = len(bundle) // 2
         ladder.bundles = [_labels(bundle[:middle]), _labels(bundle[middle:]), *waiting]
@@ -139,6 +148,12 @@ def _play(ladder: Ladder, bundle: Sequence[Candidate]) -> set[str]:
         replace(row_of(x, base, unplayed, LossCheck(status="skipped")), why=why) for x in others
     ]
     return set(_labels(bundle))
+
+
+def _all_of(bundle: Sequence[Candidate]) -> Candidate:
+    """Return the last lever with the prediction of all: its row stands for them."""
+    ratio, last = math.prod(x.ratio for x in bundle), bundle[-1]
+    return replace(last, ratio=ratio, bound=replace(last.bound, ratio=math.inf))
 
 
 def _refusing(failure: Trial | None) -> frozenset[str]:

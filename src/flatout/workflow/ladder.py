@@ -8,13 +8,14 @@ import math
 from dataclasses import replace
 
 from flatout.core.ablation import Verdict
+from flatout.core.profile import Profile
 from flatout.core.stats import Decision, Rule
 from flatout.core.trial import Trial
 from flatout.core.units import format_duration
 from flatout.workflow.bundle import WORTH, passengers_s, try_bundle
 from flatout.workflow.faults import fewer_workers
 from flatout.workflow.pairs import Match
-from flatout.workflow.ranking import TYPICAL_PAIRS, Candidate, find_companion, rank
+from flatout.workflow.ranking import TYPICAL_PAIRS, Candidate, find_companion, find_pair, rank
 from flatout.workflow.standing import FIRST_GUARD_TRIALS, FIRST_PAIRS, Ladder, Open
 
 SINGLE_PAIRS = 4
@@ -31,14 +32,20 @@ PROMISING = 1.01
 def climb(ladder: Ladder) -> None:
     """Try one lever after the other, then those that are still open, together and alone.
 
-    With too little time for that, the levers on the computation go first as one. Those that stay
-    open are played together as soon as that promises more for its time than the next lever does.
+    What was seen to help together goes first as one; with too little time for each, so do the
+    levers on the computation. Those that stay open are played together as soon as that promises
+    more for its time than the next lever does.
     """
     tried: set[str] = set()
     too_late: list[str] = []
-    while viable := _viable(ladder, tried):
-        if try_bundle(ladder, viable, tried):
+    while True:
+        looked = _looked(ladder)
+        viable = _viable(ladder, looked, tried)
+        pair = find_pair(looked, ladder.search, ladder.experience)
+        if try_bundle(ladder, viable, pair, tried):
             continue
+        if not viable:
+            break
         candidate = viable[0]
         # What saves memory only is predicted to cost time: no hope at all is not more than that.
         if ladder.has_time() and _hope_per_s(ladder) > max(0.0, candidate.hope_per_s):
@@ -92,10 +99,15 @@ def _time_needed(ladder: Ladder) -> str:
     )
 
 
-def _viable(ladder: Ladder, tried: set[str]) -> list[Candidate]:
+def _looked(ladder: Ladder) -> Profile:
+    """Return the recipe's profile with all that was seen beside its timed steps."""
+    looked = ladder.looked(ladder.profile, ladder.recipe)
+    scan = ladder.scans.of(ladder.recipe, looked, ladder.budget.left_s - ladder.reserve_s)
+    return replace(looked, worker_scan=scan)
+
+
+def _viable(ladder: Ladder, looked: Profile, tried: set[str]) -> list[Candidate]:
     """Return the candidates that are worth a trial, the most hope first; note the others."""
-    scan = ladder.scans.of(ladder.recipe, ladder.profile, ladder.budget.left_s - ladder.reserve_s)
-    looked = replace(ladder.looked(ladder.profile, ladder.recipe), worker_scan=scan)
     found = []
     for candidate in rank(looked, ladder.search, ladder.experience):
         choice = candidate.choice

@@ -7,7 +7,7 @@ tried all the same, while there is time.
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from flatout import techniques
 from flatout.core.machine import Machine
@@ -136,6 +136,37 @@ def find_companion(
         if is_new and found.choice.technique != candidate.choice.technique:
             return found if found.is_worth_a_trial else None
     return None
+
+
+def find_pair(profile: Profile, search: Search, experience: Experience) -> list[Candidate]:
+    """Return workers and the fewer threads that a scan saw to be best together; often none.
+
+    What both bring is the second one's prediction: by themselves workers without a core bring
+    little, and fewer threads without workers less than nothing.
+    """
+    scan = profile.worker_scan
+    pace = scan.best_pair if scan else None
+    if scan is None or pace is None or pace.num_workers in (scan.now, 0):
+        return []
+    wanted = {
+        "loader_workers": {
+            "num_workers": pace.num_workers,
+            "prefetch_factor": pace.prefetch_factor,
+        },
+        "cpu_threads": {"threads": pace.threads},
+    }
+    found = []
+    for name, settings in wanted.items():
+        kind = techniques.technique_class(name)
+        is_named = name in search.only if search.only else name not in search.skip
+        if not is_named or not search.ceiling.allows(kind.numerics):
+            return []
+        option = kind(**settings)
+        found.append(_candidate(name, option, profile, search.machine, experience))
+    workers, threads = found
+    both = min(scan.gain(pace), workers.bound.ratio)
+    alone = min(workers.ratio, both)
+    return [replace(workers, ratio=alone), replace(threads, ratio=both / alone)]
 
 
 def _candidate(

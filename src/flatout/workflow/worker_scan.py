@@ -5,7 +5,7 @@ tried as any other lever, in fresh pairs.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,7 +14,7 @@ from flatout.core.profile import LoaderFacts, Profile
 from flatout.core.recipe import Recipe
 from flatout.core.technique import Numerics
 from flatout.core.worker_scan import WorkerPace, WorkerScan
-from flatout.profiling.feeding import cores_of, fetch_per_step_ms, workers_now
+from flatout.profiling.feeding import cores_of, fetch_per_step_ms, loading, workers_now
 from flatout.techniques.data.loader_workers import (
     DEFAULT_PREFETCH,
     MEMORY_SHARE,
@@ -27,7 +27,7 @@ from flatout.workflow.lab import Lab, key_of
 from flatout.workflow.passes import find_seen
 from flatout.workflow.ranking import Search
 
-LEVER = "loader_workers"
+LEVER, THREADS = "loader_workers", "cpu_threads"
 COMPANIONS = (LEVER, "persistent_workers")
 """Levers after which a scan still holds: they are what it is about."""
 MOST_S = 40.0
@@ -68,7 +68,8 @@ class WorkerScans:
         key = _key(recipe)
         max_s = min(MOST_S, (LATER_SHARE if self.known else TIME_SHARE) * left_s)
         if key not in self.known and max_s >= LEAST_S and self._is_due(profile):
-            self.known[key] = scan(self.lab, recipe, profile, max_s)
+            may_thread = self._allows(THREADS, Numerics.ROUNDING)
+            self.known[key] = scan(self.lab, recipe, profile, max_s, may_thread=may_thread)
             self.latest = self.known[key]
         return self.known.get(key, self.latest)
 
@@ -90,22 +91,35 @@ class WorkerScans:
         return [describe(scan) for scan in self.known.values() if scan is not None]
 
     def _is_wanted(self, profile: Profile) -> bool:
-        search = self.search
-        if LEVER in search.skip or (search.only and LEVER not in search.only):
-            return False
-        if not search.ceiling.allows(Numerics.EXACT) or len(profile.ranks) > 1:
+        if not self._allows(LEVER, Numerics.EXACT) or len(profile.ranks) > 1:
             return False
         loaders = profile.training_loaders
         if len(loaders) != 1 or loaders[0].is_iterable:
             return False
         return is_starved(profile) or is_crowded(profile)
 
+    def _allows(self, lever: str, promise: Numerics) -> bool:
+        search = self.search
+        is_named = lever in search.only if search.only else lever not in search.skip
+        return is_named and search.ceiling.allows(promise)
 
-def scan(lab: Lab, recipe: Recipe, profile: Profile, max_s: float) -> WorkerScan | None:
-    """Run the script once, changing its number of workers; None where that did not work."""
+
+def scan(
+    lab: Lab, recipe: Recipe, profile: Profile, max_s: float, *, may_thread: bool = False
+) -> WorkerScan | None:
+    """Run the script once, changing its number of workers; None where that did not work.
+
+    Args:
+        lab: Runs the script.
+        recipe: The recipe so far.
+        profile: Its step.
+        max_s: Time for all visits.
+        may_thread: Whether the training's threads may be changed, too.
+    """
+    fewer_threads = beside_fewer_threads(profile, lab.machine) if may_thread else []
     options = {
         "address": profile.training_loaders[0].address,
-        "prefetch": visits(profile, lab.machine),
+        "visits": [(*visit, 0) for visit in visits(profile, lab.machine)] + fewer_threads,
         "max_s": max_s,
         "visits_all": profile.device_kind == "cpu",
         "whole_epochs": has_short_epochs(profile),
@@ -140,6 +154,27 @@ def visits(profile: Profile, machine: Machine) -> list[tuple[int, int]]:
     return [(now, _prefetch(loader, now, machine)), *_fitting(counts, loader, machine)]
 
 
+def beside_fewer_threads(profile: Profile, machine: Machine) -> list[tuple[int, int, int]]:
+    """Return workers to visit while the training leaves them cores: theirs, prefetch, threads.
+
+    Where making batches and training work on the same cores, each gets its part of them by what it
+    has to do; twice the workers as well, since a worker that is ahead waits for the loop.
+    """
+    cores, threads = cores_of(profile, machine), profile.cpu_threads
+    if profile.device_kind != "cpu" or min(cores, threads) < 2:
+        return []
+    (loader,) = profile.training_loaders
+    load = loading(profile, cores)
+    if load.blocked_ms > load.cpu_ms:
+        return []  # workers that wait need no core
+    rest_ms = max(profile.step_ms.median - profile.phases_ms["data_wait"], 1e-3)
+    part = load.cpu_ms / (load.cpu_ms + rest_ms * min(threads, cores))
+    workers = min(max(1, round(part * cores)), cores - 1)
+    left = min(cores - workers, threads - 1)
+    counts = [n for n in (workers, 2 * workers) if n != workers_now(profile)]
+    return [(*visit, left) for visit in _fitting(counts, loader, machine)]
+
+
 def _fitting(counts: list[int], loader: LoaderFacts, machine: Machine) -> list[tuple[int, int]]:
     found = [(number, _prefetch(loader, number, machine)) for number in counts]
     return [(number, prefetch) for number, prefetch in found if prefetch]
@@ -154,20 +189,25 @@ def _prefetch(loader: LoaderFacts, workers: int, machine: Machine) -> int:
 
 def scan_of(seen: Mapping[str, Any], now: int) -> WorkerScan | None:
     """Return the scan from the probe's visits; None where the present number was not seen."""
-    by_number: dict[int, list[Mapping[str, Any]]] = {}
+    groups: dict[tuple[int, int], list[Mapping[str, Any]]] = {}
     for visit in seen["visits"]:
-        by_number.setdefault(visit["num_workers"], []).append(visit)
-    if now not in by_number or len(by_number) < 2:
+        groups.setdefault((visit["threads"], visit["num_workers"]), []).append(visit)
+    if (0, now) not in groups or len(groups) < 2:
         return None
-    paces = tuple(_pace(number, group) for number, group in sorted(by_number.items()))
+    paces = [_pace(groups[key]) for key in sorted(groups)]
     return WorkerScan(
-        now=now, paces=paces, epoch_batches=seen["epoch_batches"], stopped=seen["stopped"]
+        now=now,
+        paces=tuple(pace for pace in paces if not pace.threads),
+        with_threads=tuple(pace for pace in paces if pace.threads),
+        epoch_batches=seen["epoch_batches"],
+        stopped=seen["stopped"],
     )
 
 
-def _pace(number: int, group: Sequence[Mapping[str, Any]]) -> WorkerPace:
+def _pace(group: Sequence[Mapping[str, Any]]) -> WorkerPace:
     return WorkerPace(
-        num_workers=number,
+        num_workers=group[0]["num_workers"],
+        threads=group[0]["threads"],
         prefetch_factor=group[0]["prefetch_factor"],
         batch_ms=tuple(visit["batch_ms"] for visit in group),
         start_ms=min(visit["start_ms"] for visit in group),
@@ -176,16 +216,24 @@ def _pace(number: int, group: Sequence[Mapping[str, Any]]) -> WorkerPace:
 
 def describe(scan: WorkerScan) -> str:
     """Say what was seen, as ratios to the present number of workers."""
-    numbers = [pace.num_workers for pace in scan.paces if pace.num_workers != scan.now]
-    shown = ", ".join(f"{number}: {scan.ratio(number, than=scan.now):.2f}x" for number in numbers)
-    best = scan.best.num_workers
+    paces = [pace for pace in scan.paces if pace.num_workers != scan.now]
+    shown = _gains(scan, paces)
+    if scan.with_threads:
+        threads = scan.with_threads[0].threads
+        shown += f"; with threads={threads} {_gains(scan, scan.with_threads)}"
     why = f"; {scan.stopped}" if scan.stopped else ""
+    best = scan.best_pair or scan.best
+    if best.num_workers == scan.now:
+        return f"workers changed under the running training: {shown}; none beats {scan.now}{why}"
+    both = f" with threads={best.threads}" if best.threads else ""
     return (
         f"workers changed under the running training, against {scan.now} of them: {shown}; "
-        f"{best} are proposed{why}"
-        if best != scan.now
-        else f"workers changed under the running training: {shown}; none beats {scan.now}{why}"
+        f"{best.num_workers} are proposed{both}{why}"
     )
+
+
+def _gains(scan: WorkerScan, paces: Iterable[WorkerPace]) -> str:
+    return ", ".join(f"{pace.num_workers}: {scan.gain(pace):.2f}x" for pace in paces)
 
 
 def _key(recipe: Recipe) -> str:

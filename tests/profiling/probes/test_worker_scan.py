@@ -1,9 +1,12 @@
 """The number of workers changed on the way, in real trainings."""
 
+from types import SimpleNamespace
+
 import pytest
+import torch
 
 from flatout.core.trial import Outcome
-from flatout.profiling.probes.worker_scan import Visit, again, is_stuck, turned
+from flatout.profiling.probes.worker_scan import Scan, Visit, again, is_stuck, turned
 from tests.profiling.probes.probed import SCRIPTS, probed
 
 ENDLESS = 10**9
@@ -55,15 +58,33 @@ def test_numbers_that_bring_nothing_end_the_climb():
 def test_the_best_and_the_present_number_are_visited_again():
     first = visited((0, 1.0), (1, 0.8), (2, 0.52), (4, 0.5))
 
-    assert again(first) == [(4, 2), (2, 2), (0, 2)]
+    assert again(first) == [(4, 2, 0), (2, 2, 0), (0, 2, 0)]
     second = visited((4, 0.5), (2, 0.52), (0, 1.0))
-    assert turned([*first, *second]) == [(0, 2), (2, 2), (4, 2)]
+    assert turned([*first, *second]) == [(0, 2, 0), (2, 2, 0), (4, 2, 0)]
+    one_thread = Visit(2, 2, 0.0, threads=1, batches=10, seconds=5.0)
+    assert again([*first, one_thread]) == [(2, 2, 1), (4, 2, 0), (2, 2, 0), (0, 2, 0)]
+
+
+def test_the_training_has_its_own_threads_back_after_a_visit_with_fewer():
+    own = torch.get_num_threads()
+    scan = Scan(SimpleNamespace(clock=SimpleNamespace(now=lambda: 0.0)), {})
+    scan.loader = torch.utils.data.DataLoader([1, 2])
+    scan.ahead = [(0, 0, 0), (0, 0, own + 1), (0, 0, own + 2), (0, 0, 0)]
+    seen = []
+    try:
+        while scan.ahead:
+            scan._next_visit()
+            seen.append(torch.get_num_threads() - own)
+    finally:
+        torch.set_num_threads(own)
+
+    assert seen == [0, 1, 2, 0]
 
 
 @pytest.fixture(scope="module")
 def slow_data():
     """Return the trial of a script whose samples wait, 50 of them a second for each worker."""
-    probes = {"worker_scan": options(prefetch=[(0, 0), (1, 2), (3, 2)])}
+    probes = {"worker_scan": options(visits=[(0, 0, 0), (1, 2, 0), (3, 2, 0), (1, 2, 1)])}
     return probed(SCRIPTS / "slow_data.py", "0", probes=probes, steps=ENDLESS)
 
 
@@ -80,9 +101,10 @@ def test_a_training_that_waits_for_its_samples_is_faster_with_a_worker(slow_data
     visits = slow_data.details["probes"]["worker_scan"]["visits"]
     order = [visit["num_workers"] for visit in visits]
     # Up over all of them, and back and up again over the best and the present one.
-    assert order[:3] == [0, 1, 3]
-    assert order[3:] == [*reversed(order[-len(order[3:]) // 2 :]), *order[-len(order[3:]) // 2 :]]
-    assert {0} < set(order[3:]) <= {0, 1, 3}
+    assert order[:4] == [0, 1, 3, 1]
+    assert [visit["threads"] for visit in visits[:4]] == [0, 0, 0, 1]
+    assert order[4:] == [*reversed(order[-len(order[4:]) // 2 :]), *order[-len(order[4:]) // 2 :]]
+    assert {0} < set(order[4:]) <= {0, 1, 3}
     # 4 samples of 20 ms and a step of 200 ms: after each other, or beside each other.
     best = best_ms(visits)
     assert best[0] > 279
@@ -106,7 +128,8 @@ def test_the_run_ends_with_the_scan_and_no_worker_outlives_it(slow_data):
 
 @pytest.mark.slow
 def test_short_epochs_are_visited_whole():
-    probes = {"worker_scan": options(prefetch=[(0, 0), (2, 2)], whole_epochs=True, max_s=100.0)}
+    visits = [(0, 0, 0), (2, 2, 0)]
+    probes = {"worker_scan": options(visits=visits, whole_epochs=True, max_s=100.0)}
 
     trial = probed(SCRIPTS / "slow_data.py", "0", "24", probes=probes, steps=ENDLESS)
 

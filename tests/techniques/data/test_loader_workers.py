@@ -236,6 +236,16 @@ def test_on_the_cpu_a_scan_without_a_clear_gain_proves_nothing_against_workers()
     assert LoaderWorkers.candidates(none, here) == expected[:1]
 
 
+def test_a_scan_that_left_cores_to_the_workers_proves_that_more_are_no_use():
+    facts = scanned(w0=110.0, w1=120.0, w8=100.0)
+    one_thread = WorkerPace(num_workers=2, prefetch_factor=2, batch_ms=(105.0,), threads=1)
+    seen = replace(facts.worker_scan, with_threads=(one_thread,))
+
+    found = LoaderWorkers.candidates(replace(facts, worker_scan=seen), machine(usable_cores=2))
+
+    assert [x.num_workers for x in found] == [8]
+
+
 def test_beside_a_gpu_a_slight_gain_tells_enough():
     facts = replace(scanned(w0=110.0, w1=120.0, w8=100.0), device_kind="cuda")
 

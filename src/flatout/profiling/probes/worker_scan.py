@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.utils.data.dataloader as loading
 
 from flatout.profiling.worker_log import read_pss
@@ -40,12 +41,12 @@ ROUNDS = 3
 def start(session: Session, options: Mapping[str, Any]) -> "Scan":
     """Scan the loader at `options["address"]`.
 
-    `options["prefetch"]` has pairs of workers and `prefetch_factor` in the order of the visits, the
-    present number first. `options["max_s"]` bounds the whole, `options["room_bytes"]` the workers'
-    memory. `options["visits_all"]` goes on where more workers bring nothing: threads of a training
-    on the CPU that spin hide the gain of many workers behind the loss of a few.
-    `options["whole_epochs"]` makes each visit one epoch, the start and the end of its workers
-    included: short epochs are mostly that.
+    `options["visits"]` has workers, `prefetch_factor` and the training's threads (0: as they are)
+    in the order of the visits, the present number first. `options["max_s"]` bounds the whole,
+    `options["room_bytes"]` the workers' memory. `options["visits_all"]` goes on where more workers
+    bring nothing: threads of a training on the CPU that spin hide the gain of many workers behind
+    the loss of a few. `options["whole_epochs"]` makes each visit one epoch, the start and the end
+    of its workers included: short epochs are mostly that.
     """
     scan = Scan(session, options)
     scan.install()
@@ -59,6 +60,8 @@ class Visit:
     workers: int
     prefetch: int
     began: float
+    threads: int = 0
+    """Threads of the training's operations; 0 for as many as the script has."""
     start_s: float = 0.0
     last: float | None = None
     """When the batch before came; None where time since then is not the training's."""
@@ -66,6 +69,16 @@ class Visit:
     """Batches still to come that were begun before the training took its share of the cores."""
     batches: int = 0
     seconds: float = 0.0
+
+    @property
+    def setting(self) -> tuple[int, int, int]:
+        """What was visited: workers, `prefetch_factor`, threads."""
+        return self.workers, self.prefetch, self.threads
+
+    @property
+    def batch_s(self) -> float:
+        """The pace."""
+        return self.seconds / self.batches
 
     def saw(self, moment: float) -> None:
         """Count a batch that came at a moment."""
@@ -101,8 +114,10 @@ class Scan:
     visits: list[Visit] = field(default_factory=list)
     is_over: bool = False
     stopped: str = ""
-    ahead: list[tuple[int, int]] = field(default_factory=list)
-    """Numbers still to visit."""
+    ahead: list[tuple[int, int, int]] = field(default_factory=list)
+    """Workers, `prefetch_factor` and threads still to visit."""
+    threads: int = 0
+    """The script's own, while a visit has others."""
     rounds: int = 1
     loader: Any = None
     inner: Any = None
@@ -115,7 +130,7 @@ class Scan:
 
     def install(self) -> None:
         """Stand in where torch makes an iterator: what the seams put around it stays."""
-        self.ahead = [(int(n), int(prefetch)) for n, prefetch in self.options["prefetch"]]
+        self.ahead = [(int(n), int(pre), int(t)) for n, pre, t in self.options["visits"]]
         make = dataloader.DataLoader._get_iterator
         self.make = make
 
@@ -194,7 +209,8 @@ class Scan:
                 {
                     "num_workers": visit.workers,
                     "prefetch_factor": visit.prefetch,
-                    "batch_ms": 1e3 * visit.seconds / visit.batches,
+                    "threads": visit.threads,
+                    "batch_ms": 1e3 * visit.batch_s,
                     "start_ms": 1e3 * visit.start_s,
                     "batches": visit.batches,
                 }
@@ -205,8 +221,13 @@ class Scan:
         }
 
     def _next_visit(self) -> None:
-        workers, prefetch = self.ahead.pop(0)
-        self.visits.append(Visit(workers, prefetch, self.session.clock.now()))
+        workers, prefetch, threads = self.ahead.pop(0)
+        before = self.visits[-1].threads if self.visits else 0
+        if not before:
+            self.threads = torch.get_num_threads()
+        if threads != before:
+            torch.set_num_threads(threads or self.threads)
+        self.visits.append(Visit(workers, prefetch, self.session.clock.now(), threads))
         self._make_inner()
 
     def _make_inner(self) -> None:
@@ -277,30 +298,26 @@ def with_workers(loader: Any, workers: int, prefetch: int) -> Any:
 
 def is_stuck(visits: Sequence[Visit]) -> bool:
     """Tell whether the latest visits brought no progress."""
-    paces = [visit.seconds / visit.batches for visit in visits if visit.batches]
+    paces = [visit.batch_s for visit in visits if visit.batches]
     if len(paces) <= PATIENCE:
         return False
     best = min(paces[:-PATIENCE])
     return all(pace * PROGRESS > best for pace in paces[-PATIENCE:])
 
 
-def again(visits: Sequence[Visit]) -> list[tuple[int, int]]:
+def again(visits: Sequence[Visit]) -> list[tuple[int, int, int]]:
     """Return the numbers to visit a second time: the best and the present one, the latest first."""
     seen = [visit for visit in visits if visit.batches]
     if len(seen) < 2:
         return []
-    best = min(visit.seconds / visit.batches for visit in seen)
-    near = [
-        visit
-        for visit in seen
-        if visit is seen[0] or visit.seconds / visit.batches <= CONTENDERS * best
-    ]
-    return [(visit.workers, visit.prefetch) for visit in reversed(near)]
+    best = min(visit.batch_s for visit in seen)
+    near = [x for x in seen if x is seen[0] or x.batch_s <= CONTENDERS * best]
+    return [visit.setting for visit in reversed(near)]
 
 
-def turned(visits: Sequence[Visit]) -> list[tuple[int, int]]:
+def turned(visits: Sequence[Visit]) -> list[tuple[int, int, int]]:
     """Return the numbers of the second round in the opposite order."""
-    numbers = [(visit.workers, visit.prefetch) for visit in reversed(visits)]
+    numbers = [visit.setting for visit in reversed(visits)]
     first = [number for place, number in enumerate(numbers) if number not in numbers[:place]]
     return [number for number in first if numbers.count(number) > 1]
 

@@ -164,6 +164,9 @@ def is_telling(profile: Profile) -> bool:
     scan = profile.worker_scan
     if scan is None:
         return False
+    # Workers with fewer threads beside them were seen as well: that is the other half of the cores.
+    if scan.with_threads:
+        return True
     best = scan.ratio(scan.best.num_workers, than=scan.now)
     return profile.device_kind != "cpu" or best >= CLEAR
 
