@@ -49,20 +49,23 @@ class WorkerScan:
     @property
     def best(self) -> WorkerPace:
         """The fewest workers that are as good as the fastest."""
-        return self._fewest(self.paces)
+        return min(self._as_good(self.paces), key=lambda pace: pace.num_workers)
 
     @property
     def best_pair(self) -> WorkerPace | None:
-        """The workers that are best with fewer threads beside them; None where that adds little."""
+        """The workers that are best with fewer threads beside them; None where that adds little.
+
+        Of as good ones the most: the cores are short, and levers that make the computation shorter
+        will leave more of them to the workers.
+        """
         if not self.with_threads:
             return None
-        pair = self._fewest(self.with_threads)
+        pair = max(self._as_good(self.with_threads), key=lambda pace: pace.num_workers)
         return pair if self.whole_ms(pair) * CLEARLY < self.whole_ms(self.best) else None
 
-    def _fewest(self, paces: tuple[WorkerPace, ...]) -> WorkerPace:
+    def _as_good(self, paces: tuple[WorkerPace, ...]) -> list[WorkerPace]:
         fastest = min(self.whole_ms(pace) for pace in paces)
-        good = [pace for pace in paces if self.whole_ms(pace) <= AS_GOOD * fastest]
-        return min(good, key=lambda pace: pace.num_workers)
+        return [pace for pace in paces if self.whole_ms(pace) <= AS_GOOD * fastest]
 
     def whole_ms(self, pace: WorkerPace) -> float:
         """Return the time of one batch with its part of an epoch's start."""
