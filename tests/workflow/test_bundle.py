@@ -88,7 +88,7 @@ def test_the_row_that_stands_for_all_has_the_farthest_reaching_promise(tmp_path)
     (kept,) = ablation.kept
     others = [row for row in ablation.rows if row is not kept and row.stage == "add"]
     assert (kept.choice.technique, kept.numerics) == ("bf16_autocast", "precision")
-    assert {row.verdict for row in others} == {Verdict.INCONCLUSIVE}
+    assert {row.verdict for row in others} == {Verdict.TOGETHER}
     assert {row.why for row in others} == {
         "not tried alone; it came in together with bf16_autocast"
     }

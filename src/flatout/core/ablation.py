@@ -17,6 +17,8 @@ class Verdict(Enum):
     """What was decided about one lever."""
 
     KEPT = "kept"
+    TOGETHER = "together"
+    """It was kept as one with others: the row that names them has the comparison."""
     NO_EFFECT = "no_effect"
     WORSE = "worse"
     INCONCLUSIVE = "inconclusive"

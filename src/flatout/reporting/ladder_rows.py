@@ -89,7 +89,7 @@ def _levers(ablation: Ablation) -> Iterator[LadderRow]:
             memory=memory_words(row.peak_bytes),
             loss_check=loss_words(row.loss_check),
             verdict=verdict_words(row),
-            is_kept=row.verdict is Verdict.KEPT,
+            is_kept=row.verdict in (Verdict.KEPT, Verdict.TOGETHER),
             times_baseline=so_far * pair.ratio if pair and _has_end(pair) else None,
             whisker=_scaled(pair.interval, so_far) if pair else None,
         )

@@ -26,6 +26,7 @@ PHASE_WORDS = {
 
 VERDICT_WORDS = {
     Verdict.KEPT: "kept",
+    Verdict.TOGETHER: "kept together",
     Verdict.NO_EFFECT: "too small",
     Verdict.WORSE: "slower",
     Verdict.INCONCLUSIVE: "inconclusive",

@@ -143,9 +143,11 @@ def _play(ladder: Ladder, bundle: Sequence[Candidate]) -> set[str]:
     ladder.bundles = waiting
     ladder.passengers |= {*names, last.choice.technique}
     unplayed = Match(decision=Decision.UNDECIDED, comparison=None, base=None, candidate=None)
+    skipped = LossCheck(status="skipped")
     why = f"not tried alone; it came in together with {last.choice.technique}"
     ladder.rows[place:place] = [
-        replace(row_of(x, base, unplayed, LossCheck(status="skipped")), why=why) for x in others
+        replace(row_of(x, base, unplayed, skipped), verdict=Verdict.TOGETHER, why=why)
+        for x in others
     ]
     return set(_labels(bundle))
 

@@ -220,7 +220,7 @@ def _try_together(ladder: Ladder) -> None:
         for item in others:
             place = ladder.rows.index(item.row)
             why = f"undecided alone; it came in together with {row.choice.technique}"
-            ladder.rows[place] = replace(item.row, why=why)
+            ladder.rows[place] = replace(item.row, verdict=Verdict.TOGETHER, why=why)
 
 
 def _try_longer(ladder: Ladder) -> None:
