@@ -6,7 +6,7 @@ import pytest
 from PIL import Image, ImageFile, UnidentifiedImageError
 
 from flatout.core.errors import NotApplicable
-from flatout.data.decoders import Decoder, load_decoder
+from flatout.data.decoders import Decoder, installed, load_decoder
 from flatout.data.pillow import swap_decoder
 from flatout.data.swapping import FIRST_COMPARED, InWorker
 from tests.data.photographs import photograph
@@ -29,13 +29,19 @@ def jpeg(number=0, **options):
     return file.getvalue()
 
 
+def turned(orientation):
+    """Return EXIF that says how a picture is to be turned."""
+    return b"Exif\0\0MM\0*\0\0\0\x08\0\x01\x01\x12\0\x03\0\0\0\x01\0%c\0\0\0\0\0\0" % orientation
+
+
 KINDS = [
     {},
     {"subsampling": "4:4:4"},
     {"subsampling": "4:2:2", "quality": 30},
     {"progressive": True},
     {"restart_marker_rows": 1},
-    {"exif": b"Exif\0\0MM\0*\0\0\0\x08\0\x01\x01\x12\0\x03\0\0\0\x01\0\x06\0\0\0\0\0\0"},
+    {"exif": turned(6)},
+    {"exif": turned(3)},
     {"keep_rgb": True},
 ]
 
@@ -153,10 +159,13 @@ def test_a_decoder_that_gives_other_pixels_is_given_up():
     assert swap.made == 0
 
 
-def test_opencv_gives_the_same_pixels_too():
-    pytest.importorskip("cv2")
-    swap = swap_decoder(load_decoder("opencv"))
-    files = [jpeg(number, **KINDS[5]) for number in range(2 * FIRST_COMPARED)]
+@pytest.mark.parametrize("options", KINDS)
+@pytest.mark.parametrize("name", ["torchcodec", "opencv"])
+def test_the_other_decoders_give_the_same_pixels_too(name, options):
+    if name not in installed():
+        pytest.skip(f"needs {name}")
+    swap = swap_decoder(load_decoder(name))
+    files = [jpeg(number, **options) for number in range(2 * FIRST_COMPARED)]
     try:
         found = [Image.open(io.BytesIO(data)).tobytes() for data in files]
     finally:
@@ -171,6 +180,20 @@ def test_a_missing_package_is_named(monkeypatch):
 
     with pytest.raises(NotApplicable, match=r"pip install 'flatout\[jpeg\]'"):
         load_decoder("simplejpeg")
+
+
+def test_a_torchcodec_without_image_decoders_counts_as_missing(tmp_path, monkeypatch):
+    (tmp_path / "torchcodec").mkdir()
+    (tmp_path / "torchcodec/__init__.py").write_text("import no_such_library")
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in [name for name in sys.modules if name.partition(".")[0] == "torchcodec"]:
+        monkeypatch.delitem(sys.modules, name)
+
+    assert "torchcodec" not in installed()
+    (tmp_path / "torchcodec/libtorchcodec_image.so").touch()
+    assert "torchcodec" in installed()
+    with pytest.raises(NotApplicable, match="that fits this torch"):
+        load_decoder("torchcodec")
 
 
 def test_a_worker_swaps_and_then_does_what_the_script_asked():

@@ -9,17 +9,30 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
 
 from flatout.core.errors import NotApplicable
 
-PACKAGES = {"simplejpeg": "simplejpeg", "opencv": "cv2"}
-"""Name of the decoder -> module that has it, the fastest first."""
+Name: TypeAlias = Literal["simplejpeg", "torchcodec", "opencv"]
+PACKAGES: dict[Name, str] = {
+    "simplejpeg": "simplejpeg",
+    "torchcodec": "torchcodec",
+    "opencv": "cv2",
+}
+"""Name of the decoder -> module that has it, in the order in which they are offered."""
+HINTS = {
+    "simplejpeg": "pip install 'flatout[jpeg]'",
+    "torchcodec": "install a torchcodec with image decoders (0.16 or newer) that fits this torch",
+    "opencv": "install opencv-python",
+}
 
 MEASURED = 9
 """Times that both decoders are timed, in turns; the best of each counts."""
 UNKNOWN_RATIO = 0.7
 """0.67 to 0.84 were measured with Pillow 13 on two machines, 1.0 on a third."""
+APP1, COMMENT, SCAN = b"\xe1", b"\xfe", b"\xda"
+"""Markers of a JPEG: of a block that may be EXIF, of a comment, and of the picture itself."""
 MAX_BUFFERS = 8
 """Images in flight in one thread whose memory is kept."""
 
@@ -35,26 +48,38 @@ class Decoder:
     """Order of the channels, in Pillow's words."""
 
 
-def installed() -> tuple[str, ...]:
+def installed() -> tuple[Name, ...]:
     """Return the names of the decoders whose packages are there, importing none."""
-    return tuple(name for name, module in PACKAGES.items() if importlib.util.find_spec(module))
+    return tuple(name for name in PACKAGES if _is_installed(name))
 
 
-def load_decoder(name: str) -> Decoder:
+def _is_installed(name: Name) -> bool:
+    spec = importlib.util.find_spec(PACKAGES[name])
+    if spec is None or name != "torchcodec":
+        return spec is not None
+    # Looked for by file: before 0.16 it decoded videos only, and importing it imports torch.
+    folders = spec.submodule_search_locations or ()
+    return any(any(Path(folder).glob("libtorchcodec_image.*")) for folder in folders)
+
+
+def load_decoder(name: Name) -> Decoder:
     """Return a decoder by name.
 
     Raises:
-        NotApplicable: if its package is not installed.
+        NotApplicable: if its package is not installed, or does not load.
     """
+    makers: dict[Name, Callable[[], Decoder]]
+    makers = {"simplejpeg": _simplejpeg, "torchcodec": _torchcodec, "opencv": _opencv}
     try:
-        return _simplejpeg() if name == "simplejpeg" else _opencv()
-    except ImportError as error:
-        hint = "pip install 'flatout[jpeg]'" if name == "simplejpeg" else "install opencv-python"
-        raise NotApplicable(f"{PACKAGES[name]} cannot be imported ({error}); {hint}") from error
+        return makers[name]()
+    except (ImportError, OSError) as error:
+        # A wheel for another torch fails in the loader of its libraries.
+        why = f"{PACKAGES[name]} cannot be imported ({error}); {HINTS[name]}"
+        raise NotApplicable(why) from error
 
 
 @functools.cache
-def decoding_ratio(name: str) -> float:
+def decoding_ratio(name: Name) -> float:
     """Return a decoder's time over Pillow's for the same photograph, on this machine and now.
 
     `UNKNOWN_RATIO` where one of the two is not installed. It depends on Pillow's version above all:
@@ -124,6 +149,31 @@ def _simplejpeg() -> Decoder:
         return simplejpeg.decode_jpeg(data, colorspace="RGBX", buffer=buffer)
 
     return Decoder(name="simplejpeg", decode=decode, layout="RGBX")
+
+
+def _torchcodec() -> Decoder:
+    from torchcodec.decoders import decode_jpeg
+
+    def decode(data: bytes) -> Any:
+        # Channels first by its strides only: in memory they are last, so this is no copy.
+        return decode_jpeg(without_exif(data), mode="RGB").permute(1, 2, 0).numpy()
+
+    return Decoder(name="torchcodec", decode=decode, layout="RGB")
+
+
+def without_exif(data: bytes) -> bytes:
+    r"""Return a JPEG whose EXIF blocks are marked as comments: torchcodec turns pictures by them.
+
+    >>> without_exif(b"\xff\xd8\xff\xe1\x00\x0aExif\0\0MM\xff\xda\x00\x02")[:6]
+    b'\xff\xd8\xff\xfe\x00\n'
+    """
+    place = 2
+    # Segments up to the picture: a marker, then a length that counts its own two bytes.
+    while data[place : place + 1] == b"\xff" and data[place + 1 : place + 2] != SCAN:
+        if data[place + 1 : place + 2] == APP1:
+            data = data[: place + 1] + COMMENT + data[place + 2 :]
+        place += 2 + int.from_bytes(data[place + 2 : place + 4], "big")
+    return data
 
 
 def _opencv() -> Decoder:

@@ -128,10 +128,11 @@ def test_both_decoders_are_timed_here_and_one_that_is_missing_is_not():
     assert decoders.decoding_ratio("opencv") > 0
 
 
-def test_opencv_is_offered_where_it_is_all_there_is(monkeypatch):
-    monkeypatch.setattr(decoders, "installed", lambda: ("opencv",))
+@pytest.mark.parametrize("there", [("opencv",), ("torchcodec", "opencv"), ("simplejpeg", "opencv")])
+def test_the_first_of_those_that_are_there_is_offered(monkeypatch, there):
+    monkeypatch.setattr(decoders, "installed", lambda: there)
 
-    assert FastDecode.candidates(starved(), machine()) == [FastDecode(decoder="opencv")]
+    assert FastDecode.candidates(starved(), machine()) == [FastDecode(decoder=there[0])]
 
 
 @pytest.mark.parametrize("facts", [starved(wait_ms=1.0), starved(batch_bytes=8_000), profile()])

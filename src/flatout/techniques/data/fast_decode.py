@@ -13,7 +13,7 @@ the first images of each kind in every worker, and on one in 256 after that.
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, final
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, final
 
 from flatout.core.machine import Machine
 from flatout.core.profile import Profile
@@ -21,6 +21,9 @@ from flatout.core.technique import Effect, Numerics, Technique
 from flatout.data.swapping import InWorker, Way, put_under
 from flatout.profiling.feeding import fed_change_ms, share_of
 from flatout.techniques.data.device_preprocess import waits_for_pictures
+
+if TYPE_CHECKING:
+    from flatout.data.decoders import Name
 
 NO_GAIN = 0.99
 """A decoder that is no faster is predicted to bring nothing that a trial could show."""
@@ -42,7 +45,7 @@ In the data set, for colour JPEGs:
 + image = Image.fromarray(simplejpeg.decode_jpeg(open(path, "rb").read()))
 """
 
-    decoder: Literal["simplejpeg", "opencv"] = "simplejpeg"
+    decoder: Literal["simplejpeg", "torchcodec", "opencv"] = "simplejpeg"
     """The library that decodes."""
 
     @classmethod
@@ -54,7 +57,7 @@ In the data set, for colour JPEGs:
         from flatout.data.decoders import installed
 
         found = installed()
-        return [cls(decoder="opencv")] if found == ("opencv",) else [cls()]
+        return [cls(decoder=found[0])] if found else [cls()]
 
     def predict(self, profile: Profile, machine: Machine) -> Effect:
         """Take off decoding what the other library saves, as both decode a picture here and now."""
@@ -76,7 +79,7 @@ class SwapInWorker(InWorker):
     """A worker that swaps the decoder first."""
 
 
-def decode_fast(loader: Any, decoder: str = "simplejpeg") -> Any:
+def decode_fast(loader: Any, decoder: "Name" = "simplejpeg") -> Any:
     """Let a `DataLoader`'s Pillow images be decoded by another library, bit for bit the same.
 
     The first samples are made both ways in forked copies of the process and compared. Call it
@@ -97,7 +100,7 @@ def decode_fast(loader: Any, decoder: str = "simplejpeg") -> Any:
     return put_under(loader, way, SwapInWorker)
 
 
-def swap(decoder: str) -> Any:
+def swap(decoder: "Name") -> Any:
     """Swap the decoder of this process; return what becomes of it."""
     from flatout.data.decoders import load_decoder
     from flatout.data.pillow import swap_decoder
