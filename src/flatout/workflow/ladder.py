@@ -41,7 +41,7 @@ def climb(ladder: Ladder) -> None:
     while True:
         looked = _looked(ladder)
         viable = _viable(ladder, looked, tried)
-        pair = find_pair(looked, ladder.search, ladder.experience)
+        pair = _pair(ladder, looked)
         if try_bundle(ladder, viable, pair, tried):
             continue
         if not viable:
@@ -104,6 +104,13 @@ def _looked(ladder: Ladder) -> Profile:
     looked = ladder.looked(ladder.profile, ladder.recipe)
     scan = ladder.scans.of(ladder.recipe, looked, ladder.budget.left_s - ladder.reserve_s)
     return replace(looked, worker_scan=scan)
+
+
+def _pair(ladder: Ladder, looked: Profile) -> list[Candidate]:
+    """Return the two levers that a scan saw to help together, while neither is in use."""
+    pair = find_pair(looked, ladder.search, ladder.experience)
+    in_use = ladder.settled.union(ladder.recipe.names)
+    return [] if any(x.choice.technique in in_use for x in pair) else pair
 
 
 def _viable(ladder: Ladder, looked: Profile, tried: set[str]) -> list[Candidate]:
