@@ -40,6 +40,35 @@ def test_tensors_are_taken_as_they_are():
     assert resident.bytes == 48
 
 
+class Mixed(Numbers):
+    """Samples whose batches depend on which sample comes first in them."""
+
+    def __init__(self, count, change):
+        super().__init__(count)
+        self.change = change
+
+    def __getitem__(self, index):
+        sample = {"x": torch.ones(2), "y": index}
+        if index == len(self) - 1:
+            self.change(sample)
+        return sample
+
+
+@pytest.mark.parametrize("count", [8, 600])
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda sample: sample.update(y=0.5),
+        lambda sample: sample.update(x=torch.ones(2).double()),
+        lambda sample: sample.update(more=torch.ones(1)),
+        lambda sample: sample.update(y=True),
+    ],
+)
+def test_samples_that_do_not_look_alike_are_refused(count, change):
+    with pytest.raises(NotApplicable, match="differ in structure or type"):
+        whole(Mixed(count, change))
+
+
 @pytest.mark.parametrize("dataset", [Pairs(600), TensorDataset(torch.zeros(600, 100))])
 def test_a_set_larger_than_its_room_is_refused_early(dataset):
     with pytest.raises(NotApplicable, match="GB are free"):

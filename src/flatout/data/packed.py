@@ -10,10 +10,11 @@ from flatout.data import ring
 from flatout.data.levels import LEVELS, Step, planes
 from flatout.data.postponed import Postponed
 from flatout.data.sending import sent
+from flatout.kernels.lookup import looked_up
 
 NOTHING = Postponed()
 BLOCK = "_flatout_block"
-"""On a tensor in a worker: its block of the ring and the memory it is a view of."""
+"""On a tensor in a worker: its block of the ring; None where it has none."""
 PROBE_REPEATS = 16
 """Times that the levels are laid side by side to try the arithmetic on them."""
 
@@ -26,14 +27,14 @@ def shared_bytes(shape: Sequence[int]) -> torch.Tensor:
             return torch.empty(tuple(shape), dtype=torch.uint8)
         memory, block = ring.borrow(count)
         view = memory.view(tuple(shape))
-        view.__dict__[BLOCK] = (block, memory)  # the lease lasts as long as this view
+        view.__dict__[BLOCK] = block
         return view
 
 
 class Packed:
     """Bytes, and the value of each of their levels per channel."""
 
-    __slots__ = ("axis", "bytes", "held", "levels", "postponed", "steps")
+    __slots__ = ("axis", "bytes", "held", "is_pinned", "levels", "postponed", "steps")
 
     def __init__(
         self,
@@ -51,26 +52,38 @@ class Packed:
         self.held = held
         self.postponed = postponed
         """What is to be done to the bytes before they are levels."""
+        self.is_pinned = False
+        """Whether the loader pins its batches."""
 
     def __reduce__(self) -> Any:
         # The levels are few: as plain bytes they need no shared memory of their own.
         kind = str(self.levels.dtype).removeprefix("torch.")
         raw = self.levels.contiguous().view(torch.uint8).numpy().tobytes()
         rows = tuple(self.levels.shape)
-        block, _ = self.bytes.__dict__.get(BLOCK, (None, None))
+        block = self.bytes.__dict__.get(BLOCK)
         values = self.bytes if block is None else (*ring.send(block), tuple(self.bytes.shape))
         meaning = (self.axis, self.steps, self.postponed)
         return _unpickled, (values, raw, rows, kind, meaning)
 
     def pin_memory(self, device: Any = None) -> "Packed":
-        """Return the same in page-locked memory; the loader's pinning thread asks for it."""
-        pinned = self.bytes.pin_memory() if device is None else self.bytes.pin_memory(device)
-        self.give_back()
-        return Packed(pinned, self.levels, self.axis, self.steps, postponed=self.postponed)
+        """Return the same in page-locked memory; the loader's pinning thread asks for it.
 
-    def give_back(self) -> None:
-        """Tell the worker that its memory was read."""
-        if self.held is not None:
+        A block of the ring is locked where it lies, and nothing is copied.
+        """
+        self.is_pinned = True
+        if self.held is not None and self.held.lock():
+            return self
+        pinned = self.bytes.pin_memory() if device is None else self.bytes.pin_memory(device)
+        self.give_back(None)
+        made = Packed(pinned, self.levels, self.axis, self.steps, postponed=self.postponed)
+        made.is_pinned = True
+        return made
+
+    def give_back(self, device: torch.device | None) -> None:
+        """Tell the worker that its memory was read, or will be once the device has copied it."""
+        if self.held is not None and device is not None and device.type == "cuda":
+            self.held.give_back_copied(device)
+        elif self.held is not None:
             self.held.give_back()
 
 
@@ -96,28 +109,48 @@ def restored(packed: Packed, device: torch.device | None = None) -> torch.Tensor
 
     On the CPU the recorded arithmetic is done again, plane by plane, if it gives the same 256
     levels; else, and on a device, whose division may round differently, the levels are looked up.
+    A CUDA device copies from the ring while we go on: a block is in use until it has.
     """
     try:
-        done = packed.postponed.done(packed.bytes, packed.axis, device)
-        whole = Packed(done, packed.levels, packed.axis, packed.steps)
-        if device is not None and device.type != "cpu":
-            return _looked_up(whole, device)
-        return _computed(whole)
+        if device is None or device.type == "cpu":
+            return _computed(_done(packed, None))
+        return _on_device(packed, device)
     finally:
-        packed.give_back()
+        packed.give_back(device)
+
+
+def _on_device(packed: Packed, device: torch.device) -> torch.Tensor:
+    if packed.held is not None and device.type == "cuda":
+        ring.give_back_copied()
+        packed.held.lock()
+    whole = _done(packed, device)
+    levels, values = sent(whole.levels, device), sent(whole.bytes, device)
+    return looked_up(values, levels, whole.axis)
+
+
+def _done(packed: Packed, device: torch.device | None) -> Packed:
+    """Return the bytes after what was put off is done to them."""
+    done = packed.postponed.done(packed.bytes, packed.axis, device)
+    whole = Packed(done, packed.levels, packed.axis, packed.steps)
+    whole.is_pinned = packed.is_pinned
+    return whole
 
 
 def _computed(packed: Packed) -> torch.Tensor:
     replay = find_replay(packed)
     if replay is None:
-        return _looked_up(packed, packed.bytes.device)
+        found = looked_up(packed.bytes, packed.levels, packed.axis)
+        return found.pin_memory() if packed.is_pinned else found
     values = packed.bytes.numpy()
     # Numpy's memory, because it asks for huge pages: ordinary ones cost as much as the arithmetic.
-    made = np.empty_like(values, dtype=packed.levels.numpy().dtype)
-    pairs = zip(_blocks(values, packed.axis), _blocks(made, packed.axis), strict=True)
+    made = torch.from_numpy(np.empty_like(values, dtype=packed.levels.numpy().dtype))
+    if packed.is_pinned:
+        form = made.shape, made.stride()
+        made = torch.empty_strided(*form, dtype=made.dtype, pin_memory=True)
+    pairs = zip(_blocks(values, packed.axis), _blocks(made.numpy(), packed.axis), strict=True)
     for (channel, source), (_, target) in pairs:
         replay(channel, source, target)
-    return torch.from_numpy(made)
+    return made
 
 
 Replay: TypeAlias = Callable[[int, Any, Any], None]
@@ -182,13 +215,3 @@ def _blocks(values: Any, axis: int | None) -> Iterator[tuple[int, Any]]:
         return
     for sample in values:
         yield from enumerate(planes(sample, axis - 1))
-
-
-def _looked_up(packed: Packed, device: torch.device) -> torch.Tensor:
-    levels, values = sent(packed.levels, device), sent(packed.bytes, device)
-    places = values.long()
-    if packed.axis is not None and len(levels) > 1:
-        sides = [1] * values.dim()
-        sides[packed.axis] = -1
-        places += (torch.arange(len(levels), device=device) * LEVELS).view(sides)
-    return levels.reshape(-1)[places]

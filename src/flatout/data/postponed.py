@@ -3,6 +3,7 @@
 A device has its first batch compared with the CPU's, and is left out of it where they differ.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -15,6 +16,8 @@ from flatout.data.unmade import Order, laid_out
 
 COMPARED = 4
 """Pictures on which a device's scaling is compared: the CPU takes some 15 ms for each."""
+PICTURE_DIMS = 3
+"""Of a picture; one more is a batch's."""
 CPU = torch.device("cpu")
 _ALIKE: dict[tuple[str, str], bool] = {}
 """By kind of device and of work: whether it did a first batch's as the CPU does."""
@@ -67,14 +70,16 @@ def changed_on(
     device: torch.device, values: torch.Tensor, axis: int, colours: Sequence[Colours]
 ) -> torch.Tensor:
     """Return the pictures with their colours changed."""
+    change = functools.partial(
+        coloured, axis=axis, colours=colours, has_batch=values.dim() > PICTURE_DIMS
+    )
 
     def is_alike() -> bool:
-        found = coloured(values.to(device), axis, colours)
-        return torch.equal(found.cpu(), coloured(values.cpu(), axis, colours))
+        return torch.equal(change(values.to(device)).cpu(), change(values.cpu()))
 
     kinds = sorted({kind for one in colours for kind, _ in one})
     place = device if _is_trusted(device, f"colours {kinds}", is_alike) else CPU
-    return coloured(sent(values, place), axis, colours)
+    return change(sent(values, place))
 
 
 def _is_trusted(device: torch.device, work: str, is_alike: Callable[[], bool]) -> bool:

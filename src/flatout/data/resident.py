@@ -5,7 +5,7 @@ what collating the whole set gives is the same batch, without a call a sample an
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from flatout.core.errors import NotApplicable
@@ -85,9 +85,13 @@ def collate_whole(dataset: Any, *, budget_bytes: int, limit_s: float) -> Residen
         return resident
     ends_at = time.monotonic() + limit_s
     pieces: list[Any] = []
+    forms: set[Any] = set()
     count = len(dataset)
     for first in range(0, count, CHUNK):
         samples = [dataset[i] for i in range(first, min(first + CHUNK, count))]
+        forms.update(map(_form, samples))
+        if len(forms) > 1:
+            raise NotApplicable("the samples differ in structure or type: batches would, too")
         pieces.append(_stacked(default_collate, samples))
         if not first:
             expected = Resident(pieces[0]).bytes * count // len(samples)
@@ -96,6 +100,19 @@ def collate_whole(dataset: Any, *, budget_bytes: int, limit_s: float) -> Residen
         if time.monotonic() > ends_at:
             raise NotApplicable(f"making all {count} samples takes more than {limit_s:.0f} s")
     return Resident(_joined(pieces), dataset)
+
+
+def _form(sample: Any) -> Any:
+    """Return all of a sample but its values and sides; torch looks at a batch's first sample only.
+
+    >>> _form((1, {"a": 2.0})) == _form((3, {"a": 4.0})), _form([1]) == _form([1.5])
+    (True, False)
+    """
+    if isinstance(sample, Mapping):
+        return type(sample), *((name, _form(part)) for name, part in sample.items())
+    if isinstance(sample, list | tuple):
+        return type(sample), *map(_form, sample)
+    return type(sample), getattr(sample, "dtype", None)
 
 
 def _stacked(collate: Any, samples: list[Any]) -> Any:

@@ -1,10 +1,11 @@
 """Decoded pictures of one size in memory, on the device where there is one, to be cropped there.
 
-On a GPU the crops, mirrored and normalised, of a whole batch are one indexing operation and one
-product; on a CPU with a compiler one call into C, without one they are taken out one by one. Each
-way reads a cropped byte once.
+On a GPU the crops, mirrored and normalised, of a whole batch are one kernel where there is Triton,
+else one indexing operation and one product; on a CPU with a compiler one call into C, without one
+they are taken out one by one. Each way reads a cropped byte once.
 """
 
+import functools
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -15,10 +16,12 @@ import torch
 from flatout.core.errors import UserError
 from flatout.data.crops import FLIP, LEFT, TOP, Crops, Numbers, boxes
 from flatout.data.format import Header
+from flatout.data.levels import LEVELS
 from flatout.data.normalise import normalised, scale_and_shift
 from flatout.data.reader import PackedDataset, empty_batch
 from flatout.data.sending import sent
 from flatout.data.stored_pictures import CHANNELS, StoredPictures
+from flatout.kernels.lookup import windows_looked_up
 from flatout.kernels.windows import MOST_SIDE, can_cut, cut_windows
 
 PART = 64
@@ -91,8 +94,18 @@ class ResidentPictures:
             raise UserError(str(error)) from None
         if self.device.type == "cpu":
             return self._cut_here(places, crops, found)
-        cut = cut_out(self.images, torch.from_numpy(places), torch.from_numpy(found), crops.side)
-        return normalised(cut, crops.mean, crops.std) if crops.mean else cut
+        return self._cut_there(torch.from_numpy(places), torch.from_numpy(found), crops)
+
+    def _cut_there(self, places: torch.Tensor, found: torch.Tensor, crops: Crops) -> torch.Tensor:
+        rows, where = sent(places, self.device), sent(found, self.device)
+
+        def plain() -> torch.Tensor:
+            cut = cut_out(self.images, rows, where, crops.side)
+            return _valued(cut, crops.mean, crops.std)
+
+        levels = _levels(self.device, tuple(crops.mean), tuple(crops.std))
+        whole = windows_looked_up(self.images, rows, where, levels, crops.side, plain)
+        return whole.permute(0, 3, 1, 2) if crops.mean else whole
 
     def _cut_here(self, places: Numbers, crops: Crops, found: Numbers) -> torch.Tensor:
         dtype = torch.float32 if crops.mean else torch.uint8
@@ -117,11 +130,23 @@ def cut_out(
         where: a box a row, as `flatout.data.crops.boxes` gives them.
         side: height and width of the windows.
     """
-    rows, where = sent(rows, images.device), sent(where, images.device)
     steps = torch.arange(side, device=images.device)
     across = torch.where(where[:, FLIP, None].bool(), side - 1 - steps, steps)
     ys, xs = where[:, TOP, None] + steps, where[:, LEFT, None] + across
     return images[rows[:, None, None], ys[:, :, None], xs[:, None, :]]
+
+
+def _valued(images: torch.Tensor, mean: Sequence[float], std: Sequence[float]) -> torch.Tensor:
+    """Return what becomes of bytes, channels last: themselves where there is no mean."""
+    return normalised(images, mean, std).permute(0, 2, 3, 1) if mean else images
+
+
+@functools.lru_cache(maxsize=8)
+def _levels(device: torch.device, mean: tuple[float, ...], std: tuple[float, ...]) -> torch.Tensor:
+    """Return what becomes of each level of a byte there, a row for each channel."""
+    every = torch.arange(LEVELS, dtype=torch.uint8)[None, None, :, None]
+    every = every.expand(1, 1, LEVELS, CHANNELS).contiguous().to(device)
+    return _valued(every, mean, std)[0, 0].t().contiguous()
 
 
 def load_pictures(

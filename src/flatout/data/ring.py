@@ -4,13 +4,19 @@ A loader's worker allocates shared memory for every batch, and the kernel clears
 of it anew: 0.15 ms for an image of 0.15 MB, more than writing it. Here a worker keeps a few blocks;
 one byte at the end of each tells whether the training process is done with it. A block is sent
 once, then only named. All of it is anonymous and goes with its processes.
+
+Where the batch goes to a CUDA device, the training process locks a block's pages when it first gets
+it. The device then copies from the block itself, and the worker has it back once it has.
 """
 
 import os
+import threading
 import weakref
 from typing import Any
 
 import torch
+
+from flatout.data.page_locking import lock
 
 MAX_BLOCKS = 64
 """Blocks of one worker at most: what it sends beyond that is not used again."""
@@ -19,8 +25,13 @@ FREE, BUSY = 0, 1
 
 _OURS: list["Block"] = []
 """In a worker: its blocks."""
-_THEIRS: dict[tuple[int, int], torch.Tensor] = {}
-"""In the training process: the memory behind a worker's process id and a block's number."""
+_OURS_LOCK = threading.Lock()
+"""Samples may be made, and stacked, in several threads of a worker."""
+_THEIRS: dict[tuple[int, int], "Shared"] = {}
+"""In the training process: what lies behind a worker's process id and a block's number."""
+_COPYING: list[tuple[Any, "Held"]] = []
+"""Blocks from which a device may still copy, each with the event that comes after the copy."""
+_COPYING_LOCK = threading.Lock()
 
 
 class Block:
@@ -40,28 +51,95 @@ class Block:
 
     @property
     def is_free(self) -> bool:
-        """Whether nobody uses it: given back, or its batch was never sent and is gone."""
-        if self.is_out:
-            return int(self.memory[-1]) == FREE
-        return self.lease() is None
+        """Whether nobody uses it: no view of it is left here, and what was sent is given back."""
+        is_back = not self.is_out or int(self.memory[-1]) == FREE
+        return is_back and self.lease() is None
+
+
+class Shared:
+    """A worker's block in the training process."""
+
+    def __init__(self, memory: torch.Tensor) -> None:
+        self.memory = memory
+        self._is_locked: bool | None = None
+        self._users = 0
+        self._count = threading.RLock()  # a user may be let go of while this thread counts
+
+    def begin(self) -> None:
+        """Count one more field of a batch that lies here: a script may give one twice."""
+        with self._count:
+            self._users += 1
+
+    def end(self) -> None:
+        """Let the worker write here again once no field is left."""
+        with self._count:
+            self._users -= 1
+            if not self._users:
+                self.memory[-1] = FREE
+
+    def lock(self) -> bool:
+        """Lock the pages, once; tell whether they are."""
+        if self._is_locked is None and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            unlock = lock(self.memory)
+            self._is_locked = unlock is not None
+            if unlock is not None:
+                # Holds the memory: it has to be unlocked while it is still mapped.
+                weakref.finalize(self, _unlock, unlock, self.memory).atexit = False
+        return bool(self._is_locked)
+
+    @property
+    def is_locked(self) -> bool:
+        """Whether a device copies from it without waiting."""
+        return bool(self._is_locked)
+
+
+def _unlock(unlock: Any, memory: torch.Tensor) -> None:
+    unlock()
+    del memory
 
 
 class Held:
     """A block in use in the training process; given back when it is let go."""
 
-    __slots__ = ("memory",)
+    __slots__ = ("owner", "shared")
 
-    def __init__(self, memory: torch.Tensor) -> None:
-        self.memory: torch.Tensor | None = memory
+    def __init__(self, shared: Shared) -> None:
+        self.shared: Shared | None = shared
+        self.owner = os.getpid()
+        shared.begin()
+
+    def lock(self) -> bool:
+        """Lock the block's pages where that can be done; tell whether they are."""
+        return self.shared is not None and self.shared.lock()
 
     def give_back(self) -> None:
         """Let the worker write to it again."""
-        if self.memory is not None:
-            self.memory[-1] = FREE
-            self.memory = None
+        shared, self.shared = self.shared, None
+        # A forked copy of the training process lets go of its copy only.
+        if shared is not None and self.owner == os.getpid():
+            shared.end()
+
+    def give_back_copied(self, device: torch.device) -> None:
+        """Let the worker write to it again once the device has copied what it was told to."""
+        if self.shared is None or not self.shared.is_locked:
+            self.give_back()  # such copies were waited for
+            return
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record(torch.cuda.current_stream(device))
+        with _COPYING_LOCK:
+            _COPYING.append((event, self))
 
     def __del__(self) -> None:
         self.give_back()
+
+
+def give_back_copied() -> None:
+    """Give back the blocks whose copies have ended; waits for none."""
+    with _COPYING_LOCK:
+        ended = [pair for pair in _COPYING if pair[0].query()]
+        _COPYING[:] = [pair for pair in _COPYING if pair not in ended]
+    for _, held in ended:
+        held.give_back()
 
 
 def new_shared(count: int) -> torch.Tensor:
@@ -72,18 +150,25 @@ def new_shared(count: int) -> torch.Tensor:
 
 def borrow(count: int) -> tuple[torch.Tensor, Block | None]:
     """Return shared memory for so many bytes, and its block: None where it cannot be kept."""
+    with _OURS_LOCK:
+        block = _find_free(room_for(count + 1))
+        if block is None:
+            return new_shared(count), None
+        # This array lives as long as the storage of the tensor, so as long as any view of either.
+        lent = block.memory[:count].numpy()
+        block.is_out, block.lease = False, weakref.ref(lent)
+        return torch.from_numpy(lent), block
+
+
+def _find_free(size: int) -> Block | None:
+    """Return a block of this size that nobody uses; None where there are too many of them."""
     if _OURS and _OURS[0].owner != os.getpid():
         _OURS.clear()  # forked off a process that had some
-    size = room_for(count + 1)
     block = next((x for x in _OURS if x.memory.numel() == size and x.is_free), None)
-    if block is None:
-        if len(_OURS) == MAX_BLOCKS:
-            return new_shared(count), None
+    if block is None and len(_OURS) < MAX_BLOCKS:
         block = Block(new_shared(size), len(_OURS))
         _OURS.append(block)
-    view = block.memory[:count]
-    block.is_out, block.lease = False, weakref.ref(view)
-    return view, block
+    return block
 
 
 def room_for(count: int) -> int:
@@ -112,15 +197,15 @@ def receive(
     """Return so many bytes of a block that a worker sent, and what gives it back."""
     if memory is not None:
         _forget_the_dead()
-        _THEIRS[owner, number] = memory
-    memory = _THEIRS[owner, number]
-    return memory[:count], Held(memory)
+        _THEIRS[owner, number] = Shared(memory)
+    shared = _THEIRS[owner, number]
+    return shared.memory[:count], Held(shared)
 
 
 def _forget_the_dead() -> None:
     for owner, number in list(_THEIRS):
         if not _is_alive(owner):
-            del _THEIRS[owner, number]
+            _THEIRS.pop((owner, number), None)  # threads of several loaders look at the same time
 
 
 def _is_alive(pid: int) -> bool:

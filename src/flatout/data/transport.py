@@ -71,6 +71,7 @@ def pack(leaf: Any) -> Any:
     if isinstance(leaf, ByteArray):
         return leaf.view(np.ndarray)
     if type(leaf) is not LazyTensor:
+        _refuse_hidden(leaf)
         return leaf
     pixels = leaf.pixels
     if not pixels.grid.levels.is_floating_point():
@@ -92,6 +93,15 @@ def pack(leaf: Any) -> Any:
     return Packed(
         store, grid.levels, pixels.axis, grid.steps, postponed=Postponed(colours=grid.colours)
     )
+
+
+def _refuse_hidden(leaf: Any) -> None:
+    """Refuse an object of the script's own that holds what is followed: nobody would restore it."""
+    if isinstance(leaf, torch.Tensor) or not hasattr(leaf, "__dict__"):
+        return
+    held = leaves(list(vars(leaf).values()))
+    if any(isinstance(part, LazyTensor | LazyArray) for part in held):
+        raise UnfollowableError(f"a {type(leaf).__name__} of the script's own holds a picture")
 
 
 def leaves(batch: Any) -> list[Any]:

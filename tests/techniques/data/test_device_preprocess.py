@@ -43,6 +43,22 @@ def starved(kind="cpu", wait_ms=300.0, **changes):
     )
 
 
+class OwnIterator(DataLoader):
+    """A loader such as torchdata's, whose iterators are not torch's: nothing would be restored."""
+
+    def _get_iterator(self):
+        return (self.collate_fn([self.dataset[i]]) for i in range(len(self.dataset)))
+
+
+def test_a_loader_with_iterators_of_its_own_is_left_alone(pictures):
+    built = OwnIterator(Pictures(pictures, numpy_arithmetic))
+
+    with pytest.raises(NotApplicable, match="OwnIterator has a way of its own"):
+        DevicePreprocess().epoch(built)
+
+    assert type(next(iter(built))[0]) is torch.Tensor
+
+
 def test_the_proof_leaves_the_random_streams_where_they_were(pictures):
     built = DataLoader(Pictures(pictures, numpy_arithmetic), 4, shuffle=True)
     torch.manual_seed(0)

@@ -178,11 +178,15 @@ def _can_scale() -> bool:
 
 def _find_trouble(loader: Any, plan: "PackingCollate") -> str:
     """Return why a loader's batches cannot travel so; the plan is tried in a forked process."""
+    from torch.utils.data import DataLoader
+
     from flatout.data.catching import find_catcher
     from flatout.data.proof import can_be_compared, compare_first_batches, first_batch
     from flatout.data.unmade import Unmade
 
     trouble = can_be_compared(loader)
+    if type(loader)._get_iterator is not DataLoader._get_iterator:
+        trouble = f"{type(loader).__name__} has a way of its own to hand out its batches"
     catcher = "" if trouble else find_catcher(loader.dataset)
     if catcher:
         trouble = f"{catcher} goes on after errors of any kind: one of following would not be seen"
