@@ -16,7 +16,7 @@ class _RowLoss(torch.autograd.Function):
     def forward(
         ctx: Any, logits: torch.Tensor, target: torch.Tensor, ignore_index: int, rows: int
     ) -> torch.Tensor:
-        _check(target, logits.shape[1], ignore_index)
+        check_targets(target, logits.shape[1], ignore_index)
         normalizers = torch.empty(len(target), dtype=torch.float32, device=logits.device)
         for start in range(0, len(target), rows):
             part = logits[start : start + rows]
@@ -42,7 +42,7 @@ class _RowLoss(torch.autograd.Function):
         return result, None, None, None
 
 
-def _check(target: torch.Tensor, classes: int, ignore_index: int) -> None:
+def check_targets(target: torch.Tensor, classes: int, ignore_index: int) -> None:
     """Refuse a target without a class on the CPU, where torch's own function does too."""
     if target.is_cuda or not target.numel():
         return

@@ -32,6 +32,7 @@ def reads(monkeypatch):
     monkeypatch.setattr(torch.Tensor, "item", torch.Tensor.item)
     monkeypatch.setattr(torch.Tensor, "__format__", torch.Tensor.__format__)
     monkeypatch.setattr(deferred_loss_reads, "_READS", {})
+    monkeypatch.setattr(deferred_loss_reads, "_UNDO", [])
     return begin()
 
 
@@ -176,6 +177,17 @@ def test_a_script_without_reads_is_told_so():
     with pytest.raises(NotApplicable, match="none is read"):
         DeferredLossReads().end()
     deferred_loss_reads._READS.clear()
+
+
+def test_at_the_end_torchs_own_reads_and_the_output_are_back(monkeypatch):
+    monkeypatch.setattr(sys, "stdout", io.StringIO())
+    before = torch.Tensor.item, torch.Tensor.__format__, sys.stdout
+    DeferredLossReads().start()
+
+    with pytest.raises(NotApplicable, match="none is read"):
+        DeferredLossReads().end()
+
+    assert (torch.Tensor.item, torch.Tensor.__format__, sys.stdout) == before
 
 
 def waiting(what="item", ms=20.0, **changes):

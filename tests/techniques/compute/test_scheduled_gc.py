@@ -1,6 +1,8 @@
 """Garbage is collected when it was said, and numbers stay what they are."""
 
 import gc
+import subprocess
+import sys
 import weakref
 
 import pytest
@@ -43,6 +45,34 @@ def test_cycles_live_until_the_step_that_collects():
     assert at_two
     assert ghost() is None
     assert not gc.isenabled()
+
+
+def test_at_the_end_of_the_lever_python_collects_by_itself_again():
+    parameter = nn.Parameter(torch.zeros(()))
+    optimizer = ScheduledGc(every=2).optimizer(torch.optim.SGD([parameter], lr=0.1))
+    parameter.grad = torch.ones(())
+    optimizer.step()
+
+    ScheduledGc(every=2).end()
+
+    assert gc.isenabled()
+    assert not gc.get_freeze_count()
+
+
+def test_at_the_end_of_the_process_nothing_stays_frozen():
+    script = """
+import atexit, gc
+atexit.register(lambda: print("frozen", gc.get_freeze_count()))
+from flatout.techniques.compute.scheduled_gc import collect_every
+collect_every(3)()
+print("frozen", gc.get_freeze_count() > 0)
+"""
+
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+
+    assert done.stdout.split("\n")[:2] == ["frozen True", "frozen 0"]
 
 
 def test_an_optimizers_steps_are_counted():

@@ -1,10 +1,12 @@
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import nn
 
 from flatout.core.errors import NotApplicable
+from flatout.core.trace import TraceSummary
 from flatout.techniques.memory.channels_last import ChannelsLast, with_channels_last_inputs
 from tests.techniques.facts import machine, model, profile
 
@@ -91,3 +93,43 @@ def test_it_is_offered_to_convolutional_models():
 @pytest.mark.parametrize("facts", [model(), model(conv_weights=20, is_channels_last=True)])
 def test_it_is_not_offered_where_it_cannot_matter(facts):
     assert ChannelsLast.candidates(profile(models=(facts,)), machine()) == ()
+
+
+class Undoing(nn.Module):
+    """Brings the channels first again, as operations without the other format do."""
+
+    def forward(self, images):
+        return images.contiguous()
+
+
+def test_it_tells_which_convolutions_are_given_the_other_format():
+    root = nn.Sequential(*network(), Undoing(), nn.Conv2d(4, 2, 3))
+    images = torch.randn(2, 3, 9, 9)
+    call = ChannelsLast().forward(root, root)
+    call(images)
+    call(images)
+
+    said = ChannelsLast().end()
+
+    assert said.startswith("1 of 3 convolutions were given images with the channels first")
+    assert said.endswith("among them 5")
+    assert not any(module._forward_pre_hooks for module in root.modules())
+
+
+def test_it_has_nothing_to_tell_where_all_keep_the_format():
+    root = network()
+    ChannelsLast().forward(root, root)(torch.randn(2, 3, 9, 9))
+
+    assert not ChannelsLast().end()
+
+
+def test_kernels_that_convert_now_are_predicted_to_go():
+    net = model(conv_weights=53)
+    plain = profile(kind="cuda", models=(net,))
+
+    def saved(share):
+        trace = TraceSummary(steps=1, step_ms=100.0, layout_conversion_share=share)
+        return -ChannelsLast().predict(replace(plain, trace=trace), machine()).step_ms
+
+    assert saved(0.4) == pytest.approx(40.0)
+    assert saved(0.02) == saved(None) == pytest.approx(100 / 6)

@@ -5,6 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from flatout.core.errors import NotApplicable
 from flatout.core.profile import PeakBytes
 from flatout.core.readings import Limits
 from flatout.core.technique import Numerics
@@ -18,7 +19,7 @@ from flatout.techniques.memory.chunked_cross_entropy import (
 )
 from flatout.workflow.ranking import Search, rank
 from tests.techniques.facts import GIB, gpu, loader, machine, model, profile
-from tests.techniques.guarded import checked, played
+from tests.techniques.guarded import became, checked, played
 from tests.techniques.peaks import peak_bytes
 
 FULL = PeakBytes(allocated=70 * GIB, reserved=75 * GIB, device=76 * GIB)
@@ -38,6 +39,8 @@ def replaced():
     undo = install()
     yield
     undo()
+    lever.HEADS.clear()
+    lever.SLICED.clear()
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
@@ -136,11 +139,14 @@ def test_small_tables_probabilities_images_and_evaluation_are_torchs():
 
 
 def test_it_is_undone():
-    before = F.cross_entropy
+    before = F.cross_entropy, F.linear
 
-    install()()
+    ChunkedCrossEntropy().start()
+    with pytest.raises(NotApplicable, match="no cross-entropy of classes"):
+        ChunkedCrossEntropy().end()
 
-    assert F.cross_entropy is before
+    assert (F.cross_entropy, F.linear) == before
+    assert not lever.HEADS
 
 
 def test_two_tables_less_are_held_at_the_peak():
@@ -160,6 +166,64 @@ def test_two_tables_less_are_held_at_the_peak():
     size = logits.numel() * 4
     assert peak_bytes(step(F.cross_entropy)) > 3.9 * size
     assert peak_bytes(step(sliced)) < 2.5 * size
+
+
+class Gpt(nn.Module):
+    """One block, a head that shares its weight with the embedding, and the loss inside."""
+
+    def __init__(self, classes=8192, width=32):
+        super().__init__()
+        self.tokens = nn.Embedding(classes, width)
+        self.block = nn.TransformerEncoderLayer(width, 2, 64, dropout=0.0, batch_first=True)
+        self.head = nn.Linear(width, classes, bias=False)
+        self.head.weight = self.tokens.weight
+
+    def forward(self, tokens):
+        logits = self.head(self.block(self.tokens(tokens)))
+        shifted = logits[..., :-1, :].contiguous()
+        targets = tokens[..., 1:].reshape(-1)
+        return logits, F.cross_entropy(shifted.view(-1, shifted.size(-1)), targets)
+
+
+def test_a_small_gpt_trains_without_its_logits(request, monkeypatch):
+    monkeypatch.setattr(lever, "SLICE_BYTES", 2**18)  # small beside this small table, too
+    net, tokens = Gpt(), torch.randint(8192, (8, 129), generator=torch.Generator().manual_seed(0))
+    size = 4 * 8 * 129 * 8192
+
+    def step():
+        net.zero_grad()
+        logits, loss = net(tokens)
+        loss.backward()
+        return logits
+
+    step()
+    before, expected = peak_bytes(step), [p.grad.clone() for p in net.parameters()]
+    request.getfixturevalue("replaced")
+    step()
+    after = peak_bytes(step)
+
+    assert before > 3.5 * size
+    assert after < 0.6 * size
+    for parameter, gradient in zip(net.parameters(), expected, strict=True):
+        torch.testing.assert_close(parameter.grad, gradient, rtol=1e-3, atol=1e-6)
+
+
+def test_logits_that_are_never_made_are_predicted_where_the_layer_is_known():
+    host = machine(device=gpu())
+    rows, width, widest = 32 * 1024, 768, 50257
+
+    def saved(**facts):
+        net = model(widest_output=widest, head_parameters=width * widest, **facts)
+        found = profile(
+            kind="cuda", peak_bytes=FULL, models=(net,), loaders=(loader(batch_bytes=16 * rows),)
+        )
+        return -ChunkedCrossEntropy().predict(found, host).peak_bytes
+
+    table = 4 * rows * widest
+    held = FULL.device // (4 * 4 * widest)
+    assert rows <= held
+    assert saved() == 4 * table - 2 * table // 8 - 4 * width * widest
+    assert saved(is_compiled=True) == 2 * table
 
 
 def test_the_widest_layer_decides_whether_it_is_offered():
@@ -239,6 +303,18 @@ def test_the_guard_finds_rounding_only_in_a_real_script():
 
     assert check.passed
     assert 0 < max(check.worst.values()) < 0.5
+
+
+@pytest.mark.slow
+def test_the_guard_finds_rounding_only_where_the_logits_are_never_made():
+    command = "naive_gpt.py --optimizer AdamW --vocabulary 4099"
+
+    check = checked(command, "chunked_cross_entropy", min_mib=0)
+
+    assert check.passed, check.why
+    status, why = became(command, "chunked_cross_entropy", min_mib=0)
+    assert status == "applied"
+    assert "never made" in why
 
 
 @pytest.mark.slow

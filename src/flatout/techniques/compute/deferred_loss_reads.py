@@ -9,6 +9,7 @@ the one that stood there. Lines that branch on a value, or hand it on, read at o
 """
 
 import atexit
+import functools
 import os
 import sys
 import threading
@@ -39,6 +40,8 @@ MAX_WORDS = 3
 """Lines named in the report."""
 _READS: "dict[str, LateReads]" = {}
 """The late reads of this process, by `now`."""
+_UNDO: list[Callable[[], None]] = []
+"""What puts torch's own reads back, and the output."""
 
 
 @final
@@ -101,11 +104,14 @@ In the loop, keep the sum on the device and read it where it is printed:
         return drained()
 
     def end(self) -> str:
-        """Say which lines were read late, and which could not be."""
+        """Put torch's own reads back; say which lines were read late, and which could not be."""
         reads = _READS.get("now")
         if reads is None:
             return ""
         reads.drain()
+        _READS.clear()
+        while _UNDO:
+            _UNDO.pop()()
         refused = [f"{line} ({why})" for line, why in sorted(reads.at_once.items()) if why]
         named = "; ".join(refused[:MAX_WORDS])
         if not reads.late:
@@ -154,9 +160,22 @@ def begin() -> "LateReads":
         return reads.text(value, frame, lambda number: format(number, spec))
 
     tensor.item, tensor.__format__ = late_item, late_format
+    _UNDO.append(functools.partial(_put_back, output, late_item, (item, render)))
     atexit.register(reads.drain)
     os.register_at_fork(after_in_child=lambda: _forget(reads))
     return reads
+
+
+def _put_back(output: Any, late_item: Any, own: tuple[Any, Any]) -> None:
+    """Put back what nobody replaced since."""
+    import torch
+
+    tensor: Any = torch.Tensor
+    stream = output.stream
+    if sys.stdout is output:
+        sys.stdout = stream
+    if tensor.item is late_item:
+        tensor.item, tensor.__format__ = own
 
 
 def _reader(frame: "FrameType") -> "FrameType":

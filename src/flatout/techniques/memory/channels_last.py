@@ -18,6 +18,7 @@ from flatout.core.nested import map_leaves
 from flatout.core.profile import Profile
 from flatout.core.technique import Effect, Numerics, Technique
 from flatout.profiling.regime import COMPUTE_CAUSES, addressable_ms
+from flatout.seams.describe import is_compiled
 
 if TYPE_CHECKING:
     import torch
@@ -53,13 +54,15 @@ Once the model is on its device, and for each batch of images:
         return [cls()] if is_useful else ()
 
     def predict(self, profile: Profile, machine: Machine) -> Effect:
-        """Expect forward and backward to shrink by `SPEEDUP`."""
+        """Expect forward and backward to shrink by `SPEEDUP`, or by what converts layouts now."""
         del machine
         compute_ms = addressable_ms(profile, ("forward", "backward"), COMPUTE_CAUSES)
         weights = sum(model.conv_weights for model in profile.models)
+        converting = (profile.trace.layout_conversion_share if profile.trace else None) or 0.0
+        why = f"{weights} convolutions in the format their kernels prefer"
         return Effect(
-            step_ms=-compute_ms * (1 - 1 / SPEEDUP),
-            why=f"{weights} convolutions in the format their kernels prefer",
+            step_ms=-compute_ms * max(1 - 1 / SPEEDUP, converting),
+            why=f"{why}; {converting:.0%} of the kernels' time converts" if converting else why,
         )
 
     def forward(self, call: Callable[..., Any], root: Any) -> Callable[..., Any]:
@@ -70,7 +73,54 @@ Once the model is on its device, and for each batch of images:
         if all(map(is_channels_last, weights)):
             raise NotApplicable("nothing to change: the model is channels_last already")
         store_channels_last(root)
-        return with_channels_last_inputs(call)
+        return with_channels_last_inputs(call if is_compiled(root) else noting(call, root))
+
+    def end(self) -> str:
+        """Say how many convolutions were given the other format: what is before undoes it."""
+        strays, count = _STRAYS.pop("now", ([], 0))
+        if not strays:
+            return ""
+        what = f"{len(strays)} of {count} convolutions were given images with the channels first"
+        return f"{what}, and convert them each time, among them {strays[0]}"
+
+
+_STRAYS: dict[str, tuple[list[str], int]] = {}
+"""Names of the convolutions of the first call that were given the other format, and of how many."""
+
+
+def noting(call: Callable[..., Output], root: "torch.nn.Module") -> Callable[..., Output]:
+    """Return the call, whose first run notes which convolutions are given the other format.
+
+    Not for compiled models: what is inside of them is not called as it stands there.
+    """
+    waiting = True
+
+    @functools.wraps(call)
+    def noted(*args: Any, **kwargs: Any) -> Output:
+        nonlocal waiting
+        if not waiting:
+            return call(*args, **kwargs)
+        waiting = False
+        named = [(name, m) for name, m in root.named_modules() if isinstance(m, _kinds())]
+        strays: list[str] = []
+        _STRAYS["now"] = strays, len(named)
+        hooks = [
+            module.register_forward_pre_hook(functools.partial(_look, strays, name))
+            for name, module in named
+        ]
+        try:
+            return call(*args, **kwargs)
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    return noted
+
+
+def _look(strays: list[str], name: str, _module: Any, given: tuple[Any, ...]) -> None:
+    # Of one channel or one pixel both formats are the same.
+    if given and given[0].dim() == 4 and not is_channels_last(given[0]):
+        strays.append(name)
 
 
 def store_channels_last(model: "torch.nn.Module") -> "torch.nn.Module":
@@ -95,10 +145,13 @@ def with_channels_last_inputs(call: Callable[..., Output]) -> Callable[..., Outp
 
 def convolution_weights(model: "torch.nn.Module") -> "list[torch.Tensor]":
     """Return the weights of the model's 2-d convolutions."""
+    return [m.weight for m in model.modules() if isinstance(m, _kinds())]
+
+
+def _kinds() -> "tuple[type[torch.nn.Conv2d], type[torch.nn.ConvTranspose2d]]":
     import torch
 
-    kinds = (torch.nn.Conv2d, torch.nn.ConvTranspose2d)
-    return [m.weight for m in model.modules() if isinstance(m, kinds)]
+    return torch.nn.Conv2d, torch.nn.ConvTranspose2d
 
 
 def is_channels_last(weight: "torch.Tensor") -> bool:

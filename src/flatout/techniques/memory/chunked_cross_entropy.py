@@ -1,16 +1,18 @@
 """Compute cross-entropy a slice of rows at a time.
 
-What it does: replaces `cross_entropy` for large tables of logits by one that keeps a number per row
-instead of a probability per entry, and makes the gradient slice by slice. Beside the logits there
-is one table more in backward, instead of three.
+What it does: where a last linear layer makes large tables of logits for `cross_entropy` and nobody
+else, layer and loss become one that makes the logits of a slice at a time, and in the same pass the
+gradients of what the layer takes, of its weight and of its bias. Elsewhere `cross_entropy` keeps a
+number per row instead of a probability per entry, and makes the gradient slice by slice.
 When it helps: language models, whose logits are larger than their activations: less memory, and
 fewer passes over it.
-What it costs: the softmax is computed twice.
-How it is checked: losses and gradients match up to rounding.
+What it costs: the weight's gradient is added to once per slice; without the layer, the softmax is
+computed twice.
+How it is checked: losses and gradients match up to rounding; the layer's on its first real batch.
 """
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, final
 
@@ -25,12 +27,15 @@ from flatout.hardware.catalogue import model_of
 if TYPE_CHECKING:
     import torch
 
+    from flatout.engine.heads import Heads
+
 SLICE_BYTES = 16 * 2**20
 """Of a slice in fp32: some 80 rows of GPT-2's vocabulary. Small beside any table worth slicing."""
 MIN_CLASSES = 4096
 """Of the widest layer, for the lever to be offered: fewer are seldom a vocabulary."""
 TABLES_SAVED = 2
-"""Of the four at the peak (logits, log-probabilities, two gradients) two remain."""
+"""Of the four at the peak (logits, log-probabilities, two gradients) two remain where logits
+are there already."""
 TABLES_HELD = 4
 """At that peak: no table can be larger than what was held, by so much."""
 PASSES_SAVED = 3
@@ -46,6 +51,12 @@ LEAST_SHARE = 0.02
 could not be shown."""
 SLICED: set[tuple[int, int]] = set()
 """Rows and classes of the tables that were sliced in this process."""
+HEADS: "list[Heads]" = []
+"""What became of the last layers of this process, while the lever acts."""
+UNDO: list[Callable[[], None]] = []
+"""What puts torch's functions back."""
+SLICES = 8
+"""Of a batch's rows, at most: the weight's gradient is added to once for each."""
 TOKEN_BYTES = 16
 """Of a batch for each token: its number and its target, 8 bytes each."""
 
@@ -85,26 +96,43 @@ does without them altogether, in the versions that have it:
         return [found] if is_wide and (is_slow or is_tight(profile, machine)) else ()
 
     def predict(self, profile: Profile, machine: Machine) -> Effect:
-        """Expect two tables of logits less, and three passes over one, by the batch's tokens."""
+        """Expect the tables of logits gone, or two of four, and three passes over one saved."""
         rows, widest = table_of(profile)
+        lean = unmade_bytes(profile)
+        kept = TABLES_SAVED * 4 * widest * max(1, rows)
+        what = "logits that are never made" if lean > kept else "two tables less"
         return Effect(
             step_ms=-saved_ms(profile, machine),
-            peak_bytes=-TABLES_SAVED * 4 * widest * max(1, rows),
-            why=f"two tables less of {rows} x {widest} logits, rows guessed from the batch's bytes",
+            peak_bytes=-max(lean, kept),
+            why=f"{what}: {rows} x {widest}, rows guessed from the batch's bytes",
         )
 
     def start(self) -> None:
-        """Replace the function before the script imports it."""
-        install(self.min_mib * MIB)
+        """Replace the functions before the script imports them."""
+        UNDO.append(install(self.min_mib * MIB))
 
     def end(self) -> str:
-        """Tell whether any loss was computed this way."""
-        if not SLICED:
+        """Put torch's functions back; tell what became of the logits."""
+        while UNDO:
+            UNDO.pop()()
+        heads = HEADS.pop() if HEADS else None
+        sliced = _largest(SLICED)
+        SLICED.clear()
+        if heads is not None and heads.unmade:
+            made = f"; {sliced} logits, sliced" if sliced else ""
+            return f"{_largest(heads.unmade)} logits, never made{made}"
+        if not sliced:
             raise NotApplicable(
                 f"no cross-entropy of classes over {self.min_mib} MiB of logits or more was called"
             )
-        rows, classes = max(SLICED, key=lambda shape: shape[0] * shape[1])
-        return f"{rows} x {classes} logits, sliced"
+        why = f": {heads.against[-1]}" if heads is not None and heads.against else ""
+        return f"{sliced} logits, sliced{why}"
+
+
+def _largest(shapes: Iterable[tuple[int, int]]) -> str:
+    """Return the largest of some tables in words, empty for none."""
+    found = max(shapes, key=lambda shape: shape[0] * shape[1], default=None)
+    return "" if found is None else f"{found[0]} x {found[1]}"
 
 
 def table_of(profile: Profile) -> tuple[int, int]:
@@ -127,6 +155,22 @@ def table_bytes(profile: Profile) -> int:
     return 4 * rows * widest
 
 
+def unmade_bytes(profile: Profile) -> int:
+    """Return what goes where the layer and the loss become one, 0 where they cannot.
+
+    Four tables but for two of a slice; the weight's gradient is there beside the parameter's.
+    """
+    rows, widest = table_of(profile)
+    weights = max(
+        (m.head_parameters for m in profile.models if m.widest_output == widest), default=0
+    )
+    is_compiled = any(model.is_compiled for model in profile.models)
+    if is_compiled or not weights or rows * widest < weights:
+        return 0
+    slices = 4 * widest * -(-rows // SLICES)
+    return TABLES_HELD * table_bytes(profile) - 2 * slices - 4 * weights
+
+
 def saved_ms(profile: Profile, machine: Machine) -> float:
     """Return what fewer passes over a step's tables save, 0 where that could not be shown."""
     tables = table_bytes(profile) * max(1.0, profile.backwards_per_step)
@@ -144,11 +188,52 @@ def memory_bytes_per_s(profile: Profile, machine: Machine) -> float:
 
 
 def install(min_bytes: int = 0) -> Callable[[], None]:
-    """Replace `torch.nn.functional.cross_entropy` for large tables; return what takes that back."""
-    import torch
-    import torch.nn.functional as functions
+    """Replace the layer and the loss for large tables; return what takes that back.
 
-    original = functions.cross_entropy
+    `torch.nn.functional.linear` returns a stand-in for a table of logits, and `cross_entropy` does
+    without the table where it is given the stand-in, else slices the table that it is given.
+    """
+    import torch.nn.functional as functions
+    from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+    from flatout.engine.heads import Heads
+
+    linear, cross_entropy = functions.linear, functions.cross_entropy
+    heads = Heads(linear, cross_entropy, min_bytes=min_bytes, least=SLICE_BYTES, most=SLICES)
+    functions.linear = _late_linear(linear, heads)
+    functions.cross_entropy = _lean_loss(cross_entropy, heads, min_bytes)
+    hook = register_optimizer_step_pre_hook(heads.keep)
+    HEADS.append(heads)
+
+    def undo() -> None:
+        hook.remove()
+        functions.linear, functions.cross_entropy = linear, cross_entropy
+
+    return undo
+
+
+def _late_linear(original: Callable[..., Any], heads: "Heads") -> Callable[..., Any]:
+    import torch
+
+    @functools.wraps(original)
+    def linear(
+        input: "torch.Tensor",  # noqa: A002  its name there
+        weight: "torch.Tensor",
+        bias: "torch.Tensor | None" = None,
+    ) -> Any:
+        if not torch.compiler.is_compiling() and weight.shape[0] >= MIN_CLASSES:
+            late = heads.logits(input, weight, bias)
+            if late is not None:
+                return late
+        return original(input, weight, bias)
+
+    return linear
+
+
+def _lean_loss(original: Callable[..., Any], heads: "Heads", min_bytes: int) -> Callable[..., Any]:
+    import torch
+
+    from flatout.engine.late_logits import LateLogits
 
     @functools.wraps(original)
     def cross_entropy(  # noqa: PLR0913, PLR0917  the arguments of the function it stands for
@@ -161,25 +246,35 @@ def install(min_bytes: int = 0) -> Callable[[], None]:
         reduction: str = "mean",
         label_smoothing: float = 0.0,
     ) -> Any:
-        plain = (weight, size_average, reduce) == (None, None, None) and not label_smoothing
-        is_ours = (
-            plain and not torch.compiler.is_compiling() and _is_table(input, target, min_bytes)
-        )
-        if is_ours and reduction in ("mean", "sum", "none"):
+        options = {
+            "weight": weight,
+            "size_average": size_average,
+            "ignore_index": ignore_index,
+            "reduce": reduce,
+            "reduction": reduction,
+            "label_smoothing": label_smoothing,
+        }
+        if torch.compiler.is_compiling():
+            return original(input, target, **options)
+        if isinstance(input, LateLogits):
+            found = heads.loss(input, target, options)
+            if found is not None:
+                return found
+            input = input.made()  # noqa: A001
+        if _is_plain(options) and _is_table(input, target, min_bytes):
             SLICED.add((input.shape[0], input.shape[1]))
             return chunked_cross_entropy(
                 input, target, ignore_index=ignore_index, reduction=reduction
             )
-        return original(
-            input, target, weight, size_average, ignore_index, reduce, reduction, label_smoothing
-        )
+        return original(input, target, **options)
 
-    functions.cross_entropy = cross_entropy
+    return cross_entropy
 
-    def undo() -> None:
-        functions.cross_entropy = original
 
-    return undo
+def _is_plain(options: Mapping[str, Any]) -> bool:
+    unset = options["weight"], options["size_average"], options["reduce"]
+    is_known = options["reduction"] in ("mean", "sum", "none")
+    return is_known and unset == (None, None, None) and not options["label_smoothing"]
 
 
 def chunked_cross_entropy(
