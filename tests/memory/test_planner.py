@@ -1,5 +1,7 @@
 """From a stream to a plan: parts add up, levers save what they say, the best comes first."""
 
+from dataclasses import replace
+
 import pytest
 
 from flatout.core.plan import Source
@@ -14,7 +16,7 @@ from flatout.memory.ladder import Setup, ladder
 from flatout.memory.planner import plan_of
 from flatout.memory.regions import loss_indices, regions_of
 from flatout.memory.replay import replay
-from flatout.memory.stream import Component
+from flatout.memory.stream import Allocation, Component, Phase
 from flatout.memory.workspaces import with_workspaces
 from tests.memory.toy import TOKENS, VOCABULARY, toy_stream
 
@@ -120,6 +122,26 @@ def test_gradients_that_ranks_have_yet_to_average_are_not_used_early():
     assert is_offered(alone, gpus=1)
     assert not is_offered(alone, gpus=2)
     assert not is_offered(transforms.with_buckets(alone), gpus=1)
+
+
+@pytest.mark.parametrize("why", ["added up", "clipped", "unscaled"])
+def test_gradients_that_are_needed_together_are_not_used_early(why):
+    stream = toy_stream(2, 2)
+    mark = next(m for m in stream.marks if m.phase is Phase.BACKWARD and m.step == 1)
+    operator = {"clipped": "aten._foreach_norm.Scalar", "unscaled": "aten.reciprocal.default"}
+    norm = Allocation(
+        size=4,
+        component=Component.TEMPORARIES,
+        phase=Phase.BACKWARD,
+        step=1,
+        operator=operator.get(why, ""),
+    )
+    marks = (*stream.marks, mark) if why == "added up" else stream.marks
+    changed = replace(stream, allocations=(*stream.allocations, norm), marks=marks)
+    lever = next(one for one in candidates(ground()) if one.label == "optimizer_in_backward")
+
+    assert lever.helps(stream, ground())
+    assert not lever.helps(changed, ground())
 
 
 def test_a_lever_that_was_traced_is_not_modelled():

@@ -101,6 +101,15 @@ def test_steps_of_another_size_are_compared_by_samples():
     assert "they differ in samples a step: 32 against 64" in contrast.notes
 
 
+def test_a_measurement_that_must_not_be_trusted_is_told_first():
+    busy = starved(invalid=("other processes took 87 % of the cores",))
+
+    notes = compare(starved(), busy).notes
+
+    assert notes[0] == "do not trust the candidate: other processes took 87 % of the cores"
+    assert not [note for note in compare(starved(), starved()).notes if "trust" in note]
+
+
 def test_another_device_is_told():
     contrast = compare(starved(), starved(device_name="Other CPU"))
 
@@ -135,6 +144,12 @@ def test_a_tuning_that_changed_nothing_has_a_gain_of_one():
 
 def test_a_recipe_that_was_given_up_gains_nothing():
     assert compare(stored("ablation_leave"), tuned(recipe=Recipe())).ratio == 1.0
+
+
+@pytest.mark.parametrize("stopped", ["interrupted", "machine busy"])
+def test_a_tuning_that_was_not_let_find_anything_is_refused(stopped):
+    with pytest.raises(UserError, match=r"before its recipe was confirmed.*--resume"):
+        compare(tuned(), tuned(recipe=Recipe(), confirmation=None, stopped=stopped))
 
 
 def test_a_gain_without_an_interval_gives_none():

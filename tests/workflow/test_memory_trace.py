@@ -7,6 +7,7 @@ import pytest
 from flatout.core.errors import UserError
 from flatout.core.recipe import Choice, Recipe
 from flatout.memory.stream import Component, Phase
+from flatout.workflow import memory_script
 from flatout.workflow.memory_trace import TraceRequest, open_tracer, trace_memory
 
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -15,10 +16,22 @@ SCRIPTS = Path(__file__).parent / "scripts"
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     """A user's folder, with a script and a Task in it."""
-    for name in ("planned_steps.py", "planned_ranks.py", "planned_task.py", "no_step.py"):
-        shutil.copy(SCRIPTS / name, tmp_path)
+    for path in (*SCRIPTS.glob("planned_*.py"), SCRIPTS / "no_step.py"):
+        shutil.copy(path, tmp_path)
     monkeypatch.chdir(tmp_path)
     return tmp_path
+
+
+def save_kept(path):
+    """A checkpoint of a real training, as a script resumes from."""
+    torch = pytest.importorskip("torch")
+    layers = torch.nn.Sequential(
+        torch.nn.Flatten(), torch.nn.Linear(64, 32), torch.nn.ReLU(), torch.nn.Linear(32, 10)
+    )
+    optimizer = torch.optim.AdamW(layers.parameters())
+    layers(torch.zeros(2, 64)).sum().backward()
+    optimizer.step()
+    torch.save({"model": layers.state_dict(), "optimizer": optimizer.state_dict()}, path)
 
 
 def size_of(stream, component):
@@ -67,6 +80,85 @@ def test_says_when_a_script_makes_its_batches_itself(folder):
 def test_names_the_line_at_which_a_script_fails(folder):
     with pytest.raises(UserError, match=r"planned_steps\.py:\d+: ValueError: the images"):
         trace_memory("planned_steps.py", ["--fails"])
+
+
+HABITS = ("writes", "saves", "evaluates", "draws", "resumes", "scatters")
+
+
+@pytest.mark.parametrize("habit", HABITS)
+def test_what_scripts_do_between_their_steps_does_not_end_the_trace(folder, habit):
+    save_kept("kept.pt")
+
+    stream = trace_memory("planned_habits.py", [habit])
+
+    second = [a for a in stream.allocations if a.step == 1 and a.phase is Phase.BACKWARD]
+    assert (stream.steps, stream.notes) == (2, ())
+    assert second
+    assert "state.pt" not in listing(folder)
+
+
+def test_weights_that_a_script_draws_itself_take_the_place_of_the_module_s(folder):
+    stream = trace_memory("planned_own_weights.py")
+
+    weight_bytes = 4 * 64 * 1024
+    parameters = [a for a in stream.allocations if a.component is Component.PARAMETERS]
+    assert stream.steps == 2
+    assert sum(a.size == weight_bytes for a in parameters) == 1
+
+
+def test_a_failure_before_the_second_step_is_no_plan_of_the_first(folder):
+    with pytest.raises(UserError, match=r"follows step 1 failed.*planned_habits\.py:\d+: ValueErr"):
+        trace_memory("planned_habits.py", ["breaks"])
+
+
+def test_a_failure_before_any_step_is_not_said_to_be_one_of_a_step(folder):
+    with pytest.raises(UserError, match=r"before its first step, failed.*kept\.pt"):
+        trace_memory("planned_early.py")
+
+
+def test_a_script_that_ends_early_is_refused_with_its_last_words(folder):
+    with pytest.raises(UserError, match="exit code 1 and took no training step: give me data"):
+        trace_memory("planned_early.py", ["--ends"])
+
+
+def test_says_that_several_gpus_are_planned_as_one(folder):
+    stream = trace_memory("planned_pair.py", ["cuda:1"])
+
+    assert any("several GPUs" in note for note in stream.notes)
+
+
+def test_says_that_a_script_takes_one_step_only(folder):
+    stream = trace_memory("planned_habits.py", ["nothing", "--epochs", "1"])
+
+    assert stream.steps == 1
+    assert any("took one step" in note for note in stream.notes)
+
+
+def test_every_one_of_several_optimizers_steps_twice(folder):
+    stream = trace_memory("planned_pair.py")
+
+    state = 2 * 4 * 65 * 4096
+    last = stream.steps - 1
+    start = min(mark.at for mark in stream.marks if mark.step == last)
+    alive = stream.alive()
+    backward = [m.at for m in stream.marks if m.step == last and m.phase is Phase.BACKWARD]
+    assert len(backward) == 2
+    assert min(alive[start:]) > state
+
+
+def test_a_script_without_a_loader_is_not_run_again_for_another_batch(folder, monkeypatch):
+    runs = []
+    run = memory_script.run_process
+    monkeypatch.setattr(
+        memory_script, "run_process", lambda *a, **k: runs.append(a) or run(*a, **k)
+    )
+
+    with open_tracer("planned_pair.py") as trace:
+        assert trace(TraceRequest()).batch == 16
+        with pytest.raises(UserError, match="batches of 16 samples itself, and not of 17"):
+            trace(TraceRequest(batch=17))
+
+    assert len(runs) == 1
 
 
 def test_says_when_a_script_takes_no_step(folder):

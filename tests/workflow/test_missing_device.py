@@ -10,6 +10,7 @@ from flatout.workflow.faults import find_missing_device
     [
         "RuntimeError: Found no NVIDIA driver on your system. Please check that you have an ...",
         "RuntimeError: No CUDA GPUs are available",
+        "AssertionError: CUDA is not available but cuda was specified.",
         "AssertionError: Torch not compiled with CUDA enabled",
         "RuntimeError: The NVIDIA driver on your system is too old (found version 11040). Please",
         "torch.AcceleratorError: CUDA error: no CUDA-capable device is detected",
@@ -24,3 +25,9 @@ def test_it_is_told_with_the_words_of_the_driver(text):
 
 def test_other_crashes_are_left_to_their_own_words():
     assert find_missing_device("RuntimeError: CUDA error: device-side assert triggered") is None
+
+
+def test_a_script_that_says_it_goes_on_without_a_device_asks_for_none():
+    said = "WARNING: CUDA is not available, training on the CPU\nValueError: no data"
+
+    assert find_missing_device(said) is None

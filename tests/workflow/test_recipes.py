@@ -90,6 +90,22 @@ def test_an_unknown_key_of_the_workload_names_the_nearest(tmp_path):
         read_recipe(path)
 
 
+def test_an_unknown_key_beside_the_version_is_refused(tmp_path):
+    path = tmp_path / "recipe.toml"
+    path.write_text(f'[flatout]\nversion = "{__version__}"\nseed = 3\n')
+
+    with pytest.raises(UserError, match=r"unknown key 'flatout\.seed'"):
+        read_recipe(path)
+
+
+def test_a_technique_that_is_there_twice_is_refused(tmp_path):
+    lines = '[[technique]]\nname = "cpu_threads"\nthreads = {}\n'
+    path = written(tmp_path, lines.format(1) + lines.format(2))
+
+    with pytest.raises(UserError, match="cpu_threads is there twice"):
+        read_recipe(path)
+
+
 @pytest.mark.parametrize(
     ("text", "part"),
     [

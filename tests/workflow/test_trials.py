@@ -13,9 +13,11 @@ import time
 import psutil
 import pytest
 
+from flatout.core.recipe import Recipe
 from flatout.core.trial import Outcome
-from flatout.seams.process import Ending
-from flatout.workflow.trials import TrialOptions, outcome_of
+from flatout.core.workload import Workload
+from flatout.seams.process import Ending, ProcessOptions, run_process
+from flatout.workflow.trials import ENTRY, TrialOptions, outcome_of
 from tests.left_behind import left_behind, left_since
 from tests.workflow.trial_runs import copy_scripts, trial_of
 
@@ -185,6 +187,36 @@ def test_failure_shows_the_scripts_own_traceback():
 
     assert 'raise ValueError("expected a tensor of 7 columns")' in trial.traceback
     assert "flatout/workflow" not in trial.traceback
+
+
+def test_a_script_that_trains_in_a_thread_until_the_limit_is_told_so_and_not_to_wait_longer():
+    ending = Ending(
+        why="limit", exit_code=None, results=(), log="", wall_s=9.0, trains_elsewhere=True
+    )
+
+    outcome, message = outcome_of(ending, TrialOptions())
+
+    assert outcome is Outcome.NO_STEPS
+    assert "trains in a thread of its own" in message
+
+
+@pytest.mark.slow
+def test_a_thread_that_trains_is_noted_before_its_process_ends(tmp_path):
+    script = tmp_path / "killed.py"
+    script.write_text(
+        "import os, threading, torch\n"
+        "def train():\n"
+        "    torch.ones(1, requires_grad=True).sum().backward()\n"
+        "    os.kill(os.getpid(), 9)\n"
+        "threading.Thread(target=train).start()\n"
+    )
+    workload = Workload(target=str(script), folder=tmp_path, python=sys.executable)
+
+    child = {"mode": "measure", "recipe": Recipe().to_json(), "guard": None, "probes": {}}
+
+    ending = run_process(workload, ProcessOptions(entry=ENTRY, child=child, environment=os.environ))
+
+    assert ending.trains_elsewhere
 
 
 @pytest.mark.slow

@@ -50,7 +50,7 @@ def command(  # noqa: PLR0913, PLR0917  one argument an option
     with exit code 1 when it does not fit.
     """
     from flatout.core.recipe import Recipe
-    from flatout.reporting.documents import ensure_writable, write_json, write_text
+    from flatout.reporting.documents import ensure_file_writable, write_json, write_text
     from flatout.reporting.plan_html import plan_html
     from flatout.reporting.text.plan import render_plan
     from flatout.workflow.plan import PlanOptions, plan
@@ -59,7 +59,7 @@ def command(  # noqa: PLR0913, PLR0917  one argument an option
     recipe = read_recipe(recipe_path) if recipe_path else Recipe()
     options = PlanOptions(gpu=gpu, batch=batch, fit=fit, gpus=gpus, recipe=recipe)
     for path in filter(None, (json_path, html_path, snapshot_path)):
-        ensure_writable(path.parent)
+        ensure_file_writable(path)
     planned = plan(target, arguments, options, _tell)
     words = " ".join([target, *arguments])
     found, chosen = planned.plan, gpu or ""

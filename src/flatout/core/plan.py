@@ -7,6 +7,9 @@ from typing import Any
 
 from flatout.core.memory import TensorAtPeak
 
+MAX_BATCH = 1 << 20
+"""No search goes beyond: what fits a million samples is not limited by memory."""
+
 
 class Source(Enum):
     """How a number was come by, the surest first."""

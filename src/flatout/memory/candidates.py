@@ -9,7 +9,7 @@ from flatout.memory import transforms
 from flatout.memory.allocator_settings import AllocatorSettings
 from flatout.memory.ground import Ground, is_half
 from flatout.memory.regions import SOFTMAX, loss_indices, regions_of
-from flatout.memory.stream import Component, MemoryStream
+from flatout.memory.stream import Component, MemoryStream, Phase
 
 FORWARD_SHARE = 1 / 3
 """Of a step's FLOPs: a product costs one in the forward and two in the backward."""
@@ -18,6 +18,9 @@ RANK = 16
 """Of LoRA: the default of its authors' larger models, and of peft's examples."""
 AMPERE = (8, 0)
 """The first compute capability with bf16."""
+READS_GRADIENTS = ("aten._foreach_norm", "aten.linalg_vector_norm", "aten.reciprocal")
+"""Operators that make one number between backward and update: the norms that clipping takes, and
+the inverse scale of a GradScaler."""
 LARGE_LOSS = 0.05
 """The loss is worth a chunked one where its logits are this share of all activations."""
 
@@ -65,7 +68,7 @@ def candidates(ground: Ground) -> list[Candidate]:
             change=transforms.optimizer_in_backward,
             cost=_free,
             why="each gradient is used and freed at once; not with accumulation or clipping",
-            helps=_trains_alone,
+            helps=_may_step_in_backward,
         ),
         Candidate(
             label="bf16_autocast",
@@ -78,7 +81,7 @@ def candidates(ground: Ground) -> list[Candidate]:
             label="chunked_cross_entropy",
             change=partial(transforms.chunked_loss, chunks=CHUNKS),
             cost=_loss_cost,
-            why="the logits of all tokens never exist at once; their product is made twice",
+            why="the logits of all tokens never exist at once",
             helps=_has_large_loss,
         ),
         *_checkpointing(),
@@ -164,10 +167,23 @@ def _sharding(ground: Ground) -> list[Candidate]:
     ]
 
 
-def _trains_alone(stream: MemoryStream, ground: Ground) -> bool:
-    """Gradients that ranks have yet to average cannot be used when they come."""
-    is_averaged = any(each.operator == transforms.BUCKETS for each in stream.allocations)
-    return ground.gpus == 1 and not is_averaged
+def _may_step_in_backward(stream: MemoryStream, ground: Ground) -> bool:
+    """Tell whether a gradient may be used when it comes.
+
+    Not where ranks have yet to average it, another backward adds to it, or all are read at once.
+    """
+    last = stream.steps - 1
+    if ground.gpus > 1 or any(each.operator == transforms.BUCKETS for each in stream.allocations):
+        return False
+    backwards = sum(mark.phase is Phase.BACKWARD and mark.step == last for mark in stream.marks)
+    is_read = any(
+        each.step == last
+        and each.phase in (Phase.BACKWARD, Phase.OPTIMIZER)
+        and not each.shape
+        and each.operator.startswith(READS_GRADIENTS)
+        for each in stream.allocations
+    )
+    return backwards == 1 and not is_read
 
 
 def _half_checkpointed(stream: MemoryStream) -> MemoryStream:

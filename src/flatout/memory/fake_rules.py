@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
+from torch._utils import _rebuild_meta_tensor_no_storage
 from torch.distributed.device_mesh import DeviceMesh
 from torch.optim import optimizer as optimizers
 from torch.utils import _foreach_utils as foreach
@@ -40,6 +41,9 @@ def fake_rules(
             stack.enter_context(swapped(scaler, "_maybe_opt_step", _step_always))
         stack.enter_context(swapped(torch.UntypedStorage, "resize_", _telling(resized)))
         stack.enter_context(swapped(FakeTensor, "numpy", _zeros_of))
+        stack.enter_context(swapped(FakeTensor, "data", property(_data_of, _take_data)))
+        stack.enter_context(swapped(FakeTensor, "__format__", _formatted))
+        stack.enter_context(swapped(FakeTensor, "__reduce_ex__", _pickled))
         stack.enter_context(swapped(torch, "get_rng_state", _random_state(made)))
         stack.enter_context(swapped(DeviceMesh, "__init__", _really(DeviceMesh.__init__)))
         yield
@@ -66,12 +70,37 @@ def _step_always(
     return optimizer.step(*args, **kwargs)
 
 
+def _data_of(tensor: torch.Tensor) -> torch.Tensor:
+    found: torch.Tensor = torch.Tensor.data.__get__(tensor)  # type: ignore[attr-defined]
+    return found
+
+
+def _take_data(tensor: Any, value: torch.Tensor) -> None:
+    """Take over the shape of a tensor: `weight.data = torch.tensor(array)` brings a real one."""
+    if not isinstance(value, FakeTensor):
+        with _disable_current_modes():
+            value = tensor.fake_mode.from_tensor(value)
+    torch.Tensor.data.__set__(tensor, value)  # type: ignore[attr-defined]
+    tensor.fake_device = value.device
+
+
 def _zeros_of(tensor: torch.Tensor, *_: Any, **__: Any) -> Any:
     """Return zeros: what a script prints or logs is not what is asked here."""
     import numpy as np
 
     kind = np.float32 if tensor.dtype.is_floating_point else np.int64
     return np.zeros(tuple(tensor.shape), kind)
+
+
+def _formatted(tensor: torch.Tensor, spec: str) -> str:
+    """Format one number as such, which torch does for its own class only: `f"{loss:.3f}"`."""
+    return format(tensor.item(), spec) if tensor.dim() == 0 else object.__format__(tensor, spec)
+
+
+def _pickled(tensor: torch.Tensor, _: Any) -> Any:
+    """Return how a checkpoint keeps a tensor without values: as one of `meta`."""
+    layout = (tensor.dtype, tuple(tensor.shape), tuple(tensor.stride()), tensor.requires_grad)
+    return _rebuild_meta_tensor_no_storage, layout
 
 
 def _really(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -36,6 +36,7 @@ LARGE = 1 << 16
 """Elements from which a weight that a module makes on the host is fake, 256 KiB in fp32."""
 FRAMES = 12
 """Callers among which a module's constructor is looked for."""
+SEVERAL = "the script uses several GPUs itself: its tensors are planned as if all lay on one"
 SUBCLASSES = ("DTensor", "AsyncCollectiveTensor")
 """Tensors that bring their own dispatch and come back with the tensors they hold."""
 
@@ -176,6 +177,10 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if any(kind.__name__ in SUBCLASSES for kind in types):
             return NotImplemented
         kwargs = kwargs or {}
+        if torch.is_inference_mode_enabled() and is_composite(func):
+            # Elsewhere autograd takes it apart before it comes here.
+            with self:
+                return func.decompose(*args, **kwargs)
         output = self.answers.answer(func, args, kwargs)
         if output is UNANSWERED:
             output = self._compute(func, types, args, kwargs)
@@ -206,6 +211,8 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _compute_shapes(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         assert self.fake is not None
         assert self._shapes is not None
+        if kwargs.get("generator") is not None:
+            kwargs = {**kwargs, "generator": None}
         key = self._shapes.key(func, args, kwargs)
         if key is None:
             return self.fake.dispatch(func, types, args, kwargs)
@@ -274,6 +281,8 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
         storage = tensor.untyped_storage()
         if storage._cdata in self._alive or not storage.nbytes():
             return
+        if tensor.device.index:
+            self.answers.note(SEVERAL)
         birth = self._begin(storage, func)
         birth.shape = tuple(tensor.shape)
         birth.dtype = str(tensor.dtype).removeprefix("torch.")
@@ -323,6 +332,12 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _end(self, key: int) -> None:
         self._ends.pop(key)
         self._enter_death(self._alive.pop(key))
+
+
+def is_composite(func: Any) -> bool:
+    """Tell whether an operator is nothing but calls of others."""
+    key = "CompositeImplicitAutograd"
+    return torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), key)
 
 
 def _lacks_shapes(error: RuntimeError) -> bool:

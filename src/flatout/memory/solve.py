@@ -3,14 +3,12 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from flatout.core.plan import LargestBatch
+from flatout.core.plan import MAX_BATCH, LargestBatch
 from flatout.memory.allocator_settings import AllocatorSettings
 from flatout.memory.replay import Replay, replay
 from flatout.memory.steady import NotSteadyError, repeated
 from flatout.memory.stream import MemoryStream
 
-MAX_BATCH = 1 << 20
-"""No search goes beyond: what fits a million samples is not limited by memory."""
 MORE_STEPS = 2
 """Steps played after the traced ones: fragmentation shows from the third on, if at all."""
 

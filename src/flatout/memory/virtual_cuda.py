@@ -5,7 +5,7 @@ With a GPU present nothing here is needed, and nothing is patched: fake tensors 
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -19,6 +19,8 @@ from flatout.memory.swapping import swapped
 
 CAPABILITY = (9, 0)
 """Of the pretended device, where nobody says another: Hopper."""
+BUILT_WITH = torch._C._show_config()
+"""Asked for where a device is pretended, a build without CUDA would fail."""
 TOTAL_BYTES = 2**47
 """Of the pretended device: a script that asks for free memory is never told to use less."""
 
@@ -78,6 +80,8 @@ def _owners() -> Mapping[str, Any]:
         "accelerator": torch.accelerator,
         "tensor": torch.Tensor,
         "random": torch.cuda.random,
+        "torch": torch,
+        "build": torch._C,
     }
 
 
@@ -103,6 +107,8 @@ def _pretended(device: VirtualDevice) -> Mapping[str, Mapping[str, Any]]:
         "get_device_capability": device.capability,
         "get_device_properties": properties,
         "get_device_name": properties.name,
+        "_exchange_device": 0,
+        "_maybe_exchange_device": 0,
         "is_bf16_supported": device.capability >= (8, 0),
         "is_current_stream_capturing": False,
         "mem_get_info": (TOTAL_BYTES, TOTAL_BYTES),
@@ -139,6 +145,13 @@ def _pretended(device: VirtualDevice) -> Mapping[str, Mapping[str, Any]]:
             "is_pinned": lambda *_, **__: False,
         },
         "random": {"get_rng_state": _random_state, "set_rng_state": _constantly(None)},
+        "torch": {"Generator": Generator, "load": _loading(torch.load)},
+        "build": {
+            # Libraries of kernels keep it when they are imported, where a device is there.
+            "_cuda_getCurrentRawStream": _constantly(0),
+            "_show_config": _constantly(BUILT_WITH),
+            "_scatter": _scattered,
+        },
     }
 
 
@@ -149,6 +162,68 @@ def _constantly(value: Any) -> Callable[..., Any]:
 def _random_state(*_: Any, **__: Any) -> torch.Tensor:
     """Return what stands for the device's random state: seed and offset, 16 bytes on the host."""
     return torch.empty(16, dtype=torch.uint8, device="cpu")
+
+
+def _scattered(tensor: torch.Tensor, gpus: Sequence[int], *_: Any) -> tuple[torch.Tensor, ...]:
+    """Return what `DataParallel` hands its only GPU: all of it."""
+    return tuple(tensor.to(torch.device("cuda", gpu)) for gpu in gpus)
+
+
+def _loading(load: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `torch.load` that reads onto the host and moves what belongs on a GPU from there."""
+
+    @functools.wraps(load)
+    def loaded(file: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
+        if callable(map_location):
+            return load(file, map_location, *args, **kwargs)
+        homes: set[str] = set()
+
+        def on_host(storage: Any, home: str) -> Any:
+            homes.add(home)
+            return storage
+
+        value = load(file, on_host, *args, **kwargs)
+        where = map_location if isinstance(map_location, Mapping) else {}
+        wanted = {str(where.get(home, home)) for home in homes}
+        if map_location is not None and not where:
+            wanted = {str(torch.device(map_location))}
+        return _on_gpu(value) if any(each.startswith("cuda") for each in wanted) else value
+
+    return loaded
+
+
+def _on_gpu(value: Any) -> Any:
+    """Return what a checkpoint holds with its tensors on the device."""
+    if isinstance(value, torch.Tensor):
+        return torch.empty_like(value, device="cuda") if value.is_meta else value.to("cuda")
+    if isinstance(value, torch.nn.Module):
+        return value.to("cuda")
+    if isinstance(value, dict):
+        value.update({key: _on_gpu(each) for key, each in value.items()})
+    elif isinstance(value, list):
+        value[:] = map(_on_gpu, value)
+    elif type(value) is tuple:
+        return tuple(map(_on_gpu, value))
+    return value
+
+
+_generator = torch.Generator
+
+
+class _Generators(type(_generator)):  # type: ignore[misc]  # its type has no stub
+    """The class of both kinds: torch's own generators stay generators."""
+
+    def __instancecheck__(cls, value: Any) -> bool:
+        return isinstance(value, _generator)
+
+
+class Generator(_generator, metaclass=_Generators):
+    """A generator of the host, whatever device it is asked for: no fake tensor draws from it."""
+
+    def __new__(cls, device: Any = "cpu") -> "Generator":
+        """Return one of the host."""
+        del device
+        return super().__new__(cls)
 
 
 class Event:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from flatout.core.memory import TensorAtPeak
-from flatout.core.plan import Amount, Plan, Rung, Source
+from flatout.core.plan import MAX_BATCH, Amount, Plan, Rung, Source
 from flatout.core.units import KIB, MIB, format_bytes, format_ratio
 from flatout.reporting.words import NOTHING
 
@@ -103,18 +103,16 @@ def formula_words(plan: Plan) -> str:
 def batch_words(plan: Plan) -> str:
     """Say which batches fit; empty where nobody asked."""
     batches = plan.largest_batch
-    if batches is None:
-        return ""
-    if not batches.with_retries:
-        return "not even one sample fits"
+    if batches is None or not batches.with_retries:
+        return "" if batches is None else "not even one sample fits"
     if not batches.without_retries:
         return f"at most {batches.with_retries}, only with allocator retries, which cost time"
+    if batches.without_retries == MAX_BATCH:
+        return f"{MAX_BATCH} and more: memory is no limit"
+    most = f"at most {batches.without_retries}"
     if batches.with_retries > batches.without_retries:
-        return (
-            f"at most {batches.without_retries}; up to {batches.with_retries} with allocator "
-            "retries, which cost time"
-        )
-    return f"at most {batches.without_retries}"
+        most += f"; up to {batches.with_retries} with allocator retries, which cost time"
+    return most
 
 
 def keep_words(plan: Plan) -> str:

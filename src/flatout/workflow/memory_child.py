@@ -92,19 +92,24 @@ class _Server:
         return self.subject
 
 
-def explained(error: BaseException) -> str:
-    """Return one line about an exception: the user's line it came from, and what it says."""
+def explained(error: BaseException, what: str = "the training step") -> str:
+    """Return one line about an exception: the user's line it came from, and what it says.
+
+    Args:
+        error: what was raised.
+        what: of the script did so.
+    """
     from torch._subclasses.fake_tensor import DataDependentOutputException
 
     own = [f for f in traceback.extract_tb(error.__traceback__) if _is_users(f.filename)]
     place = f" at {Path(own[-1].filename).name}:{own[-1].lineno}" if own else ""
     said = " ".join(str(error).split())[:300]
     if isinstance(error, DataDependentOutputException):
-        return f"the step reads values{place} that a trace does not have ({said})"
-    what = f"the training step failed while it was traced{place}: {type(error).__name__}: {said}"
+        return f"{what} reads values{place} that a trace does not have ({said})"
+    text = f"{what} failed while it was traced{place}: {type(error).__name__}: {said}"
     if isinstance(error, KeyError) and error.args[0] in rank_variables(1):
-        return f"{what}; torchrun sets that: give --gpus N to plan the first of N processes"
-    return f"{what}; nothing could be predicted"
+        return f"{text}; torchrun sets that: give --gpus N to plan the first of N processes"
+    return f"{text}; nothing could be predicted"
 
 
 def _is_users(name: str) -> bool:

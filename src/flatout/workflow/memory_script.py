@@ -10,17 +10,14 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, final
+from typing import TYPE_CHECKING, Any, Protocol
 
 from flatout import techniques
 from flatout.core.errors import UserError
-from flatout.core.machine import Machine
-from flatout.core.profile import Profile
 from flatout.core.recipe import Recipe, recipe_from_json
-from flatout.core.technique import Effect, Numerics, Technique
 from flatout.core.workload import Workload
 from flatout.memory.rank_variables import rank_variables
 from flatout.memory.stream import MemoryStream
@@ -28,8 +25,7 @@ from flatout.memory.stream_file import stream_from_json, stream_to_json
 from flatout.seams import journal, loader, model, optimizer, step
 from flatout.seams.process import Ending, ProcessOptions, run_process
 from flatout.seams.session import Session
-from flatout.workflow.worst_batches import WorstBatches, size_of
-from flatout.workflow.worst_sample import worst_case
+from flatout.workflow.host_data import HostData
 
 if TYPE_CHECKING:
     from torch import nn
@@ -42,6 +38,10 @@ RESULT = "memory.json"
 """Name of the child's result in its folder."""
 MODE = "memory"
 ON_HOST = "the script trains on the CPU wherever it runs: this is its memory there, of a real run"
+ONE_STEP = (
+    "the script took one step and ended: a second one would find gradients and optimizer state "
+    "there, and may need more"
+)
 MORE_STEPS = 3
 """Steps of one optimizer after which a trace ends even if another one never stepped."""
 
@@ -65,21 +65,31 @@ class Asked(Protocol):
     def limit_s(self) -> float: ...  # noqa: D102
 
 
-def trace_script(workload: Workload, asked: Asked) -> MemoryStream:
-    """Return the allocations of a script's first steps.
+class ScriptTracer:
+    """Traces a script, anew for each request."""
 
-    Raises:
-        UserError: if it cannot be traced; the text says why.
-    """
-    reply = _run(workload, asked, asked.device)
-    if "is_empty" in reply:
-        reply = _run(workload, asked, "cpu")
-        if "stream" in reply:
-            stream = stream_from_json(reply["stream"])
-            return replace(stream, notes=(*stream.notes, ON_HOST))
-    if "stream" not in reply:
-        raise UserError(reply.get("error", "the script took no step on the GPU"))
-    return stream_from_json(reply["stream"])
+    def __init__(self, workload: Workload) -> None:
+        self.workload = workload
+        self.fixed: int | None = None
+        """The batch of a script in which there is nothing to put another one in the place of."""
+
+    def trace(self, asked: Asked) -> MemoryStream:
+        """Return the allocations of the script's first steps.
+
+        Raises:
+            UserError: if it cannot be traced; the text says why.
+        """
+        if self.fixed is not None and asked.batch not in (None, self.fixed):
+            raise UserError(_other_batch(asked.batch, self.fixed))
+        reply = _run(self.workload, asked, asked.device)
+        is_on_host = "is_empty" in reply
+        if is_on_host:
+            reply = _run(self.workload, asked, "cpu")
+        if "stream" not in reply:
+            raise UserError(reply.get("error", "the script took no step on the GPU"))
+        stream = stream_from_json(reply["stream"])
+        self.fixed = stream.batch if reply["is_fixed"] else None
+        return replace(stream, notes=(*stream.notes, ON_HOST)) if is_on_host else stream
 
 
 def _run(workload: Workload, asked: Asked, device: str) -> Mapping[str, Any]:
@@ -103,10 +113,10 @@ def _run(workload: Workload, asked: Asked, device: str) -> Mapping[str, Any]:
     with tempfile.TemporaryDirectory(prefix="flatout-memory-") as name:
         ending = run_process(workload, options, keep=Path(name))
         path = Path(name) / RESULT
+        reply: Mapping[str, Any] = {"is_over": True}
         if path.exists():
-            reply: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-            return reply
-    return {"error": _explained(ending)}
+            reply = json.loads(path.read_text(encoding="utf-8"))
+    return {"error": _explained(ending)} if "is_over" in reply else reply
 
 
 def _explained(ending: Ending) -> str:
@@ -114,48 +124,7 @@ def _explained(ending: Ending) -> str:
     if ending.why in {"limit", "hang"}:
         return "the script reached no second training step in time; nothing could be predicted"
     last = f": {lines[-1][:300]}" if lines else ""
-    return f"the script ended with exit code {ending.exit_code} before a training step{last}"
-
-
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HostData(Technique):
-    """Load the data in this process, unpinned, and in batches of the size that is asked for."""
-
-    batch: int | None = None
-    said: list[str] = field(default_factory=list)
-    """What was found while the loader was looked at, for the stream's notes."""
-    sizes: list[int] = field(default_factory=list)
-    """Samples in the data sets of the loaders, where they know it."""
-
-    family: ClassVar[str] = "data"
-    addresses: ClassVar[frozenset[str]] = frozenset()
-    numerics: ClassVar[Numerics] = Numerics.TRAINING
-
-    @classmethod
-    def candidates(cls, profile: Profile, machine: Machine) -> Sequence["HostData"]:
-        """Return nothing: this is no lever."""
-        return ()
-
-    def predict(self, profile: Profile, machine: Machine) -> Effect:
-        """Predict nothing: this is no lever."""
-        return Effect()
-
-    def loader(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the arguments without workers and pinning, for the worst batch there is."""
-        from flatout.workflow.memory_subject import real_tensors
-
-        wanted = {**arguments, "num_workers": 0, "pin_memory": False, "timeout": 0}
-        with contextlib.suppress(TypeError, NotImplementedError):
-            self.sizes.append(len(arguments["dataset"]))
-        if self.batch is not None and wanted.get("batch_size") is not None:
-            wanted["batch_size"] = self.batch
-        sampler = wanted.get("batch_sampler")
-        if self.batch is not None and sampler is not None and size_of(sampler) is not None:
-            wanted["batch_sampler"] = WorstBatches(sampler, self.batch)
-        with real_tensors():
-            worst = worst_case(wanted, self.said.append)
-        return {**wanted, **worst}
+    return f"the script ended with exit code {ending.exit_code} and took no training step{last}"
 
 
 def install(spec: Mapping[str, Any]) -> None:
@@ -299,7 +268,10 @@ class _ScriptTrace:
             components.know_gradients(self.scene.recording, root.parameters())
 
     def stepped(self, segment: Any) -> None:
-        """A step has ended; after enough of them the trace is written and the process ends."""
+        """A step has ended; after enough of them the trace is written and the process ends.
+
+        Of several optimizers each has to step twice, and the trace ends where the first one does.
+        """
         from flatout.memory.stream import Phase
 
         recording, counts = self.scene.recording, self.session.counts
@@ -309,9 +281,9 @@ class _ScriptTrace:
             self.number += 1
             self.flops, self.since = recording.flops - self.since, recording.flops
         recording.enter(Phase.DATA, self.number)
-        steps = self.steps
-        live = len(self.session.optimizers)
-        if self.number >= steps and (len(counts) >= live or self.number >= steps + MORE_STEPS):
+        is_whole = segment.who == self.first and min(counts.values()) >= self.steps
+        is_whole = is_whole and len(counts) >= len(self.session.optimizers)
+        if self.number >= self.steps and (is_whole or self.number >= self.steps + MORE_STEPS):
             self._write()
             os._exit(0)
 
@@ -345,7 +317,7 @@ class _ScriptTrace:
         if stream.device == "cuda" and not any(a.size for a in stream.allocations):
             self._put({"is_empty": True})
         else:
-            self._put({"stream": stream_to_json(stream)})
+            self._put({"stream": stream_to_json(stream), "is_fixed": not host.own})
 
     def _put(self, reply: Mapping[str, Any]) -> None:
         """Write the reply; the first one counts."""
@@ -363,24 +335,28 @@ class _ScriptTrace:
         from flatout.memory.stream import Phase
         from flatout.workflow.memory_child import explained
 
-        if self.number and self.scene.recording.phase is Phase.DATA:
+        is_between = self.number > 0 and self.scene.recording.phase is Phase.DATA
+        if is_between and self.number >= int(self.spec["steps"]):
             # Between steps, as an evaluation or a checkpoint is: the steps before it count.
             self._write()
             return
+        what = f"what follows step {self.number}" if is_between else "the training step"
+        if not self.number and self.scene.recording.phase in (Phase.SETUP, Phase.DATA):
+            what = "the script, before its first step,"
         is_ours = isinstance(error, UserError)
-        self._put({"error": str(error) if is_ours else explained(error)})
+        self._put({"error": str(error) if is_ours else explained(error, what)})
 
     def ended(self) -> None:
         """Say that the script ended without enough steps."""
         asked, sizes = self.spec["batch"], self._host_data().sizes
         if self.number:
+            if self.number < int(self.spec["steps"]):
+                self.scene.answers.note(ONE_STEP)
             self._write()
         elif asked is not None and sizes and max(sizes) < asked:
             self._put({"error": _too_few(asked, max(sizes))})
         else:
-            self._put(
-                {"error": "the script ended and took no training step: there is nothing to predict"}
-            )
+            self._put({"is_over": True})
 
 
 def _too_few(asked: int, samples: int | None) -> str:

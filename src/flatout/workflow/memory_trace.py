@@ -28,7 +28,7 @@ from flatout.memory.stream import MemoryStream
 from flatout.memory.stream_file import stream_from_json
 from flatout.seams import journal
 from flatout.seams.process import not_journaled, scratch_root
-from flatout.workflow.memory_script import trace_script
+from flatout.workflow.memory_script import ScriptTracer
 from flatout.workflow.workloads import parse_workload
 
 HF = "hf:"
@@ -95,7 +95,8 @@ def open_tracer(target: str, arguments: Sequence[str] = ()) -> Iterator[Trace]:
     else:
         workload = parse_workload(target, arguments)
     if not (workload.is_task or target.startswith(HF)):
-        yield lambda request: trace_script(workload, _checked(request))
+        script = ScriptTracer(workload)
+        yield lambda request: script.trace(_checked(request))
         return
     with _Process(workload) as process:
         yield process.trace

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from flatout import techniques
 from flatout.core.errors import UserError
-from flatout.core.plan import Plan
+from flatout.core.plan import MAX_BATCH, Plan
 from flatout.core.recipe import Choice, Recipe
 from flatout.core.technique import seams_of
 from flatout.hardware.catalogue import CATALOGUE, GpuModel, find_gpu, model_of
@@ -244,7 +244,7 @@ class _Tracer:
         batches = found.largest_batch
         for _ in range(MOST_SHRINKS):
             batch = batches.without_retries if batches else None
-            if batches is None or batch is None:
+            if batches is None or batch in (None, MAX_BATCH):
                 return found
             try:
                 traced = self.stream(batch, f"the largest batch, {batch}")

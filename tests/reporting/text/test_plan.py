@@ -75,6 +75,7 @@ def test_each_number_says_how_it_is_known_and_zeros_are_left_out():
     [
         (LargestBatch(without_retries=5, with_retries=6), "at most 5; up to 6 with allocator"),
         (LargestBatch(without_retries=5, with_retries=5), "at most 5\n"),
+        (LargestBatch(without_retries=1 << 20, with_retries=1 << 20), "1048576 and more: memory"),
         (LargestBatch(without_retries=None, with_retries=2), "at most 2, only with allocator"),
         (LargestBatch(without_retries=None, with_retries=None), "not even one sample fits"),
     ],
