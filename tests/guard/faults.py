@@ -25,6 +25,8 @@ class Fault:
     """Checks of which at least one must fire."""
     baseline: Setting = PLAIN
     cases: tuple[str, ...] = ("mlp", "conv", "gpt", "lstm")
+    steps: int = 5
+    """Enough for it to show, in bf16."""
 
     @property
     def setting(self) -> Setting:
@@ -85,6 +87,35 @@ def norms_to_eval(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, nn.BatchNorm2d):
             module.eval()
+
+
+class LaterEval:
+    """Leave the model in eval mode from a step on whose numbers are not compared."""
+
+    def __init__(self) -> None:
+        self.model: nn.Module | None = None
+        self.calls = 0
+
+    def __call__(self, model: nn.Module) -> None:
+        self.calls = self.calls + 1 if model is self.model else 1
+        self.model = model
+        if self.calls > 5:
+            model.eval()
+
+
+class RestingNorms:
+    """Set running averages back to what the first step made of them, as a stale replay would."""
+
+    def __init__(self) -> None:
+        self.model: nn.Module | None = None
+        self.first: dict[str, torch.Tensor] = {}
+
+    def __call__(self, model: nn.Module) -> None:
+        if model is not self.model:
+            self.model, self.first = model, {}
+        for name, buffer in model.named_buffers():
+            if name.endswith("running_mean"):
+                buffer.copy_(self.first.setdefault(name, buffer.clone()))
 
 
 def replace_last_parameter(model: nn.Module) -> None:
@@ -172,6 +203,18 @@ FAULTS = {
     ),
     "checkpointing over BatchNorm": Fault(
         change={"prepare": checkpoint_all}, seen_by=seen_by("buffers"), cases=("conv",)
+    ),
+    "eval mode from step 6 on": Fault(
+        change={"at_forward": LaterEval()},
+        seen_by=seen_by("structure"),
+        cases=("mlp", "gpt"),
+        steps=20,
+    ),
+    "BatchNorm's averages rest after step 1": Fault(
+        change={"after_backward": RestingNorms()},
+        seen_by=seen_by("buffers"),
+        cases=("conv",),
+        steps=20,
     ),
     "accumulation over BatchNorm": Fault(
         change={"accumulate": 2}, seen_by=seen_by("gradient", "buffers"), cases=("conv",)

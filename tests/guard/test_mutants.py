@@ -1,11 +1,15 @@
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
 import pytest
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from flatout.core.technique import Numerics
 from flatout.guard.judge import judge
 from tests.guard.faults import FAULTS, UPDATE_FAULTS
-from tests.guard.runs import base
+from tests.guard.runs import PLAIN, base
 
 PAIRS = [(fault, case) for fault, item in FAULTS.items() for case in item.cases]
 
@@ -27,7 +31,8 @@ def test_a_fault_is_rejected_under_bf16_too(name: str, case: str) -> None:
     fault = FAULTS[name]
     runs = base(case, fault.baseline)
 
-    check = runs.check(runs.run(replace(fault.setting, autocast=True, steps=5)), Numerics.PRECISION)
+    setting = replace(fault.setting, autocast=True, steps=fault.steps)
+    check = runs.check(runs.run(setting), Numerics.PRECISION)
 
     assert check.status == "rejected", check
 
@@ -58,3 +63,51 @@ def test_a_rejection_names_the_check_and_the_tensor() -> None:
 
     assert check.why.startswith("gradient: gradient before clipping of head.weight differs by 0.5")
     assert "also clipped_gradient, slope, second_gradient" in check.why
+
+
+@contextmanager
+def rate_halved_at(step: int) -> Iterator[None]:
+    """Halve the learning rate before a step, as a schedule that runs too fast would."""
+    seen = 0
+
+    def halve(optimizer: Any, *_: Any) -> None:
+        nonlocal seen
+        seen += 1
+        if seen == step:
+            for group in optimizer.param_groups:
+                group["lr"] /= 2
+
+    hook = register_optimizer_step_pre_hook(halve)
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
+def test_a_rate_that_changes_in_a_later_step_is_rejected() -> None:
+    runs = base("mlp")
+    with rate_halved_at(15):
+        candidate = runs.run(PLAIN)
+
+    check = runs.check(candidate, Numerics.PRECISION)
+
+    assert check.status == "rejected"
+    assert check.why.startswith("settings: step 15, optimizer 0, group 0: lr is 0.0005")
+
+
+def test_a_rate_that_follows_the_loss_may_fall_at_another_step() -> None:
+    runs = base("mlp")
+    with rate_halved_at(15):
+        candidate = runs.run(PLAIN)
+    with rate_halved_at(17):
+        calibration = runs.run(replace(PLAIN, autocast=True))
+
+    check = judge(
+        runs.record,
+        candidate,
+        calibration=calibration,
+        repeat=runs.repeat,
+        promise=Numerics.PRECISION,
+    )
+
+    assert check.status == "within", check

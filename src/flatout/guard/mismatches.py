@@ -9,6 +9,10 @@ from flatout.guard.differences import Key, by_key
 from flatout.guard.record import GuardRecord, Marks, Sketches, Streams
 from flatout.guard.structure import FREE_SETTINGS
 
+SETTINGS = "settings"
+"""Stands for the place of what an optimizer is set to, beside the places of samples."""
+EARLY_STEPS = 3
+"""Steps whose settings must be equal; later ones may follow a loss, as a rate on a plateau does."""
 SLACK_BATCHES = 8
 """Batches that one side may have drawn ahead of the other: a prefetcher's queue."""
 
@@ -26,13 +30,14 @@ def mismatches(
 ) -> Iterator[Mismatch]:
     """Yield everything that differs though no promise allows it, the most telling first.
 
-    `computed` names the root arguments that the training computes (a generator's images): they
-    move with every rounding and are judged through the gradients alone.
+    `computed` names the root arguments that the training computes (a generator's images), and the
+    settings of later steps that it does: they move with every rounding.
     """
     yield from _samples(baseline, other)
     yield from _start(baseline.start, other.start)
     yield from _structure(baseline.structure, other.structure)
-    yield from _settings(baseline, other)
+    yield from _settings(baseline, other, computed)
+    yield from _later(baseline, other)
     yield from _tensors(baseline, other)
     yield from _arguments(baseline.arguments, other.arguments, computed)
 
@@ -45,6 +50,12 @@ def computed_arguments(baseline: GuardRecord, rounded: GuardRecord) -> set[tuple
         for path, marks in fields.items()
         if _first_difference(marks, rounded.arguments.get(place, {}).get(path, ())) is not None
     }
+
+
+def computed_settings(baseline: GuardRecord, rounded: GuardRecord) -> set[tuple[str, str]]:
+    """Return the settings of later steps that follow from what was trained, as on a plateau."""
+    changed = _changed(baseline, rounded)
+    return {(SETTINGS, name) for step, _, name, _ in changed if step >= EARLY_STEPS}
 
 
 def has_samples(record: GuardRecord, computed: Set[tuple[str, str]] = frozenset()) -> bool:
@@ -136,7 +147,16 @@ def _structure(baseline: Mapping[str, str], other: Mapping[str, str]) -> Iterato
         yield Mismatch(check="structure", text=f"module {name} is new")
 
 
-def _settings(baseline: GuardRecord, other: GuardRecord) -> Iterator[Mismatch]:
+def _settings(
+    baseline: GuardRecord, other: GuardRecord, computed: Set[tuple[str, str]]
+) -> Iterator[Mismatch]:
+    for step, where, name, text in _changed(baseline, other):
+        if step < EARLY_STEPS or (SETTINGS, name) not in computed:
+            yield Mismatch(check="settings", text=f"step {step + 1}, {where}: {name} {text}")
+
+
+def _changed(baseline: GuardRecord, other: GuardRecord) -> Iterator[tuple[int, str, str, str]]:
+    """Yield step, optimizer and group, name and values of each setting that differs."""
     theirs = {item.number: item for item in other.optimizers}
     for item in baseline.optimizers:
         found = theirs.get(item.number)
@@ -144,16 +164,30 @@ def _settings(baseline: GuardRecord, other: GuardRecord) -> Iterator[Mismatch]:
             continue  # the tensors and the shadow step tell
         for step, (ours, changed) in enumerate(zip(item.settings, found.settings, strict=False)):
             for group, (a, b) in enumerate(zip(ours, changed, strict=False)):
-                yield from _group(a, b, f"step {step + 1}, optimizer {item.number}, group {group}")
+                for name, text in _group(a, b):
+                    yield step, f"optimizer {item.number}, group {group}", name, text
 
 
 def _group(
-    baseline: Mapping[str, object], other: Mapping[str, object], where: str
-) -> Iterator[Mismatch]:
+    baseline: Mapping[str, object], other: Mapping[str, object]
+) -> Iterator[tuple[str, str]]:
     for name in baseline.keys() | other.keys():
         if name not in FREE_SETTINGS and baseline.get(name) != other.get(name):
-            text = f"{where}: {name} is {other.get(name)}, was {baseline.get(name)}"
-            yield Mismatch(check="settings", text=text)
+            yield name, f"is {other.get(name)}, was {baseline.get(name)}"
+
+
+def _later(baseline: GuardRecord, other: GuardRecord) -> Iterator[Mismatch]:
+    """Yield what begins after the first step, where both sides made equally many."""
+    if len(baseline.losses) != len(other.losses):
+        return
+    for what in sorted(baseline.later.keys() | other.later.keys()):
+        is_buffer = what.startswith("buffer ")
+        if is_buffer and not (what in baseline.later and what in other.later):
+            continue  # buffers on one side only are counted elsewhere
+        ours, theirs = (side.later.get(what, "as before") for side in (baseline, other))
+        if ours != theirs:
+            check = "buffers" if is_buffer else "structure"
+            yield Mismatch(check=check, text=f"{what} {theirs}, was: {ours}")
 
 
 def _tensors(baseline: GuardRecord, other: GuardRecord) -> Iterator[Mismatch]:

@@ -9,7 +9,12 @@ from flatout.core.technique import Numerics
 from flatout.guard.differences import Differences, by_key, differences, is_finite
 from flatout.guard.excess import find_update_obstacle
 from flatout.guard.limits import MAX_REPEAT
-from flatout.guard.mismatches import computed_arguments, has_samples, mismatches
+from flatout.guard.mismatches import (
+    computed_arguments,
+    computed_settings,
+    has_samples,
+    mismatches,
+)
 from flatout.guard.record import GuardRecord
 
 
@@ -28,11 +33,12 @@ class Trials:
 
     @property
     def computed(self) -> set[tuple[str, str]]:
-        """The root arguments that the training itself computes."""
+        """The root arguments and late settings that the training itself computes."""
         found: set[tuple[str, str]] = set()
         for record in (self.calibration, self.repeat):
             if record is not None:
                 found |= computed_arguments(self.baseline, record)
+                found |= computed_settings(self.baseline, record)
         return found
 
 
@@ -117,7 +123,8 @@ def _repeat(baseline: GuardRecord, record: GuardRecord | None) -> Iterator[str]:
 def find_drift(baseline: GuardRecord, repeat: GuardRecord) -> str | None:
     """Return how a script differs from itself beyond rounding, None when it repeats."""
     has_loader = bool(baseline.samples)
-    computed = computed_arguments(baseline, repeat) if has_loader else set()
+    computed = computed_settings(baseline, repeat)
+    computed |= computed_arguments(baseline, repeat) if has_loader else set()
     wrong = next(mismatches(baseline, repeat, computed=computed), None)
     if wrong is not None:
         return wrong.text

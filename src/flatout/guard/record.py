@@ -97,6 +97,8 @@ class GuardRecord:
     """Why updates were not compared, where they were not."""
     buffers: Sketches = field(default_factory=dict)
     """Buffers of the roots after the first step."""
+    later: Mapping[str, str] = field(default_factory=dict)
+    """Which modules change their mode or a rate and when, which buffers go on changing."""
     losses: tuple[float, ...] = ()
     """Loss between one optimizer step and the next, micro-batches added up."""
     errors: tuple[str, ...] = ()

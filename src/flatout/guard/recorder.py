@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 from flatout.guard.early import EarlySteps
 from flatout.guard.gradients import GradientNotes
+from flatout.guard.later import LaterNotes
 from flatout.guard.record import GuardRecord, rank_path, write_record
 from flatout.guard.samples import Stream
-from flatout.guard.sketch import buffer_sketch, to_numbers
-from flatout.guard.structure import describe_modules, name_parameters, of_root, plain_name
+from flatout.guard.sketch import to_numbers
+from flatout.guard.structure import describe_modules, name_parameters, of_root
 from flatout.guard.tf32 import rounds_to_tf32
 from flatout.guard.updates import UpdateNotes
 from flatout.seams.ranks import own_rank
@@ -42,7 +43,7 @@ class GuardRecorder:
         self._structure: dict[str, str] = {}
         self._described: set[int] = set()
         self._low_precision = False
-        self._buffers: dict[str, torch.Tensor] | None = None
+        self._later = LaterNotes()
         self._terms: list[torch.Tensor] = []
         self._losses: list[list[torch.Tensor]] = []
         self._optimizers: list[torch.optim.Optimizer] = []
@@ -134,12 +135,7 @@ class GuardRecorder:
     def _end_segment(self) -> None:
         self._losses.append(self._terms)
         self._terms = []
-        if self._buffers is None:
-            self._buffers = {
-                f"{of_root(number)}{plain_name(name)}": buffer_sketch(buffer, name)
-                for number, root in enumerate(self._session.roots)
-                for name, buffer in root.named_buffers()
-            }
+        self._later.after_step(len(self._losses), self._session.roots)
 
     def _on_stop(self) -> None:
         import torch
@@ -161,7 +157,8 @@ class GuardRecorder:
             updates=self._updates.updates(),
             has_reference=self._updates.has_reference,
             update_gaps=self._updates.gaps(),
-            buffers={name: to_numbers(value) for name, value in (self._buffers or {}).items()},
+            buffers={name: to_numbers(value) for name, value in self._later.buffers.items()},
+            later=self._later.facts(len(self._losses), roots),
             losses=tuple(sum(float(term) for term in terms) for terms in self._losses if terms),
             errors=tuple(self._session.errors),
         )

@@ -44,10 +44,8 @@ class UpdateNotes:
         named: "Mapping[str, torch.nn.Parameter]",
     ) -> None:
         """Note the settings of the step and copy what it starts from."""
-        if step > self._steps:
-            return
         self._note_settings(number, optimizer, named)
-        if number in self._gaps:
+        if step > self._steps or number in self._gaps:
             return
         try:
             if number not in self._shadows:
