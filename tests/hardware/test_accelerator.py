@@ -1,3 +1,4 @@
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -67,6 +68,12 @@ def test_where_the_driver_counts_otherwise_torch_is_believed():
 
     assert [device.name for device in devices] == ["Some GPU", "Some GPU"]
     assert devices[0].compute_capability == (8, 0)
+
+
+def test_where_the_driver_tells_no_memory_torch_is_believed():
+    (device,) = cuda_devices(torch_with(1), [replace(H200, memory_bytes=0)])
+
+    assert device.memory_bytes == 5
 
 
 def test_a_gpu_of_amd_has_no_cuda_capability():

@@ -362,6 +362,24 @@ def test_nobody_running_anything_is_not_the_same_as_not_being_told(driver):
     assert source.sample(is_full=False).busy_shares == {}
 
 
+def test_places_that_the_driver_left_unfilled_are_neither_use_nor_time(driver):
+    asked = []
+
+    def told(_handle, since):
+        asked.append(since)
+        rows = [(7, 5, 40), (3_722_305_536, 2**62, 2_147_483_632)]
+        return [SimpleNamespace(pid=p, timeStamp=at, smUtil=share) for p, at, share in rows]
+
+    driver(nvmlDeviceGetProcessUtilization=told)
+    source = open_sources({}).found[0]
+
+    found = source.sample(is_full=False).busy_shares
+    source.sample(is_full=False)
+
+    assert found == {7: pytest.approx(0.4)}
+    assert asked == [0, 5]
+
+
 def test_how_busy_each_process_kept_the_device_is_its_mean_since_the_last_question(driver):
     asked = []
 

@@ -70,6 +70,20 @@ def test_what_a_gpu_does_not_tell_is_left_out(monkeypatch):
     assert (second.busy_share, second.pids, second.compute_capability) == (None, (), None)
 
 
+def test_a_whole_gpu_that_keeps_its_memory_to_itself_hides_no_other(monkeypatch):
+    def told(handle):
+        if handle == 0:
+            raise Failure("Insufficient Permissions")
+        return SimpleNamespace(total=100, used=7)
+
+    monkeypatch.setitem(sys.modules, "pynvml", nvml(nvmlDeviceGetMemoryInfo=told))
+
+    driver = read_driver()
+
+    assert driver.version
+    assert [(gpu.memory_bytes, gpu.used_bytes) for gpu in driver.gpus] == [(0, 0), (100, 7)]
+
+
 def test_a_missing_driver_gives_its_reason(monkeypatch):
     def fail():
         raise Failure("NVML Shared Library Not Found")

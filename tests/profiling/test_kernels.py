@@ -4,7 +4,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import autograd
 
+from flatout.profiling import one_profiler
 from flatout.profiling.kernels import (
     DeviceTrace,
     KernelTrace,
@@ -76,6 +78,7 @@ def test_time_before_the_first_launch_is_time_the_device_waited():
 
     assert facts["trace"]["step_ms"] == pytest.approx(4000.0)
     assert facts["trace"]["idle"]["host_wait_share"] == pytest.approx(0.75)
+    assert facts["busy_share"] == pytest.approx(0.25)
 
 
 def test_without_a_kernel_nothing_is_told_of_kernels():
@@ -88,6 +91,7 @@ def test_the_trace_waits_for_the_device_of_the_training(monkeypatch):
     waited = []
     monkeypatch.setattr(torch.cuda, "synchronize", waited.append)
     monkeypatch.setattr("torch.profiler.profile", Profiler)
+    monkeypatch.setattr(one_profiler, "_turn", one_profiler._Turn(is_watching=True))
     trace = KernelTrace(torch.device("cuda:1"))
 
     trace.start()
@@ -98,17 +102,45 @@ def test_the_trace_waits_for_the_device_of_the_training(monkeypatch):
     assert waited == [torch.device("cuda:1")] * 2
 
 
+def test_a_script_that_begins_its_own_profile_keeps_it_and_the_trace_says_why_it_has_none(
+    monkeypatch,
+):
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda _device: None)
+    monkeypatch.setattr("torch.profiler.profile", Profiler)
+    monkeypatch.setattr(one_profiler, "_turn", one_profiler._Turn())
+    monkeypatch.setattr(autograd.profiler, "profile", ScriptsProfile)
+    trace = KernelTrace(torch.device("cuda:0"))
+    trace.start()
+
+    autograd.profiler.profile()._prepare_trace(trace.profile)
+
+    with pytest.raises(RuntimeError, match="script uses torch's profiler"):
+        trace.stop()
+    with pytest.raises(RuntimeError, match="script uses torch's profiler"):
+        KernelTrace(torch.device("cuda:0")).start()
+
+
+class ScriptsProfile:
+    """Stands for the class that all of torch's profiles go through."""
+
+    def _prepare_trace(self, other):
+        assert other.has_ended
+
+    def _start_trace(self):
+        """Start."""
+
+
 class Profiler:
     """Stands for torch's, which needs a device to see anything."""
 
     def __init__(self, **_options):
-        pass
+        self.has_ended = False
 
     def __enter__(self):
         return self
 
     def __exit__(self, *_):
-        pass
+        self.has_ended = True
 
     def export_chrome_trace(self, path):
         Path(path).write_text('{"traceEvents": []}')

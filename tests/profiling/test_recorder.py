@@ -34,11 +34,12 @@ class Trace:
 def recorder(tmp_path, monkeypatch):
     """A recorder that has enough steps on a device and has begun to trace more."""
     monkeypatch.setattr(recording, "KernelTrace", Trace)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     spec = {"mode": "measure", "folder": str(tmp_path), "measure_s": 9.0, "traces_kernels": True}
     recorder = Recorder(Session(spec))
     recorder.stops = 0
     monkeypatch.setattr(recorder, "_stop", lambda: setattr(recorder, "stops", recorder.stops + 1))
-    recorder.device.device = torch.device("cuda:1")
+    recorder.device.torch, recorder.device.device = torch, torch.device("cuda:1")
     recorder.device.bounds = [SimpleNamespace()]
     recorder.session.segments += [Segment(who=0) for _ in range(TIMED)]
     recorder.session.counts[0] = TIMED
@@ -123,3 +124,13 @@ def test_on_the_cpu_nothing_is_traced(recorder):
 
     assert recorder.trace is None
     assert recorder.stops == 1
+
+
+def test_no_trace_begins_while_the_script_captures_a_graph(recorder, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    recorder.trace = None
+
+    recorder._begin_trace()
+
+    assert recorder.trace is None
+    assert recorder.stops == 0

@@ -4,6 +4,7 @@ import pytest
 
 from flatout.core.technique import Numerics
 from flatout.profiling.summary import summarise
+from flatout.seams.clock import EVAL
 from flatout.techniques.compile.torch_compile import TorchCompile
 from flatout.workflow.ranking import Search, rank
 from tests.profiling.results import kernel, result, traced
@@ -105,3 +106,30 @@ def test_on_the_cpu_no_trace_is_made_up():
 
     assert found.trace is None
     assert set(found.regime.missing) == {"launch", "gemm", "bandwidth"}
+
+
+def with_evaluations(seconds, at=(0,)):
+    """Return the result of a dozen steps of 0.1 s, some with calls without gradients as well."""
+    found = result()
+    for number in at:
+        found["segments"][number]["seconds"][EVAL] = seconds
+        found["segments"][number]["evals"] = 1
+    return found
+
+
+@pytest.mark.parametrize("at", [(0,), (6,)])
+def test_rollouts_between_the_measured_steps_are_told_where_they_take_much_of_the_run(at):
+    profile = summarise(with_evaluations(2.8, at), machine())
+
+    assert profile.step_ms.median == pytest.approx(100.0)
+    assert (
+        "evaluations or rollouts (calls without gradients) took 2.80 s of the 4.00 s seen: "
+        "the steps that hold them are left out"
+    ) in profile.notes
+
+
+def test_short_evaluations_and_those_that_count_are_not_called_left_out():
+    short = summarise(with_evaluations(0.1), machine())
+    counted = summarise(with_evaluations(0.1, at=range(12)), machine())
+
+    assert not any("left out" in note for note in (*short.notes, *counted.notes))

@@ -37,3 +37,10 @@ def test_a_framework_s_own_autocast_inside_forward_is_seen(wraps_forward):
 def test_the_script_s_autocast_around_the_call_is_seen():
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert describe(nn.Linear(8, 2))["used_autocast"] is True
+
+
+def test_a_few_integers_among_the_parameters_are_no_weights():
+    model = nn.Linear(4, 4)
+    model.seed = nn.Parameter(torch.tensor([1, 2]), requires_grad=False)
+
+    assert describe(model)["dtypes"] == ["float32"]

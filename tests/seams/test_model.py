@@ -1,10 +1,14 @@
 """The facts of a model are those of the training that ran, levers included."""
 
+from types import SimpleNamespace
+
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from flatout.core.profile import ModelFacts
+from flatout.seams.loader import is_rehearsed, leading_size
 from flatout.seams.model import _Roots
 from flatout.seams.session import Session
 from flatout.techniques.compile import torch_compile
@@ -78,3 +82,19 @@ def test_a_model_that_no_lever_changes_is_called_without_a_detour():
     _Roots(session).consider(net, nn.Module.__call__)
 
     assert session.training_calls[id(net)].args == (net,)
+
+
+def test_shapes_that_are_not_there_count_no_samples_and_break_nothing():
+    nested = torch.nested.nested_tensor([torch.ones(2, 3), torch.ones(3, 3)])
+    symbol = SimpleNamespace(shape=(None, 3), dtype="float32")
+
+    assert (leading_size(nested), leading_size(symbol)) == (0, 0)
+    assert is_rehearsed((([symbol],), {}))
+    assert is_rehearsed(((), {"x": symbol}))
+    assert not is_rehearsed(((torch.ones(2, 3), nested, None), {}))
+
+
+def test_a_table_with_columns_for_keys_is_counted_as_an_object():
+    table = SimpleNamespace(keys=lambda: ["a"], values=np.zeros((4, 1)))
+
+    assert leading_size(table) == 4

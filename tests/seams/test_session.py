@@ -121,3 +121,12 @@ def test_running_session_keeps_no_segments():
 
     assert session.segments == []
     assert session.counts == {0: 3}
+
+
+def test_a_forked_worker_did_not_train_in_the_thread_that_its_parent_trains_in():
+    session = Session({})
+    session.trains_elsewhere = True
+
+    session._forked()
+
+    assert not session.trains_elsewhere

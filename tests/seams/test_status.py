@@ -184,6 +184,20 @@ def test_a_loss_travels_to_the_host_whatever_the_script_s_default_device(monkeyp
     assert losses.read() == (3.0, 7)
 
 
+def test_the_device_is_asked_nothing_while_the_script_captures_a_graph(monkeypatch):
+    asked, is_capturing = [], [True]
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: is_capturing[0])
+    arrived = SimpleNamespace(query=lambda: asked.append("query") or True)
+    losses = _Loss()
+    losses.waiting = (torch.tensor(3.0), arrived, 7)
+
+    in_capture = losses.read()
+    is_capturing[0] = False
+
+    assert (in_capture, len(asked)) == ((None, None), 0)
+    assert losses.read() == (3.0, 7)
+
+
 def test_the_device_is_that_of_the_model_though_another_is_current(session, monkeypatch):
     parameter = SimpleNamespace(device=torch.device("cuda:1"))
     session.roots.append(SimpleNamespace(parameters=lambda: iter([parameter])))

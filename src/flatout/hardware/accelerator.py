@@ -50,7 +50,7 @@ def trouble_with_cuda() -> str:
 def cuda_devices(torch: Any, gpus: Sequence[Gpu]) -> tuple[Device, ...]:
     """Return the GPUs that torch counts, described by the driver where it counts the same."""
     count = torch.cuda.device_count()
-    if count == len(gpus):  # the driver tells the same, without a context
+    if count == len(gpus) and all(gpu.memory_bytes for gpu in gpus):  # and without a context
         return tuple(_device(gpu) for gpu in gpus)
     kind = "rocm" if torch.version.hip else "cuda"
     found = []

@@ -147,7 +147,7 @@ def _read_nvml() -> Driver:
 def _nvidia_gpu(nvml: Any, index: int) -> Gpu:
     """Read one GPU. What a model or a container does not offer is left out, not guessed."""
     handle = nvml.nvmlDeviceGetHandleByIndex(index)
-    busy = pids = capability = None
+    busy = pids = capability = memory = None
     with contextlib.suppress(nvml.NVMLError):
         busy = nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100
     with contextlib.suppress(nvml.NVMLError):
@@ -155,14 +155,16 @@ def _nvidia_gpu(nvml: Any, index: int) -> Gpu:
     with contextlib.suppress(nvml.NVMLError):
         major, minor = nvml.nvmlDeviceGetCudaComputeCapability(handle)
         capability = (int(major), int(minor))
-    memory = nvml.nvmlDeviceGetMemoryInfo(handle)
+    # A container with a part of a GPU may not ask for the whole; some share the host's memory.
+    with contextlib.suppress(nvml.NVMLError):
+        memory = nvml.nvmlDeviceGetMemoryInfo(handle)
     return Gpu(
         index=index,
         kind="cuda",
         name=_text(nvml.nvmlDeviceGetName(handle)),
         uuid=_text(nvml.nvmlDeviceGetUUID(handle)),
-        memory_bytes=int(memory.total),
-        used_bytes=int(memory.used),
+        memory_bytes=int(memory.total) if memory else 0,
+        used_bytes=int(memory.used) if memory else 0,
         busy_share=busy,
         pids=pids or (),
         compute_capability=capability,

@@ -25,6 +25,7 @@ THROTTLE_BITS = {
     0x100: "display clock",
 }
 """nvmlClocksEventReasons of nvml.h. Idle (0x1) is left out: it slows down nobody's work."""
+WHOLE_PERCENT = 100
 KIB = 1024
 """NVML tells PCIe traffic in KiB/s."""
 
@@ -179,6 +180,8 @@ class NvidiaCounters:
             # "Not found" is the answer when nobody ran anything since the last question.
             is_quiet = type(error).__name__ == "NVMLError_NotFound"
             return {} if is_quiet else None
+        # Drivers add places that nobody filled, with shares and stamps of any size.
+        found = [item for item in found if item.smUtil <= WHOLE_PERCENT]
         self.last_stamp = max([self.last_stamp, *(int(item.timeStamp) for item in found)])
         told: dict[int, list[float]] = {}
         for item in found:

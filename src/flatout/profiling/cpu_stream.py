@@ -1,12 +1,12 @@
 """The CPU's allocations as torch.profiler sees them: every byte that torch's allocator gave."""
 
-import functools
 from collections.abc import Iterator
 from typing import Any
 
 from torch._C._profiler import _EventType, _RecordFunctionFast
 from torch.autograd import profiler
 
+from flatout.profiling import one_profiler
 from flatout.profiling.allocations import Event, Look, Place
 
 PREFIX = "flatout:"
@@ -30,16 +30,15 @@ class CpuStream:
         self._kept: list[Event] = []
         self._places: dict[Place, str] = {}
         self._remarks: list[list[Event]] = []
-        self._give_way()
+        one_profiler.watch()
 
     def start(self) -> None:
         """Begin to record."""
-        if self.is_barred or profiler._is_profiler_enabled:
-            self.is_barred = True
-            return
         running: Any = profiler.profile(use_cpu=True, profile_memory=True)
-        running.__enter__()
-        self.running = running
+        if one_profiler.begin(running, self._give_way):
+            self.running = running
+        else:
+            self.is_barred = True
 
     def at(self, place: Place) -> None:
         """Remark that the training is at this place now."""
@@ -89,17 +88,9 @@ class CpuStream:
 
     def _give_way(self) -> None:
         """End our own profile before the script begins one."""
-        kind: Any = profiler.profile
-        prepare = kind._prepare_trace
-
-        @functools.wraps(prepare)
-        def prepare_trace(other: Any) -> Any:
-            if self.running is not None and other is not self.running:
-                self.is_barred = True
-                self._kept = self.stop()
-            return prepare(other)
-
-        kind._prepare_trace = prepare_trace
+        if self.running is not None:
+            self.is_barred = True
+            self._kept = self.stop()
 
 
 def _raw(tree: Any) -> Iterator[tuple[int, int | None, int, int]]:

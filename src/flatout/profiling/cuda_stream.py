@@ -76,7 +76,7 @@ class CudaStream:
             memory._dump_snapshot(self.snapshot)
         memory._record_memory_history(None)
         calls = [entry for entry in history if entry["action"] in ("alloc", ENDS)]
-        calls = calls[len(calls) - (_calls(stats) - self._began) :]
+        calls = calls[max(0, len(calls) - (_calls(stats) - self._began)) :]
         return _woven(calls, self._remarks, self._began)
 
     def total(self) -> int | None:

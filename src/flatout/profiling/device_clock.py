@@ -47,11 +47,15 @@ class DeviceClock:
         which has nothing to do where a script names another one in each call.
         """
         cuda = self.torch.cuda
-        if cuda.is_current_stream_capturing():
+        if self.is_capturing():
             return  # it would become a part of the script's graph, and could not be read
         event = cuda.Event(enable_timing=True)
         event.record(cuda.current_stream(self.device))
         self.marks.append((phase, event))
+
+    def is_capturing(self) -> bool:
+        """Tell whether the script captures a graph now, and the device may be asked nothing."""
+        return bool(self.torch.cuda.is_current_stream_capturing())
 
     def lap(self, segment: Segment) -> None:
         """Note which marks belong to the segment that just ended."""

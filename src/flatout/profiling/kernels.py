@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from flatout.profiling import one_profiler
 from flatout.profiling.trace_summary import DEVICE_KINDS, LAUNCH_KINDS, summarise_device
 
 TRACED_STEPS = 3
@@ -40,22 +41,39 @@ class KernelTrace:
         self.profile: Any = profile(activities=[ProfilerActivity.CUDA], acc_events=True)
         self.device = device
         self.began = 0.0
+        self.is_running = False
 
     def start(self) -> None:
-        """Begin tracing at a step boundary."""
+        """Begin tracing at a step boundary.
+
+        Raises:
+            RuntimeError: where the script uses torch's profiler; there can be only one.
+        """
         import torch
 
         torch.cuda.synchronize(self.device)
-        self.profile.__enter__()
+        self.is_running = one_profiler.begin(self.profile, self.give_way)
+        self._require()
         self.began = time.perf_counter()
 
+    def give_way(self) -> None:
+        """End tracing before the script begins a profile of its own."""
+        if self.is_running:
+            self.is_running = False
+            self.profile.__exit__(None, None, None)
+
     def stop(self) -> DeviceTrace:
-        """End tracing and return what ran on the device, and what launched it."""
+        """End tracing and return what ran on the device, and what launched it.
+
+        Raises:
+            RuntimeError: where the script began a profile of its own meanwhile.
+        """
         import torch
 
+        self._require()
         torch.cuda.synchronize(self.device)
         lasted_s = time.perf_counter() - self.began
-        self.profile.__exit__(None, None, None)
+        self.give_way()
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "trace.json"
             self.profile.export_chrome_trace(str(path))
@@ -63,6 +81,10 @@ class KernelTrace:
         kinds = {*DEVICE_KINDS, *LAUNCH_KINDS}
         kept = [event for event in events if event.get("cat") in kinds]
         return DeviceTrace(events=kept, lasted_s=lasted_s)
+
+    def _require(self) -> None:
+        if not self.is_running:
+            raise RuntimeError(one_profiler.BARRED)
 
 
 def device_events(trace: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
@@ -94,19 +116,22 @@ def trace_facts(trace: DeviceTrace, segments: int) -> dict[str, Any]:
     >>> kernel = {"ph": "X", "cat": "kernel", "name": "gemm", "ts": 0.0, "dur": 1e6}
     >>> facts = trace_facts(DeviceTrace(events=[kernel], lasted_s=2.0), 2)
     >>> facts["busy_share"], facts["trace"]["product_share"], facts["trace"]["step_ms"]
-    (1.0, 1.0, 1000.0)
+    (0.5, 1.0, 1000.0)
     """
     events = device_events(trace.events)
     summary = summarise_device(trace.events, segments, 1e6 * trace.lasted_s)
     return {
-        "busy_share": busy_share(events),
+        "busy_share": busy_share(events, trace.lasted_s),
         "h2d_s_per_segment": copied_to_device_s(events) / segments,
         "trace": asdict(summary) if summary else None,
     }
 
 
-def busy_share(events: Iterable[Mapping[str, Any]]) -> float | None:
+def busy_share(events: Iterable[Mapping[str, Any]], lasted_s: float = 0.0) -> float | None:
     """Return the share of time in which at least one kernel ran; None without kernels.
+
+    The time is what was traced: a step that begins with a wait for data is not all busy because
+    nothing ran before its first kernel.
 
     >>> busy_share([
     ...     {"kind": "kernel", "name": "a", "start_s": 0.0, "length_s": 1.0},
@@ -116,7 +141,7 @@ def busy_share(events: Iterable[Mapping[str, Any]]) -> float | None:
     0.6666666666666666
     """
     spans = _merged(e for e in events if e["kind"] == "kernel")
-    total_s = spans[-1][1] - spans[0][0] if spans else 0.0
+    total_s = max(lasted_s, spans[-1][1] - spans[0][0]) if spans else 0.0
     return _length_s(spans) / total_s if total_s > 0 else None
 
 

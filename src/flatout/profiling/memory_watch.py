@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from flatout.core.exhaustion import describe_comparison, is_out_of_memory
+from flatout.profiling import one_profiler
 from flatout.profiling.cpu_stream import CpuStream
 from flatout.profiling.live_tensors import find_live
 from flatout.seams.events import Segment
@@ -54,6 +55,8 @@ class MemoryWatch:
     def install(self) -> None:
         """Follow the steps, and look when an exception ends the script."""
         self.session.on("segment", self.saw_segment)
+        if self.plan is not None:
+            one_profiler.watch()
         previous = sys.excepthook
         look = self.session.quietly(self.failed)
 

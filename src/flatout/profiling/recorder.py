@@ -256,6 +256,8 @@ class Recorder:
         if not self.device.bounds or not self.spec.get("traces_kernels"):
             self._stop()
             return
+        if self.device.is_capturing():
+            return  # to wait for the device now would end the script's capture of a graph
         try:
             self.read_load()  # the profiler's own work is none of the measured steps'
             self.trace = KernelTrace(self.device.device)

@@ -18,6 +18,7 @@ from flatout.core.profile import (
     Spread,
 )
 from flatout.core.trace import TraceSummary, trace_from_json
+from flatout.core.units import format_ms
 from flatout.profiling.journey import journey_of
 from flatout.profiling.overhead import IN_A_TRAINING
 from flatout.profiling.regime import with_regime
@@ -31,10 +32,17 @@ from flatout.profiling.steps import (
     window_of,
 )
 from flatout.profiling.trace_summary import of_steps
-from flatout.seams.clock import NAMES
+from flatout.seams.clock import EVAL, NAMES
 
 MAX_LOSSES = 1_000
 """Losses kept in a profile; a plot needs no more."""
+TELLING_SHARE = 0.1
+"""From a tenth of a run on, what is left out of its steps may be what is worth looking at."""
+NO_LOADER = "no DataLoader fed the training: making batches is part of `other`"
+FOREIGN_LOADER = (
+    "a loader of another kind than torch's DataLoader fed the training: its wait is measured, "
+    "levers on loaders do not reach it"
+)
 NEVER_HIDDEN = 0.02
 """Smallest share of the step that is taken to remain, so that a ceiling stays a number."""
 
@@ -267,8 +275,9 @@ def _notes(result: Mapping[str, Any], window: Window, busy: float | None) -> lis
         notes.append("the step times had not become steady when the measurement ended")
     if not window.are_clean:
         notes.append("nearly every step holds an evaluation, a save or a loader start: all count")
+    notes += _left_out(window)
     if not any(item["is_training"] for item in result["loaders"]):
-        notes.append("no DataLoader fed the training: making batches is part of `other`")
+        notes.append(FOREIGN_LOADER if _draws_batches(window) else NO_LOADER)
     if not result["models"]:
         notes.append("no root module was seen: the forward pass is part of `other`")
     if result.get("trains_unseen"):
@@ -280,6 +289,25 @@ def _notes(result: Mapping[str, Any], window: Window, busy: float | None) -> lis
         notes.append("no kernel trace: device busy is the share of the compute phases")
     notes += [f"a probe failed and was skipped: {text}" for text in result["errors"]]
     return notes
+
+
+def _draws_batches(window: Window) -> bool:
+    """Tell whether steps drew from an iterator of torch's that no `DataLoader` of torch's made."""
+    return any(step.batches for step in window.whole)
+
+
+def _left_out(window: Window) -> list[str]:
+    """Return a note on evaluations in steps that do not count, where they took much of the run."""
+    measured = {id(step) for step in window.measured}
+    others = [step for step in window.steps if id(step) not in measured]
+    left_s = sum(step.seconds[EVAL] for step in others)
+    run_s = sum(step.wall_s for step in window.steps)
+    if left_s < TELLING_SHARE * run_s:
+        return []
+    return [
+        f"evaluations or rollouts (calls without gradients) took {format_ms(1e3 * left_s)} of the "
+        f"{format_ms(1e3 * run_s)} seen: the steps that hold them are left out"
+    ]
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -33,7 +33,7 @@ def describe(module: "torch.nn.Module") -> dict[str, Any]:
         "parameter_bytes": sum(p.numel() * p.element_size() for p in parameters),
         "all_parameters": sum(p.numel() for p in every),
         # Of frozen ones, too: they decide in what is computed, be they bf16 or quantised integers.
-        "dtypes": sorted({str(p.dtype).removeprefix("torch.") for p in every}),
+        "dtypes": sorted({str(p.dtype).removeprefix("torch.") for p in every if _is_weight(p)}),
         "conv_weights": len(weights),
         "is_channels_last": bool(weights)
         and all(w.is_contiguous(memory_format=torch.channels_last) for w in weights),
@@ -129,6 +129,11 @@ def is_compiled(module: "torch.nn.Module") -> bool:
         or hasattr(m, "_orig_mod")
         for m in module.modules()
     )
+
+
+def _is_weight(parameter: Any) -> bool:
+    """Tell whether a parameter computes, unlike the few integers of a counter or of Keras' seed."""
+    return bool(parameter.dim() > 1 or parameter.is_floating_point() or parameter.is_complex())
 
 
 def repeated_blocks(module: "torch.nn.Module") -> int:

@@ -310,7 +310,7 @@ def leading_size(batch: Any, expected: int | None = None, depth: int = 0) -> int
             return int(shape[0])
     shape = _shape(batch)
     if shape is not None:
-        return int(shape[0]) if len(shape) else 1
+        return int(shape[0] or 0) if len(shape) else 1
     parts = _parts(batch, depth)
     if isinstance(batch, list | tuple) and _are_images(batch, expected):
         return len(batch)
@@ -318,9 +318,26 @@ def leading_size(batch: Any, expected: int | None = None, depth: int = 0) -> int
     return next((size for size in sizes if size), 0)
 
 
+def is_rehearsed(value: Any, depth: int = 0) -> bool:
+    """Tell whether a call's arguments hold a shape with an open dimension: a plan, no data.
+
+    Keras calls layers with such symbols while it builds a model of them.
+    """
+    shape = _shape(value)
+    if shape is not None:
+        return None in tuple(shape)
+    parts: Iterable[Any] = ()
+    if depth < MAX_DEPTH and isinstance(value, list | tuple | dict):
+        parts = value.values() if isinstance(value, dict) else value
+    return any(is_rehearsed(part, depth + 1) for part in parts)
+
+
 def _shape(value: Any) -> Any:
-    """Return the shape of a tensor or array, None for anything else."""
-    return getattr(value, "shape", None) if hasattr(value, "dtype") else None
+    """Return the shape of a tensor or array, None for anything else, as one of ragged rows."""
+    try:
+        return getattr(value, "shape", None) if hasattr(value, "dtype") else None
+    except RuntimeError:  # a nested tensor of the strided layout
+        return None
 
 
 def _are_images(items: Sequence[Any], expected: int | None) -> bool:
@@ -352,7 +369,9 @@ def _parts(batch: Any, depth: int) -> Iterable[Any]:
     """
     if depth == MAX_DEPTH or isinstance(batch, type):
         return ()
-    if isinstance(batch, Mapping) or (hasattr(batch, "keys") and hasattr(batch, "values")):
+    if isinstance(batch, Mapping) or (
+        hasattr(batch, "keys") and callable(getattr(batch, "values", None))  # a table's is an array
+    ):
         return list(batch.values())
     if isinstance(batch, list | tuple):
         return batch

@@ -9,7 +9,7 @@ from typing import Any
 from flatout.core.technique import name_of, seams_of
 from flatout.seams import clock as phases
 from flatout.seams.describe import describe, is_compiled
-from flatout.seams.loader import leading_size
+from flatout.seams.loader import is_rehearsed, leading_size
 from flatout.seams.session import Session
 from flatout.seams.training_device import follow
 
@@ -80,7 +80,7 @@ class _Roots:
             and not self.torch.is_inference_mode_enabled()
             and module.training
         )
-        if is_training and id(module) not in self.calls:
+        if is_training and id(module) not in self.calls and not is_rehearsed((args, kwargs)):
             self.consider(module, original)
         run = self.calls.get(id(module))
         if run is None:
@@ -109,7 +109,7 @@ class _Roots:
         number = self.numbers[id(module)]
         segment.calls += [0] * (number + 1 - len(segment.calls))
         segment.calls[number] += 1
-        if not session.loaders and module is session.roots[0]:
+        if not (session.loaders or segment.batches) and module is session.roots[0]:
             # Without a loader the batch is what the first root is called with.
             sizes = map(leading_size, (*args, *kwargs.values()))
             segment.samples += next((size for size in sizes if size), 0)

@@ -20,6 +20,7 @@ from flatout.seams import jobs, journal
 from flatout.seams.arming import SPEC_VARIABLE
 from flatout.seams.overlay import can_overlay
 from flatout.seams.processes import kill_descendants, kill_started_with
+from flatout.seams.step import ELSEWHERE
 
 BOOT = Path(__file__).parent / "boot"
 SILENCED = {
@@ -73,6 +74,8 @@ class Ending:
     """Of a hang: whether the loop was waiting for its loader."""
     stuck: tuple[str, ...] = ()
     """Of a hang: the processes below the script's and what they waited in."""
+    trains_elsewhere: bool = False
+    """Whether a thread other than a process's main one trained, which nobody listens to."""
     exhaustion: Mapping[str, Any] | None = None
     """What held the memory when there was no more; None where that was not seen."""
 
@@ -253,6 +256,7 @@ def _read_ending(folder: Path) -> dict[str, Any]:
         "waits_for_batch": ending.get("waits_for_batch", False),
         "stuck": tuple(ending.get("stuck", ())),
         "results": tuple(results),
+        "trains_elsewhere": find_noted(folder, ELSEWHERE) is not None,
         "exhaustion": find_noted(folder, "oom"),
         "log": log.read_text(errors="replace")[-20_000:] if log.exists() else "",
     }

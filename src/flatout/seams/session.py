@@ -316,6 +316,7 @@ class Session:
         self.nap = Nap(self)
         self.fire("look")
         self.errors.clear()
+        self.trains_elsewhere = False
         if threading.current_thread() is not threading.main_thread():
             self.thread = NO_THREAD
 

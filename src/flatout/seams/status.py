@@ -173,10 +173,16 @@ class _Loss:
 
     def read(self) -> tuple[float | None, int | None]:
         """Return the latest loss that is here, and its step."""
-        if self.waiting is not None and self.waiting[1].query():
+        if self.waiting is not None and self._has_arrived(self.waiting[1]):
             place, _, step = self.waiting
             self.known, self.waiting = (float(place), step), None
         return self.known
+
+    def _has_arrived(self, arrived: Any) -> bool:
+        """Ask the device, unless the script captures a graph: the question would end that."""
+        import torch
+
+        return not torch.cuda.is_current_stream_capturing() and bool(arrived.query())
 
 
 def device_now(session: Session) -> dict[str, Any]:

@@ -1,7 +1,10 @@
 """The step seam: backward, the loss it is given, the script's own marks, and saving."""
 
+import contextlib
 import functools
+import os
 from collections.abc import Callable
+from pathlib import Path
 from threading import get_ident
 from typing import Any
 
@@ -14,6 +17,8 @@ MAX_LOSS_TERMS = 64
 
 CREATE_GRAPH = 4
 """Place of `create_graph` among the arguments of `torch.autograd.grad`."""
+ELSEWHERE = "elsewhere"
+"""Name of the file of a process whose training runs in another than its main thread."""
 MARKED = -2
 """Stands for the optimizer of a segment that `flatout.step` ended."""
 
@@ -70,7 +75,7 @@ class _Backward:
             if is_tracing():
                 return backward(tensors, *args, **kwargs)
             if get_ident() != session.thread:
-                session.trains_elsewhere = True
+                self.note_elsewhere()
                 return backward(tensors, *args, **kwargs)
             if session.rest_left and not session.listeners["backward"]:
                 return (self.outermost or backward)(tensors, *args, **kwargs)
@@ -89,6 +94,16 @@ class _Backward:
                     self.ended()
 
         return listened
+
+    def note_elsewhere(self) -> None:
+        """Note that another thread trains; a file tells it where this process is cut short."""
+        if self.session.trains_elsewhere:
+            return
+        self.session.trains_elsewhere = True
+        folder = self.session.spec.get("folder")
+        if folder:
+            with contextlib.suppress(OSError):  # the trial is over
+                (Path(folder) / f"{ELSEWHERE}-{os.getpid()}.json").write_text("{}")
 
     def ended(self) -> None:
         """Tell of the end of a backward; without an optimizer it ends the step."""

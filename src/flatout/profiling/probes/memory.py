@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 import torch
 
-from flatout.profiling import allocations
+from flatout.profiling import allocations, one_profiler
 from flatout.profiling.allocations import Books, Event, Look, Place, StepEnd
 from flatout.profiling.cpu_stream import CpuStream
 from flatout.profiling.cuda_stream import CudaStream
@@ -31,6 +31,8 @@ FEW_STEPS = 4
 MAX_OPERATORS = 100_000
 """Operators after which `FEW_STEPS` are enough: the profiler holds each until the end. An ordinary
 step has some thousand."""
+
+BARRED = f"memory: {one_profiler.BARRED}"
 
 
 class Stream(Protocol):
@@ -88,6 +90,7 @@ class MemoryProbe:
         self.made_by: dict[int, str] = {}
         self.start_place = Place("other")
         self._undo: list[Callable[[], None]] = []
+        one_profiler.watch()
         session.on("segment", self.saw_segment)
 
     def saw_segment(self, segment: Segment) -> None:
@@ -103,6 +106,10 @@ class MemoryProbe:
     def begin(self) -> None:
         """Put everything in place that listens to the coming steps."""
         self.stream = stream = self._choose_stream()
+        stream.start()
+        if stream.is_barred:
+            self.give_up()
+            return
         reason = why_not(self.session) if self.listens else "this pass does without"
         if reason:
             self.notes.append(f"memory: no modules, and lines of phases only: {reason}")
@@ -114,8 +121,12 @@ class MemoryProbe:
             self._undo.append(operators.leave)
             self._hook_modules()
         self._follow_phases()
-        stream.start()
         self.begin_step(stream)
+
+    def give_up(self) -> None:
+        """Leave the profiler to the script."""
+        self.notes.append(BARRED)
+        self.close()
 
     def begin_step(self, stream: Stream) -> None:
         """Start with the next step."""
@@ -127,8 +138,7 @@ class MemoryProbe:
     def end_step(self, stream: Stream) -> None:
         """Enter the step that just ended."""
         if stream.is_barred:
-            self.notes.append("memory: the script uses torch's profiler itself")
-            self.close()
+            self.give_up()
             return
         counts = self.seen > AFTER + SETTLING
         stream.end_step()
@@ -158,7 +168,7 @@ class MemoryProbe:
     def result(self) -> Mapping[str, Any]:
         """Return the books."""
         self.close()
-        if not self.books.ends:
+        if not self.books.ends and BARRED not in self.notes:
             self.notes.append("memory: the script ended before a step could be observed")
         return {
             **allocations.summary(self.books),

@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from flatout.profiling import one_profiler
 from flatout.profiling.steps import running_anchor
 from flatout.seams.events import Segment
 from flatout.seams.session import Session
@@ -38,6 +39,7 @@ class OperatorTimes:
         self.traced_ms = 0.0
         self.running: Any = None
         self.times: list[list[Any]] = []
+        one_profiler.watch()
         session.on("segment", self.saw_segment)
 
     def saw_segment(self, segment: Segment) -> None:
@@ -57,10 +59,9 @@ class OperatorTimes:
         """Start torch's profiler, unless the script uses it: there can be only one."""
         from torch.autograd import profiler
 
-        if profiler._is_profiler_enabled:
-            return
         running: Any = profiler.profile(use_cpu=True)
-        running.__enter__()
+        if not one_profiler.begin(running, self.give_way):
+            return
         self.running = running
         self.began = time.perf_counter()
 
@@ -71,6 +72,12 @@ class OperatorTimes:
             return
         running.__exit__(None, None, None)
         self.times = own_times(running.function_events)
+
+    def give_way(self) -> None:
+        """End before the script begins a profile of its own; a part of a step is no step."""
+        if self.running is not None:
+            self.steps = 0
+            self.close()
 
     def result(self) -> Mapping[str, Any]:
         """Return calls and own milliseconds by operator; of whole steps only."""

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from flatout.profiling import one_profiler
 from flatout.seams.session import Session
 
 ACTIVE_STEPS = 5
@@ -37,6 +38,7 @@ class TraceProbe:
         self.file = ""
         self.active = 0
         self.why = "the script ended before a step could be traced"
+        one_profiler.watch()
         session.on("segment", self.saw_segment)
 
     def saw_segment(self, _: Any) -> None:
@@ -47,7 +49,8 @@ class TraceProbe:
             return
         self.steps = steps
         if self.profiler is not None:
-            self.profiler.step()
+            with one_profiler.ours():
+                self.profiler.step()
         elif steps >= self.skip and not self.step_bytes:
             self.begin(1, self.weigh)
         if self.step_bytes and self.profiler is None and not self.active:
@@ -57,13 +60,33 @@ class TraceProbe:
         """Start the profiler: one step to warm it up, then the traced ones."""
         from torch.profiler import profile, schedule, supported_activities
 
-        self.profiler = profile(
+        profiler: Any = profile(
             activities=sorted(supported_activities(), key=str),  # type: ignore[no-untyped-call]
             schedule=schedule(wait=0, warmup=1, active=active, repeat=1),
             on_trace_ready=ready,
             acc_events=True,  # one cycle: without, torch warns in the script's output
         )
-        self.profiler.start()
+        if one_profiler.begin(profiler, self.give_way):
+            self.profiler = profiler
+        else:
+            self.bar()
+
+    def give_way(self) -> None:
+        """End before the script begins a profile of its own."""
+        if self.profiler is not None:
+            self.abandon()
+            self.bar()
+
+    def bar(self) -> None:
+        """Trace nothing any more."""
+        self.session.off("segment", self.saw_segment)
+        self.why = one_profiler.BARRED
+
+    def abandon(self) -> None:
+        """End the profiler, and keep nothing of what it saw."""
+        profiler, self.profiler = self.profiler, None
+        profiler.on_trace_ready = None
+        profiler.stop()
 
     def begin_whole(self) -> None:
         """Trace as many steps as the size allows."""
@@ -97,8 +120,7 @@ class TraceProbe:
     def result(self) -> Mapping[str, Any]:
         """Return the file's name and how its size was chosen; `why` says why there is none."""
         if self.profiler is not None:
-            self.profiler.on_trace_ready = None
-            self.profiler.stop()
+            self.abandon()
         return {
             "file": self.file,
             "steps": max(0, self.active) if self.file else 0,
