@@ -125,6 +125,15 @@ def test_a_report_that_cannot_be_written_is_told_before_measuring(folder, capfd,
     assert "flatout: cannot write to file" in capfd.readouterr().err
 
 
+@pytest.mark.chaos
+@pytest.mark.parametrize("flag", ["--json", "--html", "--markdown"])
+def test_a_folder_in_a_report_s_place_is_told_before_measuring(folder, capfd, flag):
+    code = call(["measure", flag, ".", "crash.py"])
+
+    assert code == 2
+    assert capfd.readouterr().err == "flatout: . is a folder; name a file, such as result.json\n"
+
+
 @pytest.mark.parametrize("flags", [["--lang", "fr"], ["--limit", "soon"]])
 def test_a_language_or_a_time_that_does_not_exist_is_told(folder, capfd, flags):
     assert call(["measure", *flags, "train.py"]) == 2

@@ -102,6 +102,13 @@ def test_an_out_folder_that_cannot_be_written_is_told_before_tuning(folder, aske
 
 
 @pytest.mark.chaos
+def test_a_folder_in_the_json_s_place_is_told_before_tuning(folder, asked, capsys):
+    assert call(["tune", "--json", ".", "train.py", "ablation_tuned"]) == 2
+    assert asked == []
+    assert ". is a folder; name a file" in capsys.readouterr().err
+
+
+@pytest.mark.chaos
 def test_a_script_that_fails_is_code_2_with_its_own_traceback(folder, capfd):
     code = call(["tune", "--budget", "30s", "crash.py"])
 

@@ -45,6 +45,14 @@ def test_a_batch_of_more_than_the_data_set_is_told_as_that(folder):
         trace_memory("short_epochs.py", request=TraceRequest(batch=1000))
 
 
+def test_a_plan_survives_what_libraries_ask_of_torch_when_they_are_imported(folder):
+    put(folder, "kernel_library.py")
+
+    stream = trace_memory("kernel_library.py")
+
+    assert stream.steps > 0
+
+
 def trial_of(folder, script, *arguments, steps=20):
     put(folder, script)
     workload = Workload(target=script, arguments=arguments, folder=folder, python=sys.executable)
@@ -125,3 +133,20 @@ def test_run_says_that_a_second_model_is_left_as_it_is(folder, capfd):
 
     assert code == 0
     assert "applied to the first one only" in capfd.readouterr().err
+
+
+@pytest.mark.slow
+def test_layers_called_with_symbols_are_no_training_and_no_roots(folder):
+    trial = trial_of(folder, "rehearsed_calls.py")
+
+    assert trial.outcome is Outcome.OK
+    assert [model.parameters for model in trial.profile.models] == [16 * 32 + 32 + 32 * 4 + 4]
+    assert trial.profile.samples_per_step == 32
+
+
+@pytest.mark.slow
+def test_a_loader_of_another_kind_is_told_and_its_samples_count_once(folder):
+    trial = trial_of(folder, "loader_of_its_own.py")
+
+    assert any("another kind than torch's DataLoader" in note for note in trial.profile.notes)
+    assert trial.profile.samples_per_step == 32

@@ -1,6 +1,7 @@
 """Writing whole files, on a real file system."""
 
 import contextlib
+import os
 import resource
 
 import pytest
@@ -42,3 +43,30 @@ def test_a_file_is_as_readable_as_any_other(tmp_path):
     (tmp_path / "other").write_text("")
 
     assert len({item.stat().st_mode for item in tmp_path.iterdir()}) == 1
+
+
+def test_a_pipe_is_written_into_and_stays_one(tmp_path):
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+
+    replace_text(path, "text")
+
+    assert os.read(reader, 100) == b"text"
+    assert path.is_fifo()
+    os.close(reader)
+
+
+def test_a_link_stays_one_and_its_target_is_replaced(tmp_path):
+    (tmp_path / "there").mkdir()
+    (tmp_path / "link").symlink_to("there/report.md")
+
+    replace_text(tmp_path / "link", "text")
+
+    assert (tmp_path / "there/report.md").read_text() == "text"
+    assert (tmp_path / "link").is_symlink()
+
+
+def test_a_folder_in_the_place_of_the_file_is_an_error(tmp_path):
+    with pytest.raises(IsADirectoryError):
+        replace_text(tmp_path, "text")

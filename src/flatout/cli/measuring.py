@@ -13,7 +13,7 @@ from flatout.cli.options import terminal_width
 from flatout.core.profile import Profile
 from flatout.core.trial import Trial
 from flatout.core.workload import Workload
-from flatout.reporting.documents import ensure_writable, write_json, write_text
+from flatout.reporting.documents import ensure_file_writable, write_json, write_text
 from flatout.reporting.messages import ENGLISH, Messages, messages
 from flatout.reporting.profile_html import profile_html
 from flatout.reporting.profile_markdown import profile_markdown
@@ -36,7 +36,7 @@ class Reports:
         """Try every folder before the measurement rather than after it."""
         for path in (self.json_path, self.html_path, self.markdown_path):
             if path:
-                ensure_writable(path.parent)
+                ensure_file_writable(path)
 
 
 @contextmanager

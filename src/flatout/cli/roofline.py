@@ -46,7 +46,7 @@ def command(  # noqa: PLR0913, PLR0917  one argument an option
     copies. With it every distinct product of a training step, timed alone, against them.
     """
     from flatout.cli.measuring import telling
-    from flatout.reporting.documents import ensure_writable, write_json, write_text
+    from flatout.reporting.documents import ensure_file_writable, write_json, write_text
     from flatout.reporting.roofline_markdown import roofline_markdown
     from flatout.reporting.roofline_svg import roofline_svg
     from flatout.reporting.text import render_roofline
@@ -58,7 +58,7 @@ def command(  # noqa: PLR0913, PLR0917  one argument an option
     recipe = read_recipe(recipe_path) if recipe_path else Recipe()
     for path in (json_path, svg_path, markdown_path):
         if path:
-            ensure_writable(path.parent)
+            ensure_file_writable(path)
     with telling("en") as tell:
         found = roofline(workload, recipe=recipe, limit_s=limit_s, python=sys.executable, tell=tell)
     click.echo(render_roofline(found, width=terminal_width()), nl=False)

@@ -10,7 +10,12 @@ from flatout.cli.display import display
 from flatout.cli.options import terminal_width
 from flatout.core.ablation import Ablation
 from flatout.core.workload import Workload
-from flatout.reporting.documents import ensure_writable, write_json, write_text
+from flatout.reporting.documents import (
+    ensure_file_writable,
+    ensure_writable,
+    write_json,
+    write_text,
+)
 from flatout.reporting.html import ablation_html
 from flatout.reporting.ladder import ladder_svg
 from flatout.reporting.markdown import ablation_markdown
@@ -28,7 +33,7 @@ def tune_and_report(workload: Workload, options: TuneOptions, json_path: Path | 
     """Tune, print the table, write the reports; return the exit code."""
     ensure_writable(options.out)
     if json_path:
-        ensure_writable(json_path.parent)
+        ensure_file_writable(json_path)
     try:
         with display(options.budget_s) as tell:
             ablation = tune(workload, options, tell)

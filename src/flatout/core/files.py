@@ -1,6 +1,7 @@
 """Files that flatout writes: whole or not at all."""
 
 import contextlib
+import errno
 import operator
 import os
 import tempfile
@@ -11,9 +12,18 @@ from typing import Any
 def replace_text(path: Path, text: str) -> None:
     """Write beside the target and rename, so that a full disk leaves the old file as it was.
 
+    A link stays one, and a device or a pipe (`/dev/stdout`) is written into: to rename over it
+    would take it away from everybody.
+
     Raises:
         OSError: if the folder or the file cannot be written.
     """
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+    if is_stream(path):
+        path.write_text(text, encoding="utf-8")
+        return
+    path = linked(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     draft = Path(name)
@@ -26,6 +36,16 @@ def replace_text(path: Path, text: str) -> None:
         with contextlib.suppress(OSError):
             draft.unlink()
         raise
+
+
+def is_stream(path: Path) -> bool:
+    """Tell whether a path leads to a device, a pipe or a socket rather than to a file."""
+    return path.exists() and not path.is_file() and not path.is_dir()
+
+
+def linked(path: Path) -> Path:
+    """Return where a link leads, and any other path as it is."""
+    return Path(os.path.realpath(path)) if path.is_symlink() else path
 
 
 def plain(value: Any) -> int | str:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from flatout.core.errors import UserError
-from flatout.core.files import replace_text
+from flatout.core.files import is_stream, linked, replace_text
 
 MOST_INDENTED = 250_000
 """Characters of a document that a person may still read; a longer one is written without spaces."""
@@ -56,6 +56,8 @@ def write_text(text: str, path: Path) -> None:
     """
     try:
         replace_text(path, text)
+    except IsADirectoryError:
+        raise UserError(_is_folder(path)) from None
     except OSError as error:
         raise UserError(_cannot_write(path, error)) from error
 
@@ -74,6 +76,18 @@ def ensure_writable(folder: Path) -> None:
         raise UserError(_cannot_write(folder, error)) from error
 
 
+def ensure_file_writable(path: Path) -> None:
+    """Try a file that is going to be written: better now than after the measurement.
+
+    Raises:
+        UserError: if it is a folder, or nothing can be written beside it.
+    """
+    if path.is_dir():
+        raise UserError(_is_folder(path))
+    if not is_stream(path):
+        ensure_writable(linked(path).parent)
+
+
 def finite(value: Any) -> Any:
     """Return the same plain value with None for every number that is not finite.
 
@@ -87,6 +101,10 @@ def finite(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [finite(item) for item in value]
     return value
+
+
+def _is_folder(path: Path) -> str:
+    return f"{path} is a folder; name a file, such as {path / 'result.json'}"
 
 
 def _cannot_write(path: Path, error: OSError) -> str:

@@ -76,7 +76,8 @@ def readings(profile: Profile, say: Messages) -> Iterator[tuple[str, str]]:
         start = format_ms(profile.epoch_start_ms)
         yield "epoch_start", say("reading.epoch_start", time=start, steps=profile.epoch_steps)
     if profile.samples_per_s:
-        rate, samples = format_rate(profile.samples_per_s), f"{profile.samples_per_step:.6g}"
+        rate = format_rate(profile.samples_per_s)
+        samples = f"{profile.samples_per_step:.1f}".removesuffix(".0")
         yield "speed", say("reading.speed", rate=rate, samples=samples)
     if profile.regime is not None:
         yield "regime", _regime(profile.regime, say)

@@ -13,6 +13,8 @@ from flatout.core.stats import compare_apart
 
 UNCHANGED = Comparison(ratio=1.0, interval=(1.0, 1.0), n=0)
 """The gain of an empty recipe: it is the baseline itself."""
+CUT_SHORT = ("interrupted", "machine busy")
+"""How a tuning ends that found nothing because it was not let."""
 FEWEST_PROCESSES = 2
 """One process shows nothing about the noise between processes."""
 APART = (
@@ -52,7 +54,7 @@ def _of_profiles(plain_a: Mapping[str, Any], plain_b: Mapping[str, Any]) -> Cont
     a, b = profile_from_json(plain_a), profile_from_json(plain_b)
     n = (max(1, len(a.process_steps_ms)), max(1, len(b.process_steps_ms)))
     has_noise = min(n) >= FEWEST_PROCESSES
-    notes = [APART if has_noise else _no_interval(n), *_differences(a, b)]
+    notes = [*_distrust(a, b), APART if has_noise else _no_interval(n), *_differences(a, b)]
     pair = compare_apart(a.process_steps_ms, b.process_steps_ms) if has_noise else None
     ratio = pair.ratio if pair else a.whole_step_ms / b.whole_step_ms
     meaning, scale = "the baseline's speed, by step time", 1.0
@@ -71,6 +73,15 @@ def _of_profiles(plain_a: Mapping[str, Any], plain_b: Mapping[str, Any]) -> Cont
         quantities=_quantities(a, b),
         notes=tuple(notes),
     )
+
+
+def _distrust(a: Profile, b: Profile) -> list[str]:
+    """Return why one of the two must not be trusted, as its own report said."""
+    return [
+        f"do not trust the {side}: {why}"
+        for side, found in (("baseline", a), ("candidate", b))
+        for why in found.invalid
+    ]
 
 
 def _no_interval(n: tuple[int, int]) -> str:
@@ -107,7 +118,7 @@ def _of_ablations(plain_a: Mapping[str, Any], plain_b: Mapping[str, Any]) -> Con
 
 def _gain(result: Ablation) -> Comparison:
     """Return the confirmed gain; a recipe that did not hold was given up and gains nothing."""
-    if not result.recipe.choices:
+    if not result.recipe.choices and result.stopped not in CUT_SHORT:
         return UNCHANGED
     if result.confirmation is None:
         raise UserError(

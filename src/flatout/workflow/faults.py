@@ -156,6 +156,7 @@ NO_DEVICE = re.compile(
     r"Found no NVIDIA driver[^\n.]*|No CUDA GPUs are available|Torch not compiled with CUDA enabled"
     r"|no CUDA-capable device is detected|CUDA driver version is insufficient[^\n.]*"
     r"|The NVIDIA driver on your system is too old[^\n.]*"
+    r"|\w+Error: [^\n]*CUDA is not available[^\n.]*"
 )
 """What torch and the driver say where a script asks for a device that they do not find."""
 

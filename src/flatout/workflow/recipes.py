@@ -81,12 +81,10 @@ def recipe_from_toml(plain: Mapping[str, Any]) -> Recipe:
         if name not in TABLES:
             raise UserError(unknown("table", name, TABLES))
     _check_version(_table(plain, "flatout").get("version"))
-    workload = _table(plain, "workload")
-    for name in workload:
-        if name != "training_loaders":
-            raise UserError(unknown("key", f"workload.{name}", ["workload.training_loaders"]))
+    _only_key(plain, "flatout", "version")
+    workload = _only_key(plain, "workload", "training_loaders")
     return Recipe(
-        choices=tuple(_choice(entry) for entry in _entries(plain)),
+        choices=_choices(plain),
         training_loaders=_addresses(workload),
         about=_table(plain, "about"),
     )
@@ -140,6 +138,25 @@ def _table(plain: Mapping[str, Any], name: str) -> dict[str, Any]:
     if not isinstance(table, dict):
         raise UserError(f"{name!r} must be a table: write [{name}] on a line of its own")
     return table
+
+
+def _only_key(plain: Mapping[str, Any], name: str, allowed: str) -> dict[str, Any]:
+    """Return a table that may hold one key."""
+    table = _table(plain, name)
+    for key in table:
+        if key != allowed:
+            raise UserError(unknown("key", f"{name}.{key}", [f"{name}.{allowed}"]))
+    return table
+
+
+def _choices(plain: Mapping[str, Any]) -> tuple[Choice, ...]:
+    """Return the techniques, each there once: of two settings nobody could tell which holds."""
+    choices: dict[str, Choice] = {}
+    for choice in map(_choice, _entries(plain)):
+        if choice.technique in choices:
+            raise UserError(f"{choice.technique} is there twice; leave one [[technique]] of it")
+        choices[choice.technique] = choice
+    return tuple(choices.values())
 
 
 def _entries(plain: Mapping[str, Any]) -> list[Any]:

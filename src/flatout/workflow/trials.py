@@ -29,6 +29,10 @@ MIN_MEASURED = 3
 MEASURE_S = 25.0
 """Steady or not, a trial ends after this long in the training loop if it has three clean steps."""
 
+IN_A_THREAD = (
+    "the script trains in a thread of its own, and flatout listens to its main thread "
+    "only: train in that one, as by calling the thread's function"
+)
 REFUSALS = ("not_applicable", "failed")
 """What becomes of a lever that was asked and did not act."""
 
@@ -191,6 +195,8 @@ def _traceback(ending: Ending) -> str:
 def _cut_short(ending: Ending, options: TrialOptions) -> tuple[Outcome, str] | None:
     if ending.why not in ("hang", "limit"):
         return None
+    if ending.trains_elsewhere and not any(result["segments"] for result in ending.results):
+        return Outcome.NO_STEPS, IN_A_THREAD
     text = f"no sign of training for {options.hang_s:.0f} s"
     if ending.why == "limit":
         text = f"the script was not done within {options.limit_s:.0f} s"
@@ -211,10 +217,7 @@ def _ended(result: Mapping[str, Any] | None, options: TrialOptions) -> tuple[Out
     if result is not None and result["segments"]:
         return _judged(result, options)
     if result is not None and result["trains_elsewhere"]:
-        return Outcome.NO_STEPS, (
-            "the script trains in a thread of its own, and flatout listens to its main thread "
-            "only: train in that one, as by calling the thread's function"
-        )
+        return Outcome.NO_STEPS, IN_A_THREAD
     return Outcome.NO_STEPS, (
         "the script ended and no training step was seen: no optimizer step and no backward; "
         "where it trains all the same, put each step into `with flatout.step():`"

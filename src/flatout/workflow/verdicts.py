@@ -8,7 +8,7 @@ from flatout.core.profile import PeakBytes
 from flatout.core.recipe import Recipe
 from flatout.core.stats import Decision
 from flatout.core.trial import Outcome, Trial
-from flatout.core.units import format_bytes
+from flatout.core.units import format_bytes, format_interval, format_ratio
 from flatout.workflow.pairs import Match, pace_ms
 from flatout.workflow.ranking import Candidate
 
@@ -93,6 +93,6 @@ def _break_even(match: Match) -> tuple[float, int | None]:
 def event_of(row: Row) -> str:
     """Return one line about a row for the running display."""
     pair = row.comparison
-    shown = f" {pair.ratio:.2f}x [{pair.interval[0]:.2f}, {pair.interval[1]:.2f}]" if pair else ""
+    shown = f" {format_ratio(pair.ratio)} ({format_interval(*pair.interval)})" if pair else ""
     why = f" ({row.why})" if row.why else ""
     return f"{row.choice.label}: {row.verdict.value.replace('_', ' ')}{shown}{why}"

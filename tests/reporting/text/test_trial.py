@@ -41,8 +41,11 @@ def test_under_a_recipe_the_script_alone_is_tried_next(crash):
     ("said", "advice"),
     [
         ("ValueError: environment variable RANK expected, but not set", "torch.distributed.run"),
+        ("KeyError: 'LOCAL_RANK'", "torch.distributed.run"),
         ("EOFError: EOF when reading a line", "nobody answers"),
         ("train.py: error: the following arguments are required: --data", "after its name"),
+        ("train.py: error: unrecognized arguments: --x 1", "arguments that it takes"),
+        ("train.py: error: argument -b/--batch: invalid int value: 'a'", "arguments that it takes"),
         ("ModuleNotFoundError: No module named 'timm'", "beside flatout"),
         ("urllib.error.URLError: <urlopen error [Errno -3] no>", "download once"),
         ("ZeroDivisionError: division by zero", "works by itself"),
@@ -52,6 +55,14 @@ def test_what_the_script_misses_decides_the_advice(crash, said, advice):
     text = render_failure(replace(crash, recipe=Recipe(), message=said, traceback=""))
 
     assert advice in " ".join(text.split())
+
+
+def test_what_a_library_warns_of_before_the_error_decides_no_advice(crash):
+    said = "fast kernels: No module named 'kernels'\nTraceback (most recent call last):\nValueError"
+
+    text = render_failure(replace(crash, recipe=Recipe(), message="ValueError", traceback=said))
+
+    assert "works by itself" in " ".join(text.split())
 
 
 def test_a_command_is_never_broken_into_lines(crash):
@@ -83,6 +94,7 @@ def test_a_failure_is_told_in_the_other_language(crash, outcome):
         "the script was ended by signal 11 (Segmentation fault)",
         "the loss was not finite at step 4",
         "no sign of training for 60 s",
+        "the script was not done within 90 s",
     ],
 )
 def test_what_a_trial_says_is_told_in_the_other_language(crash, message):
@@ -118,3 +130,23 @@ def test_a_script_that_was_cut_short_by_the_limit_is_given_more_time(crash):
     assert "give it more time" in text
     assert text.endswith("next     flatout measure --limit 180 train.py\n")
     assert "see where it waits" in render_failure(replace(cut, details={"why": "hang"}))
+
+
+def test_a_script_without_its_device_is_sent_to_the_doctor_and_not_to_be_mended(crash):
+    said = (
+        "the script asks for a CUDA device and torch finds none here (No CUDA GPUs are available)"
+    )
+
+    text = render_failure(replace(crash, recipe=Recipe(), message=said, traceback=""))
+
+    assert "on a machine that has one" in " ".join(text.split())
+    assert "works by itself" not in " ".join(text.split())
+    assert text.endswith("next     flatout doctor\n")
+
+
+def test_a_script_of_several_processes_is_started_by_a_launcher_next(crash):
+    said = "KeyError: 'RANK'"
+
+    text = render_failure(replace(crash, recipe=Recipe(), message=said), workload="job.py --x")
+
+    assert text.endswith("flatout measure -m torch.distributed.run --nproc-per-node 2 job.py --x\n")

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 
 from flatout.core.profile import Ceilings
@@ -67,3 +69,12 @@ def test_the_workers_of_a_rank_are_held_against_the_cores_of_a_rank():
     finding = check(facts, machine(usable_cores=16))
 
     assert "8 workers share 2 cores" in finding.next
+
+
+def test_a_loader_that_no_lever_reaches_is_not_given_to_one():
+    foreign = replace(waiting(40.0), loaders=())
+
+    finding = check(foreign, machine())
+
+    assert "loader workers" not in finding.because
+    assert "another kind than torch's DataLoader" in finding.next

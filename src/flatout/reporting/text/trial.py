@@ -30,13 +30,25 @@ COMMANDS = {
 LIMIT = "limit"
 """Why a process ended that was still alive when its time was up, and the advice that fits."""
 MORE_TIME = 3
+TRACEBACK = "Traceback (most recent call last):"
+"""What an error of Python's begins with."""
+RANKS = "ranks"
+"""The advice where a script was started by itself that several processes run."""
+DEVICE = "device"
+"""The advice where a script asks for a device that torch does not find: no edit makes one."""
 LABELS = ("outcome", "recipe", "ran", "do", "next")
 
 CRASHES = (
-    ("environment variable RANK expected", "ranks"),
-    ("environment variable WORLD_SIZE expected", "ranks"),
+    ("torch finds none here", DEVICE),
+    ("environment variable RANK expected", RANKS),
+    ("environment variable WORLD_SIZE expected", RANKS),
+    ("KeyError: 'RANK'", RANKS),
+    ("KeyError: 'LOCAL_RANK'", RANKS),
+    ("KeyError: 'WORLD_SIZE'", RANKS),
     ("EOF when reading a line", "answers"),
     ("the following arguments are required", "arguments"),
+    ("error: unrecognized arguments", "usage"),
+    ("error: argument -", "usage"),
     ("No module named", "module"),
     ("Name or service not known", "download"),
     ("Temporary failure in name resolution", "download"),
@@ -67,12 +79,23 @@ def render_failure(
     lines.append("")
     for label, text in _rows(trial, say):
         lines += labelled(_label(label, say), text, width)
-    command = "flatout measure" if _blames_recipe(trial) else COMMANDS[trial.outcome]
-    if _advice(trial) == LIMIT:
-        command = f"flatout measure --limit {MORE_TIME * max(1, round(trial.wall_s))}"
-    lines.append(f"{_label('next', say)}  {command} {workload}")
+    lines.append(f"{_label('next', say)}  {_command(trial, workload)}")
     safe = ascii_only if language == ENGLISH else printable
     return safe("\n".join(lines)) + "\n"
+
+
+def _command(trial: Trial, workload: str) -> str:
+    """Return what to type next."""
+    advice = _advice(trial)
+    if advice == DEVICE:
+        return "flatout doctor"
+    if advice == RANKS:
+        return f"flatout measure -m torch.distributed.run --nproc-per-node 2 {workload}"
+    if advice == LIMIT:
+        limit_s = MORE_TIME * max(1, round(trial.wall_s))
+        return f"flatout measure --limit {limit_s} {workload}"
+    command = "flatout measure" if _blames_recipe(trial) else COMMANDS[trial.outcome]
+    return f"{command} {workload}"
 
 
 def _rows(trial: Trial, say: Messages) -> Iterator[tuple[str, str]]:
@@ -94,8 +117,14 @@ def _advice(trial: Trial) -> str:
         return LIMIT
     if trial.outcome is not Outcome.CRASH:
         return str(trial.outcome.value)
-    said = f"{trial.message}\n{trial.traceback}"
+    said = f"{trial.message}\n{_error(trial.traceback)}"
     return next((name for word, name in CRASHES if word in said), "crash")
+
+
+def _error(output: str) -> str:
+    """Return the error's part of what a script wrote last: libraries warn of what they can miss."""
+    _, mark, error = output.partition(TRACEBACK)
+    return error if mark else output
 
 
 def _blames_recipe(trial: Trial) -> bool:

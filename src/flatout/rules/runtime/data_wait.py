@@ -12,6 +12,11 @@ MIN_GAIN = 1.15
 """What a run with free data has to gain, where there was one: the number of DL01 in the catalogue
 of diagnostics. A wait while the device works off its queue costs nothing."""
 
+FOREIGN = (
+    "give the loader more workers in the script: it is another kind than torch's DataLoader, which "
+    "levers do not reach; then flatout measure again"
+)
+
 
 def check(profile: Profile, machine: Machine) -> Finding | None:
     """Report the wait when it is at least `MIN_SHARE` of the step, and free data is faster."""
@@ -20,15 +25,16 @@ def check(profile: Profile, machine: Machine) -> Finding | None:
         return None
     wait_ms, step_ms = profile.phases_ms["data_wait"], profile.step_ms.median
     workers, cores = workers_now(profile), cores_of(profile, machine)
+    known = f" with {workers} loader workers" if profile.training_loaders else ""
     return Finding(
         code="data_wait",
         share=share,
         because=(
             f"the step waits {format_ms(wait_ms)} of {format_ms(step_ms)} for its batch "
-            f"({format_share(wait_ms / step_ms)}, n={profile.step_ms.n}) with {workers} loader "
-            f"workers; with data for free it would be {format_ratio(ceilings.free_data)} as fast"
+            f"({format_share(wait_ms / step_ms)}, n={profile.step_ms.n}){known}; with data for "
+            f"free it would be {format_ratio(ceilings.free_data)} as fast"
         ),
-        next=_next(workers, cores),
+        next=_next(workers, cores) if profile.training_loaders else FOREIGN,
         evidence={
             "data_wait_ms": wait_ms,
             "step_ms": step_ms,

@@ -68,9 +68,15 @@ def _parts_ms(profile: Profile) -> dict[str, float]:
 
 def _next(profile: Profile, *, evaluates: bool) -> str:
     if evaluates:
-        return "evaluate less often; then flatout measure again"
+        return (
+            "evaluate less often, unless it is part of the update, as calls of a target network "
+            "or a teacher are; then flatout measure again"
+        )
     if not profile.models:
-        return "no root module was seen: call the model itself and not its layers; then " + LOOK
+        return (
+            "no root module was seen: call the model itself and not its layers; one whose class "
+            "has a __call__ of its own is not seen either; then " + LOOK
+        )
     if not profile.training_loaders:
         return (
             "where the loop makes its batches itself, let a DataLoader make them in worker "
