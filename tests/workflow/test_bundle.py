@@ -163,6 +163,14 @@ def test_levers_that_all_hurt_end_without_a_recipe(tmp_path):
     assert ablation.confirmation is None
 
 
+def test_levers_that_were_played_only_as_one_are_not_called_untried(tmp_path):
+    ablation = tuned(Timed(dict.fromkeys(FOUR, 1.1), noise=0.002), tmp_path, budget_s=8.0)
+
+    (note,) = [note for note in ablation.notes if "for lack of time" in note]
+    assert note.startswith("not tried by itself for lack of time: ")
+    assert all(name in note for name in FOUR)
+
+
 def test_of_levers_that_exclude_each_other_one_is_in_the_bundle(tmp_path):
     world = Timed(FOUR, noise=0.002)
 

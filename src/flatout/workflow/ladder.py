@@ -79,8 +79,14 @@ def _comes_too_late(ladder: Ladder, candidate: Candidate) -> bool:
 
 def _note_untried(ladder: Ladder, too_late: list[str]) -> None:
     """Say which levers were not tried, and why."""
+    played = {name for row in ladder.rows for name in (row.choice.technique, *row.together_with)}
+    groups: dict[str, list[str]] = {}
+    for line in too_late:
+        what = "not tried by itself" if line.partition(" ")[0] in played else "not tried"
+        groups.setdefault(what, []).append(line)
+    for what, group in sorted(groups.items()):
+        ladder.notes.append(f"{what} for lack of time: {', '.join(group)}")
     if too_late:
-        ladder.notes.append(f"not tried for lack of time: {', '.join(too_late)}")
         ladder.notes.append(_time_needed(ladder))
     ladder.notes += ladder.scans.notes()
     by_reason: dict[str, list[str]] = {}

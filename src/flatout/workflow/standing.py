@@ -172,11 +172,26 @@ class Ladder:
         self.rows.append(row)
         if row.verdict is Verdict.KEPT and match.candidate is not None:
             self.recipe = recipe
-            self.profile = match.candidate
+            self.profile = with_attention_of(self.profile, match.candidate)
             self.settled |= {candidate.choice.technique, *together_with} if together_with else set()
             self.best_ratio *= match.comparison.ratio if match.comparison else 1.0
         self.say("", event=event_of(row))
         return row
+
+
+def with_attention_of(before: Profile, now: Profile) -> Profile:
+    """Return a profile whose compiled models run attention on what they ran it on before.
+
+    Nobody sees that in compiled code, and which kernel comes first can be asked for there as well.
+    """
+    known = {model.name: model for model in before.models if model.attention_backend}
+    models = [
+        replace(model, attention_backend=known[model.name].attention_backend)
+        if model.is_compiled and not model.attention_backend and model.name in known
+        else model
+        for model in now.models
+    ]
+    return replace(now, models=tuple(models))
 
 
 def progress(budget: Budget, trying: str, best_ratio: float = 1.0, *, event: str = "") -> Progress:
