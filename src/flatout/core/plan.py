@@ -124,13 +124,20 @@ class Plan:
 
     @property
     def way_out(self) -> Rung | None:
-        """The fastest way that fits and trains the same; None where the script fits as it is."""
+        """The fastest way that fits and trains the same; None where the script fits as it is.
+
+        One that fits even if all that is uncertain errs upwards goes before one that may.
+        """
         if self.fits:
             return None
         fitting = [rung for rung in self.ladder if rung.fits and rung.choices]
-        return next((rung for rung in fitting if not rung.changes_training), None) or next(
-            iter(fitting), None
-        )
+        fitting.sort(key=lambda rung: (rung.changes_training, not self.is_sure(rung)))
+        return next(iter(fitting), None)
+
+    def is_sure(self, rung: Rung) -> bool:
+        """Tell whether a way fits by as much as is uncertain about the script as it is."""
+        uncertain = (self.used.high or self.used.bytes) - self.used.bytes
+        return rung.fits and rung.peak_bytes + uncertain <= self.capacity_bytes
 
     def to_json(self) -> dict[str, Any]:
         """Return a plain JSON mapping."""

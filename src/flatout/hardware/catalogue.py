@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from flatout.core.errors import UserError
 from flatout.core.machine import Device
 from flatout.core.nearest import unknown
-from flatout.core.units import GIB, KIB, MIB
+from flatout.core.units import GIB, KIB, MIB, format_bytes
 
 MIN_BYTES = 64 * MIB
 """A number below this was meant as something else: no GPU is that small."""
@@ -171,7 +171,7 @@ def unnamed(memory_bytes: int, text: str) -> GpuModel:
         )
     return GpuModel(
         name="unnamed",
-        full_name=f"a GPU with {memory_bytes / GIB:.1f} GiB",
+        full_name=f"a GPU with {format_bytes(memory_bytes)}",
         memory_bytes=memory_bytes,
         compute_capability=UNKNOWN_GPU.compute_capability,
         multiprocessors=UNKNOWN_GPU.multiprocessors,

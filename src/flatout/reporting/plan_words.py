@@ -27,7 +27,8 @@ SMALL_TIME = 0.005
 
 def headline(plan: Plan) -> str:
     """Return the answer in one sentence."""
-    where = f"{plan.device} ({format_bytes(plan.capacity_bytes)})"
+    capacity = format_bytes(plan.capacity_bytes)
+    where = plan.device if capacity in plan.device else f"{plan.device} ({capacity})"
     if plan.fits:
         tail = f", with {plan.retries} allocator retries a step" if plan.retries else ""
         return f"It fits on {where} with {format_bytes(plan.spare_bytes)} to spare{tail}."
@@ -39,7 +40,8 @@ def headline(plan: Plan) -> str:
     rung = plan.way_out
     if rung is None:
         return f"{lack}; none of the ways that were looked at suffices."
-    return f"{lack}; the cheapest way that fits: {choice_words(rung)} ({rung_cost(rung)})."
+    verb = "fits" if plan.is_sure(rung) else "may fit"
+    return f"{lack}; the cheapest way that {verb}: {choice_words(rung)} ({rung_cost(rung)})."
 
 
 def used_words(plan: Plan) -> str:
@@ -151,12 +153,19 @@ def rung_rows(plan: Plan, most: int) -> list[tuple[str, ...]]:
                 format_bytes(rung.peak_bytes),
                 format_bytes(rung.saved_bytes) if rung.choices else NOTHING,
                 NOTHING if not rung.choices else time_words(rung).removesuffix(" the time"),
-                "yes" if rung.fits else "no",
+                fits_words(plan, rung),
                 str(rung.largest_batch) if rung.largest_batch else NOTHING,
                 SOURCE_WORDS[rung.source] + note,
             )
         )
     return rows
+
+
+def fits_words(plan: Plan, rung: Rung) -> str:
+    """Return whether a way fits, in a word."""
+    if not rung.fits:
+        return "no"
+    return "yes" if plan.is_sure(rung) else "perhaps"
 
 
 def shown(rungs: Sequence[Rung], most: int) -> list[Rung]:

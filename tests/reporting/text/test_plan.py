@@ -61,6 +61,27 @@ def test_an_interval_that_crosses_the_memory_does_not_count_as_fitting():
     assert text.startswith("It may not fit on NVIDIA L4 (16.00 GiB): 512.0 MiB to spare are less")
 
 
+def test_a_way_that_fits_by_less_than_is_uncertain_is_not_promised():
+    close = rung("fused_optimizer", peak_bytes=15 * GIB + GIB // 2)
+    sure = rung("microbatching chunks=2", peak_bytes=14 * GIB, time_ratio=1.33)
+    edge = plan(15 * GIB + GIB // 2, ladder=(close, replace(close, choices=()), sure))
+
+    text = render_plan(edge, workload="train.py")
+    only = render_plan(replace(edge, ladder=(close,)), workload="train.py")
+
+    assert "the cheapest way that fits: microbatching" in " ".join(text.split())
+    assert "the cheapest way that may fit: fused_optimizer" in " ".join(only.split())
+    rows = [line for line in text.splitlines() if " perhaps " in line or " yes " in line]
+    assert [row.split()[0] for row in rows] == ["fused_optimizer", "the", "microbatching"]
+    assert [" perhaps " in row for row in rows] == [True, True, False]
+
+
+def test_a_device_known_by_its_memory_alone_is_not_told_it_twice():
+    text = render_plan(plan(device="a GPU with 16.00 GiB"), workload="train.py")
+
+    assert text.startswith("It fits on a GPU with 16.00 GiB with 4.00 GiB to spare.")
+
+
 def test_each_number_says_how_it_is_known_and_zeros_are_left_out():
     text = render_plan(plan(), workload="train.py")
 
