@@ -3,6 +3,8 @@
 import contextlib
 import os
 import resource
+import subprocess
+import sys
 
 import pytest
 
@@ -65,6 +67,20 @@ def test_a_link_stays_one_and_its_target_is_replaced(tmp_path):
 
     assert (tmp_path / "there/report.md").read_text() == "text"
     assert (tmp_path / "link").is_symlink()
+
+
+@pytest.mark.parametrize("name", ["/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"])
+def test_what_a_redirected_output_held_stays(tmp_path, name):
+    code = "import sys; from pathlib import Path; from flatout.core.files import replace_text; "
+    code += f"print('before'); replace_text(Path({name!r}), 'report\\n'); print('after')"
+    log = tmp_path / "log"
+    log.write_text("earlier\n")
+
+    with log.open("a") as stream:
+        subprocess.run([sys.executable, "-c", code], stdout=stream, check=True)
+
+    assert log.read_text().split() == ["earlier", "before", "report", "after"]
+    assert [item.name for item in tmp_path.iterdir()] == ["log"]
 
 
 def test_a_folder_in_the_place_of_the_file_is_an_error(tmp_path):

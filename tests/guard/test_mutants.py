@@ -111,3 +111,26 @@ def test_a_rate_that_follows_the_loss_may_fall_at_another_step() -> None:
     )
 
     assert check.status == "within", check
+
+
+def test_a_buffer_that_rests_by_what_was_computed_may_rest_otherwise() -> None:
+    runs = base("mlp")
+    known = {"buffer widest": "changes after the first step"}
+    baseline = replace(runs.record, later=known)
+    rests = {"buffer widest": "stays as the first step left it"}
+
+    def judged(calibrated: dict[str, str], repeated: dict[str, str]) -> str:
+        calibration, repeat = runs.calibration, runs.repeat or runs.record
+        assert calibration is not None
+        check = judge(
+            baseline,
+            replace(repeat, later=rests),
+            calibration=replace(calibration, later=calibrated),
+            repeat=replace(repeat, later=repeated),
+            promise=Numerics.PRECISION,
+        )
+        return check.status
+
+    # A running extreme follows the rounding, and the untouched script in bf16 shows that.
+    assert judged(rests, known) == judged(known, rests) == "same"
+    assert judged(known, known) == "rejected"

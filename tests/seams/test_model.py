@@ -94,6 +94,22 @@ def test_shapes_that_are_not_there_count_no_samples_and_break_nothing():
     assert not is_rehearsed(((torch.ones(2, 3), nested, None), {}))
 
 
+class Odd:
+    """Settings that a call may be given, with the names of a tensor's attributes."""
+
+    shape = 224
+
+    @property
+    def dtype(self):
+        return next(iter(()))
+
+
+@pytest.mark.parametrize("argument", [torch.Tensor, np.float32, Odd(), Odd, SimpleNamespace])
+def test_what_only_has_the_names_of_a_tensor_is_looked_at_without_harm(argument):
+    assert not is_rehearsed(((argument,), {"kind": argument}))
+    assert leading_size(argument) == 0
+
+
 def test_a_table_with_columns_for_keys_is_counted_as_an_object():
     table = SimpleNamespace(keys=lambda: ["a"], values=np.zeros((4, 1)))
 

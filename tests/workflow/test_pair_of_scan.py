@@ -89,7 +89,13 @@ def ablation_labels(ablation):
 
 
 @pytest.mark.parametrize(
-    "limits", [{"skip": ("cpu_threads",)}, {"numerics": Numerics.EXACT}, {"only": BOTH[:1]}]
+    "limits",
+    [
+        {"skip": ("cpu_threads",)},
+        {"numerics": Numerics.EXACT},
+        {"only": BOTH[:1]},
+        {"only": BOTH, "skip": ("cpu_threads",)},
+    ],
 )
 def test_threads_that_may_not_be_changed_are_in_no_pair(tmp_path, limits):
     world = Shared({})
@@ -100,26 +106,56 @@ def test_threads_that_may_not_be_changed_are_in_no_pair(tmp_path, limits):
     assert not any("cpu_threads" in label for label in world.asked)
 
 
+@dataclass
+class Timed(Shared):
+    """Trials take six seconds."""
+
+    now: float = 0.0
+
+    def __call__(self, *asked):
+        trial = replace(super().__call__(*asked), wall_s=6.0)
+        self.now += trial.wall_s
+        return trial
+
+
+def tuned(world, folder, budget_s):
+    levers = (*BOTH, "bf16_autocast", "fused_optimizer")
+    return run(world, folder, only=levers, budget_s=budget_s, clock=lambda: world.now)
+
+
 def test_with_little_time_levers_on_the_computation_join_the_pair(tmp_path):
-    now = [0.0]
-
-    class Timed(Shared):
-        def __call__(self, *asked):
-            trial = replace(super().__call__(*asked), wall_s=6.0)
-            now[0] += trial.wall_s
-            return trial
-
     world = Timed({"bf16_autocast": 0.7}, noise=0.002)
 
-    ablation = run(
-        world,
-        tmp_path,
-        only=(*BOTH, "bf16_autocast", "fused_optimizer"),
-        budget_s=150.0,
-        clock=lambda: now[0],
-    )
+    ablation = tuned(world, tmp_path, 150.0)
 
     (kept,) = ablation.kept
     assert kept.choice.technique == "bf16_autocast"
     assert set(kept.together_with) >= set(BOTH)
     assert ablation.confirmation.ratio == pytest.approx(1 / (0.6 * 0.7), rel=0.1)
+
+
+def played(world):
+    """Return what was tried, each recipe once, in order."""
+    return [label for label in dict.fromkeys(world.asked) if label != "baseline"]
+
+
+def test_a_bundle_that_does_not_hold_is_cut_beside_the_pair(tmp_path):
+    world = Timed({"bf16_autocast": 2.0, "fused_optimizer": 1.0}, noise=0.002)
+
+    ablation = tuned(world, tmp_path, 150.0)
+
+    first, second = played(world)[:2]
+    assert first.count(" + ") >= 2
+    assert second.count(" + ") == 1
+    assert all(name in second for name in BOTH)
+    assert set(ablation.recipe.names) == set(BOTH)
+
+
+def test_a_pair_that_refuses_leaves_the_others(tmp_path):
+    world = Timed({"bf16_autocast": 0.7}, noise=0.002, refused={"loader_workers": "not_applicable"})
+
+    ablation = tuned(world, tmp_path, 150.0)
+
+    assert "bf16_autocast" in ablation.recipe.names
+    assert not set(BOTH) & set(ablation.recipe.names)
+    assert not any("cpu_threads" in label for label in played(world)[1:])

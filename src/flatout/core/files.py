@@ -4,22 +4,33 @@ import contextlib
 import errno
 import operator
 import os
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
+
+MOST_LINKS = 8
+"""Links that are followed one by one."""
 
 
 def replace_text(path: Path, text: str) -> None:
     """Write beside the target and rename, so that a full disk leaves the old file as it was.
 
-    A link stays one, and a device or a pipe (`/dev/stdout`) is written into: to rename over it
-    would take it away from everybody.
+    A link stays one, and a device, a pipe or an open descriptor (`/dev/stdout`) is written into:
+    to rename over it would take it, or what was written there before, away from everybody.
 
     Raises:
         OSError: if the folder or the file cannot be written.
     """
     if path.is_dir():
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+    number = find_descriptor(path)
+    if number is not None:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        with os.fdopen(os.dup(number), "w", encoding="utf-8") as stream:
+            stream.write(text)
+        return
     if is_stream(path):
         path.write_text(text, encoding="utf-8")
         return
@@ -41,6 +52,18 @@ def replace_text(path: Path, text: str) -> None:
 def is_stream(path: Path) -> bool:
     """Tell whether a path leads to a device, a pipe or a socket rather than to a file."""
     return path.exists() and not path.is_file() and not path.is_dir()
+
+
+def find_descriptor(path: Path) -> int | None:
+    """Return the open descriptor that a path such as `/dev/stdout` names, None for other paths."""
+    folders = {"/dev/fd", os.path.realpath("/proc/self/fd")}
+    for _ in range(MOST_LINKS):
+        if os.path.realpath(path.parent) in folders and path.name.isdecimal():
+            return int(path.name)
+        if not path.is_symlink():
+            break
+        path = path.parent / path.readlink()
+    return None
 
 
 def linked(path: Path) -> Path:

@@ -49,7 +49,7 @@ class LaterNotes:
             return {}
         last = _sketches(roots)
         moves = {
-            f"buffer {name}": RESTS if first.equal(last[name]) else MOVES
+            f"buffer {name}": RESTS if first.cpu().equal(last[name].cpu()) else MOVES
             for name, first in self._buffers.items()
             if name in last and first.shape == last[name].shape
         }

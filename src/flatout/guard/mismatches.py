@@ -9,8 +9,9 @@ from flatout.guard.differences import Key, by_key
 from flatout.guard.record import GuardRecord, Marks, Sketches, Streams
 from flatout.guard.structure import FREE_SETTINGS
 
-SETTINGS = "settings"
-"""Stands for the place of what an optimizer is set to, beside the places of samples."""
+SETTINGS, LATER = "settings", "later"
+"""Stand for the place of what an optimizer is set to, and of what goes on after the first step,
+beside the places of samples."""
 EARLY_STEPS = 3
 """Steps whose settings must be equal; later ones may follow a loss, as a rate on a plateau does."""
 SLACK_BATCHES = 8
@@ -31,13 +32,15 @@ def mismatches(
     """Yield everything that differs though no promise allows it, the most telling first.
 
     `computed` names the root arguments that the training computes (a generator's images), and the
-    settings of later steps that it does: they move with every rounding.
+    settings and facts of later steps that it does: they move with every rounding.
     """
     yield from _samples(baseline, other)
     yield from _start(baseline.start, other.start)
     yield from _structure(baseline.structure, other.structure)
     yield from _settings(baseline, other, computed)
-    yield from _later(baseline, other)
+    for what, mismatch in _later(baseline, other):
+        if (LATER, what) not in computed:
+            yield mismatch
     yield from _tensors(baseline, other)
     yield from _arguments(baseline.arguments, other.arguments, computed)
 
@@ -56,6 +59,11 @@ def computed_settings(baseline: GuardRecord, rounded: GuardRecord) -> set[tuple[
     """Return the settings of later steps that follow from what was trained, as on a plateau."""
     changed = _changed(baseline, rounded)
     return {(SETTINGS, name) for step, _, name, _ in changed if step >= EARLY_STEPS}
+
+
+def computed_later(baseline: GuardRecord, rounded: GuardRecord) -> set[tuple[str, str]]:
+    """Return what goes on after the first step by what was trained, as a running extreme does."""
+    return {(LATER, what) for what, _ in _later(baseline, rounded)}
 
 
 def has_samples(record: GuardRecord, computed: Set[tuple[str, str]] = frozenset()) -> bool:
@@ -176,8 +184,8 @@ def _group(
             yield name, f"is {other.get(name)}, was {baseline.get(name)}"
 
 
-def _later(baseline: GuardRecord, other: GuardRecord) -> Iterator[Mismatch]:
-    """Yield what begins after the first step, where both sides made equally many."""
+def _later(baseline: GuardRecord, other: GuardRecord) -> Iterator[tuple[str, Mismatch]]:
+    """Yield what begins after the first step, by name, where both sides made equally many."""
     if len(baseline.losses) != len(other.losses):
         return
     for what in sorted(baseline.later.keys() | other.later.keys()):
@@ -187,7 +195,7 @@ def _later(baseline: GuardRecord, other: GuardRecord) -> Iterator[Mismatch]:
         ours, theirs = (side.later.get(what, "as before") for side in (baseline, other))
         if ours != theirs:
             check = "buffers" if is_buffer else "structure"
-            yield Mismatch(check=check, text=f"{what} {theirs}, was: {ours}")
+            yield what, Mismatch(check=check, text=f"{what} {theirs}, was: {ours}")
 
 
 def _tensors(baseline: GuardRecord, other: GuardRecord) -> Iterator[Mismatch]:

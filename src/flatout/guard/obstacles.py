@@ -11,6 +11,7 @@ from flatout.guard.excess import find_update_obstacle
 from flatout.guard.limits import MAX_REPEAT
 from flatout.guard.mismatches import (
     computed_arguments,
+    computed_later,
     computed_settings,
     has_samples,
     mismatches,
@@ -39,6 +40,7 @@ class Trials:
             if record is not None:
                 found |= computed_arguments(self.baseline, record)
                 found |= computed_settings(self.baseline, record)
+                found |= computed_later(self.baseline, record)
         return found
 
 
@@ -123,7 +125,7 @@ def _repeat(baseline: GuardRecord, record: GuardRecord | None) -> Iterator[str]:
 def find_drift(baseline: GuardRecord, repeat: GuardRecord) -> str | None:
     """Return how a script differs from itself beyond rounding, None when it repeats."""
     has_loader = bool(baseline.samples)
-    computed = computed_settings(baseline, repeat)
+    computed = computed_settings(baseline, repeat) | computed_later(baseline, repeat)
     computed |= computed_arguments(baseline, repeat) if has_loader else set()
     wrong = next(mismatches(baseline, repeat, computed=computed), None)
     if wrong is not None:

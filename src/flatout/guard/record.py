@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-SCHEMA = "flatout.guard/1"
+SCHEMA = "flatout.guard/2"
 SKETCH = "64 signed sums, block 1"
 """How the sketches were made. Two records are comparable only if this is equal."""
 

@@ -80,7 +80,7 @@ def _watched(original: Callable[..., Any]) -> Callable[..., Any]:
             give_way, _turn.give_way = _turn.give_way, None
             if give_way is not None:
                 # The script's line must not fail because ours could not end.
-                with contextlib.suppress(RuntimeError):
+                with contextlib.suppress(Exception):
                     give_way()
         return original(*args, **kwargs)
 

@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 
 from flatout.core.files import plain
 from flatout.hardware.load import LoadReading, load_meter, process_tree
+from flatout.profiling import one_profiler
 from flatout.profiling import steps as stepping
 from flatout.profiling.device_clock import DeviceClock
 from flatout.profiling.garbage import GarbageClock
@@ -89,6 +90,8 @@ class Recorder:
         self.garbage.install()
         self.session.on("segments", self.saw_segments)
         self.session.on("enough", self.saw_enough)
+        if self.spec.get("traces_kernels"):
+            one_profiler.watch()
         if self.spec.get("ends_when_refused"):
             self.session.on("segment", self._saw_early_segment)
         atexit.register(self.write, "script_ended")

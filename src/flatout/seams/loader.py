@@ -325,7 +325,7 @@ def is_rehearsed(value: Any, depth: int = 0) -> bool:
     """
     shape = _shape(value)
     if shape is not None:
-        return None in tuple(shape)
+        return None in shape
     parts: Iterable[Any] = ()
     if depth < MAX_DEPTH and isinstance(value, list | tuple | dict):
         parts = value.values() if isinstance(value, dict) else value
@@ -333,11 +333,15 @@ def is_rehearsed(value: Any, depth: int = 0) -> bool:
 
 
 def _shape(value: Any) -> Any:
-    """Return the shape of a tensor or array, None for anything else, as one of ragged rows."""
+    """Return the shape of a tensor or array, None for anything else, as one of ragged rows.
+
+    Classes and settings have a `shape` and a `dtype` as well, but theirs is no tuple.
+    """
     try:
-        return getattr(value, "shape", None) if hasattr(value, "dtype") else None
-    except RuntimeError:  # a nested tensor of the strided layout
+        shape = getattr(value, "shape", None) if hasattr(value, "dtype") else None
+    except Exception:  # noqa: BLE001  a nested tensor raises, and properties run the user's code
         return None
+    return shape if isinstance(shape, tuple) else None
 
 
 def _are_images(items: Sequence[Any], expected: int | None) -> bool:

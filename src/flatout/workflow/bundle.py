@@ -47,7 +47,7 @@ def try_bundle(
     bundle = find_bundle(ladder, viable, pair)
     if len(bundle) < 2 or not _goes_first(ladder, bundle, viable):
         return False
-    tried |= _play(ladder, bundle)
+    tried |= _play(ladder, bundle, _labels(pair))
     return True
 
 
@@ -57,6 +57,8 @@ def find_bundle(
     """Return the levers to play as one: a pair, and others where time is short."""
     in_pair = {x.choice.technique for x in pair}
     others = [x for x in viable if x.choice.technique not in in_pair]
+    waits = any(_labels(pair) <= labels for labels in ladder.bundles or ())
+    pair = pair if waits or not ladder.has_played_pair else []
     members = [*pair, *_members(ladder, others)]
     if ladder.bundles is None:
         return members if _is_short(ladder, [*pair, *others]) else list(pair)
@@ -119,9 +121,10 @@ def _goes_first(ladder: Ladder, bundle: Sequence[Candidate], viable: Sequence[Ca
     return not others or hope_per_s > others[0].hope_per_s
 
 
-def _play(ladder: Ladder, bundle: Sequence[Candidate]) -> set[str]:
+def _play(ladder: Ladder, bundle: Sequence[Candidate], pair: frozenset[str]) -> set[str]:
     """Play the levers as one recipe; return the labels of those that need no trial any more."""
-    waiting = (ladder.bundles or [frozenset()])[1:]
+    paired = pair if pair <= _labels(bundle) else frozenset[str]()
+    ladder.has_played_pair |= bool(paired)
     *others, last = bundle
     recipe = ladder.recipe
     for candidate in bundle:
@@ -131,16 +134,20 @@ def _play(ladder: Ladder, bundle: Sequence[Candidate]) -> set[str]:
     match = ladder.play(recipe, Rule())
     refused = [x for x in bundle if x.choice.technique in _refusing(match.failure)]
     if refused:
-        ladder.bundles = [_labels(bundle) - _labels(refused), *waiting]
+        gone = _labels(refused)
+        # Of a pair the other one is of no use without it.
+        gone |= paired if gone & paired else frozenset()
+        _go_on_with(ladder, [_labels(bundle) - gone], is_pair=paired == _labels(bundle))
         return _note_refusal(ladder, refused[0], match)
     names = tuple(x.choice.technique for x in others)
     place = len(ladder.rows)
     row = ladder.settle(_all_of(bundle), recipe, match, together_with=names)
+    parts: list[frozenset[str]] = []
     if row.verdict is not Verdict.KEPT:
-        middle = len(bundle) // 2
-        ladder.bundles = [_labels(bundle[:middle]), _labels(bundle[middle:]), *waiting]
+        parts = _halves(bundle, paired)
+    _go_on_with(ladder, parts, is_pair=paired == _labels(bundle))
+    if row.verdict is not Verdict.KEPT:
         return set()
-    ladder.bundles = waiting
     ladder.passengers |= {*names, last.choice.technique}
     unplayed = Match(decision=Decision.UNDECIDED, comparison=None, base=None, candidate=None)
     skipped = LossCheck(status="skipped")
@@ -150,6 +157,21 @@ def _play(ladder: Ladder, bundle: Sequence[Candidate]) -> set[str]:
         for x in others
     ]
     return set(_labels(bundle))
+
+
+def _halves(bundle: Sequence[Candidate], paired: frozenset[str]) -> list[frozenset[str]]:
+    """Return what to play after a bundle that did not hold; a pair is not cut."""
+    if paired:
+        return [paired, _labels(bundle) - paired] if paired < _labels(bundle) else []
+    middle = len(bundle) // 2
+    return [_labels(bundle[:middle]), _labels(bundle[middle:])]
+
+
+def _go_on_with(ladder: Ladder, parts: list[frozenset[str]], *, is_pair: bool) -> None:
+    """Play these parts next; a pair by itself leaves the bundle of others to be found."""
+    if is_pair and ladder.bundles is None:
+        return
+    ladder.bundles = [*parts, *(ladder.bundles or [frozenset()])[1:]]
 
 
 def _all_of(bundle: Sequence[Candidate]) -> Candidate:

@@ -1,7 +1,8 @@
 """The lab of one tuning: runs trials, repeats disturbed ones, keeps the journal.
 
-The journal is append-only, one line a trial. Because the tuner decides only from trial results,
-replaying the recorded ones first brings a resumed tuning to exactly where it was.
+The journal is append-only, one line a trial. The tuner decides from trial results and from the
+time that is left: replaying the recorded ones first brings a resumed tuning to where it was, unless
+it has time for another way now.
 """
 
 import json

@@ -158,7 +158,7 @@ def find_pair(profile: Profile, search: Search, experience: Experience) -> list[
     found = []
     for name, settings in wanted.items():
         kind = techniques.technique_class(name)
-        is_named = name in search.only if search.only else name not in search.skip
+        is_named = name not in search.skip and (not search.only or name in search.only)
         if not is_named or not search.ceiling.allows(kind.numerics):
             return []
         option = kind(**settings)

@@ -66,6 +66,8 @@ class Ladder:
     """Labels of the open levers that were played together last."""
     bundles: list[frozenset[str]] | None = None
     """Labels of the levers to play as one next; None before anything was played so."""
+    has_played_pair: bool = False
+    """Whether the two levers that a scan saw to help together were played as one."""
     passengers: frozenset[str] = frozenset()
     """Levers that came in as one without a proof of their own."""
     best_ratio: float = 1.0

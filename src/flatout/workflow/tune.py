@@ -38,6 +38,8 @@ from flatout.workflow.trials import run_trial
 from flatout.workflow.verdicts import verdict_of
 from flatout.workflow.worker_scan import WorkerScans
 
+RECORDS = 2
+"""Version of what a journal holds beside the trials' own schema."""
 CONFIRM_PAIRS = 3
 """Fresh pairs of the whole recipe against the baseline, at least."""
 DROP_AFTER = 2
@@ -98,7 +100,12 @@ def tune(
     mend_leftovers()
     machine = machine or read_machine(torch=False)
     budget = Budget(total_s=options.budget_s, clock=options.clock)
-    header = {"workload": workload.command_line, "torch": machine.torch_version}
+    header = {
+        "workload": workload.command_line,
+        "torch": machine.torch_version,
+        # Records and scans of another version are not read as this one's.
+        "records": RECORDS,
+    }
     recorded = open_journal(options.out, header, resume=options.resume)
     cache = scratch_root() / "compiled" / workload.name
     cache.mkdir(parents=True, exist_ok=True)

@@ -100,7 +100,7 @@ class WorkerScans:
 
     def _allows(self, lever: str, promise: Numerics) -> bool:
         search = self.search
-        is_named = lever in search.only if search.only else lever not in search.skip
+        is_named = lever not in search.skip and (not search.only or lever in search.only)
         return is_named and search.ceiling.allows(promise)
 
 

@@ -81,6 +81,17 @@ def test_the_training_has_its_own_threads_back_after_a_visit_with_fewer():
     assert seen == [0, 1, 2, 0]
 
 
+def test_numbers_that_memory_does_not_hold_leave_the_smaller_ones():
+    scan = Scan(SimpleNamespace(), {"visits_all": True, "room_bytes": 100.0, "max_s": 9.0})
+    scan.pss_bytes = 20.0
+    scan.ahead = [(8, 2, 0), (16, 2, 0), (2, 2, 1), (4, 2, 1)]
+
+    scan._look_ahead(0.0)
+
+    assert scan.ahead == [(2, 2, 1), (4, 2, 1)]
+    assert scan.stopped == "more workers would take too much memory"
+
+
 @pytest.fixture(scope="module")
 def slow_data():
     """Return the trial of a script whose samples wait, 50 of them a second for each worker."""

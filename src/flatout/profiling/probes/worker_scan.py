@@ -262,6 +262,9 @@ class Scan:
             self.stopped = "more workers were no faster"
         elif self.ahead[0][0] * self.pss_bytes > self.options["room_bytes"]:
             self.stopped = "more workers would take too much memory"
+            most = self.options["room_bytes"] / self.pss_bytes
+            self.ahead = [visit for visit in self.ahead if visit[0] <= most]
+            return
         if self.stopped:
             self.ahead = []
 
