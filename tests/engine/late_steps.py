@@ -144,6 +144,61 @@ def with_penalty_first(net, optimizer, tokens, target):
     return loss
 
 
+def measured(mode):
+    """An accuracy of the logits that the loss is of, without gradients."""
+
+    def step(net, optimizer, tokens, target):
+        del optimizer
+        logits = net(tokens).view(-1, CLASSES)
+        with mode():
+            logits.argmax(-1)
+        loss = flat(logits, target) + 1e-3 * net.tokens.weight.square().mean()
+        loss.backward()
+        return loss
+
+    return step
+
+
+def retyped(net, optimizer, tokens, target):
+    del optimizer
+    logits = net(tokens)
+    loss = 1e-3 * logits.type(torch.float64).square().mean().float() + flat(logits, target)
+    loss.backward()
+    return loss
+
+
+def below_python(net, optimizer, tokens, target):
+    """As an extension does it."""
+    del optimizer
+    logits = net(tokens)
+    with torch._C.DisableTorchFunctionSubclass():
+        penalty = logits.square().mean()
+    loss = 1e-3 * penalty + flat(logits, target)
+    loss.backward()
+    return loss
+
+
+def changed_copy(net, optimizer, tokens, target):
+    """Of a slice, whose own values stay."""
+    del optimizer
+    kept = net(tokens)[..., :-1, :]
+    other = kept.contiguous()
+    other *= 2.0
+    labels = target[..., 1:].reshape(-1)
+    losses = [F.cross_entropy(x.reshape(-1, CLASSES), labels) for x in (kept, other)]
+    sum(losses).backward()
+    return sum(losses)
+
+
+class Raw(torch.optim.SGD):
+    """Writes as kernels of their own do: no version is counted."""
+
+    def step(self):
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.data.sub_(group["lr"] * parameter.grad)
+
+
 def own_function(net, optimizer, tokens, target):
     """What no Python function of torch sees still has the layer's gradient."""
     del optimizer

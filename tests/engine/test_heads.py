@@ -1,8 +1,11 @@
 """Logits that a loss does without, and that are the real ones for everybody else."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
+from flatout.engine import late_logits
 from flatout.engine.late_logits import LateLogits
 from flatout.techniques.memory import chunked_cross_entropy as lever
 from tests.engine.late_steps import (
@@ -10,11 +13,14 @@ from tests.engine.late_steps import (
     STEPS,
     WIDTH,
     Net,
+    Raw,
     accumulated,
     autocast,
     backward_twice,
     batch,
+    below_python,
     by_module,
+    changed_copy,
     changed_in_place,
     checkpointed,
     copied,
@@ -22,9 +28,11 @@ from tests.engine.late_steps import (
     frozen_head,
     half,
     hooked,
+    measured,
     own_function,
     plainly,
     reshaped,
+    retyped,
     scaled,
     shifted,
     sliced_batch,
@@ -112,11 +120,12 @@ def test_under_autocast_it_is_as_near_to_the_truth_as_torchs(request):
         assert torch.dist(one, right) <= 1.5 * torch.dist(other, right) + 1e-6
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_is_torchs_up_to_its_rounding(request, dtype):
+@pytest.mark.parametrize(("dtype", "uses"), [(torch.bfloat16, STEPS), (torch.float16, 0)])
+def test_half_precision_is_torchs_up_to_its_rounding(request, dtype, uses):
     theirs, ours, heads = both(request, half(dtype))
 
-    assert sum(heads.unmade.values()) == STEPS
+    assert sum(heads.unmade.values()) == uses
+    assert uses or lever.SLICED
     for one, other in zip(ours, theirs, strict=True):
         assert torch.dist(one.float(), other.float()) <= 0.02 * other.float().norm() + 1e-4
 
@@ -126,6 +135,8 @@ def test_half_precision_is_torchs_up_to_its_rounding(request, dtype):
     [
         *(accumulated, scaled, backward_twice, frozen_head, with_penalty, with_penalty_first),
         *(own_function, hooked, changed_in_place, softened, checkpointed, copied),
+        *(measured(torch.no_grad), measured(torch.inference_mode), retyped, below_python),
+        changed_copy,
     ],
 )
 def test_whatever_else_a_script_does_comes_out_as_without(request, step):
@@ -203,6 +214,70 @@ def test_a_gradient_of_logits_that_nobody_makes_is_refused(heads):
     with pytest.raises(RuntimeError, match="asked for after a loss"):
         logits.retain_grad()
     assert heads.unmade
+
+
+@pytest.mark.usefixtures("heads")
+def test_a_step_that_counts_no_version_changes_neither_logits_nor_their_loss():
+    tokens, target = batch()
+    net = Net()
+    with torch.no_grad():
+        expected = net(tokens)
+    logits = net(tokens)
+    for parameter in net.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    Raw(net.parameters(), lr=0.5).step()
+    net.zero_grad()
+
+    loss = flat(logits, target)
+    loss.backward()
+
+    torch.testing.assert_close(loss.detach(), flat(expected, target))
+    torch.testing.assert_close(logits.detach(), expected)
+    assert net.head.weight.grad.abs().sum() > 0
+
+
+@pytest.mark.usefixtures("heads")
+def test_a_write_that_no_python_sees_is_refused():
+    tokens, _ = batch()
+    logits = Net()(tokens)
+
+    with (
+        torch._C.DisableTorchFunctionSubclass(),
+        pytest.raises(RuntimeError, match="where no function of Python sees it"),
+    ):
+        logits.mul_(2.0)
+
+
+@pytest.mark.usefixtures("heads")
+def test_a_second_derivative_is_torchs_error():
+    tokens, target = batch()
+    net = Net()
+    loss = flat(net(tokens), target)
+
+    (gradient,) = torch.autograd.grad(loss, net.head.weight, create_graph=True)
+
+    with pytest.raises(RuntimeError, match="differentiate twice"):
+        gradient.sum().backward()
+
+
+def test_several_processes_get_their_logits_at_once_and_sliced_losses(heads, monkeypatch):
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+    tokens, target = batch()
+
+    logits = Net()(tokens)
+    flat(logits, target)
+
+    assert type(logits) is torch.Tensor
+    assert lever.SLICED
+    assert not heads.unmade
+
+
+def test_a_cuda_graph_gets_its_logits_at_once(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+
+    assert late_logits._is_captured(SimpleNamespace(is_cuda=True))
+    assert not late_logits._is_captured(torch.ones(2))
 
 
 def test_evaluation_and_narrow_layers_and_few_rows_get_their_logits_at_once(heads):

@@ -1,9 +1,29 @@
 """Cross-entropy of each row, its softmax made a slice at a time and never kept."""
 
+from collections.abc import Callable
+from functools import wraps
 from typing import Any
 
 import torch
 from torch.autograd.function import once_differentiable
+
+
+def differentiable_once(backward: Callable[..., Any]) -> Callable[..., Any]:
+    """Let torch refuse a second derivative, of a plain gradient as well.
+
+    Torch's own decorator does for gradients that have a graph; that of a loss has none, and its
+    second derivative would silently be 0.
+    """
+    refusing: Callable[..., Any] = once_differentiable(backward)
+
+    @wraps(backward)
+    def refused(ctx: Any, gradient: torch.Tensor) -> Any:
+        # Enabled where the caller wants a graph of the backward.
+        if torch.is_grad_enabled():
+            gradient = gradient.detach().requires_grad_()
+        return refusing(ctx, gradient)
+
+    return refused
 
 
 class _RowLoss(torch.autograd.Function):
@@ -29,7 +49,7 @@ class _RowLoss(torch.autograd.Function):
         return (normalizers - chosen).masked_fill_(is_ignored, 0.0)
 
     @staticmethod
-    @once_differentiable
+    @differentiable_once
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
         logits, places, is_ignored, normalizers = ctx.saved_tensors
         gradient = gradient.float().masked_fill(is_ignored, 0.0)

@@ -10,10 +10,9 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from flatout.engine.cross_entropy import check_targets
+from flatout.engine.cross_entropy import check_targets, differentiable_once
 
 PROOF_ROWS, PROOF_CLASSES = 256, 2048
 """That the proof looks at, so that it takes no memory worth counting."""
@@ -100,7 +99,7 @@ class _HeadLoss(torch.autograd.Function):
             return _forward(ctx, *given)
 
     @staticmethod
-    @once_differentiable
+    @differentiable_once
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
         if ctx.made is None:
             raise RuntimeError(

@@ -76,6 +76,8 @@ class Heads:
         kind = hidden.device.type
         autocast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
         dtype = autocast or weight.dtype
+        if dtype == torch.float16:
+            return None  # a gradient scaler's factor comes too late for gradients made in forward
         rows = hidden.numel() // max(1, hidden.shape[-1])
         size = rows * weight.shape[0] * dtype.itemsize
         # With fewer rows than the layer is wide, its weight's gradient is no smaller than they are.
@@ -96,7 +98,7 @@ class Heads:
         layer, hidden = late.layer, late.hidden
         head = self._head(layer.weight)
         is_whole = late.table is None and not layer.is_made and hidden._version == late.version
-        if head.against or not is_whole or layer.now() != layer.versions:
+        if head.against or not is_whole or layer.is_past():
             return None
         if not _is_ours(late, target, options) or not may_be_late(hidden, layer.weight, layer.bias):
             return None

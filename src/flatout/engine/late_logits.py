@@ -25,7 +25,7 @@ AT_EASE = {
     *(torch.Tensor.size, torch.Tensor.dim, torch.Tensor.numel, torch.Tensor.nelement),
     *(torch.Tensor.is_floating_point, torch.is_floating_point, torch.Tensor.is_complex),
     *(torch.Tensor.element_size, torch.Tensor.get_device, torch.numel, torch.is_complex),
-    *(torch.Tensor.__len__, torch.Tensor.type, torch.Tensor.__hash__),
+    *(torch.Tensor.__len__, torch.Tensor.__hash__),
 }
 """What may be asked of a stand-in as it is."""
 RESHAPES = {
@@ -38,6 +38,9 @@ GRAD: Any = vars(torch._C.TensorBase)["grad"].__get__
 LATE = (
     "the logits are read after the values they are made of were changed: read them before that, or "
     "leave out chunked_cross_entropy"
+)
+UNSEEN = (
+    "the logits are written to where no function of Python sees it: leave out chunked_cross_entropy"
 )
 UNKNOWN_GRADIENT = (
     "the gradient of the logits is asked for after a loss that makes none: ask before the loss, or "
@@ -60,8 +63,9 @@ class Layer:
     is_used: bool = False
     """Whether a loss did without its logits."""
     is_made: bool = False
+    """Whether somebody has them, and may have changed them."""
     kept: tuple[torch.Tensor, torch.Tensor | None] | None = None
-    """Its values before an optimizer changed them."""
+    """Its values before an optimizer's step, which may change them and count no version."""
     versions: tuple[int, ...] = ()
     stand_ins: list["weakref.ref[LateLogits]"] = field(default_factory=list)
 
@@ -72,9 +76,13 @@ class Layer:
         """Return the versions of its values."""
         return tuple(t._version for t in (self.weight, self.bias) if t is not None)
 
+    def is_past(self) -> bool:
+        """Tell whether an optimizer made a step since, or its values were changed otherwise."""
+        return self.kept is not None or self.now() != self.versions
+
     def keep(self) -> None:
         """Keep the values as they are, where somebody may still read the logits."""
-        if self.is_made or self.kept is not None or self.now() != self.versions:
+        if self.is_made or self.is_past():
             return
         if any(late() is not None for late in self.stand_ins):
             bias = None if self.bias is None else self.bias.detach().clone()
@@ -82,19 +90,20 @@ class Layer:
 
     def make(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return the logits, by torch's own layer."""
-        weight, bias = self.weight, self.bias
-        if self.now() != self.versions:
-            if self.kept is None:
-                raise RuntimeError(LATE)
-            weight, bias = self.kept
-        self.is_made = True
+        if self.kept is None and self.now() != self.versions:
+            raise RuntimeError(LATE)
+        weight, bias = self._as_they_were()
         self.on_read(self)
         kind = hidden.device.type
-        with (
-            torch.enable_grad(),
-            torch.autocast(kind, dtype=self.autocast, enabled=self.autocast is not None),
-        ):
+        with torch.autocast(kind, dtype=self.autocast, enabled=self.autocast is not None):
             return self.linear(hidden, weight, bias)
+
+    def _as_they_were(self) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Return the values at the layer's call, whose gradients are still those of its own."""
+        if self.kept is None:
+            return self.weight, self.bias
+        weight, bias = self.kept
+        return AS_IT_WAS(self.weight, weight), bias if bias is None else AS_IT_WAS(self.bias, bias)
 
 
 class LateLogits(torch.Tensor):
@@ -104,15 +113,21 @@ class LateLogits(torch.Tensor):
     hidden: torch.Tensor
     version: int
     """Of the hidden values, when they were given."""
-    remake: Callable[[], torch.Tensor]
+    remake: "_Product | _View"
     """Makes the real ones, from those of the stand-in that it is a view of."""
     table: torch.Tensor | None
 
     def made(self) -> torch.Tensor:
-        """Return the real logits."""
+        """Return the real logits; whoever reads them first, their graph is there for a loss."""
         if self.table is None:
-            self.table = self.remake()
+            with torch.inference_mode(False), torch.enable_grad():  # noqa: FBT003  compilers know it so
+                self.table = self.remake(LateLogits.made)
+            self.layer.is_made = True
         return self.table
+
+    def unkept(self) -> torch.Tensor:
+        """Return the real logits for an operation below autograd, where they would get no graph."""
+        return self.remake(LateLogits.unkept) if self.table is None else self.table
 
     @classmethod
     def __torch_function__(
@@ -135,7 +150,7 @@ class LateLogits(torch.Tensor):
                 return found
             if _is_in_place(func):
                 first.layer_made()
-        return func(*_real(args), **_real(kwargs))
+        return func(*_real(args, LateLogits.made), **_real(kwargs, LateLogits.made))
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]  # torch does not type it
@@ -143,7 +158,9 @@ class LateLogits(torch.Tensor):
     ) -> Any:
         """Let what came by no Python function be done to the real logits."""
         del types
-        return func(*_real(args), **_real(kwargs or {}))
+        if _is_written(func, args):
+            raise RuntimeError(UNSEEN)
+        return func(*_real(args, LateLogits.unkept), **_real(kwargs or {}, LateLogits.unkept))
 
     def layer_made(self) -> None:
         """Make every stand-in of the call: one of them is about to be written to."""
@@ -182,6 +199,25 @@ STAND_IN: Any = _StandIn.apply
 """Hidden values, the layer's weight, its bias or None, the type of the logits."""
 
 
+class _AsItWas(torch.autograd.Function):
+    """Kept values of a weight or a bias, whose gradient is its own."""
+
+    @staticmethod
+    def forward(ctx: Any, *given: torch.Tensor) -> torch.Tensor:
+        del ctx
+        _, kept = given
+        return kept.view_as(kept)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
+        del ctx
+        return gradient, None
+
+
+AS_IT_WAS: Any = _AsItWas.apply
+"""The parameter, its kept values."""
+
+
 def late_logits(
     layer: Layer, hidden: torch.Tensor, dtype: torch.dtype, remake: Any = None
 ) -> LateLogits:
@@ -200,7 +236,8 @@ class _Product:
     hidden: torch.Tensor
     version: int
 
-    def __call__(self) -> torch.Tensor:
+    def __call__(self, read: "Reading") -> torch.Tensor:
+        del read
         if self.hidden._version != self.version:
             raise RuntimeError(LATE)
         return self.layer.make(self.hidden)
@@ -213,8 +250,12 @@ class _View:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
 
-    def __call__(self) -> torch.Tensor:
-        return self.func(self.base.made(), *self.args, **self.kwargs)
+    def __call__(self, read: "Reading") -> torch.Tensor:
+        return self.func(read(self.base), *self.args, **self.kwargs)
+
+
+Reading = Callable[[LateLogits], torch.Tensor]
+"""How the real logits of a stand-in are got at."""
 
 
 def may_be_late(hidden: Any, weight: Any, bias: Any) -> bool:
@@ -226,8 +267,22 @@ def may_be_late(hidden: Any, weight: Any, bias: Any) -> bool:
         and hidden.dim() > 1
         and hidden.requires_grad
         and not hasattr(weight, "ds_id")  # DeepSpeed takes its values away after the layer's call
+        and not _is_shared()
+        and not _is_captured(hidden)
         and not _is_recorded()
     )
+
+
+def _is_shared() -> bool:
+    """Tell whether several processes train: sharding takes weights away after the layer's call."""
+    distributed = torch.distributed
+    is_begun = distributed.is_available() and distributed.is_initialized()
+    return is_begun and distributed.get_world_size() > 1
+
+
+def _is_captured(hidden: torch.Tensor) -> bool:
+    """Tell whether a CUDA graph is recorded, which replays what was done and asks no Python."""
+    return hidden.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
 def _is_recorded() -> bool:
@@ -235,25 +290,38 @@ def _is_recorded() -> bool:
     autograd = torch._C._autograd
     top = getattr(autograd, "_top_saved_tensors_default_hooks", None)
     is_hooked = top is None or top(False) is not None  # noqa: FBT003  its only argument
-    return is_hooked or torch._C._functorch.maybe_current_level() is not None
+    return is_hooked or is_transformed()
+
+
+def is_transformed() -> bool:
+    """Tell whether functorch or a tracer follows each operation, and knows none of ours."""
+    return torch._C._is_tracing() or torch._C._functorch.maybe_current_level() is not None
 
 
 def _derived(
     late: LateLogits, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> torch.Tensor | None:
     """Return a stand-in for a view, a slice or a wider type; None where there is none."""
-    # A compiled function is given the real ones.
-    is_made = torch.compiler.is_compiling() or late.table is not None
-    if is_made or late.hidden._version != late.version:
+    # A compiled function is given the real ones; what is made without gradients has none later.
+    is_real = torch.compiler.is_compiling() or not torch.is_grad_enabled()
+    if is_real or late.table is not None or late.hidden._version != late.version:
         return None
     if func in (torch.Tensor.float, torch.Tensor.to):
         return _widened(late, func, args, kwargs)
     if func is torch.Tensor.contiguous and not args and not kwargs:
-        return late
+        return _packed(late)
     hidden = _picked(late, func, args, kwargs)
     if hidden is None:
         return None
     return late_logits(late.layer, hidden, late.dtype, _View(late, func, args, kwargs))
+
+
+def _packed(late: LateLogits) -> LateLogits:
+    """Return what `contiguous()` gives: of a slice a copy, that may be changed by itself."""
+    if isinstance(late.remake, _Product):
+        return late
+    view = _View(late, torch.Tensor.contiguous, (), {})
+    return late_logits(late.layer, late.hidden, late.dtype, view)
 
 
 def _picked(
@@ -297,7 +365,7 @@ def _keeps_classes(index: Any, dims: int) -> bool:
     >>> _keeps_classes((..., slice(None, -1), slice(None)), 3), _keeps_classes((..., 5), 3)
     (True, False)
     >>> _keeps_classes(slice(0, 2), 3), _keeps_classes((0, 1), 3), _keeps_classes(None, 3)
-    (True, True, False)
+    (True, False, False)
     """
     parts = index if isinstance(index, tuple) else (index,)
     if not all(part is ... or type(part) in (int, slice) for part in parts):
@@ -316,6 +384,15 @@ def _is_in_place(func: Any) -> bool:
     return name == "__setitem__" or name.startswith("__i") or name[-1:] == "_" != name[-2:-1]
 
 
-def _real(value: Any) -> Any:
+def _is_written(func: Any, args: tuple[Any, ...]) -> bool:
+    """Tell whether an operation changes a stand-in."""
+    given = zip(func._schema.arguments, args, strict=False)
+    return any(
+        isinstance(value, LateLogits) and place.alias_info is not None and place.alias_info.is_write
+        for place, value in given
+    )
+
+
+def _real(value: Any, read: Reading) -> Any:
     """Return nested arguments with the real logits for their stand-ins."""
-    return _pytree.tree_map(lambda x: x.made() if isinstance(x, LateLogits) else x, value)
+    return _pytree.tree_map(lambda x: read(x) if isinstance(x, LateLogits) else x, value)

@@ -1,6 +1,7 @@
 """Garbage is collected when it was said, and numbers stay what they are."""
 
 import gc
+import os
 import subprocess
 import sys
 import weakref
@@ -21,6 +22,7 @@ from tests.techniques.guarded import checked, played
 @pytest.fixture(autouse=True)
 def collector_as_it_was(monkeypatch):
     monkeypatch.setattr(scheduled_gc, "_SCHEDULE", [])
+    monkeypatch.setattr(scheduled_gc, "_OFF", [])
     yield
     gc.unfreeze()
     gc.enable()
@@ -85,6 +87,61 @@ def test_an_optimizers_steps_are_counted():
     optimizer.step()
 
     assert ghost() is None
+
+
+def stepping(technique):
+    """Return an optimizer whose steps the lever counts."""
+    parameter = nn.Parameter(torch.zeros(()))
+    parameter.grad = torch.ones(())
+    return technique.optimizer(torch.optim.SGD([parameter], lr=0.1))
+
+
+def test_the_next_optimizers_steps_are_counted_once_the_first_retires():
+    technique = ScheduledGc(every=2)
+    stepping(technique).step()
+    ghost = weakref.ref(Knot())
+
+    stepping(technique).step()
+
+    assert ghost() is None
+    assert not gc.isenabled()
+
+
+def test_an_optimizer_that_goes_on_after_the_end_changes_nothing():
+    technique = ScheduledGc(every=2)
+    optimizer = stepping(technique)
+    optimizer.step()
+    technique.end()
+
+    optimizer.step()
+
+    assert gc.isenabled()
+    assert not gc.get_freeze_count()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no forked processes here")
+@pytest.mark.parametrize("is_ended", [False, True])
+def test_a_forked_child_collects_by_itself_unless_the_script_says_otherwise(is_ended):
+    script = f"""
+import gc, os
+from flatout.techniques.compute import scheduled_gc
+tick = scheduled_gc.collect_every(3)
+scheduled_gc._SCHEDULE.append(tick)
+tick()
+if {is_ended}:
+    scheduled_gc.ScheduledGc().end()
+    gc.disable()
+child = os.fork()
+if child == 0:
+    os._exit(int(gc.isenabled()))
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), gc.isenabled())
+"""
+
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+
+    assert done.stdout.split() == [str(int(not is_ended)), "False"]
 
 
 def test_a_script_that_switched_it_off_is_left_alone():

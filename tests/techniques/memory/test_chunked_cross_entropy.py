@@ -7,7 +7,7 @@ from torch import nn
 
 from flatout.core.errors import NotApplicable
 from flatout.core.profile import PeakBytes
-from flatout.core.readings import Limits
+from flatout.core.readings import Limits, RankFacts
 from flatout.core.technique import Numerics
 from flatout.techniques.memory import chunked_cross_entropy as lever
 from flatout.techniques.memory.chunked_cross_entropy import (
@@ -80,6 +80,16 @@ def test_under_autocast_the_loss_is_fp32_as_torchs_is():
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
 
 
+def test_a_second_derivative_is_torchs_error():
+    logits, target = table()
+    loss = chunked_cross_entropy(logits, target)
+
+    (gradient,) = torch.autograd.grad(loss, logits, create_graph=True)
+
+    with pytest.raises(RuntimeError, match="differentiate twice"):
+        gradient.square().sum().backward()
+
+
 def test_without_any_target_the_mean_is_nan_as_torchs_is():
     logits, _ = table()
     nothing = torch.full((ROWS,), -100)
@@ -138,14 +148,60 @@ def test_small_tables_probabilities_images_and_evaluation_are_torchs():
     assert not lever.SLICED
 
 
+class Scripted(nn.Module):
+    """What compilers of whole models find in one."""
+
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(4, 4100)
+
+    def forward(self, hidden, target):
+        logits = F.linear(hidden, self.head.weight) + self.head(hidden)
+        return F.cross_entropy(logits, target)
+
+
+@pytest.mark.filterwarnings("ignore")  # some versions of torch advise another compiler
+@pytest.mark.parametrize(
+    "compiled",
+    [
+        torch.jit.script,
+        torch.fx.symbolic_trace,
+        lambda net: torch.jit.trace(net, (torch.ones(8, 4).requires_grad_(), torch.arange(8))),
+    ],
+)
+def test_a_model_that_is_scripted_or_traced_is_torchs(request, compiled):
+    net = Scripted()
+    given = torch.randn(8, 4, requires_grad=True), torch.arange(8)
+    expected = torch.autograd.grad(net(*given), net.head.weight)
+    request.getfixturevalue("replaced")
+
+    found = torch.autograd.grad(compiled(net)(*given), net.head.weight)
+
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.usefixtures("replaced")
+def test_under_functorch_the_loss_is_torchs():
+    lever.SLICED.clear()
+    logits, target = table()
+
+    found = torch.func.grad(F.cross_entropy)(logits.detach(), target)
+
+    (expected,) = torch.autograd.grad(F.cross_entropy(logits, target), logits)
+    torch.testing.assert_close(found, expected)
+    assert len(lever.SLICED) == 1, "the plain one"
+
+
 def test_it_is_undone():
     before = F.cross_entropy, F.linear
+    scripted = dict(torch.jit._builtins._get_builtin_table())
 
     ChunkedCrossEntropy().start()
     with pytest.raises(NotApplicable, match="no cross-entropy of classes"):
         ChunkedCrossEntropy().end()
 
     assert (F.cross_entropy, F.linear) == before
+    assert torch.jit._builtins._get_builtin_table() == scripted
     assert not lever.HEADS
 
 
@@ -212,10 +268,14 @@ def test_logits_that_are_never_made_are_predicted_where_the_layer_is_known():
     host = machine(device=gpu())
     rows, width, widest = 32 * 1024, 768, 50257
 
-    def saved(**facts):
+    def saved(*, ranks=(), **facts):
         net = model(widest_output=widest, head_parameters=width * widest, **facts)
         found = profile(
-            kind="cuda", peak_bytes=FULL, models=(net,), loaders=(loader(batch_bytes=16 * rows),)
+            kind="cuda",
+            peak_bytes=FULL,
+            models=(net,),
+            loaders=(loader(batch_bytes=16 * rows),),
+            ranks=ranks,
         )
         return -ChunkedCrossEntropy().predict(found, host).peak_bytes
 
@@ -224,6 +284,8 @@ def test_logits_that_are_never_made_are_predicted_where_the_layer_is_known():
     assert rows <= held
     assert saved() == 4 * table - 2 * table // 8 - 4 * width * widest
     assert saved(is_compiled=True) == 2 * table
+    two = tuple(RankFacts(rank=n, step_ms=1, phases_ms={}, samples_per_s=1) for n in range(2))
+    assert saved(ranks=two) == 2 * table
 
 
 def test_the_widest_layer_decides_whether_it_is_offered():

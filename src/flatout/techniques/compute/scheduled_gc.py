@@ -10,6 +10,7 @@ How it is checked: bit by bit: it touches no number.
 
 import atexit
 import gc
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, final
@@ -69,20 +70,19 @@ And in the loop:
         )
 
     def optimizer(self, optimizer: Any) -> Any:
-        """Begin once this optimizer has made its first step, and count its steps."""
-        if not gc.isenabled():
-            raise NotApplicable("the script switched the automatic collection off itself")
-        if _SCHEDULE:
-            raise NotApplicable("another optimizer's steps are counted already")
-        _SCHEDULE.append(collect_every(self.every))
-        tick = _SCHEDULE[0]
-        optimizer.register_step_post_hook(lambda *_: tick())
+        """Count its steps: begin once the first optimizer has made its first one."""
+        if not _SCHEDULE:
+            if not gc.isenabled():
+                raise NotApplicable("the script switched the automatic collection off itself")
+            _SCHEDULE.append(collect_every(self.every))
+        optimizer.register_step_post_hook(_tick)
         return optimizer
 
     def end(self) -> str:
         """Leave the collection to Python again."""
         if _SCHEDULE:
             _SCHEDULE.clear()
+            _OFF.clear()
             gc.unfreeze()
             gc.enable()
         return ""
@@ -90,6 +90,26 @@ And in the loop:
 
 _SCHEDULE: list[Callable[[], None]] = []
 """What counts the steps of this process."""
+_OFF: list[int] = []
+"""The process whose automatic collection a schedule switched off."""
+
+
+def _tick(*_: Any) -> None:
+    """Count a step; none once the lever has ended."""
+    for tick in _SCHEDULE:
+        tick()
+
+
+def _begin_again() -> None:
+    """Leave the collection of a forked child to Python: a loader's worker makes no steps."""
+    _SCHEDULE.clear()
+    if _OFF:
+        _OFF.clear()
+        gc.enable()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_begin_again)
 
 
 def collect_every(steps: int) -> Callable[[], None]:
@@ -106,6 +126,7 @@ def collect_every(steps: int) -> Callable[[], None]:
             gc.collect()
             gc.freeze()
             gc.disable()
+            _OFF.append(os.getpid())
             # What stays frozen is never taken down: at the end of the process libraries then
             # report it as leaked, line by line, in the script's output.
             atexit.register(gc.unfreeze)

@@ -164,8 +164,8 @@ def unmade_bytes(profile: Profile) -> int:
     weights = max(
         (m.head_parameters for m in profile.models if m.widest_output == widest), default=0
     )
-    is_compiled = any(model.is_compiled for model in profile.models)
-    if is_compiled or not weights or rows * widest < weights:
+    is_left_alone = len(profile.ranks) > 1 or any(model.is_compiled for model in profile.models)
+    if is_left_alone or not weights or rows * widest < weights:
         return 0
     slices = 4 * widest * -(-rows // SLICES)
     return TABLES_HELD * table_bytes(profile) - 2 * slices - 4 * weights
@@ -194,19 +194,25 @@ def install(min_bytes: int = 0) -> Callable[[], None]:
     without the table where it is given the stand-in, else slices the table that it is given.
     """
     import torch.nn.functional as functions
+    from torch.jit._builtins import _get_builtin_table
     from torch.optim.optimizer import register_optimizer_step_pre_hook
 
     from flatout.engine.heads import Heads
 
     linear, cross_entropy = functions.linear, functions.cross_entropy
     heads = Heads(linear, cross_entropy, min_bytes=min_bytes, least=SLICE_BYTES, most=SLICES)
-    functions.linear = _late_linear(linear, heads)
+    late = _late_linear(linear, heads)
+    functions.linear = late
     functions.cross_entropy = _lean_loss(cross_entropy, heads, min_bytes)
     hook = register_optimizer_step_pre_hook(heads.keep)
+    # `torch.jit.script` knows torch's functions by their identity.
+    scripted = _get_builtin_table()  # type: ignore[no-untyped-call]
+    scripted[id(late)] = "aten::linear"
     HEADS.append(heads)
 
     def undo() -> None:
         hook.remove()
+        scripted.pop(id(late), None)
         functions.linear, functions.cross_entropy = linear, cross_entropy
 
     return undo
@@ -215,13 +221,16 @@ def install(min_bytes: int = 0) -> Callable[[], None]:
 def _late_linear(original: Callable[..., Any], heads: "Heads") -> Callable[..., Any]:
     import torch
 
+    from flatout.engine.late_logits import PLAIN
+
     @functools.wraps(original)
     def linear(
         input: "torch.Tensor",  # noqa: A002  its name there
         weight: "torch.Tensor",
         bias: "torch.Tensor | None" = None,
     ) -> Any:
-        if not torch.compiler.is_compiling() and weight.shape[0] >= MIN_CLASSES:
+        is_known = not torch.compiler.is_compiling() and type(weight) in PLAIN
+        if is_known and weight.dim() == 2 and weight.shape[0] >= MIN_CLASSES:
             late = heads.logits(input, weight, bias)
             if late is not None:
                 return late
@@ -233,7 +242,7 @@ def _late_linear(original: Callable[..., Any], heads: "Heads") -> Callable[..., 
 def _lean_loss(original: Callable[..., Any], heads: "Heads", min_bytes: int) -> Callable[..., Any]:
     import torch
 
-    from flatout.engine.late_logits import LateLogits
+    from flatout.engine.late_logits import LateLogits, is_transformed
 
     @functools.wraps(original)
     def cross_entropy(  # noqa: PLR0913, PLR0917  the arguments of the function it stands for
@@ -254,7 +263,7 @@ def _lean_loss(original: Callable[..., Any], heads: "Heads", min_bytes: int) -> 
             "reduction": reduction,
             "label_smoothing": label_smoothing,
         }
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_compiling() or is_transformed():
             return original(input, target, **options)
         if isinstance(input, LateLogits):
             found = heads.loss(input, target, options)
@@ -268,6 +277,8 @@ def _lean_loss(original: Callable[..., Any], heads: "Heads", min_bytes: int) -> 
             )
         return original(input, target, **options)
 
+    # `torch.jit.script` compiles torch's own.
+    cross_entropy.__prepare_scriptable__ = lambda: original  # type: ignore[attr-defined]
     return cross_entropy
 
 
