@@ -6,7 +6,7 @@ import pytest
 from PIL import Image, ImageFile, UnidentifiedImageError
 
 from flatout.core.errors import NotApplicable
-from flatout.data.decoders import Decoder, installed, load_decoder
+from flatout.data.decoders import Decoder, installed, load_decoder, without_exif
 from flatout.data.pillow import swap_decoder
 from flatout.data.swapping import FIRST_COMPARED, InWorker
 from tests.data.photographs import photograph
@@ -173,6 +173,39 @@ def test_the_other_decoders_give_the_same_pixels_too(name, options):
 
     assert found == [Image.open(io.BytesIO(data)).tobytes() for data in files]
     assert swap.made == FIRST_COMPARED
+
+
+def with_fill(data, count):
+    """Return a JPEG with bytes before its first APP1 that may stand before any marker."""
+    head, mark, rest = data.partition(b"\xff\xe1")
+    return head + b"\xff" * count + mark + rest
+
+
+@pytest.mark.parametrize("count", [0, 1, 5])
+def test_a_turn_that_follows_on_fill_bytes_is_taken_away_as_well(count):
+    data = with_fill(jpeg(exif=turned(6)), count)
+
+    found = without_exif(data)
+
+    assert len(found) == len(data)
+    assert found.count(b"\xff\xfe") == data.count(b"\xff\xfe") + 1
+    assert Image.open(io.BytesIO(data)).getexif()[0x0112] == 6
+    assert 0x0112 not in Image.open(io.BytesIO(found)).getexif()
+
+
+@pytest.mark.parametrize(
+    "harm",
+    [
+        lambda data: data[:2] + b"junk" + data[2:],
+        lambda data: data[:30],
+        lambda data: data[:2],
+        lambda data: data[:2] + b"\xff\xd8" + data[2:],
+        lambda data: data[:2] + b"\xff" * 9,
+    ],
+)
+def test_a_header_that_is_no_row_of_segments_is_left_to_pillow(harm):
+    with pytest.raises(ValueError, match=r"JPEG|picture"):
+        without_exif(harm(jpeg(exif=turned(6))))
 
 
 def test_a_missing_package_is_named(monkeypatch):

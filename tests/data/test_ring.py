@@ -14,14 +14,13 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 from torch.utils.data import DataLoader, Dataset
 
 from flatout.data import packed as packing
 from flatout.data import page_locking, ring
 from flatout.data.packed import Packed, restored, shared_bytes
 from flatout.data.transport import PackingCollate
-from tests.data.tails import numpy_arithmetic
+from tests.data.plain_pictures import plain_loader
 
 CUDA = torch.device("cuda")
 
@@ -34,6 +33,7 @@ class Runtime:
         self.refusal = 0
         self.is_done = True
         self.is_initialized = True
+        self.in_use, self.taken = {1}, set()
 
     def cudaHostRegister(self, at, count, flags):  # noqa: N802  CUDA's name
         assert flags == page_locking.PORTABLE
@@ -68,8 +68,9 @@ class Event:
 class Current:
     """Stands for `torch.cuda.device`."""
 
-    def __init__(self, device):
-        assert device == 1
+    def __init__(self, runtime, device):
+        assert device in runtime.in_use, "a context would be made"
+        runtime.taken.add(device)
 
     def __enter__(self):
         return self
@@ -84,7 +85,11 @@ def runtime(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: made.is_initialized)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
     monkeypatch.setattr(torch.cuda, "cudart", lambda: made)
-    monkeypatch.setattr(torch.cuda, "device", Current)
+    monkeypatch.setattr(torch.cuda, "device", lambda device: Current(made, device))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    monkeypatch.setattr(
+        torch._C, "_cuda_hasPrimaryContext", lambda number: number in made.in_use, raising=False
+    )
     monkeypatch.setattr(torch.cuda, "Event", made.event)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: f"stream of {device}")
     monkeypatch.setattr(page_locking, "_TROUBLE", [])
@@ -205,10 +210,34 @@ def test_nothing_is_asked_of_a_cuda_that_was_not_woken(runtime):
     runtime.is_initialized = False
     _, _, held = in_use()
 
-    assert not held.lock()
+    assert not held.lock(CUDA)
     assert runtime.locked == {}
     runtime.is_initialized = True
-    assert held.lock()
+    assert held.lock(CUDA)
+
+
+@pytest.mark.parametrize("device", [None, torch.device("cuda", 2)])
+def test_a_block_is_locked_through_the_batchs_device_or_one_that_is_in_use(runtime, device):
+    _, _, held = in_use()
+    runtime.in_use = set()
+
+    assert not page_locking.find_place(None)
+    runtime.in_use = {2}
+    assert held.lock(device)
+
+    assert runtime.taken == {2}
+
+
+def test_without_a_thread_to_be_had_nothing_is_locked(runtime, monkeypatch, caplog):
+    def start(_):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    _, _, held = in_use()
+
+    with caplog.at_level(logging.WARNING):
+        assert not held.lock(CUDA)
+    assert "can't start new thread" in caplog.text
 
 
 def test_a_loader_that_pins_gives_pinned_values_on_the_cpu_too(monkeypatch):
@@ -216,7 +245,7 @@ def test_a_loader_that_pins_gives_pinned_values_on_the_cpu_too(monkeypatch):
     plain = torch.empty_strided
 
     def empty_strided(*sides, pin_memory, **options):
-        asked.append(pin_memory)
+        asked.append((pin_memory, options["device"]))
         return plain(*sides, **options)
 
     monkeypatch.setattr(torch, "empty_strided", empty_strided)
@@ -227,7 +256,7 @@ def test_a_loader_that_pins_gives_pinned_values_on_the_cpu_too(monkeypatch):
     batch.is_pinned = True
 
     assert torch.equal(restored(batch), values / 2)
-    assert asked == [True]
+    assert asked == [(True, "cpu")]
 
 
 def test_a_forked_copy_that_lets_go_of_a_block_does_not_give_it_away():
@@ -330,12 +359,8 @@ def test_two_threads_of_a_worker_never_get_the_same_block(monkeypatch):
 
 @pytest.mark.parametrize("options", [{}, {"persistent_workers": True}])
 def test_a_worker_never_writes_where_a_copy_is_under_way(runtime, copies, options):
-    noise = np.random.default_rng(0)
-    pictures = [
-        Image.fromarray(noise.integers(0, 256, (50, 60, 3), dtype=np.uint8)) for _ in range(24)
-    ]
-    loader = DataLoader(Plain(pictures), 2, num_workers=1, **options)
-    loader.collate_fn = PackingCollate(loader.collate_fn, CUDA)
+    loader = plain_loader(workers=1, **options)
+    loader.collate_fn.device, pictures = CUDA, loader.dataset.pictures
     runtime.is_done = False
 
     found = list(loader)
@@ -348,17 +373,20 @@ def test_a_worker_never_writes_where_a_copy_is_under_way(runtime, copies, option
     assert len({view.data_ptr() for view, _ in found}) == 12
 
 
-class Plain(Dataset):
-    """Pictures as they are, scaled."""
+@pytest.mark.parametrize("end", [list, next])
+def test_blocks_are_unlocked_when_their_workers_have_ended(runtime, copies, end):
+    loader = plain_loader(workers=1)
+    loader.collate_fn.device = CUDA
+    iterator = iter(loader)
 
-    def __init__(self, pictures):
-        self.pictures = pictures
+    end(iterator)
+    assert runtime.locked or runtime.unlocked
+    copies.clear()
+    del iterator
+    gc.collect()
 
-    def __len__(self):
-        return len(self.pictures)
-
-    def __getitem__(self, index):
-        return numpy_arithmetic(self.pictures[index]), index
+    assert runtime.locked == {}
+    assert ring._THEIRS == {}
 
 
 def shows(view, numbers, pictures):

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -109,6 +110,102 @@ def test_on_a_processor_torch_looks_up(monkeypatch):
     assert kept == lookup._KEPT
 
 
+@pytest.fixture
+def kernel(monkeypatch):
+    """A kernel that is right, on the processor; what it was given."""
+    seen = []
+
+    def look_up(values, levels, out, axes):
+        seen.append(values.shape)
+        out.copy_(GATHERED(values, levels, axes))
+
+    made = types.ModuleType("flatout.kernels.lookup_launch")
+    made.find_axes, made.look_up = lambda _shape, _values, _out, axis: axis, look_up
+    monkeypatch.setitem(sys.modules, made.__name__, made)
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    monkeypatch.setattr(lookup, "_has_triton", lambda: True)
+    monkeypatch.setattr(lookup, "_KEPT", {})
+    monkeypatch.setattr(lookup, "_FAILED", set())
+    return types.SimpleNamespace(module=made, seen=seen)
+
+
+GATHERED = lookup._gathered
+
+
+def count_gathering(monkeypatch):
+    made = []
+    monkeypatch.setattr(
+        lookup, "_gathered", lambda *given: made.append(given[0].shape) or GATHERED(*given)
+    )
+    return made
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2, 3), (0, 2, 3, 1)])
+def test_batches_that_differ_in_size_are_made_both_ways_once(kernel, monkeypatch, order):
+    by_torch = count_gathering(monkeypatch)
+    back = [order.index(place) for place in range(4)]
+    levels = torch.randn(3, 256)
+
+    for sides in [(4, 3, 20, 30), (3, 3, 21, 17), (8, 3, 5, 40), (2, 3, 64, 64)]:
+        values = torch.randint(0, 256, sides, dtype=torch.uint8)
+        values = values.permute(order).contiguous().permute(back)
+        found, wanted = looked_up(values, levels, 1), GATHERED(values, levels, 1)
+        assert torch.equal(found, wanted)
+        assert found.stride() == wanted.stride()
+
+    assert by_torch == [(4, 3, 20, 30)]
+    assert len(kernel.seen) == 4
+    assert list(lookup._KEPT.values()) == [True]
+
+
+def test_other_orders_gaps_types_and_tables_are_other_forms(kernel):
+    values = torch.randint(0, 256, (4, 3, 6, 8), dtype=torch.uint8)
+
+    looked_up(values, torch.randn(3, 256), 1)
+    looked_up(values, torch.randn(1, 256), 1)
+    looked_up(values, torch.randn(3, 256).double(), 1)
+    looked_up(values.contiguous(memory_format=torch.channels_last), torch.randn(3, 256), 1)
+    looked_up(values[..., 2:], torch.randn(3, 256), 1)
+    looked_up(values[:1], torch.randn(3, 256), 1)
+
+    assert len(lookup._KEPT) == 6
+
+
+def test_where_triton_failed_it_is_not_tried_again(kernel, caplog):
+    def fail(*_):
+        kernel.seen.append("failed")
+        raise RuntimeError("no compiler")
+
+    kernel.module.look_up = fail
+    levels = torch.randn(3, 256)
+
+    for sides in [(2, 3, 4, 5), (2, 3, 4), (3, 7)]:
+        axis = sides.index(3)
+        values = torch.randint(0, 256, sides, dtype=torch.uint8)
+        assert torch.equal(looked_up(values, levels, axis), GATHERED(values, levels, axis))
+
+    assert kernel.seen == ["failed"]
+    assert caplog.text.count("no compiler") == 1
+
+
+def test_while_a_graph_is_captured_nothing_is_compared(kernel, monkeypatch):
+    values, levels = torch.zeros(2, 3, 4, 5, dtype=torch.uint8), torch.randn(3, 256)
+    monkeypatch.setattr(lookup, "_is_capturing", lambda _device: True)
+
+    looked_up(values, levels, 1)
+    assert (kernel.seen, lookup._KEPT) == ([], {})
+    monkeypatch.setattr(lookup, "_is_capturing", lambda _device: False)
+    looked_up(values, levels, 1)
+
+    assert len(kernel.seen) == 1
+
+
+def test_a_module_named_triton_without_a_spec_is_no_triton(monkeypatch):
+    monkeypatch.setitem(sys.modules, "triton", types.ModuleType("triton"))
+
+    assert not lookup._has_triton()
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("order", [(0, 1, 2, 3), (0, 2, 3, 1)])
 @pytest.mark.parametrize("dtype", [getattr(torch, name) for name in DTYPES])
@@ -120,6 +217,6 @@ def test_a_gpu_keeps_the_kernel_and_gives_the_same_bits(order, dtype):
 
     found = [looked_up(values.cuda(), levels.cuda(), 1) for _ in range(2)]
 
-    assert any(strides is not None for strides in lookup._KEPT.values())
+    assert any(lookup._KEPT.values())
     assert all(one.stride() == wanted.stride() for one in found)
     assert all(torch.equal(one.cpu(), wanted) for one in found)

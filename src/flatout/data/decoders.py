@@ -31,8 +31,11 @@ MEASURED = 9
 """Times that both decoders are timed, in turns; the best of each counts."""
 UNKNOWN_RATIO = 0.7
 """0.67 to 0.84 were measured with Pillow 13 on two machines, 1.0 on a third."""
-APP1, COMMENT, SCAN = b"\xe1", b"\xfe", b"\xda"
-"""Markers of a JPEG: of a block that may be EXIF, of a comment, and of the picture itself."""
+APP1, COMMENT, SCAN, FILL = b"\xe1", b"\xfe", b"\xda", b"\xff"
+"""Markers of a JPEG: of a block that may be EXIF, of a comment, of the picture itself; and what may
+stand before a marker any number of times."""
+SHORT = frozenset((0x00, 0x01, *range(0xD0, 0xDA)))
+"""Second bytes of what has no length."""
 MAX_BUFFERS = 8
 """Images in flight in one thread whose memory is kept."""
 
@@ -164,13 +167,24 @@ def _torchcodec() -> Decoder:
 def without_exif(data: bytes) -> bytes:
     r"""Return a JPEG whose EXIF blocks are marked as comments: torchcodec turns pictures by them.
 
+    Raises:
+        ValueError: if what comes before the picture is not a row of segments.
+
     >>> without_exif(b"\xff\xd8\xff\xe1\x00\x0aExif\0\0MM\xff\xda\x00\x02")[:6]
     b'\xff\xd8\xff\xfe\x00\n'
     """
     place = 2
     # Segments up to the picture: a marker, then a length that counts its own two bytes.
-    while data[place : place + 1] == b"\xff" and data[place + 1 : place + 2] != SCAN:
-        if data[place + 1 : place + 2] == APP1:
+    while data[place : place + 2] != FILL + SCAN:
+        if data[place : place + 1] != FILL or place + 4 > len(data):
+            raise ValueError(f"no segment begins at byte {place} of this JPEG")
+        kind = data[place + 1 : place + 2]
+        if kind == FILL:
+            place += 1
+            continue
+        if kind[0] in SHORT:
+            raise ValueError(f"marker {kind.hex()} does not belong before a picture")
+        if kind == APP1:
             data = data[: place + 1] + COMMENT + data[place + 2 :]
         place += 2 + int.from_bytes(data[place + 2 : place + 4], "big")
     return data

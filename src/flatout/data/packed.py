@@ -71,7 +71,7 @@ class Packed:
         A block of the ring is locked where it lies, and nothing is copied.
         """
         self.is_pinned = True
-        if self.held is not None and self.held.lock():
+        if self.held is not None and self.held.lock(None):
             return self
         pinned = self.bytes.pin_memory() if device is None else self.bytes.pin_memory(device)
         self.give_back(None)
@@ -122,7 +122,7 @@ def restored(packed: Packed, device: torch.device | None = None) -> torch.Tensor
 def _on_device(packed: Packed, device: torch.device) -> torch.Tensor:
     if packed.held is not None and device.type == "cuda":
         ring.give_back_copied()
-        packed.held.lock()
+        packed.held.lock(device)
     whole = _done(packed, device)
     levels, values = sent(whole.levels, device), sent(whole.bytes, device)
     return looked_up(values, levels, whole.axis)
@@ -146,7 +146,7 @@ def _computed(packed: Packed) -> torch.Tensor:
     made = torch.from_numpy(np.empty_like(values, dtype=packed.levels.numpy().dtype))
     if packed.is_pinned:
         form = made.shape, made.stride()
-        made = torch.empty_strided(*form, dtype=made.dtype, pin_memory=True)
+        made = torch.empty_strided(*form, dtype=made.dtype, device="cpu", pin_memory=True)
     pairs = zip(_blocks(values, packed.axis), _blocks(made.numpy(), packed.axis), strict=True)
     for (channel, source), (_, target) in pairs:
         replay(channel, source, target)

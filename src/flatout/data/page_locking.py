@@ -14,14 +14,33 @@ _TROUBLE: list[str] = []
 """Why nothing is locked any more: said once, and not tried again."""
 
 
-def lock(memory: torch.Tensor) -> Callable[[], None] | None:
-    """Lock a tensor's pages, and return what unlocks them; None where that cannot be done.
+def find_place(device: torch.device | None) -> int | None:
+    """Return the number of a device through which to lock; None for not now.
 
-    Where CUDA was not woken yet nothing is done: what forks later could not use the device.
+    Locking makes a context where there is none, and whoever asks need not have made the training's
+    device current: each rank would put one on the first GPU. Where CUDA was not woken yet nothing
+    is done: what forks later could not use the device.
+
+    Args:
+        device: that will copy; None for any that is in use.
     """
-    if _TROUBLE or not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return None
-    device, owner = torch.cuda.current_device(), os.getpid()
+    if device is not None:
+        return torch.cuda.current_device() if device.index is None else device.index
+    return next(filter(_is_used, range(torch.cuda.device_count())), None)
+
+
+def _is_used(number: int) -> bool:
+    library: Any = torch._C  # its stubs leave this out without CUDA
+    return bool(library._cuda_hasPrimaryContext(number))
+
+
+def lock(memory: torch.Tensor, device: int) -> Callable[[], None] | None:
+    """Lock a tensor's pages, and return what unlocks them; None where that cannot be done."""
+    if _TROUBLE:
+        return None
+    owner = os.getpid()
     at, count = memory.data_ptr(), memory.numel()
     error = _asked(device, lambda runtime: runtime.cudaHostRegister(at, count, PORTABLE))
     if error:
@@ -58,7 +77,10 @@ def _asked(device: int, ask: Callable[[Any], Any]) -> str:
         except Exception as error:  # noqa: BLE001  whatever it is, memory stays as it was
             found.append(f"{type(error).__name__}: {error}")
 
-    thread = threading.Thread(target=work, name="flatout-page-locking", daemon=True)
-    thread.start()
-    thread.join()
+    try:
+        thread = threading.Thread(target=work, name="flatout-page-locking", daemon=True)
+        thread.start()
+        thread.join()
+    except RuntimeError as error:  # no more threads are to be had
+        return str(error)
     return found[0] if found else "its thread ended"

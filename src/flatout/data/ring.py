@@ -6,7 +6,8 @@ one byte at the end of each tells whether the training process is done with it. 
 once, then only named. All of it is anonymous and goes with its processes.
 
 Where the batch goes to a CUDA device, the training process locks a block's pages when it first gets
-it. The device then copies from the block itself, and the worker has it back once it has.
+it. The device then copies from the block itself, and the worker has it back once it has. The pages
+stay locked until the workers have ended.
 """
 
 import os
@@ -16,7 +17,7 @@ from typing import Any
 
 import torch
 
-from flatout.data.page_locking import lock
+from flatout.data.page_locking import find_place, lock
 
 MAX_BLOCKS = 64
 """Blocks of one worker at most: what it sends beyond that is not used again."""
@@ -31,16 +32,17 @@ _THEIRS: dict[tuple[int, int], "Shared"] = {}
 """In the training process: what lies behind a worker's process id and a block's number."""
 _COPYING: list[tuple[Any, "Held"]] = []
 """Blocks from which a device may still copy, each with the event that comes after the copy."""
-_COPYING_LOCK = threading.Lock()
+_COPYING_LOCK = threading.RLock()  # a loader's iterator may be let go of while this thread has it
 
 
 class Block:
     """One block of a worker's."""
 
-    __slots__ = ("is_out", "is_sent", "lease", "memory", "number", "owner")
+    __slots__ = ("flag", "is_out", "is_sent", "lease", "memory", "number", "owner")
 
     def __init__(self, memory: torch.Tensor, number: int) -> None:
         self.memory = memory
+        self.flag = flag_of(memory)
         self.number = number
         self.owner = os.getpid()
         self.is_sent = False
@@ -52,7 +54,7 @@ class Block:
     @property
     def is_free(self) -> bool:
         """Whether nobody uses it: no view of it is left here, and what was sent is given back."""
-        is_back = not self.is_out or int(self.memory[-1]) == FREE
+        is_back = not self.is_out or int(self.flag[0]) == FREE
         return is_back and self.lease() is None
 
 
@@ -61,6 +63,7 @@ class Shared:
 
     def __init__(self, memory: torch.Tensor) -> None:
         self.memory = memory
+        self._flag = flag_of(memory)
         self._is_locked: bool | None = None
         self._users = 0
         self._count = threading.RLock()  # a user may be let go of while this thread counts
@@ -75,12 +78,13 @@ class Shared:
         with self._count:
             self._users -= 1
             if not self._users:
-                self.memory[-1] = FREE
+                self._flag[0] = FREE
 
-    def lock(self) -> bool:
+    def lock(self, device: torch.device | None) -> bool:
         """Lock the pages, once; tell whether they are."""
-        if self._is_locked is None and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-            unlock = lock(self.memory)
+        place = None if self._is_locked is not None else find_place(device)
+        if place is not None:
+            unlock = lock(self.memory, place)
             self._is_locked = unlock is not None
             if unlock is not None:
                 # Holds the memory: it has to be unlocked while it is still mapped.
@@ -108,9 +112,13 @@ class Held:
         self.owner = os.getpid()
         shared.begin()
 
-    def lock(self) -> bool:
-        """Lock the block's pages where that can be done; tell whether they are."""
-        return self.shared is not None and self.shared.lock()
+    def lock(self, device: torch.device | None) -> bool:
+        """Lock the block's pages where that can be done; tell whether they are.
+
+        Args:
+            device: that copies from them; None where that is not known yet.
+        """
+        return self.shared is not None and self.shared.lock(device)
 
     def give_back(self) -> None:
         """Let the worker write to it again."""
@@ -142,10 +150,19 @@ def give_back_copied() -> None:
         held.give_back()
 
 
+def flag_of(memory: torch.Tensor) -> Any:
+    """Return a block's last byte, to be read and written in any thread.
+
+    As numpy's: what is made in `torch.inference_mode` may not be written to outside of it, and
+    whether it is entered is known to each thread for itself.
+    """
+    return memory.numpy()[-1:]
+
+
 def new_shared(count: int) -> torch.Tensor:
     """Return bytes in shared memory."""
     storage = torch.UntypedStorage._new_shared(count)  # type: ignore[no-untyped-call]
-    return torch.empty(0, dtype=torch.uint8).set_(storage)
+    return torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage)
 
 
 def borrow(count: int) -> tuple[torch.Tensor, Block | None]:
@@ -186,7 +203,7 @@ def room_for(count: int) -> int:
 def send(block: Block) -> tuple[int, int, torch.Tensor | None]:
     """Return what names the block to the training process; called when a batch is pickled."""
     memory = None if block.is_sent else block.memory
-    block.memory[-1] = BUSY
+    block.flag[0] = BUSY
     block.is_out = block.is_sent = True
     return block.owner, block.number, memory
 
@@ -200,6 +217,12 @@ def receive(
         _THEIRS[owner, number] = Shared(memory)
     shared = _THEIRS[owner, number]
     return shared.memory[:count], Held(shared)
+
+
+def forget_ended() -> None:
+    """Let go of the blocks of ended workers; one that is in use goes when it is given back."""
+    give_back_copied()
+    _forget_the_dead()
 
 
 def _forget_the_dead() -> None:

@@ -1,6 +1,7 @@
 """Let a loader's batches travel as bytes: made in the worker, restored where they are used."""
 
 import functools
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch.utils.data._utils import collate as collating
 from torch.utils.data._utils import fetch as fetching
 
 from flatout.core.nested import map_leaves
+from flatout.data import own_streams, ring
 from flatout.data.arrays import ByteArray, LazyArray
 from flatout.data.following import following
 from flatout.data.levels import UnfollowableError
@@ -53,8 +55,13 @@ class PackingCollate:
         return batch
 
     def restore_batch(self, batch: Any) -> Any:
-        """Return a batch as the loop receives it; asked by probes that fetch for themselves."""
-        return unpack(batch, self.device)
+        """Return a batch as the loop receives it; asked by probes that fetch for themselves.
+
+        A script with streams of its own gets it on the CPU.
+        """
+        if self.device is None or own_streams.reason():
+            return unpack(batch)
+        return own_streams.given(unpack(batch, self.device))
 
     def __reduce__(self) -> Any:
         # A spawned worker installs what it needs.
@@ -135,6 +142,7 @@ def install() -> None:
     _follow_fetches(kind)
     for name in ("_SingleProcessDataLoaderIter", "_MultiProcessingDataLoaderIter"):
         _restore_batches(getattr(iterating, name))
+    _forget_blocks(iterating._MultiProcessingDataLoaderIter)
     setattr(kind, MARK, True)
 
 
@@ -158,9 +166,22 @@ def _restore_batches(kind: Any) -> None:
     def next_data(iterator: Any) -> Any:
         batch = original(iterator)
         plan = find_plan(iterator._collate_fn)
-        return batch if plan is None else unpack(batch, plan.device)
+        return batch if plan is None else plan.restore_batch(batch)
 
     kind._next_data = next_data
+
+
+def _forget_blocks(kind: Any) -> None:
+    """Let what is known of workers' blocks go with the workers."""
+    original, forget, is_ending = kind._shutdown_workers, ring.forget_ended, sys.is_finalizing
+
+    @functools.wraps(original)
+    def shutdown_workers(iterator: Any) -> None:
+        original(iterator)
+        if not is_ending():  # Python takes modules apart by then
+            forget()
+
+    kind._shutdown_workers = shutdown_workers
 
 
 def find_plan(collate: Any) -> PackingCollate | None:

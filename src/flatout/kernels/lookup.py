@@ -16,8 +16,11 @@ from typing import Any
 import torch
 
 LEVELS = 256
-_KEPT: dict[Any, tuple[int, ...] | None] = {}
-"""Of each form of a batch the strides that torch's way gives; None where the kernel is not used."""
+_KEPT: dict[Any, bool] = {}
+"""Of each form of a batch whether the kernel gives what torch gives, strides included. Sizes are no
+part of a form: batches differ in them."""
+_FAILED: set[torch.device] = set()
+"""Devices on which Triton failed; not tried there again."""
 
 
 def looked_up(values: torch.Tensor, levels: torch.Tensor, axis: int | None) -> torch.Tensor:
@@ -36,17 +39,16 @@ def looked_up(values: torch.Tensor, levels: torch.Tensor, axis: int | None) -> t
     def plain() -> torch.Tensor:
         return _gathered(values, levels, axis)
 
-    def launched(strides: tuple[int, ...]) -> torch.Tensor | None:
+    def launched() -> torch.Tensor | None:
         from flatout.kernels.lookup_launch import find_axes, look_up
 
-        axes = find_axes(values.shape, values.stride(), strides, axis)
-        if axes is None:
-            return None
-        out = torch.empty_strided(values.shape, strides, dtype=levels.dtype, device=values.device)
-        look_up(values, levels, out, axes)
-        return out
+        out = torch.empty_like(values, dtype=levels.dtype)
+        axes = find_axes(values.shape, values.stride(), out.stride(), axis)
+        if axes is not None:
+            look_up(values, levels, out, axes)
+        return None if axes is None else out
 
-    form = ("whole", values.shape, values.stride(), len(levels), levels.dtype, axis)
+    form = ("whole", *_layout(values), len(levels), levels.dtype, axis)
     return _made(values.device, form, plain, launched)
 
 
@@ -69,48 +71,68 @@ def windows_looked_up(
         plain: makes the same with torch, batch x side x side x channels.
     """
 
-    def launched(strides: tuple[int, ...]) -> torch.Tensor:
+    def launched() -> torch.Tensor:
         from flatout.kernels.lookup_launch import cut_and_look_up
 
         shape = (len(rows), side, side, images.shape[-1])
-        out = torch.empty_strided(shape, strides, dtype=levels.dtype, device=images.device)
+        out = torch.empty(shape, dtype=levels.dtype, device=images.device)
         cut_and_look_up(images, rows, boxes, levels, out)
         return out
 
-    form = ("windows", images.shape, images.stride(), len(rows), side, levels.dtype)
+    form = ("windows", *_layout(images), images.shape[-1], side == 1, len(rows) == 1, levels.dtype)
     return _made(images.device, form, plain, launched)
+
+
+def _layout(values: torch.Tensor) -> tuple[Any, ...]:
+    """Return what torch goes by when it lays out a result: order of the axes, gaps between them.
+
+    >>> pictures = torch.empty(8, 3, 5, 7, dtype=torch.uint8)
+    >>> _layout(pictures) == _layout(pictures[:4]), _layout(pictures) == _layout(pictures[..., 1:])
+    (True, False)
+    """
+    sides = zip(values.stride(), range(values.dim()), values.shape, strict=True)
+    inner, found = 1, []
+    for stride, place, size in sorted(side for side in sides if side[2] != 1):
+        found.append((place, stride == inner, stride == 0))
+        inner = stride * size
+    return values.dim(), tuple(found)
 
 
 def _made(
     device: torch.device,
     form: tuple[Any, ...],
     plain: Callable[[], torch.Tensor],
-    launched: Callable[[tuple[int, ...]], torch.Tensor | None],
+    launched: Callable[[], torch.Tensor | None],
 ) -> torch.Tensor:
     """Return what the kernel makes where it is known to make what torch does."""
-    if not _can_launch(device):
-        return plain()
     key = (device, form)
-    if key not in _KEPT:
-        expected = plain()
-        _KEPT[key] = expected.stride() if _is_same(expected, launched) else None
-        return expected
-    strides = _KEPT[key]
-    made = None if strides is None else launched(strides)
-    return plain() if made is None else made
+    is_kept = _KEPT.get(key)
+    if not _can_launch(device) or is_kept is False:
+        return plain()
+    if is_kept is None and _is_capturing(device):
+        return plain()  # comparing waits for the device, which no graph can hold
+    found = _launched(device, launched)
+    if found is None or is_kept:
+        return plain() if found is None else found
+    expected = plain()
+    is_same = found.stride() == expected.stride()
+    _KEPT[key] = is_same and torch.equal(_bits(found), _bits(expected))
+    return expected
 
 
-def _is_same(
-    expected: torch.Tensor, launched: Callable[[tuple[int, ...]], torch.Tensor | None]
-) -> bool:
+def _launched(
+    device: torch.device, launched: Callable[[], torch.Tensor | None]
+) -> torch.Tensor | None:
     try:
-        found = launched(expected.stride())
-        return found is not None and torch.equal(_bits(found), _bits(expected))
+        return launched()
+    except torch.OutOfMemoryError:
+        raise  # torch's way needs more
     except Exception as error:  # noqa: BLE001  whatever Triton raises, torch's way is there
+        _FAILED.add(device)
         logging.getLogger(__name__).warning(
             "flatout: pixels are looked up by torch, since the kernel cannot be used: %s", error
         )
-        return False
+        return None
 
 
 def _bits(values: torch.Tensor) -> torch.Tensor:
@@ -120,7 +142,18 @@ def _bits(values: torch.Tensor) -> torch.Tensor:
 def _can_launch(device: torch.device) -> bool:
     interprets = os.environ.get("TRITON_INTERPRET") == "1"
     is_place = device.type == "cuda" or (device.type == "cpu" and interprets)
-    return is_place and importlib.util.find_spec("triton") is not None
+    return is_place and device not in _FAILED and _has_triton()
+
+
+def _has_triton() -> bool:
+    try:
+        return importlib.util.find_spec("triton") is not None
+    except ValueError:  # a module of that name that was put together by hand
+        return False
+
+
+def _is_capturing(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
 def _gathered(values: torch.Tensor, levels: torch.Tensor, axis: int | None) -> torch.Tensor:

@@ -87,11 +87,10 @@ class Recorder:
     def install(self) -> None:
         """Follow the session, and write when the script ends by itself too."""
         self.read_load()
+        one_profiler.watch()
         self.garbage.install()
         self.session.on("segments", self.saw_segments)
         self.session.on("enough", self.saw_enough)
-        if self.spec.get("traces_kernels"):
-            one_profiler.watch()
         if self.spec.get("ends_when_refused"):
             self.session.on("segment", self._saw_early_segment)
         atexit.register(self.write, "script_ended")

@@ -40,7 +40,7 @@ def is_torchs(values, levels, axis):
     wanted = lookup._gathered(values, levels, axis)
     lookup._KEPT.clear()
     looked_up(values, levels, axis)
-    if list(lookup._KEPT.values()) != [wanted.stride()]:
+    if list(lookup._KEPT.values()) != [True]:
         return "not kept"
     gathered, lookup._gathered = lookup._gathered, None
     try:
@@ -96,7 +96,7 @@ def windows(count, side, channels, dtype):
 
     lookup._KEPT.clear()
     wanted = windows_looked_up(images, rows, boxes, levels, side, plain)
-    if list(lookup._KEPT.values()) != [wanted.stride()]:
+    if list(lookup._KEPT.values()) != [True]:
         return "not kept"
     found = windows_looked_up(images, rows, boxes, levels, side, never)
     same = (found.dtype, found.shape, found.stride()) == (
@@ -146,7 +146,7 @@ def crops_of_resident_pictures(mean, std):
     by_torch, by_kernel = (
         kept._cut_there(torch.from_numpy(places), torch.from_numpy(found), crops) for _ in range(2)
     )
-    if None in lookup._KEPT.values() or by_kernel.stride() != by_torch.stride():
+    if False in lookup._KEPT.values() or by_kernel.stride() != by_torch.stride():
         return "not kept"
     return torch.equal(by_torch, by_kernel)
 

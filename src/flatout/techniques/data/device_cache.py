@@ -21,6 +21,7 @@ from flatout.core.machine import Machine
 from flatout.core.nested import map_leaves
 from flatout.core.profile import Profile
 from flatout.core.technique import Effect, Numerics, Technique
+from flatout.data import own_streams
 from flatout.data.answers import Answers
 from flatout.data.changes import Watch
 from flatout.data.repeats import examine
@@ -102,6 +103,7 @@ In place of the training loader, for a set that fits:
         """Place the set, and ask for a loader without workers: its batches are picked."""
         check_loader(arguments)
         check_seed(arguments.get("persistent_workers"))
+        check_streams()
         RESIDENT.find(arguments["dataset"], lambda: self._place(arguments["dataset"]))
         return {
             **arguments,
@@ -113,14 +115,15 @@ In place of the training loader, for a set that fits:
         }
 
     def epoch(self, loader: Any) -> Any:
-        """Give the loader back what the script asked for where its data set changed."""
+        """Give the loader back what the script asked for where its set is picked from no more."""
         check_loader(arguments_of(loader))
         check_seed(loader.persistent_workers)
         resident = RESIDENT.known(loader.dataset)
-        if resident.watch.is_changed():
+        trouble = resident.watch.trouble if resident.watch.is_changed() else own_streams.reason()
+        if trouble:
             resident.whole = None
             _give_back(loader)
-            raise NotApplicable(resident.watch.trouble)
+            raise NotApplicable(trouble)
         return loader
 
     def batches(self, batches: Iterator[Any], loader: Any) -> Iterator[Any]:
@@ -130,18 +133,22 @@ In place of the training loader, for a set that fits:
         resident = RESIDENT.known(loader.dataset)
         if resident.watch.is_changed():
             raise NotApplicable(resident.watch.trouble)
+        check_streams()
         fetcher = getattr(batches, "_dataset_fetcher", None)
         if fetcher is None:
             raise NotApplicable("the loader has a way of its own to fetch")
         device = batch_device()
+        if device.type == "cuda":
+            own_streams.watch()
         if not resident.is_on(device):
             resident.move(device, budget_bytes=self._budget_bytes(device))
         fetcher.fetch = picking(resident, fetcher.fetch, looks=not _asked_workers(loader))
         return batches
 
     def end(self) -> str:
-        """Say what the script changed, if it did."""
-        troubles = (watch.trouble for watch in _watches if watch.trouble)
+        """Say what the script changed or did, if that ended the picking."""
+        known = (*(watch.trouble for watch in _watches), own_streams.reason())
+        troubles = (trouble for trouble in known if trouble)
         return next((f"{x}: the loader made its own batches from then on" for x in troubles), "")
 
     def _place(self, dataset: Any) -> Resident:
@@ -209,7 +216,10 @@ def picking(resident: Resident, own: Any, *, looks: bool) -> Any:
     def fetch(numbers: Sequence[int]) -> Any:
         if looks and picked.watch.is_changed():
             return own(numbers)
-        return picked.fetch(numbers)
+        batch = picked.fetch(numbers)
+        if own_streams.reason():
+            return map_leaves(batch, lambda leaf: leaf.cpu())  # waited for: right on any stream
+        return own_streams.given(batch)
 
     return fetch
 
@@ -228,7 +238,7 @@ def batches_on_device(loader: Any, device: Any, *, make_s: float = 300.0) -> Ite
     resident = RESIDENT.find(
         dataset, lambda: made(dataset, budget_bytes=budget_bytes, make_s=make_s)
     )
-    if resident.watch.is_changed():
+    if resident.whole is None or resident.watch.is_changed():
         return (_sent_batch(dataset, numbers, device) for numbers in iter(loader.batch_sampler))
     if not resident.is_on(device):
         resident.move(device, budget_bytes=budget_bytes)
@@ -294,6 +304,16 @@ def check_seed(persistent_workers: Any) -> None:
             "the script's persistent workers draw one seed for all epochs from the random stream, "
             "a loader without workers one for each"
         )
+
+
+def check_streams() -> None:
+    """Make sure that whoever uses a batch waits for what picks it.
+
+    Raises:
+        NotApplicable: if the script enters CUDA streams of its own.
+    """
+    if own_streams.reason():
+        raise NotApplicable(own_streams.reason())
 
 
 def arguments_of(loader: Any) -> Mapping[str, Any]:

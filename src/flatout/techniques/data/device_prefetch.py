@@ -16,6 +16,7 @@ from flatout.core.machine import Machine
 from flatout.core.nested import map_leaves
 from flatout.core.profile import Profile
 from flatout.core.technique import Effect, Numerics, Technique
+from flatout.data import own_streams
 from flatout.seams.training_device import batch_device
 from flatout.techniques.data.pinned_memory import MIN_COPY_SHARE, pinned
 
@@ -72,7 +73,14 @@ Around the training loader:
         device = batch_device()
         if device.type != "cuda":
             raise NotApplicable(f"the training runs on {device}, which is no CUDA device")
+        if own_streams.reason():
+            raise NotApplicable(own_streams.reason())
         return prefetch_to_device(batches, device)
+
+    def end(self) -> str:
+        """Say that the copies were the script's own, if they had to be."""
+        why = own_streams.reason()
+        return f"{why}: its own copies were left to it" if why else ""
 
 
 def _check_workers(workers: Any) -> None:
@@ -87,6 +95,7 @@ def prefetch_to_device(batches: Iterable[Any], device: "torch.device | str") -> 
 
     Tensors in nested lists, tuples, mappings and dataclasses are copied; everything else is
     passed on. Give it a loader with `pin_memory=True`: pageable memory cannot be copied aside.
+    Once the caller enters a stream of its own, batches are passed on as they are.
 
     Raises:
         ValueError: if the device is not a CUDA device.
@@ -96,6 +105,7 @@ def prefetch_to_device(batches: Iterable[Any], device: "torch.device | str") -> 
     target = torch.device(device)
     if target.type != "cuda":
         raise ValueError(f"prefetching needs a CUDA device, not {target}; give device='cuda'")
+    own_streams.watch()
     return _AheadIterator(iter(batches), _SideStreamCopy(target))
 
 
@@ -151,6 +161,8 @@ class _SideStreamCopy:
 
     def begin(self, batch: Any) -> Callable[[], Any]:
         """Start the copy, and return what hands the batch over once it is needed."""
+        if own_streams.reason():
+            return lambda: batch
         with self.torch.cuda.stream(self.side):
             copied = map_leaves(batch, self._copied)
 
@@ -160,7 +172,9 @@ class _SideStreamCopy:
             # The memory belongs to the side stream's pool: without the record it could be given to
             # the next copy while the computation still reads it.
             map_leaves(copied, lambda leaf: self._recorded(leaf, current))
-            return copied
+            if own_streams.reason():
+                self.side.synchronize()  # whichever stream reads it, nothing is copied there again
+            return own_streams.given(copied)
 
         return hand_over
 

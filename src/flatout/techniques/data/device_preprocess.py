@@ -21,6 +21,7 @@ from flatout.core.errors import NotApplicable
 from flatout.core.machine import Machine
 from flatout.core.profile import LoaderFacts, Profile
 from flatout.core.technique import Effect, Numerics, Technique
+from flatout.data import own_streams
 from flatout.profiling.feeding import fed_change_ms, fetch_per_step_ms
 from flatout.seams.training_device import batch_device
 from flatout.techniques.data.loader_workers import MIN_WAIT_SHARE
@@ -100,6 +101,11 @@ In the data set, return the bytes; after the loader, scale the whole batch at on
             with_scaling=self.with_scaling,
         )
 
+    def end(self) -> str:
+        """Say that images were not scaled on the device, if that was so."""
+        why = own_streams.reason() if self.on_device else ""
+        return f"{why}: images were scaled on the CPU from then on" if why else ""
+
 
 def waits_for_pictures(profile: Profile) -> bool:
     """Tell whether the loop waits for samples that may be pictures, as floats or as bytes."""
@@ -133,7 +139,8 @@ def send_bytes(
 
     Args:
         loader: A `torch.utils.data.DataLoader` over a map-style data set.
-        device: Where the values are computed and handed out; the CPU by default.
+        device: Where the values are computed and handed out; the CPU by default, and once the
+            script enters CUDA streams of its own.
         with_colours: Whether brightness, contrast and saturation of Pillow's pictures are changed
             there as well.
         with_scaling: Whether Pillow's pictures are resized there as well. Where a script needs
@@ -146,9 +153,11 @@ def send_bytes(
 
     from flatout.data.transport import PackingCollate, find_plan
 
+    target = None if device is None else torch.device(device)
+    if target is not None and target.type == "cuda":
+        own_streams.watch()
     if find_plan(loader.collate_fn) is not None:
         return loader
-    target = None if device is None else torch.device(device)
     if with_scaling and REFUSED not in loader.__dict__ and _can_scale():
         plan = PackingCollate(
             loader.collate_fn, target, with_colours=with_colours, with_scaling=True
@@ -238,4 +247,6 @@ def _device() -> "torch.device":
     device = batch_device()
     if device.type != "cuda":
         raise NotApplicable(f"the training runs on {device}, which is no CUDA device")
+    if own_streams.reason():
+        raise NotApplicable(own_streams.reason())
     return device
