@@ -185,17 +185,21 @@ def test_a_stream_of_batches_uses_the_same_few_blocks_again(pictures, monkeypatc
     assert len(set(owners)) <= 6
 
 
+def first_batches(pictures, collate):
+    """Return the first batch as the script makes it and with bytes sent, and the loader."""
+    loader = DataLoader(Pictures(pictures, numpy_arithmetic), 7, collate_fn=collate)
+    random.seed(3)
+    plain = next(iter(loader))
+    loader.collate_fn = PackingCollate(collate)
+    random.seed(3)
+    return plain, next(iter(loader)), loader
+
+
 def test_a_collation_of_the_scripts_own_gets_what_it_can_stack(pictures, sent):
     def own(samples):
         return {"x": torch.stack([x for x, _ in samples]), "n": len(samples)}
 
-    loader = DataLoader(Pictures(pictures, numpy_arithmetic), 7, collate_fn=own)
-    random.seed(3)
-    plain = next(iter(loader))
-    loader.collate_fn = PackingCollate(own)
-    random.seed(3)
-
-    found = next(iter(loader))
+    plain, found, _ = first_batches(pictures, own)
 
     assert found["n"] == 7
     assert torch.equal(found["x"], plain["x"])
@@ -211,13 +215,7 @@ class Own:
 
 
 def test_a_batch_of_the_scripts_own_class_is_made_the_ordinary_way(pictures):
-    loader = DataLoader(Pictures(pictures, numpy_arithmetic), 7, collate_fn=Own)
-    random.seed(3)
-    plain = next(iter(loader))
-    loader.collate_fn = PackingCollate(Own)
-    random.seed(3)
-
-    found = next(iter(loader))
+    plain, found, loader = first_batches(pictures, Own)
 
     assert type(found.x) is torch.Tensor
     assert torch.equal(found.x, plain.x)

@@ -1,13 +1,6 @@
 """The product: kernels in Triton's interpreter, plain operations, gradients, torch.compile."""
 
-import functools
-import importlib.util
-import json
-import os
-import subprocess
-import sys
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 import torch
@@ -15,37 +8,13 @@ import torch
 from flatout.kernels import gemm
 from flatout.kernels.gemm import kernel_available
 from flatout.kernels.tiles import SHARED_BYTES
+from tests.kernels.interpreter import needs_triton, printed
 
-SCRIPTS = Path(__file__).parent / "scripts"
-SOURCE = Path(__file__).parents[2] / "src"
 OFF = {"float32": 1e-6, "gradients": 2e-6, "float16": 2**-10, "bfloat16": 2**-6}
 """Half a unit in the last place of the largest entry, twice that for what the interpreter cuts
 off instead of rounding, twice that again for bf16's intermediate steps; fp32 adds its summation."""
 VARIANTS = ("tiled", "split_k", "persistent")
 ACTIVATIONS = ("none", "gelu", "relu2", "swiglu")
-
-needs_triton = pytest.mark.skipif(
-    importlib.util.find_spec("triton") is None, reason="Triton is not installed: no kernel to test"
-)
-
-
-NO_INTERPRETER = "only 0-dimensional arrays can be converted to Python scalars"
-"""Triton 3.6's interpreter takes numbers out of arrays with one entry, which numpy 2.4 refuses."""
-
-
-@functools.cache
-def printed(script, **variables):
-    done = subprocess.run(
-        [sys.executable, str(SCRIPTS / script)],
-        env={**os.environ, "PYTHONPATH": str(SOURCE), **dict(variables)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if NO_INTERPRETER in done.stderr:
-        pytest.skip("this Triton's interpreter cannot work with this numpy")
-    assert done.returncode == 0, done.stderr[-3_000:]
-    return json.loads(done.stdout)
 
 
 def interpreted():

@@ -1,22 +1,15 @@
 """Bytes looked up in a table: the kernel in Triton's interpreter, and compiled for a GPU."""
 
-import functools
-import importlib.util
-import json
-import os
-import subprocess
 import sys
 import types
-from pathlib import Path
 
 import pytest
 import torch
 
 from flatout.kernels import lookup
 from flatout.kernels.lookup import looked_up
+from tests.kernels.interpreter import needs_triton, printed
 
-SCRIPTS = Path(__file__).parent / "scripts"
-SOURCE = Path(__file__).parents[2] / "src"
 DTYPES = ("float16", "bfloat16", "float32", "float64")
 FORMS = (
     "one table",
@@ -30,27 +23,6 @@ FORMS = (
     "a part",
     "a part, channels last",
 )
-NO_INTERPRETER = "only 0-dimensional arrays can be converted to Python scalars"
-"""Triton 3.6's interpreter takes numbers out of arrays with one entry, which numpy 2.4 refuses."""
-
-needs_triton = pytest.mark.skipif(
-    importlib.util.find_spec("triton") is None, reason="Triton is not installed: no kernel to test"
-)
-
-
-@functools.cache
-def printed(script, **variables):
-    done = subprocess.run(
-        [sys.executable, str(SCRIPTS / script)],
-        env={**os.environ, "PYTHONPATH": str(SOURCE), **dict(variables)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if NO_INTERPRETER in done.stderr + done.stdout:
-        pytest.skip("this Triton's interpreter cannot work with this numpy")
-    assert done.returncode == 0, done.stderr[-3_000:]
-    return json.loads(done.stdout)
 
 
 def interpreted():

@@ -73,8 +73,8 @@ def files_of(command):
     return {str(path): path.read_bytes() for path in found if path.is_file()}
 
 
-def played(command, *names, **settings):
-    """Return a timed trial of the levers on a script."""
+def played(command, *names, steps=None, **settings):
+    """Return a trial of the levers on a script: timed, or of exactly so many steps."""
     recipe = recipe_of(*names, **settings) if names else Recipe()
-    options = TrialOptions(limit_s=200.0, measure_s=3.0)
+    options = TrialOptions(limit_s=200.0, measure_s=3.0, steps=steps)
     return run_trial(workload_of(command), recipe, machine(), options)

@@ -27,7 +27,8 @@ MOST_COST = 1.5
 """Times the cost of a lever that starts at once: what costs more is tried by itself, after them."""
 PROMISES = (Numerics.ROUNDING, Numerics.PRECISION)
 """Promises of the levers that are played as one: they act on the computation. Those on the data
-change what the loader's processes and the threads leave each other, and are tried by themselves."""
+change what the loader's processes and the threads leave each other, and are tried by themselves,
+but for the workers and threads that a scan saw to help together."""
 EXCLUSIVE = frozenset({"compile", "optimizer", "precision"})
 """Families whose levers are alternatives: a model is compiled once."""
 

@@ -77,6 +77,11 @@ class Search:
     only: Collection[str] = ()
     skip: Collection[str] = ()
 
+    def allows(self, name: str, promise: Numerics) -> bool:
+        """Tell whether a technique that makes this promise may be tried."""
+        is_named = name not in self.skip and (not self.only or name in self.only)
+        return is_named and self.ceiling.allows(promise)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experience:
@@ -114,9 +119,8 @@ def rank(
     found = [
         _candidate(name, option, profile, search.machine, experience)
         for name in techniques.names()
-        if name not in search.skip and (not search.only or name in search.only)
         for kind in [techniques.technique_class(name)]
-        if search.ceiling.allows(kind.numerics)
+        if search.allows(name, kind.numerics)
         for option in kind.candidates(profile, search.machine)
     ]
     return sorted(found, key=lambda candidate: -candidate.hope_per_s)
@@ -158,8 +162,7 @@ def find_pair(profile: Profile, search: Search, experience: Experience) -> list[
     found = []
     for name, settings in wanted.items():
         kind = techniques.technique_class(name)
-        is_named = name not in search.skip and (not search.only or name in search.only)
-        if not is_named or not search.ceiling.allows(kind.numerics):
+        if not search.allows(name, kind.numerics):
             return []
         option = kind(**settings)
         found.append(_candidate(name, option, profile, search.machine, experience))

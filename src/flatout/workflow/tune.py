@@ -1,9 +1,9 @@
 """The verb `tune`: try levers one at a time, keep what measurably helps, prove it.
 
 The ladder: rank by predicted gain, try the best on top of the recipe so far, keep it or not, go
-on; with too little time for that, the levers on the computation go first as one. Then leave each
-kept lever out once more, and confirm the whole recipe against the baseline in fresh pairs: winners
-of many looks are biased upwards.
+on; what was seen to help together goes first as one, with too little time for each the levers on
+the computation, too. Then leave each kept lever out once more, and confirm the whole recipe against
+the baseline in fresh pairs: winners of many looks are biased upwards.
 """
 
 import time

@@ -68,7 +68,7 @@ class WorkerScans:
         key = _key(recipe)
         max_s = min(MOST_S, (LATER_SHARE if self.known else TIME_SHARE) * left_s)
         if key not in self.known and max_s >= LEAST_S and self._is_due(profile):
-            may_thread = self._allows(THREADS, Numerics.ROUNDING)
+            may_thread = self.search.allows(THREADS, Numerics.ROUNDING)
             self.known[key] = scan(self.lab, recipe, profile, max_s, may_thread=may_thread)
             self.latest = self.known[key]
         return self.known.get(key, self.latest)
@@ -91,17 +91,12 @@ class WorkerScans:
         return [describe(scan) for scan in self.known.values() if scan is not None]
 
     def _is_wanted(self, profile: Profile) -> bool:
-        if not self._allows(LEVER, Numerics.EXACT) or len(profile.ranks) > 1:
+        if not self.search.allows(LEVER, Numerics.EXACT) or len(profile.ranks) > 1:
             return False
         loaders = profile.training_loaders
         if len(loaders) != 1 or loaders[0].is_iterable:
             return False
         return is_starved(profile) or is_crowded(profile)
-
-    def _allows(self, lever: str, promise: Numerics) -> bool:
-        search = self.search
-        is_named = lever not in search.skip and (not search.only or lever in search.only)
-        return is_named and search.ceiling.allows(promise)
 
 
 def scan(

@@ -240,12 +240,11 @@ def test_the_guard_finds_a_clipped_accumulating_training_inside_the_band():
 
 @pytest.mark.slow
 def test_it_is_applied_to_a_real_script():
-    trial = played("naive_gpt.py --clip 0.5 --schedule", "fp16_autocast")
+    trial = played("naive_gpt.py --clip 0.5 --schedule", "fp16_autocast", steps=12)
 
     assert trial.outcome.value == "ok", trial.message
     assert [(item.technique, item.status) for item in trial.applied] == [
         ("fp16_autocast", "applied")
     ]
-    # How many steps there are is a matter of time; the first ones warm up, and may be skipped.
     first, *others = trial.profile.losses
-    assert min(others) < first
+    assert sum(others) / len(others) < first
