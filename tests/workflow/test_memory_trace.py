@@ -303,3 +303,13 @@ def test_explains_a_configuration_that_is_none(folder, text, arguments, said):
 
     with pytest.raises(UserError, match=said):
         trace_memory("hf:config.json", arguments)
+
+
+def test_a_class_of_tensors_of_the_scripts_own_is_planned_as_plain_tensors_are(folder):
+    own = trace_memory("planned_scans.py")
+    plain = trace_memory("planned_scans.py", ["--plain"])
+
+    assert own.steps == 2
+    assert [(a.size, a.component) for a in own.allocations] == [
+        (a.size, a.component) for a in plain.allocations
+    ]

@@ -10,11 +10,17 @@ pytestmark = pytest.mark.slow
 
 ANY = 1_000.0
 """Seconds: every step is a short one, however busy the machine is."""
+STEPS = 60
+"""Of each trial: as many on a busy machine, where few fit into a time."""
+
+
+def played(command, below_s):
+    return trial_of(command, rests_below_s=below_s, steps=STEPS)
 
 
 @pytest.mark.parametrize("command", ["plain_loop.py", "accumulation.py"])
 def test_a_run_that_rests_knows_what_one_that_does_not_knows(command):
-    resting, watching = (trial_of(command, rests_below_s=below_s) for below_s in (ANY, 0.0))
+    resting, watching = (played(command, below_s) for below_s in (ANY, 0.0))
 
     assert resting.outcome is watching.outcome is Outcome.OK
     assert resting.details["errors"] == []
@@ -29,7 +35,7 @@ def test_a_run_that_rests_knows_what_one_that_does_not_knows(command):
 
 
 def test_evaluation_and_new_epochs_are_seen_at_rest_too():
-    resting = trial_of("plain_loop.py", rests_below_s=ANY).profile
+    resting = played("plain_loop.py", ANY).profile
 
     training, evaluation = resting.loaders
     assert (training.is_training, evaluation.is_training) == (True, False)
@@ -39,9 +45,7 @@ def test_evaluation_and_new_epochs_are_seen_at_rest_too():
 
 
 def test_an_optimizer_that_steps_another_ends_one_step_at_rest_too():
-    resting, watching = (
-        trial_of("nested_optimizers.py", rests_below_s=below_s) for below_s in (ANY, 0.0)
-    )
+    resting, watching = (played("nested_optimizers.py", below_s) for below_s in (ANY, 0.0))
 
     assert resting.details["errors"] == []
     found, wanted = resting.profile, watching.profile
@@ -52,6 +56,6 @@ def test_an_optimizer_that_steps_another_ends_one_step_at_rest_too():
 
 
 def test_what_rests_by_itself_never_rests_at_steps_that_differ():
-    gan = trial_of("gan.py", rests_below_s=ANY).profile
+    gan = played("gan.py", ANY).profile
 
     assert len(gan.steps_ms) == min(gan.step_ms.n, MAX_STEPS_KEPT)

@@ -17,7 +17,7 @@ from flatout.core.live import ENDING, QUIET, STARTING, TRAINING, LiveTrainer
 from flatout.hardware.counters import CounterSample, Sources
 from flatout.hardware.gpus import Driver, Gpu
 from flatout.workflow import watch as watching
-from flatout.workflow.watch import Watcher, look_once, read_job
+from flatout.workflow.watch import Watcher, look_once, read_job, watch
 
 TRAIN = """
 import time
@@ -108,6 +108,20 @@ def test_a_killed_job_ends_the_watch_and_is_named_when_asked_for(folder):
     assert read_job(run_folder) is None
     with pytest.raises(UserError, match="has ended: its flatout process is gone"):
         look_once(run_folder)
+
+
+def test_a_job_that_ends_while_a_view_is_shown_is_told_of_in_the_last_one(folder):
+    views = []
+
+    def show(view):
+        views.append(view)
+        job.kill()
+        job.wait(WAIT_S)
+
+    with started("run", "--with", "recipe.toml", "train.py") as job:
+        watch(Path(job_that_trains().job.folder), show)
+
+    assert ["the job has ended" in view.notes for view in views] == [False, True]
 
 
 def test_a_measurement_is_seen_as_well_and_leaves_nothing_when_interrupted(folder):

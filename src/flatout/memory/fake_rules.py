@@ -14,6 +14,7 @@ from torch.optim import optimizer as optimizers
 from torch.utils import _foreach_utils as foreach
 from torch.utils._python_dispatch import _disable_current_modes
 
+from flatout.memory.labelled import labels_stay
 from flatout.memory.swapping import swapped
 
 Moved = Callable[[dict[int, nn.Parameter]], None]
@@ -35,6 +36,7 @@ def fake_rules(
     """
     with contextlib.ExitStack() as stack:
         stack.enter_context(_foreach_takes_fake())
+        stack.enter_context(labels_stay())
         stack.enter_context(swapped(nn.Module, "_apply", _apply_for(moved)))
         scaler = torch.amp.GradScaler
         if hasattr(scaler, "_maybe_opt_step"):

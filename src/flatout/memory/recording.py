@@ -20,6 +20,7 @@ from torch.utils.flop_counter import flop_registry
 
 from flatout.core.errors import UserError
 from flatout.memory.host_kernels import Give, Inside, Take, completed, inside
+from flatout.memory.labelled import without_label
 from flatout.memory.operators import UNANSWERED, Answers, run_for_real
 from flatout.memory.shape_cache import MISSING, ShapeCache
 from flatout.memory.stream import Component, Mark, Phase, StreamEvent
@@ -172,7 +173,7 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         """Compute one operator's shapes and log the storages it makes."""
-        if func is DEVICE_OF and type(args[0]) is FakeTensor:
+        if func is DEVICE_OF and isinstance(args[0], FakeTensor):
             return args[0].fake_device
         if any(kind.__name__ in SUBCLASSES for kind in types):
             return NotImplemented
@@ -215,7 +216,12 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
             kwargs = {**kwargs, "generator": None}
         key = self._shapes.key(func, args, kwargs)
         if key is None:
-            return self.fake.dispatch(func, types, args, kwargs)
+            output = self.fake.dispatch(func, types, args, kwargs)
+            if output is NotImplemented:
+                plain = without_label((*args, *kwargs.values()))
+                kwargs = dict(zip(kwargs, plain[len(args) :], strict=True))
+                output = self.fake.dispatch(func, types, plain[: len(args)], kwargs)
+            return output
         output = self._shapes.find(key, args)
         if output is MISSING:
             output = self.fake.dispatch(func, types, args, kwargs)

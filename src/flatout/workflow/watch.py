@@ -50,14 +50,13 @@ class Watcher:
             source.sample(is_full=False)  # activity is counted from one look to the next
         self.trained_in = ""
         """The folder of the job that was last seen training."""
-
-    @property
-    def is_over(self) -> bool:
-        """Whether a job was watched and its flatout has ended."""
-        return self.facts is not None and not lives(self.facts)
+        self.is_over = False
+        """Whether the last look saw that the watched job's flatout has ended."""
 
     def look(self) -> LiveView:
         """Return what there is to see now."""
+        # Asked once a look: the view that ends the watch is the one that says so.
+        self.is_over = self.facts is not None and not lives(self.facts)
         job = self._job()
         if job is not None and job.trainers:
             self.trained_in = job.folder
