@@ -5,6 +5,7 @@ The cold reads are real ones: files are flushed and dropped from the page cache 
 may still have them; the record says so.
 """
 
+import hashlib
 import json
 import random
 import shutil
@@ -12,7 +13,8 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +28,7 @@ from flatout.data.order import permutation
 from flatout.data.packed_store import Store
 from flatout.data.residency import evict, resident_share
 from flatout.data.sampler import BlockSampler, OrderOptions
+from flatout.data.staging import DRAFT
 from flatout.workflow.demo import scenarios
 
 THEME = "pack"
@@ -43,16 +46,27 @@ import json, sys, time
 from pathlib import Path
 from flatout.data.pack import PackOptions
 from flatout.workflow.pack import pack
+from flatout.data.format import Encoding
 source, folder, workers, shard_bytes = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
-options = PackOptions(workers=workers, shard_bytes=shard_bytes)
+encoding = Encoding(kind=sys.argv[5], short_side=int(sys.argv[6]))
+options = PackOptions(workers=workers, shard_bytes=shard_bytes, encoding=encoding)
 wall, cpu = time.perf_counter(), time.process_time()
-packed = pack(source, Path(folder), options, lambda progress: None)
+def tell(progress):
+    if progress.event:
+        print("begun", flush=True)
+packed = pack(source, Path(folder), options, tell)
 spent = {"wall_s": time.perf_counter() - wall, "cpu_s": time.process_time() - cpu}
 print(json.dumps(spent | {"samples": packed.header.samples}))
 """
-"""One pack in a process of its own."""
+"""One pack in a process of its own; it says when it begins to write."""
+KILLED_REPEATS = 3
+"""How often the photographs come in the pack that is killed."""
+KILLED_SIDE = 256
+"""It is one of pixels, which takes its time: nearly all of the kills should fall into one pack."""
 SMALL_SHARD = 4_000_000
-"""File shards of the pack that is killed: fifty photographs each, so that kills fall between."""
+"""File shards of the pack that is killed: about fifteen pictures each."""
+WORK_SHARE = 0.6
+"""Of a whole pack's work, for all kills together: what a kill throws away takes the rest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +86,7 @@ def run(bench: Bench) -> Record:
     packs = [pack_once(photographs, bench.work / f"packed-{n}") for n in range(ROUNDS)]
     rates = [row["samples"] / row["wall_s"] for row in packs]
     bench.say(f"  {format_rate(statistics.median(rates))} photographs a second and core")
-    kills = kill_often(photographs, bench.work / "killed", bench.say)
+    kills = kill_often(photographs, bench.work / "killed", bench.say, repeats=KILLED_REPEATS)
     cold = read_cold(photographs, bench.work, bench.say)
     ratios = against(cold, "files, random order", "packed, block order")
     rate, ratio = statistics.median(rates), statistics.median(ratios)
@@ -81,13 +95,15 @@ def run(bench: Bench) -> Record:
         claim=f"at least {LEAST_RATE:.0f} photographs a second and core; the same bytes after "
         f"{KILLS} kills; cold reads at least {LEAST_RATIO} times as fast as of files",
         holds=rate >= LEAST_RATE and kills["is_same"] and ratio >= LEAST_RATIO,
-        finding=f"{format_rate(rate)} photographs/s, {kills['kills']} kills, {format_ratio(ratio)}",
+        finding=f"{format_rate(rate)} photographs/s, {kills['kills']} kills in {kills['finished']} "
+        f"pack(s), {kills['inside']} while a file shard was written, {format_ratio(ratio)}",
         table=rows(packs, kills, cold),
         raw={"packs": packs, "kills": kills, "cold": cold},
         repeat=f"python -m benchmarks.run {THEME}",
         notes=[
             "Cold reads: flushed and dropped from this system's page cache, nothing of a storage's "
             "or a host's own cache; no network storage was measured.",
+            "Killed are packs of pixels, at a random moment after each start began to write.",
             "Each packed epoch has the photographs six times; rates are bytes per second.",
         ],
     )
@@ -107,65 +123,119 @@ def pack_once(source: Path, folder: Path, *, workers: int = 1) -> dict[str, Any]
     )
     if done.returncode != 0:
         raise TrialFailedError(f"pack: {done.stderr.strip()[-300:]}")
-    result: dict[str, Any] = json.loads(done.stdout)
+    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return result
 
 
-def command_of(source: Path, folder: Path, workers: int, shard_bytes: int) -> list[str]:
-    """Return the command line of one pack."""
-    return [sys.executable, "-c", PACK, str(source), str(folder), str(workers), str(shard_bytes)]
+def command_of(
+    source: Path, folder: Path, workers: int, shard_bytes: int, short_side: int = 0
+) -> list[str]:
+    """Return the command line of one pack: of the original bytes, or of pixels of that side."""
+    kind = "raw" if short_side else "original"
+    numbers = [str(workers), str(shard_bytes), kind, str(short_side)]
+    return [sys.executable, "-c", PACK, str(source), str(folder), *numbers]
 
 
 def kill_often(
-    source: Path, work: Path, say: Callable[[str], None], kills: int = KILLS
+    source: Path, work: Path, say: Callable[[str], None], kills: int = KILLS, repeats: int = 1
 ) -> dict[str, Any]:
-    """Kill packs at random moments until it happened often enough; compare what they end with."""
+    """Kill a pack again and again while it writes; compare what it ends with.
+
+    Should it be finished before it was killed often enough, another one is begun.
+    """
     drawn = random.Random(0)
-    command = command_of(source, work / "whole", 2, SMALL_SHARD)
-    started = time.perf_counter()
-    subprocess.run(command, check=True, capture_output=True)
-    whole_s = time.perf_counter() - started
+    table = repeated(source, repeats, "killed.csv")
+    whole_s = pack_whole(table, work / "whole")
     expected = contents(work / "whole")
-    done, finished, is_same = 0, 0, True
-    while done < kills:
+    span_s = 2 * WORK_SHARE * whole_s / kills
+    finished, is_same, done = 0, True, list[dict[str, Any]]()
+    while len(done) < kills:
         folder = work / f"killed-{finished}"
-        process = subprocess.Popen(
-            command_of(source, folder, 2, SMALL_SHARD),
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
-        try:
-            process.wait(drawn.uniform(0.0, whole_s))
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-            done += 1
+        kill = killed(command_of_killed(table, folder), folder, drawn.uniform(0.0, span_s))
+        if kill is not None:
+            done.append({"pack": finished, **kill})
             continue
-        if process.returncode != 0:
-            raise TrialFailedError(f"a resumed pack ended with code {process.returncode}")
         is_same &= contents(folder) == expected
         finished += 1
         shutil.rmtree(folder)
-    last = work / f"killed-{finished}"
-    subprocess.run(command_of(source, last, 2, SMALL_SHARD), check=True, capture_output=True)
-    is_same &= contents(last) == expected
-    say(f"  {done} kills, {finished + 1} packs finished, identical: {is_same}")
-    return {"kills": done, "finished": finished + 1, "is_same": is_same, "whole_s": whole_s}
+    pack_whole(table, work / f"killed-{finished}")
+    is_same &= contents(work / f"killed-{finished}") == expected
+    inside = sum(kill["drafts"] > 0 for kill in done)
+    say(f"  {kills} kills, {inside} inside a file shard, {finished + 1} packs: {is_same}")
+    facts = {"kills": kills, "inside": inside, "finished": finished + 1, "is_same": is_same}
+    return {**facts, "whole_s": whole_s, "span_s": span_s, "each": done}
 
 
-def contents(folder: Path) -> dict[str, bytes]:
-    """Return every file of a store."""
+def command_of_killed(source: Path, folder: Path) -> list[str]:
+    """Return the command line of the pack that is killed."""
+    return command_of(source, folder, 2, SMALL_SHARD, KILLED_SIDE)
+
+
+def pack_whole(source: Path, folder: Path) -> float:
+    """Let such a pack end, or go on to its end; return the seconds from its first write on."""
+    with begun(command_of_killed(source, folder)) as process:
+        started = time.perf_counter()
+        if process.wait() != 0:
+            raise TrialFailedError(f"a pack ended with code {process.returncode}")
+        return time.perf_counter() - started
+
+
+@contextmanager
+def begun(command: Sequence[str]) -> Iterator["subprocess.Popen[str]"]:
+    """Start a pack, and go on when it begins to write, or has ended."""
+    quiet = subprocess.DEVNULL
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=quiet, text=True) as process:
+        if process.stdout is not None:
+            process.stdout.readline()
+        yield process
+
+
+def killed(command: Sequence[str], folder: Path, after_s: float) -> dict[str, Any] | None:
+    """Kill a pack some time after it began to write; return what lay there then.
+
+    None if it was finished before.
+    """
+    before = drafts(folder)
+    with begun(command) as process:
+        try:
+            process.wait(after_s)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            whole = len(list(folder.glob("shard-*.bin")))
+            return {"after_s": after_s, "drafts": len(drafts(folder) - before), "shards": whole}
+        if process.returncode != 0:
+            raise TrialFailedError(f"a resumed pack ended with code {process.returncode}")
+    return None
+
+
+def drafts(folder: Path) -> set[str]:
+    """Return the file shards that were not written to their end: each has its writer's number."""
+    return {path.name for path in folder.glob(f"shard-*{DRAFT}*")}
+
+
+def repeated(photographs: Path, repeats: int, name: str) -> Path:
+    """Write a table that has each photograph several times."""
+    table = photographs / name
+    files = sorted(path for path in photographs.glob("*/*") if path.is_file())
+    lines = [str(path.relative_to(photographs)) for path in files] * repeats
+    table.write_text("path\n" + "\n".join(lines) + "\n")
+    return table
+
+
+def contents(folder: Path) -> dict[str, str]:
+    """Return a digest of every file of a store."""
     paths = (path for path in folder.rglob("*") if path.is_file())
-    return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
+    return {
+        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in paths
+    }
 
 
 def read_cold(photographs: Path, work: Path, say: Callable[[str], None]) -> list[dict[str, Any]]:
     """Read files and store cold, in turns; return bytes per second of each round."""
     files = sorted(photographs.rglob("*.jpg"))
-    table = photographs / "again.csv"
-    lines = [str(path.relative_to(photographs)) for path in files] * REPEATS
-    table.write_text("path\n" + "\n".join(lines) + "\n")
-    pack_once(table, work / "again")
+    pack_once(repeated(photographs, REPEATS, "again.csv"), work / "again")
     folder = work / "again"
     shards = [folder / shard.name for shard in read_header(folder).shards]
     ways = (
@@ -249,11 +319,12 @@ def rows(
         ("packed a second, one worker", *spread(wall), str(len(wall))),
         ("packed a CPU second", *spread(cpu), str(len(cpu))),
         (
-            "packs ended by kill -9, then finished",
+            f"a pack of {kills['whole_s']:.0f} s ended by kill -9, then finished",
             "identical" if kills["is_same"] else "DIFFERENT",
-            "",
+            f"{kills['finished']} packs",
             str(kills["kills"]),
         ),
+        ("kills while a file shard was being written", "", "", str(kills["inside"])),
     ]
     for way in dict.fromkeys(row["way"] for row in cold):
         found = rates_of(cold, way)

@@ -14,7 +14,15 @@ def test_killed_packs_are_finished_and_compared(tmp_path, monkeypatch):
     found = pack.kill_often(source, tmp_path / "work", said.append, kills=4)
 
     assert found["is_same"]
-    assert found["kills"] == 4
+    assert found["kills"] == len(found["each"]) == 4
+    assert found["inside"] == sum(kill["drafts"] > 0 for kill in found["each"])
+
+
+def test_file_shards_that_were_being_written_are_told_from_whole_ones(tmp_path):
+    for name in ("shard-00000.bin", "shard-00001.bin.draft77", "index.npy.draft77"):
+        (tmp_path / name).touch()
+
+    assert pack.drafts(tmp_path) == {"shard-00001.bin.draft77"}
 
 
 def test_a_way_is_compared_round_by_round():

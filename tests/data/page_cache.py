@@ -15,6 +15,17 @@ def evict(path):
 
 def cached_pages(path):
     """Return how many pages of a file are in the page cache."""
+    return sum(_flags(path))
+
+
+def cached_share(path, begin, end):
+    """Return the share of the pages of these bytes that are in the page cache."""
+    flags = _flags(path)[begin // mmap.PAGESIZE : -(-end // mmap.PAGESIZE)]
+    return sum(flags) / len(flags)
+
+
+def _flags(path):
+    """Return of each page whether it is in the page cache."""
     with path.open("r+b") as file, mmap.mmap(file.fileno(), 0) as memory:
         pages = -(-len(memory) // mmap.PAGESIZE)
         flags = (ctypes.c_ubyte * pages)()
@@ -23,4 +34,4 @@ def cached_pages(path):
             ctypes.c_void_p(place), ctypes.c_size_t(len(memory)), flags
         )
         assert asked == 0
-        return sum(flag & 1 for flag in flags)
+        return [flag & 1 for flag in flags]

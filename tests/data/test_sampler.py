@@ -7,6 +7,7 @@ from torch.utils.data import DataLoader
 
 import flatout.data
 from flatout.core.errors import UserError
+from flatout.data.packed_store import Store
 from flatout.data.sampler import BlockSampler, GlobalOrder, OrderOptions
 from tests.data.packs import packed
 
@@ -86,6 +87,44 @@ def test_training_goes_on_where_it_was_whatever_was_drawn_ahead(workers, stop):
     assert before + after == whole
     assert set(state) == {"seed", "epoch", "next_batch"}
     assert all(type(value) is int for value in state.values())
+
+
+class Counted(Numbers):
+    """Notes which samples are made."""
+
+    def __init__(self):
+        self.made = []
+
+    def __getitem__(self, index):
+        self.made.append(int(index))
+        return super().__getitem__(index)
+
+
+@pytest.mark.parametrize("stop", [0, 1, 9, 10])
+def test_no_sample_that_was_trained_on_is_made_again_to_get_there(stop):
+    whole = [list(map(int, batch)) for batch in order(seed=3)]
+    data, resumed = Counted(), order(seed=3)
+
+    resumed.load_state_dict({"seed": 3, "epoch": 0, "next_batch": stop})
+    assert data.made == []
+    list(resumed.follow(DataLoader(data, batch_sampler=resumed)))
+
+    assert data.made == list(itertools.chain(*whole[stop:]))
+
+
+def test_no_record_of_a_store_that_was_trained_on_is_read_again_to_get_there(tmp_path, monkeypatch):
+    (tmp_path / "a.jsonl").write_text("\n".join(f'{{"text": "{"x" * n}"}}' for n in range(103)))
+    packed(tmp_path / "a.jsonl", tmp_path / "a")
+    read, plain = [], Store.record
+    monkeypatch.setattr(
+        Store, "record", lambda self, place: read.append(place) or plain(self, place)
+    )
+    data, resumed = flatout.data.open(tmp_path / "a", decode="bytes"), order(seed=3)
+
+    resumed.load_state_dict({"seed": 3, "epoch": 7, "next_batch": 10})
+    list(resumed.follow(DataLoader(data, batch_sampler=resumed)))
+
+    assert read == OrderOptions(seed=3).places(103, epoch=7)[100:].tolist()
 
 
 def test_a_checkpoint_of_another_seed_is_refused():

@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 
 from flatout.core.errors import UserError
+from flatout.data import ahead
+from flatout.data.cold import ColdReads
 from flatout.data.format import (
     ENTRY,
     INDEX,
@@ -59,6 +61,8 @@ class Store:
         self._read_bytes = 0
         self.let_go_count = 0
         """How often old pages were let go."""
+        self.cold_reads = ColdReads()
+        """Whether batches wait for storage."""
         self.passed = np.zeros(self.header.samples if self.is_checked else 0, dtype=bool)
         """Whether each record was found as it was packed; of a store that is checked."""
 
@@ -180,11 +184,10 @@ class Store:
 
     def will_need(self, places: Sequence[int] | Places) -> None:
         """Let the kernel read records ahead, neighbours in one go, and go on."""
-        if not hasattr(os, "posix_fadvise") or not len(places):
+        if not ahead.CAN_ADVISE or not len(places):
             return
         for shard, begin, end in self._runs(np.sort(np.asarray(places))):
-            descriptor = self._descriptors[shard]
-            os.posix_fadvise(descriptor, begin, end - begin, os.POSIX_FADV_WILLNEED)
+            ahead.ask(self._descriptors[shard], begin, end)
 
     def _runs(self, places: Places) -> list[tuple[int, int, int]]:
         """Return shard, begin and end of stretches that lie together."""

@@ -93,10 +93,14 @@ class PackedDataset(Dataset[Any]):
         return values.build(self.header.structure, self._names, found)
 
     def __getitems__(self, indices: Sequence[int]) -> Sequence[Any]:
+        places = self.places_of(indices)
+        with self.store.cold_reads.asked_for(places, self.store.will_need):
+            return self._batch(indices, places)
+
+    def _batch(self, indices: Sequence[int], places: Places) -> Sequence[Any]:
         layout = self._layout if self.transform is None else None
         if layout is None:
             return [self[index] for index in indices]
-        places = self.places_of(indices)
         columns = [empty_column(field, len(places)) for field in self.header.fields]
         gather(self.store, layout, places, [column.numpy() for column in columns])
         return Gathered(self.header, columns)

@@ -5,9 +5,11 @@ features. Such a wrapper is looked through only if it asks the store for sample 
 else, whenever it is asked for sample i itself.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
 
 from flatout.core.errors import NotApplicable
 from flatout.data.forked import ForkedError, in_fork
@@ -28,6 +30,12 @@ class Stored:
     store: Store
     is_reordered: bool
     """Whether samples are numbered as in the store's source, not as they are stored."""
+
+    def will_need(self, numbers: Sequence[int]) -> int:
+        """Let the kernel read the records of samples ahead; return how many these are."""
+        wanted = np.asarray(numbers, dtype=np.int64)
+        self.store.will_need(self.store.by_original[wanted] if self.is_reordered else wanted)
+        return len(wanted)
 
 
 def store_behind(dataset: Any) -> Stored:

@@ -1,16 +1,25 @@
 import time
 
+import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, TensorDataset, WeightedRandomSampler
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    RandomSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+)
 
 import flatout.data
 from flatout.core.errors import NotApplicable
 from flatout.core.journey import Journey
+from flatout.data.packed_store import Store
+from flatout.data.reader import PackedDataset
 from flatout.techniques.data import read_ahead as read_ahead_module
 from flatout.techniques.data.read_ahead import ReadAhead, read_ahead, warm_up
 from tests.data.packs import image_folder, packed
-from tests.data.page_cache import cached_pages, evict
+from tests.data.page_cache import cached_pages, cached_share, evict
 from tests.data.photographs import Photographs, photograph
 from tests.rules.journey_facts import MIB, leg, worker
 from tests.techniques.data.samples import Numbers, Stream
@@ -143,8 +152,118 @@ def test_the_shards_of_a_packed_store_are_brought_in_too(tmp_path):
     work = read_ahead_module.WARM_UPS.known(data)
     work.wait()
     assert work.asked_bytes == sum(shard.bytes for shard in data.header.shards)
-    with pytest.raises(NotApplicable, match="names the files"):
-        ReadAhead().loader({"dataset": data, "batch_size": 4})
+
+
+SAMPLES, SAMPLE_BYTES, BATCH = 64, 256 << 10, 4
+
+
+@pytest.fixture(scope="module")
+def cold_store(tmp_path_factory):
+    """Return a store of arrays of 256 KiB in one shard."""
+    root = tmp_path_factory.mktemp("store")
+    rows = np.random.default_rng(0).integers(0, 256, (SAMPLES, SAMPLE_BYTES), dtype=np.uint8)
+    np.savez(root / "rows.npz", x=rows)
+    packed(root / "rows.npz", root / "a")
+    return root / "a"
+
+
+class Unread(PackedDataset):
+    """A store's data set whose samples nobody reads, so that all that comes was asked for."""
+
+    def __getitems__(self, indices):
+        return list(indices)
+
+
+class Halves(Dataset):
+    """A script's own data set around a store, whose numbers are those of the source."""
+
+    def __init__(self, folder):
+        self.data = flatout.data.open(folder, order="source")
+        self.is_read = True
+
+    def __len__(self):
+        return len(self.data)
+
+    def __getitem__(self, index):
+        return self.data[index]["x"][: SAMPLE_BYTES // 2] if self.is_read else index
+
+
+def cold_pages(store):
+    """Forget the shards; return what tells the share of a record's pages that are in memory."""
+    shards = [store.folder / shard.name for shard in store.header.shards]
+    for path in shards:
+        evict(path)
+    if any(map(cached_pages, shards)):
+        pytest.skip("this file system keeps its pages")
+
+    def share(place):
+        shard, begin, end = (int(column[0]) for column in store.spans([place]))
+        return cached_share(shards[shard], begin, end)
+
+    return share
+
+
+def wait_for(condition):
+    for _ in range(200):
+        if condition():
+            return True
+        time.sleep(0.02)
+    return False
+
+
+@pytest.mark.parametrize("order", ["stored", "source"])
+def test_records_of_a_store_are_there_before_their_batch_and_no_others(cold_store, order):
+    data = Unread(Store(cold_store), order=order)
+    drawn = torch.randperm(SAMPLES, generator=torch.Generator().manual_seed(1))
+    shuffled = RandomSampler(data, generator=torch.Generator().manual_seed(1))
+    built = DataLoader(data, BATCH, sampler=shuffled)
+
+    assert_announced_records_come(data, built, data.places[drawn.numpy()])
+
+
+def test_records_behind_a_data_set_of_the_scripts_own_are_there_before_their_batch(cold_store):
+    own = Halves(cold_store)
+    ReadAhead().loader({"dataset": own, "batch_size": BATCH})
+    own.is_read = False
+
+    assert_announced_records_come(own.data, DataLoader(own, BATCH), own.data.places)
+
+
+def assert_announced_records_come(data, built, places):
+    share = cold_pages(data.store)
+
+    batches = read_ahead(built, batches_ahead=3)
+    next(batches)
+
+    announced, others = places[: 4 * BATCH], places[4 * BATCH :]
+    assert wait_for(lambda: all(share(place) == 1.0 for place in announced))
+    # The first and the last page of a record are also its neighbours'.
+    assert max(share(place) for place in others) < 0.1
+
+
+def test_a_store_in_full_permutation_gives_the_same_batches_when_it_reads_ahead(cold_store):
+    asked = {
+        "dataset": flatout.data.open(cold_store),
+        "batch_size": BATCH,
+        "shuffle": True,
+        "num_workers": 1,
+        "collate_fn": checksums,
+    }
+
+    assert two_epochs(asked, ReadAhead()) == two_epochs(asked)
+
+
+def checksums(samples):
+    return [sample["x"].sum() for sample in samples]
+
+
+def test_a_data_set_that_mixes_samples_of_a_store_is_left_alone(cold_store):
+    class Mixed(Halves):
+        def __getitem__(self, index):
+            return self.data[index]["x"] + self.data[index - 1]["x"]
+
+    with pytest.raises(NotApplicable, match="is made of"):
+        ReadAhead().loader({"dataset": Mixed(cold_store), "batch_size": BATCH})
 
 
 def test_files_that_do_not_fit_are_told_at_the_end(paths, monkeypatch):

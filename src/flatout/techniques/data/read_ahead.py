@@ -1,10 +1,11 @@
-"""Ask for the files of the coming batches before a worker opens them.
+"""Ask for what the coming batches will read before a worker reads it.
 
-What it does: finds out which file lies behind each sample by watching what a few samples open,
-then tells the kernel to read the files of the next batches, in the order of the loader's sampler.
-Asked to, it has all files read as soon as the loader is made, if they fit into the free memory.
+What it does: finds out which file lies behind each sample by watching what a few samples open, or
+which record of a packed store, then tells the kernel to read those of the next batches, in the
+order of the loader's sampler. Asked to, it has all files read as soon as the loader is made, if
+they fit into the free memory.
 When it helps: files are not cached and workers are blocked in reading them: cold or slow storage.
-What it costs: a thread that opens each file once more; page cache for the files ahead.
+What it costs: a thread that opens each file once more; page cache for what is ahead.
 How it is checked: batches and random streams are bit-identical; the sampler draws all its numbers
 when an epoch starts, so drawing a few batches early moves nothing.
 """
@@ -20,7 +21,7 @@ from flatout.core.journey import WORKERS
 from flatout.core.machine import Machine
 from flatout.core.profile import Profile
 from flatout.core.technique import Effect, Numerics, Technique
-from flatout.data.ahead import CAN_ADVISE, Ahead, looking_ahead
+from flatout.data.ahead import CAN_ADVISE, Ahead, Ask, asking_files, looking_ahead
 from flatout.data.answers import Answers
 from flatout.data.files import FindFile, find_files
 from flatout.data.warm_up import WarmUp
@@ -39,18 +40,18 @@ LOCAL_RANK = "LOCAL_RANK"
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadAhead(Technique):
-    """Read the files of the coming batches into the page cache."""
+    """Read what the coming batches need into the page cache."""
 
     family: ClassVar[str] = "data"
     addresses: ClassVar[frozenset[str]] = frozenset({"data_wait", "blocked_reads"})
     numerics: ClassVar[Numerics] = Numerics.EXACT
     by_hand: ClassVar[str] = """
-In a thread beside the training, for the files of the batches to come:
-+ os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_WILLNEED)
+In a thread beside the training, for the files of the batches to come, 128 KiB at a time:
++ os.posix_fadvise(descriptor, begin, 128 << 10, os.POSIX_FADV_WILLNEED)
 """
 
     batches_ahead: int = 16
-    """How many batches ahead of the workers files are asked for."""
+    """How many batches ahead of the workers files or records are asked for."""
 
     warms_up: bool = False
     """Whether all files, or the shards of a packed store, are asked for when the loader is made."""
@@ -86,7 +87,7 @@ In a thread beside the training, for the files of the batches to come:
         check_loader(arguments)
         dataset = arguments["dataset"]
         if not self._only_warms(dataset):
-            FILES.find(dataset, lambda: files_of(dataset))
+            ASKS.find(dataset, lambda: asking(dataset))
         if self.warms_up and os.environ.get(LOCAL_RANK, "0") == "0":
             WARM_UPS.find(dataset, lambda: warm_up(dataset))
         return arguments
@@ -99,7 +100,7 @@ In a thread beside the training, for the files of the batches to come:
         sampler = getattr(batches, "_sampler_iter", None)
         if sampler is None:
             raise NotApplicable("the loader has a way of its own to draw numbers")
-        ahead = Ahead(FILES.find(loader.dataset, lambda: files_of(loader.dataset)))
+        ahead = Ahead(ASKS.find(loader.dataset, lambda: asking(loader.dataset)))
         batches._sampler_iter = looking_ahead(  # type: ignore[attr-defined]
             sampler, ahead.want, self.batches_ahead, ahead.close
         )
@@ -110,7 +111,7 @@ In a thread beside the training, for the files of the batches to come:
         return next((found.trouble for found in _warmed if found.trouble), "")
 
     def _only_warms(self, dataset: Any) -> bool:
-        """Tell whether there is nothing to look ahead for: a store's samples have no files."""
+        """Tell whether there is nothing to look ahead for: the shards are all brought in."""
         from flatout.data.wrapping import find_store
 
         return self.warms_up and find_store(dataset) is not None
@@ -118,9 +119,24 @@ In a thread beside the training, for the files of the batches to come:
 
 FILES: Answers[FindFile] = Answers()
 """What tells the file of a sample."""
+ASKS: Answers[Ask] = Answers()
+"""What asks for the files, or the records, of a batch's samples."""
 WARM_UPS: Answers[WarmUp] = Answers()
 """What brings the files of each data set into the page cache."""
 _warmed: list[WarmUp] = []
+
+
+def asking(dataset: Any) -> Ask:
+    """Return what asks for the files of a data set's samples, or for their records in a store.
+
+    Raises:
+        NotApplicable: if neither is known.
+    """
+    from flatout.data.wrapping import find_store, store_behind
+
+    if find_store(dataset) is not None:
+        return store_behind(dataset).will_need
+    return asking_files(FILES.find(dataset, lambda: files_of(dataset)))
 
 
 def files_of(dataset: Any) -> FindFile:
@@ -160,10 +176,11 @@ def warm_up(dataset: Any) -> WarmUp:
 
 
 def read_ahead(loader: Any, *, batches_ahead: int = 16) -> Iterator[Any]:
-    """Return the batches of one epoch of a loader, the files of the next ones being read.
+    """Return the batches of one epoch of a loader, what the next ones need being read.
 
     Raises:
-        NotApplicable: if the files are not known, or the sampler must not be drawn from early.
+        NotApplicable: if neither files nor records are known, or the sampler must not be drawn
+            from early.
     """
     return ReadAhead(batches_ahead=batches_ahead).batches(iter(loader), loader)
 
