@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.bench import Bench, trials_in
+from flatout import techniques
 from flatout.core.ablation import Ablation
 from flatout.core.units import format_rate
 from flatout.core.workload import Workload
@@ -25,11 +26,19 @@ FRAMEWORKS = ("transformers", "lightning")
 ON_DEVICE = "--on-device"
 """Made-up images lie on the device, as in published rates: computing is what is compared. The
 frameworks' own loaders cannot do that, so under them the images come from the host."""
-PEER_STEPS = 25
+PEER_STEPS, SMOKE_PEER_STEPS = 25, 8
+"""The first of them are not counted."""
 PEER_SPARE_S = 5.0
 """Left at the end of the stage, so that its alarm does not take the rows along."""
-PEER_S = 60.0
-"""One framework with one script, at most."""
+PEER_S = 75.0
+"""One framework with one script, at most; half a minute is what it should take."""
+LEAST_PEER_S = 10.0
+"""With less time left none is begun."""
+SMOKE_BUDGET_S = 20.0
+"""Of a tuning that only shows that it works: what it began is still ended properly."""
+OFF_TOPIC = ("data",)
+"""Families of the levers that are left out: the data are made up and lie in memory, mostly on the
+device. The time goes to the levers on the computation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +49,13 @@ class Rung:
     script: str
     arguments: tuple[str, ...]
     unit: str
+    part: str
+    """The set that it belongs to."""
+    most_s: float
+    """Time for the tuning: enough to prove what helps, from what trials should take.
+    `tests/benchmarks/test_gpu_time.py` plays that through."""
+    off_topic: tuple[str, ...] = OFF_TOPIC
+    """Families of the levers that are not tried."""
     goal_per_s: float | None = None
     """On one H200, from the project's plan; None where there is none."""
 
@@ -50,6 +66,8 @@ RUNGS = (
         script="naive_gpt2",
         arguments=("--batch-size", "16", "--context", "1024"),
         unit="tokens",
+        part="compute",
+        most_s=520,
         goal_per_s=470_000,
     ),
     Rung(
@@ -57,13 +75,17 @@ RUNGS = (
         script="naive_images",
         arguments=("--model", "resnet50", "--batch-size", "256", ON_DEVICE),
         unit="images",
+        part="resnet50",
+        most_s=520,
         goal_per_s=3_500,
     ),
     Rung(
         name="vit",
         script="naive_images",
-        arguments=("--model", "vit", "--batch-size", "256", ON_DEVICE),
+        arguments=("--model", "vit", "--batch-size", "128", ON_DEVICE),
         unit="images",
+        part="vit",
+        most_s=520,
         goal_per_s=3_000,
     ),
     Rung(
@@ -74,12 +96,17 @@ RUNGS = (
             *("--batch-size", "512", "--batches", "40", ON_DEVICE),
         ),
         unit="images",
+        part="small",
+        most_s=165,
+        off_topic=(*OFF_TOPIC, "compile"),  # for which there is no time beside the adapters
     ),
     Rung(
         name="lora",
         script="naive_lora",
-        arguments=("--batch-size", "4", "--context", "1024"),
+        arguments=("--batch-size", "2", "--context", "1024"),
         unit="tokens",
+        part="small",
+        most_s=360,
     ),
 )
 """GPT-2 124M, ResNet-50, ViT-B/16, ResNet-18 on images as small as CIFAR-10's, adapters on a
@@ -126,13 +153,21 @@ def workload(bench: Bench, rung: Rung, *, smoke: bool) -> Workload:
 def tuned(seconds: float, bench: Bench, rung: Rung, *, smoke: bool = False) -> dict[str, Any]:
     """Tune one script; what it reached stands beside what it began with."""
     out = bench.work / "tune" / f"ladder-{rung.name}"
-    budget_s = max(seconds - MARGIN_S, seconds / 2)
-    options = TuneOptions(out=out, budget_s=budget_s, accepts_load=True, confirm_pairs=2)
+    budget_s = SMOKE_BUDGET_S if smoke else max(seconds - MARGIN_S, seconds / 2)
+    options = TuneOptions(
+        out=out, budget_s=budget_s, skip=left_out(rung), accepts_load=True, confirm_pairs=2
+    )
     ablation = tune(workload(bench, rung, smoke=smoke), options, bench.tell, bench.machine)
     return reached(ablation, rung, per_sample(arguments_of(rung, smoke=smoke))) | {
         "ablation": ablation.to_json(),
         "trials": trials_in(out),
     }
+
+
+def left_out(rung: Rung) -> tuple[str, ...]:
+    """Return the levers that are not tried."""
+    kinds = {name: techniques.technique_class(name) for name in techniques.names()}
+    return tuple(name for name, kind in kinds.items() if kind.family in rung.off_topic)
 
 
 def arguments_of(rung: Rung, *, smoke: bool) -> tuple[str, ...]:
@@ -154,6 +189,7 @@ def reached(ablation: Ablation, rung: Rung, per_sample: int) -> dict[str, Any]:
     """Return the rates before and after in the rung's unit."""
     final = ablation.final or ablation.baseline
     pair = ablation.confirmation if ablation.recipe.choices else None
+    is_proven = pair is not None and ablation.final is not None
     rates = {
         name: profile.samples_per_s * per_sample
         for name, profile in (("naive_per_s", ablation.baseline), ("tuned_per_s", final))
@@ -164,31 +200,39 @@ def reached(ablation: Ablation, rung: Rung, per_sample: int) -> dict[str, Any]:
         "goal_per_s": rung.goal_per_s,
         "recipe": ablation.recipe.label,
         "ratio": pair.ratio if pair else 1.0,
+        "is_proven": is_proven,
         "stopped": ablation.stopped,
     }
+
+
+def is_reached(result: Mapping[str, Any]) -> bool:
+    """Tell whether a recipe was found and confirmed, and the goal reached, where there is one."""
+    return bool(result["is_proven"]) and result["tuned_per_s"] >= (result["goal_per_s"] or 0.0)
 
 
 def rung_words(result: Mapping[str, Any]) -> str:
     """Return one rung as a line."""
     naive, best = (format_rate(result[name]) for name in ("naive_per_s", "tuned_per_s"))
     goal = f", goal {format_rate(result['goal_per_s'])}" if result["goal_per_s"] else ""
-    return f"{naive} -> {best} {result['unit']}/s{goal} ({result['recipe']})"
+    recipe = result["recipe"] if result["is_proven"] else "nothing proven"
+    return f"{naive} -> {best} {result['unit']}/s{goal} ({recipe})"
 
 
 def peers(seconds: float, bench: Bench, *, smoke: bool = False) -> dict[str, Any]:
     """Train the naive scripts under the frameworks' defaults, as far as those are installed."""
     deadline = time.monotonic() + seconds - PEER_SPARE_S
     rows: list[dict[str, Any]] = []
-    for rung in RUNGS[:3]:
+    for rung in RUNGS:
         for framework in FRAMEWORKS:
             row: dict[str, Any] = {"script": rung.name, "framework": framework}
             left_s = deadline - time.monotonic()
             if importlib.util.find_spec(framework) is None:
                 row["why"] = "not installed"
-            elif left_s < PEER_S / 6:
+            elif left_s < LEAST_PEER_S:
                 row["why"] = "no time was left"
             else:
-                row |= _peer(framework, rung, min(left_s, PEER_S), smoke=smoke)
+                most_s = left_s if smoke else min(left_s, PEER_S)
+                row |= _peer(framework, rung, most_s, smoke=smoke)
             rows.append(row)
             bench.say(f"  {peer_words([row])}")
             bench.note({"rows": rows})
@@ -199,7 +243,8 @@ def _peer(framework: str, rung: Rung, seconds: float, *, smoke: bool) -> dict[st
     arguments = arguments_of(rung, smoke=smoke)
     command = [sys.executable, str(SCRIPTS / "framework_defaults.py"), "--framework", framework]
     own = [word for word in arguments if word != ON_DEVICE]
-    command += ["--script", rung.script, "--", *own, "--steps", str(PEER_STEPS)]
+    steps = SMOKE_PEER_STEPS if smoke else PEER_STEPS
+    command += ["--script", rung.script, "--", *own, "--steps", str(steps)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=False)
     except subprocess.TimeoutExpired:
@@ -211,6 +256,12 @@ def _peer(framework: str, rung: Rung, seconds: float, *, smoke: bool) -> dict[st
     step_s = statistics.median(seen["steps_ms"]) / 1e3
     per_s = seen["batch_size"] * per_sample(arguments) / step_s
     return {"per_s": per_s, "unit": rung.unit, "steps_ms": seen["steps_ms"]}
+
+
+def all_ran(result: Mapping[str, Any]) -> bool:
+    """Tell whether every script trained under every framework."""
+    rows = result["rows"]
+    return len(rows) == len(RUNGS) * len(FRAMEWORKS) and all("per_s" in row for row in rows)
 
 
 def peer_words(rows: Sequence[Mapping[str, Any]]) -> str:

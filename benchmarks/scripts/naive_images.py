@@ -165,10 +165,11 @@ def main():
     """Train until the steps are made."""
     args = parse_arguments()
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    data, model = parts(args)
+    # Hundreds of millions of random numbers: where they are to lie, they are made the fastest.
+    with torch.device(device if args.on_device else "cpu"):
+        data, model = parts(args)
     model = model.to(device)
     if args.on_device:
-        data = TensorDataset(*(tensor.to(device) for tensor in data.tensors))
         batches = BatchSampler(RandomSampler(data), args.batch_size, drop_last=True)
         loader = DataLoader(data, sampler=batches, batch_size=None)
     else:

@@ -85,14 +85,20 @@ def parse_arguments():
     return parser.parse_args()
 
 
+def parts(args):
+    """Return the data set and the model, which lies on the device already."""
+    torch.manual_seed(0)
+    data = RandomTokens(args.vocabulary, args.context, 64 * args.batch_size)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    with torch.device(device):  # a billion random numbers take long on a CPU
+        return data, Decoder(args.vocabulary, args.layers, args.width, args.heads, args.rank)
+
+
 def main():
     """Train until the steps are made."""
     args = parse_arguments()
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    torch.manual_seed(0)
-    data = RandomTokens(args.vocabulary, args.context, 64 * args.batch_size)
-    with torch.device(device):  # a billion random numbers take long on a CPU
-        model = Decoder(args.vocabulary, args.layers, args.width, args.heads, args.rank)
+    data, model = parts(args)
     loader = DataLoader(data, batch_size=args.batch_size, shuffle=True)
     adapters = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(adapters, lr=1e-4)

@@ -4,12 +4,14 @@ reasons on the one device they are for."""
 import json
 import subprocess
 import sys
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from benchmarks import gemm, ladder, run_gpu
-from benchmarks.bench import Bench
-from benchmarks.gpu_record import holds
+from benchmarks.bench import Bench, calibration
+from benchmarks.gpu_record import holds, record_of
 from benchmarks.stages import Stage
 from tests.benchmarks.made_up import BF16, a_machine, an_ablation
 
@@ -49,7 +51,7 @@ def test_a_naive_script_s_model_trains_under_a_framework(framework, monkeypatch,
 
     assert "why" not in row
     assert row["per_s"] > 0
-    assert len(row["steps_ms"]) >= ladder.PEER_STEPS - 10
+    assert all(step_ms > 0 for step_ms in row["steps_ms"])
 
 
 def test_a_framework_that_is_not_there_is_told(monkeypatch, bench):
@@ -84,7 +86,7 @@ def test_products_of_both_sides_agree(case, monkeypatch):
 
 
 def test_plain_operations_never_count_as_our_kernel():
-    sides = {"ours": {"tiled": {"tflops": 9.0}}, "theirs": {"torch": {"tflops": 9.0}}}
+    sides = {"ours": {"tiled": {"tflops": 9.0, "off": 0.0}}, "theirs": {"torch": {"tflops": 9.0}}}
 
     assert gemm.share_of_cublas({"is_kernel": False, **sides}) == 0.0
     assert gemm.share_of_cublas({"is_kernel": True, **sides}) == 1.0
@@ -101,29 +103,105 @@ def entry(**result):
     return {"status": "done", "took_s": 1.0, "result": result}
 
 
-def products(rate):
-    row = {"case": "plain 16", "is_kernel": True, "ours": {"tiled": {"tflops": rate}}}
-    return entry(rows=[row | {"theirs": {"torch": {"tflops": 100.0}}}], missed=[])
+def product(name, rate, *, is_plain, off=2**-8):
+    """Return a row beside torch at 100 and, where something follows, compiled torch at 110."""
+    theirs = {"torch": {"tflops": 100.0}} | ({} if is_plain else {"compiled": {"tflops": 110.0}})
+    ours = {"tiled": {"tflops": rate, "off": off}, "persistent": {"tflops": 1.0, "off": 2**-8}}
+    kinds = {"is_plain": is_plain, "is_kernel": True, "why": ""}
+    return {"case": name, "ours": ours, "theirs": theirs} | kinds
+
+
+def products(*, plain=96.0, fused=111.0, off=2**-8, missed=()):
+    rows = [product("plain 16", plain, is_plain=True, off=off)]
+    return entry(rows=[*rows, product("relu2 16", fused, is_plain=False)], missed=list(missed))
+
+
+def peer_rows(**last):
+    names = [(rung.name, framework) for rung in ladder.RUNGS for framework in ladder.FRAMEWORKS]
+    rows = [{"script": one, "framework": other, "per_s": 1.0} for one, other in names]
+    return entry(rows=[*rows[:-1], last or rows[-1]])
+
+
+def rung(*, goal=470_000, reached=480_000, is_proven=True):
+    return entry(goal_per_s=goal, tuned_per_s=reached, is_proven=is_proven)
 
 
 @pytest.mark.parametrize(
     ("results", "expected"),
     [
-        ({"gemm": products(96.0)}, True),
-        ({"gemm": products(90.0)}, False),
-        ({"gemm": entry(rows=[], missed=["plain 16"])}, False),
-        ({"ladder gpt2": entry(goal_per_s=470_000, tuned_per_s=480_000)}, True),
-        ({"ladder gpt2": entry(goal_per_s=470_000, tuned_per_s=400_000)}, False),
-        ({"ladder cifar": entry(goal_per_s=None, tuned_per_s=1)}, True),
+        ({"gemm": products()}, True),
+        ({"gemm": products(plain=90.0)}, False),
+        ({"gemm": products(fused=105.0)}, False),
+        ({"gemm": products(off=0.5)}, False),
+        ({"gemm": products(off=float("nan"))}, False),
+        ({"gemm": products(missed=["plain 8192"])}, False),
+        ({"gemm": entry(rows=[], missed=[])}, False),
+        ({"ladder gpt2": rung()}, True),
+        ({"ladder gpt2": rung(reached=400_000)}, False),
+        ({"ladder gpt2": rung(is_proven=False)}, False),
+        ({"ladder cifar": rung(goal=None, reached=1)}, True),
+        ({"ladder cifar": rung(goal=None, is_proven=False)}, False),
         ({"ladder cifar": {"status": "failed", "took_s": 1.0, "why": "x"}}, False),
+        ({"peers": peer_rows()}, True),
+        ({"peers": peer_rows(script="lora", framework="lightning", why="not installed")}, False),
+        ({"peers": entry(rows=[{"script": "gpt2", "framework": "lightning", "per_s": 1}])}, False),
     ],
 )
 def test_the_compute_stages_hold_when_they_reach_their_goals(results, expected):
     assert holds(results) is expected
 
 
+def test_a_wrong_variant_is_told_where_the_other_one_is_faster():
+    row = product("plain 16", 0.5, is_plain=True, off=0.25)
+
+    assert "persistent 1; torch 100 TFLOP/s; tiled is WRONG by 0.25" in gemm.words(row)
+
+
+def test_what_follows_is_fused_into_the_variant_that_was_fastest_alone(monkeypatch, bench):
+    rates = {"tiled": 3.0, "persistent": 5.0}
+    asked = []
+
+    def pretended(case, variants):
+        asked.append(tuple(variants))
+        ours = {name: {"tflops": rates[name], "off": 0.0} for name in variants}
+        row = product(case.name, 1.0, is_plain=case.is_plain)
+        return row | {"ours": ours}
+
+    monkeypatch.setattr(gemm, "compared", pretended)
+
+    found = gemm.run(60.0, bench, sizes=(16, 32))
+
+    assert asked == [("tiled", "persistent")] * 2 + [("persistent",)] * 4
+    assert found["missed"] == []
+
+
+def test_a_tuning_without_a_confirmed_recipe_is_not_proven():
+    proven = ladder.reached(an_ablation(BF16), RUNGS["cifar"], per_sample=1)
+    interrupted = ladder.reached(
+        replace(an_ablation(BF16), confirmation=None, final=None), RUNGS["cifar"], per_sample=1
+    )
+    empty = ladder.reached(an_ablation(), RUNGS["cifar"], per_sample=1)
+
+    assert ladder.is_reached(proven)
+    assert not ladder.is_reached(interrupted)
+    assert not ladder.is_reached(empty)
+    assert "nothing proven" in ladder.rung_words(interrupted)
+
+
+def test_predictions_of_a_rung_stand_in_the_record():
+    ablation = an_ablation(BF16)
+    row = replace(ablation.rows[0], predicted_ratio=1.8)
+    found = ladder.reached(ablation, RUNGS["gpt2"], per_sample=1024)
+    found |= {"ablation": replace(ablation, rows=(row,)).to_json(), "trials": []}
+
+    record = record_of({"ladder gpt2": entry(**found)}, part="compute")
+
+    assert record.recipe.names == ("bf16_autocast",)
+    assert [line[:2] for line in calibration(record.ablations)][1:] == [("bf16_autocast", "1.80x")]
+
+
 def test_stages_are_chosen_by_set_and_by_name():
-    names = ("facts", "tune x", "gemm", "ladder gpt2", "ladder vit", "peers")
+    names = ("facts", "tune x", "ladder gpt2", "gemm", "ladder vit", "peers")
     stages = [Stage(name=name, work=lambda _: {}, most_s=1.0) for name in names]
 
     def found(*given):
@@ -131,12 +209,42 @@ def test_stages_are_chosen_by_set_and_by_name():
 
     assert found("all", ()) == list(names)
     assert found("base", ()) == ["facts", "tune x"]
-    assert found("compute", ("gemm", "ladder gpt2")) == ["gemm", "ladder gpt2"]
+    assert found("peers", ()) == ["gemm", "peers"]
+    assert found("peers", ("gemm", "ladder gpt2")) == ["gemm"]
 
 
-@pytest.mark.parametrize(("part", "count"), [("base", 10), ("compute", len(ladder.RUNGS) + 2)])
-def test_the_stages_of_a_part_fit_into_one_lease(bench, part, count):
+@pytest.mark.parametrize("part", run_gpu.SETS)
+def test_the_stages_of_a_part_fit_into_one_call(bench, part):
     stages = run_gpu.chosen(run_gpu.stages_of(bench, run_gpu.Sizes()), part, ())
 
-    assert sum(stage.most_s for stage in stages) <= run_gpu.TOTAL_S
-    assert len(stages) == count
+    assert 0 < sum(stage.most_s for stage in stages) <= run_gpu.TOTAL_S - run_gpu.START_S
+    assert f"--set {part}\n" in (Path(__file__).parents[2] / "Makefile").read_text()
+
+
+def test_every_stage_is_in_one_part(bench):
+    stages = run_gpu.stages_of(bench, run_gpu.Sizes())
+
+    parts = [stage.name for part in run_gpu.SETS for stage in run_gpu.chosen(stages, part, ())]
+    assert sorted(parts) == sorted(stage.name for stage in stages)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", ["compute", "small", "peers"])
+def test_a_part_is_played_through_and_recorded(part, tmp_path, monkeypatch):
+    """As on a GPU: each stage in its process, the record after each."""
+    if part == "peers":
+        for framework in (*ladder.FRAMEWORKS, "accelerate"):
+            pytest.importorskip(framework)
+    monkeypatch.setenv("OUT", str(tmp_path))
+
+    run_gpu.main(["--smoke", "--set", part, "--total-s", "3600"])
+
+    (folder,) = tmp_path.iterdir()
+    raw = json.loads((folder / "result.json").read_text())["raw"]
+    assert {name: entry["status"] for name, entry in raw.items()} == {
+        name: "done" for name, of in run_gpu.SET_OF.items() if of == part
+    }
+    assert (folder / "README.md").read_text().startswith(f"# gpu_{part}")
+    if part == "peers":
+        assert ladder.all_ran(raw["peers"]["result"])
+        assert raw["gemm"]["result"]["missed"] == []

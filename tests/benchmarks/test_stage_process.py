@@ -120,17 +120,17 @@ def test_the_record_shows_what_a_stage_had_before_it_died(tmp_path):
     found = {"status": "failed", "why": "ended by signal 11", "took_s": 3.0}
     found["result"] = {"rows": [{"script": "gpt2", "framework": "lightning", "why": "slow"}]}
 
-    record = record_of({"peers": found}, part="compute")
+    record = record_of({"peers": found}, part="peers")
 
     assert record.table[1][1] == "failed: ended by signal 11; so far gpt2 lightning slow"
-    assert record.theme == "gpu_compute"
+    assert record.theme == "gpu_peers"
 
 
 @pytest.mark.slow
 def test_a_stage_of_the_program_is_played_apart(tmp_path):
     lines = []
     bench = Bench(machine=a_machine(), work=tmp_path, say=lines.append)
-    stages = run_gpu.chosen(run_gpu.stages_of(bench, run_gpu.SMOKE), "compute", ("gemm",))
+    stages = run_gpu.chosen(run_gpu.stages_of(bench, run_gpu.SMOKE), "peers", ("gemm",))
 
     found = run_gpu.play_apart(stages[0], 300.0, bench=bench, smoke=True)
 

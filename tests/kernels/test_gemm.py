@@ -53,8 +53,16 @@ def test_the_smallest_sizes_work_too(case):
 
 
 @needs_triton
-def test_offsets_may_need_more_than_32_bits():
-    assert interpreted()["beyond 32 bits"] < OFF["float32"]
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("what", ["a", "b", "swiglu", "gelu out", "swiglu out"])
+def test_offsets_may_need_more_than_32_bits(variant, what):
+    assert interpreted()[f"beyond 32 bits: {variant} {what}"] < OFF["float32"]
+
+
+@needs_triton
+@pytest.mark.parametrize("operand", ["a", "b"])
+def test_a_step_along_k_may_need_more_than_32_bits(operand):
+    assert interpreted()[f"beyond 32 bits: tiled steps of {operand}"] < OFF["float32"]
 
 
 @needs_triton
@@ -186,18 +194,44 @@ def test_what_does_not_fit_together_says_so(change, words):
         gemm(**{"a": torch.zeros(2, 7), "b": torch.zeros(7, 4), **change})
 
 
+ON_GPU = [(variant, activation, 64) for variant in VARIANTS for activation in ACTIVATIONS]
+ON_GPU += [(variant, "none", 512) for variant in VARIANTS]
+"""Small ones have one tile to compile, so that all of them take a minute; large ones tune."""
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-@pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("activation", ACTIVATIONS)
-def test_on_a_gpu_a_kernel_agrees_with_float64(variant, activation):
+@pytest.mark.parametrize(("variant", "activation", "size"), ON_GPU)
+def test_on_a_gpu_a_kernel_agrees_with_float64(variant, activation, size):
     torch.manual_seed(0)
-    a, b = (torch.randn(512, 512, device="cuda").bfloat16() for _ in range(2))
+    shapes = (size, 512), (512, size)  # long enough to be cut into parts
+    a, b = (torch.randn(shape, device="cuda").bfloat16() for shape in shapes)
 
     found = gemm(a, b, activation=activation, variant=variant).double()
 
     wanted = gemm(a.double(), b.double(), activation=activation, variant="reference")
     assert (found - wanted).abs().max() / wanted.abs().max() < OFF["bfloat16"]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("variant", ["tiled", "persistent"])
+@pytest.mark.parametrize("activation", ["gelu", "swiglu"])
+def test_on_a_gpu_gradients_agree_with_float64(variant, activation):
+    torch.manual_seed(0)
+    width = 32 if activation == "swiglu" else 64
+    shapes = {"a": (64, 64), "b": (64, 64), "bias": (64,), "residual": (64, width)}
+    given = {name: torch.randn(shape, device="cuda") for name, shape in shapes.items()}
+    exact = {name: tensor.double() for name, tensor in given.items()}
+    found = []
+
+    for tensors, chosen in ((given, variant), (exact, "reference")):
+        leaves = {name: tensor.requires_grad_() for name, tensor in tensors.items()}
+        gemm(**leaves, activation=activation, variant=chosen).square().sum().backward()
+        found.append([leaf.grad.double() for leaf in leaves.values()])
+
+    for mine, theirs in zip(*found, strict=True):
+        assert (mine - theirs).abs().max() / theirs.abs().max() < 1e-5
 
 
 @needs_triton

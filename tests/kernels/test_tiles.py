@@ -36,6 +36,17 @@ def test_a_tall_tile_is_not_tried_on_few_rows():
     assert max(tile.m for tile in tiles_worth_trying(16, 4096, 2)) == 16
 
 
+@pytest.mark.parametrize("sides", [1, 2])
+def test_small_tiles_are_not_tried_where_there_are_many_large_ones(sides):
+    many = tiles_worth_trying(4096, 4096, 2, right_sides=sides)
+    few = tiles_worth_trying(512, 512, 2, right_sides=sides)
+
+    areas = [tile.m * tile.n for tile in many]
+    assert len(many) == 4
+    assert min(areas) * 2 >= max(areas) == MOST_ACCUMULATED // sides
+    assert set(many) < set(few)
+
+
 def test_shared_memory_counts_both_operands_and_all_stages():
     tile = Tile(m=128, n=64, k=32, warps=4, stages=3)
 

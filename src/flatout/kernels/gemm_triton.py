@@ -95,8 +95,10 @@ def tiled_kernel(
     rows = row * BLOCK_M + tl.arange(0, BLOCK_M)
     cols = col * BLOCK_N + tl.arange(0, BLOCK_N)
     ks = part * span + tl.arange(0, BLOCK_K)
+    step, beside = BLOCK_K, n
     if WIDE:
         rows, cols, ks = rows.to(tl.int64), cols.to(tl.int64), ks.to(tl.int64)
+        step, beside = tl.cast(BLOCK_K, tl.int64), tl.cast(n, tl.int64)
     # Rows and columns beyond the end wrap round: read, multiplied, and never stored.
     a_tile = a + (rows % m)[:, None] * s_am + ks[None, :] * s_ak
     b_tile = b + ks[:, None] * s_bk + (cols % n)[None, :] * s_bn
@@ -109,10 +111,10 @@ def tiled_kernel(
         right = tl.load(b_tile, mask=there[:, None], other=0.0)
         total = _dot(left, right, total, PRECISION, WIDENS)
         if ACTIVATION == "swiglu":
-            right = tl.load(b_tile + n * s_bn, mask=there[:, None], other=0.0)
+            right = tl.load(b_tile + beside * s_bn, mask=there[:, None], other=0.0)
             up = _dot(left, right, up, PRECISION, WIDENS)
-        a_tile += BLOCK_K * s_ak
-        b_tile += BLOCK_K * s_bk
+        a_tile += step * s_ak
+        b_tile += step * s_bk
     if SPLITS == 1:
         _finish(
             total, up, rows, cols, m, n,

@@ -14,6 +14,9 @@ less elsewhere: then Triton gives a tile up by itself."""
 MOST_ACCUMULATED = 256 * 128
 """Elements of all accumulators of a block. 256 threads with 255 registers hold twice as many
 numbers; the other half is for addresses and operands."""
+MANY_TILES = 256
+"""With so many of the largest tile every processor has more than one to work on, and less than half
+of it is not tried: each tile takes seconds to compile. Chosen, not measured."""
 SPLIT_TILE = 128
 """The tile that the number of parts along K is chosen for."""
 LEAST_SPLIT_K = 512
@@ -80,7 +83,10 @@ def tiles_worth_trying(
     if min(m, n) < 64:
         return tuple(snug or fitting[-1:])
     # Where there is work for large tiles, those with few rows only cost tuning time.
-    return tuple(tile for tile in snug if min(tile.m, tile.n) >= 64)
+    large = [tile for tile in snug if min(tile.m, tile.n) >= 64]
+    largest = max(tile.m * tile.n for tile in large)
+    least = largest // 2 if m * n >= MANY_TILES * largest else 0
+    return tuple(tile for tile in large if tile.m * tile.n >= least)
 
 
 def split_count(m: int, n: int, k: int, processors: int) -> int:

@@ -63,6 +63,9 @@ def main():
     found["finish"] = build(kernels.finish_kernel, tile, ACTIVATION="gelu", SPLITS=4)
     wide = {"WIDE": True, "ACTIVATION": "relu2"}
     found["tiled wide"] = build(kernels.tiled_kernel, tile, SPLITS=1, **wide)
+    found["tiled wide swiglu"] = build(
+        kernels.tiled_kernel, tile, SPLITS=1, WIDE=True, ACTIVATION="swiglu"
+    )
     turns = {"A_TURNED": False, "B_TURNED": True, "PROGRAMS": 132}
     found["persistent wide"] = build(kernels.persistent_kernel, tile, **wide, **turns)
     # Triton compiles a size of 1 in: every kernel has to take that too.
@@ -70,6 +73,9 @@ def main():
         one = {size: 1, "ACTIVATION": "swiglu"}
         turns = {"A_TURNED": True, "B_TURNED": False, "PROGRAMS": 132}
         found[f"tiled {size}=1"] = build(kernels.tiled_kernel, tile, SPLITS=4, **one)
+        found[f"tiled {size}=1 wide"] = build(
+            kernels.tiled_kernel, tile, SPLITS=1, **one, WIDE=True
+        )
         found[f"persistent {size}=1"] = build(kernels.persistent_kernel, tile, **one, **turns)
         found[f"finish {size}=1"] = build(kernels.finish_kernel, tile, SPLITS=4, **one)
     json.dump(found, sys.stdout)

@@ -73,16 +73,58 @@ def not_a_number():
     return rows.tolist()
 
 
-def beyond_32_bits():
-    """Read rows that lie 2**29 numbers apart: the last begins beyond 2**31."""
-    apart, rows = 2**29, 6
+def far(rows, columns, apart):
+    """Return random rows that lie so many numbers apart."""
     no_reserve = 0x4000  # of Linux: pages that are never touched cost nothing
-    lazily = mmap.mmap(-1, (apart * (rows - 1) + 16) * 4, flags=mmap.MAP_PRIVATE | no_reserve)
-    whole = torch.frombuffer(lazily, dtype=torch.float32)
-    a = whole.as_strided((rows, 16), (apart, 1))
-    a.copy_(torch.randn(rows, 16))
-    b = torch.randn(16, 8)
-    return off(gemm(a, b, variant="tiled"), (a.contiguous() @ b).double())
+    size = (apart * (rows - 1) + columns) * 4
+    lazily = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | no_reserve)
+    found = torch.frombuffer(lazily, dtype=torch.float32).as_strided((rows, columns), (apart, 1))
+    return found.copy_(torch.randn(rows, columns))
+
+
+def read_beyond_32_bits(variant, a, b, activation="none"):
+    exact = gemm(a.double(), b.double(), activation=activation, variant="reference")
+    return off(gemm(a, b, activation=activation, variant=variant), exact)
+
+
+def written_beyond_32_bits(variant, activation):
+    """Compute with everything but the operands in rows whose last begins beyond 2**31."""
+    from flatout.kernels import gemm_launch
+
+    rows, width, apart = 6, 8, 2**29
+    columns = 2 * width if activation == "swiglu" else width
+    given = {"a": torch.randn(rows, 1032), "b": torch.randn(1032, columns)}
+    given |= {"c": far(rows, columns, apart), "bias": torch.randn(columns)}
+    given |= {"residual": far(rows, width, apart)}
+    rest = {"alpha": 0.5, "beta": -1.5, "activation": activation}
+    out, kept = far(rows, width, apart), far(rows, columns, apart)
+    gemm_launch.run(gemm_launch.Call(**given, **rest, out=out, kept=kept), variant)
+    exact = {name: tensor.double() for name, tensor in given.items()}
+    before = gemm(
+        **{**exact, "residual": None}, **{**rest, "activation": "none"}, variant="reference"
+    )
+    return max(off(out, gemm(**exact, **rest, variant="reference")), off(kept, before))
+
+
+def beyond_32_bits():
+    """Offsets of every tensor that no 32 bits hold, in operands and results of a few numbers."""
+    found = {}
+    for variant in SIZES:
+        turned = far(8, 16, 2**29).t()
+        found[f"{variant} a"] = read_beyond_32_bits(variant, far(6, 16, 2**29), torch.randn(16, 8))
+        found[f"{variant} b"] = read_beyond_32_bits(variant, torch.randn(6, 16), turned)
+        # The right half alone lies beyond, by n times the distance of two columns.
+        halves = far(16, 8, 2**28).t()
+        found[f"{variant} swiglu"] = read_beyond_32_bits(
+            variant, torch.randn(6, 8), halves, "swiglu"
+        )
+        for activation in ("gelu", "swiglu"):
+            found[f"{variant} {activation} out"] = written_beyond_32_bits(variant, activation)
+    # One step along K is 2**31 numbers; the hardware's descriptors take no steps.
+    steps = far(70, 4, 2**26)
+    found["tiled steps of a"] = read_beyond_32_bits("tiled", steps.t(), torch.randn(70, 8))
+    found["tiled steps of b"] = read_beyond_32_bits("tiled", torch.randn(5, 70), steps)
+    return found
 
 
 def main():
@@ -108,7 +150,7 @@ def main():
         torch.full((1, 7), 1100.0, dtype=torch.float64),
     )
     found["not a number"] = not_a_number()
-    found["beyond 32 bits"] = beyond_32_bits()
+    found |= {f"beyond 32 bits: {name}": value for name, value in beyond_32_bits().items()}
     json.dump(found, sys.stdout)
 
 
