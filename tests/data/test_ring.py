@@ -94,7 +94,7 @@ def runtime(monkeypatch):
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: f"stream of {device}")
     monkeypatch.setattr(page_locking, "_TROUBLE", [])
     monkeypatch.setattr(ring, "_THEIRS", {})
-    monkeypatch.setattr(ring, "_COPYING", [])
+    monkeypatch.setattr(ring, "_COPYING", {})
     return made
 
 
@@ -155,7 +155,7 @@ def test_a_block_goes_back_once_its_copy_has_ended_and_not_before(runtime, copie
     ring.give_back_copied()
 
     assert int(memory[-1]) == ring.FREE
-    assert ring._COPYING == []
+    assert not ring._COPYING
 
 
 def test_a_batch_that_fails_on_the_device_keeps_its_block_until_the_copy_has_ended(

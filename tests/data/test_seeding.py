@@ -6,6 +6,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from flatout.data import GlobalOrder, Seeded
+from flatout.data.sampler import OrderOptions
 
 
 class Noisy:
@@ -34,6 +35,19 @@ def epochs(seed=0, batch_size=4, **options):
 )
 def test_what_a_sample_draws_does_not_depend_on_workers_or_batches(options):
     assert epochs(**options) == epochs()
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_what_a_sample_draws_does_not_depend_on_how_many_ranks_share_an_epoch(ranks):
+    together = [{}, {}]
+    for rank in range(ranks):
+        order = GlobalOrder(24, 12, OrderOptions(rank=rank, world_size=ranks))
+        loader = DataLoader(Seeded(Noisy()), batch_sampler=order)
+        for drawn in together:
+            rows = [row for batch in order.follow(loader) for row in batch.tolist()]
+            drawn |= {row[0]: row[1:] for row in rows}
+
+    assert together == epochs()
 
 
 def test_epochs_seeds_and_samples_draw_differently():

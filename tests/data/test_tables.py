@@ -34,6 +34,14 @@ def a_table_for_each_channel(image):
     return torch.from_numpy(cv2.merge(planes).transpose(2, 0, 1))
 
 
+def a_column_for_each_channel(image):
+    return torch.from_numpy(cv2.LUT(np.array(image), TABLES.T[:, None]).transpose(2, 0, 1))
+
+
+def a_row_of_columns_for_each_channel(image):
+    return torch.from_numpy(cv2.LUT(np.array(image)[3:70, ::-1], TABLES.T[None]))
+
+
 def then_arithmetic(image):
     return torch.from_numpy(cv2.LUT(np.array(image), TABLES[1]) * 2 - 1).permute(2, 0, 1)
 
@@ -42,7 +50,17 @@ def in_double(image):
     return torch.from_numpy(cv2.LUT(np.array(image), TABLES[1].astype(np.float64)))
 
 
-@pytest.mark.parametrize("tail", [one_table, a_table_for_each_channel, then_arithmetic, in_double])
+SCALED = [
+    one_table,
+    a_table_for_each_channel,
+    a_column_for_each_channel,
+    a_row_of_columns_for_each_channel,
+    then_arithmetic,
+    in_double,
+]
+
+
+@pytest.mark.parametrize("tail", SCALED)
 def test_a_table_of_floats_travels_as_bytes_and_arrives_bit_by_bit(pictures, tail):
     plain, _, _ = batches(Pictures(pictures, tail), packs=False)
     packed, plan, _ = batches(Pictures(pictures, tail), packs=True)
@@ -88,18 +106,22 @@ class Augmented(Pictures):
         return self.tail(image=np.array(self.pictures[index]))["image"], index
 
 
-def test_albumentations_scaled_images_travel_as_bytes(pictures):
+CHANGES = {
+    "nothing": (),
+    "crop and flip": (("RandomCrop", (64, 64)), ("HorizontalFlip", ())),
+    "resized crop": (("RandomResizedCrop", ((64, 64),)), ("HorizontalFlip", ())),
+    "colours": (("ColorJitter", ()),),
+}
+"""By name, what albumentations does to the picture before it is scaled."""
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_albumentations_scaled_images_travel_as_bytes(pictures, name, monkeypatch):
+    monkeypatch.setenv("NO_ALBUMENTATIONS_UPDATE", "1")  # importing it asks the network otherwise
     albumentations = pytest.importorskip("albumentations")
     to_tensor = pytest.importorskip("albumentations.pytorch").ToTensorV2
-    tail = albumentations.Compose(
-        [
-            albumentations.RandomCrop(64, 64),
-            albumentations.HorizontalFlip(p=0.5),
-            albumentations.Normalize(),
-            to_tensor(),
-        ],
-        seed=0,
-    )
+    changes = [getattr(albumentations, kind)(*args) for kind, args in CHANGES[name]]
+    tail = albumentations.Compose([*changes, albumentations.Normalize(), to_tensor()], seed=0)
     dataset = Augmented(pictures, tail)
     expected = list(DataLoader(dataset, 6))
     tail.set_random_seed(0)

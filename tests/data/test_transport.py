@@ -6,12 +6,13 @@ import torch
 from PIL import Image, ImageEnhance
 from torch.utils.data import DataLoader
 
-from flatout.data import transport
+from flatout.data import page_locking, transport
 from flatout.data.arrays import LazyArray
 from flatout.data.following import following
 from flatout.data.levels import UnfollowableError
 from flatout.data.packed import Packed, restored
 from flatout.data.transport import PackingCollate, leaves
+from tests.data.plain_pictures import plain_loader
 from tests.data.tails import TAILS, Pictures, numpy_arithmetic, standardised
 
 
@@ -283,3 +284,24 @@ def test_a_gpu_gives_the_same_bits(pictures, tail):
     assert all(
         torch.equal(a[0].cpu(), torch.as_tensor(b[0])) for a, b in zip(found, plain, strict=True)
     )
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("options", [{}, {"pin_memory": True}, {"persistent_workers": True}])
+def test_a_gpu_gets_the_pictures_of_each_batch_from_locked_blocks(options):
+    loader = plain_loader(workers=2, **options)
+    loader.collate_fn.device = torch.device("cuda")
+    originals = loader.dataset.pictures
+
+    found = []
+    for _ in range(3):
+        for values, numbers in loader:
+            torch.cuda._sleep(5_000_000)  # copies wait behind it while workers go on
+            found.append((values, numbers))
+
+    assert len(found) == 36
+    for values, numbers in found:
+        wanted = [torch.as_tensor(numpy_arithmetic(originals[n])) for n in numbers.tolist()]
+        assert values.is_cuda
+        assert torch.equal(values.cpu(), torch.stack(wanted))
+    assert page_locking._TROUBLE == []

@@ -41,11 +41,11 @@ def training_ms(found):
     return {leg.name: leg.ms for leg in found.legs if leg.where == TRAINING}
 
 
-def record(at_s, *, number=0, batches=0.0, io=(0.0, 0.0), pss=100.0):
+def record(at_s, *, number=0, batches=0.0, io=(0.0, 0.0), anonymous=0.0, pss=100.0):
     """Return a worker's record: a batch takes 20 ms of reading, 10 of decoding, 10 of collate."""
     made = (0.02 * batches, 0.01 * batches, 0.01 * batches, batches)
     used = (0.2 * (at_s - 10), 0.1 * (at_s - 10), 30 * (at_s - 10), 10 * (at_s - 10))
-    return [at_s, number, *made, *used, *io, pss]
+    return [at_s, number, *made, *used, *io, anonymous, pss]
 
 
 def worker(number, records):
@@ -154,6 +154,15 @@ def growth(sizes_mb):
     long = [segment(number) for number in range(40)]
     written = result(processes=[worker(0, records)]) | {"segments": long}
     return journey(written).workers[0].growth_bytes_per_step
+
+
+def test_growth_is_told_by_anonymous_memory_where_the_other_was_read_too_seldom():
+    grown = [record(10 + at / 10, batches=at, anonymous=1e6 * at) for at in range(1, 20)]
+
+    found = journey(result(processes=[worker(0, grown)])).workers[0]
+
+    assert found.growth_bytes_per_step == pytest.approx(1e6)
+    assert found.pss_bytes == 100
 
 
 def test_growth_is_the_slope_of_all_readings():

@@ -11,6 +11,7 @@ from flatout.profiling.worker_log import (
     OwnBytes,
     WorkerLog,
     named,
+    read_anonymous,
     read_io,
     read_log,
     read_pss,
@@ -60,16 +61,18 @@ def test_a_long_run_keeps_its_first_and_its_last_record():
 
 def test_what_the_kernel_refuses_is_told_by_its_number(tmp_path):
     assert read_io(tmp_path) == (-errno.ENOENT, -errno.ENOENT)
+    assert read_anonymous(tmp_path) == -errno.ENOENT
     assert read_pss(tmp_path) == -errno.ENOENT
 
 
 def test_bytes_come_from_the_names_that_the_kernel_gives(tmp_path):
     (tmp_path / "io").write_text("rchar: 300\nwchar: 7\nread_bytes: 4096\n")
+    (tmp_path / "statm").write_text("900 70 20 1 0 300 0\n")
     (tmp_path / "smaps_rollup").write_text(
         "0-1 [rollup]\nRss: 40 kB\nPss: 12 kB\nPss_Dirty: 3 kB\n"
     )
 
     found = OwnBytes(tmp_path).read(time.perf_counter())
 
-    assert found == (300.0, 4096.0, 12 * 1024.0)
+    assert found == (300.0, 4096.0, 50.0 * os.sysconf("SC_PAGE_SIZE"), 12 * 1024.0)
     assert named(record(2))["pss_bytes"] == 2.0

@@ -1,6 +1,8 @@
 """Loaders that end badly: a clear line with the cause, and nothing left behind."""
 
+import re
 import shutil
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -12,6 +14,8 @@ from flatout.core.recipe import Choice, Recipe
 from flatout.core.trial import Outcome
 from flatout.core.workload import Workload
 from flatout.hardware.machine import read_machine
+from flatout.reporting.messages import messages
+from flatout.reporting.text import render_failure
 from flatout.workflow.faults import FAULTS, fewer_workers, find_fault, half_of_own_workers
 from flatout.workflow.trials import TrialOptions, run_trial
 from tests.left_behind import left_behind, left_since
@@ -43,7 +47,6 @@ def trial_of(how, recipe=Recipe(), **options):
         ("worker_killed", "worker_killed", "was killed: out of memory"),
         ("worker_crashed", "worker_crashed", "Segmentation fault"),
         ("worker_exited", "worker_exited", "num_workers=0 shows what it prints"),
-        ("bus_error", "shm_full", "/dev/shm is too small"),
         ("not_picklable", "not_picklable", "cannot be sent to a spawned worker"),
         ("empty_data", "empty_data", "the data set is empty"),
         ("bad_image", "bad_image", "37.png' cannot be decoded"),
@@ -61,6 +64,69 @@ def test_a_bad_end_names_its_cause_and_leaves_nothing(how, code, words):
     assert trial.details["fault"] == code, trial.message + trial.traceback
     assert trial.message.startswith(f"{code}: ")
     assert words in trial.message
+    assert left_since(before) == set()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ("no_sample", "the data set Faulty has no sample"),
+        ("empty_stream", "the iterable data set Stream yields no sample"),
+        ("few_samples", "of the 3 samples of Faulty comes no whole batch of 4, and drop_last=True"),
+        ("part_of_a_batch", "of what Stream yields comes no whole batch of 4, and drop_last=True"),
+    ],
+)
+def test_a_loader_that_has_nothing_to_give_is_named_in_place_of_the_missing_steps(how, words):
+    trial = trial_of(how)
+
+    assert trial.outcome is Outcome.NO_STEPS
+    assert trial.details["fault"] == "empty_data"
+    assert "without a training step: its loader of loader_faults.py:main had" in trial.message
+    assert f" nothing to give, {words}" in trial.message
+    assert "flatout.step" not in trial.message
+    said = " ".join(render_failure(trial).split())
+    assert "look where its samples come from" in said
+    assert re.search("[a-z]{4}", messages("ko").translated(trial.message)[:20]) is None
+
+
+IN_SMALL_SHM = [
+    *("unshare", "-rm", "sh", "-c"),
+    'mount -t tmpfs -o size=1m tmpfs /dev/shm && exec "$@"',
+    "sh",
+]
+"""Runs a command where /dev/shm has one MiB, for this command alone."""
+
+
+@pytest.fixture(scope="module")
+def small_shm():
+    done = subprocess.run([*IN_SMALL_SHM, "true"], capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip(f"no file system may be mounted here: {done.stderr.strip()}")
+
+
+@pytest.mark.slow
+@pytest.mark.chaos
+@pytest.mark.skipif(shutil.which("unshare") is None, reason="needs unshare of util-linux")
+@pytest.mark.usefixtures("small_shm")
+@pytest.mark.parametrize(
+    ("how", "words"), [("shm_full", "No space left on device"), ("bus_error", "Bus error")]
+)
+def test_shared_memory_that_is_full_is_named_however_it_ends(tmp_path, how, words):
+    shutil.copy(SCRIPT, tmp_path)
+    before = left_behind()
+
+    done = subprocess.run(
+        [*IN_SMALL_SHM, sys.executable, "-m", "flatout", "measure", "--quick", SCRIPT.name, how],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    said = " ".join(done.stderr.split())
+    assert "The script failed: shm_full: /dev/shm is too small" in said, done.stdout
+    assert words in said
     assert left_since(before) == set()
 
 
@@ -88,6 +154,8 @@ def test_a_hung_worker_is_told_from_a_hung_script():
         ),
         ("RuntimeError: unable to write to file </torch_71_8_0>: No space left on device (28)",
          "shm_full"),
+        ("RuntimeError: unable to allocate shared memory(shm) for file </torch_71_8_0>: No space "
+         "left on device (28)", "shm_full"),
         ("RuntimeError: unable to mmap 960 bytes from file </torch_9>: Cannot allocate memory (12)",
          "shm_full"),
         ('reductions.py", line 538, in rebuild_storage_fd\n    fd = df.detach()\n'

@@ -10,6 +10,7 @@ from flatout.core.ablation import Verdict
 from flatout.core.trial import Outcome
 from flatout.core.workload import Workload
 from flatout.reporting.text import render_ablation
+from flatout.workflow.trials import run_trial
 from flatout.workflow.tune import BaselineFailedError, TuneOptions, tune
 from tests.workflow.test_faults import SCRIPT
 from tests.workflow.test_tune import World, run
@@ -112,3 +113,38 @@ def test_a_real_script_whose_four_workers_die_runs_with_two(tmp_path):
     assert found.notes[0].startswith("unchanged, worker_killed: ")
     text = render_ablation(found, width=200)
     assert "It runs now: with loader_workers num_workers=2 its loader's workers last" in text
+
+
+def run_soon_hung(workload, recipe, machine, options):
+    return run_trial(workload, recipe, machine, replace(options, hang_s=min(options.hang_s, 40.0)))
+
+
+@pytest.mark.slow
+@pytest.mark.chaos
+@pytest.mark.parametrize(
+    ("how", "cause"), [("tuned_exits", "worker_exited: "), ("tuned_hangs", "worker_hung: ")]
+)
+def test_real_workers_that_a_tuning_proposes_and_that_fail_are_tried_once_more(
+    tmp_path, how, cause
+):
+    (tmp_path / "work").mkdir()
+    shutil.copy(SCRIPT, tmp_path / "work")
+    workload = Workload(
+        target=SCRIPT.name, arguments=(how,), folder=tmp_path / "work", python=sys.executable
+    )
+    options = TuneOptions(
+        out=tmp_path / "out",
+        budget_s=400.0,
+        only=("loader_workers",),
+        accepts_load=True,
+        runner=run_soon_hung,
+    )
+
+    found = tune(workload, options, lambda _: None, replace(machine(), usable_cores=2))
+
+    first, second = [row for row in found.rows if row.choice.technique == "loader_workers"]
+    workers = first.choice.settings["num_workers"]
+    assert first.verdict is Verdict.FAILED
+    assert cause in first.why
+    assert first.why.endswith(f"; tried once more with num_workers={workers // 2}")
+    assert second.choice.settings["num_workers"] == workers // 2

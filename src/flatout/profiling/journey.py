@@ -166,15 +166,21 @@ def change_of(records: Sequence[Sequence[float]], window: Window) -> Change | No
     for name in ("read_bytes", "storage_bytes", "pss_bytes"):
         if last[name] < 0:
             change[name] = last[name]  # refused, with the reason
-    sizes = readings_of("pss_bytes", inside)
+    # The proportional size is read seldom where that takes long: then what a fork shares is left.
+    known = (readings_of(name, inside) for name in ("pss_bytes", "anonymous_bytes"))
+    sizes = next((readings for readings in known if _is_enough(readings)), [])
     span_s = sizes[-1][0] - sizes[0][0] if sizes else 0.0
-    is_enough = span_s >= MIN_GROWTH_S and len(sizes) >= MIN_READINGS
-    grows = is_enough and rises([size for _, size in sizes])
+    grows = bool(sizes) and rises([size for _, size in sizes])
     return change | {
         "pss_bytes": last["pss_bytes"],
         "pss_growth": slope_of(sizes) * span_s if grows else 0.0,
-        "pss_span_s": span_s if is_enough else 0.0,
+        "pss_span_s": span_s,
     }
+
+
+def _is_enough(readings: Sequence[tuple[float, float]]) -> bool:
+    """Tell whether readings are many and far enough apart to tell of a growth."""
+    return len(readings) >= MIN_READINGS and readings[-1][0] - readings[0][0] >= MIN_GROWTH_S
 
 
 def readings_of(name: str, records: Sequence[Mapping[str, float]]) -> list[tuple[float, float]]:

@@ -25,6 +25,7 @@ FIELDS = (
     "involuntary",
     "read_bytes",
     "storage_bytes",
+    "anonymous_bytes",
     "pss_bytes",
 )
 """Counters since the process began, with the moment on the clock that all processes share. A count
@@ -51,13 +52,13 @@ class OwnBytes:
         self.pss = 0.0
         self._next_pss_s = 0.0
 
-    def read(self, moment: float) -> tuple[float, float, float]:
-        """Return bytes read, bytes that storage delivered, and the proportional set size."""
+    def read(self, moment: float) -> tuple[float, float, float, float]:
+        """Return bytes read, bytes that storage delivered, anonymous and proportional memory."""
         if moment >= self._next_pss_s:
             self.pss = read_pss(self.proc)
             took_s = time.perf_counter() - moment
             self._next_pss_s = moment + max(PSS_EVERY_S, PSS_COST_FACTOR * took_s)
-        return (*read_io(self.proc), self.pss)
+        return (*read_io(self.proc), read_anonymous(self.proc), self.pss)
 
 
 def read_io(proc: Path) -> tuple[float, float]:
@@ -68,6 +69,19 @@ def read_io(proc: Path) -> tuple[float, float]:
         return (-float(error.errno or 1),) * 2
     values = {name: float(value) for name, _, value in (line.partition(": ") for line in lines)}
     return values.get("rchar", -1.0), values.get("read_bytes", -1.0)
+
+
+def read_anonymous(proc: Path) -> float:
+    """Return the resident bytes that lie in no file and are shared by nobody, or minus the error.
+
+    A counter of the kernel's, read at once. What a fork shares counts from the start: pages that
+    are copied when they are written to show in the proportional set size alone.
+    """
+    try:
+        _, resident, shared = map(int, _read(proc / "statm").split()[:3])
+    except OSError as error:
+        return -float(error.errno or 1)
+    return float((resident - shared) * os.sysconf("SC_PAGE_SIZE"))
 
 
 def read_pss(proc: Path) -> float:

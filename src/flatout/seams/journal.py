@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from flatout.seams.naming import named
 from flatout.seams.undo import undo
 
 FIELDS = 4
@@ -55,7 +56,7 @@ def announce_torch_save() -> None:
             sys.audit("open", os.fspath(f), "w", 0)
         return save(obj, f, *args, **kwargs)
 
-    torch.save = announced
+    torch.save = named(announced, "torch", "save")
 
 
 def rollback(folder: Path) -> int:

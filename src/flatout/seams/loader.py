@@ -11,6 +11,7 @@ from flatout.core.technique import seams_of
 from flatout.seams import clock as phases
 from flatout.seams.address import AddressBook, builder, caller
 from flatout.seams.events import LoaderSeen
+from flatout.seams.notes import EMPTY, leave_note
 from flatout.seams.session import Session
 from flatout.seams.text import note_padding, tokenizer_place
 from flatout.seams.worker_start import note_start
@@ -145,6 +146,7 @@ def _facts(loader: Any, asked: Mapping[str, Any]) -> dict[str, Any]:
         "persistent_workers": bool(asked.get("persistent_workers")),
         "prefetch_factor": asked.get("prefetch_factor"),
         "is_iterable": isinstance(dataset, IterableDataset),
+        "drop_last": _drops_last(loader, asked),
         "steps_per_epoch": _length(loader),
         "tokenizes": tokenizer_place(dataset, asked.get("collate_fn")),
     }
@@ -155,6 +157,11 @@ def _length(thing: Any) -> int | None:
         return len(thing)
     except (TypeError, NotImplementedError, AttributeError):
         return None
+
+
+def _drops_last(loader: Any, asked: Mapping[str, Any]) -> bool:
+    """Tell whether batches that are not whole are left out, by a batch sampler of its own too."""
+    return bool(asked.get("drop_last") or getattr(loader.batch_sampler, "drop_last", False))
 
 
 def _asked_size(asked: Mapping[str, Any]) -> int | None:
@@ -227,8 +234,11 @@ class _Iteration:
     def saw_end(self, iterator: Any, took_s: float) -> None:
         """Note what the end of an epoch took."""
         seen = self.session.loaders.get(iterator.__dict__.get(ADDRESS, ""))
-        if seen is not None:
-            seen.ends_s.append(took_s)
+        if seen is None:
+            return
+        seen.ends_s.append(took_s)
+        if not seen.batches:
+            leave_note(self.session.spec, EMPTY, {"address": seen.address, **seen.asked})
 
     def begin(self, start: Callable[[Any], Any], loader: Any) -> Any:
         """Start an epoch: torch's iterator, passed through the recipe for training loaders."""

@@ -18,11 +18,13 @@ from flatout.core.errors import UserError
 from flatout.core.workload import Workload
 from flatout.seams import jobs, journal
 from flatout.seams.arming import SPEC_VARIABLE
+from flatout.seams.notes import ELSEWHERE, EMPTY
 from flatout.seams.overlay import can_overlay
 from flatout.seams.processes import kill_descendants, kill_started_with
-from flatout.seams.step import ELSEWHERE
 
 BOOT = Path(__file__).parent / "boot"
+TRACE = "memory-"
+"""What the folders of traces of memory begin with; `spec.json` there says whose it is."""
 SILENCED = {
     "WANDB_MODE": "disabled",
     "COMET_MODE": "disabled",
@@ -76,6 +78,8 @@ class Ending:
     """Of a hang: the processes below the script's and what they waited in."""
     trains_elsewhere: bool = False
     """Whether a thread other than a process's main one trained, which nobody listens to."""
+    empty_loader: Mapping[str, Any] | None = None
+    """What a loader was asked that ended without having given a batch; None without one."""
     exhaustion: Mapping[str, Any] | None = None
     """What held the memory when there was no more; None where that was not seen."""
 
@@ -134,13 +138,14 @@ def scratch_root() -> Path:
 
 
 def mend_leftovers() -> int:
-    """Roll back trials whose supervisor was killed; return how many there were."""
+    """Roll back trials and traces that were killed; return how many there were."""
     mended = 0
-    jobs.forget_ended(scratch_root())
-    for folder in scratch_root().glob("trial-*"):
-        with contextlib.suppress(OSError, ValueError):
-            facts = json.loads((folder / "supervisor.json").read_text())
-            if jobs.has_ended(facts) and not _is_supervised(folder):
+    root = scratch_root()
+    jobs.forget_ended(root)
+    for path in (*root.glob("trial-*/supervisor.json"), *root.glob(f"{TRACE}*/spec.json")):
+        with contextlib.suppress(OSError, ValueError, KeyError):  # another version's may lack some
+            folder, facts = path.parent, json.loads(path.read_text(encoding="utf-8"))
+            if "owner" in facts and jobs.has_ended(facts) and not _is_supervised(folder):
                 mended += bool(_undo(folder))
                 _discard(folder)
     return mended
@@ -257,6 +262,7 @@ def _read_ending(folder: Path) -> dict[str, Any]:
         "stuck": tuple(ending.get("stuck", ())),
         "results": tuple(results),
         "trains_elsewhere": find_noted(folder, ELSEWHERE) is not None,
+        "empty_loader": find_noted(folder, EMPTY),
         "exhaustion": find_noted(folder, "oom"),
         "log": log.read_text(errors="replace")[-20_000:] if log.exists() else "",
     }

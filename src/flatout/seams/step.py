@@ -1,15 +1,14 @@
 """The step seam: backward, the loss it is given, the script's own marks, and saving."""
 
-import contextlib
 import functools
-import os
 from collections.abc import Callable
-from pathlib import Path
 from threading import get_ident
 from typing import Any
 
 from flatout.core.marks import STEP
 from flatout.seams import clock as phases
+from flatout.seams.naming import named
+from flatout.seams.notes import ELSEWHERE, leave_note
 from flatout.seams.session import Session
 
 MAX_LOSS_TERMS = 64
@@ -17,8 +16,6 @@ MAX_LOSS_TERMS = 64
 
 CREATE_GRAPH = 4
 """Place of `create_graph` among the arguments of `torch.autograd.grad`."""
-ELSEWHERE = "elsewhere"
-"""Name of the file of a process whose training runs in another than its main thread."""
 MARKED = -2
 """Stands for the optimizer of a segment that `flatout.step` ended."""
 
@@ -100,10 +97,7 @@ class _Backward:
         if self.session.trains_elsewhere:
             return
         self.session.trains_elsewhere = True
-        folder = self.session.spec.get("folder")
-        if folder:
-            with contextlib.suppress(OSError):  # the trial is over
-                (Path(folder) / f"{ELSEWHERE}-{os.getpid()}.json").write_text("{}")
+        leave_note(self.session.spec, ELSEWHERE, {})
 
     def ended(self) -> None:
         """Tell of the end of a backward; without an optimizer it ends the step."""
@@ -236,4 +230,4 @@ def _hook_save(session: Session) -> None:
         finally:
             session.clock.pop()
 
-    torch.save = timed
+    torch.save = named(timed, "torch", "save")

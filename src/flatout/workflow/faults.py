@@ -44,7 +44,7 @@ KILLED = r"DataLoader worker \(pid\(?s?\)? (?P<pid>[\d, ]+)\) "
 FAULTS = (
     _fault(
         "shm_full",
-        r"Bus error|unable to (write to file|open shared memory object|mmap)[^\n]*"
+        r"Bus error|unable to (allocate shared memory|write to file|open shared memory object|mmap)"
         r"|No space left on device[^\n]*(/torch_|shm)|torch_shm_manager",
         "/dev/shm is too small for the batches of the loader's workers: fewer workers or a lower "
         "prefetch_factor need less of it, a container gets more with --shm-size=8g, and "
@@ -143,6 +143,8 @@ FAULTS = (
 """Every fault that is told apart, the most telling first."""
 BY_CODE: Mapping[str, Fault] = {fault.code: fault for fault in FAULTS}
 WORKER_LEVER = "loader_workers"
+INNERMOST = re.compile(r"[^<#]*(?:<\w+>)?")
+"""Of a loader's address: the file and the function that made it, without those that called."""
 
 
 def find_fault(text: str, exit_code: int | None = None) -> Fault | None:
@@ -219,6 +221,34 @@ def half_of_own_workers(details: Mapping[str, Any]) -> Recipe | None:
     return Recipe(
         choices=(Choice(technique=WORKER_LEVER, settings=settings),),
         training_loaders=tuple(loader["address"] for loader in larger),
+    )
+
+
+def emptiness(loader: Mapping[str, Any]) -> str:
+    """Return why a script took no step whose loader ended without having given a batch.
+
+    Args:
+        loader: what it was asked, and its address.
+
+    >>> emptiness({"address": "train.py:main<train.py:<module>#0", "dataset": "Images",
+    ...            "dataset_len": 0, "batch_size": 4})
+    'the script ended without a training step: its loader of train.py:main had nothing to give, \
+the data set Images has no sample'
+    """
+    name, samples, size = loader["dataset"], loader["dataset_len"], loader["batch_size"]
+    if samples == 0:
+        why = f"the data set {name} has no sample"
+    elif loader["drop_last"] and size:
+        held = f"the {samples} samples of {name}" if samples else f"what {name} yields"
+        why = f"of {held} comes no whole batch of {size}, and drop_last=True leaves out the rest"
+    elif loader["is_iterable"]:
+        why = f"the iterable data set {name} yields no sample"
+    else:
+        why = f"its sampler names none of the {samples} samples of {name}"
+    made_by = INNERMOST.findall(loader["address"])[0]
+    return (
+        f"the script ended without a training step: its loader of {made_by} had "
+        f"nothing to give, {why}"
     )
 
 

@@ -20,7 +20,13 @@ from flatout.profiling.steps import MIN_STEPS
 from flatout.profiling.summary import losses_of, summarise, window_in
 from flatout.seams.process import Ending, ProcessOptions, run_process
 from flatout.workflow import beside
-from flatout.workflow.faults import BY_CODE, Fault, find_fault, find_missing_device
+from flatout.workflow.faults import (
+    BY_CODE,
+    Fault,
+    emptiness,
+    find_fault,
+    find_missing_device,
+)
 from flatout.workflow.inside import GUARD_RECORD, GUARD_RECORDS
 
 ENTRY = "flatout.workflow.inside"
@@ -157,7 +163,7 @@ def outcome_of(ending: Ending, options: TrialOptions) -> tuple[Outcome, str]:
         return Outcome.REFUSED, "a lever of the recipe cannot be applied"
     if result is not None and result["why"] == "done":
         return _judged(result, options)
-    return _cut_short(ending, options) or _failed(ending, result) or _ended(result, options)
+    return _cut_short(ending, options) or _failed(ending, result) or _ended(ending, result, options)
 
 
 def _partial(ending: Ending, result: Mapping[str, Any], machine: Machine) -> Profile | None:
@@ -213,11 +219,15 @@ def _failed(ending: Ending, result: Mapping[str, Any] | None) -> tuple[Outcome, 
     return Outcome.CRASH, _crash_line(ending, result)
 
 
-def _ended(result: Mapping[str, Any] | None, options: TrialOptions) -> tuple[Outcome, str]:
+def _ended(
+    ending: Ending, result: Mapping[str, Any] | None, options: TrialOptions
+) -> tuple[Outcome, str]:
     if result is not None and result["segments"]:
         return _judged(result, options)
     if result is not None and result["trains_elsewhere"]:
         return Outcome.NO_STEPS, IN_A_THREAD
+    if ending.empty_loader is not None:
+        return Outcome.NO_STEPS, emptiness(ending.empty_loader)
     return Outcome.NO_STEPS, (
         "the script ended and no training step was seen: no optimizer step and no backward; "
         "where it trains all the same, put each step into `with flatout.step():`"
@@ -267,8 +277,13 @@ def _fault(ending: Ending) -> Fault | None:
         return BY_CODE["worker_hung"] if ending.waits_for_batch else None
     crashed = _crashed(ending)
     if ending.exit_code in (0, None) and crashed is None:
-        return None
+        return BY_CODE["empty_data"] if _had_no_data(ending) else None
     return find_fault(_last_words(ending), ending.exit_code)
+
+
+def _had_no_data(ending: Ending) -> bool:
+    trained = any(one["segments"] or one["trains_elsewhere"] for one in ending.results)
+    return ending.why == "ended" and ending.empty_loader is not None and not trained
 
 
 def _own_loaders(result: Mapping[str, Any] | None) -> list[dict[str, Any]]:

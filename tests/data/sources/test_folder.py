@@ -1,4 +1,7 @@
 import os
+import shutil
+import tempfile
+from pathlib import Path
 
 import pytest
 
@@ -6,6 +9,8 @@ from flatout.core.errors import UserError
 from flatout.data.packed_store import Store
 from flatout.data.sources import open_source
 from tests.data.packs import file_bytes, image_folder, packed, skipped_in
+
+NOBODY = 65_534
 
 
 def opened(target, folder, **options):
@@ -66,6 +71,34 @@ def test_an_unreadable_folder_is_named_or_left_out(tmp_path, monkeypatch):
 
     assert (header.samples, header.skipped) == (8, 1)
     assert skipped_in(tmp_path / "a")[0]["name"].endswith("photos/dog")
+
+
+@pytest.mark.chaos
+def test_a_folder_that_this_user_may_not_read_is_named():
+    shared = Path(tempfile.mkdtemp(prefix="flatout-test-"))
+    shared.chmod(0o777)
+    source = image_folder(shared / "photos")
+    (source / "dog").chmod(0)
+    child = os.fork()
+    if not child:
+        said = b"nothing"
+        try:
+            if not os.getuid():
+                os.setgid(NOBODY)
+                os.setuid(NOBODY)  # root may read everything
+            opened(source, shared)
+        except UserError as error:
+            said = str(error).encode()
+        finally:
+            (shared / "said").write_bytes(said)
+            os._exit(0)
+    os.waitpid(child, 0)
+
+    said = (shared / "said").read_text()
+    (source / "dog").chmod(0o700)
+    shutil.rmtree(shared)
+    assert "photos/dog: the folder cannot be read" in said
+    assert "--on-bad skip" in said
 
 
 def test_any_file_name_is_packed(tmp_path):

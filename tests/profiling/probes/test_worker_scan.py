@@ -90,6 +90,25 @@ def test_numbers_that_memory_does_not_hold_leave_the_smaller_ones():
 
     assert scan.ahead == [(2, 2, 1), (4, 2, 1)]
     assert scan.stopped == "more workers would take too much memory"
+    scan._look_ahead(1.0)
+    assert scan.ahead == [(2, 2, 1), (4, 2, 1)], "what fits is visited, after the first of them too"
+
+
+@pytest.mark.parametrize(
+    ("moment", "paces", "why"),
+    [
+        (10.0, [], "the time for the scan was over"),
+        (1.0, [(0, 1.0), (1, 1.0), (2, 1.0)], "more workers were no faster"),
+    ],
+)
+def test_numbers_that_promise_nothing_are_left_out_all(moment, paces, why):
+    scan = Scan(SimpleNamespace(), {"visits_all": False, "room_bytes": 100.0, "max_s": 9.0})
+    scan.began, scan.visits = 0.0, visited(*paces)
+    scan.ahead = [(4, 2, 0), (8, 2, 0)]
+
+    scan._look_ahead(moment)
+
+    assert (scan.ahead, scan.stopped) == ([], why)
 
 
 @pytest.fixture(scope="module")

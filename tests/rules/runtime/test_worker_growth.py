@@ -1,8 +1,44 @@
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from flatout.core.trial import Outcome
 from flatout.core.units import GIB, MIB
+from flatout.core.workload import Workload
+from flatout.hardware.machine import read_machine
 from flatout.rules.runtime.worker_growth import check
+from flatout.workflow.measure import measure
 from tests.rules.journey_facts import journey
 from tests.rules.rank_facts import rank
 from tests.techniques.facts import machine, profile
+
+SCRIPTS = Path(__file__).parents[2] / "workflow" / "scripts"
+
+
+def findings_of(*arguments):
+    """Return what is found in a real run, on a machine of a known size."""
+    workload = Workload(
+        target="growing_workers.py", arguments=arguments, folder=SCRIPTS, python=sys.executable
+    )
+    trial = measure(workload, machine=replace(read_machine(torch=False), memory_bytes=16 * GIB))
+    assert trial.outcome is Outcome.OK, trial.message + trial.traceback
+    return {finding.code: finding for finding in trial.profile.findings}
+
+
+@pytest.mark.slow
+def test_a_data_set_whose_list_grows_in_its_workers_is_found():
+    finding = findings_of("keeps")["worker_growth"]
+
+    # Four samples of 1 MiB are a step's.
+    assert finding.evidence["growth_bytes_per_step"] == pytest.approx(4 * MIB, rel=0.5)
+    assert finding.evidence["workers"] == 2
+
+
+@pytest.mark.slow
+def test_a_data_set_that_replaces_what_it_keeps_is_not():
+    assert "worker_growth" not in findings_of("replaces")
 
 
 def test_growth_is_reported_with_the_steps_that_are_left():

@@ -261,3 +261,20 @@ def test_batches_lie_on_the_gpu():
 
     assert all(x.is_cuda for batch in found for x in batch)
     assert torch.equal(torch.cat([b[1] for b in found]).cpu(), torch.arange(30))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("options", [{"batch_size": 7}, {"batch_size": 7, "shuffle": True}])
+def test_batches_on_the_gpu_are_the_plain_loader_s_in_every_epoch(options):
+    torch.manual_seed(0)
+    plain = DataLoader(tensors(), **options)
+    expected = [[x.clone() for x in batch] for _ in range(3) for batch in plain]
+    torch.manual_seed(0)
+    built = DataLoader(**DeviceCache().loader({"dataset": tensors(), **options}))
+
+    found = [batch for _ in range(3) for batch in DeviceCache().batches(iter(built), built)]
+
+    assert len(found) == len(expected)
+    for mine, theirs in zip(found, expected, strict=True):
+        assert all(x.is_cuda for x in mine)
+        assert all(torch.equal(x.cpu(), y) for x, y in zip(mine, theirs, strict=True))

@@ -2,7 +2,7 @@ from collections import namedtuple
 
 import pytest
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, TensorDataset
 
 from flatout.core.errors import NotApplicable
 from flatout.techniques.data import device_prefetch
@@ -143,3 +143,23 @@ def test_a_batch_is_not_overwritten_while_it_is_computed_with():
         del batch
 
     assert [value.item() for value in sums] == list(range(30))
+
+
+@pytest.mark.gpu
+def test_an_epoch_of_the_lever_is_the_plain_loader_s_on_the_device():
+    data = TensorDataset(torch.randn(200, 1000), torch.arange(200))
+    options = {"dataset": data, "batch_size": 16, "shuffle": True, "num_workers": 1}
+    torch.manual_seed(0)
+    expected = [batch for _ in range(2) for batch in DataLoader(**options)]
+    torch.manual_seed(0)
+    built = DataLoader(**DevicePrefetch().loader(options))
+
+    found = []
+    for _ in range(2):
+        for batch in DevicePrefetch().batches(iter(built), built):
+            torch.cuda._sleep(5_000_000)  # the copies ahead have time to go wrong
+            found.append([x * 1 for x in batch])
+
+    assert all(x.is_cuda for batch in found for x in batch)
+    for mine, theirs in zip(found, expected, strict=True):
+        assert all(torch.equal(x.cpu(), y) for x, y in zip(mine, theirs, strict=True))

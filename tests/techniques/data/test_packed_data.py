@@ -18,7 +18,9 @@ from flatout.data import matching
 from flatout.data.format import Encoding
 from flatout.techniques.data.packed_data import PackedData, find_stores, read_from
 from flatout.workflow.demo import scenarios
+from flatout.workflow.lab import Lab
 from flatout.workflow.ranking import Search, rank
+from flatout.workflow.referee import Referee
 from flatout.workflow.trials import TrialOptions, run_trial
 from tests.data.packs import image_folder, packed, photograph
 from tests.rules.journey_facts import MIB, leg, worker
@@ -27,7 +29,7 @@ from tests.techniques.facts import pipeline as diagnosis
 from tests.techniques.guarded import machine as real_machine
 from tests.techniques.guarded import recipe_of, workload_of
 
-PROMISE = "this module compares the losses of a real script"
+PROMISE = "this module asks the guard"
 
 RAW = Encoding(kind="raw")
 
@@ -351,3 +353,8 @@ def test_an_unmodified_script_trains_on_the_same_numbers(tmp_path):
     pairs = list(zip(changed.profile.losses, plain.profile.losses, strict=False))
     assert len(pairs) > 10
     assert all(a == b for a, b in pairs)
+
+    lab = Lab(workload=workload, machine=real_machine(), out=tmp_path, limit_s=200.0)
+    check = Referee(lab, lambda _: None).check(recipe_of("packed_data", path=f"{tmp_path}/a"))
+
+    assert check.status == "same", check.why

@@ -1,12 +1,17 @@
+import inspect
+import os
 import random
+import textwrap
 
 import pytest
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 
 from flatout.core.errors import NotApplicable
 from flatout.data import store
 from flatout.data.cached import store_of
+from flatout.techniques.data import ram_cache
+from flatout.techniques.data.loader_workers import LoaderWorkers
 from flatout.techniques.data.pretokenized import Pretokenized
 from tests.data.texts import Texts, Tokenizer
 from tests.techniques.data.samples import Numbers, Stream
@@ -22,6 +27,66 @@ class Masked(Texts):
         sample = super().__getitem__(index)
         sample["input_ids"][random.randrange(3)] = 0
         return sample
+
+
+class Noted(Dataset):
+    """Real text through a real tokenizer; who tokenised what is written down."""
+
+    def __init__(self, tokenizer, texts, notes):
+        self.tokenizer, self.texts, self.notes = tokenizer, texts, notes
+
+    def __len__(self):
+        return len(self.texts)
+
+    def __getitem__(self, index):
+        with self.notes.open("a") as file:
+            file.write(f"{os.getpid()} {index}\n")
+        return torch.tensor(self.tokenizer.encode(self.texts[index]).ids[:8])
+
+
+PROCESSES = 3
+
+
+def noted(dataset):
+    """Return the process and the sample of each call of the tokenizer since the last time asked."""
+    lines = dataset.notes.read_text().splitlines() if dataset.notes.exists() else []
+    dataset.notes.unlink(missing_ok=True)
+    return [tuple(map(int, line.split())) for line in lines]
+
+
+@pytest.fixture
+def real_text(tmp_path):
+    """Paragraphs of the standard library, and a tokenizer that was trained on them."""
+    tokenizers = pytest.importorskip("tokenizers")
+    paragraphs = inspect.getsource(textwrap).split("\n\n")
+    texts = [text for text in paragraphs if len(text) > 40]
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(unk_token="?"))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    trainer = tokenizers.trainers.BpeTrainer(vocab_size=300, special_tokens=["?"])
+    tokenizer.train_from_iterator(texts, trainer)
+    return Noted(tokenizer, texts, tmp_path / "notes")
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_several_processes_tokenise_each_text_once_and_nobody_does_later(
+    real_text, workers, monkeypatch
+):
+    monkeypatch.setattr(ram_cache, "_processes", lambda: PROCESSES)
+    asked = {"dataset": real_text, "batch_size": 4, "num_workers": workers}
+    expected = list(DataLoader(**asked))
+    built = DataLoader(**Pretokenized().loader(asked))
+    noted(real_text)
+
+    Pretokenized().epoch(built)
+
+    calls = noted(real_text)
+    assert sorted(index for _, index in calls) == list(range(len(real_text)))
+    processes = {process for process, _ in calls}
+    assert len(processes) == PROCESSES
+    assert os.getpid() not in processes
+    for _ in range(2):
+        assert all(map(torch.equal, list(built), expected))
+    assert noted(real_text) == []
 
 
 class Collator:
@@ -78,6 +143,10 @@ def test_it_is_offered_where_the_step_waits_for_a_tokenizer():
         Pretokenized.candidates(profile(loaders=(loader(tokenizes="data set"),)), machine()) == ()
     )
     assert Pretokenized().predict(waiting("data set"), machine()).step_ms < -45
+
+
+def test_a_collate_fn_that_tokenises_is_offered_more_workers():
+    assert LoaderWorkers.candidates(waiting("collate_fn"), machine())
 
 
 def test_a_time_without_sense_is_refused():

@@ -14,7 +14,7 @@ from tests.data.photographs import photograph, tensor_of
 from tests.techniques.data.samples import Stream
 from tests.techniques.facts import machine, starved
 
-PROMISE = "this module compares the pictures"
+PROMISE = ("pictures.py --size 8", {})
 
 
 @pytest.fixture(autouse=True)

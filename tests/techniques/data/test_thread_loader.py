@@ -1,10 +1,5 @@
-import os
-import signal
-import subprocess
 import sys
-import time
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -24,23 +19,6 @@ from tests.techniques.facts import loader, machine, pipeline, profile
 from tests.techniques.guarded import machine as real_machine
 
 PROMISE = "this module asks the guard"
-
-SCRIPT = """
-import os, sys
-import torch
-from torch.utils.data import DataLoader
-from flatout.data import threads
-from flatout.techniques.data.thread_loader import load_in_threads
-from tests.techniques.data.samples import Numbers
-
-threads.times_faster = lambda *_, **__: 2.0
-if __name__ == "__main__":
-    iterator = iter(load_in_threads(DataLoader(Numbers(10**6), 64, num_workers=2), 2))
-    next(iterator)
-    print(*(worker.pid for worker in iterator._workers), flush=True)
-    while True:
-        next(iterator)
-"""
 
 
 @pytest.fixture
@@ -102,31 +80,6 @@ def test_threads_that_hold_each_other_up_are_refused(monkeypatch):
 
     with pytest.raises(NotApplicable, match=r"1\.02 times as fast as one"):
         load_in_threads(DataLoader(Numbers(), 4), 2)
-
-
-@pytest.mark.chaos
-@pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks at /proc")
-def test_a_killed_trainer_leaves_no_worker_and_no_shared_memory():
-    root = Path(__file__).parents[3]
-    child = subprocess.Popen(
-        [sys.executable, "-c", SCRIPT],
-        stdout=subprocess.PIPE,
-        env=os.environ | {"PYTHONPATH": f"{root / 'src'}:{root}"},
-    )
-    (worker,) = map(int, child.stdout.readline().split())
-
-    child.send_signal(signal.SIGKILL)
-    child.wait()
-    child.stdout.close()
-
-    ends_at = time.monotonic() + 60
-    while Path(f"/proc/{worker}").exists() and time.monotonic() < ends_at:
-        time.sleep(0.1)
-    assert not Path(f"/proc/{worker}").exists()
-    makers = (f"_{child.pid}_", f"_{worker}_")
-    assert [
-        path for path in Path("/dev/shm").iterdir() if any(m in path.name for m in makers)
-    ] == []
 
 
 def test_as_many_threads_as_cores_are_offered():

@@ -1,5 +1,4 @@
-import sys
-from types import SimpleNamespace
+import importlib
 
 import numpy as np
 import pytest
@@ -10,7 +9,7 @@ from flatout.core.errors import NotApplicable
 from flatout.core.journey import Journey
 from flatout.core.technique import seams_of
 from flatout.data.swapping import InWorker
-from flatout.techniques.data.worker_threads import OneThread, WorkerThreads
+from flatout.techniques.data.worker_threads import VARIABLES, OneThread, WorkerThreads
 from tests.rules.journey_facts import worker
 from tests.techniques.data.samples import Numbers
 from tests.techniques.facts import loader, machine, profile
@@ -18,6 +17,13 @@ from tests.techniques.facts import loader, machine, profile
 PROMISE = ("pictures.py", {})
 
 threadpoolctl = pytest.importorskip("threadpoolctl")
+
+
+@pytest.fixture(autouse=True)
+def variables(monkeypatch):
+    """Let libraries start two threads where nothing tells them otherwise."""
+    for name in VARIABLES:
+        monkeypatch.setenv(name, "2")
 
 
 class Threads(Numbers):
@@ -42,21 +48,53 @@ def test_libraries_in_a_worker_have_one_thread(context):
     assert found == [1, 1]
 
 
+class OpenCV(Numbers):
+    """Each sample is the number of OpenCV's threads; OpenCV may be imported only here."""
+
+    def __getitem__(self, index):
+        cv2 = importlib.import_module("cv2")
+        cv2.GaussianBlur(np.zeros((512, 512, 3), np.uint8), (5, 5), 0)
+        return cv2.getNumThreads()
+
+
+class Scipy(Numbers):
+    """Each sample is the number of threads of the BLAS that comes with scipy, loaded only here."""
+
+    def __getitem__(self, index):
+        importlib.import_module("scipy.linalg")
+        infos = threadpoolctl.threadpool_info()
+        return max(info["num_threads"] for info in infos if "scipy.libs" in info["filepath"])
+
+
+@pytest.mark.parametrize(("library", "dataset"), [("cv2", OpenCV), ("scipy", Scipy)])
+def test_libraries_that_a_worker_imports_late_have_one_thread(library, dataset):
+    pytest.importorskip(library)
+    # A spawned worker has nothing that other tests imported.
+    asked = {"batch_size": None, "num_workers": 1, "multiprocessing_context": "spawn"}
+
+    found = list(WorkerThreads().epoch(DataLoader(dataset(2), **asked)))
+
+    assert found == [1, 1]
+
+
+def test_opencv_that_a_worker_inherits_has_one_thread(request):
+    cv2 = pytest.importorskip("cv2")
+    threads = cv2.getNumThreads()
+    request.addfinalizer(lambda: cv2.setNumThreads(threads))
+    cv2.setNumThreads(2)
+    asked = {"batch_size": None, "num_workers": 1, "multiprocessing_context": "fork"}
+
+    found = list(WorkerThreads().epoch(DataLoader(OpenCV(2), **asked)))
+
+    assert found == [1, 1]
+
+
 def test_the_scripts_own_start_of_a_worker_is_still_done():
     started = []
 
     OneThread(started.append)(3)
 
     assert started == [3]
-
-
-def test_opencv_is_told_so_where_it_is_there(monkeypatch):
-    told = []
-    monkeypatch.setitem(sys.modules, "cv2", SimpleNamespace(setNumThreads=told.append))
-
-    OneThread()(0)
-
-    assert told == [0]
 
 
 def test_without_workers_there_is_nothing_to_limit():

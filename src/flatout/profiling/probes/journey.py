@@ -301,7 +301,7 @@ class OwnMeter:
         began = time.perf_counter()
         made = (*self.before, self.meter.batches)
         # The size is read when the run is over: a large process takes 10 ms for it.
-        self.records.append([moment, OWN, *made, *usage(), *read_io(SELF), 0.0])
+        self.records.append([moment, OWN, *made, *usage(), *read_io(SELF), 0.0, 0.0])
         cost_s = time.perf_counter() - began
         self.noting_s += cost_s
         self.next_at_s = moment + max(OWN_EVERY_S, cost_s / OWN_SHARE)

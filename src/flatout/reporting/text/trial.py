@@ -36,6 +36,8 @@ RANKS = "ranks"
 """The advice where a script was started by itself that several processes run."""
 DEVICE = "device"
 """The advice where a script asks for a device that torch does not find: no edit makes one."""
+NO_DATA = "empty_data"
+"""The fault of a loader that had no batch to give, and the advice that fits."""
 LABELS = ("outcome", "recipe", "ran", "do", "next")
 
 CRASHES = (
@@ -115,6 +117,8 @@ def _advice(trial: Trial) -> str:
         return "recipe"
     if trial.outcome is Outcome.HANG and trial.details.get("why") == LIMIT:
         return LIMIT
+    if trial.outcome is Outcome.NO_STEPS and trial.details.get("fault") == NO_DATA:
+        return NO_DATA
     if trial.outcome is not Outcome.CRASH:
         return str(trial.outcome.value)
     said = f"{trial.message}\n{_error(trial.traceback)}"

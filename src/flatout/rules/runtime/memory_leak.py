@@ -36,7 +36,8 @@ def check(profile: Profile, machine: Machine) -> Finding | None:
         ),
         next=(
             "look for what keeps it: a list that grows, a metric without .detach() or .item(), "
-            "a closure, a cache without a limit"
+            "a closure, a cache without a limit; a buffer that is still filling (replay, "
+            "shuffling) looks the same: measure again once it is full"
         ),
         evidence={
             "leak_bytes_per_step": story.leak_bytes_per_step,

@@ -9,6 +9,7 @@ How it is checked: the samples are compared; sums in a BLAS product may round di
 
 import contextlib
 import ctypes
+import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -40,6 +41,14 @@ SWITCHES = {
     r"lib(gomp|omp|iomp)": ("omp_set_num_threads",),
 }
 """Names of libraries, and of their functions that set the number of threads."""
+VARIABLES = (
+    "OPENCV_FOR_THREADS_NUM",
+    "OMP_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "BLIS_NUM_THREADS",
+)
+"""What libraries read when they are loaded or first used: `__getitem__` may import them late."""
 
 
 @final
@@ -97,7 +106,12 @@ class OneThread:
 
 
 def use_one_thread() -> list[str]:
-    """Limit this process's native libraries to one thread; return what was limited."""
+    """Limit this process's native libraries to one thread, those to come as well.
+
+    Returns:
+        What was limited of the libraries that are loaded.
+    """
+    os.environ |= dict.fromkeys(VARIABLES, "1")
     limited = []
     cv2 = sys.modules.get("cv2")
     if cv2 is not None:

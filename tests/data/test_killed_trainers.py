@@ -1,0 +1,66 @@
+"""Trainers that are killed outright: their workers end, and no shared memory stays."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.left_behind import left_behind, left_since
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = """
+import sys
+import time
+from torch.utils.data import DataLoader
+from flatout.data import ring, threads
+from flatout.techniques.data.thread_loader import load_in_threads
+from tests.data.plain_pictures import plain_loader
+from tests.techniques.data.samples import Numbers
+
+threads.times_faster = lambda *_, **__: 2.0  # what threads gain is timed
+if __name__ == "__main__":
+    way = sys.argv[1]
+    if way == "threads":
+        loader = load_in_threads(DataLoader(Numbers(10**6), 64, num_workers=2), 2)
+    else:
+        loader = plain_loader(workers=2, persistent_workers=True)
+    if way == "threads and ring":
+        loader = load_in_threads(loader, 2)
+    iterator = iter(loader)
+    held = [next(iterator), next(iterator)]  # is in use when the trainer is killed
+    if "ring" in way:
+        assert ring._THEIRS, "no block of the ring is in use"
+    print(*(worker.pid for worker in iterator._workers), flush=True)
+    while True:
+        time.sleep(0.01)
+        next(iterator, None)
+"""
+
+
+@pytest.mark.chaos
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks at /proc")
+@pytest.mark.parametrize(("way", "workers"), [("threads", 1), ("ring", 2), ("threads and ring", 1)])
+def test_a_killed_trainer_leaves_no_worker_and_no_shared_memory(way, workers):
+    before = left_behind()
+    child = subprocess.Popen(
+        [sys.executable, "-c", SCRIPT, way],
+        stdout=subprocess.PIPE,
+        env=os.environ | {"PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"},
+    )
+    started = [Path("/proc", pid) for pid in child.stdout.readline().decode().split()]
+    assert len(started) == workers
+    assert all(process.exists() for process in started)
+
+    child.send_signal(signal.SIGKILL)
+    child.wait()
+    child.stdout.close()
+
+    ends_at = time.monotonic() + 60
+    while any(process.exists() for process in started) and time.monotonic() < ends_at:
+        time.sleep(0.1)
+    assert [process for process in started if process.exists()] == []
+    assert left_since(before) == set()
