@@ -1,4 +1,7 @@
+from flatout import __version__
 from flatout.cli import call
+
+RECIPE = f'[flatout]\nversion = "{__version__}"\n[[technique]]\nname = "lora"\n'
 
 
 def test_the_file_is_printed_or_written(folder, capsys):
@@ -15,6 +18,17 @@ def test_a_recipe_that_is_none_is_refused_before_it_is_in_a_container(folder, ca
 
     assert call(["container", "--with", "recipe.toml"]) == 2
     assert "recipe.toml" in capsys.readouterr().err
+
+
+def test_a_recipe_needs_what_flatout_is_installed_from(folder, capsys):
+    (folder / "recipe.toml").write_text(RECIPE)
+    (folder / "flatout-0.1.0-py3-none-any.whl").touch()
+    words = ["container", "--with", "recipe.toml"]
+
+    assert call(words) == 2
+    assert "name it with --flatout" in capsys.readouterr().err
+    assert call([*words, "--flatout", "flatout-0.1.0-py3-none-any.whl"]) == 0
+    assert '"/opt/flatout-0.1.0-py3-none-any.whl[lora]"' in capsys.readouterr().out
 
 
 def test_both_kinds_at_once_are_refused(folder, capsys):

@@ -20,13 +20,21 @@ def run(*arguments, **options):
     )
 
 
-def fails_with(monkeypatch, error):
-    """Let the verb doctor end with an error."""
+WORDS_OF = {
+    "run": ["run", "--on-oom", "adapt", "train.py"],
+    "pack": ["pack", "photographs", "store"],
+    "demo": ["demo"],
+    "container": ["container"],
+}
+
+
+def fails_with(monkeypatch, error, verb="doctor"):
+    """Let a verb end with an error."""
 
     def broken(*_arguments, **_options):
         raise error
 
-    monkeypatch.setattr(flatout.get_command(None, "doctor"), "callback", broken)
+    monkeypatch.setattr(flatout.get_command(None, verb), "callback", broken)
 
 
 def test_help_imports_no_torch_and_no_verb():
@@ -143,6 +151,15 @@ def test_a_defect_of_flatout_is_code_70_with_its_traceback(monkeypatch, capsys):
     lines = capsys.readouterr().err.splitlines()
     assert lines[0].startswith("Traceback")
     assert lines[-1].startswith("flatout: internal error: RuntimeError: boom; your files are")
+
+
+@pytest.mark.parametrize("verb", ["run", "pack", "demo", "container"])
+@pytest.mark.parametrize("error", [RuntimeError("boom"), KeyboardInterrupt()])
+def test_a_verb_that_writes_does_not_say_that_nothing_was_written(monkeypatch, capsys, verb, error):
+    fails_with(monkeypatch, error, verb)
+
+    assert call(WORDS_OF[verb]) in {70, 130}
+    assert "unchanged" not in capsys.readouterr().err.splitlines()[-1]
 
 
 def test_a_reader_that_went_away_is_no_defect():

@@ -44,6 +44,17 @@ def test_options_before_the_script_reach_the_tuner_and_no_others(folder, asked):
     assert not options.resume
 
 
+@pytest.mark.parametrize("skip", ["tf32", "cpu_threads,tf32"])
+def test_to_try_only_what_is_skipped_is_refused_before_tuning(asked, capsys, skip):
+    assert call(["tune", "--only", "tf32", "--skip", skip, "train.py", "ablation_tuned"]) == 2
+
+    assert asked == []
+    assert capsys.readouterr().err == (
+        "flatout: nothing is left to try: --only tf32 is skipped as well; "
+        "name a lever in one of the two\n"
+    )
+
+
 def test_table_and_files_are_the_result(folder, asked, capsys, stored):
     code = call(["tune", "--json", "more/a.json", "train.py", "ablation_tuned"])
 

@@ -20,9 +20,17 @@ CUDA = Stack(
     shm_gib=8,
     about="NVIDIA H200",
 )
-FULL = replace(CUDA, recipe="recipe.toml", requirements="requirements.txt")
+WHEEL = "wheels/flatout-0.1.0-py3-none-any.whl"
+FULL = replace(
+    CUDA,
+    recipe="recipe.toml",
+    requirements="requirements.txt",
+    source=WHEEL,
+    extras=("jpeg", "lowbit"),
+)
 CPU = replace(FULL, kind="cpu", image="python:3.12-slim-bookworm")
 ROCM = replace(CUDA, kind="rocm", image="rocm/dev-ubuntu-24.04:6.4")
+ADDRESS = "https://example.org/flatout-0.1.0-py3-none-any.whl"
 STACKS = {"cuda": CUDA, "full": FULL, "cpu": CPU, "rocm": ROCM}
 
 
@@ -66,6 +74,25 @@ def test_the_recipe_is_what_runs():
     assert found['["flatout", "run", "--with", "/opt/recipe.toml"]'] == "ENTRYPOINT"
     assert found["recipe.toml /opt/recipe.toml"] == "COPY"
     assert 'ENTRYPOINT ["python"]' in dockerfile(CUDA)
+
+
+@pytest.mark.parametrize(
+    ("source", "copied", "installed"),
+    [
+        (WHEEL, f"{WHEEL} /opt/{WHEEL[7:]}", f"/opt/{WHEEL[7:]}[jpeg,lowbit]"),
+        ("clones/flatout", "clones/flatout /opt/flatout", "/opt/flatout[jpeg,lowbit]"),
+        (ADDRESS, "", f"flatout[jpeg,lowbit] @ {ADDRESS}"),
+    ],
+)
+def test_flatout_comes_from_what_was_named_and_never_from_an_index(source, copied, installed):
+    found = instructions(dockerfile(replace(FULL, source=source)))
+
+    copies = [words for name, words in found if name == "COPY"]
+    installs = [words for name, words in found if "flatout" in words and "pip install" in words]
+    assert [words for words in copies if "flatout" in words] == ([copied] if copied else [])
+    assert installs == [
+        f'pip install --no-cache-dir --constraint /opt/constraints.txt "{installed}"'
+    ]
 
 
 @pytest.mark.parametrize(

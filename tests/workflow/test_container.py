@@ -1,13 +1,24 @@
+import re
 import stat
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+import flatout
+from flatout import techniques
 from flatout.core.errors import UserError
 from flatout.core.machine import Device, Machine
+from flatout.core.recipe import Choice, Recipe
 from flatout.core.units import GIB
-from flatout.workflow.container import CUDA_IMAGES, CUDA_WHEELS, lint, stack_of
+from flatout.workflow.container import (
+    CUDA_IMAGES,
+    CUDA_WHEELS,
+    EXTRAS,
+    lint,
+    stack_of,
+    with_flatout,
+)
 
 MACHINE = Machine(
     device=Device(kind="cuda", name="NVIDIA H200", memory_bytes=1),
@@ -95,6 +106,48 @@ def test_files_have_to_lie_in_the_folder(tmp_path, monkeypatch):
     assert stack_of(MACHINE, recipe=Path("recipes/a.toml")).recipe == "recipes/a.toml"
     with pytest.raises(UserError, match="docker copies only from the folder"):
         stack_of(MACHINE, recipe=tmp_path / "recipes/a.toml")
+
+
+def test_flatout_may_be_a_wheel_a_clone_or_an_address(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "flatout").mkdir()
+    (tmp_path / "flatout/pyproject.toml").touch()
+    (tmp_path / "flatout-0.1.0-py3-none-any.whl").touch()
+    names = ("bf16_autocast", "fast_decode", "lora", "eight_bit_optimizer", "fp8_training")
+    recipe = Recipe(choices=tuple(Choice(technique=name) for name in names))
+
+    for source in ("flatout", "flatout-0.1.0-py3-none-any.whl", "https://example.org/f.whl"):
+        stack = with_flatout(stack_of(MACHINE), source, recipe)
+
+        assert (stack.source, stack.extras) == (source, ("jpeg", "lora", "lowbit"))
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        (None, "in no package index"),
+        ("flatout==0.1.0", "there is no such wheel"),
+        ("nowhere/flatout-0.1.0-py3-none-any.whl", "there is no such wheel"),
+        ("a b.whl", "without blanks or quotes"),
+        ('x.whl"\nRUN rm', "without blanks or quotes"),
+        (str(Path(flatout.__file__).parents[2]), "docker copies only from the folder"),
+    ],
+)
+def test_a_name_that_an_index_would_answer_to_is_refused(tmp_path, monkeypatch, source, words):
+    monkeypatch.chdir(tmp_path)
+
+    with pytest.raises(UserError, match=words):
+        with_flatout(stack_of(MACHINE), source, Recipe())
+
+
+@pytest.mark.parametrize("name", techniques.names())
+def test_a_lever_gets_the_extra_that_its_page_names(name):
+    family = techniques.technique_class(name).family
+    root = Path(flatout.__file__).parents[2]
+    page = (root / f"docs/techniques/{family}/{name}.md").read_text()
+
+    named = set(re.findall(r"flatout\[(\w+)\]", page))
+    assert named == ({EXTRAS[name]} if name in EXTRAS else set())
 
 
 def test_remarks_are_those_of_hadolint(tmp_path, monkeypatch):

@@ -14,6 +14,10 @@ INTERNAL_ERROR = 70
 """`EX_SOFTWARE` of sysexits.h."""
 INTERRUPTED = 130
 """128 + SIGINT, as shells have it."""
+UNDONE = frozenset({"measure", "plan", "roofline", "tune"})
+"""The verbs that undo what the script wrote."""
+LOOKING = frozenset({"compare", "doctor", "techniques", "watch"})
+"""The verbs that run no script and change nothing. The others are there to write."""
 
 
 def main() -> None:
@@ -35,12 +39,21 @@ def call(arguments: Sequence[str]) -> int:
     except (click.ClickException, UserError) as error:
         return _say(_refusal(error), USER_ERROR)
     except (KeyboardInterrupt, click.Abort):
-        return _say("interrupted; your files are unchanged", INTERRUPTED)
+        return _say(f"interrupted{_of_files(arguments)}", INTERRUPTED)
     except Exception as error:  # noqa: BLE001  the boundary: nothing may pass it unexplained
         sys.excepthook(*sys.exc_info())
         what = f"internal error: {type(error).__name__}: {error}"
-        return _say(f"{what}; your files are unchanged; please report this", INTERNAL_ERROR)
+        return _say(f"{what}{_of_files(arguments)}; please report this", INTERNAL_ERROR)
     return result if isinstance(result, int) else 0
+
+
+def _of_files(arguments: Sequence[str]) -> str:
+    """Return what became of the user's files, where that is known.
+
+    >>> _of_files(["tune", "train.py"]), _of_files(["run", "train.py"])
+    ('; your files are unchanged', '')
+    """
+    return "; your files are unchanged" if set(arguments[:1]) & (UNDONE | LOOKING) else ""
 
 
 def _refusal(error: click.ClickException | UserError) -> str:

@@ -16,13 +16,20 @@ PATH = click.Path(path_type=Path)
     help="Train with this recipe; it has to lie below this folder.",
 )
 @click.option("--requirements", type=PATH, help="Install these packages of the script's own.")
+@click.option(
+    "--flatout",
+    "source",
+    metavar="SOURCE",
+    help="With a recipe: install flatout from this wheel or clone below this folder, or address.",
+)
 @click.option("--cuda", metavar="VERSION", help="For this CUDA, as 12.8, not that of this torch.")
 @click.option("--rocm", is_flag=True, help="For an AMD GPU, whatever this torch is built for.")
 @click.option("--out", type=PATH, help="Write to this file instead of the terminal.")
 @click.argument("script", default="train.py")
-def command(
+def command(  # noqa: PLR0913, PLR0917  one argument an option
     recipe_path: Path | None,
     requirements: Path | None,
+    source: str | None,
     cuda: str | None,
     rocm: bool,
     out: Path | None,
@@ -36,11 +43,10 @@ def command(
     from flatout.hardware.machine import read_machine
     from flatout.reporting.dockerfile import dockerfile
     from flatout.reporting.documents import write_text
-    from flatout.workflow.container import lint, stack_of
+    from flatout.workflow.container import lint, stack_of, with_flatout
     from flatout.workflow.recipes import read_recipe
 
-    if recipe_path:
-        read_recipe(recipe_path)  # better refused here than in the container
+    recipe = read_recipe(recipe_path) if recipe_path else None
     stack = stack_of(
         read_machine(torch=False),
         recipe=recipe_path,
@@ -49,6 +55,8 @@ def command(
         cuda=cuda,
         is_rocm=rocm,
     )
+    if recipe is not None:
+        stack = with_flatout(stack, source, recipe)
     text = dockerfile(stack)
     if out:
         write_text(text, out)

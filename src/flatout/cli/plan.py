@@ -45,9 +45,9 @@ def command(  # noqa: PLR0913, PLR0917  one argument an option
 ) -> int:
     """Say whether a training step fits a GPU that need not be there.
 
-    And what would make it fit. Nothing is trained, and no GPU is needed. SCRIPT may be a file,
-    file.py:name for a Task or a function that returns one, or hf:config.json of transformers. Ends
-    with exit code 1 when it does not fit.
+    And what would make it fit. Nothing is trained, and no GPU is needed. The numbers were not
+    compared with a GPU yet. SCRIPT may be a file, file.py:name for a Task or a function that
+    returns one, or hf:config.json of transformers. Ends with exit code 1 when it does not fit.
     """
     from flatout.core.recipe import Recipe
     from flatout.reporting.documents import ensure_file_writable, write_json, write_text

@@ -44,7 +44,9 @@ def command(
 ) -> int:
     """Train with a recipe: the real training, the unmodified script.
 
-    The script keeps its terminal, its files and its seeds, and its exit code is flatout's.
+    SCRIPT is a Python file, file.py:name for a Task, or -m followed by a module. At least one of
+    --with, --plan and --on-oom adapt has to be given. The script keeps its terminal, its files and
+    its seeds, and its exit code is flatout's.
     """
     from flatout.core.errors import UserError
     from flatout.core.recipe import Recipe

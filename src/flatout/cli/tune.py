@@ -47,18 +47,25 @@ def command(  # noqa: PLR0913, PLR0917  one argument an option
 ) -> int:
     """Try what would help, keep what measurably does, prove it.
 
-    Runs SCRIPT many times in short trials, with one lever more at a time. What the script writes
-    is undone. Writes tables, plot and recipe into the --out folder; Ctrl-C ends with the table so
-    far, and --resume goes on from there.
+    SCRIPT is a Python file, file.py:name for a Task, or -m followed by a module. It runs many times
+    in short trials, with one lever more at a time; what it writes is undone. Tables, plot and
+    recipe go into the --out folder. Ctrl-C ends with the table so far, and --resume goes on from
+    there.
     """
     from flatout import techniques
     from flatout.cli.tuning import tune_and_report
+    from flatout.core.errors import UserError
     from flatout.core.technique import Numerics
     from flatout.workflow.tune import TuneOptions
     from flatout.workflow.workloads import parse_workload
 
     for name in (*only, *skip):
         techniques.technique_class(name)
+    if only and set(only) <= set(skip):
+        raise UserError(
+            f"nothing is left to try: --only {','.join(only)} is skipped as well; "
+            "name a lever in one of the two"
+        )
     options = TuneOptions(
         budget_s=budget,
         numerics=Numerics(numerics),

@@ -3,12 +3,14 @@
 import re
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import flatout
-from flatout.core.container import Stack
+from flatout.core.container import ARCHIVES, Stack
 from flatout.core.errors import UserError
 from flatout.core.machine import Machine
+from flatout.core.recipe import Recipe
 from flatout.core.units import GIB
 
 CUDA_IMAGES = {
@@ -36,9 +38,20 @@ WHEELS = "https://download.pytorch.org/whl/{build}"
 UBUNTU_PYTHON = {"22.04": "3.10", "24.04": "3.12"}
 ALLOCATORS = {"22.04": "libtcmalloc-minimal4", "24.04": "libtcmalloc-minimal4t64"}
 """tcmalloc's package by release of Ubuntu; Debian 12 has the name of the older one."""
+EXTRAS = {
+    "eight_bit_optimizer": "lowbit",
+    "fast_decode": "jpeg",
+    "four_bit_optimizer": "lowbit",
+    "fp8_training": "lowbit",
+    "lora": "lora",
+    "packed_data": "pack",
+}
+"""What a lever needs beside flatout itself, as an extra of `pyproject.toml`."""
 LEAST_SHM_GIB = 2
 """Docker's own 64 MiB end loader workers with a bus error; `flatout doctor` asks for this much."""
 LINT_S = 60.0
+PLAIN = re.compile(r"[\w./+:@%=~#&?-]+")
+"""Paths and addresses that need no quoting, neither for the shell nor in a Dockerfile."""
 VERSION = re.compile(r"\d+\.\d+")
 RELEASE = re.compile(r"\d+")
 
@@ -91,6 +104,36 @@ def stack_of(
         script=script,
         about=machine.device.name,
     )
+
+
+def with_flatout(stack: Stack, source: str | None, recipe: Recipe) -> Stack:
+    """Return the stack with what flatout is installed from, and the extras of the recipe.
+
+    Args:
+        stack: Of this machine.
+        source: A wheel or a clone in the folder that is built from, or an address that pip knows.
+            Never a mere name: flatout is in no index, and whoever takes the name there would be
+            installed.
+        recipe: What the container trains with.
+
+    Raises:
+        UserError: if nothing is named, or what is named cannot be installed.
+    """
+    if source is None:
+        raise UserError(
+            "a container with a recipe needs flatout, which is in no package index: "
+            "make a wheel here with 'pip wheel --no-deps --wheel-dir . CLONE' "
+            "and name it with --flatout"
+        )
+    if not PLAIN.fullmatch(source):
+        raise UserError(f"--flatout {source!r}: name a path or an address without blanks or quotes")
+    if "://" not in source:
+        is_archive = source.endswith(ARCHIVES) and Path(source).is_file()
+        if not is_archive and not Path(source, "pyproject.toml").is_file():
+            raise UserError(f"--flatout {source}: there is no such wheel, and no clone of flatout")
+        source = _inside(Path(source))
+    extras = {EXTRAS[name] for name in (c.technique for c in recipe.choices) if name in EXTRAS}
+    return replace(stack, source=source, extras=tuple(sorted(extras)))
 
 
 def lint(text: str) -> str | None:
@@ -176,6 +219,11 @@ def _beside(path: Path | None) -> str:
         return ""
     if not path.is_file():
         raise UserError(f"there is no file {path}")
+    return _inside(path)
+
+
+def _inside(path: Path) -> str:
+    """Return the name of a file or a folder below the folder that is built from."""
     if path.is_absolute() or ".." in path.parts:
         raise UserError(
             f"docker copies only from the folder it builds in: copy {path} here and name that"
