@@ -64,6 +64,8 @@ class Record:
     notes: Sequence[str] = ()
     ablations: Sequence[Ablation] = ()
     """The tunings behind it: their predictions are set beside what was measured."""
+    calibration: Sequence[Sequence[str]] = ()
+    """Header and rows of that, where no tuning is behind it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -45,7 +45,7 @@ def write_record(record: Record, machine: Machine, *, date: str, log: str, root:
         "repeat": record.repeat,
         "table": [list(row) for row in record.table],
         "notes": list(record.notes),
-        "calibration": [list(row) for row in calibration(record.ablations)],
+        "calibration": [list(row) for row in _calibration(record)],
         "raw": record.raw,
     }
     hidden = {str(Path.home()): "~", str(Path(__file__).parent.parent): "."}
@@ -71,7 +71,7 @@ def write_recipe(recipe: Recipe, folder: Path) -> None:
 
 def page(record: Record, machine: Machine, date: str) -> str:
     """Return the record's page: claim, verdict, the table, how to repeat."""
-    predictions = calibration(record.ablations)
+    predictions = _calibration(record)
     verdict = "holds" if record.holds else "does not hold"
     notes = [f"- {note}" for note in record.notes]
     return "\n".join(
@@ -158,6 +158,11 @@ def scrubbed(value: Any, hidden: Mapping[str, str]) -> Any:
     for folder in sorted(hidden, key=len, reverse=True):
         value = value.replace(folder, hidden[folder])
     return value
+
+
+def _calibration(record: Record) -> Sequence[Sequence[str]]:
+    """Return what was predicted beside what was measured, from the suite or from its tunings."""
+    return record.calibration or calibration(record.ablations)
 
 
 def _count(machine: Machine) -> int:

@@ -36,6 +36,7 @@ SUITES = (
     "ceilings",
     "tiling",
     "pack",
+    "slow_storage",
     "loader_peers",
     "planner",
     "loader_settings",

@@ -28,6 +28,8 @@ CODES = sorted(module_names(flatout.rules))
 BLOCK = re.compile(r"^```(\w+)([^\n]*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"(?<!!)\[[^\]\n]+\]\(([^)\s]+)\)")
 TARGET = re.compile(r"^([a-z][a-z-]*):", re.MULTILINE)
+RECORD = re.compile(r"\]\(([^)\s]*benchmarks/records/[^)\s]+)\)")
+NOWHERE = re.compile(r"(^|: )not measured[.;]", re.IGNORECASE | re.MULTILINE)
 OPTIONS_AFTER_SCRIPT = re.compile(r"\.py\b|:\w+\b")
 
 
@@ -156,6 +158,24 @@ def test_a_technique_s_page_names_its_promise_and_its_settings(name):
     assert text.startswith("# ")
     words = [f"`{kind.numerics.value}`", *(f"`{setting}" for setting in kind().settings())]
     assert [word for word in words if word not in text] == []
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_technique_s_page_has_a_measured_row_or_says_that_there_is_none(name):
+    page = ROOT / f"docs/techniques/{techniques.technique_class(name).family}/{name}.md"
+    text = page.read_text()
+
+    rows = [line for line in text.splitlines() if line.startswith("| ") and RECORD.search(line)]
+    assert all((page.parent / link).is_file() for row in rows for link in RECORD.findall(row))
+    # "Not measured on a GPU yet" stands beside a number of a CPU; "Not measured." does not.
+    assert not rows if NOWHERE.search(text) else rows or "not measured" in text.lower()
+
+
+def test_the_index_of_the_techniques_names_every_family():
+    text = (ROOT / "docs/techniques/README.md").read_text()
+
+    families = {techniques.technique_class(name).family for name in NAMES}
+    assert set(re.findall(r"^\| \[(\w+)/\]\(\1\) ", text, re.M)) == families
 
 
 @pytest.mark.parametrize("code", CODES)

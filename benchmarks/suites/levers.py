@@ -1,7 +1,8 @@
 """Every lever by itself: what it does to the step and to the memory of a script, kept or not.
 
 No claim about a lever is made here beyond that its trial works; the pages of the techniques take
-their numbers from this record. All arms of a script run once per round, each in a process of its
+their numbers from this record. What each lever's `predict` says of the unchanged script stands
+beside what was measured. All arms of a script run once per round, each in a process of its
 own; whoever cannot act on this machine is named with the reason.
 """
 
@@ -13,12 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.bench import Arm, Bench, Record, cells, comparison, open_lab, trials_in
+from benchmarks.foretold import Foretold, foresee, foretold, summary, table
 from flatout import techniques
 from flatout.core.recipe import Choice, Recipe
 from flatout.core.trial import Outcome
 from flatout.core.units import format_ms, format_ratio
 from flatout.core.workload import Workload
 from flatout.workflow.demo import make_job, scenarios
+from flatout.workflow.ranking import Candidate
 
 THEME = "levers"
 ROUNDS = 3
@@ -75,6 +78,8 @@ class Subject:
     arms: list[Arm] = field(default_factory=list)
     refused: dict[str, str] = field(default_factory=dict)
     """Why a lever could not act."""
+    candidates: dict[str, Candidate] = field(default_factory=dict)
+    """What each lever predicts of the unchanged script."""
 
 
 def run(bench: Bench, rounds: int = ROUNDS) -> Record:
@@ -122,6 +127,8 @@ def measured(subject: Subject, bench: Bench, rounds: int) -> Subject:
             if arm.name not in subject.refused:
                 run_once(arm, subject.refused)
         bench.say(f"  {subject.name}: round {number + 1} of {rounds}")
+    if subject.arms[0].profiles:
+        subject.candidates = foresee(lab, subject.arms[0].profiles[0], subject.levers)
     return subject
 
 
@@ -143,6 +150,7 @@ def run_once(arm: Arm, refused: dict[str, str]) -> None:
 def record_of(theme: str, found: Sequence[Subject], trials: Sequence[Mapping[str, Any]]) -> Record:
     """Return the record: a row for each lever that acted."""
     acted = [(subject, arm) for subject in found for arm in subject.arms[1:] if arm.profiles]
+    told = predictions(acted)
     failed = {
         f"{subject.name}, {name}": why
         for subject in found
@@ -164,12 +172,29 @@ def record_of(theme: str, found: Sequence[Subject], trials: Sequence[Mapping[str
             "trials": list(trials),
         },
         repeat=f"python -m benchmarks.run {theme}",
+        calibration=table(told),
         notes=[
             "A ratio below 1: the lever slows this script down here, as levers for memory may do. "
             "The memory is that of the whole process.",
             *(f"{name}: {why}" for s in found for name, why in s.refused.items()),
+            *summary(told),
         ],
     )
+
+
+def predictions(acted: Sequence[tuple[Subject, Arm]]) -> list[Foretold]:
+    """Return what was predicted of each lever that was measured often enough for an interval."""
+    return [
+        foretold(
+            subject.name,
+            subject.candidates[arm.name],
+            subject.arms[0].profiles[0],
+            comparison(subject.arms[0], arm),
+            peak(arm) / max(1.0, peak(subject.arms[0])),
+        )
+        for subject, arm in acted
+        if arm.name in subject.candidates and len(arm.profiles) > 1
+    ]
 
 
 def row(subject: Subject, arm: Arm) -> tuple[str, ...]:

@@ -1,5 +1,9 @@
 """Logits that a loss does without, and that are the real ones for everybody else."""
 
+import json
+import subprocess
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -43,6 +47,7 @@ from tests.engine.late_steps import (
     with_penalty_first,
 )
 
+SHARDED = Path(__file__).parent / "scripts" / "sharded_head.py"
 LOSSES = [flat, shifted, upcast, by_module, reshaped, sliced_batch, two_losses]
 OPTIONS = [
     {"reduction": "sum"},
@@ -260,9 +265,19 @@ def test_a_second_derivative_is_torchs_error():
         gradient.sum().backward()
 
 
-def test_several_processes_get_their_logits_at_once_and_sliced_losses(heads, monkeypatch):
+def test_weights_that_are_given_back_after_the_layer_are_asked_for_no_logits():
+    done = subprocess.run(
+        [sys.executable, str(SHARDED)], capture_output=True, text=True, check=False
+    )
+
+    assert not done.returncode, done.stderr
+    found = json.loads(done.stdout)
+    torch.testing.assert_close(found["ours"], found["theirs"], rtol=1e-4, atol=0.0)
+    assert found["sliced"]
+
+
+def test_processes_of_a_group_get_their_logits_at_once_and_sliced_losses(heads, monkeypatch):
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
-    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
     tokens, target = batch()
 
     logits = Net()(tokens)

@@ -1,11 +1,13 @@
 """With too little time for one lever after the other: those on the computation go as one."""
 
 from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
 
 import pytest
 
 from flatout.core.ablation import LossCheck, Verdict
 from flatout.core.profile import ModelFacts
+from flatout.core.recipe import Choice
 from flatout.workflow import ladder as climbing
 from tests.workflow.test_tune import PHASES, World, run, verdicts
 
@@ -169,6 +171,30 @@ def test_levers_that_were_played_only_as_one_are_not_called_untried(tmp_path):
     (note,) = [note for note in ablation.notes if "for lack of time" in note]
     assert note.startswith("not tried by itself for lack of time: ")
     assert all(name in note for name in FOUR)
+
+
+def test_another_setting_of_a_lever_that_was_played_is_called_untried():
+    ladder = SimpleNamespace(
+        rows=[],
+        played={"torch_compile mode=default"},
+        notes=[],
+        passed_over={},
+        scans=SimpleNamespace(notes=list),
+        trial_s=1.0,
+        cost_s=6.0,
+        confirm_pairs=3,
+    )
+    choices = [
+        Choice(technique="torch_compile", settings={"mode": mode})
+        for mode in ("default", "max-autotune")
+    ]
+
+    climbing._note_untried(ladder, [SimpleNamespace(choice=x, ratio=1.4) for x in choices])
+
+    assert sorted(ladder.notes[:2]) == [
+        "not tried by itself for lack of time: torch_compile mode=default (predicted 1.40x)",
+        "not tried for lack of time: torch_compile mode=max-autotune (predicted 1.40x)",
+    ]
 
 
 def test_of_levers_that_exclude_each_other_one_is_in_the_bundle(tmp_path):

@@ -1,5 +1,9 @@
 import json
 import shutil
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -7,6 +11,7 @@ import pytest
 from flatout.core.errors import UserError
 from flatout.core.recipe import Choice, Recipe
 from flatout.memory.stream import Component, Phase
+from flatout.seams.process import mend_leftovers
 from flatout.workflow import memory_script
 from flatout.workflow.memory_trace import TraceRequest, open_tracer, trace_memory
 
@@ -313,3 +318,39 @@ def test_a_class_of_tensors_of_the_scripts_own_is_planned_as_plain_tensors_are(f
     assert [(a.size, a.component) for a in own.allocations] == [
         (a.size, a.component) for a in plain.allocations
     ]
+
+
+KILLED = """
+import os, signal
+from flatout.workflow import memory_script, memory_trace
+
+def killed(*_, **__):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+memory_script.run_process = memory_trace._Process.next_line = killed
+memory_trace.trace_memory("{}")
+"""
+WAIT_S = 120.0
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize("target", ["planned_steps.py", "writes.py:make"])
+def test_what_a_killed_trace_leaves_is_gone_at_the_next_start(folder, monkeypatch, target):
+    cache, temporary = folder / "cache", folder / "temporary"
+    temporary.mkdir()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    (folder / "writes.py").write_text("open('written', 'w').close()\ndef make(): ...\n")
+    code = KILLED.format(target)
+
+    done = subprocess.run([sys.executable, "-c", code], cwd=folder, check=False)
+
+    assert done.returncode == -signal.SIGKILL
+    (left,) = (cache / "flatout").glob("memory-*")
+    end = time.monotonic() + WAIT_S
+    while left.exists() and time.monotonic() < end:  # what the killed one started ends by itself
+        mend_leftovers()
+        time.sleep(0.2)
+    assert not left.exists()
+    assert list(temporary.iterdir()) == []
+    assert not (folder / "written").exists()

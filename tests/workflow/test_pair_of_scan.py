@@ -1,12 +1,15 @@
 """Workers and fewer threads that a scan saw to help together: both are tried at once."""
 
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 
 import pytest
 
 from flatout.core.ablation import LossCheck, Verdict
+from flatout.core.recipe import Recipe
 from flatout.core.technique import Numerics
 from flatout.core.trial import Outcome, Trial
+from flatout.workflow.bundle import find_bundle
 from tests.workflow.test_tune import World, run, verdicts
 
 BOTH = ("loader_workers", "cpu_threads")
@@ -116,6 +119,23 @@ class Timed(Shared):
         trial = replace(super().__call__(*asked), wall_s=6.0)
         self.now += trial.wall_s
         return trial
+
+
+@pytest.mark.parametrize("bundles", [None, [], [frozenset({"bf16_autocast", "tf32"})]])
+def test_a_pair_of_a_late_scan_is_played_whatever_was_played_as_one_before(bundles):
+    pair = [SimpleNamespace(choice=SimpleNamespace(technique=n, label=n), cost_s=1.0) for n in BOTH]
+    ladder = SimpleNamespace(
+        bundles=bundles,
+        has_played_pair=False,
+        recipe=Recipe(),
+        budget=SimpleNamespace(left_s=1e9),
+        confirm_pairs=3,
+        trial_s=1.0,
+    )
+
+    assert find_bundle(ladder, [], pair) == pair
+    ladder.has_played_pair = True
+    assert find_bundle(ladder, [], pair) == []
 
 
 def tuned(world, folder, budget_s):

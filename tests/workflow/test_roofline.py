@@ -6,9 +6,11 @@ from dataclasses import replace
 import pytest
 
 from flatout.core.errors import UserError
+from flatout.core.units import format_ratio
 from flatout.core.workload import Workload
 from flatout.hardware.machine import read_machine
 from flatout.hardware.peaks import Peaks
+from flatout.reporting.text import render_roofline
 from flatout.workflow import roofline as verb
 from flatout.workflow.roofline import roofline
 from tests.profiling.probes.probed import SCRIPTS
@@ -65,6 +67,28 @@ def test_a_script_s_products_are_timed_against_the_device(tmp_path, machine, mad
     )
     shares = [row["step_ms"] for row in plain["products"]]
     assert shares == sorted(shares, reverse=True)
+
+
+@pytest.mark.slow
+def test_what_is_foreseen_for_a_script_s_products_is_measured_beside_it(
+    tmp_path, machine, monkeypatch
+):
+    rates = {"float32": 1e9, "bfloat16": 1e10}
+    monkeypatch.setattr(
+        verb,
+        "read_peaks",
+        lambda wanted, *_: replace(PEAKS, dtype=wanted.dtype, gemm_flops_per_s=rates[wanted.dtype]),
+    )
+    job = workload(tmp_path, SCRIPTS / "multiplied.py", "plain")
+
+    found = roofline(job, machine=machine, limit_s=120.0)
+
+    (advice,) = [each for each in found.advice if each.kind == "precision"]
+    assert advice.predicted_ratio > 1.5
+    assert advice.measured_ratio > 0
+    text = render_roofline(found)
+    assert f"{format_ratio(advice.predicted_ratio)} foreseen" in " ".join(text.split())
+    assert f"{format_ratio(advice.measured_ratio)} measured alone" in " ".join(text.split())
 
 
 @pytest.mark.slow

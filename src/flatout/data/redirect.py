@@ -8,7 +8,7 @@ import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cached_property
+from functools import cached_property, wraps
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +77,7 @@ def _install() -> None:
         if getattr(plain, "is_flatout_redirect", False):
             return
 
+        @wraps(plain)
         def open_redirected(fp: Any, mode: Any = "r", formats: Any = None) -> Any:
             active = getattr(_active, "redirect", None)
             place = active[0].find(fp) if active is not None else None

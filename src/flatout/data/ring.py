@@ -30,7 +30,7 @@ _OURS_LOCK = threading.Lock()
 """Samples may be made, and stacked, in several threads of a worker."""
 _THEIRS: dict[tuple[int, int], "Shared"] = {}
 """In the training process: what lies behind a worker's process id and a block's number."""
-_COPYING: list[tuple[Any, "Held"]] = []
+_COPYING: dict["Held", Any] = {}
 """Blocks from which a device may still copy, each with the event that comes after the copy."""
 _COPYING_LOCK = threading.RLock()  # a loader's iterator may be let go of while this thread has it
 
@@ -135,7 +135,7 @@ class Held:
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record(torch.cuda.current_stream(device))
         with _COPYING_LOCK:
-            _COPYING.append((event, self))
+            _COPYING[self] = event
 
     def __del__(self) -> None:
         self.give_back()
@@ -144,10 +144,12 @@ class Held:
 def give_back_copied() -> None:
     """Give back the blocks whose copies have ended; waits for none."""
     with _COPYING_LOCK:
-        ended = [pair for pair in _COPYING if pair[0].query()]
-        _COPYING[:] = [pair for pair in _COPYING if pair not in ended]
-    for _, held in ended:
-        held.give_back()
+        # An iterator that is let go of between any two lines comes here too, in this thread.
+        for held in list(_COPYING):
+            event = _COPYING.get(held)
+            if event is not None and event.query():
+                held.give_back()
+                _COPYING.pop(held, None)
 
 
 def flag_of(memory: torch.Tensor) -> Any:

@@ -1,7 +1,7 @@
 """OpenCV's lookup in a table, followed: the table is what each byte became, whoever made it.
 
-So albumentations scales its images: one table for all channels, or one for each channel's plane and
-the planes merged.
+So albumentations scales its images: one table for all channels, one with a column for each channel,
+or one for each channel's plane and the planes merged.
 """
 
 import sys
@@ -32,8 +32,9 @@ def _lookup(original: Callable[..., Any]) -> Callable[..., Any]:
             return original(source, table, *args, **kwargs)
         # A copy: the array may be filled anew for the next sample.
         values = np.array(source, order="K", subok=False)
-        levels = np.array(table).reshape(1, LEVELS)
-        return LazyArray(Pixels(values, Grid(levels, None), None))
+        levels = np.ascontiguousarray(np.array(table).reshape(LEVELS, -1).T)
+        axis = None if len(levels) == 1 else values.ndim - 1
+        return LazyArray(Pixels(values, Grid(levels, None), axis))
 
     return look_up
 
@@ -44,8 +45,14 @@ def is_scaling(source: Any, table: Any) -> bool:
         return False
     if source.dtype != np.uint8 or source.ndim not in SINGLE or source.size < MIN_BYTES:
         return False
-    is_whole = source.ndim == min(SINGLE) or source.shape[-1] > 1
-    return bool(is_whole and table.dtype.kind == "f" and table.size == LEVELS)
+    is_plane = source.ndim == min(SINGLE)
+    if table.dtype.kind != "f" or not (is_plane or source.shape[-1] > 1):
+        return False
+    if table.size == LEVELS:
+        return True
+    # A column for each channel, in a table that OpenCV takes for one of so many channels.
+    columns = 1 if is_plane else source.shape[-1]
+    return table.shape in ((LEVELS, 1, columns), (1, LEVELS, columns))
 
 
 def _merge(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -6,6 +6,7 @@ between backward and the step cannot be used up in backward. Then each gradient 
 
 import functools
 import sys
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -133,9 +134,11 @@ def step_in_backward(optimizer: Optimizer) -> Callable[[], None]:
     optimizer's own. Called while a step runs, that step is made parameter by parameter too.
     """
     stepper = _Stepper(optimizer)
+    # Python's collector does not see what such hooks hold: they would keep the model for ever.
+    weak = weakref.ref(stepper)
     whole_steps.part(optimizer)
     handles = [
-        parameter.register_post_accumulate_grad_hook(functools.partial(stepper.update, place))
+        parameter.register_post_accumulate_grad_hook(functools.partial(_update, weak, place))
         for place, group in enumerate(optimizer.param_groups)
         for parameter in group["params"]
         if parameter.requires_grad
@@ -149,6 +152,13 @@ def step_in_backward(optimizer: Optimizer) -> Callable[[], None]:
             handle.remove()
 
     return undo
+
+
+def _update(stepper: "weakref.ref[_Stepper]", place: int, parameter: torch.Tensor) -> None:
+    """Step for one parameter, unless its optimizer is gone."""
+    found = stepper()
+    if found is not None:
+        found.update(place, parameter)
 
 
 class _Stepper:

@@ -267,17 +267,18 @@ def may_be_late(hidden: Any, weight: Any, bias: Any) -> bool:
         and hidden.dim() > 1
         and hidden.requires_grad
         and not hasattr(weight, "ds_id")  # DeepSpeed takes its values away after the layer's call
-        and not _is_shared()
+        and not _is_in_group()
         and not _is_captured(hidden)
         and not _is_recorded()
     )
 
 
-def _is_shared() -> bool:
-    """Tell whether several processes train: sharding takes weights away after the layer's call."""
-    distributed = torch.distributed
-    is_begun = distributed.is_available() and distributed.is_initialized()
-    return is_begun and distributed.get_world_size() > 1
+def _is_in_group() -> bool:
+    """Tell whether a weight may be sharded: then its values go after the layer's call.
+
+    Those of FSDP go in a group of one process as well.
+    """
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
 
 
 def _is_captured(hidden: torch.Tensor) -> bool:

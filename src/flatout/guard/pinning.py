@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from flatout.guard import keep_all
+from flatout.seams.naming import named
 
 DROPOUTS = ("dropout", "alpha_dropout", "feature_dropout", "feature_alpha_dropout")
 """Functions of `torch`, each with an in-place twin whose name ends in an underscore."""
@@ -244,6 +245,8 @@ class _Replaced:
 
     def put(self, owner: Any, name: str, replacement: Any) -> None:
         self._originals.append((owner, name, getattr(owner, name)))
+        if "<locals>" in replacement.__qualname__:
+            named(replacement, owner.__name__, name)
         setattr(owner, name, replacement)
 
     def undo(self) -> None:

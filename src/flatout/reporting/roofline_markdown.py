@@ -11,9 +11,9 @@ def roofline_markdown(found: Roofline) -> str:
     lines = [f"# {escaped(words.headline(found))}", ""]
     lines += [f"- {label}: {escaped(text)}" for label, text in words.facts(found)]
     if found.products:
-        titles = words.columns(found)
-        rule = ["---"] * 3 + ["--:"] * (len(titles) - 3)
-        body = [[escaped(cell) for cell in row] for row in words.rows(found)]
+        titles = words.wide_columns(found)
+        rule = ["---", "--:", *["---"] * 2, *["--:"] * (len(titles) - 4)]
+        body = [[escaped(cell) for cell in row] for row in words.wide_rows(found)]
         lines += ["", *(f"| {' | '.join(cells)} |" for cells in (titles, rule, *body)), ""]
     told = [words.advice_words(advice, found) for advice in found.advice]
     lines += [f"- {escaped(text)}" for text in (*words.beside(found), *told, *found.notes)]

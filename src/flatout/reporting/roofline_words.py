@@ -20,6 +20,8 @@ SHORT = {
     "backward": "bwd",
 }
 """What a narrow column holds."""
+CHANNELS = "channels "
+"""What both layouts of a convolution begin with."""
 UNITS = (("TFLOP/s", 1e12), ("GFLOP/s", 1e9), ("MFLOP/s", 1e6))
 
 
@@ -78,13 +80,25 @@ def facts(found: Roofline) -> list[tuple[str, str]]:
 def columns(found: Roofline) -> tuple[str, ...]:
     """Return the titles of the table; sizes are rows, columns and what is summed over."""
     unit, _ = _unit(found)
-    titles = ("product", "role", "dtype", "n", "FLOP/B", unit, "roof", "align", "step", "to gain")
+    titles = ("product", "role", "as", "n", "FLOP/B", unit, "roof", "align", "step", "to gain")
     return (*titles, "tiles", "waves") if found.ceilings.processors else titles
 
 
 def rows(found: Roofline) -> list[tuple[str, ...]]:
     """Return the table's rows, the largest part of the step first."""
     return [_row(product, found) for product in found.products[:MOST_ROWS]]
+
+
+def wide_columns(found: Roofline) -> tuple[str, ...]:
+    """Return the titles where there is room: with the operations of one call."""
+    what, *others = columns(found)
+    return (what, "FLOP", *others)
+
+
+def wide_rows(found: Roofline) -> list[tuple[str, ...]]:
+    """Return the rows that go with them."""
+    shown = zip(found.products, rows(found), strict=False)
+    return [(what, format_flops(product.flops), *others) for product, (what, *others) in shown]
 
 
 def beside(found: Roofline) -> list[str]:
@@ -144,7 +158,7 @@ def _row(product: Product, found: Roofline) -> tuple[str, ...]:
     cells = [
         f"{size_words(product)}{' conv' if is_conv else ''}",
         SHORT.get(product.role, product.role),
-        SHORT.get(product.dtype, product.dtype),
+        f"{SHORT.get(product.dtype, product.dtype)} {product.layout.removeprefix(CHANNELS)}",
         f"{product.count:g}",
         format_rate(product.intensity),
         format_rate(product.flops_per_s / unit) if product.flops_per_s else NOTHING,

@@ -68,7 +68,7 @@ def find_bundle(
         if len(half) > 1:
             return half
         ladder.bundles.pop(0)
-    return []
+    return list(pair)
 
 
 def passengers_s(ladder: Ladder) -> float:

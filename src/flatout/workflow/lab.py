@@ -49,6 +49,8 @@ class Lab:
     out: Path
     limit_s: float
     cache: Path | None = None
+    was_compiled: bool = False
+    """Whether an earlier tuning of the script left something in the compile cache."""
     accepts_load: bool = False
     may_repeat: Callable[[], bool] = lambda: True
     """Whether there is time for repeating a disturbed trial."""

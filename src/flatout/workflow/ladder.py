@@ -5,6 +5,7 @@ a time, or that need each other, show as one. What is still open then gets its f
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 from flatout.core.ablation import Verdict
@@ -37,7 +38,7 @@ def climb(ladder: Ladder) -> None:
     more for its time than the next lever does.
     """
     tried: set[str] = set()
-    too_late: list[str] = []
+    too_late: list[Candidate] = []
     while True:
         looked = _looked(ladder)
         viable = _viable(ladder, looked, tried)
@@ -54,7 +55,7 @@ def climb(ladder: Ladder) -> None:
         tried.add(candidate.choice.label)
         if _comes_too_late(ladder, candidate):
             ladder.stopped = "budget"
-            too_late.append(f"{candidate.choice.label} (predicted {candidate.ratio:.2f}x)")
+            too_late.append(candidate)
             continue
         failure = _try(ladder, candidate)
         if failure is not None:
@@ -77,13 +78,13 @@ def _comes_too_late(ladder: Ladder, candidate: Candidate) -> bool:
     return left_over < 0 and not ladder.is_first_look
 
 
-def _note_untried(ladder: Ladder, too_late: list[str]) -> None:
+def _note_untried(ladder: Ladder, too_late: Sequence[Candidate]) -> None:
     """Say which levers were not tried, and why."""
-    played = {name for row in ladder.rows for name in (row.choice.technique, *row.together_with)}
     groups: dict[str, list[str]] = {}
-    for line in too_late:
-        what = "not tried by itself" if line.partition(" ")[0] in played else "not tried"
-        groups.setdefault(what, []).append(line)
+    for candidate in too_late:
+        label = candidate.choice.label
+        what = "not tried by itself" if label in ladder.played else "not tried"
+        groups.setdefault(what, []).append(f"{label} (predicted {candidate.ratio:.2f}x)")
     for what, group in sorted(groups.items()):
         ladder.notes.append(f"{what} for lack of time: {', '.join(group)}")
     if too_late:

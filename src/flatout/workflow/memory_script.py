@@ -22,8 +22,8 @@ from flatout.core.workload import Workload
 from flatout.memory.rank_variables import rank_variables
 from flatout.memory.stream import MemoryStream
 from flatout.memory.stream_file import stream_from_json, stream_to_json
-from flatout.seams import journal, loader, model, optimizer, step
-from flatout.seams.process import Ending, ProcessOptions, run_process
+from flatout.seams import jobs, journal, loader, model, optimizer, step
+from flatout.seams.process import TRACE, Ending, ProcessOptions, run_process, scratch_root
 from flatout.seams.session import Session
 from flatout.workflow.host_data import HostData
 
@@ -110,7 +110,8 @@ def _run(workload: Workload, asked: Asked, device: str) -> Mapping[str, Any]:
     options = ProcessOptions(
         entry=ENTRY, child=child, environment=environment, limit_s=asked.limit_s
     )
-    with tempfile.TemporaryDirectory(prefix="flatout-memory-") as name:
+    with tempfile.TemporaryDirectory(prefix=TRACE, dir=scratch_root()) as name:
+        (Path(name) / "spec.json").write_text(json.dumps(jobs.owner()), encoding="utf-8")
         ending = run_process(workload, options, keep=Path(name))
         path = Path(name) / RESULT
         reply: Mapping[str, Any] = {"is_over": True}

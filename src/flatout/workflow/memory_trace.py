@@ -26,8 +26,8 @@ from flatout.core.recipe import Recipe
 from flatout.core.workload import Workload
 from flatout.memory.stream import MemoryStream
 from flatout.memory.stream_file import stream_from_json
-from flatout.seams import journal
-from flatout.seams.process import not_journaled, scratch_root
+from flatout.seams import jobs, journal
+from flatout.seams.process import TRACE, not_journaled, scratch_root
 from flatout.workflow.memory_script import ScriptTracer
 from flatout.workflow.workloads import parse_workload
 
@@ -125,7 +125,7 @@ class _Process:
         self.replies = -1
 
     def __enter__(self) -> "_Process":
-        self.folder = Path(tempfile.mkdtemp(prefix="memory-", dir=scratch_root()))
+        self.folder = Path(tempfile.mkdtemp(prefix=TRACE, dir=scratch_root()))
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -195,6 +195,7 @@ class _Process:
         """Start the child."""
         ours, theirs = os.pipe()
         spec = {
+            **jobs.owner(),
             "target": self.workload.target,
             "arguments": list(self.workload.arguments),
             "folder": str(self.folder),

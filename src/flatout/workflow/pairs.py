@@ -42,7 +42,7 @@ class Match:
     """Profile of the base's middle trial."""
     candidate: Profile | None
     first_candidate: Profile | None = None
-    """Profile of the candidate's first trial, whose compile cache was cold."""
+    """Profile of the candidate's first trial: it compiles what no earlier tuning compiled."""
     failure: Trial | None = None
     """The candidate's trial that did not work, if any."""
     sides: Sides = field(default_factory=Sides)

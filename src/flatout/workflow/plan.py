@@ -25,6 +25,7 @@ from flatout.memory.snapshot import snapshot_of, write_snapshot
 from flatout.memory.solve import steady_replay
 from flatout.memory.stream import MemoryStream, Phase
 from flatout.memory.workspaces import with_workspaces
+from flatout.seams.process import mend_leftovers
 from flatout.workflow.memory_trace import Trace, TraceRequest, open_tracer
 
 LEVERS_S = 10.0
@@ -95,6 +96,7 @@ def plan(
         raise UserError(
             "--gpu stands behind the script, whose own option it then is; put it before"
         )
+    mend_leftovers()
     ground = ground_of(options)
     with open_tracer(target, arguments) as trace:
         tracer = _Tracer(trace=trace, options=options, ground=ground, tell=tell)

@@ -117,7 +117,7 @@ def rank(
 ) -> list[Candidate]:
     """Return the candidates of every allowed technique, the most gain per second first."""
     found = [
-        _candidate(name, option, profile, search.machine, experience)
+        candidate_of(name, option, profile, search.machine, experience)
         for name in techniques.names()
         for kind in [techniques.technique_class(name)]
         if search.allows(name, kind.numerics)
@@ -165,16 +165,21 @@ def find_pair(profile: Profile, search: Search, experience: Experience) -> list[
         if not search.allows(name, kind.numerics):
             return []
         option = kind(**settings)
-        found.append(_candidate(name, option, profile, search.machine, experience))
+        found.append(candidate_of(name, option, profile, search.machine, experience))
     workers, threads = found
     both = min(scan.gain(pace), workers.bound.ratio)
     alone = min(workers.ratio, both)
     return [replace(workers, ratio=alone), replace(threads, ratio=both / alone)]
 
 
-def _candidate(
-    name: str, option: Technique, profile: Profile, machine: Machine, experience: Experience
+def candidate_of(
+    name: str,
+    option: Technique,
+    profile: Profile,
+    machine: Machine,
+    experience: Experience = Experience(),
 ) -> Candidate:
+    """Return a lever with what it is predicted to bring on top of what was profiled."""
     effect = option.predict(profile, machine)
     bound = best_case(profile, option.addresses)
     step_ms = profile.whole_step_ms

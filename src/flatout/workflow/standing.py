@@ -59,6 +59,8 @@ class Ladder:
     looks: Looks = field(default_factory=Looks)
     """What was seen of the unchanged script beside its timed steps."""
     rows: list[Row] = field(default_factory=list)
+    played: set[str] = field(default_factory=set)
+    """Labels of the levers of every recipe that was played."""
     settled: set[str] = field(default_factory=set)
     """Techniques that came in together: another setting of one would undo the other."""
     undecided: list[Open] = field(default_factory=list)
@@ -164,6 +166,7 @@ class Ladder:
         together_with: tuple[str, ...] = (),
     ) -> Row:
         """Note the row, and take the recipe on where it was kept."""
+        self.played |= {choice.label for choice in recipe.choices}
         check = LossCheck(status="skipped", why="not faster, so there was nothing to check")
         if match.decision is Decision.KEPT:
             check = self.referee.check(recipe)

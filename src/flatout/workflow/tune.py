@@ -40,6 +40,10 @@ from flatout.workflow.worker_scan import WorkerScans
 
 RECORDS = 2
 """Version of what a journal holds beside the trials' own schema."""
+WARM = (
+    "an earlier tuning of this script left a compile cache: without it, levers that compile may "
+    "need longer at the start than is said here"
+)
 CONFIRM_PAIRS = 3
 """Fresh pairs of the whole recipe against the baseline, at least."""
 DROP_AFTER = 2
@@ -115,6 +119,7 @@ def tune(
         out=options.out,
         limit_s=max(120.0, options.budget_s),
         cache=cache,
+        was_compiled=any(cache.iterdir()),
         accepts_load=options.accepts_load,
         may_repeat=lambda: budget.left_s > 0,
         runner=options.runner,
@@ -292,6 +297,8 @@ def _ablation(ladder: Ladder, baseline: Profile, proof: _Proof) -> Ablation:
     if proof.confirmation:
         about["ratio"] = round(proof.confirmation.ratio, 3)
     final = proof.final and _with_processes(proof.final, ladder.recipe, lab)
+    if lab.was_compiled and any(row.startup_s for row in ladder.rows):
+        ladder.notes.append(WARM)
     if lab.disturbed:
         ladder.notes.append(
             f"{lab.disturbed} of {lab.timed} trials were disturbed by other work "

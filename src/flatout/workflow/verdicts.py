@@ -80,10 +80,10 @@ def _failed(trial: Trial) -> tuple[Verdict, str]:
 
 def _break_even(match: Match) -> tuple[float, int | None]:
     """Return the extra start-up of the candidate and the steps that pay it back."""
-    cold, base, steady = match.first_candidate, match.base, match.candidate
-    if cold is None or base is None or steady is None:
+    first, base, steady = match.first_candidate, match.base, match.candidate
+    if first is None or base is None or steady is None:
         return 0.0, None
-    startup_s = (cold.warmup_ms - base.warmup_ms) / 1e3
+    startup_s = (first.warmup_ms - base.warmup_ms) / 1e3
     saved_s = (base.step_ms.median - pace_ms(steady, base)) / 1e3
     if startup_s < MIN_STARTUP_S or saved_s <= 0:
         return max(0.0, startup_s), None

@@ -1,4 +1,7 @@
 import copy
+import os
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -242,3 +245,70 @@ def test_a_marked_length_is_compiled_once_and_what_was_compiled_is_kept(tmp_path
     assert graphs == 1
     assert words == ", kept in compiled.bin"
     assert hits >= 1
+
+
+@pytest.mark.gpu
+def test_a_model_in_cuda_graphs_trains_as_the_eager_one():
+    from torch._dynamo.utils import counters
+    from torch._inductor.cudagraph_trees import get_manager
+
+    torch._dynamo.reset()
+    counters.clear()
+    eager = network().cuda()
+    compiled = copy.deepcopy(eager)
+    lever = TorchCompile(mode="reduce-overhead")
+    call = lever.forward(lever.model(compiled), compiled)
+    x = torch.randn(6, 32, 8, device="cuda", generator=torch.Generator("cuda").manual_seed(1))
+    outputs = []
+
+    for module, calls in ((eager, eager), (compiled, call)):
+        stepper = torch.optim.SGD(module.parameters(), lr=0.1)
+        outputs.append([])
+        for batch in x:
+            stepper.zero_grad()
+            made = calls(batch)
+            made.square().mean().backward()
+            stepper.step()
+            outputs[-1].append(made.detach())  # the next replay must not write over it
+
+    torch.testing.assert_close(outputs[1], outputs[0], rtol=1e-3, atol=1e-5)
+    torch.testing.assert_close(
+        list(compiled.parameters()), list(eager.parameters()), rtol=1e-3, atol=1e-5
+    )
+    assert counters["inductor"]["cudagraph_skips"] == 0
+    assert get_manager(torch.cuda.current_device(), create_if_none_exists=False) is not None
+
+
+TWICE = """
+import sys, torch
+from torch._dynamo.utils import counters
+from flatout.techniques.compile.torch_compile import compile_in_place
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.GELU(), torch.nn.Linear(16, 2))
+compile_in_place(model)
+model(torch.ones(4, 8)).sum().backward()
+found = counters["inductor"]
+print(found["fxgraph_cache_hit"], found["fxgraph_cache_miss"])
+"""
+
+
+@pytest.mark.slow
+def test_a_second_process_starts_from_what_the_first_one_compiled(tmp_path):
+    environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "compiled")}
+
+    first, second = (
+        [
+            int(word)
+            for word in subprocess.run(
+                [sys.executable, "-c", TWICE],
+                env=environment,
+                check=True,
+                capture_output=True,
+                text=True,
+            ).stdout.split()
+        ]
+        for _ in range(2)
+    )
+
+    assert first[0] == 0 < first[1]
+    assert second[0] > 0 == second[1]

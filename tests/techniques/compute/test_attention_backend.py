@@ -192,3 +192,30 @@ def test_cudnn_is_tried_on_hopper_and_flash_where_the_efficient_kernel_ran():
 @pytest.mark.parametrize("facts", [running_on("math"), running_on(""), profile()])
 def test_it_is_not_offered_where_a_preference_changes_nothing(facts):
     assert AttentionBackend.candidates(facts, machine(device=gpu((9, 0)))) == ()
+
+
+class Attends(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(1))
+
+    def forward(self, x):
+        return functional.scaled_dot_product_attention(x, x * self.scale, x, is_causal=True)
+
+
+@pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore")  # torch says why each of the other kernels was not taken
+@pytest.mark.parametrize("backend", ["flash", "efficient", "cudnn"])
+def test_a_gpu_runs_the_kernel_that_was_asked_for_and_gives_the_same(backend):
+    if backend == "cudnn" and torch.cuda.get_device_capability() < attention_backend.HOPPER:
+        pytest.skip("the lever asks for cuDNN's kernel from Hopper on")
+    root = Attends().to("cuda", torch.bfloat16)
+    x = torch.randn(2, 4, 128, 64, device="cuda", dtype=torch.bfloat16)
+    lever = AttentionBackend(backend=backend)
+    with sdpa_kernel(SDPBackend.MATH):
+        expected = root(x)
+
+    found = lever.forward(root, root)(x)
+
+    torch.testing.assert_close(found, expected, rtol=2e-2, atol=2e-2)
+    assert lever.end() == f"attention ran on {backend}"

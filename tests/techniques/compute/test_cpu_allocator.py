@@ -10,7 +10,7 @@ from flatout.hardware.library import find_tcmalloc
 from flatout.techniques.compute.cpu_allocator import GLIBC_VARIABLES, CpuAllocator
 from tests.techniques.facts import gpu, machine, profile
 
-PROMISE = "this module changes where memory lies"
+PROMISE = ("naive_gpt.py", {"library": "glibc"})
 
 ON_GLIBC = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="looks at glibc")
 CHURN = """

@@ -234,3 +234,22 @@ def test_an_unmodified_script_prints_the_same_lines_and_trains_the_same(tmp_path
     assert applied.why.startswith("read late: chatty.py:")
     assert "branches on it" in applied.why
     assert check.status == "same", check
+
+
+@pytest.mark.gpu
+def test_a_value_on_a_gpu_is_printed_late_and_is_that_of_its_own_step(reads):
+    loss = torch.zeros((), device="cuda")
+    early = []
+
+    with redirect_stdout(reads.output):
+        for step in range(4):
+            torch.cuda._sleep(500_000_000)  # a quarter second in which no number can arrive
+            loss.fill_(step / 8)
+            print(f"loss {loss.item():.3f}")  # noqa: T201
+            early.append(written(reads))
+            loss.fill_(7.0)  # the value is that of the moment it was read in
+            reads.step()
+    reads.drain()
+
+    assert "0.375" not in early[3]
+    assert written(reads) == "loss 0.000\nloss 0.125\nloss 0.250\nloss 0.375\n"

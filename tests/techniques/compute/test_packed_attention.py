@@ -141,3 +141,22 @@ def test_it_is_offered_with_packing_and_its_kernels_on_a_gpu():
     assert [lever.how for lever in found] == ["padded", "varlen", "flex"]
     assert PackedAttention.candidates(padded(0.1), machine()) == ()
     assert PackedAttention().predict(facts, machine()).step_ms == pytest.approx(-45.0)
+
+
+@pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore")  # torch's own compiler warns about itself
+@pytest.mark.parametrize("how", ["padded", "varlen", "flex"])
+def test_on_a_gpu_outputs_and_gradients_are_what_the_mask_gives(how):
+    if how == "varlen":
+        pytest.importorskip("torch.nn.attention.varlen")
+    lengths = [100, 156], [30, 200, 26]
+    rows = [torch.cat([torch.arange(n) for n in row]) for row in lengths]
+    positions = torch.stack(rows).cuda()
+    given = documents_of(positions)
+    numbers = given.numbers.view(2, 256)
+    same = numbers[:, None, :, None] == numbers[:, None, None, :]
+    inside = same & torch.ones(256, 256, dtype=torch.bool, device="cuda").tril()
+    q, k, v = torch.randn(3, 2, 4, 256, 64, device="cuda", dtype=torch.bfloat16)
+
+    assert find_difference(q, k, v, inside, given, how=how, scale=None) == ""
+    assert find_difference(q, k, v, inside.triu(-2), given, how=how, scale=None) != ""

@@ -9,7 +9,7 @@ from flatout.seams.describe import describe
 from flatout.techniques.model.pad_hidden import PadHidden, pad_layers
 from tests.techniques.facts import machine, model, profile
 
-PROMISE = "this module compares outputs and gradients"
+PROMISE = ("naive_gpt.py --inner 101", {})
 
 
 def network():

@@ -156,3 +156,26 @@ def test_it_is_offered_where_a_gpu_is_full_and_the_host_has_room():
     assert OffloadedOptimizer.candidates(too_large, host) == ()
     assert OffloadedOptimizer.candidates(facts(peak_bytes=PeakBytes()), host) == ()
     assert OffloadedOptimizer.candidates(facts(kind="cpu"), host) == ()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_model_on_a_gpu_trains_as_with_the_plain_optimizer_and_the_state_lies_on_the_host(kind):
+    plain, changed = network().cuda(), network().cuda()
+    stepper = in_first_step(KINDS[kind](changed.parameters()), step_on_host)
+    reference = KINDS[kind](plain.parameters())
+    x = torch.randn(5, 32, 8, device="cuda", generator=torch.Generator("cuda").manual_seed(1))
+
+    for module, own in ((plain, reference), (changed, stepper)):
+        for batch in x:
+            own.zero_grad()
+            module(batch).square().mean().backward()
+            own.step()
+
+    # The host's operators round differently.
+    torch.testing.assert_close(
+        list(changed.parameters()), list(plain.parameters()), rtol=1e-3, atol=1e-5
+    )
+    kept = [value for state in stepper.state.values() for value in state.values()]
+    assert {value.device.type for value in kept if torch.is_tensor(value)} == {"cpu"}
+    assert all(p.is_cuda for p in changed.parameters())

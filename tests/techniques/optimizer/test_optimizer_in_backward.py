@@ -1,6 +1,8 @@
 import copy
+import gc
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 
 import pytest
@@ -34,6 +36,18 @@ class Tied(nn.Module):
 
     def forward(self, tokens):
         return torch.tanh(self.inner(self.table(tokens))) @ self.table.weight.T
+
+
+def test_the_hooks_do_not_keep_a_model_that_the_script_lets_go():
+    model = Tied()
+    optimizer = torch.optim.AdamW(model.parameters())
+    step_in_backward(optimizer)
+    alive = weakref.ref(optimizer), weakref.ref(model)
+
+    del model, optimizer
+    gc.collect()
+
+    assert [each() for each in alive] == [None, None]
 
 
 def batches(steps):

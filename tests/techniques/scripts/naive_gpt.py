@@ -49,13 +49,11 @@ class Attention(nn.Module):
 class Block(nn.Module):
     """Attention and MLP with shortcuts."""
 
-    def __init__(self, dropout):
+    def __init__(self, dropout, inner):
         super().__init__()
         self.norm1, self.norm2 = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
         self.attention = Attention(dropout)
-        self.mlp = nn.Sequential(
-            nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH)
-        )
+        self.mlp = nn.Sequential(nn.Linear(WIDTH, inner), nn.GELU(), nn.Linear(inner, WIDTH))
 
     def forward(self, x):
         x = x + self.attention(self.norm1(x))
@@ -65,11 +63,11 @@ class Block(nn.Module):
 class GPT(nn.Module):
     """A decoder."""
 
-    def __init__(self, dropout=0.0, vocabulary=VOCABULARY):
+    def __init__(self, dropout=0.0, vocabulary=VOCABULARY, inner=4 * WIDTH):
         super().__init__()
         self.tokens = nn.Embedding(vocabulary, WIDTH)
         self.positions = nn.Embedding(CONTEXT, WIDTH)
-        self.blocks = nn.ModuleList(Block(dropout) for _ in range(3))
+        self.blocks = nn.ModuleList(Block(dropout, inner) for _ in range(3))
         self.norm = nn.LayerNorm(WIDTH)
         self.head = nn.Linear(WIDTH, vocabulary, bias=False)
 
@@ -88,6 +86,7 @@ def main():
     parser.add_argument("--optimizer", default="AdamW")
     parser.add_argument("--rate", type=float, default=1e-3)
     parser.add_argument("--vocabulary", type=int, default=VOCABULARY)
+    parser.add_argument("--inner", type=int, default=4 * WIDTH)
     parser.add_argument("--dropout", type=float, default=0.0)
     parser.add_argument("--accumulate", type=int, default=1)
     parser.add_argument("--clip", type=float, default=0.0)
@@ -95,7 +94,7 @@ def main():
     parser.add_argument("--epochs", type=int, default=4)
     args = parser.parse_args()
     torch.manual_seed(0)
-    model = GPT(args.dropout, args.vocabulary)
+    model = GPT(args.dropout, args.vocabulary, args.inner)
     optimizer = getattr(torch.optim, args.optimizer)(model.parameters(), lr=args.rate)
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, 10) if args.schedule else None
     step = 0

@@ -34,8 +34,8 @@ def write_pictures(folder):
 class Pictures(Dataset):
     """Crop, resize, flip and normalise as many scripts do, each step by hand."""
 
-    def __init__(self, paths):
-        self.paths = paths
+    def __init__(self, paths, size=SIZE):
+        self.paths, self.size = paths, size
 
     def __len__(self):
         return len(self.paths)
@@ -45,7 +45,7 @@ class Pictures(Dataset):
         side = random.randint(40, 80)
         left, top = random.randint(0, 128 - side), random.randint(0, 96 - side)
         box = (left, top, left + side, top + side)
-        image = image.resize((SIZE, SIZE), Image.Resampling.BICUBIC, box=box)
+        image = image.resize((self.size, self.size), Image.Resampling.BICUBIC, box=box)
         pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1).float().div(255)
         if random.random() < 0.5:
             pixels = pixels.flip(-1)
@@ -72,10 +72,11 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--epochs", type=int, default=6)
+    parser.add_argument("--size", type=int, default=SIZE)
     args = parser.parse_args()
     torch.manual_seed(0)
     with tempfile.TemporaryDirectory() as folder:
-        data = Pictures(write_pictures(Path(folder)))
+        data = Pictures(write_pictures(Path(folder)), args.size)
         loader = DataLoader(data, batch_size=8, shuffle=True, num_workers=args.workers)
         model = Net()
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)

@@ -257,16 +257,13 @@ class Scan:
         if self.rounds > 1 or not self.ahead:
             return
         if self._is_late(moment):
-            self.stopped = "the time for the scan was over"
+            self.stopped, self.ahead = "the time for the scan was over", []
         elif not self.options["visits_all"] and is_stuck(self.visits):
-            self.stopped = "more workers were no faster"
+            self.stopped, self.ahead = "more workers were no faster", []
         elif self.ahead[0][0] * self.pss_bytes > self.options["room_bytes"]:
             self.stopped = "more workers would take too much memory"
             most = self.options["room_bytes"] / self.pss_bytes
             self.ahead = [visit for visit in self.ahead if visit[0] <= most]
-            return
-        if self.stopped:
-            self.ahead = []
 
     def _is_late(self, moment: float) -> bool:
         return self.began is not None and moment - self.began > self.options["max_s"]

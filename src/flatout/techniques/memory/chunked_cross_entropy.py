@@ -198,11 +198,12 @@ def install(min_bytes: int = 0) -> Callable[[], None]:
     from torch.optim.optimizer import register_optimizer_step_pre_hook
 
     from flatout.engine.heads import Heads
+    from flatout.seams.naming import named
 
     linear, cross_entropy = functions.linear, functions.cross_entropy
     heads = Heads(linear, cross_entropy, min_bytes=min_bytes, least=SLICE_BYTES, most=SLICES)
     late = _late_linear(linear, heads)
-    functions.linear = late
+    functions.linear = named(late, functions.__name__, "linear")
     functions.cross_entropy = _lean_loss(cross_entropy, heads, min_bytes)
     hook = register_optimizer_step_pre_hook(heads.keep)
     # `torch.jit.script` knows torch's functions by their identity.

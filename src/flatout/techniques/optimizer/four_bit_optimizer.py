@@ -19,6 +19,7 @@ from flatout.core.technique import Effect, Numerics, Technique
 from flatout.techniques.optimizer.eight_bit_optimizer import (
     ADAM_NAMES,
     find_obstacle,
+    own_bytes,
     pack_moments,
 )
 
@@ -59,7 +60,7 @@ Where the optimizer is made, with torchao installed:
         del machine
         return Effect(
             step_ms=SLOWER_SHARE * profile.step_ms.median,
-            peak_bytes=-int(SAVED_SHARE * state_bytes(profile)),
+            peak_bytes=own_bytes(profile) - int(SAVED_SHARE * state_bytes(profile)),
             why="moments of 4 bits instead of 32",
         )
 
