@@ -18,7 +18,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-import torch._inductor.compile_fx as inductor
 import torch.utils.data
 import tqdm
 from PIL import Image
@@ -285,6 +284,8 @@ def play(technique):
 
 
 def main(path, *names):
+    import torch._inductor.compile_fx as inductor  # warns of torch's own age where it is read
+
     inductor.compile_fx = lambda graph, *_, **__: graph
     grain = np.random.default_rng(0)
     for number in range(len(Pictures())):
