@@ -9,21 +9,14 @@ import pytest
 from benchmarks import ladder
 from benchmarks.bench import Bench
 from flatout.core.ablation import LossCheck
-from flatout.core.machine import Device, Machine
-from flatout.core.profile import (
-    PHASES,
-    LoaderFacts,
-    ModelFacts,
-    OptimizerFacts,
-    PeakBytes,
-    Profile,
-    Spread,
-)
+from flatout.core.machine import Device
+from flatout.core.profile import ModelFacts, OptimizerFacts, PeakBytes, Spread
 from flatout.core.trial import Applied, Outcome, Trial
 from flatout.workflow.tune import tune
+from tests.techniques.facts import loader, machine, profile
 
 H200 = Device(kind="cuda", name="NVIDIA H200", memory_bytes=150 * 10**9, compute_capability=(9, 0))
-MACHINE = Machine(
+MACHINE = machine(
     device=H200,
     devices=(H200,),
     logical_cores=16,
@@ -139,11 +132,11 @@ class World:
             compiled_by=next(iter(COMPILERS.intersection(names)), ""),
             **self.guess.facts,
         )
-        return Profile(
+        return profile(
+            kind="cuda",
             step_ms=Spread(median=step_ms, p10=step_ms, p90=step_ms, n=8),
-            phases_ms=dict.fromkeys(PHASES, 0.0) | {k: v * step_ms for k, v in shares.items()},
+            phases_ms={name: share * step_ms for name, share in shares.items()},
             samples_per_s=1e3 * 16 / step_ms,
-            device_kind="cuda",
             device_name=H200.name,
             device_busy_share=0.97,
             peak_bytes=PeakBytes(device=2**35),
@@ -158,19 +151,7 @@ class World:
         )
 
 
-LOADER = LoaderFacts(
-    address="train.py:main#0",
-    is_training=True,
-    dataset="TensorDataset",
-    dataset_len=2048,
-    batch_size=256,
-    num_workers=0,
-    pin_memory=False,
-    persistent_workers=False,
-    prefetch_factor=None,
-    batch_bytes=10**6,
-    fetch_ms=1.0,
-)
+LOADER = loader(dataset="TensorDataset", dataset_len=2048, batch_size=256, fetch_ms=1.0)
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -3,6 +3,7 @@
 import ctypes
 import mmap
 import os
+import time
 
 
 def evict(path):
@@ -22,6 +23,15 @@ def cached_share(path, begin, end):
     """Return the share of the pages of these bytes that are in the page cache."""
     flags = _flags(path)[begin // mmap.PAGESIZE : -(-end // mmap.PAGESIZE)]
     return sum(flags) / len(flags)
+
+
+def wait_for(condition):
+    """Tell whether something becomes true within four seconds: the kernel reads when it likes."""
+    for _ in range(200):
+        if condition():
+            return True
+        time.sleep(0.02)
+    return False
 
 
 def _flags(path):

@@ -1,10 +1,9 @@
 import mmap
-import time
 
 import pytest
 
 from flatout.data.ahead import Ahead, advise, ask, asking_files, looking_ahead
-from tests.data.page_cache import cached_pages, cached_share, evict
+from tests.data.page_cache import cached_pages, cached_share, evict, wait_for
 
 
 def cold_file(tmp_path, name="photo.bin", count=400_000):
@@ -14,14 +13,6 @@ def cold_file(tmp_path, name="photo.bin", count=400_000):
     if cached_pages(path):
         pytest.skip("this file system keeps its pages")
     return path
-
-
-def wait_for(condition):
-    for _ in range(200):
-        if condition():
-            return True
-        time.sleep(0.02)
-    return False
 
 
 def test_advice_brings_a_cold_file_into_the_page_cache(tmp_path):

@@ -19,7 +19,7 @@ from flatout.data.reader import PackedDataset
 from flatout.techniques.data import read_ahead as read_ahead_module
 from flatout.techniques.data.read_ahead import ReadAhead, read_ahead, warm_up
 from tests.data.packs import image_folder, packed
-from tests.data.page_cache import cached_pages, cached_share, evict
+from tests.data.page_cache import cached_pages, cached_share, evict, wait_for
 from tests.data.photographs import Photographs, photograph
 from tests.rules.journey_facts import MIB, leg, worker
 from tests.techniques.data.samples import Numbers, Stream
@@ -201,14 +201,6 @@ def cold_pages(store):
         return cached_share(shards[shard], begin, end)
 
     return share
-
-
-def wait_for(condition):
-    for _ in range(200):
-        if condition():
-            return True
-        time.sleep(0.02)
-    return False
 
 
 @pytest.mark.parametrize("order", ["stored", "source"])
