@@ -7,6 +7,7 @@ the script's way and one in the other; the digests are compared here.
 
 import hashlib
 import pickle
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -98,6 +99,7 @@ def compare_ways(
         batch, facts = other()
         return [look.describe(batch), facts]
 
+    _load_formats()
     if known is not None and known.described is not None:
         trouble, values = _made([make_other], WAYS[1:], limit_s)
         values = [known.described, *values]
@@ -153,6 +155,13 @@ def _known_of(loader: Any, key: tuple[Any, ...]) -> Known | None:
 
 _known: "WeakKeyDictionary[Any, Known]" = WeakKeyDictionary()
 """Of each loader, what its first batch was in the script's own way."""
+
+
+def _load_formats() -> None:
+    """Let Pillow import its usual formats here: each copy, and each worker, would do it anew."""
+    pillow = sys.modules.get("PIL.Image")
+    if pillow is not None:
+        pillow.preinit()
 
 
 def _made(

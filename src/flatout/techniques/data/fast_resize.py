@@ -86,9 +86,10 @@ def resize_fast(loader: Any) -> Any:
 
 
 def prepare() -> None:
-    """Compile here, not in each copy; raises where that cannot be."""
+    """Compile and import here, not in each copy and worker; raises where that cannot be."""
     if importlib.util.find_spec("PIL") is None:
         raise NotApplicable("Pillow is not installed")
+    importlib.import_module("flatout.data.resizing")
     from flatout.kernels.resample import find_order
 
     find_order()

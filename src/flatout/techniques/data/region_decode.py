@@ -86,9 +86,10 @@ def decode_regions(loader: Any) -> Any:
 
 
 def prepare() -> None:
-    """Compile here, not in each copy; raises where that cannot be."""
+    """Compile and import here, not in each copy and worker; raises where that cannot be."""
     if importlib.util.find_spec("PIL") is None:
         raise NotApplicable("Pillow is not installed")
+    importlib.import_module("flatout.data.regions")
     from flatout.kernels.region import open_library
 
     open_library()
