@@ -10,7 +10,7 @@ from flatout.core.technique import Effect
 from flatout.core.trial import Outcome
 from flatout.workflow.lab import Lab
 from flatout.workflow.ranking import candidate_of
-from tests.techniques.facts import machine, model, optimizer, profile
+from tests.techniques.facts import loader, machine, model, optimizer, profile
 from tests.techniques.guarded import machine as real_machine
 from tests.techniques.guarded import played, workload_of
 
@@ -108,3 +108,56 @@ def test_the_memory_of_levers_on_a_small_model_is_not_promised_away():
     large = replace(small, models=(model(parameter_bytes=2_960_000_000),))
     for name in ("eight_bit_optimizer", "four_bit_optimizer"):
         assert kind(name)().predict(large, machine()).peak_bytes < 0
+
+
+LANGUAGE = profile(
+    phases_ms={
+        "data_wait": 0.5,
+        "forward": 39.1,
+        "backward": 88.5,
+        "optimizer": 25.7,
+        "other": 17.5,
+    },
+    models=(
+        model(
+            parameters=5_710_584,
+            parameter_bytes=22_842_336,
+            repeated_blocks=2,
+            widest_output=20_001,
+            head_parameters=2_640_132,
+        ),
+    ),
+    optimizers=(optimizer(),),
+    loaders=(loader(batch_size=8, batch_bytes=8192),),
+    peak_bytes=PeakBytes(device=690_933_760),
+)
+"""The small language model of the record of levers_text, as it ran there."""
+TOLD_WRONG = [
+    ("fp16_autocast", {}, 0.07, (0.07, 0.08), 1.06),
+    ("lora", {}, 1.29, (1.15, 1.44), 1.06),
+    ("microbatching", {"chunks": 2}, 0.93, (0.81, 1.07), 1.12),
+    ("pure_bf16", {}, 1.02, (0.77, 1.35), 1.14),
+    ("chunked_cross_entropy", {}, 1.18, (1.06, 1.32), 0.90),
+]
+
+
+@pytest.mark.parametrize(("name", "settings", "ratio", "interval", "peak"), TOLD_WRONG)
+def test_no_sign_is_wrong_of_the_language_model_in_the_record(
+    name, settings, ratio, interval, peak
+):
+    host = machine(usable_cores=2, cpu_features=frozenset({"avx2", "avx512f", "avx512_bf16"}))
+    candidate = candidate_of(name, kind(name)(**settings), LANGUAGE, host)
+    measured = Comparison(ratio=ratio, interval=interval, n=3)
+
+    found = foretold("language", candidate, LANGUAGE, measured, peak)
+
+    assert WRONG not in (found.sign, found.peak_sign), (found.candidate.ratio, found.peak_predicted)
+
+
+def test_a_lever_that_is_hopeless_on_a_cpu_without_units_for_it_is_never_tried():
+    host = machine(cpu_features=frozenset({"avx2", "avx512f"}))
+
+    for name in ("fp16_autocast", "bf16_autocast", "tf32", "fp8_training"):
+        candidate = candidate_of(name, kind(name)(), LANGUAGE, host)
+        assert candidate.ratio <= 1
+        assert candidate.find_reason_against(1.02)

@@ -4,7 +4,7 @@ from flatout.hardware.limits import affinity
 X86 = (
     "processor\t: 0\nmodel name\t: Some  CPU @ 2.0GHz\nflags\t\t: fpu AVX2 avx512f amx_bf16 sse\n\n"
 )
-ARM = "processor\t: 0\nFeatures\t: fp asimd bf16 sve\nCPU part\t: 0xd40\n"
+ARM = "processor\t: 0\nFeatures\t: fp asimd fphp asimdhp bf16 sve\nCPU part\t: 0xd40\n"
 
 
 def host(root, cpuinfo="", siblings=()):
@@ -26,7 +26,7 @@ def test_only_features_that_matter_are_reported(tmp_path):
 
 
 def test_the_features_of_arm_are_read(tmp_path):
-    assert cpu_features(host(tmp_path, ARM)) == {"bf16", "sve"}
+    assert cpu_features(host(tmp_path, ARM)) == {"asimdhp", "bf16", "sve"}
 
 
 def test_two_threads_of_one_core_count_once(tmp_path):

@@ -216,3 +216,9 @@ def test_counts_are_those_of_a_step_of_several_segments():
 
     assert counts_per_step(segments) == {"0": 2.0}
     assert attention_flops(segments) == 10.0
+
+
+def test_where_every_step_has_sizes_of_its_own_the_calls_of_one_step_count():
+    segments = [{"who": 0, "counts": {"0": 1, str(n): 3, str(n + 10): 3}} for n in range(1, 8)]
+
+    assert counts_per_step(segments) == {"0": 1.0, "4": 3.0, "14": 3.0}

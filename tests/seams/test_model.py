@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils.parametrizations import orthogonal, spectral_norm
 
 from flatout.core.profile import ModelFacts
-from flatout.seams.loader import is_rehearsed, leading_size
 from flatout.seams.model import _Roots
+from flatout.seams.samples import is_rehearsed, leading_size
 from flatout.seams.session import Session
 from flatout.techniques.compile import torch_compile
 from flatout.techniques.compile.regional_compile import RegionalCompile
@@ -82,6 +83,18 @@ def test_a_model_that_no_lever_changes_is_called_without_a_detour():
     _Roots(session).consider(net, nn.Module.__call__)
 
     assert session.training_calls[id(net)].args == (net,)
+
+
+def test_what_computes_a_weight_is_no_root(monkeypatch):
+    monkeypatch.setattr(nn.Module, "__call__", nn.Module.__call__)
+    session = Session({"mode": "measure"})
+    _Roots(session).install()
+
+    net = nn.Sequential(orthogonal(nn.Linear(8, 8)), spectral_norm(nn.Linear(8, 4)))
+    assert net[0].weight.shape == (8, 8)  # computed outside of any model's call
+    net(torch.ones(2, 8))
+
+    assert session.roots == [net]
 
 
 def test_shapes_that_are_not_there_count_no_samples_and_break_nothing():

@@ -14,7 +14,6 @@ from flatout.core.units import GIB
 from flatout.workflow.container import (
     CUDA_IMAGES,
     CUDA_WHEELS,
-    EXTRAS,
     lint,
     stack_of,
     with_flatout,
@@ -147,7 +146,7 @@ def test_a_lever_gets_the_extra_that_its_page_names(name):
     page = (root / f"docs/techniques/{family}/{name}.md").read_text()
 
     named = set(re.findall(r"flatout\[(\w+)\]", page))
-    assert named == ({EXTRAS[name]} if name in EXTRAS else set())
+    assert named == {techniques.technique_class(name).extra} - {""}
 
 
 def test_remarks_are_those_of_hadolint(tmp_path, monkeypatch):

@@ -10,6 +10,7 @@ import pytest
 
 from flatout.core.errors import UserError
 from flatout.core.recipe import Choice, Recipe
+from flatout.memory.extrapolate import affine
 from flatout.memory.stream import Component, Phase
 from flatout.seams.process import mend_leftovers
 from flatout.workflow import memory_script
@@ -172,6 +173,15 @@ def test_says_when_a_script_takes_no_step(folder):
 
 
 @pytest.mark.slow
+def test_samples_that_are_made_in_the_training_process_leave_other_batches_known(folder):
+    few, more = (
+        trace_memory("planned_samples.py", request=TraceRequest(batch=size)) for size in (8, 9)
+    )
+
+    assert affine(few, more).at(10).batch == 10
+    assert size_of(few, Component.INPUTS) >= 8 * 256 * 4
+
+
 def test_runs_a_script_for_real_that_stays_on_the_host(folder):
     stream = trace_memory("planned_steps.py", ["--on-host"])
 

@@ -66,6 +66,14 @@ def test_list_of_images_counts_images_rather_than_channels():
     assert profile.samples_per_step == 6
 
 
+def test_a_closure_that_is_called_again_adds_no_samples_and_no_loss():
+    profile = profile_of("closure.py")
+
+    assert profile.backwards_per_step > 1
+    assert profile.samples_per_step == 16
+    assert profile.losses[0] == 1.0
+
+
 def test_calls_are_counted_for_each_root():
     profile = profile_of("gan.py")
 

@@ -3,6 +3,7 @@
 import functools
 import shutil
 import sys
+from dataclasses import replace
 
 import psutil
 import pytest
@@ -12,6 +13,7 @@ from flatout.core.recipe import Choice, Recipe
 from flatout.core.trial import Outcome
 from flatout.core.workload import Workload
 from flatout.guard.record import find_records
+from flatout.techniques.data.loader_workers import most_workers
 from flatout.workflow.lab import Lab
 from flatout.workflow.referee import Referee, of_all_ranks
 from flatout.workflow.trials import TrialOptions, run_trial
@@ -60,6 +62,14 @@ def test_slow_rank_is_named_with_its_cause(slow, because):
 
     assert [rank.is_straggler for rank in ranks] == [False, True]
     assert because in ranks[1].because
+
+
+def test_each_of_two_ranks_is_given_half_of_the_workers():
+    both = profile_of(torchrun("--slow data"))
+    here = replace(machine(), usable_cores=8, memory_bytes=2**40)
+
+    assert len(both.ranks) == 2
+    assert most_workers(replace(both, ranks=()), here) == 2 * most_workers(both, here)
 
 
 def test_rank_that_is_ahead_waits_in_collectives():

@@ -36,7 +36,7 @@ class Machine:
     shm_free_bytes: int
     """Free bytes in /dev/shm, where loader workers put their batches."""
     cpu_features: frozenset[str] = frozenset()
-    """The lower-case flags that matter here: `avx2`, `avx512f`, `avx512_bf16`, `amx_bf16`."""
+    """The lower-case flags that matter here, such as `avx2`, `avx512_bf16` and `amx_fp16`."""
     tcmalloc_path: str | None = None
     """Path of an installed tcmalloc library, for preloading."""
     torch_version: str = ""
@@ -46,7 +46,12 @@ class Machine:
     @property
     def has_fast_cpu_bf16(self) -> bool:
         """Whether the CPU multiplies bf16 in hardware."""
-        return bool(self.cpu_features & {"avx512_bf16", "amx_bf16"})
+        return bool(self.cpu_features & {"avx512_bf16", "amx_bf16", "bf16"})
+
+    @property
+    def has_fast_cpu_fp16(self) -> bool:
+        """Whether the CPU multiplies fp16 in hardware."""
+        return bool(self.cpu_features & {"avx512_fp16", "amx_fp16", "asimdhp"})
 
     def to_json(self) -> dict[str, Any]:
         """Return a plain JSON mapping."""

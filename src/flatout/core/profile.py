@@ -87,6 +87,8 @@ class LoaderFacts:
 
     start_method: str = ""
     """How its workers start: `fork`, `spawn` or `forkserver`; empty where none was started."""
+    start_reason: str = ""
+    """Who chose that method, and where flatout did, why."""
     cuda_at_start: bool = False
     """Whether the training process had initialised CUDA before workers were started."""
     threads_at_start: str = ""

@@ -63,11 +63,16 @@ class Technique(ABC):
     family: ClassVar[str]
     """Folder name under `techniques/`."""
     addresses: ClassVar[frozenset[str]]
-    """Phases or finding codes this lever can help with."""
+    """Phases, finding codes or codes of loader faults this lever can help with."""
     numerics: ClassVar[Numerics]
     """The promise the guard and the contract test check."""
     moves_random_stream: ClassVar[bool] = False
     """Whether the same seed draws other dropout masks (channels_last and inductor do)."""
+    extra: ClassVar[str] = ""
+    """What it needs beside flatout itself, as an extra of `pyproject.toml`."""
+    is_for_speed: ClassVar[bool] = True
+    """False where it makes nothing faster or smaller: no tuning tries it, a person names it in a
+    recipe, and `flatout run` tells what it did."""
     by_hand: ClassVar[str] = ""
     """What to change in the script to have the same without flatout: lines that start with `- `
     are taken out, with `+ ` put in, others are plain words. `$name` stands for a setting."""

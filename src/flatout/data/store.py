@@ -40,7 +40,7 @@ class Store:
         self.slots = slots
         self.start = _aligned(HEADER.size + slots * ENTRY.size)
         self.size = _aligned(self.start + budget_bytes)
-        self._open(_anonymous_file())
+        self._open(anonymous_file())
         os.ftruncate(self.descriptor, self.size)
         self._map()
         if not HEADER.unpack_from(self.memory)[0]:
@@ -163,7 +163,7 @@ NO_WAY = (
 )
 
 
-def _anonymous_file() -> int:
+def anonymous_file() -> int:
     """Return the descriptor of a file without a name, in memory where the system has such."""
     if hasattr(os, "memfd_create"):
         return os.memfd_create("flatout-store")

@@ -12,7 +12,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from typing import Any
 
@@ -98,7 +98,9 @@ class _Threaded:
                 prepare()
                 return self.dataset[index]
 
-        return list(self.pool.map(make, indices, before))
+        begun = [self.pool.submit(make, *one) for one in zip(indices, before, strict=True)]
+        wait(begun)  # after an error none may go on drawing where streams are no more its own
+        return [sample.result() for sample in begun]
 
 
 def install() -> None:

@@ -4,8 +4,15 @@ from pathlib import Path
 
 from flatout.hardware.limits import ROOT, affinity, read_text
 
-FEATURES = frozenset({"avx2", "avx512f", "avx512_bf16", "amx_bf16", "amx_int8", "bf16", "sve"})
-"""The instruction sets that change what is worth trying; `bf16` and `sve` are Arm's names."""
+FEATURES = frozenset(
+    {
+        *("avx2", "avx512f", "amx_int8", "sve"),
+        *("avx512_bf16", "amx_bf16", "bf16"),
+        *("avx512_fp16", "amx_fp16", "asimdhp"),
+    }
+)
+"""The instruction sets that change what is worth trying; `sve`, `bf16` and `asimdhp` (half
+precision) are Arm's names."""
 
 
 def cpu_name(root: Path = ROOT) -> str:

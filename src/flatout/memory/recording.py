@@ -112,6 +112,8 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.is_host = device == "cpu" and fake is not None
         """Whether the kernels are those of the host, without running."""
         self.phase, self.step = Phase.SETUP, 0
+        self.looks_away: Callable[[], bool] = lambda: False
+        """Tells whether what is made now is none of the training's memory."""
         self._alive: dict[int, int] = {}
         self._ends: dict[int, _End] = {}
 
@@ -285,7 +287,7 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._see_parts(tensor, func)
             return
         storage = tensor.untyped_storage()
-        if storage._cdata in self._alive or not storage.nbytes():
+        if storage._cdata in self._alive or not storage.nbytes() or self.looks_away():
             return
         if tensor.device.index:
             self.answers.note(SEVERAL)

@@ -8,6 +8,7 @@ import torch.utils.data.dataloader as loading
 
 from flatout.core.nested import map_leaves
 from flatout.seams.loader import as_received
+from flatout.seams.samples import size_chosen
 
 dataloader: Any = loading
 """Its fetchers are nobody's public interface, and torch gives them no types."""
@@ -16,7 +17,7 @@ dataloader: Any = loading
 def made_here(loader: Any) -> Iterator[Any]:
     """Yield the loader's batches, made in this process whatever workers it has; more than once.
 
-    Each as the loop receives it, and as a worker sends it.
+    Each as the loop receives it, as a worker sends it, and how many samples were chosen for it.
     """
     while True:
         fetcher = dataloader._DatasetKind.create_fetcher(
@@ -33,7 +34,8 @@ def made_here(loader: Any) -> Iterator[Any]:
             except StopIteration:
                 break
             drawn = True
-            yield as_received(loader.collate_fn, batch), map_leaves(batch, _as_sent)
+            received = as_received(loader.collate_fn, batch)
+            yield received, map_leaves(batch, _as_sent), size_chosen(numbers)
         if not drawn:
             return
 

@@ -25,6 +25,8 @@ OPERANDS = {"mm": (0, 1), "addmm": (1, 2), "bmm": (0, 1), "baddbmm": (1, 2), "_s
 """Places of left and right operand among the arguments."""
 GROUPED = "_grouped_mm"
 """Products of groups of rows, each with a matrix of its own."""
+LEAST_USUAL = 0.5
+"""Calls that come back in half of the steps are at least this part of a step, or sizes vary."""
 
 Call = Mapping[str, Any]
 
@@ -54,14 +56,22 @@ def seen_products(found: Mapping[str, Any]) -> tuple[Seen, ...]:
 
 
 def counts_per_step(segments: Sequence[Mapping[str, Any]]) -> Mapping[str, float]:
-    """Return how often a step makes each call.
+    """Return how often a step makes each call: medians, which an unusual step does not move.
+
+    Where sizes differ from step to step, as those of graphs and padded texts do, hardly any call
+    comes back in half of the steps: then those of one step, the middle one by its calls.
 
     >>> counts_per_step([{"who": 0, "counts": {"0": 2}}, {"who": 0, "counts": {"0": 2, "1": 1}}])
     {'0': 2.0, '1': 0.5}
     """
     steps = [Counter(step) for step in _steps(segments, "counts")]
     names = sorted({name for step in steps for name in step}, key=int)
-    return {name: float(statistics.median(step[name] for step in steps)) for name in names}
+    usual = {name: float(statistics.median(step[name] for step in steps)) for name in names}
+    by_calls = sorted(steps, key=Counter.total)
+    middle = by_calls[len(steps) // 2] if steps else Counter()
+    if sum(usual.values()) >= LEAST_USUAL * middle.total():
+        return usual
+    return {name: float(middle[name]) for name in names if middle[name]}
 
 
 def attention_flops(segments: Sequence[Mapping[str, Any]]) -> float:

@@ -3,7 +3,7 @@
 import functools
 import inspect
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from threading import get_ident
 from typing import Any
 
@@ -12,6 +12,7 @@ from flatout.seams import clock as phases
 from flatout.seams.address import AddressBook, builder, caller
 from flatout.seams.events import LoaderSeen
 from flatout.seams.notes import EMPTY, leave_note
+from flatout.seams.samples import forget_chosen, note_chosen, samples_of, tensor_bytes
 from flatout.seams.session import Session
 from flatout.seams.text import note_padding, tokenizer_place
 from flatout.seams.worker_start import note_start
@@ -23,12 +24,6 @@ REBUILDERS = ("accelerate.", "lightning.", "lightning_fabric.", "pytorch_lightni
 ADDRESS = "_flatout_address"
 STARTED = "_flatout_started"
 """On an iterator that has given no batch yet: how long it took to make."""
-IMAGE_DIMS = 3
-"""Channels, height, width."""
-CHANNELS = (1, 3, 4)
-"""Grey, colour, colour with transparency."""
-MAX_DEPTH = 4
-"""Levels of a batch that are looked into."""
 MAX_SIZES = 64
 """Batches whose bytes are added up; their median is known by then."""
 
@@ -194,6 +189,7 @@ class _Iteration:
 
         dataloader.DataLoader.__iter__ = iterate
         dataloader._BaseDataLoaderIter.__next__ = self.listen(draw)
+        note_chosen(dataloader._BaseDataLoaderIter)
 
     def listen(self, draw: Callable[[Any], Any]) -> Callable[[Any], Any]:
         """Return the drawing of a batch in a phase of its own, and what was drawn counted."""
@@ -252,6 +248,7 @@ class _Iteration:
                 session.transform("epoch", loader)
             if address in session.loaders:
                 session.quietly(note_start)(session.loaders[address].asked, loader)
+            forget_chosen(loader)
             iterator = start(loader)
             iterator.__dict__[ADDRESS] = address
             iterator.__dict__[STARTED] = session.clock.now() - began
@@ -274,7 +271,7 @@ class _Iteration:
         segment = session.segment
         segment.batches += 1
         seen = session.loaders.get(address)
-        size = leading_size(batch, seen.asked["effective_batch_size"] if seen else None)
+        size = samples_of(iterator, batch, seen.asked["effective_batch_size"] if seen else None)
         segment.samples += size
         if session.rest_left:
             session.nap.turn_to(seen, size)
@@ -303,90 +300,3 @@ def as_received(collate: Any, batch: Any) -> Any:
             return restore(batch)
         collate = getattr(collate, "__wrapped__", None)
     return batch
-
-
-def leading_size(batch: Any, expected: int | None = None, depth: int = 0) -> int:
-    """Return the number of samples: the first dimension of the first tensor in the batch.
-
-    A list of images that differ in size is counted by its items.
-
-    >>> leading_size({"label": []})
-    0
-    """
-    kind = type(batch)
-    if (kind is list or kind is tuple) and batch:  # nearly every batch, at each of its steps
-        shape = getattr(batch[0], "shape", None)
-        if shape and len(shape) != IMAGE_DIMS:
-            return int(shape[0])
-    shape = _shape(batch)
-    if shape is not None:
-        return int(shape[0] or 0) if len(shape) else 1
-    parts = _parts(batch, depth)
-    if isinstance(batch, list | tuple) and _are_images(batch, expected):
-        return len(batch)
-    sizes = (leading_size(part, expected, depth + 1) for part in parts)
-    return next((size for size in sizes if size), 0)
-
-
-def is_rehearsed(value: Any, depth: int = 0) -> bool:
-    """Tell whether a call's arguments hold a shape with an open dimension: a plan, no data.
-
-    Keras calls layers with such symbols while it builds a model of them.
-    """
-    shape = _shape(value)
-    if shape is not None:
-        return None in shape
-    parts: Iterable[Any] = ()
-    if depth < MAX_DEPTH and isinstance(value, list | tuple | dict):
-        parts = value.values() if isinstance(value, dict) else value
-    return any(is_rehearsed(part, depth + 1) for part in parts)
-
-
-def _shape(value: Any) -> Any:
-    """Return the shape of a tensor or array, None for anything else, as one of ragged rows.
-
-    Classes and settings have a `shape` and a `dtype` as well, but theirs is no tuple.
-    """
-    try:
-        shape = getattr(value, "shape", None) if hasattr(value, "dtype") else None
-    except Exception:  # noqa: BLE001  a nested tensor raises, and properties run the user's code
-        return None
-    return shape if isinstance(shape, tuple) else None
-
-
-def _are_images(items: Sequence[Any], expected: int | None) -> bool:
-    """Tell whether every item is one image, channels first, rather than a part of the batch.
-
-    Two equally shaped parts of a batch look alike; the loader's batch size tells them apart.
-    """
-    shapes = [_shape(item) for item in items]
-    if not shapes or any(shape is None or len(shape) != IMAGE_DIMS for shape in shapes):
-        return False
-    if any(shape[0] not in CHANNELS for shape in shapes):
-        return False
-    if expected is None:
-        return all(shape[0] > 1 for shape in shapes)
-    return len(items) == expected or all(shape[0] != expected for shape in shapes)
-
-
-def tensor_bytes(batch: Any, depth: int = 0) -> int:
-    """Return the bytes of all tensors in a batch."""
-    if hasattr(batch, "element_size"):
-        return int(batch.numel() * batch.element_size())
-    return sum(tensor_bytes(part, depth + 1) for part in _parts(batch, depth))
-
-
-def _parts(batch: Any, depth: int) -> Iterable[Any]:
-    """Return what a batch holds: values of a mapping, items of a sequence, or an object's fields.
-
-    Objects of the script's own may hold themselves, so nothing deep is followed.
-    """
-    if depth == MAX_DEPTH or isinstance(batch, type):
-        return ()
-    if isinstance(batch, Mapping) or (
-        hasattr(batch, "keys") and callable(getattr(batch, "values", None))  # a table's is an array
-    ):
-        return list(batch.values())
-    if isinstance(batch, list | tuple):
-        return batch
-    return list(getattr(batch, "__dict__", {}).values())

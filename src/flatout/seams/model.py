@@ -9,7 +9,7 @@ from typing import Any
 from flatout.core.technique import name_of, seams_of
 from flatout.seams import clock as phases
 from flatout.seams.describe import describe, is_compiled
-from flatout.seams.loader import is_rehearsed, leading_size
+from flatout.seams.samples import is_rehearsed, leading_size
 from flatout.seams.session import Session
 from flatout.seams.training_device import follow
 
@@ -43,6 +43,7 @@ class _Roots:
 
     def __init__(self, session: Session) -> None:
         import torch
+        from torch.nn.utils import parametrize
 
         self.torch = torch
         self.session = session
@@ -51,6 +52,7 @@ class _Roots:
         self.inner: set[int] = set()
         self.shapes: dict[int, set[Any]] = {}
         self.module_class: Any = torch.nn.Module
+        self.weight_class = parametrize.ParametrizationList
         self.original = torch.nn.Module.__call__
         self.is_compiling = torch.compiler.is_compiling
 
@@ -110,9 +112,7 @@ class _Roots:
         segment.calls += [0] * (number + 1 - len(segment.calls))
         segment.calls[number] += 1
         if not (session.loaders or segment.batches) and module is session.roots[0]:
-            # Without a loader the batch is what the first root is called with.
-            sizes = map(leading_size, (*args, *kwargs.values()))
-            segment.samples += next((size for size in sizes if size), 0)
+            self.count_samples(args, kwargs)
         if session.is_recording and len(session.segments) < SHAPES_FROM:
             session.quietly(self.note_shapes)(number, args, kwargs)
         seen = session.loaders.get(session.last_loader)
@@ -129,6 +129,17 @@ class _Roots:
             session.fire("forward_end", module, output)
         return output
 
+    def count_samples(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Count what the first root is called with: without a loader that is the batch.
+
+        A closure that the optimizer calls again is given the same one.
+        """
+        segment = self.session.segment
+        if segment.backwards_in_step and phases.OPTIMIZER in self.session.clock.stack:
+            return
+        sizes = map(leading_size, (*args, *kwargs.values()))
+        segment.samples += next((size for size in sizes if size), 0)
+
     def note_shapes(self, number: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Count the distinct shapes that a root is called with."""
         shapes = self.shapes.setdefault(number, set())
@@ -139,9 +150,12 @@ class _Roots:
     def consider(self, module: Any, original: Callable[..., Any]) -> None:
         """Make the module a root if it holds trained parameters and no root holds it.
 
-        That leaves out criteria, frozen feature networks and averaged teachers. One whose
-        parameters its first call makes is looked at again in the second.
+        That leaves out criteria, frozen feature networks and averaged teachers; and what computes
+        a weight of a layer, which is called by whoever reads the weight, at its building first. One
+        whose parameters its first call makes is looked at again in the second.
         """
+        if isinstance(module, self.weight_class):
+            return
         if any(map(self.torch.nn.parameter.is_lazy, module.parameters())):
             return
         trainable = {id(p) for p in module.parameters() if p.requires_grad}

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import flatout
+from flatout import techniques
 from flatout.core.container import ARCHIVES, Stack
 from flatout.core.errors import UserError
 from flatout.core.machine import Machine
@@ -38,15 +39,6 @@ WHEELS = "https://download.pytorch.org/whl/{build}"
 UBUNTU_PYTHON = {"22.04": "3.10", "24.04": "3.12"}
 ALLOCATORS = {"22.04": "libtcmalloc-minimal4", "24.04": "libtcmalloc-minimal4t64"}
 """tcmalloc's package by release of Ubuntu; Debian 12 has the name of the older one."""
-EXTRAS = {
-    "eight_bit_optimizer": "lowbit",
-    "fast_decode": "jpeg",
-    "four_bit_optimizer": "lowbit",
-    "fp8_training": "lowbit",
-    "lora": "lora",
-    "packed_data": "pack",
-}
-"""What a lever needs beside flatout itself, as an extra of `pyproject.toml`."""
 LEAST_SHM_GIB = 2
 """Docker's own 64 MiB end loader workers with a bus error; `flatout doctor` asks for this much."""
 LINT_S = 60.0
@@ -132,8 +124,8 @@ def with_flatout(stack: Stack, source: str | None, recipe: Recipe) -> Stack:
         if not is_archive and not Path(source, "pyproject.toml").is_file():
             raise UserError(f"--flatout {source}: there is no such wheel, and no clone of flatout")
         source = _inside(Path(source))
-    extras = {EXTRAS[name] for name in (c.technique for c in recipe.choices) if name in EXTRAS}
-    return replace(stack, source=source, extras=tuple(sorted(extras)))
+    extras = {techniques.technique_class(choice.technique).extra for choice in recipe.choices}
+    return replace(stack, source=source, extras=tuple(sorted(extras - {""})))
 
 
 def lint(text: str) -> str | None:

@@ -17,12 +17,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from flatout import techniques
 from flatout.core.errors import UserError
+from flatout.core.nested import map_leaves
 from flatout.core.recipe import Recipe, recipe_from_json
 from flatout.core.workload import Workload
 from flatout.memory.rank_variables import rank_variables
 from flatout.memory.stream import MemoryStream
 from flatout.memory.stream_file import stream_from_json, stream_to_json
 from flatout.seams import jobs, journal, loader, model, optimizer, step
+from flatout.seams.clock import DATA_WAIT
 from flatout.seams.process import TRACE, Ending, ProcessOptions, run_process, scratch_root
 from flatout.seams.session import Session
 from flatout.workflow.host_data import HostData
@@ -190,6 +192,10 @@ class _ScriptTrace:
 
         on, enter = self.session.on, self.scene.recording.enter
         enter(Phase.SETUP, 0)
+        if self.spec["device"] == "cpu":
+            # What samples are made of comes and goes with each of them, here or in a worker.
+            clock = self.session.clock
+            self.scene.recording.looks_away = lambda: clock.stack[-1] == DATA_WAIT
         on("batch", self.drew)
         on("root", self.found)
         on("forward", self.forward)
@@ -241,16 +247,23 @@ class _ScriptTrace:
     def drew(self, batch: Any, _: str) -> None:
         """A batch was drawn: what goes to the device next is input."""
         from flatout.memory.stream import Phase
-        from flatout.seams.loader import leading_size
 
-        self.batch = leading_size(batch) or self.batch
-        self.scene.recording.enter(Phase.DATA, self.number)
+        recording = self.scene.recording
+        self.batch = self.session.last_size or self.batch
+        recording.enter(Phase.DATA, self.number)
+
+        def see(leaf: Any) -> Any:
+            if hasattr(leaf, "untyped_storage"):
+                recording.saw_inside(leaf, "batch")
+            return leaf
+
+        map_leaves(batch, see)
 
     def forward(self, root: "nn.Module", args: Any, kwargs: Any) -> None:
         """A root is called: its tensors are inputs, unless they were made by another root."""
         from flatout.memory.compiled import call_of
         from flatout.memory.stream import Component, Phase
-        from flatout.seams.loader import leading_size
+        from flatout.seams.samples import leading_size
 
         recording = self.scene.recording
         if id(root) in self.calls:

@@ -15,7 +15,7 @@ from flatout.engine import loop
 from flatout.engine.task import Task
 from flatout.engine.task_runner import load_module
 from flatout.memory.subject import Subject
-from flatout.seams.loader import leading_size, tensor_bytes
+from flatout.seams.samples import leading_size, tensor_bytes
 
 LOOK_S = 3.0
 """How long the samples of a data set are looked at for the largest one."""

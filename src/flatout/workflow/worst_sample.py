@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from flatout.seams.loader import tensor_bytes
+from flatout.seams.samples import tensor_bytes
 from flatout.workflow.worst_batches import WorstBatches, size_of
 
 LOOK_S = 3.0

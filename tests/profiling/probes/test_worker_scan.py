@@ -1,15 +1,19 @@
 """The number of workers changed on the way, in real trainings."""
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 
+from flatout.core.errors import NotApplicable
 from flatout.core.trial import Outcome
+from flatout.profiling.probes import worker_scan
 from flatout.profiling.probes.worker_scan import Scan, Visit, again, is_stuck, turned
 from tests.profiling.probes.probed import SCRIPTS, probed
 
 ENDLESS = 10**9
+STARTED = Path(__file__).parents[2] / "seams" / "scripts" / "started_workers.py"
 
 
 def visited(*pairs):
@@ -111,6 +115,20 @@ def test_numbers_that_promise_nothing_are_left_out_all(moment, paces, why):
     assert (scan.ahead, scan.stopped) == ([], why)
 
 
+def test_a_loader_that_can_have_no_workers_ends_the_scan_and_is_iterated_as_it_is(monkeypatch):
+    def refuse(loader):
+        raise NotApplicable("its workers can start in no way")
+
+    monkeypatch.setattr(worker_scan, "start_of", refuse)
+    fired = []
+    scan = Scan(SimpleNamespace(fire=fired.append), {"whole_epochs": False})
+    scan.make = iter
+
+    assert list(scan.begin([1, 2])) == [1, 2]
+    assert fired == ["enough"]
+    assert scan.result()["stopped"] == "its workers can start in no way"
+
+
 @pytest.fixture(scope="module")
 def slow_data():
     """Return the trial of a script whose samples wait, 50 of them a second for each worker."""
@@ -170,3 +188,16 @@ def test_short_epochs_are_visited_whole():
     best = best_ms(seen["visits"])
     assert best[0] > 279
     assert 199 < best[2] < best[0]
+
+
+@pytest.mark.slow
+def test_workers_that_are_visited_start_as_those_that_the_lever_brings_in():
+    address = "started_workers.py:main<started_workers.py:<module>#0"
+    visits = [(0, 0, 0), (1, 2, 0)]
+    probes = {"worker_scan": options(address=address, visits=visits, whole_epochs=True)}
+
+    trial = probed(STARTED, "--method", "spawn", "--local", probes=probes, steps=ENDLESS)
+
+    assert trial.outcome is Outcome.OK, trial.traceback
+    seen = trial.details["probes"]["worker_scan"]
+    assert {visit["num_workers"] for visit in seen["visits"]} == {0, 1}

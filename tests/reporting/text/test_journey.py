@@ -67,6 +67,12 @@ def test_how_workers_start_is_told_and_explained(starved):
     assert "started" not in started(starved)
 
 
+def test_who_chose_the_start_method_is_told(starved):
+    text = started(starved, start_method="fork", start_reason="flatout forks them: no main guard")
+
+    assert "data set holds (flatout forks them: no main guard)" in " ".join(text.split())
+
+
 def test_what_fork_risks_is_told_where_it_was_seen(starved):
     text = started(
         starved, start_method="fork", cuda_at_start=True, threads_at_start="tqdm_monitor"

@@ -14,7 +14,8 @@ def test_fp32_on_a_cpu_with_fast_bf16_is_reported_with_what_it_loses():
 
     assert finding.share == 0.25
     assert finding.because == (
-        "Net computes in fp32 for 100 ms of 200 ms (50 %, n=20); Xeon multiplies bf16 in hardware"
+        "fp32 computing in Net takes 100 ms of 200 ms (50 %, n=20); "
+        "Xeon multiplies bf16 in hardware"
     )
     assert finding.next.endswith("flatout tune --only bf16_autocast train.py")
 

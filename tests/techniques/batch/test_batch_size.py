@@ -1,5 +1,7 @@
 """Larger batches: the rates follow their rule, whatever the schedule does."""
 
+import subprocess
+import sys
 from contextlib import suppress
 
 import pytest
@@ -12,6 +14,7 @@ from flatout.core.recipe import Choice, Recipe
 from flatout.techniques import build
 from flatout.techniques.batch import batch_size
 from flatout.techniques.batch.batch_size import BatchSize, rate_factor, rule_for, scale_rate
+from flatout.workflow.recipes import write_recipe
 from tests.techniques.facts import GIB, loader, machine, model, optimizer, profile
 from tests.techniques.guarded import checked, played
 
@@ -125,6 +128,65 @@ def test_after_a_doubling_was_kept_the_next_one_is_offered():
     (found,) = BatchSize.candidates(training(samples=32.0), machine())
 
     assert (found.samples, found.instead_of) == (64, 16)
+
+
+RULES = [("SGD", "linear", 2.0), ("Adam", "sqrt", 2**0.5), ("AdamW", "sqrt", 2**0.5)]
+TRAIN = """
+import sys
+import torch
+
+weight = torch.nn.Linear(1, 1, bias=False)
+kind = getattr(torch.optim, sys.argv[1])
+options = {"weight_decay": 0.0} if sys.argv[1] == "AdamW" else {}
+optimizer = kind(weight.parameters(), lr=0.01, **options)
+ones = torch.utils.data.TensorDataset(torch.ones(4096, 1))
+with open("steps.txt", "w") as steps:
+    for (batch,) in torch.utils.data.DataLoader(ones, batch_size=16):
+        before = weight.weight.item()
+        optimizer.zero_grad()
+        weight(batch).mean().backward()
+        optimizer.step()
+        rate = optimizer.param_groups[0]["lr"]
+        steps.write(f"{len(batch)} {rate} {before - weight.weight.item()}\\n")
+"""
+"""Its gradient is always one, so that each step goes as far as its rate: SGD's and Adam's."""
+
+
+def written(path, name):
+    """Write the recipe of what is offered to a training with this optimizer; return its text."""
+    (found,) = BatchSize.candidates(training(optimizers=(optimizer(name=name),)), machine())
+    choice = Choice(technique="batch_size", settings=found.settings())
+    write_recipe(Recipe(choices=(choice,)), path)
+    return path.read_text()
+
+
+@pytest.mark.parametrize(("name", "rule", "factor"), RULES)
+def test_the_rule_and_the_warm_up_are_written_into_the_recipe(tmp_path, name, rule, factor):
+    del factor
+
+    lines = written(tmp_path / "recipe.toml", name).splitlines()
+
+    assert {f'learning_rate = "{rule}"', "warm_up_steps = 100"} <= set(lines)
+    assert {"samples = 32", "instead_of = 16"} <= set(lines)
+
+
+@pytest.mark.parametrize(("name", "rule", "factor"), RULES)
+def test_a_run_with_that_recipe_ramps_its_rate_to_what_the_rule_says(tmp_path, name, rule, factor):
+    assert f'"{rule}"' in written(tmp_path / "recipe.toml", name)
+    (tmp_path / "train.py").write_text(TRAIN)
+    words = ["run", "--with", "recipe.toml", "train.py", name]
+
+    done = subprocess.run(
+        [sys.executable, "-m", "flatout", *words], cwd=tmp_path, capture_output=True, text=True
+    )
+
+    assert done.returncode == 0, done.stderr
+    steps = [line.split() for line in (tmp_path / "steps.txt").read_text().splitlines()]
+    ramp = [1 + (factor - 1) * min(1.0, number / 101) for number in range(1, 129)]
+    assert [float(moved) for _, _, moved in steps] == pytest.approx(
+        [0.01 * value for value in ramp], rel=1e-3
+    )
+    assert {(samples, rate) for samples, rate, _ in steps} == {("32", "0.01")}
 
 
 @pytest.mark.parametrize(

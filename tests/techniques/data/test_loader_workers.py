@@ -9,6 +9,8 @@ from flatout.core.errors import NotApplicable
 from flatout.core.journey import Journey
 from flatout.core.readings import RankFacts
 from flatout.core.worker_scan import WorkerPace, WorkerScan
+from flatout.seams import start_facts
+from flatout.techniques.data import loader_workers
 from flatout.techniques.data.loader_workers import LoaderWorkers, start_method
 from tests.rules.journey_facts import leg, worker
 from tests.techniques.data.samples import Numbers, Stream
@@ -115,6 +117,20 @@ def test_a_data_set_that_cannot_be_pickled_is_left_alone_under_spawn_only():
     with pytest.raises(NotApplicable, match="spawned here, and dataset: "):
         LoaderWorkers().loader(asked | {"multiprocessing_context": "spawn"})
     assert LoaderWorkers().loader(asked | {"multiprocessing_context": "fork"})["num_workers"] == 2
+
+
+def test_a_start_in_another_way_than_usual_is_told_at_the_end(monkeypatch):
+    monkeypatch.setattr(loader_workers, "_chosen", [])
+    monkeypatch.setattr(start_facts, "start_method", lambda: "spawn")
+    plain, local = Numbers(), Numbers()
+    local.transform = lambda x: x
+
+    usual = LoaderWorkers().loader({"dataset": plain, "num_workers": 0})
+    assert (usual.get("multiprocessing_context"), LoaderWorkers().end()) == (None, "")
+    forked = [LoaderWorkers().loader({"dataset": local, "num_workers": 0}) for _ in range(2)]
+
+    assert start_method(forked[0]["multiprocessing_context"]) == "fork"
+    assert LoaderWorkers().end().count("flatout forks them instead of spawn: dataset: ") == 1
 
 
 def test_the_start_method_is_read_without_settling_it():

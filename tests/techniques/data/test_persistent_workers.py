@@ -265,6 +265,15 @@ def test_it_is_offered_where_epochs_are_short():
     assert found.predict(facts, machine()).step_ms == pytest.approx(-31.0)
 
 
+def test_fresh_workers_are_taken_to_start_slower_than_forked_ones():
+    changes = [
+        PersistentWorkers().predict(profile(loaders=(facts,), epoch_steps=10), machine()).step_ms
+        for facts in (loader(num_workers=2, start_method=x) for x in ("fork", "spawn"))
+    ]
+
+    assert changes == pytest.approx([-31.0, -125.0])
+
+
 @pytest.mark.parametrize(
     ("facts", "epoch_steps"),
     [

@@ -144,3 +144,27 @@ def test_the_gain_is_what_the_cores_are_short_of():
 
     assert narrow == pytest.approx(-55.0)
     assert wide == pytest.approx(-55.0 / 4)
+
+
+@pytest.mark.parametrize(
+    ("facts", "why"),
+    [
+        (using(0.8), "no worker uses clearly more than one core"),
+        (profile(loaders=(loader(num_workers=2),)), "nobody looked at what the workers use"),
+    ],
+)
+def test_without_workers_that_fight_for_cores_nothing_is_predicted_and_the_reason_is_true(
+    facts, why
+):
+    effect = WorkerThreads().predict(facts, machine())
+
+    assert effect.step_ms == 0
+    assert effect.why.startswith(why)
+
+
+def test_dear_starts_of_workers_are_predicted_to_cost_short_epochs_something():
+    short = using(0.8, epoch_steps=25, epoch_start_ms=400.0)
+    kept = using(0.8, epoch_steps=25)
+
+    assert WorkerThreads().predict(short, machine(usable_cores=2)).step_ms == pytest.approx(2.0)
+    assert WorkerThreads().predict(kept, machine(usable_cores=2)).step_ms == 0

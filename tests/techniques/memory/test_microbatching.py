@@ -9,7 +9,7 @@ from flatout.core.errors import NotApplicable
 from flatout.core.profile import PeakBytes
 from flatout.techniques.memory.microbatching import Microbatching, find_coupled, in_parts
 from tests.rules.rank_facts import rank
-from tests.techniques.facts import GIB, gpu, machine, profile
+from tests.techniques.facts import GIB, gpu, loader, machine, model, profile
 from tests.techniques.guarded import checked, played
 from tests.techniques.peaks import peak_bytes
 
@@ -135,6 +135,26 @@ def test_it_is_offered_where_memory_is_tight_with_fewer_parts_than_samples():
     assert found == Microbatching(chunks=2)
     assert found.predict(facts, host).peak_bytes < 0 < found.predict(facts, host).step_ms
     assert Microbatching.candidates(profile(kind="cuda", samples_per_step=4), host) == ()
+
+
+def test_logits_stay_whole_and_parts_of_them_stay_in_the_heap_of_a_cpu():
+    def told(kind, batch_bytes=8_000, **changes):
+        net = model(**{"widest_output": 20_000, "head_parameters": 2_000_000} | changes)
+        facts = profile(
+            kind=kind,
+            models=(net,),
+            loaders=(loader(batch_bytes=batch_bytes),),
+            peak_bytes=PeakBytes(allocated=400_000_000),
+        )
+        return Microbatching(chunks=2).predict(facts, machine()).peak_bytes
+
+    # 500 rows of 20000 classes: 40 MB, four of them at the peak; 8 kB are parameters and gradients.
+    inside = (400_000_000 - 8_000 - 4 * 40_000_000) // 2
+    assert told("cuda") == -inside
+    assert told("cpu") == 40_000_000 - inside
+    assert told("cpu", widest_output=1000) == -(400_000_000 - 8_000) // 2
+    # Pictures: as many tokens would not have fitted into what was held.
+    assert told("cpu", batch_bytes=2_000_000) == -(400_000_000 - 8_000) // 2
 
 
 def test_a_rank_s_batch_is_split_not_that_of_all_ranks():

@@ -7,9 +7,10 @@ import torch
 from torch import nn
 
 from flatout.core.errors import NotApplicable
+from flatout.core.profile import PeakBytes
 from flatout.techniques.model import lora
 from flatout.techniques.model.lora import Lora, add_adapters, train_only
-from tests.techniques.facts import machine, model, profile
+from tests.techniques.facts import GIB, machine, model, optimizer, profile
 from tests.techniques.guarded import checked, played
 
 peft = pytest.importorskip("peft")
@@ -107,6 +108,18 @@ def test_it_is_offered_to_large_models_of_blocks():
 
     assert found.predict(large, machine()).step_ms == pytest.approx(-30.0)
     assert Lora.candidates(profile(models=(model(repeated_blocks=12),)), machine()) == ()
+
+
+@pytest.mark.parametrize(("kind", "peak_bytes"), [("cpu", 60_000_000), ("cuda", -40_000_000)])
+def test_on_a_cpu_what_its_import_takes_counts_against_the_states_that_go(kind, peak_bytes):
+    facts = profile(
+        kind=kind,
+        models=(model(parameter_bytes=20_000_000),),
+        optimizers=(optimizer(),),
+        peak_bytes=PeakBytes(allocated=GIB),
+    )
+
+    assert Lora().predict(facts, machine()).peak_bytes == peak_bytes
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ from torch import nn
 
 from flatout.core.errors import NotApplicable
 from flatout.techniques.precision.bf16_autocast import Bf16Autocast, autocast_bf16
-from tests.techniques.facts import gpu, machine, model, profile
+from tests.techniques.facts import CPU, gpu, machine, model, profile
 
 PROMISE = ("naive_gpt.py", {})
 
@@ -142,6 +142,24 @@ def test_half_of_forward_and_backward_is_predicted_on_a_cpu_with_fast_bf16():
 )
 def test_it_is_not_offered_where_bf16_is_emulated(kind, host):
     assert Bf16Autocast.candidates(profile(kind=kind, models=(model(),)), host) == ()
+
+
+@pytest.mark.parametrize(
+    ("kind", "device", "features", "sign"),
+    [
+        ("cpu", CPU, {"avx2", "avx512f"}, 1),
+        ("cpu", CPU, {"avx512_bf16"}, -1),
+        ("cpu", CPU, {"bf16"}, -1),
+        ("cuda", gpu((7, 5)), {"amx_bf16"}, 0),
+        ("cuda", gpu((8, 0)), {}, -1),
+    ],
+)
+def test_a_gain_is_predicted_only_where_the_device_multiplies_bf16(kind, device, features, sign):
+    host = machine(device=device, cpu_features=frozenset(features))
+
+    step_ms = Bf16Autocast().predict(profile(kind=kind, models=(model(),)), host).step_ms
+
+    assert (step_ms > 0) - (step_ms < 0) == sign
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from flatout.techniques.precision.fp16_autocast import (
     autocast_fp16,
     leaves_of,
 )
-from tests.techniques.facts import gpu, machine, model, profile
+from tests.techniques.facts import CPU, gpu, machine, model, profile
 from tests.techniques.guarded import ELABORATE, checked, played
 
 
@@ -229,6 +229,28 @@ def test_it_is_offered_where_fp16_is_fast_and_bf16_is_not(kind, capability, coun
     found = Fp16Autocast.candidates(facts, machine(device=gpu(capability)))
 
     assert len(found) == count
+
+
+@pytest.mark.parametrize(
+    ("kind", "device", "features", "step_ms", "why"),
+    [
+        ("cpu", CPU, {"avx2", "avx512_bf16"}, 1600.0, "no units for fp16"),
+        ("cpu", CPU, {"avx512_fp16"}, -50.0, "2.0 times faster"),
+        ("cpu", CPU, {"amx_fp16"}, -50.0, "2.0 times faster"),
+        ("cpu", CPU, {"asimdhp"}, -50.0, "2.0 times faster"),
+        ("cuda", gpu((7, 5)), {}, -50.0, "2.0 times faster"),
+        ("cuda", gpu((6, 1)), {}, 0.0, "no units for fp16"),
+    ],
+)
+def test_a_gain_is_predicted_only_where_the_device_multiplies_fp16(
+    kind, device, features, step_ms, why
+):
+    host = machine(device=device, cpu_features=frozenset(features))
+
+    effect = Fp16Autocast().predict(profile(kind=kind, models=(model(),)), host)
+
+    assert effect.step_ms == pytest.approx(step_ms)
+    assert why in effect.why
 
 
 @pytest.mark.slow

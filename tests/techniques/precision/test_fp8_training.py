@@ -70,6 +70,9 @@ def test_it_is_offered_to_billions_of_parameters_on_hopper():
     assert found.predict(large, hopper).step_ms == pytest.approx(-20.0)
     assert Fp8Training.candidates(small, hopper) == ()
     assert Fp8Training.candidates(large, ampere) == ()
+    on_cpu = replace(large, device_kind="cpu")
+    for facts, host in ((small, hopper), (large, ampere), (on_cpu, hopper)):
+        assert Fp8Training().predict(facts, host).step_ms == 0.0
 
 
 @pytest.mark.gpu

@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from flatout.core.errors import NotApplicable
+from flatout.core.profile import PeakBytes
 from flatout.techniques.precision import pure_bf16
 from flatout.techniques.precision.pure_bf16 import (
     PureBf16,
@@ -13,7 +14,7 @@ from flatout.techniques.precision.pure_bf16 import (
     step_in_fp32,
     to_bf16,
 )
-from tests.techniques.facts import machine, model, profile
+from tests.techniques.facts import GIB, machine, model, optimizer, profile
 from tests.techniques.guarded import checked, played
 
 FAST = frozenset({"avx512_bf16"})
@@ -176,14 +177,33 @@ def test_a_model_of_another_precision_is_left_alone():
 
 
 def test_it_is_offered_where_bf16_is_fast():
-    facts = profile(models=(model(parameter_bytes=400),))
+    facts = profile(models=(model(parameter_bytes=400),), peak_bytes=PeakBytes(allocated=GIB))
 
     (found,) = PureBf16.candidates(facts, machine(cpu_features=FAST))
 
     effect = found.predict(facts, machine(cpu_features=FAST))
-    assert effect.step_ms == pytest.approx(-100 * (1 - 1 / 1.7))
-    assert effect.peak_bytes == -400
+    assert effect.step_ms == pytest.approx(-100 * (1 - 1 / 1.7) + 1000 * 80 / 10e9 * 1e3)
+    assert effect.peak_bytes == -200
     assert PureBf16.candidates(facts, machine()) == ()
+    assert PureBf16().predict(facts, machine()).step_ms > 0
+
+
+def test_its_step_costs_what_copies_and_rounding_of_each_parameter_take():
+    host = machine(cpu_features=FAST)
+    few, many = (
+        PureBf16().predict(profile(models=(model(parameters=count),)), host).step_ms
+        for count in (10_000, 100_000_000)
+    )
+
+    assert few < 0 < many
+
+
+def test_no_more_memory_is_predicted_to_go_than_the_activations_take():
+    known = {"parameters": 10_000_000, "parameter_bytes": 40_000_000}
+    held = PeakBytes(allocated=170_000_000)
+    facts = profile(models=(model(**known),), optimizers=(optimizer(),), peak_bytes=held)
+
+    assert PureBf16().predict(facts, machine(cpu_features=FAST)).peak_bytes == -10_000_000
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ from torch import nn
 
 from flatout.core.errors import NotApplicable
 from flatout.techniques.precision.tf32 import Tf32
-from tests.techniques.facts import gpu, machine, model, profile
+from tests.techniques.facts import CPU, gpu, machine, model, profile
 
 PROMISE = "acts on a CUDA device only: products in TF32"
 
@@ -65,9 +65,11 @@ def test_a_model_that_cannot_gain_is_left_alone(network, reason):
 def test_it_is_offered_to_fp32_models_on_an_ampere_gpu():
     facts = profile(kind="cuda", models=(model(),))
 
-    (found,) = Tf32.candidates(facts, machine(device=gpu((8, 0))))
+    host = machine(device=gpu((8, 0)))
 
-    assert found.predict(facts, machine()).step_ms == pytest.approx(-100 / 3)
+    (found,) = Tf32.candidates(facts, host)
+
+    assert found.predict(facts, host).step_ms == pytest.approx(-100 / 3)
 
 
 @pytest.mark.parametrize(
@@ -81,6 +83,13 @@ def test_it_is_offered_to_fp32_models_on_an_ampere_gpu():
 )
 def test_it_is_not_offered_where_it_cannot_matter(facts, device):
     assert Tf32.candidates(facts, machine(device=device)) == ()
+
+
+@pytest.mark.parametrize(("kind", "device"), [("cpu", CPU), ("cuda", gpu((7, 5)))])
+def test_nothing_is_predicted_of_a_device_without_tf32(kind, device):
+    effect = Tf32().predict(profile(kind=kind, models=(model(),)), machine(device=device))
+
+    assert (effect.step_ms, effect.why) == (0.0, "this device has no TF32: nothing gets faster")
 
 
 @pytest.mark.gpu

@@ -12,7 +12,8 @@ from typing import Any
 
 import torch.utils.data.dataloader as loading
 
-from flatout.seams.loader import ADDRESS, leading_size
+from flatout.seams.loader import ADDRESS
+from flatout.seams.samples import samples_of
 from flatout.seams.session import Session
 
 dataloader: Any = loading
@@ -73,9 +74,10 @@ class LoaderAlone:
         began = now()
         times_s: list[float] = []
         samples: list[int] = []
-        for batch in itertools.islice(self.make(loader), self.max_batches):
+        iterator = self.make(loader)
+        for batch in itertools.islice(iterator, self.max_batches):
             times_s.append(now() - began)
-            samples.append(leading_size(batch))
+            samples.append(samples_of(iterator, batch, loader.batch_size))
             if times_s[-1] > self.max_s:
                 break
         # What was prefetched while the workers started came for free.

@@ -24,8 +24,9 @@ from flatout.profiling.batch_meter import CoreDelay
 from flatout.profiling.company import Company
 from flatout.profiling.drawing import made_here, start_as_worker
 from flatout.profiling.worker_log import read_io
-from flatout.seams.loader import ADDRESS, leading_size, tensor_bytes
+from flatout.seams.loader import ADDRESS
 from flatout.seams.processes import die_with_parent
+from flatout.seams.samples import samples_in, tensor_bytes
 from flatout.seams.session import Session
 
 dataloader: Any = loading
@@ -104,8 +105,8 @@ class PipelineProbe:
         last: list[Any] = [None]
 
         def count(batch: Any) -> None:
-            received, last[0] = batch
-            sizes.append(leading_size(received, loader.batch_size))
+            received, last[0], chosen = batch
+            sizes.append(samples_in(received, chosen, loader.batch_size))
             bytes_made.append(tensor_bytes(last[0]))
 
         read = read_io(SELF)[0]
@@ -117,7 +118,7 @@ class PipelineProbe:
         read_after = read_io(SELF)[0]
         profiler = cProfile.Profile()
         functions = self.profiled(batches, profiler)
-        transport_s, transport_samples = self.sent(loader, last[0])
+        transport_s = self.sent(last[0])
         return {
             "samples": sum(sizes),
             "cpu_s": cpu_s,
@@ -126,7 +127,7 @@ class PipelineProbe:
             "read_bytes": read_after - read if read >= 0 and read_after >= 0 else None,
             "functions": functions,
             "transport_s": transport_s,
-            "transport_samples": transport_samples,
+            "transport_samples": sizes[-1] if transport_s is not None else 0,
             "missing": self.missing,
             "is_repeated": is_repeated(loader),
         }
@@ -165,20 +166,20 @@ class PipelineProbe:
         costly = sorted(own, key=lambda name: -own[name])[:MAX_FUNCTIONS]
         return {name: own[name] for name in costly}
 
-    def sent(self, loader: Any, batch: Any) -> tuple[float | None, int]:
-        """Return the CPU seconds of both processes for sending a batch, and its samples."""
+    def sent(self, batch: Any) -> float | None:
+        """Return the CPU seconds of both processes for sending a batch."""
         if batch is None or not tensor_bytes(batch):
             self.missing["transport"] = "the batch holds no tensor"
-            return None, 0
+            return None
         device = find_other_device(batch)
         if device:
             self.missing["transport"] = f"the batch is on {device}: no worker sends it"
-            return None, 0
+            return None
         try:
-            return send_cost_s(batch), leading_size(batch, loader.batch_size)
+            return send_cost_s(batch)
         except (OSError, RuntimeError, EOFError) as error:
             self.missing["transport"] = f"a batch could not be sent: {error}"
-            return None, 0
+            return None
 
 
 def is_repeated(loader: Any) -> bool | None:

@@ -16,9 +16,11 @@ from typing import Any
 import torch
 import torch.utils.data.dataloader as loading
 
+from flatout.core.errors import NotApplicable
 from flatout.profiling.worker_log import read_pss
 from flatout.seams.loader import ADDRESS
 from flatout.seams.session import Session
+from flatout.seams.start_choice import start_of
 
 dataloader: Any = loading
 """Its iterators are nobody's public interface, and torch gives them no types."""
@@ -120,6 +122,8 @@ class Scan:
     """The script's own, while a visit has others."""
     rounds: int = 1
     loader: Any = None
+    context: Any = None
+    """How the workers start: as those that the lever would bring in."""
     inner: Any = None
     make: Callable[[Any], Any] = lambda _: None
     began: float | None = None
@@ -144,7 +148,11 @@ class Scan:
 
     def begin(self, loader: Any) -> Any:
         """Return an iterator of one epoch that draws from the visit under way."""
-        self.loader = loader
+        if self.loader is not loader:
+            try:
+                self.loader, self.context = loader, start_of(loader)
+            except NotApplicable as reason:
+                return self._give_up(loader, str(reason))
         if self.options["whole_epochs"]:
             self._begin_epoch()
         else:
@@ -152,6 +160,12 @@ class Scan:
         if self.visits:
             self.visits[-1].interrupt()
         return _scanning_class()(loader, self)
+
+    def _give_up(self, loader: Any, reason: str) -> Any:
+        """End the scan of a loader that can have no workers."""
+        self.loader, self.stopped = None, reason
+        self.session.fire("enough")
+        return self.make(loader)
 
     def draw(self) -> Any:
         """Return the next batch of the visit under way; the last one goes on until the run ends."""
@@ -236,7 +250,10 @@ class Scan:
         with warnings.catch_warnings():
             # Torch warns of more workers than cores: that is what is being tried.
             warnings.simplefilter("ignore")
-            self.inner = self.make(with_workers(self.loader, visit.workers, visit.prefetch))
+            changed = with_workers(self.loader, visit.workers, visit.prefetch)
+            if visit.workers:
+                changed.multiprocessing_context = self.context
+            self.inner = self.make(changed)
 
     def _end_visit(self, moment: float) -> None:
         if not self.options["whole_epochs"]:

@@ -28,7 +28,8 @@ WORDS = {
 STARTS = {
     "fork": "a copy of the training process, at once and with all that the data set holds",
     "spawn": "a fresh process that imports the script and gets the data set pickled",
-    "forkserver": "a copy of a small server process, which gets the data set pickled",
+    "forkserver": "a copy of a small server process, which imports the script and gets the data "
+    "set pickled",
 }
 """What a worker begins with."""
 MIN_GROWTH_BYTES = 1024.0
@@ -100,6 +101,8 @@ def _workers(workers: Sequence[WorkerFacts], legs: Sequence[Leg]) -> str:
 def _started(loader: LoaderFacts) -> str:
     """Say how the workers start, and what that risks; only fork takes over what is alive."""
     text = f"by {loader.start_method}: {STARTS.get(loader.start_method, 'a method of its own')}"
+    if loader.start_reason:
+        text += f" ({loader.start_reason})"
     if loader.start_method != "fork":
         return text
     if loader.cuda_at_start:

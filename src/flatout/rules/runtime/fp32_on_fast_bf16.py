@@ -32,7 +32,7 @@ def check(profile: Profile, machine: Machine) -> Finding | None:
         code="fp32_on_fast_bf16",
         share=LOST_SHARE * compute_share,
         because=(
-            f"{', '.join(names)} computes in fp32 for {format_ms(compute_ms)} of "
+            f"fp32 computing in {', '.join(names)} takes {format_ms(compute_ms)} of "
             f"{format_ms(profile.step_ms.median)} ({format_share(compute_share)}, "
             f"n={profile.step_ms.n}); {device or 'this device'} multiplies bf16 in hardware"
         ),

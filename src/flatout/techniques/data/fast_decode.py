@@ -11,6 +11,7 @@ the first images of each kind in every worker, and on one in 256 after that.
 """
 
 import functools
+import importlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, final
@@ -39,6 +40,7 @@ class FastDecode(Technique):
     family: ClassVar[str] = "data"
     addresses: ClassVar[frozenset[str]] = frozenset({"data_wait"})
     numerics: ClassVar[Numerics] = Numerics.EXACT
+    extra: ClassVar[str] = "jpeg"
     by_hand: ClassVar[str] = """
 In the data set, for colour JPEGs:
 - image = Image.open(path).convert("RGB")
@@ -94,7 +96,7 @@ def decode_fast(loader: Any, decoder: "Name" = "simplejpeg") -> Any:
     way = Way(
         name="fast_decode",
         begin=functools.partial(swap, decoder),
-        prepare=functools.partial(load_decoder, decoder),
+        prepare=functools.partial(importlib.import_module, "flatout.data.pillow"),
         nothing="no colour JPEG is opened with Pillow",
     )
     return put_under(loader, way, SwapInWorker)

@@ -9,7 +9,6 @@ of workers above 0, and from 0 as long as the data set draws nothing from the gl
 """
 
 import math
-import pickle
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, final
@@ -19,6 +18,8 @@ from flatout.core.machine import Machine
 from flatout.core.profile import LoaderFacts, Profile
 from flatout.core.technique import Effect, Numerics, Technique
 from flatout.profiling.feeding import cores_of, loading, worker_facts, workers_now
+from flatout.seams.start_choice import start_with
+from flatout.seams.worker_start import REASON
 from flatout.seams.worker_start import start_method as start_method
 
 MIN_WAIT_SHARE = 0.02
@@ -57,6 +58,7 @@ class LoaderWorkers(Technique):
     by_hand: ClassVar[str] = """
 Where the training loader is made:
 + DataLoader(..., num_workers=$num_workers, prefetch_factor=$prefetch_factor)
+Where flatout says that it forks or spawns them instead: multiprocessing_context="fork" or "spawn".
 """
 
     num_workers: int = 2
@@ -127,13 +129,25 @@ Where the training loader is made:
         )
 
     def loader(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Set the workers, unless the data set cannot live in several of them."""
+        """Set the workers and how they start, unless the data set cannot live in them."""
         check_data_set(arguments, self.num_workers)
+        started = start_with(arguments)
+        reason = getattr(started.get("multiprocessing_context"), REASON, "")
+        if reason:
+            _chosen.append(reason)
         return {
-            **arguments,
+            **started,
             "num_workers": self.num_workers,
             "prefetch_factor": self.prefetch_factor,
         }
+
+    def end(self) -> str:
+        """Say where and why the workers were started in another way than is usual here."""
+        return "; ".join(dict.fromkeys(_chosen))
+
+
+_chosen: list[str] = []
+"""Why workers start as they do, where flatout chose that."""
 
 
 def worker_counts(profile: Profile, machine: Machine) -> tuple[int, ...]:
@@ -252,7 +266,7 @@ def check_data_set(arguments: Mapping[str, Any], workers: int) -> None:
     """Make sure that worker processes would load the same samples.
 
     Raises:
-        NotApplicable: if they would repeat an iterable data set, or could not be started.
+        NotApplicable: if they would repeat an iterable data set.
     """
     from torch.utils.data import IterableDataset
 
@@ -262,18 +276,3 @@ def check_data_set(arguments: Mapping[str, Any], workers: int) -> None:
             "the data set is iterable: every worker repeats it unless it splits itself, "
             "so another number of workers is another training"
         )
-    if start_method(arguments.get("multiprocessing_context")) == "fork":
-        return
-    for name in ("dataset", "collate_fn", "worker_init_fn"):
-        trouble = find_pickle_trouble(arguments.get(name))
-        if trouble is not None:
-            raise NotApplicable(f"worker processes are spawned here, and {name}: {trouble}")
-
-
-def find_pickle_trouble(thing: Any) -> str | None:
-    """Return why an object cannot be sent to a spawned worker, or None."""
-    try:
-        pickle.dumps(thing)
-    except Exception as error:  # noqa: BLE001  pickling runs the user's code: anything may come
-        return f"{type(error).__name__}: {error}"
-    return None

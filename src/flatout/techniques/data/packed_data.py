@@ -48,6 +48,7 @@ class PackedData(Technique):
     family: ClassVar[str] = "data"
     addresses: ClassVar[frozenset[str]] = frozenset({"data_wait", "blocked_reads"})
     numerics: ClassVar[Numerics] = Numerics.EXACT
+    extra: ClassVar[str] = "pack"
     by_hand: ClassVar[str] = """
 Where the training data set is made:
 + from flatout.techniques.data.packed_data import read_from

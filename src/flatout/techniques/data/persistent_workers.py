@@ -26,8 +26,9 @@ if TYPE_CHECKING:
     from flatout.data.epoch_streams import EpochStreams
 
 START_MS = 310.0
-"""Time until the first batch of an epoch with two forked workers; 1,250 ms with spawned ones
-(research on the input pipeline, measured on 2 cores)."""
+FRESH_START_MS = 1250.0
+"""Time until the first batch of an epoch with two forked workers, and with spawned ones (research
+on the input pipeline, measured on 2 cores)."""
 MIN_SHARE = 0.01
 """Below a hundredth of the epoch, the start of the workers is lost in the noise."""
 
@@ -198,9 +199,10 @@ def _check_data_set(dataset: Any) -> None:
 def start_per_step_ms(profile: Profile) -> float:
     """Return the time of starting the workers, spread over the steps of an epoch.
 
-    Where no second epoch was seen, the start is taken to cost `START_MS`.
+    Where no second epoch was seen, the start is taken to cost `START_MS`, or `FRESH_START_MS`.
     """
-    start_ms = profile.epoch_start_ms or START_MS
+    is_fresh = any(x.start_method not in ("", "fork") for x in profile.training_loaders)
+    start_ms = profile.epoch_start_ms or (FRESH_START_MS if is_fresh else START_MS)
     return start_ms / profile.epoch_steps if profile.epoch_steps else 0.0
 
 

@@ -22,8 +22,11 @@ from flatout.profiling.feeding import (
     fed_step_ms,
     loading,
     share_of,
+    workers_now,
 )
+from flatout.seams.start_choice import start_of
 from flatout.techniques.data.loader_workers import (
+    COPY_MS_PER_MB,
     DEFAULT_PREFETCH,
     MIN_WAIT_SHARE,
     check_data_set,
@@ -32,10 +35,12 @@ from flatout.techniques.data.loader_workers import (
 MOST_THREADS = 8
 """Beyond some eight threads the interpreter's lock holds them up in what is Python itself (general
 knowledge; 2 threads lost 3 % with simplejpeg and 14 % with Pillow, measured)."""
-THREAD_COST = 1.21
-"""CPU time of a sample made in threads over that in a worker: 3.62 against 2.99 ms, n=6, for Pillow
-and floats (record of the input pipeline): the lock is fought for. Without it, bytes from
-simplejpeg gained 8-14 %."""
+THREAD_COST = 1.12
+"""CPU time of a sample made in threads over that in a worker: 3.82 against 3.42 ms, n=6, for Pillow
+and floats (record of the input pipeline): the lock is fought for."""
+RUN_SHARE = 0.8
+"""Part of the threads that run at once: two made 420 images a second there, which is 1.60 cores'
+CPU time; two workers made 577. Without floats, bytes from simplejpeg gained 8-14 %."""
 HOLDING = ("python", "normalise", "collate")
 """Stages that hold the interpreter's lock for most of their time."""
 USUAL_HOLDING = 0.3
@@ -80,12 +85,18 @@ A loader with one worker whose data set makes its batches in a thread pool:
         return [found] if found.predict(profile, machine).step_ms < 0 else []
 
     def predict(self, profile: Profile, machine: Machine) -> Effect:
-        """Expect what as many workers would bring, less what the interpreter's lock takes."""
-        now = loading(profile, cores_of(profile, machine))
+        """Expect what as many workers would bring, less what the interpreter's lock takes.
+
+        One process sends what its threads make, so the batches' way to the loop costs the same.
+        """
+        now, copy_ms = loading(profile, cores_of(profile, machine)), 0.0
+        if not workers_now(profile):  # what is made in the loop was not sent yet
+            copied = sum(loader.batch_bytes for loader in profile.training_loaders)
+            copy_ms = COPY_MS_PER_MB * copied / 1e6 * profile.batches_per_step
         held = max(share_of(profile, *HOLDING, otherwise=USUAL_HOLDING), 1e-3)
         # What holds the lock runs in one thread at a time: that bounds what the others add.
-        at_once = min(self.threads, 1 / held)
-        then = replace(now, cpu_ms=now.cpu_ms * THREAD_COST)
+        at_once = RUN_SHARE * min(self.threads, 1 / held)
+        then = replace(now, cpu_ms=now.cpu_ms * THREAD_COST + copy_ms)
         after_ms = fed_step_ms(profile, machine, then, workers=at_once)
         return Effect(
             step_ms=after_ms - profile.step_ms.median,
@@ -115,9 +126,10 @@ def load_in_threads(loader: Any, threads: int) -> Any:
         loader.__dict__[REFUSED] = _find_trouble(loader, threads)
     if loader.__dict__[REFUSED]:
         raise NotApplicable(loader.__dict__[REFUSED])
-    before = loader.num_workers
+    context, before = start_of(loader), loader.num_workers
     loader.collate_fn = ThreadedCollate(loader.collate_fn, threads)
     loader.num_workers = 1
+    loader.multiprocessing_context = context
     loader.prefetch_factor = (loader.prefetch_factor or DEFAULT_PREFETCH) * max(1, before)
     return loader
 

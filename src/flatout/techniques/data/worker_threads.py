@@ -23,12 +23,15 @@ from flatout.core.machine import Machine
 from flatout.core.profile import Profile
 from flatout.core.technique import Effect, Numerics, Technique
 from flatout.data.init_chain import find_link
-from flatout.profiling.feeding import cores_of
+from flatout.profiling.feeding import cores_of, worker_facts
 from flatout.techniques.data.loader_workers import is_starved
 
 MORE_THAN_BUSY = 1.3
 """CPU time of a worker against the time in which it made batches: one thread gives 1 at most, plus
 what it takes to send them."""
+START_MS = 50.0
+"""CPU time that the start of a worker takes longer: OpenBLAS, once told in a forked process, starts
+a thread there that spins for 49 ms before it sleeps (measured); all else takes 7 ms."""
 SWITCHES = {
     r"openblas": (
         "openblas_set_num_threads",
@@ -74,12 +77,15 @@ Where the training loader is made:
     def predict(self, profile: Profile, machine: Machine) -> Effect:
         """Expect the CPU time beyond one thread a worker to go, as far as cores are short."""
         facts = threaded(profile)
+        start_ms = started_ms(profile, machine)
+        if not facts:
+            return Effect(step_ms=start_ms, why=_unneeded(profile))
         used = sum(x.user_share + x.system_share for x in facts)
         made = sum(x.busy_share for x in facts)
         short = min(1.0, used / cores_of(profile, machine))
-        saved = (1 - made / used) * short if used else 0.0
+        saved = (1 - made / used) * short
         return Effect(
-            step_ms=-profile.phases_ms["data_wait"] * saved,
+            step_ms=start_ms - profile.phases_ms["data_wait"] * saved,
             why=f"{len(facts)} workers use {used:.1f} cores for {made:.1f} cores' time of batches",
         )
 
@@ -128,12 +134,27 @@ def use_one_thread() -> list[str]:
 
 def threaded(profile: Profile) -> list[WorkerFacts]:
     """Return the workers that used clearly more CPU time than they made batches."""
-    workers = profile.journey.workers if profile.journey else ()
     return [
         x
-        for x in workers
-        if x.number >= 0 and x.user_share + x.system_share > MORE_THAN_BUSY * max(x.busy_share, 0.1)
+        for x in worker_facts(profile)
+        if x.user_share + x.system_share > MORE_THAN_BUSY * max(x.busy_share, 0.1)
     ]
+
+
+def started_ms(profile: Profile, machine: Machine) -> float:
+    """Return what dearer starts of workers take of a step, where each epoch starts them anew."""
+    loaders = [x for x in profile.training_loaders if not x.persistent_workers]
+    workers = max((x.workers for x in loaders), default=0)
+    if not profile.epoch_steps or not profile.epoch_start_ms:
+        return 0.0
+    return START_MS * workers / min(workers or 1, cores_of(profile, machine)) / profile.epoch_steps
+
+
+def _unneeded(profile: Profile) -> str:
+    """Return why nothing is expected of it."""
+    if worker_facts(profile):
+        return "no worker uses clearly more than one core"
+    return "nobody looked at what the workers use: the step hardly waits for them"
 
 
 def _libraries() -> Iterator[tuple[str, tuple[str, ...]]]:

@@ -155,6 +155,17 @@ def table_bytes(profile: Profile) -> int:
     return 4 * rows * widest
 
 
+def logits_bytes(profile: Profile) -> int:
+    """Return the bytes of a language model's logits in fp32, 0 where it seems to be none.
+
+    Rows that were cut to what was held were no tokens: what the batch holds is something else.
+    """
+    models = [model for model in profile.models if model.widest_output >= MIN_CLASSES]
+    guessed = sum(loader.batch_bytes for loader in profile.training_loaders) // TOKEN_BYTES
+    is_language = bool(models) and table_of(profile)[0] == guessed
+    return table_bytes(profile) if is_language else 0
+
+
 def unmade_bytes(profile: Profile) -> int:
     """Return what goes where the layer and the loss become one, 0 where they cannot.
 

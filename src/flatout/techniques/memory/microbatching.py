@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, final
 
 from flatout.core.errors import NotApplicable
 from flatout.core.machine import Machine
-from flatout.core.pressure import activation_bytes, is_tight
+from flatout.core.pressure import activation_bytes, is_tight, kept_bytes
 from flatout.core.profile import Profile
 from flatout.core.technique import Effect, Numerics, Technique
+from flatout.techniques.memory.chunked_cross_entropy import TABLES_HELD, logits_bytes
 
 if TYPE_CHECKING:
     import torch
@@ -67,14 +68,16 @@ In the loop, with a loss that is a mean over samples, for $chunks parts of equal
         return [cls(chunks=chunks) for chunks in CHUNKS if chunks <= per_call]
 
     def predict(self, profile: Profile, machine: Machine) -> Effect:
-        """Expect forward twice, and the activations of one part."""
+        """Expect forward twice, and the activations of one part; the logits are joined again."""
         del machine
         forward_ms = profile.step_ms.median * profile.share("forward")
         compute_ms = profile.step_ms.median * profile.share("forward", "backward")
-        saved = int((1 - 1 / self.chunks) * activation_bytes(profile))
+        logits = logits_bytes(profile)
+        split = max(0, activation_bytes(profile) - TABLES_HELD * logits)
+        saved = int((1 - 1 / self.chunks) * split)
         return Effect(
             step_ms=forward_ms + SPLIT_COST * compute_ms,
-            peak_bytes=-saved,
+            peak_bytes=kept_bytes(profile, logits, logits // self.chunks) - saved,
             why=f"activations of a {self.chunks}th of the batch, forward twice",
         )
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, final
 
 from flatout.core.errors import NotApplicable
 from flatout.core.machine import Machine
+from flatout.core.pressure import activation_bytes, parameter_bytes, state_bytes
 from flatout.core.profile import Profile
 from flatout.core.technique import Effect, Numerics, Technique
 
@@ -24,8 +25,8 @@ MIN_PARAMETERS = 10_000_000
 """Below it, adapters save less than they add: an assumption."""
 WEIGHT_GRADIENT_SHARE = 0.5
 """Share of the backward pass that is products for weight gradients: one of two for each layer."""
-SAVED_BYTES_PER_PARAMETER = 12
-"""Gradient and two states of Adam in fp32."""
+OWN_BYTES = 100 * 10**6
+"""peft and what it imports, in the process's own memory (measured)."""
 LINEAR = ("Linear", "Conv1D")
 """Layers by class name; the second is that of GPT-2 in transformers."""
 WRAPPERS = ("DistributedDataParallel", "FullyShardedDataParallel")
@@ -40,6 +41,7 @@ class Lora(Technique):
     addresses: ClassVar[frozenset[str]] = frozenset({"backward", "optimizer"})
     numerics: ClassVar[Numerics] = Numerics.TRAINING
     moves_random_stream: ClassVar[bool] = True
+    extra: ClassVar[str] = "lora"
     by_hand: ClassVar[str] = """
 After the model is made, before the optimizer:
 + config = peft.LoraConfig(r=$rank, lora_alpha=$alpha, target_modules="all-linear")
@@ -67,12 +69,15 @@ After the model is made, before the optimizer:
         """Expect the weight gradients and most of the optimizer to be gone."""
         del machine
         step_ms = profile.step_ms.median
+        own_bytes = OWN_BYTES if profile.device_kind == "cpu" else 0
         saved_ms = step_ms * profile.share("backward") * WEIGHT_GRADIENT_SHARE
         saved_ms += 0.9 * step_ms * profile.share("optimizer")
-        parameters = sum(model.parameters for model in profile.models)
+        # While activations are at their highest there are no gradients yet: those are saved only
+        # where they are more than the activations.
+        gradients = max(0, parameter_bytes(profile) - activation_bytes(profile))
         return Effect(
             step_ms=-min(saved_ms, 0.9 * step_ms),
-            peak_bytes=-SAVED_BYTES_PER_PARAMETER * parameters,
+            peak_bytes=own_bytes - state_bytes(profile) - gradients,
             why="no gradients and states for the weights, adapters in their place",
         )
 

@@ -44,6 +44,7 @@ class EightBitOptimizer(Technique):
     family: ClassVar[str] = "optimizer"
     addresses: ClassVar[frozenset[str]] = frozenset({"out_of_memory"})
     numerics: ClassVar[Numerics] = Numerics.TRAINING
+    extra: ClassVar[str] = "lowbit"
     by_hand: ClassVar[str] = """
 Where the optimizer is made, with torchao installed:
 - optimizer = torch.optim.AdamW(...)

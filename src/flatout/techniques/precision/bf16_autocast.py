@@ -31,6 +31,10 @@ CPU_SPEEDUP = 2.0
 CUDA_SPEEDUP = 1.6
 """GPT-2 124M on one H100: 42.9k against 27.0k tokens/s in fp32 (Schwartz 2025, published). A ResNet
 50 on an A100 gains 2.63 even against TF32 (NVIDIA DeepLearningExamples, published)."""
+CPU_SLOWDOWN = 2.0
+"""Forward and backward on a CPU without bf16 units, where every product is emulated: 1.1 and 1.8
+for two small GPTs where oneDNN was told to do with AVX-512, 4.3 and 4.4 with AVX2 (measured on two
+busy cores)."""
 MIN_CAPABILITY = (8, 0)
 """Compute capability from which NVIDIA devices multiply bf16 in hardware (Ampere)."""
 
@@ -58,8 +62,9 @@ Take the loss of output.float().
         return [cls()] if any(is_plain_fp32(model) for model in profile.models) else ()
 
     def predict(self, profile: Profile, machine: Machine) -> Effect:
-        """Expect forward and backward to shrink by the device's prior."""
-        del machine
+        """Expect forward and backward to shrink by the device's prior, if it multiplies bf16."""
+        if lacks_bf16(profile, machine):
+            return emulated(profile, "bf16", CPU_SLOWDOWN)
         speedup = CPU_SPEEDUP if profile.device_kind == "cpu" else CUDA_SPEEDUP
         compute_ms = addressable_ms(profile, ("forward", "backward"), COMPUTE_CAUSES)
         return Effect(
@@ -110,6 +115,28 @@ def has_fast_bf16(profile: Profile, machine: Machine) -> bool:
         return machine.has_fast_cpu_bf16
     capability = machine.device.compute_capability
     return capability is not None and capability >= MIN_CAPABILITY
+
+
+def lacks_bf16(profile: Profile, machine: Machine) -> bool:
+    """Tell whether the device that trained is known to have no bf16 in hardware."""
+    is_known = profile.device_kind == "cpu" or machine.device.compute_capability is not None
+    return is_known and not has_fast_bf16(profile, machine)
+
+
+def emulated(profile: Profile, dtype: str, cpu_slowdown: float) -> Effect:
+    """Return what a precision does on a device that has no units for it.
+
+    A CPU converts every number, there and back. A GPU multiplies with its fp32 units after the
+    cast: nothing is won.
+    """
+    if profile.device_kind != "cpu":
+        return Effect(why=f"this device has no units for {dtype}: nothing gets faster")
+    compute_ms = addressable_ms(profile, ("forward", "backward"), COMPUTE_CAUSES)
+    return Effect(
+        step_ms=compute_ms * (cpu_slowdown - 1),
+        why=f"this CPU has no units for {dtype}: the kernels in forward and backward, "
+        f"{compute_ms:.1f} ms, {cpu_slowdown:.0f} times slower",
+    )
 
 
 def is_plain_fp32(model: ModelFacts) -> bool:

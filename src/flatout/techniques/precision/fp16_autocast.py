@@ -21,7 +21,12 @@ from flatout.core.machine import Machine
 from flatout.core.profile import Profile
 from flatout.core.technique import Effect, Numerics, Technique
 from flatout.profiling.regime import COMPUTE_CAUSES, addressable_ms
-from flatout.techniques.precision.bf16_autocast import autocast_to, check_root, is_plain_fp32
+from flatout.techniques.precision.bf16_autocast import (
+    autocast_to,
+    check_root,
+    emulated,
+    is_plain_fp32,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -31,6 +36,9 @@ Output = TypeVar("Output")
 SPEEDUP = 2.0
 """Forward and backward; below the 3.26 of a ResNet-50 on a V100 (NVIDIA DeepLearningExamples,
 published), since smaller products gain less. Not measured."""
+CPU_SLOWDOWN = 17.0
+"""Kernels of forward and backward on a CPU without fp16 units: 128 ms became 2.2 s for a small
+language model on two cores (the record of levers_text)."""
 FIRST_CAPABILITY, BF16_CAPABILITY = (7, 0), (8, 0)
 """Compute capabilities from which NVIDIA devices multiply fp16, and bf16, in hardware."""
 DEFAULT_SCALE = 2**13
@@ -80,8 +88,9 @@ Step the scheduler only where the scale did not fall.
         return [cls()] if any(is_plain_fp32(model) for model in profile.models) else ()
 
     def predict(self, profile: Profile, machine: Machine) -> Effect:
-        """Expect the kernels of forward and backward to shrink by `SPEEDUP`."""
-        del machine
+        """Expect the kernels to shrink by `SPEEDUP`, if the device multiplies fp16."""
+        if lacks_fp16(profile, machine):
+            return emulated(profile, "fp16", CPU_SLOWDOWN)
         compute_ms = addressable_ms(profile, ("forward", "backward"), COMPUTE_CAUSES)
         return Effect(
             step_ms=-compute_ms * (1 - 1 / SPEEDUP),
@@ -105,6 +114,14 @@ Step the scheduler only where the scale did not fall.
         roots = [root for reference in _LOWERED if (root := reference()) is not None]
         _LOWERED.clear()
         return LossScaling(self.initial_scale).install(call, roots)
+
+
+def lacks_fp16(profile: Profile, machine: Machine) -> bool:
+    """Tell whether the device that trained is known to have no fp16 in hardware."""
+    if profile.device_kind == "cpu":
+        return not machine.has_fast_cpu_fp16
+    capability = machine.device.compute_capability
+    return capability is not None and capability < FIRST_CAPABILITY
 
 
 _LOWERED: list[Any] = []

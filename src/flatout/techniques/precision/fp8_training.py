@@ -49,6 +49,7 @@ class Fp8Training(Technique):
     addresses: ClassVar[frozenset[str]] = frozenset({"forward", "backward"})
     numerics: ClassVar[Numerics] = Numerics.TRAINING
     moves_random_stream: ClassVar[bool] = True
+    extra: ClassVar[str] = "lowbit"
     by_hand: ClassVar[str] = """
 Once the model is on its device, in bf16:
 + config = torchao.float8.Float8LinearConfig.from_recipe_name("$scaling")
@@ -63,16 +64,16 @@ Once the model is on its device, in bf16:
     @classmethod
     def candidates(cls, profile: Profile, machine: Machine) -> Sequence["Fp8Training"]:
         """Return the lever for large models that nobody compiled, on a device with fp8."""
-        capability = machine.device.compute_capability
-        if profile.device_kind != "cuda" or capability is None or capability < MIN_CAPABILITY:
-            return ()
-        is_large = sum(model.parameters for model in profile.models) >= MIN_PARAMETERS
         is_open = not any(model.is_compiled for model in profile.models)
-        return [cls()] if is_large and is_open else ()
+        return [cls()] if has_fp8(profile, machine) and is_large(profile) and is_open else ()
 
     def predict(self, profile: Profile, machine: Machine) -> Effect:
-        """Expect the products of forward and backward to shrink by `SPEEDUP`."""
-        del machine
+        """Expect the products of forward and backward to shrink by `SPEEDUP` where it pays."""
+        if not has_fp8(profile, machine) or not is_large(profile):
+            return Effect(
+                startup_s=startup_s(profile),
+                why="no fp8 on this device, or products too small for it: nothing gets faster",
+            )
         products_ms = addressable_ms(profile, ("forward", "backward"), ("gemm", "compute"))
         return Effect(
             step_ms=-products_ms * (1 - 1 / SPEEDUP),
@@ -98,6 +99,17 @@ Once the model is on its device, in bf16:
     def end(self) -> str:
         """Say what was compiled, unless torch gave it up."""
         return compiler_report()
+
+
+def has_fp8(profile: Profile, machine: Machine) -> bool:
+    """Tell whether the device that trained multiplies fp8 in hardware."""
+    capability = machine.device.compute_capability
+    return profile.device_kind == "cuda" and capability is not None and capability >= MIN_CAPABILITY
+
+
+def is_large(profile: Profile) -> bool:
+    """Tell whether a model has enough parameters for products that fp8 makes faster."""
+    return sum(model.parameters for model in profile.models) >= MIN_PARAMETERS
 
 
 def to_fp8(model: "torch.nn.Module", scaling: str = "tensorwise") -> "torch.nn.Module":

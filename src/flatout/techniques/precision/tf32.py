@@ -39,15 +39,15 @@ At the start of the script:
     @classmethod
     def candidates(cls, profile: Profile, machine: Machine) -> Sequence["Tf32"]:
         """Return the lever for fp32 models on an Ampere or newer device."""
-        capability = machine.device.compute_capability
-        if profile.device_kind != "cuda" or capability is None or capability < MIN_CAPABILITY:
+        if not has_tf32(profile, machine):
             return ()
         is_fp32 = any("float32" in m.dtypes and not m.used_autocast for m in profile.models)
         return [cls()] if is_fp32 else ()
 
     def predict(self, profile: Profile, machine: Machine) -> Effect:
-        """Expect forward and backward to shrink by `SPEEDUP`."""
-        del machine
+        """Expect forward and backward to shrink by `SPEEDUP`, where there is TF32."""
+        if not has_tf32(profile, machine):
+            return Effect(why="this device has no TF32: nothing gets faster")
         compute_ms = addressable_ms(profile, ("forward", "backward"), COMPUTE_CAUSES)
         return Effect(
             step_ms=-compute_ms * (1 - 1 / SPEEDUP),
@@ -71,6 +71,12 @@ At the start of the script:
             raise NotApplicable("the script allowed TF32 itself")
         allow_tf32()
         return root
+
+
+def has_tf32(profile: Profile, machine: Machine) -> bool:
+    """Tell whether the device that trained rounds fp32 products to TF32 when it may."""
+    capability = machine.device.compute_capability
+    return profile.device_kind == "cuda" and capability is not None and capability >= MIN_CAPABILITY
 
 
 def allow_tf32() -> None:

@@ -1,0 +1,167 @@
+"""How many samples and bytes a batch holds, read from shapes and from what the sampler chose."""
+
+import functools
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+CHOSEN = "_flatout_chosen"
+"""On an iterator: the sizes that its sampler chose."""
+MOST_AHEAD = 1024
+"""Batches that workers may be asked for ahead of the one that is drawn."""
+IMAGE_DIMS = 3
+"""Channels, height, width."""
+CHANNELS = (1, 3, 4)
+"""Grey, colour, colour with transparency."""
+MAX_DEPTH = 4
+"""Levels of a batch that are looked into."""
+
+
+class _Chosen:
+    """The sizes of the latest batches that a sampler chose, and how many it chose in all."""
+
+    __slots__ = ("count", "sizes")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.sizes: deque[int] = deque(maxlen=MOST_AHEAD)
+
+
+def note_chosen(kind: Any) -> None:
+    """Keep on every iterator of a loader how many samples its sampler chooses for each batch."""
+    choose = kind._next_index
+
+    @functools.wraps(choose)
+    def next_index(iterator: Any) -> Any:
+        index = choose(iterator)
+        chosen = iterator.__dict__.get(CHOSEN)
+        if chosen is None:
+            chosen = iterator.__dict__[CHOSEN] = _Chosen()
+        chosen.count += 1
+        chosen.sizes.append(size_chosen(index))
+        return index
+
+    kind._next_index = next_index
+
+
+def forget_chosen(loader: Any) -> None:
+    """Begin anew where a loader keeps its iterator, and with it its workers, between epochs."""
+    kept = getattr(loader, "_iterator", None)
+    if kept is not None:
+        kept.__dict__.pop(CHOSEN, None)
+
+
+def size_chosen(index: Any) -> int:
+    """Return how many samples a sampler chose, 0 where it only counts.
+
+    >>> size_chosen([3, 1, 2]), size_chosen(3)
+    (3, 0)
+    >>> size_chosen([None, None])  # the sampler of an iterable data set
+    0
+    """
+    return len(index) if type(index) is list and index and index[0] is not None else 0
+
+
+def samples_of(iterator: Any, batch: Any, expected: int | None = None) -> int:
+    """Return the number of samples in the batch that an iterator gave last."""
+    chosen = iterator.__dict__.get(CHOSEN)
+    place = 0 if chosen is None else chosen.count - iterator._num_yielded + 1
+    known = chosen is not None and 0 < place <= len(chosen.sizes)
+    return samples_in(batch, chosen.sizes[-place] if known else 0, expected)
+
+
+def samples_in(batch: Any, chosen: int, expected: int | None = None) -> int:
+    """Return the number of samples in a batch for which a sampler chose so many.
+
+    Its choice holds whatever the shapes are: sequences padded with time first, the nodes of graphs,
+    lists of samples of any length. Shapes decide where nothing was chosen, and of a single item,
+    which may be a batch that the data set made.
+    """
+    return chosen if chosen > 1 else leading_size(batch, expected)
+
+
+def leading_size(batch: Any, expected: int | None = None, depth: int = 0) -> int:
+    """Return the number of samples: the first dimension of the first tensor in the batch.
+
+    A list of images that differ in size is counted by its items.
+
+    >>> leading_size({"label": []})
+    0
+    """
+    kind = type(batch)
+    if (kind is list or kind is tuple) and batch:  # nearly every batch, at each of its steps
+        shape = getattr(batch[0], "shape", None)
+        if shape and len(shape) != IMAGE_DIMS:
+            return int(shape[0])
+    shape = _shape(batch)
+    if shape is not None:
+        return int(shape[0] or 0) if len(shape) else 1
+    parts = _parts(batch, depth)
+    if isinstance(batch, list | tuple) and _are_images(batch, expected):
+        return len(batch)
+    sizes = (leading_size(part, expected, depth + 1) for part in parts)
+    return next((size for size in sizes if size), 0)
+
+
+def is_rehearsed(value: Any, depth: int = 0) -> bool:
+    """Tell whether a call's arguments hold a shape with an open dimension: a plan, no data.
+
+    Keras calls layers with such symbols while it builds a model of them.
+    """
+    shape = _shape(value)
+    if shape is not None:
+        return None in shape
+    parts: Iterable[Any] = ()
+    if depth < MAX_DEPTH and isinstance(value, list | tuple | dict):
+        parts = value.values() if isinstance(value, dict) else value
+    return any(is_rehearsed(part, depth + 1) for part in parts)
+
+
+def _shape(value: Any) -> Any:
+    """Return the shape of a tensor or array, None for anything else, as one of ragged rows.
+
+    Classes and settings have a `shape` and a `dtype` as well, but theirs is no tuple.
+    """
+    try:
+        shape = getattr(value, "shape", None) if hasattr(value, "dtype") else None
+    except Exception:  # noqa: BLE001  a nested tensor raises, and properties run the user's code
+        return None
+    return shape if isinstance(shape, tuple) else None
+
+
+def _are_images(items: Sequence[Any], expected: int | None) -> bool:
+    """Tell whether every item is one image, channels first, rather than a part of the batch.
+
+    Two equally shaped parts of a batch look alike; the loader's batch size tells them apart.
+    """
+    shapes = [_shape(item) for item in items]
+    if not shapes or any(shape is None or len(shape) != IMAGE_DIMS for shape in shapes):
+        return False
+    if any(shape[0] not in CHANNELS for shape in shapes):
+        return False
+    if expected is None:
+        return all(shape[0] > 1 for shape in shapes)
+    return len(items) == expected or all(shape[0] != expected for shape in shapes)
+
+
+def tensor_bytes(batch: Any, depth: int = 0) -> int:
+    """Return the bytes of all tensors in a batch."""
+    if hasattr(batch, "element_size"):
+        return int(batch.numel() * batch.element_size())
+    return sum(tensor_bytes(part, depth + 1) for part in _parts(batch, depth))
+
+
+def _parts(batch: Any, depth: int) -> Iterable[Any]:
+    """Return what a batch holds: values of a mapping, items of a sequence, or an object's fields.
+
+    Objects of the script's own may hold themselves, so nothing deep is followed.
+    """
+    if depth == MAX_DEPTH or isinstance(batch, type):
+        return ()
+    if isinstance(batch, Mapping) or (
+        hasattr(batch, "keys") and callable(getattr(batch, "values", None))  # a table's is an array
+    ):
+        return list(batch.values())
+    if isinstance(batch, list | tuple):
+        return batch
+    return list(getattr(batch, "__dict__", {}).values())

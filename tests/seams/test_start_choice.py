@@ -1,0 +1,98 @@
+"""Which way workers start, from facts that are made up."""
+
+import multiprocessing
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from flatout.core.errors import NotApplicable
+from flatout.seams.start_choice import choose_start, start_of, start_with
+from flatout.seams.start_facts import StartFacts
+from flatout.seams.worker_start import name_of, start_reason
+from tests.techniques.data.samples import Numbers
+
+LOCAL = "dataset: it is local"
+
+
+@pytest.fixture
+def spawning():
+    """Let the process start others by spawn, as it does by default on macOS and Windows."""
+    before = multiprocessing.get_start_method(allow_none=True)
+    multiprocessing.set_start_method("spawn", force=True)
+    yield
+    multiprocessing.set_start_method(before, force=True)
+
+
+def local_numbers():
+    numbers = Numbers()
+    numbers.transform = lambda x: x
+    return numbers
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        {"usual": "fork"},
+        {"usual": "forkserver"},
+        {"usual": "fork", "is_cuda_in_use": True},
+        {"usual": "spawn", "trouble": LOCAL, "has_workers": True},
+        {"usual": "fork", "cuda_holder": "dataset.rows", "has_workers": True},
+        {"usual": "spawn", "asked": "fork", "cuda_holder": "dataset.rows", "is_cuda_in_use": True},
+    ],
+)
+def test_a_method_that_works_or_was_chosen_is_kept(facts):
+    start = choose_start(StartFacts(**facts))
+
+    assert (start.method, start.because) == (facts.get("asked", facts["usual"]), "")
+
+
+@pytest.mark.parametrize("usual", ["spawn", "forkserver"])
+def test_workers_that_cannot_begin_afresh_are_forked(usual):
+    start = choose_start(StartFacts(usual=usual, trouble=LOCAL))
+
+    assert start.method == "fork"
+    assert start.because == f"flatout forks them instead of {usual}: {LOCAL}"
+
+
+@pytest.mark.parametrize(
+    ("facts", "advice"),
+    [
+        ({"can_fork": False}, "this system does not fork safely"),
+        ({"is_cuda_in_use": True}, "make the loader before CUDA is used"),
+        ({"asked": "spawn"}, "the script chose spawn for this loader itself"),
+    ],
+)
+def test_where_no_way_is_left_the_text_says_what_to_do(facts, advice):
+    with pytest.raises(NotApplicable, match=f"spawned here, and {LOCAL}; .*{advice}"):
+        choose_start(StartFacts(usual="spawn", trouble=LOCAL, **facts))
+
+
+def test_a_data_set_on_cuda_gets_fresh_workers_or_none():
+    held = {"cuda_holder": "dataset.rows", "is_cuda_in_use": True}
+
+    assert choose_start(StartFacts(**held)).method == "spawn"
+    assert "dataset.rows is on CUDA" in choose_start(StartFacts(**held)).because
+    with pytest.raises(NotApplicable, match="and a fresh one cannot start: dataset: it is local"):
+        choose_start(StartFacts(**held, trouble=LOCAL))
+
+
+def test_the_reason_travels_with_the_loader_and_its_batches_are_the_script_s(spawning):
+    asked = {"dataset": local_numbers(), "batch_size": 5, "shuffle": True}
+    torch.manual_seed(0)
+    plain = [batch.tolist() for batch in DataLoader(**asked)]
+
+    torch.manual_seed(0)
+    loader = DataLoader(**start_with(asked | {"num_workers": 0}) | {"num_workers": 2})
+    reason = start_reason(loader.multiprocessing_context)
+
+    assert [batch.tolist() for batch in loader] == plain
+    assert reason.startswith("flatout forks them instead of spawn: dataset: ")
+    assert start_reason(multiprocessing.get_context("fork")) == (
+        "the script chose it for this loader"
+    )
+
+
+def test_a_built_loader_is_given_the_context_it_needs(spawning):
+    assert start_of(DataLoader(Numbers())) is None
+    assert name_of(start_of(DataLoader(local_numbers()))) == "fork"
