@@ -87,9 +87,16 @@ def readings(profile: Profile, say: Messages) -> Iterator[tuple[str, str]]:
         yield "mfu", format_share(profile.mfu)
     yield "peak_memory", _memory(profile, say)
     yield "losses", _losses(profile, say)
-    first, total = format_ms(profile.first_step_ms), format_ms(profile.warmup_ms)
-    yield "warm_up", say("reading.warm_up", n=profile.warmup_steps, time=total, first=first)
+    yield "warm_up", _warm_up(profile, say)
     yield "overhead", say("reading.overhead", share=format_share(profile.overhead_share))
+
+
+def _warm_up(profile: Profile, say: Messages) -> str:
+    """Say which steps were left out at the beginning."""
+    first, total = format_ms(profile.first_step_ms), format_ms(profile.warmup_ms)
+    if profile.warmup_steps == 1:
+        return say("reading.warm_up_one", time=total)
+    return say("reading.warm_up", n=profile.warmup_steps, time=total, first=first)
 
 
 def ceilings_sentence(profile: Profile, say: Messages) -> str:

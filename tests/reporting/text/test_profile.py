@@ -59,6 +59,12 @@ def test_the_first_line_is_the_answer(starved):
     )
 
 
+def test_a_single_step_of_warm_up_is_told_as_one(starved):
+    text = render_profile(replace(starved, warmup_steps=1, warmup_ms=150.0))
+
+    assert "warm-up      1 step, 150 ms, not counted above\n" in text
+
+
 @pytest.mark.parametrize("number", [0, 1])
 def test_phases_add_up_to_the_step_as_printed(starved, number):
     *phases, step = column(render_profile(starved), number)
