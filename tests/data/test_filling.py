@@ -1,6 +1,8 @@
+import itertools
+
 import pytest
 import torch
-from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SequentialSampler
 
 from flatout.data import threads
 from flatout.data.filling import FillingCollate
@@ -149,6 +151,35 @@ def test_a_first_batch_of_nothing_else_ends_it(workers, tmp_path):
         labels(loader)
 
 
+def test_a_worker_that_begins_with_a_broken_file_takes_what_another_one_read(paths):
+    loader, log = filling(Opened(paths), batch_size=1, sampler=[0, 1, 2, 4], num_workers=1)
+    assert labels(loader) == [[0], [1], [2], [4]]
+
+    again = DataLoader(loader.dataset, 1, sampler=[TEXT, 5], collate_fn=loader.collate_fn)
+
+    assert labels(again) == [[0], [5]]
+    assert left_out(log.read()[0]).count == 1
+
+
+def test_a_collation_that_needs_two_samples_hides_no_broken_file(paths):
+    def pairs(samples):
+        return samples[0][0], torch.tensor([samples[1][1], samples[0][1]])
+
+    loader, log = filling(Opened(paths), batch_size=2, sampler=[0, 1, 2, TEXT], collate_fn=pairs)
+
+    assert labels(loader) == [[1, 0], [2, 2]]
+    assert left_out(log.read()[0]).count == 1
+
+
+def test_a_loader_that_is_iterated_once_for_all_epochs_is_judged_by_what_was_read(paths):
+    order = ([TEXT] + [0] * 199) * 12
+    loader, log = filling(Opened(paths), batch_size=200, sampler=order, share=0.01, length=200)
+
+    labels(loader)
+
+    assert left_out(log.read()[0]).count == 12
+
+
 def test_a_later_batch_of_nothing_else_is_filled_from_the_one_before(paths):
     order = [0, 1, CUT, TEXT, 4, 5]
     loader, log = filling(Opened(paths), batch_size=2, sampler=order)
@@ -210,6 +241,23 @@ def test_a_generator_that_raised_cannot_go_on_and_says_so(paths):
     with pytest.raises(UnreadableError, match="an error ends a generator") as raised:
         labels(loader)
     assert "sample 3 of Generated" in str(raised.value)
+
+
+class Shards(IterableDataset):
+    """Reads one shard after the other, each with a generator."""
+
+    def __init__(self, *shards):
+        self.shards = shards
+
+    def __iter__(self):
+        return itertools.chain.from_iterable(iter(Generated(shard)) for shard in self.shards)
+
+
+def test_the_rest_of_a_shard_is_not_lost_in_silence(paths):
+    loader, _ = filling(Shards(paths[:6], paths[6:]), length=None)
+
+    with pytest.raises(UnreadableError, match="an error ends a generator"):
+        labels(loader)
 
 
 def test_a_stream_whose_first_samples_cannot_be_read_ends_it():

@@ -5,7 +5,7 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import BatchSampler, DataLoader, SequentialSampler, dataloader
 
-from flatout.seams.samples import CHOSEN, forget_chosen, note_chosen, samples_of
+from flatout.seams.samples import CHOSEN, note_chosen, samples_of
 
 LENGTHS = [7, 3, 9, 5, 4, 6, 8, 2, 3, 5]
 SEQUENCES = [torch.zeros(length, 4) for length in LENGTHS]
@@ -35,22 +35,25 @@ def graph(sequences):
 def noted(monkeypatch):
     kind = dataloader._BaseDataLoaderIter
     monkeypatch.setattr(kind, "_next_index", kind._next_index)
+    monkeypatch.setattr(kind, "_reset", kind._reset)
     note_chosen(kind)
 
 
 def counted(loader):
     """Return the samples of each batch of one epoch."""
-    forget_chosen(loader)
     iterator = iter(loader)
     return [samples_of(iterator, batch, loader.batch_size) for batch in iterator]
 
 
 @pytest.mark.parametrize("collate", [pad_sequence, list, graph])
 @pytest.mark.parametrize("workers", [0, 2])
-def test_samples_are_counted_whatever_the_collation_makes_of_them(noted, collate, workers):
-    loader = DataLoader(SEQUENCES, batch_size=4, collate_fn=collate, num_workers=workers)
+@pytest.mark.parametrize(("size", "sizes"), [(4, [4, 4, 2]), (3, [3, 3, 3, 1])])
+def test_samples_are_counted_whatever_the_collation_makes_of_them(
+    noted, collate, workers, size, sizes
+):
+    loader = DataLoader(SEQUENCES, batch_size=size, collate_fn=collate, num_workers=workers)
 
-    assert counted(loader) == [4, 4, 2]
+    assert counted(loader) == sizes
 
 
 def test_batches_of_a_sampler_of_the_script_s_own_have_their_own_sizes(noted):
@@ -80,6 +83,13 @@ def test_workers_that_live_on_begin_each_epoch_anew(noted):
     begun = iter(loader)
     next(begun)  # an epoch that is left early
     assert [counted(loader) for _ in range(2)] == [[4, 4, 2]] * 2
+
+
+def test_an_epoch_that_is_gone_on_with_is_counted_from_there(noted):
+    iterator = iter(DataLoader(SEQUENCES, batch_sampler=Buckets(2, 5, 3), collate_fn=list))
+    iterator._num_yielded = 7  # what a loader sets that keeps its state
+
+    assert [samples_of(iterator, batch) for batch in iterator] == [2, 5, 3]
 
 
 def test_of_a_single_item_and_of_an_iterable_data_set_the_shapes_tell(noted):

@@ -1,6 +1,7 @@
 """Which way workers start, from facts that are made up."""
 
 import multiprocessing
+from pathlib import Path
 
 import pytest
 import torch
@@ -59,7 +60,7 @@ def test_workers_that_cannot_begin_afresh_are_forked(usual):
     ("facts", "advice"),
     [
         ({"can_fork": False}, "this system does not fork safely"),
-        ({"is_cuda_in_use": True}, "make the loader before CUDA is used"),
+        ({"is_cuda_in_use": True}, 'multiprocessing_context="fork" if none of them does'),
         ({"asked": "spawn"}, "the script chose spawn for this loader itself"),
     ],
 )
@@ -68,13 +69,18 @@ def test_where_no_way_is_left_the_text_says_what_to_do(facts, advice):
         choose_start(StartFacts(usual="spawn", trouble=LOCAL, **facts))
 
 
-def test_a_data_set_on_cuda_gets_fresh_workers_or_none():
-    held = {"cuda_holder": "dataset.rows", "is_cuda_in_use": True}
+def test_a_data_set_on_cuda_gets_no_workers():
+    with pytest.raises(NotApplicable, match=r"dataset\.rows is on CUDA: .* on the host"):
+        choose_start(StartFacts(cuda_holder="dataset.rows", is_cuda_in_use=True))
 
-    assert choose_start(StartFacts(**held)).method == "spawn"
-    assert "dataset.rows is on CUDA" in choose_start(StartFacts(**held)).because
-    with pytest.raises(NotApplicable, match="and a fresh one cannot start: dataset: it is local"):
-        choose_start(StartFacts(**held, trouble=LOCAL))
+
+def test_an_open_file_is_not_shared_by_forked_workers(spawning):
+    numbers = Numbers()
+    with (
+        Path(__file__).open("rb") as numbers.file,
+        pytest.raises(NotApplicable, match="in each worker"),
+    ):
+        start_with({"dataset": numbers, "num_workers": 0})
 
 
 def test_the_reason_travels_with_the_loader_and_its_batches_are_the_script_s(spawning):

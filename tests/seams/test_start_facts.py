@@ -3,15 +3,16 @@
 import multiprocessing
 import subprocess
 import sys
+from collections.abc import Mapping
 from functools import partial
 
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Subset
 
 from flatout.seams import start_facts as facts_module
-from flatout.seams.start_facts import find_cuda, find_pickle_trouble, start_facts
+from flatout.seams.start_facts import find_cuda, find_pickle_trouble, find_trouble, start_facts
 from tests.techniques.data.samples import Numbers
 
 PROGRAM = """
@@ -123,12 +124,67 @@ def test_a_tensor_is_not_moved_to_shared_memory_by_the_look():
     assert not numbers.extra.is_shared()
 
 
-def test_cuda_is_found_where_a_data_set_holds_it():
-    held = {"dataset": with_attribute({"device": [torch.device("cuda", 0)]}), "collate_fn": None}
+class OnCuda(torch.Tensor):
+    """Says that it lies on a device that is not here."""
 
-    assert find_cuda(held) == "dataset.extra.device.0"
+    is_cuda = True
+
+
+class Encoder(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.Sequential(torch.nn.Linear(2, 2))
+        self.layers[0].weight.__class__ = OnCudaWeight
+
+
+class OnCudaWeight(torch.nn.Parameter):
+    is_cuda = True
+
+
+class Opened(Mapping):
+    """Reads a file for each key, as numpy's archives do."""
+
+    def __getitem__(self, key):
+        raise AssertionError("it was read")
+
+    def __iter__(self):
+        return iter("ab")
+
+    def __len__(self):
+        return 2
+
+
+def test_cuda_is_found_where_a_data_set_holds_it():
+    held = with_attribute({"rows": [torch.ones(2).as_subclass(OnCuda)]})
+
+    assert find_cuda({"dataset": held, "collate_fn": None}) == "dataset.extra.rows.0"
     assert find_cuda({"dataset": with_attribute(torch.ones(2))}) == ""
-    assert find_cuda({"dataset": with_attribute("cuda:1")}) == "dataset.extra"
+
+
+def test_cuda_is_found_in_a_model_below_a_part_of_a_data_set():
+    assert find_cuda({"dataset": Subset(with_attribute(Encoder()), [0])}) == "dataset.dataset.extra"
+
+
+@pytest.mark.parametrize("value", ["cuda:1", torch.device("cuda", 0), Opened()], ids=type)
+def test_a_device_s_name_and_what_lies_in_files_hold_no_cuda(value):
+    assert find_cuda({"dataset": with_attribute(value)}) == ""
+
+
+class Emptied(Numbers):
+    """Takes out of itself what cannot be sent, as some data sets do."""
+
+    def __getstate__(self):
+        state = self.__dict__
+        state["opened"] = None
+        return state
+
+
+def test_a_data_set_that_empties_itself_to_be_sent_is_as_it_was():
+    emptied = Emptied()
+    emptied.opened = opened = object()
+
+    assert find_trouble({"dataset": emptied}) == ""
+    assert emptied.opened is opened
 
 
 def test_the_data_set_is_pickled_only_where_a_fresh_worker_may_start(monkeypatch):
@@ -142,7 +198,7 @@ def test_the_data_set_is_pickled_only_where_a_fresh_worker_may_start(monkeypatch
 
 
 def test_cuda_is_looked_for_once_it_is_in_use(monkeypatch):
-    asked = {"dataset": with_attribute("cuda"), "num_workers": 0}
+    asked = {"dataset": with_attribute(torch.ones(2).as_subclass(OnCuda)), "num_workers": 0}
     monkeypatch.setattr(facts_module, "start_method", lambda: "fork")
     assert start_facts(asked).cuda_holder == ""
 

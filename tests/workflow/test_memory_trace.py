@@ -182,6 +182,7 @@ def test_samples_that_are_made_in_the_training_process_leave_other_batches_known
     assert size_of(few, Component.INPUTS) >= 8 * 256 * 4
 
 
+@pytest.mark.slow
 def test_runs_a_script_for_real_that_stays_on_the_host(folder):
     stream = trace_memory("planned_steps.py", ["--on-host"])
 

@@ -74,6 +74,13 @@ def test_a_closure_that_is_called_again_adds_no_samples_and_no_loss():
     assert profile.losses[0] == 1.0
 
 
+def test_a_closure_that_goes_backward_twice_adds_both_terms():
+    profile = profile_of("closure_terms.py")
+
+    assert profile.backwards_per_step == 2
+    assert profile.losses[0] == 1.0 + 4.0
+
+
 def test_calls_are_counted_for_each_root():
     profile = profile_of("gan.py")
 

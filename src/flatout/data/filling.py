@@ -7,19 +7,28 @@ that could be read, its shape is what it was, and every rank makes as many steps
 """
 
 import functools
+import inspect
 import os
 from collections.abc import Callable, Sequence
-from types import GeneratorType
 from typing import Any
 
 from torch.utils.data import get_worker_info
 from torch.utils.data._utils import fetch as fetching
 
 from flatout.data.streams import Streams
-from flatout.data.unreadable import Log, UnreadableError, file_of, is_unreadable, words_of
+from flatout.data.unreadable import (
+    Log,
+    UnreadableError,
+    file_of,
+    frames_of,
+    is_unreadable,
+    words_of,
+)
 
 MARK = "_flatout_filling"
 """On the fetchers' class once they fill."""
+MOST_TOLD = 8
+"""Indices that a process tells the others it could read."""
 JUDGED = 1_000
 """Samples of an epoch whose length nobody knows: of fewer a share says nothing."""
 WRONG = "so this is not a few files: look at the data set"
@@ -39,6 +48,8 @@ class FillingCollate:
         """Samples of an epoch, None where nobody knows."""
         self.missed = 0
         """Samples left out in this epoch, by all workers."""
+        self.read = 0
+        """Samples that this process was asked for since it last counted the beginning of one."""
         install()
 
     def __call__(self, samples: Any) -> Any:
@@ -79,7 +90,9 @@ class FillingCollate:
             }
         )
         self._count()
-        length = self.length or max(JUDGED, read * (1 if worker is None else worker.num_workers))
+        read = max(read, self.read) * (1 if worker is None else worker.num_workers)
+        # A loader may be iterated once for all epochs: then what was read is more than one.
+        length = max(self.length or JUDGED, read)
         if self.missed > max(1, int(self.share * length)):
             raise UnreadableError(
                 f"{self.missed} of {length} samples of an epoch cannot be read, more than "
@@ -91,8 +104,19 @@ class FillingCollate:
         lines, self.seen = self.log.read(self.seen)
         for line in lines:
             if line["loader"] == self.number:
-                self.missed = 0 if "epoch" in line else self.missed + 1
+                self.missed = 0 if "epoch" in line else self.missed + ("name" in line)
+                self.read = 0 if "epoch" in line else self.read
                 self.length = line["length"] if "epoch" in line else self.length
+
+    def tell_readable(self, indices: Any) -> None:
+        """Tell the other workers some samples that could be read."""
+        if all(isinstance(index, int) for index in indices):
+            self.log.write({"loader": self.number, "readable": list(indices)[:MOST_TOLD]})
+
+    def read_by_others(self) -> list[Any]:
+        """Return some samples that any process of this loader could read."""
+        own = (line for line in self.log.read()[0] if line["loader"] == self.number)
+        return next((line["readable"] for line in own if "readable" in line), [])
 
 
 def find_plan(collate: Any) -> FillingCollate | None:
@@ -134,12 +158,15 @@ def _fetch_numbers(
     make: Callable[[Any], Any], fetcher: Any, indices: Any, plan: FillingCollate
 ) -> Any:
     streams = Streams()
+    plan.read += len(indices)
     try:
         batch = make(indices)
     except Exception as error:
         if not is_unreadable(error):
             raise
     else:
+        if not plan.readable:
+            plan.tell_readable(indices)
         plan.readable = indices
         return batch
     filled = _filled(make, fetcher.dataset, indices, plan)
@@ -159,7 +186,7 @@ def _filled(
     errors = {place: _find_error(make, index) for place, index in enumerate(indices)}
     missed = {place: error for place, error in errors.items() if error is not None}
     readable = [index for place, index in enumerate(indices) if errors[place] is None]
-    readable = readable or list(plan.readable)
+    readable = readable or list(plan.readable) or plan.read_by_others()
     if not readable:
         first = next(iter(missed.values()))
         raise UnreadableError(
@@ -175,12 +202,14 @@ def _filled(
 
 
 def _find_error(make: Callable[[Any], Any], index: Any) -> Exception | None:
+    """Return what reading a sample fails with.
+
+    Other errors may come of a batch of one, and come again with the whole batch if not.
+    """
     try:
         make([index])
-    except Exception as error:
-        if not is_unreadable(error):
-            raise
-        return error
+    except Exception as error:  # noqa: BLE001  the user's code runs here
+        return error if is_unreadable(error) else None
     return None
 
 
@@ -223,7 +252,7 @@ class _Following:
 
     def _passed_over(self, error: Exception) -> Exception:
         """Note a sample that is passed over, where that is possible and sensible."""
-        if isinstance(self.samples, GeneratorType):
+        if _has_ended_a_generator(error):
             raise self._ended(error) from error
         self.plan.note(self.dataset, self.number, error, self.number)
         self.number += 1
@@ -240,3 +269,12 @@ class _Following:
             f"({words_of(error)}), and nothing comes after it: an error ends a generator, so catch "
             "it where the generator reads, and go on there"
         )
+
+
+def _has_ended_a_generator(error: BaseException) -> bool:
+    """Tell whether an error came out of a generator, which is over then, below iterators or not.
+
+    `itertools.chain` would go on with the next of its parts: the rest of this one is lost.
+    """
+    frames = [x for x in frames_of(error.__traceback__) if x.f_code.co_name != "__next__"]
+    return bool(frames) and bool(frames[0].f_code.co_flags & inspect.CO_GENERATOR)

@@ -78,12 +78,13 @@ def _plain_kinds() -> tuple[type, ...]:
 
 def _raised_in(error: BaseException) -> str:
     """Return the package whose code raised an error; empty where there is no traceback."""
-    frames = list(_frames(error.__traceback__))
+    frames = list(frames_of(error.__traceback__))
     name = str(frames[-1].f_globals.get("__name__", "")) if frames else ""
     return name.partition(".")[0]
 
 
-def _frames(traceback: TracebackType | None) -> Iterator[FrameType]:
+def frames_of(traceback: TracebackType | None) -> Iterator[FrameType]:
+    """Yield the frames of a traceback, the outermost first."""
     while traceback is not None:
         yield traceback.tb_frame
         traceback = traceback.tb_next
@@ -106,7 +107,7 @@ def file_of(error: BaseException) -> str:
     found = UNKNOWN.search(str(error))
     if found is not None:
         return found[1] or found[2]
-    frames = list(_frames(error.__traceback__))
+    frames = list(frames_of(error.__traceback__))
     held = (value for frame in reversed(frames) for value in frame.f_locals.values())
     return next((path for value in held if (path := _path_of(value))), "")
 

@@ -50,8 +50,9 @@ class Segment:
     calls: list[int] = field(default_factory=list)
     """Forwards of each root, by order of discovery; shorter where later roots were not called."""
     backwards: int = 0
-    backwards_in_step: int = 0
-    """Those that ran inside the optimizer's step: each but the first repeats the same samples."""
+    closures: int = 0
+    """How often the optimizer called its closure: each time but the first the samples are the
+    same, at other parameters."""
     evals: int = 0
     loader_starts: int = 0
     communication: list[float] = field(default_factory=list)

@@ -12,7 +12,7 @@ from flatout.seams import clock as phases
 from flatout.seams.address import AddressBook, builder, caller
 from flatout.seams.events import LoaderSeen
 from flatout.seams.notes import EMPTY, leave_note
-from flatout.seams.samples import forget_chosen, note_chosen, samples_of, tensor_bytes
+from flatout.seams.samples import note_chosen, samples_of, tensor_bytes
 from flatout.seams.session import Session
 from flatout.seams.text import note_padding, tokenizer_place
 from flatout.seams.worker_start import note_start
@@ -248,7 +248,6 @@ class _Iteration:
                 session.transform("epoch", loader)
             if address in session.loaders:
                 session.quietly(note_start)(session.loaders[address].asked, loader)
-            forget_chosen(loader)
             iterator = start(loader)
             iterator.__dict__[ADDRESS] = address
             iterator.__dict__[STARTED] = session.clock.now() - began

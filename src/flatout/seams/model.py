@@ -135,7 +135,7 @@ class _Roots:
         A closure that the optimizer calls again is given the same one.
         """
         segment = self.session.segment
-        if segment.backwards_in_step and phases.OPTIMIZER in self.session.clock.stack:
+        if segment.closures > 1 and phases.OPTIMIZER in self.session.clock.stack:
             return
         sizes = map(leading_size, (*args, *kwargs.values()))
         segment.samples += next((size for size in sizes if size), 0)

@@ -51,11 +51,11 @@ class _Steps:
         session.on("rest", lambda: hooks.pop(handle.id, None))
         session.on("look", look)
 
-    def before(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
-        """A step begins, possibly inside another one's closure."""
+    def before(self, optimizer: Any, args: Any, kwargs: Any) -> Any:
+        """A step begins, possibly inside another one's closure; return other arguments, or None."""
         session = self.session
         if self.is_compiling() or get_ident() != session.thread:
-            return
+            return None
         is_outermost = phases.OPTIMIZER not in session.clock.stack
         if READY not in optimizer.__dict__:
             optimizer.__dict__[READY] = session.number_of(optimizer)
@@ -65,6 +65,24 @@ class _Steps:
         if is_outermost and session.listeners["before_step"]:
             session.fire("before_step", optimizer)
         session.clock.push(phases.OPTIMIZER)
+        return self.counting(args, kwargs) if is_outermost else None
+
+    def counting(self, args: Any, kwargs: Any) -> Any:
+        """Return the arguments of a step with a closure that is counted; None without one."""
+        named = kwargs.get("closure")
+        closure = named or (args[1] if len(args) > 1 else None)
+        if not callable(closure):
+            return None
+        segment = self.session.segment
+
+        @functools.wraps(closure)
+        def counted() -> Any:
+            segment.closures += 1
+            return closure()
+
+        if named is not None:
+            return args, {**kwargs, "closure": counted}
+        return (args[0], counted, *args[2:]), kwargs
 
     def check_roots(self, optimizer: Any) -> None:
         """Note an optimizer that trains none of the roots: its model came after the search."""

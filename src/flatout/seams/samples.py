@@ -37,18 +37,20 @@ def note_chosen(kind: Any) -> None:
         chosen = iterator.__dict__.get(CHOSEN)
         if chosen is None:
             chosen = iterator.__dict__[CHOSEN] = _Chosen()
+            chosen.count = iterator._num_yielded  # more than none where an epoch is gone on with
         chosen.count += 1
         chosen.sizes.append(size_chosen(index))
         return index
 
-    kind._next_index = next_index
+    reset = kind._reset
 
+    @functools.wraps(reset)
+    def begin_anew(iterator: Any, *args: Any, **kwargs: Any) -> Any:
+        # A loader may keep its iterator, and with it its workers, from epoch to epoch.
+        iterator.__dict__.pop(CHOSEN, None)
+        return reset(iterator, *args, **kwargs)
 
-def forget_chosen(loader: Any) -> None:
-    """Begin anew where a loader keeps its iterator, and with it its workers, between epochs."""
-    kept = getattr(loader, "_iterator", None)
-    if kept is not None:
-        kept.__dict__.pop(CHOSEN, None)
+    kind._next_index, kind._reset = next_index, begin_anew
 
 
 def size_chosen(index: Any) -> int:
@@ -74,10 +76,11 @@ def samples_in(batch: Any, chosen: int, expected: int | None = None) -> int:
     """Return the number of samples in a batch for which a sampler chose so many.
 
     Its choice holds whatever the shapes are: sequences padded with time first, the nodes of graphs,
-    lists of samples of any length. Shapes decide where nothing was chosen, and of a single item,
-    which may be a batch that the data set made.
+    lists of samples of any length. Shapes decide where nothing was chosen, and of a single item
+    where batches have one, which may be a batch that the data set made.
     """
-    return chosen if chosen > 1 else leading_size(batch, expected)
+    is_known = chosen > 1 or (chosen == 1 and (expected or 1) > 1)
+    return chosen if is_known else leading_size(batch, expected)
 
 
 def leading_size(batch: Any, expected: int | None = None, depth: int = 0) -> int:

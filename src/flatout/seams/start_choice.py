@@ -10,9 +10,9 @@ from flatout.core.errors import NotApplicable
 from flatout.seams.start_facts import GIVEN, StartFacts, start_facts
 from flatout.seams.worker_start import FORK, REASON
 
-FRESH = "spawn"
-"""Taken where a copy will not do. A forkserver would be one more process that stays, and its
-workers import no less."""
+SHARED = ": TypeError: "
+"""What pickle says of open files, connections and locks: several copies of a process share the
+place in a file. Functions and classes that are only hard to find are other errors."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +28,7 @@ def choose_start(facts: StartFacts) -> Start:
     """Return the start method for workers that a lever brings in.
 
     The script's own choice for the loader is kept, and so is what its own workers do. Otherwise the
-    usual method, except where its workers could not start: then the other kind, if that can.
+    usual method, except where its workers could not start: then they are forked, if that can be.
 
     Raises:
         NotApplicable: if workers can start in no way; the text says what to do.
@@ -42,7 +42,10 @@ def choose_start(facts: StartFacts) -> Start:
     if method != FORK and facts.trouble:
         return _fork_instead(facts, method)
     if method == FORK and facts.cuda_holder and not facts.asked:
-        return _fresh_instead(facts)
+        raise NotApplicable(
+            f"{facts.cuda_holder} is on CUDA: a forked worker cannot use it, and a fresh one would "
+            "send memory that is gone when the worker ends; keep the samples on the host"
+        )
     return Start(method=method)
 
 
@@ -75,21 +78,13 @@ def _fork_instead(facts: StartFacts, method: str) -> Start:
     trouble = f"worker processes are spawned here, and {facts.trouble}"
     if facts.asked:
         raise NotApplicable(f"{trouble}; the script chose {method} for this loader itself")
+    if SHARED in facts.trouble:
+        raise NotApplicable(f"{trouble}; forked workers might share it: open it in each worker")
     if not facts.can_fork:
         raise NotApplicable(f"{trouble}; mend that, since this system does not fork safely")
     if facts.is_cuda_in_use:
         raise NotApplicable(
-            f"{trouble}; flatout forks nothing while CUDA is in use: mend that, make the loader "
-            'before CUDA is used, or give it multiprocessing_context="fork" if no worker uses CUDA'
+            f"{trouble}; CUDA is in use, which forked workers cannot use: mend that, or give the "
+            'loader multiprocessing_context="fork" if none of them does'
         )
     return Start(method=FORK, because=f"flatout forks them instead of {method}: {facts.trouble}")
-
-
-def _fresh_instead(facts: StartFacts) -> Start:
-    holds = f"{facts.cuda_holder} is on CUDA, which a forked worker cannot use"
-    if facts.trouble:
-        raise NotApplicable(f"{holds}, and a fresh one cannot start: {facts.trouble}")
-    return Start(
-        method=FRESH,
-        because=f"flatout starts them by {FRESH} instead of {FORK}: {holds}",
-    )

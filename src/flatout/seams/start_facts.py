@@ -41,7 +41,7 @@ class StartFacts:
     """Why no fresh worker can start. Looked for only where one might: it pickles the data set."""
     is_cuda_in_use: bool = False
     cuda_holder: str = ""
-    """Which part of what workers get holds CUDA tensors or a CUDA device; empty for none."""
+    """Which part of what workers get holds CUDA tensors; empty for none."""
 
 
 def start_facts(arguments: Mapping[str, Any]) -> StartFacts:
@@ -51,7 +51,7 @@ def start_facts(arguments: Mapping[str, Any]) -> StartFacts:
     given = {name: arguments.get(name) for name in GIVEN}
     holder = find_cuda(given) if in_use else ""
     asked, has_workers = name_of(context), bool(arguments.get("num_workers"))
-    may_be_fresh = (asked or usual) != FORK or holder
+    may_be_fresh = (asked or usual) != FORK
     return StartFacts(
         asked=asked,
         usual=usual,
@@ -81,7 +81,10 @@ def find_trouble(given: Mapping[str, Any]) -> str:
     if line:
         return f'{line} is not below if __name__ == "__main__": a fresh worker would run it again'
     for name, thing in given.items():
+        before = dict(getattr(thing, "__dict__", {}))
         trouble = find_pickle_trouble(thing)
+        if before and not isinstance(thing, type):
+            vars(thing).update(before)  # a `__getstate__` may take things out of the object itself
         if trouble:
             return f"{name}: {trouble}"
     return ""
@@ -118,13 +121,16 @@ def find_repeated_line() -> str:
 
 
 def find_cuda(thing: Any, name: str = "", depth: int = 0) -> str:
-    """Return the path to the first CUDA tensor or CUDA device in an object; empty for none."""
+    """Return the path to the first CUDA tensor in an object; empty for none.
+
+    The name of a device is none: settings hold it that no worker looks at.
+    """
     import torch
 
+    if isinstance(thing, torch.nn.Module):
+        thing = next(thing.parameters(), None)
     if isinstance(thing, torch.Tensor):
         return name if thing.is_cuda else ""
-    if isinstance(thing, torch.device | str):
-        return name if str(thing).partition(":")[0] == "cuda" else ""
     found = (
         find_cuda(part, f"{name}.{label}" if name else label, depth + 1)
         for label, part in (_parts(thing) if depth < MAX_DEPTH else ())
@@ -133,7 +139,7 @@ def find_cuda(thing: Any, name: str = "", depth: int = 0) -> str:
 
 
 def _parts(thing: Any) -> Iterable[tuple[str, Any]]:
-    if isinstance(thing, Mapping):
+    if isinstance(thing, dict):  # other mappings may read files when they are asked
         return [(str(key), thing[key]) for key in list(thing)[:MAX_ITEMS]]
     if isinstance(thing, list | tuple):
         return [(str(number), part) for number, part in enumerate(thing[:MAX_ITEMS])]

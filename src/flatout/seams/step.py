@@ -175,10 +175,8 @@ class _Backward:
             self.session.note_error("backward on a tensor that is no scalar: no loss recorded")
             return
         loss = self.unscaled.get(loss, loss)
-        in_step = phases.OPTIMIZER in self.session.clock.stack
-        segment.backwards_in_step += in_step
         # A closure that the optimizer calls again gives the same samples' loss at other parameters.
-        is_again = in_step and segment.backwards_in_step > 1
+        is_again = segment.closures > 1 and phases.OPTIMIZER in self.session.clock.stack
         if len(segment.losses) < MAX_LOSS_TERMS and not is_again:
             # On the CPU reading costs less than a clone; elsewhere it would synchronise.
             segment.losses.append(loss.item() if loss.is_cpu else loss.detach().clone())

@@ -112,13 +112,13 @@ def test_no_more_is_promised_than_by_as_many_worker_processes(threads, batch_byt
 
 
 def test_what_was_measured_against_two_workers_is_foretold():
-    # The record of the input pipeline: 0.70x (0.63-0.78) against two worker processes.
+    # The record of the input pipeline, which the constants come from: 0.73x against two processes.
     phases = {"data_wait": 300.0, "forward": 0.0, "backward": 0.0}
     drained = profile(kind="cuda", phases_ms=phases, loaders=(loader(num_workers=2),))
 
     change_ms = ThreadLoader(threads=2).predict(drained, machine(usable_cores=2)).step_ms
 
-    assert 300.0 / (300.0 + change_ms) == pytest.approx(0.70, abs=0.05)
+    assert 300.0 / (300.0 + change_ms) == pytest.approx(0.73, abs=0.05)
 
 
 def test_the_interpreters_lock_bounds_what_threads_add():

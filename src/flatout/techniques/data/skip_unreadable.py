@@ -46,7 +46,7 @@ class SkipUnreadable(Technique):
     numerics: ClassVar[Numerics] = Numerics.TRAINING
     is_for_speed: ClassVar[bool] = False
     by_hand: ClassVar[str] = """
-Before the loader is first iterated, and after the training:
+Before each epoch (`fill_unreadable`), and after the training (`what_was_left_out`):
 + from flatout.techniques.data.skip_unreadable import fill_unreadable, what_was_left_out
 + fill_unreadable(loader, most_share=$most_share)
 + print(what_was_left_out().sentence())
@@ -103,17 +103,22 @@ def fill_unreadable(loader: Any, most_share: float = 0.01) -> Any:
             "the data set is iterable: a rank that passes over a sample would make fewer steps "
             "than the others, which then wait for it forever"
         )
+    # Accelerate's loaders draw from another one below them.
+    given, loader = loader, getattr(loader, "base_dataloader", loader)
     plan = find_plan(loader.collate_fn)
     if plan is None:
         plan = FillingCollate(loader.collate_fn, own_log(), next(_numbers), most_share)
         loader.collate_fn = plan
     plan.begin_epoch(samples_of(loader))
-    return loader
+    return given
 
 
 def samples_of(loader: Any) -> int | None:
     """Return how many samples an epoch of a loader has in this process, None if nobody knows."""
+    batches = loader.batch_sampler
     try:
+        if loader.batch_size is None and isinstance(getattr(batches, "batch_size", None), int):
+            return len(batches) * int(batches.batch_size)  # of a rank: its part alone
         return len(loader.sampler if loader.batch_size is not None else loader.dataset)
     except (TypeError, NotImplementedError, AttributeError):
         return None

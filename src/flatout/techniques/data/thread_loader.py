@@ -35,12 +35,13 @@ from flatout.techniques.data.loader_workers import (
 MOST_THREADS = 8
 """Beyond some eight threads the interpreter's lock holds them up in what is Python itself (general
 knowledge; 2 threads lost 3 % with simplejpeg and 14 % with Pillow, measured)."""
-THREAD_COST = 1.12
-"""CPU time of a sample made in threads over that in a worker: 3.82 against 3.42 ms, n=6, for Pillow
-and floats (record of the input pipeline): the lock is fought for."""
+THREAD_COST = 1.14
+"""CPU time of a sample made in threads over that in a worker: 3.82 against 3.42 ms and, in another
+run, 4.08 against 3.52, each n=6, for Pillow and floats (suite input_pipeline): the lock is fought
+for."""
 RUN_SHARE = 0.8
-"""Part of the threads that run at once: two made 420 images a second there, which is 1.60 cores'
-CPU time; two workers made 577. Without floats, bytes from simplejpeg gained 8-14 %."""
+"""Part of the threads that run at once: two made 400 images a second there, which is 1.63 cores'
+CPU time; two workers made 562. Without floats, bytes from simplejpeg gained 8-14 %."""
 HOLDING = ("python", "normalise", "collate")
 """Stages that hold the interpreter's lock for most of their time."""
 USUAL_HOLDING = 0.3

@@ -32,6 +32,8 @@ SPLIT_COST = 0.05
 """Of forward and backward: smaller products, and joining the outputs. Assumed."""
 CHUNKS = (2, 8)
 """Offered: half is the cheapest, an eighth leaves little of the activations."""
+LEAST_PART = 8
+"""One in so many bytes of the activations is split at least, whatever the logits are taken for."""
 
 
 @final
@@ -73,7 +75,9 @@ In the loop, with a loss that is a mean over samples, for $chunks parts of equal
         forward_ms = profile.step_ms.median * profile.share("forward")
         compute_ms = profile.step_ms.median * profile.share("forward", "backward")
         logits = logits_bytes(profile)
-        split = max(0, activation_bytes(profile) - TABLES_HELD * logits)
+        held = activation_bytes(profile)
+        # The rows of the tables are guessed: they never take all of it, and the trial decides.
+        split = max(held // LEAST_PART, held - TABLES_HELD * logits)
         saved = int((1 - 1 / self.chunks) * split)
         return Effect(
             step_ms=forward_ms + SPLIT_COST * compute_ms,
