@@ -1,6 +1,7 @@
 import pytest
 
-from flatout.profiling.feeding import Loading, fed_change_ms, fed_step_ms, share_of
+from flatout.core.journey import Journey, Leg
+from flatout.profiling.feeding import Loading, fed_change_ms, fed_step_ms, loading, share_of
 from tests.techniques.facts import loader, machine, pipeline, profile
 
 
@@ -11,6 +12,14 @@ def starved(workers=0, *, wait_ms=300.0, **changes):
 
 def test_without_workers_what_is_saved_goes_from_the_wait():
     assert fed_change_ms(starved(), machine(), saved_share=0.25) == pytest.approx(-75)
+
+
+def test_a_look_that_took_longer_than_the_loop_waits_foretells_no_loss():
+    legs = (Leg(name="decode", where="training", ms=150.0, share=0.7),)
+    slow = starved(wait_ms=100.0, journey=Journey(legs=legs))
+
+    assert loading(slow, cores=4).cpu_ms == 150
+    assert fed_change_ms(slow, machine(), saved_share=0.25) == pytest.approx(-25)
 
 
 def test_a_worker_that_is_the_longest_way_shortens_the_step_as_far_as_the_training_goes():

@@ -100,13 +100,18 @@ def fed_step_ms(profile: Profile, machine: Machine, then: Loading, *, workers: f
     """Return the step with another loading, made by so many workers, the training as it is.
 
     Where workers make batches now and the loop waits, their way is the longest: what becomes of it
-    is taken relative to the step that was measured, whatever slows them.
+    is taken relative to the step that was measured, whatever slows them. Without workers what
+    becomes of the making is taken relative to the wait that was measured.
     """
     cores, step_ms = cores_of(profile, machine), profile.step_ms.median
     now, workers_before = loading(profile, cores), workers_now(profile)
     rest_ms = max(0.0, step_ms - profile.phases_ms["data_wait"])
     if not workers:
-        return rest_ms + then.cpu_ms + then.blocked_ms
+        made_ms = then.cpu_ms + then.blocked_ms
+        if not workers_before:
+            # A look at samples by themselves may take longer than the loop was seen to wait.
+            made_ms *= profile.phases_ms["data_wait"] / max(now.cpu_ms + now.blocked_ms, 1e-9)
+        return rest_ms + made_ms
     way_ms = _way_ms(profile, cores, then, workers)
     if workers_before:
         way_ms *= step_ms / max(_way_ms(profile, cores, now, workers_before), 1e-9)

@@ -51,6 +51,16 @@ def test_threads_that_wait_for_cores_are_offered_fewer():
     assert found.predict(facts, machine()).step_ms == pytest.approx(-25.0)
 
 
+def test_fewer_threads_that_wait_for_no_core_are_a_loss():
+    facts = profile(cpu_threads=2, delay_share=0.01)
+
+    lost_ms = CpuThreads(threads=1).predict(facts, machine(usable_cores=2)).step_ms
+
+    assert lost_ms == pytest.approx(
+        facts.step_ms.median * facts.share("forward", "backward", "optimizer")
+    )
+
+
 def test_loader_workers_that_wait_for_cores_are_offered_some():
     busy = (loader(effective_workers=1),)
     facts = profile(cpu_threads=2, delay_share=0.6, loaders=busy)

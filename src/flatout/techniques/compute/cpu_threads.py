@@ -60,7 +60,7 @@ At the start of the script:
         step_ms = profile.step_ms.median
         cores = min(machine.physical_cores, machine.usable_cores)
         now = max(1, profile.cpu_threads)
-        if self.threads > now:
+        if self.threads > now or profile.delay_share <= CROWDED_SHARE:
             compute_ms = step_ms * profile.share("forward", "backward", "optimizer")
             gained = min(self.threads, cores) / min(now, cores)
             return Effect(
