@@ -1,4 +1,4 @@
-"""Every lever is offered on what a tuning knows, and is not offered to everybody."""
+"""Every lever for speed is offered on what a tuning knows, and is not offered to everybody."""
 
 from dataclasses import replace
 
@@ -53,8 +53,8 @@ def packed_store(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_tuning_of_this_lever_alone_learns_what_it_is_offered_on(name):
-    assert any(offers(name))
+def test_a_tuning_of_this_lever_alone_learns_what_it_is_offered_on_if_it_is_for_speed(name):
+    assert any(offers(name)) is techniques.technique_class(name).is_for_speed
 
 
 @pytest.mark.parametrize("name", NAMES)
