@@ -15,6 +15,7 @@ from typing import Any
 from torch.utils.data import get_worker_info
 from torch.utils.data._utils import fetch as fetching
 
+from flatout.data.collations import find_collation
 from flatout.data.streams import Streams
 from flatout.data.unreadable import (
     Log,
@@ -121,9 +122,7 @@ class FillingCollate:
 
 def find_plan(collate: Any) -> FillingCollate | None:
     """Return the collation that asks for filling, under what others wrapped around it."""
-    while collate is not None and not isinstance(collate, FillingCollate):
-        collate = getattr(collate, "__wrapped__", None)
-    return collate
+    return find_collation(collate, FillingCollate)
 
 
 def without_filling(collate: Any) -> Any:

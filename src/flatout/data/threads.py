@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch.utils.data._utils import fetch as fetching
 
+from flatout.data.collations import find_collation
 from flatout.data.following import follow_too, is_following
 
 MARK = "_flatout_threads"
@@ -129,9 +130,7 @@ def install() -> None:
 
 def find_threads(collate: Any) -> ThreadedCollate | None:
     """Return the collation that asks for threads, under what others wrapped around it."""
-    while collate is not None and not isinstance(collate, ThreadedCollate):
-        collate = getattr(collate, "__wrapped__", None)
-    return collate
+    return find_collation(collate, ThreadedCollate)
 
 
 @contextmanager

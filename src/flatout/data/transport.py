@@ -14,6 +14,7 @@ from torch.utils.data._utils import fetch as fetching
 from flatout.core.nested import map_leaves
 from flatout.data import own_streams, ring
 from flatout.data.arrays import ByteArray, LazyArray
+from flatout.data.collations import find_collation
 from flatout.data.following import following
 from flatout.data.levels import UnfollowableError
 from flatout.data.packed import Packed, restored, shared_bytes
@@ -186,9 +187,7 @@ def _forget_blocks(kind: Any) -> None:
 
 def find_plan(collate: Any) -> PackingCollate | None:
     """Return the packing collation under what others wrapped around it."""
-    while collate is not None and not isinstance(collate, PackingCollate):
-        collate = getattr(collate, "__wrapped__", None)
-    return collate
+    return find_collation(collate, PackingCollate)
 
 
 def follow_or_repeat(plan: PackingCollate, fetch: Callable[[], Any]) -> Any:

@@ -193,7 +193,8 @@ class _ScriptTrace:
         on, enter = self.session.on, self.scene.recording.enter
         enter(Phase.SETUP, 0)
         if self.spec["device"] == "cpu":
-            # What samples are made of comes and goes with each of them, here or in a worker.
+            # What samples are made of comes and goes with each of them, here or in a worker. What a
+            # data set keeps from its first sample is missed with it.
             clock = self.session.clock
             self.scene.recording.looks_away = lambda: clock.stack[-1] == DATA_WAIT
         on("batch", self.drew)

@@ -109,11 +109,11 @@ def fill_unreadable(loader: Any, most_share: float = 0.01) -> Any:
     if plan is None:
         plan = FillingCollate(loader.collate_fn, own_log(), next(_numbers), most_share)
         loader.collate_fn = plan
-    plan.begin_epoch(samples_of(loader))
+    plan.begin_epoch(epoch_samples(loader))
     return given
 
 
-def samples_of(loader: Any) -> int | None:
+def epoch_samples(loader: Any) -> int | None:
     """Return how many samples an epoch of a loader has in this process, None if nobody knows."""
     batches = loader.batch_sampler
     try:
