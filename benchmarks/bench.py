@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,8 @@ from flatout.workflow.pairs import pace_ms
 
 LIMIT_S = 300.0
 """Wall time of one trial at most."""
+MOST_SAID = 2_000
+"""Characters that are kept of what a script that failed said last."""
 
 
 class TrialFailedError(Exception):
@@ -154,11 +156,14 @@ def trials_in(folder: Path) -> list[dict[str, Any]]:
 
 
 def brief(trial: Trial) -> dict[str, Any]:
-    """Return what one trial measured and how disturbed it was."""
+    """Return what one trial measured, what went wrong in it and how disturbed it was."""
     measured: dict[str, Any] = {
         "recipe": trial.recipe.label,
         "outcome": trial.outcome.value,
         "message": trial.message,
+        "traceback": trial.traceback[-MOST_SAID:],
+        "not_applied": [asdict(lever) for lever in trial.not_applied],
+        "errors": list(trial.details.get("errors", ())),
         "wall_s": trial.wall_s,
         "load": dict(trial.details.get("load", {})),
     }

@@ -1,6 +1,7 @@
 """The product of our own against cuBLAS: plain, and with what follows it fused in.
 
-Both in turn, operands of normal random numbers, times by events on the device. What follows the
+Both in turn, operands of normal random numbers, times by events on the device: of replays of a CUDA
+graph of some calls, since Python may need as long for a call as the device. What follows the
 product is given to cuBLAS's side twice: as torch runs it, and compiled.
 """
 
@@ -15,6 +16,10 @@ from benchmarks.bench import Bench
 ROUNDS = 15
 BLOCK_S = 0.02
 """A block of calls of one side lasts about this long: hundreds of launches in flight."""
+GRAPH_CALLS = 8
+"""Calls in one graph: to replay it takes the host less than the device needs for one of them."""
+HOST_CALLS = 32
+"""Calls over which the host's time is taken: few enough that the queue does not fill up."""
 GOAL_SHARE = 0.95
 """Of cuBLAS's rate, for the plain product."""
 MOST_OFF = 2**-6
@@ -162,15 +167,72 @@ def compared(case: Case, variants: Sequence[str] = VARIANTS) -> dict[str, Any]:
         off = (call().float() - wanted.float()).abs().max() / wanted.float().abs().max()
         sides[variant] = call
         row["ours"][variant] = {"off": float(off)}
-    for name, times in in_turn(sides, device).items():
+    host_ms = {name: 1e3 * host_s(call, device) for name, call in sides.items()}
+    goes, calls, row["timed"] = played_as(sides, device)
+    for name, times_s in in_turn(goes, device).items():
+        times = [time_s / calls for time_s in times_s]
         rate = {"ms": [1e3 * t for t in times], "tflops": flops / statistics.median(times) / 1e12}
         side = row["ours"] if name in row["ours"] else row["theirs"]
-        side[name] = {**side.get(name, {}), **rate}
+        side[name] = {**side.get(name, {}), **rate, "host_ms": host_ms[name]}
     return row
 
 
+def played_as(
+    sides: Mapping[str, Callable[[], Any]], device: str
+) -> tuple[Mapping[str, Callable[[], Any]], int, str]:
+    """Return what is timed of each side, how many products that is, and words on it.
+
+    All sides of a case are timed in one way: a graph beside plain calls would be no comparison.
+    """
+    if device == "cpu":
+        return sides, 1, "plain calls"
+    goes: dict[str, Callable[[], Any]] = {}
+
+    def capture() -> None:
+        for name, call in sides.items():
+            goes[name] = graph_of(call)
+
+    if (trouble := _trouble(capture)) is not None:
+        lacks = next(name for name in sides if name not in goes)
+        return sides, 1, f"plain calls: no graph of {lacks}: {trouble}"
+    return goes, GRAPH_CALLS, f"replays of a CUDA graph of {GRAPH_CALLS} calls"
+
+
+def graph_of(call: Callable[[], Any]) -> Callable[[], Any]:
+    """Return the replay of a CUDA graph of some calls, on the operands that they hold."""
+    import torch
+
+    current, aside = torch.cuda.current_stream(), torch.cuda.Stream()
+    aside.wait_stream(current)
+    with torch.cuda.stream(aside):
+        call()  # what a stream needs once, such as cuBLAS's workspace, cannot be captured
+    current.wait_stream(aside)
+    graph = torch.cuda.CUDAGraph()
+    try:
+        # The compiler's threads may call the driver meanwhile.
+        with torch.cuda.graph(graph, stream=aside, capture_error_mode="thread_local"):
+            for _ in range(GRAPH_CALLS):
+                call()
+    finally:
+        torch.cuda.set_stream(current)  # where a capture fails, torch stays on the other one
+    return graph.replay
+
+
+def host_s(call: Callable[[], Any], device: str) -> float:
+    """Return the host's seconds for one call: on a device until it is queued, not until it ran."""
+    import torch
+
+    call()
+    if device != "cpu":
+        torch.cuda.synchronize()
+    began = time.perf_counter()
+    for _ in range(HOST_CALLS):
+        call()
+    return (time.perf_counter() - began) / HOST_CALLS
+
+
 def _trouble(call: Callable[[], Any]) -> str | None:
-    """Call once, which compiles and tunes; return what went wrong, if anything did."""
+    """Call once; return what went wrong, if anything did. A first call compiles and tunes."""
     try:
         call()
     except Exception as error:  # noqa: BLE001  one side that fails is a result
@@ -226,7 +288,7 @@ def theirs(
 
 
 def in_turn(sides: Mapping[str, Callable[[], Any]], device: str) -> dict[str, list[float]]:
-    """Return seconds of one call, a block of each side in turn."""
+    """Return seconds of one call of each side, a block of each in turn."""
     calls = {}
     for name, call in sides.items():
         block_s(call, 3, device)

@@ -136,9 +136,16 @@ def _row(name: str, entry: Mapping[str, Any]) -> tuple[str, str, str]:
         first = entry["why"].splitlines()[0] if entry["why"] else ""
         words = f"{entry['status']}: {first}"
         if "result" in entry:  # what there was before it ended
-            words += f"; so far {WORDS[name.partition(' ')[0]](entry['result'])}"
+            words += f"; so far {_so_far(name, entry['result'])}"
         return name, words, took
     return name, WORDS[name.partition(" ")[0]](entry["result"]), took
+
+
+def _so_far(name: str, result: Mapping[str, Any]) -> str:
+    """Return what a stage that failed had; a tuning has no verdict then, only trials."""
+    if set(result) == {"trials"}:
+        return f"{len(result['trials'])} trials"
+    return WORDS[name.partition(" ")[0]](result)
 
 
 def _facts_words(result: Mapping[str, Any]) -> str:

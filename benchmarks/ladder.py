@@ -12,12 +12,17 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from benchmarks.bench import Bench, trials_in
+from benchmarks.bench import MOST_SAID, Bench, trials_in
 from flatout import techniques
 from flatout.core.ablation import Ablation
+from flatout.core.machine import Machine
+from flatout.core.progress import Progress
+from flatout.core.recipe import Recipe
+from flatout.core.trial import Trial
 from flatout.core.units import format_rate
 from flatout.core.workload import Workload
-from flatout.workflow.tune import TuneOptions, tune
+from flatout.workflow.trials import TrialOptions, run_trial
+from flatout.workflow.tune import BaselineFailedError, TuneOptions, tune
 
 SCRIPTS = Path(__file__).parent / "scripts"
 MARGIN_S = 15.0
@@ -67,7 +72,7 @@ RUNGS = (
         arguments=("--batch-size", "16", "--context", "1024"),
         unit="tokens",
         part="compute",
-        most_s=520,
+        most_s=500,
         goal_per_s=470_000,
     ),
     Rung(
@@ -76,7 +81,7 @@ RUNGS = (
         arguments=("--model", "resnet50", "--batch-size", "256", ON_DEVICE),
         unit="images",
         part="resnet50",
-        most_s=520,
+        most_s=500,
         goal_per_s=3_500,
     ),
     Rung(
@@ -85,7 +90,7 @@ RUNGS = (
         arguments=("--model", "vit", "--batch-size", "128", ON_DEVICE),
         unit="images",
         part="vit",
-        most_s=520,
+        most_s=500,
         goal_per_s=3_000,
     ),
     Rung(
@@ -97,7 +102,7 @@ RUNGS = (
         ),
         unit="images",
         part="small",
-        most_s=165,
+        most_s=160,
         off_topic=(*OFF_TOPIC, "compile"),  # for which there is no time beside the adapters
     ),
     Rung(
@@ -106,7 +111,7 @@ RUNGS = (
         arguments=("--batch-size", "2", "--context", "1024"),
         unit="tokens",
         part="small",
-        most_s=360,
+        most_s=340,
     ),
 )
 """GPT-2 124M, ResNet-50, ViT-B/16, ResNet-18 on images as small as CIFAR-10's, adapters on a
@@ -155,13 +160,79 @@ def tuned(seconds: float, bench: Bench, rung: Rung, *, smoke: bool = False) -> d
     out = bench.work / "tune" / f"ladder-{rung.name}"
     budget_s = SMOKE_BUDGET_S if smoke else max(seconds - MARGIN_S, seconds / 2)
     options = TuneOptions(
-        out=out, budget_s=budget_s, skip=left_out(rung), accepts_load=True, confirm_pairs=2
+        out=out,
+        budget_s=budget_s,
+        skip=left_out(rung),
+        accepts_load=True,
+        confirm_pairs=2,
+        runner=run_on_device,
     )
-    ablation = tune(workload(bench, rung, smoke=smoke), options, bench.tell, bench.machine)
+    ablation = tune_noted(workload(bench, rung, smoke=smoke), options, bench)
     return reached(ablation, rung, per_sample(arguments_of(rung, smoke=smoke))) | {
         "ablation": ablation.to_json(),
         "trials": trials_in(out),
     }
+
+
+class BaselineTracebackError(Exception):
+    """The unchanged script failed: its own last words stand below the first line."""
+
+
+class WrongDeviceError(Exception):
+    """A script trained beside the device that everything here is about."""
+
+
+def tune_noted(workload: Workload, options: TuneOptions, bench: Bench) -> Ablation:
+    """Tune, and note all trials so far again and again: a stage that is killed leaves those.
+
+    Raises:
+        BaselineTracebackError: if the unchanged script gives no measurement.
+        WrongDeviceError: from `run_on_device`, where that is the runner.
+    """
+
+    def tell(progress: Progress) -> None:
+        bench.tell(progress)
+        note()
+
+    def note() -> None:
+        bench.note({"trials": trials_in(options.out)})
+
+    try:
+        return tune(workload, options, tell, bench.machine)
+    except BaselineFailedError as error:
+        last = error.trial.traceback[-MOST_SAID:]
+        raise BaselineTracebackError(f"{error}\n{last}") from None
+    finally:
+        note()
+
+
+def run_on_device(
+    workload: Workload, recipe: Recipe, machine: Machine, options: TrialOptions
+) -> Trial:
+    """Run a trial as ever; where there is a CUDA device, it has to have trained on one.
+
+    Raises:
+        WrongDeviceError: if it did not: the scripts take the CPU where torch sees no device.
+    """
+    trial = run_trial(workload, recipe, machine, options)
+    check_device(trial, machine)
+    return trial
+
+
+def check_device(trial: Trial, machine: Machine) -> None:
+    """Make sure that what was measured is the device.
+
+    Raises:
+        WrongDeviceError: if a CUDA device is there and the script trained elsewhere.
+    """
+    if trial.profile is None or machine.device.kind != "cuda":
+        return
+    if trial.profile.device_kind != "cuda":
+        raise WrongDeviceError(
+            f"the script trained on {trial.profile.device_kind} ({trial.profile.device_name}), "
+            f"not on {machine.device.name}, with {trial.recipe.label or 'no lever'}\n"
+            f"{trial.profile.step_ms.median:.0f} ms a step"
+        )
 
 
 def left_out(rung: Rung) -> tuple[str, ...]:
@@ -247,11 +318,13 @@ def _peer(framework: str, rung: Rung, seconds: float, *, smoke: bool) -> dict[st
     command += ["--script", rung.script, "--", *own, "--steps", str(steps)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=False)
-    except subprocess.TimeoutExpired:
-        return {"why": f"not done within {seconds:.0f} s"}
+    except subprocess.TimeoutExpired as late:
+        # Bytes, whatever was asked for.
+        said = late.stderr.decode(errors="replace") if isinstance(late.stderr, bytes) else ""
+        return {"why": f"not done within {seconds:.0f} s", "stderr": said[-MOST_SAID:]}
     if done.returncode != 0:
         last = done.stderr.strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
-        return {"why": last[0][:300]}
+        return {"why": last[0][:300], "stderr": done.stderr[-MOST_SAID:]}
     seen = json.loads(done.stdout.splitlines()[-1])
     step_s = statistics.median(seen["steps_ms"]) / 1e3
     per_s = seen["batch_size"] * per_sample(arguments) / step_s

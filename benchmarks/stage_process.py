@@ -12,24 +12,34 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmarks.stages import Stage, outcome
 
-GRACE_S = 12.0
-"""After its time is up: to hear the alarm, end what runs and write; then it is killed."""
+GRACE_S = 20.0
+"""After its time is up: to hear the alarm, end what runs and write; then it is killed. A trial that
+runs is given fifteen seconds to end and to be rolled back (`seams.process`)."""
 LAST_S = 3.0
-"""From being asked to end to being killed."""
+"""From being asked to end to being killed; the same again for what it printed to arrive."""
 ROOT = Path(__file__).parents[1]
 MOST_SAID = 2_000
 """Characters of what it printed last that are kept of a stage that died."""
 
 
 def play_inside(stage: Stage, seconds: float, path: Path) -> None:
-    """Do the work of a stage in this process, and write how it went."""
-    write(path, outcome(stage, seconds))
+    """Do the work of a stage in this process, and write how it went.
+
+    Of one that fails, what it noted under way stays the result.
+    """
+    found = outcome(stage, seconds)
+    if found["status"] != "done":
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            noted = json.loads(path.read_text(encoding="utf-8"))
+            found["result"] = noted["result"]
+    write(path, found)
 
 
 def write(path: Path, found: Mapping[str, Any]) -> None:
@@ -125,6 +135,7 @@ def _why(process: "subprocess.Popen[str]", seconds: float, *, is_late: bool) -> 
 
 
 def command_for(name: str, work: Path, seconds: float, path: Path, *, smoke: bool) -> list[str]:
-    """Return the command that plays one stage of `benchmarks.run_gpu` alone."""
+    """Return the command that plays one stage of `benchmarks.run_gpu` alone, from now on."""
     words = ["--alone", name, "--work", str(work), "--total-s", str(seconds), "--to", str(path)]
+    words += ["--began", str(time.monotonic())]
     return [sys.executable, "-m", "benchmarks.run_gpu", *words, *(["--smoke"] if smoke else [])]

@@ -216,6 +216,7 @@ CASES = [
     (mixing(profile("cuda")), machine("cuda")),
     (texts(profile(workers=2), shapes=1), machine()),
     (texts(profile("cuda"), shapes=9), machine("cuda")),
+    (dataclasses.replace(profile(workers=2, threads=2), delay_share=0.9), machine()),
 ]
 """Trainings that leave something to gain on every seam."""
 

@@ -30,7 +30,7 @@ ON_FIXED: Levers = {
 }
 ON_LONGEST: Levers = {"length_buckets": {}}
 ON_NARROW: Levers = {"pretokenized": {}}
-ON_SHORT_EPOCHS: Levers = {"persistent_workers": {}, "worker_threads": {}}
+ON_SHORT_EPOCHS: Levers = {"persistent_workers": {}, "worker_niceness": {}, "worker_threads": {}}
 
 
 def run(bench: Bench, rounds: int = ROUNDS) -> Record:

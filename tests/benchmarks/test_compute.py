@@ -80,9 +80,30 @@ def test_products_of_both_sides_agree(case, monkeypatch):
 
     assert set(row["ours"]) == {"tiled", "persistent"}
     assert all(side["off"] < 2**-6 for side in row["ours"].values())
-    assert all(side["tflops"] > 0 for side in (*row["ours"].values(), *row["theirs"].values()))
+    sides = (*row["ours"].values(), *row["theirs"].values())
+    assert all(side["tflops"] > 0 and side["host_ms"] > 0 for side in sides)
+    assert row["timed"] == "plain calls" or "graph" in row["timed"]
     assert json.dumps(row)
     assert case.name in gemm.words(row)
+
+
+def test_all_sides_are_timed_in_one_way(monkeypatch):
+    def captured(call):
+        if call is max:
+            raise RuntimeError("operation not permitted\nwhen stream is capturing")
+        return lambda: call
+
+    monkeypatch.setattr(gemm, "graph_of", captured)
+    graphs, both = {"torch": min, "ours": abs}, {"torch": min, "ours": max}
+
+    goes, calls, words = gemm.played_as(graphs, "cuda")
+    plain = gemm.played_as(both, "cuda")
+
+    assert {name: go() for name, go in goes.items()} == graphs
+    assert (calls, words) == (gemm.GRAPH_CALLS, "replays of a CUDA graph of 8 calls")
+    assert plain[:2] == (both, 1)
+    assert plain[2].endswith("no graph of ours: RuntimeError: operation not permitted")
+    assert gemm.played_as(both, "cpu") == (both, 1, "plain calls")
 
 
 def test_plain_operations_never_count_as_our_kernel():

@@ -1,5 +1,6 @@
 """A stage in a process of its own: what hangs, dies or says nothing there is told here."""
 
+import json
 import sys
 import textwrap
 import time
@@ -10,7 +11,7 @@ import pytest
 from benchmarks import run_gpu
 from benchmarks.bench import Bench
 from benchmarks.gpu_record import record_of
-from benchmarks.stage_process import note_to, play_inside, play_outside
+from benchmarks.stage_process import GRACE_S, LAST_S, note_to, play_inside, play_outside
 from benchmarks.stages import Stage, run_stages
 from tests.benchmarks.made_up import a_machine
 
@@ -59,6 +60,34 @@ def test_a_stage_that_dies_leaves_what_it_had_and_what_killed_it(played):
     assert found["result"] == {"rows": [1, 2]}
     assert "signal 11" in found["why"]
     assert "the device is lost" in found["traceback"]
+
+
+@pytest.mark.chaos
+def test_a_stage_that_fails_or_hears_its_alarm_leaves_what_it_noted(tmp_path):
+    path = tmp_path / "stage.json"
+    note = note_to(path)
+
+    def broken(_):
+        note({"trials": [1]})
+        raise RuntimeError("no device")
+
+    def endless(_):
+        note({"trials": [1, 2]})
+        while True:
+            time.sleep(0.01)
+
+    play_inside(Stage(name="x", work=broken, most_s=9.0), 9.0, path)
+    failed = json.loads(path.read_text())
+    play_inside(Stage(name="x", work=endless, most_s=0.2), 0.2, path)
+    late = json.loads(path.read_text())
+
+    assert (failed["why"], failed["result"]) == ("RuntimeError: no device", {"trials": [1]})
+    assert (late["why"], late["result"]) == ("not done within 0 s", {"trials": [1, 2]})
+
+
+def test_the_grace_is_enough_for_a_trial_to_end_and_all_fits_into_one_call():
+    assert GRACE_S >= 15.0 + LAST_S
+    assert run_gpu.TOTAL_S + GRACE_S + 2 * LAST_S < 9 * 60
 
 
 @pytest.mark.chaos
@@ -124,6 +153,14 @@ def test_the_record_shows_what_a_stage_had_before_it_died(tmp_path):
 
     assert record.table[1][1] == "failed: ended by signal 11; so far gpt2 lightning slow"
     assert record.theme == "gpu_peers"
+
+
+def test_the_record_tells_how_many_trials_a_tuning_had_before_it_died():
+    found = {"status": "failed", "why": "killed", "took_s": 3.0, "result": {"trials": [{}, {}]}}
+
+    record = record_of({"ladder gpt2": found, "tune slow_compute": found}, part="compute")
+
+    assert [row[1] for row in record.table[1:]] == ["failed: killed; so far 2 trials"] * 2
 
 
 @pytest.mark.slow

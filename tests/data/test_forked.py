@@ -1,5 +1,11 @@
 import atexit
+import contextlib
+import errno
 import os
+import resource
+import signal
+import subprocess
+import sys
 import time
 
 import psutil
@@ -60,3 +66,121 @@ def test_no_exit_handler_of_the_script_runs_in_a_copy(tmp_path):
 
     atexit.unregister(handler)
     assert not mark.exists()
+
+
+def has_ended(pid):
+    """Tell whether a process that is no child of ours is gone, within half a minute."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        process = psutil.Process(pid)
+        for _ in range(300):
+            if process.status() == psutil.STATUS_ZOMBIE:
+                return True
+            time.sleep(0.1)
+        return False
+    return True
+
+
+def is_open(number):
+    with contextlib.suppress(OSError):
+        os.fstat(number)
+        return True
+    return False
+
+
+def open_files():
+    return [number for number in range(1024) if is_open(number)]
+
+
+def room_for_two_files():
+    pipe = os.pipe()
+    for number in pipe:
+        os.close(number)
+    return max(pipe) + 1
+
+
+def room_for_one_process():
+    os.setuid(54321)  # for root there is no limit, and of this user there is nobody else
+    return 2
+
+
+def in_short_supply(which, find_room):
+    """Return what is left of copies of which the system gave one, and no second one.
+
+    Called in a copy, whose limits end with it.
+    """
+    room, before, trouble = find_room(), open_files(), 0
+    limits = resource.getrlimit(which)
+    resource.setrlimit(which, (room, limits[1]))
+    try:
+        in_forks([lambda: time.sleep(60), lambda: 2], 2)
+    except OSError as error:
+        trouble = error.errno
+    resource.setrlimit(which, limits)
+    try:
+        left = os.waitpid(-1, os.WNOHANG)
+    except ChildProcessError:
+        left = None
+    return [errno.errorcode.get(trouble), left, open_files() == before]
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize(
+    ("which", "find_room", "trouble"),
+    [
+        (resource.RLIMIT_NOFILE, room_for_two_files, "EMFILE"),
+        pytest.param(
+            *(resource.RLIMIT_NPROC, room_for_one_process, "EAGAIN"),
+            marks=pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user"),
+        ),
+    ],
+)
+def test_where_a_second_copy_cannot_be_made_nothing_is_left_of_the_first(which, find_room, trouble):
+    found = in_fork(lambda: in_short_supply(which, find_room), 30)
+
+    assert found == [trouble, None, True]
+
+
+def test_a_script_that_ignores_its_childrens_ends_gets_its_answer():
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        found = in_forks([lambda: 1, lambda: 2], 10)
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+
+    assert found == [{"value": 1}, {"value": 2}]
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize("is_done", [True, False])
+def test_what_a_copy_started_ends_with_it(is_done, tmp_path):
+    note = tmp_path / "pid"
+
+    def begin():
+        note.write_text(str(subprocess.Popen(["sleep", "600"]).pid))
+        time.sleep(0 if is_done else 60)
+
+    in_forks([begin], 5)
+
+    assert has_ended(int(note.read_text()))
+
+
+DYING = """
+import os, sys, time
+from flatout.data.forked import in_fork
+
+def work():
+    print(os.getpid(), flush=True)
+    time.sleep(600)
+
+in_fork(work, 600)
+"""
+
+
+@pytest.mark.chaos
+def test_a_copy_dies_with_the_script():
+    script = subprocess.Popen([sys.executable, "-c", DYING], stdout=subprocess.PIPE, text=True)
+    with script:
+        copy = int(script.stdout.readline())
+        script.kill()
+
+    assert has_ended(copy)

@@ -128,6 +128,22 @@ def test_a_truncated_file_fails_as_it_does_with_pillow_alone(swap, cut):
 
 
 @pytest.mark.chaos
+@pytest.mark.parametrize("name", installed())
+@pytest.mark.parametrize("cut", [0.3, 0.95])
+def test_a_truncated_file_fails_when_no_image_is_compared_any_more(name, cut, request):
+    made = swap_decoder(load_decoder(name))
+    request.addfinalizer(made.undo)
+    files = [jpeg(number, quality=95) for number in range(FIRST_COMPARED + 1)]
+    for data in files:
+        Image.open(io.BytesIO(data)).load()
+    assert made.made == 1
+
+    with pytest.raises(OSError, match="truncated"):
+        Image.open(io.BytesIO(files[0][: int(cut * len(files[0]))])).load()
+    assert made.made == 1
+
+
+@pytest.mark.chaos
 def test_truncated_files_that_the_script_allows_stay_allowed(swap, monkeypatch):
     monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", True)
     whole = jpeg(quality=95)

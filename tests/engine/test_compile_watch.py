@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from flatout.core.errors import NotApplicable
-from flatout.engine.compile_watch import STORM, CompileWatch
+from flatout.engine.compile_watch import STORM, CompileWatch, recorded_graphs
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -68,3 +68,35 @@ def test_what_was_compiled_before_does_not_count(compiled):
 def test_a_compiler_that_nothing_reached_is_told():
     with pytest.raises(NotApplicable, match="compiled nothing"):
         CompileWatch().begin().report()
+
+
+def skip(reason):
+    """Skip a CUDA graph as torch does."""
+    from torch._inductor.cudagraph_utils import log_cudagraph_skip_and_bump_counter
+
+    log_cudagraph_skip_and_bump_counter(f"skipping cudagraphs due to {reason}")
+
+
+def test_a_training_whose_every_cuda_graph_was_skipped_is_told_with_the_reason():
+    watch = CompileWatch().begin()
+
+    skip("mutated inputs (1 instances). Found from : \n net.py, line 3")
+
+    with pytest.raises(NotApplicable, match=r"no CUDA graph .*silently: mutated inputs \(1"):
+        watch.graphs_report(0)
+    with pytest.raises(NotApplicable, match="mutated inputs"):
+        watch.graphs_report(None)
+    assert watch.graphs_report(2).startswith(", 2 CUDA graphs recorded, others skipped: mutated")
+
+
+def test_cuda_graphs_that_torch_did_not_begin_are_told_without_a_reason_too():
+    watch = CompileWatch().begin()
+
+    with pytest.raises(NotApplicable, match="it gave no reason"):
+        watch.graphs_report(None)
+    assert watch.graphs_report(0) == ", 0 CUDA graphs recorded"
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="another test may have recorded graphs")
+def test_without_a_device_no_cuda_graph_was_begun():
+    assert recorded_graphs() is None

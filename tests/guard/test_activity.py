@@ -17,6 +17,7 @@ from flatout.guard.activity import (
     find_fault,
     find_unknown,
     is_active,
+    looked_at,
 )
 
 
@@ -104,8 +105,7 @@ def stacked_deviation(outputs):
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-def test_outputs_one_after_the_other_give_what_they_give_side_by_side(monkeypatch, dtype):
-    monkeypatch.setattr(activity, "CHUNK", 7)
+def test_outputs_one_after_the_other_give_what_they_give_side_by_side(dtype):
     generator = torch.Generator().manual_seed(0)
     outputs = [
         [torch.randn(5, 6, generator=generator).to(dtype).t(), torch.ones((), dtype=dtype)]
@@ -117,6 +117,35 @@ def test_outputs_one_after_the_other_give_what_they_give_side_by_side(monkeypatc
         spread.add(each)
 
     assert spread.deviation() == pytest.approx(stacked_deviation(outputs), rel=1e-12)
+
+
+def test_of_a_large_output_the_same_places_are_looked_at_and_every_column_is_met(monkeypatch):
+    monkeypatch.setattr(activity, "MOST_LOOKED_AT", 100)
+    numbered = torch.arange(64 * 50).reshape(64, 50)
+
+    places = looked_at(numbered)
+
+    assert 50 <= len(places) <= 100
+    assert torch.equal(places, looked_at(numbered.clone()))
+    assert len({place % 50 for place in places.tolist()}) == 50
+    assert torch.equal(looked_at(numbered[:2]), numbered[:2].flatten())
+
+
+def test_a_part_of_a_large_output_deviates_as_the_whole_and_by_nothing_without_dropout(monkeypatch):
+    monkeypatch.setattr(activity, "MOST_LOOKED_AT", 4_096)
+    generator = torch.Generator().manual_seed(0)
+    plain = torch.randn(400, 512, generator=generator)
+    masks = [torch.rand(400, 512, generator=generator) > 0.3 for _ in range(SEEDS)]
+    outputs = [[plain * mask] for mask in masks]
+    dropped, kept = Spread(), Spread()
+
+    for each in outputs:
+        dropped.add(each)
+        kept.add([plain])
+
+    assert dropped.deviation() == pytest.approx(stacked_deviation(outputs), rel=0.05)
+    assert kept.deviation() == 0.0
+    assert dropped._means[0].numel() <= 4_096
 
 
 def test_equal_outputs_deviate_by_nothing_at_all_and_masked_ones_do_not_hide_the_rest():

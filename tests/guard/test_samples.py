@@ -1,6 +1,7 @@
 import random
 from collections import namedtuple
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -8,7 +9,10 @@ import pytest
 import torch
 from PIL import Image
 
-from flatout.guard.samples import Stream, leaves
+from flatout.guard import samples
+from flatout.guard.recorder import GuardRecorder
+from flatout.guard.samples import Memory, Stream, is_on_device, leaves
+from tests.guard.loop import FakeSession
 
 Pair = namedtuple("Pair", "image label")
 
@@ -106,3 +110,95 @@ def test_a_structure_without_end_is_followed_so_far_only() -> None:
     loop.append(loop)
 
     assert digest(loop) == {}
+
+
+@pytest.fixture
+def reads(monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
+    """Take tensors for a device's; return those whose contents were read."""
+    found: list[torch.Tensor] = []
+    plain = samples._tensor_contents
+
+    def noted(tensor: Any) -> Any:
+        found.append(tensor)
+        return plain(tensor)
+
+    monkeypatch.setattr(samples, "_tensor_contents", noted)
+    monkeypatch.setattr(samples, "is_on_device", lambda leaf: isinstance(leaf, torch.Tensor))
+    return found
+
+
+def test_a_tensor_on_a_device_is_read_once_as_batch_and_as_argument(
+    reads: list[torch.Tensor],
+) -> None:
+    memory = Memory()
+    batches, arguments = Stream(memory), Stream(memory)
+
+    for seed in range(3):
+        x = batch(seed=seed)
+        batches.add((x, torch.arange(4)))
+        arguments.add({"args": [x]})
+        memory.forget()
+
+    assert len(reads) == 2 * 3
+    expected = digest(*({"args": [batch(seed=seed)]} for seed in range(3)))
+    assert arguments.to_json() == expected
+
+
+def test_a_tensor_that_was_changed_or_is_another_one_is_read_anew(
+    reads: list[torch.Tensor],
+) -> None:
+    memory = Memory()
+    x = batch()
+    Stream(memory).add(x)
+    x.add_(1.0)
+    changed, copied = Stream(memory), Stream(memory)
+
+    changed.add(x)
+    copied.add(x.clone())
+
+    assert len(reads) == 3
+    assert changed.to_json() == copied.to_json() == digest(batch() + 1.0)
+
+
+def test_a_digest_that_stood_elsewhere_reads_anew(reads: list[torch.Tensor]) -> None:
+    memory = Memory()
+    batches, arguments = Stream(memory), Stream(memory)
+    arguments.add(batch(seed=1))
+    x = batch()
+    batches.add(x)
+
+    arguments.add(x)
+
+    assert len(reads) == 3
+    assert arguments.to_json() == digest(batch(seed=1), batch())
+
+
+def test_only_what_lies_on_a_device_and_tells_its_changes_is_read_once() -> None:
+    with torch.inference_mode():
+        silent = torch.empty(2, device="meta")
+
+    assert is_on_device(torch.empty(2, device="meta"))
+    assert not is_on_device(torch.empty(2))
+    assert not is_on_device(silent)
+    assert not is_on_device([torch.empty(2, device="meta")])
+
+
+def test_the_recorder_reads_a_batch_on_a_device_once_in_each_step(
+    reads: list[torch.Tensor], tmp_path: Path
+) -> None:
+    session, model = FakeSession(), torch.nn.Linear(4, 2)
+    recorder = GuardRecorder(session, {}, tmp_path / "record.npz")  # type: ignore[arg-type]
+    stepper = torch.optim.SGD(model.parameters(), lr=0.1)
+    batches = [torch.randn(3, 4) for _ in range(3)]
+
+    with session.hooked():
+        for x in batches:
+            session.fire("batch", x, "loader")
+            stepper.zero_grad()
+            session.backward(session.forward(model, x).square().mean())
+            stepper.step()
+
+    assert len(reads) == len(batches)
+    assert recorder._memory._passed == {}
+    seen = recorder._samples["loader"].to_json().values()
+    assert list(recorder._arguments["root0"].to_json().values()) == list(seen)

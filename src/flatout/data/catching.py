@@ -6,9 +6,10 @@ another sample than it does by itself, and nobody would see it.
 """
 
 import dis
-from collections.abc import Iterator
-from types import CodeType
+from types import CodeType, FunctionType
 from typing import Any
+
+from flatout.data.reach import codes, is_of_library, reached
 
 MATCHES = frozenset({"CHECK_EXC_MATCH", "JUMP_IF_NOT_EXC_MATCH"})
 """Opcodes of `except SomeError`, since Python 3.11 and in 3.10."""
@@ -19,53 +20,27 @@ NARROW = frozenset(
     }
 )
 """Errors that no array is refused with."""
-HOLDERS = ("dataset", "datasets", "transform", "transforms", "target_transform")
-"""Attributes behind which more of a sample's making lies."""
-METHODS = ("__getitem__", "__getitems__", "__call__", "forward")
-DEPTH = 4
-LIBRARIES = frozenset({"torch", "torchvision", "albumentations", "flatout"})
-"""What these catch they raise again, as `torch.nn.Module` does, or it concerns them alone."""
 
 
 def find_catcher(dataset: Any) -> str:
     """Return the name of a function that catches errors of any kind, or nothing.
 
-    Looked at are the methods that give samples, in the data set, in those it wraps and in its
-    transforms, and what they call of their own object.
+    Looked at are the methods that give samples, in the data set, in what it holds and in its
+    transforms, and what they call of their own object, of the script's modules and of closures.
     """
-    return next((name for one in _parts(dataset, DEPTH) for name in _catchers(type(one))), "")
-
-
-def _parts(thing: Any, depth: int) -> Iterator[Any]:
-    yield thing
-    if not depth:
-        return
-    for name in HOLDERS:
-        held = getattr(thing, name, None)
-        for one in held if isinstance(held, list | tuple) else (held,):
-            if one is not None:
-                yield from _parts(one, depth - 1)
-
-
-def _catchers(kind: type) -> Iterator[str]:
-    waiting, seen = list(METHODS), set(METHODS)
-    while waiting:
-        name = waiting.pop()
-        function = getattr(kind, name, None)
-        code = getattr(function, "__code__", None)
-        package = str(getattr(function, "__module__", "")).partition(".")[0]
-        if not isinstance(code, CodeType) or package in LIBRARIES:
+    for name, value in reached(dataset):
+        if type(value) is not FunctionType or is_of_library(value):
             continue
-        if _catches_all(code):
-            yield f"{kind.__name__}.{name}"
-        called = {one for one in code.co_names if one not in seen}
-        seen |= called
-        waiting += called
+        if any(_catches_all(code) for code in codes(value)):
+            return name if "." in name else value.__qualname__
+    return ""
 
 
 def _catches_all(code: CodeType) -> bool:
     if "suppress" in code.co_names:
         return True
+    if not getattr(code, "co_exceptiontable", b"?"):
+        return False  # Python 3.11 and later: nothing is caught
     found = [x for x in dis.get_instructions(code) if x.opname not in ("CACHE", "EXTENDED_ARG")]
     for number, one in enumerate(found):
         before, after = found[number - 1], found[min(number + 1, len(found) - 1)]

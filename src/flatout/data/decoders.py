@@ -34,6 +34,8 @@ UNKNOWN_RATIO = 0.7
 APP1, COMMENT, SCAN, FILL = b"\xe1", b"\xfe", b"\xda", b"\xff"
 """Markers of a JPEG: of a block that may be EXIF, of a comment, of the picture itself; and what may
 stand before a marker any number of times."""
+END = b"\xff\xd9"
+"""Marker of the end of a picture."""
 SHORT = frozenset((0x00, 0x01, *range(0xD0, 0xDA)))
 """Second bytes of what has no length."""
 MAX_BUFFERS = 8
@@ -158,10 +160,23 @@ def _torchcodec() -> Decoder:
     from torchcodec.decoders import decode_jpeg
 
     def decode(data: bytes) -> Any:
+        refuse_cut(data)
         # Channels first by its strides only: in memory they are last, so this is no copy.
         return decode_jpeg(without_exif(data), mode="RGB").permute(1, 2, 0).numpy()
 
     return Decoder(name="torchcodec", decode=decode, layout="RGB")
+
+
+def refuse_cut(data: bytes) -> None:
+    r"""Leave a file without its end to Pillow, which knows what to say: others fill it up in grey.
+
+    Raises:
+        ValueError: if it has no end.
+
+    >>> refuse_cut(b"\xff\xd8 picture \xff\xd9\0\0")
+    """
+    if not data.rstrip(b"\0").endswith(END):
+        raise ValueError("the file is cut off")
 
 
 def without_exif(data: bytes) -> bytes:
@@ -199,6 +214,7 @@ def _opencv() -> Decoder:
     flags = cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION
 
     def decode(data: bytes) -> Any:
+        refuse_cut(data)
         found = cv2.imdecode(np.frombuffer(data, np.uint8), flags)
         if found is None:
             raise ValueError("OpenCV cannot decode this file")

@@ -2,9 +2,11 @@
 
 What the function does there leaves no trace here: random streams, caches and counters of the
 user's objects stay where they were. The copies are killed when they are done, so that no exit
-handler of the script runs in them.
+handler of the script runs in them, and what they started goes with them: each has a process group
+of its own.
 """
 
+import contextlib
 import json
 import os
 import select
@@ -36,34 +38,65 @@ def in_fork(work: Callable[[], Any], limit_s: float) -> Any:
 
 
 def in_forks(works: list[Callable[[], Any]], limit_s: float) -> list[dict[str, Any] | None]:
-    """Return of each work its `value` or its `error`; None where it was not done in time."""
+    """Return of each work its `value` or its `error`; None where it was not done in time.
+
+    Raises:
+        OSError: if the system gives no further process or file; the copies so far are gone then.
+    """
     ends_at = time.monotonic() + limit_s
-    started = [_start(work) for work in works]
+    started: list[tuple[int, int]] = []
     try:
+        for work in works:
+            started.append(_start(work))  # noqa: PERF401  those begun end where one cannot begin
         return [_read(pipe, ends_at) for _, pipe in started]
     finally:
         for pid, pipe in started:
             os.close(pipe)
-            os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
+            _end(pid)
 
 
 def _start(work: Callable[[], Any]) -> tuple[int, int]:
     ours, theirs = os.pipe()
-    with warnings.catch_warnings():
-        # Python warns of threads in the parent: workers of a loader are forked the same way.
-        warnings.simplefilter("ignore", DeprecationWarning)
-        pid = os.fork()
+    try:
+        pid = _fork()
+    except OSError:
+        os.close(ours)
+        os.close(theirs)
+        raise
     if pid:
         os.close(theirs)
+        _lead_group(pid)  # here and there: whoever comes first, the group is there from now on
         return pid, ours
     _work_and_die(work, theirs)
     raise AssertionError("a killed process goes on")
 
 
+def _fork() -> int:
+    with warnings.catch_warnings():
+        # Python warns of threads in the parent: workers of a loader are forked the same way.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return os.fork()
+
+
+def _lead_group(pid: int) -> None:
+    """Give a copy a process group of its own; 0 for this process."""
+    with contextlib.suppress(OSError):  # it is gone already
+        os.setpgid(pid, pid)
+
+
+def _end(pid: int) -> None:
+    """End a copy and what it started: a pool, or a program."""
+    for kill in (os.killpg, os.kill):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            kill(pid, signal.SIGKILL)
+    with contextlib.suppress(ChildProcessError):  # the script ignores SIGCHLD, or waits for all
+        os.waitpid(pid, 0)
+
+
 def _work_and_die(work: Callable[[], Any], pipe: int) -> None:
     try:
         die_with_parent()
+        _leave_group()
         _use_one_thread()
         answer: dict[str, Any] = {"value": work()}
     except BaseException as error:  # noqa: BLE001  the user's code runs here: all of it is an answer
@@ -72,6 +105,13 @@ def _work_and_die(work: Callable[[], Any], pipe: int) -> None:
         os.write(pipe, json.dumps(answer).encode() + b"\n")
     finally:
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _leave_group() -> None:
+    _lead_group(0)
+    # A terminal stops the groups behind the foremost one when they read from it or write to it.
+    for signum in (signal.SIGTTIN, signal.SIGTTOU):
+        signal.signal(signum, signal.SIG_IGN)
 
 
 def _use_one_thread() -> None:

@@ -8,7 +8,7 @@ the script's way and one in the other; the digests are compared here.
 import hashlib
 import pickle
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -99,36 +99,51 @@ def compare_ways(
         batch, facts = other()
         return [look.describe(batch), facts]
 
+    known = known or Known(())
+    if known.trouble:
+        return Proof(trouble=known.trouble)
     _load_formats()
-    if known is not None and known.described is not None:
-        trouble, values = _made([make_other], WAYS[1:], limit_s)
-        values = [known.described, *values]
-    else:
-        trouble, values = _made([make_plain, make_other], WAYS, limit_s)
-    if trouble:
-        return Proof(trouble=trouble)
-    expected, (found, facts) = values
-    if known is not None:
-        known.described = expected
-    return Proof(trouble=look.difference(expected, found), facts=facts)
+    works = dict(zip(WAYS, (make_plain, make_other), strict=True))
+    if known.described is not None:
+        del works[WAYS[0]]
+    made = dict(zip(works, in_forks(list(works.values()), limit_s), strict=True))
+    troubles = {name: _trouble_of(result, name, limit_s) for name, result in made.items()}
+    known.trouble = troubles.get(WAYS[0], "")
+    if any(troubles.values()):
+        return Proof(trouble=next(filter(None, troubles.values())))
+    values = {name: result["value"] for name, result in made.items() if result is not None}
+    known.described = values.get(WAYS[0], known.described)
+    found, facts = values[WAYS[1]]
+    return Proof(trouble=look.difference(known.described or [], found), facts=facts)
 
 
 def compare_first_batches(
-    loader: Any, other: Callable[[], tuple[Any, Any]], most: int = SAMPLES, look: Look | None = None
+    loader: Any,
+    other: Callable[[], tuple[Any, Any]],
+    most: int = SAMPLES,
+    look: Look | None = None,
+    undo: Callable[[], None] = lambda: None,
 ) -> Proof:
     """Compare a loader's first batch with the one that another way makes of the same samples.
 
     Several levers prove themselves one after the other before the first batch: as long as nothing
     changed, the script's own one is made for the first of them only.
+
+    Args:
+        loader: Makes the batches.
+        other: Makes one in the other way; returns it with facts, plain JSON values.
+        most: Samples that are compared.
+        look: What is compared; every bit if not given.
+        undo: Goes the script's way again in a copy of this process, in which the other way may be
+            at work for another loader already.
     """
     look, collate = look or BITS, loader.collate_fn
-    return compare_ways(
-        lambda: first_batch(loader, collate, most),
-        other,
-        LIMIT_S,
-        look,
-        _known_of(loader, (most, look.describe)),
-    )
+
+    def plain() -> Any:
+        undo()
+        return first_batch(loader, collate, most)
+
+    return compare_ways(plain, other, LIMIT_S, look, _known_of(loader, (most, look.describe)))
 
 
 @dataclass(slots=True)
@@ -136,8 +151,10 @@ class Known:
     """What was made in the script's way."""
 
     key: tuple[Any, ...]
-    state: State
+    state: State | None = None
     described: list[Any] | None = None
+    trouble: str = ""
+    """Why there is none: the script's own way fails, or takes too long."""
 
 
 def _known_of(loader: Any, key: tuple[Any, ...]) -> Known | None:
@@ -145,9 +162,11 @@ def _known_of(loader: Any, key: tuple[Any, ...]) -> Known | None:
     if not loader.num_workers:
         return None  # ways proven before are swapped in here: this is the script's own no more
     collate = loader.collate_fn
-    now = Known((*key, id(collate), Streams().digest()), state_of(loader.dataset, collate=collate))
+    state = state_of(loader.dataset, collate=collate)
+    now = Known((*key, id(collate), Streams().digest()), state)
     before = _known.get(loader)
-    if before and before.key == now.key and find_change(before.state, now.state) is None:
+    is_same = before is not None and before.state is not None and before.key == now.key
+    if before and before.state and is_same and find_change(before.state, state) is None:
         return before
     _known[loader] = now
     return now
@@ -164,17 +183,13 @@ def _load_formats() -> None:
         pillow.preinit()
 
 
-def _made(
-    works: list[Callable[[], Any]], names: Sequence[str], limit_s: float
-) -> tuple[str, list[Any]]:
-    """Return why a way gave nothing, or what each gave."""
-    results = in_forks(works, limit_s)
-    for result, name in zip(results, names, strict=True):
-        if result is None:
-            return f"{name} took more than {limit_s:.0f} s for the first samples", []
-        if "error" in result:
-            return f"a sample could not be made in {name}: {result['error']}", []
-    return "", [result["value"] for result in results if result is not None]
+def _trouble_of(result: dict[str, Any] | None, name: str, limit_s: float) -> str:
+    """Return why a way gave nothing; empty where it gave a batch."""
+    if result is None:
+        return f"{name} took more than {limit_s:.0f} s for the first samples"
+    if "error" in result:
+        return f"a sample could not be made in {name}: {result['error']}"
+    return ""
 
 
 def _difference(expected: list[Any], found: list[Any]) -> str:

@@ -19,6 +19,7 @@ from flatout.data.decoders import Buffers
 from flatout.data.pillow import is_plain, kind_of
 from flatout.data.resizing import find_asked
 from flatout.data.swapping import Swap
+from flatout.kernels.region import END
 
 MOST_PART = 0.9
 """Of the pixels: a larger part is decoded with the whole, which other parts can be cut out of."""
@@ -131,7 +132,8 @@ def convert(image: Any, mode: Any = None, *options: Any, **named: Any) -> Any:
     """Leave a colour image that stays one for later."""
     is_same = mode == "RGB" and not options and not named and "transparency" not in image.info
     file = file_of(image) if is_same else None
-    if file is None:
+    # A script may go on after a truncated file: its error has to come here, where it always did.
+    if file is None or not file.data.endswith(END):
         return Image.Image.convert(image, mode, *options, **named)
     return Later(file, image.info)
 

@@ -63,8 +63,7 @@ def swap_shrinking(decode: Decode, gap: float) -> ShrinkSwap:
         for name, was in before.items():
             setattr(kind, name, was)
         _ACTIVE.clear()
-        if parts.undo is not None:
-            parts.undo()
+        parts.undo()
 
     swap.undo = undo
     _ACTIVE.append(swap)

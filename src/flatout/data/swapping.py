@@ -28,7 +28,8 @@ class Swap:
     """Why everything is made in the script's way again; empty while it is not."""
     seen: dict[Any, int] = field(default_factory=dict)
     """Samples so far of each kind."""
-    undo: Callable[[], None] | None = None
+    undo: Callable[[], None] = field(default=lambda: None)
+    """Puts the script's own way back."""
 
     def is_compared(self, kind: Any) -> bool:
         """Count one more sample of a kind; tell whether it is made both ways."""
@@ -73,6 +74,24 @@ class Way:
     is_lossy: bool = False
     """Whether pictures need to be alike only."""
 
+    def undo_here(self) -> None:
+        """Make samples in the script's way in this process, a copy that is about to end."""
+        self.begin().undo()
+
+    def try_under(
+        self, collate: Callable[[Any], Any]
+    ) -> tuple[Callable[[Any], Any], Callable[[], str]]:
+        """Swap in this process, a copy; return what tells then why the way was not taken, if so."""
+        swap = self.begin()
+        # It may have been at work for another loader already.
+        swap.made, swap.compared, swap.seen = 0, 0, {}
+        return collate, lambda: self._trouble_of(swap)
+
+    def _trouble_of(self, swap: Any) -> str:
+        if swap.trouble:
+            return str(swap.trouble)
+        return "" if swap.made + swap.compared else self.nothing
+
 
 def put_under(loader: Any, way: Way, in_worker: type[InWorker] = InWorker) -> Any:
     """Swap for a loader that was not iterated yet; asked again, it changes nothing.
@@ -100,21 +119,19 @@ def _find_trouble(loader: Any, way: Way) -> str:
     # Techniques are imported where there is no torch, which the proof needs.
     from flatout.data.likeness import ALIKE
     from flatout.data.proof import BITS, can_be_compared, compare_first_batches, first_batch
+    from flatout.data.together import is_proven
 
+    if is_proven(loader, way.name):
+        return ""
     trouble = can_be_compared(loader)
     if trouble:
         return trouble
     way.prepare()
-    collate = loader.collate_fn
 
     def swapped() -> tuple[Any, Any]:
-        swap = way.begin()
-        batch = first_batch(loader, collate, PROVED)
-        return batch, [swap.made, swap.compared, swap.trouble]
+        collate, trouble = way.try_under(loader.collate_fn)
+        return first_batch(loader, collate, PROVED), trouble()
 
     look = ALIKE if way.is_lossy else BITS
-    proof = compare_first_batches(loader, swapped, PROVED, look)
-    if proof.trouble:
-        return proof.trouble
-    made, compared, reason = proof.facts
-    return str(reason) if reason else "" if made + compared else way.nothing
+    proof = compare_first_batches(loader, swapped, PROVED, look, way.undo_here)
+    return proof.trouble or str(proof.facts)

@@ -41,7 +41,9 @@ def _lookup(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def is_scaling(source: Any, table: Any) -> bool:
     """Tell whether a lookup makes floating point of an image of bytes."""
-    if not isinstance(source, np.ndarray) or not isinstance(table, np.ndarray):
+    # What is followed passes for an array, but OpenCV would refuse it.
+    are_arrays = isinstance(source, np.ndarray) and isinstance(table, np.ndarray)
+    if not are_arrays or isinstance(source, LazyArray) or isinstance(table, LazyArray):
         return False
     if source.dtype != np.uint8 or source.ndim not in SINGLE or source.size < MIN_BYTES:
         return False

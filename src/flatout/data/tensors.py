@@ -2,15 +2,16 @@
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch.overrides import TorchFunctionMode
 
-from flatout.data.arrays import with_colours
-from flatout.data.levels import MIN_BYTES, Grid, Pixels, UnfollowableError, column, follow, planes
+from flatout.data.aliases import LentGrid, refuse_shared
+from flatout.data.lending import called, computed, exchanged
+from flatout.data.levels import MIN_BYTES, Grid, Pixels, UnfollowableError, column, follow
 from flatout.data.stacking import stacked
 
 Tensor = torch.Tensor
@@ -28,9 +29,13 @@ class LazyTensor(torch.Tensor):
     """Stands for the tensor that arithmetic on an image of bytes would have given.
 
     It has no memory: code that reaches for it fails or has it computed, and never sees the bytes.
+    Once somebody was given a part of what was computed, or wrote into it, that is kept, and all
+    that follows is done with it.
     """
 
-    pixels: Pixels
+    _pixels: Pixels
+    made: torch.Tensor | None
+    """The tensor itself, once it is kept."""
 
     @staticmethod
     def __new__(cls, pixels: Pixels) -> "LazyTensor":
@@ -38,12 +43,38 @@ class LazyTensor(torch.Tensor):
         made: LazyTensor = torch.Tensor._make_wrapper_subclass(
             cls, tuple(pixels.view.shape), dtype=pixels.grid.levels.dtype
         )
-        made.pixels = pixels
+        made._pixels, made.made = pixels, None
         return made
+
+    @property
+    def pixels(self) -> Pixels:
+        """The bytes and what became of them.
+
+        Raises:
+            UnfollowableError: if the tensor was kept, which may say something else by now.
+        """
+        if self.made is not None:
+            raise UnfollowableError("a scaled image may have been written to")
+        return self._pixels
+
+    @pixels.setter
+    def pixels(self, pixels: Pixels) -> None:
+        self._pixels = pixels
+
+    def keep(self, made: torch.Tensor) -> torch.Tensor:
+        """Use a tensor that was computed in place of the bytes from now on, and return it.
+
+        Raises:
+            UnfollowableError: if others see the same memory, who would not see it change.
+        """
+        if self.made is None:
+            refuse_shared(self._pixels, "is computed")
+            self.made = made
+        return self.made
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         del tensor_contents
-        return f"LazyTensor(shape={tuple(self.pixels.view.shape)})"
+        return f"LazyTensor(shape={tuple(self._pixels.view.shape)})"
 
     def as_subclass(self, kind: Any) -> Any:
         """Stay as it is for torchvision's names for tensors: a batch of them is a plain tensor.
@@ -52,24 +83,24 @@ class LazyTensor(torch.Tensor):
         """
         if kind.__module__.startswith("torchvision."):
             return self
-        return computed(self.pixels).as_subclass(kind)
+        made = computed(self._pixels) if self.made is None else self.made
+        return self.keep(made).as_subclass(kind)
 
     @classmethod
     def __torch_function__(
         cls, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
         del types
-        kwargs = kwargs or {}
+        args, kwargs = _settled(args), _settled(kwargs or {})
         handler = HANDLERS.get(func)
-        if handler is not None:
+        if handler is not None and args and isinstance(args[0], LazyTensor | list | tuple):
             result = handler(*args, **kwargs)
             if result is not NotImplemented:
                 return result
         if func in METADATA:
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **kwargs)
-        _refuse_writing(func, args, kwargs)
-        return func(*_computed(args), **_computed(kwargs))
+        return called(LazyTensor, func, args, kwargs)
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
@@ -77,8 +108,7 @@ class LazyTensor(torch.Tensor):
     ) -> Any:
         # Torch declares this as a method of an instance and calls it on the class.
         del types
-        _refuse_writing(func, args, kwargs or {})
-        return func(*_computed(args), **_computed(kwargs or {}))
+        return called(LazyTensor, func, _settled(args), _settled(kwargs or {}))
 
 
 class FollowTensors(TorchFunctionMode):
@@ -119,45 +149,13 @@ def _begin(value: torch.Tensor) -> Pixels:
 
 def from_array(pixels: Pixels) -> LazyTensor:
     """Return what `torch.from_numpy` would give, still to be computed."""
-    grid = pixels.grid.after(torch.from_numpy(pixels.grid.levels), pixels.grid.steps)
+    grid = LentGrid(torch.from_numpy(pixels.grid.levels), pixels.grid)
     return LazyTensor(pixels.derived(grid, pixels.axis))
 
 
-def computed(pixels: Pixels) -> torch.Tensor:
-    """Return the tensor that the pixels stand for."""
-    values = np.ascontiguousarray(pixels.bytes) if pixels.is_ordered else pixels.bytes
-    values = with_colours(values, pixels)
-    values = values.copy("K") if any(stride < 0 for stride in values.strides) else values
-    with torch._C.DisableTorchFunction():
-        source = torch.from_numpy(values if values.flags.writeable else values.copy("K"))
-        levels = pixels.grid.levels
-        made = torch.empty_like(source, dtype=levels.dtype)
-        pairs = zip(planes(made, pixels.axis), planes(source, pixels.axis), strict=True)
-        for channel, (target, plane) in enumerate(pairs):
-            target.copy_(levels[channel if len(levels) > 1 else 0][plane.long()])
-    return made
-
-
-def _computed(value: Any) -> Any:
-    if isinstance(value, LazyTensor):
-        return computed(value.pixels)
-    if isinstance(value, list | tuple):
-        return type(value)(map(_computed, value)) if not hasattr(value, "_fields") else value
-    if isinstance(value, dict):
-        return {key: _computed(item) for key, item in value.items()}
-    return value
-
-
-def _refuse_writing(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    name = str(getattr(func, "__name__", func)).partition(".")[0]
-    is_in_place = name in ("__setitem__", "__set__") or (
-        (name.endswith("_") and not name.endswith("__")) or name.startswith("__i")
-    )
-    writes = (args and isinstance(args[0], LazyTensor) and is_in_place) or isinstance(
-        kwargs.get("out"), LazyTensor
-    )
-    if writes and name not in ("__index__", "__invert__", "__int__"):
-        raise UnfollowableError(f"torch's {name} writes into a scaled image")
+def _settled(value: Any) -> Any:
+    """Return tensors that were kept in place of what stood for them."""
+    return exchanged(LazyTensor, value, lambda lazy: lazy if lazy.made is None else lazy.made)
 
 
 def _arithmetic(name: str, *, is_turned: bool = False) -> Callable[..., Any]:
@@ -189,8 +187,7 @@ def _in_place(name: str) -> Callable[..., Any]:
 
     def change(subject: LazyTensor, constant: Any, **options: Any) -> Any:
         before = subject.pixels
-        if before.has_other_views():
-            raise UnfollowableError("an image is changed in place while a view of it is in use")
+        refuse_shared(before, "is changed in place")
         made = apply(subject, constant, **options)
         if made is NotImplemented or made.pixels.grid.levels.dtype != before.grid.levels.dtype:
             raise UnfollowableError(f"torch's {name} in place could not be followed")
@@ -216,6 +213,8 @@ def _constant(value: Any, dtype: torch.dtype) -> Any:
 
 def _convert(subject: LazyTensor, dtype: torch.dtype) -> LazyTensor:
     pixels = subject.pixels
+    if dtype == pixels.grid.levels.dtype:
+        return subject  # as torch does, which copies nothing then
     with torch._C.DisableTorchFunction():
         made = pixels.grid.levels.to(dtype)
     known = KNOWN_TYPES.get(dtype)

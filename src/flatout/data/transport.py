@@ -16,14 +16,18 @@ from flatout.data import own_streams, ring
 from flatout.data.arrays import ByteArray, LazyArray
 from flatout.data.collations import find_collation
 from flatout.data.following import following
-from flatout.data.levels import UnfollowableError
+from flatout.data.held_streams import HeldStreams
+from flatout.data.lending import computed
+from flatout.data.levels import Pixels, UnfollowableError
 from flatout.data.packed import Packed, restored, shared_bytes
 from flatout.data.postponed import Postponed
 from flatout.data.streams import Streams
-from flatout.data.tensors import LazyTensor, computed, from_array
+from flatout.data.tensors import LazyTensor, from_array
 
 MARK = "_flatout_bytes"
 """On the fetcher's class once it follows."""
+HELD = "_flatout_held_streams"
+"""On a fetcher: the generators that its samples draw from."""
 
 
 class PackingCollate:
@@ -75,13 +79,16 @@ class PackingCollate:
 def pack(leaf: Any) -> Any:
     """Return what a worker sends for one leaf of a batch."""
     if isinstance(leaf, LazyArray):
-        leaf = np.asarray(leaf.__array__())
+        leaf = leaf.read()
     if isinstance(leaf, ByteArray):
         return leaf.view(np.ndarray)
     if type(leaf) is not LazyTensor:
         _refuse_hidden(leaf)
         return leaf
-    pixels = leaf.pixels
+    return _packed(leaf.pixels) if leaf.made is None else leaf.made
+
+
+def _packed(pixels: Pixels) -> Any:
     if not pixels.grid.levels.is_floating_point():
         return computed(pixels)
     grid, unmade = pixels.grid, pixels.unmade
@@ -155,7 +162,10 @@ def _follow_fetches(kind: Any) -> None:
         plan = find_plan(fetcher.collate_fn)
         if plan is None or not plan.is_on:
             return original(fetcher, indices)
-        return follow_or_repeat(plan, lambda: original(fetcher, indices))
+        held = fetcher.__dict__.get(HELD)
+        if held is None:
+            held = fetcher.__dict__[HELD] = HeldStreams(fetcher.dataset, plan.collate)
+        return follow_or_repeat(plan, lambda: original(fetcher, indices), held)
 
     kind.fetch = fetch
 
@@ -190,19 +200,30 @@ def find_plan(collate: Any) -> PackingCollate | None:
     return find_collation(collate, PackingCollate)
 
 
-def follow_or_repeat(plan: PackingCollate, fetch: Callable[[], Any]) -> Any:
+def follow_or_repeat(
+    plan: PackingCollate, fetch: Callable[[], Any], held: HeldStreams | None = None
+) -> Any:
     """Make a batch followed; where that fails, make it again the ordinary way, with the same draws.
 
     An error of the data set's own comes from the ordinary way, in its own words, and following goes
     on for the next batch. If the ordinary way works, following was at fault and ends.
+
+    Args:
+        plan: how to follow.
+        fetch: makes the batch.
+        held: the generators, beside the global ones, that it draws from.
     """
     streams = Streams()
+    if held is not None:
+        held.note()
     try:
         with following(with_colours=plan.with_colours, with_scaling=plan.with_scaling):
             return fetch()
     except (Exception, UnfollowableError) as error:  # noqa: BLE001  the user's code runs here
         reason = f"{type(error).__name__}: {error}"
     streams.set_back()
+    if held is not None:
+        held.set_back()
     batch = fetch()
     plan.is_on, plan.trouble = False, reason
     return batch
@@ -215,9 +236,9 @@ def _collate_tensors(samples: Any, *, collate_fn_map: Any = None) -> Any:
 
 def _collate_arrays(samples: Any, *, collate_fn_map: Any = None) -> Any:
     del collate_fn_map
-    lazy: list[torch.Tensor] = [
-        LazyTensor(from_array(x.pixels).pixels) for x in samples if isinstance(x, LazyArray)
-    ]
-    if len(lazy) != len(samples):
+    if not all(isinstance(sample, LazyArray) for sample in samples):
         raise UnfollowableError("some samples of a field are images and some are not")
-    return torch.stack(lazy, 0)
+    if any(sample.made is not None for sample in samples):
+        # As torch collates arrays.
+        return torch.stack([torch.from_numpy(sample.read()) for sample in samples], 0)
+    return torch.stack([LazyTensor(from_array(sample.pixels).pixels) for sample in samples], 0)

@@ -11,6 +11,9 @@ from typing import Any
 from flatout.core.errors import NotApplicable
 
 LOGGER = "torch._dynamo.convert_frame"
+SKIPS_LOGGER = "torch._inductor.cudagraph_utils.__cudagraphs"
+SKIPPED = "skipping cudagraphs due to "
+"""What torch says, and counts, where it runs a graph's kernels one by one after all."""
 LIMIT_WORDS = ("recompile_limit", "cache_size_limit")
 """What torch's message names when it gives up; older releases used the second."""
 STORM = 5
@@ -27,11 +30,14 @@ class CompileWatch(logging.Handler):
         """Versions beyond its first that one function may not have."""
         self.gave_up = ""
         """The compiler's own words, empty where it did not give up."""
+        self.skipped = ""
+        """Why the last CUDA graph was skipped, in torch's words; empty where none was."""
         self._known = 0
 
     def begin(self) -> "CompileWatch":
         """Start listening; what was compiled before does not count."""
-        logging.getLogger(LOGGER).addHandler(self)
+        for name in (LOGGER, SKIPS_LOGGER):
+            logging.getLogger(name).addHandler(self)
         self._known = len(_compilations())
         return self
 
@@ -40,8 +46,10 @@ class CompileWatch(logging.Handler):
         self.storm = max(self.storm, versions)
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Note the message with which the compiler gives up."""
+        """Note the message with which the compiler gives up, or leaves out a CUDA graph."""
         text = record.getMessage()
+        if SKIPPED in text:
+            self.skipped = text.partition(SKIPPED)[2].splitlines()[0]
         if not self.gave_up and any(words in text for words in LIMIT_WORDS):
             reason = next((line for line in text.splitlines() if "last reason" in line), "")
             self.gave_up = reason.partition("last reason:")[2].strip() or text.splitlines()[0]
@@ -68,6 +76,35 @@ class CompileWatch(logging.Handler):
             )
         again = sum(count - 1 for count in versions.values())
         return f"{len(versions)} regions compiled, {again} of them again"
+
+    def graphs_report(self, recorded: int | None) -> str:
+        """Return words on the CUDA graphs.
+
+        Args:
+            recorded: How many torch recorded; None where it began none.
+
+        Raises:
+            NotApplicable: if torch recorded none because it skipped all of them.
+        """
+        if not recorded and (recorded is None or self.skipped):
+            raise NotApplicable(
+                "torch recorded no CUDA graph and launched kernel by kernel, silently: "
+                + (self.skipped[:200] or "it gave no reason")
+            )
+        why = f", others skipped: {self.skipped[:200]}" if self.skipped else ""
+        return f", {recorded} CUDA graphs recorded{why}"
+
+
+def recorded_graphs() -> int | None:
+    """Return how many first graphs of a step torch recorded; None where it did not begin to."""
+    import torch
+    from torch._inductor.cudagraph_trees import get_manager
+
+    devices = range(torch.cuda.device_count())
+    managers = [get_manager(number, create_if_none_exists=False) for number in devices]
+    begun = [manager for manager in managers if manager is not None]
+    # A step's further graphs hang below its first one; None are left of a manager that was ended.
+    return sum(len(nodes) for m in begun for nodes in (m.roots or {}).values()) if begun else None
 
 
 def _compilations() -> list[Any]:

@@ -8,7 +8,7 @@ from flatout.guard.early import EarlySteps
 from flatout.guard.gradients import GradientNotes
 from flatout.guard.later import LaterNotes
 from flatout.guard.record import GuardRecord, rank_path, write_record
-from flatout.guard.samples import Stream
+from flatout.guard.samples import Memory, Stream
 from flatout.guard.sketch import to_numbers
 from flatout.guard.structure import describe_modules, name_parameters, of_root
 from flatout.guard.tf32 import rounds_to_tf32
@@ -38,6 +38,7 @@ class GuardRecorder:
     def __init__(self, session: "Session", spec: Mapping[str, Any], path: Path) -> None:
         self._session = session
         self._path = path
+        self._memory = Memory()
         self._samples: dict[str, Stream] = {}
         self._arguments: dict[str, Stream] = {}
         self._structure: dict[str, str] = {}
@@ -73,14 +74,15 @@ class GuardRecorder:
             session.on(event, listener)
 
     def _on_batch(self, batch: Any, loader_address: str) -> None:
-        self._samples.setdefault(loader_address, Stream()).add(batch)
+        self._samples.setdefault(loader_address, Stream(self._memory)).add(batch)
 
     def _on_forward(
         self, module: "torch.nn.Module", args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> None:
         number = self._root_number(module)
         place = of_root(number).rstrip(".") or "root0"
-        self._arguments.setdefault(place, Stream()).add({"args": list(args), "kwargs": kwargs})
+        stream = self._arguments.setdefault(place, Stream(self._memory))
+        stream.add({"args": list(args), "kwargs": kwargs})
         if number not in self._described:
             self._described.add(number)
             self._structure.update(describe_modules(module, number))
@@ -135,6 +137,7 @@ class GuardRecorder:
     def _end_segment(self) -> None:
         self._losses.append(self._terms)
         self._terms = []
+        self._memory.forget()
         self._later.after_step(len(self._losses), self._session.roots)
 
     def _on_stop(self) -> None:

@@ -1,6 +1,7 @@
 """Digests of samples: what a training really saw, whatever the loader's workers and layout."""
 
 import hashlib
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any
@@ -22,33 +23,77 @@ class Stream:
     samples in smaller micro-batches reach the same digest at the same number of rows.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, memory: "Memory | None" = None) -> None:
         self._fields: dict[str, _Field] = {}
+        self._memory = memory or Memory()
 
     def add(self, value: Any) -> None:
         """Take in one batch, or the arguments of one call."""
         for path, leaf in leaves(value):
-            self._fields.setdefault(path, _Field()).add(leaf)
+            self._fields.setdefault(path, _Field()).add(leaf, self._memory)
 
     def to_json(self) -> dict[str, list[tuple[int, str]]]:
         """Return the marks of every field."""
         return {path: list(item.marks) for path, item in self._fields.items()}
 
 
+class Memory:
+    """What tensors on a device did to a digest in this step, for those that pass two places.
+
+    A batch that lies on the device is an argument of the call as well: copying and hashing it twice
+    would take most of the time of a guard trial. Only the very same object counts, unchanged since,
+    and only where both digests stood at the same point. What is on the CPU is read anew: a worker
+    may write into its memory, and no version tells.
+    """
+
+    def __init__(self) -> None:
+        self._passed: dict[int, tuple[weakref.ref[Any], int, str, Any]] = {}
+
+    def keep(self, leaf: Any, before: str, hasher: Any) -> None:
+        """Note that a tensor took a digest from where it stood to where it is now."""
+        if is_on_device(leaf):
+            self._passed[id(leaf)] = (weakref.ref(leaf), leaf._version, before, hasher.copy())
+
+    def find(self, leaf: Any, before: str) -> Any:
+        """Return the digest that a tensor leads to, None where that is not known."""
+        if id(leaf) not in self._passed:
+            return None
+        kept, version, stood, hasher = self._passed[id(leaf)]
+        tensor = kept()
+        if tensor is None or tensor is not leaf or tensor._version != version or stood != before:
+            return None
+        return hasher.copy()
+
+    def forget(self) -> None:
+        """Begin another step."""
+        self._passed.clear()
+
+
+def is_on_device(leaf: Any) -> bool:
+    """Tell whether a leaf is a tensor that has to be copied here, and tells when it changes."""
+    return _is_tensor(leaf) and leaf.device.type != "cpu" and not leaf.is_inference()
+
+
 class _Field:
     def __init__(self) -> None:
-        self.hasher = hashlib.blake2b(digest_size=DIGEST_BYTES)
+        self.hasher: Any = hashlib.blake2b(digest_size=DIGEST_BYTES)
         self.rows = 0
         self.form = ""
         self.marks: list[tuple[int, str]] = []
 
-    def add(self, leaf: Any) -> None:
+    def add(self, leaf: Any, memory: Memory) -> None:
         rows, form = _form(leaf)
-        if form != self.form:
-            self.hasher.update(form.encode())
-            self.form = form
-        for part in _contents(leaf):
-            self.hasher.update(part)
+        before = f"{self.form}{self.hasher.hexdigest()}"
+        known = memory.find(leaf, before)
+        if known is not None:
+            self.hasher = known
+        else:
+            if form != self.form:
+                self.hasher.update(form.encode())
+            for part in _contents(leaf):
+                self.hasher.update(part)
+            memory.keep(leaf, before, self.hasher)
+        self.form = form
         self.rows += rows
         self.marks.append((self.rows, self.hasher.hexdigest()))
 

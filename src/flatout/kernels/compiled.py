@@ -80,14 +80,22 @@ def find_compiler() -> str:
 
 def _cached_path(source: Path, compiler: str) -> Path:
     """Return where the library lies: homes are shared by machines with other processors."""
-    version = subprocess.run(
-        [compiler, "--version"], capture_output=True, check=False, timeout=LIMIT_S
-    ).stdout
-    what = (source.read_bytes(), version, " ".join(FLAGS).encode(), _processor())
+    what = (source.read_bytes(), _identity(compiler), " ".join(FLAGS).encode(), _processor())
     digest = hashlib.blake2b(b"\0".join(what), digest_size=10).hexdigest()
     return scratch_root() / "libraries" / f"{source.stem}-{digest}.so"
 
 
+def _identity(compiler: str) -> bytes:
+    """Return what changes with the compiler: asking it for its version takes longer than a batch.
+
+    What an older one compiled is not wrong, and is compared with its reference where it is used.
+    """
+    path = Path(compiler).resolve()
+    known = path.stat()
+    return f"{path} {known.st_size} {known.st_mtime_ns}".encode()
+
+
+@functools.cache
 def _processor() -> bytes:
     try:
         lines = Path("/proc/cpuinfo").read_bytes().splitlines()

@@ -3,11 +3,11 @@
 import functools
 import inspect
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from threading import get_ident
 from typing import Any
 
-from flatout.core.technique import seams_of
+from flatout.core.technique import Technique, seams_of
 from flatout.seams import clock as phases
 from flatout.seams.address import AddressBook, builder, caller
 from flatout.seams.events import LoaderSeen
@@ -21,11 +21,25 @@ WORKER_ARGUMENTS = ("prefetch_factor", "persistent_workers", "multiprocessing_co
 """Arguments that `DataLoader` refuses when there are no workers."""
 REBUILDERS = ("accelerate.", "lightning.", "lightning_fabric.", "pytorch_lightning.")
 """Frameworks that build a loader of the script's again, over the same data set."""
+LENGTH_ASKED = "_IterableDataset_len_called"
+"""On a loader: the length that torch holds a stream to, once the script asked for it."""
 ADDRESS = "_flatout_address"
 STARTED = "_flatout_started"
 """On an iterator that has given no batch yet: how long it took to make."""
+_recipes: "weakref.WeakKeyDictionary[Any, Sequence[Technique]]" = weakref.WeakKeyDictionary()
+"""Of each training loader the levers of its recipe; not on the loader, which may be pickled."""
 MAX_SIZES = 64
 """Batches whose bytes are added up; their median is known by then."""
+
+
+def note_recipe(loader: Any, techniques: Sequence[Technique]) -> None:
+    """Note the levers of a loader, some of which do together what comes before its first batch."""
+    _recipes[loader] = techniques
+
+
+def recipe_of(loader: Any) -> Sequence[Technique]:
+    """Return the levers of a training loader; none of one that no recipe was given for."""
+    return _recipes.get(loader, ())
 
 
 def install(session: Session) -> None:
@@ -110,8 +124,11 @@ class _Construction:
         loader.__dict__[ADDRESS] = address
         self.built.append(weakref.ref(loader))
         if address not in self.session.loaders:
-            facts = _facts(loader, asked) | {"effective_workers": loader.num_workers}
-            self.session.loaders[address] = LoaderSeen(address, facts)
+            self.session.quietly(self._note_facts)(loader, asked, address)
+
+    def _note_facts(self, loader: Any, asked: Mapping[str, Any], address: str) -> None:
+        facts = _facts(loader, asked) | {"effective_workers": loader.num_workers}
+        self.session.loaders[address] = LoaderSeen(address, facts)
 
 
 def _asked(
@@ -142,7 +159,7 @@ def _facts(loader: Any, asked: Mapping[str, Any]) -> dict[str, Any]:
         "prefetch_factor": asked.get("prefetch_factor"),
         "is_iterable": isinstance(dataset, IterableDataset),
         "drop_last": _drops_last(loader, asked),
-        "steps_per_epoch": _length(loader),
+        "steps_per_epoch": _steps(loader),
         "tokenizes": tokenizer_place(dataset, asked.get("collate_fn")),
     }
 
@@ -150,8 +167,18 @@ def _facts(loader: Any, asked: Mapping[str, Any]) -> dict[str, Any]:
 def _length(thing: Any) -> int | None:
     try:
         return len(thing)
-    except (TypeError, NotImplementedError, AttributeError):
+    except Exception:  # noqa: BLE001  the script's own length, which it did not ask for, may raise any
         return None
+
+
+def _steps(loader: Any) -> int | None:
+    """Return a loader's length; torch must not take it for a question of the script's."""
+    asked = loader.__dict__.get(LENGTH_ASKED)
+    try:
+        return _length(loader)
+    finally:
+        if LENGTH_ASKED in loader.__dict__:
+            loader.__dict__[LENGTH_ASKED] = asked
 
 
 def _drops_last(loader: Any, asked: Mapping[str, Any]) -> bool:
@@ -245,14 +272,17 @@ class _Iteration:
         began = session.clock.since
         try:
             if is_ours:
+                session.quietly(note_recipe)(loader, session.techniques)
                 session.transform("epoch", loader)
             if address in session.loaders:
                 session.quietly(note_start)(session.loaders[address].asked, loader)
             iterator = start(loader)
-            iterator.__dict__[ADDRESS] = address
-            iterator.__dict__[STARTED] = session.clock.now() - began
-            if is_ours:
-                iterator = session.transform("batches", iterator, loader)
+            # A generator, or an object with slots, has no place for notes: it stays as it is.
+            notes = getattr(iterator, "__dict__", None)
+            if notes is not None:
+                notes |= {ADDRESS: address, STARTED: session.clock.now() - began}
+                if is_ours:
+                    iterator = session.transform("batches", iterator, loader)
         finally:
             session.clock.pop()
         session.segment.loader_starts += 1

@@ -252,14 +252,7 @@ def _confirm(ladder: Ladder) -> _Proof:
     if ladder.recipe == ladder.baseline:
         return _Proof()
     ladder.say("the whole recipe against the baseline")
-    match = play(
-        ladder.lab,
-        ladder.baseline,
-        ladder.recipe,
-        # Its first pairs are played in any case: without them, all that was found is given up.
-        may_go_on=lambda: ladder.budget.left_s > 0,
-        rule=Rule(at_least=ladder.confirm_pairs, patience=Rule().max_pairs),
-    )
+    match = _confirmed(ladder)
     check = ladder.referee.check(ladder.recipe)
     if match.decision is not Decision.KEPT or not check.passed:
         ladder.notes.append(
@@ -273,6 +266,23 @@ def _confirm(ladder: Ladder) -> _Proof:
         check=check,
         feeding=_fed(ladder, match.candidate),
     )
+
+
+def _confirmed(ladder: Ladder) -> Match:
+    """Play the confirming pairs; beyond the budget only those that all that was found depends on.
+
+    The first are played in any case. One disturbed trial among so few leaves the best recipe
+    undecided: where it promises a gain all the same, as many pairs again are played.
+    """
+    rule = Rule(at_least=ladder.confirm_pairs, patience=Rule().max_pairs)
+    lab, base, recipe = ladder.lab, ladder.baseline, ladder.recipe
+    match = play(lab, base, recipe, may_go_on=lambda: ladder.budget.left_s > 0, rule=rule)
+    is_open = match.ran_out and match.decision is Decision.UNDECIDED
+    if not is_open or match.comparison is None or match.comparison.ratio < rule.promising:
+        return match
+    most = min(rule.max_pairs, 2 * max(ladder.confirm_pairs, match.comparison.n))
+    more = replace(rule, max_pairs=most)
+    return play(lab, base, recipe, may_go_on=lambda: True, rule=more, earlier=match)
 
 
 def _fed(ladder: Ladder, final: Profile | None) -> Feeding | None:

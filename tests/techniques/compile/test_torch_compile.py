@@ -17,6 +17,7 @@ from flatout.techniques.compile.torch_compile import (
     find_trouble,
     load_compiled,
     save_compiled,
+    watch_compiler,
     with_marked_lengths,
 )
 from tests.techniques.facts import loader, machine, model, profile
@@ -176,6 +177,17 @@ def test_cuda_graphs_are_offered_for_one_shape_on_a_gpu_only():
         TorchCompile(mode="reduce-overhead").model(network())
 
 
+def test_cuda_graphs_that_were_never_recorded_are_refused_in_the_end():
+    torch._dynamo.reset()
+    net = Net()
+    watch_compiler()
+    net.compile(backend="eager")
+    net(torch.ones(2, 8))
+
+    with pytest.raises(NotApplicable, match="recorded no CUDA graph"):
+        TorchCompile(mode="reduce-overhead").end()
+
+
 def test_cuda_graphs_are_not_offered_where_gradients_add_up():
     facts = profile(kind="cuda", models=(model(input_shapes=1),), backwards_per_step=4.0)
 
@@ -276,6 +288,7 @@ def test_a_model_in_cuda_graphs_trains_as_the_eager_one():
         list(compiled.parameters()), list(eager.parameters()), rtol=1e-3, atol=1e-5
     )
     assert counters["inductor"]["cudagraph_skips"] == 0
+    assert "CUDA graphs recorded" in lever.end()
     assert get_manager(torch.cuda.current_device(), create_if_none_exists=False) is not None
 
 

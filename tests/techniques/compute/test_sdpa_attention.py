@@ -3,6 +3,7 @@
 import copy
 import math
 import pickle
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from torch import nn
 from torch.nn import functional
 
 from flatout.core.errors import NotApplicable
+from flatout.kernels import sdpa_rewrite
 from flatout.kernels.attend import is_causal_mask
 from flatout.kernels.sdpa_rewrite import capture
 from flatout.techniques.compute.sdpa_attention import SdpaAttention, use_fused_attention
@@ -187,6 +189,21 @@ def test_a_replacement_that_computes_something_else_is_refused(monkeypatch):
 
     assert "differ by" in outcome[""]
     assert "forward" not in vars(module)
+
+
+def test_the_memory_of_a_proof_on_a_device_is_no_peak_of_the_training(monkeypatch):
+    class OnDevice:
+        def parameters(self):
+            return iter([SimpleNamespace(is_cuda=True, device="cuda:1")] * 2)
+
+    done = []
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: done.append("emptied"))
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", done.append)
+
+    sdpa_rewrite.forget_proof(nn.Linear(2, 2))
+    sdpa_rewrite.forget_proof(OnDevice())
+
+    assert done == ["emptied", "cuda:1"]
 
 
 def test_other_lengths_and_evaluation_go_the_right_way():

@@ -89,6 +89,34 @@ def test_batches_order_and_random_stream_are_the_same_bit_by_bit(dataset, option
     assert epochs(DeviceCache, asked) == expected
 
 
+@pytest.mark.parametrize("options", [{"num_workers": 1}, {"num_workers": 2, "prefetch_factor": 1}])
+@pytest.mark.parametrize("batches", [1, 3, 4])
+def test_the_sampler_draws_when_workers_would_have_it_draw(options, batches):
+    def left_early(build):
+        torch.manual_seed(0)
+        generator = torch.Generator().manual_seed(0)
+        asked = {"dataset": tensors(), "batch_size": 7, "shuffle": True, **options}
+        found = []
+        for given in (generator, None):
+            built = build(asked | {"generator": given})
+            for _ in range(2):
+                iterator = started(build, built)
+                found.append(torch.rand(1).item())  # between the start and the first batch
+                found += [next(iterator)[1].tolist() for _ in range(batches)]
+                found.append(generator.get_state().tolist())
+        return found
+
+    assert left_early(cached) == left_early(plain)
+
+
+def cached(arguments):
+    return DataLoader(**DeviceCache().loader(arguments))
+
+
+def started(build, built):
+    return iter(built) if build is plain else DeviceCache().batches(iter(built), built)
+
+
 def test_a_changed_batch_does_not_change_the_set():
     asked = {"dataset": tensors(), "batch_size": 30}
     built = DataLoader(**DeviceCache().loader(asked))

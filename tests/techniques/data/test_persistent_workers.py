@@ -1,14 +1,20 @@
+import functools
 import pickle
 
+import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, WeightedRandomSampler
+from PIL import Image
+from torch.utils.data import DataLoader, WeightedRandomSampler, default_collate
 
 from flatout.core.errors import NotApplicable
 from flatout.data.epoch_streams import EpochStreams
+from flatout.data.transport import PackingCollate
 from flatout.techniques.data import persistent_workers
+from flatout.techniques.data.device_preprocess import DevicePreprocess
 from flatout.techniques.data.persistent_workers import PersistentWorkers, draw_missing_seed
 from flatout.techniques.data.worker_threads import WorkerThreads
+from tests.data.tails import Pictures, numpy_arithmetic
 from tests.techniques.data.samples import (
     Augmented,
     CountsEpochs,
@@ -192,6 +198,52 @@ def test_an_epoch_that_is_left_early_repeats_too():
 
     expected = first_batches(DataLoader(**asked), lambda _: None)
     assert first_batches(DataLoader(**technique.loader(asked)), technique.epoch) == expected
+
+
+def test_a_collation_that_another_lever_wraps_is_no_change_of_the_script_s():
+    noise = np.random.default_rng(0)
+    made = [Image.fromarray(noise.integers(0, 256, (50, 60, 3), dtype=np.uint8)) for _ in range(8)]
+    asked = {"dataset": Pictures(made, numpy_arithmetic), "batch_size": 4, "num_workers": 1}
+    technique = PersistentWorkers()
+    built = DataLoader(**technique.loader(asked))
+    torch.manual_seed(0)
+    found = []
+
+    for _ in range(3):
+        technique.epoch(built)
+        DevicePreprocess().epoch(built)
+        found += [part.clone() for batch in built for part in batch]
+
+    assert isinstance(built.collate_fn, PackingCollate)
+    assert technique.end() == ""
+    plain = DataLoader(**asked)
+    torch.manual_seed(0)
+    expected = [part for _ in range(3) for batch in plain for part in batch]
+    assert all(map(torch.equal, found, expected))
+
+
+def test_a_collation_that_the_script_wraps_around_its_own_is_a_change():
+    technique = PersistentWorkers()
+    asked = {"dataset": Numbers(), "num_workers": 1, "batch_size": 5}
+
+    def epochs(built, before_epoch):
+        seen = []
+        for _ in range(2):
+            before_epoch(built)
+            seen += [batch.tolist() for batch in built]
+            built.collate_fn = doubled
+        return seen
+
+    expected = epochs(DataLoader(**asked), lambda _: None)
+
+    assert epochs(DataLoader(**technique.loader(asked)), technique.epoch) == expected
+    with pytest.raises(NotApplicable, match="between epochs: collate_fn"):
+        technique.end()
+
+
+@functools.wraps(default_collate)
+def doubled(samples):
+    return 2 * default_collate(samples)
 
 
 def test_the_plain_function_serves_any_loop():

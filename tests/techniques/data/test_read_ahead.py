@@ -57,6 +57,23 @@ def test_batches_and_random_stream_are_the_same_bit_by_bit(paths, workers):
     assert two_epochs(asked, ReadAhead(batches_ahead=4)) == two_epochs(asked)
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_epoch_that_is_left_early_leaves_the_loaders_generator_where_it_was(paths, workers):
+    def two_starts(lever):
+        generator = torch.Generator().manual_seed(3)
+        asked = {"dataset": Photographs(paths), "batch_size": 3, "num_workers": workers}
+        built = DataLoader(**asked, shuffle=True, generator=generator)
+        found = []
+        for _ in range(2):
+            iterator = iter(built)
+            batches = lever.batches(iterator, built) if lever else iterator
+            found += [next(batches)[1].tolist() for _ in range(5)]
+            found.append(generator.get_state().tolist())
+        return found
+
+    assert two_starts(ReadAhead(batches_ahead=16)) == two_starts(None)
+
+
 def test_files_are_there_before_their_batch(paths):
     built = DataLoader(Photographs(paths), batch_size=2)
     for path in paths:
@@ -83,6 +100,15 @@ def test_files_are_there_before_their_batch(paths):
         (
             {"dataset": Numbers(), "sampler": WeightedRandomSampler([1.0] * 12, 12)},
             "WeightedRandomSampler may draw",
+        ),
+        (
+            {
+                "dataset": Numbers(),
+                "sampler": RandomSampler(
+                    range(12), replacement=True, num_samples=40, generator=torch.Generator()
+                ),
+            },
+            "with replacement",
         ),
     ],
 )

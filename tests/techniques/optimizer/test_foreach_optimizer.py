@@ -7,8 +7,9 @@ import torch
 from torch import nn
 
 from flatout.core.errors import NotApplicable
+from flatout.core.profile import PeakBytes
 from flatout.techniques.optimizer.foreach_optimizer import ForeachOptimizer, update_in_groups
-from tests.techniques.facts import machine, optimizer, profile
+from tests.techniques.facts import machine, model, optimizer, profile
 from tests.techniques.guarded import ELABORATE, checked
 
 
@@ -79,6 +80,18 @@ def test_it_is_offered_where_torch_goes_from_tensor_to_tensor():
     assert found.predict(looped, machine()).step_ms == pytest.approx(-20 * (1 - 1 / 1.3))
     assert ForeachOptimizer.candidates(on_gpu, machine()) == ()
     assert ForeachOptimizer.candidates(profile(), machine()) == ()
+
+
+@pytest.mark.parametrize(("peak", "more"), [(110, 40), (160, 0)])
+def test_the_copy_takes_the_room_that_the_backward_left(peak, more):
+    facts = profile(
+        kind="cuda",
+        models=(model(parameter_bytes=50),),
+        peak_bytes=PeakBytes(allocated=peak),
+        phases_ms={"optimizer": 20.0},
+    )
+
+    assert ForeachOptimizer().predict(facts, machine()).peak_bytes == more
 
 
 @pytest.mark.slow

@@ -20,7 +20,7 @@ from flatout.core.machine import Machine
 from flatout.core.nested import map_leaves
 from flatout.core.profile import ModelFacts, Profile
 from flatout.core.technique import Effect, Numerics, Technique
-from flatout.engine.compile_watch import CompileWatch
+from flatout.engine.compile_watch import CompileWatch, recorded_graphs
 from flatout.profiling.regime import (
     SMALL_WORK_CAUSES,
     addressable_ms,
@@ -125,8 +125,11 @@ Once the model is on its device:
         return with_marked_lengths(call) if self.shapes == "lengths" else call
 
     def end(self) -> str:
-        """Say what was compiled, unless torch gave it up, and keep it."""
+        """Say what was compiled and recorded, unless torch gave it up, and keep it."""
+        watch = _WATCHES[0] if _WATCHES else None
         report = compiler_report()
+        if watch is not None and self.mode == "reduce-overhead":
+            report += watch.graphs_report(recorded_graphs())
         if self.cache:
             report += save_compiled(Path(self.cache))
         return report

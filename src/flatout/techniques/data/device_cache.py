@@ -1,9 +1,10 @@
 """Keep a small data set on the device and pick its batches there.
 
 What it does: puts the whole set into the device's memory once and picks the rows of each batch with
-one `index_select`, in the order that the loader's own sampler draws. On a CPU training the device
-is host memory: what is saved is a call for each sample, collating and the workers. Once the script
-changes its data set, the loader makes its batches as the script asked.
+one `index_select`, in the order that the loader's own sampler draws, as early as the workers that
+it replaces would have it drawn. On a CPU training the device is host memory: what is saved is a
+call for each sample, collating and the workers. Once the script changes its data set, the loader
+makes its batches as the script asked.
 When it helps: a small set (a `TensorDataset`, or samples that are the same each time) whose loading
 or copying shows in the step.
 What it costs: memory for the set on the device.
@@ -27,13 +28,11 @@ from flatout.data.changes import Watch
 from flatout.data.repeats import examine
 from flatout.data.resident import Resident, collate_whole
 from flatout.data.room import free_memory_bytes, local_ranks
+from flatout.data.sampler_draws import check_sampler, drawn_early
 from flatout.profiling.feeding import fetch_per_step_ms
 from flatout.seams.training_device import batch_device
 from flatout.techniques.data.loader_workers import MIN_WAIT_SHARE
 
-KNOWN_SAMPLERS = frozenset({"RandomSampler", "SequentialSampler", "DistributedSampler"})
-"""Samplers of torch that draw all they draw when an epoch starts: drawing their numbers later,
-as a loader without workers does, moves no random stream."""
 PICK_MS_PER_MB = 0.12
 """0.021-0.025 ms to gather a row of 0.197 MB (research on the input pipeline, one core)."""
 COPIED_BYTES_PER_S = 1e9
@@ -143,6 +142,9 @@ In place of the training loader, for a set that fits:
         if not resident.is_on(device):
             resident.move(device, budget_bytes=self._budget_bytes(device))
         fetcher.fetch = picking(resident, fetcher.fetch, looks=not _asked_workers(loader))
+        sampler = getattr(batches, "_sampler_iter", None)
+        if sampler is not None and _asked_workers(loader):
+            batches._sampler_iter = drawn_early(sampler, _asked_ahead(loader))  # type: ignore[attr-defined]
         return batches
 
     def end(self) -> str:
@@ -187,6 +189,13 @@ class _Workers(int):
 def _asked_workers(loader: Any) -> int:
     workers = loader.num_workers
     return int((workers.asked.get("num_workers") or 0) if isinstance(workers, _Workers) else 0)
+
+
+def _asked_ahead(loader: Any) -> int:
+    """Return how many batches the workers that the script asked for make ahead."""
+    return _asked_workers(loader) * (
+        loader.num_workers.asked.get("prefetch_factor") or USUAL_PREFETCH
+    )
 
 
 def _give_back(loader: Any) -> None:
@@ -285,12 +294,7 @@ def check_loader(arguments: Mapping[str, Any]) -> None:
         raise NotApplicable("the loader collates in a way of its own")
     if arguments.get("batch_size", 1) is None and arguments.get("batch_sampler") is None:
         raise NotApplicable("the loader does not make batches")
-    batch_sampler = arguments.get("batch_sampler")
-    sampler = getattr(batch_sampler, "sampler", None) or arguments.get("sampler")
-    if batch_sampler is not None and type(batch_sampler) is not data.BatchSampler:
-        raise NotApplicable(f"{type(batch_sampler).__name__} may draw numbers as it goes")
-    if sampler is not None and type(sampler).__name__ not in KNOWN_SAMPLERS:
-        raise NotApplicable(f"{type(sampler).__name__} may draw numbers as it goes")
+    check_sampler(arguments)
 
 
 def check_seed(persistent_workers: Any) -> None:

@@ -13,7 +13,7 @@ by construction after it: each of the 256 levels goes through the script's own a
 """
 
 import importlib.util
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, final
 
@@ -29,6 +29,7 @@ from flatout.techniques.data.loader_workers import MIN_WAIT_SHARE
 if TYPE_CHECKING:
     import torch
 
+    from flatout.data.together import Collate
     from flatout.data.transport import PackingCollate
 
 REFUSED = "_flatout_not_bytes"
@@ -39,6 +40,7 @@ SAVED_MS_PER_MB = 1.6
 it in the batch (measured on 2 cores)."""
 MOST_SAVED = 0.35
 """Largest part of a loader's work that this can be: 1.2 of the 3.5 ms of a classic pipeline."""
+NOTHING = "no floating-point tensor of a batch is plain arithmetic on an image of bytes"
 MIN_SAMPLE_BYTES = 1 << 16
 """Samples below this size are no images whose transport costs anything."""
 
@@ -101,6 +103,16 @@ In the data set, return the bytes; after the loader, scale the whole batch at on
             with_scaling=self.with_scaling,
         )
 
+    def way(self, loader: Any) -> "Bytes | None":
+        """Return what is proven, with the ways of other levers."""
+        if _find_obstacle(loader):
+            return None
+        return Bytes(
+            device=_device() if self.on_device else None,
+            with_colours=self.with_colours,
+            with_scaling=self.with_scaling and _can_scale(),
+        )
+
     def end(self) -> str:
         """Say that images were not scaled on the device, if that was so."""
         why = own_streams.reason() if self.on_device else ""
@@ -151,27 +163,66 @@ def send_bytes(
     """
     import torch
 
-    from flatout.data.transport import PackingCollate, find_plan
+    from flatout.data.together import is_proven
+    from flatout.data.transport import find_plan
 
     target = None if device is None else torch.device(device)
     if target is not None and target.type == "cuda":
         own_streams.watch()
     if find_plan(loader.collate_fn) is not None:
         return loader
-    if with_scaling and REFUSED not in loader.__dict__ and _can_scale():
-        plan = PackingCollate(
-            loader.collate_fn, target, with_colours=with_colours, with_scaling=True
-        )
-        if not _find_trouble(loader, plan):
-            loader.collate_fn = plan
+    known = loader.__dict__
+    if with_scaling and REFUSED not in known and _can_scale():
+        way = Bytes(device=target, with_colours=with_colours, with_scaling=True)
+        if is_proven(loader, way.name) or not _find_trouble(loader, way):
+            loader.collate_fn = way.plan(loader.collate_fn)
             return loader
-    plan = PackingCollate(loader.collate_fn, target, with_colours=with_colours)
-    if REFUSED not in loader.__dict__:
-        loader.__dict__[REFUSED] = _find_trouble(loader, plan)
-    if loader.__dict__[REFUSED]:
-        raise NotApplicable(loader.__dict__[REFUSED])
-    loader.collate_fn = plan
+    way = Bytes(device=target, with_colours=with_colours)
+    if REFUSED not in known:
+        is_known = not with_scaling and is_proven(loader, way.name)
+        known[REFUSED] = "" if is_known else _find_trouble(loader, way)
+    if known[REFUSED]:
+        raise NotApplicable(known[REFUSED])
+    loader.collate_fn = way.plan(loader.collate_fn)
     return loader
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bytes:
+    """The way that a loader's images take as bytes, which can be proven beside those of others."""
+
+    device: "torch.device | None" = None
+    with_colours: bool = False
+    with_scaling: bool = False
+    name: ClassVar[str] = "device_preprocess"
+
+    def plan(self, collate: "Collate") -> "PackingCollate":
+        """Return the script's collation, with what is followed sent as bytes."""
+        from flatout.data.transport import PackingCollate
+
+        return PackingCollate(
+            collate, self.device, with_colours=self.with_colours, with_scaling=self.with_scaling
+        )
+
+    def prepare(self) -> None:
+        """Import what every process needs."""
+        importlib.import_module("flatout.data.transport")
+
+    def undo_here(self) -> None:
+        """Do nothing: only its own collation makes a batch in this way."""
+
+    def try_under(self, collate: "Collate") -> "tuple[Collate, Callable[[], str]]":
+        """Collate as bytes; return what tells then why that did not come to pass, if so."""
+        from flatout.data.unmade import Unmade
+
+        plan, before = self.plan(collate), Unmade.early
+
+        def trouble() -> str:
+            if Unmade.early > before:
+                return "pictures are needed before their batch is scaled"
+            return "" if plan.packed else plan.trouble or NOTHING
+
+        return plan, trouble
 
 
 def _can_scale() -> bool:
@@ -185,37 +236,35 @@ def _can_scale() -> bool:
     return True
 
 
-def _find_trouble(loader: Any, plan: "PackingCollate") -> str:
-    """Return why a loader's batches cannot travel so; the plan is tried in a forked process."""
+def _find_trouble(loader: Any, way: Bytes) -> str:
+    """Return why a loader's batches cannot travel so; the way is tried in a forked process."""
+    from flatout.data.proof import can_be_compared, compare_first_batches, first_batch
+
+    trouble = can_be_compared(loader) or _find_obstacle(loader)
+    if trouble:
+        return trouble
+    way.prepare()
+
+    def in_bytes() -> tuple[Any, Any]:
+        collate, trouble = way.try_under(loader.collate_fn)
+        return first_batch(loader, collate), trouble()
+
+    proof = compare_first_batches(loader, in_bytes)
+    return proof.trouble or str(proof.facts)
+
+
+def _find_obstacle(loader: Any) -> str:
+    """Return why it need not be tried: what would come of it would not be seen."""
     from torch.utils.data import DataLoader
 
     from flatout.data.catching import find_catcher
-    from flatout.data.proof import can_be_compared, compare_first_batches, first_batch
-    from flatout.data.unmade import Unmade
 
-    trouble = can_be_compared(loader)
     if type(loader)._get_iterator is not DataLoader._get_iterator:
-        trouble = f"{type(loader).__name__} has a way of its own to hand out its batches"
-    catcher = "" if trouble else find_catcher(loader.dataset)
+        return f"{type(loader).__name__} has a way of its own to hand out its batches"
+    catcher = find_catcher(loader.dataset)
     if catcher:
-        trouble = f"{catcher} goes on after errors of any kind: one of following would not be seen"
-    if trouble:
-        return trouble
-
-    def in_bytes() -> tuple[Any, Any]:
-        before = Unmade.early
-        batch = first_batch(loader, plan)
-        return batch, [plan.packed, plan.trouble, Unmade.early - before]
-
-    proof = compare_first_batches(loader, in_bytes)
-    if proof.trouble:
-        return proof.trouble
-    packed, reason, early = proof.facts
-    if early:
-        return "pictures are needed before their batch is scaled"
-    if packed:
-        return ""
-    return reason or "no floating-point tensor of a batch is plain arithmetic on an image of bytes"
+        return f"{catcher} goes on after errors of any kind: one of following would not be seen"
+    return ""
 
 
 def _may_be_images(loader: LoaderFacts) -> bool:

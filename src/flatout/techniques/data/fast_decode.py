@@ -76,6 +76,11 @@ In the data set, for colour JPEGs:
         """Prove once that the pixels are the same, and swap the decoder."""
         return decode_fast(loader, self.decoder)
 
+    def way(self, loader: Any) -> Way:
+        """Return what is proven, with the ways of other levers."""
+        del loader
+        return way_of(self.decoder)
+
 
 class SwapInWorker(InWorker):
     """A worker that swaps the decoder first."""
@@ -90,16 +95,20 @@ def decode_fast(loader: Any, decoder: "Name" = "simplejpeg") -> Any:
     Raises:
         NotApplicable: if the library is missing, no JPEG is opened, or it gives other pixels.
     """
+    return put_under(loader, way_of(decoder), SwapInWorker)
+
+
+def way_of(decoder: "Name") -> Way:
+    """Return decoding by a library; raises NotApplicable where it is missing."""
     from flatout.data.decoders import load_decoder
 
     load_decoder(decoder)
-    way = Way(
+    return Way(
         name="fast_decode",
         begin=functools.partial(swap, decoder),
         prepare=functools.partial(importlib.import_module, "flatout.data.pillow"),
         nothing="no colour JPEG is opened with Pillow",
     )
-    return put_under(loader, way, SwapInWorker)
 
 
 def swap(decoder: "Name") -> Any:

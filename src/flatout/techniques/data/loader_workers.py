@@ -5,7 +5,8 @@ decoding and collating run beside the training step.
 When it helps: the step waits for data while cores are free.
 What it costs: memory per worker, shared memory for the batches in flight, and cores.
 How it is checked: sample order and the trainer's random stream are bit-identical for every number
-of workers above 0, and from 0 as long as the data set draws nothing from the global streams.
+of workers above 0, and from 0 as long as the data set draws nothing from the global streams. Where
+an epoch is left early, a sampler that draws as it goes has drawn more the more workers there are.
 """
 
 import math

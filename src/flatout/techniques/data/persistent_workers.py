@@ -3,12 +3,15 @@
 What it does: sets `persistent_workers=True` on the training loaders, and draws from the random
 stream what a loader that starts anew draws, so that the trainer's stream stays where it was. The
 workers hear that seed and start their own streams with it, as new ones would. Where the script
-changed the data set since the workers were started, they are started anew.
+changed the data set since the workers were started, they are started anew; so they are where it
+still draws from an iterator of the loader when it asks for another one.
 When it helps: epochs are short and starting the workers takes a visible part of them.
 What it costs: the workers' memory stays in use between epochs.
 How it is checked: samples, their order and the trainer's stream are bit-identical over epochs.
 """
 
+import functools
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, final
@@ -31,6 +34,11 @@ FRESH_START_MS = 1250.0
 on the input pipeline, measured on 2 cores)."""
 MIN_SHARE = 0.01
 """Below a hundredth of the epoch, the start of the workers is lost in the noise."""
+BESIDE = "workers that live on would serve two iterators of the loader at once"
+ENDED = "_flatout_ended"
+"""On an iterator: the run of its sampler whose end it told; on torch's class: it is watched."""
+OURS = "flatout."
+"""How the names of modules begin that have levers' collations."""
 
 
 @final
@@ -83,18 +91,11 @@ By hand this moves the random stream at every epoch's start; flatout's lever doe
         """
         if not isinstance(loader.persistent_workers, _Added):
             raise NotApplicable("the loader's workers are as the script asked")
+        _watch_ends()
         streams = _streams_of(loader)
         now = _Copied(loader, streams)
         if loader._iterator is not None:
-            before = _copied.get(loader)
-            change = before.find_change(now) if before is not None else "as far as was seen"
-            change = change or streams.trouble
-            _changes.append(change)
-            if change:
-                end_workers(loader)
-                streams.forget()
-            else:
-                streams.seed = draw_missing_seed(loader)
+            _changes.append(_keep_or_end(loader, streams, now))
         _copied[loader] = now
         return loader
 
@@ -103,10 +104,10 @@ By hand this moves the random stream at every epoch's start; flatout's lever doe
         changed = [change for change in _changes if change]
         if not changed:
             return ""
-        why = f"workers that live on would make other samples ({changed[0]})"
         if len(changed) == len(_changes):
-            raise NotApplicable(f"{why} before each epoch: they were started anew as always")
-        return f"{why}: they were started anew in {len(changed)} of {len(_changes)} later epochs"
+            raise NotApplicable(f"{changed[0]} before each epoch: they were started anew as always")
+        often = f"{len(changed)} of {len(_changes)} later epochs"
+        return f"{changed[0]}: they were started anew in {often}"
 
 
 class _Copied:
@@ -115,7 +116,7 @@ class _Copied:
     def __init__(self, loader: "DataLoader[Any]", streams: "EpochStreams") -> None:
         from flatout.data.epoch_streams import generators_of
 
-        held = {"collate_fn": loader.collate_fn, "worker_init_fn": streams.then}
+        held = {"collate_fn": own_collation(loader.collate_fn), "worker_init_fn": streams.then}
         self.state = state_of(loader.dataset, **held)
         self.generators = generators_of(loader.dataset, **held)
 
@@ -158,6 +159,76 @@ def _streams_of(loader: "DataLoader[Any]") -> "EpochStreams":
         check_loader(loader)
         found = loader.worker_init_fn = EpochStreams(loader.worker_init_fn)
     return found
+
+
+def own_collation(collate: Any) -> Any:
+    """Return the script's own collation, below those that levers wrapped around it."""
+    while type(collate).__module__.startswith(OURS) and hasattr(collate, "__wrapped__"):
+        collate = collate.__wrapped__
+    return collate
+
+
+def _keep_or_end(loader: "DataLoader[Any]", streams: "EpochStreams", now: _Copied) -> str:
+    """Tell the workers the seed of new ones, or let new ones be started; return why, if so."""
+    if is_drawn_from(loader):
+        loader._iterator = None  # who draws from it has it still: its workers end when it goes
+        streams.forget()
+        return BESIDE
+    before = _copied.get(loader)
+    change = before.find_change(now) if before is not None else "as far as was seen"
+    change = change or streams.trouble
+    if change:
+        end_workers(loader)
+        streams.forget()
+        return f"workers that live on would make other samples ({change})"
+    streams.seed = draw_missing_seed(loader)
+    return ""
+
+
+class _Lone:
+    """Holds a thing that nobody else holds, as a loader its iterator."""
+
+    def __init__(self) -> None:
+        self._iterator = object()
+
+
+def is_drawn_from(loader: Any) -> bool:
+    """Tell whether an epoch of a persistent loader is under way, and somebody may go on with it.
+
+    One that was left by `break` is held by its loader alone. Ends are known once `_watch_ends` ran.
+    """
+    if loader._iterator.__dict__.get(ENDED) is loader._iterator._sampler_iter:
+        return False  # each epoch has a run of the sampler of its own
+    # How many references a lone one has differs between versions of Python.
+    return _references(loader) > _references(_Lone())
+
+
+def _references(holder: Any) -> int:
+    return sys.getrefcount(holder._iterator)
+
+
+def _watch_ends() -> None:
+    """Let torch's iterators note when they told that an epoch is over.
+
+    One that gave its last batch and did not tell so yet looks the same otherwise.
+    """
+    from torch.utils.data import dataloader
+
+    kind: Any = dataloader._MultiProcessingDataLoaderIter
+    if hasattr(kind, ENDED):
+        return
+    draw = kind._next_data
+
+    @functools.wraps(draw)
+    def next_data(iterator: Any) -> Any:
+        try:
+            return draw(iterator)
+        except StopIteration:
+            iterator.__dict__[ENDED] = iterator._sampler_iter
+            raise
+
+    kind._next_data = next_data
+    setattr(kind, ENDED, True)
 
 
 def draw_missing_seed(loader: "DataLoader[Any]") -> int:

@@ -6,13 +6,14 @@ order of the loader's sampler. Asked to, it has all files read as soon as the lo
 they fit into the free memory.
 When it helps: files are not cached and workers are blocked in reading them: cold or slow storage.
 What it costs: a thread that opens each file once more; page cache for what is ahead.
-How it is checked: batches and random streams are bit-identical; the sampler draws all its numbers
-when an epoch starts, so drawing a few batches early moves nothing.
+How it is checked: batches and random streams are bit-identical; the sampler is run ahead only
+through numbers that are settled when an epoch starts, so none of its draws comes earlier.
 """
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, ClassVar, final
 
@@ -24,8 +25,14 @@ from flatout.core.technique import Effect, Numerics, Technique
 from flatout.data.ahead import CAN_ADVISE, Ahead, Ask, asking_files, looking_ahead
 from flatout.data.answers import Answers
 from flatout.data.files import FindFile, find_files
+from flatout.data.sampler_draws import (
+    check_sampler,
+    sampler_of,
+    settled_batches,
+    settled_numbers,
+)
 from flatout.data.warm_up import WarmUp
-from flatout.techniques.data.device_cache import KNOWN_SAMPLERS, arguments_of
+from flatout.techniques.data.device_cache import arguments_of
 from flatout.techniques.data.loader_workers import MIN_WAIT_SHARE
 
 MIN_READ_SHARE = 0.10
@@ -101,8 +108,9 @@ In a thread beside the training, for the files of the batches to come, 128 KiB a
         if sampler is None:
             raise NotApplicable("the loader has a way of its own to draw numbers")
         ahead = Ahead(ASKS.find(loader.dataset, lambda: asking(loader.dataset)))
-        batches._sampler_iter = looking_ahead(  # type: ignore[attr-defined]
-            sampler, ahead.want, self.batches_ahead, ahead.close
+        settled = islice(sampler, settled_batches(loader, getattr(batches, "_send_idx", 0)))
+        batches._sampler_iter = chain(  # type: ignore[attr-defined]
+            looking_ahead(settled, ahead.want, self.batches_ahead, ahead.close), sampler
         )
         return batches
 
@@ -191,18 +199,18 @@ def check_loader(arguments: Mapping[str, Any]) -> None:
     Raises:
         NotApplicable: with the reason why not.
     """
-    from torch.utils.data import BatchSampler, IterableDataset
+    from torch.utils.data import IterableDataset
 
     if not CAN_ADVISE:
         raise NotApplicable("this system has no posix_fadvise")
     if isinstance(arguments["dataset"], IterableDataset):
         raise NotApplicable("the data set is iterable: what comes next is not known")
-    batch_sampler = arguments.get("batch_sampler")
-    if batch_sampler is not None and type(batch_sampler) is not BatchSampler:
-        raise NotApplicable(f"{type(batch_sampler).__name__} may draw numbers as it goes")
-    sampler = getattr(batch_sampler, "sampler", None) or arguments.get("sampler")
-    if sampler is not None and type(sampler).__name__ not in KNOWN_SAMPLERS:
-        raise NotApplicable(f"{type(sampler).__name__} may draw numbers as it goes")
+    check_sampler(arguments)
+    sampler = sampler_of(arguments)
+    if getattr(sampler, "replacement", False) and settled_numbers(sampler) is not None:
+        raise NotApplicable(
+            "with replacement, RandomSampler draws from the generator given as it goes"
+        )
 
 
 def blocked_share(profile: Profile) -> float:

@@ -64,6 +64,11 @@ Before the loader is iterated:
         """Prove once that the pixels are the same, and swap the decoding."""
         return decode_regions(loader)
 
+    def way(self, loader: Any) -> Way:
+        """Return what is proven, with the ways of other levers."""
+        del loader
+        return way_of()
+
 
 class RegionsInWorker(InWorker):
     """A worker that swaps the decoding first."""
@@ -79,10 +84,14 @@ def decode_regions(loader: Any) -> Any:
         NotApplicable: if there is no compiler, Pillow's library cannot do it, nothing is cut out of
             JPEGs, or it gives other pixels.
     """
-    way = Way(
+    return put_under(loader, way_of(), RegionsInWorker)
+
+
+def way_of() -> Way:
+    """Return decoding of parts."""
+    return Way(
         name="region_decode", begin=swap, prepare=prepare, nothing="no part is cut out of a JPEG"
     )
-    return put_under(loader, way, RegionsInWorker)
 
 
 def prepare() -> None:

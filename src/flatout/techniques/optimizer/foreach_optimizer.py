@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, final
 
 from flatout.core.errors import NotApplicable
 from flatout.core.machine import Machine
+from flatout.core.pressure import activation_bytes, parameter_bytes
 from flatout.core.profile import OptimizerFacts, Profile
 from flatout.core.technique import Effect, Numerics, Technique
 
@@ -45,12 +46,15 @@ Where the optimizer is made:
         return [cls()] if is_slow and profile.share("optimizer") > 0 else ()
 
     def predict(self, profile: Profile, machine: Machine) -> Effect:
-        """Expect the optimizer's share to shrink by `SPEEDUP`, for a copy of the parameters."""
+        """Expect the optimizer's share to shrink by `SPEEDUP`, for a copy of the parameters.
+
+        What the backward held is free by then: the copy raises the peak by what does not fit there.
+        """
         del machine
         optimizer_ms = profile.step_ms.median * profile.share("optimizer")
         return Effect(
             step_ms=-optimizer_ms * (1 - 1 / SPEEDUP),
-            peak_bytes=sum(model.parameter_bytes for model in profile.models),
+            peak_bytes=max(0, parameter_bytes(profile) - activation_bytes(profile)),
             why=f"groups of tensors instead of one after the other in {optimizer_ms:.1f} ms",
         )
 

@@ -1,0 +1,125 @@
+"""Several iterators of one loader whose workers live on, and iterators that are left."""
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from flatout.techniques.data import persistent_workers
+from flatout.techniques.data.persistent_workers import PersistentWorkers
+from tests.techniques.data.samples import Augmented, Numbers
+
+
+@pytest.fixture(autouse=True)
+def forgetful(monkeypatch):
+    """No test reads what happened in another one."""
+    monkeypatch.setattr(persistent_workers, "_changes", [])
+
+
+class Levered(DataLoader):
+    """A loader whose every start of an epoch the lever hears of, as the seam sees to."""
+
+    def __iter__(self):
+        PersistentWorkers().epoch(self)
+        return super().__iter__()
+
+
+class Marked(Augmented):
+    """Each sample tells a mark that the script sets."""
+
+    mark = 0
+
+    def __getitem__(self, index):
+        return torch.cat([super().__getitem__(index), torch.tensor([self.mark])])
+
+
+def zipped(built):
+    return [(one.tolist(), other.tolist()) for one, other in zip(built, built, strict=True)]
+
+
+def nested(built):
+    return [(one.tolist(), [other.tolist() for other in built]) for one in built]
+
+
+def nested_and_left(built):
+    seen = []
+    for one in built:
+        for other in built:
+            seen.append((one.tolist(), other.tolist()))
+            break
+    return seen
+
+
+def left_at_once(built):
+    seen = []
+    for batch in built:
+        seen.append(batch.tolist())
+        break
+    return seen
+
+
+def begun_twice(built):
+    first = iter(built)
+    seen = [next(first).tolist()]
+    second = iter(built)
+    return [*seen, *(batch.tolist() for batch in second), *(batch.tolist() for batch in first)]
+
+
+def changed_within(built):
+    seen = []
+    for one in built:
+        built.dataset.mark += 1
+        seen.append((one.tolist(), [other.tolist() for other in built]))
+    return seen
+
+
+def three_times(built, walk):
+    torch.manual_seed(0)
+    return [(walk(built), torch.rand(1).item()) for _ in range(3)]
+
+
+@pytest.mark.parametrize(
+    "walk", [zipped, nested, nested_and_left, left_at_once, begun_twice, changed_within]
+)
+def test_iterators_beside_each_other_and_left_ones_are_those_of_a_plain_loader(walk):
+    asked = {"num_workers": 2, "batch_size": 5, "shuffle": True}
+
+    expected = three_times(DataLoader(Marked(), **asked), walk)
+    lasting = PersistentWorkers().loader({"dataset": Marked(), **asked})
+
+    assert three_times(Levered(**lasting), walk) == expected
+
+
+def test_it_says_where_a_second_iterator_needed_workers_of_its_own():
+    asked = {"dataset": Numbers(), "num_workers": 1, "batch_size": 5}
+
+    three_times(Levered(**PersistentWorkers().loader(asked)), zipped)
+
+    said = "would serve two iterators of the loader at once: they were started anew in 3 of 5"
+    assert said in PersistentWorkers().end()
+
+
+@pytest.mark.parametrize("walk", [left_at_once, nested_and_left])
+def test_workers_live_on_where_an_epoch_was_left(walk):
+    asked = {"dataset": Numbers(), "num_workers": 1, "batch_size": 5}
+    built = Levered(**PersistentWorkers().loader(asked))
+
+    walk(built)
+    before = [worker.pid for worker in built._iterator._workers]
+    left_at_once(built)
+
+    assert [worker.pid for worker in built._iterator._workers] == before
+
+
+def test_the_workers_of_an_iterator_that_was_put_aside_end_with_it():
+    asked = {"dataset": Numbers(), "num_workers": 1, "batch_size": 5}
+    built = Levered(**PersistentWorkers().loader(asked))
+    first = iter(built)
+    (worker,) = first._workers
+    second = iter(built)
+    assert second is not first
+
+    del first
+    worker.join(30)
+
+    assert not worker.is_alive()
+    assert len(list(second)) == 3

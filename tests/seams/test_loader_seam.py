@@ -1,0 +1,125 @@
+"""What the loader's seam asks of the script's objects leaves no trace and ends no script."""
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, IterableDataset
+
+from flatout.seams import loader as seam
+from flatout.seams.session import Session
+from tests.techniques.data.samples import Numbers
+
+
+@pytest.fixture
+def session():
+    return Session({})
+
+
+def watched(session):
+    """Return a class of loaders of the script's, with the seam in it alone."""
+
+    class Loader(DataLoader):
+        pass
+
+    seam._Construction(session).install(Loader)
+    return Loader
+
+
+class Rough(IterableDataset):
+    """A stream whose length nobody can tell."""
+
+    def __init__(self, error):
+        self.error = error
+
+    def __len__(self):
+        raise self.error
+
+    def __iter__(self):
+        return iter(range(4))
+
+
+class Short(IterableDataset):
+    """A stream that is longer than it says."""
+
+    def __len__(self):
+        return 2
+
+    def __iter__(self):
+        return iter(range(4))
+
+
+class Closed(Numbers):
+    """A data set that opens what is below it later."""
+
+    @property
+    def dataset(self):
+        raise ValueError("not open yet")
+
+
+@pytest.mark.parametrize(
+    "error", [TypeError(), ValueError("unknown"), OverflowError(), RuntimeError("not yet")]
+)
+def test_a_length_that_raises_is_unknown_and_the_loader_is_built(session, error):
+    built = watched(session)(Rough(error), batch_size=2)
+
+    assert [batch.tolist() for batch in built] == [[0, 1], [2, 3]]
+    (seen,) = session.loaders.values()
+    assert (seen.asked["dataset_len"], seen.asked["steps_per_epoch"]) == (None, None)
+
+
+def test_facts_that_cannot_be_noted_are_told_and_the_loader_is_built(session):
+    built = watched(session)(Closed(), batch_size=6)
+
+    assert len(list(built)) == 2
+    assert session.loaders == {}
+    assert "not open yet" in session.errors[0]
+
+
+def test_torch_does_not_hold_a_stream_to_a_length_that_only_flatout_asked_for(session):
+    built = watched(session)(Short(), batch_size=1)
+
+    assert len(list(built)) == 4  # a warning, which is an error here, would end it
+    (seen,) = session.loaders.values()
+    assert seen.asked["steps_per_epoch"] == 2
+
+
+def test_torch_holds_a_stream_to_a_length_that_the_script_asked_for(session):
+    built = watched(session)(Short(), batch_size=1)
+
+    assert len(built) == 2
+    with pytest.warns(UserWarning, match="was reported to be 2"):
+        list(built)
+
+
+class OfGenerators(DataLoader):
+    def _get_iterator(self):
+        return (torch.tensor(number) for number in range(3))
+
+
+class Slots:
+    __slots__ = ("left",)
+
+    def __init__(self):
+        self.left = [2, 1, 0]
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        if not self.left:
+            raise StopIteration
+        return torch.tensor(self.left.pop())
+
+
+class OfSlots(DataLoader):
+    def _get_iterator(self):
+        return Slots()
+
+
+@pytest.mark.parametrize("kind", [OfGenerators, OfSlots])
+def test_an_iterator_without_a_place_for_notes_is_handed_out_as_it_is(session, kind):
+    built = kind(Numbers())
+
+    batches = seam._Iteration(session).begin(DataLoader.__iter__, built)
+
+    assert [batch.item() for batch in batches] == [0, 1, 2]
+    assert session.segment.loader_starts == 1

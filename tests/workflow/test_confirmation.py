@@ -1,0 +1,62 @@
+"""The whole recipe against the baseline, when the budget is gone by then."""
+
+from dataclasses import dataclass, replace
+
+import pytest
+
+from flatout.core.ablation import LossCheck
+from flatout.workflow.ladder import climb
+from tests.workflow.test_tune import World, profile, run
+
+
+@pytest.fixture(autouse=True)
+def guard_that_passes(monkeypatch):
+    """The guard has tests of its own; here every recipe trains the same thing."""
+    monkeypatch.setattr(
+        "flatout.workflow.tune.Referee.check", lambda *_: LossCheck(status="within")
+    )
+
+
+@dataclass
+class LateWorld(World):
+    """A world whose clock stands still until a lever is kept, and is past the budget from then on.
+
+    The first trial of the recipe after that is disturbed.
+    """
+
+    late: float = 1.0
+    """By how much."""
+    now_s: float = 0.0
+
+    def __call__(self, workload, recipe, machine, options):
+        trial = super().__call__(workload, recipe, machine, options)
+        if self.now_s and recipe.choices and trial.profile and self.late != 1.0:
+            trial = replace(trial, profile=profile(trial.profile.step_ms.median * self.late))
+            self.late = 1.0
+        return trial
+
+
+def late_tuning(world, tmp_path, monkeypatch):
+    def climbed(ladder):
+        climb(ladder)
+        world.now_s = 1e6
+
+    monkeypatch.setattr("flatout.workflow.tune.climb", climbed)
+    return run(world, tmp_path, only=("bf16_autocast",), clock=lambda: world.now_s)
+
+
+def test_one_disturbed_trial_at_the_end_does_not_cost_the_recipe(tmp_path, monkeypatch):
+    ablation = late_tuning(LateWorld({"bf16_autocast": 0.5}, late=1.8), tmp_path, monkeypatch)
+
+    assert ablation.recipe.names == ("bf16_autocast",)
+    assert 3 < ablation.confirmation.n <= 6
+
+
+def test_a_recipe_that_promises_nothing_any_more_gets_no_time_beyond_the_budget(
+    tmp_path, monkeypatch
+):
+    ablation = late_tuning(LateWorld({"bf16_autocast": 0.9}, late=1.4), tmp_path, monkeypatch)
+
+    assert ablation.recipe.names == ()
+    assert ablation.confirmation.n == 3
+    assert "the budget ran out" in ablation.notes[-1]
