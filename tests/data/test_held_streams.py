@@ -47,6 +47,21 @@ class AtModule(Drawing):
         return pixels, torch.tensor(AT_MODULE.random())
 
 
+class MadeWithTheFirst(Drawing):
+    """Makes its generator with its first sample, in the very batch that is made again."""
+
+    rng = None
+
+    def __init__(self):
+        super().__init__(None, of_numpy, rare=1)
+
+    def __getitem__(self, index):
+        if self.rng is None:
+            self.rng = np.random.default_rng(5)
+        self.held["of noise"][0] = self.rng
+        return super().__getitem__(index)
+
+
 def of_numpy(generator):
     return generator.random()
 
@@ -61,6 +76,7 @@ GENERATORS = {
     "torch": lambda: Drawing(torch.Generator().manual_seed(3), of_torch),
     "python": lambda: Drawing(random.Random(3), of_numpy),
     "made late": lambda: Lazily(None, of_numpy),
+    "made with the first sample": MadeWithTheFirst,
 }
 
 

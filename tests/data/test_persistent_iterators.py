@@ -72,13 +72,32 @@ def changed_within(built):
     return seen
 
 
+def counted(built):
+    """As Lightning, and loops that count: nobody asks for what comes after the last batch."""
+    kept = built.__dict__.setdefault("kept", [])
+    kept[:] = [iter(built)]
+    return [next(kept[0]).tolist() for _ in range(len(built))]
+
+
+def asked_late(built):
+    """The iterator of the epoch before is asked for more beside the next epoch's."""
+    before = built.__dict__.get("before")
+    built.before = iter(built)
+    seen = [next(built.before).tolist() for _ in range(len(built))]
+    return [*seen, [batch.tolist() for batch in before or ()]]
+
+
 def three_times(built, walk):
     torch.manual_seed(0)
     return [(walk(built), torch.rand(1).item()) for _ in range(3)]
 
 
 @pytest.mark.parametrize(
-    "walk", [zipped, nested, nested_and_left, left_at_once, begun_twice, changed_within]
+    "walk",
+    [
+        *(zipped, nested, nested_and_left, left_at_once, begun_twice, changed_within),
+        *(counted, asked_late),
+    ],
 )
 def test_iterators_beside_each_other_and_left_ones_are_those_of_a_plain_loader(walk):
     asked = {"num_workers": 2, "batch_size": 5, "shuffle": True}
@@ -98,7 +117,7 @@ def test_it_says_where_a_second_iterator_needed_workers_of_its_own():
     assert said in PersistentWorkers().end()
 
 
-@pytest.mark.parametrize("walk", [left_at_once, nested_and_left])
+@pytest.mark.parametrize("walk", [left_at_once, nested_and_left, counted])
 def test_workers_live_on_where_an_epoch_was_left(walk):
     asked = {"dataset": Numbers(), "num_workers": 1, "batch_size": 5}
     built = Levered(**PersistentWorkers().loader(asked))
@@ -123,3 +142,33 @@ def test_the_workers_of_an_iterator_that_was_put_aside_end_with_it():
 
     assert not worker.is_alive()
     assert len(list(second)) == 3
+
+
+def test_workers_that_went_to_a_successor_end_with_it():
+    asked = {"dataset": Numbers(), "num_workers": 1, "batch_size": 5}
+    built = Levered(**PersistentWorkers().loader(asked))
+    counted(built)
+    (worker,) = built._iterator._workers
+
+    counted(built)
+    (same,) = built._iterator._workers
+    built.kept.clear()
+    del built
+    worker.join(30)
+
+    assert same is worker
+    assert not worker.is_alive()
+    assert PersistentWorkers().end() == ""
+
+
+def test_of_an_iterator_that_was_put_aside_the_workers_end_with_its_batches():
+    asked = {"dataset": Numbers(), "num_workers": 1, "batch_size": 5}
+    built = Levered(**PersistentWorkers().loader(asked))
+    first = iter(built)
+    (worker,) = first._workers
+    list(built)
+
+    list(first)
+    worker.join(30)
+
+    assert not worker.is_alive()

@@ -251,3 +251,44 @@ def test_no_code_of_the_script_runs():
 
     assert find_catcher(Touchy()) == ""
     assert touched == []
+
+
+class Annotated(Plain):
+    """Boxes of many pictures, and behind them a transform that goes on after any error."""
+
+    def __init__(self):
+        boxes = [[[n, n, n, n] for n in range(10)] for _ in range(100)]
+        self.records = [{"boxes": one, "labels": list(range(10))} for one in boxes]
+        self.transform = Steps([ForgivingStep()])
+
+
+class Steps:
+    def __init__(self, transforms):
+        self.transforms = transforms
+
+    def __call__(self, image):
+        for step in self.transforms:
+            image = step(image)
+        return image
+
+
+class ForgivingStep:
+    def __call__(self, image):
+        try:
+            return image.rotated()
+        except Exception:  # noqa: BLE001  that is what is looked for
+            return image
+
+
+def test_a_transform_is_found_behind_the_boxes_of_many_pictures():
+    assert "ForgivingStep" in find_catcher(Annotated())
+
+
+def test_of_a_large_table_a_few_values_are_touched():
+    dataset = Plain()
+    dataset.index = {number: object() for number in range(100_000)}
+    last = dataset.index[99_999]
+
+    found = [value for _, value in reached(dataset)]
+
+    assert not any(value is last for value in found)

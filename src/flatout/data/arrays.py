@@ -136,7 +136,9 @@ class LazyArray(NDArrayOperatorsMixin):
             return self.made.astype(dtype, order, **kwargs)
         kept = self.pixels if order == "K" else self.pixels.ordered()
         if kept.grid.levels.dtype == np.dtype(dtype):
-            # The same memory, should this be `asarray`: whoever writes then while both live fails.
+            if kwargs.get("copy", True):
+                return LazyArray(kept.copied())
+            # The same memory: whoever writes into one while both live fails.
             return LazyArray(kept.laid_out(kept.view, kept.axis, is_ordered=kept.is_ordered))
         return converted(kept, np.dtype(dtype))
 

@@ -95,14 +95,10 @@ def _is_picture(value: Any) -> bool:
     return hasattr(type(value), "__array_interface__") and hasattr(value, "getbands")
 
 
-def _array(original: Callable[..., Any]) -> Callable[..., Any]:
+def _array(original: Callable[..., Any], *, copies: bool = False) -> Callable[..., Any]:
     def make(value: Any, dtype: Any = None, **kwargs: Any) -> Any:
         if isinstance(value, LazyArray):
-            order = kwargs.get("order") or "K"
-            found = value if order == "K" else LazyArray(value.pixels.ordered())
-            is_copy = original is np.array and kwargs.get("copy", True)
-            found = found.copy(order="K") if is_copy else found
-            return found if dtype is None else found.astype(dtype)
+            return _again(original, value, dtype, {"copy": copies} | kwargs)
         if isinstance(value, ByteArray) and dtype is not None:
             return value.astype(dtype)
         if not _is_picture(value):
@@ -115,6 +111,19 @@ def _array(original: Callable[..., Any]) -> Callable[..., Any]:
         return made.astype(dtype) if is_followed else original(made, dtype)
 
     return make
+
+
+def _again(original: Callable[..., Any], value: LazyArray, dtype: Any, asked: Any) -> Any:
+    """Return a followed array as an array of numpy's, as `asarray` and `array` do."""
+    order = asked.get("order") or "K"
+    is_other = dtype is not None and np.dtype(dtype) != value.dtype
+    if value.made is not None:
+        is_same = not asked["copy"] and not is_other and order == "K"
+        return value if is_same else original(value.made, dtype, **asked)
+    found = value if order == "K" else LazyArray(value.pixels.ordered())
+    if is_other:
+        return found.astype(dtype)
+    return found.copy(order="K") if asked["copy"] else found
 
 
 def _of_picture(make: Callable[[Any], Any], picture: Any, *, is_usual: bool) -> Any:
@@ -146,6 +155,8 @@ def _unmade(picture: Any, colours: Any) -> Pixels:
 
 def _contiguous(original: Callable[..., Any]) -> Callable[..., Any]:
     def make(value: Any, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(value, LazyArray) and value.made is not None:
+            return original(value.made, *args, **kwargs)
         if isinstance(value, LazyArray) and not args and not kwargs:
             return LazyArray(value.pixels.ordered())
         if isinstance(value, ByteArray) and not args and not kwargs:
@@ -155,16 +166,18 @@ def _contiguous(original: Callable[..., Any]) -> Callable[..., Any]:
     return make
 
 
-def _tensor(original: Callable[..., Any]) -> Callable[..., Any]:
+def _tensor(original: Callable[..., Any], *, copies: bool = False) -> Callable[..., Any]:
     def make(value: Any, *args: Any, **kwargs: Any) -> Any:
         if not isinstance(value, LazyArray):
             is_hue = hasattr(type(value), "is_followed")
             return original(value.computed if is_hue else value, *args, **kwargs)
+        if value.made is not None:
+            return original(value.made, *args, **kwargs)
         dtype = kwargs.pop("dtype", None) or (args[0] if args else None)
         if kwargs or len(args) > 1 or _is_refused(value.pixels):
             return original(np.asarray(value.__array__()), *args, **kwargs)
         lazy: Any = LazyTensor(from_array(value.pixels).pixels)
-        if original is torch.tensor:
+        if copies:
             lazy = LazyTensor(lazy.pixels.ordered().copied())
         return lazy if dtype is None else lazy.to(dtype)
 
@@ -178,10 +191,10 @@ def _is_refused(pixels: Pixels) -> bool:
 
 REPLACED: tuple[tuple[Any, str, Replacement], ...] = (
     (np, "asarray", _array),
-    (np, "array", _array),
+    (np, "array", functools.partial(_array, copies=True)),
     (np, "ascontiguousarray", _contiguous),
     (torch, "from_numpy", _tensor),
     (torch, "as_tensor", _tensor),
-    (torch, "tensor", _tensor),
+    (torch, "tensor", functools.partial(_tensor, copies=True)),
 )
 """Functions through which pictures become arrays, and arrays tensors."""

@@ -109,10 +109,12 @@ def compare_ways(
     made = dict(zip(works, in_forks(list(works.values()), limit_s), strict=True))
     troubles = {name: _trouble_of(result, name, limit_s) for name, result in made.items()}
     known.trouble = troubles.get(WAYS[0], "")
+    values = {
+        name: result["value"] for name, result in made.items() if result and "value" in result
+    }
+    known.described = values.get(WAYS[0], known.described)
     if any(troubles.values()):
         return Proof(trouble=next(filter(None, troubles.values())))
-    values = {name: result["value"] for name, result in made.items() if result is not None}
-    known.described = values.get(WAYS[0], known.described)
     found, facts = values[WAYS[1]]
     return Proof(trouble=look.difference(known.described or [], found), facts=facts)
 

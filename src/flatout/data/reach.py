@@ -42,9 +42,11 @@ def reached(*things: Any) -> Iterator[tuple[str, Any]]:
     """
     names: set[str] = set(METHODS)
     waiting: deque[tuple[str, Any, int]] = deque(("dataset", thing, 0) for thing in things)
+    heaps: deque[tuple[str, Any, int]] = deque()
+    """Lists in lists, as boxes of pictures are: after all else, of which they would leave none."""
     seen: dict[int, Any] = {}  # kept, or an identity would be given to another object
-    while waiting and len(seen) < MAX_THINGS:
-        name, value, steps = waiting.popleft()
+    while (waiting or heaps) and len(seen) < MAX_THINGS:
+        name, value, steps = (waiting or heaps).popleft()
         if id(value) in seen or issubclass(type(value), PLAIN):
             continue
         seen[id(value)] = value
@@ -52,7 +54,10 @@ def reached(*things: Any) -> Iterator[tuple[str, Any]]:
         # What stands for something else may raise anything where it is asked for its class.
         with suppress(Exception):
             if steps < MAX_STEPS:
-                waiting.extend((*found, steps + 1) for found in _behind(name, value, names))
+                is_list = issubclass(type(value), (*LISTS, dict))
+                for what, part in _behind(name, value, names):
+                    is_heap = is_list and issubclass(type(part), (*LISTS, dict))
+                    (heaps if is_heap else waiting).append((what, part, steps + 1))
 
 
 def codes(function: FunctionType) -> Iterator[CodeType]:
@@ -97,7 +102,8 @@ def _parts(name: str, value: Any) -> Found:
     if base is not None:
         parts = islice(base.__iter__(value), MAX_ITEMS)  # the class's own may make samples
     elif issubclass(kind, dict):
-        parts = islice(tuple(dict.values(value)), MAX_ITEMS)
+        # Not all at once: each value that a forked worker touches is a page that it copies.
+        parts = list(islice(dict.values(value), MAX_ITEMS))
     elif issubclass(kind, MethodType):
         parts = (value.__func__, value.__self__)
     elif issubclass(kind, functools.partial):

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from flatout.data.arrays import LazyArray, computed
+from flatout.data.arrays import LazyArray
 from flatout.data.levels import LEVELS, MIN_BYTES, Grid, Pixels
 
 MODULE = "cv2"
@@ -62,7 +62,7 @@ def _merge(original: Callable[..., Any]) -> Callable[..., Any]:
         if not any(isinstance(plane, LazyArray) for plane in planes):
             return original(planes, *args, **kwargs)
         if args or kwargs or not _are_alike(planes):
-            plain = [computed(x.pixels) if isinstance(x, LazyArray) else x for x in planes]
+            plain = [x.read() if isinstance(x, LazyArray) else x for x in planes]
             return original(plain, *args, **kwargs)
         parts = [plane.pixels for plane in planes]
         levels = np.concatenate([part.grid.levels for part in parts])
@@ -75,6 +75,8 @@ def _merge(original: Callable[..., Any]) -> Callable[..., Any]:
 def _are_alike(planes: Sequence[Any]) -> bool:
     """Tell whether all are planes of one image, each with a table of its own."""
     if len(planes) < 2 or not all(isinstance(plane, LazyArray) for plane in planes):
+        return False
+    if any(plane.made is not None for plane in planes):
         return False
     parts = [plane.pixels for plane in planes]
     forms = {(part.view.shape, part.grid.levels.dtype, part.is_ordered) for part in parts}

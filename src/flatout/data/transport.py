@@ -239,6 +239,7 @@ def _collate_arrays(samples: Any, *, collate_fn_map: Any = None) -> Any:
     if not all(isinstance(sample, LazyArray) for sample in samples):
         raise UnfollowableError("some samples of a field are images and some are not")
     if any(sample.made is not None for sample in samples):
-        # As torch collates arrays.
-        return torch.stack([torch.from_numpy(sample.read()) for sample in samples], 0)
+        # As torch collates arrays, in a worker in memory that is shared already.
+        collate: Any = collating.default_collate
+        return collate([torch.from_numpy(sample.read()) for sample in samples])
     return torch.stack([LazyTensor(from_array(sample.pixels).pixels) for sample in samples], 0)

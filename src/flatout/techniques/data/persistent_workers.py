@@ -170,8 +170,12 @@ def own_collation(collate: Any) -> Any:
 
 def _keep_or_end(loader: "DataLoader[Any]", streams: "EpochStreams", now: _Copied) -> str:
     """Tell the workers the seed of new ones, or let new ones be started; return why, if so."""
-    if is_drawn_from(loader):
-        loader._iterator = None  # who draws from it has it still: its workers end when it goes
+    if is_drawn_from(loader) and is_given_out(loader._iterator):
+        loader._iterator = successor_of(loader._iterator)
+    elif is_drawn_from(loader):
+        # Who draws from it has it still: its workers end with its batches, or when it goes.
+        loader._iterator._persistent_workers = False  # type: ignore[union-attr]
+        loader._iterator = None
         streams.forget()
         return BESIDE
     before = _copied.get(loader)
@@ -201,6 +205,32 @@ def is_drawn_from(loader: Any) -> bool:
         return False  # each epoch has a run of the sampler of its own
     # How many references a lone one has differs between versions of Python.
     return _references(loader) > _references(_Lone())
+
+
+def is_given_out(iterator: Any) -> bool:
+    """Tell whether all batches of an epoch were given out, though nobody was told of its end.
+
+    Lightning, and loops that count their batches, never ask for more.
+    """
+    return bool(iterator._rcvd_idx == iterator._send_idx and not iterator._tasks_outstanding)
+
+
+def successor_of(iterator: Any) -> Any:
+    """Return an iterator with the workers of one that gave out its batches.
+
+    That one has nothing to give any more, whoever asks it, and no workers to end with it.
+    """
+    from torch.utils.data._utils import signal_handling as signals
+
+    made = object.__new__(type(iterator))
+    made.__dict__.update(iterator.__dict__)
+    if iterator._worker_pids_set:
+        pids = tuple(worker.pid for worker in made._workers)
+        signals._remove_worker_pids(id(iterator))  # type: ignore[attr-defined]
+        signals._set_worker_pids(id(made), pids)  # type: ignore[attr-defined]
+    iterator._shutdown, iterator._worker_pids_set = True, False
+    iterator._workers = []
+    return made
 
 
 def _references(holder: Any) -> int:

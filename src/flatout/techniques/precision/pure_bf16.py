@@ -23,6 +23,8 @@ from flatout.profiling.regime import COMPUTE_CAUSES, addressable_ms
 from flatout.techniques.memory.chunked_cross_entropy import logits_bytes, memory_bytes_per_s
 from flatout.techniques.precision.bf16_autocast import (
     CPU_SLOWDOWN,
+    CPU_SPEEDUP,
+    CUDA_SPEEDUP,
     check_root,
     emulated,
     has_fast_bf16,
@@ -33,9 +35,6 @@ from flatout.techniques.precision.bf16_autocast import (
 if TYPE_CHECKING:
     import torch
 
-SPEEDUP = {"cpu": 1.7, "cuda": 1.6}
-"""Forward and backward: 1.72 for a small GPT on a CPU with AMX (measured); on CUDA the prior of
-bf16_autocast."""
 STEP_BYTES = 80
 """Memory that a step in fp32 crosses for each parameter, beside the optimizer's own: copies of
 weights and gradients to fp32, noise, sum and mask, what is infinite, and the way back. Counted; a
@@ -77,7 +76,7 @@ The model, and an optimizer that rounds stochastically:
         if lacks_bf16(profile, machine):
             slower = emulated(profile, "bf16", CPU_SLOWDOWN)
             return replace(slower, step_ms=slower.step_ms + rounding_ms)
-        speedup = SPEEDUP["cpu" if profile.device_kind == "cpu" else "cuda"]
+        speedup = CPU_SPEEDUP if profile.device_kind == "cpu" else CUDA_SPEEDUP
         compute_ms = addressable_ms(profile, ("forward", "backward"), COMPUTE_CAUSES)
         logits = logits_bytes(profile)
         saved = min(parameter_bytes(profile) // 2, activation_bytes(profile))
