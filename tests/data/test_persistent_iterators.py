@@ -87,6 +87,14 @@ def asked_late(built):
     return [*seen, [batch.tolist() for batch in before or ()]]
 
 
+def asked_after_its_end(built):
+    """The iterator of the epoch before was drawn to its end, and is asked once more."""
+    before = built.__dict__.get("before")
+    built.before = iter(built)
+    seen = [batch.tolist() for batch in built.before]
+    return [*seen, [batch.tolist() for batch in before or ()]]
+
+
 def three_times(built, walk):
     torch.manual_seed(0)
     return [(walk(built), torch.rand(1).item()) for _ in range(3)]
@@ -96,7 +104,7 @@ def three_times(built, walk):
     "walk",
     [
         *(zipped, nested, nested_and_left, left_at_once, begun_twice, changed_within),
-        *(counted, asked_late),
+        *(counted, asked_late, asked_after_its_end),
     ],
 )
 def test_iterators_beside_each_other_and_left_ones_are_those_of_a_plain_loader(walk):

@@ -4,13 +4,12 @@ What it does: sets `persistent_workers=True` on the training loaders, and draws 
 stream what a loader that starts anew draws, so that the trainer's stream stays where it was. The
 workers hear that seed and start their own streams with it, as new ones would. Where the script
 changed the data set since the workers were started, they are started anew; so they are where it
-still draws from an iterator of the loader when it asks for another one.
+has an iterator with batches left when it asks for another one.
 When it helps: epochs are short and starting the workers takes a visible part of them.
 What it costs: the workers' memory stays in use between epochs.
 How it is checked: samples, their order and the trainer's stream are bit-identical over epochs.
 """
 
-import functools
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -35,8 +34,6 @@ on the input pipeline, measured on 2 cores)."""
 MIN_SHARE = 0.01
 """Below a hundredth of the epoch, the start of the workers is lost in the noise."""
 BESIDE = "workers that live on would serve two iterators of the loader at once"
-ENDED = "_flatout_ended"
-"""On an iterator: the run of its sampler whose end it told; on torch's class: it is watched."""
 OURS = "flatout."
 """How the names of modules begin that have levers' collations."""
 
@@ -91,7 +88,6 @@ By hand this moves the random stream at every epoch's start; flatout's lever doe
         """
         if not isinstance(loader.persistent_workers, _Added):
             raise NotApplicable("the loader's workers are as the script asked")
-        _watch_ends()
         streams = _streams_of(loader)
         now = _Copied(loader, streams)
         if loader._iterator is not None:
@@ -170,9 +166,9 @@ def own_collation(collate: Any) -> Any:
 
 def _keep_or_end(loader: "DataLoader[Any]", streams: "EpochStreams", now: _Copied) -> str:
     """Tell the workers the seed of new ones, or let new ones be started; return why, if so."""
-    if is_drawn_from(loader) and is_given_out(loader._iterator):
+    if is_held(loader) and is_given_out(loader._iterator):
         loader._iterator = successor_of(loader._iterator)
-    elif is_drawn_from(loader):
+    elif is_held(loader):
         # Who draws from it has it still: its workers end with its batches, or when it goes.
         loader._iterator._persistent_workers = False  # type: ignore[union-attr]
         loader._iterator = None
@@ -196,13 +192,11 @@ class _Lone:
         self._iterator = object()
 
 
-def is_drawn_from(loader: Any) -> bool:
-    """Tell whether an epoch of a persistent loader is under way, and somebody may go on with it.
+def is_held(loader: Any) -> bool:
+    """Tell whether somebody besides a persistent loader holds its iterator, and may go on with it.
 
-    One that was left by `break` is held by its loader alone. Ends are known once `_watch_ends` ran.
+    One that was left by `break` is held by its loader alone.
     """
-    if loader._iterator.__dict__.get(ENDED) is loader._iterator._sampler_iter:
-        return False  # each epoch has a run of the sampler of its own
     # How many references a lone one has differs between versions of Python.
     return _references(loader) > _references(_Lone())
 
@@ -235,30 +229,6 @@ def successor_of(iterator: Any) -> Any:
 
 def _references(holder: Any) -> int:
     return sys.getrefcount(holder._iterator)
-
-
-def _watch_ends() -> None:
-    """Let torch's iterators note when they told that an epoch is over.
-
-    One that gave its last batch and did not tell so yet looks the same otherwise.
-    """
-    from torch.utils.data import dataloader
-
-    kind: Any = dataloader._MultiProcessingDataLoaderIter
-    if hasattr(kind, ENDED):
-        return
-    draw = kind._next_data
-
-    @functools.wraps(draw)
-    def next_data(iterator: Any) -> Any:
-        try:
-            return draw(iterator)
-        except StopIteration:
-            iterator.__dict__[ENDED] = iterator._sampler_iter
-            raise
-
-    kind._next_data = next_data
-    setattr(kind, ENDED, True)
 
 
 def draw_missing_seed(loader: "DataLoader[Any]") -> int:
