@@ -62,6 +62,7 @@ def climb(ladder: Ladder) -> None:
             tried.add(_try_fewer(ladder, candidate, failure))
     _try_together(ladder)
     _try_longer(ladder)
+    _try_again(ladder)
     _note_untried(ladder, too_late)
 
 
@@ -250,6 +251,29 @@ def _try_longer(ladder: Ladder) -> None:
         if is_same:
             ladder.rows.remove(item.row)
         ladder.settle(item.candidate, recipe, match)
+
+
+def _try_again(ladder: Ladder) -> None:
+    """Give levers that noise hid another look, on top of what came in since, while there is time.
+
+    Only where their interval left room for what is predicted of them now.
+    """
+    hidden = [item for item in ladder.undecided if item.base != ladder.recipe]
+    ranked = rank(_looked(ladder), ladder.search, ladder.experience) if hidden else []
+    for candidate in ranked:
+        choice = candidate.choice
+        item = next((x for x in hidden if x.candidate.choice == choice), None)
+        if item is None or choice.technique in ladder.settled.union(ladder.recipe.names):
+            continue
+        most = item.row.comparison.interval[1] if item.row.comparison else math.inf
+        if most < candidate.ratio or candidate.find_reason_against(ladder.finest) is not None:
+            continue
+        if not ladder.has_time():
+            return
+        ladder.undecided.remove(item)
+        recipe = ladder.recipe.plus(choice)
+        ladder.say(choice.label)
+        ladder.settle(candidate, recipe, ladder.play(recipe, Rule()))
 
 
 def _ratio(item: Open) -> float:
