@@ -9,6 +9,7 @@ from torch import nn
 from torch._inductor.utils import fresh_cache
 
 from flatout.core.errors import NotApplicable
+from flatout.techniques.compile import torch_compile
 from flatout.techniques.compile.regional_compile import RegionalCompile
 from flatout.techniques.compile.torch_compile import (
     TorchCompile,
@@ -177,7 +178,8 @@ def test_cuda_graphs_are_offered_for_one_shape_on_a_gpu_only():
         TorchCompile(mode="reduce-overhead").model(network())
 
 
-def test_cuda_graphs_that_were_never_recorded_are_refused_in_the_end():
+def test_cuda_graphs_that_were_never_recorded_are_refused_in_the_end(monkeypatch):
+    monkeypatch.setattr(torch_compile, "_WATCHES", [])  # what others compiled is none of this
     torch._dynamo.reset()
     net = Net()
     watch_compiler()
