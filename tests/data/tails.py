@@ -4,6 +4,7 @@ import random
 
 import numpy as np
 import torch
+from PIL import Image
 from torch.utils.data import Dataset
 
 MEAN = np.array([0.485, 0.456, 0.406], dtype=np.float32)
@@ -70,6 +71,13 @@ def standardised(image):
     """Not a function of each byte alone."""
     x = torch.from_numpy(np.array(image)).permute(2, 0, 1).float()
     return (x - x.mean()) / x.std()
+
+
+def noisy_pictures():
+    """Return a few pictures of which no two pixels are alike."""
+    noise = np.random.default_rng(0)
+    made = [noise.integers(0, 256, (50, 60, 3), dtype=np.uint8) for _ in range(6)]
+    return [Image.fromarray(pixels) for pixels in made]
 
 
 class Pictures(Dataset):

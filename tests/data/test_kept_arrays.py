@@ -3,21 +3,14 @@
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 
-from tests.data.tails import MEAN, STD, Pictures
-from tests.data.test_writing import batch_bits
+from tests.data.tails import MEAN, STD, Pictures, noisy_pictures
+from tests.data.test_writing import batch_bits, scaled
 
 
 @pytest.fixture(scope="module")
 def pictures():
-    noise = np.random.default_rng(0)
-    made = [noise.integers(0, 256, (50, 60, 3), dtype=np.uint8) for _ in range(6)]
-    return [Image.fromarray(pixels) for pixels in made]
-
-
-def scaled(image):
-    return np.asarray(image, dtype=np.float32) / 255
+    return noisy_pictures()
 
 
 def by_a_helper(image):

@@ -8,20 +8,17 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 from torch.utils.data import DataLoader
 
 from flatout.data.following import following
 from flatout.data.levels import UnfollowableError
 from flatout.data.transport import PackingCollate
-from tests.data.tails import Pictures
+from tests.data.tails import Pictures, noisy_pictures
 
 
 @pytest.fixture(scope="module")
 def pictures():
-    noise = np.random.default_rng(0)
-    made = [noise.integers(0, 256, (50, 60, 3), dtype=np.uint8) for _ in range(6)]
-    return [Image.fromarray(pixels) for pixels in made]
+    return noisy_pictures()
 
 
 def scaled(image):

@@ -4,19 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from flatout.core.ablation import LossCheck, Verdict
+from flatout.core.ablation import Verdict
 from flatout.core.profile import PeakBytes
 from flatout.core.recipe import Choice, Recipe
 from flatout.core.technique import Numerics
 from flatout.workflow.referee import _without_training
 from tests.workflow.test_tune import PHASES, World, profile, run, verdicts
-
-
-@pytest.fixture(autouse=True)
-def guard_that_passes(monkeypatch):
-    monkeypatch.setattr(
-        "flatout.workflow.tune.Referee.check", lambda *_: LossCheck(status="within")
-    )
+from tests.workflow.test_tune import guard_that_passes as guard_that_passes
 
 
 class Idle(World):

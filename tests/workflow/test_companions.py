@@ -2,10 +2,9 @@
 
 from dataclasses import replace
 
-import pytest
-
-from flatout.core.ablation import LossCheck, Verdict
+from flatout.core.ablation import Verdict
 from tests.workflow.test_tune import World, run
+from tests.workflow.test_tune import guard_that_passes as guard_that_passes
 
 LEVERS = ("loader_workers", "persistent_workers")
 
@@ -20,13 +19,6 @@ class Restarting(World):
         loaders = tuple(replace(x, effective_workers=2) for x in trial.profile.loaders)
         facts = {"epoch_start_ms": 60.0, "epoch_steps": 20, "loaders": loaders}
         return replace(trial, profile=replace(trial.profile, **facts))
-
-
-@pytest.fixture(autouse=True)
-def guard_that_passes(monkeypatch):
-    monkeypatch.setattr(
-        "flatout.workflow.tune.Referee.check", lambda *_: LossCheck(status="within")
-    )
 
 
 def test_a_lever_that_looks_faster_is_proven_before_its_companion_is_tried(tmp_path):

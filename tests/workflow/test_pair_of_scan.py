@@ -5,12 +5,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from flatout.core.ablation import LossCheck, Verdict
+from flatout.core.ablation import Verdict
 from flatout.core.recipe import Recipe
 from flatout.core.technique import Numerics
 from flatout.core.trial import Outcome, Trial
 from flatout.workflow.bundle import find_bundle
 from tests.workflow.test_tune import World, run, verdicts
+from tests.workflow.test_tune import guard_that_passes as guard_that_passes
 
 BOTH = ("loader_workers", "cpu_threads")
 
@@ -44,13 +45,6 @@ class Shared(World):
     def visit(self, workers, threads, batch_ms):
         pace = {"num_workers": workers, "threads": threads, "batch_ms": batch_ms}
         return pace | {"prefetch_factor": 2, "start_ms": 10.0}
-
-
-@pytest.fixture(autouse=True)
-def guard_that_passes(monkeypatch):
-    monkeypatch.setattr(
-        "flatout.workflow.tune.Referee.check", lambda *_: LossCheck(status="within")
-    )
 
 
 def test_both_are_played_first_and_as_one(tmp_path):

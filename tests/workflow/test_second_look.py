@@ -2,22 +2,13 @@
 
 from dataclasses import dataclass, field, replace
 
-import pytest
-
-from flatout.core.ablation import LossCheck, Verdict
+from flatout.core.ablation import Verdict
 from tests.workflow.test_tune import World, profile, run
+from tests.workflow.test_tune import guard_that_passes as guard_that_passes
 
 LEVERS = ("bf16_autocast", "loader_workers")
 SWINGS = (1.45, 1.0, 1.5, 0.9)
 """What other work made of a lever's first trials: slower on average, and nothing is certain."""
-
-
-@pytest.fixture(autouse=True)
-def guard_that_passes(monkeypatch):
-    """The guard has tests of its own; here every recipe trains the same thing."""
-    monkeypatch.setattr(
-        "flatout.workflow.tune.Referee.check", lambda *_: LossCheck(status="within")
-    )
 
 
 @dataclass

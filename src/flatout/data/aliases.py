@@ -24,6 +24,45 @@ class LentGrid(Grid):
         """The levels of the array: as long as others hold them, the array lives."""
 
 
+class Keeping:
+    """What stands for a computed image until somebody may see that image's own memory.
+
+    Once somebody was given a part of it, or wrote into it, it is kept, and all that follows is done
+    with it.
+    """
+
+    __slots__ = ()
+    _pixels: Pixels
+    made: Any
+    """The image itself, once it is kept; None before."""
+
+    @property
+    def pixels(self) -> Pixels:
+        """The bytes and what became of them.
+
+        Raises:
+            UnfollowableError: if the image was kept, which may say something else by now.
+        """
+        if self.made is not None:
+            raise UnfollowableError("a scaled image may have been written to")
+        return self._pixels
+
+    @pixels.setter
+    def pixels(self, pixels: Pixels) -> None:
+        self._pixels = pixels  # type: ignore[misc]  # in the slots of the classes below
+
+    def keep(self, made: Any) -> Any:
+        """Use a computed image in place of the bytes from now on, and return it.
+
+        Raises:
+            UnfollowableError: if others see the same memory, who would not see it change.
+        """
+        if self.made is None:
+            refuse_shared(self._pixels, "is computed")
+            self.made = made
+        return self.made
+
+
 def refuse_shared(pixels: Pixels, what: str) -> None:
     """Make sure that nobody else sees the memory of an image that may change.
 

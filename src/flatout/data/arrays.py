@@ -7,7 +7,7 @@ import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
 from flatout.core.nested import map_leaves
-from flatout.data.aliases import refuse_shared, shares_memory
+from flatout.data.aliases import Keeping, refuse_shared, shares_memory
 from flatout.data.levels import Pixels, UnfollowableError, can_follow, column, follow, planes
 
 FOLLOWED = ("add", "subtract", "multiply", "divide")
@@ -42,7 +42,7 @@ class ByteArray(np.ndarray[Any, Any]):
         return _plainly(ufunc, method, inputs, kwargs)
 
 
-class LazyArray(NDArrayOperatorsMixin):
+class LazyArray(Keeping, NDArrayOperatorsMixin):
     """Stands for the array that arithmetic on an image of bytes would have given.
 
     Whatever it does not know is asked of that array, which is then computed. Once somebody was
@@ -67,35 +67,6 @@ class LazyArray(NDArrayOperatorsMixin):
         if name not in ("pixels", "_pixels", "made"):
             raise UnfollowableError(f"{name} of a scaled image is set")
         object.__setattr__(self, name, value)
-
-    @property
-    def pixels(self) -> Pixels:
-        """The bytes and what became of them.
-
-        Raises:
-            UnfollowableError: if the array was kept, which may say something else by now.
-        """
-        if self.made is not None:
-            raise UnfollowableError("a scaled image may have been written to")
-        return self._pixels
-
-    @pixels.setter
-    def pixels(self, pixels: Pixels) -> None:
-        self._pixels = pixels
-
-    def keep(self, made: "np.ndarray[Any, Any] | None" = None) -> "np.ndarray[Any, Any]":
-        """Return the array, which is used in place of the bytes from now on.
-
-        Args:
-            made: the array, where it was computed already.
-
-        Raises:
-            UnfollowableError: if others see the same memory, who would not see it change.
-        """
-        if self.made is None:
-            refuse_shared(self._pixels, "is computed")
-            self.made = computed(self._pixels) if made is None else made
-        return self.made
 
     def read(self) -> "np.ndarray[Any, Any]":
         """Return the array for a use that neither writes into it nor hands out its memory."""
@@ -160,7 +131,7 @@ class LazyArray(NDArrayOperatorsMixin):
     def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
         if copy or (dtype is not None and np.dtype(dtype) != self.dtype):
             return np.array(self.read(), dtype, order="K", copy=True)
-        return self.keep()
+        return self.keep(self.read())
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
         inputs = tuple(map(_settled, inputs))
@@ -194,7 +165,7 @@ class LazyArray(NDArrayOperatorsMixin):
         raise UnfollowableError("an image is written to after it was scaled")
 
     def __iter__(self) -> Iterator[Any]:
-        return iter(self.keep())
+        return iter(self.keep(self.read()))
 
     def __len__(self) -> int:
         return len(self._pixels.view if self.made is None else self.made)
@@ -202,7 +173,7 @@ class LazyArray(NDArrayOperatorsMixin):
     def __getattr__(self, name: str) -> Any:
         if not hasattr(np.ndarray, name):  # in numpy's words
             raise AttributeError(f"'numpy.ndarray' object has no attribute '{name}'")
-        return getattr(self.read() if name in READING else self.keep(), name)
+        return getattr(self.read() if name in READING else self.keep(self.read()), name)
 
 
 def _asked(name: str) -> Callable[..., Any]:
@@ -371,7 +342,7 @@ def _called(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> An
     if not any(shares_memory(found, made) for made in lent):
         return found
     for image in lazy:
-        image.keep()
+        image.keep(image.read())
     # Once more, with arrays that are kept: a part of those can be written to.
     return function(*map_leaves(list(args), _plain_leaf), **map_leaves(dict(kwargs), _plain_leaf))
 

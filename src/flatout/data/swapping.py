@@ -37,10 +37,6 @@ class Swap:
         return number <= FIRST_COMPARED or number % COMPARED_EVERY == 0
 
 
-PROVED = 12
-"""Samples of the proof before the first batch: fewer than usual, as workers go on comparing."""
-
-
 class InWorker:
     """A loader's `worker_init_fn` that swaps something, then does what the script asked for."""
 
@@ -130,8 +126,8 @@ def _find_trouble(loader: Any, way: Way) -> str:
 
     def swapped() -> tuple[Any, Any]:
         collate, trouble = way.try_under(loader.collate_fn)
-        return first_batch(loader, collate, PROVED), trouble()
+        return first_batch(loader, collate), trouble()
 
     look = ALIKE if way.is_lossy else BITS
-    proof = compare_first_batches(loader, swapped, PROVED, look, way.undo_here)
+    proof = compare_first_batches(loader, swapped, look=look, undo=way.undo_here)
     return proof.trouble or str(proof.facts)

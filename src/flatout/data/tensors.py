@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch.overrides import TorchFunctionMode
 
-from flatout.data.aliases import LentGrid, refuse_shared
+from flatout.data.aliases import Keeping, LentGrid, refuse_shared
 from flatout.data.lending import called, computed, exchanged
 from flatout.data.levels import MIN_BYTES, Grid, Pixels, UnfollowableError, column, follow
 from flatout.data.stacking import stacked
@@ -25,17 +25,11 @@ KNOWN_TYPES = {
 """Types in which numpy could do the same."""
 
 
-class LazyTensor(torch.Tensor):
+class LazyTensor(Keeping, torch.Tensor):
     """Stands for the tensor that arithmetic on an image of bytes would have given.
 
     It has no memory: code that reaches for it fails or has it computed, and never sees the bytes.
-    Once somebody was given a part of what was computed, or wrote into it, that is kept, and all
-    that follows is done with it.
     """
-
-    _pixels: Pixels
-    made: torch.Tensor | None
-    """The tensor itself, once it is kept."""
 
     @staticmethod
     def __new__(cls, pixels: Pixels) -> "LazyTensor":
@@ -45,32 +39,6 @@ class LazyTensor(torch.Tensor):
         )
         made._pixels, made.made = pixels, None
         return made
-
-    @property
-    def pixels(self) -> Pixels:
-        """The bytes and what became of them.
-
-        Raises:
-            UnfollowableError: if the tensor was kept, which may say something else by now.
-        """
-        if self.made is not None:
-            raise UnfollowableError("a scaled image may have been written to")
-        return self._pixels
-
-    @pixels.setter
-    def pixels(self, pixels: Pixels) -> None:
-        self._pixels = pixels
-
-    def keep(self, made: torch.Tensor) -> torch.Tensor:
-        """Use a tensor that was computed in place of the bytes from now on, and return it.
-
-        Raises:
-            UnfollowableError: if others see the same memory, who would not see it change.
-        """
-        if self.made is None:
-            refuse_shared(self._pixels, "is computed")
-            self.made = made
-        return self.made
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         del tensor_contents

@@ -19,13 +19,10 @@ from flatout.core.profile import Profile
 from flatout.core.technique import Effect, Numerics, Technique
 from flatout.data.init_chain import find_link
 from flatout.profiling.feeding import workers_now
+from flatout.techniques.compute.cpu_threads import CROWDED_SHARE
 
 LAST = 19
 """The lowest priority there is: POSIX's NZERO - 1."""
-CROWDED_SHARE = 0.05
-"""Waiting for a core above this share is not noise: undisturbed trials show at most 0.038
-(measured, 112 A/A processes)."""
-
 KEPT_PART = 0.5
 """Of what threads no longer wait for a core: workers that get less make the loop wait for batches,
 3 % of the step before and 31 % after, at 1.21 times the pace (measured, 2 cores, 2 threads)."""
