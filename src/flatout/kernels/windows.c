@@ -36,15 +36,6 @@ static void turn_round(uint8_t *to, const uint8_t *from, int pixels) {
 static void normalise(
     float *to, const uint8_t *from, const float *scale, const float *shift, int count) {
     int done = 0;
-#if defined(__AVX512F__)
-    /* A whole line of the cache at once: halves of one may leave for memory one by one. */
-    if ((uintptr_t)to % 64 == 0)
-        for (; done + 16 <= count; done += 16) {
-            __m512i wide = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)(from + done)));
-            __m512 value = _mm512_mul_ps(_mm512_cvtepi32_ps(wide), _mm512_loadu_ps(scale + done));
-            _mm512_stream_ps(to + done, _mm512_add_ps(_mm512_loadu_ps(shift + done), value));
-        }
-#endif
 #if defined(__AVX2__)
     if ((uintptr_t)to % 32 == 0)
         for (; done + 8 <= count; done += 8) {
