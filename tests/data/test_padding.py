@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from flatout.data.padding import first_fit, packed, trimmed
+from flatout.data.padding import first_fit, is_predicted_inside, packed, trimmed
 
 
 def batch(lengths, width=12, *, left=False, counts=False):
@@ -40,19 +40,77 @@ def test_the_batch_that_was_given_is_left_alone():
     assert whole["input_ids"].shape == (2, 12)
 
 
+def beside(whole, other, prefix):
+    """Return a batch with the tokens of another one under names of their own."""
+    names = ("input_ids", "attention_mask")
+    return whole | {prefix + name: other[name] for name in names}
+
+
+@pytest.mark.parametrize("left", [False, True])
+@pytest.mark.parametrize("prefix", ["doc_", "decoder_"])
+def test_what_the_mask_of_a_second_text_keeps_stays(prefix, left):
+    other = batch([7, 9], left=left)
+
+    short = trimmed(beside(batch([3, 5], left=left), other, prefix))
+
+    for name in ("input_ids", prefix + "input_ids"):
+        assert short[name].shape == (2, 9)
+    kept = short[prefix + "attention_mask"].bool()
+    all_tokens = other["input_ids"][other["attention_mask"].bool()]
+    assert torch.equal(short[prefix + "input_ids"][kept], all_tokens)
+
+
+def test_what_has_one_filler_in_the_padding_is_cut_along():
+    whole = batch([3, 5])
+    weights = torch.full((2, 12), 0.5)
+    weights[0, 1] = 2.0
+    positions = torch.arange(12).expand(2, 12)
+
+    short = trimmed(whole | {"weights": weights, "position_ids": positions})
+
+    assert torch.equal(short["weights"], weights[:, :5])
+    assert torch.equal(short["position_ids"], positions[:, :5])
+
+
 @pytest.mark.parametrize(
     "whole",
     [
         batch([3, 12]),
         batch([0, 0]),
         batch([3, 5], counts=True),
+        batch([3, 5]) | {"doc_input_ids": batch([7, 9])["input_ids"]},
+        batch([3, 5]) | {"features": torch.arange(48.0).reshape(2, 12, 2)},
+        beside(batch([3, 5]), batch([3, 12]), "doc_"),
         {"x": torch.zeros(2, 3)},
         [torch.zeros(2, 3)],
     ],
-    ids=["full", "empty", "labels count padding", "no mask", "no mapping"],
+    ids=[
+        "full",
+        "empty",
+        "labels count padding",
+        "a second text without a mask",
+        "features of something else",
+        "a second text that is full",
+        "no mask",
+        "no mapping",
+    ],
 )
 def test_batches_that_must_stay_as_they_are(whole):
     assert trimmed(whole) is whole
+
+
+@pytest.mark.parametrize(
+    ("whole", "inside"),
+    [
+        (batch([3, 12]), True),
+        (batch([3, 5], counts=True), False),
+        (batch([3, 12], left=True), False),
+        (batch([12, 12], left=True), True),
+    ],
+    ids=["padding ignored", "labels count padding", "padding predicts", "no padding"],
+)
+def test_labels_are_inside_where_their_own_sample_predicts_them(whole, inside):
+    assert is_predicted_inside(whole["labels"], whole["attention_mask"]) is inside
 
 
 def test_samples_are_packed_whole_with_positions_of_their_own():

@@ -1,10 +1,11 @@
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import Dataset, default_collate
+from torch.utils.data import DataLoader, Dataset, default_collate
 
 import flatout.data
-from flatout.data.reader import Gathered
+from flatout.data.format import Encoding
+from flatout.data.reader import Gathered, Stacked
 from flatout.data.rows import find_layout
 from tests.data.packs import image_folder, packed
 
@@ -35,7 +36,17 @@ class Uneven(Dataset):
         return np.zeros(1 + index % 2, np.uint8)
 
 
-MIXED, UNEVEN = Mixed(), Uneven()
+class Tensors(Dataset):
+    """Samples that are one tensor each, with nothing around it."""
+
+    def __len__(self):
+        return COUNT
+
+    def __getitem__(self, index):
+        return torch.arange(6).reshape(2, 3) * index
+
+
+MIXED, UNEVEN, TENSORS = Mixed(), Uneven(), Tensors()
 
 
 @pytest.fixture(scope="module", params=[10_000_000, 30_000], ids=["one shard", "many shards"])
@@ -89,3 +100,42 @@ def test_records_that_differ_have_no_layout(tmp_path):
 
     for name in ("uneven", "files"):
         assert find_layout(flatout.data.open(tmp_path / name).store) is None
+
+
+def opened(kind, folder):
+    """Return a packed set whose samples are single tensors: of a data set, or pictures."""
+    if kind == "tensors":
+        packed_from("TENSORS", folder / "store")
+    else:
+        photos = image_folder(folder / "photos", 12, classes=("",), size=(16, 16))
+        packed(photos, folder / "store", encoding=Encoding(kind="raw"))
+    return flatout.data.open(folder / "store")
+
+
+@pytest.mark.parametrize("kind", ["tensors", "pictures"])
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("collate", [None, flatout.data.collate])
+def test_single_tensors_are_stacked_by_any_loader(tmp_path, kind, workers, collate):
+    data = opened(kind, tmp_path)
+
+    batches = list(DataLoader(data, 5, num_workers=workers, collate_fn=collate))
+
+    assert isinstance(data.__getitems__([0]), Stacked)
+    assert torch.equal(torch.cat(batches), default_collate([data[n] for n in range(len(data))]))
+
+
+def test_single_tensors_that_lie_together_are_not_copied(tmp_path):
+    found = opened("tensors", tmp_path).__getitems__([3, 1])
+
+    assert flatout.data.collate(found).data_ptr() == found[0].data_ptr()
+
+
+@pytest.mark.parametrize("indices", [[], [1]])
+def test_single_tensors_that_were_replaced_are_those_of_the_batch(tmp_path, indices):
+    data = opened("tensors", tmp_path)
+    found = data.__getitems__(indices)
+
+    found.append(data[7])
+
+    batch = flatout.data.collate(found)
+    assert torch.equal(batch, torch.stack([data[n] for n in [*indices, 7]]))

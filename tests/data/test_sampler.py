@@ -85,7 +85,7 @@ def test_training_goes_on_where_it_was_whatever_was_drawn_ahead(workers, stop):
     after = numbers(batches(second, 1 if stop >= 11 and state["epoch"] else 2))
 
     assert before + after == whole
-    assert set(state) == {"seed", "epoch", "next_batch"}
+    assert set(state) == {"seed", "samples", "batch_size", "block", "window", "epoch", "next_batch"}
     assert all(type(value) is int for value in state.values())
 
 
@@ -130,6 +130,46 @@ def test_no_record_of_a_store_that_was_trained_on_is_read_again_to_get_there(tmp
 def test_a_checkpoint_of_another_seed_is_refused():
     with pytest.raises(UserError, match="has seed 3, this one 0"):
         order().load_state_dict(order(seed=3).state_dict())
+
+
+@pytest.mark.parametrize(
+    ("other", "words"),
+    [
+        (GlobalOrder(103, 20), "has batch_size 20, this one 10"),
+        (GlobalOrder(104, 10), "has samples 104, this one 103"),
+        (GlobalOrder(103, 10, OrderOptions(block=8)), "has block 8, this one 0"),
+    ],
+)
+def test_a_checkpoint_of_other_batches_or_another_data_set_is_refused(other, words):
+    next(iter(other.follow(DataLoader(range(200), batch_sampler=other))))
+
+    with pytest.raises(UserError, match=words):
+        order().load_state_dict(other.state_dict())
+
+
+def test_a_block_order_of_other_windows_is_refused():
+    narrow, wide = (order(block=8, window=window) for window in (4096, 8192))
+
+    with pytest.raises(UserError, match="has window 8192, this one 4096"):
+        narrow.load_state_dict(wide.state_dict())
+
+
+def test_an_epoch_may_begin_with_another_batch_size():
+    whole, small = order(20), order(10)
+    list(whole)
+
+    small.load_state_dict(whole.state_dict())
+
+    assert sorted(itertools.chain(*small)) == list(range(103))
+    assert small.epoch == 2
+
+
+def test_a_checkpoint_that_says_its_seed_alone_is_taken():
+    found = order(seed=3)
+
+    found.load_state_dict({"seed": 3, "epoch": 2, "next_batch": 4})
+
+    assert (found.epoch, found.next_batch) == (2, 4)
 
 
 def test_a_rank_outside_the_world_is_refused():

@@ -27,7 +27,7 @@ def device(monkeypatch):
 def session_on_device():
     session = Session({})
     root = SimpleNamespace(parameters=lambda: iter([SimpleNamespace(device=PLACE)]))
-    session.roots.append(root)
+    session.add_root(root)
     return session
 
 

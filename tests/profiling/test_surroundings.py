@@ -33,7 +33,7 @@ def with_device(monkeypatch, **changes):
         monkeypatch.setattr(torch.cuda, name, value)
     session = Session({})
     parameter = SimpleNamespace(device=PLACE)
-    session.roots.append(SimpleNamespace(parameters=lambda: iter([parameter])))
+    session.add_root(SimpleNamespace(parameters=lambda: iter([parameter])))
     return session
 
 

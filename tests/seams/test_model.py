@@ -1,5 +1,10 @@
 """The facts of a model are those of the training that ran, levers included."""
 
+import gc
+import shutil
+import sys
+import weakref
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -9,15 +14,21 @@ from torch import nn
 from torch.nn.utils.parametrizations import orthogonal, spectral_norm
 
 from flatout.core.profile import ModelFacts
+from flatout.core.recipe import Choice, Recipe
+from flatout.core.workload import Workload
 from flatout.seams.model import _Roots
+from flatout.seams.optimizer import _Steps
 from flatout.seams.samples import is_rehearsed, leading_size
 from flatout.seams.session import Session
 from flatout.techniques.compile import torch_compile
 from flatout.techniques.compile.regional_compile import RegionalCompile
 from flatout.techniques.compile.torch_compile import TorchCompile
+from flatout.techniques.compute.sdpa_attention import SdpaAttention
+from flatout.techniques.memory.microbatching import Microbatching
 from flatout.techniques.precision.bf16_autocast import Bf16Autocast
 from flatout.techniques.precision.pure_bf16 import PureBf16
 from flatout.techniques.precision.tf32 import Tf32
+from flatout.workflow.run import run
 from tests.techniques.facts import gpu, machine, profile
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -127,3 +138,75 @@ def test_a_table_with_columns_for_keys_is_counted_as_an_object():
     table = SimpleNamespace(keys=lambda: ["a"], values=np.zeros((4, 1)))
 
     assert leading_size(table) == 4
+
+
+class Attention(nn.Module):
+    """What all the levers below act on."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(8, 8)
+
+    def forward(self, x):
+        q = self.inner(x)
+        return (q @ q.transpose(-2, -1)).softmax(dim=-1) @ q
+
+
+@pytest.mark.parametrize("levers", [(), (Bf16Autocast(), Microbatching(chunks=2), SdpaAttention())])
+def test_the_real_run_keeps_no_model_that_the_script_lets_go(monkeypatch, levers):
+    monkeypatch.setattr(nn.Module, "__call__", nn.Module.__call__)
+    session = Session({"mode": "run"}, levers)
+    roots = _Roots(session)
+    roots.install()
+    net = Attention().train()
+    trained_before = weakref.ref(net)
+    net(torch.ones(4, 3, 8)).sum().backward()
+
+    assert session.roots == [net]
+    del net
+    gc.collect()
+    second = Attention().train()
+    second(torch.ones(4, 3, 8))
+
+    assert trained_before() is None
+    assert session.roots == [second]
+    assert set(session.training_calls) == {id(second)}
+    assert session.root_count == 2
+    assert session.errors == []
+
+
+def test_what_is_measured_is_kept_to_the_end():
+    session = Session({"mode": "measure"})
+    net = nn.Linear(8, 4)
+    _Roots(session).consider(net, nn.Module.__call__)
+    alive = weakref.ref(net)
+
+    del net
+    gc.collect()
+
+    assert session.roots == [alive()]
+    assert alive() is not None
+
+
+def test_a_later_model_is_noted_as_unseen_though_the_first_is_gone():
+    session = Session({"mode": "run"})
+    net = nn.Linear(8, 4)
+    _Roots(session).consider(net, nn.Module.__call__)
+    session.knows_roots = True
+
+    del net
+    gc.collect()
+    _Steps(session).check_roots(torch.optim.SGD(nn.Linear(8, 4).parameters(), lr=0.1))
+
+    assert session.trains_unseen
+
+
+def test_a_real_run_over_folds_holds_no_model_at_its_end(tmp_path):
+    script = Path(__file__).parent / "scripts" / "models_in_turn.py"
+    shutil.copy(script, tmp_path)
+    workload = Workload(target=script.name, folder=tmp_path, python=sys.executable)
+    levers = ("bf16_autocast", "microbatching", "fused_optimizer")
+
+    code = run(workload, Recipe(choices=tuple(Choice(technique=name) for name in levers)))
+
+    assert code == 0

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -68,3 +69,59 @@ def test_processes_are_ended_by_what_is_in_their_environment(tmp_path):
         assert ours.wait() == -9
         assert another.poll() is None
         another.kill()
+
+
+SHARES = """
+import sys, time
+from multiprocessing.shared_memory import SharedMemory
+memory = SharedMemory(name=sys.argv[1], create=True, size=4096)
+print("shares", flush=True)
+time.sleep(300)
+"""
+ENDS = """
+import os, subprocess, sys
+from flatout.seams.processes import adopt_orphans, await_descendants, kill_descendants
+adopt_orphans()
+command = [sys.executable, "-c", sys.argv[1], sys.argv[2]]
+with subprocess.Popen(command, stdout=subprocess.PIPE) as user:
+    user.stdout.readline()
+    kill_descendants(os.getpid())
+    await_descendants(os.getpid())
+"""
+
+
+@pytest.fixture
+def shared():
+    """A name of shared memory, which is gone after the test in any case."""
+    path = Path(f"/dev/shm/flatout-test-{os.getpid()}")
+    yield path
+    path.unlink(missing_ok=True)
+
+
+def test_shared_memory_of_killed_processes_is_removed(shared):
+    subprocess.run([sys.executable, "-c", ENDS, SHARES, shared.name], check=True)
+
+    assert not shared.exists()
+
+
+def test_shared_memory_of_processes_ended_by_their_environment_is_removed(shared, tmp_path):
+    armed = {**os.environ, "FLATOUT_SPEC": str(tmp_path)}
+    command = [sys.executable, "-c", SHARES, shared.name]
+    with subprocess.Popen(command, env=armed, stdout=subprocess.PIPE) as user:
+        user.stdout.readline()
+
+        kill_started_with("FLATOUT_SPEC", str(tmp_path))
+
+    assert not shared.exists()
+
+
+def test_what_does_not_end_by_itself_is_ended():
+    waits = (
+        "import os, subprocess\n"
+        "from flatout.seams.processes import await_descendants\n"
+        "child = subprocess.Popen(['sleep', '300'])\n"
+        "await_descendants(os.getpid(), limit_s=0.1)\n"
+        "raise SystemExit(-child.wait())"
+    )
+
+    assert subprocess.run([sys.executable, "-c", waits], check=False).returncode == 9

@@ -200,7 +200,7 @@ def test_the_device_is_asked_nothing_while_the_script_captures_a_graph(monkeypat
 
 def test_the_device_is_that_of_the_model_though_another_is_current(session, monkeypatch):
     parameter = SimpleNamespace(device=torch.device("cuda:1"))
-    session.roots.append(SimpleNamespace(parameters=lambda: iter([parameter])))
+    session.add_root(SimpleNamespace(parameters=lambda: iter([parameter])))
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 100 + device.index)
     monkeypatch.setattr(

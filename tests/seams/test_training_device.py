@@ -24,7 +24,8 @@ def optimizer(*names):
 
 def session_with(*roots, optimizers=()):
     session = Session({})
-    session.roots += roots
+    for each in roots:
+        session.add_root(each)
     for each in optimizers:
         session.add_optimizer(lambda each=each: each)
     return session
@@ -81,7 +82,7 @@ def test_parameters_that_wait_on_the_host_do_not_hide_the_device_that_computes(d
     driver[torch.device("cuda:0")] = 100
 
     assert find_cuda_device(session) == torch.device("cuda:0")
-    session.roots.append(root("cpu", "cuda:1"))
+    session.add_root(root("cpu", "cuda:1"))
     assert find_cuda_device(session) == torch.device("cuda:1")
 
 

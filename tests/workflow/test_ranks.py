@@ -158,6 +158,17 @@ def test_every_rank_is_judged(tmp_path):
     assert both_recorded(tmp_path / "guard" / "baseline" / "guard.json")
 
 
+def test_ranks_that_hold_different_parameters_are_judged_each_by_itself(tmp_path):
+    launched = TORCHRUN.replace("two_ranks.py", "two_stages.py")
+    referee = Referee(lab_of(tmp_path, "-m torch.distributed.run", launched), lambda _: None)
+
+    check = referee.check(
+        Recipe(choices=(Choice(technique="loader_workers", settings={"num_workers": 1}),))
+    )
+
+    assert check.status == "same", check.why
+
+
 def test_ranks_that_the_script_spawns_leave_their_records_too(tmp_path):
     spec = {"seed": 0, "drops_dropout": True, "drops_autocast": False, "reference": None}
 

@@ -1,11 +1,16 @@
 """The verb `run`: the script's own training, with a recipe."""
 
+import fcntl
+import os
+import pty
 import shutil
 import signal
 import subprocess
 import sys
+import termios
 import time
 
+import psutil
 import pytest
 
 from flatout.core.recipe import Choice, Recipe
@@ -105,6 +110,69 @@ def test_a_script_that_is_told_to_end_has_the_time_to_save(folder, name):
 
         assert flatout.wait(60.0) == 3
     assert (folder / "saved.txt").read_text() == "a checkpoint"
+
+
+COUNTS = """
+import pathlib, signal, time
+told = []
+signal.signal(signal.SIGINT, lambda *_: told.append(1))
+pathlib.Path("ready.txt").touch()
+while not told:
+    time.sleep(0.05)
+time.sleep(1.0)
+raise SystemExit(10 + len(told))
+"""
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize(
+    "prefix",
+    [
+        [],
+        pytest.param(
+            IN_CONTAINER,
+            marks=pytest.mark.skipif(not can_be_first(), reason="namespaces are not allowed here"),
+        ),
+    ],
+)
+def test_an_interrupt_that_no_terminal_sent_reaches_the_script(
+    folder, monkeypatch, tmp_path, prefix
+):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    command = [*prefix, *command_line(folder, "saves_when_told.py", "SIGINT")]
+    with subprocess.Popen(command, cwd=folder, start_new_session=True) as started:
+        wait_for(folder / "ready.txt")
+        flatout = psutil.Process(started.pid)
+
+        (flatout.children()[0] if prefix else flatout).send_signal(signal.SIGINT)
+
+        assert started.wait(60.0) == 3
+    assert (folder / "saved.txt").read_text() == "a checkpoint"
+
+
+@pytest.mark.chaos
+def test_an_interrupt_from_the_keyboard_reaches_the_script_once(folder):
+    (folder / "counts.py").write_text(COUNTS)
+    ours, theirs = pty.openpty()
+
+    def sit_down() -> None:
+        fcntl.ioctl(theirs, termios.TIOCSCTTY, 0)
+
+    with subprocess.Popen(
+        command_line(folder, "counts.py"),
+        cwd=folder,
+        stdin=theirs,
+        pass_fds=(theirs,),
+        start_new_session=True,
+        preexec_fn=sit_down,
+    ) as flatout:
+        wait_for(folder / "ready.txt")
+
+        os.write(ours, b"\x03")
+
+        assert flatout.wait(60.0) == 11
+    os.close(ours)
+    os.close(theirs)
 
 
 @pytest.mark.chaos

@@ -1,5 +1,6 @@
 import os
 import sys
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 
 import pytest
@@ -56,6 +57,16 @@ def test_a_module_is_found_without_importing_it(folder):
 
     assert workload.target == "-m package.train"
     assert workload.arguments == ("--lr", "1")
+
+
+def test_a_module_of_an_editable_install_is_found(monkeypatch):
+    class Editable:
+        def find_spec(self, name, path=None, target=None):
+            return ModuleSpec(name, None) if name == "installed" else None
+
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path, Editable()])
+
+    assert parse_workload("-m", ["installed.train"]).target == "-m installed.train"
 
 
 def test_a_script_without_a_suffix_may_say_that_it_is_python(folder):

@@ -1,15 +1,17 @@
 """One sample of a source as the record that is stored."""
 
 import dataclasses
+import hashlib
 from collections.abc import Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from flatout.core.errors import UserError
 from flatout.data import pictures, values
-from flatout.data.format import Encoding, Field
+from flatout.data.format import MAX_FIELD_BYTES, Encoding, Field
 from flatout.data.refusals import BadSample
 
 BYTES = "bytes"
@@ -29,7 +31,16 @@ def check(encoding: Encoding, fields: Sequence[Field]) -> None:
         what = "text" if wanted == "str" else "image"
         raise UserError(f"--encode {encoding.kind} needs a field of {what}s; there are: {words}")
     if encoding.kind == "tokens":
+        _tokenizer.cache_clear()  # the file may be another one since the pack before this one
+        _largest_token.cache_clear()
         _tokenizer(encoding.tokenizer)
+
+
+def tokenizer_digest(encoding: Encoding) -> str:
+    """Return a hash of the tokenizer's file; empty where the encoding has none."""
+    if encoding.kind != "tokens" or encoding.tokenizer == BYTES:
+        return ""
+    return hashlib.blake2b(Path(encoding.tokenizer).read_bytes(), digest_size=16).hexdigest()
 
 
 def stored_fields(fields: Sequence[Field], encoding: Encoding) -> tuple[Field, ...]:
@@ -49,18 +60,30 @@ def source_parts(fields: Sequence[Field], sample: Sequence[Any]) -> list[bytes]:
     """Return the payloads of a sample as the source has it.
 
     Raises:
-        BadSample: if a value is damaged, or of another kind than in the samples before.
+        BadSample: if a value is damaged, too large, or of another kind than in the samples before.
     """
-    return [values.payload(field, one) for field, one in zip(fields, sample, strict=True)]
+    pairs = zip(fields, sample, strict=True)
+    return [_bounded(field, values.payload(field, one)) for field, one in pairs]
 
 
 def encoded_parts(
     fields: Sequence[Field], parts: Sequence[bytes], encoding: Encoding
 ) -> list[bytes]:
-    """Return the payloads as they are stored."""
+    """Return the payloads as they are stored.
+
+    Raises:
+        BadSample: if a value cannot be encoded, or is too large then.
+    """
     if encoding.kind == "original":
         return list(parts)
-    return [_encoded(field, part, encoding) for field, part in zip(fields, parts, strict=True)]
+    pairs = zip(fields, parts, strict=True)
+    return [_bounded(field, _encoded(field, part, encoding)) for field, part in pairs]
+
+
+def _bounded(field: Field, part: bytes) -> bytes:
+    if len(part) > MAX_FIELD_BYTES:
+        raise BadSample(f"field {field.name!r} has {len(part)} bytes, and 4 GiB are too many")
+    return part
 
 
 def _encoded(field: Field, part: bytes, encoding: Encoding) -> bytes:
@@ -102,7 +125,11 @@ def _tokens(part: bytes, encoding: Encoding) -> "np.ndarray[Any, np.dtype[Any]]"
         text = part.decode("utf-8")
     except UnicodeDecodeError as error:
         raise BadSample(f"the text is not Unicode ({error})") from None
-    return np.asarray(_tokenizer(encoding.tokenizer).encode(text).ids, dtype=dtype)
+    tokenizer = _tokenizer(encoding.tokenizer)
+    try:
+        return np.asarray(tokenizer.encode(text).ids, dtype=dtype)
+    except Exception as error:  # noqa: BLE001  the library raises bare Exception
+        raise BadSample(f"the tokenizer cannot encode the text ({error})") from None
 
 
 @cache
@@ -112,7 +139,7 @@ def _largest_token(path: str) -> int:
 
 @cache
 def _tokenizer(path: str) -> Any:
-    """Return a Hugging Face tokenizer; nothing for `bytes`."""
+    """Return a Hugging Face tokenizer that gives all tokens of a text; nothing for `bytes`."""
     if path == BYTES:
         return None
     if not path:
@@ -122,6 +149,9 @@ def _tokenizer(path: str) -> Any:
     except ImportError:
         raise UserError("a tokenizer.json needs tokenizers: pip install 'flatout[pack]'") from None
     try:
-        return Tokenizer.from_file(path)
+        made = Tokenizer.from_file(path)
     except Exception as error:  # noqa: BLE001  the library raises bare Exception
         raise UserError(f"{path} is not a tokenizer.json that can be read: {error}") from None
+    made.no_truncation()  # which the file may ask for, as for padding: for a model's input
+    made.no_padding()
+    return made

@@ -34,7 +34,7 @@ from flatout.data.format import (
 )
 from flatout.data.order import permutation
 from flatout.data.refusals import RAISE, BadSample, Skipped
-from flatout.data.sources.source import Source
+from flatout.data.sources.source import Source, fingerprint_of
 from flatout.data.staging import Part, Plan
 
 SHARD_BYTES = 64 * 2**20
@@ -111,7 +111,7 @@ def _finished(source: Source, folder: Path, options: PackOptions) -> Header:
     """
     header = read_header(folder)
     wanted = (
-        source.fingerprint(),
+        _fingerprint(source, options.encoding),
         options.encoding,
         options.seed,
         _order_word(options.is_shuffled),
@@ -123,6 +123,12 @@ def _finished(source: Source, folder: Path, options: PackOptions) -> Header:
             "another folder, or remove this one"
         )
     return header
+
+
+def _fingerprint(source: Source, encoding: Encoding) -> str:
+    """Return what changes with the source, and with the tokenizer that its texts go through."""
+    digest = encode.tokenizer_digest(encoding)
+    return fingerprint_of([source.fingerprint(), digest]) if digest else source.fingerprint()
 
 
 def estimated(source: Source, folder: Path, options: PackOptions) -> Estimate:
@@ -173,7 +179,7 @@ def _plan(source: Source, options: PackOptions, estimate: Estimate) -> Plan:
     per_shard = int(options.shard_bytes / max(1.0, estimate.mean_bytes))
     return Plan(
         kind=source.contents.kind,
-        fingerprint=source.fingerprint(),
+        fingerprint=_fingerprint(source, options.encoding),
         samples=len(source),
         per_shard=max(1, min(per_shard, MAX_SHARD_SAMPLES)),
         encoding=options.encoding,

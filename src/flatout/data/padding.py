@@ -4,7 +4,7 @@ A batch is a mapping with an `attention_mask` of samples by tokens; every other 
 with the same two dimensions goes with it.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from flatout.seams.text import MASK
@@ -12,17 +12,23 @@ from flatout.seams.text import MASK
 IGNORED = -100
 """Labels that torch's and Hugging Face's losses leave out."""
 LABELS = "labels"
+SPOKEN_FOR = (MASK, "input_ids", "token_type_ids", "position_ids")
+"""Tensors whose padding a mask tells: `decoder_attention_mask` that of `decoder_input_ids`."""
 
 
 def trimmed(batch: Any, *, multiple_of: int = 1) -> Any:
     """Return the batch without the columns at either end that are padding in every row.
 
-    A batch whose labels count there is returned as it is: the loss would be another one.
+    What any of its masks keeps stays, that of a second text too. A batch whose labels count in the
+    other columns, or a tensor of which says there what no mask tells to be padding, is returned as
+    it is: the loss would be another one.
     """
     mask = batch.get(MASK) if isinstance(batch, Mapping) else None
     if mask is None or mask.dim() != 2 or not bool(mask.any()):
         return batch
-    used = (mask != 0).any(dim=0).nonzero().flatten()
+    along = {name: value for name, value in batch.items() if _goes_along(value, mask)}
+    masks = {str(name): value for name, value in along.items() if str(name).endswith(MASK)}
+    used = _used_columns(masks.values(), mask)
     first, last = int(used[0]), int(used[-1]) + 1
     length = -(-(last - first) // multiple_of) * multiple_of
     width = mask.shape[1]
@@ -31,16 +37,11 @@ def trimmed(batch: Any, *, multiple_of: int = 1) -> Any:
     # Rounding up takes back columns on the side where there is padding.
     first = min(first, width - length)
     last = first + length
-    labels = batch.get(LABELS)
-    if labels is not None and labels.shape == mask.shape and _counts(labels, first, last):
+    told = {name.removesuffix(MASK) + column for name in masks for column in SPOKEN_FOR}
+    if any(_says_more(n, v, first, last) for n, v in along.items() if n not in told):
         return batch
     return rebuilt(
-        batch,
-        {
-            name: value[:, first:last].contiguous()
-            for name, value in batch.items()
-            if _goes_along(value, mask)
-        },
+        batch, {name: value[:, first:last].contiguous() for name, value in along.items()}
     )
 
 
@@ -110,9 +111,31 @@ def first_fit(lengths: Sequence[int], width: int) -> list[tuple[int, int]]:
     return places
 
 
-def _counts(labels: Any, first: int, last: int) -> bool:
-    left, right = labels[:, :first], labels[:, last:]
-    return bool((left != IGNORED).any() or (right != IGNORED).any())
+def is_predicted_inside(labels: Any, mask: Any) -> bool:
+    """Tell whether each label that counts is predicted inside of its sample: from a token kept.
+
+    A causal model predicts a label from the place before it. A label in the padding, or right
+    behind padding on the left, has no such place in a row without padding.
+    """
+    kept = mask != 0
+    counted = labels[:, 1:] != IGNORED
+    return not bool((counted & ~(kept[:, 1:] & kept[:, :-1])).any())
+
+
+def _used_columns(masks: Iterable[Any], mask: Any) -> Any:
+    """Return the numbers of the columns in which any of the masks keeps something."""
+    used = mask != 0
+    for value in masks:
+        used = used | (value != 0).reshape(*mask.shape, -1).any(dim=-1)
+    return used.any(dim=0).nonzero().flatten()
+
+
+def _says_more(name: Any, value: Any, first: int, last: int) -> bool:
+    """Tell whether a tensor has more than one filler in the columns that are to be cut."""
+    left, right = value[:, :first], value[:, last:]
+    is_label = name == LABELS and value.dim() == 2
+    filler = IGNORED if is_label else (left if first else right)[:1, :1]
+    return bool((left != filler).any() or (right != filler).any())
 
 
 def _goes_along(value: Any, mask: Any) -> bool:

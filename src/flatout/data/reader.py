@@ -1,5 +1,6 @@
 """`flatout.data.open`: a packed store as a plain map-style data set."""
 
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -103,7 +104,14 @@ class PackedDataset(Dataset[Any]):
             return [self[index] for index in indices]
         columns = [empty_column(field, len(places)) for field in self.header.fields]
         gather(self.store, layout, places, [column.numpy() for column in columns])
-        return Gathered(self.header, columns)
+        return Stacked(columns[0]) if self._is_one_tensor else Gathered(self.header, columns)
+
+    @property
+    def _is_one_tensor(self) -> bool:
+        """Whether a sample is one tensor; images are, where they are gathered."""
+        first = self.header.fields[0]
+        is_tensor = first.kind == "image" or first.holder == "torch"
+        return self.header.structure == "single" and is_tensor
 
     @cached_property
     def _layout(self) -> Layout | None:
@@ -186,9 +194,25 @@ class Gathered(Sequence[Any]):
         return values.build(self.header.structure, self.names, self.columns)
 
 
+class Stacked(list[Any]):
+    """Samples that are the rows of one tensor; a list, as `torch.stack` takes no other sequence."""
+
+    def __init__(self, whole: torch.Tensor) -> None:
+        self.rows = whole.unbind(0)
+        super().__init__(self.rows)
+        self.whole = whole
+
+    def batch(self) -> Any:
+        """Return the tensor; where the list was changed, what it holds now, stacked."""
+        is_whole = len(self) == len(self.rows) and all(map(operator.is_, self, self.rows))
+        return self.whole if is_whole else default_collate(list(self))
+
+
 def collate(samples: Sequence[Any]) -> Any:
     """Return a batch as torch's `default_collate` does; one that lies together is not copied."""
-    return samples.batch() if isinstance(samples, Gathered) else default_collate(list(samples))
+    if isinstance(samples, Gathered | Stacked):
+        return samples.batch()
+    return default_collate(list(samples))
 
 
 def open_packed(
@@ -275,4 +299,4 @@ def _given(field: Field, row: torch.Tensor) -> Any:
     return row.numpy() if field.holder == "numpy" else row
 
 
-__all__ = ["Gathered", "PackedDataset", "Slot", "collate", "open_packed"]
+__all__ = ["Gathered", "PackedDataset", "Slot", "Stacked", "collate", "open_packed"]

@@ -86,7 +86,7 @@ class GlobalOrder:
     """A batch sampler: every sample once an epoch, in an order of seed and epoch alone.
 
     Rank r of w takes the slots r, r + w, ... of each global batch: so the samples of a global batch
-    do not depend on the number of ranks. Where it stands is three integers.
+    do not depend on the number of ranks. Where it stands is a few integers.
 
         order = GlobalOrder(len(data), 256, OrderOptions(seed=0))
         loader = DataLoader(data, batch_sampler=order, num_workers=4)
@@ -139,20 +139,37 @@ class GlobalOrder:
         self.epoch, self.next_batch = epoch + 1, 0
 
     def state_dict(self) -> dict[str, int]:
-        """Return where the order stands: seed, epoch, next global batch."""
-        return {"seed": self.options.seed, "epoch": self.epoch, "next_batch": self.next_batch}
+        """Return which order it is, and where it stands: epoch, next global batch."""
+        return {**self._kind(), "epoch": self.epoch, "next_batch": self.next_batch}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
         """Go on where another order stood; nothing is read or drawn again.
 
         Raises:
-            UserError: if it had another seed.
+            UserError: if that was another order, or if it stood in an epoch of other batches.
         """
-        if state["seed"] != self.options.seed:
-            raise UserError(
-                f"the checkpoint's order has seed {state['seed']}, this one {self.options.seed}"
-            )
+        mine = self._kind()
+        if not state["next_batch"]:
+            del mine["batch_size"]  # at the start of an epoch nothing was counted in batches
+        for name, value in mine.items():
+            # Checkpoints of flatout before this one say the seed alone.
+            if state.get(name, value) != value:
+                raise UserError(
+                    f"the checkpoint's order has {name} {state[name]}, this one {value}: some "
+                    "samples would come twice or never"
+                )
         self.epoch, self.next_batch = int(state["epoch"]), int(state["next_batch"])
+
+    def _kind(self) -> dict[str, int]:
+        """Return what makes an order another one, and what it is counted in."""
+        options = self.options
+        return {
+            "seed": options.seed,
+            "samples": self.samples,
+            "batch_size": self.batch_size,
+            "block": options.block,
+            "window": options.window if options.block else 0,
+        }
 
 
 class BlockSampler:
@@ -165,7 +182,8 @@ class BlockSampler:
         self.is_reordered = is_reordered
         """Whether the data set numbers the samples as the source did."""
         self.replaced = replaced
-        """The script's own sampler: a script goes on to tell that one which epoch comes next."""
+        """The script's own sampler: it goes on to be told which epoch comes next, or what it draws
+        from is drawn from."""
         self.epoch = 0
 
     def set_epoch(self, epoch: int) -> None:
@@ -177,14 +195,7 @@ class BlockSampler:
         return len(range(options.rank, len(self.store), options.world_size))
 
     def __iter__(self) -> Iterator[int]:
-        epoch, told = self.epoch, getattr(self.replaced, "epoch", None)
-        if isinstance(told, int):
-            # Counted only once drawn to the end: of ranks that share an order, one that looks at a
-            # first batch would be an epoch ahead of the others.
-            epoch = max(epoch, told)
-        else:
-            # At once: a loop that leaves each epoch early has another order every time.
-            self.epoch = epoch + 1
+        epoch = self._begin()
         places = self.options.places(len(self.store), epoch)
         numbers = _numbers(self.store) if self.is_reordered else None
         ahead = self._ahead(places)
@@ -192,7 +203,24 @@ class BlockSampler:
             if count % AHEAD_SLOTS == 0:
                 next(ahead, None)
             yield Slot(int(place if numbers is None else numbers[place]), epoch)
-        self.epoch = max(self.epoch, epoch + 1)
+        if hasattr(self.replaced, "epoch"):
+            # Only now: of ranks that share an order, one that looks at a first batch would be an
+            # epoch ahead of the others.
+            self.epoch = max(self.epoch, epoch + 1)
+
+    def _begin(self) -> int:
+        """Return the number of the epoch that begins; a drawn one after a sampler that draws."""
+        if self.replaced is None:
+            # At once: a loop that leaves each epoch early has another order every time.
+            self.epoch += 1
+            return self.epoch - 1
+        if hasattr(self.replaced, "epoch"):
+            return max(self.epoch, int(self.replaced.epoch))
+        import torch
+
+        # As torch's own random sampler draws its seed: a script may make a loader for each epoch.
+        drawn = torch.empty((), dtype=torch.int64).random_(generator=self.replaced.generator)
+        return int(drawn.item())
 
     def _ahead(self, places: Places) -> Iterator[None]:
         """Ask for the first window at once, then for the next one bit by bit, in stored order."""

@@ -14,6 +14,9 @@ from flatout.data.refusals import BadSample
 MAX_DIMS = 255
 ARRAY_KINDS = "biufc"
 """NumPy's letters for booleans, integers and floating numbers: plain memory, no objects."""
+_REFUSALS = (struct.error, TypeError, ValueError, AttributeError, OverflowError, RuntimeError)
+"""What writers raise about a value they cannot write: numbers beyond 64 bits overflow, JSON that is
+too deep is a `RecursionError`, and tensors without plain memory raise a `RuntimeError`."""
 
 
 def structure_of(sample: Any) -> tuple[str, tuple[str, ...], tuple[Any, ...]]:
@@ -52,7 +55,10 @@ def field_of(name: str, value: Any) -> Field:
         return Field(name=name, kind=plain[type(value)])
     if pictures.is_pil(value):
         return Field(name=name, kind="image", holder="pil")
-    array, holder = _array_of(value)
+    try:
+        array, holder = _array_of(value)
+    except OverflowError:
+        raise BadSample(_not_stored(name, "a list of numbers beyond 64 bits")) from None
     if array is not None:
         if array.dtype.kind not in ARRAY_KINDS:
             raise BadSample(_not_stored(name, f"an array of {array.dtype}"))
@@ -81,7 +87,7 @@ def payload(field: Field, value: Any) -> bytes:
     writer = _WRITERS.get(field.kind)
     try:
         return writer(field, value) if writer else pictures.from_source(value)
-    except (struct.error, TypeError, ValueError, AttributeError) as error:
+    except _REFUSALS as error:
         if isinstance(error, BadSample):
             raise
         raise BadSample(
@@ -158,7 +164,7 @@ def _array_value(field: Field, data: memoryview) -> Any:
 def _is_json(value: Any) -> bool:
     try:
         return bool(json.loads(json.dumps(value)) == value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, RecursionError):
         return False
 
 

@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 from flatout.engine import whole_steps
 from flatout.engine.optimizer_swap import bare_step
 from flatout.seams.early import tell
+from flatout.seams.training_device import live_optimizers
 
 FREE_READERS = ("torch.optim", "torch.nn.modules.module", "torch.autograd", "torch.nn.parameter")
 """Modules whose look at a gradient means nothing: zeroing it, the step itself."""
@@ -25,6 +26,10 @@ ADDED_UP = (
     "gradients are added up over several backwards, and optimizer_in_backward has used the first "
     "one up already: take the lever out of the recipe"
 )
+SET_BETWEEN = (
+    "the loop sets its rate between backward and step, and optimizer_in_backward has updated by "
+    "the one before: take the lever out of the recipe"
+)
 
 
 class Watch:
@@ -33,6 +38,8 @@ class Watch:
     def __init__(self) -> None:
         self.readers: set[str] = set()
         self.backwards = 0
+        self._settings: dict[int, dict[str, Any]] = {}
+        """By the identity of a group its numbers when the first backward ended."""
         self._inherited = "grad" not in vars(torch.nn.Parameter)
         self._backward = torch.autograd.backward
         self._is_over = False
@@ -45,7 +52,10 @@ class Watch:
         @functools.wraps(backward)
         def counted(*args: Any, **kwargs: Any) -> Any:
             self.backwards += not self._is_over
-            return backward(*args, **kwargs)
+            result = backward(*args, **kwargs)
+            if not (self._is_over or self._settings):
+                self._note_settings()
+            return result
 
         torch.autograd.backward = counted
 
@@ -56,6 +66,15 @@ class Watch:
             del torch.nn.Parameter.grad
         if getattr(torch.autograd.backward, "__wrapped__", None) is self._backward:
             torch.autograd.backward = self._backward
+
+    def sees_change(self, optimizer: Optimizer) -> bool:
+        """Tell whether the numbers of an optimizer's groups were set since the backward."""
+        known = [(g, self._settings.get(id(g), {})) for g in optimizer.param_groups]
+        return any(_differs(group, before) for group, before in known)
+
+    def _note_settings(self) -> None:
+        groups = (group for each in live_optimizers() for group in each.param_groups)
+        self._settings = {id(group): _numbers(group) for group in groups}
 
     def _watch_gradients(self) -> None:
         inherited: Any = torch.Tensor.grad
@@ -97,6 +116,8 @@ def _obstacles(optimizer: Optimizer, watch: Watch) -> Iterator[str]:
         yield "GradScaler unscales all gradients before the step"
     if watch.backwards > 1:
         yield f"gradients are added up over several backwards ({watch.backwards} before the step)"
+    if watch.sees_change(optimizer):
+        yield "rates are set between backward and step: updates in backward would have the old ones"
     yield from _of_readers(sorted(watch.readers))
 
 
@@ -125,6 +146,20 @@ def _is_scaled() -> bool:
             return bool(getattr(frame.f_locals.get("self"), "_enabled", True))
         frame = frame.f_back
     return False
+
+
+def _numbers(group: dict[str, Any]) -> dict[str, Any]:
+    """Return what an update is computed with: rates, decays, momentums."""
+    return {
+        name: value.tolist() if isinstance(value, torch.Tensor) else value
+        for name, value in group.items()
+        if isinstance(value, int | float | tuple | torch.Tensor) and not isinstance(value, bool)
+    }
+
+
+def _differs(group: dict[str, Any], before: dict[str, Any]) -> bool:
+    now = _numbers(group)
+    return any(now.get(name, value) != value for name, value in before.items())
 
 
 def step_in_backward(optimizer: Optimizer) -> Callable[[], None]:
@@ -168,6 +203,8 @@ class _Stepper:
         self.optimizer = optimizer
         self.step = bare_step(type(optimizer))
         self.updated: set[int] = set()
+        self.first: list[dict[str, Any]] = []
+        """The groups' numbers in the first backward that updates; its step compares them."""
 
     def update(self, place: int, parameter: torch.Tensor) -> None:
         """Step for one parameter and free its gradient.
@@ -177,6 +214,8 @@ class _Stepper:
         """
         if id(parameter) in self.updated:
             raise RuntimeError(ADDED_UP)
+        if not self.first:
+            self.first = [_numbers(group) for group in self.optimizer.param_groups]
         self.updated.add(id(parameter))
         tell(parameter)  # type: ignore[arg-type]
         optimizer, groups = self.optimizer, self.optimizer.param_groups
@@ -190,6 +229,9 @@ class _Stepper:
     def finish(self, optimizer: Any, *_: Any) -> None:
         """Make what is left of a step: all of the first one, later on nothing."""
         groups = optimizer.param_groups
+        if any(map(_differs, groups, self.first)):
+            raise RuntimeError(SET_BETWEEN)
+        self.first = [{} for _ in self.first]
         for group in groups:
             for parameter in group["params"]:
                 if parameter.grad is not None:

@@ -5,36 +5,77 @@ Scripts hold on to their optimizer, and so do their schedulers: it cannot be rep
 
 import functools
 import sys
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch.optim import Optimizer
 
+from flatout.core.errors import NotApplicable
 from flatout.engine import whole_steps
 
 ADAM = (torch.optim.Adam, torch.optim.AdamW)
 """Classes with two moments and steps whose length is the learning rate."""
+_SUCCESSORS: "weakref.WeakKeyDictionary[Optimizer, type[Optimizer]]" = weakref.WeakKeyDictionary()
+"""By optimizer the class that it became, or becomes at the end of the step that runs."""
+_SHARED: "weakref.WeakSet[Optimizer]" = weakref.WeakSet()
+"""Optimizers of which another one updates some parameters."""
 
 
-def find_obstacle(optimizer: Optimizer) -> str | None:
-    """Return why an optimizer cannot become another one now, or None."""
-    return next(_obstacles(optimizer), None)
+def find_obstacle(optimizer: Optimizer, *loadable: str) -> str | None:
+    """Return why an optimizer cannot become another one now, or None.
+
+    Args:
+        optimizer: Has made no step, but its state may have been loaded.
+        loadable: Names of which each parameter's state has one where the new class can go on from
+            what was loaded.
+    """
+    return next(_obstacles(optimizer, loadable), None)
 
 
-def _obstacles(optimizer: Optimizer) -> Iterator[str]:
-    kind = type(optimizer)
+def _obstacles(optimizer: Optimizer, loadable: tuple[str, ...]) -> Iterator[str]:
+    kind = find_successor(optimizer) or type(optimizer)
     if kind not in ADAM:
         yield f"it takes the place of Adam and AdamW, this is {kind.__module__}.{kind.__name__}"
-    if len(optimizer.state):
+    if not all(any(name in state for name in loadable) for state in optimizer.state.values()):
         yield "the optimizer made a step or was loaded already: its state is laid out otherwise"
+    if optimizer in _SHARED:
+        yield "another lever updates some of its parameters by another optimizer"
     own_step = vars(optimizer).get("step")
     if own_step is not None and not hasattr(own_step, "_wrapped_by_lr_sched"):
         yield "something else runs in place of the optimizer's step already"
-    if any(group.get("fused") or group.get("amsgrad") for group in optimizer.param_groups):
-        yield "the script chose a fused or amsgrad step itself"
-    if any(group.get("maximize") for group in optimizer.param_groups):
+    if _is_fused(optimizer) or _has(optimizer, "amsgrad"):
+        yield "its steps are fused or amsgrad ones, by the script or by a lever before this one"
+    if _has(optimizer, "maximize"):
         yield "the script maximises, which not every optimizer can"
+
+
+def _is_fused(optimizer: Optimizer) -> bool:
+    # GradScaler leaves unscaling, and the skipping of steps, to whoever has this flag.
+    is_flagged = bool(getattr(optimizer, "_step_supports_amp_scaling", False))
+    return is_flagged or _has(optimizer, "fused")
+
+
+def _has(optimizer: Optimizer, option: str) -> bool:
+    return any(group.get(option) for group in optimizer.param_groups)
+
+
+def find_successor(optimizer: Optimizer) -> type[Optimizer] | None:
+    """Return the class that a lever put in the place of the optimizer's own, or None."""
+    return _SUCCESSORS.get(optimizer)
+
+
+def share(optimizer: Optimizer) -> None:
+    """Note that another optimizer updates some of the parameters in an optimizer's steps.
+
+    Raises:
+        NotApplicable: if its class is another one, or will be at the end of this step.
+    """
+    successor = find_successor(optimizer)
+    if successor is not None:
+        raise NotApplicable(f"another lever puts {successor.__name__} in its place")
+    _SHARED.add(optimizer)
 
 
 Hook = Callable[..., None]
@@ -49,10 +90,11 @@ def become(
     kind: type[Optimizer],
     settings: Mapping[str, Any],
     *,
+    convert: Hook = nothing,
     prepare: Hook = nothing,
     finish: Hook = nothing,
 ) -> None:
-    """Change the class of an optimizer without state, before its first step or where that begins.
+    """Change the class of an optimizer, before its first step or where that begins.
 
     A step that is running belongs to the old class: it finds no parameters, and when it is over the
     new class makes it.
@@ -61,16 +103,20 @@ def become(
         optimizer: Changed in place.
         kind: The new class.
         settings: What its groups need; replaces what they have under these names.
+        convert: Called once with the optimizer when it is of the new class; a state that it has was
+            loaded into the old one.
         prepare: Called with the optimizer before each step.
         finish: Called with the optimizer after each step.
     """
     whole_steps.need(optimizer, f"{kind.__name__}, which takes the optimizer's place,")
+    _SUCCESSORS[optimizer] = kind
     if not _is_stepping(optimizer):
         _change(optimizer, kind, settings)
+        convert(optimizer)
         optimizer.register_step_pre_hook(prepare)
         optimizer.register_step_post_hook(finish)
         return
-    first = _FirstStep(optimizer, kind, settings)
+    first = _FirstStep(optimizer, kind, settings, convert)
     optimizer.register_step_pre_hook(first.hide)
     optimizer.register_step_pre_hook(prepare)
     optimizer.register_step_post_hook(lambda *_: first.make(prepare, finish))
@@ -122,11 +168,16 @@ class _FirstStep:
     """The step in which an optimizer changes its class."""
 
     def __init__(
-        self, optimizer: Optimizer, kind: type[Optimizer], settings: Mapping[str, Any]
+        self,
+        optimizer: Optimizer,
+        kind: type[Optimizer],
+        settings: Mapping[str, Any],
+        convert: Hook,
     ) -> None:
         self.optimizer = optimizer
         self.kind = kind
         self.settings = settings
+        self.convert = convert
         self.groups: list[dict[str, Any]] = []
         self.is_begun = False
         self.is_over = False
@@ -145,6 +196,7 @@ class _FirstStep:
         optimizer = self.optimizer
         optimizer.param_groups = self.groups
         _change(optimizer, self.kind, self.settings)
+        self.convert(optimizer)
         prepare(optimizer)
         bare_step(self.kind)(optimizer)
         finish(optimizer)

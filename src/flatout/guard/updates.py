@@ -1,5 +1,6 @@
 """What each optimizer step did, against its shadow, taken in the training process."""
 
+import functools
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -7,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from flatout.guard.early import EarlySteps
 from flatout.guard.gradients import scale_at_step
-from flatout.guard.record import OptimizerRecord, Update, find_record
+from flatout.guard.record import GuardRecord, OptimizerRecord, Update, find_record, rank_path
 from flatout.guard.shadow import Shadow
 from flatout.guard.structure import describe_optimizer, settings_of
+from flatout.seams.ranks import own_rank
 
 if TYPE_CHECKING:
     import torch
@@ -21,15 +23,21 @@ class UpdateNotes:
     def __init__(
         self, steps: int, reference: str | Path | None, early: EarlySteps | None = None
     ) -> None:
-        """Follow the optimizers of the record at `reference`; the script's own without one."""
+        """Follow the optimizers of this rank's record at `reference`; the script's own without."""
         self._early = early or EarlySteps()
         self._steps = steps
-        self._reference = find_record(reference)
+        self._path = reference
         self._records: dict[int, OptimizerRecord] = {}
         self._shadows: dict[int, Shadow] = {}
         self._updates: list[Update] = []
         self._gaps: dict[int, str] = {}
-        self._is_lost = reference is not None and self._reference is None
+
+    @functools.cached_property
+    def _reference(self) -> GuardRecord | None:
+        """The baseline's record of the same rank, which is not known before the training begins."""
+        if self._path is None:
+            return None
+        return find_record(rank_path(Path(self._path), own_rank()))
 
     @property
     def has_reference(self) -> bool:
@@ -117,10 +125,10 @@ class UpdateNotes:
         Raises:
             LookupError: if the reference has no such optimizer, or cannot be read.
         """
-        if self._is_lost:
-            raise LookupError("the baseline's record cannot be read")
-        if self._reference is None:
+        if self._path is None:
             return self._records[number]
+        if self._reference is None:
+            raise LookupError("the baseline's record cannot be read")
         for record in self._reference.optimizers:
             if record.number == number:
                 return record

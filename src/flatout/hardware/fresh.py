@@ -4,10 +4,9 @@ import json
 import os
 import subprocess
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
-import flatout
+from flatout.core.boot import with_boot
 
 
 def ask_module(
@@ -25,12 +24,10 @@ def ask_module(
     Raises:
         ValueError: if it takes longer or fails; ends with its own last line.
     """
-    source = str(Path(flatout.__file__).parent.parent)
-    paths = [source, *filter(None, [os.environ.get("PYTHONPATH")])]
     try:
         done = subprocess.run(
             [python, "-m", module, *words],
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+            env=with_boot(os.environ),
             input=json.dumps(job),
             capture_output=True,
             text=True,

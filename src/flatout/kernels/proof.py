@@ -1,6 +1,11 @@
 """Prove that two forwards of a module compute the same: in float64, on inputs of a real call."""
 
 import contextlib
+import functools
+import inspect
+import random
+import sys
+import types
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -129,11 +134,101 @@ def tensors_in(value: Any) -> list[torch.Tensor]:
     return [tensor for item in value for tensor in tensors_in(item)]
 
 
-def plain_facts(module: nn.Module) -> dict[str, Any]:
-    """Return the plain attributes that the traced code may have read."""
-    plain = (bool, int, float, str, type(None))
-    return {
-        k: v
-        for k, v in vars(module).items()
-        if k[0] != "_" and k != "training" and isinstance(v, plain)
+PLAIN = (bool, int, float, str, type(None))
+_OF_EVERY_MODULE = frozenset(vars(nn.Module()))
+"""Attributes; among them whether it trains, which is asked for by itself."""
+_NO_SETTINGS = (nn.Module, torch.Tensor, type, types.ModuleType)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """The plain values that a traced forward may have read: it is another one when they change."""
+
+    own: Mapping[str, Any]
+    """The module's attributes."""
+    held: Mapping[str, Mapping[Any, Any]]
+    """By attribute what the object there holds, such as a model's configuration."""
+    named: Mapping[str, Any]
+    """The globals that the forward names."""
+    space: Mapping[str, Any]
+    """Where those are."""
+
+    def hold(self, module: nn.Module) -> bool:
+        """Tell whether they are what they were; asked in each call."""
+        attributes = vars(module)
+        for name, values in self.held.items():
+            if not values.items() <= _settings_of(attributes.get(name)).items():
+                return False
+        return self.named.items() <= self.space.items() and _own(module) == self.own
+
+
+def plain_facts(module: nn.Module) -> Facts:
+    """Return the facts of a module as they are now."""
+    forward: Any = inspect.unwrap(type(module).forward)
+    code, space = getattr(forward, "__code__", None), getattr(forward, "__globals__", {})
+    held = {
+        name: {k: v for k, v in _settings_of(value).items() if isinstance(v, PLAIN)}
+        for name, value in vars(module).items()
+        if name not in _OF_EVERY_MODULE and not isinstance(value, PLAIN)
     }
+    names = [] if code is None else [n for n in code.co_names if n in space]
+    return Facts(
+        own=_own(module),
+        held={name: values for name, values in held.items() if values},
+        named={n: space[n] for n in names if isinstance(space[n], PLAIN)},
+        space=space,
+    )
+
+
+def _own(module: nn.Module) -> dict[str, Any]:
+    return {
+        name: value
+        for name, value in vars(module).items()
+        if isinstance(value, PLAIN) and name not in _OF_EVERY_MODULE
+    }
+
+
+def _settings_of(value: Any) -> Mapping[Any, Any]:
+    if isinstance(value, dict):
+        return value
+    held: Mapping[Any, Any] = getattr(value, "__dict__", {})
+    return {} if isinstance(value, _NO_SETTINGS) else held
+
+
+@contextlib.contextmanager
+def streams_kept() -> Iterator[list[str]]:
+    """Put the random streams back afterwards; the list then names those that were drawn from."""
+    drawn: list[str] = []
+    streams = _streams()
+    before = {name: read() for name, (read, _) in streams.items()}
+    try:
+        yield drawn
+    finally:
+        for name, (read, put) in streams.items():
+            if _listed(read()) != _listed(before[name]):
+                drawn.append(name)
+                put(before[name])
+
+
+def _streams() -> dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]]:
+    """Return how to read and how to set the streams of this process, by name."""
+    found: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
+        "random": (random.getstate, random.setstate),
+        "torch": (torch.get_rng_state, torch.set_rng_state),
+    }
+    if "numpy.random" in sys.modules:
+        numpy = sys.modules["numpy.random"]
+        # The other form is for one kind of generator alone.
+        found["numpy.random"] = functools.partial(numpy.get_state, legacy=False), numpy.set_state
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        found["torch.cuda"] = torch.cuda.get_rng_state_all, torch.cuda.set_rng_state_all
+    return found
+
+
+def _listed(state: Any) -> Any:
+    """Return a stream's state as what can be compared."""
+    if isinstance(state, dict):
+        return _listed(list(state.values()))
+    if isinstance(state, list | tuple):
+        return [_listed(part) for part in state]
+    return state.tolist() if hasattr(state, "tolist") else state

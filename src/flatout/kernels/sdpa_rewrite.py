@@ -18,7 +18,7 @@ from torch import fx, nn
 
 from flatout.kernels.attend import Causal, attend
 from flatout.kernels.attention_pattern import Pattern, find_pattern, is_constant
-from flatout.kernels.proof import TOLERANCE, difference, plain_facts, result_of
+from flatout.kernels.proof import TOLERANCE, difference, plain_facts, result_of, streams_kept
 from flatout.profiling.attention import unseen
 
 
@@ -38,9 +38,8 @@ def capture(root: nn.Module, modules: Sequence[nn.Module], call: Callable[[], An
 
     handles = [m.register_forward_pre_hook(keep, with_kwargs=True) for m in modules]
     buffers = [(buffer, buffer.clone()) for buffer in root.buffers()]
-    devices = sorted({p.device.index or 0 for p in root.parameters() if p.is_cuda})
     try:
-        with torch.random.fork_rng(devices=devices), torch.no_grad(), unseen():
+        with streams_kept(), torch.no_grad(), unseen():
             call()
     finally:
         for handle in handles:
@@ -110,7 +109,7 @@ def replace(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any])
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         given = signature.bind(*args, **kwargs)
         given.apply_defaults()
-        same = self.training and plain_facts(self) == facts
+        same = self.training and facts.hold(self)
         for name, value in given.arguments.items():
             same = same and (
                 value == plain[name] if name in plain else isinstance(value, torch.Tensor)
@@ -154,7 +153,7 @@ class _Tracer(fx.Tracer):
 def _trace(module: nn.Module, plain: Mapping[str, Any]) -> fx.Graph:
     before = dict(vars(module))
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), streams_kept() as drawn:
             warnings.simplefilter("ignore")
             tracer = _Tracer(autowrap_modules=(math,))
             graph = tracer.trace(module, concrete_args=dict(plain) or None)
@@ -166,6 +165,9 @@ def _trace(module: nn.Module, plain: Mapping[str, Any]) -> fx.Graph:
         vars(module).update(before)
     if changed:
         raise NoPatternError(f"its forward sets {', '.join(sorted(changed))} on the module")
+    if drawn:
+        # The graph holds what was drawn this once, or the branch that was taken by it.
+        raise NoPatternError(f"its forward draws from {', '.join(drawn)} by itself")
     return graph
 
 

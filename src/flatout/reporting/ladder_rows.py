@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from flatout.core.ablation import Ablation, Comparison, Row, Verdict
+from flatout.core.ablation import Ablation, Comparison, Verdict
 from flatout.core.profile import Profile
 from flatout.core.technique import Numerics
 from flatout.core.units import MAX_RATIO_END, format_rate, format_ratio
@@ -18,6 +18,9 @@ from flatout.reporting.words import (
     settings_words,
     verdict_words,
 )
+
+KEPT = (Verdict.KEPT, Verdict.TOGETHER)
+"""Verdicts of the levers that came in, alone or with others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +92,7 @@ def _levers(ablation: Ablation) -> Iterator[LadderRow]:
             memory=memory_words(row.peak_bytes),
             loss_check=loss_words(row.loss_check),
             verdict=verdict_words(row),
-            is_kept=row.verdict in (Verdict.KEPT, Verdict.TOGETHER),
+            is_kept=row.verdict in KEPT,
             times_baseline=so_far * pair.ratio if pair and _has_end(pair) else None,
             whisker=_scaled(pair.interval, so_far) if pair else None,
         )
@@ -100,28 +103,40 @@ def _levers(ablation: Ablation) -> Iterator[LadderRow]:
 def _final(ablation: Ablation) -> LadderRow:
     pair = ablation.confirmation
     assert pair is not None
-    names = ablation.recipe.names
     row = LadderRow(
         kind="final",
         lever="whole recipe",
-        settings=" + ".join(names),
-        promise=_promise(ablation.kept),
+        settings=" + ".join(ablation.recipe.names),
+        promise=_promise(ablation),
         ratio=ratio_words(pair),
         interval=interval_words(pair),
         n=pairs_words(pair),
         loss_check=loss_words(ablation.final_check),
-        verdict="confirmed" if names else "not confirmed",
-        is_kept=bool(names),
+        verdict="confirmed" if _is_confirmed(ablation) else "not confirmed",
+        is_kept=_is_confirmed(ablation),
         times_baseline=pair.ratio,
         whisker=_scaled(pair.interval, 1.0),
     )
     return _with_readings(row, ablation.final) if ablation.final else row
 
 
-def _promise(kept: tuple[Row, ...]) -> str:
-    """Return the mildest promise that covers every kept lever."""
-    ranks = [Numerics(row.numerics).rank for row in kept]
+def _promise(ablation: Ablation) -> str:
+    """Return the mildest promise that covers every lever of the recipe, whatever its own verdict.
+
+    A lever may have come in with others, and one that was kept may have been left out again. Of a
+    recipe that was given up, nothing is left but what was kept on the way.
+    """
+    added = [row for row in ablation.rows if row.stage == "add"]
+    names = {row.choice.technique for row in added if row.verdict in KEPT}
+    if _is_confirmed(ablation):
+        names = set(ablation.recipe.names)
+    ranks = [Numerics(row.numerics).rank for row in added if row.choice.technique in names]
     return list(Numerics)[max(ranks)].value if ranks else NOTHING
+
+
+def _is_confirmed(ablation: Ablation) -> bool:
+    """Tell whether the recipe held: one that did not is cut to what the script needs to run."""
+    return len(ablation.recipe.choices) > len(ablation.needed)
 
 
 def _scaled(interval: tuple[float, float], factor: float) -> tuple[float, float] | None:

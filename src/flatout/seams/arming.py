@@ -11,12 +11,13 @@ import json
 import os
 import random
 import sys
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from flatout.seams.processes import die_with_lasting_parent, die_with_parent
+from flatout.seams.processes import cleans_up, die_with_lasting_parent, die_with_parent
 
 SPEC_VARIABLE = "FLATOUT_SPEC"
 """Environment variable with the path of the trial's specification."""
@@ -34,11 +35,13 @@ def arm() -> None:
         spec = json.loads(Path(path).read_text(encoding="utf-8"))
     except OSError:
         return  # the trial is over and its folder gone: a late child of the script
+    if cleans_up(sys.orig_argv):
+        if spec["descendants_end"]:
+            warnings.simplefilter("ignore")  # what others left: flatout itself has ended them
+        return
     if spec["descendants_end"]:
         die_with_lasting_parent()
         os.register_at_fork(after_in_child=die_with_lasting_parent)
-    if _is_resource_tracker(sys.orig_argv):
-        return
     if spec.get("seed") is not None:
         random.seed(spec["seed"])
     if spec.get("undo"):
@@ -50,18 +53,30 @@ def arm() -> None:
 
 def _enter(spec: Mapping[str, Any]) -> None:
     """Hand over to the module that composes seams, recipe and recorders; it lives above us."""
+    if sys.prefix != spec["prefix"] and find_module("flatout") is None:
+        # A Python of another environment, started by the script: what flatout needs may lack there.
+        sys.stderr.write(f"flatout: {sys.executable} runs without flatout: install it there, too\n")
+        return
     importlib.import_module(spec["entry"]).install(spec)
 
 
-def _is_resource_tracker(argv: Sequence[str]) -> bool:
-    """Tell whether this is multiprocessing's tracker; the script's own words never count.
+def find_module(
+    name: str,
+    path: Sequence[str] | None = None,
+    target: ModuleType | None = None,
+    *,
+    but: object = None,
+) -> importlib.machinery.ModuleSpec | None:
+    """Ask the finders for a module, as an import does; editable installs bring their own.
 
-    >>> _is_resource_tracker(["python", "train.py", "resource_tracker"])
-    False
+    Args:
+        name: of the module; nothing is imported for that of a top-level one.
+        path: where to look, for a module in a package.
+        target: a hint to the finders.
+        but: a finder that is not asked.
     """
-    if "-c" not in argv[1:-1]:
-        return False
-    return "resource_tracker" in argv[argv.index("-c") + 1]
+    finders = [one for one in sys.meta_path if one is not but and hasattr(one, "find_spec")]
+    return next(filter(None, (one.find_spec(name, path, target) for one in finders)), None)
 
 
 class AfterImport(importlib.abc.MetaPathFinder):
@@ -81,16 +96,19 @@ class AfterImport(importlib.abc.MetaPathFinder):
         """
         if fullname != self.name:
             return None
-        spec = importlib.machinery.PathFinder.find_spec(fullname, path)
+        spec = find_module(fullname, path, target, but=self)
         if spec is None or spec.loader is None:
             return spec
         execute = spec.loader.exec_module
 
         def exec_module(module: ModuleType) -> None:
-            if self in sys.meta_path:
+            # A finder that asks all others, as hooks of other tools do, extends one loader twice.
+            is_first = self in sys.meta_path
+            if is_first:
                 sys.meta_path.remove(self)
             execute(module)
-            self.then()
+            if is_first:
+                self.then()
 
         spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec

@@ -38,6 +38,11 @@ def _note_compiler(module: Any, facts: dict[str, Any], name: str) -> None:
         facts |= {"is_compiled": True, "compiled_by": name}
 
 
+def _call_found(original: Callable[..., Any], root: Any, *args: Any, **kwargs: Any) -> Any:
+    """Call a module that a weak reference leads to: whoever calls it has it."""
+    return original(root(), *args, **kwargs)
+
+
 class _Roots:
     """The set of root modules, in order of their first training call."""
 
@@ -111,7 +116,7 @@ class _Roots:
         number = self.numbers[id(module)]
         segment.calls += [0] * (number + 1 - len(segment.calls))
         segment.calls[number] += 1
-        if not (session.loaders or segment.batches) and module is session.roots[0]:
+        if not (session.loaders or segment.batches) and number == 0:
             self.count_samples(args, kwargs)
         if session.is_recording and len(session.segments) < SHAPES_FROM:
             session.quietly(self.note_shapes)(number, args, kwargs)
@@ -170,15 +175,27 @@ class _Roots:
         session.note_root(module)
         facts = next(iter(session.model_facts[known:]), {})
         self.change(module, facts)
-        self.inner.update(id(m) for m in module.modules() if m is not module)
-        call: Callable[..., Any] = functools.partial(original, module)
+        inner = {id(m) for m in module.modules() if m is not module}
+        self.inner |= inner
+        call = self.bare_call(module, original)
         if session.touches("model") or session.touches("forward"):
             call = self.described(module, facts, call)
         self.calls[id(module)] = session.transform("forward", call, module)
-        weakref.finalize(module, self.calls.pop, id(module), None)
-        self.numbers[id(module)] = len(session.roots)
-        session.roots.append(module)
+        weakref.finalize(module, self.forget, id(module), inner)
+        self.numbers[id(module)] = session.root_count
+        session.add_root(module)
         session.fire("root", module)
+
+    def bare_call(self, module: Any, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a root's own call, which keeps the root alive only where the session does."""
+        if self.session.keeps_roots:
+            return functools.partial(original, module)
+        return functools.partial(_call_found, original, weakref.ref(module))
+
+    def forget(self, root: int, inner: set[int]) -> None:
+        """Forget a root that is gone: others may be given its and its parts' addresses."""
+        self.calls.pop(root, None)
+        self.inner -= inner
 
     def change(self, module: Any, facts: dict[str, Any]) -> None:
         """Let the levers change a root one after the other, and note which one compiled it."""
@@ -196,7 +213,8 @@ class _Roots:
         What comes next is chosen by them: a lever that is in force is not to be offered again, and
         one that it makes useless is not to be tried. Autocast shows inside of the call only.
         """
-        describe_again = self.session.quietly(lambda: facts.update(describe(module)))
+        root: Any = weakref.ref(module)
+        describe_again = self.session.quietly(lambda: facts.update(describe(root())))
         is_waiting = True
 
         @functools.wraps(call)

@@ -6,6 +6,7 @@ from threading import get_ident
 from typing import Any
 
 from flatout.seams import clock as phases
+from flatout.seams import loaded_parts
 from flatout.seams.session import Session
 
 READY = "_flatout_ready"
@@ -32,12 +33,15 @@ class _Steps:
     def install(self, module: Any) -> None:
         session = self.session
         build = module.Optimizer.__init__
+        keeps_parts = session.touches("optimizer")
 
         @functools.wraps(build)
         def construct(optimizer: Any, *args: Any, **kwargs: Any) -> None:
             build(optimizer, *args, **kwargs)
             if session.is_mine():
                 session.add_optimizer(weakref.ref(optimizer))
+                if keeps_parts:
+                    session.quietly(loaded_parts.keep)(optimizer)
 
         module.Optimizer.__init__ = construct
         handle = module.register_optimizer_step_pre_hook(self.before)
@@ -62,6 +66,7 @@ class _Steps:
             session.note_optimizer(optimizer)
             session.quietly(self.check_roots)(optimizer)
             session.transform("optimizer", optimizer)
+            loaded_parts.forget(optimizer)
         if is_outermost and session.listeners["before_step"]:
             session.fire("before_step", optimizer)
         session.clock.push(phases.OPTIMIZER)
@@ -87,7 +92,7 @@ class _Steps:
     def check_roots(self, optimizer: Any) -> None:
         """Note an optimizer that trains none of the roots: its model came after the search."""
         session = self.session
-        if not (session.knows_roots and session.roots):
+        if not (session.knows_roots and session.root_count):
             return
         found = {id(p) for root in session.roots for p in root.parameters()}
         own = {id(p) for group in optimizer.param_groups for p in group["params"]}

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import flatout
+from flatout.core.boot import SOURCE, with_boot
 from flatout.core.errors import UserError
 from flatout.core.workload import Workload
 from flatout.seams import jobs, journal
@@ -22,7 +22,12 @@ from flatout.seams.notes import ELSEWHERE, EMPTY
 from flatout.seams.overlay import can_overlay
 from flatout.seams.processes import kill_descendants, kill_started_with
 
-BOOT = Path(__file__).parent / "boot"
+SUPERVISE = (
+    "import sys; sys.path.append(sys.argv.pop(1)); from flatout.seams import supervisor; "
+    "sys.exit(supervisor.main(sys.argv))"
+)
+"""What the supervisor runs: nothing that is installed, or in the user's folder, comes before the
+standard library that it needs."""
 TRACE = "memory-"
 """What the folders of traces of memory begin with; `spec.json` there says whose it is."""
 SILENCED = {
@@ -100,8 +105,8 @@ def run_process(workload: Workload, options: ProcessOptions, keep: Path | None =
         spec_path = folder / "supervisor.json"
         spec_path.write_text(json.dumps(spec), encoding="utf-8")
         supervisor = subprocess.Popen(
-            [sys.executable, "-S", "-m", "flatout.seams.supervisor", str(spec_path)],
-            env=_supervisor_environment(),
+            [sys.executable, "-I", "-S", "-c", SUPERVISE, str(SOURCE), str(spec_path)],
+            env={"PATH": os.environ.get("PATH", os.defpath)},
             stdin=subprocess.DEVNULL,
             pass_fds=(life_line,),
             start_new_session=True,
@@ -161,14 +166,8 @@ def command_of(workload: Workload) -> list[str]:
 
 
 def armed_environment(environment: Mapping[str, str], child_spec: Path) -> dict[str, str]:
-    """Return the environment with the boot put first on PYTHONPATH."""
-    source = str(Path(flatout.__file__).parent.parent)
-    parts = [str(BOOT), *filter(None, [environment.get("PYTHONPATH")]), source]
-    return {
-        **environment,
-        SPEC_VARIABLE: str(child_spec),
-        "PYTHONPATH": os.pathsep.join(parts),
-    }
+    """Return the environment in which a Python of the script's is armed."""
+    return {**with_boot(environment), SPEC_VARIABLE: str(child_spec)}
 
 
 def _supervisor_spec(
@@ -198,6 +197,7 @@ def _supervisor_spec(
             **options.child,
             "entry": options.entry,
             "folder": str(folder),
+            "prefix": sys.prefix,
             "seed": options.seed,
             "descendants_end": True,
             "undo": str(folder) if options.is_protected else None,
@@ -216,10 +216,13 @@ def _terminal_size() -> tuple[int, int] | None:
 
 
 def not_journaled(environment: Mapping[str, str]) -> list[str]:
-    """Return the folders whose content is nobody's: devices, caches, temporary files."""
+    """Return the folders whose content is nobody's: the kernel's, caches, temporary files.
+
+    Not /dev: devices are no files to the journal, but what lies in /dev/shm is the user's.
+    """
     named = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "HF_HOME", "TORCH_HOME", "TMPDIR")
     return [
-        *("/dev", "/proc", "/sys"),
+        *("/proc", "/sys"),
         str(scratch_root()),
         str(environment.get("XDG_CACHE_HOME") or Path.home() / ".cache"),
         str(Path(tempfile.gettempdir()) / f"torchinductor_{_user_name()}"),
@@ -236,11 +239,6 @@ def _user_name() -> str:
         return getpass.getuser()
     except (KeyError, OSError):
         return str(os.getuid())
-
-
-def _supervisor_environment() -> dict[str, str]:
-    source = str(Path(flatout.__file__).parent.parent)
-    return {"PYTHONPATH": source, "PATH": os.environ.get("PATH", os.defpath)}
 
 
 def _read_ending(folder: Path) -> dict[str, Any]:

@@ -5,13 +5,19 @@ import ctypes
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 ORPHANED_EXIT_CODE = 113
 """Exit code of a child whose parent was gone before it could ask to be told."""
+CLEAN_UP_S = 5.0
+"""How long it may take to remove the memory of those that are gone: a tracker of Python's needs
+milliseconds, torch's manager waits 2 s for others that may come."""
+
+EXEC_S = 0.02
+"""How long a process may take from its start to its program, in which it cannot be told apart."""
 
 
 def die_with_parent(parent: int | None = None) -> None:
@@ -64,14 +70,42 @@ def descendants(pid: int) -> list[int]:
     return found
 
 
+def cleans_up(argv: Sequence[str]) -> bool:
+    """Tell whether this command line is of what removes shared memory after its users' end.
+
+    Multiprocessing's tracker, joblib's, and torch's manager: if they are killed with the others,
+    the memory stays taken for as long as the machine runs. The script's own words never count.
+
+    >>> cleans_up(["python", "-c", "from multiprocessing.resource_tracker import main;main(5)"])
+    True
+    >>> cleans_up(["python", "train.py", "-c", "resource_tracker"])
+    False
+    """
+    if any(Path(program).name == "torch_shm_manager" for program in argv[:1]):
+        return True
+    if "-c" not in argv[1:-1]:
+        return False
+    return "resource_tracker import main" in argv[argv.index("-c") + 1]
+
+
+def without_cleaners(pids: Iterable[int]) -> list[int]:
+    """Return the processes without those that clean up after the others."""
+    lines = {pid: _command_line(pid) for pid in pids}
+    if not all(lines.values()):
+        # Between its start and its program a process has none; nor has one that is ending.
+        time.sleep(EXEC_S)
+        lines = {pid: _command_line(pid) for pid in lines}
+    return [pid for pid, line in lines.items() if not cleans_up(line)]
+
+
 def kill_descendants(pid: int) -> int:
-    """Kill everything below `pid` and return how many processes that were.
+    """Kill what is below `pid`, but what cleans up after it; return how many processes that were.
 
     Repeats until nothing is left: a process may fork between the listing and the signal.
     """
     killed = 0
     for _ in range(20):
-        below = descendants(pid)
+        below = without_cleaners(descendants(pid))
         if not below:
             break
         for child in below:
@@ -82,20 +116,31 @@ def kill_descendants(pid: int) -> int:
     return killed
 
 
+def await_descendants(pid: int, limit_s: float = CLEAN_UP_S) -> None:
+    """Let what is left below `pid` end by itself, and kill what does not in time."""
+    _await(lambda: descendants(pid), limit_s)
+
+
 def kill_started_with(variable: str, value: str) -> None:
     """Kill the processes that began with this in their environment, and those they forked.
 
-    Repeats until nothing is left, so that none of them writes any more.
+    Repeats until nothing is left, so that none of them writes any more. What cleans up after them
+    has the time for that.
     """
     entry = f"{variable}={value}".encode()
+
+    def started() -> list[int]:
+        return [pid for pid, environment in _environments() if entry in environment]
+
     for _ in range(100):
-        below = [pid for pid, environment in _environments() if entry in environment]
+        below = without_cleaners(started())
         if not below:
             break
         for pid in below:
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
         time.sleep(0.02)  # a killed process takes a moment to go
+    _await(started, CLEAN_UP_S)
 
 
 def reap() -> None:
@@ -103,6 +148,24 @@ def reap() -> None:
     with contextlib.suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
+
+
+def _await(find: Callable[[], list[int]], limit_s: float) -> None:
+    """Wait until nothing is found any more, and kill what is found after the time."""
+    ends_at = time.monotonic() + limit_s
+    while (found := find()) and time.monotonic() < ends_at:
+        time.sleep(0.01)
+    for pid in found:
+        with contextlib.suppress(OSError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def _command_line(pid: int) -> list[str]:
+    """Return the words that a process was started with; none of one that is gone."""
+    with contextlib.suppress(OSError):
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        return [os.fsdecode(word) for word in words if word]
+    return []
 
 
 def _environments() -> Iterator[tuple[int, list[bytes]]]:

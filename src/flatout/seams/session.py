@@ -4,6 +4,7 @@ import functools
 import mmap
 import os
 import threading
+import weakref
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -33,6 +34,8 @@ class Session:
     on. A technique that fails leaves the value as it was and is recorded as failed.
     """
 
+    root_count = 0
+    """Roots that were found, also those that are gone."""
     last_size = 0
     """Samples of the last batch that was looked into."""
     scaler: Any = None
@@ -57,7 +60,7 @@ class Session:
         self.segment = Segment()
         self.segments: list[Segment] = []
         self.counts: dict[int, int] = {}
-        self.roots: list[torch.nn.Module] = []
+        self._roots: list[Callable[[], torch.nn.Module | None]] = []
         self.training_calls: dict[int, Callable[..., Any]] = {}
         self.loaders: dict[str, LoaderSeen] = {}
         self.errors: list[str] = []
@@ -81,6 +84,20 @@ class Session:
         """What the supervisor looks at: a counter, and whether a batch is waited for."""
         self._become_own()
         os.register_at_fork(after_in_child=self._forked)
+
+    @property
+    def keeps_roots(self) -> bool:
+        """Tell whether roots live on when the script has let go of them.
+
+        What is measured is looked at to the end. The real run may train one model after the other,
+        of which two do not fit.
+        """
+        return self.spec.get("mode") != "run"
+
+    @property
+    def roots(self) -> list["torch.nn.Module"]:
+        """The live models that training calls began at, in order."""
+        return [found for ref in self._roots if (found := ref()) is not None]
 
     @property
     def optimizers(self) -> list["torch.optim.Optimizer"]:
@@ -200,6 +217,11 @@ class Session:
     def add_optimizer(self, reference: Callable[[], Any]) -> None:
         """Remember an optimizer, by weak reference."""
         self._optimizers.append(reference)
+
+    def add_root(self, module: "torch.nn.Module") -> None:
+        """Remember a root; see `keeps_roots`."""
+        self._roots.append((lambda: module) if self.keeps_roots else weakref.ref(module))
+        self.root_count += 1
 
     def note_root(self, module: "torch.nn.Module") -> None:
         """Describe a root as the script made it, before the recipe changes it."""

@@ -1,4 +1,4 @@
-"""The process between flatout and a trial: `python -S -m flatout.seams.supervisor SPEC`.
+"""The process between flatout and a trial, started by `flatout.seams.process`.
 
 It starts the script, waits for its end, its result, a hang or the death of flatout itself,
 then ends everything below it and rolls back what the script wrote. Because it is a process of its
@@ -15,7 +15,6 @@ import select
 import signal
 import struct
 import subprocess
-import sys
 import termios
 import time
 from collections.abc import Mapping
@@ -25,9 +24,11 @@ from typing import Any
 from flatout.seams import journal, overlay
 from flatout.seams.processes import (
     adopt_orphans,
+    await_descendants,
     descendants,
     die_with_parent,
     kill_descendants,
+    without_cleaners,
 )
 
 POLL_S = 0.05
@@ -60,8 +61,9 @@ def main(argv: list[str]) -> int:
         child, is_overlaid = _start(spec)
         ending = _watch(child, spec, started) | {"is_overlaid": is_overlaid}
     finally:
-        ending["orphans"] = max(0, len(descendants(os.getpid())))
+        ending["orphans"] = len(without_cleaners(descendants(os.getpid())))
         kill_descendants(os.getpid())
+        await_descendants(os.getpid())
         undone = journal.rollback(folder)
         undone += overlay.written_files(folder)
         ending |= {"undone": undone, "wall_s": time.monotonic() - started}
@@ -212,7 +214,3 @@ class _Heartbeat:
     def moved(self, now: float) -> bool:
         """Tell whether some trainer was still stepping within the grace time."""
         return now - self.last_change() < GRACE_S
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv))

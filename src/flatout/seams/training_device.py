@@ -24,6 +24,12 @@ def follow(session: Session) -> None:
     _followed[:] = [weakref.ref(session)]
 
 
+def live_optimizers() -> "list[torch.optim.Optimizer]":
+    """Return the live optimizers of this process, for levers that watch the first step."""
+    session = _followed[0]() if _followed else None
+    return session.optimizers if session is not None else []
+
+
 def find_device(session: Session) -> "torch.device | None":
     """Return the device of the training's first parameter; None while no parameter is known.
 

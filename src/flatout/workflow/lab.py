@@ -32,6 +32,16 @@ ACCEPTED_BUSY_AFTER = 2
 """From this many on, an accepted load is taken to stay: repeating would only double the time."""
 BUSY_AFTER = 6
 """From this many timed trials on, more disturbed than not means the machine is busy."""
+HEADER_WORDS = {
+    "workload": "the command line",
+    "torch": "torch",
+    "device": "the device",
+    "cpu": "the CPU",
+    "cores": "the number of usable cores",
+}
+"""What a journal's trials belong to, beside the script's files."""
+MOST_FILES = 3
+"""Changed files that are named: a checkout of another branch changes all."""
 
 Runner = Callable[[Workload, Recipe, Machine, TrialOptions], Trial]
 
@@ -202,14 +212,32 @@ def _read_journal(
         except ValueError:
             continue  # the last line of a process that was killed in mid-write
         if number == 0:
-            if row.get("header") != dict(header):
+            if changes := _changes(row.get("header") or {}, header):
                 raise UserError(
-                    f"{path} belongs to another tuning ({row.get('header')}); "
+                    f"{path} belongs to another tuning: {'; '.join(changes)}; "
                     "run tune without --resume, or choose another --out"
                 )
             continue
         recorded.setdefault(row["key"], []).append(trial_from_json(row["trial"]))
     return recorded
+
+
+def _changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Return what is another now than when a journal was begun, one line each."""
+    if before.get("records") != now["records"]:
+        return ["another version of flatout wrote it"]
+    changes = [
+        f"{words} was {before[key] or 'not known'} and is {now[key] or 'not known'} now"
+        for key, words in HEADER_WORDS.items()
+        if before[key] != now[key]
+    ]
+    if before["workload"] != now["workload"]:
+        return changes  # another script: that its files are others says nothing more
+    was, files = before["files"], now["files"]
+    mended = [name for name in was if name in files and was[name] != files[name]]
+    changed = sorted(mended or was.keys() ^ files.keys())  # a mended script may import others
+    more = [f"{len(changed) - MOST_FILES} more"] if len(changed) > MOST_FILES else []
+    return changes + [f"{name} changed since" for name in changed[:MOST_FILES] + more]
 
 
 @dataclass(slots=True, kw_only=True)

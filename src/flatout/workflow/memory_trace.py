@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import flatout
+from flatout.core.boot import with_boot
 from flatout.core.errors import UserError
 from flatout.core.recipe import Recipe
 from flatout.core.workload import Workload
@@ -204,14 +204,12 @@ class _Process:
         }
         path = self.folder / "spec.json"
         path.write_text(json.dumps(spec), encoding="utf-8")
-        source = str(Path(flatout.__file__).parent.parent)
-        search = os.pathsep.join(filter(None, [source, os.environ.get("PYTHONPATH")]))
         try:
             with (self.folder / "log").open("ab") as log:
                 self.child = subprocess.Popen(
                     [self.workload.python, "-m", "flatout.workflow.memory_child", str(path)],
                     cwd=self.workload.folder,
-                    env={**os.environ, "PYTHONPATH": search, "PYTHONDONTWRITEBYTECODE": "1"},
+                    env={**with_boot(os.environ), "PYTHONDONTWRITEBYTECODE": "1"},
                     stdin=subprocess.PIPE,
                     stdout=log,
                     stderr=log,

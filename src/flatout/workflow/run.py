@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -33,11 +34,8 @@ if TYPE_CHECKING:
 KILLED = 128 + 9
 """Exit code that a shell gives for signal 9, and so does `run`."""
 
-PASSED_ON = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
-"""What schedulers, containers and people tell a training with; many save a checkpoint then.
-
-Ctrl-C is not one of them: the terminal tells the script itself.
-"""
+PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+"""What schedulers, containers and people tell a training with; many save a checkpoint then."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +103,7 @@ def _train(
         with _signals_passed_on() as pass_to:
             child = subprocess.Popen(command_of(workload), cwd=workload.folder, env=armed)
             pass_to(child)
-            code = _wait(child)
+            code = _shells_code(child.wait())
         if code == KILLED:
             tell("the script was killed: where nobody did that, the machine ran out of memory")
         return code, find_noted(folder, "oom") if code else None
@@ -132,6 +130,7 @@ def _child(recipe: Recipe, folder: Path, plan: RunPlan | None) -> dict[str, obje
         "folder": "",
         "status_folder": str(folder),
         "plan": plan.for_child() if plan else None,
+        "prefix": sys.prefix,
         "seed": None,
         "descendants_end": False,
         "undo": None,
@@ -152,6 +151,8 @@ def _signals_passed_on() -> "Iterator[Callable[[subprocess.Popen[bytes]], None]]
     def pass_on(number: int, _: object) -> None:
         if not children:
             early.append(number)
+        if number == signal.SIGINT and _is_at_terminal():
+            return  # Ctrl-C: the terminal tells the script itself
         for child in children:
             child.send_signal(number)
 
@@ -170,11 +171,16 @@ def _signals_passed_on() -> "Iterator[Callable[[subprocess.Popen[bytes]], None]]
             signal.signal(number, handler)
 
 
-def _wait(child: "subprocess.Popen[bytes]") -> int:
-    """Wait for the script; Ctrl-C reaches it through the terminal, and it may save and end."""
-    while True:
-        try:
-            code = child.wait()
-        except KeyboardInterrupt:
-            continue
-        return code if code >= 0 else 128 - code
+def _shells_code(code: int) -> int:
+    """Return an exit code as a shell gives it, which names a signal by a number above 128."""
+    return code if code >= 0 else 128 - code
+
+
+def _is_at_terminal() -> bool:
+    """Tell whether a terminal's Ctrl-C goes to this process, and so to the script as well.
+
+    It does not in the background, in a session of its own, or as the first process of a container.
+    """
+    with contextlib.suppress(OSError), Path("/dev/tty").open("rb", buffering=0) as terminal:
+        return os.tcgetpgrp(terminal.fileno()) == os.getpgrp()
+    return False  # there is none

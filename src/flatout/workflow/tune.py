@@ -33,13 +33,14 @@ from flatout.workflow.pairs import Match, play
 from flatout.workflow.ranking import Search
 from flatout.workflow.referee import Referee
 from flatout.workflow.rescue import Rescue, make_it_run, retry_with_fewer_workers
+from flatout.workflow.script_files import digests_of
 from flatout.workflow.standing import Ladder, Tell, progress
 from flatout.workflow.trials import run_trial
 from flatout.workflow.verdicts import verdict_of
 from flatout.workflow.worker_scan import WorkerScans
 
-RECORDS = 2
-"""Version of what a journal holds beside the trials' own schema."""
+RECORDS = 3
+"""Version of what a journal holds beside the trials' own schema: those of another are not read."""
 WARM = (
     "an earlier tuning of this script left a compile cache: without it, levers that compile may "
     "need longer at the start than is said here"
@@ -104,13 +105,7 @@ def tune(
     mend_leftovers()
     machine = machine or read_machine(torch=False)
     budget = Budget(total_s=options.budget_s, clock=options.clock)
-    header = {
-        "workload": workload.command_line,
-        "torch": machine.torch_version,
-        # Records and scans of another version are not read as this one's.
-        "records": RECORDS,
-    }
-    recorded = open_journal(options.out, header, resume=options.resume)
+    recorded = open_journal(options.out, _header(workload, machine), resume=options.resume)
     cache = scratch_root() / "compiled" / workload.name
     cache.mkdir(parents=True, exist_ok=True)
     lab = Lab(
@@ -155,6 +150,20 @@ def tune(
     )
     proof = _climb_and_confirm(ladder)
     return _ablation(ladder, looked, proof)
+
+
+def _header(workload: Workload, machine: Machine) -> dict[str, Any]:
+    """Return what a recorded trial tells about: with anything else it is not compared."""
+    devices = machine.devices or (machine.device,)
+    return {
+        "records": RECORDS,
+        "workload": workload.command_line,
+        "torch": machine.torch_version,
+        "device": ", ".join(device.name for device in devices),
+        "cpu": machine.cpu_name,
+        "cores": machine.usable_cores,
+        "files": digests_of(workload),
+    }
 
 
 def _look(

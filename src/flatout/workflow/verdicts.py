@@ -84,7 +84,7 @@ def _break_even(match: Match) -> tuple[float, int | None]:
     if first is None or base is None or steady is None:
         return 0.0, None
     startup_s = (first.warmup_ms - base.warmup_ms) / 1e3
-    saved_s = (base.step_ms.median - pace_ms(steady, base)) / 1e3
+    saved_s = (base.whole_step_ms - pace_ms(steady, base)) / 1e3
     if startup_s < MIN_STARTUP_S or saved_s <= 0:
         return max(0.0, startup_s), None
     return startup_s, int(startup_s / saved_s) + 1

@@ -10,6 +10,7 @@ from pathlib import Path
 from flatout.core.errors import UserError
 from flatout.core.nearest import unknown
 from flatout.core.workload import Workload
+from flatout.seams.arming import find_module
 
 MODULE = "-m"
 
@@ -39,7 +40,8 @@ def _module(arguments: Sequence[str]) -> Workload:
     name, *rest = arguments
     top = name.partition(".")[0]
     # As `python -m`: the working directory comes first. Nothing of the user's is imported.
-    if PathFinder.find_spec(top, [str(Path.cwd()), *sys.path]) is None:
+    here = PathFinder.find_spec(top, [str(Path.cwd()), *sys.path])
+    if here is None and find_module(top) is None:
         raise UserError(
             f"there is no module {name} here; start flatout in the folder that holds {top}, "
             "or give the script's path"

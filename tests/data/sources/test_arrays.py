@@ -1,3 +1,5 @@
+import zipfile
+
 import numpy as np
 import pytest
 
@@ -58,3 +60,57 @@ def test_arrays_that_make_no_samples_are_named(tmp_path, arrays, words):
 
     with pytest.raises(UserError, match=words):
         packed(tmp_path / "a.npz", tmp_path / "a")
+
+
+def cut_off(path):
+    np.savez(path, x=np.arange(9))
+    path.write_bytes(path.read_bytes()[:-30])
+
+
+def damaged(path):
+    """Write an .npz of which a byte of the compressed numbers is another one."""
+    np.savez_compressed(path, x=np.random.default_rng(0).random(1_000))
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 255
+    path.write_bytes(data)
+
+
+def with_a_text(path):
+    with zipfile.ZipFile(path, "w") as file:
+        file.writestr("notes.txt", "no array")
+
+
+def plain_array(path):
+    with path.open("wb") as file:
+        np.save(file, np.arange(9))
+
+
+def whole_archive(path):
+    with path.open("wb") as file:
+        np.savez(file, x=np.arange(9))
+
+
+@pytest.mark.parametrize(
+    ("name", "write", "words"),
+    [
+        ("a.npz", cut_off, "cannot be read as plain arrays"),
+        ("a.npz", damaged, "cannot be read as plain arrays"),
+        ("a.npz", with_a_text, r"notes\.txt holds no numbers"),
+        ("a.npz", plain_array, "cannot be read as plain arrays"),
+        ("a.npy", whole_archive, "value holds no numbers"),
+        ("a.npy", lambda path: path.write_bytes(b""), "cannot be read as plain arrays"),
+    ],
+)
+def test_files_that_are_no_arrays_are_named(tmp_path, name, write, words):
+    write(tmp_path / name)
+
+    with pytest.raises(UserError, match=words):
+        packed(tmp_path / name, tmp_path / "a")
+
+
+def test_a_name_in_capitals_is_a_name(tmp_path):
+    plain_array(tmp_path / "A.NPY")
+
+    packed(tmp_path / "A.NPY", tmp_path / "a")
+
+    assert list(flatout.data.open(tmp_path / "a", order="source")) == list(range(9))

@@ -217,3 +217,82 @@ def test_room_for_the_arrow_files_is_asked_for_before_they_are_written(tmp_path,
     with pytest.raises(UserError, match=r"written out as Arrow first, which takes about 0\.\d MiB"):
         pack(str(path), tmp_path / "a", PackOptions(), lambda _progress: None)
     assert not (tmp_path / "a").exists()
+
+
+def texts(*cells):
+    """Return a column of texts that are not looked at, as another tool may have written them."""
+    plain = pa.array(cells, pa.binary())
+    return pa.Array.from_buffers(pa.string(), len(plain), plain.buffers())
+
+
+def test_a_text_that_is_not_unicode_is_a_bad_sample(tmp_path):
+    pq.write_table(pa.table({"x": texts(b"one", b"\xff", b"three")}), tmp_path / "a.parquet")
+
+    with pytest.raises(UserError, match=r"row 1: x has no value in Python.*--on-bad skip"):
+        packed(tmp_path / "a.parquet", tmp_path / "a")
+
+    packed(tmp_path / "a.parquet", tmp_path / "b", on_bad="skip")
+    assert [row["name"] for row in skipped_in(tmp_path / "b")] == ["row 1"]
+
+
+def test_a_first_text_that_is_not_unicode_is_named(tmp_path):
+    pq.write_table(pa.table({"x": texts(b"\xff", b"two")}), tmp_path / "a.parquet")
+
+    with pytest.raises(UserError, match="row 0: x has no value in Python"):
+        packed(tmp_path / "a.parquet", tmp_path / "a")
+
+
+def test_a_picture_that_is_nowhere_is_a_bad_sample(tmp_path):
+    cells = [
+        {"bytes": file_bytes(0), "path": None},
+        {"bytes": None, "path": None},
+        {"bytes": None, "path": "a\0.jpg"},
+    ]
+    pq.write_table(pa.table({"image": cells}), tmp_path / "a.parquet")
+
+    packed(tmp_path / "a.parquet", tmp_path / "a", on_bad="skip")
+
+    reasons = {row["name"]: row["reason"] for row in skipped_in(tmp_path / "a")}
+    assert reasons["row 1"] == "image has neither bytes nor a path"
+    assert "no file has such a name" in reasons["row 2"]
+
+
+def test_whole_numbers_beyond_64_bits_are_bad_samples(tmp_path):
+    cells = pa.array([[1], [2**64 - 1]], pa.list_(pa.uint64()))
+    pq.write_table(pa.table({"x": cells}), tmp_path / "a.parquet")
+
+    packed(tmp_path / "a.parquet", tmp_path / "a", on_bad="skip")
+
+    assert [row["name"] for row in skipped_in(tmp_path / "a")] == ["row 1"]
+
+
+def test_files_without_a_column_of_the_first_are_named(tmp_path):
+    (tmp_path / "p").mkdir()
+    pq.write_table(pa.table({"x": [1], "y": [2]}), tmp_path / "p/a.parquet")
+    pq.write_table(pa.table({"x": [3]}), tmp_path / "p/b.parquet")
+
+    with pytest.raises(UserError, match="the column y comes 0 times in some rows"):
+        packed(tmp_path / "p", tmp_path / "a")
+
+
+def test_columns_of_one_name_are_named(tmp_path):
+    table = pa.Table.from_arrays([pa.array([1]), pa.array([2])], ["x", "x"])
+    with (
+        pa.OSFile(str(tmp_path / "a.arrow"), "wb") as sink,
+        pa.ipc.new_file(sink, table.schema) as out,
+    ):
+        out.write_table(table)
+
+    with pytest.raises(UserError, match="the column x comes 2 times"):
+        packed(tmp_path / "a.arrow", tmp_path / "a")
+
+
+@pytest.mark.parametrize("name", ["state.json", "dataset_info.json"])
+@pytest.mark.parametrize("text", ["", "{", "[]", "[" * 100_000], ids=len)
+def test_what_hugging_face_wrote_beside_the_rows_may_be_damaged(tmp_path, name, text):
+    (tmp_path / "saved").mkdir()
+    pq.write_table(pa.table({"label": [1]}), tmp_path / "saved/a.parquet")
+    (tmp_path / "saved" / name).write_text(text)
+
+    with pytest.raises(UserError, match=r"damaged .*; save the data set again"):
+        packed(tmp_path / "saved", tmp_path / "a")

@@ -25,6 +25,15 @@ changing = Items([(1, 2), (1, 2, 3)])
 failing = Items([1, 2])
 failing.__class__ = type("Failing", (Items,), {"__getitem__": lambda s, i: 1 if i == 0 else 1 / 0})
 empty = Items([])
+class Unsized(Items):
+    def __len__(self): raise AttributeError("no items yet")
+unsized = Unsized([1])
+large = Items([{"a": [1]}, {"a": [2**64]}])
+def nested(levels):
+    inner = []
+    for _ in range(levels): inner = [inner]
+    return inner
+deep = Items([{"a": [1, "x"]}, {"a": nested(100_000)}])
 class Stream(IterableDataset):
     def __iter__(self): return iter(())
     def __getitem__(self, i): raise TypeError
@@ -88,6 +97,9 @@ def test_workers_import_the_data_set_for_themselves(script):
         ("failing", "item 1: the data set raised ZeroDivisionError"),
         ("empty", "nothing to pack"),
         ("stream", "has no length"),
+        ("unsized", "its length raised AttributeError: no items yet"),
+        ("large", "item 1: field 'a' is list here and array in the samples before"),
+        ("deep", "item 1: field 'a' is list here and json in the samples before"),
         ("number", "is a int|raised TypeError"),
         ("tensor", "did you mean 'tensors'"),
     ],

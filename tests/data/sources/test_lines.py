@@ -4,12 +4,20 @@ import pytest
 
 import flatout.data
 from flatout.core.errors import UserError
+from flatout.data import encode
 from flatout.data.format import Encoding
 from flatout.data.refusals import BadSample
 from flatout.data.sources import open_source
 from tests.data.packs import packed, skipped_in
 
 BYTES = Encoding(kind="tokens", tokenizer="bytes")
+DEEP = 100_000
+"""Levels of JSON that no parser of Python's goes down."""
+BAD = {
+    "numbers": '{"a": [18446744073709551615], "x": 0.5}',
+    "number": '{"a": [1], "x": 1' + 400 * "0" + "}",
+    "depth": '{"a": ' + DEEP * "[" + DEEP * "]" + "}",
+}
 
 
 def written(path, *lines, end="\n"):
@@ -78,6 +86,8 @@ def test_a_tokenizer_of_hugging_face_is_used(tmp_path):
         (['{"a": 1}', '{"a": "x"}'], "line 2: field 'a' is str here and int in the samples"),
         (['{"a": 1}', '{"a": 1e400}', "{}"], "line [23]: "),
         (['{"a": 123456789012345678901234567890}'], "line 1: field 'a' is int"),
+        (['{"a": [18446744073709551615]}'], "first line: field 'a' is a list of numbers beyond"),
+        ([BAD["depth"]], "first line: not JSON"),
     ],
 )
 def test_lines_that_cannot_be_packed_are_named(tmp_path, lines, words):
@@ -93,6 +103,29 @@ def test_bad_lines_are_left_out_when_asked(tmp_path):
     packed(path, tmp_path / "a", on_bad="skip")
 
     assert [row["name"] for row in skipped_in(tmp_path / "a")] == ["line 2"]
+
+
+@pytest.mark.parametrize("kind", BAD)
+def test_numbers_and_depths_beyond_all_bounds_are_bad_samples(tmp_path, kind):
+    path = written(tmp_path / "a.jsonl", '{"a": [1], "x": 0.5}', BAD[kind])
+
+    with pytest.raises(UserError, match=r"line 2: .*--on-bad skip"):
+        packed(path, tmp_path / "a")
+
+    packed(path, tmp_path / "b", on_bad="skip")
+    assert list(flatout.data.open(tmp_path / "b")) == [{"a": [1], "x": 0.5}]
+    assert [row["name"] for row in skipped_in(tmp_path / "b")] == ["line 2"]
+
+
+def test_a_text_that_is_too_large_for_a_record_is_a_bad_sample(tmp_path, monkeypatch):
+    monkeypatch.setattr(encode, "MAX_FIELD_BYTES", 16)
+    path = written(tmp_path / "a.txt", "short", "this one is no longer short", "not six")
+
+    packed(path, tmp_path / "a", on_bad="skip")
+    packed(path, tmp_path / "b", on_bad="skip", encoding=BYTES, is_shuffled=False)
+
+    assert [row["name"] for row in skipped_in(tmp_path / "a")] == ["line 2"]
+    assert [row["name"] for row in skipped_in(tmp_path / "b")] == ["line 2", "line 3"]
 
 
 def test_what_an_encoding_needs_is_said(tmp_path):

@@ -47,6 +47,7 @@ def test_two_rows_may_show_the_same_file(tmp_path):
         ("a,b\n1\n", "line 2: 1 cells, and the header has 2"),
         ("a,a\n1,2\n", "two columns have the same name"),
         ("path\nmissing.jpg\n", r"missing\.jpg: the file is gone"),
+        ("path\na\0.jpg\n", "no file has such a name|line contains NUL"),  # up to Python 3.10
     ],
 )
 def test_mistakes_are_named(tmp_path, text, words):

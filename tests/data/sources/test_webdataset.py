@@ -1,5 +1,6 @@
 import gzip
 import io
+import struct
 import tarfile
 
 import numpy as np
@@ -142,3 +143,74 @@ def test_a_packed_tar_equals_its_source(tmp_path):
     source = open_source(str(path), work=tmp_path / "work")
 
     assert verify(source, tmp_path / "a", tell=lambda _progress: None).is_equal
+
+
+def archive():
+    """Return an .npz, which is no array."""
+    stream = io.BytesIO()
+    np.savez(stream, x=np.arange(4))
+    return stream.getvalue()
+
+
+HEAD = b"{'descr': ("
+NO_ARRAYS = {
+    "empty": b"",
+    "cut off": npy(np.arange(4))[:-3],
+    "zip": archive(),
+    "zip cut off": archive()[:40],
+    "open bracket": b"\x93NUMPY\1\0" + struct.pack("<H", len(HEAD)) + HEAD,
+}
+
+
+@pytest.mark.parametrize("kind", NO_ARRAYS)
+def test_an_array_that_cannot_be_read_is_a_bad_sample(tmp_path, kind):
+    bad = [*sample(1)[:-1], ("0001.box.npy", NO_ARRAYS[kind])]
+    path = tar(tmp_path / "a.tar", [*members(0), *bad, *members(2)])
+
+    with pytest.raises(UserError, match=r"0001: box\.npy is no array: .*--on-bad skip"):
+        packed(path, tmp_path / "a")
+
+    assert packed(path, tmp_path / "b", on_bad="skip").samples == 2
+    assert [row["name"] for row in skipped_in(tmp_path / "b")] == ["0001"]
+
+
+@pytest.mark.parametrize("kind", NO_ARRAYS)
+@pytest.mark.parametrize("on_bad", ["raise", "skip"])
+def test_a_first_array_that_cannot_be_read_is_named(tmp_path, kind, on_bad):
+    bad = [*sample(0)[:-1], ("0000.box.npy", NO_ARRAYS[kind])]
+    path = tar(tmp_path / "a.tar", [*bad, *members(1)])
+
+    with pytest.raises(UserError, match=r"0000: box\.npy is no array: .*repair it"):
+        packed(path, tmp_path / "a", on_bad=on_bad)
+
+
+def test_arrays_of_the_other_byte_order_are_packed(tmp_path):
+    path = tar(tmp_path / "a.tar", [("0.npy", npy(np.arange(4, dtype=">i4")))])
+
+    packed(path, tmp_path / "a")
+
+    assert flatout.data.open(tmp_path / "a")[0]["npy"].tolist() == [0, 1, 2, 3]
+
+
+def test_a_damaged_member_in_the_middle_does_not_pass_for_the_end(tmp_path):
+    path = tar(tmp_path / "a.tar", members(*range(6)))
+    data = path.read_bytes()
+    at = data.index(b"0002.jpg")
+    path.write_bytes(data[:at] + b"X" + data[at + 1 :])
+
+    with pytest.raises(UserError, match=r"damaged or cut off.*--on-bad skip"):
+        packed(path, tmp_path / "a")
+
+    assert packed(path, tmp_path / "b", on_bad="skip").samples == 2
+    assert "damaged or cut off" in skipped_in(tmp_path / "b")[0]["reason"]
+
+
+def test_a_header_that_makes_no_sense_is_damage(tmp_path):
+    odd = tarfile.TarInfo("0002.jpg")
+    odd.pax_headers = {"GNU.sparse.map": "no numbers"}
+    path = tar(tmp_path / "a.tar", [*members(0, 1), (odd, b"")])
+
+    with pytest.raises(UserError, match=r"damaged or cut off.*--on-bad skip"):
+        packed(path, tmp_path / "a")
+
+    assert packed(path, tmp_path / "b", on_bad="skip").samples == 2

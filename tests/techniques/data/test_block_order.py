@@ -206,6 +206,63 @@ def test_a_shuffle_that_is_left_early_is_another_one_next_time(stores):
     assert begun[0] != begun[1]
 
 
+def first_slots(data, **changes):
+    """Return what a loader that is made for one epoch draws at its beginning."""
+    wanted = BlockOrder().loader(asked(data, **changes))
+    return list(itertools.islice(wanted["sampler"], 50))
+
+
+@pytest.mark.usefixtures("cold")
+def test_each_loader_of_a_script_that_makes_one_an_epoch_has_another_order(stores):
+    data = flatout.data.open(stores / "shuffled")
+
+    first, second = first_slots(data), first_slots(data)
+
+    assert first != second
+    assert first[0].epoch != second[0].epoch  # so augmentation is another one too
+
+
+@pytest.mark.usefixtures("cold")
+def test_the_same_seed_gives_the_same_orders(stores):
+    data, epochs = flatout.data.open(stores / "shuffled"), []
+
+    for _ in range(2):
+        torch.manual_seed(7)
+        epochs.append([first_slots(data), first_slots(data)])
+
+    assert epochs[0] == epochs[1]
+
+
+@pytest.mark.usefixtures("cold")
+@pytest.mark.parametrize(
+    "given",
+    [
+        lambda own: {"generator": own},
+        lambda own: {"sampler": RandomSampler(range(SAMPLES), generator=own)},
+    ],
+)
+def test_a_generator_of_the_script_is_what_is_drawn_from(stores, given):
+    data, epochs = flatout.data.open(stores / "shuffled"), []
+
+    for seed in (7, 7, 8):
+        own = torch.Generator().manual_seed(seed)
+        epochs.append(first_slots(data, **given(own)))
+
+    assert epochs[0] == epochs[1] != epochs[2]
+
+
+@pytest.mark.usefixtures("cold")
+def test_the_stream_of_the_script_moves_as_it_did(stores):
+    data, after = flatout.data.open(stores / "shuffled"), []
+
+    for wanted in (asked(data), BlockOrder().loader(asked(data))):
+        torch.manual_seed(7)
+        next(iter(DataLoader(**wanted)))
+        after.append(torch.get_rng_state())
+
+    assert torch.equal(after[0], after[1])
+
+
 @pytest.mark.usefixtures("cold")
 @pytest.mark.parametrize("sampler", [None, RandomSampler(range(SAMPLES))])
 def test_ranks_that_each_draw_their_own_shuffle_are_left_alone(stores, monkeypatch, sampler):

@@ -3,6 +3,7 @@ import torch
 from torch import nn
 
 from flatout.core.errors import NotApplicable
+from flatout.techniques.compute.packed_attention import PackedAttention
 from flatout.techniques.data.sequence_packing import SequencePacking, packing
 from tests.data.test_padding import batch
 from tests.techniques.facts import loader, machine, model, profile
@@ -63,7 +64,19 @@ def test_samples_do_not_see_each_other():
     assert torch.equal(found[0], found[1])
 
 
-@pytest.mark.parametrize("change", [{"labels": None}, {"position_ids": torch.zeros(2, 24)}])
+LEFT = batch([3, 4], width=24, left=True)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"labels": None},
+        {"position_ids": torch.zeros(2, 24)},
+        {"labels": batch([3, 4], width=24, counts=True)["labels"]},
+        {name: LEFT[name] for name in ("input_ids", "attention_mask", "labels")},
+    ],
+    ids=["no labels", "positions", "labels count padding", "padding predicts the first token"],
+)
 def test_calls_that_cannot_be_packed_pass_unchanged(change):
     seen = []
     asked = tokens([3, 4]) | change
@@ -72,6 +85,47 @@ def test_calls_that_cannot_be_packed_pass_unchanged(change):
 
     assert seen[0].keys() == asked.keys()
     assert all(seen[0][name] is asked[name] for name in asked)
+
+
+def test_padding_on_the_left_that_predicts_nothing_is_taken_out():
+    seen = []
+    asked = {name: LEFT[name] for name in ("input_ids", "attention_mask", "labels")}
+    asked["labels"] = asked["labels"].clone()
+    asked["labels"][0, 21] = asked["labels"][1, 20] = -100
+
+    packing(lambda **kwargs: seen.append(kwargs))(**asked)
+
+    assert seen[0]["input_ids"].shape == (1, 24)
+
+
+def test_models_that_mix_the_samples_of_a_row_are_left_alone():
+    transformers = pytest.importorskip("transformers")
+    config = transformers.OPTConfig(
+        vocab_size=128, hidden_size=32, ffn_dim=64, num_hidden_layers=2, num_attention_heads=4
+    )
+    root = transformers.OPTForCausalLM(config).train()
+
+    with pytest.raises(NotApplicable, match="samples in one row of OPTForCausalLM see each other"):
+        SequencePacking().forward(root, root)
+
+
+def test_a_model_that_cannot_be_tried_is_left_alone():
+    root = causal_model("sdpa")
+    root.model.register_forward_hook(lambda *_: 1 / 0)
+
+    with pytest.raises(NotApplicable, match=r"could not be tried.*ZeroDivisionError"):
+        SequencePacking().forward(root, root)
+
+
+def test_a_model_is_tried_once_by_whatever_levers():
+    root, calls = causal_model("sdpa"), []
+    root.register_forward_hook(lambda *_: calls.append(1))
+
+    SequencePacking().forward(root, root)
+    tried = len(calls)
+    PackedAttention().forward(root, root)
+
+    assert (tried, len(calls)) == (2, 2)
 
 
 def test_other_models_are_left_alone():

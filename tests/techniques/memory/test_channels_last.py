@@ -7,12 +7,18 @@ from torch import nn
 
 from flatout.core.errors import NotApplicable
 from flatout.core.trace import TraceSummary
+from flatout.techniques.memory import channels_last
 from flatout.techniques.memory.channels_last import ChannelsLast, with_channels_last_inputs
 from tests.techniques.facts import machine, model, profile
 
 PROMISE = ("pictures.py", {})
 
 LAST = torch.channels_last
+
+
+@pytest.fixture(autouse=True)
+def no_root_seen(monkeypatch):
+    monkeypatch.setattr(channels_last, "_REASONS", [])
 
 
 def network():
@@ -133,3 +139,94 @@ def test_kernels_that_convert_now_are_predicted_to_go():
 
     assert saved(0.4) == pytest.approx(40.0)
     assert saved(0.02) == saved(None) == pytest.approx(100 / 6)
+
+
+def batch(step):
+    return torch.randn(4, 3, 9, 9, generator=torch.Generator().manual_seed(step))
+
+
+def stepped(call, optimizer, steps):
+    for step in steps:
+        optimizer.zero_grad()
+        call(batch(step)).square().mean().backward()
+        optimizer.step()
+
+
+def begun(saved=None):
+    """Return a model and a fused optimizer as a script makes them, or loads them."""
+    net = network()
+    # The gradient of a bias before a normalisation is all rounding, which Adam would blow up.
+    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2, eps=1e-3, fused=True)
+    if saved is not None:
+        net.load_state_dict(saved[0])
+        optimizer.load_state_dict(saved[1])
+    return net, optimizer
+
+
+def saved_of(net, optimizer):
+    return copy.deepcopy((net.state_dict(), optimizer.state_dict()))
+
+
+def assert_close(found, expected):
+    for one, other in zip(found.parameters(), expected.parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("steps_first", [False, True])
+def test_moments_that_were_loaded_lie_as_the_weights_do(steps_first):
+    plain, stepper = begun()
+    stepped(plain, stepper, range(3))
+    root, optimizer = begun(saved_of(plain, stepper))
+    lever = ChannelsLast()
+
+    # A step before the first call comes first at the optimizer's seam.
+    call = root if steps_first else lever.forward(root, root)
+    lever.optimizer(optimizer)
+    call = lever.forward(root, root) if steps_first else call
+    stepped(call, optimizer, range(3, 6))
+    stepped(plain, stepper, range(3, 6))
+
+    moment = optimizer.state[root[0].weight]["exp_avg"]
+    assert moment.stride() == root[0].weight.stride() != plain[0].weight.stride()
+    assert_close(root, plain)
+
+
+def test_what_is_saved_goes_on_in_a_plain_training():
+    root, optimizer = begun()
+    call = ChannelsLast().forward(root, root)
+    ChannelsLast().optimizer(optimizer)
+    stepped(call, optimizer, range(3))
+
+    saved = saved_of(root, optimizer)
+    plain, stepper = begun(saved)
+    stepped(plain, stepper, range(3, 6))
+    stepped(call, optimizer, range(3, 6))
+
+    states = [value for state in saved[1]["state"].values() for value in state.values()]
+    assert all(value.is_contiguous() for value in states)
+    assert_close(plain, root)
+
+
+def test_a_checkpoint_that_is_loaded_later_lies_as_the_weights_do_too():
+    root, optimizer = begun()
+    call = ChannelsLast().forward(root, root)
+    ChannelsLast().optimizer(optimizer)
+    stepped(call, optimizer, range(2))
+
+    optimizer.load_state_dict(saved_of(root, optimizer)[1])
+
+    assert optimizer.state[root[0].weight]["exp_avg"].stride() == root[0].weight.stride()
+
+
+def test_where_no_model_was_converted_the_optimizer_is_no_sign_that_it_acted():
+    _, optimizer = begun()
+    ChannelsLast().optimizer(optimizer)
+    with pytest.raises(NotApplicable, match="no training call"):
+        ChannelsLast().end()
+
+    plain = nn.Linear(2, 2)
+    with pytest.raises(NotApplicable):
+        ChannelsLast().forward(plain, plain)
+
+    with pytest.raises(NotApplicable, match="no 2-d convolutions"):
+        ChannelsLast().optimizer(optimizer)

@@ -71,6 +71,84 @@ def test_the_optimizers_groups_and_their_schedule_stay():
     }
 
 
+def adapters_of(layer):
+    return {id(p) for p in layer.parameters() if p.requires_grad}
+
+
+def held_by(group):
+    return {id(p) for p in group["params"]}
+
+
+def test_each_adapter_goes_into_the_group_of_its_layers_weight():
+    adapted = network()
+    optimizer = torch.optim.AdamW(
+        [
+            {"params": adapted[0].parameters(), "lr": 1e-5},
+            {"params": adapted[2].parameters(), "lr": 1e-3},
+            {"params": adapted[3].parameters()},
+        ]
+    )
+
+    train_only(optimizer, add_adapters(adapted, rank=2))
+
+    assert [held_by(group) for group in optimizer.param_groups] == [
+        adapters_of(adapted[0]),
+        adapters_of(adapted[2]),
+        set(),
+    ]
+
+
+def test_of_two_optimizers_each_trains_the_adapters_of_its_own_layers():
+    adapted = network()
+    body = torch.optim.AdamW(adapted[0].parameters(), lr=1e-5)
+    rest = torch.optim.AdamW([*adapted[2].parameters(), *adapted[3].parameters()], lr=1e-3)
+    technique = Lora(rank=2)
+    technique.model(adapted)
+
+    technique.optimizer(body)
+    technique.optimizer(rest)
+
+    assert held_by(body.param_groups[0]) == adapters_of(adapted[0])
+    assert held_by(rest.param_groups[0]) == adapters_of(adapted[2])
+
+
+def test_an_optimizer_of_the_last_layer_alone_gets_no_adapters():
+    adapted = network()
+    head = torch.optim.AdamW(adapted[3].parameters())
+    Lora(rank=2).model(adapted)
+
+    with pytest.raises(NotApplicable, match="holds no weight of a layer with adapters"):
+        Lora(rank=2).optimizer(head)
+
+    assert held_by(head.param_groups[0]) == {id(p) for p in adapted[3].parameters()}
+
+
+def test_layers_that_share_a_weight_have_their_adapters_once_in_its_group():
+    adapted = network()
+    adapted.append(nn.Linear(4, 4))
+    adapted[2].weight = nn.Parameter(torch.ones(16, 16))
+    adapted.insert(3, nn.Linear(16, 16))
+    adapted[3].weight = adapted[2].weight
+    optimizer = torch.optim.AdamW(adapted.parameters())
+
+    train_only(optimizer, add_adapters(adapted, rank=2))
+
+    (group,) = optimizer.param_groups
+    assert len(group["params"]) == len(held_by(group))
+    assert held_by(group) == {id(p) for p in adapted.parameters() if p.requires_grad}
+
+
+def test_layers_that_the_script_froze_get_no_adapters():
+    adapted = network()
+    adapted[0].requires_grad_(requires_grad=False)
+    optimizer = torch.optim.AdamW(p for p in adapted.parameters() if p.requires_grad)
+
+    train_only(optimizer, add_adapters(adapted, rank=2))
+
+    assert not hasattr(adapted[0], "lora_A")
+    assert held_by(optimizer.param_groups[0]) == adapters_of(adapted[2])
+
+
 def test_an_optimizer_of_another_model_is_left_alone():
     Lora().model(network())
 
@@ -83,6 +161,7 @@ def test_an_optimizer_of_another_model_is_left_alone():
     [
         (lambda: nn.Sequential(nn.Conv2d(1, 1, 1), nn.Linear(2, 2)), "no linear layers"),
         (lambda: _adapted(), "put adapters into the model itself"),
+        (lambda: network().requires_grad_(requires_grad=False), "no linear layers"),
     ],
 )
 def test_models_that_cannot_be_adapted_stay_as_they_are(make, why):

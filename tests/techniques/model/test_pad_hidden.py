@@ -1,4 +1,6 @@
 import copy
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -51,6 +53,31 @@ def test_the_products_have_aligned_widths(monkeypatch):
     padded(torch.randn(5, 16))
 
     assert seen[:2] == [(16, 24, 16), (24, 32, 24)]
+
+
+LOAD = """
+import sys, torch
+net = torch.load(sys.argv[1], weights_only=False)
+print(torch.allclose(net(torch.ones(2, 16)), torch.load(sys.argv[2])))
+print([name for name in sys.modules if name.startswith("flatout")])
+"""
+
+
+def test_a_whole_model_that_was_saved_loads_without_flatout(tmp_path):
+    plain = network()
+    padded = copy.deepcopy(plain)
+    pad_layers(padded)
+    torch.save(padded, tmp_path / "best.pt")
+    torch.save(plain(torch.ones(2, 16)), tmp_path / "expected.pt")
+
+    done = subprocess.run(
+        [sys.executable, "-c", LOAD, tmp_path / "best.pt", tmp_path / "expected.pt"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert done.stdout.split("\n")[:2] == ["True", "[]"], done.stderr
 
 
 def test_a_model_of_even_widths_is_left_alone():

@@ -41,6 +41,20 @@ def test_the_updates_are_the_optimizers_own(kind):
         torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-7)
 
 
+def test_other_optimizers_take_a_rate_that_is_a_tensor_in_groups():
+    plain = network()
+    grouped = copy.deepcopy(plain)
+    rate = torch.tensor(1e-3)
+
+    expected = trained(plain, torch.optim.SGD(plain.parameters(), lr=rate))
+    found = trained(
+        grouped, ForeachOptimizer().optimizer(torch.optim.SGD(grouped.parameters(), lr=rate))
+    )
+
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-7)
+
+
 def test_a_checkpoint_of_the_plain_one_goes_on_in_groups():
     plain = network()
     first = torch.optim.AdamW(plain.parameters())
@@ -60,6 +74,7 @@ def test_a_checkpoint_of_the_plain_one_goes_on_in_groups():
         (lambda p: torch.optim.SGD(p, lr=1, foreach=False), "chose its implementation"),
         (lambda p: torch.optim.AdamW(p, fused=True), "fused"),
         (lambda p: torch.optim.LBFGS(p), "no foreach"),
+        (lambda p: torch.optim.AdamW(p, lr=torch.tensor(1e-3)), "rate is a tensor"),
     ],
 )
 def test_others_are_left_alone_with_the_reason(make, why):

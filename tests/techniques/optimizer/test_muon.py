@@ -8,6 +8,8 @@ from torch import nn
 
 from flatout.core.errors import NotApplicable
 from flatout.core.technique import Numerics
+from flatout.techniques.optimizer.adafactor import Adafactor
+from flatout.techniques.optimizer.fused_optimizer import FusedOptimizer
 from flatout.techniques.optimizer.muon import Muon, hidden_matrices, step_with_muon
 from tests.techniques.facts import machine, model, optimizer, profile
 from tests.techniques.guarded import checked, played
@@ -102,6 +104,63 @@ def test_a_closure_trains_with_fresh_gradients():
     assert all(torch.equal(expected[name], p) for name, p in closed.named_parameters())
 
 
+@pytest.mark.parametrize("unscales", [True, False])
+def test_a_scaler_that_leaves_its_work_to_a_fused_adam_leaves_it_to_muon_too(unscales):
+    plain, fused = network(), network()
+
+    def train_scaled(model, one):
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+        for step in range(4):
+            one.zero_grad()
+            tokens = (torch.arange(6) + step)[None] % 11
+            loss = nn.functional.cross_entropy(model(tokens)[0], tokens[0])
+            scaler.scale(loss * (float("inf") if step == 2 else 1.0)).backward()
+            if unscales:
+                scaler.unscale_(one)
+            scaler.step(one)
+            scaler.update()
+        return list(model.parameters())
+
+    one = torch.optim.AdamW(fused.parameters(), fused=True)
+    found = train_scaled(fused, step_with_muon(one, hidden_matrices(fused)))
+
+    two = torch.optim.AdamW(plain.parameters())
+    expected = train_scaled(plain, step_with_muon(two, hidden_matrices(plain)))
+    for value, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(value, other, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("order", [(Muon, FusedOptimizer), (FusedOptimizer, Muon)])
+def test_the_rest_may_be_fused_by_a_lever_before_or_after(order):
+    plain, fused = network(), network()
+    one, two = (torch.optim.AdamW(model.parameters()) for model in (fused, plain))
+    Muon().model(fused)
+    Muon().model(plain)
+
+    for lever in order:
+        lever().optimizer(one)
+    found = train(fused, one)
+
+    expected = train(plain, Muon().optimizer(two))
+    assert one.param_groups[0]["fused"]
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name], value, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("order", [(Muon, Adafactor), (Adafactor, Muon)])
+def test_two_levers_that_put_other_optimizers_in_one_s_place_are_never_both_applied(order):
+    model = network()
+    one = torch.optim.AdamW(model.parameters())
+    Muon().model(model)
+    first, second = order
+    first().optimizer(one)
+
+    with pytest.raises(NotApplicable):
+        second().optimizer(one)
+
+    assert all(value.isfinite().all() for value in train(model, one).values())
+
+
 def test_a_checkpoint_goes_on_where_it_was():
     model = network()
     one = step_with_muon(torch.optim.AdamW(model.parameters()), hidden_matrices(model))
@@ -134,6 +193,7 @@ def test_a_plain_adam_loads_the_checkpoint():
     ("make", "why"),
     [
         (lambda p: torch.optim.SGD(p, lr=0.1), "no Adam's but SGD's"),
+        (lambda p: torch.optim.AdamW(p, maximize=True), "maximises"),
         (lambda _: torch.optim.AdamW([nn.Parameter(torch.zeros(2, 2))]), "no hidden matrices"),
     ],
 )

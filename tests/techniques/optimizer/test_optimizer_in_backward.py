@@ -12,6 +12,8 @@ from torch import nn
 from flatout.core.errors import NotApplicable
 from flatout.core.profile import PeakBytes
 from flatout.engine.in_backward import Watch, find_obstacle, step_in_backward
+from flatout.seams import training_device
+from flatout.seams.session import Session
 from flatout.techniques.optimizer.optimizer_in_backward import OptimizerInBackward
 from tests.techniques.facts import GIB, gpu, machine, model, optimizer, profile
 from tests.techniques.guarded import checked, played
@@ -197,6 +199,55 @@ def test_what_needs_the_gradients_in_between_is_seen_in_the_first_step(spoil, ro
     (found,) = watched(spoil, rounds=rounds)
 
     assert pytest.importorskip("re").search(reason, found)
+
+
+def watched_with_session(monkeypatch, between):
+    """Return what stands against it where `between` is done before the first step."""
+    session = Session({"mode": "run"})
+    monkeypatch.setattr(training_device, "_followed", [weakref.ref(session)])
+    lever, module = OptimizerInBackward(), nn.Linear(4, 4)
+    lever.start()
+    stepper = torch.optim.AdamW(module.parameters(), lr=0.1)
+    session.add_optimizer(weakref.ref(stepper))
+    schedule = torch.optim.lr_scheduler.ExponentialLR(stepper, 0.5)
+    module(torch.ones(2, 4)).sum().backward()
+
+    between(stepper, schedule)
+
+    try:
+        lever.optimizer(stepper)
+    except NotApplicable as reason:
+        return str(reason)
+    return ""
+
+
+@pytest.mark.parametrize(
+    ("between", "reason"),
+    [
+        (lambda stepper, _: stepper.param_groups[0].update(lr=0.01), "rates are set between"),
+        (lambda stepper, _: stepper.param_groups[0].update(betas=(0.8, 0.9)), "rates are set"),
+        (lambda _, schedule: schedule.step(), "rates are set between"),
+        (lambda stepper, _: stepper.param_groups[0].update(foreach=True), ""),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:.*lr_scheduler.step... before")
+def test_rates_that_are_set_between_backward_and_step_are_seen(between, reason, monkeypatch):
+    found = watched_with_session(monkeypatch, between)
+
+    assert found.startswith(reason)
+    assert bool(found) == bool(reason)
+
+
+def test_rates_that_are_set_there_from_the_second_step_on_end_the_training_with_the_reason():
+    module = Tied()
+    stepper = KINDS["SGD"](module.parameters())
+    step_in_backward(stepper)
+    module(batches(1)[0]).sum().backward()
+
+    stepper.param_groups[0]["lr"] = 0.5
+
+    with pytest.raises(RuntimeError, match="sets its rate between backward and step"):
+        stepper.step()
 
 
 def test_watching_leaves_nothing_behind():

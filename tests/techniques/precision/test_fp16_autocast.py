@@ -1,6 +1,7 @@
 """Scaled losses: the script sees plain gradients, and no update is made of infinities."""
 
 import copy
+import weakref
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from flatout.core.errors import NotApplicable, UserError
 from flatout.core.recipe import Choice, Recipe
 from flatout.techniques import build
 from flatout.techniques.precision.fp16_autocast import (
+    MAX_WALKS,
     Fp16Autocast,
     LossScaling,
     autocast_fp16,
@@ -183,6 +185,53 @@ def test_a_schedule_by_epochs_goes_on_after_a_skipped_step(scaling):
     schedule.step()
 
     assert optimizer.param_groups[0]["lr"] == 0.5
+
+
+def test_a_parameter_at_the_address_of_one_that_is_gone_is_unscaled_in_its_step(scaling):
+    model, gone = network(), torch.ones(1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaling._walks = MAX_WALKS
+    scaling._leaves = {id(p): weakref.ref(gone) for p in model.parameters()}
+    del gone
+    expected = copy.deepcopy(model)
+    torch.autograd.backward(loss_of(expected))
+
+    scaled_backward(scaling)(loss_of(model))
+    optimizer.step()
+
+    pairs = zip(model.parameters(), expected.parameters(), strict=True)
+    assert all(torch.equal(one.grad, other.grad) for one, other in pairs)
+
+
+def test_a_later_models_first_gradients_are_unscaled_before_its_first_step(scaling, monkeypatch):
+    kind = torch.optim.Optimizer
+    monkeypatch.setattr(kind, "add_param_group", scaling._looking_again(kind.add_param_group))
+    backward = scaled_backward(scaling)
+    for _ in range(MAX_WALKS):
+        backward(loss_of(network()))
+    later, plain = network(), network()
+    torch.autograd.backward(loss_of(plain))
+
+    torch.optim.SGD(later.parameters(), lr=0.1)
+    backward(loss_of(later))
+
+    pairs = zip(later.parameters(), plain.parameters(), strict=True)
+    assert all(torch.equal(one.grad, other.grad) for one, other in pairs)
+
+
+def test_gradients_from_before_their_model_was_met_are_not_scaled_twice(scaling):
+    model, plain = network(), network()
+    backward = scaled_backward(scaling)
+    scaling._walks = MAX_WALKS
+    backward(loss_of(model, 1))
+
+    scaling._walks = 0
+    backward(loss_of(model, 2))
+
+    for seed in (1, 2):
+        torch.autograd.backward(loss_of(plain, seed))
+    pairs = zip(model.parameters(), plain.parameters(), strict=True)
+    assert all(torch.allclose(one.grad, other.grad) for one, other in pairs)
 
 
 def test_sparse_gradients_are_unscaled_too():

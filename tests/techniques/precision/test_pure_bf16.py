@@ -1,11 +1,15 @@
 """Weights in bf16 that still learn from updates smaller than their last bit."""
 
+import copy
+
 import pytest
 import torch
 from torch import nn
 
 from flatout.core.errors import NotApplicable
 from flatout.core.profile import PeakBytes
+from flatout.engine.in_backward import step_in_backward
+from flatout.techniques.optimizer.adafactor import Adafactor
 from flatout.techniques.precision import pure_bf16
 from flatout.techniques.precision.pure_bf16 import (
     PureBf16,
@@ -16,6 +20,7 @@ from flatout.techniques.precision.pure_bf16 import (
 )
 from tests.techniques.facts import GIB, machine, model, optimizer, profile
 from tests.techniques.guarded import checked, played
+from tests.techniques.optimizer.test_adafactor import in_first_step
 
 FAST = frozenset({"avx512_bf16"})
 
@@ -24,6 +29,8 @@ FAST = frozenset({"avx512_bf16"})
 def nothing_converted(monkeypatch):
     monkeypatch.setattr(pure_bf16, "_CONVERTED", {})
     monkeypatch.setattr(pure_bf16, "_CLOSURES", [])
+    monkeypatch.setattr(pure_bf16, "_ASKED", [])
+    monkeypatch.setattr(pure_bf16, "_UNDO", [])
 
 
 @pytest.mark.parametrize("sign", [1.0, -1.0])
@@ -169,6 +176,120 @@ def test_steps_with_a_closure_are_told():
 
     with pytest.raises(NotApplicable, match="closure"):
         PureBf16().end()
+    assert {p.dtype for p in linear.parameters()} == {torch.float32}
+    assert linear.weight.grad.dtype == torch.float32
+    assert not linear._forward_pre_hooks
+    assert not linear._forward_hooks
+
+
+STEPPERS = {
+    "SGD": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
+    "AdamW": lambda p: torch.optim.AdamW(p, lr=0.1),
+}
+
+
+def trained_step(net, stepper):
+    net(torch.ones(2, 8)).square().sum().backward()
+    stepper.step()
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+@pytest.mark.parametrize("make", STEPPERS.values(), ids=STEPPERS)
+def test_an_optimizer_that_was_loaded_steps_in_fp32_too(make, is_late):
+    linear = nn.Linear(8, 4)
+    first = make(linear.parameters())
+    trained_step(linear, first)
+    saved = copy.deepcopy(first.state_dict())
+    loaded = make(linear.parameters())
+
+    # Scripts load before the first call of the model; some only after it.
+    if not is_late:
+        loaded.load_state_dict(saved)
+    PureBf16().model(linear)
+    if is_late:
+        loaded.load_state_dict(saved)
+    PureBf16().optimizer(loaded)
+    seen = []
+    loaded.register_step_pre_hook(lambda *_: seen.append(linear.weight.dtype))
+    trained_step(linear, loaded)
+
+    assert seen == [torch.float32]
+    assert linear.weight.dtype == torch.bfloat16
+    states = [value for state in loaded.state.values() for value in state.values()]
+    assert {value.dtype for value in states} == {torch.float32}
+
+
+def test_a_group_that_joins_later_steps_in_fp32_too():
+    net = nn.Sequential(nn.Linear(8, 4), nn.Linear(4, 2))
+    PureBf16().model(net)
+    stepper = PureBf16().optimizer(torch.optim.AdamW(net[1].parameters()))
+    trained_step(net, stepper)
+
+    stepper.add_param_group({"params": list(net[0].parameters())})
+    trained_step(net, stepper)
+
+    assert stepper.state[net[0].weight]["exp_avg"].dtype == torch.float32
+    assert net[0].weight.dtype == torch.bfloat16
+
+
+def test_a_step_before_the_models_first_call_does_not_switch_it_off():
+    linear = nn.Linear(8, 4)
+    stepper = PureBf16().optimizer(torch.optim.AdamW(linear.parameters()))
+    stepper.step()
+    PureBf16().model(linear)
+
+    trained_step(linear, stepper)
+
+    assert stepper.state[linear.weight]["exp_avg"].dtype == torch.float32
+    assert linear.weight.dtype == torch.bfloat16
+    assert not PureBf16().end()
+
+
+def test_where_no_model_was_converted_the_optimizer_is_no_sign_that_it_acted():
+    stepper = torch.optim.AdamW(nn.Linear(8, 4).parameters())
+    PureBf16().optimizer(stepper)
+    with pytest.raises(NotApplicable, match="no training call"):
+        PureBf16().end()
+
+    PureBf16().model(nn.Linear(8, 4))
+
+    with pytest.raises(NotApplicable, match="no parameter of the converted model"):
+        PureBf16().optimizer(stepper)
+
+
+@pytest.mark.parametrize("is_first", [False, True])
+def test_an_optimizer_that_becomes_another_one_steps_in_fp32_too(is_first):
+    linear = nn.Linear(8, 4)
+    PureBf16().model(linear)
+    levers = [PureBf16(), Adafactor()] if is_first else [Adafactor(), PureBf16()]
+    stepper = torch.optim.AdamW(linear.parameters())
+    in_first_step(stepper, lambda found: [lever.optimizer(found) for lever in levers])
+
+    for _ in range(3):
+        trained_step(linear, stepper)
+
+    assert type(stepper) is torch.optim.Adafactor
+    assert stepper.state[linear.weight]["row_var"].dtype == torch.float32
+    assert linear.weight.dtype == torch.bfloat16
+
+
+def test_a_model_whose_optimizer_steps_in_backward_stays_as_it_is():
+    linear = nn.Linear(8, 4)
+    stepper = torch.optim.SGD(linear.parameters(), lr=0.1)
+    undo = step_in_backward(stepper)
+
+    with pytest.raises(NotApplicable, match="optimizer_in_backward updates"):
+        PureBf16().model(linear)
+
+    undo()
+    assert linear.weight.dtype == torch.float32
+    assert not linear._forward_hooks
+
+
+def test_rounding_keeps_the_layout_of_the_weights():
+    weight = torch.randn(4, 3, 2, 2).to(memory_format=torch.channels_last)
+
+    assert round_stochastically(weight).stride() == weight.stride()
 
 
 def test_a_model_of_another_precision_is_left_alone():

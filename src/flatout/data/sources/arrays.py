@@ -73,7 +73,7 @@ def open_arrays(path: Path) -> Arrays:
     contents = Contents(
         kind="arrays",
         fields=fields,
-        structure="single" if path.suffix == ".npy" else "dict",
+        structure="single" if path.suffix.lower() == ".npy" else "dict",
         root=str(path.resolve().parent),
         label=label,
     )
@@ -93,20 +93,25 @@ def _load(path: str, stamp: str) -> dict[str, Array]:
     if stamp_of(path) != stamp:
         raise UserError(f"{path} was written to while it was packed; pack it when it is finished")
     try:
-        if path.endswith(".npy"):
+        if path.lower().endswith(".npy"):
             arrays = {"value": np.load(path, mmap_mode="r", allow_pickle=False)}
         else:
-            with np.load(path, allow_pickle=False) as file:
+            with Path(path).open("rb") as stream, np.load(stream, allow_pickle=False) as file:
                 arrays = {name: file[name] for name in file.files}
-    except (ValueError, OSError, EOFError) as error:
+    except Exception as error:  # noqa: BLE001  zipfile, zlib and headers raise nearly every class
         raise UserError(
             f"{path} cannot be read as plain arrays: {error}; arrays of Python objects are never "
             "unpickled: save numbers, or pack a data set that returns them"
         ) from None
-    odd = [name for name, array in arrays.items() if array.dtype.kind not in ARRAY_KINDS]
+    odd = [name for name, array in arrays.items() if not _is_of_numbers(array)]
     if odd:
         raise UserError(f"{path}: {', '.join(odd)} holds no numbers; pack a data set instead")
     return arrays
+
+
+def _is_of_numbers(array: Any) -> bool:
+    """Tell whether it is an array of numbers; what else an .npz holds comes as bytes."""
+    return isinstance(array, np.ndarray) and array.dtype.kind in ARRAY_KINDS
 
 
 def _label(arrays: dict[str, Array]) -> str:

@@ -57,7 +57,7 @@ class Columns:
         batch = _batches(self.paths, self.stamps)[place]
         row = index - self.starts[place]
         return tuple(
-            _value(field, batch.column(field.name)[row].as_py(), self.contents.root)
+            _value(field, _cell(batch, field.name, row), self.contents.root)
             for field in self.contents.fields
         )
 
@@ -86,6 +86,7 @@ def open_columns(path: Path, *, work: Path) -> Columns:
         raise UserError(_why_not(path, error)) from None
     sizes = [batch.num_rows for batch in batches]
     need_samples(sum(sizes), str(path))
+    _check_columns(batches, path)
     root = str((path if path.is_dir() else path.parent).resolve())
     fields = tuple(_field(batches, name, path, root) for name in batches[0].schema.names)
     label = label_in(fields)
@@ -118,12 +119,19 @@ def _given(path: Path) -> list[Path]:
         found = [item for item in sorted(path.iterdir()) if item.suffix in (".arrow", ".parquet")]
         listed = path / "state.json"
         if listed.is_file():  # what Hugging Face saved names its files, in order
-            state = json.loads(listed.read_text(encoding="utf-8"))
-            found = [path / item["filename"] for item in state["_data_files"]]
+            found = [path / name for name in _listed(listed)]
     kinds = {item.suffix for item in found}
     if len(kinds) > 1:
         raise UserError(f"{path} holds Arrow and Parquet files; pack one kind at a time")
     return [item.resolve() for item in found]
+
+
+def _listed(path: Path) -> list[str]:
+    try:
+        state = json.loads(path.read_text(encoding="utf-8"))
+        return [str(item["filename"]) for item in state["_data_files"]]
+    except (ValueError, LookupError, TypeError, RecursionError) as error:
+        raise UserError(f"{path} is damaged ({error}); save the data set again") from None
 
 
 def _as_arrow(given: Sequence[Path], work: Path) -> list[Path]:
@@ -204,16 +212,40 @@ def _mapped(path: str) -> Iterator[Any]:
         yield reader.get_batch(number)
 
 
+def _check_columns(batches: Sequence[Any], path: Path) -> None:
+    """Make sure that every batch has each column of the first, once."""
+    names = batches[0].schema.names
+    for found in dict.fromkeys(tuple(batch.schema.names) for batch in batches):
+        odd = [name for name in names if found.count(name) != 1]
+        if odd:
+            raise UserError(
+                f"{path}: the column {odd[0]} comes {found.count(odd[0])} times in some rows; pack "
+                "files of the same columns, each with a name of its own"
+            )
+
+
+def _cell(batch: Any, name: str, row: int) -> Any:
+    """Return a cell as Python's own value.
+
+    Raises:
+        BadSample: if it has none: a text that is not Unicode, a date after the year 9999.
+    """
+    try:
+        return batch.column(name)[row].as_py()
+    except (ValueError, LookupError, OverflowError, NotImplementedError) as error:
+        raise BadSample(f"{name} has no value in Python ({error})") from None
+
+
 def _field(batches: Sequence[Any], name: str, path: Path, root: str) -> Field:
     import pyarrow as pa
 
     kind = batches[0].schema.field(name).type
     if pa.types.is_struct(kind) and {"bytes", "path"} <= {f.name for f in kind}:
         return Field(name=name, kind="image")
-    cell = batches[0].column(name)[0].as_py()
-    if isinstance(cell, bytes) and _is_image(cell):
-        return Field(name=name, kind="image")
     try:
+        cell = _cell(batches[0], name, 0)
+        if isinstance(cell, bytes) and _is_image(cell):
+            return Field(name=name, kind="image")
         return values.field_of(name, _plain(cell))
     except BadSample as error:
         raise UserError(f"{path}, row 0: {error} (below {root})") from None
@@ -231,14 +263,22 @@ def _value(field: Field, cell: Any, root: str) -> Any:
     if cell is None:
         raise BadSample(f"{field.name} is empty (null)")
     if field.kind == "image" and isinstance(cell, dict):
-        data = cell["bytes"]
-        return data if data is not None else read_file(Path(root, cell["path"]))
+        return _image_file(field, cell, root)
     if field.kind != "array" or field.holder != "numpy":
         return cell
     # Without a number in it, a list has no type of its own.
     found = np.empty(0, field.dtype) if cell == [] else _plain(cell)
     is_empty = isinstance(found, np.ndarray) and not found.size
     return found.astype(field.dtype) if is_empty else found
+
+
+def _image_file(field: Field, cell: dict[str, Any], root: str) -> Any:
+    data, name = cell.get("bytes"), cell.get("path")
+    if data is not None:
+        return data
+    if not isinstance(name, str):
+        raise BadSample(f"{field.name} has neither bytes nor a path")
+    return read_file(Path(root, name))
 
 
 def _plain(cell: Any) -> Any:
@@ -255,10 +295,16 @@ def _plain(cell: Any) -> Any:
 def _class_names(path: Path, label: str, schema: Any) -> tuple[str, ...]:
     """Return the names that Hugging Face keeps beside a label column."""
     info = path / "dataset_info.json"
-    if info.is_file():
-        features = json.loads(info.read_text(encoding="utf-8")).get("features") or {}
-    else:
-        raw = (schema.metadata or {}).get(b"huggingface", b"{}")
-        features = json.loads(raw).get("info", {}).get("features") or {}
-    names = (features.get(label) or {}).get("names") or ()
-    return tuple(map(str, names))
+    try:
+        if info.is_file():
+            features = json.loads(info.read_text(encoding="utf-8")).get("features") or {}
+        else:
+            raw = (schema.metadata or {}).get(b"huggingface", b"{}")
+            features = json.loads(raw).get("info", {}).get("features") or {}
+        names = (features.get(label) or {}).get("names") or ()
+        return tuple(map(str, names))
+    except (ValueError, AttributeError, TypeError, RecursionError) as error:
+        raise UserError(
+            f"{path}: what Hugging Face wrote about the columns is damaged ({error}); save the "
+            "data set again"
+        ) from None

@@ -79,6 +79,8 @@ def open_dataset(target: str) -> Imported:
             f"{target} has no length; only map-style data sets can be packed (write an iterable "
             "one to WebDataset or JSON lines first)"
         ) from None
+    except Exception as error:  # noqa: BLE001  the user's code: anything may come
+        raise UserError(f"{target}: its length raised {type(error).__name__}: {error}") from None
     need_samples(length, target)
     try:
         structure, names, first = values.structure_of(found[0])

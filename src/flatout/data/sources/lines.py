@@ -144,7 +144,7 @@ def _pread(path: str, begin: int, end: int) -> bytes:
 def _mapping(text: str) -> dict[str, Any]:
     try:
         row = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise BadSample(f"not JSON ({error})") from None
     if not isinstance(row, dict) or not row:
         raise BadSample("not a JSON mapping with keys; write each line as {...}")
@@ -153,4 +153,9 @@ def _mapping(text: str) -> dict[str, Any]:
 
 def _fitting(one: Field, value: Any) -> Any:
     """Return the value; a whole number where the first line had a floating one becomes one."""
-    return float(value) if one.kind == "float" and type(value) is int else value
+    if one.kind != "float" or type(value) is not int:
+        return value
+    try:
+        return float(value)
+    except OverflowError as error:
+        raise BadSample(f"{one.name} is no floating number ({error})") from None

@@ -73,7 +73,7 @@ def stamp_of(path: str | Path) -> str:
     """Return a file's size and the time it was last written, in words; `gone` without one."""
     try:
         found = os.stat(path)  # noqa: PTH116  a million names: no object for each
-    except OSError:
+    except (OSError, ValueError):  # no name of a file has a null byte
         return "gone"
     return f"{found.st_size} {found.st_mtime_ns}"
 
@@ -101,6 +101,8 @@ def read_file(path: Path) -> bytes:
         raise BadSample("the file is gone") from None
     except OSError as error:
         raise BadSample(f"the file cannot be read ({error.strerror})") from None
+    except ValueError as error:
+        raise BadSample(f"no file has such a name ({error})") from None
 
 
 def need_samples(count: int, what: str) -> None:

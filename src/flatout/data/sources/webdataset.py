@@ -9,7 +9,8 @@ import os
 import re
 import tarfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from glob import glob
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -132,26 +133,43 @@ def open_tars(paths: Sequence[Path], *, on_bad: str) -> Tars:
 def _members(
     path: Path, number: int, on_bad: str, skipped: list[Skipped]
 ) -> Iterator[tuple[str, str, Member]]:
+    with _damage_refused(path, on_bad, skipped), tarfile.open(path, "r:") as tar:
+        for info in tar:
+            reason = _danger(info)
+            if reason:
+                refuse(f"{path.name}: {info.name}", reason, on_bad=on_bad, skipped=skipped)
+            elif info.isfile():
+                yield *_split(info.name), (number, info.offset_data, info.size)
+        if not _is_ended(path, tar.offset):
+            reason = "the tar has no end: it is damaged or cut off"
+            refuse(str(path), reason, on_bad=on_bad, skipped=skipped)
+
+
+@contextmanager
+def _damage_refused(path: Path, on_bad: str, skipped: list[Skipped]) -> Iterator[None]:
+    """Refuse the rest of a tar that is damaged, whatever is raised about it.
+
+    Raises:
+        UserError: if it cannot be read at all, or is compressed.
+    """
     try:
-        with tarfile.open(path, "r:") as tar:
-            for info in tar:
-                reason = _danger(info)
-                if reason:
-                    refuse(f"{path.name}: {info.name}", reason, on_bad=on_bad, skipped=skipped)
-                elif info.isfile():
-                    yield *_split(info.name), (number, info.offset_data, info.size)
-            if path.stat().st_size < tar.offset + tarfile.BLOCKSIZE:
-                refuse(
-                    str(path), "the tar has no end: it is cut off", on_bad=on_bad, skipped=skipped
-                )
-    except tarfile.ReadError as error:
-        if _starts_with_gzip(path):
-            raise UserError(f"{path} is compressed; unpack it to a plain .tar first") from None
-        refuse(
-            str(path), f"the tar is damaged or cut off ({error})", on_bad=on_bad, skipped=skipped
-        )
+        yield
+    except BadSample:
+        raise
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror}") from None
+    except Exception as error:  # noqa: BLE001  damaged headers give numbers of any size, or none
+        if _starts_with_gzip(path):
+            raise UserError(f"{path} is compressed; unpack it to a plain .tar first") from None
+        reason = f"the tar is damaged or cut off ({error})"
+        refuse(str(path), reason, on_bad=on_bad, skipped=skipped)
+
+
+def _is_ended(path: Path, at: int) -> bool:
+    """Tell whether a block of zeros follows the last member: a damaged one ends a tar silently."""
+    with path.open("rb") as file:
+        file.seek(at)
+        return file.read(tarfile.BLOCKSIZE) == tarfile.NUL * tarfile.BLOCKSIZE
 
 
 def _starts_with_gzip(path: Path) -> bool:
@@ -224,9 +242,25 @@ def _field(suffix: str, tars: Tars, place: int) -> Field:
     if last in TEXT_SUFFIXES:
         return Field(name=suffix, kind="str")
     if last == "npy":
-        array = _array(tars._bytes(tars.members[0][place]))
-        return Field(name=suffix, kind="array", dtype=array.dtype.str, holder="numpy")
+        return _array_field(suffix, tars, place)
     return Field(name=suffix, kind="bytes")
+
+
+def _array_field(suffix: str, tars: Tars, place: int) -> Field:
+    """Return the field for arrays like that of the first sample.
+
+    Raises:
+        UserError: if that one cannot be read.
+    """
+    field = Field(name=suffix, kind="array", holder="numpy")
+    try:
+        array = _value(field, tars._bytes(tars.members[0][place]))
+    except BadSample as error:
+        raise UserError(
+            f"{tars.keys[0]}: {error}; the first sample decides how all are stored: repair it, or "
+            "remove it from the tar"
+        ) from None
+    return replace(field, dtype=array.dtype.newbyteorder("<").str)
 
 
 def _value(field: Field, data: bytes) -> Any:
@@ -241,5 +275,7 @@ def _value(field: Field, data: bytes) -> Any:
 
 
 def _array(data: bytes) -> "np.ndarray[Any, np.dtype[Any]]":
-    array: np.ndarray[Any, np.dtype[Any]] = np.load(io.BytesIO(data), allow_pickle=False)
-    return array
+    try:
+        return np.asarray(np.lib.format.read_array(io.BytesIO(data), allow_pickle=False))
+    except Exception as error:  # noqa: BLE001  a damaged header raises nearly every class
+        raise BadSample(str(error)) from None

@@ -15,10 +15,18 @@ try:
 except ImportError:
     # The import machinery looks the name up after we return: leave some module under it.
     sys.modules["sitecustomize"] = _ours
-if "FLATOUT_SPEC" in os.environ:
-    try:
+if sys.version_info >= (3, 10):  # noqa: UP036  an older one that the script starts runs unobserved
+    import importlib.util
+
+    # By its place: through sys.path, all that is installed beside flatout would be found, too.
+    _package = os.path.dirname(os.path.dirname(_here))  # noqa: PTH120
+    _init = os.path.join(_package, "__init__.py")  # noqa: PTH118
+    _spec = importlib.util.spec_from_file_location("flatout", _init)
+    assert _spec is not None
+    assert _spec.loader is not None
+    sys.modules["flatout"] = importlib.util.module_from_spec(_spec)
+    _spec.loader.exec_module(sys.modules["flatout"])
+    if "FLATOUT_SPEC" in os.environ:
         from flatout.seams.arming import arm
-    except ImportError:
-        pass  # another interpreter, started by the script, without flatout: it runs unobserved
-    else:
+
         arm()

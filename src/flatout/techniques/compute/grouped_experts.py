@@ -11,6 +11,7 @@ on tokens that all choose alike and on others, before it is replaced. Dropout dr
 """
 
 import functools
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, final
@@ -79,13 +80,14 @@ In place of the loop over experts, with the tokens sorted by expert and the weig
             raise NotApplicable("no module has a router over a list of equal experts")
         _OUTCOME.clear()
         waiting = True
+        model: Any = weakref.ref(root)  # the call is kept longer than the model may live
 
         @functools.wraps(call)
         def first_looked_at(*args: Any, **kwargs: Any) -> Any:
             nonlocal waiting
             if waiting:
                 waiting = False
-                _OUTCOME.update(group_experts(root, *args, **kwargs))
+                _OUTCOME.update(group_experts(model(), *args, **kwargs))
             return call(*args, **kwargs)
 
         return first_looked_at

@@ -9,6 +9,7 @@ before it is replaced; losses and gradients match up to rounding. Dropout draws 
 """
 
 import functools
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, final
@@ -73,13 +74,14 @@ In the attention module, for a causal mask:
             raise NotApplicable("no module of the model's own takes a softmax")
         _OUTCOME.clear()
         waiting = True
+        model: Any = weakref.ref(root)  # the call is kept longer than the model may live
 
         @functools.wraps(call)
         def first_looked_at(*args: Any, **kwargs: Any) -> Any:
             nonlocal waiting
             if waiting:
                 waiting = False
-                _OUTCOME.update(use_fused_attention(root, *args, **kwargs))
+                _OUTCOME.update(use_fused_attention(model(), *args, **kwargs))
             return call(*args, **kwargs)
 
         return first_looked_at

@@ -58,7 +58,7 @@ class BlockOrder(Technique):
     addresses: ClassVar[frozenset[str]] = frozenset({"data_wait", "blocked_reads"})
     numerics: ClassVar[Numerics] = Numerics.TRAINING
     by_hand: ClassVar[str] = """
-With a packed store as data set:
+With a packed store as data set; where each epoch has a loader of its own, make one sampler for all:
 + from flatout.techniques.data.block_order import block_sampler
 - DataLoader(dataset, shuffle=True, ...)
 + DataLoader(dataset, sampler=block_sampler(dataset, block=$block, window=$window), ...)
@@ -98,6 +98,8 @@ With a packed store as data set:
 
     def loader(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
         """Put the block sampler in the place of the random one."""
+        from torch.utils.data import RandomSampler
+
         from flatout.data.sampler import OrderOptions
 
         seed, (rank, world_size) = _sharing(arguments)
@@ -107,9 +109,10 @@ With a packed store as data set:
         options = OrderOptions(
             seed=seed, rank=rank, world_size=world_size, block=self.block, window=self.window
         )
-        sampler = _checked_sampler(
-            arguments["dataset"], options, batch_size, replaced=arguments.get("sampler")
-        )
+        replaced = arguments.get("sampler")
+        if replaced is None:
+            replaced = RandomSampler(arguments["dataset"], generator=arguments.get("generator"))
+        sampler = _checked_sampler(arguments["dataset"], options, batch_size, replaced=replaced)
         return {**arguments, "sampler": sampler, "shuffle": False}
 
 
@@ -123,6 +126,8 @@ def block_sampler(
     seed: int = 0,
 ) -> Any:
     """Return a sampler in block order for a data set that reads from a packed store.
+
+    It counts its epochs from 0: make it once, or tell a new one by `set_epoch` which comes next.
 
     Args:
         dataset: what `flatout.data.open` gave, a data set with packed_data, or one that makes its
@@ -155,7 +160,8 @@ def _checked_sampler(
         dataset: as for `block_sampler`.
         options: of the order.
         batch_size: of one rank.
-        replaced: the script's own sampler, whose `set_epoch` it goes on to call.
+        replaced: the script's own sampler, whose `set_epoch` it goes on to call, or whose stream
+            gives the numbers of the epochs.
 
     Raises:
         NotApplicable: as for `block_sampler`.
@@ -210,7 +216,6 @@ def _sharing(arguments: Mapping[str, Any]) -> tuple[int, tuple[int, int]]:
         NotApplicable: if it does not shuffle, samples in a way of its own, or is one of several
             ranks that have no order in common.
     """
-    import torch
     from torch.utils.data import DistributedSampler, RandomSampler
 
     from flatout.data.sampler import check_alone
@@ -223,7 +228,7 @@ def _sharing(arguments: Mapping[str, Any]) -> tuple[int, tuple[int, int]]:
     )
     if is_random or (sampler is None and arguments.get("shuffle")):
         check_alone()
-        return torch.initial_seed() % 2**63, (0, 1)
+        return 0, (0, 1)  # the sampler draws for each epoch
     if type(sampler) is DistributedSampler and sampler.shuffle:
         if len(arguments["dataset"]) % sampler.num_replicas:
             raise NotApplicable(

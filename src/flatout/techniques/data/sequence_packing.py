@@ -6,12 +6,13 @@ When it helps: a causal language model of Hugging Face that computes its own los
 batches.
 What it costs: reading the lengths waits for the device once a step; rows of one batch differ in
 number from step to step.
-How it is checked: as a training lever. The same tokens are predicted from the same tokens, so the
-loss is the same up to rounding where the model heeds positions; what looks at `logits` sees other
-shapes.
+How it is checked: as a training lever. Once a model, before its first call: another sample in its
+row must leave a sample as it is. The same tokens are then predicted from the same tokens, so the
+loss is the same up to rounding; what looks at `logits` sees other shapes.
 """
 
 import inspect
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, final
@@ -20,7 +21,7 @@ from flatout.core.errors import NotApplicable
 from flatout.core.machine import Machine
 from flatout.core.profile import Profile
 from flatout.core.technique import Effect, Numerics, Technique
-from flatout.data.padding import LABELS, packed
+from flatout.data.padding import LABELS, is_predicted_inside, packed
 from flatout.seams.text import MASK
 from flatout.techniques.data.dynamic_padding import COMPUTING, pad_share
 
@@ -31,7 +32,10 @@ LEFT = 0.1
 CAUSAL = "ForCausalLM"
 POSITIONS = "position_ids"
 ATTENTION = ("sdpa", "eager", "flash_attention_2")
-"""Attention of Hugging Face that keeps samples apart by their positions."""
+"""Attention of Hugging Face that keeps samples apart by their positions, where it is given them."""
+_APART: "weakref.WeakKeyDictionary[Any, str]" = weakref.WeakKeyDictionary()
+"""Of each model that was seen to keep samples apart its attention then. It is not tried again: a
+lever that stands in for attention would take the few tokens for the training's."""
 
 
 @final
@@ -104,6 +108,29 @@ def check_model(root: Any) -> None:
     attention = str(getattr(inner.config, "_attn_implementation", ""))
     if attention not in ATTENTION:
         raise NotApplicable(f"attention {attention!r} is not known to heed positions")
+    if _APART.get(inner) != attention:
+        _try_apart(root, name)
+        _APART[inner] = attention
+
+
+def _try_apart(root: Any, name: str) -> None:
+    """Make sure that samples in one row do not see each other, by a call of the model.
+
+    Raises:
+        NotApplicable: if they do, or if the call fails.
+    """
+    from flatout.data.apart import keeps_apart
+
+    try:
+        is_apart = keeps_apart(root)
+    except Exception as error:  # the script's model runs here: all of it is an answer
+        why = f"{type(error).__name__}: {error}"[:200]
+        raise NotApplicable(f"{name} could not be tried on samples in one row: {why}") from error
+    if not is_apart:
+        raise NotApplicable(
+            f"samples in one row of {name} see each other: it was given other tokens before a "
+            "sample and said something else of the sample"
+        )
 
 
 def _knows_packing() -> bool:
@@ -125,4 +152,5 @@ def _is_packable(kwargs: Mapping[str, Any]) -> bool:
         and len({tuple(v.shape) for v in values if v is not None}) == 1
         and kwargs.get(POSITIONS) is None
         and kwargs.get("inputs_embeds") is None
+        and is_predicted_inside(labels, mask)
     )

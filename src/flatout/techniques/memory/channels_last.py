@@ -1,13 +1,14 @@
 """Store images and convolution weights with the channels last.
 
 What it does: converts a convolutional root module and the 4-d inputs of its training calls to the
-memory format that convolution kernels prefer.
+memory format that convolution kernels prefer, and lays the optimizer's states out like the weights.
 When it helps: convolutions dominate; most with bf16 as well.
 What it costs: nothing if every operation keeps the format; one that does not converts it back.
 How it is checked: gradients match up to rounding. Dropout draws other masks.
 """
 
 import functools
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, final
@@ -67,16 +68,28 @@ Once the model is on its device, and for each batch of images:
 
     def forward(self, call: Callable[..., Any], root: Any) -> Callable[..., Any]:
         """Convert the root in place, and the inputs of its calls."""
-        weights = convolution_weights(root)
-        if not weights:
-            raise NotApplicable("nothing to change: the model has no 2-d convolutions")
-        if all(map(is_channels_last, weights)):
-            raise NotApplicable("nothing to change: the model is channels_last already")
+        reason = find_obstacle(root)
+        _REASONS.append(reason or "")
+        if reason is not None:
+            raise NotApplicable(reason)
         store_channels_last(root)
+        for optimizer in _FOLLOWING:
+            lay_out_states(optimizer)
         return with_channels_last_inputs(call if is_compiled(root) else noting(call, root))
+
+    def optimizer(self, optimizer: Any) -> Any:
+        """Lay out what it loaded, or loads later, like the weights."""
+        follow_weights(optimizer)
+        _FOLLOWING.add(optimizer)
+        # A script may step once before its model is called, which silences schedulers.
+        if _REASONS and all(_REASONS):
+            raise NotApplicable(_REASONS[0])
+        return optimizer
 
     def end(self) -> str:
         """Say how many convolutions were given the other format: what is before undoes it."""
+        if not _REASONS:
+            raise NotApplicable("no training call of a model was seen")
         strays, count = _STRAYS.pop("now", ([], 0))
         if not strays:
             return ""
@@ -86,6 +99,20 @@ Once the model is on its device, and for each batch of images:
 
 _STRAYS: dict[str, tuple[list[str], int]] = {}
 """Names of the convolutions of the first call that were given the other format, and of how many."""
+_REASONS: list[str] = []
+"""Of each root why it was left alone; empty for one that was converted."""
+_FOLLOWING: "weakref.WeakSet[torch.optim.Optimizer]" = weakref.WeakSet()
+"""Optimizers whose states lie as the weights do."""
+
+
+def find_obstacle(root: "torch.nn.Module") -> str | None:
+    """Return why a model has nothing to convert, or None."""
+    weights = convolution_weights(root)
+    if not weights:
+        return "nothing to change: the model has no 2-d convolutions"
+    if all(map(is_channels_last, weights)):
+        return "nothing to change: the model is channels_last already"
+    return None
 
 
 def noting(call: Callable[..., Output], root: "torch.nn.Module") -> Callable[..., Output]:
@@ -129,6 +156,59 @@ def store_channels_last(model: "torch.nn.Module") -> "torch.nn.Module":
 
     model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     return model
+
+
+def follow_weights(optimizer: "torch.optim.Optimizer") -> "torch.optim.Optimizer":
+    """Let an optimizer's states lie as its weights do, loaded ones too; saved ones are contiguous.
+
+    Fused kernels walk weights and states side by side: of two formats the one on the CPU mixes the
+    elements up, the one on CUDA ends the training. A checkpoint may go on where weights are stored
+    otherwise.
+    """
+    lay_out_states(optimizer)
+    optimizer.register_load_state_dict_post_hook(lay_out_states)
+    optimizer.register_state_dict_post_hook(_contiguous_states)
+    return optimizer
+
+
+def lay_out_states(optimizer: "torch.optim.Optimizer") -> None:
+    """Give each state that has the shape of a 4-d weight the strides of that weight."""
+    for weight, state in optimizer.state.items():
+        for name, value in state.items() if _is_image(weight) else ():
+            if _is_image(value) and value.shape == weight.shape:
+                state[name] = _laid_out(value, weight)
+
+
+def _laid_out(value: "torch.Tensor", weight: "torch.Tensor") -> "torch.Tensor":
+    import torch
+
+    # Strides, not formats: of one channel or one pixel both formats are the same.
+    if value.stride() == weight.stride():
+        return value
+    return torch.empty_like(weight, dtype=value.dtype, device=value.device).copy_(value)
+
+
+def _contiguous_states(_optimizer: Any, saved: dict[str, Any]) -> dict[str, Any]:
+    states = {
+        number: {name: _contiguous(value) for name, value in state.items()}
+        for number, state in saved["state"].items()
+    }
+    return {**saved, "state": states}
+
+
+def _contiguous(value: Any) -> Any:
+    import torch
+
+    if not _is_image(value) or value.stride() == torch.empty(value.shape, device="meta").stride():
+        return value
+    return value.clone(memory_format=torch.contiguous_format)
+
+
+def _is_image(value: Any) -> bool:
+    """Tell whether a value is a plain 4-d tensor: packed and sharded ones see to their own."""
+    import torch
+
+    return type(value) in (torch.Tensor, torch.nn.Parameter) and value.dim() == 4
 
 
 def with_channels_last_inputs(call: Callable[..., Output]) -> Callable[..., Output]:

@@ -12,6 +12,7 @@ of parts make that of a model which computes its own is tried on the script's ba
 
 import functools
 import inspect
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, final
@@ -120,9 +121,7 @@ def find_coupled(model: "torch.nn.Module") -> str | None:
     return None
 
 
-def in_parts(
-    call: Callable[..., Any], module: "torch.nn.Module", chunks: int
-) -> Callable[..., Any]:
+def in_parts(call: Callable[..., Any], model: "torch.nn.Module", chunks: int) -> Callable[..., Any]:
     """Return a call of a module that runs its batch in parts and joins the outputs.
 
     Tensors whose first size is that of the first tensor are split, all else goes to every part. A
@@ -136,6 +135,7 @@ def in_parts(
 
     from flatout.engine.own_loss import OwnLoss, scalars_of
 
+    root = weakref.ref(model)  # the call is kept longer than the model may live
     own = OwnLoss()
     _own.append(own)
 
@@ -147,6 +147,7 @@ def in_parts(
         size = batch_size((args, kwargs))
         if not torch.is_grad_enabled() or size < 2:
             return call(*args, **kwargs)
+        module: Any = root()
         kwargs = without_cache(module, kwargs)
         parts = split((args, kwargs), size, chunks)
         if own.trouble:

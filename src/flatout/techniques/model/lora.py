@@ -95,7 +95,7 @@ After the model is made, before the optimizer:
 
 
 Adapted = dict[int, tuple[Any, list[Any]]]
-"""By its identity each frozen weight, kept so that it stays its own, and its model's adapters."""
+"""By its identity each frozen weight, kept so that it stays its own, and its layer's adapters."""
 _ADAPTED: Adapted = {}
 """What was adapted in this process."""
 
@@ -117,38 +117,60 @@ def add_adapters(model: "torch.nn.Module", *, rank: int = 16, alpha: int = 32) -
         raise NotApplicable(INSTALL) from None
     if any(hasattr(module, "lora_A") for module in model.modules()):
         raise NotApplicable("the script put adapters into the model itself")
-    layers = [name for name, module in model.named_modules() if type(module).__name__ in LINEAR]
-    if len(layers) < 2:
-        raise NotApplicable("the model has no linear layers before its last one")
+    layers = _trained_layers(model)
     before = [p for p in model.parameters() if p.requires_grad]
-    device = before[0].device if before else None
-    config = LoraConfig(r=rank, lora_alpha=alpha, target_modules=layers[:-1])
+    config = LoraConfig(r=rank, lora_alpha=alpha, target_modules=layers)
     inject_adapter_in_model(config, model)
-    known = {id(p) for p in before}
     for parameter in before:
         parameter.requires_grad = False
-    added: list[torch.Tensor] = [
-        p for p in model.parameters() if p.requires_grad and id(p) not in known
-    ]
-    for adapter in added:
-        adapter.data = adapter.data.to(device)
-    return {id(p): (p, added) for p in before}
+    adapters = _adapters_by_weight(model)
+    for weight, of_layer in adapters.values():
+        for adapter in of_layer:
+            adapter.data = adapter.data.to(weight.device)
+    frozen: Adapted = {id(p): (p, []) for p in before}
+    return frozen | adapters
+
+
+def _trained_layers(model: "torch.nn.Module") -> list[str]:
+    """Return the names of the linear layers but the last whose weights the script trains.
+
+    What it froze it does not want trained, and no optimizer holds it.
+    """
+    named: list[tuple[str, Any]] = list(model.named_modules())
+    linear = [(name, module) for name, module in named if type(module).__name__ in LINEAR]
+    names = [name for name, module in linear[:-1] if module.weight.requires_grad]
+    if not names:
+        raise NotApplicable("the model has no linear layers before its last one that are trained")
+    return names
+
+
+def _adapters_by_weight(model: "torch.nn.Module") -> Adapted:
+    """Return what `Adapted` holds of the layers that got adapters; some may share a weight."""
+    layers: list[Any] = [module for module in model.modules() if hasattr(module, "lora_A")]
+    found: Adapted = {}
+    for layer in layers:
+        weight = layer.base_layer.weight
+        _, adapters = found.setdefault(id(weight), (weight, []))
+        adapters += [p for p in layer.parameters() if p.requires_grad]
+    return found
 
 
 def train_only(optimizer: "torch.optim.Optimizer", adapted: Adapted) -> "torch.optim.Optimizer":
     """Put adapters in place of the frozen weights that an optimizer holds; groups stay.
 
+    Each adapter goes into the group of its layer's weight: its rate is the one meant for the layer.
+
     Raises:
-        NotApplicable: if it holds none of them.
+        NotApplicable: if it holds no weight that has adapters.
     """
-    held = [(g, p) for g in optimizer.param_groups for p in g["params"] if id(p) in adapted]
-    if not held:
-        raise NotApplicable("this optimizer holds no weight of a model with adapters")
-    first, weight = held[0]
+    held = [p for g in optimizer.param_groups for p in g["params"] if id(p) in adapted]
+    if not any(adapted[id(p)][1] for p in held):
+        raise NotApplicable("this optimizer holds no weight of a layer with adapters")
     for group in optimizer.param_groups:
+        own = [p for p in group["params"] if id(p) in adapted]
         group["params"] = [p for p in group["params"] if id(p) not in adapted]
-    first["params"] += adapted[id(weight)][1]
-    for _, parameter in held:
+        group["params"] += [adapter for p in own for adapter in adapted[id(p)][1]]
+    for parameter in held:
         optimizer.state.pop(parameter, None)
         parameter.grad = None
     return optimizer

@@ -70,20 +70,21 @@ Where the layers are made, best for a model that is trained from scratch:
 
 def pad_layers(model: "torch.nn.Module") -> int:
     """Let odd linear layers compute padded; they give what they gave. Return how many."""
-    layers = [layer for layer in odd_layers(model) if "forward" not in vars(layer)]
-    for layer in layers:
-        layer.forward = types.MethodType(_padded, layer)  # type: ignore[method-assign]
-    return len(layers)
-
-
-def _padded(self: "torch.nn.Linear", x: "torch.Tensor") -> "torch.Tensor":
+    from torch import nn
     from torch.nn import functional
 
-    inner, outer = -self.in_features % ALIGNED, -self.out_features % ALIGNED
-    weight = functional.pad(self.weight, (0, inner, 0, outer))
-    bias = None if self.bias is None else functional.pad(self.bias, (0, outer))
-    output = functional.linear(functional.pad(x, (0, inner)) if inner else x, weight, bias)
-    return output[..., : self.out_features].contiguous() if outer else output
+    # Named so because a pickle keeps the name alone: what loads is the class's own forward.
+    def forward(self: nn.Linear, x: "torch.Tensor") -> "torch.Tensor":
+        inner, outer = -self.in_features % ALIGNED, -self.out_features % ALIGNED
+        weight = functional.pad(self.weight, (0, inner, 0, outer))
+        bias = None if self.bias is None else functional.pad(self.bias, (0, outer))
+        output = functional.linear(functional.pad(x, (0, inner)) if inner else x, weight, bias)
+        return output[..., : self.out_features].contiguous() if outer else output
+
+    layers = [layer for layer in odd_layers(model) if "forward" not in vars(layer)]
+    for layer in layers:
+        layer.forward = types.MethodType(forward, layer)  # type: ignore[method-assign]
+    return len(layers)
 
 
 def _share(model: ModelFacts) -> float:

@@ -26,6 +26,10 @@ SAVED_SHARE = 0.95
 12 GB with a first moment, which torch's Adafactor has not (published)."""
 LEAST_SIZE = 1e-3
 """The size that a parameter is taken to have at least; torch's default."""
+FACTOR = "flatout_rate_factor"
+"""Where a group, and so a checkpoint, keeps what its rate is multiplied by.
+
+From later weights it would be another number."""
 SETTINGS = {"beta2_decay": -0.8, "d": 1.0, "eps": (None, LEAST_SIZE)}
 """Torch's defaults; the groups' own `eps` is Adam's."""
 
@@ -66,7 +70,7 @@ Where the optimizer is made, with a rate that is relative to each tensor's size:
         """Change the optimizer's class."""
         from flatout.engine.optimizer_swap import find_obstacle
 
-        reason = find_obstacle(optimizer)
+        reason = find_obstacle(optimizer, "row_var", "variance")
         if reason is not None:
             raise NotApplicable(reason)
         to_adafactor(optimizer, keeps_step_length=self.keeps_step_length)
@@ -78,7 +82,8 @@ def to_adafactor(
 ) -> "torch.optim.Optimizer":
     """Let an Adam become torch's Adafactor; call it before its first step.
 
-    Its state_dict is that of `torch.optim.Adafactor` from then on.
+    Its state_dict is that of `torch.optim.Adafactor` from then on. An Adam that was loaded from one
+    goes on with it.
     """
     import torch
 
@@ -97,16 +102,15 @@ class _Rates:
     """Multiplies the rates while a step runs: schedulers see and set their own."""
 
     def __init__(self) -> None:
-        self.factors: list[float] = []
         self.own: list[Any] = []
 
     def multiply(self, optimizer: Any, *_: Any) -> None:
         """Make the rates relative to the size of the group's tensors."""
-        groups = optimizer.param_groups
-        self.factors += [1 / mean_size(g["params"]) for g in groups[len(self.factors) :]]
-        self.own = [group["lr"] for group in groups]
-        for group, factor in zip(groups, self.factors, strict=False):
-            group["lr"] = group["lr"] * factor
+        self.own = [group["lr"] for group in optimizer.param_groups]
+        for group in optimizer.param_groups:
+            if FACTOR not in group:
+                group[FACTOR] = 1 / mean_size(group["params"])
+            group["lr"] = group["lr"] * group[FACTOR]
 
     def restore(self, optimizer: Any, *_: Any) -> None:
         """Give the rates back."""

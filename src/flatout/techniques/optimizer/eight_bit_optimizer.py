@@ -17,6 +17,7 @@ from flatout.core.machine import Machine
 from flatout.core.pressure import is_tight, state_bytes
 from flatout.core.profile import Profile
 from flatout.core.technique import Effect, Numerics, Technique
+from flatout.seams import loaded_parts
 
 if TYPE_CHECKING:
     import torch
@@ -34,6 +35,9 @@ MIN_ELEMENTS = 4096
 """Tensors below stay in full precision, as torchao and bitsandbytes have it."""
 MOMENTS = {"exp_avg": True, "exp_avg_sq": False, "max_exp_avg_sq": False}
 """Names of the moments and whether they have a sign."""
+STATE_KEY = "flatout_low_bits"
+"""Where a checkpoint keeps the moments' codes and scales beside the plain moments: packed again, a
+block whose largest moment is negative would get another scale, as no code stands for -1."""
 
 
 @final
@@ -89,7 +93,7 @@ def find_obstacle(optimizer: "torch.optim.Optimizer", block: int = BLOCK) -> str
     parameters = (p for group in optimizer.param_groups for p in group["params"])
     if not any(_is_packable(p, block) for p in parameters):
         return f"no parameter has {MIN_ELEMENTS} elements in whole blocks of {block}"
-    return optimizer_swap.find_obstacle(optimizer)
+    return optimizer_swap.find_obstacle(optimizer, "exp_avg")
 
 
 def to_eight_bits(optimizer: "torch.optim.Optimizer") -> "torch.optim.Optimizer":
@@ -113,9 +117,11 @@ def pack_moments(
     state: Any = optimizer
     state.block_size, state.bf16_stochastic_round, state.is_adamw = block, False, is_adamw
     kind = getattr(torchao.optim, f"{'AdamW' if is_adamw else 'Adam'}{suffix}")
-    become(optimizer, kind, {}, prepare=_rates_to_tensors)
+    moments = _Moments(loaded_parts.find(optimizer, STATE_KEY))
+    become(optimizer, kind, {}, convert=moments.pack, prepare=_rates_to_tensors)
     optimizer.register_state_dict_post_hook(_plain)
-    optimizer.register_load_state_dict_post_hook(_packed)
+    optimizer.register_load_state_dict_pre_hook(moments.note)
+    optimizer.register_load_state_dict_post_hook(moments.pack)
     return optimizer
 
 
@@ -133,7 +139,7 @@ def _rates_to_tensors(optimizer: Any, *_: Any) -> None:
 
 
 def _plain(_optimizer: Any, state_dict: dict[str, Any]) -> dict[str, Any]:
-    """Return the state as the plain optimizer has it."""
+    """Return the state as the plain optimizer has it, and beside it what the moments are here."""
     return {
         **state_dict,
         "state": {
@@ -143,6 +149,14 @@ def _plain(_optimizer: Any, state_dict: dict[str, Any]) -> dict[str, Any]:
         "param_groups": [
             {**group, "lr": float(group["lr"])} for group in state_dict["param_groups"]
         ],
+        STATE_KEY: {
+            number: {
+                name: (value.codes.clone(), value.scale.clone())
+                for name, value in state.items()
+                if hasattr(value, "codes")
+            }
+            for number, state in state_dict["state"].items()
+        },
     }
 
 
@@ -150,13 +164,38 @@ def _unpacked(value: Any) -> Any:
     return value.dequantize(value.dtype) if hasattr(value, "codes") else value
 
 
-def _packed(optimizer: Any) -> None:
-    """Put loaded moments into few bits again."""
-    block = optimizer.block_size
-    for parameter, state in optimizer.state.items():
-        for name, is_signed in MOMENTS.items():
-            value = state.get(name)
-            if value is None or hasattr(value, "codes") or not _is_packable(parameter, block):
-                continue
-            state[name] = optimizer._new_buffer(parameter, is_signed)
-            state[name].copy_(value)
+class _Moments:
+    """Puts loaded moments into few bits again."""
+
+    def __init__(self, loaded: dict[int, Any] | None) -> None:
+        self.loaded = loaded or {}
+        """By the parameter's number in the checkpoint the codes and scales of each moment."""
+
+    def note(self, _: Any, state: dict[str, Any]) -> None:
+        """Take them out of a checkpoint; one of a plain optimizer has none."""
+        self.loaded = state.get(STATE_KEY) or {}
+
+    def pack(self, optimizer: Any) -> None:
+        """Replace plain moments by packed ones, by those of the checkpoint where it has them."""
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        for number, parameter in enumerate(parameters):
+            state = optimizer.state.get(parameter, {})
+            exact = self.loaded.get(number, {})
+            for name in MOMENTS.keys() & state.keys():
+                is_plain = not hasattr(state[name], "codes")
+                if is_plain and _is_packable(parameter, optimizer.block_size):
+                    buffer = optimizer._new_buffer(parameter, MOMENTS[name])
+                    state[name] = _filled(buffer, state[name], exact.get(name))
+        self.loaded = {}
+
+
+def _filled(buffer: Any, moment: "torch.Tensor", exact: "Sequence[torch.Tensor] | None") -> Any:
+    """Return the packed moment with what the plain one says, or exactly what it was."""
+    parts = (buffer.codes, buffer.scale)
+    # Codes of another number of bits have another shape.
+    if exact is None or [one.shape for one in exact] != [part.shape for part in parts]:
+        buffer.copy_(moment.contiguous())
+        return buffer
+    for part, one in zip(parts, exact, strict=True):
+        part.copy_(one)
+    return buffer

@@ -76,6 +76,10 @@ def update_in_groups(optimizer: "torch.optim.Optimizer") -> "torch.optim.Optimiz
 
 def find_obstacle(optimizer: "torch.optim.Optimizer") -> str | None:
     """Return why an optimizer cannot work in groups now, or None."""
+    from flatout.engine.optimizer_swap import find_successor
+
+    # Its class may change as late as at the end of this step.
+    kind = find_successor(optimizer) or type(optimizer)
     groups = optimizer.param_groups
     parameters = [p for group in groups for p in group["params"]]
     obstacles = {
@@ -84,13 +88,22 @@ def find_obstacle(optimizer: "torch.optim.Optimizer") -> str | None:
         "the script chose its implementation itself": any(
             group.get("foreach") is not None for group in groups
         ),
-        "it has a step of its own": not type(optimizer).step.__module__.startswith("torch.optim."),
+        "it has a step of its own": not kind.step.__module__.startswith("torch.optim."),
         "differentiable steps go from tensor to tensor": any(
             group.get("differentiable") for group in groups
         ),
+        "its rate is a tensor, which Adam does not take in groups": _has_tensor_rate(optimizer),
         "on CUDA torch works in groups by itself": all(p.is_cuda for p in parameters),
     }
     return next((why for why, is_true in obstacles.items() if is_true), None)
+
+
+def _has_tensor_rate(optimizer: "torch.optim.Optimizer") -> bool:
+    import torch
+
+    is_adam = isinstance(optimizer, torch.optim.Adam | torch.optim.AdamW)
+    groups = optimizer.param_groups if is_adam else ()
+    return any(isinstance(g["lr"], torch.Tensor) and not g["capturable"] for g in groups)
 
 
 def _is_looped(facts: OptimizerFacts, device_kind: str) -> bool:

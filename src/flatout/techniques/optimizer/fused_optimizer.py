@@ -79,11 +79,67 @@ def fuse(optimizer: "torch.optim.Optimizer") -> "torch.optim.Optimizer":
 
 
 def switch_to_fused(optimizer: "torch.optim.Optimizer") -> None:
-    """Set what the fused implementation reads: the groups, later groups, and the scaler's flag."""
+    """Set what the fused implementation reads: the groups, later groups, and the scaler's flag.
+
+    What is loaded later on is fused too. A saved state goes on in the plain script, fused there as
+    well, but for groups that torch alone cannot go on with.
+    """
     for group in [*optimizer.param_groups, optimizer.defaults]:
         group["fused"], group["foreach"] = True, None
     # GradScaler asks for this flag: the fused implementation unscales by itself.
     optimizer._step_supports_amp_scaling = True  # type: ignore[attr-defined]
+    optimizer.register_load_state_dict_pre_hook(_load_fused)
+    if "momentum" in optimizer.defaults:
+        optimizer.register_step_pre_hook(_give_buffers)
+        optimizer.register_state_dict_post_hook(_save_plain)
+
+
+def _load_fused(_optimizer: Any, loaded: dict[str, Any]) -> dict[str, Any]:
+    """Take a plain optimizer's groups as fused ones: the scaler goes on to leave its work to them.
+
+    Torch then puts their step counts where the fused implementation wants them.
+    """
+    groups = [{**group, "fused": True, "foreach": None} for group in loaded["param_groups"]]
+    return {**loaded, "param_groups": groups}
+
+
+def _give_buffers(optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Give each parameter that is about to get its first momentum a buffer of zeros.
+
+    Torch's fused SGD makes buffers only where no parameter of a group has one, and leaves them as
+    the memory was where the scaler has that step skipped. From zeros the first step is the one
+    without a buffer, bit for bit: momentum * 0 + gradient, where nothing is damped.
+    """
+    import torch
+
+    # A closure makes the gradients later: whatever may get one is given a buffer.
+    has_closure = any(callable(value) for value in (*args, *kwargs.values()))
+    for group in optimizer.param_groups:
+        for parameter in group["params"] if group["momentum"] else ():
+            gradient = parameter.grad
+            if gradient is None and not (has_closure and parameter.requires_grad):
+                continue
+            state = optimizer.state[parameter]
+            if state.get("momentum_buffer") is None:
+                like = parameter.detach() if gradient is None else gradient
+                state["momentum_buffer"] = torch.zeros_like(like)
+
+
+def _save_plain(_optimizer: Any, saved: dict[str, Any]) -> dict[str, Any]:
+    """Save groups of which some parameters have no momentum yet as plain ones.
+
+    Where those get their first gradients in a script without flatout, torch's fused SGD fails.
+    """
+    groups = [
+        group if _is_whole(group, saved["state"]) else {**group, "fused": None}
+        for group in saved["param_groups"]
+    ]
+    return {**saved, "param_groups": groups}
+
+
+def _is_whole(group: dict[str, Any], states: dict[Any, Any]) -> bool:
+    buffers = [states.get(number, {}).get("momentum_buffer") for number in group["params"]]
+    return not group["momentum"] or all(buffer is not None for buffer in buffers)
 
 
 def find_obstacle(optimizer: "torch.optim.Optimizer") -> str | None:
@@ -109,6 +165,18 @@ def _is_chosen(optimizer: Any) -> bool:
 def _has_own_step(optimizer: Any) -> bool:
     # A subclass with a step of its own may ignore the option, and would ignore the scaler's.
     return not type(optimizer).step.__module__.startswith("torch.optim.")
+
+
+def _is_replaced(optimizer: Any) -> bool:
+    from flatout.engine.optimizer_swap import find_successor
+
+    # Its class may change as late as at the end of this step.
+    return find_successor(optimizer) is not None
+
+
+def _is_damped(optimizer: Any) -> bool:
+    # A first momentum is not damped; from a buffer of zeros it would be.
+    return any(group.get("dampening") for group in optimizer.param_groups)
 
 
 def _is_differentiable(optimizer: Any) -> bool:
@@ -138,6 +206,8 @@ OBSTACLES: tuple[tuple[Callable[[Any], bool], str], ...] = (
     (_is_without_option, "it has no fused implementation"),
     (_is_chosen, "the script chose its implementation itself"),
     (_has_own_step, "it has a step of its own"),
+    (_is_replaced, "another lever puts another optimizer in its place"),
+    (_is_damped, "dampening: a first momentum is not damped, in a fused step it may be"),
     (_is_differentiable, "differentiable steps cannot be fused"),
     (_has_state, "it made a step or was loaded already: its state is laid out otherwise"),
     (_is_sparse, "the fused implementation does not take sparse gradients"),

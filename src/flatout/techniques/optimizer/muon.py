@@ -16,6 +16,7 @@ from flatout.core.errors import NotApplicable
 from flatout.core.machine import Machine
 from flatout.core.profile import Profile
 from flatout.core.technique import Effect, Numerics, Technique
+from flatout.seams import loaded_parts
 
 if TYPE_CHECKING:
     import torch
@@ -76,13 +77,14 @@ Two optimizers; step both:
 
     def optimizer(self, optimizer: Any) -> Any:
         """Take the hidden matrices out of this Adam's steps."""
-        from flatout.engine import whole_steps
+        from flatout.engine import optimizer_swap, whole_steps
 
         chosen = [p for g in optimizer.param_groups for p in g["params"] if id(p) in _HIDDEN]
         reason = find_obstacle(optimizer, chosen)
         if reason is not None:
             raise NotApplicable(reason)
         whole_steps.need(optimizer, "muon, which shares each step with it,")
+        optimizer_swap.share(optimizer)
         step_with_muon(optimizer, chosen, momentum=self.momentum)
         return optimizer
 
@@ -113,10 +115,21 @@ def find_obstacle(
             type(optimizer).__name__ not in ADAM
         ),
         "it holds no hidden matrices of the model": not chosen,
-        "it made a step or was loaded already": len(optimizer.state) > 0,
+        "the script maximises, which Muon cannot": any(
+            group.get("maximize") for group in optimizer.param_groups
+        ),
+        "it made a step or was loaded already": _has_begun(optimizer, chosen),
         "sharded matrices cannot be orthogonalised": any(hasattr(p, "to_local") for p in chosen),
     }
     return next((why for why, is_true in obstacles.items() if is_true), None)
+
+
+def _has_begun(optimizer: "torch.optim.Optimizer", chosen: "Sequence[torch.Tensor]") -> bool:
+    """Tell whether an optimizer goes on from a state that Muon did not share."""
+    if not optimizer.state:
+        return False
+    is_without_part = loaded_parts.find(optimizer, STATE_KEY) is None
+    return is_without_part or any(optimizer.state.get(p) for p in chosen)
 
 
 def step_with_muon(
@@ -128,7 +141,8 @@ def step_with_muon(
     """Let Muon update some 2-d parameters in each step of an optimizer that holds them.
 
     The optimizer stays the script's one object: its groups, schedules and `zero_grad` go on, and
-    Muon's rate and decay follow the group of each matrix. Its `state_dict` carries Muon's part.
+    Muon's rate and decay follow the group of each matrix. Its `state_dict` carries Muon's part;
+    load one after this call.
     """
     _Beside(optimizer, matrices, momentum)
     return optimizer
@@ -155,10 +169,23 @@ class _Beside:
         )
         self.whole: list[list[Any]] = []
         self.has_closure = False
+        # What the script loaded before the levers came.
+        part = loaded_parts.find(optimizer, STATE_KEY)
+        if part is not None:
+            self.muon.load_state_dict(part)
+            self.keep_precision(part)
         optimizer.register_step_pre_hook(self.hide)
         optimizer.register_step_post_hook(self.take_over)
         optimizer.register_state_dict_post_hook(self.save)
         optimizer.register_load_state_dict_pre_hook(self.load)
+
+    def keep_precision(self, part: dict[str, Any]) -> None:
+        """Let what was loaded be as precise as it was saved: torch casts it as the weights are."""
+        parameters = [p for group in self.muon.param_groups for p in group["params"]]
+        for number, state in part["state"].items():
+            matrix = parameters[number]
+            for name, value in state.items():
+                self.muon.state[matrix][name] = value.to(matrix.device)
 
     def is_ours(self, parameter: "torch.Tensor") -> bool:
         """Tell whether Muon updates a parameter."""
@@ -178,7 +205,8 @@ class _Beside:
         for group, place in zip(self.muon.param_groups, self.places, strict=True):
             source = optimizer.param_groups[place]
             group["lr"], group["weight_decay"] = float(source["lr"]), source["weight_decay"]
-        self.muon.step()
+        if may_step(optimizer, self.muon):
+            self.muon.step()
         if self.has_closure:
             self.muon.zero_grad()  # the closure could not: it ran while they were hidden
 
@@ -190,3 +218,22 @@ class _Beside:
         """Take Muon's part out of a checkpoint that has one."""
         if STATE_KEY in state:
             self.muon.load_state_dict(state[STATE_KEY])
+
+
+def may_step(optimizer: "torch.optim.Optimizer", beside: "torch.optim.Optimizer") -> bool:
+    """Do GradScaler's part for what steps beside an optimizer that does it by itself.
+
+    To a fused one the scaler leaves the unscaling of gradients, and steps with infinite ones. It
+    sets `found_inf`, and `grad_scale` where the script did not unscale, while such a step runs.
+
+    Returns:
+        Whether all gradients are finite, as they are wherever the scaler steps any other optimizer.
+    """
+    found_inf = getattr(optimizer, "found_inf", None)
+    if found_inf is not None and float(found_inf):
+        return False
+    scale: Any = getattr(optimizer, "grad_scale", None)
+    parameters = (p for group in beside.param_groups for p in group["params"])
+    for gradient in (p.grad for p in parameters if scale is not None and p.grad is not None):
+        gradient.mul_(scale.double().reciprocal().to(gradient))
+    return True

@@ -165,6 +165,7 @@ class LossScaling:
     ) -> Callable[..., Any]:
         """Watch all optimizers and schedulers; return what to run in place of the backward."""
         from torch.optim.optimizer import (
+            Optimizer,
             register_optimizer_step_post_hook,
             register_optimizer_step_pre_hook,
         )
@@ -174,6 +175,8 @@ class LossScaling:
         register_optimizer_step_post_hook(self._after_step)
         for kind in _scheduler_kinds():
             kind.step = self._holding(kind.step)
+        base: Any = Optimizer
+        base.add_param_group = self._looking_again(base.add_param_group)
         return self.around(backward)
 
     def around(self, backward: Callable[..., Any]) -> Callable[..., Any]:
@@ -203,12 +206,13 @@ class LossScaling:
         if self._is_spent:
             self._flags = {}
             self._is_spent = False
-        if self._walks < MAX_WALKS:
-            self._walks += 1
-            self._know(leaves_of(tensors))
         for gradients in _grouped(self._parameters()).values():
             # Exact, as the scale is a power of two: what was accumulated before joins the scaled.
             torch._foreach_mul_(gradients, self.scale)
+        # After that: what is met only now got its gradients, if any, from scaled losses.
+        if self._walks < MAX_WALKS:
+            self._walks += 1
+            self._know(leaves_of(tensors))
 
     def _seeds(self, tensors: "tuple[torch.Tensor, ...]", given: dict[str, Any]) -> list[Any]:
         import torch
@@ -247,7 +251,7 @@ class LossScaling:
         if self._depth > 1:
             return
         own = [p for group in optimizer.param_groups for p in group["params"]]
-        unknown = [p for p in own if id(p) not in self._leaves and p.grad is not None]
+        unknown = [p for p in own if p.grad is not None and not self._knows(p)]
         if unknown:
             self._unscale_those(unknown)
             self._know(unknown)
@@ -272,6 +276,16 @@ class LossScaling:
         if self._clean_steps >= GROWTH_INTERVAL:
             self.scale, self._clean_steps = min(MAX_SCALE, 2 * self.scale), 0
 
+    def _looking_again(self, add: Callable[..., Output]) -> Callable[..., Output]:
+        """Return what gives an optimizer parameters: they may be a model's that no walk has met."""
+
+        @functools.wraps(add)
+        def added(*args: Any, **kwargs: Any) -> Output:
+            self._walks = 0
+            return add(*args, **kwargs)
+
+        return added
+
     def _holding(self, step: Callable[..., Any]) -> Callable[..., Any]:
         """Return a scheduler's step that does nothing after a step that was skipped.
 
@@ -292,13 +306,18 @@ class LossScaling:
     def _know(self, leaves: "Iterable[torch.Tensor]") -> None:
         self._leaves |= {id(p): weakref.ref(p) for p in leaves if p.requires_grad}
 
+    def _knows(self, parameter: "torch.Tensor") -> bool:
+        reference = self._leaves.get(id(parameter))
+        # What is gone leaves its address to others.
+        return reference is not None and reference() is parameter
+
     def _parameters(self) -> "Iterator[torch.Tensor]":
         return (p for reference in self._leaves.values() if (p := reference()) is not None)
 
 
 MAX_WALKS = 3
-"""Backwards whose graph is searched for leaves outside the model; a later one is met at its
-optimizer's step."""
+"""Backwards whose graph is searched for leaves outside the model, again whenever an optimizer is
+given parameters; a later one is met at its optimizer's step."""
 
 
 def leaves_of(tensors: "Iterable[torch.Tensor]") -> "Iterator[torch.Tensor]":

@@ -9,7 +9,8 @@ How it is checked: it changes the training on purpose, so losses are looked at f
 
 import functools
 import types
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, final
 
@@ -89,28 +90,33 @@ The model, and an optimizer that rounds stochastically:
 
     def model(self, root: Any) -> Any:
         """Convert the parameters of the root in place."""
+        from flatout.engine import whole_steps
+
+        _ASKED.append(type(root).__name__)
         check_root(root)
-        if any(hasattr(p, "to_local") for p in root.parameters()):
+        parameters = list(root.parameters())
+        if any(hasattr(p, "to_local") for p in parameters):
             raise NotApplicable("sharded parameters keep their own precision")
+        # Now, not in the first step: no optimizer may refuse what is converted.
+        whole_steps.need_of(parameters, "pure_bf16, which makes each step in fp32,")
         _CONVERTED.update({id(p): p for p in to_bf16(root)})
-        cast_calls(root)
+        _UNDO.append(functools.partial(_take_back, weakref.ref(root), _add_casts(root)))
         return root
 
     def optimizer(self, optimizer: Any) -> Any:
-        """Let its steps run in fp32."""
-        from flatout.engine import whole_steps
-
-        held = [p for g in optimizer.param_groups for p in g["params"] if id(p) in _CONVERTED]
-        if not held:
+        """Let its steps run in fp32, with what it holds of the model now and later on."""
+        steps = _Fp32Steps(optimizer, _CONVERTED)
+        # A script may step once before its model is called, which silences schedulers.
+        if _ASKED and not steps.find_held(optimizer):
             raise NotApplicable("it holds no parameter of the converted model")
-        whole_steps.need(optimizer, "pure_bf16, which makes each step in fp32,")
-        step_in_fp32(optimizer, held)
         return optimizer
 
     def end(self) -> str:
         """Say where steps could not be made in fp32."""
         if _CLOSURES:
             raise NotApplicable("its steps take a closure, which computes gradients inside of them")
+        if not _CONVERTED:
+            raise NotApplicable("no training call of a model was seen")
         return ""
 
 
@@ -118,6 +124,10 @@ _CLOSURES: list[str] = []
 """Names of optimizers that were stepped with a closure."""
 _CONVERTED: "dict[int, torch.Tensor]" = {}
 """The parameters that were converted in this process, by identity."""
+_ASKED: list[str] = []
+"""Names of the models that were to be converted, those that could not be too."""
+_UNDO: list[Callable[[], None]] = []
+"""Brings the converted models back to fp32."""
 
 
 def to_bf16(model: "torch.nn.Module") -> "list[torch.Tensor]":
@@ -160,9 +170,30 @@ def cast_calls(model: "torch.nn.Module") -> "torch.nn.Module":
 
     By hooks, so that evaluations and copies of the model get them too.
     """
-    model.register_forward_pre_hook(_lower, with_kwargs=True)
-    model.register_forward_hook(_restore)
+    _add_casts(model)
     return model
+
+
+def _add_casts(model: "torch.nn.Module") -> list[Any]:
+    """Add those hooks; return their handles."""
+    return [
+        model.register_forward_pre_hook(_lower, with_kwargs=True),
+        model.register_forward_hook(_restore),
+    ]
+
+
+def _take_back(model: "weakref.ref[torch.nn.Module]", casts: Iterable[Any]) -> None:
+    """Let a model train in fp32 again, from the weights that it has now."""
+    import torch
+
+    for cast in casts:
+        cast.remove()
+    found = model()
+    if found is not None:
+        _raise([p for p in found.parameters() if p.dtype == torch.bfloat16])
+        for buffer in found.buffers():
+            if buffer.dtype == torch.bfloat16:
+                buffer.data = buffer.data.float()
 
 
 def _lower(_: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
@@ -191,24 +222,58 @@ def step_in_fp32(
 ) -> "torch.optim.Optimizer":
     """Let an optimizer step on fp32 copies of bf16 parameters, which are then rounded back.
 
-    Its states are made in fp32 in the first step, so it must not have made one. A step with a
-    closure stays in bf16: its gradients are made inside of it.
+    Its states are made in fp32 in the first step, or were loaded. A step with a closure stays in
+    bf16: its gradients are made inside of it.
     """
-    if len(optimizer.state):
-        raise NotApplicable("it made a step or was loaded already: its state is laid out otherwise")
-    optimizer.register_step_pre_hook(functools.partial(_raise, parameters))
-    optimizer.register_step_post_hook(functools.partial(_round, parameters))
-    load = optimizer.load_state_dict
-
-    def load_in_fp32(self: Any, state: Any) -> None:
-        # Torch casts loaded states to the parameter's dtype: let that be fp32.
-        _raise(parameters, self, (), {})
-        load(state)
-        _round(parameters, self, (), {})
-
-    loading: Any = optimizer
-    loading.load_state_dict = types.MethodType(load_in_fp32, optimizer)
+    _Fp32Steps(optimizer, {id(p): p for p in parameters})
     return optimizer
+
+
+class _Fp32Steps:
+    """Lets an optimizer step on fp32 copies of those of its parameters that were converted."""
+
+    def __init__(
+        self, optimizer: "torch.optim.Optimizer", converted: "Mapping[int, torch.Tensor]"
+    ) -> None:
+        self.converted = converted
+        self.held: dict[int, torch.Tensor] = {}
+        self.rounding: Any = None
+        _raise_states(optimizer, self.find_held(optimizer))
+        optimizer.register_step_pre_hook(self.before)
+        load = optimizer.load_state_dict
+
+        def load_in_fp32(this: Any, state: Any) -> None:
+            # Torch casts loaded states to the parameter's dtype: let that be fp32.
+            _raise(self.find_held(this))
+            load(state)
+            _round(self.find_held(this))
+
+        loading: Any = optimizer
+        loading.load_state_dict = types.MethodType(load_in_fp32, optimizer)
+
+    def find_held(self, optimizer: Any) -> "list[torch.Tensor]":
+        """Return its converted parameters; groups may have joined since it was asked last."""
+        # Never fewer: other levers take some out of the groups for the length of a step.
+        for group in optimizer.param_groups:
+            self.held.update({id(p): p for p in group["params"]})
+        return [p for number, p in self.held.items() if number in self.converted]
+
+    def before(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        """Raise weights and gradients for the length of a step."""
+        if any(callable(value) for value in (*args, *kwargs.values())):
+            _CLOSURES.append(type(optimizer).__name__)
+            while _UNDO:
+                _UNDO.pop()()
+            _CONVERTED.clear()
+            return
+        # Not earlier: it is to come after what other levers do at the end of a step.
+        if self.rounding is None:
+            self.rounding = optimizer.register_step_post_hook(self.after)
+        _raise(self.find_held(optimizer))
+
+    def after(self, optimizer: Any, *_: Any) -> None:
+        """Round the weights back."""
+        _round(self.find_held(optimizer))
 
 
 def round_stochastically(value: "torch.Tensor") -> "torch.Tensor":
@@ -227,17 +292,24 @@ LARGEST = 3.3e38
 """Numbers above it are rounded to the nearest: bf16 ends at 3.39e38."""
 
 
-def _raise(parameters: "Sequence[torch.Tensor]", optimizer: Any, args: Any, kwargs: Any) -> None:
-    if any(callable(value) for value in (*args, *kwargs.values())):
-        _CLOSURES.append(type(optimizer).__name__)
-        return
+def _raise(parameters: "Sequence[torch.Tensor]") -> None:
     for parameter in parameters:
         gradient, parameter.grad = parameter.grad, None
         parameter.data = parameter.data.float()
         parameter.grad = None if gradient is None else gradient.float()
 
 
-def _round(parameters: "Sequence[torch.Tensor]", *_: Any) -> None:
+def _raise_states(optimizer: "torch.optim.Optimizer", parameters: "Sequence[torch.Tensor]") -> None:
+    """Let states be fp32 that were loaded when their parameters were bf16 already."""
+    import torch
+
+    for state in (optimizer.state.get(parameter, {}) for parameter in parameters):
+        for name, value in state.items():
+            if isinstance(value, torch.Tensor) and value.dtype == torch.bfloat16:
+                state[name] = value.float()
+
+
+def _round(parameters: "Sequence[torch.Tensor]") -> None:
     import torch
 
     for parameter in parameters:

@@ -1,0 +1,129 @@
+"""What a trace would bake in is found: draws, and values that the script may change later."""
+
+import random
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from flatout.techniques.compute.sdpa_attention import use_fused_attention
+
+WIDTH = 16
+DRAWS = {
+    "random": random.random,
+    "numpy.random": np.random.random,
+    "torch": lambda: torch.rand(1).item(),
+}
+TEMPERATURE = 1.0
+
+
+class Attention(nn.Module):
+    """What both forwards below project with."""
+
+    def __init__(self):
+        super().__init__()
+        self.qkv = nn.Linear(WIDTH, 3 * WIDTH)
+
+
+class Skipping(Attention):
+    """Leaves itself out now and then, as a stochastic depth does."""
+
+    def __init__(self, draw):
+        super().__init__()
+        self.draw = draw
+
+    def forward(self, x):
+        if self.draw() < 1e-9:
+            return x
+        q, k, v = self.qkv(x).chunk(3, dim=-1)
+        return (q @ k.transpose(-2, -1)).softmax(dim=-1) @ v
+
+
+class Configured(Attention):
+    """Reads what objects hold, a private attribute and a global."""
+
+    def __init__(self):
+        super().__init__()
+        self.config = SimpleNamespace(temperature=1.0, name="a")
+        self.table = {"temperature": 1.0}
+        self._sharpness = 1.0
+
+    def forward(self, x):
+        scale = self.config.temperature * self.table["temperature"] * self._sharpness * TEMPERATURE
+        q, k, v = self.qkv(x).chunk(3, dim=-1)
+        return ((q @ k.transpose(-2, -1)) * scale).softmax(dim=-1) @ v
+
+
+def seeded():
+    """Put every stream to the same place and return an input."""
+    random.seed(1)
+    np.random.seed(1)
+    torch.manual_seed(1)
+    return torch.ones(2, 6, WIDTH)
+
+
+def built(make):
+    torch.manual_seed(0)
+    return make().train()
+
+
+@pytest.mark.parametrize("stream", DRAWS)
+def test_a_forward_that_draws_by_itself_is_left_alone_and_the_stream_put_back(stream):
+    draw = DRAWS[stream]
+    module = built(lambda: Skipping(draw))
+    seeded()
+    expected = draw()
+    x = seeded()
+
+    outcome = use_fused_attention(module, x)
+
+    assert outcome == {"": f"its forward draws from {stream} by itself"}
+    assert "forward" not in vars(module)
+    assert draw() == expected
+
+
+def anneal_config(module, _):
+    module.config.temperature = 2.0
+
+
+def anneal_table(module, _):
+    module.table["temperature"] = 2.0
+
+
+def anneal_private(module, _):
+    module._sharpness = 2.0
+
+
+def anneal_global(_, monkeypatch):
+    monkeypatch.setitem(globals(), "TEMPERATURE", 2.0)
+
+
+@pytest.mark.parametrize("anneal", [anneal_config, anneal_table, anneal_private, anneal_global])
+def test_a_value_that_anneals_goes_back_to_the_scripts_own_code(anneal, monkeypatch):
+    plain, fused = built(Configured), built(Configured)
+    x = torch.randn(2, 6, WIDTH, generator=torch.Generator().manual_seed(1))
+    assert use_fused_attention(fused, x) == {"": ""}
+
+    anneal(plain, monkeypatch)
+    anneal(fused, monkeypatch)
+
+    assert torch.equal(fused(x), plain(x))
+
+
+def test_what_stays_as_it_was_goes_on_fused(monkeypatch):
+    calls = []
+    fused = built(Configured)
+    operation = nn.functional.scaled_dot_product_attention
+    x = torch.randn(2, 6, WIDTH, generator=torch.Generator().manual_seed(1))
+    use_fused_attention(fused, x)
+    monkeypatch.setattr(
+        nn.functional,
+        "scaled_dot_product_attention",
+        lambda *a, **k: calls.append(k) or operation(*a, **k),
+    )
+
+    fused(x)
+
+    assert len(calls) == 1

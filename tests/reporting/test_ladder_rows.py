@@ -1,0 +1,59 @@
+"""What the table's last row says of the whole recipe."""
+
+from dataclasses import replace
+
+import pytest
+
+from flatout.core.ablation import Verdict
+from flatout.core.recipe import Choice, Recipe
+from flatout.reporting.ladder_rows import ladder_rows
+
+
+def row(tuned, technique, **facts):
+    """Return the tuning's row on one lever, with other facts."""
+    found = next(r for r in tuned.rows if r.choice.technique == technique and r.stage == "add")
+    return replace(found, **facts)
+
+
+def recipe_of(*names):
+    return Recipe(choices=tuple(Choice(technique=name) for name in names))
+
+
+def last_row(tuned, *rows, recipe, needed=()):
+    return ladder_rows(replace(tuned, rows=rows, recipe=recipe, needed=needed))[-1]
+
+
+@pytest.mark.parametrize("verdict", [Verdict.TOGETHER, Verdict.INCONCLUSIVE, Verdict.NO_EFFECT])
+def test_its_promise_covers_a_lever_that_came_in_with_another(tuned, verdict):
+    bf16 = row(tuned, "bf16_autocast", verdict=verdict)
+    fused = row(tuned, "fused_optimizer", verdict=Verdict.KEPT)
+
+    last = last_row(tuned, bf16, fused, recipe=recipe_of("bf16_autocast", "fused_optimizer"))
+
+    assert last.promise == "precision"
+
+
+def test_its_promise_is_not_that_of_a_lever_that_was_left_out_again(tuned):
+    workers, bf16 = row(tuned, "loader_workers"), row(tuned, "bf16_autocast")
+    dropped = replace(bf16, stage="drop", verdict=Verdict.NO_EFFECT)
+
+    last = last_row(tuned, workers, bf16, dropped, recipe=recipe_of("loader_workers"))
+
+    assert last.promise == "exact"
+
+
+def test_a_recipe_that_was_given_up_shows_the_promise_of_what_was_kept(tuned):
+    bf16 = row(tuned, "bf16_autocast")
+
+    last = last_row(tuned, bf16, recipe=Recipe())
+
+    assert (last.promise, last.verdict) == ("precision", "not confirmed")
+
+
+def test_what_the_script_cannot_run_without_does_not_confirm_a_recipe_that_was_given_up(tuned):
+    workers, bf16 = row(tuned, "loader_workers"), row(tuned, "bf16_autocast")
+    needed = recipe_of("loader_workers")
+
+    last = last_row(tuned, workers, bf16, recipe=needed, needed=("loader_workers",))
+
+    assert (last.promise, last.verdict, last.is_kept) == ("precision", "not confirmed", False)

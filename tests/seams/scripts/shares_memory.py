@@ -1,0 +1,32 @@
+"""Trains on memory that it shares, and keeps its last state there; all of its own is removed at
+its end."""
+
+import multiprocessing
+import sys
+from multiprocessing.shared_memory import SharedMemory
+
+import torch
+from torch import nn
+
+name = sys.argv[1]
+torch.multiprocessing.set_sharing_strategy("file_system")
+named = SharedMemory(name=f"{name}-data", create=True, size=4096)
+unnamed = SharedMemory(create=True, size=4096)
+queue = multiprocessing.get_context("spawn").Queue()
+inputs = torch.randn(4, 8).share_memory_()
+
+model = nn.Linear(8, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+for step in range(1_000_000):
+    optimizer.zero_grad()
+    loss = model(inputs).square().mean()
+    loss.backward()
+    optimizer.step()
+    if step == 3:
+        torch.save(model.state_dict(), f"/dev/shm/{name}.pt")
+        with open(f"/dev/shm/{name}.txt", "w") as log:
+            log.write("of this training")
+
+for memory in (named, unnamed):
+    memory.close()
+    memory.unlink()

@@ -1,0 +1,56 @@
+"""How flatout learns of a module's import, however that module was installed."""
+
+import importlib.util
+import sys
+
+import pytest
+
+from flatout.seams.arming import AfterImport
+
+NAME = "installed_by_a_finder"
+
+
+class Editable:
+    """What setuptools installs for an editable install that no path finds."""
+
+    def __init__(self, file):
+        self.file = file
+
+    def find_spec(self, name, path=None, target=None):
+        return importlib.util.spec_from_file_location(name, self.file) if name == NAME else None
+
+
+class Curious:
+    """A hook of another tool, which asks all finders, itself left out."""
+
+    is_asking = False
+
+    def find_spec(self, name, path=None, target=None):
+        if name != NAME or self.is_asking:
+            return None
+        self.is_asking = True
+        try:
+            return importlib.util.find_spec(name)
+        finally:
+            self.is_asking = False
+
+
+@pytest.fixture
+def editable(tmp_path, monkeypatch):
+    monkeypatch.delitem(sys.modules, NAME, raising=False)
+    file = tmp_path / "elsewhere.py"
+    file.write_text("VALUE = 1")
+    return Editable(file)
+
+
+@pytest.mark.parametrize("others", [(), (Curious(),)])
+def test_a_module_that_only_a_finder_knows_is_followed_once(monkeypatch, editable, others):
+    seen = []
+    ours = AfterImport(NAME, lambda: seen.append(sys.modules[NAME].VALUE))
+    monkeypatch.setattr(sys, "meta_path", [ours, *others, *sys.meta_path, editable])
+
+    importlib.util.find_spec(NAME)
+    importlib.import_module(NAME)
+
+    assert seen == [1]
+    assert ours not in sys.meta_path

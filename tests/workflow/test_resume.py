@@ -1,0 +1,115 @@
+"""A resumed tuning goes on only with what its journal was measured of."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from flatout.core.errors import UserError
+from flatout.core.machine import Device
+from flatout.core.workload import Workload
+from flatout.workflow.tune import TuneOptions, tune
+from tests.workflow.test_tune import MACHINE, World
+from tests.workflow.test_tune import guard_that_passes as guard_that_passes
+
+pytestmark = pytest.mark.chaos
+
+BIG = Device(kind="cuda", name="big gpu", memory_bytes=2**36)
+
+
+@pytest.fixture
+def project(tmp_path):
+    """A script that imports a module beside it and is given a file with its settings."""
+    (tmp_path / "train.py").write_text("from model import Net\n")
+    (tmp_path / "model.py").write_text("Net = None\n")
+    (tmp_path / "small.yaml").write_text("width: 8\n")
+    (tmp_path / "notes.txt").write_text("nothing yet\n")
+    return tmp_path
+
+
+def tuned(project, world, machine=MACHINE, *, config="small.yaml", resume=False):
+    workload = Workload(target="train.py", arguments=(f"--config={config}",), folder=project)
+    options = TuneOptions(out=project / "out", only=("bf16_autocast",), runner=world, resume=resume)
+    return tune(workload, options, lambda _: None, machine)
+
+
+def interrupted(project):
+    tuned(project, World({"bf16_autocast": 0.6}, interrupt_after=3))
+
+
+def assert_refused(project, said, machine=MACHINE, **options):
+    world = World({})
+    with pytest.raises(UserError, match=said):
+        tuned(project, world, machine, resume=True, **options)
+    assert world.asked == []
+
+
+def test_it_goes_on_where_nothing_was_changed_that_the_trials_run(project):
+    interrupted(project)
+    (project / "notes.txt").write_text("much\n")
+    resumed = World({"bf16_autocast": 0.6}, seed=1)
+
+    ablation = tuned(project, resumed, resume=True)
+
+    lines = (project / "out" / "journal.jsonl").read_text().splitlines()
+    assert ablation.recipe.names == ("bf16_autocast",)
+    assert len(lines) == 1 + 3 + len(resumed.asked)
+
+
+@pytest.mark.parametrize("name", ["train.py", "model.py", "small.yaml"])
+def test_it_refuses_where_a_file_was_changed(project, name):
+    interrupted(project)
+    (project / name).write_text("batch = 64\n")
+
+    assert_refused(project, rf"another tuning: {name} changed since; run tune without --resume")
+
+
+def test_of_many_changed_files_a_few_are_named(project):
+    names = [f"part{number}" for number in range(5)]
+    (project / "train.py").write_text(f"import {', '.join(names)}\n")
+    for name in names:
+        (project / f"{name}.py").write_text("x = 1\n")
+    interrupted(project)
+    for name in names:
+        (project / f"{name}.py").write_text("x = 2\n")
+
+    assert_refused(project, "part0.py changed since; .*part2.py changed since; 2 more changed")
+
+
+@pytest.mark.parametrize(
+    ("facts", "said"),
+    [
+        ({"device": BIG}, "the device was test cpu and is big gpu now"),
+        ({"devices": (BIG, BIG)}, "the device was test cpu and is big gpu, big gpu now"),
+        ({"cpu_name": "fast"}, "the CPU was not known and is fast now"),
+        ({"usable_cores": 64}, "the number of usable cores was 2 and is 64 now"),
+        ({"torch_version": "2.14.0"}, r"torch was 2\.13\.0 and is 2\.14\.0 now"),
+    ],
+)
+def test_it_refuses_on_another_machine(project, facts, said):
+    interrupted(project)
+
+    assert_refused(project, said, replace(MACHINE, **facts))
+
+
+def test_another_command_line_is_told_without_its_files(project):
+    (project / "large.yaml").write_text("width: 4096\n")
+    interrupted(project)
+
+    assert_refused(project, r"is train\.py --config=large\.yaml now; run tune", config="large.yaml")
+
+
+def test_a_journal_of_another_version_is_not_called_that_of_a_changed_script(project):
+    journal = project / "out" / "journal.jsonl"
+    journal.parent.mkdir()
+    journal.write_text(json.dumps({"header": {"workload": "train.py", "records": 2}}) + "\n")
+
+    assert_refused(project, "another version of flatout wrote it; run tune")
+
+
+def test_a_module_that_came_in_unseen_is_named(project):
+    (project / "train.py").write_text("import later\n")
+    interrupted(project)
+    (project / "later.py").write_text("x = 1\n")
+
+    assert_refused(project, r"another tuning: later\.py changed since; run tune")
