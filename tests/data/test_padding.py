@@ -18,6 +18,8 @@ def batch(lengths, width=12, *, left=False, counts=False):
 def test_columns_that_all_samples_pad_are_cut(left):
     whole = batch([3, 5], left=left)
 
+    whole["labels"][:, 7] = -100  # on the left the place of the longest row's first token
+
     short = trimmed(whole)
 
     assert short["input_ids"].shape == (2, 5)
@@ -25,6 +27,15 @@ def test_columns_that_all_samples_pad_are_cut(left):
     assert torch.equal(short["input_ids"][short["attention_mask"].bool()], whole["input_ids"][kept])
     assert short["labels"].shape == (2, 5)
     assert short["y"] is whole["y"]
+
+
+def test_the_place_that_predicts_the_first_token_behind_padding_stays():
+    whole = batch([3, 5], left=True)
+
+    short = trimmed(whole)
+
+    assert short["attention_mask"].tolist() == whole["attention_mask"][:, 6:].tolist()
+    assert torch.equal(short["labels"], whole["labels"][:, 6:])
 
 
 @pytest.mark.parametrize(("multiple", "width"), [(8, 8), (4, 8), (16, 12), (1, 5)])

@@ -115,6 +115,19 @@ def test_shared_memory_of_processes_ended_by_their_environment_is_removed(shared
     assert not shared.exists()
 
 
+def test_a_training_that_ends_its_workers_is_not_told_of_their_end():
+    ends = (
+        "import os, signal, subprocess, sys\n"
+        "from flatout.seams.processes import kill_own_descendants\n"
+        "signal.signal(signal.SIGCHLD, lambda *_: sys.exit(3))\n"
+        "subprocess.Popen(['sleep', '300'])\n"
+        "kill_own_descendants()\n"
+        "os._exit(0)"
+    )
+
+    assert subprocess.run([sys.executable, "-c", ends], check=False).returncode == 0
+
+
 def test_what_does_not_end_by_itself_is_ended():
     waits = (
         "import os, subprocess\n"

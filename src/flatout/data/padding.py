@@ -30,6 +30,8 @@ def trimmed(batch: Any, *, multiple_of: int = 1) -> Any:
     masks = {str(name): value for name, value in along.items() if str(name).endswith(MASK)}
     used = _used_columns(masks.values(), mask)
     first, last = int(used[0]), int(used[-1]) + 1
+    if first and _counts_at(along.get(LABELS), first):
+        first -= 1  # a causal model predicts the longest row's first token from the place before
     length = -(-(last - first) // multiple_of) * multiple_of
     width = mask.shape[1]
     if length >= width:
@@ -128,6 +130,11 @@ def _used_columns(masks: Iterable[Any], mask: Any) -> Any:
     for value in masks:
         used = used | (value != 0).reshape(*mask.shape, -1).any(dim=-1)
     return used.any(dim=0).nonzero().flatten()
+
+
+def _counts_at(labels: Any, column: int) -> bool:
+    """Tell whether any label of a column counts."""
+    return labels is not None and bool((labels[:, column] != IGNORED).any())
 
 
 def _says_more(name: Any, value: Any, first: int, last: int) -> bool:

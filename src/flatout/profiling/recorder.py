@@ -26,7 +26,7 @@ from flatout.profiling.probes import Probe, results
 from flatout.profiling.steps_so_far import StepsSoFar, rows_of
 from flatout.profiling.surroundings import device_facts, environment_facts
 from flatout.seams.events import Segment
-from flatout.seams.processes import kill_descendants
+from flatout.seams.processes import kill_own_descendants
 from flatout.seams.ranks import Ranks
 from flatout.seams.session import Session
 
@@ -311,7 +311,7 @@ class Recorder:
         self.ranks.leave(self.session.beat)
         sys.stdout.flush()
         sys.stderr.flush()
-        kill_descendants(os.getpid())
+        kill_own_descendants()
         os._exit(0)
 
     def write(self, why: str) -> None:

@@ -116,6 +116,16 @@ def kill_descendants(pid: int) -> int:
     return killed
 
 
+def kill_own_descendants() -> None:
+    """Kill what is below this process, which is about to end, without being told of it.
+
+    torch's handler raises for a worker that was killed, also in what runs before the exit.
+    """
+    with contextlib.suppress(ValueError):  # only the main thread may, and only there handlers run
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    kill_descendants(os.getpid())
+
+
 def await_descendants(pid: int, limit_s: float = CLEAN_UP_S) -> None:
     """Let what is left below `pid` end by itself, and kill what does not in time."""
     _await(lambda: descendants(pid), limit_s)

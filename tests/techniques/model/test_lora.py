@@ -210,5 +210,14 @@ def test_a_real_script_trains_adapters():
 
 
 @pytest.mark.slow
+def test_a_script_with_a_grad_scaler_trains_adapters():
+    """It looks in the first step for gradients of what the optimizer holds then."""
+    trial = played("roomy_gpt.py --scaler", "lora", rank=4)
+
+    assert [item.status for item in trial.applied] == ["applied"], trial.applied
+    assert trial.outcome.value == "ok", trial.message
+
+
+@pytest.mark.slow
 def test_the_guard_passes_it_as_done_on_purpose():
     assert checked("naive_gpt.py", "lora", rank=4).status == "on_purpose"

@@ -7,6 +7,8 @@ What it costs: another training with fewer degrees of freedom; checkpoints with 
 How it is checked: it changes the training on purpose, so losses are looked at for damage only.
 """
 
+import contextlib
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, final
@@ -16,6 +18,7 @@ from flatout.core.machine import Machine
 from flatout.core.pressure import activation_bytes, parameter_bytes, state_bytes
 from flatout.core.profile import Profile
 from flatout.core.technique import Effect, Numerics, Technique
+from flatout.seams.training_device import live_optimizers
 
 if TYPE_CHECKING:
     import torch
@@ -84,13 +87,19 @@ After the model is made, before the optimizer:
     def model(self, root: Any) -> Any:
         """Freeze the root and put adapters into it."""
         _ADAPTED.update(add_adapters(root, rank=self.rank, alpha=self.alpha))
+        # Before the first backward already: GradScaler looks for gradients of what is held then.
+        for optimizer in live_optimizers():
+            with contextlib.suppress(NotApplicable):
+                train_only(optimizer, _ADAPTED)
+                _TRAINING.add(optimizer)
         return root
 
     def optimizer(self, optimizer: Any) -> Any:
         """Give the optimizer the adapters of the model whose parameters it holds."""
         if not _ADAPTED:
             raise NotApplicable("no model got adapters before the first step")
-        train_only(optimizer, _ADAPTED)
+        if optimizer not in _TRAINING:
+            train_only(optimizer, _ADAPTED)
         return optimizer
 
 
@@ -98,6 +107,8 @@ Adapted = dict[int, tuple[Any, list[Any]]]
 """By its identity each frozen weight, kept so that it stays its own, and its layer's adapters."""
 _ADAPTED: Adapted = {}
 """What was adapted in this process."""
+_TRAINING: "weakref.WeakSet[torch.optim.Optimizer]" = weakref.WeakSet()
+"""Optimizers that were given adapters when a model got them."""
 
 
 def add_adapters(model: "torch.nn.Module", *, rank: int = 16, alpha: int = 32) -> Adapted:
