@@ -1,6 +1,4 @@
 import copy
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -10,6 +8,7 @@ from flatout.core.errors import NotApplicable
 from flatout.seams.describe import describe
 from flatout.techniques.model.pad_hidden import PadHidden, pad_layers
 from tests.techniques.facts import machine, model, profile
+from tests.techniques.saved import assert_loads_alone
 
 PROMISE = ("naive_gpt.py --inner 101", {})
 
@@ -55,29 +54,12 @@ def test_the_products_have_aligned_widths(monkeypatch):
     assert seen[:2] == [(16, 24, 16), (24, 32, 24)]
 
 
-LOAD = """
-import sys, torch
-net = torch.load(sys.argv[1], weights_only=False)
-print(torch.allclose(net(torch.ones(2, 16)), torch.load(sys.argv[2])))
-print([name for name in sys.modules if name.startswith("flatout")])
-"""
-
-
 def test_a_whole_model_that_was_saved_loads_without_flatout(tmp_path):
     plain = network()
     padded = copy.deepcopy(plain)
     pad_layers(padded)
-    torch.save(padded, tmp_path / "best.pt")
-    torch.save(plain(torch.ones(2, 16)), tmp_path / "expected.pt")
 
-    done = subprocess.run(
-        [sys.executable, "-c", LOAD, tmp_path / "best.pt", tmp_path / "expected.pt"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-    assert done.stdout.split("\n")[:2] == ["True", "[]"], done.stderr
+    assert_loads_alone(padded, plain, torch.ones(2, 16), tmp_path)
 
 
 def test_a_model_of_even_widths_is_left_alone():

@@ -1,8 +1,6 @@
 """The output layer computes on more columns and gives what it gave."""
 
 import copy
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -13,6 +11,7 @@ from flatout.core.errors import NotApplicable
 from flatout.techniques.model.pad_vocabulary import PadVocabulary, head_share, pad_output
 from tests.techniques.facts import machine, model, profile
 from tests.techniques.guarded import ELABORATE, checked
+from tests.techniques.saved import assert_loads_alone
 
 
 def network(size=4099, *, bias=True):
@@ -70,29 +69,12 @@ def test_a_copy_computes_with_its_own_weight():
     assert padded(torch.ones(1, 8)).count_nonzero() > 0
 
 
-LOAD = """
-import sys, torch
-net = torch.load(sys.argv[1], weights_only=False)
-print(torch.allclose(net(torch.ones(2, 8)), torch.load(sys.argv[2])))
-print([name for name in sys.modules if name.startswith("flatout")])
-"""
-
-
 def test_a_whole_model_that_was_saved_loads_without_flatout(tmp_path):
     plain = network()
     padded = copy.deepcopy(plain)
     PadVocabulary().model(padded)
-    torch.save(padded, tmp_path / "best.pt")
-    torch.save(plain(torch.ones(2, 8)), tmp_path / "expected.pt")
 
-    done = subprocess.run(
-        [sys.executable, "-c", LOAD, tmp_path / "best.pt", tmp_path / "expected.pt"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-    assert done.stdout.split("\n")[:2] == ["True", "[]"], done.stderr
+    assert_loads_alone(padded, plain, torch.ones(2, 8), tmp_path)
 
 
 @pytest.mark.parametrize(
