@@ -54,3 +54,27 @@ def test_a_module_that_only_a_finder_knows_is_followed_once(monkeypatch, editabl
 
     assert seen == [1]
     assert ours not in sys.meta_path
+
+
+class Asking:
+    """A hook of another tool that asks all finders but itself, whoever asks it."""
+
+    def find_spec(self, name, path=None, target=None):
+        if name != NAME:
+            return None
+        others = (one for one in sys.meta_path if one is not self)
+        return next(filter(None, (one.find_spec(name, path) for one in others)), None)
+
+
+def test_beside_a_hook_that_asks_all_others_a_module_on_a_path_is_found(
+    monkeypatch, tmp_path, editable
+):
+    (tmp_path / f"{NAME}.py").write_text("VALUE = 2")
+    monkeypatch.syspath_prepend(tmp_path)
+    seen = []
+    ours = AfterImport(NAME, lambda: seen.append(sys.modules[NAME].VALUE))
+    monkeypatch.setattr(sys, "meta_path", [ours, Asking(), *sys.meta_path])
+
+    importlib.import_module(NAME)
+
+    assert seen == [2]

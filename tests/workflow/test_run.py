@@ -125,29 +125,32 @@ raise SystemExit(10 + len(told))
 
 
 @pytest.mark.chaos
-@pytest.mark.parametrize(
-    "prefix",
-    [
-        [],
-        pytest.param(
-            IN_CONTAINER,
-            marks=pytest.mark.skipif(not can_be_first(), reason="namespaces are not allowed here"),
-        ),
-    ],
-)
-def test_an_interrupt_that_no_terminal_sent_reaches_the_script(
-    folder, monkeypatch, tmp_path, prefix
+@pytest.mark.skipif(not can_be_first(), reason="namespaces are not allowed here")
+def test_an_interrupt_of_a_containers_first_process_reaches_the_script(
+    folder, monkeypatch, tmp_path
 ):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    command = [*prefix, *command_line(folder, "saves_when_told.py", "SIGINT")]
+    command = [*IN_CONTAINER, *command_line(folder, "saves_when_told.py", "SIGINT")]
     with subprocess.Popen(command, cwd=folder, start_new_session=True) as started:
         wait_for(folder / "ready.txt")
-        flatout = psutil.Process(started.pid)
 
-        (flatout.children()[0] if prefix else flatout).send_signal(signal.SIGINT)
+        psutil.Process(started.pid).children()[0].send_signal(signal.SIGINT)
 
         assert started.wait(60.0) == 3
     assert (folder / "saved.txt").read_text() == "a checkpoint"
+
+
+@pytest.mark.chaos
+def test_an_interrupt_of_a_group_reaches_the_script_once(folder):
+    (folder / "counts.py").write_text(COUNTS)
+    with subprocess.Popen(
+        command_line(folder, "counts.py"), cwd=folder, start_new_session=True
+    ) as flatout:
+        wait_for(folder / "ready.txt")
+
+        os.killpg(flatout.pid, signal.SIGINT)
+
+        assert flatout.wait(60.0) == 11
 
 
 @pytest.mark.chaos

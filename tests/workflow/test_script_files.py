@@ -5,6 +5,7 @@ import sys
 import pytest
 
 from flatout.core.workload import Workload
+from flatout.workflow import script_files
 from flatout.workflow.script_files import MAX_BYTES, digests_of
 
 
@@ -121,3 +122,10 @@ def test_a_script_that_cannot_be_read_is_still_told_from_another(folder, text):
     written(folder, train=text)
 
     assert files_of(folder, "train.py") == {"train.py"}
+
+
+def test_the_files_of_a_large_library_do_not_all_count(folder, monkeypatch):
+    monkeypatch.setattr(script_files, "MOST", 3)
+    written(folder, train="import a, b, c, d", **dict.fromkeys("abcd", ""))
+
+    assert files_of(folder, "train.py") == {"train.py", "a.py", "b.py"}

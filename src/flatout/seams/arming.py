@@ -25,6 +25,10 @@ PARENT_VARIABLE = "FLATOUT_PARENT"
 """Environment variable with the number of the flatout that trains; only its own child sees it."""
 
 
+NEEDED = ("numpy", "psutil")
+"""What the modules in the script's own processes import beside torch."""
+
+
 def arm() -> None:
     """Prepare this process; called by the boot before any code of the script."""
     path = os.environ[SPEC_VARIABLE]
@@ -53,9 +57,10 @@ def arm() -> None:
 
 def _enter(spec: Mapping[str, Any]) -> None:
     """Hand over to the module that composes seams, recipe and recorders; it lives above us."""
-    if sys.prefix != spec["prefix"] and find_module("flatout") is None:
-        # A Python of another environment, started by the script: what flatout needs may lack there.
-        sys.stderr.write(f"flatout: {sys.executable} runs without flatout: install it there, too\n")
+    lacking = [name for name in NEEDED if sys.prefix != spec["prefix"] and not find_module(name)]
+    if lacking:  # a Python of another environment, started by the script
+        what = f"{' and '.join(lacking)} not installed there"
+        sys.stderr.write(f"flatout: {sys.executable} runs without flatout: {what}\n")
         return
     importlib.import_module(spec["entry"]).install(spec)
 
@@ -67,7 +72,9 @@ def find_module(
     *,
     but: object = None,
 ) -> importlib.machinery.ModuleSpec | None:
-    """Ask the finders for a module, as an import does; editable installs bring their own.
+    """Ask the finders for a module: those of paths, then others, as editable installs bring.
+
+    Most others only watch, and some ask all finders themselves.
 
     Args:
         name: of the module; nothing is imported for that of a top-level one.
@@ -75,8 +82,10 @@ def find_module(
         target: a hint to the finders.
         but: a finder that is not asked.
     """
-    finders = [one for one in sys.meta_path if one is not but and hasattr(one, "find_spec")]
-    return next(filter(None, (one.find_spec(name, path, target) for one in finders)), None)
+    found = importlib.machinery.PathFinder.find_spec(name, path, target)
+    others = [one for one in sys.meta_path if one is not but and hasattr(one, "find_spec")]
+    asked = (one.find_spec(name, path, target) for one in others)
+    return found or next(filter(None, asked), None)
 
 
 class AfterImport(importlib.abc.MetaPathFinder):

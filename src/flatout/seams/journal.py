@@ -31,8 +31,6 @@ CLOCK_SLACK_S = 2.0
 """File systems stamp files by clocks that lag behind ours: by a tick, on FAT by two seconds."""
 MAX_NAME = 50
 """Characters of a name that its aside repeats: names may have 255 bytes, a character four."""
-MEMORY = os.path.realpath("/dev/shm")
-"""A folder in memory: what is there is saved to the disk, two of it may be more than fits."""
 _WRITING_FLAGS = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 _Saving = Callable[[str, str], None]
 _ASIDE = re.compile(r"\..*\.flatout-\d+-\d+", re.DOTALL)
@@ -240,17 +238,16 @@ class _Hook:
     def _move_aside(self, path: str, leaves: _Saving) -> None:
         """Rename the original (same file system, so at once) and put back what is needed."""
         aside = self._aside(path)
-        if not _is_at_or_below(path, MEMORY):
-            self._note("moved", path, aside)
-            try:
-                leaves(path, aside)
-                return
-            except OSError:  # its folder allows no rename, while the file itself may be written
-                if os.path.lexists(aside):
-                    raise
-        aside = str(self.folder / Path(aside).name)
-        shutil.copy2(path, aside)
-        self._note("copied", path, aside)
+        self._note("moved", path, aside)
+        try:
+            leaves(path, aside)
+        except OSError:
+            if os.path.lexists(aside):
+                raise
+            # Its folder allows no rename, while the file itself may be written.
+            aside = str(self.folder / Path(aside).name)
+            shutil.copy2(path, aside)
+            self._note("copied", path, aside)
 
     def _move_tree(self, path: str) -> None:
         """Rename a folder and leave an empty one, so that there is something to remove."""

@@ -2,6 +2,7 @@
 
 import functools
 import weakref
+from collections import Counter
 from collections.abc import Callable
 from threading import get_ident
 from typing import Any
@@ -54,7 +55,8 @@ class _Roots:
         self.session = session
         self.calls = session.training_calls
         self.numbers: dict[int, int] = {}
-        self.inner: set[int] = set()
+        self.inner: Counter[int] = Counter()
+        """By its identity how many live roots a part belongs to."""
         self.shapes: dict[int, set[Any]] = {}
         self.module_class: Any = torch.nn.Module
         self.weight_class = parametrize.ParametrizationList
@@ -176,7 +178,7 @@ class _Roots:
         facts = next(iter(session.model_facts[known:]), {})
         self.change(module, facts)
         inner = {id(m) for m in module.modules() if m is not module}
-        self.inner |= inner
+        self.inner.update(inner)
         call = self.bare_call(module, original)
         if session.touches("model") or session.touches("forward"):
             call = self.described(module, facts, call)
@@ -195,7 +197,7 @@ class _Roots:
     def forget(self, root: int, inner: set[int]) -> None:
         """Forget a root that is gone: others may be given its and its parts' addresses."""
         self.calls.pop(root, None)
-        self.inner -= inner
+        self.inner -= Counter(inner)
 
     def change(self, module: Any, facts: dict[str, Any]) -> None:
         """Let the levers change a root one after the other, and note which one compiled it."""

@@ -216,13 +216,13 @@ def _terminal_size() -> tuple[int, int] | None:
 
 
 def not_journaled(environment: Mapping[str, str]) -> list[str]:
-    """Return the folders whose content is nobody's: the kernel's, caches, temporary files.
+    """Return the folders whose content is nobody's: devices, caches, temporary files.
 
-    Not /dev: devices are no files to the journal, but what lies in /dev/shm is the user's.
+    Memory in /dev/shm is among them: each process would copy what others made there for a batch.
     """
     named = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "HF_HOME", "TORCH_HOME", "TMPDIR")
     return [
-        *("/proc", "/sys"),
+        *("/dev", "/proc", "/sys"),
         str(scratch_root()),
         str(environment.get("XDG_CACHE_HOME") or Path.home() / ".cache"),
         str(Path(tempfile.gettempdir()) / f"torchinductor_{_user_name()}"),

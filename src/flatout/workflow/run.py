@@ -151,8 +151,8 @@ def _signals_passed_on() -> "Iterator[Callable[[subprocess.Popen[bytes]], None]]
     def pass_on(number: int, _: object) -> None:
         if not children:
             early.append(number)
-        if number == signal.SIGINT and _is_at_terminal():
-            return  # Ctrl-C: the terminal tells the script itself
+        if number == signal.SIGINT and not _is_told_alone():
+            return  # whoever sends it tells the script itself
         for child in children:
             child.send_signal(number)
 
@@ -176,11 +176,14 @@ def _shells_code(code: int) -> int:
     return code if code >= 0 else 128 - code
 
 
-def _is_at_terminal() -> bool:
-    """Tell whether a terminal's Ctrl-C goes to this process, and so to the script as well.
+def _is_told_alone() -> bool:
+    """Tell whether an interrupt comes to this process and not to the script.
 
-    It does not in the background, in a session of its own, or as the first process of a container.
+    A terminal tells all in its foreground, and `timeout` a whole group: a second interrupt would
+    end a script that is saving. Only to the first process of a container nobody else is known.
     """
+    if os.getpid() != 1:
+        return False
     with contextlib.suppress(OSError), Path("/dev/tty").open("rb", buffering=0) as terminal:
-        return os.tcgetpgrp(terminal.fileno()) == os.getpgrp()
-    return False  # there is none
+        return os.tcgetpgrp(terminal.fileno()) != os.getpgrp()
+    return True  # there is no terminal

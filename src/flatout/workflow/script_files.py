@@ -24,6 +24,9 @@ MAX_BYTES = 1 << 20
 PYTHON = ("", ".py", ".pyw")
 """Endings of scripts; one that starts with a #! line may have none."""
 DIGEST_BYTES = 16
+MOST = 300
+"""Files that are looked at, the nearest to the script first: the sources of a large library that is
+used from its clone change seldom, and take half a minute to read."""
 
 
 def digests_of(workload: Workload) -> dict[str, str]:
@@ -36,7 +39,7 @@ def digests_of(workload: Workload) -> dict[str, str]:
     waiting = deque([*named, *_started(workload, roots)])
     seen: set[Path] = set()
     digests: dict[str, str] = {}
-    while waiting:
+    while waiting and len(digests) < MOST:
         path = waiting.popleft()
         text = None if path in seen else _find_text(path)
         seen.add(path)

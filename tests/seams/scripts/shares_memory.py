@@ -1,5 +1,4 @@
-"""Trains on memory that it shares, and keeps its last state there; all of its own is removed at
-its end."""
+"""Trains on memory that it shares; all of its own is removed at its end."""
 
 import multiprocessing
 import sys
@@ -17,15 +16,11 @@ inputs = torch.randn(4, 8).share_memory_()
 
 model = nn.Linear(8, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-for step in range(1_000_000):
+for _ in range(1_000_000):
     optimizer.zero_grad()
     loss = model(inputs).square().mean()
     loss.backward()
     optimizer.step()
-    if step == 3:
-        torch.save(model.state_dict(), f"/dev/shm/{name}.pt")
-        with open(f"/dev/shm/{name}.txt", "w") as log:
-            log.write("of this training")
 
 for memory in (named, unnamed):
     memory.close()
