@@ -181,3 +181,25 @@ def test_the_samples_it_makes_up_fill_two_rows_of_two():
     places = first_fit(LENGTHS, WIDTH)
 
     assert places == [(0, 0), (0, 13), (1, 0), (1, 9)]
+
+
+def test_hooks_and_modes_of_the_script_do_not_see_the_trial():
+    seen = []
+
+    class Merging(nn.Linear):
+        """Merges its adapter when it is told to evaluate, as loralib does."""
+
+        def train(self, *mode):
+            seen.append(mode)
+            return super().train(*mode)
+
+    model = causal_model("llama", KEEPING["llama"])
+    model.model.layers[0].mlp.down_proj = Merging(64, 32, bias=False)
+    model.model.register_forward_hook(lambda *_: seen.append("batch"))
+    hooks = dict(model.model._forward_hooks)
+
+    assert keeps_apart(model)
+
+    assert seen == []
+    assert model.model._forward_hooks == hooks
+    assert model.model.layers[0].mlp.down_proj.training

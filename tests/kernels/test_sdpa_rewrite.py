@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+import torch._dynamo.testing
 from torch import nn
 
 from flatout.techniques.compute.sdpa_attention import use_fused_attention
@@ -112,9 +113,23 @@ def test_a_value_that_anneals_goes_back_to_the_scripts_own_code(anneal, monkeypa
     assert torch.equal(fused(x), plain(x))
 
 
-def test_what_stays_as_it_was_goes_on_fused(monkeypatch):
+def count_steps(module):
+    module.config.global_step = 7
+
+
+def note_numbers(module):
+    module.table["entropy"] = torch.ones(2)
+
+
+def leave(_):
+    pass
+
+
+@pytest.mark.parametrize("change", [leave, count_steps, note_numbers])
+def test_what_stays_as_it_was_goes_on_fused(change, monkeypatch):
     calls = []
     fused = built(Configured)
+    fused.config.global_step, fused.table["entropy"] = 0, 0.0
     operation = nn.functional.scaled_dot_product_attention
     x = torch.randn(2, 6, WIDTH, generator=torch.Generator().manual_seed(1))
     use_fused_attention(fused, x)
@@ -124,6 +139,32 @@ def test_what_stays_as_it_was_goes_on_fused(monkeypatch):
         lambda *a, **k: calls.append(k) or operation(*a, **k),
     )
 
+    change(fused)
     fused(x)
 
     assert len(calls) == 1
+
+
+def test_a_value_that_becomes_a_tensor_goes_back_to_the_scripts_own_code():
+    plain, fused = built(Configured), built(Configured)
+    x = torch.randn(2, 6, WIDTH, generator=torch.Generator().manual_seed(1))
+    use_fused_attention(fused, x)
+    for module in (plain, fused):
+        module.table["temperature"] = torch.full((6, 1), 2.0)
+
+    assert torch.equal(fused(x), plain(x))
+
+
+def test_new_globals_of_the_script_compile_nothing_anew(monkeypatch):
+    fused = built(Configured)
+    x = torch.randn(2, 6, WIDTH)
+    use_fused_attention(fused, x)
+    torch._dynamo.reset()
+    counter = torch._dynamo.testing.CompileCounter()
+    compiled = torch.compile(fused, backend=counter, fullgraph=True)
+
+    for number in range(3):
+        monkeypatch.setitem(globals(), f"LOSS_{number}", 1.0)
+        compiled(x)
+
+    assert counter.frame_count == 1

@@ -5,6 +5,7 @@ positions to the mask, and what mixes neighbours by convolution or recurrence ha
 """
 
 import contextlib
+import functools
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +29,8 @@ samples changed by 20 or more of bf16 (RoBERTa; LFM2 46, OPT 62), small models o
 What kept them apart, by none."""
 PLAIN = (bool, int, float, str, type(None))
 WRAPPERS = "torch.distributed."
+LIBRARIES = ("accelerate", "bitsandbytes", "deepspeed", "flatout", "peft", "torch", "torchao")
+"""Whose hooks a call needs: they gather and move weights."""
 
 
 def keeps_apart(model: "torch.nn.Module") -> bool:
@@ -67,8 +70,10 @@ def untouched(model: "torch.nn.Module") -> Iterator[None]:
             torch.random.fork_rng(list(devices)),
             torch.no_grad(),
             torch.compiler.set_stance("force_eager"),
+            _without_own_hooks(modules),
         ):
-            model.eval()
+            for module in modules:
+                module.training = False  # eval() of a script's own layers may do more
             yield
     finally:
         for module, before, held in zip(modules, facts, buffers, strict=True):
@@ -79,6 +84,31 @@ def untouched(model: "torch.nn.Module") -> Iterator[None]:
         # Casts that autocast made here have no gradients, and torch 2.9 hands them to the training
         # (pytorch issue 158232).
         torch.clear_autocast_cache()
+
+
+@contextlib.contextmanager
+def _without_own_hooks(modules: "list[torch.nn.Module]") -> Iterator[None]:
+    """Take off what the script hooked behind the modules: it counts and collects its batches.
+
+    Not what it hooked before them, which may change what they are given.
+    """
+    tables: list[dict[int, Any]] = [module._forward_hooks for module in modules]
+    before = [dict(table) for table in tables]
+    try:
+        for table, hooks in zip(tables, before, strict=True):
+            for key in [key for key, hook in hooks.items() if not _is_of_a_library(hook)]:
+                del table[key]
+        yield
+    finally:
+        for table, hooks in zip(tables, before, strict=True):
+            table.clear()
+            table.update(hooks)
+
+
+def _is_of_a_library(hook: Any) -> bool:
+    while isinstance(hook, functools.partial):
+        hook = hook.func
+    return str(getattr(hook, "__module__", "")).partition(".")[0] in LIBRARIES
 
 
 def _outputs(

@@ -7,7 +7,7 @@ between backward and the step cannot be used up in backward. Then each gradient 
 import functools
 import sys
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -73,8 +73,11 @@ class Watch:
         return any(_differs(group, before) for group, before in known)
 
     def _note_settings(self) -> None:
-        groups = (group for each in live_optimizers() for group in each.param_groups)
-        self._settings = {id(group): _numbers(group) for group in groups}
+        self._settings = {
+            id(group): _numbers(group, each.defaults)
+            for each in live_optimizers()
+            for group in each.param_groups
+        }
 
     def _watch_gradients(self) -> None:
         inherited: Any = torch.Tensor.grad
@@ -148,17 +151,22 @@ def _is_scaled() -> bool:
     return False
 
 
-def _numbers(group: dict[str, Any]) -> dict[str, Any]:
-    """Return what an update is computed with: rates, decays, momentums."""
+def _numbers(group: dict[str, Any], known: Iterable[str]) -> dict[str, Any]:
+    """Return what an update is computed with: rates, decays, momentums.
+
+    Not what a script notes in a group by other names than the optimizer's own.
+    """
     return {
         name: value.tolist() if isinstance(value, torch.Tensor) else value
         for name, value in group.items()
-        if isinstance(value, int | float | tuple | torch.Tensor) and not isinstance(value, bool)
+        if name in known
+        and isinstance(value, int | float | tuple | torch.Tensor)
+        and not isinstance(value, bool)
     }
 
 
 def _differs(group: dict[str, Any], before: dict[str, Any]) -> bool:
-    now = _numbers(group)
+    now = _numbers(group, before)
     return any(now.get(name, value) != value for name, value in before.items())
 
 
@@ -215,7 +223,8 @@ class _Stepper:
         if id(parameter) in self.updated:
             raise RuntimeError(ADDED_UP)
         if not self.first:
-            self.first = [_numbers(group) for group in self.optimizer.param_groups]
+            defaults = self.optimizer.defaults
+            self.first = [_numbers(group, defaults) for group in self.optimizer.param_groups]
         self.updated.add(id(parameter))
         tell(parameter)  # type: ignore[arg-type]
         optimizer, groups = self.optimizer, self.optimizer.param_groups

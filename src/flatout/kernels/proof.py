@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import inspect
+import itertools
 import random
 import sys
 import types
@@ -137,6 +138,7 @@ def tensors_in(value: Any) -> list[torch.Tensor]:
 PLAIN = (bool, int, float, str, type(None))
 _OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 """Attributes; among them whether it trains, which is asked for by itself."""
+_GONE = object()
 _NO_SETTINGS = (nn.Module, torch.Tensor, type, types.ModuleType)
 
 
@@ -147,7 +149,7 @@ class Facts:
     own: Mapping[str, Any]
     """The module's attributes."""
     held: Mapping[str, Mapping[Any, Any]]
-    """By attribute what the object there holds, such as a model's configuration."""
+    """By attribute what the code reads of the object there, such as a model's configuration."""
     named: Mapping[str, Any]
     """The globals that the forward names."""
     space: Mapping[str, Any]
@@ -157,19 +159,21 @@ class Facts:
         """Tell whether they are what they were; asked in each call."""
         attributes = vars(module)
         for name, values in self.held.items():
-            if not values.items() <= _settings_of(attributes.get(name)).items():
+            if not _are_still(values, _settings_of(attributes.get(name))):
                 return False
-        return self.named.items() <= self.space.items() and _own(module) == self.own
+        return _are_still(self.named, self.space) and _own(module) == self.own
 
 
 def plain_facts(module: nn.Module) -> Facts:
     """Return the facts of a module as they are now."""
     forward: Any = inspect.unwrap(type(module).forward)
     code, space = getattr(forward, "__code__", None), getattr(forward, "__globals__", {})
+    kind: Any = type(module)
+    words = _words_of(kind)
     held = {
-        name: {k: v for k, v in _settings_of(value).items() if isinstance(v, PLAIN)}
+        name: {k: v for k, v in _settings_of(value).items() if k in words and isinstance(v, PLAIN)}
         for name, value in vars(module).items()
-        if name not in _OF_EVERY_MODULE and not isinstance(value, PLAIN)
+        if name in words and not isinstance(value, PLAIN)
     }
     names = [] if code is None else [n for n in code.co_names if n in space]
     return Facts(
@@ -186,6 +190,46 @@ def _own(module: nn.Module) -> dict[str, Any]:
         for name, value in vars(module).items()
         if isinstance(value, PLAIN) and name not in _OF_EVERY_MODULE
     }
+
+
+def _are_still(values: Mapping[Any, Any], space: Mapping[Any, Any]) -> bool:
+    # Key by key: of a whole namespace torch.compile would guard the size, which each new global
+    # changes. What took a value's place may be a tensor, which cannot be compared.
+    for name, value in values.items():
+        now = space.get(name, _GONE)
+        if now is not value and (type(now) is not type(value) or now != value):
+            return False
+    return True
+
+
+@functools.cache
+def _words_of(kind: type[nn.Module]) -> frozenset[str]:
+    """Return the names and texts in the code of a class and of the functions that it names.
+
+    What it does not name, such as a count of steps in a configuration, it does not read.
+    """
+    kinds = itertools.takewhile(lambda each: each is not nn.Module, kind.__mro__)
+    waiting = [value for each in kinds for value in vars(each).values()]
+    seen: set[Any] = set()
+    words: set[str] = set()
+    while waiting:
+        value = waiting.pop()
+        function = inspect.unwrap(getattr(value, "__func__", value))
+        code = getattr(function, "__code__", None)
+        if code is None or code in seen:
+            continue
+        seen.add(code)
+        found = _words_in(code)
+        words |= found
+        space = function.__globals__
+        waiting += [space[n] for n in found if isinstance(space.get(n), types.FunctionType)]
+    return frozenset(words)
+
+
+def _words_in(code: types.CodeType) -> set[str]:
+    inner = [each for each in code.co_consts if isinstance(each, types.CodeType)]
+    texts = {each for each in code.co_consts if isinstance(each, str)}
+    return texts.union(code.co_names, *map(_words_in, inner))
 
 
 def _settings_of(value: Any) -> Mapping[Any, Any]:

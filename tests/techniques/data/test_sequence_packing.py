@@ -111,7 +111,7 @@ def test_models_that_mix_the_samples_of_a_row_are_left_alone():
 
 def test_a_model_that_cannot_be_tried_is_left_alone():
     root = causal_model("sdpa")
-    root.model.register_forward_hook(lambda *_: 1 / 0)
+    root.model.register_forward_pre_hook(lambda *_: 1 / 0)
 
     with pytest.raises(NotApplicable, match=r"could not be tried.*ZeroDivisionError"):
         SequencePacking().forward(root, root)
@@ -119,7 +119,7 @@ def test_a_model_that_cannot_be_tried_is_left_alone():
 
 def test_a_model_is_tried_once_by_whatever_levers():
     root, calls = causal_model("sdpa"), []
-    root.register_forward_hook(lambda *_: calls.append(1))
+    root.register_forward_pre_hook(lambda *_: calls.append(1))
 
     SequencePacking().forward(root, root)
     tried = len(calls)

@@ -230,3 +230,12 @@ def test_where_no_model_was_converted_the_optimizer_is_no_sign_that_it_acted():
 
     with pytest.raises(NotApplicable, match="no 2-d convolutions"):
         ChannelsLast().optimizer(optimizer)
+
+
+def test_an_optimizer_that_keeps_a_value_of_its_own_is_saved():
+    root, optimizer = begun()
+    ChannelsLast().forward(root, root)
+    optimizer.state["step"] = 3
+    ChannelsLast().optimizer(optimizer)
+
+    assert optimizer.state_dict()["state"]["step"] == 3

@@ -228,6 +228,7 @@ def watched_with_session(monkeypatch, between):
         (lambda stepper, _: stepper.param_groups[0].update(betas=(0.8, 0.9)), "rates are set"),
         (lambda _, schedule: schedule.step(), "rates are set between"),
         (lambda stepper, _: stepper.param_groups[0].update(foreach=True), ""),
+        (lambda stepper, _: stepper.param_groups[0].update(tokens=8), ""),
     ],
 )
 @pytest.mark.filterwarnings("ignore:.*lr_scheduler.step... before")
@@ -248,6 +249,21 @@ def test_rates_that_are_set_there_from_the_second_step_on_end_the_training_with_
 
     with pytest.raises(RuntimeError, match="sets its rate between backward and step"):
         stepper.step()
+
+
+def test_what_a_script_notes_in_a_group_by_a_name_of_its_own_is_no_rate():
+    module = Tied()
+    stepper = KINDS["SGD"](module.parameters())
+    stepper.param_groups[0]["tokens"] = 0
+    step_in_backward(stepper)
+    for x in batches(2):
+        stepper.zero_grad()
+        module(x).sum().backward()
+        stepper.param_groups[0]["tokens"] += len(x)
+
+        stepper.step()
+
+    assert stepper.param_groups[0]["tokens"] > 0
 
 
 def test_watching_leaves_nothing_behind():

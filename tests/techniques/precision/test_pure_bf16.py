@@ -1,5 +1,6 @@
 """Weights in bf16 that still learn from updates smaller than their last bit."""
 
+import contextlib
 import copy
 
 import pytest
@@ -180,6 +181,28 @@ def test_steps_with_a_closure_are_told():
     assert linear.weight.grad.dtype == torch.float32
     assert not linear._forward_pre_hooks
     assert not linear._forward_hooks
+
+
+@pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.LBFGS])
+def test_a_model_that_is_called_in_a_closure_first_stays_in_fp32(kind):
+    linear = nn.Linear(8, 4)
+    optimizer = kind(linear.parameters(), lr=0.1)
+    PureBf16().optimizer(optimizer)
+    converted = []
+
+    def closure():
+        with contextlib.suppress(NotApplicable):
+            converted.append(PureBf16().model(linear))
+        loss = linear(torch.ones(2, 8)).square().sum()
+        optimizer.zero_grad()
+        loss.backward()
+        return loss
+
+    for _ in range(3):
+        optimizer.step(closure)
+
+    assert converted == []
+    assert {p.dtype for p in linear.parameters()} == {torch.float32}
 
 
 STEPPERS = {

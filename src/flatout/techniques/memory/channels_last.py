@@ -190,8 +190,10 @@ def _laid_out(value: "torch.Tensor", weight: "torch.Tensor") -> "torch.Tensor":
 
 def _contiguous_states(_optimizer: Any, saved: dict[str, Any]) -> dict[str, Any]:
     states = {
-        number: {name: _contiguous(value) for name, value in state.items()}
-        for number, state in saved["state"].items()
+        key: {name: _contiguous(value) for name, value in state.items()}
+        if isinstance(state, dict)
+        else state  # an optimizer may keep a value of its own beside its parameters
+        for key, state in saved["state"].items()
     }
     return {**saved, "state": states}
 

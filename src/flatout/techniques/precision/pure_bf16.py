@@ -93,6 +93,8 @@ The model, and an optimizer that rounds stochastically:
         from flatout.engine import whole_steps
 
         _ASKED.append(type(root).__name__)
+        if _CLOSURES:  # the model may be called in a step's closure first
+            raise NotApplicable(IN_CLOSURE)
         check_root(root)
         parameters = list(root.parameters())
         if any(hasattr(p, "to_local") for p in parameters):
@@ -114,12 +116,13 @@ The model, and an optimizer that rounds stochastically:
     def end(self) -> str:
         """Say where steps could not be made in fp32."""
         if _CLOSURES:
-            raise NotApplicable("its steps take a closure, which computes gradients inside of them")
+            raise NotApplicable(IN_CLOSURE)
         if not _CONVERTED:
             raise NotApplicable("no training call of a model was seen")
         return ""
 
 
+IN_CLOSURE = "its steps take a closure, which computes gradients inside of them"
 _CLOSURES: list[str] = []
 """Names of optimizers that were stepped with a closure."""
 _CONVERTED: "dict[int, torch.Tensor]" = {}
