@@ -21,6 +21,7 @@ from flatout.core.machine import Machine
 from flatout.core.profile import Profile
 from flatout.core.technique import Effect, Numerics, Technique
 from flatout.profiling.regime import COMPUTE_CAUSES, addressable_ms
+from flatout.seams.training_device import live_optimizers
 from flatout.techniques.precision.bf16_autocast import (
     autocast_to,
     check_root,
@@ -153,6 +154,10 @@ class LossScaling:
         """Steps that changed nothing because their gradients had overflowed."""
         self._leaves: dict[int, weakref.ref[torch.Tensor]] = {}
         self._walks = 0
+        self._groups: weakref.WeakKeyDictionary[torch.optim.Optimizer, int] = (
+            weakref.WeakKeyDictionary()
+        )
+        """By optimizer how many groups it had in the last backward."""
         self._flags: dict[torch.device, torch.Tensor] = {}
         self._is_spent = True
         self._depth = 0
@@ -165,7 +170,6 @@ class LossScaling:
     ) -> Callable[..., Any]:
         """Watch all optimizers and schedulers; return what to run in place of the backward."""
         from torch.optim.optimizer import (
-            Optimizer,
             register_optimizer_step_post_hook,
             register_optimizer_step_pre_hook,
         )
@@ -175,8 +179,6 @@ class LossScaling:
         register_optimizer_step_post_hook(self._after_step)
         for kind in _scheduler_kinds():
             kind.step = self._holding(kind.step)
-        base: Any = Optimizer
-        base.add_param_group = self._looking_again(base.add_param_group)
         return self.around(backward)
 
     def around(self, backward: Callable[..., Any]) -> Callable[..., Any]:
@@ -210,6 +212,8 @@ class LossScaling:
             # Exact, as the scale is a power of two: what was accumulated before joins the scaled.
             torch._foreach_mul_(gradients, self.scale)
         # After that: what is met only now got its gradients, if any, from scaled losses.
+        if self._has_new_groups():
+            self._walks = 0
         if self._walks < MAX_WALKS:
             self._walks += 1
             self._know(leaves_of(tensors))
@@ -276,15 +280,12 @@ class LossScaling:
         if self._clean_steps >= GROWTH_INTERVAL:
             self.scale, self._clean_steps = min(MAX_SCALE, 2 * self.scale), 0
 
-    def _looking_again(self, add: Callable[..., Output]) -> Callable[..., Output]:
-        """Return what gives an optimizer parameters: they may be a model's that no walk has met."""
-
-        @functools.wraps(add)
-        def added(*args: Any, **kwargs: Any) -> Output:
-            self._walks = 0
-            return add(*args, **kwargs)
-
-        return added
+    def _has_new_groups(self) -> bool:
+        """Tell whether an optimizer was given parameters: maybe a model's that no walk has met."""
+        live = {optimizer: len(optimizer.param_groups) for optimizer in live_optimizers()}
+        is_new = any(self._groups.get(optimizer) != count for optimizer, count in live.items())
+        self._groups.update(live)
+        return is_new
 
     def _holding(self, step: Callable[..., Any]) -> Callable[..., Any]:
         """Return a scheduler's step that does nothing after a step that was skipped.
