@@ -167,17 +167,20 @@ def test_every_ending_is_a_result(how, outcome, words):
 
 @pytest.mark.chaos
 def test_out_of_memory_is_told_where_the_script_was_too_slow_to_end():
-    result = {
-        "why": "crash",
-        "crash": "torch.OutOfMemoryError: CUDA out of memory",
-        "crashed_at": 1.0,
-    }
+    result = {"why": "crash", "crash": "OutOfMemoryError: CUDA out of memory", "crashed_at": 1.0}
     ending = Ending(why="result", exit_code=None, results=(result,), log="", wall_s=1.0)
 
     outcome, message = outcome_of(ending, TrialOptions())
 
     assert outcome is Outcome.OOM
     assert "ran out of memory" in message
+
+
+def test_the_frame_around_a_launchers_words_is_not_what_it_said():
+    log = f"{'=' * 60}\nno module named job\n{'=' * 60}\n"
+    ending = Ending(why="ended", exit_code=1, results=(), log=log, wall_s=1.0)
+
+    assert outcome_of(ending, TrialOptions())[1].endswith("exit code 1: no module named job")
 
 
 @pytest.mark.slow

@@ -310,7 +310,8 @@ def _crash_line(ending: Ending, result: Mapping[str, Any] | None) -> str:
     if ending.exit_code is not None and ending.exit_code < 0:
         number = -ending.exit_code
         return f"the script was ended by signal {number} ({signal.strsignal(number)})"
-    lines = [line for line in ending.log.splitlines() if line.strip()]
+    # A launcher's last line is a rule of its frame.
+    lines = [line for line in ending.log.splitlines() if any(map(str.isalnum, line))]
     last = lines[-1][:300] if lines else ""
     return f"the script failed with exit code {ending.exit_code}: {last}"
 

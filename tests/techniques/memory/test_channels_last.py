@@ -191,11 +191,16 @@ def test_moments_that_were_loaded_lie_as_the_weights_do(steps_first):
     assert_close(root, plain)
 
 
-def test_what_is_saved_goes_on_in_a_plain_training():
+def converted_after(steps):
     root, optimizer = begun()
     call = ChannelsLast().forward(root, root)
     ChannelsLast().optimizer(optimizer)
-    stepped(call, optimizer, range(3))
+    stepped(call, optimizer, range(steps))
+    return root, optimizer, call
+
+
+def test_what_is_saved_goes_on_in_a_plain_training():
+    root, optimizer, call = converted_after(3)
 
     saved = saved_of(root, optimizer)
     plain, stepper = begun(saved)
@@ -208,10 +213,7 @@ def test_what_is_saved_goes_on_in_a_plain_training():
 
 
 def test_a_checkpoint_that_is_loaded_later_lies_as_the_weights_do_too():
-    root, optimizer = begun()
-    call = ChannelsLast().forward(root, root)
-    ChannelsLast().optimizer(optimizer)
-    stepped(call, optimizer, range(2))
+    root, optimizer, _ = converted_after(2)
 
     optimizer.load_state_dict(saved_of(root, optimizer)[1])
 
