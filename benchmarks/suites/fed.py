@@ -139,7 +139,6 @@ def record_of(recipe: Recipe, arms: Sequence[Arm], limits: Limits) -> Record:
                 *cells(comparison(plain, ours)),
             ),
             *limit_rows(found),
-            *beside_training(found, limits.lab.machine.usable_cores),
         ],
         raw={
             "times_s": {arm.name: arm.times_s for arm in arms},
@@ -156,20 +155,6 @@ def record_of(recipe: Recipe, arms: Sequence[Arm], limits: Limits) -> Record:
             f"{found.trained_ms:.2f} ms to train on.",
         ],
     )
-
-
-def beside_training(found: Feeding, cores: int) -> list[tuple[str, ...]]:
-    """Return the rate if making were only decoding, on cores that also train, as on a CPU they do.
-
-    No limit of the recipe: what a pipeline could reach that does nothing but decode.
-    """
-    if found.decode_per_s is None:
-        return []
-    decode_ms = 1e3 * cores / found.decode_per_s
-    rate = 1e3 * cores / (decode_ms + found.trained_ms)
-    share = found.samples_per_s / rate
-    words = f"were making only decoding, beside the training: reached {share:.0%}"
-    return [(words, "", format_rate(rate), "", "", "")]
 
 
 def limit_rows(found: Feeding) -> list[tuple[str, ...]]:
