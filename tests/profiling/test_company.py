@@ -52,6 +52,22 @@ def test_they_make_samples_until_they_are_ended(tmp_path):
     assert left_since(before) == set()
 
 
+def test_what_they_made_and_what_it_took_is_counted(tmp_path):
+    company = Company(2)
+    assert company.made == (0, 0.0)
+
+    company.start(DataLoader(Signed(tmp_path), 4, shuffle=True))
+    ends_at = time.monotonic() + 30
+    while company.made[0] < 40 and time.monotonic() < ends_at:
+        time.sleep(0.02)
+    company.end()
+    samples, cpu_s = company.made
+
+    assert samples >= 40
+    assert samples % 4 == 0
+    assert 0 < cpu_s < 60
+
+
 def test_samples_that_fail_end_the_process_without_a_word(tmp_path, capfd):
     before = left_behind()
     company = Company(1)

@@ -8,7 +8,7 @@ from flatout.core.recipe import Recipe
 from flatout.core.trial import Outcome, Trial
 from flatout.core.workload import Workload
 from flatout.reporting.verdict import feeding_words
-from flatout.workflow.feeding import feeding_of, find_trained_ms
+from flatout.workflow.feeding import Costs, feeding_of, find_costs
 from flatout.workflow.lab import Lab
 from tests.rules.rank_facts import rank
 from tests.techniques.facts import loader, machine, pipeline, profile
@@ -24,7 +24,7 @@ def looked(**stages):
 
 
 def test_on_a_gpu_the_cores_make_samples_and_nothing_else():
-    found = feeding_of(final(kind="cuda"), 50.0, looked(decode=5.0, transform=15.0), 0.0)
+    found = feeding_of(final(kind="cuda"), 50.0, looked(decode=5.0, transform=15.0), Costs())
 
     assert (found.samples_per_s, found.free_data_per_s) == (100, 200)
     assert (found.cores_per_s, found.decode_per_s) == (100, 400)
@@ -32,14 +32,14 @@ def test_on_a_gpu_the_cores_make_samples_and_nothing_else():
 
 
 def test_a_training_on_the_cpu_takes_its_part_of_the_cores():
-    found = feeding_of(final(), 50.0, looked(decode=5.0, transform=10.0), 50.0)
+    found = feeding_of(final(), 50.0, looked(decode=5.0, transform=10.0), Costs(trained_ms=50.0))
 
     assert found.trained_ms == 5.0
     assert (found.cores_per_s, found.decode_per_s) == (100, 200)
 
 
 def test_where_the_cores_have_time_left_free_data_is_the_limit():
-    found = feeding_of(final(kind="cuda"), 80.0, looked(python=1.0), 0.0)
+    found = feeding_of(final(kind="cuda"), 80.0, looked(python=1.0), Costs())
 
     assert (found.binds, found.share, found.decode_per_s) == ("free_data", 0.8, None)
 
@@ -48,7 +48,7 @@ def test_the_rates_are_those_of_all_ranks_together():
     ranks = (rank(0), rank(1))
     whole = replace(final(kind="cuda", ranks=ranks), samples_per_step=20.0)
 
-    found = feeding_of(whole, 50.0, looked(decode=5.0, transform=15.0), 0.0)
+    found = feeding_of(whole, 50.0, looked(decode=5.0, transform=15.0), Costs())
 
     # Each rank has two cores and trains on ten samples a step.
     assert (found.samples_per_s, found.free_data_per_s) == (200, 400)
@@ -58,31 +58,41 @@ def test_the_rates_are_those_of_all_ranks_together():
 def test_a_rank_s_training_takes_from_a_rank_s_cores():
     whole = replace(final(ranks=(rank(0), rank(1))), samples_per_step=20.0)
 
-    found = feeding_of(whole, 50.0, looked(decode=5.0, transform=10.0), 50.0)
+    found = feeding_of(whole, 50.0, looked(decode=5.0, transform=10.0), Costs(trained_ms=50.0))
 
     assert found.trained_ms == 5.0
     assert found.cores_per_s == 200
 
 
+def test_what_a_sample_takes_to_make_is_what_it_takes_beside_the_training():
+    costs = Costs(trained_ms=50.0, made_ms=13.0)
+
+    found = feeding_of(final(), 50.0, looked(decode=5.0, transform=5.0, transport=2.0), costs)
+
+    # Sending a batch is no part of making it, and was seen by itself.
+    assert (found.made_ms, found.cores_per_s, found.decode_per_s) == (15.0, 100, 200)
+
+
 @dataclass
 class Threaded:
-    """Trains on free data: two threads take 60 ms, of which they spin much; one takes 80 ms."""
+    """Trains on free data, of which others make samples: 60 ms of a core a step on one thread."""
 
-    obeys: bool = True
-    threads: int = 2
-    asked: list[str] = field(default_factory=list)
+    draws_per_step: int = 1
+    is_seen: bool = True
+    asked: list[tuple[str, int]] = field(default_factory=list)
 
     def __call__(self, workload, recipe, machine, options):
-        assert options.probes
-        self.asked.append(recipe.label)
-        is_one = self.obeys and {"threads": 1} in [dict(x.settings) for x in recipe.choices]
-        threads = 1 if is_one else self.threads
-        phases = {"forward": 40.0, "backward": 40.0 if is_one else 20.0, "data_wait": 3.0}
-        trial = profile(phases_ms=phases, cpu_threads=threads)
-        return Trial(recipe=recipe, outcome=Outcome.OK, profile=trial)
+        self.asked.append((recipe.label, options.probes["replay"]["company"]))
+        step_s = [0.06 / self.draws_per_step] * self.draws_per_step
+        # Between two steps the loop looked at other data, once.
+        trained_s = [*step_s, *step_s, *(10 * x for x in step_s), *step_s] if self.is_seen else []
+        seen = {"trained_s": trained_s, "made_samples": 200, "made_s": 3.0}
+        found = replace(profile(), batches_per_step=float(self.draws_per_step))
+        details = {"probes": {"replay": seen}}
+        return Trial(recipe=recipe, outcome=Outcome.OK, profile=found, details=details)
 
 
-def trained_ms(runner, folder, **free):
+def costs(runner, folder, *, workers=0, **of_profile):
     lab = Lab(
         workload=Workload(target="train.py", folder=folder),
         machine=machine(usable_cores=2),
@@ -91,35 +101,43 @@ def trained_ms(runner, folder, **free):
         runner=runner,
     )
     phases = {"forward": 40.0, "backward": 20.0, "data_wait": 3.0}
-    return find_trained_ms(lab, Recipe(), profile(phases_ms=phases, **free))
+    loaders = (replace(loader(), num_workers=workers),)
+    return find_costs(lab, Recipe(), profile(phases_ms=phases, loaders=loaders, **of_profile))
 
 
 def test_training_takes_from_the_cores_what_it_takes_on_one_thread(tmp_path):
     runner = Threaded()
 
-    assert trained_ms(runner, tmp_path, cpu_threads=2) == 80.0
-    assert runner.asked == ["cpu_threads threads=1"]
+    found = costs(runner, tmp_path, cpu_threads=2)
+
+    assert (found.trained_ms, found.made_ms) == (pytest.approx(60.0), pytest.approx(15.0))
+    assert runner.asked == [("cpu_threads threads=1", 1)]
 
 
-def test_a_script_that_sets_its_threads_itself_takes_all_of_them(tmp_path):
-    assert trained_ms(Threaded(obeys=False), tmp_path, cpu_threads=2) == 120.0
+def test_as_many_make_samples_beside_it_as_the_recipe_has_workers(tmp_path):
+    runner = Threaded()
+
+    costs(runner, tmp_path, workers=3, cpu_threads=1)
+
+    assert runner.asked == [("baseline", 3)]
 
 
-def test_more_threads_than_cores_take_the_cores(tmp_path):
-    assert trained_ms(Threaded(obeys=False, threads=8), tmp_path, cpu_threads=8) == 120.0
+def test_a_step_of_several_batches_is_one_step(tmp_path):
+    found = costs(Threaded(draws_per_step=3), tmp_path, cpu_threads=1)
+
+    assert found.trained_ms == pytest.approx(60.0)
 
 
-def test_on_one_thread_already_it_is_looked_at_as_it_is(tmp_path):
-    runner = Threaded(threads=1)
+def test_where_it_is_not_seen_the_recipe_s_own_step_counts(tmp_path):
+    found = costs(Threaded(is_seen=False), tmp_path, cpu_threads=8)
 
-    assert trained_ms(runner, tmp_path, cpu_threads=1) == 60.0
-    assert runner.asked == ["baseline"]
+    assert (found.trained_ms, found.made_ms) == (120.0, None)
 
 
 def test_another_device_takes_nothing_from_the_cores(tmp_path):
     runner = Threaded()
 
-    assert trained_ms(runner, tmp_path, kind="cuda", cpu_threads=2) == 0.0
+    assert costs(runner, tmp_path, kind="cuda", cpu_threads=2) == Costs()
     assert runner.asked == []
 
 

@@ -5,14 +5,18 @@ the memory and often the execution units themselves. So a limit of all cores is 
 """
 
 import contextlib
+import mmap
 import os
 import signal
+import time
 from typing import Any
 
+import numpy as np
 import torch
 
 from flatout.profiling.drawing import made_here, start_as_worker
 from flatout.seams.processes import die_with_parent
+from flatout.seams.samples import samples_in
 
 MOST = 15
 """Processes at most: what cores share is busy by then."""
@@ -24,6 +28,8 @@ class Company:
     def __init__(self, number: int) -> None:
         self.number = min(number, MOST)
         self.processes: list[Any] = []
+        # Samples and CPU seconds of each, in memory that they share with this process.
+        self._made = np.frombuffer(mmap.mmap(-1, mmap.PAGESIZE))[: 2 * MOST].reshape(MOST, 2)
 
     def start(self, loader: Any) -> None:
         """Fork them, once; they end with this process at the latest."""
@@ -33,7 +39,8 @@ class Company:
             return
         context = mp.get_context("fork")
         self.processes = [
-            context.Process(target=_make, args=(loader,), daemon=True) for _ in range(self.number)
+            context.Process(target=_make, args=(loader, self._made[place]), daemon=True)
+            for place in range(self.number)
         ]
         for process in self.processes:
             process.start()
@@ -46,13 +53,23 @@ class Company:
             process.join(2.0)
         self.processes = []
 
+    @property
+    def made(self) -> tuple[int, float]:
+        """Samples that they made so far, and the CPU seconds these took."""
+        samples, cpu_s = self._made.sum(axis=0)
+        return int(samples), float(cpu_s)
 
-def _make(loader: Any) -> None:
+
+def _make(loader: Any, made: "np.ndarray[Any, Any]") -> None:
     die_with_parent()
     # What a sample prints or raises was said by the training process already.
     with contextlib.suppress(BaseException):
         torch.set_num_threads(1)
         start_as_worker(getattr(loader, "worker_init_fn", None))
-        for _ in made_here(loader):
-            pass
+        batches = made_here(loader)
+        next(batches)  # opens files, imports
+        samples, began_s = 0, time.process_time()
+        for received, _, chosen in batches:
+            samples += samples_in(received, chosen, loader.batch_size)
+            made[:] = samples, time.process_time() - began_s
     os.kill(os.getpid(), signal.SIGKILL)  # no exit handler of the script's runs here

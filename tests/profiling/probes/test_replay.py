@@ -69,7 +69,10 @@ def test_samples_may_be_made_beside_the_training():
 
     assert trial.outcome is Outcome.OK, trial.traceback
     assert trial.details["errors"] == []
-    assert trial.details["probes"]["replay"]["replayed"] > 4
+    seen = trial.details["probes"]["replay"]
+    assert seen["replayed"] > 4
+    assert len(seen["trained_s"]) == seen["replayed"] - 1
+    assert min(seen["trained_s"]) > 0
 
 
 def test_a_loader_with_iterators_of_its_own_is_told():

@@ -7,6 +7,7 @@ runs, so that epochs keep their length and the script's loops go on.
 
 import copy
 import functools
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -51,6 +52,9 @@ class Replay:
         self.device: torch.device | None = None
         self.rings: dict[tuple[str, int], _Ring] = {}
         self.company = Company(options.get("company", 0))
+        self.trained_s: list[float] = []
+        """CPU seconds of this process from one batch to the next, beside the company."""
+        self._given_s: float | None = None
 
     def install(self) -> None:
         """Stand in where torch makes an iterator: what the seams put around it stays."""
@@ -82,12 +86,25 @@ class Replay:
         """Return how many batches were replayed, and where they lay."""
         self.company.end()
         rings = self.rings.values()
+        samples, made_s = self.company.made
         return {
+            "trained_s": self.trained_s,
+            "made_samples": samples,
+            "made_s": made_s,
             "replayed": sum(ring.replayed for ring in rings),
             "kept": sum(len(ring.kept) for ring in rings),
             "restored": sum(kept.restored for ring in rings for kept in ring.kept),
             "device": str(self.device) if self.moves and self.device else "",
         }
+
+    def draw(self, loader: Any, ring: "_Ring") -> Any:
+        """Return the next kept batch, and note what the training took since the one before."""
+        if self._given_s is not None:
+            self.trained_s.append(time.process_time() - self._given_s)
+        self.company.start(loader)
+        batch = ring.next_batch(self.device if self.moves else None)
+        self._given_s = time.process_time() if self.company.number else None
+        return batch
 
     def _length(self, loader: Any, address: str) -> int | None:
         """Return after how many batches a stream ends; None where the sampler knows."""
@@ -172,8 +189,7 @@ def _replaying_class() -> Any:
             index = self._next_index()
             if len(self.ring.kept) < RING:
                 return self.keep(index)
-            self.replay.company.start(self.loader)
-            return self.ring.next_batch(self.replay.device if self.replay.moves else None)
+            return self.replay.draw(self.loader, self.ring)
 
         def keep(self, index: Any) -> Any:
             """Fetch a batch as a loader without workers does, and keep it."""
