@@ -178,7 +178,8 @@ def _script_words(ablation: Ablation) -> Iterator[str]:
 def _costs(ablation: Ablation) -> Iterator[str]:
     epoch = ablation.baseline.epoch_steps
     for row in ablation.kept:
-        if row.break_even_steps is None:
+        # A lever that was kept may have been left out of the recipe again.
+        if row.break_even_steps is None or row.choice.technique not in ablation.recipe.names:
             continue
         epochs = f" ({row.break_even_steps / epoch:.1f} epochs)" if epoch else ""
         yield (

@@ -127,6 +127,12 @@ def test_compiling_shows_when_it_has_paid_for_itself(tuned):
     assert "after 1980 steps (31.9 epochs)" in text
 
 
+def test_what_was_left_out_of_the_recipe_again_costs_nothing_at_the_start(tuned):
+    cut = replace(tuned, recipe=tuned.recipe.without("regional_compile"))
+
+    assert "more at the start" not in " ".join(render_ablation(cut).split())
+
+
 def test_a_hostile_script_name_cannot_move_the_cursor(tuned):
     text = render_ablation(replace(tuned, workload="\x1b[2Jtrain\u2028.py"))
 
