@@ -84,6 +84,17 @@ def test_rates_grow_over_the_warm_up_inside_the_steps_only():
     assert found.param_groups[0]["lr"] == 1.0
 
 
+def test_a_training_that_goes_on_from_a_checkpoint_goes_on_with_the_warm_up():
+    parameter = nn.Parameter(torch.zeros(()))
+    first = scale_rate(torch.optim.SGD([parameter], lr=1.0), 4.0, warm_up_steps=2)
+    moved(first, parameter)
+    again = scale_rate(torch.optim.SGD([parameter], lr=1.0), 4.0, warm_up_steps=2)
+
+    again.load_state_dict(first.state_dict())
+
+    assert [moved(again, parameter) for _ in range(3)] == pytest.approx([3.0, 4.0, 4.0])
+
+
 def test_a_schedule_goes_on_with_its_own_rates():
     parameter = nn.Parameter(torch.zeros(()))
     found = scale_rate(torch.optim.SGD([parameter], lr=1.0), 4.0)

@@ -34,6 +34,8 @@ tell: launches on a GPU, overhead of operators on a CPU. Assumptions."""
 WARM_UP_STEPS = 100
 """Steps over which the learning rate goes to its new value: an assumption; Goyal et al. took five
 epochs of ImageNet."""
+RAMPED = "flatout_warm_up_steps"
+"""Where a group, and so a checkpoint, keeps how many steps of the warm-up are made."""
 
 
 @final
@@ -140,7 +142,8 @@ def scale_rate(
 ) -> "torch.optim.Optimizer":
     """Multiply an optimizer's learning rates inside its steps, on a ramp from 1 to `factor`.
 
-    Outside of a step the rates are the script's own, so that schedules and logs go on as before.
+    Outside of a step the rates are the script's own, so that schedules and logs go on as before. A
+    training that goes on from a checkpoint goes on with the ramp, too.
 
     Args:
         optimizer: Whose rates.
@@ -149,17 +152,17 @@ def scale_rate(
         is_due: Asked at each step; while it says no, the rates stay as they are.
     """
     own: list[Any] = []
-    count = 0
 
     def before(optimizer: Any, _args: Any, _kwargs: Any) -> None:
-        nonlocal count
-        own[:] = [group["lr"] for group in optimizer.param_groups]
+        groups = optimizer.param_groups
+        own[:] = [group["lr"] for group in groups]
         if not is_due():
             return
-        count += 1
-        now = 1 + (factor - 1) * min(1.0, count / (warm_up_steps + 1))
-        for group in optimizer.param_groups:
-            group["lr"] = group["lr"] * now
+        # Of all groups: one that is added later is no reason to begin anew.
+        count = min(warm_up_steps, max(group.get(RAMPED, 0) for group in groups)) + 1
+        now = 1 + (factor - 1) * count / (warm_up_steps + 1)
+        for group in groups:
+            group["lr"], group[RAMPED] = group["lr"] * now, count
 
     def after(optimizer: Any, _args: Any, _kwargs: Any) -> None:
         for group, rate in zip(optimizer.param_groups, own, strict=False):
