@@ -93,7 +93,7 @@ def find_costs(lab: Lab, recipe: Recipe, final: Profile, steps: int | None = Non
 
     Both at a time, none waiting for the other: the training with free data, and beside it as many
     processes as fill the cores, at least as many as the recipe has workers. By themselves they take
-    less: 110 ms a step against 118 in the training itself (measured, 2 cores, 2 workers), as what
+    less: 115 ms a step against 121 in the training itself (measured, 2 cores, 2 workers), as what
     takes turns on a core takes its caches, too. On one thread: several of them spin while they wait
     for each other, and what they spin is no work that has to be done.
 
