@@ -68,6 +68,18 @@ def test_a_checkpoint_of_the_plain_one_goes_on_in_groups():
     assert second.state[next(plain.parameters())]["step"] == 4
 
 
+def test_what_was_saved_in_groups_is_no_choice_of_the_script():
+    module = network()
+    first = update_in_groups(torch.optim.AdamW(module.parameters()))
+    trained(module, first)
+    second = torch.optim.AdamW(module.parameters())
+    second.load_state_dict(first.state_dict())
+
+    ForeachOptimizer().optimizer(second)
+
+    assert second.defaults["foreach"]
+
+
 @pytest.mark.parametrize(
     ("make", "why"),
     [

@@ -170,6 +170,19 @@ def test_what_is_saved_before_all_have_momentum_goes_on_without_flatout():
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-7)
 
 
+def test_fused_steps_that_are_loaded_go_on_and_are_no_choice_of_the_script():
+    module = Parts()
+    stepper = fuse(torch.optim.AdamW(module.parameters()))
+    train_parts(module, stepper)
+    resumed = torch.optim.AdamW(module.parameters())
+
+    resumed.load_state_dict(stepper.state_dict())
+
+    assert resumed.param_groups[0]["fused"]
+    with pytest.raises(NotApplicable, match="goes on with them by itself"):
+        FusedOptimizer().optimizer(resumed)
+
+
 def test_what_is_saved_when_all_have_momentum_goes_on_fused():
     module = Parts()
     stepper = fuse(sgd(module.parameters()))

@@ -85,9 +85,7 @@ def find_obstacle(optimizer: "torch.optim.Optimizer") -> str | None:
     obstacles = {
         "it has no foreach implementation": any("foreach" not in group for group in groups),
         "it is fused, which is faster": any(group.get("fused") for group in groups),
-        "the script chose its implementation itself": any(
-            group.get("foreach") is not None for group in groups
-        ),
+        "the script chose its implementation itself": _is_chosen(optimizer),
         "it has a step of its own": not kind.step.__module__.startswith("torch.optim."),
         "differentiable steps go from tensor to tensor": any(
             group.get("differentiable") for group in groups
@@ -96,6 +94,13 @@ def find_obstacle(optimizer: "torch.optim.Optimizer") -> str | None:
         "on CUDA torch works in groups by itself": all(p.is_cuda for p in parameters),
     }
     return next((why for why, is_true in obstacles.items() if is_true), None)
+
+
+def _is_chosen(optimizer: "torch.optim.Optimizer") -> bool:
+    # Groups that were loaded say what the lever chose when they were saved.
+    is_loaded = len(optimizer.state) > 0
+    is_set = any(group.get("foreach") is not None for group in optimizer.param_groups)
+    return optimizer.defaults.get("foreach") is not None or (is_set and not is_loaded)
 
 
 def _has_tensor_rate(optimizer: "torch.optim.Optimizer") -> bool:

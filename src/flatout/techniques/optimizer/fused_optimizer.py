@@ -155,6 +155,12 @@ def _is_without_option(optimizer: Any) -> bool:
     return any("fused" not in group for group in optimizer.param_groups)
 
 
+def _goes_on_fused(optimizer: Any) -> bool:
+    is_own = optimizer.defaults["fused"] is not None
+    is_fused = all(group["fused"] for group in optimizer.param_groups)
+    return is_fused and not is_own and len(optimizer.state) > 0
+
+
 def _is_chosen(optimizer: Any) -> bool:
     return any(
         group["fused"] is not None or group.get("foreach") is not None
@@ -204,6 +210,7 @@ def _is_elsewhere(optimizer: Any) -> bool:
 
 OBSTACLES: tuple[tuple[Callable[[Any], bool], str], ...] = (
     (_is_without_option, "it has no fused implementation"),
+    (_goes_on_fused, "its checkpoint is of fused steps, and it goes on with them by itself"),
     (_is_chosen, "the script chose its implementation itself"),
     (_has_own_step, "it has a step of its own"),
     (_is_replaced, "another lever puts another optimizer in its place"),
