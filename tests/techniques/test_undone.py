@@ -29,7 +29,6 @@ ON_TEXTS = {"dynamic_padding", "packed_attention", "pretokenized", "sequence_pac
 ON_FILES = {"block_order", "device_preprocess", "length_buckets", "packed_data", "read_ahead"}
 ELSEWHERE = {
     "cpu_allocator": "acts on the environment of a process that is yet to start",
-    "deferred_loss_reads": "acts on values that a script reads",
     "thread_loader": "acts where threads are measured to be faster",
 }
 ACTING = sorted({*NAMES} - ON_CUDA - ON_TEXTS - ON_FILES - {*ELSEWHERE})

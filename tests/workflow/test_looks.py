@@ -7,7 +7,6 @@ import pytest
 
 from flatout.core.journey import Journey
 from flatout.core.memory import MemoryStory
-from flatout.core.readings import SyncPoint
 from flatout.core.recipe import Recipe
 from flatout.core.technique import Numerics
 from flatout.core.trace import TraceSummary
@@ -27,7 +26,6 @@ from tests.techniques.facts import gpu, machine, model, profile, starved
 STORY = MemoryStory(peak_bytes=0, peak_phase="", by_phase={}, by_module={}, fragmentation_share=0.3)
 SEEN = Looks(
     journey=Journey(legs=()),
-    syncs=(SyncPoint(line="train.py:9", what="item", per_step=1, ms_per_step=20.0),),
     memory=STORY,
     operators=TraceSummary(steps=2, step_ms=100.0, product_share=0.9),
 )
@@ -40,9 +38,8 @@ def search(*only, ceiling=Numerics.PRECISION, **on):
 def test_what_was_seen_is_part_of_each_later_profile_and_of_its_regime():
     found = SEEN.added_to(profile(kind="cuda"), ("fused_optimizer", "pinned_memory"))
 
-    assert (found.syncs, found.memory) == (SEEN.syncs, STORY)
-    assert found.regime.shares["sync"] == pytest.approx(0.2)
-    assert found.regime.shares["gemm"] == pytest.approx(0.72)
+    assert found.memory is STORY
+    assert found.regime.shares["gemm"] == pytest.approx(0.9)
 
 
 def test_a_profile_with_kernels_of_its_own_keeps_them():
@@ -54,7 +51,6 @@ def test_a_profile_with_kernels_of_its_own_keeps_them():
 @pytest.mark.parametrize(
     ("lever", "lost"),
     [
-        ("deferred_loss_reads", "syncs"),
         ("empty_cache_steps", "memory"),
         ("bf16_autocast", "trace"),
         ("loader_workers", "journey"),
@@ -63,7 +59,7 @@ def test_a_profile_with_kernels_of_its_own_keeps_them():
 def test_what_a_lever_changes_is_not_taken_from_the_unchanged_script(lever, lost):
     found = SEEN.added_to(profile(kind="cuda"), (lever,))
 
-    seen = {"journey", "syncs", "memory", "trace"}
+    seen = {"journey", "memory", "trace"}
     assert {name for name in seen if getattr(found, name)} == seen - {lost}
 
 
@@ -76,8 +72,7 @@ def test_what_the_script_needs_to_run_was_looked_at_with_it():
 def test_only_probes_that_a_lever_needs_are_asked_for():
     compilable = profile(models=(model(),))
 
-    assert set(wanted_probes(search(), profile(kind="cuda"))) == {"syncs", "memory"}
-    assert set(wanted_probes(search("deferred_loss_reads"), profile(kind="cuda"))) == {"syncs"}
+    assert set(wanted_probes(search(), profile(kind="cuda"))) == {"memory"}
     assert wanted_probes(search("bf16_autocast"), profile(kind="cuda")) == {}
     assert set(wanted_probes(search(), compilable)) == {"operator_times"}
     assert wanted_probes(search(ceiling=Numerics.EXACT), compilable) == {}
@@ -118,12 +113,8 @@ def test_the_look_takes_a_small_part_of_the_time_or_is_left_out(tmp_path, wall_s
 
 @dataclass
 class Pretended:
-    """Runs the real script and its real probes on the CPU, and says that it was a GPU.
+    """Runs the real script and its real probes on the CPU, and says that it was a GPU."""
 
-    The loop waits a fifth of its step for the device, which is idle half of the time.
-    """
-
-    waits: bool = True
     fragmentation: float | None = None
     retries: int = 0
     held_gib: int = 60
@@ -146,12 +137,6 @@ class Pretended:
     def seen(self, trial):
         """Return what the real probes saw, with what only a device and its allocator know."""
         probes = dict(trial.details["probes"])
-        if "syncs" in probes:
-            assert any(what == "item" for _, what, *_ in probes["syncs"]["points"])
-            step_s = trial.profile.step_ms.median / 1e3
-            waited_s = 0.2 * step_s * probes["syncs"]["steps"] if self.waits else 0.0
-            points = [[*point[:3], waited_s] for point in probes["syncs"]["points"]]
-            probes["syncs"] |= {"on_device": True, "points": points[:1]}
         if "memory" in probes:
             probes["memory"] |= {
                 "fragmentation_share": self.fragmentation,
@@ -201,7 +186,6 @@ def tuned(pretended, lever, folder, monkeypatch):
 @pytest.mark.parametrize(
     ("lever", "device"),
     [
-        ("deferred_loss_reads", {}),
         ("empty_cache_steps", {"fragmentation": 0.3, "held_gib": 70}),
         ("empty_cache_steps", {"fragmentation": 0.05, "retries": 2}),
         ("expandable_segments", {"retries": 1}),
@@ -217,7 +201,6 @@ def test_levers_for_a_device_are_tried_where_the_look_shows_what_they_need(
 @pytest.mark.parametrize(
     ("lever", "device"),
     [
-        ("deferred_loss_reads", {"waits": False}),
         ("empty_cache_steps", {"fragmentation": 0.05, "held_gib": 70}),
         ("empty_cache_steps", {"fragmentation": 0.3, "held_gib": 40}),
         ("expandable_segments", {}),

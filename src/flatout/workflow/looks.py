@@ -1,9 +1,9 @@
-"""What a tuning looks at once beside the timed steps: waits, memory, operators, a batch's journey.
+"""What a tuning looks at once beside the timed steps: memory, operators, a batch's journey.
 
-Timed steps show phases and, on CUDA, kernels. Where the host waits for the device, what the
-allocator does, how batches are made and, on the CPU, which operators take the time: to see that
-would change the timed steps, so one more run of the unchanged script shows it. What it saw holds
-for the recipes on top of it, until a lever changes just that.
+Timed steps show phases and, on CUDA, kernels. What the allocator does, how batches are made and,
+on the CPU, which operators take the time: to see that would change the timed steps, so one more
+run of the unchanged script shows it. What it saw holds for the recipes on top of it, until a lever
+changes just that.
 """
 
 from collections.abc import Collection, Iterable
@@ -15,7 +15,6 @@ from flatout.core.journey import Journey
 from flatout.core.memory import MemoryStory
 from flatout.core.pipeline import Pipeline
 from flatout.core.profile import Profile
-from flatout.core.readings import SyncPoint
 from flatout.core.recipe import Recipe
 from flatout.core.technique import Technique
 from flatout.core.trace import TraceSummary
@@ -23,7 +22,6 @@ from flatout.core.trial import Trial
 from flatout.profiling.memory_story import memory_story
 from flatout.profiling.probes.operator_times import AFTER, STEPS
 from flatout.profiling.regime import with_regime
-from flatout.profiling.sync_points import sync_points
 from flatout.profiling.trace_summary import summarise_operators
 from flatout.workflow.feeding import MIN_WAIT_SHARE, is_about_data
 from flatout.workflow.lab import Lab
@@ -31,8 +29,8 @@ from flatout.workflow.passes import find_seen
 from flatout.workflow.passes.detail import OBSERVED_STEPS, UNSEEN_STEPS
 from flatout.workflow.ranking import Search
 
-WAITS, UNUSED = "sync_in_step", "fragmented_memory"
-"""What levers address that need a look at the waits, and at the memory."""
+UNUSED = "fragmented_memory"
+"""What levers address that need a look at the memory."""
 ON_MEMORY = frozenset({UNUSED, "out_of_memory"})
 ON_KERNELS = frozenset({"forward", "backward"})
 ON_DATA = "data_wait"
@@ -50,7 +48,6 @@ class Looks:
     """What a sample costs by leg."""
     journey: Journey | None = None
     """How its batches are made, and what its loader's workers do."""
-    syncs: tuple[SyncPoint, ...] = ()
     memory: MemoryStory | None = None
     operators: TraceSummary | None = None
     """Of a CPU's steps; on a GPU each timed trial has its own kernels."""
@@ -72,7 +69,6 @@ class Looks:
                 profile,
                 pipeline=self.pipeline,
                 journey=None if ON_DATA in changed else self.journey,
-                syncs=() if WAITS in changed else self.syncs,
                 memory=None if changed & ON_MEMORY else self.memory,
                 trace=profile.trace or trace,
             )
@@ -98,13 +94,12 @@ def look_closer(lab: Lab, search: Search, recipe: Recipe, first: Trial, left_s: 
     cost_s = first.wall_s + max(0, (steps or 0) - made) * profile.step_ms.median / 1e3
     if cost_s > MOST_SHARE * left_s:
         return Looks()
-    trial = lab.look("waits, memory, operators, batches", recipe, probes, steps)
-    memory, syncs = find_seen(trial, "memory"), find_seen(trial, "syncs")
+    trial = lab.look("memory, operators, batches", recipe, probes, steps)
+    memory = find_seen(trial, "memory")
     operators = find_seen(trial, "operator_times")
     return Looks(
         journey=trial.profile.journey if trial.profile is not None else None,
         memory=memory_story(memory) if memory else None,
-        syncs=sync_points(syncs) if syncs else (),
         operators=summarise_operators(operators) if operators else None,
     )
 
@@ -124,7 +119,7 @@ def _steps_for(probes: Collection[str]) -> int | None:
 
 
 def _probes_of_the_step(search: Search, profile: Profile) -> dict[str, dict[str, Any]]:
-    """Return the probes of what the step itself does; on the CPU nothing waits."""
+    """Return the probes of what the step itself does; the CPU has no allocator."""
     if profile.device_kind == "cpu":
         fuses = any(
             kind.candidates(profile, search.machine)
@@ -132,14 +127,9 @@ def _probes_of_the_step(search: Search, profile: Profile) -> dict[str, dict[str,
             if kind.family == FUSING
         )
         return {"operator_times": {}} if fuses else {}
-    addressed = _addressed(_allowed(search))
-    # Listening to every operator slows the host, and then the device is done before it is asked.
-    probes: dict[str, dict[str, Any]] = {}
-    if WAITS in addressed:
-        probes["syncs"] = {"listens": False}
-    if UNUSED in addressed:
-        probes["memory"] = {"steps": OBSERVED_STEPS, "listens": False}
-    return probes
+    if UNUSED not in _addressed(_allowed(search)):
+        return {}
+    return {"memory": {"steps": OBSERVED_STEPS, "listens": False}}
 
 
 def _allowed(search: Search) -> list[type[Technique]]:
