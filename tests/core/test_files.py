@@ -8,7 +8,8 @@ import sys
 
 import pytest
 
-from flatout.core.files import replace_text
+from flatout.core.errors import UserError
+from flatout.core.files import private_folder, replace_text
 
 
 def test_folders_on_the_way_are_made(tmp_path):
@@ -86,3 +87,38 @@ def test_what_a_redirected_output_held_stays(tmp_path, name):
 def test_a_folder_in_the_place_of_the_file_is_an_error(tmp_path):
     with pytest.raises(IsADirectoryError):
         replace_text(tmp_path, "text")
+
+
+def test_a_folder_of_ones_own_is_closed_to_others(tmp_path):
+    (tmp_path / "older").mkdir(mode=0o755)
+
+    made = [private_folder(tmp_path / name) for name in ("new", "older")]
+
+    assert [folder.stat().st_mode & 0o777 for folder in made] == [0o700, 0o700]
+
+
+def test_a_folder_that_others_can_write_to_is_refused(tmp_path):
+    folder = tmp_path / "shared"
+    folder.mkdir()
+    folder.chmod(0o777)
+
+    with pytest.raises(UserError, match="other users can write to"):
+        private_folder(folder)
+
+
+def test_a_link_in_the_place_of_a_private_folder_is_refused(tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "link").symlink_to("elsewhere")
+
+    with pytest.raises(UserError, match="is a link"):
+        private_folder(tmp_path / "link")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make another user's folder")
+def test_a_folder_of_another_user_is_refused(tmp_path):
+    folder = tmp_path / "planted"
+    folder.mkdir(mode=0o700)
+    os.chown(folder, 12345, 12345)
+
+    with pytest.raises(UserError, match="belongs to another user"):
+        private_folder(folder)

@@ -21,3 +21,14 @@ def test_a_module_that_fails_says_why_in_its_own_words():
 def test_a_module_that_takes_too_long_is_ended():
     with pytest.raises(ValueError, match="measuring took over 1 s"):
         ask("http.server", "0", limit_s=1.0)
+
+
+@pytest.mark.parametrize("search", [None, "", "."])
+def test_nothing_in_the_current_folder_runs(monkeypatch, tmp_path, search):
+    (tmp_path / "json.py").write_text("open('ran', 'w')")
+    monkeypatch.chdir(tmp_path)
+    if search is not None:
+        monkeypatch.setenv("PYTHONPATH", f"{search}:/nowhere")
+
+    assert ask("json.tool", "--compact", job=[1]) == [1]
+    assert not (tmp_path / "ran").exists()

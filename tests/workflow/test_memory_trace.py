@@ -321,6 +321,17 @@ def test_explains_a_configuration_that_is_none(folder, text, arguments, said):
         trace_memory("hf:config.json", arguments)
 
 
+def test_a_plan_of_a_configuration_runs_nothing_of_the_current_folder(folder):
+    for name in ("json.py", "torch.py", "runpy.py", "contextlib.py"):
+        (folder / name).write_text("open('ran', 'w')")
+    (folder / "config.json").write_text('{"n_layer": 2}')
+
+    with pytest.raises(UserError):
+        trace_memory("hf:config.json", [])
+
+    assert not (folder / "ran").exists()
+
+
 def test_a_class_of_tensors_of_the_scripts_own_is_planned_as_plain_tensors_are(folder):
     own = trace_memory("planned_scans.py")
     plain = trace_memory("planned_scans.py", ["--plain"])

@@ -4,13 +4,56 @@ import contextlib
 import errno
 import operator
 import os
+import stat
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
+from flatout.core.errors import UserError
+
 MOST_LINKS = 8
 """Links that are followed one by one."""
+PRIVATE = 0o700
+OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+
+
+def private_folder(path: Path) -> Path:
+    """Return a folder of this user's that nobody else can read or write, made where it is missing.
+
+    What lies in it is loaded as code or put back over the user's files, so a folder that somebody
+    else made, linked to or could write into is refused: what is in it may be theirs.
+
+    Raises:
+        UserError: if it cannot be trusted; says what to do.
+        OSError: if it cannot be made or written.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with contextlib.suppress(FileExistsError):
+        path.mkdir(mode=PRIVATE)
+    remedy = "check what is in it and remove it, or set XDG_CACHE_HOME to a folder of your own"
+    # Opened without following a link: what is checked is what is used, whatever is renamed since.
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENOTDIR):
+            raise UserError(f"{path} is a link or no folder: {remedy}") from None
+        if error.errno == errno.EACCES and path.lstat().st_uid != os.geteuid():
+            raise UserError(f"{path} belongs to another user: {remedy}") from None
+        raise
+    try:
+        found = os.fstat(descriptor)
+        if found.st_uid != os.geteuid():
+            raise UserError(f"{path} belongs to another user: {remedy}")
+        if found.st_mode & OTHERS_WRITE:
+            raise UserError(f"other users can write to {path}: {remedy}")
+        if stat.S_IMODE(found.st_mode) != PRIVATE:
+            os.fchmod(descriptor, PRIVATE)
+    finally:
+        os.close(descriptor)
+    if not os.access(path, os.W_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+    return path
 
 
 def replace_text(path: Path, text: str) -> None:

@@ -6,7 +6,7 @@ import subprocess
 from collections.abc import Sequence
 from typing import Any
 
-from flatout.core.boot import with_boot
+from flatout.core.boot import module_command, with_boot
 
 
 def ask_module(
@@ -16,7 +16,7 @@ def ask_module(
 
     Args:
         python: the interpreter; it needs torch, but flatout need not be installed there.
-        module: dotted name; run as `python -m`.
+        module: dotted name; run as by `python -m`, but not out of the current folder.
         words: its arguments.
         job: what it reads as JSON from its standard input.
         limit_s: how long it may take.
@@ -26,7 +26,7 @@ def ask_module(
     """
     try:
         done = subprocess.run(
-            [python, "-m", module, *words],
+            module_command(python, module, *words),
             env=with_boot(os.environ),
             input=json.dumps(job),
             capture_output=True,

@@ -15,6 +15,7 @@ from typing import Any
 
 from flatout.core.boot import SOURCE, with_boot
 from flatout.core.errors import UserError
+from flatout.core.files import private_folder
 from flatout.core.workload import Workload
 from flatout.seams import jobs, journal
 from flatout.seams.arming import SPEC_VARIABLE
@@ -127,19 +128,26 @@ def run_process(workload: Workload, options: ProcessOptions, keep: Path | None =
 
 
 def scratch_root() -> Path:
-    """Return the folder for trials, created; on a disk, not inside the user's folders.
+    """Return the folder for trials, created; on a disk, private, not inside the user's folders.
 
     Raises:
-        UserError: where no folder can be written.
+        UserError: where no folder can be written, or the one there is not this user's alone.
     """
-    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     spare = Path(tempfile.gettempdir()) / f"flatout-{os.getuid()}"
-    for candidate in (base / "flatout", spare):
+    for candidate in (*_cache_folders(), spare):
         with contextlib.suppress(OSError):
-            candidate.mkdir(parents=True, exist_ok=True)
-            if os.access(candidate, os.W_OK):
-                return candidate
+            return private_folder(candidate)
     raise UserError("no folder for trials: make ~/.cache writable, or set XDG_CACHE_HOME")
+
+
+def _cache_folders() -> list[Path]:
+    """Return the user's cache folder, if any: a relative one would lie in the user's project."""
+    named = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    if named.is_absolute():
+        return [named / "flatout"]
+    with contextlib.suppress(RuntimeError):  # neither HOME nor an entry for this user
+        return [Path.home() / ".cache" / "flatout"]
+    return []
 
 
 def mend_leftovers() -> int:

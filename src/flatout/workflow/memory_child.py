@@ -1,4 +1,4 @@
-"""The process that traces: `python -m flatout.workflow.memory_child SPEC`, one request a line.
+"""The process that traces: `flatout.workflow.memory_child SPEC`, one request a line.
 
 Tracing tells torch of a device that is not there, for the rest of the process; so it has one of
 its own. Requests come as JSON lines on standard input, each answered by a line on the descriptor
@@ -88,6 +88,7 @@ class _Server:
             else:
                 from flatout.workflow.memory_subject import load_subject
 
+                sys.path.insert(0, "")  # the user's own code imports as by `python -m`
                 self.subject = load_subject(target)
         return self.subject
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from flatout.core.boot import with_boot
+from flatout.core.boot import module_command, with_boot
 from flatout.core.errors import UserError
 from flatout.core.recipe import Recipe
 from flatout.core.workload import Workload
@@ -31,6 +31,7 @@ from flatout.seams.process import TRACE, not_journaled, scratch_root
 from flatout.workflow.memory_script import ScriptTracer
 from flatout.workflow.workloads import parse_workload
 
+CHILD = "flatout.workflow.memory_child"
 HF = "hf:"
 """Before the path of a transformers configuration."""
 LIMIT_S = 300.0
@@ -207,7 +208,7 @@ class _Process:
         try:
             with (self.folder / "log").open("ab") as log:
                 self.child = subprocess.Popen(
-                    [self.workload.python, "-m", "flatout.workflow.memory_child", str(path)],
+                    module_command(self.workload.python, CHILD, str(path)),
                     cwd=self.workload.folder,
                     env={**with_boot(os.environ), "PYTHONDONTWRITEBYTECODE": "1"},
                     stdin=subprocess.PIPE,

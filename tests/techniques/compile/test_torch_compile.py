@@ -8,7 +8,9 @@ import torch
 from torch import nn
 from torch._inductor.utils import fresh_cache
 
-from flatout.core.errors import NotApplicable
+from flatout.core.errors import NotApplicable, UserError
+from flatout.core.recipe import Choice, Recipe
+from flatout.techniques import build
 from flatout.techniques.compile import torch_compile
 from flatout.techniques.compile.regional_compile import RegionalCompile
 from flatout.techniques.compile.torch_compile import (
@@ -18,6 +20,7 @@ from flatout.techniques.compile.torch_compile import (
     find_trouble,
     load_compiled,
     save_compiled,
+    saved_path,
     watch_compiler,
     with_marked_lengths,
 )
@@ -259,6 +262,20 @@ def test_a_marked_length_is_compiled_once_and_what_was_compiled_is_kept(tmp_path
     assert graphs == 1
     assert words == ", kept in compiled.bin"
     assert hits >= 1
+
+
+@pytest.mark.parametrize("name", ["/etc/passwd", "../x", "a/b", ".bashrc", "a\nb", "x" * 101])
+def test_a_recipe_names_no_file_outside_flatouts_cache_folder(name):
+    recipe = Recipe(choices=(Choice(technique="torch_compile", settings={"cache": name}),))
+
+    with pytest.raises(UserError, match="is no plain name"):
+        build(recipe)
+
+
+def test_a_plain_name_is_a_file_in_flatouts_cache_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+    assert saved_path(TorchCompile(cache="gpt-2.bin").cache).parent == tmp_path / "flatout/saved"
 
 
 @pytest.mark.gpu

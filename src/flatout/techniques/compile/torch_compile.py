@@ -9,6 +9,7 @@ How it is checked: gradients match eager's up to rounding. Dropout draws other m
 """
 
 import functools
+import re
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ from flatout.profiling.regime import (
     is_lowered_on_cpu,
     is_split,
 )
+from flatout.seams.process import scratch_root
 
 if TYPE_CHECKING:
     import torch
@@ -49,6 +51,7 @@ GRAPH_SPEEDUP = 1.3
 B200 went from 12.6 to 8.1 ms (ml-engineering, published), 1.55 on top of the compiler."""
 MIN_LAUNCH_SHARE = 0.02
 """Share of the step that the device waits for launches from which graphs are offered."""
+SAVED_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,99}")
 MAX_SHAPES = 8
 """Torch's recompile limit: beyond it the model silently runs eagerly."""
 
@@ -76,8 +79,18 @@ Once the model is on its device:
     """`dynamic` compiles one version for every size; `lengths` marks the second dimension of the
     inputs as the one that varies; `auto` finds out at the second size."""
     cache: str = ""
-    """A file that keeps what was compiled, for a machine that starts without a warm cache: read at
-    the start where it exists, written at the end. Empty for none."""
+    """A plain name under which what was compiled is kept in `saved/` of flatout's cache folder, for
+    a machine that starts without a warm cache: read at the start where it exists, written at the
+    end. Empty for none. A recipe may be a stranger's, and torch unpickles what it reads: hence no
+    path."""
+
+    def __post_init__(self) -> None:
+        """Refuse a path."""
+        if self.cache and not SAVED_NAME.fullmatch(self.cache):
+            raise ValueError(
+                f"cache={self.cache[:100]!r} is no plain name; give up to 100 letters, digits and "
+                "_ - . that do not start with a dot; the file is kept in flatout's cache folder"
+            )
 
     @classmethod
     def candidates(cls, profile: Profile, machine: Machine) -> Sequence["TorchCompile"]:
@@ -108,7 +121,7 @@ Once the model is on its device:
     def start(self) -> None:
         """Take in what an earlier run compiled."""
         if self.cache:
-            load_compiled(Path(self.cache))
+            load_compiled(saved_path(self.cache))
 
     def model(self, root: Any) -> Any:
         """Compile the root in place."""
@@ -131,7 +144,7 @@ Once the model is on its device:
         if watch is not None and self.mode == "reduce-overhead":
             report += watch.graphs_report(recorded_graphs())
         if self.cache:
-            report += save_compiled(Path(self.cache))
+            report += save_compiled(saved_path(self.cache))
         return report
 
 
@@ -193,6 +206,11 @@ def with_marked_lengths(call: Callable[..., Any]) -> Callable[..., Any]:
         return call(*args, **kwargs)
 
     return marked
+
+
+def saved_path(name: str) -> Path:
+    """Return the file that keeps what was compiled under a name."""
+    return scratch_root() / "saved" / name
 
 
 def load_compiled(path: Path) -> bool:
