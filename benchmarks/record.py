@@ -10,8 +10,8 @@ from typing import Any
 import flatout
 from benchmarks.bench import Record, calibration
 from flatout.core.machine import Machine
-from flatout.core.recipe import Recipe
 from flatout.reporting.documents import write_json, write_text
+from flatout.workflow.recipes import write_recipe
 
 SCHEMA = "flatout.benchmark/1"
 RECORDS = Path(__file__).parent / "records"
@@ -55,18 +55,8 @@ def write_record(record: Record, machine: Machine, *, date: str, log: str, root:
     write_text(scrubbed(log, hidden), folder / "log.txt")
     if record.recipe is not None:
         clean = replace(record.recipe, about=scrubbed(record.recipe.about, hidden))
-        write_recipe(clean, folder)
+        write_recipe(clean, folder / "recipe.toml")
     return folder
-
-
-def write_recipe(recipe: Recipe, folder: Path) -> None:
-    """Write the recipe as TOML, as JSON where no TOML writer is installed."""
-    try:
-        from flatout.workflow import recipes
-    except ModuleNotFoundError:
-        write_json(recipe.to_json(), folder / "recipe.json")
-        return
-    recipes.write_recipe(recipe, folder / "recipe.toml")
 
 
 def page(record: Record, machine: Machine, date: str) -> str:

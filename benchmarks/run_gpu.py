@@ -54,7 +54,7 @@ MARGIN_S = 15.0
 """What a tuning gets less than its stage: it ends by itself rather than by the stage's alarm."""
 LAST_S = 5.0
 """What a single measurement gets less, for the same reason."""
-MODULES = ("numpy", "PIL", "skimage", "sklearn", "rich", "click", "psutil", "pynvml", "tomli_w")
+MODULES = ("numpy", "PIL", "skimage", "sklearn", "rich", "click", "psutil", "pynvml")
 OVERHEAD_STEPS = 200
 """Forty to warm up and forty blocks of four."""
 OVERHEAD = ("--batch-size", "4")

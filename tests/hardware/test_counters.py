@@ -64,7 +64,8 @@ def nvml(**changes):
         "nvmlDeviceGetHandleByUUID": lambda name: name,
         "nvmlDeviceGetName": lambda handle: "NVIDIA H200",
         "nvmlDeviceGetUUID": lambda handle: f"GPU-{handle}abc",
-        "nvmlDeviceGetMemoryInfo": lambda handle: SimpleNamespace(total=100, used=7),
+        "nvmlMemory_v2": 2,
+        "nvmlDeviceGetMemoryInfo": lambda *_: SimpleNamespace(total=104, used=7, reserved=4),
         "nvmlDeviceGetUtilizationRates": lambda handle: SimpleNamespace(gpu=98),
         "nvmlDeviceGetComputeRunningProcesses": lambda handle: [],
         "nvmlDeviceGetProcessUtilization": lambda handle, since: [],
@@ -207,8 +208,8 @@ def test_a_mig_instance_tells_its_own_memory_and_says_what_is_counted_for_the_wh
     driver(
         nvmlDeviceIsMigDeviceHandle=lambda handle: handle == "MIG-1",
         nvmlDeviceGetUtilizationRates=fail("Not Supported"),
-        nvmlDeviceGetMemoryInfo=lambda handle: SimpleNamespace(
-            total=40 if handle == "MIG-1" else 100, used=3
+        nvmlDeviceGetMemoryInfo=lambda handle, version: SimpleNamespace(
+            total=40 if handle == "MIG-1" else 100, used=3, reserved=0
         ),
     )
 

@@ -18,6 +18,17 @@ def fail_with(text):
     return raise_it
 
 
+def memory_info(total, used, reserved=4):
+    """Return NVML's answer: the first version of it counts the reserved part among the used."""
+
+    def answer(_handle, version=None):
+        if version is None:
+            return SimpleNamespace(total=total + reserved, used=used + reserved)
+        return SimpleNamespace(total=total + reserved, used=used, reserved=reserved)
+
+    return answer
+
+
 def nvml(**changes):
     """Return a driver library with two GPUs, the second of which tells little."""
 
@@ -36,7 +47,8 @@ def nvml(**changes):
         "nvmlDeviceGetHandleByIndex": lambda index: index,
         "nvmlDeviceGetName": lambda handle: "NVIDIA H200",
         "nvmlDeviceGetUUID": lambda handle: f"GPU-{handle}abc",
-        "nvmlDeviceGetMemoryInfo": lambda handle: SimpleNamespace(total=100, used=7),
+        "nvmlMemory_v2": 2,
+        "nvmlDeviceGetMemoryInfo": memory_info(100, 7),
         "nvmlDeviceGetUtilizationRates": lambda h: handle_only(h) or SimpleNamespace(gpu=35),
         "nvmlDeviceGetComputeRunningProcesses": lambda h: (
             handle_only(h) or [SimpleNamespace(pid=4321)]
@@ -62,6 +74,19 @@ def test_the_driver_and_its_gpus_are_read(monkeypatch):
     assert (first.busy_share, first.pids, first.compute_capability) == (0.35, (4321,), (9, 0))
 
 
+def test_a_driver_without_the_second_answer_gives_the_first(monkeypatch):
+    def told(_handle, version=None):
+        if version is not None:
+            raise Failure("Function Not Found")
+        return SimpleNamespace(total=100, used=7)
+
+    monkeypatch.setitem(sys.modules, "pynvml", nvml(nvmlDeviceGetMemoryInfo=told))
+
+    first = read_driver().gpus[0]
+
+    assert (first.memory_bytes, first.used_bytes) == (100, 7)
+
+
 def test_what_a_gpu_does_not_tell_is_left_out(monkeypatch):
     monkeypatch.setitem(sys.modules, "pynvml", nvml())
 
@@ -71,10 +96,10 @@ def test_what_a_gpu_does_not_tell_is_left_out(monkeypatch):
 
 
 def test_a_whole_gpu_that_keeps_its_memory_to_itself_hides_no_other(monkeypatch):
-    def told(handle):
+    def told(handle, version=None):
         if handle == 0:
             raise Failure("Insufficient Permissions")
-        return SimpleNamespace(total=100, used=7)
+        return memory_info(100, 7)(handle, version)
 
     monkeypatch.setitem(sys.modules, "pynvml", nvml(nvmlDeviceGetMemoryInfo=told))
 
@@ -145,9 +170,9 @@ def split_gpu(monkeypatch):
         nvmlDeviceGetMigMode=lambda handle: [int(handle == 0), 0],
         nvmlDeviceGetMigDeviceHandleByIndex=part,
         nvmlDeviceGetUUID=lambda handle: names.get(handle, f"GPU-{handle}abc"),
-        nvmlDeviceGetMemoryInfo=lambda handle: SimpleNamespace(
-            total=20 if handle in names else 100, used=1
-        ),
+        nvmlDeviceGetMemoryInfo=lambda handle, version=None: memory_info(
+            20 if handle in names else 100, 1
+        )(handle, version),
     )
     monkeypatch.setitem(sys.modules, "pynvml", fake)
 

@@ -56,6 +56,16 @@ def test_a_quota_of_version_1_is_read(tmp_path):
     assert quota_cores(root) == 1.5
 
 
+@pytest.mark.parametrize(("present_kb", "kb"), [(8_000_000, 8_000_000), (1_020_000, 1_000_000)])
+def test_what_a_balloon_holds_for_now_is_memory_too(tmp_path, present_kb, kb):
+    pages = present_kb * 1024 // os.sysconf("SC_PAGE_SIZE")
+    root = host(tmp_path, cgroup="", mounts="", files={})
+    zone = "Node 0, zone Normal\n  pages free  9\n        present  {}\n        managed  5\n"
+    (root / "proc/zoneinfo").write_text(zone.format(1000) + zone.format(pages - 1000))
+
+    assert host_memory_bytes(root) == kb * 1024
+
+
 def test_the_tightest_quota_up_the_tree_counts(tmp_path):
     root = host(
         tmp_path,

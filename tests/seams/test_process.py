@@ -2,6 +2,7 @@
 
 import json
 import os
+import py_compile
 import subprocess
 import sys
 import tempfile
@@ -17,6 +18,46 @@ from flatout.seams.process import mend_leftovers, not_journaled, scratch_root
 def test_tritons_own_cache_is_kept_from_trial_to_trial():
     assert str(Path.home() / ".triton") in not_journaled({})
     assert "/data/.triton" in not_journaled({"TRITON_HOME": "/data"})
+
+
+def environment_of_a_trial(site, cache, **variables):
+    """Return what a flatout that finds torch in `site` adds to a trial's environment."""
+    code = (
+        "import json, os; from flatout.seams.process import byte_code; "
+        "print(json.dumps(byte_code(os.environ)))"
+    )
+    mine = {**os.environ, "PYTHONPATH": str(site), "XDG_CACHE_HOME": str(cache), **variables}
+    done = subprocess.run(
+        [sys.executable, "-B", "-c", code], env=mine, capture_output=True, text=True, check=True
+    )
+    return json.loads(done.stdout)
+
+
+def torch_without_byte_code(folder):
+    (folder / "torch").mkdir(parents=True)
+    (folder / "torch/__init__.py").write_text("version = 1\n")
+    return folder
+
+
+def test_what_a_trial_compiles_is_kept_in_the_scratch_folder_where_torch_has_no_byte_code(tmp_path):
+    site = torch_without_byte_code(tmp_path / "site")
+
+    added = environment_of_a_trial(site, tmp_path / "cache", PYTHONDONTWRITEBYTECODE="1")
+    mine = {**os.environ, "PYTHONPATH": str(site), "PYTHONDONTWRITEBYTECODE": "1", **added}
+    subprocess.run([sys.executable, "-c", "import torch"], env=mine, check=True)
+
+    kept = [path.name for path in (tmp_path / "cache/flatout/bytecode").rglob("*.pyc")]
+    assert any(name.startswith("__init__.") for name in kept)
+    assert not list(site.rglob("*.pyc"))
+
+
+def test_byte_code_that_is_there_is_used_and_none_is_written(tmp_path):
+    site = torch_without_byte_code(tmp_path / "site")
+    py_compile.compile(str(site / "torch/__init__.py"))
+
+    added = environment_of_a_trial(site, tmp_path / "cache")
+
+    assert added == {"PYTHONDONTWRITEBYTECODE": "1"}
 
 
 def ended_process():

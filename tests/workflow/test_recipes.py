@@ -29,6 +29,31 @@ def test_what_is_written_is_read_back(tmp_path):
     assert read_recipe(tmp_path / "recipe.toml") == recipe
 
 
+@pytest.mark.parametrize(
+    "value",
+    [
+        True,
+        7,
+        -0.5,
+        1e-05,
+        1e20,
+        float("inf"),
+        'a "quoted" \\ path\n\t\x7f\x01 Größe 😀',
+        [1, 2],
+        ["a", "b"],
+        {"deep": {"odd key.": [True, {"x": 1}]}},
+        {},
+        [],
+    ],
+)
+def test_every_plain_value_is_read_back_as_it_was(tmp_path, value):
+    recipe = Recipe(about={"value": value, "a key with blanks": 1})
+
+    write_recipe(recipe, tmp_path / "recipe.toml")
+
+    assert read_recipe(tmp_path / "recipe.toml").about == recipe.about
+
+
 def test_an_empty_recipe_is_a_recipe(tmp_path):
     write_recipe(Recipe(), tmp_path / "recipe.toml")
 

@@ -157,19 +157,36 @@ def _nvidia_gpu(nvml: Any, index: int) -> Gpu:
         capability = (int(major), int(minor))
     # A container with a part of a GPU may not ask for the whole; some share the host's memory.
     with contextlib.suppress(nvml.NVMLError):
-        memory = nvml.nvmlDeviceGetMemoryInfo(handle)
+        memory = memory_of(nvml, handle)
     return Gpu(
         index=index,
         kind="cuda",
         name=_text(nvml.nvmlDeviceGetName(handle)),
         uuid=_text(nvml.nvmlDeviceGetUUID(handle)),
-        memory_bytes=int(memory.total) if memory else 0,
-        used_bytes=int(memory.used) if memory else 0,
+        memory_bytes=memory[0] if memory else 0,
+        used_bytes=memory[1] if memory else 0,
         busy_share=busy,
         pids=pids or (),
         compute_capability=capability,
         instances=_instances(nvml, handle, index, capability),
     )
+
+
+def memory_of(nvml: Any, handle: Any) -> tuple[int, int]:
+    """Return the bytes that processes may use of a GPU, and how many they do use.
+
+    The first version of NVML's answer counts what driver and firmware reserve (some 600 MiB of an
+    H100) among the total and among the used; only the second one tells it apart.
+
+    Raises:
+        NVMLError: if the driver tells neither.
+    """
+    try:
+        memory = nvml.nvmlDeviceGetMemoryInfo(handle, nvml.nvmlMemory_v2)
+        return int(memory.total) - int(memory.reserved), int(memory.used)
+    except (nvml.NVMLError, AttributeError):  # a driver before 510, or a part that tells less
+        memory = nvml.nvmlDeviceGetMemoryInfo(handle)
+        return int(memory.total), int(memory.used)
 
 
 def _instances(
@@ -183,15 +200,15 @@ def _instances(
         for number in range(nvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
             with contextlib.suppress(nvml.NVMLError):  # a place that holds no instance
                 part = nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, number)
-                memory = nvml.nvmlDeviceGetMemoryInfo(part)
+                memory = memory_of(nvml, part)
                 found.append(
                     Gpu(
                         index=index,
                         kind="cuda",
                         name=_text(nvml.nvmlDeviceGetName(part)),
                         uuid=_text(nvml.nvmlDeviceGetUUID(part)),
-                        memory_bytes=int(memory.total),
-                        used_bytes=int(memory.used),
+                        memory_bytes=memory[0],
+                        used_bytes=memory[1],
                         compute_capability=capability,
                     )
                 )

@@ -6,10 +6,14 @@ CPU quota; the quota is in the cgroup files, of this group or of any group above
 
 import math
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path("/")
+BALLOONED_SHARE = 0.9
+"""The kernel's own tables take some 2 % of the memory, a reserve for crash dumps a little more:
+where MemTotal lacks more than a tenth, a balloon holds it."""
 
 
 def affinity() -> frozenset[int]:
@@ -51,11 +55,21 @@ def memory_limit_bytes(root: Path = ROOT) -> int | None:
 
 
 def host_memory_bytes(root: Path = ROOT) -> int:
-    """Return the memory of the host."""
+    """Return the memory of the host, with what a balloon keeps from a virtual machine for now.
+
+    A virtual machine may start small and be given more when it asks: MemTotal leaves out what the
+    balloon holds, the pages that are present do not.
+    """
     known = _meminfo(root).get("MemTotal")
     if known is not None:
-        return known
+        present = _present_bytes(root)
+        return present if known < BALLOONED_SHARE * present else known
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _present_bytes(root: Path) -> int:
+    pages = re.findall(r"^\s*present\s+(\d+)$", read_text(root / "proc/zoneinfo"), re.MULTILINE)
+    return sum(map(int, pages)) * os.sysconf("SC_PAGE_SIZE")
 
 
 def swap_bytes(root: Path = ROOT) -> tuple[int, int]:

@@ -13,6 +13,7 @@ from typing import Any
 
 from flatout.hardware.counters import CounterSample, CounterSource, Sources
 from flatout.hardware.gpm import Gpm
+from flatout.hardware.gpus import memory_of
 
 THROTTLE_BITS = {
     0x2: "application clocks",
@@ -111,8 +112,8 @@ class NvidiaCounters:
 
     def _memory(self) -> dict[str, Callable[[], float]]:
         return {
-            "memory_used_bytes": lambda: self.nvml.nvmlDeviceGetMemoryInfo(self.handle).used,
-            "memory_total_bytes": lambda: self.nvml.nvmlDeviceGetMemoryInfo(self.handle).total,
+            "memory_used_bytes": lambda: memory_of(self.nvml, self.handle)[1],
+            "memory_total_bytes": lambda: memory_of(self.nvml, self.handle)[0],
         }
 
     def _power(self) -> dict[str, Callable[[], float]]:

@@ -1,6 +1,7 @@
 """Run a workload once in a child process, under a supervisor, and return how that ended."""
 
 import contextlib
+import importlib.util
 import json
 import os
 import shutil
@@ -150,6 +151,21 @@ def _cache_folders() -> list[Path]:
     return []
 
 
+def byte_code(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables with which a trial leaves no byte code among the user's files.
+
+    Where torch was installed without byte code, importing it compiles thousands of files: the
+    first trial keeps what it compiled in the scratch folder, the later ones start seconds sooner.
+    """
+    torch = importlib.util.find_spec("torch")
+    kept = importlib.util.cache_from_source(torch.origin) if torch and torch.origin else ""
+    if Path(kept).exists() or environment.get("PYTHONPYCACHEPREFIX"):
+        return {"PYTHONDONTWRITEBYTECODE": "1"}
+    # The user's variable would forbid to write there too; empty, it forbids nothing.
+    folder = str(scratch_root() / "bytecode")
+    return {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": folder}
+
+
 def mend_leftovers() -> int:
     """Roll back trials and traces that were killed; return how many there were."""
     mended = 0
@@ -184,7 +200,7 @@ def _supervisor_spec(
     child_spec = folder / "child.json"
     environment = dict(options.environment)
     if options.is_protected:
-        environment |= SILENCED | {"PYTHONDONTWRITEBYTECODE": "1"}
+        environment |= SILENCED | byte_code(environment)
         environment["MLFLOW_TRACKING_URI"] = (folder / "mlflow").as_uri()
     if options.seed is not None:
         environment.setdefault("PYTHONHASHSEED", str(options.seed))

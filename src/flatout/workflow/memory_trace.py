@@ -27,7 +27,7 @@ from flatout.core.workload import Workload
 from flatout.memory.stream import MemoryStream
 from flatout.memory.stream_file import stream_from_json
 from flatout.seams import jobs, journal
-from flatout.seams.process import TRACE, not_journaled, scratch_root
+from flatout.seams.process import TRACE, byte_code, not_journaled, scratch_root
 from flatout.workflow.memory_script import ScriptTracer
 from flatout.workflow.workloads import parse_workload
 
@@ -210,7 +210,7 @@ class _Process:
                 self.child = subprocess.Popen(
                     module_command(self.workload.python, CHILD, str(path)),
                     cwd=self.workload.folder,
-                    env={**with_boot(os.environ), "PYTHONDONTWRITEBYTECODE": "1"},
+                    env={**with_boot(os.environ), **byte_code(os.environ)},
                     stdin=subprocess.PIPE,
                     stdout=log,
                     stderr=log,

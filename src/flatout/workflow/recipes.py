@@ -1,11 +1,11 @@
 """Recipes as TOML files: written for people, read with helpful refusals."""
 
+import json
+import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
-
-import tomli_w
 
 from flatout import __version__
 from flatout.core.errors import UserError
@@ -49,7 +49,7 @@ def write_recipe(recipe: Recipe, path: str | Path) -> None:
         UserError: if the folder cannot be written.
     """
     target = Path(path)
-    text = HEADER.format(name=target.name) + tomli_w.dumps(recipe_to_toml(recipe))
+    text = HEADER.format(name=target.name) + _toml(recipe_to_toml(recipe))
     try:
         replace_text(target, text)
     except OSError as error:
@@ -57,6 +57,46 @@ def write_recipe(recipe: Recipe, path: str | Path) -> None:
             f"cannot write the recipe to {target}: {error.strerror or error}; "
             "name a folder that can be written"
         ) from error
+
+
+def _toml(tables: Mapping[str, Any]) -> str:
+    """Return the text of a recipe file: tables, and lists of tables, of plain values.
+
+    >>> print(_toml({"about": {"ratio": 2.0}, "technique": [{"name": "tf32"}]}))
+    [about]
+    ratio = 2.0
+    <BLANKLINE>
+    [[technique]]
+    name = "tf32"
+    <BLANKLINE>
+    """
+    parts = []
+    for name, content in tables.items():
+        heading, rows = (f"[{name}]", [content])
+        if isinstance(content, list):
+            heading, rows = f"[[{name}]]", content
+        for row in rows:
+            lines = (f"{_toml_key(key)} = {_toml_value(value)}\n" for key, value in row.items())
+            parts.append(f"{heading}\n{''.join(lines)}")
+    return "\n".join(parts)
+
+
+def _toml_value(value: Any) -> str:
+    if isinstance(value, Mapping):
+        pairs = (f"{_toml_key(k)} = {_toml_value(v)}" for k, v in _without_none(value).items())
+        return f"{{ {', '.join(pairs)} }}"
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return f"[{', '.join(map(_toml_value, value))}]"
+    if isinstance(value, str):
+        # JSON escapes as TOML does, but for the one control character that JSON leaves alone.
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    if isinstance(value, bool):
+        return str(value).lower()
+    return repr(value)
+
+
+def _toml_key(key: str) -> str:
+    return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else _toml_value(key)
 
 
 def recipe_to_toml(recipe: Recipe) -> dict[str, Any]:
