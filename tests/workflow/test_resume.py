@@ -1,6 +1,8 @@
 """A resumed tuning goes on only with what its journal was measured of."""
 
 import json
+import resource
+import signal
 from dataclasses import replace
 
 import pytest
@@ -8,6 +10,7 @@ import pytest
 from flatout.core.errors import UserError
 from flatout.core.machine import Device
 from flatout.core.workload import Workload
+from flatout.seams.folder_lock import hold_folder
 from flatout.workflow.tune import TuneOptions, tune
 from tests.workflow.test_tune import MACHINE, World
 from tests.workflow.test_tune import guard_that_passes as guard_that_passes
@@ -113,3 +116,80 @@ def test_a_module_that_came_in_unseen_is_named(project):
     (project / "later.py").write_text("x = 1\n")
 
     assert_refused(project, r"another tuning: later\.py changed since; run tune")
+
+
+def test_half_a_last_line_is_dropped_and_the_next_row_is_kept(project):
+    interrupted(project)
+    journal = project / "out" / "journal.jsonl"
+    whole = journal.read_bytes()
+    journal.write_bytes(whole + b'{"key": "time [')
+    resumed = World({"bf16_autocast": 0.6}, seed=1)
+
+    tuned(project, resumed, resume=True)
+
+    lines = journal.read_bytes().splitlines()
+    assert len(lines) == 1 + 3 + len(resumed.asked)
+    assert [json.loads(line)["key"] for line in lines[1:]] != []
+
+
+@pytest.mark.parametrize(
+    "header",
+    [b'{"header": {"device": "', b"\xff\xfe", b"[]", b'{"header": 3}', b"[" * 100_000, b""],
+)
+def test_a_journal_whose_header_cannot_be_read_is_refused(project, header):
+    interrupted(project)
+    journal = project / "out" / "journal.jsonl"
+    rows = journal.read_bytes().splitlines()[1:]
+    journal.write_bytes(b"\n".join([header, *rows, b""]))
+
+    assert_refused(project, r"line 1 of .*journal\.jsonl cannot be read")
+
+
+@pytest.mark.parametrize("row", [b"\xff", b"7", b"{}", b'{"key": [], "trial": 0}', b"{"])
+def test_a_journal_with_a_line_that_cannot_be_read_is_refused(project, row):
+    interrupted(project)
+    journal = project / "out" / "journal.jsonl"
+    header, *rows = journal.read_bytes().splitlines()
+    journal.write_bytes(b"\n".join([header, row, *rows, b""]))
+
+    assert_refused(project, r"line 2 of .*journal\.jsonl cannot be read")
+
+
+def test_an_older_header_without_a_fact_is_another_machine_s(project):
+    interrupted(project)
+    journal = project / "out" / "journal.jsonl"
+    header, *rows = journal.read_text().splitlines()
+    facts = json.loads(header)["header"]
+    del facts["cpu"]
+    facts["cores"] = 64
+    journal.write_text("\n".join([json.dumps({"header": facts}), *rows, ""]))
+
+    assert_refused(project, "the number of usable cores was 64 and is 2 now")
+
+
+def test_a_second_tuning_of_one_out_folder_is_refused(project):
+    (project / "out").mkdir()
+    (project / "link").symlink_to("out")
+
+    with hold_folder(project / "link", project), pytest.raises(UserError, match="another tuning"):
+        interrupted(project)
+
+    interrupted(project)
+    assert not (project / "locks").exists()
+
+
+def test_a_row_that_does_not_fit_on_the_disk_ends_the_tuning_and_keeps_the_rows_before(project):
+    interrupted(project)
+    journal = project / "out" / "journal.jsonl"
+    before = journal.read_bytes()
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + 40, limit[1]))
+    try:
+        with pytest.raises(UserError, match=r"cannot write to .*--resume"):
+            tuned(project, World({"bf16_autocast": 0.6}), resume=True)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+        signal.signal(signal.SIGXFSZ, handler)
+
+    assert journal.read_bytes() == before

@@ -5,7 +5,9 @@ time that is left: replaying the recorded ones first brings a resumed tuning to 
 it has time for another way now.
 """
 
+import errno
 import json
+import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -163,8 +165,19 @@ class Lab:
         return trial
 
     def _note(self, row: Mapping[str, Any]) -> None:
-        with (self.out / JOURNAL).open("a", encoding="utf-8") as file:
-            file.write(json.dumps(row, default=str) + "\n")
+        path = self.out / JOURNAL
+        line = (json.dumps(row, default=str) + "\n").encode()
+        try:
+            with path.open("ab", buffering=0) as file:
+                length = file.tell()
+                if file.write(line) < len(line):
+                    file.truncate(length)  # the rows so far can still be resumed from
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError as error:
+            raise UserError(
+                f"cannot write to {path}: {error.strerror}; make room there, then go on with "
+                "--resume"
+            ) from None
 
 
 def key_of(recipe: Recipe) -> str:
@@ -180,6 +193,18 @@ def is_disturbed(trial: Trial, profile: Profile, machine: Machine) -> bool:
     return bool(disturbance.of_load(load, profile, machine) or disturbance.of_device(profile.gpu))
 
 
+def make_out(out: Path) -> None:
+    """Make the folder for the journal and the reports.
+
+    Raises:
+        UserError: if it cannot be made.
+    """
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot write to {out}: {error.strerror}; choose another --out") from None
+
+
 def open_journal(out: Path, header: Mapping[str, Any], *, resume: bool) -> dict[str, list[Trial]]:
     """Start the journal, or read the one of an interrupted tuning; return its trials by key.
 
@@ -188,11 +213,10 @@ def open_journal(out: Path, header: Mapping[str, Any], *, resume: bool) -> dict[
     """
     path = out / JOURNAL
     try:
-        out.mkdir(parents=True, exist_ok=True)
         if not resume:
             path.write_text(json.dumps({"header": header}) + "\n", encoding="utf-8")
             return {}
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = _whole_lines(path)
     except FileNotFoundError:
         raise UserError(
             f"nothing to resume: {path} does not exist; run tune without --resume"
@@ -202,23 +226,46 @@ def open_journal(out: Path, header: Mapping[str, Any], *, resume: bool) -> dict[
     return _read_journal(path, lines, header)
 
 
+def _whole_lines(path: Path) -> list[bytes]:
+    """Return the whole lines of a journal; half of one at its end is cut off.
+
+    That is of a process that was killed in mid-write: the next row would be appended to it.
+    """
+    with path.open("r+b") as file:
+        lines = file.readlines()
+        if lines and not lines[-1].endswith(b"\n"):
+            file.truncate(sum(map(len, lines[:-1])))
+            lines.pop()
+    return lines
+
+
 def _read_journal(
-    path: Path, lines: list[str], header: Mapping[str, Any]
+    path: Path, lines: list[bytes], header: Mapping[str, Any]
 ) -> dict[str, list[Trial]]:
+    """Return the trials by key; what cannot be read might be of another script or machine.
+
+    Raises:
+        UserError: if the journal is another tuning's, or a line of it cannot be read.
+    """
     recorded: dict[str, list[Trial]] = {}
-    for number, line in enumerate(lines):
-        try:
+    number = 1
+    try:
+        if changes := _changes(dict(json.loads(lines[0])["header"]), header):
+            raise UserError(
+                f"{path} belongs to another tuning: {'; '.join(changes)}; "
+                "run tune without --resume, or choose another --out"
+            )
+        for line in lines[1:]:
+            number += 1
             row = json.loads(line)
-        except ValueError:
-            continue  # the last line of a process that was killed in mid-write
-        if number == 0:
-            if changes := _changes(row.get("header") or {}, header):
-                raise UserError(
-                    f"{path} belongs to another tuning: {'; '.join(changes)}; "
-                    "run tune without --resume, or choose another --out"
-                )
-            continue
-        recorded.setdefault(row["key"], []).append(trial_from_json(row["trial"]))
+            recorded.setdefault(row["key"], []).append(trial_from_json(row["trial"]))
+    except UserError:
+        raise
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        raise UserError(
+            f"line {number} of {path} cannot be read, so nothing is taken from it; "
+            "run tune without --resume"
+        ) from None
     return recorded
 
 
@@ -227,11 +274,11 @@ def _changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     if before.get("records") != now["records"]:
         return ["another version of flatout wrote it"]
     changes = [
-        f"{words} was {before[key] or 'not known'} and is {now[key] or 'not known'} now"
+        f"{words} was {before.get(key) or 'not known'} and is {now[key] or 'not known'} now"
         for key, words in HEADER_WORDS.items()
-        if before[key] != now[key]
+        if before.get(key) != now[key]
     ]
-    if before["workload"] != now["workload"]:
+    if before.get("workload") != now["workload"]:
         return changes  # another script: that its files are others says nothing more
     was, files = before["files"], now["files"]
     mended = [name for name in was if name in files and was[name] != files[name]]

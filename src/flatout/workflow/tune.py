@@ -23,10 +23,19 @@ from flatout.core.technique import Numerics
 from flatout.core.trial import Outcome, Trial
 from flatout.core.workload import Workload
 from flatout.hardware.machine import read_machine
+from flatout.seams.folder_lock import FolderBusyError, hold_folder
 from flatout.seams.process import mend_leftovers, scratch_root
 from flatout.workflow.bundle import drop_order
 from flatout.workflow.feeding import find_feeding, is_about_data, look
-from flatout.workflow.lab import Budget, Lab, MachineBusyError, Runner, key_of, open_journal
+from flatout.workflow.lab import (
+    Budget,
+    Lab,
+    MachineBusyError,
+    Runner,
+    key_of,
+    make_out,
+    open_journal,
+)
 from flatout.workflow.ladder import climb
 from flatout.workflow.looks import Looks, look_closer
 from flatout.workflow.pairs import Match, play
@@ -100,10 +109,21 @@ def tune(
 
     Raises:
         BaselineFailedError: if the unchanged script gives no measurement.
-        UserError: if the out folder cannot be used.
+        UserError: if the out folder cannot be used, or another tuning writes there.
     """
     mend_leftovers()
     machine = machine or read_machine(torch=False)
+    make_out(options.out)
+    try:
+        with hold_folder(options.out, scratch_root()):
+            return _tune(workload, options, tell, machine)
+    except FolderBusyError:
+        raise UserError(
+            f"another tuning writes to {options.out}: wait for its end, or choose another --out"
+        ) from None
+
+
+def _tune(workload: Workload, options: TuneOptions, tell: Tell, machine: Machine) -> Ablation:
     budget = Budget(total_s=options.budget_s, clock=options.clock)
     recorded = open_journal(options.out, _header(workload, machine), resume=options.resume)
     cache = scratch_root() / "compiled" / workload.name
