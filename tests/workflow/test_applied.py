@@ -52,14 +52,3 @@ def test_a_seam_that_another_rank_never_reaches_is_no_refusal():
     assert found(process(WORKS, 0), process({}, 1))[0][1] == "applied"
     assert found(process({}, 0))[0][1] == "unseen"
     assert found() == []
-
-
-def test_what_is_not_for_speed_tells_what_it_did_in_every_rank():
-    recipe = Recipe(choices=(Choice(technique="skip_unreadable"),))
-    told = [process({"skip_unreadable": ("applied", f"{n} samples left out")}, n) for n in (1, 0)]
-
-    (both,) = applied_of(recipe, told)
-    (alone,) = applied_of(recipe, [process({"skip_unreadable": ("applied", "3 left out")})])
-
-    assert both.why == "rank 0: 0 samples left out; rank 1: 1 samples left out"
-    assert alone.why == "3 left out"

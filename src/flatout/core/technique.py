@@ -70,9 +70,6 @@ class Technique(ABC):
     """Whether the same seed draws other dropout masks (channels_last and inductor do)."""
     extra: ClassVar[str] = ""
     """What it needs beside flatout itself, as an extra of `pyproject.toml`."""
-    is_for_speed: ClassVar[bool] = True
-    """False where it makes nothing faster or smaller: no tuning tries it, a person names it in a
-    recipe, and `flatout run` tells what it did."""
     by_hand: ClassVar[str] = ""
     """What to change in the script to have the same without flatout: lines that start with `- `
     are taken out, with `+ ` put in, others are plain words. `$name` stands for a setting."""

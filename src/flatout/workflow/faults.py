@@ -41,16 +41,7 @@ FETCHING = r"_utils[/\\]fetch\.py(?:(?!\n[\w.]+(?:Error|Exception)\b).)*\n"
 """In a traceback, from the loader's own code to the line of the error it ends with."""
 A_PATH = r"(?P<path>'[^'\n]+'|\"[^\"\n]+\")"
 KILLED = r"DataLoader worker \(pid\(?s?\)? (?P<pid>[\d, ]+)\) "
-WAY_OUT = (
-    "where a few files are broken, a recipe with skip_unreadable leaves them out of the training "
-    "and counts them"
-)
 FAULTS = (
-    _fault(
-        "too_unreadable",
-        r"UnreadableError: (?!Caught )(?P<what>[^\n]+)",
-        "skip_unreadable gave up: {what}",
-    ),
     _fault(
         "shm_full",
         r"Bus error|unable to (allocate shared memory|write to file|open shared memory object|mmap)"
@@ -123,8 +114,7 @@ FAULTS = (
         r"|image file is truncated|broken data stream when reading image file|"
         r"Truncated File Read|broken PNG file",
         "{path} cannot be decoded: it is cut short, empty, or no image; replace it, or take it out "
-        "of the data set: flatout pack --on-bad skip leaves such samples out and lists them; "
-        + WAY_OUT,
+        "of the data set: flatout pack --on-bad skip leaves such samples out and lists them",
         unknown="an image file, which the error does not name,",
     ),
     _fault(
@@ -132,7 +122,7 @@ FAULTS = (
         FETCHING + r"FileNotFoundError: \[Errno 2\] [^:\n]*: " + A_PATH,
         "{path} is in the data set's list and cannot be found: it was moved or removed since, the "
         "path is relative to another folder, or its storage is not mounted in this process; look, "
-        "and list the files anew; " + WAY_OUT,
+        "and list the files anew",
     ),
     _fault(
         "uneven_samples",

@@ -11,7 +11,6 @@ from flatout import techniques
 from flatout.core.recipe import recipe_from_json
 from flatout.core.technique import name_of
 from flatout.seams import collectives, journal, loader, model, optimizer, step
-from flatout.seams.ranks import rank_and_size
 from flatout.seams.session import Session
 from flatout.seams.status import Publisher
 
@@ -102,7 +101,6 @@ def _start_probes(session: Session, recorder: "Recorder", wanted: Mapping[str, A
 def _tell_not_applied(session: Session) -> None:
     """Say on stderr which levers of the recipe did nothing; silence would be a false promise.
 
-    Those that are not there for speed tell what they did.
     Only where training steps were made: spawned loader workers import torch and end here too.
     """
     if not session.is_mine() or not (session.counts or session.trains_elsewhere):
@@ -113,15 +111,11 @@ def _tell_not_applied(session: Session) -> None:
             "flatout: the script trains several models one after the other; "
             "levers on models were applied to the first one only\n"
         )
-    ranks = rank_and_size()
-    who = f"rank {ranks[0]}: " if ranks else ""
     for technique in session.techniques:
         name = name_of(technique)
         status, why = session.status.get(name, ("unseen", "its seam was never reached"))
         if status != "applied":
             sys.stderr.write(f"flatout: {name} was not applied ({status}): {why}\n")
-        elif not technique.is_for_speed:
-            sys.stderr.write(f"flatout: {who}{name}: {why}\n")
 
 
 def _seed(seed: int | None) -> None:

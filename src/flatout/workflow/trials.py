@@ -328,18 +328,8 @@ def applied_of(recipe: Recipe, results: Sequence[Mapping[str, Any]]) -> tuple[Ap
         status, why = result["status"].get(name, ("unseen", "its seam was never reached"))
         if status not in REFUSALS:
             status, why = _refused_elsewhere(name, others) or (status, why)
-        if status == "applied" and not techniques.technique_class(name).is_for_speed:
-            why = _told_by_all(name, (result, *others))
         found.append(Applied(technique=name, status=status, why=why))
     return tuple(found)
-
-
-def _told_by_all(name: str, results: Sequence[Mapping[str, Any]]) -> str:
-    """Return what a lever told at the end, of each rank where there are several."""
-    told = [(one.get("ranks"), one["status"].get(name, ("", ""))[1]) for one in results]
-    if len(told) == 1:
-        return str(told[0][1])
-    return "; ".join(f"rank {ranks['rank'] if ranks else 0}: {why}" for ranks, why in told if why)
 
 
 def _refused_elsewhere(name: str, others: Sequence[Mapping[str, Any]]) -> tuple[str, str] | None:
