@@ -40,18 +40,11 @@ class Feed:
     name: str
     levers: tuple[str, ...] = ()
     is_as_bytes: bool = False
-    scales_later: bool = False
-    """Whether pictures are scaled on a device as well."""
 
     @property
     def recipe(self) -> Recipe:
         """The levers with their settings."""
-        settings = {"device_preprocess": {"with_scaling": True}} if self.scales_later else {}
-        return Recipe(
-            choices=tuple(
-                Choice(technique=name, settings=settings.get(name, {})) for name in self.levers
-            )
-        )
+        return Recipe(choices=tuple(Choice(technique=name) for name in self.levers))
 
 
 AS_BYTES = ", as bytes"
@@ -84,18 +77,6 @@ FEEDS = (
     ),
     PILLOW,
     DECODER,
-    Feed(
-        name="device_preprocess with scaling, as bytes",
-        levers=("device_preprocess",),
-        is_as_bytes=True,
-        scales_later=True,
-    ),
-    Feed(
-        name="region_decode + device_preprocess with scaling, as bytes",
-        levers=("region_decode", "device_preprocess"),
-        is_as_bytes=True,
-        scales_later=True,
-    ),
 )
 MARKS = {
     "device_preprocess": "PackingCollate",
@@ -197,9 +178,9 @@ def record_of(measured: Mapping[str, Sequence[Mapping[str, Any]]]) -> Record:
         raw={"measured": measured},
         repeat=f"python -m benchmarks.run {THEME}",
         notes=[
-            "As bytes: what a device does (floats from bytes; with scaling, resizing and mirroring "
-            "as well) is not done on the CPU and not counted; the other rows do all of it on the "
-            "CPU and hand out the same float32 values, bit by bit.",
+            "As bytes: what a device does (floats from bytes) is not done on the CPU and not "
+            "counted; the other rows do all of it on the CPU and hand out the same float32 values, "
+            "bit by bit.",
             "The first batch holds the proof on the script's own samples.",
             *aims(measured),
             *(f"Left out, because its threads did not let each other run: {x}" for x in left_out),

@@ -12,8 +12,6 @@ import torch
 from PIL import Image
 from torch.utils.data import DataLoader
 
-from flatout.data import postponed
-from flatout.data.postponed import changed_on, scaled_on
 from flatout.techniques.data.device_preprocess import send_bytes
 from tests.data.tails import Pictures
 
@@ -46,24 +44,7 @@ COMPOSED = {
 }
 
 
-JITTER, JITTER2 = (kind.ColorJitter(0.4, 0.4, 0.4) for kind in (transforms, v2))
-WITH_HUE = transforms.ColorJitter(0.4, 0.4, 0.4, 0.1)
-FLIP = transforms.RandomHorizontalFlip()
-JITTERED = {
-    "jitter": transforms.Compose([CROP, FLIP, JITTER, transforms.ToTensor(), OLD]),
-    "jitter first": transforms.Compose([CROP, JITTER, FLIP, transforms.ToTensor()]),
-    "now and then": transforms.Compose(
-        [CROP, transforms.RandomApply([JITTER], p=0.5), transforms.ToTensor(), OLD]
-    ),
-    "with hue": transforms.Compose([CROP, WITH_HUE, transforms.ToTensor(), OLD]),
-    "grey now and then": transforms.Compose(
-        [CROP, JITTER, transforms.RandomGrayscale(0.5), transforms.ToTensor(), OLD]
-    ),
-    "v2 jitter": v2.Compose([v2.RandomResizedCrop(64), JITTER2, v2.ToImage(), TO_FLOAT, NEW]),
-}
-
-
-def both_ways(tail, **options):
+def both_ways(tail):
     """Return the batch as it is made ordinarily, the one that travelled, and the loader."""
     noise = np.random.default_rng(0)
     made = [noise.integers(0, 256, (80, 90, 3), dtype=np.uint8) for _ in range(6)]
@@ -71,7 +52,7 @@ def both_ways(tail, **options):
     dataset.__class__ = type("Unflipped", (Pictures,), {"__getitem__": unflipped})
     torch.manual_seed(0)
     expected = next(iter(DataLoader(dataset, 6)))
-    built = send_bytes(DataLoader(dataset, 6), **options)
+    built = send_bytes(DataLoader(dataset, 6))
     torch.manual_seed(0)
     found = next(iter(built))
     assert torch.equal(found[0], expected[0])
@@ -82,42 +63,6 @@ def both_ways(tail, **options):
 @pytest.mark.parametrize("name", COMPOSED)
 def test_a_composed_transform_travels_as_bytes_and_arrives_bit_by_bit(name):
     assert both_ways(COMPOSED[name]).collate_fn.packed == 1
-
-
-@pytest.mark.parametrize("name", JITTERED)
-def test_jitter_waits_for_the_batch_and_arrives_bit_by_bit(name, monkeypatch):
-    changed = []
-
-    def note(device, values, axis, colours):
-        changed.append(sum(map(len, colours)))
-        return changed_on(device, values, axis, colours)
-
-    monkeypatch.setattr(postponed, "changed_on", note)
-
-    built = both_ways(JITTERED[name], with_colours=True)
-
-    assert built.collate_fn.packed == 1
-    assert changed[-1] > 0
-
-
-MADE_BEFORE = ("grey now and then", "v2 image", "v2 pure")
-"""What needs a picture's pixels before its batch is there, or resizes a tensor, or nothing."""
-
-
-@pytest.mark.parametrize("name", [*COMPOSED, *JITTERED])
-def test_crops_wait_for_the_batch_and_arrive_bit_by_bit(name, monkeypatch):
-    made = []
-
-    def note(device, windows, cuts):
-        made.append(len(cuts))
-        return scaled_on(device, windows, cuts)
-
-    monkeypatch.setattr(postponed, "scaled_on", note)
-
-    built = both_ways({**COMPOSED, **JITTERED}[name], with_colours=True, with_scaling=True)
-
-    assert built.collate_fn.packed == 1
-    assert (made[-1:] == [6]) == (name not in MADE_BEFORE)
 
 
 def unflipped(dataset, index):

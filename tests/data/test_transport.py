@@ -3,7 +3,7 @@ import random
 import numpy as np
 import pytest
 import torch
-from PIL import Image, ImageEnhance
+from PIL import Image
 from torch.utils.data import DataLoader
 
 from flatout.data import page_locking, transport
@@ -221,28 +221,6 @@ def test_a_batch_of_the_scripts_own_class_is_made_the_ordinary_way(pictures):
     assert type(found.x) is torch.Tensor
     assert torch.equal(found.x, plain.x)
     assert "a Own of the script's own holds a picture" in loader.collate_fn.trouble
-
-
-class Darkened(Pictures):
-    """Pictures of which the first is as it was, without batches and so never stacked."""
-
-    def __getitem__(self, index):
-        image = self.pictures[index]
-        return self.tail(ImageEnhance.Brightness(image).enhance(0.5) if index else image)
-
-
-@pytest.mark.parametrize("options", [{"batch_size": None}, {"batch_size": 7, "collate_fn": list}])
-def test_colours_of_single_pictures_are_changed_as_well(pictures, sent, options):
-    loader = DataLoader(Darkened(pictures, numpy_arithmetic), **options)
-    plain = list(loader)
-    loader.collate_fn = PackingCollate(loader.collate_fn, with_colours=True)
-
-    found = list(loader)
-
-    assert all(map(torch.equal, leaves(found), leaves(plain)))
-    assert len(leaves(found)) == len(leaves(plain)) == len(pictures)
-    assert loader.collate_fn.trouble == ""
-    assert all(kinds and set(kinds) == {Packed} for kinds in sent)
 
 
 def test_other_threads_and_later_code_see_numpy_as_it_is(pictures):

@@ -19,7 +19,7 @@ class LentGrid(Grid):
     __slots__ = ("lender",)
 
     def __init__(self, levels: Any, lender: Grid) -> None:
-        super().__init__(levels, lender.steps, lender.colours)
+        super().__init__(levels, lender.steps)
         self.lender = lender
         """The levels of the array: as long as others hold them, the array lives."""
 

@@ -8,7 +8,7 @@ from numpy.lib.mixins import NDArrayOperatorsMixin
 
 from flatout.core.nested import map_leaves
 from flatout.data.aliases import Keeping, refuse_shared, shares_memory
-from flatout.data.levels import Pixels, UnfollowableError, can_follow, column, follow, planes
+from flatout.data.levels import Grid, Pixels, UnfollowableError, can_follow, column, follow, planes
 
 FOLLOWED = ("add", "subtract", "multiply", "divide")
 """The arithmetic that is followed. Each is rounded correctly by every processor, so that 256 levels
@@ -236,37 +236,17 @@ def converted(pixels: Pixels, dtype: "np.dtype[Any]") -> LazyArray:
     if grid.levels.dtype == dtype:
         return LazyArray(pixels.copied())
     steps = None if grid.steps is None else (*grid.steps, ("astype", dtype, False))
-    return LazyArray(pixels.derived(grid.after(grid.levels.astype(dtype), steps), pixels.axis))
+    return LazyArray(pixels.derived(Grid(grid.levels.astype(dtype), steps), pixels.axis))
 
 
 def computed(pixels: Pixels) -> "np.ndarray[Any, Any]":
     """Return the array that the pixels stand for."""
     levels = pixels.grid.levels
-    values = np.ascontiguousarray(pixels.bytes) if pixels.is_ordered else pixels.bytes
-    values = with_colours(values, pixels)
+    values = np.ascontiguousarray(pixels.view) if pixels.is_ordered else pixels.view
     made = np.empty_like(values, dtype=levels.dtype)
     targets, sources = planes(made, pixels.axis), planes(values, pixels.axis)
     for channel, (target, source) in enumerate(zip(targets, sources, strict=True)):
         target[...] = levels[channel if len(levels) > 1 else 0][source]
-    return made
-
-
-def with_colours(values: "np.ndarray[Any, Any]", pixels: Pixels) -> "np.ndarray[Any, Any]":
-    """Return the bytes after the changes of colour that are still to be made."""
-    colours = pixels.grid.colours
-    if not colours:
-        return values
-    assert pixels.axis is not None, "the channels of a picture whose colours wait are known"
-    import torch
-
-    from flatout.data.colours import coloured
-
-    with torch._C.DisableTorchFunction():
-        source = torch.from_numpy(np.ascontiguousarray(values))
-        has_batch = values.ndim > 3
-        made: np.ndarray[Any, Any] = coloured(
-            source, pixels.axis, colours, has_batch=has_batch
-        ).numpy()
     return made
 
 
@@ -297,7 +277,7 @@ def _operated(ufunc: Any, inputs: Sequence[Any]) -> LazyArray | None:
     steps = None
     if pixels.grid.steps is not None:
         steps = (*pixels.grid.steps, (name, value, not followed[0]))
-    return LazyArray(pixels.derived(pixels.grid.after(made, steps), axis))
+    return LazyArray(pixels.derived(Grid(made, steps), axis))
 
 
 def _settled(value: Any) -> Any:

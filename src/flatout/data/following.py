@@ -1,10 +1,9 @@
 """Follow images of bytes while a batch is made, and only then and there."""
 
 import functools
-import importlib
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,7 @@ import torch
 
 from flatout.data import tables
 from flatout.data.arrays import ByteArray, LazyArray
-from flatout.data.levels import LEVELS, Grid, Pixels, can_follow, contiguous, follow
+from flatout.data.levels import can_follow, contiguous
 from flatout.data.tensors import FollowTensors, LazyTensor, from_array
 
 Replacement = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -28,12 +27,8 @@ def is_following() -> bool:
 
 
 @contextmanager
-def following(*, with_colours: bool = False, with_scaling: bool = False) -> Iterator[None]:
+def following() -> Iterator[None]:
     """Follow what the running thread computes from images: Pillow's, and tensors of bytes.
-
-    Args:
-        with_colours: whether to put off Pillow's changes of colour as well.
-        with_scaling: whether to put off Pillow's resizing as well.
 
     For its duration `numpy.asarray`, `numpy.array`, `numpy.ascontiguousarray`, `torch.from_numpy`,
     `torch.as_tensor` and `torch.tensor` are replaced by functions that know followed images; other
@@ -45,27 +40,11 @@ def following(*, with_colours: bool = False, with_scaling: bool = False) -> Iter
         original = getattr(module, name)
         setattr(module, name, _only_in_followers(make(original), original))
     try:
-        colours = _waiting("coloured_pictures") if with_colours else nullcontext()
-        scaling = _waiting("scaled_pictures") if with_scaling else nullcontext()
-        with follow_too(), colours, scaling:
+        with follow_too():
             yield
     finally:
         for module, name, original in replaced:
             setattr(module, name, original)
-
-
-def _waiting(kind: str) -> AbstractContextManager[None]:
-    """Let what makes such pictures wait in the threads that follow, where there is Pillow at all.
-
-    Args:
-        kind: the module of `flatout.data` that puts it off.
-    """
-    try:
-        module = importlib.import_module(f"flatout.data.{kind}")
-    except ImportError:
-        return nullcontext()
-    waiting: AbstractContextManager[None] = module.putting_off(is_following)
-    return waiting
 
 
 @contextmanager
@@ -103,12 +82,10 @@ def _array(original: Callable[..., Any], *, copies: bool = False) -> Callable[..
             return value.astype(dtype)
         if not _is_picture(value):
             return original(value, dtype, **kwargs)
-        is_usual = kwargs.keys() <= {"copy"}
-        made = _of_picture(functools.partial(original, **kwargs), value, is_usual=is_usual)
+        made = _of_picture(functools.partial(original, **kwargs), value)
         if dtype is None:
             return made
-        is_followed = isinstance(made, ByteArray | LazyArray) or not isinstance(made, np.ndarray)
-        return made.astype(dtype) if is_followed else original(made, dtype)
+        return made.astype(dtype) if isinstance(made, ByteArray) else original(made, dtype)
 
     return make
 
@@ -126,31 +103,10 @@ def _again(original: Callable[..., Any], value: LazyArray, dtype: Any, asked: An
     return found.copy(order="K") if asked["copy"] else found
 
 
-def _of_picture(make: Callable[[Any], Any], picture: Any, *, is_usual: bool) -> Any:
+def _of_picture(make: Callable[[Any], Any], picture: Any) -> Any:
     """Return a picture as an array that is followed, if it is worth it."""
-    if hasattr(type(picture), "as_array") and picture.is_put_off:
-        return picture.as_array(make) if is_usual else make(picture)
-    colours = getattr(picture, "colours", ()) if getattr(picture, "is_put_off", False) else ()
-    base = picture.base if colours else picture
-    if getattr(base, "is_put_off", False):
-        return LazyArray(_unmade(base, colours))
-    values = make(base)
-    if not can_follow(values):
-        return make(picture) if colours else values
-    if not colours:
-        return values.view(ByteArray)
-    plain = follow(values.copy("K") if values.flags.writeable else values)
-    grid = Grid(plain.grid.levels, plain.grid.steps, [colours])
-    return LazyArray(Pixels(plain.bytes, grid, values.ndim - 1))
-
-
-def _unmade(picture: Any, colours: Any) -> Pixels:
-    """Return the pixels of a picture that is scaled later, without a byte of them."""
-    from flatout.data.unmade import Unmade
-
-    unmade = Unmade(picture.window, [picture.cut])
-    grid = Grid(np.arange(LEVELS, dtype=np.uint8)[None], (), [colours] if colours else ())
-    return Pixels(unmade.room, grid, unmade.room.ndim - 1 if colours else None, unmade=unmade)
+    values = make(picture)
+    return values.view(ByteArray) if can_follow(values) else values
 
 
 def _contiguous(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -169,12 +125,11 @@ def _contiguous(original: Callable[..., Any]) -> Callable[..., Any]:
 def _tensor(original: Callable[..., Any], *, copies: bool = False) -> Callable[..., Any]:
     def make(value: Any, *args: Any, **kwargs: Any) -> Any:
         if not isinstance(value, LazyArray):
-            is_hue = hasattr(type(value), "is_followed")
-            return original(value.computed if is_hue else value, *args, **kwargs)
+            return original(value, *args, **kwargs)
         if value.made is not None:
             return original(value.made, *args, **kwargs)
         dtype = kwargs.pop("dtype", None) or (args[0] if args else None)
-        if kwargs or len(args) > 1 or _is_refused(value.pixels):
+        if kwargs or len(args) > 1 or value.pixels.is_backwards:
             return original(np.asarray(value.__array__()), *args, **kwargs)
         lazy: Any = LazyTensor(from_array(value.pixels).pixels)
         if copies:
@@ -182,11 +137,6 @@ def _tensor(original: Callable[..., Any], *, copies: bool = False) -> Callable[.
         return lazy if dtype is None else lazy.to(dtype)
 
     return make
-
-
-def _is_refused(pixels: Pixels) -> bool:
-    """Tell whether torch would refuse the array, in its own words."""
-    return pixels.is_backwards and not (pixels.is_unmade and pixels.is_ordered)
 
 
 REPLACED: tuple[tuple[Any, str, Replacement], ...] = (

@@ -8,14 +8,12 @@ import torch
 from torch import Tensor
 
 from flatout.data.aliases import leads_to
-from flatout.data.arrays import with_colours
 from flatout.data.levels import Pixels, UnfollowableError, planes
 
 
 def computed(pixels: Pixels) -> torch.Tensor:
     """Return the tensor that the pixels stand for."""
-    values = np.ascontiguousarray(pixels.bytes) if pixels.is_ordered else pixels.bytes
-    values = with_colours(values, pixels)
+    values = np.ascontiguousarray(pixels.view) if pixels.is_ordered else pixels.view
     values = values.copy("K") if any(stride < 0 for stride in values.strides) else values
     with torch._C.DisableTorchFunction():
         source = torch.from_numpy(values if values.flags.writeable else values.copy("K"))

@@ -18,8 +18,6 @@ MAX_CHANNELS = 16
 """A constant with more entries along one axis is a picture of its own, not one per channel."""
 MIN_BYTES = 4096
 """Smaller arrays (labels, boxes, masks of a few words) are not worth following."""
-WHOLE = (slice(None), slice(None, None, -1))
-"""Indices that keep every value of an axis."""
 Step: TypeAlias = tuple[str, Any, bool]
 """Name of a numpy function, its constant (a number, or one per channel), and whether the constant
 comes first. `astype` has a type in place of the constant."""
@@ -35,27 +33,19 @@ class UnfollowableError(BaseException):
 class Grid:
     """What each level became so far. Views of one image share theirs."""
 
-    __slots__ = ("colours", "levels", "steps")
+    __slots__ = ("levels", "steps")
 
-    def __init__(
-        self, levels: Any, steps: Sequence[Step] | None, colours: Sequence[Any] = ()
-    ) -> None:
+    def __init__(self, levels: Any, steps: Sequence[Step] | None) -> None:
         self.levels = levels
         """An array or tensor of 1 or `channels` rows and 256 columns."""
         self.steps = None if steps is None else tuple(steps)
         """How to do the same with numpy; None where only the levels are known."""
-        self.colours = tuple(colours)
-        """What is to be done to the bytes before, one entry for each picture; empty for nothing."""
-
-    def after(self, levels: Any, steps: Sequence[Step] | None) -> "Grid":
-        """Return what further arithmetic made of the same bytes."""
-        return Grid(levels, steps, self.colours)
 
 
 class Pixels:
     """An image of bytes and what its values have become."""
 
-    __slots__ = ("axis", "grid", "is_ordered", "store", "unmade", "view")
+    __slots__ = ("axis", "grid", "is_ordered", "store", "view")
 
     def __init__(
         self,
@@ -65,10 +55,9 @@ class Pixels:
         *,
         is_ordered: bool = False,
         store: Any = None,
-        unmade: Any = None,
     ) -> None:
         self.view = values
-        """The bytes laid out as the image is; of those that are unmade the shape and strides."""
+        """The bytes laid out as the image is."""
         self.grid = grid
         self.axis = axis
         """The axis of the channels, None while all channels are treated alike."""
@@ -76,20 +65,6 @@ class Pixels:
         """Whether it counts as contiguous though the bytes themselves were not moved."""
         self.store = store
         """The tensor whose memory the bytes are, where there is one."""
-        self.unmade = unmade
-        """What makes the bytes once they are asked for, where they are not there yet."""
-
-    @property
-    def bytes(self) -> "np.ndarray[Any, Any]":
-        """The bytes, which are made where they were not."""
-        if self.unmade is not None:
-            self.unmade.make()
-        return self.view
-
-    @property
-    def is_unmade(self) -> bool:
-        """Whether the bytes are not there yet."""
-        return self.unmade is not None and not self.unmade.is_made
 
     @property
     def is_backwards(self) -> bool:
@@ -98,13 +73,13 @@ class Pixels:
 
     def derived(self, grid: Grid, axis: int | None) -> "Pixels":
         """Return the same bytes with another meaning."""
-        return Pixels(self.view, grid, axis, is_ordered=self.is_ordered, unmade=self.unmade)
+        return Pixels(self.view, grid, axis, is_ordered=self.is_ordered)
 
     def laid_out(
         self, values: "np.ndarray[Any, Any]", axis: int | None, *, is_ordered: bool = False
     ) -> "Pixels":
         """Return a view of the bytes that means the same."""
-        return Pixels(values, self.grid, axis, is_ordered=is_ordered, unmade=self.unmade)
+        return Pixels(values, self.grid, axis, is_ordered=is_ordered)
 
     def transposed(self, order: Sequence[int]) -> "Pixels":
         """Return the axes in another order."""
@@ -119,9 +94,6 @@ class Pixels:
             return None
         cuts = [item for item in keys if item is not None]
         if len(cuts) > self.view.ndim:
-            return None
-        # A picture's mean grey is that of the whole picture, which may be mirrored.
-        if self.grid.colours and not all(item in WHOLE for item in cuts):
             return None
         if self.axis is not None and cuts[self.axis : self.axis + 1] not in ([], [slice(None)]):
             return None
@@ -140,13 +112,13 @@ class Pixels:
 
     def ordered(self) -> "Pixels":
         """Return the same as a contiguous copy; the bytes are moved later, on their way out."""
-        if self.is_backwards and not self.is_unmade:
-            return self.laid_out(contiguous(self.bytes), self.axis)
+        if self.is_backwards:
+            return self.laid_out(contiguous(self.view), self.axis)
         return self.laid_out(self.view, self.axis, is_ordered=True)
 
     def copied(self) -> "Pixels":
         """Return a copy with a grid of its own."""
-        return self.derived(self.grid.after(self.grid.levels, self.grid.steps), self.axis)
+        return self.derived(Grid(self.grid.levels, self.grid.steps), self.axis)
 
     def has_other_views(self) -> bool:
         """Tell whether a change in place would show elsewhere."""

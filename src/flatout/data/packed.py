@@ -8,11 +8,9 @@ import torch
 
 from flatout.data import ring
 from flatout.data.levels import LEVELS, Step, planes
-from flatout.data.postponed import Postponed
 from flatout.data.sending import sent
 from flatout.kernels.lookup import looked_up
 
-NOTHING = Postponed()
 BLOCK = "_flatout_block"
 """On a tensor in a worker: its block of the ring; None where it has none."""
 PROBE_REPEATS = 16
@@ -34,7 +32,7 @@ def shared_bytes(shape: Sequence[int]) -> torch.Tensor:
 class Packed:
     """Bytes, and the value of each of their levels per channel."""
 
-    __slots__ = ("axis", "bytes", "held", "is_pinned", "levels", "postponed", "steps")
+    __slots__ = ("axis", "bytes", "held", "is_pinned", "levels", "steps")
 
     def __init__(
         self,
@@ -43,15 +41,12 @@ class Packed:
         axis: int | None,
         steps: Sequence[Step] | None,
         held: ring.Held | None = None,
-        postponed: Postponed = NOTHING,
     ) -> None:
         self.bytes = values
         self.levels = levels
         self.axis = axis
         self.steps = steps
         self.held = held
-        self.postponed = postponed
-        """What is to be done to the bytes before they are levels."""
         self.is_pinned = False
         """Whether the loader pins its batches."""
 
@@ -62,7 +57,7 @@ class Packed:
         rows = tuple(self.levels.shape)
         block = self.bytes.__dict__.get(BLOCK)
         values = self.bytes if block is None else (*ring.send(block), tuple(self.bytes.shape))
-        meaning = (self.axis, self.steps, self.postponed)
+        meaning = (self.axis, self.steps)
         return _unpickled, (values, raw, rows, kind, meaning)
 
     def pin_memory(self, device: Any = None) -> "Packed":
@@ -75,7 +70,7 @@ class Packed:
             return self
         pinned = self.bytes.pin_memory() if device is None else self.bytes.pin_memory(device)
         self.give_back(None)
-        made = Packed(pinned, self.levels, self.axis, self.steps, postponed=self.postponed)
+        made = Packed(pinned, self.levels, self.axis, self.steps)
         made.is_pinned = True
         return made
 
@@ -92,7 +87,7 @@ def _unpickled(
     raw: bytes,
     shape: Sequence[int],
     kind: str,
-    meaning: tuple[int | None, Sequence[Step] | None, Postponed],
+    meaning: tuple[int | None, Sequence[Step] | None],
 ) -> Packed:
     levels = torch.frombuffer(bytearray(raw), dtype=torch.uint8).view(getattr(torch, kind))
     held = None
@@ -100,8 +95,8 @@ def _unpickled(
         owner, number, sent_memory, sides = values
         memory, held = ring.receive(owner, number, sent_memory, int(np.prod(sides)))
         values = memory.view(sides)
-    axis, steps, postponed = meaning
-    return Packed(values, levels.view(tuple(shape)), axis, steps, held, postponed)
+    axis, steps = meaning
+    return Packed(values, levels.view(tuple(shape)), axis, steps, held)
 
 
 def restored(packed: Packed, device: torch.device | None = None) -> torch.Tensor:
@@ -113,7 +108,7 @@ def restored(packed: Packed, device: torch.device | None = None) -> torch.Tensor
     """
     try:
         if device is None or device.type == "cpu":
-            return _computed(_done(packed, None))
+            return _computed(packed)
         return _on_device(packed, device)
     finally:
         packed.give_back(device)
@@ -123,17 +118,8 @@ def _on_device(packed: Packed, device: torch.device) -> torch.Tensor:
     if packed.held is not None and device.type == "cuda":
         ring.give_back_copied()
         packed.held.lock(device)
-    whole = _done(packed, device)
-    levels, values = sent(whole.levels, device), sent(whole.bytes, device)
-    return looked_up(values, levels, whole.axis)
-
-
-def _done(packed: Packed, device: torch.device | None) -> Packed:
-    """Return the bytes after what was put off is done to them."""
-    done = packed.postponed.done(packed.bytes, packed.axis, device)
-    whole = Packed(done, packed.levels, packed.axis, packed.steps)
-    whole.is_pinned = packed.is_pinned
-    return whole
+    levels, values = sent(packed.levels, device), sent(packed.bytes, device)
+    return looked_up(values, levels, packed.axis)
 
 
 def _computed(packed: Packed) -> torch.Tensor:

@@ -66,7 +66,7 @@ def _merge(original: Callable[..., Any]) -> Callable[..., Any]:
             return original(plain, *args, **kwargs)
         parts = [plane.pixels for plane in planes]
         levels = np.concatenate([part.grid.levels for part in parts])
-        values = original([part.bytes for part in parts])
+        values = original([part.view for part in parts])
         return LazyArray(Pixels(values, Grid(levels, None), values.ndim - 1))
 
     return merge
@@ -81,5 +81,5 @@ def _are_alike(planes: Sequence[Any]) -> bool:
     parts = [plane.pixels for plane in planes]
     forms = {(part.view.shape, part.grid.levels.dtype, part.is_ordered) for part in parts}
     are_planes = all(part.view.ndim == min(SINGLE) for part in parts)
-    are_plain = all(len(part.grid.levels) == 1 and not part.grid.colours for part in parts)
+    are_plain = all(len(part.grid.levels) == 1 for part in parts)
     return len(forms) == 1 and are_planes and are_plain

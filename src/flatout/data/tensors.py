@@ -145,7 +145,7 @@ def _arithmetic(name: str, *, is_turned: bool = False) -> Callable[..., Any]:
             levels = pixels.grid.levels
             made = operate(value, levels) if is_turned else operate(levels, value)
         step = (ARITHMETIC[name], _constant(value, made.dtype), is_turned)
-        return LazyTensor(pixels.derived(pixels.grid.after(made, _more(pixels.grid, step)), axis))
+        return LazyTensor(pixels.derived(Grid(made, _more(pixels.grid, step)), axis))
 
     return apply
 
@@ -187,9 +187,7 @@ def _convert(subject: LazyTensor, dtype: torch.dtype) -> LazyTensor:
         made = pixels.grid.levels.to(dtype)
     known = KNOWN_TYPES.get(dtype)
     step = ("astype", None if known is None else np.dtype(known), False)
-    return LazyTensor(
-        pixels.derived(pixels.grid.after(made, _more(pixels.grid, step)), pixels.axis)
-    )
+    return LazyTensor(pixels.derived(Grid(made, _more(pixels.grid, step)), pixels.axis))
 
 
 def _to(subject: Any, *args: Any, **kwargs: Any) -> Any:
@@ -232,10 +230,8 @@ def _flip(subject: LazyTensor, *dims: Any, **kwargs: Any) -> Any:
     if pixels.axis in places:
         return NotImplemented
     key = tuple(slice(None, None, -1 if i in places else None) for i in range(pixels.view.ndim))
-    if pixels.is_unmade:
-        return LazyTensor(pixels.laid_out(pixels.view[key], pixels.axis).copied())
     # Torch flips into new memory: numpy's view of negative strides would not do outside.
-    flipped = pixels.laid_out(pixels.bytes[key].copy("K"), pixels.axis)
+    flipped = pixels.laid_out(pixels.view[key].copy("K"), pixels.axis)
     return LazyTensor(flipped.copied())
 
 

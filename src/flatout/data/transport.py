@@ -20,7 +20,6 @@ from flatout.data.held_streams import HeldStreams
 from flatout.data.lending import computed
 from flatout.data.levels import Pixels, UnfollowableError
 from flatout.data.packed import Packed, restored, shared_bytes
-from flatout.data.postponed import Postponed
 from flatout.data.streams import Streams
 from flatout.data.tensors import LazyTensor, from_array
 
@@ -37,13 +36,8 @@ class PackingCollate:
         self,
         collate: Callable[[Any], Any],
         device: torch.device | None = None,
-        *,
-        with_colours: bool = False,
-        with_scaling: bool = False,
     ) -> None:
         self.collate = self.__wrapped__ = collate
-        self.with_colours, self.with_scaling = with_colours, with_scaling
-        """Whether Pillow's changes of colour, and its resizing, wait for the batch as well."""
         self.device = device
         """Where batches are restored; None for the CPU."""
         self.is_on = True
@@ -70,10 +64,7 @@ class PackingCollate:
 
     def __reduce__(self) -> Any:
         # A spawned worker installs what it needs.
-        make = functools.partial(
-            PackingCollate, with_colours=self.with_colours, with_scaling=self.with_scaling
-        )
-        return make, (self.collate, self.device)
+        return PackingCollate, (self.collate, self.device)
 
 
 def pack(leaf: Any) -> Any:
@@ -91,23 +82,16 @@ def pack(leaf: Any) -> Any:
 def _packed(pixels: Pixels) -> Any:
     if not pixels.grid.levels.is_floating_point():
         return computed(pixels)
-    grid, unmade = pixels.grid, pixels.unmade
-    if unmade is not None and unmade.is_whole_batch(pixels.view):
-        postponed = Postponed(colours=grid.colours, cuts=unmade.cuts, order=unmade.order)
-        values = unmade.windows
-        return Packed(values, grid.levels, pixels.axis, grid.steps, postponed=postponed)
-    store = pixels.store
+    grid, store = pixels.grid, pixels.store
     if store is None:
-        values = pixels.bytes
+        values = pixels.view
         store = shared_bytes(values.shape)
         if not pixels.is_ordered and torch.utils.data.get_worker_info() is None:
             with torch._C.DisableTorchFunction():
                 store = torch.from_numpy(np.copy(values, "K"))
         else:
             store.numpy()[...] = values
-    return Packed(
-        store, grid.levels, pixels.axis, grid.steps, postponed=Postponed(colours=grid.colours)
-    )
+    return Packed(store, grid.levels, pixels.axis, grid.steps)
 
 
 def _refuse_hidden(leaf: Any) -> None:
@@ -217,7 +201,7 @@ def follow_or_repeat(
     if held is not None:
         held.note()
     try:
-        with following(with_colours=plan.with_colours, with_scaling=plan.with_scaling):
+        with following():
             return fetch()
     except (Exception, UnfollowableError) as error:  # noqa: BLE001  the user's code runs here
         reason = f"{type(error).__name__}: {error}"

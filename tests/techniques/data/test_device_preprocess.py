@@ -140,32 +140,6 @@ def test_samples_that_differ_between_two_copies_of_the_process_are_left_alone(pi
         send_bytes(DataLoader(Pictures(pictures, unlike), 4))
 
 
-def halved(image):
-    return numpy_arithmetic(image.resize((48, 40)))
-
-
-def halved_and_cut(image):
-    return torch.from_numpy(np.asarray(image.resize((48, 40)))[2:38].astype(np.float32))
-
-
-@pytest.mark.parametrize(("tail", "scales_later"), [(halved, True), (halved_and_cut, False)])
-def test_pictures_are_scaled_later_where_nobody_needs_them_before(pictures, tail, scales_later):
-    built = DataLoader(Pictures(pictures, tail), 4, num_workers=1)
-    torch.manual_seed(0)
-    expected = [x.clone() for batch in built for x in batch]
-
-    later = send_bytes(built, with_colours=True, with_scaling=True)
-
-    torch.manual_seed(0)
-    assert later.collate_fn.with_scaling == scales_later
-    assert all(map(torch.equal, (x for batch in later for x in batch), expected))
-
-
-def test_what_cannot_travel_at_all_is_refused_with_scaling_too(pictures):
-    with pytest.raises(NotApplicable, match="no floating-point"):
-        send_bytes(DataLoader(Pictures(pictures, standardised), 4), with_scaling=True)
-
-
 @pytest.mark.skipif(torch.cuda.is_available(), reason="looks at a machine without a GPU")
 def test_without_a_gpu_there_is_no_device_to_scale_on(pictures):
     with pytest.raises(NotApplicable, match="no CUDA device"):
@@ -191,13 +165,6 @@ def test_beside_a_gpu_the_device_scales():
     (found,) = DevicePreprocess.candidates(starved(kind="cuda"), machine(device=gpu()))
 
     assert found.on_device
-    assert (found.with_colours, found.with_scaling) == (True, True)
-
-
-def test_on_the_cpu_colours_and_sizes_stay_with_pillow():
-    (found,) = DevicePreprocess.candidates(starved(), machine())
-
-    assert (found.with_colours, found.with_scaling) == (False, False)
 
 
 @pytest.mark.parametrize(
@@ -234,24 +201,15 @@ def starved_referee(tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("levers", "settings"),
-    [
-        (("device_preprocess",), {}),
-        (("device_preprocess",), {"with_colours": True, "with_scaling": True}),
-        (("fast_decode", "device_preprocess"), {}),
-        (("fast_decode", "device_preprocess"), {"with_scaling": True}),
-    ],
-)
+@pytest.mark.parametrize("levers", [("device_preprocess",), ("fast_decode", "device_preprocess")])
 def test_the_guard_finds_the_unmodified_starved_script_bit_identical(
-    tmp_path, starved_referee, levers, settings
+    tmp_path, starved_referee, levers
 ):
     lab = replace(starved_referee.lab, out=tmp_path)
     recipe = Recipe(
         choices=(
             Choice(technique="loader_workers", settings={"num_workers": 2}),
-            *(Choice(technique=name) for name in levers[:-1]),
-            Choice(technique=levers[-1], settings=settings),
+            *(Choice(technique=name) for name in levers),
         )
     )
 

@@ -63,11 +63,6 @@ In the data set, return the bytes; after the loader, scale the whole batch at on
     on_device: bool = False
     """Scale on the CUDA device, so that bytes are what is copied there. The loop then receives
     batches that are on the device already."""
-    with_colours: bool = False
-    """Let Pillow's brightness, contrast and saturation wait for the batch, too."""
-    with_scaling: bool = False
-    """Let Pillow's resizing of a part, and mirroring it, wait for the batch as well, where nothing
-    of the script needs the pixels before."""
 
     @classmethod
     def candidates(cls, profile: Profile, machine: Machine) -> Sequence["DevicePreprocess"]:
@@ -77,9 +72,7 @@ In the data set, return the bytes; after the loader, scale the whole batch at on
         is_waiting = profile.share("data_wait") >= MIN_WAIT_SHARE
         if not is_waiting or not any(map(_may_be_images, loaders)):
             return ()
-        is_cuda = profile.device_kind == "cuda"
-        # On the CPU the same cores would do it, and Pillow is quicker at it.
-        return [cls(on_device=is_cuda, with_colours=is_cuda, with_scaling=is_cuda)]
+        return [cls(on_device=profile.device_kind == "cuda")]
 
     def predict(self, profile: Profile, machine: Machine) -> Effect:
         """Take the scaling and three quarters of the transport off what the workers do."""
@@ -96,22 +89,13 @@ In the data set, return the bytes; after the loader, scale the whole batch at on
         """Prove once that the loader's batches can travel as bytes, and let them."""
         if self.on_device:
             _follow_training(loader)
-        return send_bytes(
-            loader,
-            _device() if self.on_device else None,
-            with_colours=self.with_colours,
-            with_scaling=self.with_scaling,
-        )
+        return send_bytes(loader, _device() if self.on_device else None)
 
     def way(self, loader: Any) -> "Bytes | None":
         """Return what is proven, with the ways of other levers."""
         if _find_obstacle(loader):
             return None
-        return Bytes(
-            device=_device() if self.on_device else None,
-            with_colours=self.with_colours,
-            with_scaling=self.with_scaling and _can_scale(),
-        )
+        return Bytes(device=_device() if self.on_device else None)
 
     def end(self) -> str:
         """Say that images were not scaled on the device, if that was so."""
@@ -137,13 +121,7 @@ def waits_for_pillow(profile: Profile) -> bool:
     return has_compiler()
 
 
-def send_bytes(
-    loader: Any,
-    device: "torch.device | str | None" = None,
-    *,
-    with_colours: bool = False,
-    with_scaling: bool = False,
-) -> Any:
+def send_bytes(loader: Any, device: "torch.device | str | None" = None) -> Any:
     """Let a `DataLoader`'s images travel as bytes; the loop receives what it received before.
 
     The first samples are made both ways in forked copies of the process and compared. Call it
@@ -153,10 +131,6 @@ def send_bytes(
         loader: A `torch.utils.data.DataLoader` over a map-style data set.
         device: Where the values are computed and handed out; the CPU by default, and once the
             script enters CUDA streams of its own.
-        with_colours: Whether brightness, contrast and saturation of Pillow's pictures are changed
-            there as well.
-        with_scaling: Whether Pillow's pictures are resized there as well. Where a script needs
-            their pixels before, they are resized where they were.
 
     Raises:
         NotApplicable: if nothing in a batch is followed back to bytes, or it came out different.
@@ -171,16 +145,9 @@ def send_bytes(
         own_streams.watch()
     if find_plan(loader.collate_fn) is not None:
         return loader
-    known = loader.__dict__
-    if with_scaling and REFUSED not in known and _can_scale():
-        way = Bytes(device=target, with_colours=with_colours, with_scaling=True)
-        if is_proven(loader, way.name) or not _find_trouble(loader, way):
-            loader.collate_fn = way.plan(loader.collate_fn)
-            return loader
-    way = Bytes(device=target, with_colours=with_colours)
+    known, way = loader.__dict__, Bytes(device=target)
     if REFUSED not in known:
-        is_known = not with_scaling and is_proven(loader, way.name)
-        known[REFUSED] = "" if is_known else _find_trouble(loader, way)
+        known[REFUSED] = "" if is_proven(loader, way.name) else _find_trouble(loader, way)
     if known[REFUSED]:
         raise NotApplicable(known[REFUSED])
     loader.collate_fn = way.plan(loader.collate_fn)
@@ -192,17 +159,13 @@ class Bytes:
     """The way that a loader's images take as bytes, which can be proven beside those of others."""
 
     device: "torch.device | None" = None
-    with_colours: bool = False
-    with_scaling: bool = False
     name: ClassVar[str] = "device_preprocess"
 
     def plan(self, collate: "Collate") -> "PackingCollate":
         """Return the script's collation, with what is followed sent as bytes."""
         from flatout.data.transport import PackingCollate
 
-        return PackingCollate(
-            collate, self.device, with_colours=self.with_colours, with_scaling=self.with_scaling
-        )
+        return PackingCollate(collate, self.device)
 
     def prepare(self) -> None:
         """Import what every process needs."""
@@ -213,27 +176,8 @@ class Bytes:
 
     def try_under(self, collate: "Collate") -> "tuple[Collate, Callable[[], str]]":
         """Collate as bytes; return what tells then why that did not come to pass, if so."""
-        from flatout.data.unmade import Unmade
-
-        plan, before = self.plan(collate), Unmade.early
-
-        def trouble() -> str:
-            if Unmade.early > before:
-                return "pictures are needed before their batch is scaled"
-            return "" if plan.packed else plan.trouble or NOTHING
-
-        return plan, trouble
-
-
-def _can_scale() -> bool:
-    """Tell whether Pillow is there and resizes as is known; before the workers are forked."""
-    try:
-        from flatout.data.scaling import find_order
-
-        find_order()
-    except (ImportError, NotApplicable):
-        return False
-    return True
+        plan = self.plan(collate)
+        return plan, lambda: "" if plan.packed else plan.trouble or NOTHING
 
 
 def _find_trouble(loader: Any, way: Bytes) -> str:
