@@ -7,7 +7,7 @@ READY := $(VENV)/.flatout-ready
 NO_GPU := not gpu and not multi_gpu
 
 .DEFAULT_GOAL := check
-.PHONY: setup check fix lint test test-gpu test-images demo bench bench-gpu bench-gpu-resnet50
+.PHONY: setup check fix lint test test-all test-gpu test-images demo bench bench-gpu bench-gpu-resnet50
 .PHONY: bench-gpu-vit bench-gpu-small bench-gpu-peers bench-gpu-base bench-gpu-memory chaos docs size
 
 setup: $(READY)
@@ -31,9 +31,13 @@ check: lint
 	@$(PY) -m compileall -q src benchmarks
 	$(PY) -m pytest -q -m "$(NO_GPU) and not slow"
 
-# Everything that needs no GPU: what measures nothing in two halves beside each other, then the rest.
+# Within twenty minutes: the quick tests and the slow ones marked `smoke`. What CI runs.
 test: lint
-	@bash .ci/test "$(PY)" "$(NO_GPU)"
+	@bash .ci/test "$(PY)" "$(NO_GPU)" test
+
+# Everything that needs no GPU, about an hour: before an issue is called resolved.
+test-all: lint
+	@bash .ci/test "$(PY)" "$(NO_GPU)" test-all
 
 test-gpu: setup
 	$(PY) -m pytest -q -m "gpu or multi_gpu"

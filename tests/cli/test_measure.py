@@ -8,6 +8,7 @@ from flatout.core.profile import profile_from_json
 from flatout.workflow import passes
 
 
+@pytest.mark.smoke
 @pytest.mark.slow
 def test_a_script_is_measured_with_its_own_arguments_and_its_files_untouched(folder, capfd):
     code = call(["measure", "--json", "out/a.json", "train.py", "--json", "mine", "--", "--x"])

@@ -77,6 +77,7 @@ def test_a_scripted_model_is_a_root_that_nothing_compiles_again(folder):
     assert trial.profile.phases_ms["forward"] > 0
 
 
+@pytest.mark.smoke
 @pytest.mark.slow
 def test_a_loss_that_is_no_number_is_told(folder):
     trial = trial_of(folder, "odd_models.py", "diverged")
@@ -85,6 +86,7 @@ def test_a_loss_that_is_no_number_is_told(folder):
     assert "the loss was not finite at step 1" in trial.profile.notes
 
 
+@pytest.mark.smoke
 @pytest.mark.slow
 def test_steps_of_an_optimizer_built_anew_in_each_epoch_all_count(folder):
     trial = trial_of(folder, "odd_models.py", "rebuilt", steps=100)

@@ -35,6 +35,7 @@ def test_a_subject_is_planned_and_its_largest_batch_is_checked_by_a_trace():
     )
 
 
+@pytest.mark.smoke
 @pytest.mark.slow
 def test_the_batch_that_is_found_fits_and_a_larger_one_does_not():
     found = plan(SUBJECT, (), PlanOptions(gpu="2GiB", fit=True)).plan

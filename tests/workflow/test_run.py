@@ -59,6 +59,7 @@ def test_run_passes_on_the_exit_code_of_a_script_that_fails(folder, capfd):
     assert "expected a tensor of 7 columns" in capfd.readouterr().err
 
 
+@pytest.mark.smoke
 @pytest.mark.slow
 def test_run_tells_what_was_not_applied_once_however_many_processes_there_are(folder, capfd):
     code = run_script(folder, "spawn_workers.py --epochs 1")

@@ -41,6 +41,7 @@ def test_phases_add_up_to_the_step(command):
     assert min(profile.phases_ms[name] for name in ("forward", "backward", "optimizer")) > 0
 
 
+@pytest.mark.smoke
 @pytest.mark.slow
 def test_plain_loop_shows_its_loader_model_and_optimizer():
     profile = profile_of("plain_loop.py")
@@ -62,6 +63,7 @@ def test_evaluation_between_epochs_is_no_training_step():
     assert profile.batches_per_step == 1
 
 
+@pytest.mark.smoke
 @pytest.mark.slow
 def test_two_alternating_optimizers_make_one_step():
     profile = profile_of("gan.py")
@@ -80,6 +82,7 @@ def test_accumulation_in_the_script_is_one_step():
     assert profile.epoch_steps == 4096 / 8 / 4
 
 
+@pytest.mark.smoke
 @pytest.mark.slow
 def test_losses_under_a_gradient_scaler_are_the_unscaled_ones():
     profile = profile_of("grad_scaler.py")
@@ -183,6 +186,7 @@ def test_the_frame_around_a_launchers_words_is_not_what_it_said():
     assert outcome_of(ending, TrialOptions())[1].endswith("exit code 1: no module named job")
 
 
+@pytest.mark.smoke
 @pytest.mark.slow
 @pytest.mark.chaos
 def test_failure_shows_the_scripts_own_traceback():
@@ -249,6 +253,7 @@ def test_nothing_is_below_us_after_a_trial():
     assert left_since(before) == set()
 
 
+@pytest.mark.smoke
 @pytest.mark.slow
 @pytest.mark.parametrize("command", ["plain_loop.py", "stubborn.py"])
 def test_trial_leaves_the_folder_as_it_was(command):
@@ -258,6 +263,7 @@ def test_trial_leaves_the_folder_as_it_was(command):
     assert trial.changed_files == ()
 
 
+@pytest.mark.smoke
 @pytest.mark.slow
 def test_trial_without_overlay_rolls_back(monkeypatch):
     monkeypatch.setattr("flatout.seams.process.can_overlay", lambda *_: False)
@@ -352,6 +358,7 @@ def armed_below(folder):
     ]
 
 
+@pytest.mark.smoke
 @pytest.mark.slow
 @pytest.mark.chaos
 def test_everything_ends_and_is_undone_when_only_the_supervisor_is_killed(monkeypatch, tmp_path):
