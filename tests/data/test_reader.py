@@ -178,9 +178,9 @@ def copy(root, tmp_path):
 
 def test_a_store_of_a_later_version_is_refused(copy):
     text = (copy / "header.json").read_text()
-    (copy / "header.json").write_text(text.replace("flatout.packed/1", "flatout.packed/2"))
+    (copy / "header.json").write_text(text.replace("flatout.packed/2", "flatout.packed/9"))
 
-    with pytest.raises(UserError, match=r"has the format flatout\.packed/2"):
+    with pytest.raises(UserError, match=r"has the format flatout\.packed/9"):
         flatout.data.open(copy)
 
 

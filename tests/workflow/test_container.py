@@ -162,3 +162,12 @@ def test_without_hadolint_nothing_was_checked(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
 
     assert lint("FROM x\n") is None
+
+
+@pytest.mark.parametrize("name", ["a.txt\nRUN evil", "a b.txt", "--chown=0", "$(id).txt", "a\\b"])
+def test_the_name_of_a_file_adds_nothing_to_a_dockerfile(tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / name).write_text("")
+
+    with pytest.raises(UserError, match="cannot stand in a Dockerfile"):
+        stack_of(MACHINE, requirements=Path(name))

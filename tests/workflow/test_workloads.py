@@ -1,4 +1,5 @@
 import os
+import subprocess
 import sys
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -6,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from flatout.core.errors import UserError
+from flatout.seams.process import command_of
 from flatout.workflow.workloads import parse_workload
 
 
@@ -136,3 +138,14 @@ def test_a_link_that_leads_nowhere_is_a_missing_script():
 
     with pytest.raises(UserError, match=r"there is no script lost\.py"):
         parse_workload("lost.py", [])
+
+
+@pytest.mark.parametrize("name", ["-cimport os.py", "-m evil.py", "-.py"])
+def test_a_script_whose_name_looks_like_an_option_is_run_as_a_file(tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / name).write_text("print('the script')")
+
+    workload = parse_workload(name, [])
+    done = subprocess.run(command_of(workload), capture_output=True, text=True, check=False)
+
+    assert done.stdout == "the script\n"

@@ -5,6 +5,7 @@ Everything is little-endian and can be read with NumPy and `json` alone; nothing
 
 import hashlib
 import json
+import re
 import struct
 import zlib
 from collections.abc import Mapping, Sequence
@@ -16,8 +17,14 @@ import numpy as np
 
 from flatout.core.errors import UserError
 from flatout.core.files import replace_text
+from flatout.core.input_files import check_record, read_json
 
-SCHEMA = "flatout.packed/1"
+SCHEMA = "flatout.packed/2"
+SCHEMAS = ("flatout.packed/1", SCHEMA)
+"""The versions that are read: the first has no checksum of the header."""
+MAX_HEADER_BYTES = 64 << 20
+"""Names of classes and of shards; the samples are in the index."""
+SHARD = re.compile(r"shard-[0-9]{5,10}\.bin")
 HEADER = "header.json"
 INDEX = "index.npy"
 NAMES = "names.txt"
@@ -115,7 +122,8 @@ class Header:
 
     def to_json(self) -> dict[str, Any]:
         """Return a plain JSON mapping."""
-        return {"schema": SCHEMA, "is_lossless": self.is_lossless, **asdict(self)}
+        plain = {"schema": SCHEMA, "is_lossless": self.is_lossless, **asdict(self)}
+        return plain | {"check": _check_of(plain)}
 
 
 def header_from_json(plain: Mapping[str, Any]) -> Header:
@@ -125,7 +133,35 @@ def header_from_json(plain: Mapping[str, Any]) -> Header:
     known["encoding"] = Encoding(**plain["encoding"])
     known["shards"] = tuple(FileShard(**item) for item in plain["shards"])
     known["classes"] = tuple(plain["classes"])
-    return Header(**known)
+    header = Header(**known)
+    check_record(header)
+    _check_facts(header)
+    return header
+
+
+def _check_facts(header: Header) -> None:
+    """Make sure that a header names files of its own folder, and that its numbers agree.
+
+    Raises:
+        ValueError: if it does not.
+    """
+    if not header.fields:
+        raise ValueError("it has no field")
+    # A name may not lead out of the folder: what it names is read as samples.
+    odd = [shard.name for shard in header.shards if not SHARD.fullmatch(shard.name)]
+    if odd:
+        raise ValueError(f"{odd[0]!r} is no name of a file shard")
+    counts = [number for shard in header.shards for number in (shard.samples, shard.bytes)]
+    if min([header.samples, *counts]) < 0:
+        raise ValueError("a number in it is negative")
+    if header.samples != sum(shard.samples for shard in header.shards):
+        raise ValueError("its file shards hold another number of samples")
+
+
+def _check_of(plain: Mapping[str, Any]) -> str:
+    """Return the hash of a header, whatever the order and the spaces it is written with."""
+    text = json.dumps({**plain, "check": ""}, sort_keys=True)
+    return hashlib.blake2b(text.encode(), digest_size=HASH_BYTES).hexdigest()
 
 
 def field_from_json(plain: Mapping[str, Any]) -> Field:
@@ -144,16 +180,22 @@ def read_header(folder: Path) -> Header:
     if not path.is_file():
         raise UserError(_why_no_header(folder))
     try:
-        plain = json.loads(path.read_text(encoding="utf-8"))
+        plain = read_json(path, MAX_HEADER_BYTES)
         schema = plain["schema"]
-    except (ValueError, KeyError, TypeError):
-        raise UserError(f"{path} is damaged; pack again into an empty folder") from None
-    if schema != SCHEMA:
+        if schema in SCHEMAS:
+            if schema == SCHEMA and plain.get("check") != _check_of(plain):
+                raise ValueError("its bytes are not those that were written")
+            return header_from_json(plain)
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror or error}") from None
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise UserError(
-            f"{folder} has the format {schema}, and this flatout reads {SCHEMA}; pack it again, "
-            "or install the flatout that wrote it"
-        )
-    return header_from_json(plain)
+            f"{path} is damaged ({error}); copy the store again, or pack again into an empty folder"
+        ) from None
+    raise UserError(
+        f"{folder} has the format {str(schema)[:60]}, and this flatout reads "
+        f"{' and '.join(SCHEMAS)}; pack it again, or install the flatout that wrote it"
+    )
 
 
 def _why_no_header(folder: Path) -> str:

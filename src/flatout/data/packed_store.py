@@ -152,6 +152,7 @@ class Store:
     def _rows(self) -> tuple[Places, Places, Places]:
         """Shard, begin and end of each record, as columns: a row of the index is slow to take."""
         index = self.index
+        _check_places(index, self.header, self.folder / INDEX)
         begin = index["offset"].astype(np.int64)
         return index["shard"].astype(np.int64), begin, begin + index["length"].astype(np.int64)
 
@@ -204,6 +205,22 @@ class Store:
         opened = _Opened([self.folder / shard.name for shard in self.header.shards])
         self._keep = opened
         return opened.numbers
+
+
+def _check_places(index: Any, header: Header, path: Path) -> None:
+    """Make sure that every record is inside its file shard: compiled loops read without asking.
+
+    Raises:
+        UserError: if one is not.
+    """
+    sizes = np.array([shard.bytes for shard in header.shards], dtype=np.uint64)
+    shards = index["shard"]
+    if len(index) and shards.max() < len(sizes):
+        rooms = sizes[shards]
+        if (index["length"] <= rooms).all() and (index["offset"] <= rooms - index["length"]).all():
+            return
+    if len(index):
+        raise UserError(f"{path} is damaged: a record is outside its file shard; pack again")
 
 
 def check_records(store: Store, places: Sequence[int] | Places) -> None:

@@ -10,6 +10,7 @@ original bytes under the lossless encodings: so nothing about it is lost.
 import importlib
 import importlib.util
 import io
+import math
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -28,6 +29,12 @@ Pixels = np.ndarray[Any, np.dtype[np.uint8]]
 ORIGINAL, RAW, JPEG, QOI, ZSTD = range(5)
 SIZE = struct.Struct("<IIB")
 """Height, width, channels."""
+QOI_SIZE = struct.Struct(">4xIIB")
+"""Width, height, channels at the start of a QOI image."""
+QOI_RUN = 62
+"""The most pixels that one byte of it stands for."""
+MAX_PIXEL_BYTES = 1 << 30
+"""Of one image; Pillow takes images of more than 0.18 thousand million pixels for an attack."""
 MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 """Modes whose pixels are uint8 as they are, by their number of channels."""
 CHANNELS = {"L": 1, "RGB": 3, "RGBA": 4}
@@ -127,12 +134,30 @@ def pixels(payload: memoryview) -> Pixels:
     if tag == RAW:
         return np.frombuffer(data[SIZE.size :], np.uint8).reshape(SIZE.unpack_from(data))
     if tag == ZSTD:
-        raw = _library("zstandard").ZstdDecompressor().decompress(data[SIZE.size :])
-        return np.frombuffer(raw, np.uint8).reshape(SIZE.unpack_from(data))
+        shape, packed = SIZE.unpack_from(data), data[SIZE.size :]
+        _check_size(math.prod(shape), _library("zstandard").frame_content_size(packed))
+        raw = _library("zstandard").ZstdDecompressor().decompress(packed)
+        return np.frombuffer(raw, np.uint8).reshape(shape)
     if tag == QOI:
+        width, height, channels = QOI_SIZE.unpack_from(data)
+        _check_size(width * height * channels, min(QOI_RUN * len(data), width * height) * channels)
         found: Pixels = _library("qoi").decode(bytes(data))
         return found
     return np.asarray(_rgb(open_image(payload)))
+
+
+def _check_size(told: int, held: int) -> None:
+    """Refuse to decode what would take more memory than the size that is told, or than any image.
+
+    Args:
+        told: bytes of the pixels by the size in front of them.
+        held: bytes that the compressed data can give.
+
+    Raises:
+        BadSample: if the two differ, or are too many.
+    """
+    if told > MAX_PIXEL_BYTES or told != held:
+        raise BadSample(f"the image is damaged or too large: it tells of {told} bytes of pixels")
 
 
 def rgb_pixels(payload: memoryview) -> Pixels:

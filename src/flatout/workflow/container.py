@@ -220,4 +220,8 @@ def _inside(path: Path) -> str:
         raise UserError(
             f"docker copies only from the folder it builds in: copy {path} here and name that"
         )
+    if not PLAIN.fullmatch(str(path)) or str(path).startswith("-"):
+        raise UserError(
+            f"{str(path)!r} cannot stand in a Dockerfile; rename it to letters, digits and . _ - /"
+        )
     return path.as_posix()

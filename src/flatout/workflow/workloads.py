@@ -31,6 +31,8 @@ def parse_workload(target: str, arguments: Sequence[str]) -> Workload:
     if colon and name.isidentifier() and not Path(target).exists():
         return _task(Path(path), name, arguments)
     _check_script(Path(target))
+    if target.startswith("-"):
+        target = f"./{target}"  # Python takes a script called -c.py for its option -c
     return Workload(target=target, arguments=tuple(arguments), python=sys.executable)
 
 

@@ -120,6 +120,8 @@ def _given(path: Path) -> list[Path]:
         listed = path / "state.json"
         if listed.is_file():  # what Hugging Face saved names its files, in order
             found = [path / name for name in _listed(listed)]
+            if any(item.parent != path for item in found):
+                raise UserError(f"{listed} names files outside {path}; save the data set again")
     kinds = {item.suffix for item in found}
     if len(kinds) > 1:
         raise UserError(f"{path} holds Arrow and Parquet files; pack one kind at a time")
@@ -278,7 +280,15 @@ def _image_file(field: Field, cell: dict[str, Any], root: str) -> Any:
         return data
     if not isinstance(name, str):
         raise BadSample(f"{field.name} has neither bytes nor a path")
-    return read_file(Path(root, name))
+    path = Path(root, name)
+    # A stranger's table would bring any image of this machine into the store.
+    try:
+        is_inside = path.resolve().is_relative_to(Path(root).resolve())
+    except (OSError, ValueError) as error:
+        raise BadSample(f"no file has such a name ({error})") from None
+    if not is_inside:
+        raise BadSample(f"{field.name} names {name}, which is outside {root}")
+    return read_file(path)
 
 
 def _plain(cell: Any) -> Any:

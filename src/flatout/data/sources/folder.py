@@ -76,7 +76,7 @@ def open_folder(root: Path, *, on_bad: str) -> Folder:
     labels: list[int] = []
     ignored = 0
     for number, name in enumerate(classes or [""]):
-        for path in _walk(root / name, note):
+        for path in _walk(root, name, note):
             if not path.lower().endswith(SUFFIXES):
                 ignored += 1
                 continue
@@ -98,7 +98,27 @@ def open_folder(root: Path, *, on_bad: str) -> Folder:
     return Folder(contents=contents, names=tuple(names), labels=numbers)
 
 
-def _walk(folder: Path, note: Any) -> Iterator[str]:
-    for where, _folders, files in sorted(os.walk(folder, onerror=note, followlinks=True)):
-        for name in sorted(files):
-            yield str(Path(where, name))
+def _walk(root: Path, name: str, note: Any) -> Iterator[str]:
+    found, folder = [], root / name
+    above = {str(folder): {_identity(root), _identity(folder)}}
+    for where, folders, files in os.walk(folder, onerror=note, followlinks=True):
+        chain = above.pop(where)
+        for below in list(folders):
+            path = os.path.join(where, below)  # noqa: PTH118  as os.walk names it
+            identity = _identity(path)
+            if identity in chain:
+                folders.remove(below)  # a link to a folder above: its images were counted there
+            else:
+                above[path] = chain | {identity}
+        found.append((where, sorted(files)))
+    for where, names in sorted(found):
+        for file in names:
+            yield str(Path(where, file))
+
+
+def _identity(folder: str | Path) -> tuple[int, int]:
+    try:
+        known = os.stat(folder)  # noqa: PTH116  a text or a path
+    except OSError:
+        return (0, 0)
+    return known.st_dev, known.st_ino

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from flatout.core.errors import UserError
-from flatout.data.format import Field
+from flatout.core.input_files import read_bytes
+from flatout.data.format import MAX_FIELD_BYTES, Field
 from flatout.data.refusals import BadSample, Skipped
 
 LABELS = ("label", "labels", "class", "cls", "target", "targets", "y")
@@ -95,14 +96,14 @@ def read_file(path: Path) -> bytes:
         BadSample: if it is gone or cannot be read.
     """
     try:
-        with path.open("rb", buffering=0) as file:
-            return file.readall()
+        return read_bytes(path, MAX_FIELD_BYTES)
     except FileNotFoundError:
         raise BadSample("the file is gone") from None
     except OSError as error:
         raise BadSample(f"the file cannot be read ({error.strerror})") from None
     except ValueError as error:
-        raise BadSample(f"no file has such a name ({error})") from None
+        what = "no file has such a name" if "\0" in str(path) else "the file cannot be read"
+        raise BadSample(f"{what} ({error})") from None
 
 
 def need_samples(count: int, what: str) -> None:

@@ -19,7 +19,7 @@ import numpy as np
 
 from flatout.core.errors import UserError
 from flatout.data import pictures
-from flatout.data.format import Field
+from flatout.data.format import MAX_FIELD_BYTES, Field
 from flatout.data.refusals import BadSample, Skipped, refuse
 from flatout.data.sources.source import (
     Contents,
@@ -71,7 +71,9 @@ class Tars:
         except OSError as error:
             raise BadSample(f"{self.paths[number]} cannot be read ({error.strerror})") from None
         try:
-            data = os.pread(descriptor, size, offset)
+            # A header may tell of any size: memory for it is taken before a byte is read.
+            left = os.fstat(descriptor).st_size - offset
+            data = os.pread(descriptor, size, offset) if size <= min(left, MAX_FIELD_BYTES) else b""
         finally:
             os.close(descriptor)
         if len(data) < size:

@@ -1,0 +1,208 @@
+"""Read JSON and TOML that may be damaged, hostile or no file at all, within bounds.
+
+One reader for all of them: regular files only (a FIFO would block, /dev/zero never ends), limited
+in size, nesting and digits, and nothing but the types that JSON has. What it refuses is a
+`ValueError` that says why; what cannot be read is an `OSError`.
+"""
+
+import json
+import math
+import os
+import stat
+import sys
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from enum import Enum
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+MAX_JSON_BYTES = 16 << 20
+"""Enough for a profile of many ranks; parsed, at most some 400 MB."""
+MAX_TOML_BYTES = 1 << 16
+"""A recipe has a few KB; tomllib takes quadratic time for long dotted keys."""
+MAX_DEPTH = 64
+"""Levels of nesting: far below Python's recursion limit, which what reads it may come near."""
+MAX_WHOLE = 2**64
+"""Larger whole numbers become infinite as floats, or overflow an array."""
+MAX_DIGITS = 64
+
+
+def read_bytes(path: str | Path, max_bytes: int) -> bytes:
+    """Return the bytes of a regular file that is not larger than allowed.
+
+    Raises:
+        OSError: if it cannot be read.
+        ValueError: if it is no regular file, or too large.
+    """
+    # Without waiting: the mere opening of a FIFO waits for a writer.
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(descriptor, "rb") as file:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise ValueError("it is no regular file")
+        data = file.read(max_bytes + 1)
+    if len(data) > max_bytes:
+        raise ValueError(f"it is larger than {max_bytes} bytes")
+    return data
+
+
+def read_json(path: str | Path, max_bytes: int = MAX_JSON_BYTES) -> Any:
+    """Return what a JSON file holds.
+
+    Raises:
+        OSError: if it cannot be read.
+        ValueError: if it is no JSON within the bounds.
+    """
+    return parse_json(read_bytes(path, max_bytes))
+
+
+def parse_json(text: str | bytes) -> Any:
+    """Return what JSON holds; what `json.dumps` writes for numbers that are not finite is allowed.
+
+    Raises:
+        ValueError: if it is no JSON within the bounds.
+    """
+    if isinstance(text, bytes):
+        text = text.decode("utf-8")
+    try:
+        return checked(json.loads(text, parse_int=_whole, parse_float=_floating))
+    except RecursionError:
+        raise ValueError(f"it is nested deeper than {MAX_DEPTH} levels") from None
+
+
+def read_toml(path: str | Path) -> dict[str, Any]:
+    """Return the tables of a TOML file.
+
+    Raises:
+        OSError: if it cannot be read.
+        ValueError: if it is no TOML within the bounds, or holds a date: JSON has none.
+    """
+    text = read_bytes(path, MAX_TOML_BYTES).decode("utf-8")
+    try:
+        plain: dict[str, Any] = checked(tomllib.loads(text))
+    except RecursionError:
+        raise ValueError(f"it is nested deeper than {MAX_DEPTH} levels") from None
+    return plain
+
+
+def checked(plain: Any) -> Any:
+    """Return plain values whose nesting, numbers and types are within the bounds.
+
+    Raises:
+        ValueError: if they are not.
+    """
+    level: list[Any] = [plain]
+    for _ in range(MAX_DEPTH):
+        below: list[Any] = []
+        for value in level:
+            if isinstance(value, dict):
+                below.extend(value.values())
+            elif isinstance(value, list):
+                below.extend(value)
+            else:
+                _check_leaf(value)
+        if not below:
+            return plain
+        level = below
+    raise ValueError(f"it is nested deeper than {MAX_DEPTH} levels")
+
+
+def _check_leaf(value: Any) -> None:
+    if isinstance(value, int):
+        if abs(value) >= MAX_WHOLE:
+            raise ValueError("it holds a whole number of more than 64 bits")
+    elif not isinstance(value, str | float | None):
+        raise ValueError(f"it holds a {type(value).__name__}; write it as text")
+
+
+def _whole(digits: str) -> int:
+    if len(digits) > MAX_DIGITS:
+        raise ValueError(f"it holds a number of {len(digits)} digits")
+    return int(digits)
+
+
+def _floating(digits: str) -> float:
+    if len(digits) > MAX_DIGITS:
+        raise ValueError(f"it holds a number of {len(digits)} digits")
+    number = float(digits)
+    if math.isinf(number):
+        raise ValueError(f"the number {digits} is too large")
+    return number
+
+
+def check_record(record: Any, name: str = "") -> None:
+    """Make sure that every field of a record, and of records in it, has its declared type.
+
+    Dataclasses take anything: a text where a number belongs would fail far from the file it came
+    from.
+
+    Args:
+        record: a dataclass instance that was made of what a file held.
+        name: where it is, for the message.
+
+    Raises:
+        ValueError: with the first field that has another type.
+    """
+    kind: type = type(record)
+    for item, hint in _hints(kind):
+        where = f"{name}.{item}" if name else item
+        value = getattr(record, item)
+        if not _is_of(value, hint, where):
+            raise ValueError(f"{where}={str(value)[:60]!r} is no {_words(hint)}")
+
+
+@lru_cache(maxsize=256)
+def _hints(kind: type) -> tuple[tuple[str, Any], ...]:
+    hints = typing.get_type_hints(kind)
+    return tuple((item.name, hints[item.name]) for item in fields(kind))
+
+
+def _is_of(value: Any, hint: Any, where: str) -> bool:  # noqa: PLR0911  one a kind of hint
+    origin, parts = typing.get_origin(hint), typing.get_args(hint)
+    if hint is Any:
+        return True
+    if origin in (types.UnionType, typing.Union):
+        return any(_is_of(value, one, where) for one in parts)
+    if origin is typing.Literal:
+        return value in parts
+    if origin is tuple:
+        return isinstance(value, tuple) and _are_of(value, parts, where)
+    if isinstance(origin, type) and issubclass(origin, Mapping):
+        return isinstance(value, Mapping) and all(
+            _is_of(key, parts[0], where) and _is_of(item, parts[1], f"{where}.{key}")
+            for key, item in value.items()
+        )
+    if origin is not None:
+        return isinstance(value, origin)
+    return _is_plainly(value, hint, where)
+
+
+def _are_of(value: tuple[Any, ...], parts: tuple[Any, ...], where: str) -> bool:
+    if parts[-1] is Ellipsis:
+        return all(_is_of(item, parts[0], where) for item in value)
+    return len(value) == len(parts) and all(
+        _is_of(item, part, where) for item, part in zip(value, parts, strict=True)
+    )
+
+
+def _is_plainly(value: Any, hint: Any, where: str) -> bool:
+    if hint is float:
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    if hint is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    if not isinstance(value, hint):
+        return False
+    if is_dataclass(value) and not isinstance(value, Enum):
+        check_record(value, where)
+    return True
+
+
+def _words(hint: Any) -> str:
+    return getattr(hint, "__name__", str(hint)).replace("typing.", "")
