@@ -12,7 +12,7 @@ import pytest
 
 from flatout.core.errors import UserError
 from flatout.seams import jobs
-from flatout.seams.process import mend_leftovers, not_journaled, scratch_root
+from flatout.seams.process import last_output, mend_leftovers, not_journaled, scratch_root
 
 
 def test_tritons_own_cache_is_kept_from_trial_to_trial():
@@ -142,3 +142,15 @@ def test_without_a_cache_folder_trials_go_to_a_private_one_in_tmp(monkeypatch, t
 
     assert root == tmp_path / f"flatout-{os.getuid()}"
     assert root.stat().st_mode & 0o777 == 0o700
+
+
+def test_of_endless_output_only_the_end_is_read_and_its_secrets_are_hidden(tmp_path):
+    with (tmp_path / "log").open("wb") as log:
+        log.truncate(1 << 40)
+        log.seek(0, os.SEEK_END)
+        log.write(b"logged in with ghp_" + b"a" * 36)
+
+    text = last_output(tmp_path / "log")
+
+    assert len(text) < 20_000
+    assert text.endswith("logged in with _hidden_")

@@ -6,7 +6,15 @@ import time
 
 import pytest
 
-from flatout.seams.supervisor import ENDED_GRACE_S, GRACE_S, _Results, _watch
+from flatout.seams.supervisor import (
+    ENDED_GRACE_S,
+    GRACE_S,
+    KEPT_LOG_BYTES,
+    MAX_LOG_BYTES,
+    _bound,
+    _Results,
+    _watch,
+)
 
 BEATS = """
 import sys, time
@@ -75,3 +83,24 @@ def test_only_silence_is_a_hang_however_long_a_training_takes(tmp_path, then, wh
     os.close(our_end)
     assert ending["why"] == why
     assert took_s > 8.0
+
+
+def test_a_log_that_grows_too_long_keeps_its_end(tmp_path):
+    log = tmp_path / "log"
+    with log.open("ab") as script:
+        script.write(b"early" + bytes(MAX_LOG_BYTES))
+        script.write(b"the end")
+        script.flush()
+        _bound(log)
+        script.write(b", and more")
+
+    assert log.stat().st_size == KEPT_LOG_BYTES + len(b", and more")
+    assert log.read_bytes().endswith(b"the end, and more")
+
+
+def test_a_log_of_ordinary_length_is_left_alone(tmp_path):
+    (tmp_path / "log").write_bytes(b"hello")
+
+    _bound(tmp_path / "log")
+
+    assert (tmp_path / "log").read_bytes() == b"hello"

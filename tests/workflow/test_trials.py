@@ -403,3 +403,23 @@ def test_trial_whose_lever_acts_goes_its_whole_way():
     trial = trial_of("plain_loop.py", levers=("fused_optimizer",), ends_when_refused=True)
 
     assert (trial.outcome, trial.not_applied) == (Outcome.OK, ())
+
+
+@pytest.mark.slow
+def test_the_environment_of_a_trial_is_in_no_file(tmp_path):
+    (tmp_path / "look.py").write_text(
+        "import os, pathlib\n"
+        "folder = pathlib.Path(os.environ['FLATOUT_SPEC']).parent\n"
+        "files = [path for path in folder.rglob('*') if path.is_file()]\n"
+        "found = [path.name for path in files if b'hunter2' in path.read_bytes()]\n"
+        "print(len(files) > 1, os.environ['MY_TOKEN'] == 'hunter2', found, flush=True)\n"
+    )
+    workload = Workload(target="look.py", folder=tmp_path, python=sys.executable)
+    child = {"mode": "measure", "recipe": Recipe().to_json(), "guard": None, "probes": {}}
+    environment = {**os.environ, "MY_TOKEN": "hunter2"}
+
+    ending = run_process(
+        workload, ProcessOptions(entry=ENTRY, child=child, environment=environment)
+    )
+
+    assert "True True []" in ending.log

@@ -50,6 +50,7 @@ def command(  # noqa: PLR0913, PLR0917  one argument an option
     returns one, or hf:config.json of transformers. Ends with exit code 1 when it does not fit.
     """
     from flatout.core.recipe import Recipe
+    from flatout.core.secrets import hide_in_words
     from flatout.reporting.documents import ensure_file_writable, write_json, write_text
     from flatout.reporting.plan_html import plan_html
     from flatout.reporting.text.plan import render_plan
@@ -61,7 +62,7 @@ def command(  # noqa: PLR0913, PLR0917  one argument an option
     for path in filter(None, (json_path, html_path, snapshot_path)):
         ensure_file_writable(path)
     planned = plan(target, arguments, options, _tell)
-    words = " ".join([target, *arguments])
+    words = " ".join([target, *hide_in_words(arguments)])
     found, chosen = planned.plan, gpu or ""
     text = render_plan(found, workload=words, gpu=chosen, width=terminal_width())
     click.echo(text, nl=False)

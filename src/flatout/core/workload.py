@@ -4,6 +4,8 @@ import shlex
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from flatout.core.secrets import hide_in_words
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
@@ -31,9 +33,9 @@ class Workload:
 
     @property
     def command_line(self) -> str:
-        """What the user would type after `python`.
+        """What the user would type after `python`, with secrets hidden: it is shown and stored.
 
         >>> Workload(target="train.py", arguments=("--name", "my run")).command_line
         "train.py --name 'my run'"
         """
-        return " ".join([self.target, shlex.join(self.arguments)]).rstrip()
+        return " ".join([self.target, shlex.join(hide_in_words(self.arguments))]).rstrip()

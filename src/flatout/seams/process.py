@@ -17,6 +17,7 @@ from typing import Any
 from flatout.core.boot import SOURCE, with_boot
 from flatout.core.errors import UserError
 from flatout.core.files import private_folder
+from flatout.core.secrets import hide_in_text
 from flatout.core.workload import Workload
 from flatout.seams import jobs, journal
 from flatout.seams.arming import SPEC_VARIABLE
@@ -30,6 +31,8 @@ SUPERVISE = (
 )
 """What the supervisor runs: nothing that is installed, or in the user's folder, comes before the
 standard library that it needs."""
+MAX_LOG_CHARACTERS = 20_000
+"""The end of a script's output that is looked at."""
 TRACE = "memory-"
 """What the folders of traces of memory begin with; `spec.json` there says whose it is."""
 SILENCED = {
@@ -105,14 +108,18 @@ def run_process(workload: Workload, options: ProcessOptions, keep: Path | None =
     try:
         spec = _supervisor_spec(workload, options, folder, life_line)
         spec_path = folder / "supervisor.json"
-        spec_path.write_text(json.dumps(spec), encoding="utf-8")
-        supervisor = subprocess.Popen(
-            [sys.executable, "-I", "-S", "-c", SUPERVISE, str(SOURCE), str(spec_path)],
-            env={"PATH": os.environ.get("PATH", os.defpath)},
-            stdin=subprocess.DEVNULL,
-            pass_fds=(life_line,),
-            start_new_session=True,
-        )
+        # Without a name: it holds the user's secrets, and a killed flatout leaves files.
+        with tempfile.TemporaryFile("w+", encoding="utf-8", dir=folder) as environment:
+            json.dump(spec.pop("environment"), environment)
+            environment.seek(0)
+            spec_path.write_text(json.dumps(spec), encoding="utf-8")
+            supervisor = subprocess.Popen(
+                [sys.executable, "-I", "-S", "-c", SUPERVISE, str(SOURCE), str(spec_path)],
+                env={"PATH": os.environ.get("PATH", os.defpath)},
+                stdin=environment,
+                pass_fds=(life_line,),
+                start_new_session=True,
+            )
         supervisor.wait()
         ending = _read_ending(folder)
         _keep(folder, options.child.get("keep", ()), keep)
@@ -286,8 +293,19 @@ def _read_ending(folder: Path) -> dict[str, Any]:
         "trains_elsewhere": find_noted(folder, ELSEWHERE) is not None,
         "empty_loader": find_noted(folder, EMPTY),
         "exhaustion": find_noted(folder, "oom"),
-        "log": log.read_text(errors="replace")[-20_000:] if log.exists() else "",
+        "log": last_output(log),
     }
+
+
+def last_output(log: Path) -> str:
+    """Return the end of a script's output, with secrets hidden; empty without any."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - MAX_LOG_CHARACTERS))
+            text = file.read(MAX_LOG_CHARACTERS).decode("utf-8", errors="replace")
+    except OSError:
+        return ""
+    return hide_in_text(text)
 
 
 def _results(folder: Path) -> list[dict[str, Any]]:

@@ -15,6 +15,7 @@ import select
 import signal
 import struct
 import subprocess
+import sys
 import termios
 import time
 from collections.abc import Mapping
@@ -44,6 +45,10 @@ MAX_STUCK = 4
 """Processes of a hung training that are described: one is enough to see what they wait for."""
 STATES = {"R": "running", "S": "sleeping", "D": "blocked in the kernel", "T": "stopped"}
 END_OF_INPUT = b"\x04"
+MAX_LOG_BYTES = 32 << 20
+"""Output of the script that may lie on the disk; only its end is ever looked at."""
+KEPT_LOG_BYTES = 1 << 20
+"""What is kept of its end when it grows longer."""
 MAX_QUESTIONS = 64
 """Reads that are told the input has ended; a script that asks on is a hang."""
 
@@ -51,6 +56,7 @@ MAX_QUESTIONS = 64
 def main(argv: list[str]) -> int:
     """Supervise one trial and write its ending; the exit code says only that we worked."""
     spec = json.loads(Path(argv[1]).read_text(encoding="utf-8"))
+    spec["environment"] = json.load(sys.stdin)
     adopt_orphans()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, _raise_exit)
@@ -80,7 +86,7 @@ def _raise_exit(*_: Any) -> None:
 def _start(spec: Mapping[str, Any]) -> tuple["subprocess.Popen[bytes]", bool]:
     """Start the script, overlaid where the kernel allows it; return it and whether it is."""
     folder, cwd = Path(spec["folder"]), Path(spec["cwd"])
-    log = (folder / "log").open("wb")
+    log = (folder / "log").open("ab")  # appending: what `_bound` cut off leaves no hole
     stdin = _terminal(spec["terminal"]) if spec.get("terminal") else subprocess.DEVNULL
 
     def prepare() -> None:
@@ -136,6 +142,7 @@ def _watch(
     results = _Results(folder)
     while True:
         code = child.poll()
+        _bound(folder / "log")
         if code is not None:
             return {"why": "ended", "exit_code": code}
         now = time.monotonic()
@@ -148,6 +155,19 @@ def _watch(
         if _parent_is_gone(spec["life_line"]):
             return {"why": "parent gone", "exit_code": None}
         time.sleep(POLL_S)
+
+
+def _bound(log: Path) -> None:
+    """Keep the end of a log that has grown too long: a script may print without end."""
+    with contextlib.suppress(FileNotFoundError):
+        size = log.stat().st_size
+        if size > MAX_LOG_BYTES:
+            with log.open("r+b") as file:
+                file.seek(size - KEPT_LOG_BYTES)
+                end = file.read(KEPT_LOG_BYTES)
+                file.truncate(0)
+            with log.open("ab") as file:
+                file.write(end)
 
 
 def _parent_is_gone(life_line: int) -> bool:

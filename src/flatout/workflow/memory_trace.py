@@ -27,7 +27,7 @@ from flatout.core.workload import Workload
 from flatout.memory.stream import MemoryStream
 from flatout.memory.stream_file import stream_from_json
 from flatout.seams import jobs, journal
-from flatout.seams.process import TRACE, byte_code, not_journaled, scratch_root
+from flatout.seams.process import TRACE, byte_code, last_output, not_journaled, scratch_root
 from flatout.workflow.memory_script import ScriptTracer
 from flatout.workflow.workloads import parse_workload
 
@@ -239,6 +239,6 @@ class _Process:
 
     def last_words(self) -> str:
         """Return the last line that the child said."""
-        text = (self.folder / "log").read_text(encoding="utf-8", errors="replace")
+        text = last_output(self.folder / "log")
         lines = [line.strip() for line in text.splitlines() if line.strip()]
         return lines[-1][:300] if lines else "it said nothing"
