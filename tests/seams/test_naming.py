@@ -48,7 +48,6 @@ class Keeps(nn.Module):
 @pytest.mark.parametrize(
     ("install", "place", "name"),
     [
-        (lambda: chunked_cross_entropy.install(1), functions, "linear"),
         (lambda: chunked_cross_entropy.install(1), functions, "cross_entropy"),
         *((drop_dropout, functions, name) for name in ("dropout", "alpha_dropout", "rrelu")),
         (drop_dropout, functions, "scaled_dot_product_attention"),

@@ -5,8 +5,7 @@ twice. That is the idea of Liger's fused loss (2024); backward only scales what 
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,10 +13,6 @@ from torch.nn import functional
 
 from flatout.engine.cross_entropy import check_targets, differentiable_once
 
-PROOF_ROWS, PROOF_CLASSES = 256, 2048
-"""That the proof looks at, so that it takes no memory worth counting."""
-NOISE = 1e-5
-"""Relative, of fp32 sums in another order, by which ours may be further from the truth."""
 _KEEPS: Callable[[], bool] = getattr(
     torch._C._autograd, "_get_current_graph_task_keep_graph", lambda: True
 )
@@ -34,8 +29,6 @@ class Loss:
     """Of a slice."""
     ignore_index: int = -100
     reduction: str = "mean"
-    label_smoothing: float = 0.0
-    class_weights: torch.Tensor | None = None
 
     def slices(self, count: int) -> list[slice]:
         """Return the slices of so many rows."""
@@ -45,49 +38,28 @@ class Loss:
 class _Rows:
     """Losses of a slice and their gradients, from its logits."""
 
-    def __init__(self, loss: Loss, target: torch.Tensor, classes: int) -> None:
+    def __init__(self, loss: Loss, target: torch.Tensor) -> None:
         self.loss = loss
-        self.target = target
         self.is_ignored = target == loss.ignore_index
         self.places = target.masked_fill(self.is_ignored, 0)
-        self.smooth = loss.label_smoothing / classes
-        weights = loss.class_weights
-        own = torch.ones_like(target, dtype=torch.float32)
-        if weights is not None:
-            own = weights.float()[self.places]
-        self.own = own.masked_fill_(self.is_ignored, 0.0)
-        self.others = float(classes) if weights is None else weights.float().sum()
+        self.counts = (~self.is_ignored).float()
 
     def divisor(self) -> torch.Tensor:
         """Return what the sum of the losses is divided by."""
         if self.loss.reduction == "sum":
-            return self.own.new_ones(())
-        return self.own.sum()
+            return self.counts.new_ones(())
+        return self.counts.sum()
 
     def losses(self, rows: slice, table: torch.Tensor) -> torch.Tensor:
         """Return the losses of a slice; its logits in fp32 become their gradient in place."""
-        places, own = self.places[rows, None], self.own[rows]
+        places = self.places[rows, None]
         normalizers = table.logsumexp(1)
-        hit = own * (1 - self.loss.label_smoothing)
-        result = hit * (normalizers - table.gather(1, places)[:, 0])
-        counts = (~self.is_ignored[rows]).float()
-        if self.smooth:
-            spread = normalizers * self.others - self._weighed(table)
-            result += self.smooth * counts * spread
-        scale = hit + self.smooth * counts * self.others
-        table.sub_(normalizers[:, None]).exp_().mul_(scale[:, None])
-        table.scatter_add_(1, places, -hit[:, None])
-        if self.smooth:
-            weights = self.loss.class_weights
-            floor = self.smooth * counts[:, None]
-            table.sub_(floor if weights is None else floor * weights.float())
+        result = normalizers - table.gather(1, places)[:, 0]
+        table.sub_(normalizers[:, None]).exp_()
+        table.scatter_add_(1, places, -self.counts[rows, None])
         # Where an ignored row's logits are not finite, 0 times them is no 0.
         table.masked_fill_(self.is_ignored[rows, None], 0.0)
         return result.masked_fill_(self.is_ignored[rows], 0.0)
-
-    def _weighed(self, table: torch.Tensor) -> torch.Tensor:
-        weights = self.loss.class_weights
-        return table.sum(1) if weights is None else table @ weights.float()
 
 
 class _HeadLoss(torch.autograd.Function):
@@ -138,7 +110,7 @@ def _forward(
     loss: Loss,
 ) -> torch.Tensor:
     check_targets(target, len(weight), loss.ignore_index)
-    rows = _Rows(loss, target, len(weight))
+    rows = _Rows(loss, target)
     x, w = hidden.to(loss.dtype), weight.to(loss.dtype)
     b = None if bias is None else bias.to(loss.dtype)
     made = _blank(ctx.needs_input_grad, hidden, weight, bias)
@@ -180,100 +152,3 @@ def _gather(
         weight += half.t() @ x
     if bias is not None:
         bias += table.sum(0)
-
-
-def find_difference(
-    plain: Callable[..., torch.Tensor],
-    hidden: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    target: torch.Tensor,
-    loss: Loss,
-) -> str | None:
-    """Return what is computed otherwise than by torch's own layer and loss, None for nothing.
-
-    Judged by rows and classes of the real batch, a few slices of them. Both ways are measured
-    against float64: ours may be no further from it than twice the plain way is.
-
-    Args:
-        plain: torch's own cross-entropy.
-        hidden: rows of what the layer takes.
-        weight: of the layer.
-        bias: of the layer, or None.
-        target: of each row.
-        loss: what is computed.
-    """
-    leaves, labels, small = _sample([hidden, weight, bias], target, loss)
-    if not bool((labels != loss.ignore_index).any()):
-        return None  # nothing to compare in these rows
-    ways = (small.dtype, torch.float64)
-    ours = _results(lambda *at: HEAD_LOSS(*at, labels, small), leaves)
-    own, truth = (_results(partial(_plainly, plain, small, labels, way), leaves) for way in ways)
-    names = ("loss", "gradient of the hidden values", "gradient of the weight", "of the bias")
-    for name, one, other, right in zip(names, ours, own, truth, strict=False):
-        allowed = 2 * torch.dist(other.double(), right) + NOISE * right.norm()
-        if not bool(torch.dist(one.double(), right) <= allowed):
-            return name
-    return None
-
-
-def _sample(
-    leaves: list[torch.Tensor | None], target: torch.Tensor, loss: Loss
-) -> tuple[list[torch.Tensor | None], torch.Tensor, Loss]:
-    """Return rows from all over the batch, and of the classes those they have and some others."""
-    hidden, weight, bias = leaves
-    assert hidden is not None
-    assert weight is not None
-    rows = _spread(len(target), PROOF_ROWS, target.device)
-    labels = target[rows]
-    is_known = labels != loss.ignore_index
-    some = _spread(len(weight), PROOF_CLASSES, target.device)
-    classes = torch.unique(torch.cat([some, labels[is_known]]))
-    labels = torch.where(is_known, torch.searchsorted(classes, labels), loss.ignore_index)
-    weights = loss.class_weights
-    small = replace(
-        loss,
-        rows=len(rows) // 3 + 1,
-        class_weights=None if weights is None else weights[classes],
-    )
-    picked = [hidden[rows], weight[classes], None if bias is None else bias[classes]]
-    return picked, labels, small
-
-
-def _spread(count: int, most: int, device: torch.device) -> torch.Tensor:
-    return torch.linspace(0, count - 1, min(count, most), dtype=torch.float64, device=device).long()
-
-
-def _results(
-    call: Callable[..., torch.Tensor], leaves: list[torch.Tensor | None]
-) -> list[torch.Tensor]:
-    """Return the loss and the gradients of what it is made of."""
-    at = [None if t is None else t.detach().clone().requires_grad_() for t in leaves]
-    with torch.enable_grad():
-        result = call(*at)
-        gradients = torch.autograd.grad(result, [t for t in at if t is not None])
-    return [result.detach(), *gradients]
-
-
-def _plainly(  # noqa: PLR0913, PLR0917  those of the loss
-    plain: Callable[..., torch.Tensor],
-    loss: Loss,
-    target: torch.Tensor,
-    dtype: torch.dtype,
-    hidden: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-) -> torch.Tensor:
-    """Return the loss as torch computes it, from logits of one precision."""
-    wide = torch.promote_types(dtype, torch.float32)
-    weights = loss.class_weights
-    with torch.autocast(hidden.device.type, enabled=False):
-        b = None if bias is None else bias.to(dtype)
-        return plain(
-            functional.linear(hidden.to(dtype), weight.to(dtype), b).to(wide),
-            target,
-            None if weights is None else weights.to(wide),
-            ignore_index=loss.ignore_index,
-            reduction=loss.reduction,
-            label_smoothing=loss.label_smoothing,
-        )

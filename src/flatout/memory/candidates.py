@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from math import prod
 
 from flatout.memory import transforms
 from flatout.memory.allocator_settings import AllocatorSettings
@@ -80,8 +79,8 @@ def candidates(ground: Ground) -> list[Candidate]:
         Candidate(
             label="chunked_cross_entropy",
             change=partial(transforms.chunked_loss, chunks=CHUNKS),
-            cost=_loss_cost,
-            why="the logits of all tokens never exist at once",
+            cost=_free,
+            why="the probabilities of all tokens never exist at once",
             helps=_has_large_loss,
         ),
         *_checkpointing(),
@@ -236,19 +235,6 @@ def _half_cost(stream: MemoryStream, ground: Ground) -> float:
 def _may_be_half(stream: MemoryStream, ground: Ground) -> bool:
     capability = ground.gpu.compute_capability
     return (capability is None or capability >= AMPERE) and not is_half(stream)
-
-
-def _loss_cost(stream: MemoryStream, ground: Ground) -> float:
-    """Return the ratio of making the logits once more."""
-    logits = max((stream.allocations[i].shape for i in loss_indices(stream)), key=prod)
-    columns, rows = logits[-1], prod(logits[:-1])
-    widths = [
-        prod(a.shape) // columns
-        for a in stream.allocations
-        if a.component is Component.PARAMETERS and columns in a.shape
-    ]
-    flops = 2.0 * rows * columns * max(widths, default=0)
-    return _with_added(stream, ground, flops / ground.flops_per_s(stream))
 
 
 def _sharding_cost(stream: MemoryStream, ground: Ground, stage: int) -> float:

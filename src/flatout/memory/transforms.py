@@ -9,7 +9,7 @@ from dataclasses import replace
 from math import prod
 
 from flatout.memory.edits import Draft
-from flatout.memory.regions import Region, loss_indices, regions_of
+from flatout.memory.regions import SOFTMAX, Region, loss_indices, regions_of
 from flatout.memory.stream import Allocation, Component, MemoryStream, Phase
 
 BLOCK_SIZE = 256
@@ -19,6 +19,8 @@ MIN_8BIT = 4096
 FP32_BYTES = 4
 BUCKETS = "buckets"
 """The operator of what data parallelism reduces gradients in."""
+LOSS_BACKWARD = "nll_loss_backward"
+"""The operator that makes the gradient of the log-probabilities."""
 EXPENSIVE = ("mm", "linear", "attention", "convolution")
 """Results of such operators are kept by selective checkpointing: they cost FLOPs to make again."""
 
@@ -148,11 +150,29 @@ def sharded(stream: MemoryStream, stage: int, shards: int) -> MemoryStream:
 
 
 def chunked_loss(stream: MemoryStream, chunks: int) -> MemoryStream:
-    """The loss is computed a few rows at a time: logits and their gradient exist in parts."""
+    """The loss is computed a few rows at a time.
+
+    Log-probabilities and their gradient exist in parts. The logits, of which torch's own loss keeps
+    nothing, stay until backward, and so does their gradient.
+    """
     draft = Draft(stream)
+    logits: int | None = None
     for index in loss_indices(stream):
-        draft.resize(index, -(-stream.allocations[index].size // chunks))
+        allocation = stream.allocations[index]
+        is_softmax = SOFTMAX in allocation.operator and allocation.phase is Phase.FORWARD
+        if is_softmax or LOSS_BACKWARD in allocation.operator:
+            draft.resize(index, -(-allocation.size // chunks))
+        if is_softmax and logits is not None:
+            _live_as_long(draft, logits, index)
+        logits = index
     return draft.build()
+
+
+def _live_as_long(draft: Draft, index: int, other: int) -> None:
+    """Let an allocation live at least until another one dies."""
+    own, wanted = draft.lives[index].death, draft.lives[other].death
+    if own is not None and (wanted is None or own < wanted):
+        draft.die_before(index, wanted)
 
 
 def checkpointed(

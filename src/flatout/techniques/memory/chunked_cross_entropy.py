@@ -1,18 +1,15 @@
 """Compute cross-entropy a slice of rows at a time.
 
-What it does: where a last linear layer makes large tables of logits for `cross_entropy` and nobody
-else, layer and loss become one that makes the logits of a slice at a time, and in the same pass the
-gradients of what the layer takes, of its weight and of its bias. Elsewhere `cross_entropy` keeps a
-number per row instead of a probability per entry, and makes the gradient slice by slice.
+What it does: of a large table of logits, `cross_entropy` keeps a number per row instead of a
+probability per entry, and makes the gradient slice by slice.
 When it helps: language models, whose logits are larger than their activations: less memory, and
 fewer passes over it.
-What it costs: the weight's gradient is added to once per slice; without the layer, the softmax is
-computed twice.
-How it is checked: losses and gradients match up to rounding; the layer's on its first real batch.
+What it costs: the softmax is computed twice.
+How it is checked: losses and gradients match torch's up to rounding.
 """
 
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, final
 
@@ -27,15 +24,13 @@ from flatout.hardware.catalogue import model_of
 if TYPE_CHECKING:
     import torch
 
-    from flatout.engine.heads import Heads
-
 SLICE_BYTES = 16 * 2**20
 """Of a slice in fp32: some 80 rows of GPT-2's vocabulary. Small beside any table worth slicing."""
 MIN_CLASSES = 4096
 """Of the widest layer, for the lever to be offered: fewer are seldom a vocabulary."""
 TABLES_SAVED = 2
-"""Of the four at the peak (logits, log-probabilities, two gradients) two remain where logits
-are there already."""
+"""Of the four at the peak (logits, log-probabilities, two gradients) logits and one gradient
+remain."""
 TABLES_HELD = 4
 """At that peak: no table can be larger than what was held, by so much."""
 PASSES_SAVED = 3
@@ -51,12 +46,11 @@ LEAST_SHARE = 0.02
 could not be shown."""
 SLICED: set[tuple[int, int]] = set()
 """Rows and classes of the tables that were sliced in this process."""
-HEADS: "list[Heads]" = []
-"""What became of the last layers of this process, while the lever acts."""
 UNDO: list[Callable[[], None]] = []
-"""What puts torch's functions back."""
+"""What puts torch's function back."""
 SLICES = 8
-"""Of a batch's rows, at most: the weight's gradient is added to once for each."""
+"""Of a batch's rows, at most, in `head_cross_entropy`: the weight's gradient is added to once for
+each."""
 TOKEN_BYTES = 16
 """Of a batch for each token: its number and its target, 8 bytes each."""
 
@@ -96,43 +90,29 @@ does without them altogether, in the versions that have it:
         return [found] if is_wide and (is_slow or is_tight(profile, machine)) else ()
 
     def predict(self, profile: Profile, machine: Machine) -> Effect:
-        """Expect the tables of logits gone, or two of four, and three passes over one saved."""
+        """Expect two of four tables of logits gone, and three passes over one saved."""
         rows, widest = table_of(profile)
-        lean = unmade_bytes(profile)
-        kept = TABLES_SAVED * 4 * widest * max(1, rows)
-        what = "logits that are never made" if lean > kept else "two tables less"
         return Effect(
             step_ms=-saved_ms(profile, machine),
-            peak_bytes=-max(lean, kept),
-            why=f"{what}: {rows} x {widest}, rows guessed from the batch's bytes",
+            peak_bytes=-TABLES_SAVED * 4 * widest * max(1, rows),
+            why=f"two tables less: {rows} x {widest}, rows guessed from the batch's bytes",
         )
 
     def start(self) -> None:
-        """Replace the functions before the script imports them."""
+        """Replace the function before the script imports it."""
         UNDO.append(install(self.min_mib * MIB))
 
     def end(self) -> str:
-        """Put torch's functions back; tell what became of the logits."""
+        """Put torch's function back; tell how large the tables were."""
         while UNDO:
             UNDO.pop()()
-        heads = HEADS.pop() if HEADS else None
-        sliced = _largest(SLICED)
+        largest = max(SLICED, key=lambda shape: shape[0] * shape[1], default=None)
         SLICED.clear()
-        if heads is not None and heads.unmade:
-            made = f"; {sliced} logits, sliced" if sliced else ""
-            return f"{_largest(heads.unmade)} logits, never made{made}"
-        if not sliced:
+        if largest is None:
             raise NotApplicable(
                 f"no cross-entropy of classes over {self.min_mib} MiB of logits or more was called"
             )
-        why = f": {heads.against[-1]}" if heads is not None and heads.against else ""
-        return f"{sliced} logits, sliced{why}"
-
-
-def _largest(shapes: Iterable[tuple[int, int]]) -> str:
-    """Return the largest of some tables in words, empty for none."""
-    found = max(shapes, key=lambda shape: shape[0] * shape[1], default=None)
-    return "" if found is None else f"{found[0]} x {found[1]}"
+        return f"{largest[0]} x {largest[1]} logits, sliced"
 
 
 def table_of(profile: Profile) -> tuple[int, int]:
@@ -166,22 +146,6 @@ def logits_bytes(profile: Profile) -> int:
     return table_bytes(profile) if is_language else 0
 
 
-def unmade_bytes(profile: Profile) -> int:
-    """Return what goes where the layer and the loss become one, 0 where they cannot.
-
-    Four tables but for two of a slice; the weight's gradient is there beside the parameter's.
-    """
-    rows, widest = table_of(profile)
-    weights = max(
-        (m.head_parameters for m in profile.models if m.widest_output == widest), default=0
-    )
-    is_left_alone = len(profile.ranks) > 1 or any(model.is_compiled for model in profile.models)
-    if is_left_alone or not weights or rows * widest < weights:
-        return 0
-    slices = 4 * widest * -(-rows // SLICES)
-    return TABLES_HELD * table_bytes(profile) - 2 * slices - 4 * weights
-
-
 def saved_ms(profile: Profile, machine: Machine) -> float:
     """Return what fewer passes over a step's tables save, 0 where that could not be shown."""
     tables = table_bytes(profile) * max(1.0, profile.backwards_per_step)
@@ -199,62 +163,20 @@ def memory_bytes_per_s(profile: Profile, machine: Machine) -> float:
 
 
 def install(min_bytes: int = 0) -> Callable[[], None]:
-    """Replace the layer and the loss for large tables; return what takes that back.
-
-    `torch.nn.functional.linear` returns a stand-in for a table of logits, and `cross_entropy` does
-    without the table where it is given the stand-in, else slices the table that it is given.
-    """
+    """Let `torch.nn.functional.cross_entropy` slice large tables; return what takes that back."""
     import torch.nn.functional as functions
-    from torch.jit._builtins import _get_builtin_table
-    from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-    from flatout.engine.heads import Heads
-    from flatout.seams.naming import named
-
-    linear, cross_entropy = functions.linear, functions.cross_entropy
-    heads = Heads(linear, cross_entropy, min_bytes=min_bytes, least=SLICE_BYTES, most=SLICES)
-    late = _late_linear(linear, heads)
-    functions.linear = named(late, functions.__name__, "linear")
-    functions.cross_entropy = _lean_loss(cross_entropy, heads, min_bytes)
-    hook = register_optimizer_step_pre_hook(heads.keep)
-    # `torch.jit.script` knows torch's functions by their identity.
-    scripted = _get_builtin_table()  # type: ignore[no-untyped-call]
-    scripted[id(late)] = "aten::linear"
-    HEADS.append(heads)
+    original = functions.cross_entropy
+    functions.cross_entropy = _lean_loss(original, min_bytes)
 
     def undo() -> None:
-        hook.remove()
-        scripted.pop(id(late), None)
-        functions.linear, functions.cross_entropy = linear, cross_entropy
+        functions.cross_entropy = original
 
     return undo
 
 
-def _late_linear(original: Callable[..., Any], heads: "Heads") -> Callable[..., Any]:
+def _lean_loss(original: Callable[..., Any], min_bytes: int) -> Callable[..., Any]:
     import torch
-
-    from flatout.engine.late_logits import PLAIN
-
-    @functools.wraps(original)
-    def linear(
-        input: "torch.Tensor",  # noqa: A002  its name there
-        weight: "torch.Tensor",
-        bias: "torch.Tensor | None" = None,
-    ) -> Any:
-        is_known = not torch.compiler.is_compiling() and type(weight) in PLAIN
-        if is_known and weight.dim() == 2 and weight.shape[0] >= MIN_CLASSES:
-            late = heads.logits(input, weight, bias)
-            if late is not None:
-                return late
-        return original(input, weight, bias)
-
-    return linear
-
-
-def _lean_loss(original: Callable[..., Any], heads: "Heads", min_bytes: int) -> Callable[..., Any]:
-    import torch
-
-    from flatout.engine.late_logits import LateLogits, is_transformed
 
     @functools.wraps(original)
     def cross_entropy(  # noqa: PLR0913, PLR0917  the arguments of the function it stands for
@@ -275,13 +197,8 @@ def _lean_loss(original: Callable[..., Any], heads: "Heads", min_bytes: int) -> 
             "reduction": reduction,
             "label_smoothing": label_smoothing,
         }
-        if torch.compiler.is_compiling() or is_transformed():
+        if torch.compiler.is_compiling() or _is_transformed():
             return original(input, target, **options)
-        if isinstance(input, LateLogits):
-            found = heads.loss(input, target, options)
-            if found is not None:
-                return found
-            input = input.made()  # noqa: A001
         if _is_plain(options) and _is_table(input, target, min_bytes):
             SLICED.add((input.shape[0], input.shape[1]))
             return chunked_cross_entropy(
@@ -292,6 +209,13 @@ def _lean_loss(original: Callable[..., Any], heads: "Heads", min_bytes: int) -> 
     # `torch.jit.script` compiles torch's own.
     cross_entropy.__prepare_scriptable__ = lambda: original  # type: ignore[attr-defined]
     return cross_entropy
+
+
+def _is_transformed() -> bool:
+    """Tell whether functorch or a tracer follows each operation, and knows none of ours."""
+    import torch
+
+    return torch._C._is_tracing() or torch._C._functorch.maybe_current_level() is not None
 
 
 def _is_plain(options: Mapping[str, Any]) -> bool:
@@ -326,6 +250,46 @@ def chunked_cross_entropy(
         losses = losses.sum()
     result: torch.Tensor = losses.to(dtype)
     return result
+
+
+def head_cross_entropy(
+    hidden: "torch.Tensor",
+    weight: "torch.Tensor",
+    target: "torch.Tensor",
+    bias: "torch.Tensor | None" = None,
+    *,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+) -> "torch.Tensor":
+    """Return `cross_entropy(linear(hidden, weight, bias), target)`; the logits are never all there.
+
+    The gradients are made together with the loss, in fp32, slice by slice: in fp16 they would not
+    know the scaler's factor. It cannot be differentiated twice.
+
+    Args:
+        hidden: what the last layer takes, rows by width.
+        weight: that layer's, classes by width.
+        target: the class of each row.
+        bias: that layer's.
+        ignore_index: the target of rows that do not count.
+        reduction: "mean" or "sum".
+
+    Raises:
+        ValueError: if the logits would be fp16.
+    """
+    import torch
+
+    from flatout.engine.head_loss import HEAD_LOSS, Loss
+
+    kind, (classes, _) = hidden.device.type, weight.shape
+    is_autocast = torch.is_autocast_enabled(kind)
+    dtype = torch.get_autocast_dtype(kind) if is_autocast else weight.dtype
+    if dtype == torch.float16:
+        raise ValueError("the logits would be fp16: use bf16 or fp32, or torch's own cross_entropy")
+    rows = max(1, SLICE_BYTES // (4 * classes), -(-len(hidden) // SLICES))
+    loss = Loss(dtype=dtype, rows=rows, ignore_index=ignore_index, reduction=reduction)
+    result: torch.Tensor = HEAD_LOSS(hidden, weight, bias, target, loss)
+    return result if is_autocast else result.to(dtype)
 
 
 def _is_table(logits: Any, target: Any, min_bytes: int) -> bool:
