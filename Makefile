@@ -8,7 +8,8 @@ NO_GPU := not gpu and not multi_gpu
 
 .DEFAULT_GOAL := check
 .PHONY: setup check fix lint test test-all test-gpu test-images demo bench bench-gpu bench-gpu-resnet50
-.PHONY: bench-gpu-vit bench-gpu-small bench-gpu-peers bench-gpu-base bench-gpu-memory chaos docs size
+.PHONY: bench-gpu-vit bench-gpu-small bench-gpu-starved bench-gpu-gemm bench-gpu-peers bench-gpu-base
+.PHONY: bench-gpu-memory chaos docs size
 
 setup: $(READY)
 
@@ -76,11 +77,19 @@ bench-gpu-vit:
 bench-gpu-small:
 	PYTHONPATH=src $(PYTHON) -m benchmarks.run_gpu --set small
 
-# Our product against cuBLAS, and all of these scripts under frameworks' defaults.
+# A training that waits for photographs, tuned with every technique.
+bench-gpu-starved:
+	PYTHONPATH=src $(PYTHON) -m benchmarks.run_gpu --set starved
+
+# Our product against cuBLAS.
+bench-gpu-gemm:
+	PYTHONPATH=src $(PYTHON) -m benchmarks.run_gpu --set gemm
+
+# All of these scripts under frameworks' defaults.
 bench-gpu-peers:
 	PYTHONPATH=src $(PYTHON) -m benchmarks.run_gpu --set peers
 
-# flatout itself: measure, tune, overhead, A/A.
+# flatout itself: measure, overhead, A/A.
 bench-gpu-base:
 	PYTHONPATH=src $(PYTHON) -m benchmarks.run_gpu --set base
 

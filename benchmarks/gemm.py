@@ -72,7 +72,7 @@ def run(seconds: float, bench: Bench, sizes: Sequence[int] = (4096, 8192)) -> di
             began = time.monotonic()
             if began + longest_s > deadline:
                 continue
-            rows.append(compared(case, VARIANTS if case.is_plain else _fastest(rows)))
+            rows.append(guarded(case, VARIANTS if case.is_plain else _fastest(rows)))
             longest_s = max(longest_s, time.monotonic() - began)
             bench.say(f"  gemm {words(rows[-1])}")
             bench.note({"rows": rows, "missed": []})
@@ -80,6 +80,15 @@ def run(seconds: float, bench: Bench, sizes: Sequence[int] = (4096, 8192)) -> di
         bench.say("  gemm: no time was left")
     seen = {row["case"] for row in rows}
     return {"rows": rows, "missed": [case.name for case in wanted if case.name not in seen]}
+
+
+def guarded(case: Case, variants: Sequence[str]) -> dict[str, Any]:
+    """Return the comparison of a case; one that fails is a row that says so."""
+    try:
+        return compared(case, variants)
+    except Exception as error:  # noqa: BLE001  one case must not take the others down
+        failed = {"case": case.name, "is_plain": case.is_plain, "is_kernel": False}
+        return failed | {"ours": {}, "theirs": {}, "why": f"{type(error).__name__}: {error}"[:500]}
 
 
 def words(row: Mapping[str, Any]) -> str:

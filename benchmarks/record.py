@@ -1,5 +1,7 @@
 """Write one measured claim into a folder that someone else can judge and repeat."""
 
+import gzip
+import os
 import re
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -11,6 +13,7 @@ import flatout
 from benchmarks.bench import Record, calibration
 from flatout.core.machine import Machine
 from flatout.reporting.documents import write_json, write_text
+from flatout.workflow.lab import JOURNAL
 from flatout.workflow.recipes import write_recipe
 
 SCHEMA = "flatout.benchmark/1"
@@ -57,6 +60,22 @@ def write_record(record: Record, machine: Machine, *, date: str, log: str, root:
         clean = replace(record.recipe, about=scrubbed(record.recipe.about, hidden))
         write_recipe(clean, folder / "recipe.toml")
     return folder
+
+
+def out_folder() -> Path:
+    """Return where the records go: to `$OUT` when that is set."""
+    return Path(os.environ.get("OUT") or RECORDS)
+
+
+def write_journals(work: Path, folder: Path) -> None:
+    """Keep every journal below a folder of work: each trial as it was, a tuning killed or not."""
+    hidden = {str(work): "work", str(Path.home()): "~", str(Path(__file__).parent.parent): "."}
+    for path in sorted(work.rglob(JOURNAL)):
+        name = "-".join(path.parent.relative_to(work).parts) or "work"
+        kept = folder / "journals" / f"{name}.jsonl.gz"
+        kept.parent.mkdir(exist_ok=True)
+        text = scrubbed(path.read_text(encoding="utf-8"), hidden)
+        kept.write_bytes(gzip.compress(text.encode(), mtime=0))
 
 
 def page(record: Record, machine: Machine, date: str) -> str:
@@ -160,7 +179,12 @@ def _count(machine: Machine) -> int:
 
 
 def _commit() -> str:
-    """Return the commit that was measured, marked when files differ from it."""
+    """Return the commit that was measured, marked when files differ from it.
+
+    A copy of the tree without its history is told by COMMIT in the environment.
+    """
+    if named := os.environ.get("COMMIT"):
+        return named
     root = Path(__file__).parent
     try:
         done = subprocess.run(

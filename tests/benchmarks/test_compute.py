@@ -196,6 +196,32 @@ def test_what_follows_is_fused_into_the_variant_that_was_fastest_alone(monkeypat
     assert found["missed"] == []
 
 
+def test_a_case_that_fails_leaves_the_others(monkeypatch, bench):
+    def fails_once(case, variants):
+        if case.name == "plain 16":
+            raise RuntimeError("illegal memory access")
+        return product(case.name, 1.0, is_plain=case.is_plain)
+
+    monkeypatch.setattr(gemm, "compared", fails_once)
+
+    found = gemm.run(60.0, bench, sizes=(16, 32))
+
+    assert len(found["rows"]) == len(gemm.cases((16, 32)))
+    assert "illegal memory access" in gemm.words(found["rows"][0])
+    assert not gemm.is_reached(found)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "goal"), [("NVIDIA H100 80GB HBM3", 470_000), ("NVIDIA A100", None)]
+)
+def test_goals_are_those_of_the_gpus_they_are_for(gpu, goal, monkeypatch, bench):
+    monkeypatch.setattr(ladder, "tune_noted", lambda *_: an_ablation(BF16))
+
+    found = ladder.tuned(60.0, replace(bench, machine=a_machine("cuda", gpu)), RUNGS["gpt2"])
+
+    assert found["goal_per_s"] == goal
+
+
 def test_a_tuning_without_a_confirmed_recipe_is_not_proven():
     proven = ladder.reached(an_ablation(BF16), RUNGS["cifar"], per_sample=1)
     interrupted = ladder.reached(
@@ -230,8 +256,8 @@ def test_stages_are_chosen_by_set_and_by_name():
 
     assert found("all", ()) == list(names)
     assert found("base", ()) == ["facts", "tune x"]
-    assert found("peers", ()) == ["gemm", "peers"]
-    assert found("peers", ("gemm", "ladder gpt2")) == ["gemm"]
+    assert found("gemm,peers", ()) == ["gemm", "peers"]
+    assert found("gemm,vit", ("gemm", "ladder gpt2")) == ["gemm"]
 
 
 @pytest.mark.parametrize("part", run_gpu.SETS)
@@ -250,7 +276,7 @@ def test_every_stage_is_in_one_part(bench):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("part", ["compute", "small", "peers"])
+@pytest.mark.parametrize("part", ["compute", "small", "gemm", "peers"])
 def test_a_part_is_played_through_and_recorded(part, tmp_path, monkeypatch):
     """As on a GPU: each stage in its process, the record after each."""
     if part == "peers":

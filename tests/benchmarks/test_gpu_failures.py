@@ -146,6 +146,15 @@ def test_there_is_a_record_before_the_first_stage(bench, tmp_path):
     assert {"README.md", "result.json", "env.json", "log.txt"} <= set(seen)
 
 
+def test_a_record_that_cannot_be_written_costs_no_stage(bench, tmp_path):
+    (tmp_path / "out").write_text("in the way")
+    stages = [Stage(name="facts", work=lambda _: {"installed": [], "doctor": []}, most_s=9.0)]
+
+    found = run_gpu.run_all(bench, stages, tmp_path / "out", [], total_s=60.0)
+
+    assert found["facts"]["status"] == "done"
+
+
 def reader(*, driver, torch):
     """Return a reading of the machine: what the driver tells, and what torch sees."""
     return lambda *, torch_=torch, **asked: torch_ if asked["torch"] else driver

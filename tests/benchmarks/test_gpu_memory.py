@@ -20,7 +20,7 @@ def scripts(monkeypatch):
 def row(allocated, reserved, *, exact=True):
     return {
         "case": "made_up-4",
-        "errors": {"allocated": allocated, "reserved": reserved},
+        "errors": {way: {"allocated": allocated, "reserved": reserved} for way in gpu_memory.WAYS},
         "truth": {"reserved": 2**30, "outside": 500_000_000},
         "simulator": {"is_exact": exact, "error": 0.0},
         "cublas": [32 * 2**20],
@@ -44,9 +44,9 @@ def test_goals_hold_by_median_and_by_the_worst():
     found = gpu_memory.summary([row(0.001, 0.005), row(-0.001, 0.02), row(0.009, -0.005)])
 
     assert found["compared"] == 3
-    assert found["allocated"]["holds"]
-    assert found["reserved"]["largest"] == pytest.approx(0.02)
-    assert not gpu_memory.summary([row(0.02, 0.0)])["allocated"]["holds"]
+    assert found["simulated"]["allocated"]["holds"]
+    assert found["device"]["reserved"]["largest"] == pytest.approx(0.02)
+    assert not gpu_memory.summary([row(0.02, 0.0)])["device"]["allocated"]["holds"]
 
 
 def test_a_case_that_failed_is_told_and_not_counted():
@@ -64,10 +64,35 @@ def test_the_stage_reads_in_one_line():
 
     text = gpu_memory.result_words({"rows": rows, "limited": limited, **gpu_memory.summary(rows)})
 
-    assert text == (
-        "allocated median 0.15%, worst 0.20%; reserved median 1.50%, worst 2.00%; "
-        "simulator exact in 1 of 2; largest batch held in 1 of 1"
+    errors = (
+        "allocated ({way}) median 0.15%, worst 0.20%; reserved ({way}) median 1.50%, worst 2.00%; "
     )
+    assert text == (
+        f"{errors.format(way='device')}{errors.format(way='simulated')}simulator exact in 1 of 2; "
+        "recommended batch fits in 1 of 4, largest in 1"
+    )
+
+
+def result(*, cases=24, fits=True, rows=None):
+    """Return a stage's result with so many cases compared and every recommended batch tried."""
+    rows = rows or [row(0.001, 0.005)] * cases
+    limited = [{"case": name, "fits": True, "larger_fits": False} for name in gpu_memory.LIMITED]
+    limited[-1]["fits"] = fits
+    return {"rows": rows, "limited": limited, **gpu_memory.summary(rows)}
+
+
+def test_the_stage_holds_when_every_case_was_compared_and_every_batch_fits():
+    simulated_off = row(0.001, 0.005)
+    simulated_off["errors"] = {
+        "device": {"allocated": 0.001, "reserved": 0.005},
+        "simulated": {"allocated": 0.05, "reserved": 0.005},
+    }
+
+    assert gpu_memory.is_reached(result())
+    assert not gpu_memory.is_reached(result(cases=1))
+    assert not gpu_memory.is_reached(result(fits=False))
+    assert not gpu_memory.is_reached(result(rows=[simulated_off] * 24))
+    assert not gpu_memory.is_reached({"rows": [], "why": "no CUDA device"})
 
 
 def test_the_calibration_that_is_written_is_read_back(tmp_path):

@@ -1,12 +1,13 @@
 """The programs: what they run, write, refuse and return."""
 
+import gzip
 import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from benchmarks import run, run_gpu, suites
+from benchmarks import gpu_record, run, run_gpu, suites
 from benchmarks.bench import Bench, TrialFailedError
 from benchmarks.gpu_record import holds, record_of
 from flatout.core.recipe import Choice
@@ -20,7 +21,7 @@ TINY = run_gpu.Sizes(
     tuned=("--limit", "100000", "--context", "8", "--width", "64", "--batch-size", "64"),
 )
 
-EACH_KIND = ("facts", "photographs", "measure starved", "tune slow", "overhead", "aa")
+EACH_KIND = ("facts", "photographs", "measure starved", "tune starved", "overhead", "aa")
 SHORT_S = {"tune": 30.0, "overhead": 1.0, "aa": 1.0}
 """What fills the time that it is given is given little; the least is done in any."""
 
@@ -65,36 +66,79 @@ def done(result):
     return {"status": "done", "result": result, "took_s": 1.0}
 
 
-def gpu_results(decisions=("undecided",), ratio=1.004):
+def gpu_results(decisions=("no_effect",) * 3, upper=1.008, processes=4):
     ablation = an_ablation(Choice(technique="bf16_autocast")).to_json() | {"trials": []}
     return {
         "facts": done({"installed": ["numpy"], "doctor": []}),
         "photographs": done({"said": "72 images"}),
         "measure slow_compute": done({"profile": a_profile().to_json()}),
-        "tune slow_compute": done(ablation),
-        "overhead": done({"ratio": ratio, "interval": [0.99, 1.01]}),
+        "tune starved_images": done(ablation),
+        "overhead": done({"ratio": 1.0, "interval": [0.99, upper], "processes": [{}] * processes}),
         "aa": done({"decisions": list(decisions)}),
     }
 
 
 def test_a_gpu_record_holds_when_all_worked_and_both_checks_passed():
     assert holds(gpu_results())
-    assert not holds(gpu_results(decisions=["worse"]))
-    assert not holds(gpu_results(ratio=1.02))
+    assert holds(gpu_results(decisions=["no_effect"] * 3 + ["undecided"]))
+    assert not holds(gpu_results(decisions=["no_effect"] * 3 + ["worse"]))
     assert not holds({**gpu_results(), "tune already_tuned": {"status": "skipped", "took_s": 0}})
     assert not holds({})
+
+
+@pytest.mark.parametrize(
+    "evidence",
+    [{"decisions": ["undecided"] * 9}, {"decisions": []}, {"upper": 1.10}, {"processes": 3}],
+)
+def test_what_shows_nothing_does_not_hold(evidence):
+    assert not holds(gpu_results(**evidence))
+
+
+def test_a_baseline_alone_is_no_tuning():
+    empty = done(an_ablation().to_json() | {"trials": []})
+
+    assert not holds({**gpu_results(), "tune starved_images": empty})
+
+
+def test_sets_that_are_played_together_have_one_folder_and_the_table_comes_last(
+    tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setenv("OUT", str(tmp_path))
+    monkeypatch.setattr(run_gpu, "read_machine", lambda torch: a_machine())
+    monkeypatch.setattr(
+        run_gpu, "play_apart", lambda stage, *_, **__: {"status": "done", "result": {}}
+    )
+    words = {name: lambda result: "said" for name in ("gemm", "memory")}
+    monkeypatch.setattr(gpu_record, "WORDS", words)
+    monkeypatch.setattr(gpu_record, "REACHED", dict.fromkeys(words, bool))
+
+    assert run_gpu.main(["--smoke", "--set", "gemm,memory"]) == 1
+
+    (folder,) = tmp_path.iterdir()
+    assert "_gpu_gemm_memory_" in folder.name
+    *_, gemm, memory, last = capsys.readouterr().out.splitlines()
+    assert gemm.startswith("| gemm | said |")
+    assert memory.startswith("| memory | said |")
+    assert last == "holds: False"
+
+
+def test_an_unknown_set_is_refused(capsys):
+    with pytest.raises(SystemExit):
+        run_gpu.main(["--set", "gemm,memmory"])
+
+    assert "no set memmory" in capsys.readouterr().err
 
 
 def test_a_gpu_record_reads_stage_by_stage():
     failed = {"status": "failed", "why": "RuntimeError: oom\nmore", "took_s": 3.0}
 
-    record = record_of({**gpu_results(), "tune starved_images": failed})
+    record = record_of({**gpu_results(), "tune other": failed})
 
     words = {row[0]: row[1] for row in record.table}
     assert words["measure slow_compute"] == "step 10.0 ms, data wait 60 %, device busy 40 %"
-    assert words["tune slow_compute"] == "2.00x [1.90-2.10], n=6 (bf16_autocast)"
-    assert words["tune starved_images"] == "failed: RuntimeError: oom"
-    assert record.finding == "slow_compute 2.00x [1.90-2.10], n=6"
+    assert words["tune starved_images"] == "2.00x [1.90-2.10], n=6 (bf16_autocast)"
+    assert words["tune other"] == "failed: RuntimeError: oom"
+    assert record.finding == "starved_images 2.00x [1.90-2.10], n=6"
     assert record.recipe.names == ("bf16_autocast",)
 
 
@@ -122,7 +166,7 @@ def test_the_stages_work_without_a_gpu_too(tmp_path):
 
     stages = [
         shortened(stage)
-        for stage in run_gpu.chosen(run_gpu.stages_of(bench, TINY), "base", EACH_KIND)
+        for stage in run_gpu.chosen(run_gpu.stages_of(bench, TINY), "base,starved", EACH_KIND)
     ]
     results = run_gpu.run_all(bench, stages, tmp_path / "out", lines, total_s=2_000.0)
 
@@ -131,6 +175,8 @@ def test_the_stages_work_without_a_gpu_too(tmp_path):
     assert results["measure starved_images"]["status"] == "done"
     (folder,) = (tmp_path / "out").iterdir()
     assert len(list(folder.iterdir())) <= 8
+    (journal, *_) = sorted((folder / "journals").iterdir())
+    assert "trial" in gzip.decompress(journal.read_bytes()).decode()
     assert set(json.loads((folder / "result.json").read_text())["raw"]) == set(results)
 
 

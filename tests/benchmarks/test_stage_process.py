@@ -158,7 +158,7 @@ def test_the_record_shows_what_a_stage_had_before_it_died(tmp_path):
 def test_the_record_tells_how_many_trials_a_tuning_had_before_it_died():
     found = {"status": "failed", "why": "killed", "took_s": 3.0, "result": {"trials": [{}, {}]}}
 
-    record = record_of({"ladder gpt2": found, "tune slow_compute": found}, part="compute")
+    record = record_of({"ladder gpt2": found, "tune starved_images": found}, part="compute")
 
     assert [row[1] for row in record.table[1:]] == ["failed: killed; so far 2 trials"] * 2
 
@@ -167,7 +167,7 @@ def test_the_record_tells_how_many_trials_a_tuning_had_before_it_died():
 def test_a_stage_of_the_program_is_played_apart(tmp_path):
     lines = []
     bench = Bench(machine=a_machine(), work=tmp_path, say=lines.append)
-    stages = run_gpu.chosen(run_gpu.stages_of(bench, run_gpu.SMOKE), "peers", ("gemm",))
+    stages = run_gpu.chosen(run_gpu.stages_of(bench, run_gpu.SMOKE), "gemm", ())
 
     found = run_gpu.play_apart(stages[0], 300.0, bench=bench, smoke=True)
 

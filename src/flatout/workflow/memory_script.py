@@ -70,8 +70,9 @@ class Asked(Protocol):
 class ScriptTracer:
     """Traces a script, anew for each request."""
 
-    def __init__(self, workload: Workload) -> None:
+    def __init__(self, workload: Workload, environment: Mapping[str, str] = os.environ) -> None:
         self.workload = workload
+        self.environment = environment
         self.fixed: int | None = None
         """The batch of a script in which there is nothing to put another one in the place of."""
 
@@ -83,43 +84,42 @@ class ScriptTracer:
         """
         if self.fixed is not None and asked.batch not in (None, self.fixed):
             raise UserError(_other_batch(asked.batch, self.fixed))
-        reply = _run(self.workload, asked, asked.device)
+        reply = self._run(asked, asked.device)
         is_on_host = "is_empty" in reply
         if is_on_host:
-            reply = _run(self.workload, asked, "cpu")
+            reply = self._run(asked, "cpu")
         if "stream" not in reply:
             raise UserError(reply.get("error", "the script took no step on the GPU"))
         stream = stream_from_json(reply["stream"])
         self.fixed = stream.batch if reply["is_fixed"] else None
         return replace(stream, notes=(*stream.notes, ON_HOST)) if is_on_host else stream
 
-
-def _run(workload: Workload, asked: Asked, device: str) -> Mapping[str, Any]:
-    environment: Mapping[str, str] = dict(os.environ)
-    for technique in techniques.build(asked.recipe):
-        environment = technique.environment(environment)
-    if asked.ranks > 1:
-        environment = {**environment, **rank_variables(asked.ranks)}
-    child = {
-        "mode": MODE,
-        "recipe": asked.recipe.to_json(),
-        "batch": asked.batch,
-        "device": device,
-        "steps": asked.steps,
-        "capability": list(asked.capability),
-        "keep": [RESULT],
-    }
-    options = ProcessOptions(
-        entry=ENTRY, child=child, environment=environment, limit_s=asked.limit_s
-    )
-    with tempfile.TemporaryDirectory(prefix=TRACE, dir=scratch_root()) as name:
-        (Path(name) / "spec.json").write_text(json.dumps(jobs.owner()), encoding="utf-8")
-        ending = run_process(workload, options, keep=Path(name))
-        path = Path(name) / RESULT
-        reply: Mapping[str, Any] = {"is_over": True}
-        if path.exists():
-            reply = json.loads(path.read_text(encoding="utf-8"))
-    return {"error": _explained(ending)} if "is_over" in reply else reply
+    def _run(self, asked: Asked, device: str) -> Mapping[str, Any]:
+        environment: Mapping[str, str] = dict(self.environment)
+        for technique in techniques.build(asked.recipe):
+            environment = technique.environment(environment)
+        if asked.ranks > 1:
+            environment = {**environment, **rank_variables(asked.ranks)}
+        child = {
+            "mode": MODE,
+            "recipe": asked.recipe.to_json(),
+            "batch": asked.batch,
+            "device": device,
+            "steps": asked.steps,
+            "capability": list(asked.capability),
+            "keep": [RESULT],
+        }
+        options = ProcessOptions(
+            entry=ENTRY, child=child, environment=environment, limit_s=asked.limit_s
+        )
+        with tempfile.TemporaryDirectory(prefix=TRACE, dir=scratch_root()) as name:
+            (Path(name) / "spec.json").write_text(json.dumps(jobs.owner()), encoding="utf-8")
+            ending = run_process(self.workload, options, keep=Path(name))
+            path = Path(name) / RESULT
+            reply: Mapping[str, Any] = {"is_over": True}
+            if path.exists():
+                reply = json.loads(path.read_text(encoding="utf-8"))
+        return {"error": _explained(ending)} if "is_over" in reply else reply
 
 
 def _explained(ending: Ending) -> str:

@@ -15,7 +15,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -80,13 +80,16 @@ def trace_memory(
 
 
 @contextlib.contextmanager
-def open_tracer(target: str, arguments: Sequence[str] = ()) -> Iterator[Trace]:
+def open_tracer(
+    target: str, arguments: Sequence[str] = (), environment: Mapping[str, str] = os.environ
+) -> Iterator[Trace]:
     """Return the function that traces a target, as often as it is asked.
 
     Args:
         target: A script, `file.py:name` of a Task, a Subject or a function that returns one, or
             `hf:` and the path of a transformers configuration.
         arguments: Of a script its own; of a configuration `sequence=1024` and its like.
+        environment: Of the tracing process. Without a visible device in it the GPU is simulated.
 
     Raises:
         UserError: if there is no such target.
@@ -96,10 +99,10 @@ def open_tracer(target: str, arguments: Sequence[str] = ()) -> Iterator[Trace]:
     else:
         workload = parse_workload(target, arguments)
     if not (workload.is_task or target.startswith(HF)):
-        script = ScriptTracer(workload)
+        script = ScriptTracer(workload, environment)
         yield lambda request: script.trace(_checked(request))
         return
-    with _Process(workload) as process:
+    with _Process(workload, environment) as process:
         yield process.trace
 
 
@@ -120,8 +123,9 @@ def _checked(request: TraceRequest) -> TraceRequest:
 class _Process:
     """A tracing process, started when it is first needed and again after it died."""
 
-    def __init__(self, workload: Workload) -> None:
+    def __init__(self, workload: Workload, environment: Mapping[str, str]) -> None:
         self.workload = workload
+        self.environment = environment
         self.child: subprocess.Popen[str] | None = None
         self.replies = -1
 
@@ -201,7 +205,7 @@ class _Process:
             "arguments": list(self.workload.arguments),
             "folder": str(self.folder),
             "replies": theirs,
-            "not_journaled": not_journaled(os.environ),
+            "not_journaled": not_journaled(self.environment),
         }
         path = self.folder / "spec.json"
         path.write_text(json.dumps(spec), encoding="utf-8")
@@ -210,7 +214,7 @@ class _Process:
                 self.child = subprocess.Popen(
                     module_command(self.workload.python, CHILD, str(path)),
                     cwd=self.workload.folder,
-                    env={**with_boot(os.environ), **byte_code(os.environ)},
+                    env={**with_boot(self.environment), **byte_code(self.environment)},
                     stdin=subprocess.PIPE,
                     stdout=log,
                     stderr=log,
