@@ -29,8 +29,3 @@ def test_a_recipe_needs_what_flatout_is_installed_from(folder, capsys):
     assert "name it with --flatout" in capsys.readouterr().err
     assert call([*words, "--flatout", "flatout-0.1.0-py3-none-any.whl"]) == 0
     assert '"/opt/flatout-0.1.0-py3-none-any.whl[lora]"' in capsys.readouterr().out
-
-
-def test_both_kinds_at_once_are_refused(folder, capsys):
-    assert call(["container", "--rocm", "--cuda", "12.8"]) == 2
-    assert "one of --cuda and --rocm" in capsys.readouterr().err

@@ -22,28 +22,24 @@ PATH = click.Path(path_type=Path)
     metavar="SOURCE",
     help="With a recipe: install flatout from this wheel or clone below this folder, or address.",
 )
-@click.option("--cuda", metavar="VERSION", help="For this CUDA, as 12.8, not that of this torch.")
-@click.option("--rocm", is_flag=True, help="For an AMD GPU, whatever this torch is built for.")
 @click.option("--out", type=PATH, help="Write to this file instead of the terminal.")
 @click.argument("script", default="train.py")
-def command(  # noqa: PLR0913, PLR0917  one argument an option
+def command(
     recipe_path: Path | None,
     requirements: Path | None,
     source: str | None,
-    cuda: str | None,
-    rocm: bool,
     out: Path | None,
     script: str,
 ) -> int:
     """Write a Dockerfile with the stack that was measured.
 
     torch's version and build, a compiler, the allocator, caches that last, and the command with
-    enough shared memory. It is checked with hadolint where that is installed, and never built.
+    enough shared memory. It is never built here.
     """
     from flatout.hardware.machine import read_machine
     from flatout.reporting.dockerfile import dockerfile
     from flatout.reporting.documents import write_text
-    from flatout.workflow.container import lint, stack_of, with_flatout
+    from flatout.workflow.container import stack_of, with_flatout
     from flatout.workflow.recipes import read_recipe
 
     recipe = read_recipe(recipe_path) if recipe_path else None
@@ -52,8 +48,6 @@ def command(  # noqa: PLR0913, PLR0917  one argument an option
         recipe=recipe_path,
         requirements=requirements,
         script=script,
-        cuda=cuda,
-        is_rocm=rocm,
     )
     if recipe is not None:
         stack = with_flatout(stack, source, recipe)
@@ -62,9 +56,4 @@ def command(  # noqa: PLR0913, PLR0917  one argument an option
         write_text(text, out)
     else:
         click.echo(text, nl=False)
-    remarks = lint(text)
-    if remarks is None:
-        click.echo("not checked: hadolint is not installed", err=True)
-    elif remarks:
-        click.echo(remarks, err=True)
     return 0

@@ -12,18 +12,12 @@ class Stack:
 
     kind: str
     """`cpu`, `cuda` or `rocm`."""
-    image: str
-    """Image to start from."""
     torch: str
     """Version of torch, without the build's suffix."""
     index: str
     """Package index that has this build of torch."""
     python: str
-    """Version that was measured, as `3.12`."""
-    image_python: str
-    """Version that the image has."""
-    allocator_package: str
-    """Package of tcmalloc in the image's distribution."""
+    """Version that was measured, as `3.12`: the image has it."""
     flatout: str
     """Version that wrote the file."""
     shm_gib: int
