@@ -9,7 +9,8 @@ import pytest
 
 from benchmarks import gpu_memory
 from flatout.hardware.catalogue import find_gpu
-from flatout.memory.calibration import read_calibration
+from flatout.memory import calibration
+from flatout.memory.calibration import find_calibration
 
 
 @pytest.fixture
@@ -95,19 +96,21 @@ def test_the_stage_holds_when_every_case_was_compared_and_every_batch_fits():
     assert not gpu_memory.is_reached({"rows": [], "why": "no CUDA device"})
 
 
-def test_the_calibration_that_is_written_is_read_back(tmp_path):
+def test_the_calibration_that_is_written_is_read_back(tmp_path, monkeypatch):
     found = gpu_memory.calibration(place(tmp_path), [row(0.001, 0.02), row(-0.004, 0.0)])
     path = tmp_path / found["file"]
     path.write_text(json.dumps(found["document"]))
 
-    read = read_calibration(path, find_gpu("h200"), "2.11.0+cu130")
+    monkeypatch.setattr(calibration, "FOLDER", tmp_path)
+
+    read = find_calibration(find_gpu("h200"), "2.11.0+cu130")
 
     assert path.name == "h200-torch-2.11.json"
     assert read.context.bytes == 500_000_000
     assert read.context.source.value == "calibrated"
     assert read.nccl.source.value == "assumed"
     assert read.trace_error == 0.004
-    other = read_calibration(path, find_gpu("h200"), "2.13.0")
+    other = find_calibration(find_gpu("h200"), "2.13.0")
     assert other.context.source.value == "assumed"
 
 

@@ -11,7 +11,6 @@ from flatout.data.order import (
     sample_seed,
     seeded,
     variance_ratio,
-    window_spans,
 )
 
 SAMPLES, CLASSES, BATCH = 100_000, 1_000, 256
@@ -126,10 +125,6 @@ def test_batches_do_not_stay_together_from_epoch_to_epoch():
 def test_blocks_that_mix_badly_are_refused(options):
     with pytest.raises(ValueError, match="must be"):
         block_permutation(100, seed=0, epoch=0, **options)
-
-
-def test_windows_cover_the_epoch():
-    assert [list(span) for span in window_spans(5, 2)] == [[0, 1], [2, 3], [4]]
 
 
 def test_a_seeded_block_draws_the_same_and_leaves_the_streams_alone():

@@ -2,7 +2,6 @@ import json
 
 import pytest
 
-from flatout.core.errors import UserError
 from flatout.core.plan import Source
 from flatout.core.units import MIB
 from flatout.hardware.catalogue import CATALOGUE, find_gpu
@@ -11,7 +10,6 @@ from flatout.memory.calibration import (
     calibration_document,
     file_name,
     find_calibration,
-    read_calibration,
     with_environment,
 )
 
@@ -64,12 +62,3 @@ def test_a_file_of_this_gpu_is_found_and_that_of_this_torch_preferred(tmp_path, 
     assert other.context.bytes in (111, 222)
     assert other.trace_error is None
     assert find_calibration(find_gpu("t4"), "2.11.1").context.bytes not in (111, 222)
-
-
-@pytest.mark.parametrize("text", ["", "{}", '{"schema": "flatout.calibration/1"}', "[1]"])
-def test_a_file_that_is_no_calibration_is_refused(tmp_path, text):
-    path = tmp_path / "mine.json"
-    path.write_text(text)
-
-    with pytest.raises(UserError, match="no calibration"):
-        read_calibration(path, find_gpu("l4"), "2.13.0")

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from flatout.core.finding import Finding
@@ -275,10 +275,6 @@ class Profile:
     def training_loaders(self) -> tuple[LoaderFacts, ...]:
         """The loaders that fed training steps."""
         return tuple(loader for loader in self.loaders if loader.is_training)
-
-    def with_findings(self, findings: tuple[Finding, ...]) -> "Profile":
-        """Return the same profile with its findings."""
-        return replace(self, findings=findings)
 
     def to_json(self) -> dict[str, Any]:
         """Return the `flatout.profile/1` mapping."""

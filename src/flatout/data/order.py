@@ -59,15 +59,6 @@ def block_permutation(
     return places
 
 
-def window_spans(samples: int, window: int) -> list[range]:
-    """Return the slots of each window.
-
-    >>> window_spans(10, 4)
-    [range(0, 4), range(4, 8), range(8, 10)]
-    """
-    return [range(start, min(start + window, samples)) for start in range(0, samples, window)]
-
-
 def sample_seed(seed: int, epoch: int, sample: int) -> int:
     """Return the 63 bits that a sample's augmentation is drawn from in an epoch.
 

@@ -35,8 +35,6 @@ QOI_RUN = 62
 """The most pixels that one byte of it stands for."""
 MAX_PIXEL_BYTES = 1 << 30
 """Of one image; Pillow takes images of more than 0.18 thousand million pixels for an attack."""
-MODES = {1: "L", 3: "RGB", 4: "RGBA"}
-"""Modes whose pixels are uint8 as they are, by their number of channels."""
 CHANNELS = {"L": 1, "RGB": 3, "RGBA": 4}
 ORIENTATION = 0x0112
 """The EXIF tag that says which side is up; 1 is as stored."""

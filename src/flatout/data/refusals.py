@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 
 RAISE = "raise"
-SKIP = "skip"
 
 
 class BadSample(ValueError):  # noqa: N818  what it is, like StopIteration

@@ -17,7 +17,6 @@ KINDS = frozenset({1, 2, 3, 4, 5})
 """Lanczos, bilinear, bicubic, box and Hamming by Pillow's numbers. Nearest is quick as it is."""
 TRIED = 24
 """Pictures by which the order of the passes is found; one alone tells in a third of the cases."""
-PIXEL_BYTES = 4
 Size: TypeAlias = tuple[int, int]
 Box: TypeAlias = tuple[float, float, float, float]
 Order: TypeAlias = Callable[[Size, Size], bool]

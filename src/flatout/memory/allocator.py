@@ -48,8 +48,6 @@ class Books:
     peak_active: int = 0
     peak_reserved: int = 0
     retries: int = 0
-    device_allocations: int = 0
-    device_frees: int = 0
 
     def take(self, size: int, requested: int) -> None:
         """Count a block that is given out."""
@@ -63,13 +61,11 @@ class Books:
     def reserve(self, size: int) -> None:
         """Count memory that comes from the device."""
         self.reserved += size
-        self.device_allocations += 1
         self.peak_reserved = max(self.peak_reserved, self.reserved)
 
     def release(self, size: int) -> None:
         """Count memory that goes back to the device."""
         self.reserved -= size
-        self.device_frees += 1
 
 
 class CachingAllocator:

@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from flatout.core.errors import UserError
 from flatout.core.plan import Amount, Source
 from flatout.hardware.catalogue import GpuModel
 
@@ -25,7 +24,6 @@ AMD_128 = ("mi300x",)
 WORKSPACE_VARIABLE = "CUBLAS_WORKSPACE_CONFIG"
 WORKSPACE_PART = re.compile(r":(\d+):(\d+)")
 """KiB and count of one kind of buffers in that variable, as torch reads it."""
-NAMES = ("context", "convolution_workspace", "nccl")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,20 +72,6 @@ def with_environment(calibration: Calibration, variables: Mapping[str, str]) -> 
     return replace(calibration, cublas_workspace=asked)
 
 
-def read_calibration(path: Path, gpu: GpuModel, torch_version: str) -> Calibration:
-    """Return the calibration in a file of the user's.
-
-    Raises:
-        UserError: if it cannot be read.
-    """
-    try:
-        plain = _read(path)
-        assumed = _read(ASSUMED)
-        return _calibration(gpu, assumed, plain, _series(torch_version))
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{path} is no calibration of flatout: {error}") from error
-
-
 def calibration_document(
     gpu: str,
     torch_version: str,
@@ -99,7 +83,7 @@ def calibration_document(
     Args:
         gpu: the catalogue's name.
         torch_version: with which it was measured.
-        amounts: bytes and how they were measured, by name; those of `NAMES` and
+        amounts: bytes and how they were measured, by name; context, convolution_workspace, nccl and
             `cublas_workspace`.
         errors: `trace` and `reserve`, the largest relative errors seen.
     """

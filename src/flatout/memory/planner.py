@@ -244,8 +244,3 @@ def _accumulating(setup: Setup, batches: LargestBatch | None, *, fits: bool) -> 
     if found is None:
         return None
     return Accumulating(micro_batch=found.micro_batch, steps=found.steps)
-
-
-def with_notes(plan: Plan, *notes: str) -> Plan:
-    """Return the plan with more said about it."""
-    return replace(plan, notes=(*plan.notes, *notes))

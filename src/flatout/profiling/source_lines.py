@@ -62,10 +62,6 @@ class SourceLines:
         """Tell whether a frame belongs to torch, to the standard library or to us."""
         return (self._known.get(frame.f_code) or self._look_up(frame.f_code))[0] == OWN
 
-    def is_user(self, frame: FrameType) -> bool:
-        """Tell whether a frame belongs to the user's own code, and to no installed package."""
-        return (self._known.get(frame.f_code) or self._look_up(frame.f_code))[0] == USER
-
     def _look_up(self, code: CodeType) -> tuple[int, str]:
         file = code.co_filename
         found = self._known[code] = self._files.get(file) or self._classify(file)

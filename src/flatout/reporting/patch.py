@@ -11,11 +11,6 @@ from typing import Any
 from flatout.core.recipe import Recipe
 from flatout.core.technique import Technique
 
-OUT = "- "
-"""Starts a line that is taken out."""
-IN = "+ "
-"""Starts a line that is put in."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HandChange:
@@ -24,7 +19,8 @@ class HandChange:
     label: str
     """The technique with its settings."""
     lines: tuple[str, ...]
-    """Each starts with `OUT`, with `IN`, or is plain words; empty when nothing is known."""
+    """Lines that start with `- ` are taken out, with `+ ` put in; others are plain words. Empty
+    when nothing is known."""
 
 
 def hand_changes(

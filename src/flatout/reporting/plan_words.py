@@ -13,8 +13,6 @@ SOURCE_WORDS = {
     Source.CALIBRATED: "measured on this GPU",
     Source.ASSUMED: "assumed",
 }
-OUTSIDE = ("context", "nccl")
-"""Parts that lie outside the allocator."""
 PART_WORDS = {
     "optimizer": "optimizer state",
     "fragmentation": "rounding, unused",

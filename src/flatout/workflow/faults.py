@@ -1,7 +1,6 @@
 """What ended a loader: from the text of a crash or a hang to its cause and what to do about it."""
 
 import re
-import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -250,8 +249,3 @@ the data set Images has no sample'
         f"the script ended without a training step: its loader of {made_by} had "
         f"nothing to give, {why}"
     )
-
-
-def signal_name(exit_code: int) -> str:
-    """Return the name of the signal behind a negative exit code."""
-    return signal.strsignal(-exit_code) or f"signal {-exit_code}"

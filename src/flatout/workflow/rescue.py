@@ -46,7 +46,6 @@ INSTEAD_OF = {
 }
 """What a rung takes the place of: none of these goes with steps in backward, and an Adam becomes
 one other optimizer. Each saves more than what it replaces: a state is larger than its gradients."""
-MEMORY_LEVERS = frozenset(choice.technique for choice in RUNGS)
 
 
 @dataclass(slots=True, kw_only=True)

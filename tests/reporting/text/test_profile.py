@@ -90,7 +90,7 @@ def test_time_outside_the_model_is_named_when_it_is_most_of_the_step(busy):
 def test_a_finding_larger_than_any_wait_is_the_answer(busy):
     finding = Finding(code="wrong_device", share=0.9, because="a GPU is idle", next="use it")
 
-    assert first_line(busy.with_findings((finding,))) == "a GPU is idle."
+    assert first_line(replace(busy, findings=(finding,))) == "a GPU is idle."
 
 
 def test_a_share_that_is_only_a_bound_is_not_the_answer(starved):
@@ -98,7 +98,7 @@ def test_a_share_that_is_only_a_bound_is_not_the_answer(starved):
         code="math_attention", share=0.95, is_bound=True, because="it is slow", next="mend it"
     )
 
-    text = render_profile(starved.with_findings((attention,)), width=200)
+    text = render_profile(replace(starved, findings=(attention,)), width=200)
 
     assert text.startswith("62 % of each step waits for data")
     assert "math_attention, at most 95 % of the step: it is slow." in text

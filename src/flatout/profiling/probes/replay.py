@@ -23,7 +23,7 @@ dataloader: Any = loading
 """Its iterators are nobody's public interface, and torch gives them no types."""
 RING = 4
 """Batches that are replayed in turn: mixed shapes stay mixed, and memory stays small."""
-HOST, DEVICE = "host", "device"
+DEVICE = "device"
 SHORTEST_EPOCH = 200
 """Batches at least in an epoch whose length nobody knows: a stream that ended with the timed run
 may have been much longer."""
