@@ -101,7 +101,9 @@ class Limits:
         """Return the rate over its limit, turn by turn, with its interval."""
         found = [turn.feeding(self.final) for turn in self.turns]
         return compare(
-            gather([1 / x.limit_per_s for x in found], [1 / x.samples_per_s for x in found])
+            gather(
+                [1 / x.measured_limit_per_s for x in found], [1 / x.samples_per_s for x in found]
+            )
         )
 
 

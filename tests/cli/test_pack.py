@@ -96,7 +96,7 @@ def test_the_size_and_the_room_for_it_are_told_before_anything_is_written(photos
     assert call(["pack", photos, str(tmp_path / "a")]) == 0
 
     first = capsys.readouterr().err.splitlines()[0]
-    assert "about 0.0 MiB to write" in first
+    assert "about 12.2 KiB to write" in first
     assert "free in" in first
 
 
@@ -108,7 +108,7 @@ def test_a_store_is_checked_without_its_source(photos, tmp_path, capsys):
     code = call(["pack", "--check", str(tmp_path / "a"), "--json", f"{tmp_path}/check.json"])
 
     assert code == 0
-    assert "12 samples, 0.0 MiB; all as they were written" in words_of(capsys.readouterr().out)
+    assert "12 samples, 11.1 KiB; all as they were written" in words_of(capsys.readouterr().out)
     result = json.loads((tmp_path / "check.json").read_text())
     assert result["schema"] == "flatout.pack_check/1"
     assert result["is_sound"] is True

@@ -289,7 +289,7 @@ def test_a_disk_that_is_too_small_is_named_before_anything_is_written(tmp_path, 
     free = shutil.disk_usage(tmp_path)._replace(free=2_000)
     monkeypatch.setattr(shutil, "disk_usage", lambda _path: free)
 
-    with pytest.raises(UserError, match=r"are needed and 0\.0 MiB are free"):
+    with pytest.raises(UserError, match=r"are needed and 2\.0 KiB are free"):
         packed(source, tmp_path / "a")
     assert not list((tmp_path / "a").glob("*.bin"))
 

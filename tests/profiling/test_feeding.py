@@ -1,7 +1,15 @@
 import pytest
 
 from flatout.core.journey import Journey, Leg
-from flatout.profiling.feeding import Loading, fed_change_ms, fed_step_ms, loading, share_of
+from flatout.profiling.feeding import (
+    Loading,
+    fed_change_ms,
+    fed_step_ms,
+    loading,
+    share_of,
+    useful_workers,
+)
+from tests.rules.journey_facts import journey
 from tests.techniques.facts import loader, machine, pipeline, profile
 
 
@@ -52,3 +60,21 @@ def test_a_stage_is_told_by_its_part_of_making_a_sample_and_not_of_sending_it():
 
     assert share_of(looked, "resize", "decode", otherwise=0.9) == pytest.approx(0.75)
     assert share_of(profile(), "resize", otherwise=0.9) == 0.9
+
+
+def test_workers_that_wait_for_storage_leave_their_cores_to_others():
+    # Of 90 ms a step 30 need a core; two workers take 100 ms for it, and 50 are left to hide it.
+    facts = profile(
+        phases_ms={"data_wait": 50.0, "forward": 20.0, "backward": 30.0},
+        loaders=(loader(num_workers=2),),
+        journey=journey(),
+    )
+
+    assert useful_workers(facts, machine(usable_cores=8)) == 4
+    assert useful_workers(facts, machine(usable_cores=1)) == 3
+
+
+def test_without_a_wait_for_storage_more_workers_than_cores_are_of_no_use():
+    facts = profile(phases_ms={"data_wait": 300.0}, loaders=(loader(num_workers=2),))
+
+    assert useful_workers(facts, machine(usable_cores=2)) == 2

@@ -151,8 +151,8 @@ def test_another_device_takes_nothing_from_the_cores(tmp_path):
         ),
         (
             {"free_data_per_s": 100.0, "cores_per_s": 300.0, "decode_per_s": 400.0},
-            "Fed at 97 % of what free data would give: 97.0 of 100 samples/s; the cores could make "
-            "300.",
+            "Fed at 97 % of what free data would give this recipe: 97.0 of 100 samples/s; "
+            "the cores could make 300.",
         ),
     ],
 )

@@ -14,7 +14,8 @@ class Feeding:
 
     samples_per_s: float
     free_data_per_s: float
-    """With batches that were made before."""
+    """With batches that were made before, the rest as in this recipe: other recipes train faster
+    or slower than that."""
     cores_per_s: float
     """What the usable cores can make and train with this recipe, were none of them ever idle."""
     decode_per_s: float | None = None
@@ -31,16 +32,23 @@ class Feeding:
         return FREE_DATA if self.free_data_per_s <= self.cores_per_s else CORES
 
     @property
-    def limit_per_s(self) -> float:
-        """The lower one of the two limits."""
+    def measured_limit_per_s(self) -> float:
+        """The lower one of the two limits, as it was measured apart from the recipe's own rate."""
         return min(self.free_data_per_s, self.cores_per_s)
 
     @property
+    def limit_per_s(self) -> float:
+        """The limit, which is no lower than what was reached: a run refutes what it exceeds."""
+        return max(self.samples_per_s, self.measured_limit_per_s)
+
+    @property
     def share(self) -> float:
-        """The rate over its limit; above 1 by what the two measurements differ.
+        """The rate over its limit, in [0, 1].
 
         >>> Feeding(samples_per_s=95, free_data_per_s=200, cores_per_s=100).share
         0.95
+        >>> Feeding(samples_per_s=102, free_data_per_s=200, cores_per_s=100).share
+        1.0
         """
         return self.samples_per_s / self.limit_per_s if self.limit_per_s else 0.0
 

@@ -56,6 +56,10 @@ class Ceilings:
     compute_only: float = 1.0
     is_measured: bool = False
     """Whether passes with free data and free copies were run; else they follow from the phases."""
+    slowed_share: float = 0.0
+    """Share of the whole step by which making batches in workers slows the rest of it, as the run
+    with free data showed: part of what free data gives. 0 without workers, or where not measured.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,8 +4,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-CAUSES = ("input", "sync", "communication", "launch", "gemm", "bandwidth", "compute")
-"""What a step may wait for. `compute` is what could not be split into the three before it."""
+CAUSES = ("input", "sync", "communication", "launch", "gemm", "bandwidth", "compute", "other")
+"""What a step may wait for. `compute` is what could not be split into the three before it, `other`
+the loop's own code."""
+LEAST_LEFT = 1e-3
+"""Smallest share of the step that is taken to remain: no clock here tells less from nothing, and
+reports show what follows as more than a thousand times."""
+
+
+def most_times(share: float) -> float:
+    """Return how many times faster a step could be at most, took a share of it no time (Amdahl).
+
+    >>> most_times(0.5), most_times(0.0)
+    (2.0, 1.0)
+    """
+    return 1 / min(1.0, max(LEAST_LEFT, 1 - share))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

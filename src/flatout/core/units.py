@@ -1,30 +1,53 @@
 """Unit constants and the formatters every report uses."""
 
+import math
+
 KIB = 1024
 MIB = 1024**2
 GIB = 1024**3
 
 
+MAX_RATIO = 1_000.0
+"""Ratios from here on are shown as more than this: no clock tells a thousandth of a step."""
+PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+
+
 def format_bytes(count: float) -> str:
-    """Render a byte count in GiB, or MiB below one GiB.
+    """Render a byte count in the unit that suits it: nothing but zero is shown as zero.
 
-    >>> format_bytes(3 * GIB)
-    '3.00 GiB'
-    >>> format_bytes(5 * MIB)
-    '5.0 MiB'
+    >>> format_bytes(3 * GIB), format_bytes(5 * MIB), format_bytes(77_000), format_bytes(22)
+    ('3.00 GiB', '5.0 MiB', '75.2 KiB', '22 bytes')
+    >>> format_bytes(0.2), format_bytes(0), format_bytes(-2 * MIB)
+    ('<1 byte', '0 bytes', '-2.0 MiB')
     """
-    return f"{count / GIB:.2f} GiB" if count >= GIB else f"{count / MIB:.1f} MiB"
+    size = abs(count)
+    if size >= GIB:
+        return f"{count / GIB:.2f} GiB"
+    if size >= MIB:
+        return f"{count / MIB:.1f} MiB"
+    if size >= KIB:
+        return f"{count / KIB:.1f} KiB"
+    return "<1 byte" if 0 < size < 0.5 else f"{count:.0f} bytes"
 
 
-def format_sample_bytes(count: float) -> str:
-    """Render a byte count as `format_bytes` does, in KiB below one MiB.
+def with_prefix(count: float) -> tuple[float, str]:
+    """Return a count in the decimal unit that suits it, and the unit's prefix.
 
-    >>> format_sample_bytes(77_000)
-    '75.2 KiB'
-    >>> format_sample_bytes(5 * MIB)
-    '5.0 MiB'
+    >>> with_prefix(4.7e6), with_prefix(12.0)
+    ((4.7, 'M'), (12.0, ''))
     """
-    return format_bytes(count) if count >= MIB else f"{count / KIB:.1f} KiB"
+    unit, prefix = next((pair for pair in PREFIXES if count >= pair[0]), (1.0, ""))
+    return count / unit, prefix
+
+
+def format_count(value: float, decimals: int = 1) -> str:
+    """Render a number with fixed decimals; one too small for them is not shown as zero.
+
+    >>> format_count(3.14), format_count(0.0), format_count(0.01), format_count(0.001, 2)
+    ('3.1', '0.0', '<0.1', '<0.01')
+    """
+    least = 10.0**-decimals
+    return f"<{least:.{decimals}f}" if 0 < value < least / 2 else f"{value:.{decimals}f}"
 
 
 def format_ms(value_ms: float) -> str:
@@ -59,27 +82,36 @@ def format_duration(seconds: float) -> str:
 def format_share(share: float) -> str:
     """Render a share in [0, 1] as percent.
 
-    >>> format_share(0.354), format_share(0.004), format_share(1.0)
-    ('35 %', '0.4 %', '100 %')
+    Neither none nor all is said of a share that is nearly that.
+
+    >>> format_share(0.354), format_share(0.004), format_share(0.0001), format_share(0.0)
+    ('35 %', '0.4 %', '<0.1 %', '0 %')
+    >>> format_share(0.9963), format_share(0.99999), format_share(1.0)
+    ('99.6 %', '>99.9 %', '100 %')
     """
     percent = 100 * share
-    return f"{percent:.1f} %" if 0 < percent < 1 else f"{percent:.0f} %"
+    if 99.95 <= percent < 100 - 1e-6:
+        return ">99.9 %"
+    is_near_the_end = 0 < percent < 1 or 99 < percent < 99.95
+    return f"{format_count(percent, 1 if is_near_the_end else 0)} %"
 
 
 def format_ratio(ratio: float) -> str:
     """Render a speed ratio; above 1 is faster.
 
-    >>> format_ratio(1.2031), format_ratio(12.3)
-    ('1.20x', '12.3x')
+    >>> format_ratio(1.2031), format_ratio(12.3), format_ratio(0.002)
+    ('1.20x', '12.3x', '0.0020x')
+    >>> format_ratio(412.3), format_ratio(2_000)
+    ('412x', '>1000x')
     """
-    return f"{ratio:.1f}x" if ratio >= 10 else f"{ratio:.2f}x"
+    return ">1000x" if ratio >= MAX_RATIO else f"{_three_figures(ratio)}x"
 
 
 def format_rate(per_s: float) -> str:
     """Render a rate with three significant figures; the column or the words say of what.
 
-    >>> format_rate(66.42), format_rate(0.5), format_rate(12345.6)
-    ('66.4', '0.50', '12346')
+    >>> format_rate(66.42), format_rate(0.5), format_rate(12345.6), format_rate(0.00123)
+    ('66.4', '0.50', '12346', '0.0012')
     """
     return _three_figures(per_s)
 
@@ -102,4 +134,11 @@ def format_interval(low: float, high: float) -> str:
 def _three_figures(value: float) -> str:
     if value >= 100:
         return f"{value:.0f}"
-    return f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+    if value >= 10:
+        return f"{value:.1f}"
+    return f"{value:.2f}" if value >= 0.1 or value <= 0 else _small(value)
+
+
+def _small(value: float) -> str:
+    """Return a value below a tenth with two significant figures, without an exponent."""
+    return f"{value:.{1 - math.floor(math.log10(value))}f}"

@@ -5,16 +5,20 @@ slowest of three: what the loop does by itself, one worker's part of the loading
 cores have to do.
 """
 
+import math
 from dataclasses import dataclass
 
 from flatout.core.journey import TRAINING, WORKERS, WorkerFacts
 from flatout.core.machine import Machine
 from flatout.core.profile import Profile
+from flatout.core.regime import LEAST_LEFT
 
 MADE = ("read", "decode", "collate")
 """Legs of the journey that making a batch consists of."""
 SENT = ("transport", "copy")
 """Stages of a sample that come after it was made."""
+EXACTLY = 1e-6
+"""Two workers and this much of a third are two: sums of times are not exact."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +78,29 @@ def worker_facts(profile: Profile) -> list[WorkerFacts]:
 def workers_now(profile: Profile) -> int:
     """Return the workers behind the training's batches."""
     return max((loader.workers for loader in profile.training_loaders), default=0)
+
+
+def useful_workers(profile: Profile, machine: Machine) -> int:
+    """Return the most loader workers that can help; every advice on workers goes by this number.
+
+    As many as make a step's batches while the rest of the step runs, but no more than keep all
+    cores busy: a worker that waits for storage or a lock needs none meanwhile.
+    """
+    cores, step_ms = cores_of(profile, machine), profile.step_ms.median
+    load, now = loading(profile, cores), workers_now(profile)
+    made_ms = load.cpu_ms + load.blocked_ms
+    per_core = made_ms / load.cpu_ms if load.cpu_ms else math.inf
+    # A loop that waits runs at the pace of its workers, so they are busy all the time.
+    rest_ms = max(step_ms - profile.phases_ms["data_wait"], LEAST_LEFT * step_ms)
+    wanted = max(made_ms, now * step_ms) / rest_ms
+    if profile.pipeline is not None:
+        pipeline = profile.pipeline
+        waited_ms = sum(stage.wait_ms for stage in pipeline.stages)
+        if not load.blocked_ms:
+            per_core = 1 + waited_ms / pipeline.cpu_ms if pipeline.cpu_ms else math.inf
+        made = pipeline.cpu_ms + waited_ms
+        wanted = max(wanted, pipeline.samples_per_s * made / 1e3)
+    return max(1, math.ceil(min(wanted, cores * per_core) - EXACTLY))
 
 
 def fed_change_ms(

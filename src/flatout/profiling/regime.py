@@ -7,8 +7,8 @@ import re
 from collections.abc import Collection, Iterable
 from dataclasses import replace
 
-from flatout.core.profile import PHASES, Profile
-from flatout.core.regime import CAUSES, Bound, Regime
+from flatout.core.profile import PHASES, Ceilings, Profile
+from flatout.core.regime import CAUSES, Bound, Regime, most_times
 
 COMPUTE = ("forward", "backward", "optimizer")
 COMPUTE_CAUSES = ("gemm", "bandwidth", "compute")
@@ -31,8 +31,6 @@ MARGIN = 1.5
 """A share may be this many times what was measured: phases are medians, and clocks differ."""
 SLACK = 0.01
 """Added to every share before a lever is called hopeless: one percent of the step is noise."""
-LEAST_LEFT = 0.02
-"""Smallest share of the step that is taken to remain, so that a best case stays a number."""
 
 
 def with_regime(profile: Profile) -> Profile:
@@ -42,7 +40,8 @@ def with_regime(profile: Profile) -> Profile:
 
 def regime_of(profile: Profile) -> Regime:
     """Return what bounds the step, as far as the profile tells."""
-    shares, evidence, missing = {}, [], {}
+    shares: dict[str, float] = {}
+    evidence, missing = [], {}
     for cause, (share, why) in {
         "input": _input(profile),
         "sync": _sync(profile),
@@ -52,12 +51,15 @@ def regime_of(profile: Profile) -> Regime:
         if share is None:
             missing[cause] = why
             continue
-        shares[cause] = share
+        # Each is seen apart from the others: what they hold twice counts once.
+        shares[cause] = min(share, max(0.0, 1 - sum(shares.values())))
         if share > 0:
             evidence.append(f"{cause}: {why}")
     kernels = max(0.0, profile.share(*COMPUTE) - sum(shares.values()) + shares["input"])
     split, why = _split(profile, kernels)
     shares |= split
+    outside = profile.share("other") - shares.get("sync", 0.0) - shares.get("launch", 0.0)
+    shares["other"] = min(max(0.0, outside), max(0.0, 1 - sum(shares.values())))
     if why:
         evidence.append(f"kernels: {why}")
     if "compute" in split:
@@ -67,7 +69,8 @@ def regime_of(profile: Profile) -> Regime:
         name=name if shares.get(name) else "compute",
         shares=shares,
         evidence=tuple(evidence),
-        amdahl={phase: _ratio_without(profile.share(phase)) for phase in PHASES},
+        amdahl={phase: most_times(profile.share(phase)) for phase in PHASES}
+        | {"data_wait": most_times(data_share(profile))},
         missing=missing,
     )
 
@@ -83,6 +86,40 @@ def is_product(name: str) -> bool:
     return bool(PRODUCTS.search(name)) and not NO_PRODUCTS.search(name)
 
 
+def data_share(profile: Profile) -> float:
+    """Return the share of the whole step that data cost: what free data could take away at most.
+
+    The wait, the epoch's start, and where a run with free data showed it, what the workers take
+    from the rest of the step.
+    """
+    whole_ms = profile.whole_step_ms
+    waited_ms = whole_ms - profile.step_ms.median * (1 - profile.share("data_wait"))
+    return min(1.0, waited_ms / whole_ms + profile.ceilings.slowed_share) if whole_ms else 0.0
+
+
+def held_to_phases(profile: Profile, measured: Ceilings) -> Ceilings:
+    """Return measured ceilings, none of them above what the profile says there is to be saved.
+
+    The runs that measure them are other processes at other moments: without this, a machine that
+    drifts would give free data more than the wait that it takes away. What can be saved of data and
+    copies together is at least what can be saved of one.
+    """
+    with_measured = replace(profile, ceilings=measured)
+    data, copies = data_share(with_measured), profile.share("h2d")
+    step_of_whole = profile.step_ms.median / profile.whole_step_ms
+    other = profile.share("other")
+    free_data = min(measured.free_data, most_times(data))
+    # Copies that no clock of the device told apart are part of the rest.
+    free_copies = min(measured.free_copies, most_times((copies or other) * step_of_whole))
+    outside = min(1.0, data + (copies + other) * step_of_whole)
+    return replace(
+        measured,
+        free_data=free_data,
+        free_copies=free_copies,
+        compute_only=max(free_data, free_copies, min(measured.compute_only, most_times(outside))),
+    )
+
+
 def best_case(profile: Profile, addresses: Collection[str]) -> Bound:
     """Return the most that a lever could give which acts on the given phases.
 
@@ -94,11 +131,13 @@ def best_case(profile: Profile, addresses: Collection[str]) -> Bound:
     if not phases or profile.step_ms.median <= 0 or not any(profile.phases_ms.values()):
         return Bound(ratio=float("inf"), share=1.0, why="nothing is known that bounds it")
     share = max(profile.share(*phases), _mean_share(profile, phases))
-    if "data_wait" in phases:
-        start = profile.whole_step_ms - profile.step_ms.median
-        share = (share * profile.step_ms.median + start) / profile.whole_step_ms
     named = " and ".join(phase.replace("_", " ") for phase in phases)
-    ratio = _ratio_without(share)
+    if "data_wait" in phases:
+        extra = data_share(profile) - profile.share("data_wait")
+        share = min(1.0, share + max(0.0, extra))
+        if extra > SLACK:
+            named += " with the epoch's start and what workers take from the rest"
+    ratio = most_times(share)
     verb = "is" if len(phases) == 1 else "are"
     why = f"{named} {verb} {100 * share:.1f} % of the step: at most {ratio:.2f}x"
     return Bound(ratio=ratio, share=share, why=why)
@@ -112,7 +151,7 @@ def is_hopeless(bound: Bound, smallest: float) -> bool:
     >>> is_hopeless(Bound(ratio=1.02, share=0.02, why=""), 1.02)
     False
     """
-    return _ratio_without(MARGIN * bound.share + SLACK) < smallest
+    return most_times(MARGIN * bound.share + SLACK) < smallest
 
 
 def addressable_ms(
@@ -125,7 +164,7 @@ def addressable_ms(
     """
     whole_ms = profile.step_ms.median * profile.share(*phases)
     shares = profile.regime.shares if profile.regime else {}
-    known = {c: s for c, s in shares.items() if c not in ("input", "communication")}
+    known = {c: s for c, s in shares.items() if c not in ("input", "communication", "other")}
     total = sum(known.values())
     if total <= 0:
         return whole_ms
@@ -218,7 +257,3 @@ def _mean_share(profile: Profile, phases: Iterable[str]) -> float:
     columns = [PHASES.index(phase) for phase in phases]
     total = sum(sum(step) for step in profile.steps_ms)
     return sum(step[c] for step in profile.steps_ms for c in columns) / total if total else 0.0
-
-
-def _ratio_without(share: float) -> float:
-    return 1 / max(LEAST_LEFT, 1 - share)

@@ -1,5 +1,6 @@
 """From what a training process wrote to a Profile. Pure; runs in the parent."""
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -17,11 +18,12 @@ from flatout.core.profile import (
     Profile,
     Spread,
 )
+from flatout.core.regime import most_times
 from flatout.core.trace import TraceSummary, trace_from_json
 from flatout.core.units import format_ms
 from flatout.profiling.journey import journey_of
 from flatout.profiling.overhead import IN_A_TRAINING
-from flatout.profiling.regime import with_regime
+from flatout.profiling.regime import held_to_phases, with_regime
 from flatout.profiling.steps import (
     Step,
     Window,
@@ -43,8 +45,6 @@ FOREIGN_LOADER = (
     "a loader of another kind than torch's DataLoader fed the training: its wait is measured, "
     "levers on loaders do not reach it"
 )
-NEVER_HIDDEN = 0.02
-"""Smallest share of the step that is taken to remain, so that a ceiling stays a number."""
 
 
 def window_in(result: Mapping[str, Any]) -> Window:
@@ -96,7 +96,6 @@ def summarise(result: Mapping[str, Any], machine: Machine) -> Profile:
         device_name=device.get("name", machine.cpu_name),
         device_busy_share=compute / (1e3 * step_s) if busy is None else busy,
         peak_bytes=PeakBytes(**device["peak"]),
-        ceilings=_ceilings(phases),
         overhead_share=_listening_s_per_step(result, window) / step_s,
         warmup_steps=window.warmup_steps,
         warmup_ms=1e3 * sum(step.wall_s for step in window.steps[: window.warmup_steps]),
@@ -121,6 +120,7 @@ def summarise(result: Mapping[str, Any], machine: Machine) -> Profile:
         steps_ms=_steps_ms(window),
         trace=_trace(result, window),
     )
+    profile = replace(profile, ceilings=ceilings_of(profile))
     return with_regime(replace(profile, journey=journey_of(result, window, profile)))
 
 
@@ -170,19 +170,11 @@ def _eval_ms(window: Window, phases: Mapping[str, float]) -> float:
     return min(phases["other"], 1e3 * statistics.median(block_means(column, window.period)))
 
 
-def _ceilings(phases: Mapping[str, float]) -> Ceilings:
-    """Return what the step could gain at most if one cause cost nothing."""
-    total = sum(phases.values())
-
-    def without(*names: str) -> float:
-        left = total - sum(phases[name] for name in names)
-        return total / max(left, NEVER_HIDDEN * total) if total else 1.0
-
-    return Ceilings(
-        free_data=without("data_wait"),
-        free_copies=without("h2d"),
-        compute_only=without("data_wait", "h2d", "other"),
-    )
+def ceilings_of(profile: Profile) -> Ceilings:
+    """Return what the step could gain at most if one cause cost nothing, from its phases."""
+    unbounded = Ceilings(free_data=math.inf, free_copies=math.inf, compute_only=math.inf)
+    derived = held_to_phases(profile, unbounded)
+    return replace(derived, free_copies=most_times(profile.share("h2d")))
 
 
 def _listening_s_per_step(result: Mapping[str, Any], window: Window) -> float:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from flatout.core.pipeline import PACKING, Stage
 from flatout.core.profile import Profile
-from flatout.core.units import format_rate, format_sample_bytes, format_share
+from flatout.core.units import format_bytes, format_count, format_rate, format_share
 from flatout.reporting.messages import Messages
 from flatout.reporting.profile_tables import Sheet
 
@@ -17,13 +17,13 @@ def pipeline_sheets(profile: Profile, say: Messages) -> Iterator[Sheet]:
     fed = "about.pipeline_fed" if pipeline.is_fed else "about.pipeline_starved"
     told = say(
         "about.pipeline",
-        needed=f"{pipeline.cores_needed:.1f}",
+        needed=format_count(pipeline.cores_needed),
         rate=format_rate(pipeline.samples_per_s),
         n=pipeline.samples,
     )
     sentences = [told, say(fed, cores=f"{pipeline.usable_cores:.0f}")]
     if pipeline.legs_of(PACKING) and not pipeline.is_fed:
-        packed = f"{pipeline.cores_without(PACKING):.1f}"
+        packed = format_count(pipeline.cores_without(PACKING))
         sentences.append(say("about.pipeline_packed", cores=packed))
     yield Sheet(
         name="pipeline",
@@ -42,6 +42,6 @@ def _row(stage: Stage, say: Messages) -> tuple[str, ...]:
         f"{stage.cpu_ms:.3f}",
         format_share(stage.share),
         f"{stage.wait_ms:.3f}" if stage.wait_ms else unknown,
-        format_sample_bytes(stage.bytes) if stage.bytes is not None else unknown,
+        format_bytes(stage.bytes) if stage.bytes is not None else unknown,
         ", ".join(stage.levers) or unknown,
     )

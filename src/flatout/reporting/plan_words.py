@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from flatout.core.memory import TensorAtPeak
 from flatout.core.plan import MAX_BATCH, Amount, Plan, Rung, Source
-from flatout.core.units import KIB, MIB, format_bytes, format_ratio
+from flatout.core.units import format_bytes, format_ratio
 from flatout.reporting.words import NOTHING
 
 SOURCE_WORDS = {
@@ -51,6 +51,7 @@ def used_words(plan: Plan) -> str:
 def amount_words(amount: Amount) -> str:
     """Return bytes with the interval they lie in.
 
+    >>> from flatout.core.units import MIB
     >>> amount_words(Amount(bytes=MIB, source=Source.TRACED, low=MIB, high=2 * MIB))
     '1.0 MiB (1.0 MiB to 2.0 MiB)'
     """
@@ -66,14 +67,14 @@ def component_rows(plan: Plan) -> list[tuple[str, str, str, str]]:
     rows = [
         (
             PART_WORDS.get(name, name),
-            small_bytes(amount.bytes),
+            format_bytes(amount.bytes),
             f"{100 * amount.bytes / total:.1f} %",
             _known_by(amount),
         )
         for name, amount in plan.components.items()
         if amount.bytes
     ]
-    used = ("in all", small_bytes(plan.used.bytes), "100.0 %", _known_by(plan.used))
+    used = ("in all", format_bytes(plan.used.bytes), "100.0 %", _known_by(plan.used))
     return [*rows, used]
 
 
@@ -176,24 +177,13 @@ def tensor_rows(tensors: Sequence[TensorAtPeak], most: int) -> list[tuple[str, s
     """Return size, shape, what it is, and the line that made it."""
     return [
         (
-            small_bytes(tensor.bytes),
+            format_bytes(tensor.bytes),
             " ".join(filter(None, ["x".join(map(str, tensor.shape)), tensor.dtype])) or NOTHING,
             tensor.kind or tensor.phase,
             ", ".join(filter(None, [tensor.module, tensor.line or tensor.operator])) or NOTHING,
         )
         for tensor in tensors[:most]
     ]
-
-
-def small_bytes(count: int) -> str:
-    """Render bytes, also those below a MiB.
-
-    >>> small_bytes(3 * MIB), small_bytes(2048), small_bytes(100)
-    ('3.0 MiB', '2.0 KiB', '100 B')
-    """
-    if abs(count) >= MIB:
-        return format_bytes(count)
-    return f"{count / KIB:.1f} KiB" if abs(count) >= KIB else f"{count} B"
 
 
 def next_command(plan: Plan, words: str, gpu: str) -> str:
@@ -218,4 +208,4 @@ def _known_by(amount: Amount) -> str:
     text = SOURCE_WORDS[amount.source]
     if amount.low is None or amount.high is None or amount.low == amount.high:
         return text
-    return f"{text}, {small_bytes(amount.low)} to {small_bytes(amount.high)}"
+    return f"{text}, {format_bytes(amount.low)} to {format_bytes(amount.high)}"

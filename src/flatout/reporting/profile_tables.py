@@ -7,9 +7,16 @@ from flatout.core.journey import TRAINING, WORKERS, Leg, WorkerFacts
 from flatout.core.memory import TensorAtPeak
 from flatout.core.profile import PHASES, Profile
 from flatout.core.readings import GpuReadings, Limits
-from flatout.core.units import KIB, MIB, format_bytes, format_ms, format_rate, format_share
+from flatout.core.units import (
+    format_bytes,
+    format_count,
+    format_ms,
+    format_rate,
+    format_share,
+    with_prefix,
+)
 from flatout.reporting.messages import Messages
-from flatout.reporting.profile_words import add_up, times
+from flatout.reporting.profile_words import add_up, cell, known_ceilings, share_cells, times
 
 MOST_MODULES = 8
 """Modules shown: what lies below the eighth is hardly what fills a device."""
@@ -79,8 +86,8 @@ def phases(profile: Profile, say: Messages) -> Sheet:
     spent = add_up([profile.phases_ms[phase] for phase in PHASES], 0.01)
     shares = add_up([100 * profile.share(phase) for phase in PHASES], 0.1)
     rows = [
-        (say(f"phase.{phase}"), f"{ms:.2f}", f"{share:.1f} %")
-        for phase, ms, share in zip(PHASES, spent, shares, strict=True)
+        (say(f"phase.{phase}"), cell(ms, profile.phases_ms[phase], 2), share)
+        for phase, ms, share in zip(PHASES, spent, share_cells(profile, shares), strict=True)
     ]
     rows.append((say("phase.step"), f"{sum(spent):.2f}", f"{sum(shares):.1f} %"))
     return Sheet(
@@ -94,14 +101,7 @@ def phases(profile: Profile, say: Messages) -> Sheet:
 
 def _ceilings(profile: Profile, say: Messages) -> Iterator[Sheet]:
     ceilings, step_ms = profile.ceilings, profile.step_ms.median
-    # With measured passes the free copies come on top of free data.
-    copies = "free_copies" if ceilings.is_measured else "free_copies_only"
-    causes = (
-        ("nothing", 1.0),
-        ("free_data", ceilings.free_data),
-        (copies, ceilings.free_copies),
-        ("compute_only", ceilings.compute_only),
-    )
+    causes = (("nothing", 1.0), *known_ceilings(profile))
     told = "ceilings_measured" if ceilings.is_measured else "ceilings_derived"
     yield Sheet(
         name="ceilings",
@@ -123,11 +123,11 @@ def _limits(profile: Profile, say: Messages) -> Iterator[Sheet]:
 
 def _limit_rows(limits: Limits, say: Messages) -> Iterator[tuple[str, str]]:
     if limits.flops_per_step is not None:
-        value, prefix = _operations(limits.flops_per_step)
+        value, prefix = with_prefix(limits.flops_per_step)
         words = say("limit.flops_value", value=format_rate(value), prefix=prefix)
         yield say("limit.flops"), words
     if limits.gemm_flops_per_s is not None:
-        value, prefix = _operations(limits.gemm_flops_per_s)
+        value, prefix = with_prefix(limits.gemm_flops_per_s)
         words = say("limit.gemm_value", value=format_rate(value), prefix=prefix)
         yield say("limit.gemm", dtype=limits.gemm_dtype), words
     if limits.least_step_ms is not None:
@@ -171,9 +171,9 @@ def _journey(profile: Profile, say: Messages) -> Iterator[Sheet]:
 def _leg(leg: Leg, say: Messages) -> tuple[str, ...]:
     return (
         say.known("leg", leg.name),
-        f"{leg.ms:.2f}",
+        format_count(leg.ms, 2),
         format_share(leg.share),
-        _known(leg.per_sample_ms, "{:.3f}".format, say),
+        _known(leg.per_sample_ms, lambda ms: format_count(ms, 3), say),
         _known(leg.bytes_per_step, format_bytes, say),
         _known(leg.bytes_per_s, lambda per_s: _bandwidth(per_s, say), say),
         _known(leg.limit_bytes_per_s, lambda per_s: _bandwidth(per_s, say), say),
@@ -189,10 +189,10 @@ def _worker(worker: WorkerFacts, say: Messages) -> tuple[str, ...]:
         format_share(worker.user_share),
         format_share(worker.system_share),
         format_rate(switches),
-        _known(worker.storage_bytes_per_step, _small_bytes, say),
-        _known(worker.read_bytes_per_step, _small_bytes, say),
+        _known(worker.storage_bytes_per_step, format_bytes, say),
+        _known(worker.read_bytes_per_step, format_bytes, say),
         _known(worker.pss_bytes, format_bytes, say),
-        _known(worker.growth_bytes_per_step, _small_bytes, say),
+        _known(worker.growth_bytes_per_step, format_bytes, say),
     )
 
 
@@ -216,7 +216,7 @@ def _memory(profile: Profile, say: Messages) -> Iterator[Sheet]:
         columns=("size", "shape", "line", "made_in", "module"),
         rows=tuple(
             (
-                _small_bytes(tensor.bytes),
+                format_bytes(tensor.bytes),
                 _shape(tensor) or say("reading.unknown"),
                 tensor.line or say("reading.unknown"),
                 say.known("phase", tensor.phase),
@@ -356,7 +356,7 @@ def _trace(profile: Profile, say: Messages) -> Iterator[Sheet]:
         name="trace",
         columns=("kernel" if trace.kernels else "operator", "times", "ms_per_step", "share"),
         rows=tuple(
-            (entry.name, f"{entry.calls_per_step:g}", f"{entry.ms_per_step:.3f}", share)
+            (entry.name, f"{entry.calls_per_step:g}", format_count(entry.ms_per_step, 3), share)
             for entry in entries
             for share in [format_share(entry.share)]
         ),
@@ -378,15 +378,6 @@ def _trimmed(sheet: Sheet, say: Messages) -> Sheet:
         columns=tuple(sheet.columns[place] for place in kept),
         rows=tuple(tuple(row[place] for place in kept) for row in sheet.rows),
     )
-
-
-def _small_bytes(count: float) -> str:
-    return format_bytes(count) if abs(count) >= MIB else f"{count / KIB:.1f} KiB"
-
-
-def _operations(count: float) -> tuple[float, str]:
-    """Return a number of operations in the unit that suits it."""
-    return (count / 1e12, "T") if count >= 1e12 else (count / 1e9, "G")
 
 
 def _bandwidth(per_s: float, say: Messages) -> str:

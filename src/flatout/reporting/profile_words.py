@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 
 from flatout.core.finding import Finding
 from flatout.core.profile import PHASES, Profile
-from flatout.core.regime import Regime
+from flatout.core.regime import Regime, most_times
 from flatout.core.units import format_bytes, format_ms, format_rate, format_ratio, format_share
 from flatout.reporting.messages import Messages
 from flatout.reporting.words import sentence
@@ -17,11 +17,19 @@ WORTH_A_WORD = 0.01
 COMPUTE = ("forward", "backward", "optimizer")
 WAIT = "data_wait"
 """Finding of which the headline has a sentence of its own."""
+LESS, MORE = 0.95, 1.02
+"""A gain of free data that differs by more from what the wait alone would give (Amdahl's law) is
+explained: a reader does the same division."""
+CEILINGS = {
+    "free_data": "ceiling_data",
+    "free_copies": "ceiling_copies",
+    "compute_only": "ceiling_compute",
+}
 
 
 def headline(profile: Profile, say: Messages) -> str:
     """Return the one sentence that answers where the time goes."""
-    data, copies = profile.share("data_wait"), profile.share("h2d")
+    copies = profile.share("h2d")
     others = (
         finding
         for finding in profile.findings
@@ -30,13 +38,38 @@ def headline(profile: Profile, say: Messages) -> str:
     top = max(others, key=lambda finding: finding.share, default=None)
     if top and top.share > max(profile.lost_to_data, copies, WORTH_A_HEADLINE):
         return because(top, say)
-    if data >= max(copies, WORTH_A_HEADLINE):
-        gain = times(profile.ceilings.free_data, say)
-        return say("headline.data", share=format_share(data), gain=gain)
+    if profile.share(WAIT) >= max(copies, WORTH_A_HEADLINE):
+        return _waiting(profile, say)
     if copies >= WORTH_A_HEADLINE:
         gain = times(profile.ceilings.free_copies, say)
         return say("headline.copies", share=format_share(copies), gain=gain)
     return _computing(profile, say)
+
+
+def _waiting(profile: Profile, say: Messages) -> str:
+    """Say what the wait for data costs; where free data gives another gain, say that too."""
+    share, gain = profile.share(WAIT), profile.ceilings.free_data
+    name = "data"
+    if profile.ceilings.is_measured and gain < LESS * most_times(share):
+        name = "data_less"
+    if gain > MORE * most_times(share):
+        name = "data_more"
+    return say(f"headline.{name}", share=format_share(share), gain=times(gain, say))
+
+
+def known_ceilings(profile: Profile) -> list[tuple[str, float]]:
+    """Return the ceilings that say something, by name.
+
+    On a CPU nothing is copied to a device. Without a loader nobody saw what data cost.
+    """
+    ceilings = profile.ceilings
+    has_data = bool(profile.training_loaders) or profile.phases_ms[WAIT] > 0
+    shown = {
+        "free_data": has_data,
+        "free_copies": profile.device_kind != "cpu",
+        "compute_only": True,
+    }
+    return [(name, getattr(ceilings, name)) for name in CEILINGS if shown[name]]
 
 
 def warnings(profile: Profile, say: Messages) -> list[str]:
@@ -101,13 +134,15 @@ def _warm_up(profile: Profile, say: Messages) -> str:
 
 def ceilings_sentence(profile: Profile, say: Messages) -> str:
     """Say what each cause could gain at most."""
-    ceilings = profile.ceilings
-    return say(
-        "reading.ceilings",
-        free_data=times(ceilings.free_data, say),
-        free_copies=times(ceilings.free_copies, say),
-        compute_only=times(ceilings.compute_only, say),
-    )
+    parts = [
+        say(f"reading.{CEILINGS[name]}", ratio=times(ratio, say))
+        for name, ratio in known_ceilings(profile)
+    ]
+    text = say("reading.ceilings", parts=", ".join(parts))
+    slowed = profile.ceilings.slowed_share
+    if slowed < WORTH_A_WORD:
+        return text
+    return say("reading.ceilings_slowed", ceilings=text, share=format_share(slowed))
 
 
 def notes(profile: Profile, say: Messages) -> list[str]:
@@ -147,12 +182,37 @@ def add_up(values: Sequence[float], unit: float) -> list[float]:
     return [count * unit for count in counts]
 
 
+def cell(rounded: float, value: float, decimals: int) -> str:
+    """Return a rounded number for a table; of a value that is more than zero it is not zero.
+
+    >>> cell(0.0, 0.002, 2), cell(0.0, 0.0, 2), cell(1.25, 1.254, 2)
+    ('<0.01', '0.00', '1.25')
+    """
+    is_hidden = value > 0 and rounded < 10.0**-decimals / 2
+    return f"<{10.0**-decimals:.{decimals}f}" if is_hidden else f"{rounded:.{decimals}f}"
+
+
+def share_cells(profile: Profile, percents: Sequence[float]) -> list[str]:
+    """Return the phases' shares for a table, from percents that were rounded to add up."""
+    return [
+        f"{cell(percent, profile.phases_ms[phase], 1)} %"
+        for phase, percent in zip(PHASES, percents, strict=True)
+    ]
+
+
 def _computing(profile: Profile, say: Messages) -> str:
-    share = profile.share(*COMPUTE)
-    if share < 1 - share:
-        gain = times(profile.ceilings.compute_only, say)
-        return say("headline.outside", share=format_share(1 - share), gain=gain)
+    share, other = profile.share(*COMPUTE), profile.share("other")
+    if share < other:
+        gain = times(most_times(other), say)
+        return say("headline.outside", share=format_share(other), gain=gain)
     most = max(COMPUTE, key=profile.share)
+    if not profile.training_loaders and not profile.phases_ms[WAIT]:
+        return say(
+            "headline.computing_alone",
+            share=format_share(share),
+            most=say(f"phase.{most}"),
+            most_share=format_share(profile.share(most)),
+        )
     return say(
         "headline.computing",
         share=format_share(share),

@@ -7,12 +7,14 @@ from dataclasses import dataclass
 from flatout.core.ablation import Ablation, Row
 from flatout.core.feeding import FREE_DATA, Feeding
 from flatout.core.units import format_duration, format_rate, format_ratio, format_share
+from flatout.reporting.messages import ENGLISH, messages
+from flatout.reporting.profile_words import MORE, ceilings_sentence
 from flatout.reporting.words import (
-    ceilings_words,
     drop_words,
     gain_words,
     loss_words,
     sentence,
+    verdict_words,
 )
 
 STOPPED_WORDS = {
@@ -25,6 +27,9 @@ STOPPED_WORDS = {
 
 FEWEST_PREDICTIONS = 2
 """One prediction shows nothing about the next."""
+WORTH_LOOKING = 1.15
+"""From this ceiling on data is worth a look, as for the rule `data_wait`: then nobody is told that
+nothing is worth changing."""
 MAX_RESOLUTION = 3.0
 """A tuning that could not even have shown a factor of three knows nothing about the noise."""
 
@@ -74,8 +79,10 @@ def reasons(ablation: Ablation) -> Iterator[str]:
     yield from _drops(ablation)
     if ablation.feeding is not None:
         yield feeding_words(ablation.feeding)
+        yield from _faster_words(ablation, ablation.feeding)
     if not ablation.recipe.choices:
-        yield sentence(f"The baseline's ceilings: {ceilings_words(ablation.baseline)}")
+        ceilings = ceilings_sentence(ablation.baseline, messages(ENGLISH))
+        yield sentence(f"The baseline's ceilings: {ceilings}")
     if any(row.comparison for row in ablation.rows):
         yield _resolution_words(ablation.resolution)
         yield "Each lever was tried on top of those kept above it, in fresh interleaved processes."
@@ -89,10 +96,12 @@ def feeding_words(feeding: Feeding) -> str:
 
     >>> feeding_words(Feeding(samples_per_s=97, free_data_per_s=150, cores_per_s=100, made_ms=20))
     'Fed at 97 % of what the cores can make: 97.0 of 100 samples/s; free data would give 150.'
+    >>> feeding_words(Feeding(samples_per_s=102, free_data_per_s=150, cores_per_s=100))
+    'Fed: 102 samples/s, no less than what the cores can make (100); free data would give 150.'
     """
     if feeding.binds == FREE_DATA:
         limit, other = (
-            "what free data would give",
+            "what free data would give this recipe",
             f"the cores could make {format_rate(feeding.cores_per_s)}",
         )
     else:
@@ -100,8 +109,24 @@ def feeding_words(feeding: Feeding) -> str:
         other = f"free data would give {format_rate(feeding.free_data_per_s)}"
     if feeding.decode_per_s is not None and feeding.binds != FREE_DATA:
         other += f", decoding alone would allow {format_rate(feeding.decode_per_s)}"
+    measured = format_rate(feeding.measured_limit_per_s)
+    if feeding.samples_per_s >= feeding.measured_limit_per_s:
+        rate = format_rate(feeding.samples_per_s)
+        return f"Fed: {rate} samples/s, no less than {limit} ({measured}); {other}."
     rates = f"{format_rate(feeding.samples_per_s)} of {format_rate(feeding.limit_per_s)} samples/s"
     return f"Fed at {format_share(feeding.share)} of {limit}: {rates}; {other}."
+
+
+def _faster_words(ablation: Ablation, feeding: Feeding) -> Iterator[str]:
+    """Say which recipe that was tried trained faster than the one that is called fed."""
+    rate = max(feeding.samples_per_s, feeding.free_data_per_s)
+    rows = [row for row in ablation.rows if (row.samples_per_s or 0.0) > MORE * rate]
+    best = max(rows, key=lambda row: row.samples_per_s or 0.0, default=None)
+    if best is not None:
+        yield (
+            f"Data is not all: with {best.choice.technique} ({verdict_words(best)}) it made "
+            f"{format_rate(best.samples_per_s or 0.0)} samples/s."
+        )
 
 
 def ending(ablation: Ablation) -> str:
@@ -119,11 +144,19 @@ def next_command(ablation: Ablation, place: Place) -> str:
 
 def _command(ablation: Ablation, place: Place) -> str:
     is_cut_short = ablation.stopped in STOPPED_WORDS
-    if ablation.recipe.choices and (ablation.confirmation or not is_cut_short):
+    if _is_worth_running(ablation, is_cut_short=is_cut_short):
         return f"flatout run --with {place.out}/recipe.toml {ablation.workload}"
     if is_cut_short:
         return f"flatout tune --resume --out {place.out} {ablation.workload}"
     return f"python {ablation.workload}"
+
+
+def _is_worth_running(ablation: Ablation, *, is_cut_short: bool) -> bool:
+    """Return whether to train with the recipe: not with one that was confirmed to be no faster."""
+    pair = ablation.confirmation
+    if not ablation.recipe.choices or (pair is None and is_cut_short):
+        return False
+    return bool(ablation.needed) or pair is None or not (pair.covers_one or pair.ratio < 1)
 
 
 def _resolution_words(resolution: float) -> str:
@@ -149,7 +182,13 @@ def _nothing_kept(ablation: Ablation) -> str:
         return f"Leave it as it is: {tried}, and the recipe that they gave did not hold."
     if why := STOPPED_WORDS.get(ablation.stopped):
         return f"No answer yet: {tried}, none kept, and {why}."
-    ceiling = format_ratio(ablation.baseline.ceilings.free_data)
+    free_data = ablation.baseline.ceilings.free_data
+    ceiling = format_ratio(free_data)
+    if free_data >= WORTH_LOOKING:
+        return (
+            f"No gain found: {tried}, none of them a gain that could be shown; free data would "
+            f"give up to {ceiling}, which takes a change of the data set or its loader."
+        )
     return (
         f"Nothing worth changing: {tried}, none of them a gain that could be shown; "
         f"free data would give at most {ceiling}."

@@ -1,7 +1,7 @@
 """Nouns in words: the cells and phrases that text, Markdown and HTML share."""
 
 from flatout.core.ablation import Comparison, LossCheck, Row, Verdict
-from flatout.core.profile import PeakBytes, Profile
+from flatout.core.profile import PeakBytes
 from flatout.core.units import (
     MAX_RATIO_END,
     format_bytes,
@@ -114,16 +114,6 @@ def memory_words(peak: PeakBytes) -> str:
     """Return the peak memory: what the device's tensors took, or the process where unknown."""
     count = peak.allocated or peak.device
     return format_bytes(count) if count else NOTHING
-
-
-def ceilings_words(profile: Profile) -> str:
-    """Say what each cause could gain at most."""
-    ceilings = profile.ceilings
-    return (
-        f"at most {format_ratio(ceilings.free_data)} if data were free, "
-        f"{format_ratio(ceilings.free_copies)} if copies were free, "
-        f"{format_ratio(ceilings.compute_only)} if only computing were left"
-    )
 
 
 def sentence(text: str) -> str:

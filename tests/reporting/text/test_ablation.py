@@ -4,8 +4,11 @@ from dataclasses import replace
 import pytest
 
 from flatout.core.ablation import Comparison, LossCheck, Verdict
+from flatout.core.feeding import Feeding
+from flatout.core.profile import Ceilings
 from flatout.core.recipe import Recipe
 from flatout.reporting.text import render_ablation
+from flatout.reporting.verdict import feeding_words, reasons
 
 
 def first_line(ablation):
@@ -138,3 +141,38 @@ def test_a_hostile_script_name_cannot_move_the_cursor(tuned):
 
     assert text.isascii()
     assert "\x1b" not in text
+
+
+def test_a_recipe_that_was_faster_than_its_limit_is_fed_and_no_more():
+    fed = feeding_words(Feeding(samples_per_s=102.0, free_data_per_s=150.0, cores_per_s=100.0))
+
+    assert "102 %" not in fed
+    assert fed.startswith("Fed: 102 samples/s, no less than what the cores can make (100);")
+
+
+def test_another_recipe_that_was_faster_is_named_where_one_is_called_fed(tuned):
+    feeding = Feeding(samples_per_s=100.0, free_data_per_s=100.0, cores_per_s=150.0)
+    rows = (replace(tuned.rows[0], samples_per_s=124.0),)
+
+    told = "\n".join(reasons(replace(tuned, feeding=feeding, rows=rows)))
+
+    assert "what free data would give this recipe" in told
+    assert f"Data is not all: with {rows[0].choice.technique} (" in told
+    assert "it made 124 samples/s." in told
+
+
+@pytest.mark.parametrize("interval", [(0.97, 1.04), (0.90, 0.95)])
+def test_a_recipe_that_is_no_faster_is_not_what_to_run_next(tuned, interval):
+    pair = Comparison(ratio=sum(interval) / 2, interval=interval, n=6)
+    text = render_ablation(replace(tuned, confirmation=pair, needed=()))
+
+    assert text.startswith("Not faster")
+    assert text.splitlines()[-1] == f"next  python {tuned.workload}"
+
+
+def test_much_to_gain_from_data_is_not_called_nothing_worth_changing(leave):
+    ceilings = Ceilings(free_data=9.0, compute_only=9.0)
+    text = first_line(replace(leave, baseline=replace(leave.baseline, ceilings=ceilings)))
+
+    assert text.startswith("No gain found: 2 levers tried")
+    assert "up to 9.00x" in text

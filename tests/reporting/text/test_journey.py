@@ -3,7 +3,7 @@ from dataclasses import replace
 from flatout.core.journey import TRAINING, Journey
 from flatout.core.readings import Limits
 from flatout.reporting.text.journey import journey_lines
-from tests.rules.journey_facts import MIB, journey, leg
+from tests.rules.journey_facts import MIB, journey, leg, worker
 
 
 def text_of(profile):
@@ -91,3 +91,11 @@ def test_a_fresh_process_takes_over_no_cuda_and_no_locks(starved):
 
     assert "CUDA" not in text
     assert "tqdm_monitor" not in text
+
+
+def test_storage_that_gave_more_than_was_read_is_not_called_a_part_of_it(starved):
+    facts = (worker(0, read_bytes_per_step=22.0, storage_bytes_per_step=315.9 * 1024),)
+
+    text = text_of(replace(starved, journey=replace(journey(), workers=facts)))
+
+    assert "315.9 KiB a step from storage, 22 bytes of it by reading files" in text

@@ -56,7 +56,7 @@ def test_a_step_without_products_to_speak_of_says_so(starved):
 def test_measured_ceilings_are_told_from_computed_ones(starved):
     measured = replace(starved, ceilings=Ceilings(free_data=2.0, is_measured=True))
 
-    assert "ceilings measured" in text_of(measured)
+    assert "measured     ceilings" in text_of(measured)
 
 
 def test_what_is_missing_says_why(starved):
@@ -84,3 +84,18 @@ def test_no_line_is_wider_than_the_terminal(starved, width):
     lines = limits_lines(replace(starved, limits=LIMITS, mfu=0.06, ceilings=measured), width)
 
     assert max(map(len, lines)) <= width
+
+
+def test_a_loader_that_is_slower_alone_is_not_called_a_limit(starved):
+    text = text_of(replace(starved, samples_per_s=400.0, limits=LIMITS))
+
+    assert "alone 378 samples/s, no faster than the training takes them now (400)" in text
+    assert "378 samples/s, 0." not in text
+
+
+def test_a_step_below_its_least_time_is_not_promised_to_be_slower(starved):
+    limits = replace(LIMITS, least_step_ms=2 * starved.step_ms.median)
+    text = text_of(replace(starved, limits=limits))
+
+    assert "at most 0.50x" not in text
+    assert "faster than that" in text

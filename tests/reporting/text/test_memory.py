@@ -38,7 +38,7 @@ def test_the_peak_its_phase_and_the_tensors_behind_it_are_shown(busy):
 
     assert lines == [
         "",
-        "memory peak  3.00 GiB in backward (n=8 steps); by phase: backward 3.00 GiB,",
+        "tensor peak  3.00 GiB in backward (n=8 steps); by phase: backward 3.00 GiB,",
         "             forward 2.00 GiB, data wait 1.00 GiB",
         "by module    head 512.0 MiB",
         "",
@@ -46,7 +46,7 @@ def test_the_peak_its_phase_and_the_tensors_behind_it_are_shown(busy):
         "-" * 75,
         "  512.0 MiB  8x1024x50257 float32  head, train.py:31",
         "    2.0 KiB  16x32 float32         parameter,...d_forward.linear_1, earlier",
-        "      900 B  inside an op          backward",
+        "  900 bytes  inside an op          backward",
     ]
 
 

@@ -67,7 +67,7 @@ def test_the_view_of_a_job_on_a_gpu():
         "n/a: Insufficient Permissions",
         "",
         "host       16 cores 59 % busy, memory 12.00 GiB of 128.00 GiB, disk read 238.4",
-        "           MiB/s, write 0.0 MiB/s",
+        "           MiB/s, write 0 bytes/s",
     ]
 
 

@@ -15,7 +15,7 @@ def waiting(*, workers=2, **changes):
 
 
 def test_too_few_cores_are_reported_with_the_costliest_leg():
-    finding = check(waiting(), machine())
+    finding = check(waiting(), machine(usable_cores=2))
 
     assert finding.share == 0.5
     assert finding.because == (
@@ -29,7 +29,7 @@ def test_too_few_cores_are_reported_with_the_costliest_leg():
 
 
 def test_without_a_lever_it_says_what_is_left_to_do():
-    assert "store it in a cheaper form" in check(waiting(levers=()), machine()).next
+    assert "store it in a cheaper form" in check(waiting(levers=()), machine(usable_cores=2)).next
 
 
 def test_levers_that_need_a_store_or_consent_are_in_no_command():
@@ -63,3 +63,9 @@ def test_a_wait_that_free_data_does_not_shorten_is_no_loss():
     free = Ceilings(free_data=1.02, is_measured=True)
 
     assert check(replace(waiting(), ceilings=free), machine()) is None
+
+
+def test_few_cores_are_not_none():
+    text = check(waiting(needed=0.01, usable=0.001), machine()).because
+
+    assert "<0.1 cores feed one device" in text

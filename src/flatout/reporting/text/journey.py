@@ -65,7 +65,7 @@ def _rows(journey: Journey, profile: Profile) -> Iterator[tuple[str, str]]:
         yield "reads", _reads(read)
     grown = max((facts.growth_bytes_per_step or 0.0 for facts in workers), default=0.0)
     if grown >= MIN_GROWTH_BYTES:
-        yield "growth", f"a worker's memory grows by {_bytes(grown)} a step"
+        yield "growth", f"a worker's memory grows by {format_bytes(grown)} a step"
     unknown = dict(journey.missing or {})
     if profile.device_kind == "cpu":
         unknown.pop("h2d, sync", None)  # there is no device to copy to
@@ -78,7 +78,7 @@ def _leg(leg: Leg) -> str:
 
 
 def _copies(leg: Leg, profile: Profile) -> str:
-    text = f"{_bytes(leg.bytes_per_step or 0.0)} a step to the device"
+    text = f"{format_bytes(leg.bytes_per_step or 0.0)} a step to the device"
     limit = profile.limits.copy_bytes_per_s if profile.limits else None
     rate = f" at {format_bytes(leg.bytes_per_s or 0.0)}/s"
     return text + rate + (f" of {format_bytes(limit)}/s measured" if limit else "")
@@ -122,16 +122,12 @@ def _started(loader: LoaderFacts) -> str:
 def _reads(facts: Sequence[WorkerFacts]) -> str:
     read = sum(x.read_bytes_per_step or 0.0 for x in facts)
     stored = sum(x.storage_bytes_per_step or 0.0 for x in facts)
-    source = f"{_bytes(stored)} of it from storage" if stored else "none of it from storage: cached"
-    return f"{_bytes(read)} a step from files, {source}"
-
-
-def _bytes(count: float) -> str:
-    """Return a number of bytes that may be small.
-
-    >>> _bytes(300), _bytes(40_960), _bytes(5 * 1024**2)
-    ('300 bytes', '40.0 KiB', '5.0 MiB')
-    """
-    if count >= 1024**2:
-        return format_bytes(count)
-    return f"{count / 1024:.1f} KiB" if count >= 1024 else f"{count:.0f} bytes"
+    if stored > read:
+        # Pages of mapped files and what is read ahead are loaded without a call that reads.
+        return (
+            f"{format_bytes(stored)} a step from storage, {format_bytes(read)} of it by reading "
+            "files: the rest is mapped or read ahead"
+        )
+    source = f"{format_bytes(stored)} of it" if stored else "none of it"
+    source += " from storage" if stored else " from storage: cached"
+    return f"{format_bytes(read)} a step from files, {source}"

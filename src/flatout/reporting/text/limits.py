@@ -4,11 +4,17 @@ from collections.abc import Iterator
 
 from flatout.core.profile import Profile
 from flatout.core.readings import Limits
-from flatout.core.units import format_bytes, format_ms, format_rate, format_ratio, format_share
+from flatout.core.units import (
+    format_bytes,
+    format_ms,
+    format_rate,
+    format_ratio,
+    format_share,
+    with_prefix,
+)
 from flatout.reporting.tables import labelled
 
 LABEL_WIDTH = 11
-UNITS = ((1e12, "TFLOP"), (1e9, "GFLOP"), (1e6, "MFLOP"), (1e3, "kFLOP"))
 HIDDEN_STEP_SHARE = 0.001
 """A least step below a thousandth of the step says only that the step is not about products."""
 WORDS = {
@@ -32,7 +38,7 @@ def limits_lines(profile: Profile, width: int) -> list[str]:
 
 def _rows(profile: Profile, limits: Limits) -> Iterator[tuple[str, str]]:
     if profile.ceilings.is_measured:
-        yield "", "(ceilings measured: runs with replayed batches, beside the script as it is)"
+        yield "measured", "ceilings, by runs with replayed batches beside the script as it is"
     if limits.loader_samples_per_s and profile.samples_per_s:
         yield "loader", _loader(profile, limits.loader_samples_per_s)
     if limits.least_step_ms is not None:
@@ -48,9 +54,15 @@ def _rows(profile: Profile, limits: Limits) -> Iterator[tuple[str, str]]:
 
 
 def _loader(profile: Profile, rate: float) -> str:
-    times = format_ratio(rate / profile.samples_per_s_per_rank)
+    taken = profile.samples_per_s_per_rank
     who = "one of the ranks" if profile.ranks else "the training"
-    return f"by itself at most {format_rate(rate)} samples/s, {times} what {who} takes now"
+    if rate <= taken:
+        return (
+            f"alone {format_rate(rate)} samples/s, no faster than {who} takes them now "
+            f"({format_rate(taken)})"
+        )
+    times = format_ratio(rate / taken)
+    return f"alone at most {format_rate(rate)} samples/s, {times} what {who} takes now"
 
 
 def _least_step(profile: Profile, limits: Limits) -> str:
@@ -63,6 +75,8 @@ def _least_step(profile: Profile, limits: Limits) -> str:
     )
     if least_ms < HIDDEN_STEP_SHARE * step_ms:
         return f"{text} (the step is not about matrix products)"
+    if least_ms >= step_ms:
+        return f"{text} (faster than that: not all counted operations are really done)"
     return f"{text}, so at most {format_ratio(step_ms / least_ms)}"
 
 
@@ -85,7 +99,5 @@ def format_flops(count: float) -> str:
     >>> format_flops(3.1e12), format_flops(286_720), format_flops(12)
     ('3.10 TFLOP', '287 kFLOP', '12.0 FLOP')
     """
-    for unit, name in UNITS:
-        if count >= unit:
-            return f"{format_rate(count / unit)} {name}"
-    return f"{format_rate(count)} FLOP"
+    value, prefix = with_prefix(count)
+    return f"{format_rate(value)} {prefix}FLOP"

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from flatout.core.memory import MemoryStory, TensorAtPeak
 from flatout.core.profile import Profile
-from flatout.core.units import KIB, MIB, format_bytes, format_share
+from flatout.core.units import format_bytes, format_share
 from flatout.reporting.tables import Column, labelled, table
 from flatout.reporting.words import PHASE_WORDS
 
@@ -40,30 +40,30 @@ def memory_lines(profile: Profile, width: int) -> list[str]:
 
 def _readings(story: MemoryStory) -> Iterator[tuple[str, str]]:
     peaks = ", ".join(
-        f"{_word(phase)} {small_bytes(count)}"
+        f"{_word(phase)} {format_bytes(count)}"
         for phase, count in sorted(story.by_phase.items(), key=lambda item: -item[1])
     )
     yield (
-        "memory peak",
-        f"{small_bytes(story.peak_bytes)} in {_word(story.peak_phase)} (n={story.steps} steps); "
+        "tensor peak",
+        f"{format_bytes(story.peak_bytes)} in {_word(story.peak_phase)} (n={story.steps} steps); "
         f"by phase: {peaks}",
     )
     modules = [(name, count) for name, count in story.by_module.items() if name][:MAX_MODULES]
     if modules:
-        yield "by module", ", ".join(f"{name} {small_bytes(count)}" for name, count in modules)
+        yield "by module", ", ".join(f"{name} {format_bytes(count)}" for name, count in modules)
     if story.leak_bytes_per_step >= MIN_LEAK_BYTES:
         where = "; ".join(
-            f"{small_bytes(count)} made at {line or 'a line that is not known'}"
+            f"{format_bytes(count)} made at {line or 'a line that is not known'}"
             for line, count in list(story.leak_by_line.items())[:MAX_MODULES]
         )
-        text = f"each step leaves {small_bytes(story.leak_bytes_per_step)} behind"
+        text = f"each step leaves {format_bytes(story.leak_bytes_per_step)} behind"
         yield "leak", f"{text}: {where}" if where else text
     if story.reserved_bytes is not None:
         yield "reserved", ", ".join(_pool(story))
 
 
 def _pool(story: MemoryStory) -> Iterator[str]:
-    yield small_bytes(story.reserved_bytes or 0)
+    yield format_bytes(story.reserved_bytes or 0)
     if story.fragmentation_share is not None:
         yield f"{format_share(story.fragmentation_share)} of it used by no tensor at the peak"
     if story.allocation_retries:
@@ -81,7 +81,7 @@ def _row(tensor: TensorAtPeak) -> tuple[str, ...]:
     # What a parameter is for tells more than where it was made.
     names = (tensor.kind, tensor.module, tensor.line or tensor.phase)
     place = ", ".join(name for name in names if name)
-    return small_bytes(tensor.bytes), _cut(held, MAX_SHAPE), _cut(place, MAX_PLACE)
+    return format_bytes(tensor.bytes), _cut(held, MAX_SHAPE), _cut(place, MAX_PLACE)
 
 
 def _word(phase: str) -> str:
@@ -98,14 +98,3 @@ def _cut(text: str, width: int) -> str:
         return text
     tail = (width - 3) * 3 // 4
     return f"{text[: width - 3 - tail]}...{text[-tail:]}"
-
-
-def small_bytes(count: float) -> str:
-    """Render a byte count, in bytes and KiB too where MiB would show nothing.
-
-    >>> small_bytes(12), small_bytes(2048), small_bytes(3 * MIB)
-    ('12 B', '2.0 KiB', '3.0 MiB')
-    """
-    if count >= MIB:
-        return format_bytes(count)
-    return f"{count / KIB:.1f} KiB" if count >= KIB else f"{count:.0f} B"

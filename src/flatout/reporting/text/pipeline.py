@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 
 from flatout.core.pipeline import ASKED, PACKING, Pipeline, Stage
 from flatout.core.profile import Profile
-from flatout.core.units import format_ms, format_rate, format_sample_bytes, format_share
+from flatout.core.units import format_bytes, format_count, format_ms, format_rate, format_share
 from flatout.reporting.tables import labelled
 from flatout.reporting.text.journey import LABEL_WIDTH
 
@@ -38,15 +38,15 @@ def _rows(pipeline: Pipeline) -> Iterator[tuple[str, str]]:
     useful = sorted((pipeline.cores_without(lever), lever) for lever in levers - ASKED)
     if useful:
         parts = [
-            f"{lever} leaves {cores:.1f} at least ({_legs(pipeline, lever)})"
+            f"{lever} leaves {format_count(cores)} at least ({_legs(pipeline, lever)})"
             for cores, lever in useful[:3]
         ]
         yield "levers", "of these cores " + ", ".join(parts)
     if PACKING in levers:
         yield (
             "packing",
-            f"{pipeline.cores_without(PACKING):.1f} cores at least after packing: {PACKING} takes "
-            f"{_legs(pipeline, PACKING)} from a store; flatout pack makes one",
+            f"{format_count(pipeline.cores_without(PACKING))} cores at least after packing: "
+            f"{PACKING} takes {_legs(pipeline, PACKING)} from a store; flatout pack makes one",
         )
 
 
@@ -60,9 +60,7 @@ def _sizes(stages: Iterable[Stage]) -> str:
     for stage in stages:
         if stage.bytes:
             legs.setdefault(stage.bytes, []).append(WORDS.get(stage.name, stage.name))
-    return "; ".join(
-        f"{', '.join(names)} {format_sample_bytes(size)}" for size, names in legs.items()
-    )
+    return "; ".join(f"{', '.join(names)} {format_bytes(size)}" for size, names in legs.items())
 
 
 def _stage(stage: Stage) -> str:
@@ -74,7 +72,7 @@ def _stage(stage: Stage) -> str:
 def _cores(pipeline: Pipeline) -> str:
     verdict = "enough" if pipeline.is_fed else "too few"
     return (
-        f"{pipeline.cores_needed:.1f} cores feed one device with this pipeline, at the "
+        f"{format_count(pipeline.cores_needed)} cores feed one device with this pipeline, at the "
         f"{format_rate(pipeline.samples_per_s)} samples/s it takes when data is free; "
-        f"{pipeline.usable_cores:.0f} are there: {verdict}"
+        f"{pipeline.usable_cores:g} are there: {verdict}"
     )

@@ -8,10 +8,12 @@ from flatout.reporting.messages import ENGLISH, Messages, messages
 from flatout.reporting.profile_words import (
     add_up,
     ceilings_sentence,
+    cell,
     finding_sentence,
     headline,
     notes,
     readings,
+    share_cells,
     warnings,
 )
 from flatout.reporting.tables import (
@@ -84,8 +86,15 @@ def _phases(profile: Profile, say: Messages) -> list[str]:
     times = add_up([profile.phases_ms[phase] * scale for phase in PHASES], 10.0**-decimals)
     shares = add_up([100 * profile.share(phase) for phase in PHASES], 0.1)
     rows = [
-        [say(f"phase.{phase}"), f"{time:.{decimals}f}", f"{share:.1f} %", _bar(share / 100)]
-        for phase, time, share in zip(PHASES, times, shares, strict=True)
+        [
+            say(f"phase.{phase}"),
+            cell(time, profile.phases_ms[phase], decimals),
+            text,
+            _bar(share / 100),
+        ]
+        for phase, time, share, text in zip(
+            PHASES, times, shares, share_cells(profile, shares), strict=True
+        )
     ]
     rows.append([say("phase.step"), f"{sum(times):.{decimals}f}", f"{sum(shares):.1f} %", ""])
     columns = [

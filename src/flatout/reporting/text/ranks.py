@@ -4,7 +4,7 @@ import statistics
 
 from flatout.core.profile import Profile
 from flatout.core.readings import RankFacts
-from flatout.core.units import format_ms, format_rate, format_share
+from flatout.core.units import format_count, format_ms, format_rate, format_share
 from flatout.reporting.tables import Column, labelled, table
 
 MOST = 8
@@ -40,8 +40,8 @@ def _row(rank: RankFacts) -> list[str]:
     return [
         str(rank.rank),
         f"{rank.step_ms:.1f}",
-        *(f"{rank.phases_ms[name]:.1f}" for name in SHOWN),
-        "not seen" if exposed is None else f"{exposed:.1f}",
+        *(format_count(rank.phases_ms[name]) for name in SHOWN),
+        "not seen" if exposed is None else format_count(exposed),
         format_rate(rank.samples_per_s),
     ]
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from flatout.core.profile import Profile
 from flatout.core.trace import TraceEntry, TraceSummary
-from flatout.core.units import format_bytes, format_ms, format_share
+from flatout.core.units import format_bytes, format_count, format_ms, format_share
 from flatout.reporting.tables import Column, labelled, table
 
 MOST = 5
@@ -37,16 +37,12 @@ def _table(title: str, entries: Sequence[TraceEntry]) -> list[str]:
         [
             entry.name[:NAME_WIDTH],
             f"{entry.calls_per_step:g}",
-            f"{entry.ms_per_step:.3f}",
+            format_count(entry.ms_per_step, 3),
             format_share(entry.share),
         ]
         for entry in entries[:MOST]
     ]
     return table(columns, rows)
-
-
-def _size(count: int) -> str:
-    return format_bytes(count) if count >= 1024**2 else f"{count / 1024:.0f} KiB"
 
 
 def _readings(trace: TraceSummary) -> Iterator[tuple[str, str]]:
@@ -66,7 +62,7 @@ def _readings(trace: TraceSummary) -> Iterator[tuple[str, str]]:
     if trace.tensor_core_share is not None:
         share = format_share(trace.tensor_core_share)
         yield "tensor", f"{share} of the kernels' time is in tensor-core kernels, by their names"
-    where = f", {_size(trace.file_bytes)} in {trace.path}" if trace.path else ""
+    where = f", {format_bytes(trace.file_bytes)} in {trace.path}" if trace.path else ""
     yield (
         "trace",
         f"{trace.steps} steps of {format_ms(trace.step_ms)} under the profiler, "

@@ -5,7 +5,8 @@ from flatout.core.journey import Journey
 from flatout.core.machine import Machine
 from flatout.core.profile import Profile
 from flatout.core.units import format_bytes, format_ms, format_share
-from flatout.profiling.feeding import cores_of, workers_now
+from flatout.profiling.feeding import cores_of, useful_workers, workers_now
+from flatout.rules.runtime.data_wait import FOREIGN
 
 MIN_WAIT = 0.10
 """Below a tenth of the step, waiting for data is not worth a reader's time."""
@@ -22,14 +23,15 @@ def check(profile: Profile, machine: Machine) -> Finding | None:
     made, blocked = _made_ms(profile.journey)
     if not made or blocked / made < MIN_BLOCKED:
         return None
-    stored = sum(facts.storage_bytes_per_step or 0.0 for facts in profile.journey.workers)
+    known = [facts.storage_bytes_per_step for facts in profile.journey.workers]
+    stored = sum(count or 0.0 for count in known)
     return Finding(
         code="blocked_reads",
         share=wait * blocked / made,
         because=(
             f"of the {format_ms(made)} that making a step's batch takes, {format_ms(blocked)} "
             f"({format_share(blocked / made)}) are blocked in reading samples: storage, network or "
-            f"a lock, not computing; {format_bytes(stored)} a step came from storage"
+            f"a lock, not computing{_stored(stored) if set(known) - {None} else ''}"
         ),
         next=_next(profile, machine),
         evidence={
@@ -47,11 +49,23 @@ def _made_ms(journey: Journey) -> tuple[float, float]:
     return sum(leg.ms for leg in legs), sum(leg.ms for leg in legs if leg.name == "read")
 
 
+def _stored(count: float) -> str:
+    return f"; {format_bytes(count)} a step came from storage" if count else "; none from storage"
+
+
 def _next(profile: Profile, machine: Machine) -> str:
+    if not profile.training_loaders:
+        return FOREIGN
     tune = "flatout tune --only loader_workers,persistent_workers train.py"
-    if workers_now(profile) < cores_of(profile, machine):
-        return f"let more workers read at the same time: {tune}"
+    useful, now = useful_workers(profile, machine), workers_now(profile)
+    if now >= useful:
+        return (
+            "more workers do not help: copy the data to a local disk, or pack it into few large "
+            "files: flatout pack"
+        )
+    if useful <= cores_of(profile, machine):
+        return f"let up to {useful} workers read at the same time: {tune}"
     return (
-        "blocked workers need no core, so more of them than cores may help: "
+        f"blocked workers need no core, so up to {useful} of them help: "
         f"{tune}; beyond that, copy the data to a local disk or pack it into few large files"
     )

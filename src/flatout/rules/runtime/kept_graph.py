@@ -3,6 +3,7 @@
 from flatout.core.finding import Finding
 from flatout.core.machine import Machine
 from flatout.core.profile import Profile
+from flatout.core.units import format_bytes
 
 STEPS = 1_000
 """Steps over which the growth is judged, as for other leaks."""
@@ -25,8 +26,9 @@ def check(profile: Profile, machine: Machine) -> Finding | None:
         share=min(share, 1.0),
         of="memory",
         because=(
-            f"{names} keeps the autograd graph of every step: {nodes:.0f} nodes more after each "
-            f"of {story.steps} steps"
+            f"{names} keeps the autograd graph of every step: {nodes:.0f} nodes "
+            f"({format_bytes(nodes * NODE_BYTES)} of the host's memory) more after each of "
+            f"{story.steps} steps"
         ),
         next=f"add the loss without its past: .detach() or .item() where {names} is added to",
         evidence={"nodes_per_step": nodes, "steps": float(story.steps)},

@@ -4,8 +4,8 @@ from flatout.core.finding import Finding
 from flatout.core.machine import Machine
 from flatout.core.pipeline import ASKED, Pipeline
 from flatout.core.profile import Profile
-from flatout.core.units import format_ms, format_rate, format_share
-from flatout.profiling.feeding import workers_now
+from flatout.core.units import format_count, format_ms, format_rate, format_share
+from flatout.profiling.feeding import useful_workers, workers_now
 
 MIN_SHARE = 0.10
 """Below a tenth of the step in waiting, cheaper samples are not worth a reader's time."""
@@ -13,7 +13,6 @@ MIN_SHARE = 0.10
 
 def check(profile: Profile, machine: Machine) -> Finding | None:
     """Report a pipeline that needs more cores than there are, where the step waits for data."""
-    del machine
     pipeline, share = profile.pipeline, profile.lost_to_data
     if pipeline is None or pipeline.is_fed or share < MIN_SHARE:
         return None
@@ -23,12 +22,12 @@ def check(profile: Profile, machine: Machine) -> Finding | None:
         share=share,
         because=(
             f"a sample takes {format_ms(pipeline.cpu_ms)} of one core, so "
-            f"{pipeline.cores_needed:.1f} cores feed one device at the "
+            f"{format_count(pipeline.cores_needed)} cores feed one device at the "
             f"{format_rate(pipeline.samples_per_s)} samples/s it takes when data is free, and "
-            f"{pipeline.usable_cores:.1f} are there; "
+            f"{format_count(pipeline.usable_cores)} are there; "
             f"{format_share(costly.share)} of it is {costly.name}"
         ),
-        next=_next(pipeline, workers_now(profile)),
+        next=_next(pipeline, workers_now(profile), useful_workers(profile, machine)),
         evidence={
             "cores_needed": pipeline.cores_needed,
             "usable_cores": pipeline.usable_cores,
@@ -38,16 +37,15 @@ def check(profile: Profile, machine: Machine) -> Finding | None:
     )
 
 
-def _next(pipeline: Pipeline, workers: int) -> str:
+def _next(pipeline: Pipeline, workers: int, useful: int) -> str:
     """Return what to do: workers as long as there are cores for them, then cheaper samples."""
     levers = {lever for stage in pipeline.stages for lever in stage.levers} - ASKED
     best = sorted(levers, key=lambda lever: (pipeline.cores_without(lever), lever))[:3]
-    cores = int(pipeline.usable_cores)
-    if workers < cores:
-        made = format_rate(1e3 * cores / pipeline.cpu_ms)
+    if workers < useful:
+        made = format_rate(1e3 * pipeline.usable_cores / pipeline.cpu_ms)
         only = ",".join(["loader_workers", *best])
         return (
-            f"up to {cores} workers help (they make {made} samples/s at most), beyond them "
+            f"up to {useful} workers help (they make {made} samples/s at most), beyond them "
             f"cheaper samples do: flatout tune --only {only} train.py"
         )
     if not best:

@@ -14,15 +14,16 @@ from typing import Any
 from flatout import techniques
 from flatout.core.profile import Ceilings, Profile
 from flatout.core.readings import Limits
+from flatout.core.regime import most_times
 from flatout.core.units import format_share
 from flatout.hardware.peaks import Peaks, PeaksOf, forget_peaks, read_peaks
+from flatout.profiling.feeding import workers_now
 from flatout.profiling.limits import flops_of_step, loaders_per_s, main_dtype
 from flatout.profiling.pipeline import pipeline_of
+from flatout.profiling.regime import held_to_phases
 from flatout.seams.process import scratch_root
 from flatout.workflow.passes import PassRunner, find_seen, with_note
 
-LEAST_COMPUTE_SHARE = 0.02
-"""Smallest share of the step that computing is taken to need, so that a ceiling stays a number."""
 DRIFT = 0.10
 """When the two runs as they are differ by more, their reader should know."""
 MOST_DRIFT = 0.50
@@ -87,7 +88,8 @@ def with_ceilings(profile: Profile, runner: PassRunner) -> Profile:
     if not plain.steps_ms or host.profile is None:
         return with_note(profile, "ceilings follow from the phases, they are not measured")
     measured = ceilings_of(plain.step_ms, host.profile, device.profile or host.profile)
-    return _with_drift(profile, measured, plain)
+    measured = replace(measured, slowed_share=slowed_share(profile, host.profile))
+    return _with_drift(profile, held_to_phases(profile, measured), plain)
 
 
 def ceilings_of(plain_ms: float, host: Profile, device: Profile) -> Ceilings:
@@ -108,6 +110,14 @@ def ceilings_of(plain_ms: float, host: Profile, device: Profile) -> Ceilings:
     )
 
 
+def slowed_share(profile: Profile, host: Profile) -> float:
+    """Return the share of the whole step by which its workers slow what is not waiting for them."""
+    if not workers_now(profile):
+        return 0.0
+    rest_ms, free_ms = (x.step_ms.median - x.phases_ms["data_wait"] for x in (profile, host))
+    return max(0.0, rest_ms - free_ms) / profile.whole_step_ms
+
+
 def replaying_ms(host: Profile) -> float:
     """Return what drawing a replayed batch takes of a step: data that are free take nothing.
 
@@ -118,7 +128,7 @@ def replaying_ms(host: Profile) -> float:
 
 def _gain(plain_ms: float, least_ms: float) -> float:
     """Return how many times as fast; what is free never slows down."""
-    return max(1.0, plain_ms / max(least_ms, LEAST_COMPUTE_SHARE * plain_ms))
+    return most_times(1 - least_ms / plain_ms)
 
 
 def replay_probe(

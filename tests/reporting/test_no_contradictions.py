@@ -1,0 +1,329 @@
+"""Numbers of one report that a reader holds against each other agree, whatever was measured."""
+
+import re
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flatout import rules
+from flatout.core.journey import TRAINING, WORKERS, Journey
+from flatout.core.pipeline import Pipeline, Stage
+from flatout.core.profile import PHASES, Ceilings, Spread
+from flatout.core.readings import Limits, RankFacts, SyncPoint
+from flatout.core.regime import most_times
+from flatout.core.trace import IdleSplit, TraceSummary
+from flatout.core.units import format_bytes, format_ratio, format_share
+from flatout.profiling.regime import best_case, data_share, held_to_phases, with_regime
+from flatout.profiling.summary import ceilings_of
+from flatout.reporting.messages import LANGUAGES, messages
+from flatout.reporting.profile_tables import sheets
+from flatout.reporting.profile_words import ceilings_sentence, headline, readings
+from flatout.reporting.text import render_profile
+from tests.rules.journey_facts import leg, worker
+from tests.rules.memory_facts import story
+from tests.techniques.facts import gpu, loader, machine, model, optimizer, profile
+
+EXACT = 1e-6
+ENGLISH = messages("en")
+HOST = machine(cpu_features=frozenset({"amx_bf16"}), device=gpu(), usable_cores=2)
+TIMES = st.sampled_from([0.0, 1e-4, 0.02]) | st.floats(0.01, 500.0)
+SHARES = st.floats(0.0, 1.0)
+RATIOS = st.floats(1.0, 60.0)
+ZERO = re.compile(r"(?<![\d.,<])0(?:\.0+)? (?:cores|[kMGT]?FLOP|MiB|GiB|KiB|bytes|%)")
+
+
+@st.composite
+def pipelines(draw):
+    cpu_ms = draw(st.floats(0.001, 50.0))
+    rate = draw(st.floats(0.1, 5000.0))
+    return Pipeline(
+        stages=(
+            Stage(name="read", cpu_ms=1e-4 * cpu_ms, share=1e-4, wait_ms=draw(TIMES)),
+            Stage(name="decode", cpu_ms=0.9999 * cpu_ms, share=0.9999, levers=("fast_decode",)),
+        ),
+        samples=64,
+        cpu_ms=cpu_ms,
+        samples_per_s=rate,
+        cores_needed=rate * cpu_ms / 1e3,
+        usable_cores=2.0,
+    )
+
+
+@st.composite
+def journeys(draw, workers):
+    read_ms, decode_ms = draw(st.floats(0.01, 300.0)), draw(st.floats(0.01, 300.0))
+    where = WORKERS if workers else TRAINING
+    stored = draw(st.none() | st.floats(0.0, 1e6))
+    facts = [worker(number, storage_bytes_per_step=stored) for number in range(workers)]
+    return Journey(
+        legs=(leg("read", read_ms, where=where), leg("decode", decode_ms, where=where)),
+        workers=tuple(facts) or (worker(-1, storage_bytes_per_step=stored),),
+    )
+
+
+@st.composite
+def profiles(draw):
+    """A profile as a measurement gives it: its ceilings and regime follow from what was seen."""
+    phases = {phase: draw(TIMES) for phase in PHASES}
+    phases["backward"] += 0.001
+    kind = draw(st.sampled_from(["cpu", "cuda"]))
+    if kind == "cpu":
+        phases["h2d"] = 0.0
+    step_ms, workers = sum(phases.values()), draw(st.integers(0, 6))
+    has_loader = draw(st.booleans())
+    facts = profile(
+        kind=kind,
+        phases_ms=phases,
+        step_ms=Spread(median=step_ms, p10=step_ms, p90=step_ms, n=20),
+        device_busy_share=draw(st.floats(0.01, 1.0)),
+        overhead_share=0.01,
+        epoch_start_ms=draw(TIMES),
+        epoch_steps=draw(st.none() | st.integers(1, 100)),
+        samples_per_step=8.0,
+        loaders=(loader(num_workers=workers),) if has_loader else (),
+        models=(model(),),
+        optimizers=(optimizer(),),
+        eval_ms=0.0,
+        syncs=(SyncPoint(line="a.py:1", what="item", per_step=1, ms_per_step=draw(TIMES)),),
+        journey=draw(st.none() | journeys(workers if has_loader else 0)),
+        pipeline=draw(st.none() | pipelines()) if has_loader else None,
+        limits=Limits(
+            flops_per_step=draw(st.floats(1.0, 1e13)),
+            gemm_flops_per_s=draw(st.floats(1e9, 1e14)),
+            gemm_dtype="float32",
+            least_step_ms=draw(st.floats(1e-6, 10.0)),
+        ),
+        memory=draw(
+            st.none() | st.just(story(kept_graph_nodes_per_step=2.0, kept_graph_names=("total",)))
+        ),
+        ranks=draw(st.just(()) | st.just((a_rank(step_ms, draw(SHARES)),))),
+        trace=draw(st.none() | st.just(a_trace(step_ms, draw(SHARES)))) if kind == "cuda" else None,
+    )
+    facts = replace(facts, ceilings=ceilings_of(facts))
+    if draw(st.booleans()) and has_loader:
+        measured = Ceilings(
+            free_data=draw(RATIOS),
+            free_copies=draw(RATIOS),
+            compute_only=draw(RATIOS),
+            is_measured=True,
+            slowed_share=draw(st.floats(0.0, 0.3)) if workers else 0.0,
+        )
+        facts = replace(facts, ceilings=held_to_phases(facts, measured))
+    return rules.add_findings(with_regime(facts), HOST)
+
+
+def a_rank(step_ms, exposed):
+    return RankFacts(
+        rank=0,
+        step_ms=step_ms,
+        phases_ms=dict.fromkeys(PHASES, step_ms / len(PHASES)),
+        samples_per_s=1.0,
+        exposed_communication_ms=exposed * step_ms,
+    )
+
+
+def a_trace(step_ms, idle):
+    split = IdleSplit(host_wait_share=idle, kernel_wait_share=0.0, other_share=0.0)
+    return TraceSummary(steps=3, step_ms=step_ms, idle=split)
+
+
+@given(profiles())
+def test_no_ceiling_is_above_the_bound_of_what_it_removes(facts):
+    ceilings = facts.ceilings
+    of_whole = facts.step_ms.median / facts.whole_step_ms
+    outside = (facts.share("h2d") + facts.share("other")) * of_whole
+
+    assert ceilings.free_data <= most_times(data_share(facts)) * (1 + EXACT)
+    assert ceilings.free_copies <= most_times(max(facts.share("h2d", "other"), 0.0)) * (1 + EXACT)
+    assert ceilings.compute_only <= most_times(data_share(facts) + outside) * (1 + EXACT)
+
+
+@given(profiles())
+def test_what_removes_more_gains_no_less(facts):
+    ceilings = facts.ceilings
+
+    assert 1 <= ceilings.free_data <= ceilings.compute_only * (1 + EXACT)
+    assert 1 <= ceilings.free_copies <= ceilings.compute_only * (1 + EXACT)
+
+
+@given(profiles())
+def test_the_best_case_of_data_is_no_less_than_the_ceiling_of_data(facts):
+    assert facts.regime.amdahl["data_wait"] >= facts.ceilings.free_data * (1 - EXACT)
+    assert best_case(facts, {"data_wait"}).ratio >= facts.ceilings.free_data * (1 - EXACT)
+
+
+@given(profiles())
+def test_parts_add_up_and_no_share_is_more_than_the_whole(facts):
+    shares = facts.regime.shares
+
+    assert sum(facts.phases_ms.values()) == pytest.approx(facts.step_ms.median)
+    assert all(0 <= share <= 1 for share in shares.values())
+    assert sum(shares.values()) <= 1 + EXACT
+    assert shares[facts.regime.name] == max(shares.values())
+    assert all(0 < finding.share <= 1 for finding in facts.findings)
+    assert all(finding.of in ("step", "memory", "device") for finding in facts.findings)
+
+
+@given(profiles())
+def test_findings_on_different_phases_are_no_more_than_the_step(facts):
+    phases = {"data_wait", "fp32_on_fast_bf16", "slow_optimizer", "other_python"}
+    found = {finding.code: finding.share for finding in facts.findings}
+
+    assert sum(found.get(code, 0.0) for code in phases) <= 1 + EXACT
+    for part in ("blocked_reads", "short_of_cores"):
+        assert found.get(part, 0.0) <= facts.lost_to_data + EXACT
+
+
+@given(profiles())
+def test_no_advice_on_workers_speaks_against_another(facts):
+    advice = {
+        finding.code: finding.next
+        for finding in facts.findings
+        if finding.code in ("data_wait", "blocked_reads", "short_of_cores")
+    }
+    numbers = {int(n) for text in advice.values() for n in re.findall(r"up to (\d+)", text)}
+    refused = [text for text in advice.values() if re.search("more workers (do not|can)", text)]
+    fewer = [code for code, text in advice.items() if "fewer may be faster" in text]
+
+    assert len(numbers) <= 1
+    assert not (numbers and refused)
+    assert not (numbers and fewer)
+
+
+@given(profiles())
+def test_the_headline_says_what_the_findings_and_ceilings_say(facts):
+    line = headline(facts, ENGLISH)
+    wait, gain = facts.share("data_wait"), facts.ceilings.free_data
+
+    if "waits for data; at most" in line and "as well" not in line:
+        assert gain == pytest.approx(most_times(wait), rel=0.06)
+    if "data keeps up" in line:
+        assert wait < 0.1 or facts.share("h2d") > wait
+    if "outside model, optimizer and loader" in line:
+        assert facts.share("other") > facts.share("forward", "backward", "optimizer")
+    assert format_ratio(gain) in line or "waits for data" not in line
+
+
+@given(profiles())
+def test_nothing_but_zero_is_shown_as_zero(facts):
+    told = dict(readings(facts, ENGLISH))
+    cells = [
+        cell
+        for sheet in sheets(facts, ENGLISH)
+        if sheet.name in ("limits", "pipeline")
+        for row in sheet.rows
+        for cell in row
+    ]
+    sentences = [finding.because for finding in facts.findings]
+
+    for text in [*told.values(), *cells, *sentences]:
+        assert not ZERO.search(text), text
+
+
+@given(profiles())
+def test_a_table_shows_no_phase_that_took_time_as_zero(facts):
+    lines = render_profile(facts, width=200).splitlines()
+    for phase, name in (("optimizer", "optimizer"), ("backward", "backward")):
+        row = next(line for line in lines if line.startswith(f"{name} "))
+        numbers = re.findall(r"(?<![<\d.])(\d+\.\d+)(?![\d])", row)
+        if facts.phases_ms[phase] > 0:
+            assert all(float(number) > 0 for number in numbers), row
+
+
+@given(profiles(), st.sampled_from(LANGUAGES))
+def test_every_such_report_can_be_written(facts, language):
+    text = render_profile(facts, language=language)
+
+    assert "inf" not in re.findall(r"\w+", text)
+    assert "nan" not in re.findall(r"\w+", text)
+
+
+def test_a_ceiling_is_a_number_that_was_measured_and_not_where_it_was_cut_off():
+    # 99 % waits: 100x, where 50.0x was shown, the inverse of the 2 % that were taken to remain.
+    facts = profile(phases_ms={"data_wait": 9900.0}, loaders=(loader(),))
+
+    assert ceilings_of(facts).free_data == pytest.approx(100.0)
+    assert best_case(facts, {"data_wait"}).ratio == pytest.approx(100.0)
+
+
+def test_free_data_saves_no_more_than_the_wait_that_is_shown():
+    # 89 % of the step waits, and runs with replayed batches on a drifting machine said 50x.
+    facts = profile(phases_ms={"data_wait": 809.0}, loaders=(loader(),))
+    measured = Ceilings(free_data=50.0, compute_only=50.0, is_measured=True)
+    held = with_regime(replace(facts, ceilings=held_to_phases(facts, measured)))
+
+    assert headline(held, ENGLISH) == (
+        "89 % of each step waits for data; at most 9.09x if data were free."
+    )
+    assert dict(readings(held, ENGLISH))["best_cases"].startswith("data wait 9.09x")
+    assert ceilings_sentence(held, ENGLISH).startswith("at most 9.09x if data were free, 9.09x")
+
+
+def test_what_workers_take_from_the_training_counts_and_is_said():
+    facts = profile(phases_ms={"data_wait": 100.0}, loaders=(loader(num_workers=2),))
+    measured = Ceilings(free_data=4.0, compute_only=4.0, is_measured=True, slowed_share=0.25)
+    held = with_regime(replace(facts, ceilings=held_to_phases(facts, measured)))
+
+    assert held.ceilings.free_data == pytest.approx(4.0)
+    assert held.regime.amdahl["data_wait"] == pytest.approx(4.0)
+    assert "the cores that they take as well" in headline(held, ENGLISH)
+    assert "workers slow the rest of the step by 25 %" in ceilings_sentence(held, ENGLISH)
+
+
+def test_a_wait_that_free_data_hardly_shortens_is_no_promise():
+    facts = profile(
+        kind="cuda",
+        phases_ms={"data_wait": 100.0},
+        loaders=(loader(),),
+        ceilings=Ceilings(free_data=1.05, compute_only=2.0, is_measured=True),
+    )
+
+    assert headline(facts, ENGLISH) == (
+        "50 % of each step waits for data, yet a run with free data was only 1.05x as fast."
+    )
+
+
+def test_a_script_without_a_loader_is_not_told_that_its_data_keeps_up():
+    facts = profile()
+
+    assert "no DataLoader feeds it" in headline(facts, ENGLISH)
+    assert "data were free" not in ceilings_sentence(facts, ENGLISH)
+
+
+def test_copies_are_called_copies_and_are_none_on_a_cpu():
+    kind = {"ceilings": Ceilings(free_data=2.0, free_copies=1.1, is_measured=True)}
+    fed = {"loaders": (loader(),), "phases_ms": {"data_wait": 100.0}}
+
+    on_gpu = sheets(profile(kind="cuda", **fed, **kind), ENGLISH)[0]
+    on_cpu = sheets(profile(**fed, **kind), ENGLISH)[0]
+
+    assert [row[0] for row in on_gpu.rows] == [
+        *("as it is", "data", "copies", "everything but computing"),
+    ]
+    assert "copies" not in [row[0] for row in on_cpu.rows]
+
+
+def test_a_few_operations_are_shown_in_their_own_unit():
+    limits = Limits(flops_per_step=4.7e6, gemm_flops_per_s=3.9e10, gemm_dtype="float32")
+    rows = next(x for x in sheets(profile(limits=limits), ENGLISH) if x.name == "limits").rows
+
+    assert rows[0] == ("operations of a step", "4.70 MFLOP")
+    assert rows[1] == ("matrix products (float32)", "39.0 GFLOP/s")
+
+
+def test_the_loop_that_takes_most_of_the_step_is_what_bounds_it():
+    facts = with_regime(profile(phases_ms={"forward": 4.0, "backward": 4.0, "other": 92.0}))
+
+    assert facts.regime.name == "other"
+    assert dict(readings(facts, ENGLISH))["regime"] == "other code 92 %, compute-bound 8 %"
+
+
+@pytest.mark.parametrize("share", [1e-6, 0.0004, 0.5, 0.9999])
+def test_a_share_that_is_nearly_nothing_or_all_is_not_said_to_be_that(share):
+    assert format_share(share) not in ("0 %", "0.0 %", "100 %", "100.0 %")
+
+
+def test_a_few_bytes_are_not_none():
+    assert (format_bytes(22), format_bytes(300 * 1024)) == ("22 bytes", "300.0 KiB")
