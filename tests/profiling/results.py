@@ -61,4 +61,5 @@ def result(*, step_s=0.1, who=(0,), device=(), models=(), optimizers=()):
         "errors": [],
         "probes": {},
         "listening_s_per_step": 0.0,
+        "marking_s": 0.0,
     }

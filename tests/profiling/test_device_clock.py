@@ -1,10 +1,12 @@
 """Phases by events of a device that is not here: which stream, when read, what a failure leaves."""
 
+import itertools
 from types import SimpleNamespace
 
 import pytest
 import torch
 
+from flatout.profiling import device_clock
 from flatout.profiling.device_clock import DeviceClock, phase_seconds
 from flatout.seams.clock import BACKWARD, FORWARD, NAMES, OTHER
 from flatout.seams.session import Session
@@ -153,3 +155,15 @@ def test_a_mark_on_a_stream_that_is_ahead_makes_no_phase_negative():
     assert seconds[FORWARD] == pytest.approx(9e-3)
     assert seconds[BACKWARD] == 0.0
     assert sum(seconds) == pytest.approx(10e-3)
+
+
+def test_the_time_that_the_marks_take_of_the_host_is_counted(device, monkeypatch):
+    moments = itertools.count()
+    monkeypatch.setattr(device_clock.time, "perf_counter", lambda: next(moments))
+    _session, clock = begin()
+
+    clock.mark(FORWARD)
+    clock.mark(BACKWARD)
+
+    assert clock.marking_s == 3.0  # a second each, the one at the start among them
+    assert len(clock.marks) == 3

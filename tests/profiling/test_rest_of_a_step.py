@@ -30,6 +30,7 @@ def written(*, eval_s=0.0):
         "models": [],
         "optimizers": [],
         "listening_s_per_step": 0.0,
+        "marking_s": 0.0,
         "probes": {},
         "errors": [],
     }
@@ -42,3 +43,11 @@ def test_evaluation_in_every_step_is_a_part_of_the_rest(eval_s):
     assert profile.phases_ms["other"] == pytest.approx(40.0)
     assert profile.eval_ms == pytest.approx(1e3 * eval_s)
     assert profile_from_json(profile.to_json()).eval_ms == profile.eval_ms
+
+
+def test_the_marks_on_the_device_s_time_line_count_as_listening():
+    plain = written() | {"marking_s": STEPS * 0.002}
+
+    profile = summarise(plain, machine())
+
+    assert profile.overhead_share == pytest.approx(0.02)

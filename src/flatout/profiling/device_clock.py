@@ -6,6 +6,7 @@ time between two events belongs to the phase that began with the first. Nothing 
 before the end. Not measured on a GPU yet.
 """
 
+import time
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
@@ -23,6 +24,9 @@ class DeviceClock:
         self.marks: list[tuple[int, Any]] = []
         self.bounds: list[tuple[Segment, int, int]] = []
         self.began_at = 0
+        self.marking_s = 0.0
+        """Seconds of the host that the marks took. Taken at each: the driver's part of them is the
+        larger one, and no loop on another clock repeats it."""
         self.device: Any = None
         self.torch: Any = None
         session.on("root", self.begin)
@@ -46,12 +50,14 @@ class DeviceClock:
         On the device of the training: without a stream, an event is recorded on the current device,
         which has nothing to do where a script names another one in each call.
         """
+        began = time.perf_counter()
         cuda = self.torch.cuda
         if self.is_capturing():
             return  # it would become a part of the script's graph, and could not be read
         event = cuda.Event(enable_timing=True)
         event.record(cuda.current_stream(self.device))
         self.marks.append((phase, event))
+        self.marking_s += time.perf_counter() - began
 
     def is_capturing(self) -> bool:
         """Tell whether the script captures a graph now, and the device may be asked nothing."""

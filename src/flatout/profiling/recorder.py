@@ -395,6 +395,7 @@ class Recorder:
             "collection_s": self.garbage.seconds,
             "load": self.load(),
             "listening_s_per_step": listening_cost_s(session),
+            "marking_s": self.device.marking_s,
             "device": device_facts(session) | self.device_facts,
             "environment": environment_facts(),
         }

@@ -181,7 +181,10 @@ def _listening_s_per_step(result: Mapping[str, Any], window: Window) -> float:
     """Return what the seams and the probes beside them took of a step, as the child estimated."""
     seams_s: float = result["listening_s_per_step"] * _segments_per_step(result, window)
     probes_s: float = sum(seen.get("listening_s", 0.0) for seen in result["probes"].values())
-    return IN_A_TRAINING * (seams_s + probes_s / max(1, len(window.steps)))
+    steps = max(1, len(window.steps))
+    # The device clock's marks were timed in the training itself.
+    marking_s: float = result["marking_s"]
+    return IN_A_TRAINING * (seams_s + probes_s / steps) + marking_s / steps
 
 
 def _segments_per_step(result: Mapping[str, Any], window: Window) -> float:
