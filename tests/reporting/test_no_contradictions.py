@@ -261,6 +261,14 @@ def test_free_data_saves_no_more_than_the_wait_that_is_shown():
     assert ceilings_sentence(held, ENGLISH).startswith("at most 9.09x if data were free, 9.09x")
 
 
+def test_only_computing_left_is_no_less_than_the_best_case_of_the_loops_own_code():
+    # An MLP whose replays were slower: 1.00x stood below "other 1.14x".
+    facts = profile(phases_ms={"other": 100.0}, loaders=(loader(),))
+    held = held_to_phases(facts, Ceilings(is_measured=True))
+
+    assert held.compute_only == pytest.approx(2.0)
+
+
 def test_what_workers_take_from_the_training_counts_and_is_said():
     facts = profile(phases_ms={"data_wait": 100.0}, loaders=(loader(num_workers=2),))
     measured = Ceilings(free_data=4.0, compute_only=4.0, is_measured=True, slowed_share=0.25)

@@ -17,8 +17,8 @@ def format_bytes(count: float) -> str:
 
     >>> format_bytes(3 * GIB), format_bytes(5 * MIB), format_bytes(77_000), format_bytes(22)
     ('3.00 GiB', '5.0 MiB', '75.2 KiB', '22 bytes')
-    >>> format_bytes(0.2), format_bytes(0), format_bytes(-2 * MIB)
-    ('<1 byte', '0 bytes', '-2.0 MiB')
+    >>> format_bytes(0.2), format_bytes(1), format_bytes(0), format_bytes(-2 * MIB)
+    ('<1 byte', '1 byte', '0 bytes', '-2.0 MiB')
     """
     size = abs(count)
     if size >= GIB:
@@ -27,7 +27,9 @@ def format_bytes(count: float) -> str:
         return f"{count / MIB:.1f} MiB"
     if size >= KIB:
         return f"{count / KIB:.1f} KiB"
-    return "<1 byte" if 0 < size < 0.5 else f"{count:.0f} bytes"
+    if 0 < size < 0.5:
+        return "<1 byte"
+    return "1 byte" if round(count) == 1 else f"{count:.0f} bytes"
 
 
 def with_prefix(count: float) -> tuple[float, str]:
