@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from flatout.seams import journal
-from flatout.seams.journal import rollback
+from flatout.seams import rollback as rolling
+from flatout.seams.rollback import rollback
 from flatout.seams.undo import undo
 
 PROGRAM = """
@@ -83,8 +83,8 @@ def test_rollback_works_after_a_crash_in_mid_write(tmp_path):
 def test_rolling_back_twice_is_harmless(tmp_path):
     folder, work = run(tmp_path, "open('model.pt', 'w').write('new')")
 
-    assert rollback(folder) == 1
-    assert rollback(folder) == 0
+    assert rollback(folder).num_entries == 1
+    assert rollback(folder).num_entries == 0
     assert files(work) == {}
 
 
@@ -94,14 +94,14 @@ def test_folders_that_are_nobodys_are_left_alone(tmp_path):
 
     folder, _ = run(tmp_path, f"open({str(skipped / 'cache')!r}, 'w').write('kept')")
 
-    assert rollback(folder) == 0
+    assert rollback(folder).num_entries == 0
     assert files(skipped) == {"cache": "kept"}
 
 
 def test_reading_is_not_noted(tmp_path):
     folder, _ = run(tmp_path, "open(__import__('os').__file__).read()")
 
-    assert rollback(folder) == 0
+    assert rollback(folder).num_entries == 0
 
 
 def command(tmp_path, body):
@@ -279,7 +279,7 @@ def test_a_rollback_that_was_killed_goes_on_where_it_was(tmp_path, monkeypatch, 
         undo(*entry)
 
     with monkeypatch.context() as patch, contextlib.suppress(KeyboardInterrupt):
-        patch.setattr(journal, "undo", killed)
+        patch.setattr(rolling, "undo", killed)
         rollback(folder)
     rollback(folder)
 

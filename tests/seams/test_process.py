@@ -11,8 +11,18 @@ from pathlib import Path
 import pytest
 
 from flatout.core.errors import UserError
-from flatout.seams import jobs
-from flatout.seams.process import last_output, mend_leftovers, not_journaled, scratch_root
+from flatout.core.workload import Workload
+from flatout.seams import jobs, trial_folders
+from flatout.seams.folder_lock import hold_folder
+from flatout.seams.process import (
+    ProcessOptions,
+    last_output,
+    mend_leftovers,
+    not_journaled,
+    run_process,
+    scratch_root,
+)
+from flatout.workflow.trials import TrialOptions, outcome_of
 
 
 def test_tritons_own_cache_is_kept_from_trial_to_trial():
@@ -154,3 +164,77 @@ def test_of_endless_output_only_the_end_is_read_and_its_secrets_are_hidden(tmp_p
 
     assert len(text) < 20_000
     assert text.endswith("logged in with _hidden_")
+
+
+FULL_DISK = """
+import resource, signal, sys
+from pathlib import Path
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+for number in range(100):
+    try:
+        Path(sys.argv[1], str(number)).write_text("x")
+        Path(sys.argv[1], "mine").write_text("x")
+    except OSError:
+        pass
+"""
+
+
+def test_a_trial_that_fills_the_disk_fails_for_that_and_everything_is_as_before(
+    monkeypatch, tmp_path
+):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "mine").write_text("the user's")
+    (tmp_path / "work").mkdir()
+    (tmp_path / "work" / "train.py").write_text(FULL_DISK)
+    workload = Workload(
+        target="train.py",
+        arguments=(str(tmp_path / "data"),),
+        folder=tmp_path / "work",
+        python=sys.executable,
+    )
+
+    ending = run_process(
+        workload, ProcessOptions(entry="nothing", environment={"HOME": str(tmp_path / "home")})
+    )
+    outcome, message = outcome_of(ending, TrialOptions())
+
+    assert (ending.why, outcome.value) == ("unrecorded", "crash")
+    assert "could not be noted for undoing (No space left on device)" in message
+    assert [path.name for path in (tmp_path / "data").iterdir()] == ["mine"]
+    assert (tmp_path / "data" / "mine").read_text() == "the user's"
+    assert list((tmp_path / "cache" / "flatout").glob("trial-*")) == []
+
+
+def test_a_second_trial_in_a_folder_waits_and_is_refused_in_the_end(monkeypatch, tmp_path, capsys):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(trial_folders, "WAIT_S", 0.3)
+    (tmp_path / "work").mkdir()
+    (tmp_path / "link").symlink_to("work")
+    workload = Workload(target="train.py", folder=tmp_path / "link")
+
+    with hold_folder(tmp_path / "work", tmp_path), pytest.raises(UserError, match="at work in"):
+        run_process(workload, ProcessOptions(entry="nothing"))
+
+    assert "waiting" in capsys.readouterr().err
+
+
+def test_no_trial_begins_where_a_killed_one_left_originals_aside(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (tmp_path / ".flatout-journal-trial-x").touch()
+
+    with pytest.raises(UserError, match="flatout restore"):
+        run_process(Workload(target="train.py", folder=tmp_path), ProcessOptions(entry="nothing"))
+
+
+def test_a_trial_that_finds_no_room_for_its_ending_does_not_begin(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(trial_folders.os, "posix_fallocate", full)
+
+    with pytest.raises(UserError, match="No space left on device; make room there"):
+        run_process(Workload(target="train.py", folder=tmp_path), ProcessOptions(entry="nothing"))

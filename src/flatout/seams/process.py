@@ -19,11 +19,22 @@ from flatout.core.errors import UserError
 from flatout.core.files import private_folder
 from flatout.core.secrets import hide_in_text
 from flatout.core.workload import Workload
-from flatout.seams import jobs, journal
+from flatout.seams import jobs
 from flatout.seams.arming import SPEC_VARIABLE
+from flatout.seams.journal_file import FAILED_NAME
 from flatout.seams.notes import ELSEWHERE, EMPTY
 from flatout.seams.overlay import can_overlay
 from flatout.seams.processes import kill_descendants, kill_started_with
+from flatout.seams.rollback import Undone, rollback
+from flatout.seams.supervisor import RESERVE
+from flatout.seams.trial_folders import (
+    changed_files,
+    hold_working_folder,
+    is_supervised,
+    list_files,
+    make_trial_folder,
+    user_name,
+)
 
 SUPERVISE = (
     "import sys; sys.path.append(sys.argv.pop(1)); from flatout.seams import supervisor; "
@@ -71,14 +82,19 @@ class Ending:
     """How one child process ended, as raw facts."""
 
     why: str
-    """`ended`, `limit`, `hang`, `result` (a child of the script trained) or `parent gone`."""
+    """`ended`, `limit`, `hang`, `result` (a child of the script trained), `unrecorded` (a change
+    could not be noted, so it was not done) or `parent gone`."""
     exit_code: int | None
     results: tuple[Mapping[str, Any], ...]
     """What the training processes wrote, the one with the most steps first."""
     log: str
     """Last output of the script."""
     wall_s: float
+    error: str = ""
+    """Of an ending with `unrecorded`: why a change could not be noted for undoing."""
     undone: int = 0
+    kept: tuple[str, ...] = ()
+    """What differs from before the trial because another program was at work, one line each."""
     orphans: int = 0
     is_overlaid: bool = False
     changed_files: tuple[str, ...] = ()
@@ -100,13 +116,21 @@ def run_process(workload: Workload, options: ProcessOptions, keep: Path | None =
     Everything below the child is gone when this returns, and on an exception too. Files that the
     child left under the names in `child["keep"]` are moved to the folder `keep`.
     """
-    folder = Path(tempfile.mkdtemp(prefix="trial-", dir=scratch_root()))
+    is_free = not options.is_protected or SPEC_VARIABLE in os.environ
+    with hold_working_folder(workload.folder, scratch_root(), is_free=is_free) as lock:
+        return _run_alone(workload, options, keep, lock)
+
+
+def _run_alone(
+    workload: Workload, options: ProcessOptions, keep: Path | None, lock: int | None
+) -> Ending:
+    folder = make_trial_folder(scratch_root())
     jobs.announce(folder, options.child.get("mode", "trial"), workload.command_line)
-    before = _listing(workload.folder) if options.is_protected else None
+    before = list_files(workload.folder) if options.is_protected else None
     life_line, our_end = os.pipe()
     supervisor: subprocess.Popen[bytes] | None = None
     try:
-        spec = _supervisor_spec(workload, options, folder, life_line)
+        spec = _supervisor_spec(workload, options, folder, life_line) | {"lock": lock}
         spec_path = folder / "supervisor.json"
         # Without a name: it holds the user's secrets, and a killed flatout leaves files.
         with tempfile.TemporaryFile("w+", encoding="utf-8", dir=folder) as environment:
@@ -117,7 +141,7 @@ def run_process(workload: Workload, options: ProcessOptions, keep: Path | None =
                 [sys.executable, "-I", "-S", "-c", SUPERVISE, str(SOURCE), str(spec_path)],
                 env={"PATH": os.environ.get("PATH", os.defpath)},
                 stdin=environment,
-                pass_fds=(life_line,),
+                pass_fds=(life_line,) if lock is None else (life_line, lock),
                 start_new_session=True,
             )
         supervisor.wait()
@@ -129,9 +153,12 @@ def run_process(workload: Workload, options: ProcessOptions, keep: Path | None =
         if supervisor is not None:
             _end(supervisor)
             if not (folder / "ending.json").exists():
-                _undo(folder)  # the supervisor was killed
+                for line in _undo(folder).differences:  # the supervisor was killed
+                    sys.stderr.write(f"flatout: {line}\n")
         _discard(folder)
-    changed = _changed(before, workload.folder) if options.is_protected else ()
+    changed = changed_files(before, workload.folder) if options.is_protected else ()
+    for line in ending["kept"]:
+        sys.stderr.write(f"flatout: {line}\n")
     return Ending(**ending, changed_files=changed)
 
 
@@ -181,8 +208,11 @@ def mend_leftovers() -> int:
     for path in (*root.glob("trial-*/supervisor.json"), *root.glob(f"{TRACE}*/spec.json")):
         with contextlib.suppress(OSError, ValueError, KeyError):  # another version's may lack some
             folder, facts = path.parent, json.loads(path.read_text(encoding="utf-8"))
-            if "owner" in facts and jobs.has_ended(facts) and not _is_supervised(folder):
-                mended += bool(_undo(folder))
+            if "owner" in facts and jobs.has_ended(facts) and not is_supervised(folder):
+                undone = _undo(folder, ended=False)
+                mended += bool(undone.num_entries)
+                for line in undone.differences:
+                    sys.stderr.write(f"flatout: {line}\n")
                 _discard(folder)
     return mended
 
@@ -256,20 +286,11 @@ def not_journaled(environment: Mapping[str, str]) -> list[str]:
         *("/dev", "/proc", "/sys"),
         str(scratch_root()),
         str(environment.get("XDG_CACHE_HOME") or Path.home() / ".cache"),
-        str(Path(tempfile.gettempdir()) / f"torchinductor_{_user_name()}"),
+        str(Path(tempfile.gettempdir()) / f"torchinductor_{user_name()}"),
         # Triton's own: rolled back, every kernel would be compiled and tuned anew in each trial.
         str(Path(environment.get("TRITON_HOME") or Path.home()) / ".triton"),
         *(environment[name] for name in named if environment.get(name)),
     ]
-
-
-def _user_name() -> str:
-    import getpass
-
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):
-        return str(os.getuid())
 
 
 def _read_ending(folder: Path) -> dict[str, Any]:
@@ -284,7 +305,9 @@ def _read_ending(folder: Path) -> dict[str, Any]:
         "why": ending.get("why", "limit"),
         "exit_code": ending.get("exit_code"),
         "wall_s": ending["wall_s"],
+        "error": ending.get("error", ""),
         "undone": ending.get("undone", 0),
+        "kept": tuple(ending.get("kept", ())),
         "orphans": ending.get("orphans", 0),
         "is_overlaid": ending.get("is_overlaid", False),
         "waits_for_batch": ending.get("waits_for_batch", False),
@@ -345,56 +368,25 @@ def _end(supervisor: "subprocess.Popen[bytes]") -> None:
         supervisor.wait()
 
 
-def _undo(folder: Path) -> int:
+def _undo(folder: Path, *, ended: bool = True) -> Undone:
     """Do what a killed supervisor left undone: end the trial's processes, and roll back.
 
     The kernel has ended what main threads started; what others did is known by its environment.
     """
     kill_started_with(SPEC_VARIABLE, str(folder / "child.json"))
-    return journal.rollback(folder)
-
-
-def _is_supervised(folder: Path) -> bool:
-    """Tell whether some process still has this trial on its command line."""
-    for entry in Path("/proc").glob("[0-9]*/cmdline"):
-        with contextlib.suppress(OSError):
-            if str(folder).encode() in entry.read_bytes():
-                return True
-    return False
+    (folder / RESERVE).unlink(missing_ok=True)
+    return rollback(folder, ended=ended)
 
 
 def _discard(folder: Path) -> None:
-    """Remove the trial's folder; overlay leaves a work folder without permissions."""
+    """Remove the trial's folder; overlay leaves a work folder without permissions.
+
+    It stays while something could not be put back: the next flatout tries again.
+    """
+    if (folder / FAILED_NAME).exists():
+        return
     work = folder / "work"
     for path in (work / "work", work):
         with contextlib.suppress(OSError):
             path.chmod(0o700)
     shutil.rmtree(folder, ignore_errors=True)
-
-
-MAX_LISTED = 20_000
-"""Above this many files the check for changed files is left out: it would cost seconds."""
-
-
-def _listing(folder: Path) -> dict[str, tuple[int, int]] | None:
-    """Return size and time of change of every file below the folder, None when too many."""
-    found: dict[str, tuple[int, int]] = {}
-    for root, _, files in os.walk(folder):
-        if "__pycache__" in root:
-            continue
-        for name in files:
-            with contextlib.suppress(OSError):
-                path = f"{root}/{name}"
-                stat = os.lstat(path)
-                found[path] = (stat.st_size, stat.st_mtime_ns)
-        if len(found) > MAX_LISTED:
-            return None
-    return found
-
-
-def _changed(before: Mapping[str, tuple[int, int]] | None, folder: Path) -> tuple[str, ...]:
-    after = _listing(folder)
-    if before is None or after is None:
-        return ()
-    names = {*before, *after}
-    return tuple(sorted(n for n in names if before.get(n) != after.get(n)))

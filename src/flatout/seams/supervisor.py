@@ -22,7 +22,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from flatout.seams import journal, overlay
+from flatout.seams import overlay
+from flatout.seams.journal import UNRECORDED_SIGN
 from flatout.seams.processes import (
     adopt_orphans,
     await_descendants,
@@ -31,6 +32,7 @@ from flatout.seams.processes import (
     kill_descendants,
     without_cleaners,
 )
+from flatout.seams.rollback import rollback
 
 POLL_S = 0.05
 """How often the child is looked at; a trial lasts seconds."""
@@ -40,7 +42,10 @@ ENDED_GRACE_S = 30.0
 """The same where the trainer ended by itself: a launcher tells of a failure once it has ended
 the other ranks, and an interpreter with torch may need seconds to end on a busy machine."""
 HEARTBEAT_BYTES = 8
-"""The first is a counter, the second tells whether the loop waits for a batch."""
+"""A counter, whether the loop waits for a batch, whether a change could not be noted for undoing,
+and the error number of that."""
+RESERVE = "reserve"
+"""File in the trial's folder that keeps room for its rollback and its ending."""
 MAX_STUCK = 4
 """Processes of a hung training that are described: one is enough to see what they wait for."""
 STATES = {"R": "running", "S": "sleeping", "D": "blocked in the kernel", "T": "stopped"}
@@ -70,9 +75,13 @@ def main(argv: list[str]) -> int:
         ending["orphans"] = len(without_cleaners(descendants(os.getpid())))
         kill_descendants(os.getpid())
         await_descendants(os.getpid())
-        undone = journal.rollback(folder)
-        undone += overlay.written_files(folder)
-        ending |= {"undone": undone, "wall_s": time.monotonic() - started}
+        (folder / RESERVE).unlink(missing_ok=True)
+        undone = rollback(folder)
+        ending |= {
+            "undone": undone.num_entries + overlay.written_files(folder),
+            "kept": undone.differences,
+            "wall_s": time.monotonic() - started,
+        }
         part = folder / "ending.part"
         part.write_text(json.dumps(ending), encoding="utf-8")
         part.replace(folder / "ending.json")
@@ -96,6 +105,8 @@ def _start(spec: Mapping[str, Any]) -> tuple["subprocess.Popen[bytes]", bool]:
             die_with_parent()  # the request is dropped when credentials change
 
     for wants_overlay in (True, False) if spec["overlay"] else (False,):
+        if spec["overlay"] and not wants_overlay and spec.get("lock") is not None:
+            fcntl.flock(spec["lock"], fcntl.LOCK_EX)  # the originals themselves will be moved
         # The journal need not watch a folder that is overlaid; a real path decides there.
         environment = dict(spec["environment"])
         _write_child_spec(spec, is_overlaid=wants_overlay)
@@ -143,8 +154,8 @@ def _watch(
     while True:
         code = child.poll()
         _bound(folder / "log")
-        if code is not None:
-            return {"why": "ended", "exit_code": code}
+        if code is not None or beat.unrecorded is not None:
+            return _ended(code, beat.unrecorded)
         now = time.monotonic()
         if now - started > spec["limit_s"]:
             return {"why": "limit", "exit_code": None} | _stuck(child.pid, beat)
@@ -168,6 +179,12 @@ def _bound(log: Path) -> None:
                 file.truncate(0)
             with log.open("ab") as file:
                 file.write(end)
+
+
+def _ended(code: int | None, unrecorded: int | None) -> dict[str, Any]:
+    if unrecorded is None:
+        return {"why": "ended", "exit_code": code}
+    return {"why": "unrecorded", "exit_code": None, "error": os.strerror(unrecorded)}
 
 
 def _parent_is_gone(life_line: int) -> bool:
@@ -223,6 +240,11 @@ class _Heartbeat:
     def waits_for_batch(self) -> bool:
         """Whether the loop is waiting for its loader now."""
         return bool(self.memory[1])
+
+    @property
+    def unrecorded(self) -> int | None:
+        """The error for which some process could not note a change; None without one."""
+        return self.memory[UNRECORDED_SIGN + 1] if self.memory[UNRECORDED_SIGN] else None
 
     def last_change(self) -> float:
         """Return the monotonic time of the last change seen, 0 when there was none."""

@@ -26,8 +26,9 @@ from flatout.core.recipe import Recipe
 from flatout.core.workload import Workload
 from flatout.memory.stream import MemoryStream
 from flatout.memory.stream_file import stream_from_json
-from flatout.seams import jobs, journal
+from flatout.seams import jobs
 from flatout.seams.process import TRACE, byte_code, last_output, not_journaled, scratch_root
+from flatout.seams.rollback import rollback
 from flatout.workflow.memory_script import ScriptTracer
 from flatout.workflow.workloads import parse_workload
 
@@ -135,8 +136,11 @@ class _Process:
 
     def __exit__(self, *_: object) -> None:
         self.end()
-        journal.rollback(self.folder)
-        shutil.rmtree(self.folder, ignore_errors=True)
+        undone = rollback(self.folder)
+        for line in undone.differences:
+            sys.stderr.write(f"flatout: {line}\n")
+        if not undone.failed:
+            shutil.rmtree(self.folder, ignore_errors=True)
 
     def trace(self, request: TraceRequest) -> MemoryStream:
         """Return the stream of one request.

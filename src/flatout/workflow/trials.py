@@ -141,6 +141,7 @@ def _trial(recipe: Recipe, ending: Ending, machine: Machine, options: TrialOptio
             "exit_code": ending.exit_code,
             "orphans": ending.orphans,
             "is_overlaid": ending.is_overlaid,
+            "kept": list(ending.kept),
             "why": ending.why,
             "fault": fault.code if fault and outcome is not Outcome.OK else None,
             "loaders": _own_loaders(result) if fault and outcome is not Outcome.OK else [],
@@ -153,6 +154,16 @@ def _trial(recipe: Recipe, ending: Ending, machine: Machine, options: TrialOptio
 
 def outcome_of(ending: Ending, options: TrialOptions) -> tuple[Outcome, str]:
     """Return how a process ended and one line about it."""
+    if ending.why == "unrecorded":
+        return Outcome.CRASH, (
+            "the trial was ended before the script changed a file, because the change could not be "
+            f"noted for undoing ({ending.error}): make room on the disks of the cache folder and "
+            "of the script's files; everything was put back"
+        )
+    return _outcome(ending, options)
+
+
+def _outcome(ending: Ending, options: TrialOptions) -> tuple[Outcome, str]:
     result = _crashed(ending) or leading(ending.results)
     if _ran_out_of_memory(ending, result):
         if _was_killed(ending):
