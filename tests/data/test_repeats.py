@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch.utils.data import Dataset
 
-from flatout.data.repeats import examine, states
+from flatout.data.repeats import examine
+from flatout.data.streams import Streams
 
 
 class Made(Dataset):
@@ -58,11 +59,11 @@ def test_a_set_with_randomness_of_its_own_is_seen(make):
 
 def test_neither_the_streams_nor_the_set_are_touched():
     made = Made(lambda _: torch.rand(1))
-    before = states()
+    before = Streams().digest()
 
     examine(made)
 
-    assert states() == before
+    assert Streams().digest() == before
     assert made.calls == 0
 
 

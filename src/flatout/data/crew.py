@@ -1,7 +1,6 @@
 """Worker processes for numbered jobs: results as they come, no orphans, no silent deaths."""
 
 import contextlib
-import ctypes
 import errno
 import multiprocessing
 import os
@@ -16,13 +15,12 @@ from typing import Any
 
 from flatout.core.errors import UserError
 from flatout.data.refusals import BadSample
+from flatout.seams.processes import die_with_parent
 
 Tick = Callable[[int], None]
 Job = Callable[[int, Tick], Any]
 """Does a job by its number, and calls the tick with the samples it has got through since."""
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-PR_SET_PDEATHSIG = 1
-"""From linux/prctl.h."""
 JOIN_S = 10.0
 
 
@@ -173,7 +171,7 @@ def _serve(pipe: Connection, job: Job, parent: int) -> None:
     """Do jobs until the pipe ends; never outlive the process that gave them."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all: the parent ends the crew
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    _die_with_parent()
+    die_with_parent()
 
     def tick(count: int) -> None:
         if os.getppid() != parent:
@@ -193,10 +191,3 @@ def _serve(pipe: Connection, job: Job, parent: int) -> None:
             pipe.send(message)
         except BrokenPipeError:
             return
-
-
-def _die_with_parent() -> None:
-    """Ask Linux to end this process with its parent; elsewhere each tick looks."""
-    if sys.platform.startswith("linux"):
-        with contextlib.suppress(OSError, AttributeError):
-            ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

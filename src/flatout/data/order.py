@@ -77,16 +77,16 @@ def seeded(seed: int) -> Iterator[None]:
 
     import torch
 
-    states = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    from flatout.data.streams import Streams
+
+    streams = Streams()
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch.default_generator.manual_seed(seed)
     try:
         yield
     finally:
-        random.setstate(states[0])
-        np.random.set_state(states[1])
-        torch.set_rng_state(states[2])
+        streams.set_back()
 
 
 def variance_ratio(labels: Sequence[int] | np.ndarray[Any, Any], batch_size: int) -> float:

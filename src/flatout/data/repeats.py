@@ -14,6 +14,7 @@ from typing import Any
 
 from flatout.data.encoding import encode
 from flatout.data.forked import ForkedError, in_fork
+from flatout.data.streams import Streams
 
 PROBED = 16
 """Samples that are made twice: a flip of a coin from a stream of its own hides once in 65,536."""
@@ -58,12 +59,12 @@ def _examine(dataset: Any, indices: Sequence[int]) -> dict[str, Any]:
     spent_s = 0.0
     for index in indices:
         reseed(1)
-        before = states()
+        before = Streams().digest()
         began = time.perf_counter()
         sample = dataset[index]
         spent_s += time.perf_counter() - began
         first = b"".join(encode(sample))
-        if states() != before:
+        if Streams().digest() != before:
             return {"trouble": f"sample {index} draws random numbers"}
         reseed(2)
         if b"".join(encode(dataset[index])) != first:
@@ -80,18 +81,3 @@ def reseed(seed: int) -> None:
     torch.default_generator.manual_seed(seed)
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed(seed)
-
-
-def states() -> tuple[Any, ...]:
-    """Return where the random streams stand, to be compared."""
-    import torch
-
-    numpy = sys.modules.get("numpy")
-    numpys = numpy.random.get_state() if numpy else ("", b"", 0)
-    return (
-        random.getstate(),
-        torch.get_rng_state().numpy().tobytes(),
-        numpys[0],
-        bytes(numpys[1]),
-        numpys[2:],
-    )
