@@ -19,11 +19,6 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
 MAX_JSON_BYTES = 16 << 20
 """Enough for a profile of many ranks; parsed, at most some 400 MB."""
 MAX_TOML_BYTES = 1 << 16
@@ -84,6 +79,10 @@ def read_toml(path: str | Path) -> dict[str, Any]:
         OSError: if it cannot be read.
         ValueError: if it is no TOML within the bounds, or holds a date: JSON has none.
     """
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:  # here: a training's Python of another environment may lack it, and reads no TOML
+        import tomli as tomllib
     text = read_bytes(path, MAX_TOML_BYTES).decode("utf-8")
     try:
         plain: dict[str, Any] = checked(tomllib.loads(text))

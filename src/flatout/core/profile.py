@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from flatout.core.finding import Finding
+from flatout.core.input_files import check_record
 from flatout.core.journey import Journey, journey_from_json
 from flatout.core.memory import MemoryStory, memory_from_json
 from flatout.core.pipeline import Pipeline, pipeline_from_json
@@ -317,7 +318,7 @@ def profile_from_json(plain: Mapping[str, Any]) -> Profile:
         "process_steps_ms": tuple(fields.get("process_steps_ms", ())),
         "invalid": tuple(fields.get("invalid", ())),
     }
-    return Profile(
+    profile = Profile(
         **fields
         | {
             "device_kind": plain["device"]["kind"],
@@ -330,3 +331,5 @@ def profile_from_json(plain: Mapping[str, Any]) -> Profile:
             "notes": tuple(fields["notes"]),
         }
     )
+    check_record(profile)
+    return profile

@@ -34,7 +34,7 @@ def decode(data: bytes | memoryview) -> Any:
     for size in sizes:
         buffers.append(bytearray(data[place : place + size]))
         place += size
-    return pickle.loads(data[place - sum(sizes) - length : place - sum(sizes)], buffers=buffers)
+    return pickle.loads(data[place - sum(sizes) - length : place - sum(sizes)], buffers=buffers)  # noqa: S301  made by `encode`
 
 
 class _Pickler(pickle.Pickler):

@@ -33,6 +33,9 @@ SKIPPED = "skipped.jsonl"
 """The samples that were left out, each with the reason; empty when none was."""
 STAGING = ".pack"
 """Folder of a pack that is not finished: its plan, and what each finished file shard holds."""
+KINDS = ("int", "float", "bool", "str", "bytes", "json", "array", "image")
+STRUCTURES = ("single", "tuple", "list", "dict")
+ENCODINGS = ("original", "raw", "jpeg", "qoi", "zstd", "tokens")
 NO_LABEL = -(2**63)
 HASH_BYTES = 16
 MAX_FIELD_BYTES = 2**32 - 1
@@ -145,8 +148,10 @@ def _check_facts(header: Header) -> None:
     Raises:
         ValueError: if it does not.
     """
-    if not header.fields:
-        raise ValueError("it has no field")
+    if not header.fields or any(field.kind not in KINDS for field in header.fields):
+        raise ValueError(f"it has no field, or one of a kind that is none of {', '.join(KINDS)}")
+    if header.structure not in STRUCTURES or header.encoding.kind not in ENCODINGS:
+        raise ValueError("its structure or its encoding is not known")
     # A name may not lead out of the folder: what it names is read as samples.
     odd = [shard.name for shard in header.shards if not SHARD.fullmatch(shard.name)]
     if odd:
@@ -234,11 +239,16 @@ def join_record(parts: Sequence[bytes]) -> bytes:
 def split_record(record: memoryview, fields: int) -> list[memoryview]:
     """Return the payloads of a record, without copying.
 
+    Raises:
+        ValueError: if they are not as long together as the record.
+
     >>> [bytes(part) for part in split_record(memoryview(join_record([b"ab", b"c"])), 2)]
     [b'ab', b'c']
     """
-    lengths = struct.unpack_from(f"<{fields}I", record)
     parts, at = [], 4 * fields
+    lengths = struct.unpack_from(f"<{fields}I", record) if at <= len(record) else (-1,)
+    if at + sum(lengths) != len(record):
+        raise ValueError("a record is damaged")
     for length in lengths:
         parts.append(record[at : at + length])
         at += length

@@ -1,6 +1,5 @@
 """A packed store, open for reading: index and file shards mapped, per process and when needed."""
 
-import json
 import mmap
 import os
 import struct
@@ -13,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from flatout.core.errors import UserError
+from flatout.core.input_files import parse_json
 from flatout.data import ahead
 from flatout.data.cold import ColdReads
 from flatout.data.format import (
@@ -90,9 +90,9 @@ class Store:
         path = self.folder / INDEX
         try:
             index: np.ndarray[Any, np.dtype[Any]] = np.load(path, mmap_mode="r", allow_pickle=False)
-        except (OSError, ValueError) as error:
+        except Exception as error:  # noqa: BLE001  a damaged header raises nearly every class
             raise UserError(f"{path} is damaged: {error}; pack again") from None
-        if index.dtype != ENTRY or len(index) != self.header.samples:
+        if index.dtype != ENTRY or index.shape != (self.header.samples,):
             raise UserError(f"{path} does not belong to its header; pack again")
         return index
 
@@ -102,8 +102,11 @@ class Store:
         path = self.folder / NAMES
         if not path.is_file():
             return ()
-        with path.open(encoding="utf-8") as file:
-            return tuple(json.loads(line) for line in file)
+        try:
+            with path.open(encoding="utf-8") as file:
+                return tuple(str(parse_json(line)) for line in file)
+        except (OSError, ValueError) as error:
+            raise UserError(f"{path} is damaged: {error}; pack again") from None
 
     @cached_property
     def by_original(self) -> Places:
@@ -165,7 +168,11 @@ class Store:
     def parts(self, place: int) -> list[memoryview]:
         """Return the payloads of a record's fields."""
         check_records(self, (place,))
-        return split_record(self.record(place), len(self.header.fields))
+        record = self.record(place)
+        try:
+            return split_record(record, len(self.header.fields))
+        except ValueError:
+            raise UserError(_damage(self, place)) from None
 
     def payload_at(self, shard: int, begin: int, fields: int, number: int) -> int:
         """Return where a field's payload begins, in the file shard."""

@@ -127,7 +127,20 @@ def open_image(payload: memoryview) -> "Image.Image":
 
 
 def pixels(payload: memoryview) -> Pixels:
-    """Return the pixels as (height, width, channels); of a file as RGB."""
+    """Return the pixels as (height, width, channels); of a file as RGB.
+
+    Raises:
+        BadSample: if they are damaged.
+    """
+    try:
+        return _pixels(payload)
+    except (BadSample, UserError):
+        raise
+    except (IndexError, ValueError, struct.error) as error:
+        raise BadSample(f"the image is damaged ({error})") from None
+
+
+def _pixels(payload: memoryview) -> Pixels:
     tag, data = payload[0], payload[1:]
     if tag == RAW:
         return np.frombuffer(data[SIZE.size :], np.uint8).reshape(SIZE.unpack_from(data))

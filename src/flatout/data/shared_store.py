@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from flatout.core.input_files import read_json
 from flatout.data.room import local_ranks
 from flatout.data.store import Store
 from flatout.seams.process import scratch_root
@@ -81,9 +82,9 @@ def _alone(folder: Path) -> Iterator[None]:
 def _read(path: Path) -> dict[str, Any] | None:
     """Return where a store is, None where none is told or its maker is gone."""
     try:
-        state: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        state: dict[str, Any] = read_json(path)
         memory = (PROC / str(state["pid"]) / "fd" / str(state["descriptor"])).readlink().name
-    except (OSError, ValueError, KeyError):
+    except (OSError, ValueError, KeyError, TypeError):
         return None
     return state if MEMORY in memory else None
 

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from flatout.core.errors import UserError
+from flatout.core.input_files import check_record, read_json
 from flatout.data.format import ENTRY, HEADER, STAGING, Encoding
 from flatout.data.refusals import Skipped
 
@@ -165,8 +166,12 @@ def agree(folder: Path, plan: Plan) -> Plan:
     if not path.is_file():
         write_whole(path, (json.dumps(asdict(plan), sort_keys=True) + "\n").encode())
         return plan
-    plain = json.loads(path.read_text(encoding="utf-8"))
-    before = Plan(**{**plain, "encoding": Encoding(**plain["encoding"])})
+    try:
+        plain = read_json(path)
+        before = Plan(**{**plain, "encoding": Encoding(**plain["encoding"])})
+        check_record(before)
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise UserError(f"{path} is damaged ({error}); remove {folder} and pack again") from None
     # How long the shards are was estimated; the first estimate stands.
     changed = [
         name

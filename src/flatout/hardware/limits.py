@@ -79,7 +79,7 @@ def swap_bytes(root: Path = ROOT) -> tuple[int, int]:
     return total, total - table.get("SwapFree", 0)
 
 
-def shm_bytes(folder: Path = Path("/dev/shm")) -> tuple[int, int]:
+def shm_bytes(folder: Path = Path("/dev/shm")) -> tuple[int, int]:  # noqa: S108  the mount itself
     """Return the size of the shared-memory mount and what is free in it; zeros without one."""
     try:
         facts = os.statvfs(folder)

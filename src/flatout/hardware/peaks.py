@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from flatout.core.input_files import read_json
 from flatout.core.units import GIB, MIB
 from flatout.hardware.fresh import ask_module
 
@@ -91,7 +92,7 @@ def read_peaks(wanted: PeaksOf, cache: Path, python: str) -> Peaks:
     """
     path = cache / wanted.file_name
     with contextlib.suppress(OSError, ValueError, TypeError):
-        return Peaks(**json.loads(path.read_text(encoding="utf-8")))
+        return Peaks(**read_json(path))
     peaks = measure_in_child(wanted, python)
     if not peaks.is_sound:
         return peaks

@@ -175,7 +175,7 @@ def _compile(graph: fx.Graph) -> Callable[..., Any]:
     """Return the graph as a function of the module and the arguments of its forward."""
     code = graph.python_code("self")
     space = dict(code.globals)
-    exec(compile(code.src, "<attention>", "exec"), space)  # fx generates it
+    exec(compile(code.src, "<attention>", "exec"), space)  # fx generates it  # noqa: S102  the model's own source
     forward: Callable[..., Any] = space["forward"]
     return forward
 

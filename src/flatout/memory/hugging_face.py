@@ -1,12 +1,12 @@
 """A Subject from a transformers configuration: the model it describes, with no weights at all."""
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from flatout.core.errors import UserError
+from flatout.core.input_files import read_json
 from flatout.core.nearest import unknown
 from flatout.memory.subject import Subject
 
@@ -109,7 +109,7 @@ def _config(path: Path) -> tuple[Any, Any]:
     if path.is_dir():
         path = path / "config.json"
     try:
-        plain: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        plain: Mapping[str, Any] = read_json(path)
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}; give a config.json") from error
     except ValueError as error:

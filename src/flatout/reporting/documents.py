@@ -7,9 +7,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from flatout.core import input_files
 from flatout.core.errors import UserError
 from flatout.core.files import is_stream, linked, replace_text
 
+MAX_DOCUMENT_BYTES = 16 << 20
+"""Of a document that is read: parsed, it takes at most some 400 MB."""
 MOST_INDENTED = 250_000
 """Characters of a document that a person may still read; a longer one is written without spaces."""
 
@@ -34,14 +37,14 @@ def read_json(path: Path) -> dict[str, Any]:
         UserError: if it cannot be read, or is no JSON object.
     """
     try:
-        plain = json.loads(path.read_text(encoding="utf-8"))
+        plain = input_files.read_json(path, MAX_DOCUMENT_BYTES)
     except FileNotFoundError:
         raise UserError(
             f"there is no file {path}; 'flatout measure --json {path} train.py' writes one"
         ) from None
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror or error}") from error
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:
         raise UserError(f"{path} is not JSON: {error}") from error
     if not isinstance(plain, dict):
         raise UserError(f"{path} holds no flatout document; give a file that --json wrote")

@@ -32,7 +32,7 @@ def ablation_html(
             "workload": ablation.workload,
             "device": ablation.baseline.device_name,
             # The plot was escaped when it was rendered.
-            "plot": Markup(ladder_svg(ablation)),
+            "plot": Markup(ladder_svg(ablation)),  # noqa: S704  made by us
             "rows": ladder_rows(ablation),
             "reasons": [*reasons(ablation), ending(ablation)],
             "next_command": next_command(ablation, place),

@@ -35,7 +35,7 @@ def compare(baseline: Mapping[str, Any], candidate: Mapping[str, Any]) -> Contra
         ablation.SCHEMA: _of_ablations,
     }
     for schema in schemas:
-        if schema not in contrasts:
+        if not isinstance(schema, str) or schema not in contrasts:
             raise UserError(
                 f"cannot compare a document with schema {schema!r}; give two files that "
                 "'flatout measure --json' wrote, or two of 'flatout tune --json'"
@@ -44,7 +44,7 @@ def compare(baseline: Mapping[str, Any], candidate: Mapping[str, Any]) -> Contra
         raise UserError(f"cannot compare {schemas[0]} with {schemas[1]}; give two of the same kind")
     try:
         return contrasts[str(schemas[0])](baseline, candidate)
-    except (KeyError, TypeError, ValueError) as error:
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
         raise UserError(
             f"a document says {schemas[0]} but does not hold one ({error}); write it anew"
         ) from error

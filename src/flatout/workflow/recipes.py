@@ -2,7 +2,6 @@
 
 import json
 import re
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,14 +9,10 @@ from typing import Any
 from flatout import __version__
 from flatout.core.errors import UserError
 from flatout.core.files import replace_text
+from flatout.core.input_files import read_toml
 from flatout.core.nearest import unknown
 from flatout.core.recipe import Choice, Recipe
 from flatout.techniques import build
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 TABLES = ("flatout", "workload", "technique", "about")
 """What a recipe file may hold at its top."""
@@ -161,14 +156,14 @@ def _check_version(version: object) -> None:
 
 def _load(source: Path) -> dict[str, Any]:
     try:
-        plain: dict[str, Any] = tomllib.loads(source.read_text())
+        plain: dict[str, Any] = read_toml(source)
     except FileNotFoundError:
         raise UserError(
             f"there is no recipe at {source}; 'flatout tune train.py' writes one"
         ) from None
     except OSError as error:
         raise UserError(f"cannot read the recipe {source}: {error.strerror or error}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:
         raise UserError(f"{source} is not a recipe, it is not valid TOML: {error}") from error
     return plain
 

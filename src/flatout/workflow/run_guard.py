@@ -1,7 +1,6 @@
 """Beside a real training: the plan it is held against, and what comes after memory ran out."""
 
 import contextlib
-import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from typing import Any
 
 from flatout import techniques
 from flatout.core.errors import UserError
+from flatout.core.input_files import parse_json, read_json
 from flatout.core.recipe import Choice, Recipe
 from flatout.core.technique import Numerics
 from flatout.core.units import format_bytes
@@ -57,7 +57,7 @@ def read_plan(path: Path) -> RunPlan:
         UserError: if there is none.
     """
     try:
-        plain = json.loads(path.read_text(encoding="utf-8"))
+        plain = read_json(path)
         return RunPlan(
             device=plain["device"],
             bytes={
@@ -72,7 +72,7 @@ def read_plan(path: Path) -> RunPlan:
         raise UserError(
             f"cannot read the plan {path}: {error.strerror}; 'flatout plan --json' writes one"
         ) from None
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise UserError(
             f"{path} is no plan ({type(error).__name__}: {error}); 'flatout plan --json' writes one"
         ) from None
@@ -105,7 +105,7 @@ def choice_of(label: str) -> Choice:
 def _value(text: str) -> Any:
     """Return a setting as JSON would have it, else the text."""
     with contextlib.suppress(ValueError):
-        return json.loads(text.lower() if text in ("True", "False") else text)
+        return parse_json(text.lower() if text in ("True", "False") else text)
     return text
 
 

@@ -1,7 +1,6 @@
 """The verb `watch`: look at a running job, at the GPUs and at the host, again and again."""
 
 import datetime
-import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -9,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from flatout.core.errors import UserError
+from flatout.core.input_files import read_json
 from flatout.core.live import (
     ENDING,
     QUIET,
@@ -202,7 +202,7 @@ def _trainers(folder: Path) -> tuple[LiveTrainer, ...]:
 def _find_trainer(path: Path, now_s: float) -> LiveTrainer | None:
     """Return what one record tells; None where it was withdrawn, or its process was killed."""
     try:
-        record = json.loads(path.read_text(encoding="utf-8"))
+        record = read_json(path)
         return _trainer(record, now_s) if is_alive(int(record["pid"])) else None
     except (OSError, ValueError, KeyError, TypeError):
         return None

@@ -6,7 +6,6 @@ used again only for the very file it was made of.
 """
 
 import contextlib
-import json
 import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from flatout.core.errors import UserError
+from flatout.core.input_files import parse_json, read_json
 from flatout.core.units import format_bytes
 from flatout.data import pictures, values
 from flatout.data.crew import FULL
@@ -130,9 +130,9 @@ def _given(path: Path) -> list[Path]:
 
 def _listed(path: Path) -> list[str]:
     try:
-        state = json.loads(path.read_text(encoding="utf-8"))
+        state = read_json(path)
         return [str(item["filename"]) for item in state["_data_files"]]
-    except (ValueError, LookupError, TypeError, RecursionError) as error:
+    except (OSError, ValueError, LookupError, TypeError) as error:
         raise UserError(f"{path} is damaged ({error}); save the data set again") from None
 
 
@@ -307,13 +307,13 @@ def _class_names(path: Path, label: str, schema: Any) -> tuple[str, ...]:
     info = path / "dataset_info.json"
     try:
         if info.is_file():
-            features = json.loads(info.read_text(encoding="utf-8")).get("features") or {}
+            features = read_json(info).get("features") or {}
         else:
             raw = (schema.metadata or {}).get(b"huggingface", b"{}")
-            features = json.loads(raw).get("info", {}).get("features") or {}
+            features = parse_json(raw).get("info", {}).get("features") or {}
         names = (features.get(label) or {}).get("names") or ()
         return tuple(map(str, names))
-    except (ValueError, AttributeError, TypeError, RecursionError) as error:
+    except (OSError, ValueError, AttributeError, TypeError) as error:
         raise UserError(
             f"{path}: what Hugging Face wrote about the columns is damaged ({error}); save the "
             "data set again"
