@@ -6,17 +6,16 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from flatout.core.ablation import Ablation, Comparison
-from flatout.core.machine import Machine
-from flatout.core.profile import Profile
-from flatout.core.progress import Progress
-from flatout.core.recipe import Recipe
-from flatout.core.stats import compare, gather
-from flatout.core.trial import Outcome, Trial, trial_from_json
-from flatout.core.units import format_interval, format_ratio
-from flatout.core.workload import Workload
-from flatout.workflow.lab import JOURNAL, Lab
-from flatout.workflow.pairs import pace_ms
+from flatout.records.ablation import Ablation, Comparison
+from flatout.records.live import Progress
+from flatout.records.machine import Machine
+from flatout.records.profile import Profile
+from flatout.records.recipe import Recipe
+from flatout.records.statistics import compare, gather
+from flatout.records.trial import Outcome, Trial, Workload, trial_from_json
+from flatout.records.units import format_interval, format_ratio
+from flatout.tuning.pairs import pace_ms
+from flatout.tuning.trial_runner import JOURNAL, Lab
 
 LIMIT_S = 300.0
 """Wall time of one trial at most."""

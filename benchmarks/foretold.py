@@ -10,18 +10,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from flatout import techniques
-from flatout.core.ablation import Comparison
-from flatout.core.pressure import peak_bytes
-from flatout.core.profile import Profile
-from flatout.core.recipe import Recipe
-from flatout.core.technique import Numerics
-from flatout.core.trial import Outcome, Trial
-from flatout.core.units import format_ratio
-from flatout.workflow.feeding import is_about_data, look
-from flatout.workflow.lab import Lab
-from flatout.workflow.looks import look_closer
-from flatout.workflow.ranking import Candidate, Search, candidate_of
+from flatout.records import catalogue
+from flatout.records.ablation import Comparison
+from flatout.records.memory_pressure import peak_bytes
+from flatout.records.profile import Profile
+from flatout.records.recipe import Recipe
+from flatout.records.technique import Numerics
+from flatout.records.trial import Outcome, Trial
+from flatout.records.units import format_ratio
+from flatout.tuning.extra_profiling import look_closer
+from flatout.tuning.feeding import is_about_data, look
+from flatout.tuning.ranking import Candidate, Search, candidate_of
+from flatout.tuning.trial_runner import Lab
 
 NEUTRAL = 0.005
 """A prediction nearer to 1 than this says that nothing changes."""
@@ -82,7 +82,7 @@ def foresee(
         looks = replace(looks, pipeline=look(lab, Recipe(), profile).pipeline)
     seen = looks.added_to(profile, ())
     return {
-        name: candidate_of(name, techniques.technique_class(name)(**settings), seen, lab.machine)
+        name: candidate_of(name, catalogue.technique_class(name)(**settings), seen, lab.machine)
         for name, settings in levers.items()
     }
 

@@ -20,16 +20,19 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.bench import Bench
-from flatout.core.units import GIB, format_bytes
 from flatout.hardware.catalogue import GpuModel, model_of
-from flatout.memory.allocator_settings import AllocatorSettings
-from flatout.memory.calibration import calibration_document, file_name, find_calibration
-from flatout.memory.extrapolate import affine
 from flatout.memory.recorded import read_snapshot, replay_recorded
-from flatout.memory.solve import largest_batch, steady_replay
-from flatout.memory.stream import MemoryStream
-from flatout.memory.workspaces import with_workspaces
-from flatout.workflow.memory_trace import TraceRequest, open_tracer
+from flatout.planner.allocator_settings import AllocatorSettings
+from flatout.planner.largest_batch import affine, largest_batch, steady_replay
+from flatout.planner.memory_trace import TraceRequest, open_tracer
+from flatout.planner.stream import MemoryStream
+from flatout.planner.workspaces import (
+    calibration_document,
+    file_name,
+    find_calibration,
+    with_workspaces,
+)
+from flatout.records.units import GIB, format_bytes
 
 SCRIPTS = Path(__file__).parent / "scripts"
 CASES = SCRIPTS / "memory_cases.py"

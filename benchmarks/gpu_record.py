@@ -8,11 +8,11 @@ from benchmarks import gemm, gpu_memory, ladder
 from benchmarks.bench import Record, cells
 from benchmarks.stages import Results, worked
 from benchmarks.suites import overhead
-from flatout.core.ablation import Ablation, Comparison, ablation_from_json
-from flatout.core.profile import profile_from_json
-from flatout.core.recipe import recipe_from_json
-from flatout.core.stats import Decision
-from flatout.core.units import format_ms, format_share
+from flatout.records.ablation import Ablation, Comparison, ablation_from_json
+from flatout.records.profile import profile_from_json
+from flatout.records.recipe import recipe_from_json
+from flatout.records.statistics import Decision
+from flatout.records.units import format_ms, format_share
 
 SLOW, STARVED, TUNED = "slow_compute", "starved_images", "already_tuned"
 LEAST_AA, LEAST_PROCESSES = 3, 4

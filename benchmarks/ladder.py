@@ -13,15 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.bench import MOST_SAID, Bench, trials_in
-from flatout import techniques
-from flatout.core.ablation import Ablation
-from flatout.core.machine import Machine
-from flatout.core.progress import Progress
-from flatout.core.recipe import Recipe
-from flatout.core.trial import Trial
-from flatout.core.units import format_rate
-from flatout.core.workload import Workload
-from flatout.workflow.trials import TrialOptions, run_trial
+from flatout.records import catalogue
+from flatout.records.ablation import Ablation
+from flatout.records.live import Progress
+from flatout.records.machine import Machine
+from flatout.records.recipe import Recipe
+from flatout.records.trial import Trial, Workload
+from flatout.records.units import format_rate
+from flatout.tuning.trials import TrialOptions, run_trial
 from flatout.workflow.tune import BaselineFailedError, TuneOptions, tune
 
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -242,7 +241,7 @@ def check_device(trial: Trial, machine: Machine) -> None:
 
 def left_out(rung: Rung) -> tuple[str, ...]:
     """Return the levers that are not tried."""
-    kinds = {name: techniques.technique_class(name) for name in techniques.names()}
+    kinds = {name: catalogue.technique_class(name) for name in catalogue.names()}
     return tuple(name for name, kind in kinds.items() if kind.family in rung.off_topic)
 
 

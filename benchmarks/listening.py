@@ -24,8 +24,8 @@ def install(spec: Mapping[str, Any]) -> None:
     import torch
     from torch.utils.data import dataloader
 
-    from flatout.profiling.recorder import Recorder
-    from flatout.workflow import inside
+    from flatout.agent import entry
+    from flatout.agent.recorder import Recorder
 
     places = [
         *(torch, torch.Tensor, torch.autograd, torch.nn.Module, torch.amp.GradScaler),
@@ -36,7 +36,7 @@ def install(spec: Mapping[str, Any]) -> None:
     before = [dict(vars(place)) for place in places]
     # The run goes on after the trial would have seen enough; its checks cost what they cost.
     Recorder.finish = lambda *_: None  # type: ignore[assignment,method-assign]
-    session = inside.install(spec)
+    session = entry.install(spec)
     switch = Switch(session, spec, list(zip(places, before, strict=True)))
     zero_grad = torch.optim.Optimizer.zero_grad
 

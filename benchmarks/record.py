@@ -11,10 +11,10 @@ from typing import Any
 
 import flatout
 from benchmarks.bench import Record, calibration
-from flatout.core.machine import Machine
+from flatout.records.machine import Machine
 from flatout.reporting.documents import write_json, write_text
-from flatout.workflow.lab import JOURNAL
-from flatout.workflow.recipes import write_recipe
+from flatout.tuning.trial_runner import JOURNAL
+from flatout.workflow.recipe_files import write_recipe
 
 SCHEMA = "flatout.benchmark/1"
 RECORDS = Path(__file__).parent / "records"
@@ -120,7 +120,7 @@ def markdown_table(rows: Sequence[Sequence[str]]) -> list[str]:
 def device_tag(machine: Machine) -> str:
     """Return `<n>x<device>` for a folder's name.
 
-    >>> from flatout.core.machine import Device
+    >>> from flatout.records.machine import Device
     >>> cpu = Device(kind="cpu", name="AMD EPYC (Turin)", memory_bytes=0)
     >>> device_tag(Machine(device=cpu, logical_cores=8, usable_cores=2, physical_cores=2,
     ...     memory_bytes=0, shm_free_bytes=0))

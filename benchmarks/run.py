@@ -16,10 +16,10 @@ from pathlib import Path
 from benchmarks import table
 from benchmarks.bench import Bench, Record, TrialFailedError
 from benchmarks.record import RECORDS, write_record
-from flatout.core.errors import UserError
-from flatout.core.machine import Machine
 from flatout.hardware.machine import read_machine
-from flatout.workflow.lab import MachineBusyError
+from flatout.records.errors import UserError
+from flatout.records.machine import Machine
+from flatout.tuning.trial_runner import MachineBusyError
 
 SUITES = (
     "startup",

@@ -32,14 +32,14 @@ from benchmarks.stage_process import GRACE_S, command_for, note_to, play_inside,
 from benchmarks.stage_process import LAST_S as KILL_S
 from benchmarks.stages import Results, Stage, run_stages
 from benchmarks.suites import overhead
-from flatout.core.machine import Machine
-from flatout.core.recipe import Recipe
-from flatout.core.workload import Workload
 from flatout.hardware.machine import read_machine
+from flatout.records.machine import Machine
+from flatout.records.recipe import Recipe
+from flatout.records.trial import Workload
+from flatout.tuning.pairs import play
 from flatout.workflow.demo import scenarios
 from flatout.workflow.doctor import doctor
 from flatout.workflow.measure import measure
-from flatout.workflow.pairs import play
 from flatout.workflow.tune import TuneOptions
 
 CALL_S = 540.0

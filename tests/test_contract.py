@@ -1,4 +1,4 @@
-"""Every lever keeps the contract of `flatout.core.technique`. New files are found by themselves."""
+"""Every technique keeps the contract of `flatout.records.technique`; new files are found."""
 
 import ast
 import dataclasses
@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 from torch.utils.data import DataLoader
 
-from flatout import techniques
-from flatout.core.errors import NotApplicable
-from flatout.core.journey import WORKERS, Journey, Leg, WorkerFacts
-from flatout.core.machine import Device, Machine
-from flatout.core.memory import MemoryStory
-from flatout.core.profile import (
+from flatout.records import catalogue
+from flatout.records.errors import NotApplicable
+from flatout.records.journey import WORKERS, Journey, Leg, WorkerFacts
+from flatout.records.machine import Device, Machine
+from flatout.records.memory import MemoryStory
+from flatout.records.profile import (
     PHASES,
     LoaderFacts,
     ModelFacts,
@@ -26,13 +26,13 @@ from flatout.core.profile import (
     Profile,
     Spread,
 )
-from flatout.core.readings import SyncPoint
-from flatout.core.recipe import Choice, Recipe
-from flatout.core.technique import Numerics, Technique, seams_of
-from flatout.workflow.recipes import read_recipe, write_recipe
+from flatout.records.readings import SyncPoint
+from flatout.records.recipe import Choice, Recipe
+from flatout.records.technique import Numerics, Technique, seams_of
+from flatout.workflow.recipe_files import read_recipe, write_recipe
 from tests.data.packs import packed
 
-NAMES = techniques.names()
+NAMES = catalogue.names()
 HEADINGS = ("What it does:", "When it helps:", "What it costs:", "How it is checked:")
 GIB = 1024**3
 OF_MEMORY = {"out_of_memory", "fragmented_memory"}
@@ -233,7 +233,7 @@ def packed_store(tmp_path_factory):
 
 
 def kind_of(name):
-    return techniques.technique_class(name)
+    return catalogue.technique_class(name)
 
 
 def module_of(name):
@@ -375,7 +375,7 @@ def test_a_recipe_file_brings_it_back_as_it_was(name, tmp_path):
         choice = Choice(technique=name, settings=technique.settings())
         write_recipe(Recipe(choices=(choice,)), tmp_path / "recipe.toml")
 
-        (back,) = techniques.build(read_recipe(tmp_path / "recipe.toml"))
+        (back,) = catalogue.build(read_recipe(tmp_path / "recipe.toml"))
 
         assert back == technique
 

@@ -14,16 +14,16 @@ import click
 import pytest
 
 import flatout.rules
-from flatout import techniques
-from flatout.cli.verbs import flatout as command_line
-from flatout.core.catalog import module_names
-from flatout.workflow.recipes import read_recipe
+from flatout.cli.commands import flatout as command_line
+from flatout.records import catalogue
+from flatout.records.catalogue import module_names
+from flatout.workflow.recipe_files import read_recipe
 from tests.copies import Copies
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 RECIPES = sorted((ROOT / "recipes").rglob("*.toml"))
-NAMES = techniques.names()
+NAMES = catalogue.names()
 CODES = sorted(module_names(flatout.rules))
 BLOCK = re.compile(r"^```(\w+)([^\n]*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"(?<!!)\[[^\]\n]+\]\(([^)\s]+)\)")
@@ -152,7 +152,7 @@ def test_no_command_page_outlives_its_command():
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_technique_s_page_names_its_promise_and_its_settings(name):
-    kind = techniques.technique_class(name)
+    kind = catalogue.technique_class(name)
     text = (ROOT / f"docs/techniques/{kind.family}/{name}.md").read_text()
 
     assert text.startswith("# ")
@@ -162,7 +162,7 @@ def test_a_technique_s_page_names_its_promise_and_its_settings(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_technique_s_page_has_a_measured_row_or_says_that_there_is_none(name):
-    page = ROOT / f"docs/techniques/{techniques.technique_class(name).family}/{name}.md"
+    page = ROOT / f"docs/techniques/{catalogue.technique_class(name).family}/{name}.md"
     text = page.read_text()
 
     rows = [line for line in text.splitlines() if line.startswith("| ") and RECORD.search(line)]
@@ -174,7 +174,7 @@ def test_a_technique_s_page_has_a_measured_row_or_says_that_there_is_none(name):
 def test_the_index_of_the_techniques_names_every_family():
     text = (ROOT / "docs/techniques/README.md").read_text()
 
-    families = {techniques.technique_class(name).family for name in NAMES}
+    families = {catalogue.technique_class(name).family for name in NAMES}
     assert set(re.findall(r"^\| \[(\w+)/\]\(\1\) ", text, re.M)) == families
 
 

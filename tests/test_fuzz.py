@@ -16,12 +16,11 @@ import pytest
 
 import flatout.data
 from flatout.cli import call
-from flatout.core.errors import UserError
 from flatout.data import pictures
-from flatout.data.format import Encoding
-from flatout.data.refusals import BadSample
-from flatout.workflow.recipes import read_recipe
-from flatout.workflow.run_guard import read_plan
+from flatout.data.format import BadSample, Encoding
+from flatout.records.errors import UserError
+from flatout.workflow.recipe_files import read_recipe
+from flatout.workflow.run import read_plan
 from tests.data.packs import file_bytes, image_folder, packed
 
 DATA = Path(__file__).parent / "reporting/data"

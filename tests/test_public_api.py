@@ -14,10 +14,10 @@ import click
 import pytest
 
 import flatout
-from flatout.cli.verbs import flatout as command_line
-from flatout.core.ablation import Ablation
-from flatout.core.profile import PHASES, Profile, Spread
-from flatout.core.technique import Technique
+from flatout.cli.commands import flatout as command_line
+from flatout.records.ablation import Ablation
+from flatout.records.profile import PHASES, Profile, Spread
+from flatout.records.technique import Technique
 
 PACKAGES = ("flatout.core", "flatout.hardware")
 """Packages of which every public name may be used."""

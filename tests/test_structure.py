@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+import flatout.records.catalogue
 import flatout.rules
-import flatout.techniques
-from flatout.core.catalog import module_names
+from flatout.records.catalogue import module_names
 
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src/flatout"

@@ -100,7 +100,7 @@ def main():
     batches = iter(loader)
     next(batches)
     first_s = time.perf_counter() - began
-    transport = sys.modules.get("flatout.data.transport")
+    transport = sys.modules.get("flatout.data.byte_batches.transport")
     if args.as_bytes and transport is not None:
         transport.unpack = lambda batch, device=None: batch
     for _ in range(args.warmup):

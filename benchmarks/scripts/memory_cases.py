@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from flatout.memory.subject import Subject
+from flatout.planner.tracing.training_step import Subject
 
 CLASSES = 1000
 

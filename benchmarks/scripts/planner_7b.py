@@ -4,7 +4,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from flatout.memory.subject import Subject
+from flatout.planner.tracing.training_step import Subject
 
 WIDTH, DEPTH, HEADS, INNER, VOCABULARY = 4096, 32, 32, 11_008, 32_000
 LENGTH, RANK = 1024, 16

@@ -19,11 +19,10 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from memory_case import STEPS, train
 
-from flatout.memory.extrapolate import affine, difference
-from flatout.memory.formula import formula
-from flatout.memory.planner import largest_by_component
-from flatout.memory.replay import components_at
-from flatout.memory.trace import trace
+from flatout.planner.largest_batch import affine, difference
+from flatout.planner.plan import formula, largest_by_component
+from flatout.planner.replay import components_at
+from flatout.planner.tracing.trace import trace
 from tests.memory.truth_models import MODELS
 
 FP32 = 4

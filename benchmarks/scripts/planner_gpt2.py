@@ -4,7 +4,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from flatout.memory.subject import Subject
+from flatout.planner.tracing.training_step import Subject
 
 WIDTH, DEPTH, HEADS, VOCABULARY, LENGTH = 768, 12, 12, 50_257, 1024
 

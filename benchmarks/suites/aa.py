@@ -12,16 +12,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from benchmarks.bench import Bench, Record, open_lab, trials_in
-from flatout.core.machine import Machine
-from flatout.core.profile import PHASES, Profile, Spread
-from flatout.core.recipe import Recipe
-from flatout.core.stats import Decision
-from flatout.core.trial import Outcome, Trial
-from flatout.core.workload import Workload
+from flatout.records.machine import Machine
+from flatout.records.profile import PHASES, Profile, Spread
+from flatout.records.recipe import Recipe
+from flatout.records.statistics import Decision
+from flatout.records.trial import Outcome, Trial, Workload
+from flatout.tuning.pairs import play
+from flatout.tuning.trial_runner import Lab
+from flatout.tuning.trials import TrialOptions
 from flatout.workflow.demo import scenarios
-from flatout.workflow.lab import Lab
-from flatout.workflow.pairs import play
-from flatout.workflow.trials import TrialOptions
 
 THEME = "aa"
 SIMULATED, REAL = 90, 10

@@ -3,9 +3,9 @@
 import sys
 
 from benchmarks.bench import Bench, Record, cells, trials_in
-from flatout.core.ablation import Ablation
-from flatout.core.units import format_ms, format_ratio
-from flatout.core.workload import Workload
+from flatout.records.ablation import Ablation
+from flatout.records.trial import Workload
+from flatout.records.units import format_ms, format_ratio
 from flatout.workflow.demo import scenarios
 from flatout.workflow.tune import TuneOptions, tune
 

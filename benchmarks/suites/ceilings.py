@@ -24,13 +24,13 @@ from benchmarks.bench import (
     interleave,
     open_lab,
 )
-from flatout.core.ablation import Comparison
-from flatout.core.profile import Profile
-from flatout.core.recipe import Choice, Recipe
-from flatout.core.units import format_ratio
-from flatout.core.workload import Workload
-from flatout.workflow.passes import PassRunner
-from flatout.workflow.passes.ceilings import with_ceilings
+from flatout.records.ablation import Comparison
+from flatout.records.profile import Profile
+from flatout.records.recipe import Choice, Recipe
+from flatout.records.trial import Workload
+from flatout.records.units import format_ratio
+from flatout.tuning.passes import PassRunner
+from flatout.tuning.passes.ceilings import with_ceilings
 
 THEME = "ceilings"
 SCRIPT = Path(__file__).parents[1] / "scripts" / "free_data.py"

@@ -12,18 +12,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from benchmarks.bench import Arm, Bench, Record, cells, comparison, interleave, open_lab
-from flatout.core.ablation import Comparison
-from flatout.core.feeding import Feeding
-from flatout.core.pipeline import Pipeline
-from flatout.core.profile import Profile
-from flatout.core.recipe import Recipe
-from flatout.core.stats import compare, gather
-from flatout.core.units import format_interval, format_ms, format_rate
-from flatout.reporting.verdict import feeding_words
+from flatout.records.ablation import Comparison, Feeding
+from flatout.records.journey import Pipeline
+from flatout.records.profile import Profile
+from flatout.records.recipe import Recipe
+from flatout.records.statistics import compare, gather
+from flatout.records.units import format_interval, format_ms, format_rate
+from flatout.reporting.tuning.verdict import feeding_words
+from flatout.tuning.feeding import Costs, feeding_of, find_costs, find_pipeline, free_ms_of
+from flatout.tuning.passes.ceilings import replay_probe
+from flatout.tuning.trial_runner import Lab
 from flatout.workflow.demo import make_job
-from flatout.workflow.feeding import Costs, feeding_of, find_costs, find_pipeline, free_ms_of
-from flatout.workflow.lab import Lab
-from flatout.workflow.passes.ceilings import replay_probe
 from flatout.workflow.tune import TuneOptions, tune
 
 THEME = "fed"

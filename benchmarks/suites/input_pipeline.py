@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.bench import Bench, Record, TrialFailedError, cells
-from flatout.core.ablation import Comparison
-from flatout.core.recipe import Choice, Recipe
-from flatout.core.stats import compare, gather
+from flatout.records.ablation import Comparison
+from flatout.records.recipe import Choice, Recipe
+from flatout.records.statistics import compare, gather
 from flatout.workflow.demo import scenarios
-from flatout.workflow.recipes import write_recipe
+from flatout.workflow.recipe_files import write_recipe
 
 THEME = "input_pipeline"
 ROOT = Path(__file__).parents[2]

@@ -23,13 +23,12 @@ from benchmarks.bench import (
     interleave,
     trials_in,
 )
-from flatout.core.ablation import Ablation, Comparison
-from flatout.core.recipe import Choice, Recipe
-from flatout.core.trial import Outcome
-from flatout.core.units import format_ms
-from flatout.core.workload import Workload
+from flatout.records.ablation import Ablation, Comparison
+from flatout.records.recipe import Choice, Recipe
+from flatout.records.trial import Outcome, Workload
+from flatout.records.units import format_ms
+from flatout.tuning.trial_runner import Lab
 from flatout.workflow.demo import scenarios
-from flatout.workflow.lab import Lab
 from flatout.workflow.tune import TuneOptions, tune
 
 THEME = "ladder"

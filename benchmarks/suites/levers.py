@@ -15,13 +15,12 @@ from typing import Any
 
 from benchmarks.bench import Arm, Bench, Record, cells, comparison, open_lab, trials_in
 from benchmarks.foretold import Foretold, foresee, foretold, summary, table
-from flatout import techniques
-from flatout.core.recipe import Choice, Recipe
-from flatout.core.trial import Outcome
-from flatout.core.units import format_ms, format_ratio
-from flatout.core.workload import Workload
+from flatout.records import catalogue
+from flatout.records.recipe import Choice, Recipe
+from flatout.records.trial import Outcome, Workload
+from flatout.records.units import format_ms, format_ratio
+from flatout.tuning.ranking import Candidate
 from flatout.workflow.demo import make_job, scenarios
-from flatout.workflow.ranking import Candidate
 
 THEME = "levers"
 ROUNDS = 3
@@ -203,7 +202,7 @@ def row(subject: Subject, arm: Arm) -> tuple[str, ...]:
     if arm is base:
         return (subject.name, "baseline", "", format_ms(arm.median_ms), "1.00x", "", "", "1.00x")
     pair = comparison(base, arm)
-    promise = techniques.technique_class(arm.name).numerics.value
+    promise = catalogue.technique_class(arm.name).numerics.value
     memory = format_ratio(peak(arm) / max(1.0, peak(base)))
     return (
         *(subject.name, arm.recipe.label, promise, format_ms(arm.median_ms)),

@@ -9,7 +9,7 @@ from PIL import Image
 
 from benchmarks.bench import Bench, Record, trials_in
 from benchmarks.suites.levers import Levers, Subject, measured, record_of, workload
-from flatout.data.residency import evict
+from flatout.data.packed_store import evict
 from flatout.workflow.demo import make_job
 
 THEME = "levers_storage"

@@ -30,8 +30,8 @@ from benchmarks.peers.ours import (
     PACKED_JPEG,
     PACKED_RAW,
 )
-from flatout.core.ablation import Comparison
-from flatout.core.stats import compare, gather
+from flatout.records.ablation import Comparison
+from flatout.records.statistics import compare, gather
 from flatout.workflow.demo import scenarios
 
 THEME = "loader_peers"

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 
 from benchmarks.bench import Arm, Bench, Record, cells, comparison, interleave, open_lab
 from benchmarks.suites import ceilings
-from flatout.core.ablation import Ablation, Comparison
-from flatout.core.machine import Machine
-from flatout.core.recipe import Choice, Recipe
-from flatout.core.units import format_ms
-from flatout.core.workload import Workload
+from flatout.records.ablation import Ablation, Comparison
+from flatout.records.machine import Machine
+from flatout.records.recipe import Choice, Recipe
+from flatout.records.trial import Workload
+from flatout.records.units import format_ms
 from flatout.workflow.demo import make_job
 from flatout.workflow.tune import TuneOptions, tune
 

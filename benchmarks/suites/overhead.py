@@ -17,12 +17,12 @@ from typing import Any
 
 from benchmarks.bench import Bench, Record, TrialFailedError
 from benchmarks.listening import RESULT
-from flatout.core.recipe import Recipe
-from flatout.core.stats import student_quantile
-from flatout.core.units import format_ms
-from flatout.core.workload import Workload
-from flatout.seams.pace import SHORT_S
-from flatout.seams.process import ProcessOptions, run_process
+from flatout.agent.step_sampler import SHORT_S
+from flatout.launch.trial_process import ProcessOptions, run_process
+from flatout.records.recipe import Recipe
+from flatout.records.statistics import student_quantile
+from flatout.records.trial import Workload
+from flatout.records.units import format_ms
 from flatout.techniques.compute.cpu_allocator import GLIBC_VARIABLES
 from flatout.workflow.demo import scenarios
 from flatout.workflow.measure import TIMED_PROBES

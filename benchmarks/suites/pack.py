@@ -22,13 +22,11 @@ from typing import Any
 import numpy as np
 
 from benchmarks.bench import Bench, Record, TrialFailedError
-from flatout.core.units import format_rate, format_ratio
 from flatout.data.format import read_header
-from flatout.data.order import permutation
-from flatout.data.packed_store import Store
-from flatout.data.residency import evict, resident_share
-from flatout.data.sampler import BlockSampler, OrderOptions
+from flatout.data.packed_store import Store, evict, resident_share
+from flatout.data.sampler import BlockSampler, OrderOptions, permutation
 from flatout.data.staging import DRAFT
+from flatout.records.units import format_rate, format_ratio
 from flatout.workflow.demo import scenarios
 
 THEME = "pack"
@@ -44,7 +42,7 @@ MAX_RESIDENT = 0.05
 PACK = """
 import json, sys, time
 from pathlib import Path
-from flatout.data.pack import PackOptions
+from flatout.data.writer import PackOptions
 from flatout.workflow.pack import pack
 from flatout.data.format import Encoding
 source, folder, workers, shard_bytes = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])

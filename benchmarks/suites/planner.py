@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.bench import Bench, Record, TrialFailedError
-from flatout.core.units import GIB, format_bytes
+from flatout.records.units import GIB, format_bytes
 from flatout.workflow.plan import PlanOptions, plan
 
 THEME = "planner"
@@ -182,8 +182,8 @@ def plan_7b() -> None:
 
 def trace_gpt2() -> None:
     """Trace GPT-2 124M again and again in this process, and print the seconds of each."""
-    from flatout.memory.trace import trace
-    from flatout.workflow.memory_subject import load_subject
+    from flatout.planner.tracing.target import load_subject
+    from flatout.planner.tracing.trace import trace
 
     subject = load_subject(f"{SCRIPTS / 'planner_gpt2.py'}:subject")
     trace(subject)

@@ -3,9 +3,9 @@
 import sys
 
 from benchmarks.bench import Arm, Bench, Record, cells, comparison, interleave, open_lab, trials_in
-from flatout.core.ablation import Ablation, Comparison
-from flatout.core.units import format_ms
-from flatout.core.workload import Workload
+from flatout.records.ablation import Ablation, Comparison
+from flatout.records.trial import Workload
+from flatout.records.units import format_ms
 from flatout.workflow.demo import scenarios
 from flatout.workflow.tune import TuneOptions, tune
 

@@ -21,13 +21,12 @@ import flatout.data
 from benchmarks.bench import Bench, Record, TrialFailedError, cells
 from benchmarks.slow_storage import Speed, counts_of, find_missing, mounted
 from benchmarks.suites.pack import MAX_RESIDENT, make_photographs, pack_once, repeated, spread
-from flatout.core.ablation import Comparison
-from flatout.core.stats import compare, gather
 from flatout.data.format import read_header
-from flatout.data.order import permutation
+from flatout.data.packed_store import evict, resident_share
 from flatout.data.reader import PackedDataset
-from flatout.data.residency import evict, resident_share
-from flatout.data.sampler import BlockSampler, OrderOptions
+from flatout.data.sampler import BlockSampler, OrderOptions, permutation
+from flatout.records.ablation import Comparison
+from flatout.records.statistics import compare, gather
 from flatout.techniques.data import read_ahead
 
 THEME = "slow_storage"

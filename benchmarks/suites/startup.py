@@ -6,7 +6,7 @@ import sys
 import time
 
 from benchmarks.bench import Bench, Record
-from flatout.core.units import format_ms
+from flatout.records.units import format_ms
 
 THEME = "startup"
 RUNS = 20

@@ -1,10 +1,10 @@
 """Starved images: what the loader and precision levers alone bring on few cores."""
 
 from benchmarks.bench import Bench, Record, cells, trials_in
-from flatout import techniques
-from flatout.core.ablation import Ablation
-from flatout.core.profile import Profile
-from flatout.core.units import format_ms, format_rate, format_share
+from flatout.records import catalogue
+from flatout.records.ablation import Ablation
+from flatout.records.profile import Profile
+from flatout.records.units import format_ms, format_rate, format_share
 from flatout.workflow.demo import make_job
 from flatout.workflow.tune import TuneOptions, tune
 
@@ -44,7 +44,7 @@ def run(bench: Bench) -> Record:
 
 def levers() -> tuple[str, ...]:
     """Return the techniques that the claim is about."""
-    families = {name: techniques.technique_class(name).family for name in techniques.names()}
+    families = {name: catalogue.technique_class(name).family for name in catalogue.names()}
     return tuple(name for name, family in families.items() if family in FAMILIES)
 
 

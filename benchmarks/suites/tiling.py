@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.bench import Bench, Record, TrialFailedError, cells
-from flatout.core.ablation import Comparison
-from flatout.core.stats import compare, gather
-from flatout.core.units import format_ms, format_ratio
+from flatout.records.ablation import Comparison
+from flatout.records.statistics import compare, gather
+from flatout.records.units import format_ms, format_ratio
 
 THEME = "tiling"
 EXAMPLE = Path(__file__).parents[2] / "examples" / "tiling.py"

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from flatout.core.marks import step
+from flatout.agent.marks import step
 
 __version__ = "0.1.0"
 __all__ = ["Task", "__version__", "step"]
@@ -14,4 +14,4 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'flatout' has no attribute {name!r}")
     import importlib
 
-    return importlib.import_module("flatout.engine.task").Task
+    return importlib.import_module("flatout.agent.task").Task

@@ -1,10 +1,10 @@
 """Records and results made up for the tests of the benchmarks' pure parts."""
 
 from benchmarks.bench import Record
-from flatout.core.ablation import Ablation, Comparison, Row, Verdict
-from flatout.core.machine import Device, Machine
-from flatout.core.profile import PHASES, Profile, Spread
-from flatout.core.recipe import Choice, Recipe
+from flatout.records.ablation import Ablation, Comparison, Row, Verdict
+from flatout.records.machine import Device, Machine
+from flatout.records.profile import PHASES, Profile, Spread
+from flatout.records.recipe import Choice, Recipe
 
 BF16 = Choice(technique="bf16_autocast")
 

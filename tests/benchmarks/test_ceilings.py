@@ -6,11 +6,10 @@ from pathlib import Path
 import pytest
 
 from benchmarks.suites.ceilings import SCENARIOS, SCRIPT, Foreseen, holds, row
-from flatout.core.recipe import Recipe
-from flatout.core.trial import Outcome
-from flatout.core.workload import Workload
 from flatout.hardware.machine import read_machine
-from flatout.workflow.trials import TrialOptions, run_trial
+from flatout.records.recipe import Recipe
+from flatout.records.trial import Outcome, Workload
+from flatout.tuning.trials import TrialOptions, run_trial
 from tests.benchmarks.made_up import a_pair
 
 

@@ -6,9 +6,9 @@ import pytest
 
 from benchmarks.bench import Arm
 from benchmarks.suites.fed import Limits, Turn, record_of
-from flatout.core.pipeline import Pipeline
-from flatout.core.recipe import Recipe
-from flatout.workflow.feeding import Costs
+from flatout.records.journey import Pipeline
+from flatout.records.recipe import Recipe
+from flatout.tuning.feeding import Costs
 from tests.benchmarks.made_up import a_machine, a_profile
 
 SAMPLES = 10

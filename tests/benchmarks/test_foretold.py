@@ -3,13 +3,13 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.foretold import OPEN, RIGHT, WRONG, foresee, foretold, summary, table
-from flatout import techniques
-from flatout.core.ablation import Comparison
-from flatout.core.profile import PeakBytes
-from flatout.core.technique import Effect
-from flatout.core.trial import Outcome
-from flatout.workflow.lab import Lab
-from flatout.workflow.ranking import candidate_of
+from flatout.records import catalogue
+from flatout.records.ablation import Comparison
+from flatout.records.profile import PeakBytes
+from flatout.records.technique import Effect
+from flatout.records.trial import Outcome
+from flatout.tuning.ranking import candidate_of
+from flatout.tuning.trial_runner import Lab
 from tests.techniques.facts import loader, machine, model, optimizer, profile
 from tests.techniques.guarded import machine as real_machine
 from tests.techniques.guarded import played, workload_of
@@ -29,7 +29,7 @@ def told(ratio, *, measured, interval, peak_bytes=0, peak_measured=1.0):
 
 
 def kind(name):
-    return techniques.technique_class(name)
+    return catalogue.technique_class(name)
 
 
 @pytest.mark.parametrize(

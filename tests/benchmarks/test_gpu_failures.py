@@ -10,10 +10,9 @@ from benchmarks import ladder, run_gpu
 from benchmarks.bench import MOST_SAID, Bench, brief
 from benchmarks.stage_process import command_for
 from benchmarks.stages import Stage
-from flatout.core.machine import Device
-from flatout.core.recipe import Recipe
-from flatout.core.trial import Applied, Outcome, Trial
-from flatout.core.workload import Workload
+from flatout.records.machine import Device
+from flatout.records.recipe import Recipe
+from flatout.records.trial import Applied, Outcome, Trial, Workload
 from flatout.workflow.tune import TuneOptions
 from tests.benchmarks.made_up import BF16, a_machine, a_profile
 

@@ -9,8 +9,8 @@ import pytest
 
 from benchmarks import gpu_memory
 from flatout.hardware.catalogue import find_gpu
-from flatout.memory import calibration
-from flatout.memory.calibration import find_calibration
+from flatout.planner import workspaces
+from flatout.planner.workspaces import find_calibration
 
 
 @pytest.fixture
@@ -101,7 +101,7 @@ def test_the_calibration_that_is_written_is_read_back(tmp_path, monkeypatch):
     path = tmp_path / found["file"]
     path.write_text(json.dumps(found["document"]))
 
-    monkeypatch.setattr(calibration, "FOLDER", tmp_path)
+    monkeypatch.setattr(workspaces, "FOLDER", tmp_path)
 
     read = find_calibration(find_gpu("h200"), "2.11.0+cu130")
 

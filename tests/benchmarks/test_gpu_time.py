@@ -8,10 +8,10 @@ import pytest
 
 from benchmarks import ladder
 from benchmarks.bench import Bench
-from flatout.core.ablation import LossCheck
-from flatout.core.machine import Device
-from flatout.core.profile import ModelFacts, OptimizerFacts, PeakBytes, Spread
-from flatout.core.trial import Applied, Outcome, Trial
+from flatout.records.ablation import LossCheck
+from flatout.records.machine import Device
+from flatout.records.profile import ModelFacts, OptimizerFacts, PeakBytes, Spread
+from flatout.records.trial import Applied, Outcome, Trial
 from flatout.workflow.tune import tune
 from tests.techniques.facts import loader, machine, profile
 

@@ -6,7 +6,7 @@ import pytest
 from benchmarks.bench import Bench, TrialFailedError
 from benchmarks.suites import input_pipeline
 from benchmarks.suites.input_pipeline import CLASSIC, DECODER, FEEDS, PILLOW, Feed
-from flatout import techniques
+from flatout.records import catalogue
 from flatout.workflow.demo import scenarios
 from tests.benchmarks.made_up import a_machine
 
@@ -54,7 +54,7 @@ def test_threads_that_do_not_pay_are_left_out_and_named():
 def test_every_lever_of_the_suite_exists_and_leaves_a_mark():
     levers = {lever for feed in FEEDS for lever in feed.levers}
 
-    assert levers == set(input_pipeline.MARKS) <= set(techniques.names())
+    assert levers == set(input_pipeline.MARKS) <= set(catalogue.names())
 
 
 @pytest.mark.slow

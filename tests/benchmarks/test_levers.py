@@ -5,11 +5,10 @@ import pytest
 from benchmarks.bench import Arm
 from benchmarks.suites import levers, levers_storage, levers_text
 from benchmarks.suites.levers import Subject, record_of, run_once
-from flatout import techniques
-from flatout.core.profile import PeakBytes
-from flatout.core.recipe import Recipe
-from flatout.core.trial import Applied, Outcome, Trial
-from flatout.core.workload import Workload
+from flatout.records import catalogue
+from flatout.records.profile import PeakBytes
+from flatout.records.recipe import Recipe
+from flatout.records.trial import Applied, Outcome, Trial, Workload
 from tests.techniques.facts import profile
 
 
@@ -46,7 +45,7 @@ GROUPS = {
 @pytest.mark.parametrize("name", GROUPS)
 def test_every_lever_of_the_suites_exists_and_takes_its_settings(name):
     for lever, settings in GROUPS[name].items():
-        assert techniques.technique_class(lever)(**settings)
+        assert catalogue.technique_class(lever)(**settings)
 
 
 def test_a_lever_that_cannot_act_is_named_with_its_reason():

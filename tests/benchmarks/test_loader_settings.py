@@ -4,8 +4,8 @@ import pytest
 
 from benchmarks.suites import loader_settings
 from benchmarks.suites.loader_settings import Settled, folk_rules, holds, record_of
-from flatout import techniques
-from flatout.core.recipe import Choice, Recipe
+from flatout.records import catalogue
+from flatout.records.recipe import Choice, Recipe
 from tests.benchmarks.made_up import a_machine, a_pair
 
 
@@ -51,4 +51,4 @@ def test_the_table_shows_every_rule_beside_what_was_found():
 
 
 def test_its_levers_exist():
-    assert set(loader_settings.SETTINGS) <= set(techniques.names())
+    assert set(loader_settings.SETTINGS) <= set(catalogue.names())

@@ -8,7 +8,7 @@ import pytest
 import tomllib
 
 from benchmarks.record import environment, page, scrubbed, write_record
-from flatout.core.recipe import Recipe
+from flatout.records.recipe import Recipe
 from tests.benchmarks.made_up import BF16, a_machine, a_record, an_ablation
 
 

@@ -10,8 +10,8 @@ import pytest
 from benchmarks import gpu_record, run, run_gpu, suites
 from benchmarks.bench import Bench, TrialFailedError
 from benchmarks.gpu_record import holds, record_of
-from flatout.core.recipe import Choice
 from flatout.hardware.machine import read_machine
+from flatout.records.recipe import Choice
 from tests.benchmarks.made_up import a_machine, a_profile, a_record, an_ablation
 
 TINY = run_gpu.Sizes(

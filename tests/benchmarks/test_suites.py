@@ -19,9 +19,9 @@ from benchmarks.suites import (
     startup,
     starved_images,
 )
-from flatout.core.recipe import Choice, Recipe
-from flatout.core.stats import Decision
-from flatout.core.trial import Outcome, Trial
+from flatout.records.recipe import Choice, Recipe
+from flatout.records.statistics import Decision
+from flatout.records.trial import Outcome, Trial
 from tests.benchmarks.made_up import BF16, a_machine, a_pair, a_profile, an_ablation
 
 

@@ -2,9 +2,9 @@ import sys
 
 import pytest
 
-from flatout.cli import call, tuning
-from flatout.core.ablation import ablation_from_json
-from flatout.core.workload import Workload
+from flatout.cli import call, tuning_output
+from flatout.records.ablation import ablation_from_json
+from flatout.records.trial import Workload
 from flatout.workflow import demo
 
 
@@ -20,7 +20,7 @@ def test_the_job_is_made_and_tuned_within_the_budget(folder, monkeypatch, capsys
         return ablation_from_json(stored("ablation_tuned"))
 
     monkeypatch.setattr(demo, "make_job", job)
-    monkeypatch.setattr(tuning, "tune", answer)
+    monkeypatch.setattr(tuning_output, "tune", answer)
 
     assert call(["demo", "--out", "d", "--budget", "2m"]) == 0
     assert 60.0 < asked[0][1].budget_s < 120.0

@@ -3,13 +3,13 @@ import pty
 import subprocess
 import sys
 
-from flatout.cli.display import display
-from flatout.core.progress import Progress
+from flatout.cli.tuning_output import display
+from flatout.records.live import Progress
 
 NOW = {"done_share": 0.25, "elapsed_s": 150.0, "left_s": 450.0}
 ON_A_TERMINAL = """
-from flatout.cli.display import display
-from flatout.core.progress import Progress
+from flatout.cli.tuning_output import display
+from flatout.records.live import Progress
 with display(600.0) as tell:
     now = {"done_share": 0.25, "elapsed_s": 150.0, "left_s": 450.0, "best_ratio": 1.62}
     tell(Progress(trying="torch_compile [mode]", **now))

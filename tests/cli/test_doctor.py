@@ -3,7 +3,7 @@ import json
 import pytest
 
 from flatout.cli import call
-from flatout.core.check import BAD, OK, Check
+from flatout.records.finding import BAD, OK, Check
 from flatout.workflow import doctor
 
 

@@ -8,8 +8,8 @@ import pytest
 
 from flatout import cli
 from flatout.cli import call
-from flatout.cli.verbs import SUMMARIES, flatout
-from flatout.core.errors import UserError
+from flatout.cli.commands import SUMMARIES, flatout
+from flatout.records.errors import UserError
 
 SOURCE = Path(cli.__file__).parent
 

@@ -3,9 +3,9 @@ import json
 import pytest
 
 from flatout.cli import call
-from flatout.core.errors import UserError
-from flatout.core.profile import profile_from_json
-from flatout.workflow import passes
+from flatout.records.errors import UserError
+from flatout.records.profile import profile_from_json
+from flatout.tuning import passes
 
 
 @pytest.mark.smoke

@@ -7,7 +7,7 @@ import signal
 import pytest
 
 from flatout.cli.pack import heeding_ctrl_c
-from flatout.core.progress import Progress
+from flatout.records.live import Progress
 
 NOW = Progress(trying="packing", done_share=0.5, elapsed_s=1.0, left_s=1.0)
 

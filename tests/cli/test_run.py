@@ -1,6 +1,6 @@
 from flatout.cli import call
-from flatout.core.recipe import Recipe
-from flatout.workflow.recipes import write_recipe
+from flatout.records.recipe import Recipe
+from flatout.workflow.recipe_files import write_recipe
 
 
 def test_the_script_trains_to_its_end_and_saves(folder, capfd):

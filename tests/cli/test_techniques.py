@@ -1,7 +1,7 @@
 import json
 
-from flatout import techniques
 from flatout.cli import call
+from flatout.records import catalogue
 
 
 def test_all_levers_are_listed(folder, capsys):
@@ -9,5 +9,5 @@ def test_all_levers_are_listed(folder, capsys):
 
     text = capsys.readouterr().out
     listed = json.loads((folder / "a.json").read_text())["techniques"]
-    assert [item["technique"] for item in listed] == list(techniques.names())
-    assert [name for name in techniques.names() if name not in text] == []
+    assert [item["technique"] for item in listed] == list(catalogue.names())
+    assert [name for name in catalogue.names() if name not in text] == []

@@ -2,11 +2,11 @@ import json
 
 import pytest
 
-from flatout.cli import call, tuning
-from flatout.core.ablation import ablation_from_json
-from flatout.core.progress import Progress
-from flatout.core.technique import Numerics
-from flatout.workflow.recipes import read_recipe
+from flatout.cli import call, tuning_output
+from flatout.records.ablation import ablation_from_json
+from flatout.records.live import Progress
+from flatout.records.technique import Numerics
+from flatout.workflow.recipe_files import read_recipe
 
 FILES = {"ablation.json", "ladder.html", "ladder.svg", "recipe.toml", "report.md"}
 
@@ -23,7 +23,7 @@ def asked(monkeypatch, stored):
         tell(Progress(trying="", event="bf16_autocast: kept 1.19x", **at))
         return ablation_from_json(stored(calls[0][0].arguments[0]))
 
-    monkeypatch.setattr(tuning, "tune", answer)
+    monkeypatch.setattr(tuning_output, "tune", answer)
     return calls
 
 
@@ -90,13 +90,13 @@ def test_events_are_plain_lines_where_there_is_no_terminal(folder, asked, capsys
 
 @pytest.mark.chaos
 def test_an_interrupted_tuning_shows_its_table_and_is_code_130(folder, asked, capsys, monkeypatch):
-    unfinished = tuning.tune
+    unfinished = tuning_output.tune
 
     def interrupted(*arguments):
         plain = unfinished(*arguments).to_json() | {"stopped": "interrupted"}
         return ablation_from_json(plain)
 
-    monkeypatch.setattr(tuning, "tune", interrupted)
+    monkeypatch.setattr(tuning_output, "tune", interrupted)
 
     assert call(["tune", "train.py", "ablation_leave"]) == 130
     assert "it ended because it was interrupted" in capsys.readouterr().out

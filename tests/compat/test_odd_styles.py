@@ -6,14 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from flatout.core.errors import UserError
-from flatout.core.recipe import Choice, Recipe
-from flatout.core.trial import Outcome
-from flatout.core.workload import Workload
 from flatout.hardware.machine import read_machine
-from flatout.workflow.memory_trace import TraceRequest, trace_memory
+from flatout.planner.memory_trace import TraceRequest, trace_memory
+from flatout.records.errors import UserError
+from flatout.records.recipe import Choice, Recipe
+from flatout.records.trial import Outcome, Workload
+from flatout.tuning.trials import TrialOptions, run_trial
 from flatout.workflow.run import run
-from flatout.workflow.trials import TrialOptions, run_trial
 
 SCRIPTS = Path(__file__).parent / "scripts"
 

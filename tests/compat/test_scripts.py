@@ -13,21 +13,20 @@ from pathlib import Path
 import pytest
 
 import flatout
-from flatout.core.ablation import ablation_from_json
-from flatout.core.recipe import Choice
-from flatout.core.regime import Bound
-from flatout.core.technique import Effect, Numerics
-from flatout.core.trial import Outcome
-from flatout.core.workload import Workload
 from flatout.hardware.machine import read_machine
-from flatout.workflow import ladder
+from flatout.records.ablation import ablation_from_json
+from flatout.records.profile import Bound
+from flatout.records.recipe import Choice
+from flatout.records.technique import Effect, Numerics
+from flatout.records.trial import Outcome, Workload
+from flatout.tuning import ladder
+from flatout.tuning.ranking import Candidate
+from flatout.tuning.state import Ladder
+from flatout.tuning.trials import run_trial
 from flatout.workflow import tune as tuning
 from flatout.workflow.measure import measure
-from flatout.workflow.ranking import Candidate
-from flatout.workflow.recipes import read_recipe
+from flatout.workflow.recipe_files import read_recipe
 from flatout.workflow.run import run
-from flatout.workflow.standing import Ladder
-from flatout.workflow.trials import run_trial
 
 pytestmark = pytest.mark.slow
 

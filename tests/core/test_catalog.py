@@ -3,8 +3,8 @@ from types import ModuleType
 
 import pytest
 
-from flatout.core.catalog import load_class, module_names
-from flatout.core.technique import Technique
+from flatout.records.catalogue import load_class, module_names
+from flatout.records.technique import Technique
 
 
 def package(folder, files):
@@ -50,4 +50,4 @@ def test_the_one_class_of_a_module_is_loaded():
 
 def test_a_module_without_a_lever_is_a_mistake():
     with pytest.raises(TypeError, match="must define exactly one Technique, found 0"):
-        load_class("flatout.core.units", Technique)
+        load_class("flatout.records.units", Technique)

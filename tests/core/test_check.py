@@ -1,4 +1,4 @@
-from flatout.core.check import Check
+from flatout.records.finding import Check
 
 
 def test_a_check_is_plain_json():

@@ -2,7 +2,7 @@
 
 import pytest
 
-from flatout.core.exhaustion import is_out_of_memory
+from flatout.records.errors import is_out_of_memory
 
 
 @pytest.mark.parametrize(

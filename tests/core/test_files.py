@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-from flatout.core.errors import UserError
-from flatout.core.files import private_folder, replace_text
+from flatout.records.errors import UserError
+from flatout.records.files import private_folder, replace_text
 
 
 def test_folders_on_the_way_are_made(tmp_path):
@@ -72,7 +72,7 @@ def test_a_link_stays_one_and_its_target_is_replaced(tmp_path):
 
 @pytest.mark.parametrize("name", ["/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"])
 def test_what_a_redirected_output_held_stays(tmp_path, name):
-    code = "import sys; from pathlib import Path; from flatout.core.files import replace_text; "
+    code = "import sys; from pathlib import Path; from flatout.records.files import replace_text; "
     code += f"print('before'); replace_text(Path({name!r}), 'report\\n'); print('after')"
     log = tmp_path / "log"
     log.write_text("earlier\n")

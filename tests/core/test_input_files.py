@@ -6,7 +6,7 @@ from typing import Literal
 
 import pytest
 
-from flatout.core.input_files import check_record, parse_json, read_json, read_toml
+from flatout.records.input_files import check_record, parse_json, read_json, read_toml
 
 DEEP = 100_000
 

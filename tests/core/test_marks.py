@@ -4,7 +4,7 @@ import sys
 import pytest
 
 import flatout
-from flatout.core.marks import StepMark
+from flatout.agent.marks import StepMark
 
 
 def test_outside_a_trial_a_step_does_nothing_and_imports_no_torch():

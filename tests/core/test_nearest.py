@@ -1,4 +1,4 @@
-from flatout.core.nearest import unknown
+from flatout.records.errors import unknown
 
 
 def test_a_slip_of_the_finger_is_answered_with_the_word_meant():

@@ -4,7 +4,7 @@ from types import MappingProxyType
 
 import torch
 
-from flatout.core.nested import map_leaves
+from flatout.agent.nested import map_leaves
 
 Pair = namedtuple("Pair", "left right")
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from flatout.core.secrets import HIDDEN, hide_in_text, hide_in_words
-from flatout.core.workload import Workload
+from flatout.records.secrets import HIDDEN, hide_in_text, hide_in_words
+from flatout.records.trial import Workload
 
 BODY = "Ab1" * 14
 

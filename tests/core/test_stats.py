@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats as scipy_stats
 
-from flatout.core.stats import (
+from flatout.records.statistics import (
     Decision,
     Prior,
     Rule,

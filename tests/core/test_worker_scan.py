@@ -4,7 +4,7 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from flatout.core.worker_scan import WorkerPace, WorkerScan, worker_scan_from_json
+from flatout.records.journey import WorkerPace, WorkerScan, worker_scan_from_json
 
 
 def scan(now=0, epoch_batches=None, **paces):

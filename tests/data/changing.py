@@ -134,7 +134,7 @@ def seen(loader, change, before_epoch=lambda _: None, batches=lambda iterator, _
 
 def passed(seam):
     """Return a seam of a lever as a session calls it: a refusal leaves the value as it is."""
-    from flatout.core.errors import NotApplicable
+    from flatout.records.errors import NotApplicable
 
     def call(value, *context):
         try:

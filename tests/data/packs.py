@@ -10,8 +10,8 @@ from PIL import Image
 from torch.utils.data import Dataset
 
 from flatout.data.format import Encoding
-from flatout.data.pack import PackOptions, pack
 from flatout.data.sources import open_source
+from flatout.data.writer import PackOptions, pack
 
 SIZES = ((48, 36), (36, 48), (48, 36))
 

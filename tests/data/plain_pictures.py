@@ -4,7 +4,7 @@ import numpy as np
 from PIL import Image
 from torch.utils.data import DataLoader, Dataset
 
-from flatout.data.transport import PackingCollate
+from flatout.data.byte_batches.transport import PackingCollate
 from tests.data.tails import numpy_arithmetic
 
 

@@ -4,8 +4,8 @@ import threading
 import pytest
 from torch.distributed import HashStore
 
-from flatout.core.errors import NotApplicable
-from flatout.data import agreement
+from flatout.data.proof import agreement
+from flatout.records.errors import NotApplicable
 
 
 class Ranks:

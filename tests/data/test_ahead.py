@@ -2,7 +2,7 @@ import mmap
 
 import pytest
 
-from flatout.data.ahead import Ahead, advise, ask, asking_files, looking_ahead
+from flatout.data.packed_store import Ahead, advise, ask, asking_files, looking_ahead
 from tests.data.page_cache import cached_pages, cached_share, evict, wait_for
 
 

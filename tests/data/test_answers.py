@@ -1,7 +1,7 @@
 import pytest
 
-from flatout.core.errors import NotApplicable
-from flatout.data.answers import ALIKE, Answers
+from flatout.data.proof.dataset_facts import ALIKE, Answers
+from flatout.records.errors import NotApplicable
 
 
 class Set:

@@ -5,8 +5,13 @@ import pytest
 import torch
 from torch import nn
 
-from flatout.data.apart import LENGTHS, WIDTH, keeps_apart, untouched
 from flatout.data.padding import first_fit
+from flatout.techniques.data.sequence_packing.sample_isolation import (
+    LENGTHS,
+    WIDTH,
+    keeps_apart,
+    untouched,
+)
 
 SMALL = {"vocab_size": 96, "hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 2}
 GROUPED = SMALL | {"num_key_value_heads": 2, "intermediate_size": 64}

@@ -5,9 +5,9 @@ import pytest
 import torch
 
 import flatout.data
-from flatout.core.errors import UserError
-from flatout.data.batch_threads import single_threads
 from flatout.data.format import Encoding
+from flatout.data.reader import single_threads
+from flatout.records.errors import UserError
 from tests.data.packs import image_folder, packed
 
 COUNT = 30

@@ -4,9 +4,8 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, Subset
 
-from flatout.core.errors import NotApplicable
-from flatout.data.cached import cached, fill, is_cached, store_of
-from flatout.data.store import Store
+from flatout.data.caching import Store, cached, fill, is_cached, store_of
+from flatout.records.errors import NotApplicable
 
 
 class Squares(Dataset):

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch.utils.data import ConcatDataset, Subset
 
-from flatout.data.catching import find_catcher
+from flatout.data.proof.dataset_facts import find_catcher
 
 
 class Plain:

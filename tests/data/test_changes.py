@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from flatout.data.changes import Watch, find_change, state_of
+from flatout.data.proof.changes import Watch, find_change, state_of
 from tests.data.changing import CHANGES, Counting, Sized, Times
 
 OTHERS = {

@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from flatout.core.errors import NotApplicable
-from flatout.data.answers import ALIKE
-from flatout.data.cached import store_of
+from flatout.data.caching import store_of
+from flatout.data.proof.dataset_facts import ALIKE
+from flatout.records.errors import NotApplicable
 from flatout.techniques.data import device_cache, persistent_workers, ram_cache
 from flatout.techniques.data.device_cache import DeviceCache, batches_on_device
 from flatout.techniques.data.persistent_workers import PersistentWorkers

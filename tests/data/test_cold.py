@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 
 import flatout.data
-from flatout.data import cold
-from flatout.data.cold import ASKED_BATCHES, ColdReads
+from flatout.data import packed_store as cold
+from flatout.data.packed_store import ASKED_BATCHES, ColdReads
 from tests.data.packs import packed
 from tests.data.page_cache import cached_pages, evict
 

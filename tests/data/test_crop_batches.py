@@ -7,12 +7,12 @@ from PIL import Image
 from torch.utils.data import DataLoader
 
 import flatout.data
-from flatout.core.errors import UserError
-from flatout.data import crop_batches, undecoded
+from flatout.data import crop_batches, random_crops
 from flatout.data.crop_batches import crop, crop_batch
-from flatout.data.crops import FLIP, HEIGHT, LEFT, TOP, WIDTH, boxes, uniforms
 from flatout.data.format import Encoding
+from flatout.data.random_crops import FLIP, HEIGHT, LEFT, TOP, WIDTH, boxes, uniforms
 from flatout.data.sampler import Slot
+from flatout.records.errors import UserError
 from tests.data.packs import file_bytes, image_folder, packed
 
 BILINEAR = Image.Resampling.BILINEAR
@@ -224,7 +224,7 @@ def test_without_a_compiler_torch_makes_the_same(root, monkeypatch, scale, norma
     expected, _ = flatout.data.collate(data.__getitems__(range(COUNT)))
 
     monkeypatch.setattr(crop_batches, "can_cut", lambda: False)
-    monkeypatch.setattr(undecoded, "can_decode", lambda: False)
+    monkeypatch.setattr(random_crops, "can_decode", lambda: False)
 
     found, _ = flatout.data.collate(data.__getitems__(range(COUNT)))
     assert found.stride() == expected.stride()

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from benchmarks.peers.job import crop_box
-from flatout.data.crops import FLIP, HEIGHT, LEFT, TOP, WIDTH, Crops, boxes, uniforms
+from flatout.data.random_crops import FLIP, HEIGHT, LEFT, TOP, WIDTH, Crops, boxes, uniforms
 
 MANY = 4000
 

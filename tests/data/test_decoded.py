@@ -4,11 +4,9 @@ import os
 import pytest
 from PIL import ExifTags, Image, ImageOps
 
-from flatout.data.cached import fill
-from flatout.data.decoded import keep_decoded
-from flatout.data.decoders import load_decoder
-from flatout.data.pillow import swap_decoder
-from flatout.data.store import Store
+from flatout.data.caching import Store, fill
+from flatout.data.images.decoders import load_decoder
+from flatout.data.images.pillow import keep_decoded, swap_decoder
 from tests.data.photographs import photograph
 
 

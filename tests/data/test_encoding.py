@@ -5,7 +5,7 @@ import pytest
 import torch
 from PIL import Image
 
-from flatout.data.encoding import decode, encode
+from flatout.data.values import decode, encode
 
 Pair = namedtuple("Pair", "image label")
 

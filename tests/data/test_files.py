@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from torch.utils.data import Dataset, Subset
 
-from flatout.data.files import find_files
+from flatout.techniques.data.read_ahead.dataset_files import find_files
 
 
 @pytest.fixture

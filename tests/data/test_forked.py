@@ -11,7 +11,7 @@ import time
 import psutil
 import pytest
 
-from flatout.data.forked import ForkedError, in_fork, in_forks
+from flatout.data.proof.forked import ForkedError, in_fork, in_forks
 
 
 def test_the_result_comes_back_and_nothing_else():
@@ -166,7 +166,7 @@ def test_what_a_copy_started_ends_with_it(is_done, tmp_path):
 
 DYING = """
 import os, sys, time
-from flatout.data.forked import in_fork
+from flatout.data.proof.forked import in_fork
 
 def work():
     print(os.getpid(), flush=True)

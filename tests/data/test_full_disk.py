@@ -8,14 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from flatout.core.errors import UserError
+from flatout.records.errors import UserError
 from tests.data.packs import digest, image_folder, packed
 
 LIMITED = """
 import functools, resource, sys
 resource.setrlimit(resource.RLIMIT_FSIZE, ({bytes}, {bytes}))
 from flatout.cli import main
-from flatout.data import pack
+from flatout.data import writer as pack
 pack.PackOptions = functools.partial(pack.PackOptions, shard_bytes=50_000)
 main()
 """

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, default_collate
 
-from flatout.data.transport import PackingCollate
+from flatout.data.byte_batches.transport import PackingCollate
 from tests.data.test_writing import batch_bits
 
 SIDE = 40

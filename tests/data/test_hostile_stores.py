@@ -11,12 +11,11 @@ import numpy as np
 import pytest
 
 import flatout.data
-from flatout.core.errors import UserError
 from flatout.data import pictures
-from flatout.data.format import SCHEMA, Encoding, read_header
+from flatout.data.format import SCHEMA, BadSample, Encoding, read_header
 from flatout.data.packed_store import Store
-from flatout.data.refusals import BadSample
 from flatout.data.sources import open_source
+from flatout.records.errors import UserError
 from tests.data.packs import file_bytes, image_folder, packed, tar
 
 

@@ -16,7 +16,7 @@ SCRIPT = """
 import sys
 import time
 from torch.utils.data import DataLoader
-from flatout.data import ring, threads
+from flatout.data.byte_batches import ring, threads
 from flatout.techniques.data.thread_loader import load_in_threads
 from tests.data.plain_pictures import plain_loader
 from tests.techniques.data.samples import Numbers

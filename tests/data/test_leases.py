@@ -3,7 +3,7 @@ import threading
 
 import torch
 
-from flatout.data.leases import MAX_KEPT, Leases
+from flatout.data.reader import MAX_KEPT, Leases
 
 
 def test_memory_comes_back_with_the_last_view_and_not_before():

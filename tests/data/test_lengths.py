@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-from flatout.core.errors import NotApplicable
-from flatout.data.lengths import SimilarLengths, length_of, lengths_of
+from flatout.data.padding import SimilarLengths, length_of, lengths_of
+from flatout.records.errors import NotApplicable
 from tests.data.texts import Texts
 from tests.techniques.data.samples import Numbers
 

@@ -7,14 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from flatout.core.recipe import Choice, Recipe
-from flatout.core.technique import Numerics
-from flatout.core.trial import Outcome
-from flatout.core.workload import Workload
+from flatout.agent.guard.record import read_record
 from flatout.guard.judge import judge
-from flatout.guard.record import read_record
 from flatout.hardware.machine import read_machine
-from flatout.workflow.trials import TrialOptions, run_trial
+from flatout.records.recipe import Choice, Recipe
+from flatout.records.technique import Numerics
+from flatout.records.trial import Outcome, Workload
+from flatout.tuning.trials import TrialOptions, run_trial
 
 SCRIPT = Path(__file__).parent / "scripts" / "levers.py"
 GUARD = {"seed": 0, "drops_dropout": True, "drops_autocast": False}

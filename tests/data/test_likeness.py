@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from flatout.data.likeness import describe, difference
+from flatout.data.proof.batches import describe, difference
 
 LABELS = torch.tensor([1, 2, 3, 4])
 

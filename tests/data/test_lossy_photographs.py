@@ -11,8 +11,8 @@ from PIL import Image
 from torch.utils.data import DataLoader, Dataset
 
 import flatout.data
-from flatout.data import regions, shrinking
 from flatout.data.format import Encoding
+from flatout.data.images import regions, shrinking
 from flatout.techniques.data.scaled_decode import decode_scaled
 from tests.data.packs import packed
 from tests.data.photographs import tensor_of

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from flatout.data.order import (
+from flatout.data.sampler import (
     MAX_VARIANCE_RATIO,
     block_permutation,
     permutation,

@@ -9,9 +9,9 @@ import torch
 from PIL import Image
 from torch.utils.data import DataLoader, TensorDataset
 
-from flatout.core.errors import NotApplicable
-from flatout.data import own_streams
-from flatout.data.transport import PackingCollate
+from flatout.data.byte_batches.transport import PackingCollate
+from flatout.data.proof import aliases
+from flatout.records.errors import NotApplicable
 from flatout.techniques.data import device_cache, device_prefetch, device_preprocess
 from flatout.techniques.data.device_cache import DeviceCache
 from flatout.techniques.data.device_prefetch import DevicePrefetch
@@ -27,8 +27,8 @@ CURRENT, SIDE = (SimpleNamespace(device=DEVICE, name=name) for name in ("current
 def cuda(monkeypatch):
     """CUDA's calls about streams, noted; whatever is replaced is put back."""
     calls = []
-    monkeypatch.setattr(own_streams, "_SEEN", [])
-    monkeypatch.setattr(own_streams, "_GIVEN", [])
+    monkeypatch.setattr(aliases, "_SEEN", [])
+    monkeypatch.setattr(aliases, "_GIVEN", [])
     monkeypatch.setattr(torch.cuda.StreamContext, "__init__", as_it_is)
     monkeypatch.setattr(torch.cuda.StreamContext, "__enter__", lambda context: context.stream)
     monkeypatch.setattr(torch.cuda.StreamContext, "__exit__", lambda *_: None)
@@ -40,7 +40,7 @@ def cuda(monkeypatch):
     monkeypatch.setattr(
         torch.Tensor, "record_stream", lambda _, stream: calls.append(("record", stream))
     )
-    own_streams.watch()
+    aliases.watch()
     return calls
 
 
@@ -91,11 +91,11 @@ ENTRANCES = [
 @pytest.mark.usefixtures("cuda")
 @pytest.mark.parametrize("enter", ENTRANCES)
 def test_a_script_that_enters_a_stream_is_noticed(enter):
-    assert own_streams.reason() == ""
+    assert aliases.reason() == ""
 
     enter()
 
-    assert own_streams.reason() == own_streams.REASON
+    assert aliases.reason() == aliases.REASON
 
 
 @pytest.mark.usefixtures("cuda")
@@ -106,7 +106,7 @@ def test_streams_that_torch_or_a_lever_enters_do_not_count(name):
         {"__name__": name, "torch": torch, "stream": SIDE},
     )
 
-    assert own_streams.reason() == ""
+    assert aliases.reason() == ""
 
 
 @pytest.mark.usefixtures("cuda")
@@ -115,13 +115,13 @@ def test_no_stream_and_the_current_one_do_not_count(stream):
     with torch.cuda.stream(stream):
         pass
 
-    assert own_streams.reason() == ""
+    assert aliases.reason() == ""
 
 
 def test_what_is_noticed_is_still_done_and_noticing_twice_changes_nothing(cuda):
     once = torch.cuda.set_stream
 
-    own_streams.watch()
+    aliases.watch()
     torch.cuda.set_stream(SIDE)
 
     assert torch.cuda.set_stream is once
@@ -129,8 +129,8 @@ def test_what_is_noticed_is_still_done_and_noticing_twice_changes_nothing(cuda):
 
 
 def test_the_first_stream_waits_for_the_batches_before_and_keeps_their_memory(cuda):
-    kept = own_streams.given({"x": torch.empty(2, device=DEVICE), "n": torch.zeros(1)})
-    own_streams.given([torch.empty(2, device=DEVICE)])  # let go of at once
+    kept = aliases.given({"x": torch.empty(2, device=DEVICE), "n": torch.zeros(1)})
+    aliases.given([torch.empty(2, device=DEVICE)])  # let go of at once
 
     enter_context()
     enter_context()
@@ -214,7 +214,7 @@ def test_rows_for_a_prefetcher_by_hand_are_handed_out_on_the_cpu(monkeypatch):
 
     assert len(sent_back) == 4  # two tensors of two batches; the first came before
     assert torch.equal(torch.cat([x for x, _ in found]), asked["dataset"].tensors[0])
-    assert own_streams.REASON in lever.end()
+    assert aliases.REASON in lever.end()
 
 
 @pytest.mark.usefixtures("cuda")
@@ -241,6 +241,6 @@ def test_levers_say_that_they_are_left_out(monkeypatch):
         DevicePrefetch().batches(iter(()), DataLoader(Numbers(), num_workers=1))
     with pytest.raises(NotApplicable, match="streams of its own"):
         DevicePreprocess(on_device=True).epoch(DataLoader(Numbers()))
-    assert own_streams.REASON in DevicePrefetch().end()
-    assert own_streams.REASON in DevicePreprocess(on_device=True).end()
+    assert aliases.REASON in DevicePrefetch().end()
+    assert aliases.REASON in DevicePreprocess(on_device=True).end()
     assert DevicePreprocess().end() == ""

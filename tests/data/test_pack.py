@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from flatout.core.errors import UserError
 from flatout.data.format import Encoding, read_header
 from flatout.data.packed_store import Store
+from flatout.records.errors import UserError
 from tests.data.packs import digest, file_bytes, image_folder, packed, skipped_in
 
 SMALL = 4_000
@@ -19,7 +19,7 @@ SMALL = 4_000
 PACK = """
 import functools
 from flatout.cli import main
-from flatout.data import pack
+from flatout.data import writer as pack
 pack.PackOptions = functools.partial(pack.PackOptions, shard_bytes=50_000)
 main()
 """

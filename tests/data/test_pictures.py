@@ -6,10 +6,9 @@ import zlib
 import pytest
 from PIL import Image
 
-from flatout.core.errors import UserError
 from flatout.data import pictures
-from flatout.data.format import Encoding
-from flatout.data.refusals import BadSample
+from flatout.data.format import BadSample, Encoding
+from flatout.records.errors import UserError
 from tests.data.packs import file_bytes, image_folder, packed, skipped_in
 
 DECODED = ["raw", "zstd", "jpeg"]

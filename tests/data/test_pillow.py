@@ -5,10 +5,10 @@ import numpy as np
 import pytest
 from PIL import Image, ImageFile, UnidentifiedImageError
 
-from flatout.core.errors import NotApplicable
-from flatout.data.decoders import Decoder, installed, load_decoder, without_exif
-from flatout.data.pillow import swap_decoder
-from flatout.data.swapping import FIRST_COMPARED, InWorker
+from flatout.data.images.decoders import Decoder, installed, load_decoder, without_exif
+from flatout.data.images.pillow import swap_decoder
+from flatout.data.proof.joint_proof import FIRST_COMPARED, InWorker
+from flatout.records.errors import NotApplicable
 from tests.data.photographs import photograph
 
 

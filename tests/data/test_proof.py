@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from flatout.data.proof import compare_first_batches, first_batch
+from flatout.data.proof.batches import compare_first_batches, first_batch
 
 MADE = multiprocessing.Value("i", 0)
 """How often a first sample was made, over all processes; no part of the data set's state."""

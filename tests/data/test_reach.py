@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch.utils.data import Subset
 
-from flatout.data.catching import find_catcher
-from flatout.data.reach import MAX_THINGS, reached
+from flatout.data.proof.dataset_facts import find_catcher
+from flatout.data.proof.reachable_functions import MAX_THINGS, reached
 from tests.data import forgiving
 
 

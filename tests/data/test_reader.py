@@ -10,10 +10,10 @@ from PIL import Image
 from torch.utils.data import DataLoader, default_collate
 
 import flatout.data
-from flatout.core.errors import UserError
 from flatout.data.format import Encoding
 from flatout.data.reader import Gathered
 from flatout.data.sampler import Slot
+from flatout.records.errors import UserError
 from tests.data.packs import image_folder, packed
 
 SQUARE = (32, 32)

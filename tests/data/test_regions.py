@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from PIL import Image, ImageOps, JpegImagePlugin
 
-from flatout.data import decoded, regions
-from flatout.data.regions import Later, swap_regions
-from flatout.data.swapping import COMPARED_EVERY, FIRST_COMPARED
+from flatout.data.images import pillow, regions
+from flatout.data.images.regions import Later, swap_regions
+from flatout.data.proof.joint_proof import COMPARED_EVERY, FIRST_COMPARED
 from flatout.kernels.region import decode_region
 from tests.data.photographs import photograph
 
@@ -151,7 +151,7 @@ def test_a_broken_file_fails_as_it_does_in_pillow(swap, path):
 
 
 def test_while_decoded_pictures_are_kept_nothing_is_left_for_later(swap, path, monkeypatch):
-    monkeypatch.setattr(decoded, "_ACTIVE", [object()])
+    monkeypatch.setattr(pillow, "_ACTIVE", [object()])
 
     with Image.open(path) as image:
         assert regions.file_of(image) is None

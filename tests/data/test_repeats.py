@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch.utils.data import Dataset
 
-from flatout.data.repeats import examine
-from flatout.data.streams import Streams
+from flatout.data.proof.dataset_facts import examine
+from flatout.data.proof.random_streams import Streams
 
 
 class Made(Dataset):

@@ -2,8 +2,8 @@ import pytest
 import torch
 from torch.utils.data import TensorDataset, default_collate
 
-from flatout.core.errors import NotApplicable
-from flatout.data.resident import collate_whole
+from flatout.records.errors import NotApplicable
+from flatout.techniques.data.device_cache.resident_dataset import collate_whole
 from tests.techniques.data.samples import Numbers
 
 

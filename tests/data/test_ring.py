@@ -16,10 +16,11 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from flatout.data import packed as packing
-from flatout.data import page_locking, ring
-from flatout.data.packed import Packed, restored, shared_bytes
-from flatout.data.transport import PackingCollate
+from flatout.data.byte_batches import packed as packing
+from flatout.data.byte_batches import ring
+from flatout.data.byte_batches import ring as page_locking
+from flatout.data.byte_batches.packed import Packed, restored, shared_bytes
+from flatout.data.byte_batches.transport import PackingCollate
 from tests.data.plain_pictures import plain_loader
 
 CUDA = torch.device("cuda")

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from flatout.data import ring
+from flatout.data.byte_batches import ring
 
 
 class Event:

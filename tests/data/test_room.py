@@ -1,6 +1,6 @@
 import pytest
 
-from flatout.data.room import free_memory_bytes, local_ranks
+from flatout.data.caching import free_memory_bytes, local_ranks
 
 GIB = 1024**3
 

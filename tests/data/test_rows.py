@@ -5,8 +5,7 @@ from torch.utils.data import DataLoader, Dataset, default_collate
 
 import flatout.data
 from flatout.data.format import Encoding
-from flatout.data.reader import Gathered, Stacked
-from flatout.data.rows import find_layout
+from flatout.data.reader import Gathered, Stacked, find_layout
 from tests.data.packs import image_folder, packed
 
 COUNT = 40

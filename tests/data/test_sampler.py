@@ -6,9 +6,9 @@ import torch
 from torch.utils.data import DataLoader
 
 import flatout.data
-from flatout.core.errors import UserError
 from flatout.data.packed_store import Store
 from flatout.data.sampler import BlockSampler, GlobalOrder, OrderOptions
+from flatout.records.errors import UserError
 from tests.data.packs import packed
 
 

@@ -12,13 +12,13 @@ from torch.utils.data import (
     SequentialSampler,
 )
 
-from flatout.core.errors import NotApplicable
-from flatout.data.sampler_draws import (
+from flatout.data.proof.random_streams import (
     check_sampler,
     drawn_early,
     settled_batches,
     settled_numbers,
 )
+from flatout.records.errors import NotApplicable
 
 DRAWS = [
     ({}, 12),

@@ -5,11 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from flatout.core.recipe import Choice, Recipe
-from flatout.core.trial import Outcome
-from flatout.core.workload import Workload
 from flatout.hardware.machine import read_machine
-from flatout.workflow.trials import TrialOptions, run_trial
+from flatout.records.recipe import Choice, Recipe
+from flatout.records.trial import Outcome, Workload
+from flatout.tuning.trials import TrialOptions, run_trial
 
 SCRIPT = Path(__file__).parent / "scripts" / "two_ranks_of_pictures.py"
 LAUNCHER = "-m torch.distributed.run"

@@ -6,14 +6,13 @@ import time
 
 import pytest
 
-from flatout.data import shared_store as module
-from flatout.data.shared_store import shared_store
-from flatout.data.store import Store
+from flatout.data import caching as module
+from flatout.data.caching import Store, shared_store
 
 RANK = """
 import sys
-from flatout.data.shared_store import shared_store
-from flatout.data.store import Store
+from flatout.data.caching import shared_store
+from flatout.data.caching import Store
 
 def make(others):
     print("made", others, flush=True)

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 from PIL import Image, ImageFilter, JpegImagePlugin
 
-from flatout.data import regions, shrinking
-from flatout.data.shrinking import Shrinkable, fraction_of, swap_shrinking
+from flatout.data.images import regions, shrinking
+from flatout.data.images.shrinking import Shrinkable, fraction_of, swap_shrinking
 from flatout.kernels.region import decode_region
 from tests.data.photographs import photograph
 

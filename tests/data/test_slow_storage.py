@@ -8,8 +8,7 @@ import sys
 import pytest
 
 import flatout.data
-from flatout.data.order import permutation
-from flatout.data.sampler import BlockSampler, OrderOptions
+from flatout.data.sampler import BlockSampler, OrderOptions, permutation
 from flatout.data.sources import open_source
 from tests.data.packs import file_bytes, packed
 from tests.data.slow_storage import SlowStorage, put_before

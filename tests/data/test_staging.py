@@ -5,9 +5,9 @@ import threading
 import numpy as np
 import pytest
 
-from flatout.core.errors import UserError
 from flatout.data import staging
-from flatout.data.pack import PackOptions
+from flatout.data.writer import PackOptions
+from flatout.records.errors import UserError
 from flatout.workflow import pack as verb
 from tests.data.packs import image_folder
 

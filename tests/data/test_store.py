@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from flatout.core.errors import NotApplicable
-from flatout.data import store as stores
-from flatout.data.store import Store
+from flatout.data import caching as stores
+from flatout.data.caching import Store
+from flatout.records.errors import NotApplicable
 
 
 def test_what_was_added_is_found_and_the_rest_is_not():

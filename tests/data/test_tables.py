@@ -6,7 +6,7 @@ import torch
 from PIL import Image
 from torch.utils.data import DataLoader
 
-from flatout.data.transport import PackingCollate
+from flatout.data.byte_batches.transport import PackingCollate
 from flatout.techniques.data.device_preprocess import send_bytes
 from tests.data.tails import Pictures
 from tests.data.test_transport import batches, forms

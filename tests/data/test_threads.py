@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from flatout.data import threads as module
-from flatout.data.threads import (
+from flatout.techniques.data.thread_loader import batch_threads as module
+from flatout.techniques.data.thread_loader.batch_threads import (
     SharedStreams,
     ThreadedCollate,
     find_unshareable,

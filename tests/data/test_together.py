@@ -10,13 +10,13 @@ import torch
 from PIL import Image
 from torch.utils.data import DataLoader, Dataset
 
-from flatout.core.errors import NotApplicable
-from flatout.data import resizing, swapping
-from flatout.data.collations import find_collation
-from flatout.data.init_chain import find_link
-from flatout.data.together import is_proven
-from flatout.data.transport import PackingCollate
-from flatout.seams.loader import note_recipe, recipe_of
+from flatout.agent.hooks.loader import note_recipe, recipe_of
+from flatout.data.byte_batches.transport import PackingCollate
+from flatout.data.images import resizing
+from flatout.data.proof import joint_proof
+from flatout.data.proof.agreement import find_collation, find_link
+from flatout.data.proof.joint_proof import is_proven
+from flatout.records.errors import NotApplicable
 from flatout.techniques.data import fast_resize
 from flatout.techniques.data.device_preprocess import DevicePreprocess
 from flatout.techniques.data.fast_resize import FastResize, ResizeInWorker
@@ -122,7 +122,7 @@ def test_without_workers_nothing_is_left_begun_by_the_trial(paths):
 def test_one_way_with_other_bits_is_refused_and_the_others_prove_alone(paths, monkeypatch):
     def wrong():
         swap = resizing.swap_resize(lambda _image, size, _kind, _box: Image.new("RGB", size))
-        monkeypatch.setattr(swapping, "FIRST_COMPARED", 0)
+        monkeypatch.setattr(joint_proof, "FIRST_COMPARED", 0)
         return swap
 
     monkeypatch.setattr(fast_resize, "swap", wrong)

@@ -5,9 +5,9 @@ import os
 import pytest
 
 import flatout.data
-from flatout.core.errors import UserError
 from flatout.data.format import Encoding
 from flatout.data.sources import open_source
+from flatout.records.errors import UserError
 from tests.data.packs import packed, skipped_in
 
 tokenizers = pytest.importorskip("tokenizers")

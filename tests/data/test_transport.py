@@ -6,12 +6,12 @@ import torch
 from PIL import Image
 from torch.utils.data import DataLoader
 
-from flatout.data import page_locking, transport
-from flatout.data.arrays import LazyArray
-from flatout.data.following import following
-from flatout.data.levels import UnfollowableError
-from flatout.data.packed import Packed, restored
-from flatout.data.transport import PackingCollate, leaves
+from flatout.data.byte_batches import ring, transport
+from flatout.data.byte_batches.arrays import LazyArray
+from flatout.data.byte_batches.levels import UnfollowableError
+from flatout.data.byte_batches.lookup_tracing import following
+from flatout.data.byte_batches.packed import Packed, restored
+from flatout.data.byte_batches.transport import PackingCollate, leaves
 from tests.data.plain_pictures import plain_loader
 from tests.data.tails import TAILS, Pictures, numpy_arithmetic, standardised
 
@@ -282,4 +282,4 @@ def test_a_gpu_gets_the_pictures_of_each_batch_from_locked_blocks(options):
         wanted = [torch.as_tensor(numpy_arithmetic(originals[n])) for n in numbers.tolist()]
         assert values.is_cuda
         assert torch.equal(values.cpu(), torch.stack(wanted))
-    assert page_locking._TROUBLE == []
+    assert ring._TROUBLE == []

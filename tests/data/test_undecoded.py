@@ -6,8 +6,8 @@ import pytest
 import torch
 from PIL import Image
 
-from flatout.data import undecoded as module
-from flatout.data.undecoded import jpeg_size, undecoded
+from flatout.data import random_crops as module
+from flatout.data.random_crops import jpeg_size, undecoded
 from tests.kernels.test_region import jpeg
 
 

@@ -3,10 +3,10 @@ import shutil
 import numpy as np
 import pytest
 
-from flatout.core.errors import UserError
 from flatout.data.format import Encoding
 from flatout.data.sources import open_source
 from flatout.data.verify import check, verify
+from flatout.records.errors import UserError
 from tests.data.packs import file_bytes, image_folder, packed
 
 ENCODINGS = [

@@ -2,8 +2,8 @@ from pathlib import Path
 
 import pytest
 
-from flatout.data import warm_up
-from flatout.data.warm_up import WarmUp
+from flatout.techniques.data.read_ahead import dataset_files
+from flatout.techniques.data.read_ahead.dataset_files import WarmUp
 
 
 @pytest.fixture
@@ -24,9 +24,11 @@ def seen(monkeypatch):
         seen.append(f"look at {path.name}")
         return 1.0 if seen.count(seen[-1]) == 3 else 0.1
 
-    monkeypatch.setattr(warm_up, "advise", lambda path: not seen.append(f"ask {Path(path).name}"))
-    monkeypatch.setattr(warm_up, "resident_share", share)
-    monkeypatch.setattr(warm_up, "POLL_S", 0.0)
+    monkeypatch.setattr(
+        dataset_files, "advise", lambda path: not seen.append(f"ask {Path(path).name}")
+    )
+    monkeypatch.setattr(dataset_files, "resident_share", share)
+    monkeypatch.setattr(dataset_files, "POLL_S", 0.0)
     return seen
 
 
@@ -39,7 +41,7 @@ def test_every_file_is_asked_for_once(files, seen):
 
 
 def test_the_next_stretch_is_asked_for_once_the_last_has_come(files, seen, monkeypatch):
-    monkeypatch.setattr(warm_up, "STRETCH_BYTES", 2_000)
+    monkeypatch.setattr(dataset_files, "STRETCH_BYTES", 2_000)
     work = WarmUp(lambda: files)
     work.wait()
 
@@ -50,14 +52,14 @@ def test_the_next_stretch_is_asked_for_once_the_last_has_come(files, seen, monke
 
 
 def test_files_that_do_not_fit_are_left_alone_with_the_reason(files, seen, monkeypatch):
-    monkeypatch.setattr(warm_up, "free_memory_bytes", lambda: 7_999)
+    monkeypatch.setattr(dataset_files, "free_memory_bytes", lambda: 7_999)
     work = WarmUp(lambda: files)
     work.wait()
 
     assert seen == []
     assert "more than 50% of the free memory" in work.trouble
 
-    monkeypatch.setattr(warm_up, "free_memory_bytes", lambda: 8_000)
+    monkeypatch.setattr(dataset_files, "free_memory_bytes", lambda: 8_000)
     work = WarmUp(lambda: files)
     work.wait()
 
@@ -80,9 +82,9 @@ def test_a_list_that_fails_is_told(seen):
 
 
 def test_it_can_be_ended_while_it_waits(files, seen, monkeypatch):
-    monkeypatch.setattr(warm_up, "STRETCH_BYTES", 1_000)
-    monkeypatch.setattr(warm_up, "LONGEST_WAIT_S", 3_600.0)
-    monkeypatch.setattr(warm_up, "resident_share", lambda _paths: 0.0)
+    monkeypatch.setattr(dataset_files, "STRETCH_BYTES", 1_000)
+    monkeypatch.setattr(dataset_files, "LONGEST_WAIT_S", 3_600.0)
+    monkeypatch.setattr(dataset_files, "resident_share", lambda _paths: 0.0)
     work = WarmUp(lambda: files)
 
     work.close()

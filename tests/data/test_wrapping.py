@@ -4,9 +4,8 @@ import torch
 from torch.utils.data import Subset
 
 import flatout.data
-from flatout.core.errors import NotApplicable
-from flatout.data.matching import with_stored_samples
-from flatout.data.wrapping import store_behind
+from flatout.data.dataset_matching import store_behind, with_stored_samples
+from flatout.records.errors import NotApplicable
 from tests.data.packs import Items, packed
 
 SAMPLES = 200

@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from flatout.data.following import following
-from flatout.data.levels import UnfollowableError
-from flatout.data.transport import PackingCollate
+from flatout.data.byte_batches.levels import UnfollowableError
+from flatout.data.byte_batches.lookup_tracing import following
+from flatout.data.byte_batches.transport import PackingCollate
 from tests.data.tails import Pictures, noisy_pictures
 
 

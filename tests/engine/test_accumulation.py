@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 import flatout
-from flatout.core.errors import UserError
-from flatout.engine.loop import train
+from flatout.agent.task import train
+from flatout.records.errors import UserError
 from tests.techniques.peaks import peak_bytes
 
 IGNORED = -100

@@ -4,8 +4,12 @@ import pytest
 import torch
 from torch import nn
 
-from flatout.core.errors import NotApplicable
-from flatout.engine.compile_watch import STORM, CompileWatch, recorded_graphs
+from flatout.records.errors import NotApplicable
+from flatout.techniques.compile.torch_compile.compile_watch import (
+    STORM,
+    CompileWatch,
+    recorded_graphs,
+)
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

@@ -8,8 +8,8 @@ from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import flatout
-from flatout.core.errors import UserError
-from flatout.engine.loop import moved, train, training_steps
+from flatout.agent.task import moved, train, training_steps
+from flatout.records.errors import UserError
 
 CPU = torch.device("cpu")
 Pair = namedtuple("Pair", "x y")

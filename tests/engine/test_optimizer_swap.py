@@ -5,8 +5,8 @@ import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from flatout.core.errors import NotApplicable
-from flatout.engine.optimizer_swap import find_obstacle, find_successor, share
+from flatout.agent.optimizer_swap import find_obstacle, find_successor, share
+from flatout.records.errors import NotApplicable
 from flatout.techniques.optimizer.adafactor import to_adafactor
 from flatout.techniques.optimizer.foreach_optimizer import ForeachOptimizer
 

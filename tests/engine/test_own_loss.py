@@ -7,10 +7,10 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from flatout.core.errors import NotApplicable
-from flatout.engine.own_loss import LOOKS, OwnLoss
+from flatout.records.errors import NotApplicable
 from flatout.techniques.memory import microbatching
 from flatout.techniques.memory.microbatching import Microbatching, in_parts
+from flatout.techniques.memory.microbatching.own_loss import LOOKS, OwnLoss
 
 ROWS, LENGTH, WORDS = 7, 9, 13
 

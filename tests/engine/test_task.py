@@ -6,7 +6,7 @@ import sys
 import pytest
 
 import flatout
-from flatout.core.errors import UserError
+from flatout.records.errors import UserError
 
 
 def make(**changes):

@@ -8,11 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from flatout.core.recipe import Choice, Recipe
-from flatout.core.trial import Outcome
-from flatout.core.workload import Workload
-from flatout.engine.task_runner import load_task, main
-from flatout.workflow.trials import TrialOptions, run_trial
+from flatout.agent.task_runner import load_task, main
+from flatout.records.recipe import Choice, Recipe
+from flatout.records.trial import Outcome, Workload
+from flatout.tuning.trials import TrialOptions, run_trial
 from tests.workflow.trial_runs import machine
 
 TASKS = """
@@ -70,7 +69,7 @@ def clean_imports(monkeypatch):
 
 def run(folder, target):
     return subprocess.run(
-        [sys.executable, "-m", "flatout.engine.task_runner", target],
+        [sys.executable, "-m", "flatout.agent.task_runner", target],
         cwd=folder,
         capture_output=True,
         text=True,

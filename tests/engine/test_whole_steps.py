@@ -6,13 +6,13 @@ import pytest
 import torch
 from torch import nn
 
-from flatout.core.errors import NotApplicable
-from flatout.engine import whole_steps
-from flatout.engine.in_backward import step_in_backward
+from flatout.agent import optimizer_swap
+from flatout.records.errors import NotApplicable
 from flatout.techniques.batch.batch_size import BatchSize
 from flatout.techniques.optimizer.adafactor import Adafactor
 from flatout.techniques.optimizer.muon import Muon
 from flatout.techniques.optimizer.optimizer_in_backward import OptimizerInBackward
+from flatout.techniques.optimizer.optimizer_in_backward.updates_in_backward import step_in_backward
 from flatout.techniques.precision import fp16_autocast
 from flatout.techniques.precision.fp16_autocast import Fp16Autocast
 from flatout.techniques.precision.pure_bf16 import PureBf16
@@ -53,8 +53,8 @@ LEVERS = {
 @pytest.fixture(autouse=True)
 def nothing_process_wide(monkeypatch):
     """Keep what a lever would do to every optimizer from the tests that follow."""
-    monkeypatch.setattr(whole_steps, "_OF_ALL", [])
-    monkeypatch.setattr(whole_steps, "_PARTED", weakref.WeakSet())
+    monkeypatch.setattr(optimizer_swap, "_OF_ALL", [])
+    monkeypatch.setattr(optimizer_swap, "_PARTED", weakref.WeakSet())
     monkeypatch.setattr(fp16_autocast, "_LOWERED", [])
     monkeypatch.setattr(fp16_autocast.LossScaling, "install", lambda _, backward, __: backward)
 
@@ -94,7 +94,7 @@ def test_what_is_taken_back_stands_against_nothing(trained):
     step_in_backward(optimizer)()
     batch_size(net, optimizer)
 
-    assert whole_steps.find_need(optimizer).startswith("batch_size")
+    assert optimizer_swap.find_need(optimizer).startswith("batch_size")
 
 
 def test_another_optimizer_s_steps_are_its_own_matter(trained):
@@ -103,5 +103,5 @@ def test_another_optimizer_s_steps_are_its_own_matter(trained):
 
     batch_size(net, other)
 
-    assert whole_steps.find_need(other).startswith("batch_size")
-    assert whole_steps.find_need(optimizer) is None
+    assert optimizer_swap.find_need(other).startswith("batch_size")
+    assert optimizer_swap.find_need(optimizer) is None

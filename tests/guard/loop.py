@@ -15,9 +15,9 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from flatout.guard.record import GuardRecord, read_record
-from flatout.guard.recorder import GuardRecorder
-from flatout.guard.rounding import round_once
+from flatout.agent.guard.pinning import round_once
+from flatout.agent.guard.record import GuardRecord, read_record
+from flatout.agent.guard.recorder import GuardRecorder
 
 Batch = tuple[Tensor, Tensor]
 

@@ -7,11 +7,11 @@ import weakref
 from dataclasses import replace
 from pathlib import Path
 
-from flatout.core.ablation import LossCheck
-from flatout.core.technique import Numerics
+from flatout.agent.guard.pinning import drop_autocast
+from flatout.agent.guard.record import GuardRecord
 from flatout.guard.judge import judge
-from flatout.guard.pinning import drop_autocast
-from flatout.guard.record import GuardRecord
+from flatout.records.ablation import LossCheck
+from flatout.records.technique import Numerics
 from tests.guard.loop import CASES, Case, Setting, train
 
 PLAIN = Setting()

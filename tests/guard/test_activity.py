@@ -8,8 +8,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from flatout.guard import activity
-from flatout.guard.activity import (
+from flatout.agent.guard import activity
+from flatout.agent.guard.activity import (
     SEEDS,
     ActivityRecorder,
     Spread,

@@ -6,11 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from flatout.core.ablation import LossCheck
-from flatout.core.technique import Numerics
+from flatout.agent.guard.record import GuardRecord
 from flatout.guard.judge import aa, judge
 from flatout.guard.limits import EARLY_LOSSES
-from flatout.guard.record import GuardRecord
+from flatout.records.ablation import LossCheck
+from flatout.records.technique import Numerics
 from tests.guard.loop import Setting, train
 from tests.guard.runs import base
 

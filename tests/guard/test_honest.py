@@ -6,9 +6,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from flatout.core.technique import Numerics
+from flatout.agent.guard.pinning import drop_dropout, keep_random_compile
 from flatout.guard.judge import aa
-from flatout.guard.pinning import drop_dropout, keep_random_compile
+from flatout.records.technique import Numerics
 from tests.guard import loop
 from tests.guard.faults import ACCUMULATED, SCALED
 from tests.guard.loop import CASES, Batch, Case, Setting

@@ -6,11 +6,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from flatout.core.ablation import LossCheck
-from flatout.core.technique import Numerics
+from flatout.agent.guard.record import GuardRecord, Sketches
 from flatout.guard.judge import judge
 from flatout.guard.limits import COLUMNS, GRADIENT_CEILING
-from flatout.guard.record import GuardRecord, Sketches
+from flatout.records.ablation import LossCheck
+from flatout.records.technique import Numerics
 from tests.guard.runs import Base, base
 
 LOADER = "train.py:loader"

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from flatout.core.technique import Numerics
 from flatout.guard.judge import judge
+from flatout.records.technique import Numerics
 from tests.guard.faults import FAULTS, UPDATE_FAULTS
 from tests.guard.runs import PLAIN, base
 

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
-from flatout.guard.pinning import (
+from flatout.agent.guard.pinning import (
     drop_autocast,
     drop_dropout,
     keep_random_compile,

@@ -8,10 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from flatout.core.technique import Numerics
+from flatout.agent.guard.record import find_records
+from flatout.agent.guard.recorder import GuardRecorder
 from flatout.guard.judge import judge
-from flatout.guard.record import find_records
-from flatout.guard.recorder import GuardRecorder
+from flatout.records.technique import Numerics
 from tests.guard import loop
 from tests.guard.loop import FakeSession
 

@@ -3,7 +3,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from flatout.guard.record import (
+from flatout.agent.guard.record import (
     GradientSet,
     GuardRecord,
     OptimizerRecord,
@@ -96,7 +96,7 @@ def test_a_record_made_in_another_way_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_record(large_record(3), tmp_path / "guard.npz")
-    monkeypatch.setattr("flatout.guard.record.SKETCH", "16 sums")
+    monkeypatch.setattr("flatout.agent.guard.record.SKETCH", "16 sums")
 
     with pytest.raises(ValueError, match="was made as"):
         read_record(tmp_path / "guard.npz")

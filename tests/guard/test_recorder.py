@@ -11,11 +11,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from flatout.core.ablation import LossCheck
-from flatout.core.technique import Numerics
+from flatout.agent.guard.record import GuardRecord, read_record
+from flatout.agent.guard.recorder import GuardRecorder
 from flatout.guard.judge import judge
-from flatout.guard.record import GuardRecord, read_record
-from flatout.guard.recorder import GuardRecorder
+from flatout.records.ablation import LossCheck
+from flatout.records.technique import Numerics
 from tests.guard import loop
 from tests.guard.loop import FakeSession
 

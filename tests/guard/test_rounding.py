@@ -6,11 +6,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from flatout.core.technique import Numerics
+from flatout.agent.guard.pinning import round_once
 from flatout.guard.judge import judge_trials
 from flatout.guard.limits import GRADIENT_CEILING
 from flatout.guard.obstacles import Trials
-from flatout.guard.rounding import round_once
+from flatout.records.technique import Numerics
 from tests.guard.loop import Case, FakeSession, Setting
 from tests.guard.runs import Base
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 from PIL import Image
 
-from flatout.guard import samples
-from flatout.guard.recorder import GuardRecorder
-from flatout.guard.samples import Memory, Stream, is_on_device, leaves
+from flatout.agent.guard import samples
+from flatout.agent.guard.recorder import GuardRecorder
+from flatout.agent.guard.samples import Memory, Stream, is_on_device, leaves
 from tests.guard.loop import FakeSession
 
 Pair = namedtuple("Pair", "image label")

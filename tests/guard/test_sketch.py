@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 import torch
 
-from flatout.guard import sketch as module
-from flatout.guard.sketch import SIZE, buffer_sketch, sketch, to_numbers
+from flatout.agent.guard import sketches as module
+from flatout.agent.guard.sketches import SIZE, buffer_sketch, sketch, to_numbers
 
 
 def random(*shape: int, seed: int = 0) -> torch.Tensor:

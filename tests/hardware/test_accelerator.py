@@ -5,13 +5,13 @@ import pytest
 import torch
 
 from flatout.hardware.accelerator import (
+    TorchBuild,
     cuda_devices,
     devices_by_torch,
     devices_of,
     trouble_with_cuda,
 )
 from flatout.hardware.gpus import Driver, Gpu, read_driver
-from flatout.hardware.torch_build import TorchBuild
 
 H200 = Gpu(
     index=0,

@@ -1,9 +1,9 @@
 import pytest
 
-from flatout.core.errors import UserError
-from flatout.core.machine import Device
-from flatout.core.units import GIB, MIB
 from flatout.hardware.catalogue import CATALOGUE, find_gpu, model_of
+from flatout.records.errors import UserError
+from flatout.records.machine import Device
+from flatout.records.units import GIB, MIB
 
 ASKED = ("h200", "h100", "a100-80", "a100-40", "l40s", "l4", "a10g", "t4", "rtx4090", "rtx3090")
 

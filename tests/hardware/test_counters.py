@@ -7,11 +7,7 @@ from types import ModuleType, SimpleNamespace
 import pynvml
 import pytest
 
-from flatout.hardware.counters import (
-    CounterSampler,
-    open_sources,
-    readings_of,
-)
+from flatout.hardware.counters import CounterSampler, open_sources, readings_of
 
 
 class Failure(Exception):  # noqa: N818  stands for NVMLError

@@ -1,5 +1,5 @@
-from flatout.hardware.cpu import cpu_features, cpu_name, physical_cores
 from flatout.hardware.limits import affinity
+from flatout.hardware.machine import cpu_features, cpu_name, physical_cores
 
 X86 = (
     "processor\t: 0\nmodel name\t: Some  CPU @ 2.0GHz\nflags\t\t: fpu AVX2 avx512f amx_bf16 sse\n\n"

@@ -2,7 +2,7 @@ import sys
 
 import pytest
 
-from flatout.hardware.fresh import ask_module
+from flatout.hardware.peaks import ask_module
 
 
 def ask(module, *words, limit_s=60.0, job=None):

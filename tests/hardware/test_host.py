@@ -4,7 +4,7 @@ import time
 import psutil
 import pytest
 
-from flatout.hardware.host import HostMeter
+from flatout.hardware.system import HostMeter
 
 
 def test_the_host_tells_its_cores_its_memory_and_its_load():

@@ -1,4 +1,4 @@
-from flatout.hardware.library import find_tcmalloc
+from flatout.hardware.accelerator import find_tcmalloc
 
 
 def test_the_small_library_is_preferred_over_the_full_one(tmp_path):

@@ -3,7 +3,7 @@ import sys
 
 import torch
 
-from flatout.hardware.torch_build import read_build, torch_build
+from flatout.hardware.accelerator import read_build, torch_build
 
 CUDA_BUILD = """
 from typing import Optional
@@ -38,7 +38,7 @@ def test_the_file_tells_what_torch_itself_tells():
 
 def test_reading_the_build_imports_no_torch():
     code = (
-        "import sys; from flatout.hardware.torch_build import torch_build; torch_build(); "
+        "import sys; from flatout.hardware.accelerator import torch_build; torch_build(); "
         "print('torch' in sys.modules)"
     )
 

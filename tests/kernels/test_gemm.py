@@ -7,7 +7,7 @@ import torch
 
 from flatout.kernels import gemm
 from flatout.kernels.gemm import kernel_available
-from flatout.kernels.tiles import SHARED_BYTES
+from flatout.kernels.gemm_launch import SHARED_BYTES
 from tests.kernels.interpreter import needs_triton, printed
 
 OFF = {"float32": 1e-6, "gradients": 2e-6, "float16": 2**-10, "bfloat16": 2**-6}

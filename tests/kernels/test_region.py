@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from flatout.core.errors import NotApplicable
 from flatout.kernels import compiled, region
 from flatout.kernels.region import decode_region, find_jpeg_library, open_library
+from flatout.records.errors import NotApplicable
 
 SIZES = [(1, 1), (7, 9), (16, 16), (33, 47), (90, 70), (131, 129)]
 KINDS = [

@@ -3,9 +3,9 @@ import random
 import pytest
 from PIL import Image
 
-from flatout.core.errors import NotApplicable
 from flatout.kernels import resample
 from flatout.kernels.compiled import find_compiler
+from flatout.records.errors import NotApplicable
 
 try:
     find_compiler()

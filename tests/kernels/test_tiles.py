@@ -2,7 +2,7 @@ from itertools import product
 
 import pytest
 
-from flatout.kernels.tiles import (
+from flatout.kernels.gemm_launch import (
     MOST_ACCUMULATED,
     SHARED_BYTES,
     TILES,

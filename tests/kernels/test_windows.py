@@ -2,10 +2,10 @@ import numpy as np
 import pytest
 import torch
 
-from flatout.core.errors import NotApplicable
-from flatout.data.normalise import scale_and_shift
+from flatout.data.random_crops import scale_and_shift
 from flatout.kernels import compiled, windows
 from flatout.kernels.windows import RowWriter, can_cut, cut_windows
+from flatout.records.errors import NotApplicable
 
 NORMAL = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 SIZES = [(1, (1, 1)), (5, (5, 9)), (6, (6, 6)), (17, (40, 23)), (64, (64, 64)), (224, (256, 230))]

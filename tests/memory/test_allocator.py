@@ -7,14 +7,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flatout.core.errors import UserError
-from flatout.core.units import GIB, KIB, MIB
-from flatout.memory.allocator import CachingAllocator, DeviceFullError
-from flatout.memory.allocator_settings import (
+from flatout.planner.allocator import CachingAllocator, DeviceFullError
+from flatout.planner.allocator_settings import (
     AllocatorSettings,
     parse_settings,
     settings_of_environment,
 )
+from flatout.records.errors import UserError
+from flatout.records.units import GIB, KIB, MIB
 
 SETTINGS = (
     "",

@@ -2,23 +2,23 @@ import json
 
 import pytest
 
-from flatout.core.plan import Source
-from flatout.core.units import MIB
 from flatout.hardware.catalogue import CATALOGUE, find_gpu
-from flatout.memory import calibration
-from flatout.memory.calibration import (
+from flatout.planner import workspaces
+from flatout.planner.workspaces import (
     calibration_document,
     file_name,
     find_calibration,
     with_environment,
 )
+from flatout.records.plan import Source
+from flatout.records.units import MIB
 
 
 @pytest.mark.parametrize("name", CATALOGUE)
 def test_without_a_measurement_everything_is_assumed_with_an_interval(tmp_path, monkeypatch, name):
-    (tmp_path / "assumed.json").write_text(calibration.ASSUMED.read_text())
-    monkeypatch.setattr(calibration, "FOLDER", tmp_path)
-    monkeypatch.setattr(calibration, "ASSUMED", tmp_path / "assumed.json")
+    (tmp_path / "assumed.json").write_text(workspaces.ASSUMED.read_text())
+    monkeypatch.setattr(workspaces, "FOLDER", tmp_path)
+    monkeypatch.setattr(workspaces, "ASSUMED", tmp_path / "assumed.json")
 
     found = find_calibration(find_gpu(name), "2.13.0")
 
@@ -46,9 +46,9 @@ def test_the_workspace_is_what_the_environment_asks_for(text, size):
 
 
 def test_a_file_of_this_gpu_is_found_and_that_of_this_torch_preferred(tmp_path, monkeypatch):
-    (tmp_path / "assumed.json").write_text(calibration.ASSUMED.read_text())
-    monkeypatch.setattr(calibration, "FOLDER", tmp_path)
-    monkeypatch.setattr(calibration, "ASSUMED", tmp_path / "assumed.json")
+    (tmp_path / "assumed.json").write_text(workspaces.ASSUMED.read_text())
+    monkeypatch.setattr(workspaces, "FOLDER", tmp_path)
+    monkeypatch.setattr(workspaces, "ASSUMED", tmp_path / "assumed.json")
     for torch, size in (("2.11.0", 111), ("2.13.0+cu130", 222)):
         plain = calibration_document("l4", torch, {"context": (size, "made up")}, {"trace": 0.002})
         (tmp_path / file_name("l4", torch)).write_text(json.dumps(plain))

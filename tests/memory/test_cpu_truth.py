@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from flatout.memory.subject import Subject
-from flatout.memory.trace import trace
+from flatout.planner.tracing.trace import trace
+from flatout.planner.tracing.training_step import Subject
 from tests.memory.truth_models import MODELS
 
 WORST = 0.005

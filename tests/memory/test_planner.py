@@ -4,20 +4,18 @@ from dataclasses import replace
 
 import pytest
 
-from flatout.core.plan import Source
-from flatout.core.units import GIB, MIB
 from flatout.hardware.catalogue import find_gpu
-from flatout.memory import transforms
-from flatout.memory.calibration import find_calibration
-from flatout.memory.candidates import candidates
-from flatout.memory.extrapolate import affine
-from flatout.memory.ground import Ground
-from flatout.memory.ladder import Setup, ladder
-from flatout.memory.planner import plan_of
-from flatout.memory.regions import loss_indices, regions_of
-from flatout.memory.replay import replay
-from flatout.memory.stream import Allocation, Component, Phase
-from flatout.memory.workspaces import with_workspaces
+from flatout.planner import transforms
+from flatout.planner.device_model import Ground
+from flatout.planner.largest_batch import affine
+from flatout.planner.memory_options import Setup, candidates, ladder
+from flatout.planner.plan import plan_of
+from flatout.planner.replay import replay
+from flatout.planner.stream import Allocation, Component, Phase
+from flatout.planner.transforms import loss_indices, regions_of
+from flatout.planner.workspaces import find_calibration, with_workspaces
+from flatout.records.plan import Source
+from flatout.records.units import GIB, MIB
 from tests.memory.toy import TOKENS, VOCABULARY, toy_stream
 
 

@@ -2,15 +2,21 @@
 
 import pytest
 
-from flatout.core.units import MIB
 from flatout.hardware.catalogue import find_gpu
-from flatout.memory.allocator_settings import parse_settings
-from flatout.memory.calibration import find_calibration
-from flatout.memory.edits import Draft, lives_of, step_bounds
-from flatout.memory.replay import alive_at, components_at, replay
-from flatout.memory.steady import NotSteadyError, repeated
-from flatout.memory.stream import Allocation, Component, Phase
-from flatout.memory.workspaces import with_workspaces
+from flatout.planner.allocator_settings import parse_settings
+from flatout.planner.replay import alive_at, components_at, replay
+from flatout.planner.stream import (
+    Allocation,
+    Component,
+    Draft,
+    NotSteadyError,
+    Phase,
+    lives_of,
+    repeated,
+    step_bounds,
+)
+from flatout.planner.workspaces import find_calibration, with_workspaces
+from flatout.records.units import MIB
 from tests.memory.toy import toy_stream
 
 

@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from flatout.memory import recording
-from flatout.memory.shape_cache import MISSING, ShapeCache
-from flatout.memory.trace import trace
+from flatout.planner.tracing import recording
+from flatout.planner.tracing.shape_cache import MISSING, ShapeCache
+from flatout.planner.tracing.trace import trace
 from tests.memory.truth_models import MODELS
 
 aten = torch.ops.aten

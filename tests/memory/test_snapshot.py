@@ -5,11 +5,10 @@ import pickle
 
 import pytest
 
-from flatout.core.errors import UserError
-from flatout.memory.allocator_settings import parse_settings
 from flatout.memory.recorded import read_snapshot, replay_recorded
-from flatout.memory.replay import replay
-from flatout.memory.snapshot import snapshot_of, write_snapshot
+from flatout.planner.allocator_settings import parse_settings
+from flatout.planner.replay import replay, snapshot_of, write_snapshot
+from flatout.records.errors import UserError
 from tests.memory.toy import toy_stream
 
 SETTINGS = ("", "expandable_segments:True", "max_split_size_mb:32")

@@ -4,13 +4,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flatout.core.units import MIB
-from flatout.memory.allocator_settings import AllocatorSettings, parse_settings
-from flatout.memory.extrapolate import NotAffineError, affine, difference
-from flatout.memory.formula import formula
-from flatout.memory.replay import components_at, replay
-from flatout.memory.solve import accumulation, largest_batch, steady_replay
-from flatout.memory.stream import Component
+from flatout.planner.allocator_settings import AllocatorSettings, parse_settings
+from flatout.planner.largest_batch import (
+    NotAffineError,
+    accumulation,
+    affine,
+    difference,
+    largest_batch,
+    steady_replay,
+)
+from flatout.planner.plan import formula
+from flatout.planner.replay import components_at, replay
+from flatout.planner.stream import Component
+from flatout.records.units import MIB
 from tests.memory.toy import toy_stream
 
 

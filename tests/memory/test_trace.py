@@ -6,14 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from flatout.core.errors import UserError
-from flatout.memory import cuda_shim
-from flatout.memory import trace as tracing
-from flatout.memory.cuda_shim import ShimRefused, slots_of, virtual_functions
-from flatout.memory.stream import Component, MemoryStream, Phase
-from flatout.memory.stream_file import stream_from_json, stream_to_json
-from flatout.memory.subject import Subject
-from flatout.memory.trace import trace
+from flatout.planner.stream import Component, MemoryStream, Phase, stream_from_json, stream_to_json
+from flatout.planner.tracing import cuda_shim
+from flatout.planner.tracing import trace as tracing
+from flatout.planner.tracing.cuda_shim import ShimRefused, slots_of, virtual_functions
+from flatout.planner.tracing.trace import trace
+from flatout.planner.tracing.training_step import Subject
+from flatout.records.errors import UserError
 from tests.memory.truth_models import MODELS, Gpt
 
 ROOT = Path(__file__).parents[2]

@@ -5,7 +5,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from flatout.memory.subject import Subject
+from flatout.planner.tracing.training_step import Subject
 
 VOCABULARY = 1000
 

@@ -1,6 +1,6 @@
 """What a training process would have written, of steps that are all alike."""
 
-from flatout.profiling.kernels import DeviceTrace, trace_facts
+from flatout.agent.measuring.kernels import DeviceTrace, trace_facts
 
 STEPS = 12
 

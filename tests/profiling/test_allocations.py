@@ -1,5 +1,5 @@
-from flatout.profiling import allocations
-from flatout.profiling.allocations import EARLIER, OWN, Block, Event, Look, Place, StepEnd, replay
+from flatout.analysis import allocations
+from flatout.analysis.allocations import EARLIER, OWN, Block, Event, Look, Place, StepEnd, replay
 
 OTHER = Place("other")
 FORWARD = Place("forward", "head", "train.py:5")

@@ -6,11 +6,11 @@ from torch import nn
 from torch._subclasses import FakeTensorMode
 from torch.nn import functional
 
-from flatout.engine.compile_watch import CompileWatch
-from flatout.kernels import attend
-from flatout.profiling import attention
-from flatout.profiling.attention import OPERATOR, AttentionMeter, unseen
-from flatout.seams.session import Session
+from flatout.agent.measuring import attention
+from flatout.agent.measuring.attention import OPERATOR, AttentionMeter, unseen
+from flatout.agent.session import Session
+from flatout.kernels import sdpa_rewrite
+from flatout.techniques.compile.torch_compile.compile_watch import CompileWatch
 from flatout.techniques.compute.sdpa_attention import use_fused_attention
 
 
@@ -71,19 +71,19 @@ def test_the_proof_of_a_rewritten_forward_is_not_taken_for_the_training(monkeypa
 
 def test_the_words_about_a_gpu_s_kernel_are_those_of_the_training(monkeypatch):
     asked = []
-    monkeypatch.setattr(attend, "backend_of", backend_by_dtype(asked))
-    monkeypatch.setattr(attend, "_BACKENDS", [])
+    monkeypatch.setattr(sdpa_rewrite, "backend_of", backend_by_dtype(asked))
+    monkeypatch.setattr(sdpa_rewrite, "_BACKENDS", [])
     monkeypatch.setattr(functional, OPERATOR, lambda q, *_, **__: q)
 
     with FakeTensorMode():
         given = torch.empty(1, 2, 4, 8, device="cuda")
         with unseen():
-            attend.attend(given.double(), given.double(), given.double(), 1.0, (), 0.0)
-        assert attend.backend_words() == ""
-        attend.attend(given, given, given, 1.0, (), 0.0)
+            sdpa_rewrite.attend(given.double(), given.double(), given.double(), 1.0, (), 0.0)
+        assert sdpa_rewrite.backend_words() == ""
+        sdpa_rewrite.attend(given, given, given, 1.0, (), 0.0)
 
     assert asked == [torch.float32]
-    assert attend.backend_words() == ", on flash_attention"
+    assert sdpa_rewrite.backend_words() == ", on flash_attention"
 
 
 def test_a_compiled_model_is_compiled_once_whoever_compiled_it(session):

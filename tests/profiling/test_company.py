@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from flatout.profiling.company import MOST, Company
+from flatout.agent.measuring.batch_making import MOST, Company
 from tests.left_behind import left_behind, left_since
 
 

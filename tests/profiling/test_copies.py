@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from flatout.profiling.copies import COPYING, FROM_DEVICE, TO_DEVICE, CopyTimer
+from flatout.agent.measuring.operators import COPYING, FROM_DEVICE, TO_DEVICE, CopyTimer
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
 import torch
 
-from flatout.profiling.allocations import Event, Place
-from flatout.profiling.cuda_stream import CudaStream, _woven
+from flatout.agent.measuring.allocation_streams import CudaStream, _woven
+from flatout.analysis.allocations import Event, Place
 
 
 def call(action, address, size, at_us):

@@ -6,10 +6,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from flatout.profiling import device_clock
-from flatout.profiling.device_clock import DeviceClock, phase_seconds
-from flatout.seams.clock import BACKWARD, FORWARD, NAMES, OTHER
-from flatout.seams.session import Session
+from flatout.agent.measuring import device_clock
+from flatout.agent.measuring.device_clock import DeviceClock, phase_seconds
+from flatout.agent.session import Session
+from flatout.records.phase_clock import BACKWARD, FORWARD, NAMES, OTHER
 
 
 class Event:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from flatout.core.trial import Outcome
+from flatout.records.trial import Outcome
 from tests.profiling.probes.probed import SCRIPTS, probed
 
 

@@ -1,7 +1,6 @@
 import pytest
 
-from flatout.core.journey import Journey, Leg
-from flatout.profiling.feeding import (
+from flatout.analysis.feeding import (
     Loading,
     fed_change_ms,
     fed_step_ms,
@@ -9,6 +8,7 @@ from flatout.profiling.feeding import (
     share_of,
     useful_workers,
 )
+from flatout.records.journey import Journey, Leg
 from tests.rules.journey_facts import journey
 from tests.techniques.facts import loader, machine, pipeline, profile
 

@@ -2,11 +2,11 @@ from dataclasses import replace
 
 import pytest
 
-from flatout.core.journey import TRAINING, WORKERS
-from flatout.profiling.journey import journey_of
-from flatout.profiling.probes.journey import COLLATE, DECODE, H2D, H2D_BYTES, LOSS, PARTS, READ
-from flatout.profiling.steps import steps_of, window_of
-from flatout.seams.clock import DATA_WAIT, NAMES, OTHER
+from flatout.agent.probes.journey import COLLATE, DECODE, H2D, H2D_BYTES, LOSS, PARTS, READ
+from flatout.analysis.journey import journey_of
+from flatout.analysis.steps import steps_of, window_of
+from flatout.records.journey import TRAINING, WORKERS
+from flatout.records.phase_clock import DATA_WAIT, NAMES, OTHER
 from tests.techniques.facts import loader, profile
 
 STEPS = 12

@@ -8,14 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from flatout.core.journey import TRAINING, WORKERS
-from flatout.core.recipe import Recipe
-from flatout.core.trial import Outcome
-from flatout.core.workload import Workload
+from flatout.analysis.journey import SLACK_S
+from flatout.analysis.steps import block_means
 from flatout.hardware.machine import read_machine
-from flatout.profiling.journey import SLACK_S
-from flatout.profiling.steps import block_means
-from flatout.workflow.trials import TrialOptions, run_trial
+from flatout.records.journey import TRAINING, WORKERS
+from flatout.records.recipe import Recipe
+from flatout.records.trial import Outcome, Workload
+from flatout.tuning.trials import TrialOptions, run_trial
 
 # Other work on the machine can spoil a measurement; a defect fails three times in a row.
 pytestmark = pytest.mark.flaky(reruns=3, reruns_delay=5)

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import autograd
 
-from flatout.profiling import one_profiler
-from flatout.profiling.kernels import (
+from flatout.agent.measuring import kernels as one_profiler
+from flatout.agent.measuring.kernels import (
     DeviceTrace,
     KernelTrace,
     busy_share,

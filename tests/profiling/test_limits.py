@@ -1,6 +1,6 @@
 import pytest
 
-from flatout.profiling.limits import drained_per_s, flops_of_step, loaders_per_s, main_dtype
+from flatout.analysis.regime import drained_per_s, flops_of_step, loaders_per_s, main_dtype
 
 
 def test_a_step_of_two_optimizers_holds_the_operations_of_both():

@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from flatout.profiling.memory_watch import MemoryWatch, components_of
-from flatout.seams.session import Session
+from flatout.agent.measuring.memory_watch import MemoryWatch, components_of
+from flatout.agent.session import Session
 
 MIB = 2**20
 PLACE = torch.device("cuda:1")
@@ -47,6 +47,6 @@ def test_a_run_with_a_plan_leaves_the_scripts_peaks_alone(tmp_path, device, caps
 
 def test_components_are_those_of_the_models_device(device, monkeypatch):
     session = session_on_device()
-    monkeypatch.setattr("flatout.profiling.memory_watch._known", lambda _: iter(()))
+    monkeypatch.setattr("flatout.agent.measuring.memory_watch._known", lambda _: iter(()))
 
     assert components_of(session) == {"activations and temporaries": 4 * MIB}

@@ -2,10 +2,10 @@ from dataclasses import replace
 
 import pytest
 
-from flatout import techniques
-from flatout.core.pipeline import ASKED, LEVERS, STAGES
-from flatout.core.profile import Ceilings, profile_from_json
-from flatout.profiling.pipeline import pipeline_of, stage_of
+from flatout.analysis.journey import pipeline_of, stage_of
+from flatout.records import catalogue
+from flatout.records.journey import ASKED, LEVERS, STAGES
+from flatout.records.profile import Ceilings, profile_from_json
 from tests.rules.rank_facts import rank
 from tests.techniques.facts import machine, profile
 
@@ -113,7 +113,7 @@ def test_every_stage_has_its_levers():
 
 
 def test_every_lever_of_a_stage_is_a_technique():
-    known = set(techniques.names())
+    known = set(catalogue.names())
 
     assert {lever for levers in LEVERS.values() for lever in levers} <= known
     assert known >= ASKED

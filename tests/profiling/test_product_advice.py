@@ -2,8 +2,8 @@ from dataclasses import replace
 
 import pytest
 
-from flatout.profiling.product_advice import advised, plan
-from flatout.profiling.products import Seen, product_of
+from flatout.analysis.product_advice import advised, plan
+from flatout.analysis.products import Seen, product_of
 from tests.profiling.test_products import call, tensor
 from tests.reporting.made_up_roofline import CPU
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from flatout.profiling.products import (
+from flatout.analysis.products import (
     attention_flops,
     counts_per_step,
     product_of,

@@ -5,7 +5,7 @@ import sys
 import pytest
 import torch
 
-from flatout.profiling.products_alone import even_ends, time_alone
+from flatout.workflow.products_alone import even_ends, time_alone
 from tests.profiling.test_products import LINEAR, call, tensor
 
 pytestmark = pytest.mark.slow

@@ -1,7 +1,7 @@
 import pytest
 
-from flatout.core.profile import PHASES, Profile, Spread
-from flatout.profiling.ranks import RankView, compare_ranks, leading
+from flatout.analysis.ranks import RankView, compare_ranks, leading
+from flatout.records.profile import PHASES, Profile, Spread
 
 
 def profile_of(samples, phases):

@@ -5,11 +5,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from flatout.profiling import recorder as recording
-from flatout.profiling.kernels import TRACED_STEPS, DeviceTrace
-from flatout.profiling.recorder import Recorder
-from flatout.seams.events import Segment
-from flatout.seams.session import Session
+from flatout.agent import recorder as recording
+from flatout.agent.events import Segment
+from flatout.agent.measuring.kernels import TRACED_STEPS, DeviceTrace
+from flatout.agent.recorder import Recorder
+from flatout.agent.session import Session
 
 TIMED = 20
 

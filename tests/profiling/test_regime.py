@@ -4,10 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from flatout.core.profile import profile_from_json
-from flatout.core.readings import Limits, RankFacts, SyncPoint
-from flatout.core.trace import IdleSplit, TraceEntry, TraceSummary
-from flatout.profiling.regime import (
+from flatout.analysis.regime import (
     COMPUTE_CAUSES,
     addressable_ms,
     best_case,
@@ -15,6 +12,15 @@ from flatout.profiling.regime import (
     is_product,
     regime_of,
     with_regime,
+)
+from flatout.records.profile import profile_from_json
+from flatout.records.readings import (
+    IdleSplit,
+    Limits,
+    RankFacts,
+    SyncPoint,
+    TraceEntry,
+    TraceSummary,
 )
 from tests.techniques.facts import profile
 

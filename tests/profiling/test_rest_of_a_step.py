@@ -2,9 +2,9 @@
 
 import pytest
 
-from flatout.core.profile import profile_from_json
-from flatout.profiling.summary import summarise
-from flatout.seams.clock import EVAL, FORWARD, NAMES, OTHER
+from flatout.analysis.profile import summarise
+from flatout.records.phase_clock import EVAL, FORWARD, NAMES, OTHER
+from flatout.records.profile import profile_from_json
 from tests.techniques.facts import machine
 
 STEPS = 30

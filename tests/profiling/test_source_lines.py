@@ -3,7 +3,7 @@ from pathlib import Path
 
 import torch
 
-from flatout.profiling.source_lines import SourceLines
+from flatout.agent.measuring.source_lines import SourceLines
 
 HERE = Path(__file__).resolve()
 

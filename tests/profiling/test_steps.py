@@ -2,8 +2,10 @@
 
 import pytest
 
-from flatout.profiling.made_steps import MadeSteps
-from flatout.profiling.steps import (
+from flatout.agent.events import Segment
+from flatout.agent.recorder import MadeSteps
+from flatout.analysis.profile import epoch_start_ms, trial_step_s
+from flatout.analysis.steps import (
     find_anchor,
     find_warm,
     running_anchor,
@@ -12,8 +14,6 @@ from flatout.profiling.steps import (
     whole_epochs,
     window_of,
 )
-from flatout.profiling.summary import epoch_start_ms, trial_step_s
-from flatout.seams.events import Segment
 
 
 def segment(who=0, seconds=0.1, evals=0, loader_starts=0, saved=0.0, losses=(1.0,)):

@@ -4,9 +4,9 @@ import random
 
 import pytest
 
-from flatout.profiling.steps import steps_of
-from flatout.profiling.steps_so_far import StepsSoFar, rows_of
-from flatout.seams.events import Segment
+from flatout.agent.events import Segment
+from flatout.agent.recorder import StepsSoFar, rows_of
+from flatout.analysis.steps import steps_of
 
 
 def segments(whos, *, start=0.0):

@@ -2,11 +2,11 @@
 
 import pytest
 
-from flatout.core.technique import Numerics
-from flatout.profiling.summary import summarise
-from flatout.seams.clock import EVAL
+from flatout.analysis.profile import summarise
+from flatout.records.phase_clock import EVAL
+from flatout.records.technique import Numerics
 from flatout.techniques.compile.torch_compile import TorchCompile
-from flatout.workflow.ranking import Search, rank
+from flatout.tuning.ranking import Search, rank
 from tests.profiling.results import kernel, result, traced
 from tests.techniques.facts import gpu, machine
 

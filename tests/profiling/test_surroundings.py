@@ -4,8 +4,8 @@ from types import SimpleNamespace
 
 import torch
 
-from flatout.profiling.surroundings import device_facts
-from flatout.seams.session import Session
+from flatout.agent.recorder import device_facts
+from flatout.agent.session import Session
 
 PLACE = torch.device("cuda:1")
 

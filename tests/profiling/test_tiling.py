@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flatout.profiling.tiling import aligned_bytes, tile_share, wave_share
+from flatout.analysis.products import aligned_bytes, tile_share, wave_share
 
 SIZES = st.integers(min_value=1, max_value=5000)
 

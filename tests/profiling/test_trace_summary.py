@@ -2,9 +2,15 @@ import random
 
 import pytest
 
-from flatout.core.trace import IdleSplit
-from flatout.profiling.spans import length, merged, without
-from flatout.profiling.trace_summary import idle_split, summarise_operators, summarise_trace
+from flatout.analysis.trace import (
+    idle_split,
+    length,
+    merged,
+    summarise_operators,
+    summarise_trace,
+    without,
+)
+from flatout.records.readings import IdleSplit
 
 
 def event(kind, name, ts, dur, **args):

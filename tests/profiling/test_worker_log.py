@@ -3,7 +3,7 @@ import os
 import signal
 import time
 
-from flatout.profiling.worker_log import (
+from flatout.records.worker_log import (
     FIELDS,
     MAX_KEPT,
     PREFIX,

@@ -3,9 +3,9 @@ from pathlib import Path
 
 import pytest
 
-from flatout.core.ablation import ablation_from_json
-from flatout.core.profile import profile_from_json
-from flatout.core.trial import trial_from_json
+from flatout.records.ablation import ablation_from_json
+from flatout.records.profile import profile_from_json
+from flatout.records.trial import trial_from_json
 
 DATA = Path(__file__).parent / "data"
 """Made by hand for these tests: no machine measured them."""

@@ -2,10 +2,10 @@
 
 from dataclasses import replace
 
-from flatout.core.journey import TRAINING, WORKERS, Journey, Leg, WorkerFacts
-from flatout.core.memory import MemoryStory, TensorAtPeak
-from flatout.core.profile import PHASES, Ceilings
-from flatout.core.readings import GpuReadings, Limits, RankFacts, SyncPoint
+from flatout.records.journey import TRAINING, WORKERS, Journey, Leg, WorkerFacts
+from flatout.records.memory import MemoryStory, TensorAtPeak
+from flatout.records.profile import PHASES, Ceilings
+from flatout.records.readings import GpuReadings, Limits, RankFacts, SyncPoint
 from tests.rules.pipeline_facts import pipeline
 
 MIB = 1024**2

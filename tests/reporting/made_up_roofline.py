@@ -1,6 +1,6 @@
 """A roofline made by hand: no machine measured it."""
 
-from flatout.core.roofline import Advice, DeviceCeilings, Product, Roofline
+from flatout.records.roofline import Advice, DeviceCeilings, Product, Roofline
 
 CPU = DeviceCeilings(
     device_kind="cpu",

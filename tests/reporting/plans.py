@@ -2,9 +2,9 @@
 
 from dataclasses import replace
 
-from flatout.core.memory import TensorAtPeak
-from flatout.core.plan import Amount, LargestBatch, Plan, Rung, Source
-from flatout.core.units import GIB, MIB
+from flatout.records.memory import TensorAtPeak
+from flatout.records.plan import Amount, LargestBatch, Plan, Rung, Source
+from flatout.records.units import GIB, MIB
 
 
 def rung(*choices, **given):

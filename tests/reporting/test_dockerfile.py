@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from flatout.core.container import Stack
-from flatout.reporting.dockerfile import dockerfile
+from flatout.records.machine import Stack
+from flatout.reporting.doctor import dockerfile
 
 CUDA = Stack(
     kind="cuda",

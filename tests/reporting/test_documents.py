@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from flatout.core.ablation import Comparison, ablation_from_json
-from flatout.core.errors import UserError
+from flatout.records.ablation import Comparison, ablation_from_json
+from flatout.records.errors import UserError
 from flatout.reporting.documents import ensure_writable, read_json, write_json, write_text
 
 

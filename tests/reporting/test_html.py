@@ -2,10 +2,9 @@ from dataclasses import replace
 
 import pytest
 
-from flatout.core.recipe import Choice
-from flatout.reporting.html import ablation_html
-from flatout.reporting.patch import HandChange
-from flatout.reporting.verdict import Place
+from flatout.records.recipe import Choice
+from flatout.reporting.tuning.markdown import ablation_html
+from flatout.reporting.tuning.verdict import HandChange, Place
 from tests.reporting.markup import Markup
 
 CHANGES = (

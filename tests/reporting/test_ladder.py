@@ -5,9 +5,9 @@ from xml.etree import ElementTree
 
 import pytest
 
-from flatout.core.ablation import Comparison
-from flatout.core.recipe import Choice
-from flatout.reporting.ladder import ladder_svg
+from flatout.records.ablation import Comparison
+from flatout.records.recipe import Choice
+from flatout.reporting.tuning.speedup_chart import ladder_svg
 
 SVG = "{http://www.w3.org/2000/svg}"
 

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from flatout.core.ablation import Verdict
-from flatout.core.recipe import Choice, Recipe
-from flatout.reporting.ladder_rows import ladder_rows
+from flatout.records.ablation import Verdict
+from flatout.records.recipe import Choice, Recipe
+from flatout.reporting.tuning.speedup_chart import ladder_rows
 
 
 def row(tuned, technique, **facts):

@@ -3,9 +3,9 @@ from dataclasses import replace
 
 from markdown_it import MarkdownIt
 
-from flatout.core.recipe import Choice
-from flatout.reporting.markdown import ablation_markdown
-from flatout.reporting.patch import HandChange
+from flatout.records.recipe import Choice
+from flatout.reporting.tuning.markdown import ablation_markdown
+from flatout.reporting.tuning.verdict import HandChange
 
 CHANGES = (
     HandChange(label="loader_workers num_workers=2", lines=("- a", "+ b ```")),

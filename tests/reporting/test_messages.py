@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from flatout import rules
-from flatout.core.machine import Device, Machine
+from flatout.records.machine import Device, Machine
 from flatout.reporting import messages as catalogue
 from flatout.reporting.messages import FIELD, LANGUAGES, fields_of, messages
 from flatout.rules.runtime.sync_in_step import ADVICE
-from flatout.workflow import passes
+from flatout.tuning import passes
 from tests.reporting.full_profile import filled
 from tests.rules.journey_facts import journey
 from tests.rules.memory_facts import story, sync

@@ -8,19 +8,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flatout import rules
-from flatout.core.journey import TRAINING, WORKERS, Journey
-from flatout.core.pipeline import Pipeline, Stage
-from flatout.core.profile import PHASES, Ceilings, Spread
-from flatout.core.readings import Limits, RankFacts, SyncPoint
-from flatout.core.regime import most_times
-from flatout.core.trace import IdleSplit, TraceSummary
-from flatout.core.units import format_bytes, format_ratio, format_share
-from flatout.profiling.regime import best_case, data_share, held_to_phases, with_regime
-from flatout.profiling.summary import ceilings_of
+from flatout.analysis.profile import ceilings_of
+from flatout.analysis.regime import best_case, data_share, held_to_phases, with_regime
+from flatout.records.journey import TRAINING, WORKERS, Journey, Pipeline, Stage
+from flatout.records.profile import PHASES, Ceilings, Spread, most_times
+from flatout.records.readings import IdleSplit, Limits, RankFacts, SyncPoint, TraceSummary
+from flatout.records.units import format_bytes, format_ratio, format_share
 from flatout.reporting.messages import LANGUAGES, messages
-from flatout.reporting.profile_tables import sheets
-from flatout.reporting.profile_words import ceilings_sentence, headline, readings
-from flatout.reporting.text import render_profile
+from flatout.reporting.profile.sentences import ceilings_sentence, headline, readings
+from flatout.reporting.profile.tables import sheets
+from flatout.reporting.terminal import render_profile
 from tests.rules.journey_facts import leg, worker
 from tests.rules.memory_facts import story
 from tests.techniques.facts import gpu, loader, machine, model, optimizer, profile

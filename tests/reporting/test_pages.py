@@ -5,12 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from flatout.core.ablation import LossCheck
-from flatout.core.check import OK, WARN, Check
-from flatout.core.contrast import Contrast, Quantity
-from flatout.core.finding import Finding
-from flatout.core.machine import Device, Machine
-from flatout.reporting import text
+from flatout.records.ablation import Contrast, LossCheck, Quantity
+from flatout.records.finding import OK, WARN, Check, Finding
+from flatout.records.machine import Device, Machine
+from flatout.reporting import terminal
 
 DOCS = Path(__file__).parent.parent.parent / "docs"
 MACHINE = Machine(
@@ -48,19 +46,19 @@ def names(kind):
 def test_measure_shows_its_reports(starved, crash):
     page = shown("measure")
 
-    assert text.render_profile(starved, workload="train.py --epochs 3") in page
-    assert text.render_failure(crash) in page
+    assert terminal.render_profile(starved, workload="train.py --epochs 3") in page
+    assert terminal.render_failure(crash) in page
 
 
 def test_tune_shows_its_reports(tuned, leave):
     page = shown("tune")
 
-    assert text.render_ablation(tuned) in page
-    assert text.render_ablation(leave) in page
+    assert terminal.render_ablation(tuned) in page
+    assert terminal.render_ablation(leave) in page
 
 
 def test_doctor_shows_its_report():
-    assert text.render_doctor(MACHINE, CHECKS) in shown("doctor")
+    assert terminal.render_doctor(MACHINE, CHECKS) in shown("doctor")
 
 
 def test_every_field_of_a_profile_is_named(starved):

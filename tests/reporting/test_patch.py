@@ -2,9 +2,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from flatout import techniques
-from flatout.core.recipe import Choice, Recipe
-from flatout.reporting.patch import hand_changes
+from flatout.records import catalogue
+from flatout.records.recipe import Choice, Recipe
+from flatout.reporting.tuning.verdict import hand_changes
 
 BY_HAND = """
 Where the loader is made:
@@ -35,11 +35,11 @@ def test_a_lever_without_instructions_gives_no_lines():
     assert change.lines == ()
 
 
-@pytest.mark.parametrize("name", techniques.names())
+@pytest.mark.parametrize("name", catalogue.names())
 def test_instructions_name_no_setting_that_does_not_exist(name):
-    kind = techniques.technique_class(name)
+    kind = catalogue.technique_class(name)
     recipe = Recipe(choices=(Choice(technique=name, settings=kind().settings()),))
 
-    (change,) = hand_changes(recipe, techniques.technique_class)
+    (change,) = hand_changes(recipe, catalogue.technique_class)
 
     assert [line for line in change.lines if "$" in line] == []

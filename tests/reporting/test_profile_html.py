@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from PIL import Image
 
-from flatout.reporting.profile_html import profile_html
+from flatout.reporting.profile.html import profile_html
 from tests.reporting.browser import Browser, find_browser
 from tests.reporting.full_profile import HOSTILE, filled
 from tests.reporting.markup import Markup

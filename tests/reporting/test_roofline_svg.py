@@ -1,9 +1,8 @@
 from dataclasses import replace
 from xml.etree import ElementTree
 
-from flatout.core.roofline import Roofline
-from flatout.reporting.roofline_markdown import roofline_markdown
-from flatout.reporting.roofline_svg import HEIGHT, WIDTH, roofline_svg
+from flatout.records.roofline import Roofline
+from flatout.reporting.roofline import HEIGHT, WIDTH, roofline_markdown, roofline_svg
 from tests.reporting.made_up_roofline import CPU, FOUND, HEAD
 
 SVG = "{http://www.w3.org/2000/svg}"

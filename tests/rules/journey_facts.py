@@ -1,6 +1,6 @@
 """Small journeys to offer rules and reports to."""
 
-from flatout.core.journey import TRAINING, WORKERS, Journey, Leg, WorkerFacts
+from flatout.records.journey import TRAINING, WORKERS, Journey, Leg, WorkerFacts
 
 MIB = 1024**2
 

@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from flatout.core.memory import MemoryStory
-from flatout.core.readings import SyncPoint
+from flatout.records.memory import MemoryStory
+from flatout.records.readings import SyncPoint
 
 
 def story(**changes):

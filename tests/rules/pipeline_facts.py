@@ -1,6 +1,6 @@
 """A pipeline to offer rules and reports to."""
 
-from flatout.core.pipeline import Pipeline, Stage
+from flatout.records.journey import Pipeline, Stage
 
 
 def pipeline(*, needed=8.0, usable=2.0, levers=("fast_decode", "ram_cache")):

@@ -1,7 +1,7 @@
 """Made-up ranks for the tests of rules."""
 
-from flatout.core.profile import PHASES
-from flatout.core.readings import RankFacts
+from flatout.records.profile import PHASES
+from flatout.records.readings import RankFacts
 
 
 def rank(number, *, exposed_ms=5.0, backward=40.0, **changes):

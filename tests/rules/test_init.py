@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from flatout import rules, techniques
-from flatout.core.catalog import module_names
-from flatout.core.units import GIB, MIB
+from flatout import rules
+from flatout.records import catalogue
+from flatout.records.catalogue import module_names
+from flatout.records.units import GIB, MIB
 from flatout.rules.runtime import data_wait
 from tests.rules.journey_facts import journey
 from tests.rules.memory_facts import story, sync
@@ -105,7 +106,7 @@ def test_what_mends_a_bottleneck_is_a_technique():
     }
 
     assert named
-    assert named <= set(techniques.names())
+    assert named <= set(catalogue.names())
 
 
 def test_the_catalogue_names_every_rule_and_only_levers_that_there_are():
@@ -115,12 +116,13 @@ def test_the_catalogue_names_every_rule_and_only_levers_that_there_are():
     levers = re.findall(r"levers? ((?:`\w+`(?:, )?)+)", page)
     named = {name for text in levers for name in re.findall(r"`(\w+)`", text)}
     assert len(named) > 20
-    assert named <= set(techniques.names())
+    assert named <= set(catalogue.names())
 
 
 def test_the_rules_do_not_import_torch():
     code = (
-        "import sys; from flatout import rules; from flatout.core.catalog import module_names\n"
+        "import sys; from flatout import rules\n"
+        "from flatout.records.catalogue import module_names\n"
         "[__import__(module) for module in module_names(rules).values()]\n"
         "print(len(rules.codes()), 'torch' in sys.modules)"
     )

@@ -2,7 +2,7 @@
 
 import sys
 
-from flatout.seams.address import AddressBook
+from flatout.agent.hooks.loader import AddressBook
 
 
 def build(book):

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from flatout.seams.arming import AfterImport
+from flatout.agent.bootstrap import AfterImport
 
 NAME = "installed_by_a_finder"
 

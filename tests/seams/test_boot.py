@@ -9,7 +9,7 @@ import venv
 import pytest
 
 import flatout
-from flatout.core.boot import SOURCE
+from flatout.records.files import SOURCE
 
 IN_FRONT = ("argparse", "json", "pathlib")
 """Of the standard library; backports in site-packages bear such names."""
@@ -19,14 +19,14 @@ print(json.dumps({
     "path": sys.path,
     "PYTHONPATH": os.environ.get("PYTHONPATH"),
     "argparse": argparse.__file__,
-    "is_armed": "flatout.seams.arming" in sys.modules,
+    "is_armed": "flatout.agent.bootstrap" in sys.modules,
 }))
 """
 TRIAL = """
 import os, sys
 from pathlib import Path
-from flatout.core.workload import Workload
-from flatout.seams.process import ProcessOptions, run_process
+from flatout.records.trial import Workload
+from flatout.launch.trial_process import ProcessOptions, run_process
 workload = Workload(target="facts.py", folder=Path(sys.argv[1]), python=sys.executable)
 ending = run_process(workload, ProcessOptions(entry="nobody", environment=dict(os.environ)))
 assert (ending.why, ending.exit_code) == ("ended", 0), ending

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from flatout.seams.describe import describe
+from flatout.agent.describe import describe
 
 
 def test_a_frozen_base_in_bf16_is_no_fp32_model():

@@ -5,8 +5,15 @@ import sys
 
 import pytest
 
-from flatout.seams import jobs
-from flatout.seams.jobs import announce, find_job, forget_ended, has_ended, lives, started_ticks
+from flatout.launch import trial_folders
+from flatout.launch.trial_folders import (
+    announce,
+    find_job,
+    forget_ended,
+    has_ended,
+    lives,
+    started_ticks,
+)
 
 
 def ended_process():
@@ -32,7 +39,7 @@ def test_a_number_that_another_process_has_now_is_no_life(tmp_path):
 
 
 def test_where_proc_is_hidden_a_job_is_still_found_alive_and_dead(tmp_path, monkeypatch):
-    monkeypatch.setattr(jobs, "started_ticks", lambda _: None)
+    monkeypatch.setattr(trial_folders, "started_ticks", lambda _: None)
     announce(tmp_path, "run", "train.py")
     facts = find_job(tmp_path)
 
@@ -65,7 +72,7 @@ def test_what_ran_before_this_machine_was_started_anew_has_ended(tmp_path):
 
 @pytest.mark.parametrize("host", ["here", "node2"])
 def test_where_boots_have_no_name_the_hosts_name_decides(tmp_path, monkeypatch, host):
-    monkeypatch.setattr(jobs, "_boot_id", lambda: None)
+    monkeypatch.setattr(trial_folders, "_boot_id", lambda: None)
     announce(tmp_path, "run", "train.py")
     facts = find_job(tmp_path)
     if host != "here":

@@ -11,14 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from flatout.seams import rollback as rolling
-from flatout.seams.rollback import rollback
-from flatout.seams.undo import undo
+from flatout.launch import rollback as rolling
+from flatout.launch.rollback import rollback, undo
 
 PROGRAM = """
 import os, shutil, sys, threading, time
 from pathlib import Path
-from flatout.seams import journal
+from flatout.agent import undo_journal as journal
 journal.install(Path(sys.argv[1]), (sys.argv[2],))
 {body}
 """
@@ -256,7 +255,7 @@ def test_checkpoints_that_the_trial_made_are_not_kept_when_it_removes_them(tmp_p
 
 WITHOUT_RIGHTS = """
 import os
-import flatout.seams.journal
+import flatout.agent.undo_journal
 if os.getuid() == 0:
     os.setuid(65534)
 """

@@ -8,22 +8,22 @@ from pathlib import Path
 
 import pytest
 
-from flatout.seams import journal_file
-from flatout.seams.journal import UNRECORDED_EXIT_CODE
-from flatout.seams.rollback import restore, rollback
+from flatout.agent import journal_file
+from flatout.agent.undo_journal import UNRECORDED_EXIT_CODE
+from flatout.launch.rollback import restore, rollback
 from tests.seams.test_journal import CHANGES, command, fill, filled, listing
 
 FAULTS = """
 import builtins, errno, fcntl, io, os, random, shutil, signal, sys, threading, time
 from pathlib import Path
-from flatout.seams import journal, journal_file
+from flatout.agent import undo_journal as journal, journal_file
 calls, FAIL_AT, HOW, ONLY = 0, {at}, {how!r}, {only!r}
 def faulty(name):
     real = getattr(os, name)
     def call(*args, **kwargs):
         global calls
         is_inside = any(
-            frame.f_globals.get("__name__", "").startswith("flatout.seams.journal")
+            frame.f_globals.get("__name__", "").startswith("flatout.agent.undo_journal")
             for frame in frames()
         )
         if is_inside and name in ONLY and not (name == "write" and args[0] == 2):

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from flatout.seams.rollback import rollback
+from flatout.launch.rollback import rollback
 from tests.seams.test_journal import filled, listing
 from tests.seams.test_journal_attacked import BODY, reference, run_with_fault
 

@@ -5,10 +5,10 @@ import dataclasses
 import pytest
 import torch
 
-from flatout.core.errors import NotApplicable
-from flatout.core.technique import Numerics, Technique
-from flatout.seams.session import Session
-from flatout.seams.step import _Backward
+from flatout.agent.hooks.step import _Backward
+from flatout.agent.session import Session
+from flatout.records.errors import NotApplicable
+from flatout.records.technique import Numerics, Technique
 
 NAME = __name__.rpartition(".")[2]
 

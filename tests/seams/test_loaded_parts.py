@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from flatout.seams import loaded_parts
+from flatout.agent.hooks import optimizer as loaded_parts
 
 
 def stepper():

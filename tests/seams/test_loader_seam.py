@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from flatout.seams import loader as seam
-from flatout.seams.session import Session
+from flatout.agent.hooks import loader as seam
+from flatout.agent.session import Session
 from tests.techniques.data.samples import Numbers
 
 

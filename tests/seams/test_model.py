@@ -13,13 +13,13 @@ import torch
 from torch import nn
 from torch.nn.utils.parametrizations import orthogonal, spectral_norm
 
-from flatout.core.profile import ModelFacts
-from flatout.core.recipe import Choice, Recipe
-from flatout.core.workload import Workload
-from flatout.seams.model import _Roots
-from flatout.seams.optimizer import _Steps
-from flatout.seams.samples import is_rehearsed, leading_size
-from flatout.seams.session import Session
+from flatout.agent.hooks.model import _Roots
+from flatout.agent.hooks.optimizer import _Steps
+from flatout.agent.samples import is_rehearsed, leading_size
+from flatout.agent.session import Session
+from flatout.records.profile import ModelFacts
+from flatout.records.recipe import Choice, Recipe
+from flatout.records.trial import Workload
 from flatout.techniques.compile import torch_compile
 from flatout.techniques.compile.regional_compile import RegionalCompile
 from flatout.techniques.compile.torch_compile import TorchCompile

@@ -11,15 +11,14 @@ import torch
 from PIL import Image
 from torch import nn
 
-from flatout.core.recipe import Choice, Recipe
-from flatout.core.trial import Outcome
-from flatout.core.workload import Workload
-from flatout.data import redirect
-from flatout.guard.pinning import drop_dropout
+from flatout.agent.guard.pinning import drop_dropout
+from flatout.agent.undo_journal import announce_torch_save
+from flatout.data import dataset_matching
 from flatout.hardware.machine import read_machine
-from flatout.seams.journal import announce_torch_save
+from flatout.records.recipe import Choice, Recipe
+from flatout.records.trial import Outcome, Workload
 from flatout.techniques.memory import chunked_cross_entropy
-from flatout.workflow.trials import TrialOptions, run_trial
+from flatout.tuning.trials import TrialOptions, run_trial
 
 SCRIPT = Path(__file__).parent / "scripts" / "keeps_functions.py"
 functions = nn.functional
@@ -27,7 +26,7 @@ functions = nn.functional
 
 def redirected():
     plain = Image.open
-    redirect._install()
+    dataset_matching._install()
     return functools.partial(setattr, Image, "open", plain)
 
 
@@ -71,7 +70,7 @@ def test_what_keeps_a_function_is_saved_and_loaded_with_it(install, place, name)
     assert again.func is replaced
     file.seek(0)
     loaded = torch.load(file, weights_only=False).function
-    assert loaded is own or loaded.__module__ == "flatout.guard.keep_all"
+    assert loaded is own or loaded.__module__ == "flatout.agent.guard.pinning"
 
 
 @pytest.mark.slow

@@ -2,11 +2,11 @@
 
 import pytest
 
-from flatout.seams.clock import DATA_WAIT, EVAL, FORWARD, OTHER, SAVE, Clock
-from flatout.seams.events import LoaderSeen
-from flatout.seams.pace import FROM, SHORT_S
-from flatout.seams.session import Session
-from flatout.seams.step import MARKED
+from flatout.agent.events import LoaderSeen
+from flatout.agent.hooks.step import MARKED
+from flatout.agent.session import Session
+from flatout.agent.step_sampler import FROM, SHORT_S
+from flatout.records.phase_clock import DATA_WAIT, EVAL, FORWARD, OTHER, SAVE, Clock
 
 STEP_S = 0.002
 BATCH = 32

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from flatout.seams import overlay
+from flatout.launch import overlay
 
 PROGRAM = """
 import sys
 from pathlib import Path
-from flatout.seams import overlay
+from flatout.launch import overlay
 overlay.enter_overlay(Path(sys.argv[1]), Path(sys.argv[2]))
 Path("new.txt").write_text("new")
 Path("old.txt").write_text("changed")

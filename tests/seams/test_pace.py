@@ -4,10 +4,9 @@ import itertools
 
 import pytest
 
-from flatout.seams.events import LoaderSeen, Segment
-from flatout.seams.nap import TOLD_TOGETHER
-from flatout.seams.pace import FEWEST, FROM, MOST, SHORT_S
-from flatout.seams.session import Session
+from flatout.agent.events import LoaderSeen, Segment
+from flatout.agent.session import Session
+from flatout.agent.step_sampler import FEWEST, FROM, MOST, SHORT_S, TOLD_TOGETHER
 
 
 def whole_of(session, count, *, step_s=0.002, who=0):

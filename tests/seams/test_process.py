@@ -10,11 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from flatout.core.errors import UserError
-from flatout.core.workload import Workload
-from flatout.seams import jobs, trial_folders
-from flatout.seams.folder_lock import hold_folder
-from flatout.seams.process import (
+from flatout.launch import trial_folders
+from flatout.launch import trial_folders as jobs
+from flatout.launch.folder_lock import hold_folder
+from flatout.launch.trial_process import (
     ProcessOptions,
     last_output,
     mend_leftovers,
@@ -22,7 +21,9 @@ from flatout.seams.process import (
     run_process,
     scratch_root,
 )
-from flatout.workflow.trials import TrialOptions, outcome_of
+from flatout.records.errors import UserError
+from flatout.records.trial import Workload
+from flatout.tuning.trials import TrialOptions, outcome_of
 
 
 def test_tritons_own_cache_is_kept_from_trial_to_trial():
@@ -33,7 +34,7 @@ def test_tritons_own_cache_is_kept_from_trial_to_trial():
 def environment_of_a_trial(site, cache, **variables):
     """Return what a flatout that finds torch in `site` adds to a trial's environment."""
     code = (
-        "import json, os; from flatout.seams.process import byte_code; "
+        "import json, os; from flatout.launch.trial_process import byte_code; "
         "print(json.dumps(byte_code(os.environ)))"
     )
     mine = {**os.environ, "PYTHONPATH": str(site), "XDG_CACHE_HOME": str(cache), **variables}

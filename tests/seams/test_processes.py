@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from flatout.seams import processes
-from flatout.seams.processes import ORPHANED_EXIT_CODE, die_with_parent, kill_started_with
+from flatout.agent import processes
+from flatout.agent.processes import ORPHANED_EXIT_CODE, die_with_parent, kill_started_with
 
 LASTS = """
 import sys, time
-from flatout.seams.processes import die_with_lasting_parent
+from flatout.agent.processes import die_with_lasting_parent
 die_with_lasting_parent()
 print("tied", flush=True)
 time.sleep(float(sys.argv[1]))
@@ -80,7 +80,7 @@ time.sleep(300)
 """
 ENDS = """
 import os, subprocess, sys
-from flatout.seams.processes import adopt_orphans, await_descendants, kill_descendants
+from flatout.agent.processes import adopt_orphans, await_descendants, kill_descendants
 adopt_orphans()
 command = [sys.executable, "-c", sys.argv[1], sys.argv[2]]
 with subprocess.Popen(command, stdout=subprocess.PIPE) as user:
@@ -118,7 +118,7 @@ def test_shared_memory_of_processes_ended_by_their_environment_is_removed(shared
 def test_a_training_that_ends_its_workers_is_not_told_of_their_end():
     ends = (
         "import os, signal, subprocess, sys\n"
-        "from flatout.seams.processes import kill_own_descendants\n"
+        "from flatout.agent.processes import kill_own_descendants\n"
         "signal.signal(signal.SIGCHLD, lambda *_: sys.exit(3))\n"
         "subprocess.Popen(['sleep', '300'])\n"
         "kill_own_descendants()\n"
@@ -131,7 +131,7 @@ def test_a_training_that_ends_its_workers_is_not_told_of_their_end():
 def test_what_does_not_end_by_itself_is_ended():
     waits = (
         "import os, subprocess\n"
-        "from flatout.seams.processes import await_descendants\n"
+        "from flatout.agent.processes import await_descendants\n"
         "child = subprocess.Popen(['sleep', '300'])\n"
         "await_descendants(os.getpid(), limit_s=0.1)\n"
         "raise SystemExit(-child.wait())"

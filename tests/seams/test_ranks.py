@@ -1,6 +1,6 @@
 import pytest
 
-from flatout.seams.ranks import AHEAD, Ranks, rank_and_size
+from flatout.agent.ranks import AHEAD, Ranks, rank_and_size
 
 
 def rank_of(number, folder, monkeypatch, size=3):

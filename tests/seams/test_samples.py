@@ -5,7 +5,7 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import BatchSampler, DataLoader, SequentialSampler, dataloader
 
-from flatout.seams.samples import CHOSEN, note_chosen, samples_of
+from flatout.agent.samples import CHOSEN, note_chosen, samples_of
 
 LENGTHS = [7, 3, 9, 5, 4, 6, 8, 2, 3, 5]
 SEQUENCES = [torch.zeros(length, 4) for length in LENGTHS]
@@ -104,7 +104,7 @@ def test_of_a_single_item_and_of_an_iterable_data_set_the_shapes_tell(noted):
 
 
 def test_what_is_kept_does_not_grow_with_the_epoch(noted, monkeypatch):
-    monkeypatch.setattr("flatout.seams.samples.MOST_AHEAD", 2)
+    monkeypatch.setattr("flatout.agent.samples.MOST_AHEAD", 2)
     iterator = iter(DataLoader(SEQUENCES, batch_size=2, collate_fn=list))
 
     seen = [samples_of(iterator, batch) for batch in iterator]

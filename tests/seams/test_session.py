@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 import pytest
 
-from flatout.core.errors import NotApplicable
-from flatout.core.technique import Numerics, Technique
-from flatout.seams.session import Session
+from flatout.agent.session import Session
+from flatout.records.errors import NotApplicable
+from flatout.records.technique import Numerics, Technique
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,10 +7,15 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from flatout.core.errors import NotApplicable
-from flatout.seams.start_choice import choose_start, start_of, start_with
-from flatout.seams.start_facts import StartFacts
-from flatout.seams.worker_start import name_of, start_reason
+from flatout.agent.worker_start import (
+    StartFacts,
+    choose_start,
+    name_of,
+    start_of,
+    start_reason,
+    start_with,
+)
+from flatout.records.errors import NotApplicable
 from tests.techniques.data.samples import Numbers
 
 LOCAL = "dataset: it is local"

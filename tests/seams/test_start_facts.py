@@ -11,12 +11,12 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Subset
 
-from flatout.seams import start_facts as facts_module
-from flatout.seams.start_facts import find_cuda, find_pickle_trouble, find_trouble, start_facts
+from flatout.agent import worker_start as facts_module
+from flatout.agent.worker_start import find_cuda, find_pickle_trouble, find_trouble, start_facts
 from tests.techniques.data.samples import Numbers
 
 PROGRAM = """
-from flatout.seams.start_facts import find_pickle_trouble, find_repeated_line
+from flatout.agent.worker_start import find_pickle_trouble, find_repeated_line
 
 class Outside: pass
 
@@ -84,7 +84,7 @@ def test_what_a_prompt_is_given_is_found_in_no_fresh_worker():
 
 
 def test_a_script_from_a_pipe_can_be_read_once_only():
-    source = "from flatout.seams.start_facts import find_trouble; print(find_trouble({}))"
+    source = "from flatout.agent.worker_start import find_trouble; print(find_trouble({}))"
     done = subprocess.run([sys.executable], input=source, capture_output=True, text=True)
 
     assert done.stdout.startswith("the script comes from <stdin>")

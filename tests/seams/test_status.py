@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from flatout.seams.clock import NAMES, Clock
-from flatout.seams.events import Segment
-from flatout.seams.session import Session
-from flatout.seams.status import COST, EVERY_S, Publisher, _Loss, device_now
+from flatout.agent.events import Segment
+from flatout.agent.session import Session
+from flatout.agent.status import COST, EVERY_S, Publisher, _Loss, device_now
+from flatout.records.phase_clock import NAMES, Clock
 
 
 class Moments:

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from flatout.seams.supervisor import (
+from flatout.launch.supervisor import (
     ENDED_GRACE_S,
     GRACE_S,
     KEPT_LOG_BYTES,

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.utils.data import Subset
 
-from flatout.seams.text import note_padding, padding_of, tokenizer_place
+from flatout.agent.hooks.loader import note_padding, padding_of, tokenizer_place
 from tests.data.texts import Texts, Tokenizer
 from tests.techniques.data.samples import Numbers
 

@@ -5,9 +5,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from flatout.seams import training_device
-from flatout.seams.session import Session
-from flatout.seams.training_device import batch_device, find_cuda_device, find_device, follow
+from flatout.agent import training_device
+from flatout.agent.session import Session
+from flatout.agent.training_device import batch_device, find_cuda_device, find_device, follow
 
 
 def on(*names):

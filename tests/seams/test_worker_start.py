@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from flatout.seams.worker_start import MOST_NAMES, note_start, other_threads
+from flatout.agent.worker_start import MOST_NAMES, note_start, other_threads
 from tests.techniques.data.samples import Numbers
 
 

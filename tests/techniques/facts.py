@@ -2,16 +2,9 @@
 
 from dataclasses import replace
 
-from flatout.core.machine import Device, Machine
-from flatout.core.pipeline import Pipeline, Stage
-from flatout.core.profile import (
-    PHASES,
-    LoaderFacts,
-    ModelFacts,
-    OptimizerFacts,
-    Profile,
-    Spread,
-)
+from flatout.records.journey import Pipeline, Stage
+from flatout.records.machine import Device, Machine
+from flatout.records.profile import PHASES, LoaderFacts, ModelFacts, OptimizerFacts, Profile, Spread
 
 GIB = 1024**3
 CPU = Device(kind="cpu", name="a CPU", memory_bytes=16 * GIB)

@@ -6,12 +6,12 @@ import sys
 import tempfile
 from pathlib import Path
 
-from flatout.core.recipe import Choice, Recipe
-from flatout.core.workload import Workload
 from flatout.hardware.machine import read_machine
-from flatout.workflow.lab import Lab
-from flatout.workflow.referee import Referee
-from flatout.workflow.trials import TrialOptions, run_trial
+from flatout.records.recipe import Choice, Recipe
+from flatout.records.trial import Workload
+from flatout.tuning.guard_checker import Referee
+from flatout.tuning.trial_runner import Lab
+from flatout.tuning.trials import TrialOptions, run_trial
 
 SCRIPTS = Path(__file__).parent / "scripts"
 ELABORATE = "naive_gpt.py --optimizer NAdam --accumulate 2 --clip 0.5 --schedule --vocabulary 4099"

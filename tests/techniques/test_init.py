@@ -3,9 +3,9 @@ import sys
 
 import pytest
 
-from flatout import techniques
-from flatout.core.errors import UserError
-from flatout.core.recipe import Choice, Recipe
+from flatout.records import catalogue
+from flatout.records.errors import UserError
+from flatout.records.recipe import Choice, Recipe
 from flatout.techniques.compute.cpu_threads import CpuThreads
 from flatout.techniques.data.loader_workers import LoaderWorkers
 
@@ -19,17 +19,17 @@ def test_a_recipe_becomes_techniques_in_its_order():
         Choice(technique="cpu_threads", settings={"threads": 2})
     )
 
-    assert techniques.build(both) == (LoaderWorkers(num_workers=3), CpuThreads(threads=2))
+    assert catalogue.build(both) == (LoaderWorkers(num_workers=3), CpuThreads(threads=2))
 
 
 def test_an_unknown_technique_is_met_with_the_nearest_one():
     with pytest.raises(UserError, match="did you mean 'loader_workers'"):
-        techniques.build(recipe("loader_worker"))
+        catalogue.build(recipe("loader_worker"))
 
 
 def test_an_unknown_setting_is_met_with_the_nearest_one():
     with pytest.raises(UserError, match="did you mean 'num_workers'"):
-        techniques.build(recipe("loader_workers", num_worker=2))
+        catalogue.build(recipe("loader_workers", num_worker=2))
 
 
 @pytest.mark.parametrize(
@@ -44,14 +44,14 @@ def test_an_unknown_setting_is_met_with_the_nearest_one():
 )
 def test_a_value_that_is_not_allowed_is_told_with_what_is(technique, settings, allowed):
     with pytest.raises(UserError, match=allowed):
-        techniques.build(recipe(technique, **settings))
+        catalogue.build(recipe(technique, **settings))
 
 
 def test_neither_the_catalog_nor_the_levers_import_torch():
     code = (
-        "import sys; from flatout import techniques; names = techniques.names(); "
+        "import sys; from flatout.records import catalogue; names = catalogue.names(); "
         "before = [m for m in sys.modules if m.startswith('flatout.techniques.')]; "
-        "[techniques.technique_class(name) for name in names]; "
+        "[catalogue.technique_class(name) for name in names]; "
         "print(len(names), before, 'torch' in sys.modules)"
     )
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from flatout import techniques
-from flatout.core.technique import Numerics
+from flatout.records import catalogue
+from flatout.records.technique import Numerics
 from tests.techniques.guarded import became, checked, files_of
 from tests.test_contract import CASES
 
@@ -45,7 +45,7 @@ COMPARED = {
     "this module counts every sample of an epoch",
 }
 """Of what changes the training on purpose the guard looks for damage only; tests see the rest."""
-NAMES = techniques.names()
+NAMES = catalogue.names()
 PLAYED = {name: said for name in NAMES if isinstance(said := promise_of(name), tuple)}
 
 
@@ -63,14 +63,14 @@ def test_what_is_said_of_a_promise_that_is_not_played_is_true(name):
 
     if said.startswith("acts on a CUDA device only: "):
         on_cpu = [case for case in CASES if case[0].device_kind == "cpu"]
-        assert not any(techniques.technique_class(name).candidates(*case) for case in on_cpu)
+        assert not any(catalogue.technique_class(name).candidates(*case) for case in on_cpu)
     elif said == "this module asks the guard":
         assert asks_the_guard(name)
     elif said.startswith("asked of the guard in "):
         assert name in (ROOT / said.removeprefix("asked of the guard in ")).read_text()
     else:
         assert said in COMPARED
-        assert techniques.technique_class(name).numerics is Numerics.TRAINING
+        assert catalogue.technique_class(name).numerics is Numerics.TRAINING
 
 
 def test_most_promises_are_shown_by_the_guard():
@@ -83,7 +83,7 @@ def test_most_promises_are_shown_by_the_guard():
 @pytest.mark.parametrize("name", PLAYED)
 def test_it_acts_on_a_real_training_and_keeps_its_promise(name):
     command, settings = PLAYED[name]
-    numerics = techniques.technique_class(name).numerics
+    numerics = catalogue.technique_class(name).numerics
     before = files_of(command)
 
     check = checked(command, name, **settings)

@@ -16,9 +16,9 @@ import torch
 from torch import nn
 from torch.utils import _pytree
 
-from flatout.core.errors import NotApplicable
-from flatout.core.workload import Workload
-from flatout.seams import loaded_parts
+from flatout.agent.hooks import optimizer as loaded_parts
+from flatout.records.errors import NotApplicable
+from flatout.records.trial import Workload
 from flatout.techniques.optimizer.adafactor import Adafactor
 from flatout.techniques.optimizer.eight_bit_optimizer import EightBitOptimizer
 from flatout.techniques.optimizer.four_bit_optimizer import FourBitOptimizer

@@ -3,7 +3,7 @@
 One process plays every lever on a small training, through the seams' own methods, and compares what
 it finds in torch, in Python and in itself before with what is there after the end. It plays each
 twice, on fresh inputs: what comes out of the seams is the same, and of what goes in only model and
-optimizer are changed in place, as `flatout.core.technique` says.
+optimizer are changed in place, as `flatout.records.technique` says.
 """
 
 import json
@@ -14,12 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from flatout import techniques
+from flatout.records import catalogue
 
 pytestmark = pytest.mark.slow
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
-NAMES = techniques.names()
+NAMES = catalogue.names()
 ON_CUDA = {
     *("activation_offload", "attention_backend", "cudnn_autotune", "device_prefetch"),
     *("empty_cache_steps", "expandable_segments", "fp8_training", "offloaded_optimizer"),

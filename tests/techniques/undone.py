@@ -24,9 +24,9 @@ from PIL import Image
 from torch import nn
 from torch.nn import functional
 
-from flatout import techniques
-from flatout.core.technique import Numerics, Technique, name_of
-from flatout.seams.session import Session
+from flatout.agent.session import Session
+from flatout.records import catalogue
+from flatout.records.technique import Numerics, Technique, name_of
 from tests.techniques.scripts.mixture import Mixture
 
 OF_TORCH = ("torch", "torch.nn.functional", "torch.autograd", "torch.random", "torch.optim")
@@ -293,11 +293,11 @@ def main(path, *names):
         smooth.resize((144, 144), Image.Resampling.BICUBIC).save(PHOTOGRAPH.format(number))
     tqdm.tqdm.monitor_interval = 0  # no thread of its own, which the first bar would start
     torch.compile(nn.Linear(1, 1))(torch.ones(1))  # with the compiler torch wraps some of its own
-    play(techniques.technique_class("pinned_memory")())  # what torch imports late is there then
+    play(catalogue.technique_class("pinned_memory")())  # what torch imports late is there then
     found = {"a lever that cleans up nothing": play(Careless())}
     # Once a script's losses are scaled, they stay so, and others must know.
-    for name in sorted(names or techniques.names(), key=lambda name: name == "fp16_autocast"):
-        found[name] = play(techniques.technique_class(name)(**SETTINGS.get(name, {})))
+    for name in sorted(names or catalogue.names(), key=lambda name: name == "fp16_autocast"):
+        found[name] = play(catalogue.technique_class(name)(**SETTINGS.get(name, {})))
         path.write_text(json.dumps(found, indent=1))
 
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from flatout.core.recipe import Choice, Recipe
-from flatout.workflow.trials import applied_of
+from flatout.records.recipe import Choice, Recipe
+from flatout.tuning.trials import applied_of
 
 RECIPE = Recipe(choices=(Choice(technique="ram_cache"), Choice(technique="fused_optimizer")))
 WORKS = {"ram_cache": ("applied", ""), "fused_optimizer": ("applied", "")}

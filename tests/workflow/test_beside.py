@@ -6,12 +6,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from flatout.core.profile import profile_from_json
-from flatout.core.recipe import Recipe
-from flatout.core.trial import Outcome, Trial
 from flatout.hardware.counters import CounterSample, CounterSampler, Sources
-from flatout.seams.clock import NAMES
-from flatout.workflow.beside import with_counters
+from flatout.records.phase_clock import NAMES
+from flatout.records.profile import profile_from_json
+from flatout.records.recipe import Recipe
+from flatout.records.trial import Outcome, Trial
+from flatout.tuning.trials import with_counters
 from tests.workflow.trial_runs import machine
 
 DATA = Path(__file__).parent.parent / "reporting/data"

@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from flatout.core.ablation import Verdict
-from flatout.core.profile import PeakBytes
-from flatout.core.recipe import Choice, Recipe
-from flatout.core.technique import Numerics
-from flatout.workflow.referee import _without_training
+from flatout.records.ablation import Verdict
+from flatout.records.profile import PeakBytes
+from flatout.records.recipe import Choice, Recipe
+from flatout.records.technique import Numerics
+from flatout.tuning.guard_checker import _without_training
 from tests.workflow.test_tune import PHASES, World, profile, run, verdicts
 from tests.workflow.test_tune import guard_that_passes as guard_that_passes
 

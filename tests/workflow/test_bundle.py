@@ -5,10 +5,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from flatout.core.ablation import LossCheck, Verdict
-from flatout.core.profile import ModelFacts
-from flatout.core.recipe import Choice
-from flatout.workflow import ladder as climbing
+from flatout.records.ablation import LossCheck, Verdict
+from flatout.records.profile import ModelFacts
+from flatout.records.recipe import Choice
+from flatout.tuning import ladder as climbing
 from tests.workflow.test_tune import PHASES, World, run, verdicts
 from tests.workflow.test_tune import guard_that_passes as guard_that_passes
 

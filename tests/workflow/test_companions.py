@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from flatout.core.ablation import Verdict
+from flatout.records.ablation import Verdict
 from tests.workflow.test_tune import World, run
 from tests.workflow.test_tune import guard_that_passes as guard_that_passes
 

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from flatout.core.ablation import Comparison, ablation_from_json
-from flatout.core.errors import UserError
-from flatout.core.profile import profile_from_json
-from flatout.core.recipe import Recipe
-from flatout.reporting.text import render_contrast
+from flatout.records.ablation import Comparison, ablation_from_json
+from flatout.records.errors import UserError
+from flatout.records.profile import profile_from_json
+from flatout.records.recipe import Recipe
+from flatout.reporting.terminal import render_contrast
 from flatout.workflow.compare import compare
 
 DATA = Path(__file__).parent.parent / "reporting/data"

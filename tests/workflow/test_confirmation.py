@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-from flatout.workflow.ladder import climb
+from flatout.tuning.ladder import climb
 from tests.workflow.test_tune import World, profile, run
 from tests.workflow.test_tune import guard_that_passes as guard_that_passes
 

@@ -5,15 +5,12 @@ from pathlib import Path
 import pytest
 
 import flatout
-from flatout import techniques
-from flatout.core.errors import UserError
-from flatout.core.machine import Device, Machine
-from flatout.core.recipe import Choice, Recipe
-from flatout.core.units import GIB
-from flatout.workflow.container import (
-    stack_of,
-    with_flatout,
-)
+from flatout.records import catalogue
+from flatout.records.errors import UserError
+from flatout.records.machine import Device, Machine
+from flatout.records.recipe import Choice, Recipe
+from flatout.records.units import GIB
+from flatout.workflow.container import stack_of, with_flatout
 
 MACHINE = Machine(
     device=Device(kind="cuda", name="NVIDIA H200", memory_bytes=1),
@@ -110,14 +107,14 @@ def test_a_name_that_an_index_would_answer_to_is_refused(tmp_path, monkeypatch, 
         with_flatout(stack_of(MACHINE), source, Recipe())
 
 
-@pytest.mark.parametrize("name", techniques.names())
+@pytest.mark.parametrize("name", catalogue.names())
 def test_a_lever_gets_the_extra_that_its_page_names(name):
-    family = techniques.technique_class(name).family
+    family = catalogue.technique_class(name).family
     root = Path(flatout.__file__).parents[2]
     page = (root / f"docs/techniques/{family}/{name}.md").read_text()
 
     named = set(re.findall(r"flatout\[(\w+)\]", page))
-    assert named == {techniques.technique_class(name).extra} - {""}
+    assert named == {catalogue.technique_class(name).extra} - {""}
 
 
 @pytest.mark.parametrize("name", ["a.txt\nRUN evil", "a b.txt", "--chown=0", "$(id).txt", "a\\b"])

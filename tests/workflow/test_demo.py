@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from flatout.core.errors import UserError
+from flatout.records.errors import UserError
 from flatout.workflow import demo
 from flatout.workflow.demo import make_job, scenarios
 

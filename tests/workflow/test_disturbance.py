@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from flatout.core.profile import profile_from_json
-from flatout.core.readings import GpuReadings
-from flatout.workflow.disturbance import notes_on, of_device, of_load
+from flatout.analysis.disturbance import notes_on, of_device, of_load
+from flatout.records.profile import profile_from_json
+from flatout.records.readings import GpuReadings
 from tests.workflow.trial_runs import machine
 
 DATA = Path(__file__).parent.parent / "reporting/data"

@@ -10,14 +10,13 @@ from pathlib import Path
 import psutil
 import pytest
 
-from flatout.core.recipe import Choice, Recipe
-from flatout.core.trial import Outcome
-from flatout.core.workload import Workload
+from flatout.analysis.loader_faults import FAULTS, fewer_workers, find_fault, half_of_own_workers
 from flatout.hardware.machine import read_machine
+from flatout.records.recipe import Choice, Recipe
+from flatout.records.trial import Outcome, Workload
 from flatout.reporting.messages import messages
-from flatout.reporting.text import render_failure
-from flatout.workflow.faults import FAULTS, fewer_workers, find_fault, half_of_own_workers
-from flatout.workflow.trials import TrialOptions, run_trial
+from flatout.reporting.terminal import render_failure
+from flatout.tuning.trials import TrialOptions, run_trial
 from tests.left_behind import left_behind, left_since
 
 SCRIPT = Path(__file__).parent / "scripts" / "loader_faults.py"

@@ -2,14 +2,12 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from flatout.core.ablation import Ablation, ablation_from_json
-from flatout.core.feeding import Feeding
-from flatout.core.recipe import Recipe
-from flatout.core.trial import Outcome, Trial
-from flatout.core.workload import Workload
-from flatout.reporting.verdict import feeding_words
-from flatout.workflow.feeding import Costs, feeding_of, find_costs
-from flatout.workflow.lab import Lab
+from flatout.records.ablation import Ablation, Feeding, ablation_from_json
+from flatout.records.recipe import Recipe
+from flatout.records.trial import Outcome, Trial, Workload
+from flatout.reporting.tuning.verdict import feeding_words
+from flatout.tuning.feeding import Costs, feeding_of, find_costs
+from flatout.tuning.trial_runner import Lab
 from tests.rules.rank_facts import rank
 from tests.techniques.facts import loader, machine, pipeline, profile
 

@@ -1,9 +1,8 @@
 """What a lab asks of its trials."""
 
-from flatout.core.recipe import Recipe
-from flatout.core.trial import Outcome, Trial
-from flatout.core.workload import Workload
-from flatout.workflow.lab import Lab
+from flatout.records.recipe import Recipe
+from flatout.records.trial import Outcome, Trial, Workload
+from flatout.tuning.trial_runner import Lab
 from tests.techniques.facts import machine
 
 

@@ -5,20 +5,19 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from flatout.core.journey import Journey
-from flatout.core.memory import MemoryStory
-from flatout.core.recipe import Recipe
-from flatout.core.technique import Numerics
-from flatout.core.trace import TraceSummary
-from flatout.core.trial import Applied, Outcome, Trial
-from flatout.core.workload import Workload
-from flatout.profiling import summary
+from flatout.analysis import profile as summary
+from flatout.records.journey import Journey
+from flatout.records.memory import MemoryStory
+from flatout.records.readings import TraceSummary
+from flatout.records.recipe import Recipe
+from flatout.records.technique import Numerics
+from flatout.records.trial import Applied, Outcome, Trial, Workload
 from flatout.techniques.data.worker_threads import WorkerThreads
-from flatout.workflow import trials
-from flatout.workflow.lab import Lab
-from flatout.workflow.looks import MOST_SHARE, Looks, look_closer, wanted_probes
-from flatout.workflow.ranking import Search
-from flatout.workflow.trials import run_trial
+from flatout.tuning import trials
+from flatout.tuning.extra_profiling import MOST_SHARE, Looks, look_closer, wanted_probes
+from flatout.tuning.ranking import Search
+from flatout.tuning.trial_runner import Lab
+from flatout.tuning.trials import run_trial
 from flatout.workflow.tune import TuneOptions, tune
 from tests.profiling.results import kernel, traced
 from tests.techniques.facts import gpu, machine, model, profile, starved

@@ -2,11 +2,10 @@
 
 import pytest
 
-from flatout.core.recipe import Choice, Recipe
-from flatout.core.trial import Applied, Outcome, Trial
-from flatout.core.workload import Workload
+from flatout.records.recipe import Choice, Recipe
+from flatout.records.trial import Applied, Outcome, Trial, Workload
+from flatout.tuning import passes
 from flatout.workflow import measure as measuring
-from flatout.workflow import passes
 from tests.techniques.facts import machine, model, optimizer, profile
 
 

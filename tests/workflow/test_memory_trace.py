@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from flatout.core.errors import UserError
-from flatout.core.recipe import Choice, Recipe
-from flatout.memory.extrapolate import affine
-from flatout.memory.stream import Component, Phase
-from flatout.seams.process import mend_leftovers
-from flatout.workflow import memory_script
-from flatout.workflow.memory_trace import TraceRequest, open_tracer, trace_memory
+from flatout.launch.trial_process import mend_leftovers
+from flatout.planner.largest_batch import affine
+from flatout.planner.memory_trace import TraceRequest, open_tracer, trace_memory
+from flatout.planner.stream import Component, Phase
+from flatout.planner.tracing import script
+from flatout.records.errors import UserError
+from flatout.records.recipe import Choice, Recipe
 
 SCRIPTS = Path(__file__).parent / "scripts"
 
@@ -154,10 +154,8 @@ def test_every_one_of_several_optimizers_steps_twice(folder):
 
 def test_a_script_without_a_loader_is_not_run_again_for_another_batch(folder, monkeypatch):
     runs = []
-    run = memory_script.run_process
-    monkeypatch.setattr(
-        memory_script, "run_process", lambda *a, **k: runs.append(a) or run(*a, **k)
-    )
+    run = script.run_process
+    monkeypatch.setattr(script, "run_process", lambda *a, **k: runs.append(a) or run(*a, **k))
 
     with open_tracer("planned_pair.py") as trace:
         assert trace(TraceRequest()).batch == 16
@@ -344,7 +342,7 @@ def test_a_class_of_tensors_of_the_scripts_own_is_planned_as_plain_tensors_are(f
 
 KILLED = """
 import os, signal
-from flatout.workflow import memory_script, memory_trace
+from flatout.planner.tracing import script as memory_script, memory_trace
 
 def killed(*_, **__):
     os.kill(os.getpid(), signal.SIGKILL)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from flatout.workflow.faults import find_missing_device
+from flatout.analysis.loader_faults import find_missing_device
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 import pytest
 
-from flatout.core.trial import Outcome
+from flatout.records.trial import Outcome
 from tests.workflow.trial_runs import trial_of
 
 pytestmark = pytest.mark.slow

@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from flatout import techniques
-from flatout.core.technique import Numerics
-from flatout.workflow.looks import Looks, wanted_probes
-from flatout.workflow.ranking import Search
+from flatout.records import catalogue
+from flatout.records.technique import Numerics
+from flatout.tuning.extra_profiling import Looks, wanted_probes
+from flatout.tuning.ranking import Search
 from tests.test_contract import CASES
 
-NAMES = techniques.names()
+NAMES = catalogue.names()
 BY_FEEDING = ("data",)
 """Families for which `tune` tries what a sample costs."""
 
@@ -26,7 +26,7 @@ def as_tuned(found, host, name):
     search = Search(machine=host, ceiling=Numerics.TRAINING, only=(name,))
     wanted = wanted_probes(search, timed)
     looks = Looks(
-        pipeline=found.pipeline if techniques.technique_class(name).family in BY_FEEDING else None,
+        pipeline=found.pipeline if catalogue.technique_class(name).family in BY_FEEDING else None,
         journey=found.journey if "journey" in wanted else None,
         memory=found.memory if "memory" in wanted else None,
         operators=found.trace if "operator_times" in wanted else None,
@@ -35,7 +35,7 @@ def as_tuned(found, host, name):
 
 
 def offers(name):
-    kind = techniques.technique_class(name)
+    kind = catalogue.technique_class(name)
     return [bool(kind.candidates(as_tuned(found, host, name), host)) for found, host in CASES]
 
 
@@ -67,6 +67,6 @@ def test_some_training_is_not_offered_it(name):
         cpu_threads=host.usable_cores,
         collection_ms_per_step=0.0,
     )
-    kind = techniques.technique_class(name)
+    kind = catalogue.technique_class(name)
 
     assert not all(offers(name)) or not kind.candidates(as_tuned(nothing, host, name), host)

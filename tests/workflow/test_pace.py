@@ -2,8 +2,8 @@
 
 import pytest
 
-from flatout.core.profile import MAX_STEPS_KEPT
-from flatout.core.trial import Outcome
+from flatout.records.profile import MAX_STEPS_KEPT
+from flatout.records.trial import Outcome
 from tests.workflow.trial_runs import trial_of
 
 pytestmark = pytest.mark.slow

@@ -5,11 +5,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from flatout.core.ablation import Verdict
-from flatout.core.recipe import Recipe
-from flatout.core.technique import Numerics
-from flatout.core.trial import Outcome, Trial
-from flatout.workflow.bundle import find_bundle
+from flatout.records.ablation import Verdict
+from flatout.records.recipe import Recipe
+from flatout.records.technique import Numerics
+from flatout.records.trial import Outcome, Trial
+from flatout.tuning.bundle import find_bundle
 from tests.workflow.test_tune import World, run, verdicts
 from tests.workflow.test_tune import guard_that_passes as guard_that_passes
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from flatout.workflow.pairs import pace_ms
+from flatout.tuning.pairs import pace_ms
 from tests.techniques.facts import profile
 
 BASE = replace(profile(), samples_per_step=16.0)

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from flatout.core.errors import UserError
-from flatout.core.plan import Source
-from flatout.core.recipe import Choice, Recipe
 from flatout.hardware.catalogue import CATALOGUE
+from flatout.records.errors import UserError
+from flatout.records.plan import Source
+from flatout.records.recipe import Choice, Recipe
 from flatout.workflow import plan as verb
 from flatout.workflow.plan import PlanOptions, choice_of, ground_of, plan
 

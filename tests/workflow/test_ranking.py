@@ -2,10 +2,10 @@
 
 import statistics
 
-from flatout.core.recipe import Choice
-from flatout.core.regime import Bound
-from flatout.core.technique import Effect, Numerics
-from flatout.workflow.ranking import Candidate, Experience
+from flatout.records.profile import Bound
+from flatout.records.recipe import Choice
+from flatout.records.technique import Effect, Numerics
+from flatout.tuning.ranking import Candidate, Experience
 from flatout.workflow.tune import TuneOptions, tune
 from tests.workflow.starved import StarvedWorld
 from tests.workflow.test_tune import MACHINE, WORKLOAD

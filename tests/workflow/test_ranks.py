@@ -8,15 +8,14 @@ from dataclasses import replace
 import psutil
 import pytest
 
-from flatout.core.ablation import LossCheck
-from flatout.core.recipe import Choice, Recipe
-from flatout.core.trial import Outcome
-from flatout.core.workload import Workload
-from flatout.guard.record import find_records
+from flatout.agent.guard.record import find_records
+from flatout.records.ablation import LossCheck
+from flatout.records.recipe import Choice, Recipe
+from flatout.records.trial import Outcome, Workload
 from flatout.techniques.data.loader_workers import most_workers
-from flatout.workflow.lab import Lab
-from flatout.workflow.referee import Referee, of_all_ranks
-from flatout.workflow.trials import TrialOptions, run_trial
+from flatout.tuning.guard_checker import Referee, of_all_ranks
+from flatout.tuning.trial_runner import Lab
+from flatout.tuning.trials import TrialOptions, run_trial
 from tests.workflow.trial_runs import copy_scripts, machine
 
 pytestmark = pytest.mark.slow

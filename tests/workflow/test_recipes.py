@@ -4,9 +4,9 @@ import resource
 import pytest
 
 from flatout import __version__
-from flatout.core.errors import UserError
-from flatout.core.recipe import Choice, Recipe
-from flatout.workflow.recipes import is_compatible, read_recipe, write_recipe
+from flatout.records.errors import UserError
+from flatout.records.recipe import Choice, Recipe
+from flatout.workflow.recipe_files import is_compatible, read_recipe, write_recipe
 
 WORKERS = Choice(technique="loader_workers", settings={"num_workers": 3, "prefetch_factor": 2})
 

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from flatout.core.ablation import LossCheck
-from flatout.core.recipe import Choice, Recipe
-from flatout.core.workload import Workload
-from flatout.workflow import referee as refereeing
-from flatout.workflow.lab import Lab
-from flatout.workflow.referee import Referee
+from flatout.records.ablation import LossCheck
+from flatout.records.recipe import Choice, Recipe
+from flatout.records.trial import Workload
+from flatout.tuning import guard_checker as refereeing
+from flatout.tuning.guard_checker import Referee
+from flatout.tuning.trial_runner import Lab
 from tests.workflow.trial_runs import copy_scripts, machine
 
 pytestmark = pytest.mark.slow

@@ -7,17 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from flatout.core.ablation import Verdict
-from flatout.core.errors import UserError
-from flatout.core.recipe import Choice, Recipe
-from flatout.core.technique import Numerics
-from flatout.core.trial import Applied, Outcome, Trial
-from flatout.core.workload import Workload
-from flatout.reporting.text import render_ablation
-from flatout.workflow.lab import Budget
-from flatout.workflow.ranking import Search
-from flatout.workflow.rescue import Rescue, make_it_run, rungs_for
-from flatout.workflow.trials import TrialOptions, run_trial
+from flatout.records.ablation import Verdict
+from flatout.records.errors import UserError
+from flatout.records.recipe import Choice, Recipe
+from flatout.records.technique import Numerics
+from flatout.records.trial import Applied, Outcome, Trial, Workload
+from flatout.reporting.terminal import render_ablation
+from flatout.tuning.ranking import Search
+from flatout.tuning.rescue import Rescue, make_it_run, rungs_for
+from flatout.tuning.trial_runner import Budget
+from flatout.tuning.trials import TrialOptions, run_trial
 from flatout.workflow.tune import TuneOptions, tune
 from tests.techniques.facts import gpu, machine, profile
 from tests.workflow.trial_runs import machine as this_machine

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from flatout.core.errors import UserError
-from flatout.core.machine import Device
-from flatout.core.workload import Workload
-from flatout.seams.folder_lock import hold_folder
+from flatout.launch.folder_lock import hold_folder
+from flatout.records.errors import UserError
+from flatout.records.machine import Device
+from flatout.records.trial import Workload
 from flatout.workflow.tune import TuneOptions, tune
 from tests.workflow.test_tune import MACHINE, World
 from tests.workflow.test_tune import guard_that_passes as guard_that_passes

@@ -5,12 +5,12 @@ from dataclasses import replace
 
 import pytest
 
-from flatout.core.errors import UserError
-from flatout.core.units import format_ratio
-from flatout.core.workload import Workload
 from flatout.hardware.machine import read_machine
 from flatout.hardware.peaks import Peaks
-from flatout.reporting.text import render_roofline
+from flatout.records.errors import UserError
+from flatout.records.trial import Workload
+from flatout.records.units import format_ratio
+from flatout.reporting.terminal import render_roofline
 from flatout.workflow import roofline as verb
 from flatout.workflow.roofline import roofline
 from tests.profiling.probes.probed import SCRIPTS

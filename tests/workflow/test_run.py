@@ -13,8 +13,8 @@ import time
 import psutil
 import pytest
 
-from flatout.core.recipe import Choice, Recipe
-from flatout.core.workload import Workload
+from flatout.records.recipe import Choice, Recipe
+from flatout.records.trial import Workload
 from flatout.workflow.run import run
 from tests.workflow.trial_runs import copy_scripts
 

@@ -9,12 +9,18 @@ from pathlib import Path
 import pytest
 
 from flatout.cli import call
-from flatout.core.errors import UserError
-from flatout.core.plan import Amount, Plan, Rung, Source
-from flatout.core.recipe import Choice, Recipe
-from flatout.core.workload import Workload
-from flatout.workflow.run import RunOptions, run
-from flatout.workflow.run_guard import choice_of, next_recipes, read_plan, tell_exhaustion
+from flatout.records.errors import UserError
+from flatout.records.plan import Amount, Plan, Rung, Source
+from flatout.records.recipe import Choice, Recipe
+from flatout.records.trial import Workload
+from flatout.workflow.run import (
+    RunOptions,
+    choice_of,
+    next_recipes,
+    read_plan,
+    run,
+    tell_exhaustion,
+)
 
 HUNGRY = Path(__file__).parent / "scripts" / "hungry.py"
 MIB = 2**20

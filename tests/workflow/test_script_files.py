@@ -4,9 +4,9 @@ import sys
 
 import pytest
 
-from flatout.core.workload import Workload
-from flatout.workflow import script_files
-from flatout.workflow.script_files import MAX_BYTES, digests_of
+from flatout.records.trial import Workload
+from flatout.tuning import script_files
+from flatout.tuning.script_files import MAX_BYTES, digests_of
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field, replace
 
-from flatout.core.ablation import Verdict
+from flatout.records.ablation import Verdict
 from tests.workflow.test_tune import World, profile, run
 from tests.workflow.test_tune import guard_that_passes as guard_that_passes
 
@@ -31,12 +31,12 @@ def verdicts_of(ablation, name):
 
 def tuned(world, tmp_path, monkeypatch, **options):
     # The one that is disturbed comes first.
-    monkeypatch.setattr("flatout.workflow.ladder.rank", ranked_by_name)
+    monkeypatch.setattr("flatout.tuning.ladder.rank", ranked_by_name)
     return run(world, tmp_path, only=LEVERS, **options)
 
 
 def ranked_by_name(*facts):
-    from flatout.workflow.ranking import rank
+    from flatout.tuning.ranking import rank
 
     return sorted(rank(*facts), key=lambda found: found.choice.technique)
 

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from flatout.core.trial import Outcome
+from flatout.records.trial import Outcome
 from tests.left_behind import left_behind, left_since
 from tests.workflow.trial_runs import trial_of
 

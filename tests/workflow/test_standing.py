@@ -1,7 +1,7 @@
 from dataclasses import replace
 
-from flatout.core.profile import ModelFacts
-from flatout.workflow.standing import with_attention_of
+from flatout.records.profile import ModelFacts
+from flatout.tuning.state import with_attention_of
 from tests.techniques.facts import profile
 
 

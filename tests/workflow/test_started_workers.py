@@ -6,9 +6,8 @@ import sys
 
 import pytest
 
-from flatout.core.recipe import Choice, Recipe
-from flatout.core.trial import Outcome
-from flatout.core.workload import Workload
+from flatout.records.recipe import Choice, Recipe
+from flatout.records.trial import Outcome, Workload
 from flatout.workflow.run import run
 from tests.workflow.trial_runs import SCRIPTS, copy_scripts, trial_of
 

@@ -3,10 +3,10 @@ import sys
 
 import pytest
 
-from flatout.core.recipe import Recipe
-from flatout.core.workload import Workload
-from flatout.seams.process import ProcessOptions, run_process
-from flatout.workflow.trials import ENTRY
+from flatout.launch.trial_process import ProcessOptions, run_process
+from flatout.records.recipe import Recipe
+from flatout.records.trial import Workload
+from flatout.tuning.trials import ENTRY
 
 
 @pytest.mark.slow

@@ -13,9 +13,9 @@ import time
 import psutil
 import pytest
 
-from flatout.core.trial import Outcome
-from flatout.seams.process import Ending
-from flatout.workflow.trials import TrialOptions, outcome_of
+from flatout.launch.trial_process import Ending
+from flatout.records.trial import Outcome
+from flatout.tuning.trials import TrialOptions, outcome_of
 from tests.left_behind import left_behind, left_since
 from tests.workflow.trial_runs import copy_scripts, trial_of
 
@@ -245,7 +245,7 @@ def test_trial_leaves_the_folder_as_it_was(command):
 @pytest.mark.smoke
 @pytest.mark.slow
 def test_trial_without_overlay_rolls_back(monkeypatch):
-    monkeypatch.setattr("flatout.seams.process.can_overlay", lambda *_: False)
+    monkeypatch.setattr("flatout.launch.trial_process.can_overlay", lambda *_: False)
 
     # A generous window: both a checkpoint and a log were written by then.
     trial = trial_of("plain_loop.py", measure_s=24.0)
@@ -258,10 +258,10 @@ def test_trial_without_overlay_rolls_back(monkeypatch):
 PARENT = """
 import sys
 from pathlib import Path
-from flatout.core.recipe import Recipe
-from flatout.core.workload import Workload
+from flatout.records.recipe import Recipe
+from flatout.records.trial import Workload
 from flatout.hardware.machine import read_machine
-from flatout.workflow.trials import TrialOptions, run_trial
+from flatout.tuning.trials import TrialOptions, run_trial
 run_trial(
     Workload(target="endings.py", arguments=("hang", sys.argv[1]), folder=Path(sys.argv[1]),
              python=sys.executable),
@@ -273,10 +273,10 @@ run_trial(
 ON_TERMINAL = """
 import sys
 from pathlib import Path
-from flatout.core.recipe import Recipe
-from flatout.core.workload import Workload
+from flatout.records.recipe import Recipe
+from flatout.records.trial import Workload
 from flatout.hardware.machine import read_machine
-from flatout.workflow.trials import TrialOptions, run_trial
+from flatout.tuning.trials import TrialOptions, run_trial
 trial = run_trial(
     Workload(target="endings.py", arguments=("terminal",), folder=Path(sys.argv[1]),
              python=sys.executable),
@@ -342,7 +342,7 @@ def armed_below(folder):
 @pytest.mark.chaos
 def test_everything_ends_and_is_undone_when_only_the_supervisor_is_killed(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr("flatout.seams.process.can_overlay", lambda *_: False)
+    monkeypatch.setattr("flatout.launch.trial_process.can_overlay", lambda *_: False)
 
     trial = trial_of("helper_thread.py kill")
 

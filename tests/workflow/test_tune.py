@@ -6,9 +6,9 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from flatout.core.ablation import LossCheck, Verdict, ablation_from_json
-from flatout.core.machine import Device, Machine
-from flatout.core.profile import (
+from flatout.records.ablation import LossCheck, Verdict, ablation_from_json
+from flatout.records.machine import Device, Machine
+from flatout.records.profile import (
     LoaderFacts,
     ModelFacts,
     OptimizerFacts,
@@ -16,10 +16,9 @@ from flatout.core.profile import (
     Profile,
     Spread,
 )
-from flatout.core.technique import Numerics
-from flatout.core.trial import Applied, Outcome, Trial
-from flatout.core.workload import Workload
-from flatout.reporting.words import verdict_words
+from flatout.records.technique import Numerics
+from flatout.records.trial import Applied, Outcome, Trial, Workload
+from flatout.reporting.tables import verdict_words
 from flatout.workflow.tune import BaselineFailedError, TuneOptions, tune
 
 MACHINE = Machine(
@@ -389,7 +388,7 @@ def test_lever_that_stays_open_gets_all_its_pairs(tmp_path):
 def test_with_time_for_one_more_the_open_levers_go_together_before_a_lesser_one(
     tmp_path, monkeypatch
 ):
-    monkeypatch.setattr("flatout.workflow.ladder.try_bundle", lambda *_: False)
+    monkeypatch.setattr("flatout.tuning.ladder.try_bundle", lambda *_: False)
     factors = {"bf16_autocast": 0.93, "torch_compile": 0.93, "fused_optimizer": 0.99}
     world = World(factors, noise=0.05, seed=3)
 

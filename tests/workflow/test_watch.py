@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from flatout.core.errors import UserError
-from flatout.core.live import ENDING, QUIET, STARTING, TRAINING, LiveTrainer
 from flatout.hardware.counters import CounterSample, Sources
 from flatout.hardware.gpus import Driver, Gpu
+from flatout.records.errors import UserError
+from flatout.records.live import ENDING, QUIET, STARTING, TRAINING, LiveTrainer
 from flatout.workflow import watch as watching
 from flatout.workflow.watch import Watcher, look_once, read_job, watch
 
@@ -43,8 +43,8 @@ WAIT_S = 60.0
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     """A folder with a script, and a scratch root that nobody else uses."""
-    from flatout.core.recipe import Choice, Recipe
-    from flatout.workflow.recipes import write_recipe
+    from flatout.records.recipe import Choice, Recipe
+    from flatout.workflow.recipe_files import write_recipe
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("PYTHONPATH", str(Path(watching.__file__).parents[2]))
@@ -175,7 +175,7 @@ def test_a_folder_of_no_job_is_refused(folder):
 
 def announce(folder):
     """Announce a job of this process."""
-    from flatout.seams.jobs import announce as announced
+    from flatout.launch.trial_folders import announce as announced
 
     run_folder = folder / "cache/flatout/run-x"
     run_folder.mkdir(parents=True)

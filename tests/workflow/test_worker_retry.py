@@ -6,11 +6,10 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from flatout.core.ablation import Verdict
-from flatout.core.trial import Outcome
-from flatout.core.workload import Workload
-from flatout.reporting.text import render_ablation
-from flatout.workflow.trials import run_trial
+from flatout.records.ablation import Verdict
+from flatout.records.trial import Outcome, Workload
+from flatout.reporting.terminal import render_ablation
+from flatout.tuning.trials import run_trial
 from flatout.workflow.tune import BaselineFailedError, TuneOptions, tune
 from tests.workflow.test_faults import SCRIPT
 from tests.workflow.test_tune import World, run

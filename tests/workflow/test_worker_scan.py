@@ -3,18 +3,12 @@ from dataclasses import replace
 
 import pytest
 
-from flatout.core.readings import RankFacts
-from flatout.core.recipe import Choice, Recipe
-from flatout.core.technique import Numerics
-from flatout.core.trial import Outcome, Trial
-from flatout.workflow.ranking import Search
-from flatout.workflow.worker_scan import (
-    WorkerScans,
-    beside_fewer_threads,
-    describe,
-    scan_of,
-    visits,
-)
+from flatout.records.readings import RankFacts
+from flatout.records.recipe import Choice, Recipe
+from flatout.records.technique import Numerics
+from flatout.records.trial import Outcome, Trial
+from flatout.tuning.ranking import Search
+from flatout.tuning.worker_scan import WorkerScans, beside_fewer_threads, describe, scan_of, visits
 from tests.techniques.facts import GIB, loader, machine, profile
 
 WORKERS = Choice(technique="loader_workers", settings={"num_workers": 4})

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from flatout.core.errors import UserError
-from flatout.seams.process import command_of
-from flatout.workflow.workloads import parse_workload
+from flatout.launch.trial_process import command_of
+from flatout.launch.workloads import parse_workload
+from flatout.records.errors import UserError
 
 
 @pytest.fixture(autouse=True)

@@ -2,9 +2,8 @@ import pytest
 import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SequentialSampler
 
+from flatout.planner.tracing.script_data import ALIKE, WorstBatches, largest, worst_case
 from flatout.workflow.plan import PlanOptions, plan
-from flatout.workflow.worst_batches import WorstBatches
-from flatout.workflow.worst_sample import ALIKE, largest, worst_case
 
 SCRIPT = """
 import torch

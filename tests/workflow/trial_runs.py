@@ -7,10 +7,10 @@ import sys
 import tempfile
 from pathlib import Path
 
-from flatout.core.recipe import Choice, Recipe
-from flatout.core.workload import Workload
 from flatout.hardware.machine import read_machine
-from flatout.workflow.trials import TrialOptions, run_trial
+from flatout.records.recipe import Choice, Recipe
+from flatout.records.trial import Workload
+from flatout.tuning.trials import TrialOptions, run_trial
 
 LIMIT = {"limit_s": 120.0}
 SCRIPTS = Path(__file__).parent.parent / "seams" / "scripts"

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 import click
 
-from flatout.cli.verbs import flatout
-from flatout.core.errors import UserError
+from flatout.cli.commands import flatout
+from flatout.records.errors import UserError
 
 USER_ERROR = 2
 """Something the user can mend; also when the script itself failed in a trial."""

@@ -37,10 +37,10 @@ def command(
     enough shared memory. It is never built here.
     """
     from flatout.hardware.machine import read_machine
-    from flatout.reporting.dockerfile import dockerfile
+    from flatout.reporting.doctor import dockerfile
     from flatout.reporting.documents import write_text
     from flatout.workflow.container import stack_of, with_flatout
-    from flatout.workflow.recipes import read_recipe
+    from flatout.workflow.recipe_files import read_recipe
 
     recipe = read_recipe(recipe_path) if recipe_path else None
     stack = stack_of(

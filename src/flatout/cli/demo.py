@@ -25,7 +25,7 @@ def command(out: Path, budget: float) -> int:
     The script is an ordinary one, and it stays in the --out folder with its data: measure, tune
     and run it yourself.
     """
-    from flatout.cli.tuning import tune_and_report
+    from flatout.cli.tuning_output import tune_and_report
     from flatout.reporting.documents import ensure_writable
     from flatout.workflow.demo import make_job
     from flatout.workflow.tune import TuneOptions

@@ -16,10 +16,10 @@ def command(json_path: Path | None) -> int:
 
     Ends with exit code 1 when something would keep a training from running where it should.
     """
-    from flatout.core.check import BAD
     from flatout.hardware.machine import read_machine
+    from flatout.records.finding import BAD
     from flatout.reporting.documents import write_json
-    from flatout.reporting.text import render_doctor
+    from flatout.reporting.terminal import render_doctor
     from flatout.workflow.doctor import doctor
 
     machine = read_machine()

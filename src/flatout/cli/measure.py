@@ -1,11 +1,103 @@
-"""The verb `measure`."""
+"""The verb `measure`.
 
+What `measure` does around measuring: tell what runs, print the report, write the files.
+"""
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import click
+from rich.console import Console
 
-from flatout.cli.options import ScriptCommand, json_option, script, seconds
-from flatout.core.recipe import Recipe
+from flatout.cli.options import ScriptCommand, json_option, script, seconds, terminal_width
+from flatout.records.profile import Profile
+from flatout.records.recipe import Recipe
+from flatout.records.trial import Trial, Workload
+from flatout.reporting.documents import ensure_file_writable, write_json, write_text
+from flatout.reporting.messages import ENGLISH, Messages, messages
+from flatout.reporting.profile.html import profile_html
+from flatout.reporting.profile.markdown import profile_markdown
+from flatout.reporting.tables import printable
+from flatout.reporting.terminal import render_failure, render_profile
+
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reports:
+    """Where a measurement is told beside the terminal, and in which language."""
+
+    json_path: Path | None = None
+    html_path: Path | None = None
+    markdown_path: Path | None = None
+    language: str = ENGLISH
+
+    def ensure_writable(self) -> None:
+        """Try every folder before the measurement rather than after it."""
+        for path in (self.json_path, self.html_path, self.markdown_path):
+            if path:
+                ensure_file_writable(path)
+
+
+@contextmanager
+def telling(language: str) -> Iterator[Tell]:
+    """Give the function that is told what runs: a live line on a terminal, lines elsewhere."""
+    say = messages(language)
+    if not sys.stderr.isatty():
+        yield lambda what: _line(_measuring(what, say))
+        return
+    console = Console(stderr=True, highlight=False)
+    with console.status(_measuring("", say)) as status:
+        yield lambda what: status.update(_measuring(what, say))
+
+
+def report(trial: Trial, workload: Workload, reports: Reports) -> int:
+    """Print what was measured, write the files; return the exit code."""
+    words, width, language = workload.command_line, terminal_width(), reports.language
+    if trial.profile is None:
+        text = render_failure(trial, workload=words, width=width, language=language)
+        _print(text, is_error=True)
+        if trial.partial is not None:
+            text = render_profile(trial.partial, workload=words, width=width, language=language)
+            _print("\n" + text)
+            _write(trial.partial, words, reports)
+        return 2
+    # The terminal first: should the disk be full, nothing is lost.
+    _print(render_profile(trial.profile, workload=words, width=width, language=language))
+    _write(trial.profile, words, reports)
+    return 0
+
+
+def _write(profile: Profile, workload: str, reports: Reports) -> None:
+    language = reports.language
+    if reports.json_path:
+        write_json(profile.to_json(), reports.json_path)
+    if reports.html_path:
+        text = profile_html(profile, workload=workload, language=language)
+        write_text(text, reports.html_path)
+    if reports.markdown_path:
+        text = profile_markdown(profile, workload=workload, language=language)
+        write_text(text, reports.markdown_path)
+
+
+def _measuring(what: str, say: Messages) -> str:
+    shown = say("progress.measuring", what=say.translated(what)) if what else say("progress.start")
+    return printable(shown)
+
+
+def _line(text: str) -> None:
+    _print(text + "\n", is_error=True)
+
+
+def _print(text: str, *, is_error: bool = False) -> None:
+    """Write the text as far as the stream's encoding goes; what it lacks is escaped."""
+    stream = sys.stderr if is_error else sys.stdout
+    encoding = stream.encoding or "ascii"
+    click.echo(text.encode(encoding, "backslashreplace").decode(encoding), nl=False, err=is_error)
+
 
 PATH = click.Path(path_type=Path)
 
@@ -70,12 +162,11 @@ def command(  # noqa: PLR0913, PLR0917  one argument an option
     closer. What the script writes is undone. SCRIPT may be a file, file.py:name for a Task, or -m
     and a module.
     """
-    from flatout.cli.measuring import Reports, report, telling
+    from flatout.launch.workloads import parse_workload
     from flatout.reporting.documents import ensure_writable
-    from flatout.workflow import passes
+    from flatout.tuning import passes
     from flatout.workflow.measure import measure
-    from flatout.workflow.recipes import read_recipe
-    from flatout.workflow.workloads import parse_workload
+    from flatout.workflow.recipe_files import read_recipe
 
     workload = parse_workload(target, arguments)
     recipe = read_recipe(recipe_path) if recipe_path else Recipe()

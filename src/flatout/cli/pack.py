@@ -13,10 +13,10 @@ from rich.console import Console
 from rich.progress import BarColumn, TextColumn
 from rich.progress import Progress as Bar
 
-from flatout.cli.display import Tell
 from flatout.cli.options import json_option, terminal_width
-from flatout.core.progress import Progress
-from flatout.core.units import format_duration
+from flatout.cli.tuning_output import Tell
+from flatout.records.live import Progress
+from flatout.records.units import format_duration
 from flatout.reporting.tables import ascii_only
 
 ENCODINGS = ("original", "raw", "jpeg", "qoi", "zstd", "tokens")
@@ -92,10 +92,10 @@ def command(  # noqa: PLR0913, PLR0917  one parameter per option
     pack that was stopped or killed goes on with the same command.
     """
     from flatout.data.format import Encoding
-    from flatout.data.pack import PackOptions
+    from flatout.data.writer import PackOptions
     from flatout.hardware.limits import usable_cores
     from flatout.reporting.documents import write_json
-    from flatout.reporting.text.pack import render_pack
+    from flatout.reporting.pack import render_pack
     from flatout.workflow.pack import pack
 
     if store:
@@ -135,7 +135,7 @@ def _check_alone(source: str | None) -> None:
 def check(store: Path, workers: int, json_path: Path | None) -> int:
     """Look whether a store is what was written, and say so."""
     from flatout.reporting.documents import write_json
-    from flatout.reporting.text.pack import render_check
+    from flatout.reporting.pack import render_check
     from flatout.workflow.pack import check as checked
 
     try:

@@ -49,13 +49,12 @@ def command(  # noqa: PLR0913, PLR0917  one argument an option
     compared with a GPU yet. SCRIPT may be a file, file.py:name for a Task or a function that
     returns one, or hf:config.json of transformers. Ends with exit code 1 when it does not fit.
     """
-    from flatout.core.recipe import Recipe
-    from flatout.core.secrets import hide_in_words
+    from flatout.records.recipe import Recipe
+    from flatout.records.secrets import hide_in_words
     from flatout.reporting.documents import ensure_file_writable, write_json, write_text
-    from flatout.reporting.plan_html import plan_html
-    from flatout.reporting.text.plan import render_plan
+    from flatout.reporting.plan import plan_html, render_plan
     from flatout.workflow.plan import PlanOptions, plan
-    from flatout.workflow.recipes import read_recipe
+    from flatout.workflow.recipe_files import read_recipe
 
     recipe = read_recipe(recipe_path) if recipe_path else Recipe()
     options = PlanOptions(gpu=gpu, batch=batch, fit=fit, gpus=gpus, recipe=recipe)

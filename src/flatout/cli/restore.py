@@ -23,7 +23,7 @@ def command(folder: Path, was: Path | None) -> int:
     Needs nothing but FOLDER (the current one without it): the cache folder may be gone. Ends with
     exit code 1 when something could not be put back.
     """
-    from flatout.seams.rollback import restore
+    from flatout.launch.rollback import restore
 
     undone, num_used = restore(folder, was)
     for line in undone.differences:

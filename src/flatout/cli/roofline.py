@@ -6,7 +6,7 @@ from pathlib import Path
 import click
 
 from flatout.cli.options import ScriptCommand, json_option, seconds, terminal_width
-from flatout.core.recipe import Recipe
+from flatout.records.recipe import Recipe
 
 PATH = click.Path(path_type=Path)
 
@@ -45,14 +45,13 @@ def command(  # noqa: PLR0913, PLR0917  one argument an option
     Without SCRIPT the ceilings of the device alone: matrix products in each arithmetic, memory,
     copies. With it every distinct product of a training step, timed alone, against them.
     """
-    from flatout.cli.measuring import telling
+    from flatout.cli.measure import telling
+    from flatout.launch.workloads import parse_workload
     from flatout.reporting.documents import ensure_file_writable, write_json, write_text
-    from flatout.reporting.roofline_markdown import roofline_markdown
-    from flatout.reporting.roofline_svg import roofline_svg
-    from flatout.reporting.text import render_roofline
-    from flatout.workflow.recipes import read_recipe
+    from flatout.reporting.roofline import roofline_markdown, roofline_svg
+    from flatout.reporting.terminal import render_roofline
+    from flatout.workflow.recipe_files import read_recipe
     from flatout.workflow.roofline import roofline
-    from flatout.workflow.workloads import parse_workload
 
     workload = parse_workload(target, arguments) if target else None
     recipe = read_recipe(recipe_path) if recipe_path else Recipe()

@@ -48,12 +48,11 @@ def command(
     --with, --plan and --on-oom adapt has to be given. The script keeps its terminal, its files and
     its seeds, and its exit code is flatout's.
     """
-    from flatout.core.errors import UserError
-    from flatout.core.recipe import Recipe
-    from flatout.workflow.recipes import read_recipe
-    from flatout.workflow.run import RunOptions, run
-    from flatout.workflow.run_guard import read_plan
-    from flatout.workflow.workloads import parse_workload
+    from flatout.launch.workloads import parse_workload
+    from flatout.records.errors import UserError
+    from flatout.records.recipe import Recipe
+    from flatout.workflow.recipe_files import read_recipe
+    from flatout.workflow.run import RunOptions, read_plan, run
 
     if recipe_path is None and plan_path is None and on_oom == "stop":
         raise UserError(

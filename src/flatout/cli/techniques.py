@@ -17,11 +17,11 @@ def command(json_path: Path | None) -> int:
     The promises, mildest first: exact, rounding, precision, training. 'flatout tune --numerics'
     sets the ceiling.
     """
-    from flatout import techniques
+    from flatout.records import catalogue
     from flatout.reporting.documents import write_json
-    from flatout.reporting.text import render_techniques
+    from flatout.reporting.terminal import render_techniques
 
-    classes = {name: techniques.technique_class(name) for name in techniques.names()}
+    classes = {name: catalogue.technique_class(name) for name in catalogue.names()}
     click.echo(render_techniques(classes, width=terminal_width()), nl=False)
     if json_path:
         levers = [

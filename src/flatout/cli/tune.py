@@ -52,15 +52,15 @@ def command(  # noqa: PLR0913, PLR0917  one argument an option
     recipe go into the --out folder. Ctrl-C ends with the table so far, and --resume goes on from
     there.
     """
-    from flatout import techniques
-    from flatout.cli.tuning import tune_and_report
-    from flatout.core.errors import UserError
-    from flatout.core.technique import Numerics
+    from flatout.cli.tuning_output import tune_and_report
+    from flatout.launch.workloads import parse_workload
+    from flatout.records import catalogue
+    from flatout.records.errors import UserError
+    from flatout.records.technique import Numerics
     from flatout.workflow.tune import TuneOptions
-    from flatout.workflow.workloads import parse_workload
 
     for name in (*only, *skip):
-        techniques.technique_class(name)
+        catalogue.technique_class(name)
     if only and set(only) <= set(skip):
         raise UserError(
             f"nothing is left to try: --only {','.join(only)} is skipped as well; "

@@ -11,7 +11,7 @@ import click
 from flatout.cli.options import terminal_width
 
 if TYPE_CHECKING:
-    from flatout.core.live import LiveView
+    from flatout.records.live import LiveView
 
 STANDARD_OUTPUT = "-"
 
@@ -31,7 +31,7 @@ def command(run_folder: Path | None, once: bool, json_path: str | None) -> int:
     Attaches to the newest running flatout job of this user, or to that of RUN_FOLDER, and ends
     with it; without a job it shows the machine until Ctrl-C. The job is not disturbed.
     """
-    from flatout.core.errors import UserError
+    from flatout.records.errors import UserError
     from flatout.workflow.watch import look_once
 
     if json_path and not once:
@@ -48,7 +48,7 @@ def command(run_folder: Path | None, once: bool, json_path: str | None) -> int:
 
 def _write(view: "LiveView", json_path: str | None) -> None:
     from flatout.reporting.documents import finite, write_json
-    from flatout.reporting.text.watch import render_watch
+    from flatout.reporting.watch import render_watch
 
     if json_path == STANDARD_OUTPUT:
         click.echo(json.dumps(finite(view.to_json()), indent=2, allow_nan=False))
@@ -64,7 +64,7 @@ def _live(folder: Path | None) -> None:
     from rich.live import Live
     from rich.text import Text
 
-    from flatout.reporting.text.watch import render_watch
+    from flatout.reporting.watch import render_watch
     from flatout.workflow.watch import watch
 
     console = Console(highlight=False)
@@ -79,7 +79,7 @@ def _live(folder: Path | None) -> None:
 
 def _plain(folder: Path | None) -> None:
     """Write the views below each other, where no terminal could be redrawn."""
-    from flatout.reporting.text.watch import render_watch
+    from flatout.reporting.watch import render_watch
     from flatout.workflow.watch import watch
 
     def show(view: "LiveView") -> None:

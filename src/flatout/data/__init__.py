@@ -10,15 +10,12 @@ Opening imports torch; packing does not.
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from flatout.data.batch_threads import BatchThreads
     from flatout.data.crop_batches import cropped
-    from flatout.data.crops import Crops
-    from flatout.data.normalise import normalised
-    from flatout.data.reader import PackedDataset, collate
+    from flatout.data.random_crops import Crops, normalised
+    from flatout.data.reader import BatchThreads, PackedDataset, collate
     from flatout.data.reader import open_packed as open  # noqa: A004  `flatout.data.open`
     from flatout.data.resident_pictures import load_pictures
-    from flatout.data.sampler import GlobalOrder, OrderOptions
-    from flatout.data.seeding import Seeded
+    from flatout.data.sampler import GlobalOrder, OrderOptions, Seeded
 
 __all__ = [
     "BatchThreads",
@@ -35,16 +32,16 @@ __all__ = [
 ]
 
 _PLACES = {
-    "BatchThreads": ("flatout.data.batch_threads", "BatchThreads"),
-    "Crops": ("flatout.data.crops", "Crops"),
+    "BatchThreads": ("flatout.data.reader", "BatchThreads"),
+    "Crops": ("flatout.data.random_crops", "Crops"),
     "cropped": ("flatout.data.crop_batches", "cropped"),
     "load_pictures": ("flatout.data.resident_pictures", "load_pictures"),
-    "normalised": ("flatout.data.normalise", "normalised"),
+    "normalised": ("flatout.data.random_crops", "normalised"),
     "open": ("flatout.data.reader", "open_packed"),
     "collate": ("flatout.data.reader", "collate"),
     "PackedDataset": ("flatout.data.reader", "PackedDataset"),
     "GlobalOrder": ("flatout.data.sampler", "GlobalOrder"),
-    "Seeded": ("flatout.data.seeding", "Seeded"),
+    "Seeded": ("flatout.data.sampler", "Seeded"),
     "OrderOptions": ("flatout.data.sampler", "OrderOptions"),
 }
 """Public name -> module and the name there; imported when first asked for."""

@@ -13,16 +13,25 @@ import torch
 from torch.nn import functional
 from torch.utils.data import Dataset
 
-from flatout.core.errors import UserError
 from flatout.data import values
-from flatout.data.crops import FLIP, HEIGHT, LEFT, TOP, WIDTH, Crops, Numbers, boxes, uniforms
 from flatout.data.format import Header
-from flatout.data.normalise import scale_and_shift
+from flatout.data.random_crops import (
+    FLIP,
+    HEIGHT,
+    LEFT,
+    TOP,
+    WIDTH,
+    Crops,
+    Numbers,
+    Undecoded,
+    boxes,
+    scale_and_shift,
+    uniforms,
+)
 from flatout.data.reader import Gathered, PackedDataset, empty_batch
-from flatout.data.resident_pictures import ResidentPictures
-from flatout.data.stored_pictures import StoredPictures, image_place
-from flatout.data.undecoded import Undecoded
+from flatout.data.resident_pictures import ResidentPictures, StoredPictures, image_place
 from flatout.kernels.windows import MOST_SIDE, RowWriter, can_cut
+from flatout.records.errors import UserError
 
 PART = 8
 """Samples whose pixels are held at a time: boxes are drawn for all of them at once, and decoded

@@ -1,6 +1,8 @@
 """The packed format: what lies in the folder, and how a record is laid out. See its page in docs.
 
 Everything is little-endian and can be read with NumPy and `json` alone; nothing is pickled.
+
+Samples that cannot be packed, and what is done about them.
 """
 
 import hashlib
@@ -15,9 +17,35 @@ from typing import Any
 
 import numpy as np
 
-from flatout.core.errors import UserError
-from flatout.core.files import replace_text
-from flatout.core.input_files import check_record, read_json
+from flatout.records.errors import UserError
+from flatout.records.files import replace_text
+from flatout.records.input_files import check_record, read_json
+
+RAISE = "raise"
+
+
+class BadSample(ValueError):  # noqa: N818  what it is, like StopIteration
+    """One sample cannot be packed; the text says why. The policy decides what follows."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Skipped:
+    """One sample that was left out."""
+
+    name: str
+    reason: str
+
+
+def refuse(name: str, reason: str, *, on_bad: str, skipped: list[Skipped]) -> None:
+    """Note a sample that is left out, or stop, as the policy says.
+
+    Raises:
+        BadSample: under the policy `raise`.
+    """
+    if on_bad == RAISE:
+        raise BadSample(f"{name}: {reason}")
+    skipped.append(Skipped(name=name, reason=reason))
+
 
 SCHEMA = "flatout.packed/2"
 SCHEMAS = ("flatout.packed/1", SCHEMA)

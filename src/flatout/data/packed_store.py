@@ -1,29 +1,209 @@
-"""A packed store, open for reading: index and file shards mapped, per process and when needed."""
+"""A packed store, open for reading: index and file shards mapped, per process and when needed.
 
+Ask the kernel for bytes before they are needed: `posix_fadvise(WILLNEED)`, also in a thread.
+
+The advice starts reads that nobody waits for; when a worker reads the file its pages are there.
+
+Tell by page faults whether reads of mapped files wait for storage, and ask beforehand while so.
+
+A mapped file is read page by page as it is touched: one request after the other, each of the size
+that the kernel guesses. Asked for together, the records of a batch come in requests of their own
+size, many under way at a time. In the page cache asking costs a tenth of reading and more: so one
+batch in a while is not asked for, and its page faults say how it is.
+
+How much of a store the page cache holds: reads of what is there are not cold.
+"""
+
+import contextlib
+import ctypes
 import mmap
 import os
+import queue
+import resource
 import struct
+import sys
 import threading
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
-from flatout.core.errors import UserError
-from flatout.core.input_files import parse_json
-from flatout.data import ahead
-from flatout.data.cold import ColdReads
-from flatout.data.format import (
-    ENTRY,
-    INDEX,
-    NAMES,
-    Header,
-    checksum,
-    read_header,
-    split_record,
-)
+from flatout.data.format import ENTRY, INDEX, NAMES, Header, checksum, read_header, split_record
+from flatout.records.errors import UserError
+from flatout.records.input_files import parse_json
+
+CAN_ADVISE = hasattr(os, "posix_fadvise")
+PIECE_BYTES = 128 << 10
+"""Asked for in one call. Linux silently leaves out what is beyond the device's own read-ahead
+(`force_page_cache_ra` in mm/readahead.c): 128 KiB on most disks and network shares."""
+
+Ask: TypeAlias = Callable[[Sequence[int]], int]
+"""Asks for what the samples of these numbers will read; returns of how many it could."""
+
+
+def ask(descriptor: int, begin: int, end: int) -> None:
+    """Ask for these bytes of an open file, however many."""
+    for at in range(begin - begin % mmap.PAGESIZE, end, PIECE_BYTES):
+        os.posix_fadvise(descriptor, at, min(PIECE_BYTES, end - at), os.POSIX_FADV_WILLNEED)
+
+
+def advise(path: str) -> bool:
+    """Ask for a file's pages; False where it cannot be opened: whoever needs it will say so."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        ask(descriptor, 0, os.fstat(descriptor).st_size)
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)
+    return True
+
+
+def asking_files(find_file: Callable[[int], str | None]) -> Ask:
+    """Return what asks for the files of samples."""
+
+    def ask_files(numbers: Sequence[int]) -> int:
+        asked = 0
+        for number in numbers:
+            with contextlib.suppress(Exception):
+                path = find_file(number)
+                asked += bool(path and advise(path))
+        return asked
+
+    return ask_files
+
+
+class Ahead:
+    """A thread that asks for what samples to come will read."""
+
+    def __init__(self, ask: Ask) -> None:
+        self.ask = ask
+        self.waiting: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self.asked = 0
+        threading.Thread(target=self._work, name="flatout-read-ahead", daemon=True).start()
+
+    def want(self, numbers: Any) -> None:
+        """Queue the samples of one batch."""
+        self.waiting.put(numbers)
+
+    def close(self) -> None:
+        """Let the thread end."""
+        self.waiting.put(None)
+
+    def _work(self) -> None:
+        while (numbers := self.waiting.get()) is not None:
+            batch = numbers if isinstance(numbers, Iterable) else (numbers,)
+            with contextlib.suppress(Exception):
+                self.asked += self.ask([int(number) for number in batch])
+
+
+def looking_ahead(
+    batches: Iterator[Any], want: Callable[[Any], None], depth: int, close: Callable[[], None]
+) -> Iterator[Any]:
+    """Return the same batches of numbers; each is announced `depth` batches before it comes."""
+    ready: deque[Any] = deque()
+    try:
+        for numbers in batches:
+            want(numbers)
+            ready.append(numbers)
+            if len(ready) > depth:
+                yield ready.popleft()
+        while ready:
+            yield ready.popleft()
+    finally:
+        close()
+
+
+THREAD = getattr(resource, "RUSAGE_THREAD", None)
+"""Linux counts the faults of one thread; elsewhere nothing is asked for."""
+ASKED_BATCHES = 15
+"""After a batch that waited, until one is looked at again: a sixteenth of the gain is given up."""
+
+
+class ColdReads:
+    """Asks for what a batch needs, as long as batches that are not asked for wait for storage."""
+
+    def __init__(self) -> None:
+        self.left = 0
+        """Batches to ask for until one is looked at."""
+
+    @contextmanager
+    def asked_for(self, places: Any, will_need: Callable[[Any], None]) -> Iterator[None]:
+        """Read the records of a batch inside; `will_need` asks for them."""
+        if THREAD is None:
+            yield
+        elif self.left > 0:
+            self.left -= 1
+            will_need(places)
+            yield
+        else:
+            before = resource.getrusage(THREAD).ru_majflt
+            yield
+            if resource.getrusage(THREAD).ru_majflt > before:
+                self.left = ASKED_BATCHES
+
+
+PROBE_BYTES = 1 << 22
+"""Looked at in one place."""
+MAX_PROBES = 256
+"""Places looked at in all: a share within a few percent, in milliseconds, whatever the size."""
+
+
+def resident_share(paths: Sequence[Path]) -> float | None:
+    """Return the share of the files' pages that are in memory; None where it cannot be told."""
+    sizes = [path.stat().st_size for path in paths]
+    total = sum(sizes)
+    if not sys.platform.startswith("linux") or not total:
+        return None
+    wanted = max(1, total // MAX_PROBES)
+    seen = resident = 0
+    for path, size in zip(paths, sizes, strict=True):
+        found = _resident_pages(path, size, max(PROBE_BYTES, wanted)) if size else None
+        if found is not None:
+            resident, seen = resident + found[0], seen + found[1]
+    return resident / seen if seen else None
+
+
+def _resident_pages(path: Path, size: int, stride: int) -> tuple[int, int] | None:
+    """Return pages in memory and pages looked at: the first part of every stride."""
+    mincore = getattr(ctypes.CDLL(None, use_errno=True), "mincore", None)
+    if mincore is None:
+        return None
+    with path.open("rb") as file, mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ) as view:
+        whole = np.frombuffer(view, np.uint8)
+        address = whole.ctypes.data
+        resident = seen = 0
+        for start in range(0, size, stride):
+            length = min(PROBE_BYTES, size - start)
+            pages = -(-length // mmap.PAGESIZE)
+            flags = (ctypes.c_ubyte * pages)()
+            start -= start % mmap.PAGESIZE
+            arguments = ctypes.c_void_p(address + start), ctypes.c_size_t(length), flags
+            if mincore(*arguments):
+                del whole
+                return None
+            resident += int((np.frombuffer(bytes(flags), np.uint8) & 1).sum())
+            seen += pages
+        del whole
+    return resident, seen
+
+
+def evict(path: Path) -> None:
+    """Let the kernel forget a file's clean pages, so that the next reads are cold."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+    finally:
+        os.close(descriptor)
+
 
 Places = np.ndarray[Any, np.dtype[np.int64]]
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
@@ -192,10 +372,10 @@ class Store:
 
     def will_need(self, places: Sequence[int] | Places) -> None:
         """Let the kernel read records ahead, neighbours in one go, and go on."""
-        if not ahead.CAN_ADVISE or not len(places):
+        if not CAN_ADVISE or not len(places):
             return
         for shard, begin, end in self._runs(np.sort(np.asarray(places))):
-            ahead.ask(self._descriptors[shard], begin, end)
+            ask(self._descriptors[shard], begin, end)
 
     def _runs(self, places: Places) -> list[tuple[int, int, int]]:
         """Return shard, begin and end of stretches that lie together."""

@@ -18,9 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from flatout.core.errors import UserError
-from flatout.data.format import Encoding
-from flatout.data.refusals import BadSample
+from flatout.data.format import BadSample, Encoding
+from flatout.records.errors import UserError
 
 if TYPE_CHECKING:
     from PIL import Image

@@ -20,10 +20,9 @@ from typing import Any
 
 import numpy as np
 
-from flatout.core.errors import UserError
-from flatout.core.input_files import check_record, read_json
-from flatout.data.format import ENTRY, HEADER, STAGING, Encoding
-from flatout.data.refusals import Skipped
+from flatout.data.format import ENTRY, HEADER, STAGING, Encoding, Skipped
+from flatout.records.errors import UserError
+from flatout.records.input_files import check_record, read_json
 
 PLAN = "plan.json"
 LOCK = "lock"

@@ -7,22 +7,21 @@ from pathlib import Path
 
 import numpy as np
 
-from flatout.core.errors import UserError
-from flatout.data import crew, encode, values
+from flatout.data import values, worker_pool, writer
 from flatout.data.format import (
     NAMES,
     SKIPPED,
+    BadSample,
     Header,
     checksum,
     content_hash,
     join_record,
     split_record,
 )
-from flatout.data.pack import Counter, Tell
 from flatout.data.packed_store import Store
-from flatout.data.refusals import BadSample
-from flatout.data.shards import TICK_SAMPLES
 from flatout.data.sources.source import Source
+from flatout.data.writer import TICK_SAMPLES, Counter, Tell
+from flatout.records.errors import UserError
 
 MAX_PROBLEMS = 20
 """Named one by one; more of them say nothing new."""
@@ -50,7 +49,7 @@ class VerifyShard:
     source: Source
     store: Store
 
-    def __call__(self, number: int, tick: crew.Tick) -> list[str]:
+    def __call__(self, number: int, tick: worker_pool.Tick) -> list[str]:
         """Return what differs."""
         return [problem for _place, problem in _problems(self, self.store, number, tick)]
 
@@ -63,7 +62,7 @@ class VerifyShard:
             return f"{name}: the stored bytes are damaged"
         try:
             sample = self.source.read(int(entry["original"]))
-            parts = encode.source_parts(self.source.contents.fields, sample)
+            parts = writer.source_parts(self.source.contents.fields, sample)
         except BadSample as error:
             return f"{name}: the source has changed: {error}"
         if content_hash(parts) != entry["hash"].tobytes():
@@ -73,9 +72,9 @@ class VerifyShard:
     def _is_same(self, parts: Sequence[bytes], record: memoryview) -> bool:
         fields, encoding = self.source.contents.fields, self.store.header.encoding
         if not encoding.is_lossless:
-            return join_record(encode.encoded_parts(fields, parts, encoding)) == bytes(record)
+            return join_record(writer.encoded_parts(fields, parts, encoding)) == bytes(record)
         stored = split_record(record, len(fields))
-        return all(map(encode.is_same, fields, parts, stored))
+        return all(map(writer.is_same, fields, parts, stored))
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +83,7 @@ class CheckShard:
 
     store: Store
 
-    def __call__(self, number: int, tick: crew.Tick) -> list[tuple[int, str]]:
+    def __call__(self, number: int, tick: worker_pool.Tick) -> list[tuple[int, str]]:
         """Return the places of damaged samples, each with what is wrong."""
         return _problems(self, self.store, number, tick)
 
@@ -103,7 +102,7 @@ class CheckShard:
 
 
 def _problems(
-    job: VerifyShard | CheckShard, store: Store, number: int, tick: crew.Tick
+    job: VerifyShard | CheckShard, store: Store, number: int, tick: worker_pool.Tick
 ) -> list[tuple[int, str]]:
     """Return the places of one file shard with a problem, each with its words."""
     problems = []
@@ -137,7 +136,7 @@ def verify(source: Source, folder: Path, *, workers: int = 1, tell: Tell) -> Ver
     problems = _find_miscounted(store, len(source))
     numbers = [n for n, shard in enumerate(header.shards) if shard.samples]
     job = VerifyShard(source, store)
-    done = crew.perform(job, numbers, workers=workers, tick=counted.tick)
+    done = worker_pool.perform(job, numbers, workers=workers, tick=counted.tick)
     with closing(done):
         for _number, found in sorted(done):
             problems += found
@@ -163,7 +162,7 @@ def check(folder: Path, *, workers: int = 1, tell: Tell) -> tuple[Header, list[s
     names = _names(store)
     problems = _find_inconsistent(store, names)
     numbers = [n for n, shard in enumerate(store.header.shards) if shard.samples]
-    done = crew.perform(CheckShard(store), numbers, workers=workers, tick=counted.tick)
+    done = worker_pool.perform(CheckShard(store), numbers, workers=workers, tick=counted.tick)
     with closing(done):
         damaged = sorted(pair for _number, found in done for pair in found)
     for place, words in damaged:

@@ -4,16 +4,16 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from flatout.core.ablation import LossCheck
-from flatout.core.technique import Numerics
+from flatout.agent.guard.record import AT_STEP, BEFORE_CLIP, UPDATE, GuardRecord
 from flatout.guard.differences import (
     Differences,
     Key,
     SetDifference,
     TensorDifference,
     differences,
+    excesses,
+    update_notes,
 )
-from flatout.guard.excess import excesses, update_notes
 from flatout.guard.limits import (
     AUTOCAST_CHANGED_NOTHING,
     COLUMNS,
@@ -29,7 +29,8 @@ from flatout.guard.limits import (
 )
 from flatout.guard.mismatches import mismatches
 from flatout.guard.obstacles import Trials, find_missing, find_obstacle
-from flatout.guard.record import AT_STEP, BEFORE_CLIP, UPDATE, GuardRecord
+from flatout.records.ablation import LossCheck
+from flatout.records.technique import Numerics
 
 NAMES = {BEFORE_CLIP: "gradient", AT_STEP: "clipped_gradient", UPDATE: "update"}
 """Names of the checks that look at each tensor."""

@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from flatout.core.technique import Numerics
+from flatout.records.technique import Numerics
 
 BF16_ROUNDING = 2.0**-9
 """Half the spacing of bf16 at 1: no honest precision lever was judged below this scale."""

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from flatout.agent.guard.record import GuardRecord, Marks, Sketches, Streams
+from flatout.agent.guard.structure import FREE_SETTINGS
 from flatout.guard.differences import Key, by_key
-from flatout.guard.record import GuardRecord, Marks, Sketches, Streams
-from flatout.guard.structure import FREE_SETTINGS
 
 SETTINGS, LATER = "settings", "later"
 """Stand for the place of what an optimizer is set to, and of what goes on after the first step,

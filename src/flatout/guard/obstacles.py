@@ -5,9 +5,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from flatout.core.technique import Numerics
-from flatout.guard.differences import Differences, by_key, differences, is_finite
-from flatout.guard.excess import find_update_obstacle
+from flatout.agent.guard.record import GuardRecord
+from flatout.guard.differences import (
+    Differences,
+    by_key,
+    differences,
+    find_update_obstacle,
+    is_finite,
+)
 from flatout.guard.limits import MAX_REPEAT
 from flatout.guard.mismatches import (
     computed_arguments,
@@ -16,7 +21,7 @@ from flatout.guard.mismatches import (
     has_samples,
     mismatches,
 )
-from flatout.guard.record import GuardRecord
+from flatout.records.technique import Numerics
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -1,11 +1,77 @@
-"""The devices that can run a training step."""
+"""Find installed shared libraries that a trial may preload.
 
-from collections.abc import Sequence
+What the installed torch was built for, read from its files: importing torch takes seconds.
+
+The devices that can run a training step.
+"""
+
+import ast
+import importlib.util
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
 from typing import Any
 
-from flatout.core.machine import Device
 from flatout.hardware.gpus import Driver, Gpu, visible
-from flatout.hardware.torch_build import TorchBuild
+from flatout.records.machine import Device
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TorchBuild:
+    """The torch that `import torch` would load."""
+
+    version: str
+    """Empty when torch is not installed."""
+    cuda: str | None = None
+    """CUDA version it was built with; None for a build without CUDA."""
+    hip: str | None = None
+    """ROCm's HIP version it was built with."""
+    folder: Path | None = None
+
+    @property
+    def is_cpu_only(self) -> bool:
+        """Whether the build cannot use an NVIDIA or AMD GPU whatever the machine has."""
+        return self.cuda is None and self.hip is None
+
+
+def torch_build() -> TorchBuild:
+    """Return what is known of the installed torch without importing it."""
+    spec = importlib.util.find_spec("torch")
+    if spec is None or not spec.submodule_search_locations:
+        return TorchBuild(version="")
+    folder = Path(next(iter(spec.submodule_search_locations)))
+    return read_build(folder) or TorchBuild(version=metadata.version("torch"), folder=folder)
+
+
+def read_build(folder: Path) -> TorchBuild | None:
+    """Return the build that `torch/version.py` describes; None where there is no such file."""
+    path = folder / "version.py"
+    if not path.is_file():
+        return None
+    constants = _constants(path.read_text())
+    return TorchBuild(
+        version=constants.get("__version__") or "",
+        cuda=constants.get("cuda"),
+        hip=constants.get("hip"),
+        folder=folder,
+    )
+
+
+def _constants(source: str) -> dict[str, str | None]:
+    """Return the module-level names that are bound to a literal text or None."""
+    found: dict[str, str | None] = {}
+    for node in ast.parse(source).body:
+        targets = node.targets if isinstance(node, ast.Assign) else []
+        targets = [node.target] if isinstance(node, ast.AnnAssign) else targets
+        value = getattr(node, "value", None)
+        if isinstance(value, ast.Constant) and (
+            value.value is None or isinstance(value.value, str)
+        ):
+            found |= {t.id: value.value for t in targets if isinstance(t, ast.Name)}
+    return found
 
 
 def devices_of(driver: Driver, build: TorchBuild) -> tuple[Device, ...]:
@@ -80,3 +146,37 @@ def _device(gpu: Gpu) -> Device:
         memory_bytes=gpu.memory_bytes,
         compute_capability=gpu.compute_capability,
     )
+
+
+TCMALLOC = ("libtcmalloc_minimal.so*", "libtcmalloc.so*")
+"""The allocator alone first: the full library brings a heap profiler that nothing here uses."""
+
+PLACES = (
+    "/usr/lib/{machine}-linux-gnu",
+    "/lib/{machine}-linux-gnu",
+    "/usr/lib64",
+    "/usr/lib",
+    "/usr/local/lib",
+    "/opt/homebrew/lib",
+)
+"""Where Debian, Red Hat, a local build and Homebrew put libraries."""
+
+
+def find_tcmalloc(folders: Sequence[Path] | None = None) -> str | None:
+    """Return the path of an installed tcmalloc, or None."""
+    places = tuple(_library_folders()) if folders is None else folders
+    for pattern in TCMALLOC:
+        for folder in places:
+            for path in sorted(folder.glob(pattern)):
+                if path.is_file():  # a dangling link is not
+                    return str(path)
+    return None
+
+
+def _library_folders() -> Iterator[Path]:
+    for text in os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep):
+        if text:
+            yield Path(text)
+    yield Path(sys.prefix) / "lib"
+    for place in PLACES:
+        yield Path(place.format(machine=os.uname().machine))

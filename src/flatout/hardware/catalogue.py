@@ -8,10 +8,9 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from flatout.core.errors import UserError
-from flatout.core.machine import Device
-from flatout.core.nearest import unknown
-from flatout.core.units import GIB, KIB, MIB, format_bytes
+from flatout.records.errors import UserError, unknown
+from flatout.records.machine import Device
+from flatout.records.units import GIB, KIB, MIB, format_bytes
 
 MIN_BYTES = 64 * MIB
 """A number below this was meant as something else: no GPU is that small."""

@@ -13,8 +13,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from flatout.core.readings import GpuReadings
 from flatout.hardware.load import process_tree
+from flatout.records.readings import GpuReadings
 
 SAMPLE_EVERY_S = 0.2
 """NVML renews its utilisation every 1/6 s to 1 s, depending on the product: more often tells

@@ -1,25 +1,82 @@
-"""Read the machine: one record of everything that techniques, plans and `doctor` ask about."""
+"""What the processor is and can do.
+
+Read the machine: one record of everything that techniques, plans and `doctor` ask about.
+"""
 
 import os
 import platform
+from pathlib import Path
 from typing import Any
 
-from flatout.core.machine import Device, Machine
-from flatout.hardware.accelerator import devices_by_torch, devices_of, trouble_with_cuda
-from flatout.hardware.cpu import cpu_features, cpu_name, physical_cores
+from flatout.hardware.accelerator import (
+    TorchBuild,
+    devices_by_torch,
+    devices_of,
+    find_tcmalloc,
+    torch_build,
+    trouble_with_cuda,
+)
 from flatout.hardware.gpus import Driver, pci_gpus, read_driver
-from flatout.hardware.library import find_tcmalloc
 from flatout.hardware.limits import (
+    ROOT,
     affinity,
     host_memory_bytes,
     memory_limit_bytes,
     quota_cores,
+    read_text,
     shm_bytes,
     swap_bytes,
     usable_cores,
 )
 from flatout.hardware.system import find_compiler, huge_pages, open_files_limit
-from flatout.hardware.torch_build import TorchBuild, torch_build
+from flatout.records.machine import Device, Machine
+
+FEATURES = frozenset(
+    {
+        *("avx2", "avx512f", "amx_int8", "sve"),
+        *("avx512_bf16", "amx_bf16", "bf16"),
+        *("avx512_fp16", "amx_fp16", "asimdhp"),
+    }
+)
+"""The instruction sets that change what is worth trying; `sve`, `bf16` and `asimdhp` (half
+precision) are Arm's names."""
+
+
+def cpu_name(root: Path = ROOT) -> str:
+    """Return the processor's name; empty where the kernel does not tell it."""
+    for field in ("model name", "Processor", "Hardware", "cpu model"):
+        if name := _field(field, root):
+            return " ".join(name.split())
+    return ""
+
+
+def cpu_features(root: Path = ROOT) -> frozenset[str]:
+    """Return those of `FEATURES` that the processor has."""
+    flags = _field("flags", root) or _field("Features", root)
+    return FEATURES & frozenset(flags.lower().split())
+
+
+def physical_cores(cpus: frozenset[int] | None = None, root: Path = ROOT) -> int:
+    """Return the number of physical cores behind the given logical ones (default: usable ones)."""
+    topology = root / "sys/devices/system/cpu"
+    groups = set()
+    for number in affinity() if cpus is None else cpus:
+        folder = topology / f"cpu{number}/topology"
+        siblings = read_text(folder / "core_cpus_list") or read_text(
+            folder / "thread_siblings_list"
+        )
+        groups.add(siblings or str(number))
+    return len(groups)
+
+
+def _field(name: str, root: Path) -> str:
+    """Return the first value of a field in /proc/cpuinfo."""
+    for line in read_text(root / "proc/cpuinfo").splitlines():
+        key, _colon, value = line.partition(":")
+        if key.strip() == name:
+            return value.strip()
+    return ""
+
 
 WATCHED_VARIABLES = (
     "CUDA_VISIBLE_DEVICES",

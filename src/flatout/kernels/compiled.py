@@ -15,8 +15,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from flatout.core.errors import NotApplicable
-from flatout.seams.process import scratch_root
+from flatout.launch.trial_process import scratch_root
+from flatout.records.errors import NotApplicable
 
 FLAGS = ("-O3", "-march=native", "-ffp-contract=off", "-shared", "-fPIC")
 """Fused multiplication and addition would round once where the original rounds twice."""

@@ -2,7 +2,7 @@
 # What Triton compiles is no Python that a type checker could follow.
 """One pass over bytes in Triton: cut out, mirrored, and each replaced by its value in a table.
 
-`flatout.kernels.lookup_launch` runs it. Names in capitals are known when it is compiled.
+`flatout.kernels.lookup` runs it. Names in capitals are known when it is compiled.
 
 Legend: the result is (n, i, j, k), in the order in which it lies in memory, n being mostly the
 picture. `s_n` is the stride of the source along n, `o_n` that of the result, and so on. Values are

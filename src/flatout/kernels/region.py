@@ -9,8 +9,8 @@ import functools
 from pathlib import Path
 from typing import Any
 
-from flatout.core.errors import NotApplicable
 from flatout.kernels.compiled import load_function, load_library
+from flatout.records.errors import NotApplicable
 
 MAPS = Path("/proc/self/maps")
 OWN = "pillow.libs"

@@ -10,8 +10,8 @@ import random
 from collections.abc import Callable, Set
 from typing import Any, TypeAlias
 
-from flatout.core.errors import NotApplicable
 from flatout.kernels.compiled import load_function
+from flatout.records.errors import NotApplicable
 
 KINDS = frozenset({1, 2, 3, 4, 5})
 """Lanczos, bilinear, bicubic, box and Hamming by Pillow's numbers. Nearest is quick as it is."""

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from flatout.core.errors import NotApplicable
 from flatout.kernels.compiled import load_function
+from flatout.records.errors import NotApplicable
 
 CHANNELS, COLUMNS = 3, 5
 MOST_SIDE = 4096

@@ -11,10 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from flatout.core.errors import UserError
-from flatout.memory.allocator import CachingAllocator, DeviceFullError
-from flatout.memory.allocator_settings import AllocatorSettings
-from flatout.memory.blocks import Block
+from flatout.planner.allocator import Block, CachingAllocator, DeviceFullError
+from flatout.planner.allocator_settings import AllocatorSettings
+from flatout.records.errors import UserError
 
 FROM_DEVICE = frozenset({"segment_alloc", "segment_map"})
 TO_DEVICE = frozenset({"segment_free", "segment_unmap"})

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from flatout.core import input_files
-from flatout.core.errors import UserError
-from flatout.core.files import is_stream, linked, replace_text
+from flatout.records import input_files
+from flatout.records.errors import UserError
+from flatout.records.files import is_stream, linked, replace_text
 
 MAX_DOCUMENT_BYTES = 16 << 20
 """Of a document that is read: parsed, it takes at most some 400 MB."""

@@ -10,12 +10,12 @@ from collections.abc import Collection
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from flatout.core.catalog import module_names
-from flatout.core.machine import Machine
-from flatout.core.profile import Profile
+from flatout.records.catalogue import module_names
+from flatout.records.machine import Machine
+from flatout.records.profile import Profile
 
 if TYPE_CHECKING:
-    from flatout.core.finding import Finding
+    from flatout.records.finding import Finding
 
 FAMILY = f"{__name__}.runtime."
 """Rules on a profile live in this folder; rules on source code have another `check`."""

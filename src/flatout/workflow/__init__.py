@@ -1,0 +1,1 @@
+"""The commands, composed from what is below."""

@@ -4,12 +4,11 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from flatout.core import ablation, profile
-from flatout.core.ablation import Ablation, Comparison, ablation_from_json
-from flatout.core.contrast import Contrast, Quantity
-from flatout.core.errors import UserError
-from flatout.core.profile import Profile, profile_from_json
-from flatout.core.stats import compare_apart
+from flatout.records import ablation, profile
+from flatout.records.ablation import Ablation, Comparison, Contrast, Quantity, ablation_from_json
+from flatout.records.errors import UserError
+from flatout.records.profile import Profile, profile_from_json
+from flatout.records.statistics import compare_apart
 
 UNCHANGED = Comparison(ratio=1.0, interval=(1.0, 1.0), n=0)
 """The gain of an empty recipe: it is the baseline itself."""

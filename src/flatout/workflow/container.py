@@ -5,12 +5,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import flatout
-from flatout import techniques
-from flatout.core.container import ARCHIVES, Stack
-from flatout.core.errors import UserError
-from flatout.core.machine import Machine
-from flatout.core.recipe import Recipe
-from flatout.core.units import GIB
+from flatout.records import catalogue
+from flatout.records.errors import UserError
+from flatout.records.machine import ARCHIVES, Machine, Stack
+from flatout.records.recipe import Recipe
+from flatout.records.units import GIB
 
 WHEELS = "https://download.pytorch.org/whl/{build}"
 LEAST_SHM_GIB = 2
@@ -80,7 +79,7 @@ def with_flatout(stack: Stack, source: str | None, recipe: Recipe) -> Stack:
         if not is_archive and not Path(source, "pyproject.toml").is_file():
             raise UserError(f"--flatout {source}: there is no such wheel, and no clone of flatout")
         source = _inside(Path(source))
-    extras = {techniques.technique_class(choice.technique).extra for choice in recipe.choices}
+    extras = {catalogue.technique_class(choice.technique).extra for choice in recipe.choices}
     return replace(stack, source=source, extras=tuple(sorted(extras - {""})))
 
 

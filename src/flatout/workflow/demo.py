@@ -9,10 +9,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import flatout
-from flatout.core.ablation import Ablation
-from flatout.core.errors import UserError
-from flatout.core.progress import Progress
-from flatout.core.workload import Workload
+from flatout.records.ablation import Ablation
+from flatout.records.errors import UserError
+from flatout.records.live import Progress
+from flatout.records.trial import Workload
 from flatout.workflow.tune import TuneOptions, tune
 
 JOB = "starved_images"

@@ -4,18 +4,17 @@ from dataclasses import replace
 from pathlib import Path
 
 from flatout import rules
-from flatout.core.errors import UserError
-from flatout.core.machine import Machine
-from flatout.core.recipe import Recipe
-from flatout.core.trial import Trial
-from flatout.core.workload import Workload
+from flatout.agent.step_sampler import SHORT_S
+from flatout.analysis.regime import with_regime
 from flatout.hardware.machine import read_machine
-from flatout.profiling.regime import with_regime
-from flatout.seams.pace import SHORT_S
-from flatout.seams.process import mend_leftovers
-from flatout.workflow import passes
-from flatout.workflow.passes import PassRunner, Tell
-from flatout.workflow.passes.trace import check_target
+from flatout.launch.trial_process import mend_leftovers
+from flatout.records.errors import UserError
+from flatout.records.machine import Machine
+from flatout.records.recipe import Recipe
+from flatout.records.trial import Trial, Workload
+from flatout.tuning import passes
+from flatout.tuning.passes import PassRunner, Tell
+from flatout.tuning.passes.trace import check_target
 
 TIMED_PROBES: dict[str, dict[str, object]] = {"journey": {}}
 """Probes cheap enough for the timed pass, with their options."""
@@ -41,7 +40,7 @@ def measure(  # noqa: PLR0913  one keyword for each thing a caller may choose
         recipe: Levers to measure it with.
         limit_s: Wall time for all passes together.
         machine: What the hardware can do; read when it is not given.
-        closer: Further passes, of `flatout.workflow.passes.NAMES`.
+        closer: Further passes, of `flatout.tuning.passes.NAMES`.
         trace: Where a trace of a few steps goes: a file, or a folder for TensorBoard.
         tell: Called with what is being done.
         runs: Fresh processes to time; the middle one is shown, and with two or more `compare` gives

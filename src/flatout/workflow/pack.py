@@ -6,15 +6,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from flatout.core.errors import UserError
-from flatout.data import crew, staging
-from flatout.data import pack as packing
+from flatout.data import staging, worker_pool
 from flatout.data import verify as verifying
+from flatout.data import writer as packing
 from flatout.data.format import HEADER, SKIPPED, STAGING, Header
-from flatout.data.pack import PackOptions, Tell
 from flatout.data.sources import open_source
 from flatout.data.sources.source import Source
 from flatout.data.verify import MAX_PROBLEMS, Verification
+from flatout.data.writer import PackOptions, Tell
+from flatout.records.errors import UserError
 
 SCHEMA = "flatout.pack/1"
 CHECK_SCHEMA = "flatout.pack_check/1"
@@ -92,7 +92,7 @@ def check(folder: Path, *, workers: int, tell: Tell) -> Checked:
         UserError: if there is no complete store, or a part of it cannot be read.
     """
     started = time.monotonic()
-    with crew.failures_worded():
+    with worker_pool.failures_worded():
         header, problems = verifying.check(folder, workers=workers, tell=tell)
     seconds = time.monotonic() - started
     return Checked(folder=str(folder), header=header, seconds=seconds, problems=tuple(problems))
@@ -116,7 +116,7 @@ def pack(
     started = time.monotonic()
     _check_apart(target, folder)
     staging.check_empty(folder)
-    with crew.failures_worded(), staging.locked(folder):
+    with worker_pool.failures_worded(), staging.locked(folder):
         staging.clear(folder)  # what a kill between the header and the end left
         was_packed = (folder / HEADER).is_file()
         source = _opened(target, folder, options)

@@ -8,25 +8,24 @@ from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from flatout import techniques
-from flatout.core.errors import UserError
-from flatout.core.plan import MAX_BATCH, Plan
-from flatout.core.recipe import Choice, Recipe
-from flatout.core.technique import seams_of
 from flatout.hardware.catalogue import CATALOGUE, GpuModel, find_gpu, model_of
 from flatout.hardware.machine import read_machine
-from flatout.memory import planner, transforms
-from flatout.memory.allocator_settings import settings_of_environment
-from flatout.memory.calibration import find_calibration, with_environment
-from flatout.memory.extrapolate import Affine, NotAffineError, affine, difference
-from flatout.memory.ground import Ground
-from flatout.memory.ladder import Setup, ladder
-from flatout.memory.snapshot import snapshot_of, write_snapshot
-from flatout.memory.solve import steady_replay
-from flatout.memory.stream import MemoryStream, Phase
-from flatout.memory.workspaces import with_workspaces
-from flatout.seams.process import mend_leftovers
-from flatout.workflow.memory_trace import Trace, TraceRequest, open_tracer
+from flatout.launch.trial_process import mend_leftovers
+from flatout.planner import plan as planner
+from flatout.planner import transforms
+from flatout.planner.allocator_settings import settings_of_environment
+from flatout.planner.device_model import Ground
+from flatout.planner.largest_batch import Affine, NotAffineError, affine, difference, steady_replay
+from flatout.planner.memory_options import Setup, ladder
+from flatout.planner.memory_trace import Trace, TraceRequest, open_tracer
+from flatout.planner.replay import snapshot_of, write_snapshot
+from flatout.planner.stream import MemoryStream, Phase
+from flatout.planner.workspaces import find_calibration, with_environment, with_workspaces
+from flatout.records import catalogue as techniques
+from flatout.records.errors import UserError
+from flatout.records.plan import MAX_BATCH, Plan
+from flatout.records.recipe import Choice, Recipe
+from flatout.records.technique import seams_of
 
 LEVERS_S = 10.0
 """Time for tracing levers: the first ones of the ladder then stand on traces, the rest on models.

@@ -5,21 +5,20 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from flatout.core.errors import UserError
-from flatout.core.machine import Machine
-from flatout.core.profile import Profile
-from flatout.core.recipe import Recipe
-from flatout.core.roofline import Advice, DeviceCeilings, Product, Roofline
-from flatout.core.units import format_share
-from flatout.core.workload import Workload
+from flatout.analysis.product_advice import Change, advised, plan
+from flatout.analysis.products import Seen, attention_flops, seen_products, tile_share, wave_share
 from flatout.hardware.machine import read_machine
 from flatout.hardware.peaks import Peaks, PeaksOf, read_peaks
-from flatout.profiling.product_advice import Change, advised, plan
-from flatout.profiling.products import Seen, attention_flops, seen_products
-from flatout.profiling.products_alone import time_alone
-from flatout.profiling.tiling import tile_share, wave_share
-from flatout.seams.process import mend_leftovers, scratch_root
-from flatout.workflow.passes import PassRunner, Tell, products
+from flatout.launch.trial_process import mend_leftovers, scratch_root
+from flatout.records.errors import UserError
+from flatout.records.machine import Machine
+from flatout.records.profile import Profile
+from flatout.records.recipe import Recipe
+from flatout.records.roofline import Advice, DeviceCeilings, Product, Roofline
+from flatout.records.trial import Workload
+from flatout.records.units import format_share
+from flatout.tuning.passes import PassRunner, Tell, products
+from flatout.workflow.products_alone import time_alone
 
 ARITHMETIC = {
     "cpu": ("float32", "bfloat16"),

@@ -12,22 +12,28 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from flatout.core.ablation import Ablation, Comparison, LossCheck, Row, Verdict
-from flatout.core.errors import UserError
-from flatout.core.feeding import Feeding
-from flatout.core.machine import Machine
-from flatout.core.profile import Profile
-from flatout.core.recipe import Choice, Recipe
-from flatout.core.stats import Decision, Rule
-from flatout.core.technique import Numerics
-from flatout.core.trial import Outcome, Trial
-from flatout.core.workload import Workload
 from flatout.hardware.machine import read_machine
-from flatout.seams.folder_lock import FolderBusyError, hold_folder
-from flatout.seams.process import mend_leftovers, scratch_root
-from flatout.workflow.bundle import drop_order
-from flatout.workflow.feeding import find_feeding, is_about_data, look
-from flatout.workflow.lab import (
+from flatout.launch.folder_lock import FolderBusyError, hold_folder
+from flatout.launch.trial_process import mend_leftovers, scratch_root
+from flatout.records.ablation import Ablation, Comparison, Feeding, LossCheck, Row, Verdict
+from flatout.records.errors import UserError
+from flatout.records.machine import Machine
+from flatout.records.profile import Profile
+from flatout.records.recipe import Choice, Recipe
+from flatout.records.statistics import Decision, Rule
+from flatout.records.technique import Numerics
+from flatout.records.trial import Outcome, Trial, Workload
+from flatout.tuning.bundle import drop_order
+from flatout.tuning.extra_profiling import Looks, look_closer
+from flatout.tuning.feeding import find_feeding, is_about_data, look
+from flatout.tuning.guard_checker import Referee
+from flatout.tuning.ladder import climb
+from flatout.tuning.pairs import Match, play, verdict_of
+from flatout.tuning.ranking import Search
+from flatout.tuning.rescue import Rescue, make_it_run, retry_with_fewer_workers
+from flatout.tuning.script_files import digests_of
+from flatout.tuning.state import Ladder, Tell, progress
+from flatout.tuning.trial_runner import (
     Budget,
     Lab,
     MachineBusyError,
@@ -36,17 +42,8 @@ from flatout.workflow.lab import (
     make_out,
     open_journal,
 )
-from flatout.workflow.ladder import climb
-from flatout.workflow.looks import Looks, look_closer
-from flatout.workflow.pairs import Match, play
-from flatout.workflow.ranking import Search
-from flatout.workflow.referee import Referee
-from flatout.workflow.rescue import Rescue, make_it_run, retry_with_fewer_workers
-from flatout.workflow.script_files import digests_of
-from flatout.workflow.standing import Ladder, Tell, progress
-from flatout.workflow.trials import run_trial
-from flatout.workflow.verdicts import verdict_of
-from flatout.workflow.worker_scan import WorkerScans
+from flatout.tuning.trials import run_trial
+from flatout.tuning.worker_scan import WorkerScans
 
 RECORDS = 3
 """Version of what a journal holds beside the trials' own schema: those of another are not read."""

@@ -7,9 +7,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from flatout.core.errors import UserError
-from flatout.core.input_files import read_json
-from flatout.core.live import (
+from flatout.hardware.counters import open_sources, readings_of, same_device
+from flatout.hardware.gpus import Gpu, read_driver
+from flatout.hardware.system import HostMeter
+from flatout.launch.trial_folders import FOLDERS, find_job, is_alive, lives
+from flatout.launch.trial_process import scratch_root
+from flatout.records.errors import UserError
+from flatout.records.input_files import read_json
+from flatout.records.live import (
     ENDING,
     QUIET,
     STARTING,
@@ -19,11 +24,6 @@ from flatout.core.live import (
     LiveTrainer,
     LiveView,
 )
-from flatout.hardware.counters import open_sources, readings_of, same_device
-from flatout.hardware.gpus import Gpu, read_driver
-from flatout.hardware.host import HostMeter
-from flatout.seams.jobs import FOLDERS, find_job, is_alive, lives
-from flatout.seams.process import scratch_root
 
 EVERY_S = 1.0
 """Time between two looks; the drivers renew their utilisation about as often."""

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import flatout.data
-from flatout.core.errors import UserError
+from flatout.records.errors import UserError
 from tests.data.packs import packed
 
 

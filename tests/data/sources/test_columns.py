@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 import flatout.data
-from flatout.core.errors import UserError
-from flatout.data.pack import PackOptions
 from flatout.data.sources import open_source
 from flatout.data.verify import verify
+from flatout.data.writer import PackOptions
+from flatout.records.errors import UserError
 from flatout.workflow.pack import pack
 from tests.data.packs import file_bytes, packed, skipped_in
 

@@ -3,8 +3,8 @@ import pytest
 import torch
 
 import flatout.data
-from flatout.core.errors import UserError
 from flatout.data.format import Encoding
+from flatout.records.errors import UserError
 from tests.data.packs import packed, photograph
 
 SCRIPT = """

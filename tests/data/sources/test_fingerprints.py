@@ -5,8 +5,8 @@ import os
 import numpy as np
 import pytest
 
-from flatout.core.errors import UserError
 from flatout.data.sources import open_source
+from flatout.records.errors import UserError
 from tests.data.packs import file_bytes, packed, tar
 
 pa = pytest.importorskip("pyarrow")

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from flatout.core.errors import UserError
 from flatout.data.packed_store import Store
 from flatout.data.sources import open_source
+from flatout.records.errors import UserError
 from tests.data.packs import file_bytes, image_folder, packed, skipped_in
 
 NOBODY = 65_534

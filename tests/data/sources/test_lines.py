@@ -3,11 +3,10 @@ import json
 import pytest
 
 import flatout.data
-from flatout.core.errors import UserError
-from flatout.data import encode
-from flatout.data.format import Encoding
-from flatout.data.refusals import BadSample
+from flatout.data import writer
+from flatout.data.format import BadSample, Encoding
 from flatout.data.sources import open_source
+from flatout.records.errors import UserError
 from tests.data.packs import packed, skipped_in
 
 BYTES = Encoding(kind="tokens", tokenizer="bytes")
@@ -118,7 +117,7 @@ def test_numbers_and_depths_beyond_all_bounds_are_bad_samples(tmp_path, kind):
 
 
 def test_a_text_that_is_too_large_for_a_record_is_a_bad_sample(tmp_path, monkeypatch):
-    monkeypatch.setattr(encode, "MAX_FIELD_BYTES", 16)
+    monkeypatch.setattr(writer, "MAX_FIELD_BYTES", 16)
     path = written(tmp_path / "a.txt", "short", "this one is no longer short", "not six")
 
     packed(path, tmp_path / "a", on_bad="skip")

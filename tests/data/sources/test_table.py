@@ -1,7 +1,7 @@
 import pytest
 
 import flatout.data
-from flatout.core.errors import UserError
+from flatout.records.errors import UserError
 from tests.data.packs import file_bytes, packed
 
 

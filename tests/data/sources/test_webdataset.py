@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 import flatout.data
-from flatout.core.errors import UserError
 from flatout.data.sources import open_source
 from flatout.data.sources.webdataset import expand
 from flatout.data.verify import verify
+from flatout.records.errors import UserError
 from tests.data.packs import file_bytes, packed, skipped_in, tar
 
 

@@ -8,7 +8,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from flatout.kernels import gemm_triton
-from flatout.kernels.tiles import Tile
+from flatout.kernels.gemm_launch import Tile
 
 TILE = Tile(m=64, n=64, k=64, warps=4, stages=4)
 TENSORS = ("a", "b", "c", "bias", "residual", "out", "kept")

@@ -9,7 +9,7 @@ import mmap
 import numpy as np
 import torch
 
-from flatout.data.crops import Crops, boxes, uniforms
+from flatout.data.random_crops import Crops, boxes, uniforms
 from flatout.data.resident_pictures import ResidentPictures
 from flatout.kernels import lookup
 from flatout.kernels.lookup import looked_up, windows_looked_up
@@ -121,7 +121,7 @@ def beyond_32_bits():
 def refused():
     """Tell what comes where the kernel is wrong: torch's own values, and never the kernel's."""
     values, levels = picture_bytes(2, 3, 20, 20), table(3, torch.float32)
-    from flatout.kernels import lookup_launch
+    from flatout.kernels import lookup as lookup_launch
 
     right = lookup_launch.look_up
     lookup_launch.look_up = lambda values, levels, out, axes: out.zero_()

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import torch
 
-from flatout.memory.planner import compiled_spread
-from flatout.memory.trace import trace
+from flatout.planner.plan import compiled_spread
+from flatout.planner.tracing.trace import trace
 from tests.memory.test_cpu_truth import measured_peak
 from tests.memory.truth_models import MODELS
 

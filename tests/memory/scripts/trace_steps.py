@@ -8,11 +8,11 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from flatout.memory.stream_file import stream_to_json
-from flatout.memory.subject import Subject
-from flatout.memory.trace import trace
-from flatout.memory.worlds import sharded
-from flatout.workflow.memory_child import explained
+from flatout.planner.stream import stream_to_json
+from flatout.planner.tracing.child import explained
+from flatout.planner.tracing.simulated_ranks import sharded
+from flatout.planner.tracing.trace import trace
+from flatout.planner.tracing.training_step import Subject
 from tests.memory.truth_models import (
     MODELS,
     Gpt,

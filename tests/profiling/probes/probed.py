@@ -4,10 +4,10 @@ import sys
 import tempfile
 from pathlib import Path
 
-from flatout.core.recipe import Recipe
-from flatout.core.workload import Workload
 from flatout.hardware.machine import read_machine
-from flatout.workflow.trials import TrialOptions, run_trial
+from flatout.records.recipe import Recipe
+from flatout.records.trial import Workload
+from flatout.tuning.trials import TrialOptions, run_trial
 
 SCRIPTS = Path(__file__).parent / "scripts"
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from flatout.core.trial import Outcome
-from flatout.profiling.limits import loaders_per_s
+from flatout.analysis.regime import loaders_per_s
+from flatout.records.trial import Outcome
 from tests.profiling.probes.probed import SCRIPTS, probed
 
 pytestmark = pytest.mark.slow

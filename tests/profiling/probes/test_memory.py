@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from flatout.profiling.memory_story import memory_story
+from flatout.analysis.memory import memory_story
 from tests.profiling.probe_runs import SCRIPTS, line_of, seen_in
 
 pytestmark = pytest.mark.slow

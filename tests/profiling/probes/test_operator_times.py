@@ -4,8 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from flatout.core.trial import Outcome
-from flatout.profiling.probes.operator_times import AFTER, STEPS, own_times
+from flatout.agent.probes.operator_times import AFTER, STEPS, own_times
+from flatout.records.trial import Outcome
 from tests.profiling.probes.probed import SCRIPTS, probed
 
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from flatout.core.recipe import Choice, Recipe
-from flatout.core.trial import Outcome
-from flatout.profiling.pipeline import pipeline_of
+from flatout.analysis.journey import pipeline_of
+from flatout.records.recipe import Choice, Recipe
+from flatout.records.trial import Outcome
 from tests.profiling.probes.probed import SCRIPTS, probed
 from tests.techniques.facts import machine
 

@@ -6,12 +6,12 @@ import json
 import pytest
 import torch
 
-from flatout.core.trial import Outcome
-from flatout.profiling.probes.products import Products
-from flatout.profiling.products import attention_flops, seen_products
-from flatout.seams import clock as phases
-from flatout.seams.events import Segment
-from flatout.seams.session import Session
+from flatout.agent.events import Segment
+from flatout.agent.probes.products import Products
+from flatout.agent.session import Session
+from flatout.analysis.products import attention_flops, seen_products
+from flatout.records import phase_clock as phases
+from flatout.records.trial import Outcome
 from tests.profiling.probes.probed import SCRIPTS, probed
 
 pytestmark = pytest.mark.slow
@@ -97,7 +97,7 @@ def test_products_in_groups_and_in_fp8_are_written_down_and_counted():
 
 @pytest.mark.parametrize("kind", ["plain", "conv"])
 def test_what_was_seen_can_be_called_again(kind):
-    from flatout.profiling.products_alone import time_group
+    from flatout.workflow.products_alone import time_group
 
     for row in seen_products(found(kind)):
         assert "ms" in time_group([row.call], "cpu")[0], row

@@ -2,8 +2,8 @@
 
 import pytest
 
-from flatout.core.trial import Outcome
-from flatout.profiling.one_profiler import BARRED
+from flatout.agent.measuring.kernels import BARRED
+from flatout.records.trial import Outcome
 from tests.profiling.probes.probed import SCRIPTS, probed
 
 SCRIPT = SCRIPTS / "profiled.py"

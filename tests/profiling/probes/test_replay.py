@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from flatout.core.trial import Outcome
+from flatout.records.trial import Outcome
 from tests.profiling.probes.probed import SCRIPTS, probed
 
 pytestmark = pytest.mark.slow

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from flatout.profiling.probes import pipeline
-from flatout.profiling.probes.pipeline import PipelineProbe, find_other_device, is_repeated
+from flatout.agent.probes import pipeline
+from flatout.agent.probes.pipeline import PipelineProbe, find_other_device, is_repeated
 
 
 class Deadly:

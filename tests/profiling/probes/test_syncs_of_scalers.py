@@ -3,8 +3,8 @@
 import torch
 from torch import nn
 
-from flatout.profiling.probes import syncs
-from flatout.seams.session import Session
+from flatout.agent.probes import syncs
+from flatout.agent.session import Session
 
 
 def waits_of(step, monkeypatch):

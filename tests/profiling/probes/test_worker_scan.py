@@ -6,10 +6,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from flatout.core.errors import NotApplicable
-from flatout.core.trial import Outcome
-from flatout.profiling.probes import worker_scan
-from flatout.profiling.probes.worker_scan import Scan, Visit, again, is_stuck, turned
+from flatout.agent.probes import worker_scan
+from flatout.agent.probes.worker_scan import Scan, Visit, again, is_stuck, turned
+from flatout.records.errors import NotApplicable
+from flatout.records.trial import Outcome
 from tests.profiling.probes.probed import SCRIPTS, probed
 
 ENDLESS = 10**9

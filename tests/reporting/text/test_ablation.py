@@ -3,12 +3,11 @@ from dataclasses import replace
 
 import pytest
 
-from flatout.core.ablation import Comparison, LossCheck, Verdict
-from flatout.core.feeding import Feeding
-from flatout.core.profile import Ceilings
-from flatout.core.recipe import Recipe
-from flatout.reporting.text import render_ablation
-from flatout.reporting.verdict import feeding_words, reasons
+from flatout.records.ablation import Comparison, Feeding, LossCheck, Verdict
+from flatout.records.profile import Ceilings
+from flatout.records.recipe import Recipe
+from flatout.reporting.terminal import render_ablation
+from flatout.reporting.tuning.verdict import feeding_words, reasons
 
 
 def first_line(ablation):

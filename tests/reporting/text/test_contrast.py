@@ -1,5 +1,5 @@
-from flatout.core.contrast import Contrast, Quantity
-from flatout.reporting.text import render_contrast
+from flatout.records.ablation import Contrast, Quantity
+from flatout.reporting.terminal import render_contrast
 
 SINGLE = Contrast(
     of="profile",

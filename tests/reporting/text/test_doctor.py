@@ -1,8 +1,8 @@
 import pytest
 
-from flatout.core.check import BAD, OK, WARN, Check
-from flatout.core.machine import Device, Machine
-from flatout.reporting.text import render_doctor
+from flatout.records.finding import BAD, OK, WARN, Check
+from flatout.records.machine import Device, Machine
+from flatout.reporting.terminal import render_doctor
 
 MACHINE = Machine(
     device=Device(kind="cpu", name="Test CPU", memory_bytes=8 * 1024**3),

@@ -1,7 +1,7 @@
 from dataclasses import replace
 
-from flatout.core.readings import GpuReadings
-from flatout.reporting.text.gpu import gpu_lines
+from flatout.records.readings import GpuReadings
+from flatout.reporting.profile.gpu import gpu_lines
 
 FULL = GpuReadings(
     util_share=0.98,

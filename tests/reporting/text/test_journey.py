@@ -1,8 +1,8 @@
 from dataclasses import replace
 
-from flatout.core.journey import TRAINING, Journey
-from flatout.core.readings import Limits
-from flatout.reporting.text.journey import journey_lines
+from flatout.records.journey import TRAINING, Journey
+from flatout.records.readings import Limits
+from flatout.reporting.profile.journey import journey_lines
 from tests.rules.journey_facts import MIB, journey, leg, worker
 
 

@@ -2,9 +2,9 @@ from dataclasses import replace
 
 import pytest
 
-from flatout.core.profile import Ceilings
-from flatout.core.readings import Limits
-from flatout.reporting.text.limits import find_least_copy_ms, limits_lines
+from flatout.records.profile import Ceilings
+from flatout.records.readings import Limits
+from flatout.reporting.profile.limits import find_least_copy_ms, limits_lines
 from tests.rules.rank_facts import rank
 
 LIMITS = Limits(

@@ -1,8 +1,8 @@
 from dataclasses import replace
 
-from flatout.core.memory import MemoryStory, TensorAtPeak
-from flatout.core.units import GIB, KIB, MIB
-from flatout.reporting.text.memory import memory_lines
+from flatout.records.memory import MemoryStory, TensorAtPeak
+from flatout.records.units import GIB, KIB, MIB
+from flatout.reporting.profile.memory import memory_lines
 
 STORY = MemoryStory(
     peak_bytes=3 * GIB,

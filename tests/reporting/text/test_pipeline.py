@@ -1,9 +1,9 @@
 from dataclasses import replace
 
-from flatout.profiling.pipeline import levers_of
+from flatout.analysis.journey import levers_of
 from flatout.reporting.messages import messages
-from flatout.reporting.pipeline_tables import pipeline_sheets
-from flatout.reporting.text.pipeline import pipeline_lines
+from flatout.reporting.profile.journey import pipeline_lines
+from flatout.reporting.profile.tables import pipeline_sheets
 from tests.profiling.test_pipeline import found
 from tests.rules.pipeline_facts import pipeline
 

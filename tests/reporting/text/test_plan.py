@@ -2,10 +2,9 @@ from dataclasses import replace
 
 import pytest
 
-from flatout.core.plan import Accumulating, LargestBatch
-from flatout.core.units import GIB
-from flatout.reporting.plan_html import layers, phase_lines, plan_html
-from flatout.reporting.text.plan import render_plan
+from flatout.records.plan import Accumulating, LargestBatch
+from flatout.records.units import GIB
+from flatout.reporting.plan import layers, phase_lines, plan_html, render_plan
 from tests.reporting.plans import plan, rung, too_large
 
 

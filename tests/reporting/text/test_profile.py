@@ -2,10 +2,10 @@ from dataclasses import replace
 
 import pytest
 
-from flatout.core.finding import Finding
-from flatout.core.profile import Ceilings, Spread
+from flatout.records.finding import Finding
+from flatout.records.profile import Ceilings, Spread
 from flatout.reporting.tables import display_width
-from flatout.reporting.text import render_profile
+from flatout.reporting.terminal import render_profile
 from tests.reporting.full_profile import filled
 
 

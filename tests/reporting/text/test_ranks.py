@@ -1,8 +1,8 @@
 from dataclasses import replace
 
-from flatout.core.profile import PHASES
-from flatout.core.readings import RankFacts
-from flatout.reporting.text.ranks import ranks_lines
+from flatout.records.profile import PHASES
+from flatout.records.readings import RankFacts
+from flatout.reporting.profile.limits import ranks_lines
 
 
 def rank(number, exposed, **more):

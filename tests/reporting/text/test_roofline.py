@@ -3,8 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from flatout.core.roofline import Roofline
-from flatout.reporting.text import render_roofline
+from flatout.records.roofline import Roofline
+from flatout.reporting.terminal import render_roofline
 from tests.reporting.made_up_roofline import CPU, FOUND, HEAD, PAD
 
 PAGE = Path(__file__).parents[3] / "docs/commands/roofline.md"

@@ -1,7 +1,7 @@
 from dataclasses import replace
 
-from flatout.core.readings import SyncPoint
-from flatout.reporting.text.syncs import ON_CPU, syncs_lines
+from flatout.records.readings import SyncPoint
+from flatout.reporting.profile.memory import ON_CPU, syncs_lines
 
 ITEM = SyncPoint(line="train.py:31", what="item", per_step=2.0, ms_per_step=3.25)
 PRINT = SyncPoint(line="train.py:40", what="print", per_step=0.1)

@@ -1,9 +1,9 @@
-from flatout import techniques
-from flatout.reporting.text import render_techniques
+from flatout.records import catalogue
+from flatout.reporting.terminal import render_techniques
 
 
 def test_every_lever_is_listed_with_its_promise():
-    classes = {name: techniques.technique_class(name) for name in techniques.names()}
+    classes = {name: catalogue.technique_class(name) for name in catalogue.names()}
 
     text = render_techniques(classes)
 

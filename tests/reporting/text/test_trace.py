@@ -1,8 +1,8 @@
 from dataclasses import replace
 
-from flatout.core.profile import profile_from_json
-from flatout.core.trace import IdleSplit, TraceEntry, TraceSummary
-from flatout.reporting.text.trace import trace_lines
+from flatout.records.profile import profile_from_json
+from flatout.records.readings import IdleSplit, TraceEntry, TraceSummary
+from flatout.reporting.profile.gpu import trace_lines
 
 ENTRY = TraceEntry(name="gemm", calls_per_step=2, ms_per_step=1.5, share=0.3)
 ON_CPU = TraceSummary(steps=5, step_ms=5.0, operators=(ENTRY,), missing={"idle": "no device"})

@@ -3,9 +3,9 @@ from dataclasses import replace
 
 import pytest
 
-from flatout.core.recipe import Choice, Recipe
-from flatout.core.trial import Applied, Outcome
-from flatout.reporting.text import render_failure
+from flatout.records.recipe import Choice, Recipe
+from flatout.records.trial import Applied, Outcome
+from flatout.reporting.terminal import render_failure
 
 
 def test_the_report_of_a_crash(crash, snapshot):

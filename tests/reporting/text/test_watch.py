@@ -1,8 +1,8 @@
 from dataclasses import replace
 
-from flatout.core.live import LiveGpu, LiveHost, LiveJob, LiveTrainer, LiveView
-from flatout.core.readings import GpuReadings
-from flatout.reporting.text.watch import render_watch
+from flatout.records.live import LiveGpu, LiveHost, LiveJob, LiveTrainer, LiveView
+from flatout.records.readings import GpuReadings
+from flatout.reporting.watch import render_watch
 
 GIB = 1024**3
 HOST = LiveHost(

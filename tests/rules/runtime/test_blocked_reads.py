@@ -2,8 +2,8 @@ from dataclasses import replace
 
 import pytest
 
-from flatout.core.journey import TRAINING, Journey
-from flatout.core.profile import Ceilings
+from flatout.records.journey import TRAINING, Journey
+from flatout.records.profile import Ceilings
 from flatout.rules.runtime.blocked_reads import check
 from tests.rules.journey_facts import journey, leg, worker
 from tests.rules.rank_facts import rank

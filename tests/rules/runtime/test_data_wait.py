@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from flatout.core.profile import Ceilings
+from flatout.records.profile import Ceilings
 from flatout.rules.runtime.data_wait import check
 from tests.rules.rank_facts import rank
 from tests.techniques.facts import loader, machine, profile

@@ -1,9 +1,9 @@
 import pytest
 from torch import nn
 
-from flatout.core.profile import ModelFacts
+from flatout.agent.describe import describe
+from flatout.records.profile import ModelFacts
 from flatout.rules.runtime.expert_loop import check
-from flatout.seams.describe import describe
 from tests.techniques.facts import machine, model, profile
 
 

@@ -1,6 +1,6 @@
 import pytest
 
-from flatout.core.trace import TraceSummary
+from flatout.records.readings import TraceSummary
 from flatout.rules.runtime.exposed_communication import check
 from tests.rules.rank_facts import rank
 from tests.techniques.facts import machine, profile

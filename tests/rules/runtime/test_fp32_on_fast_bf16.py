@@ -1,8 +1,7 @@
 import pytest
 
-from flatout.core.readings import Limits
-from flatout.core.trace import IdleSplit, TraceSummary
-from flatout.profiling.regime import with_regime
+from flatout.analysis.regime import with_regime
+from flatout.records.readings import IdleSplit, Limits, TraceSummary
 from flatout.rules.runtime.fp32_on_fast_bf16 import check
 from tests.techniques.facts import gpu, machine, model, profile
 

@@ -1,6 +1,6 @@
 import pytest
 
-from flatout.core.units import GIB
+from flatout.records.units import GIB
 from flatout.rules.runtime.fragmented_memory import check
 from tests.rules.memory_facts import story
 from tests.techniques.facts import gpu, machine, profile

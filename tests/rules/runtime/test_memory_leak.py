@@ -1,7 +1,7 @@
 import pytest
 
-from flatout.core.units import MIB
-from flatout.profiling.memory_story import memory_story
+from flatout.analysis.memory import memory_story
+from flatout.records.units import MIB
 from flatout.rules.runtime.memory_leak import check
 from tests.rules.memory_facts import story
 from tests.techniques.facts import gpu, machine, profile

@@ -1,6 +1,6 @@
 import pytest
 
-from flatout.core.journey import TRAINING, Journey
+from flatout.records.journey import TRAINING, Journey
 from flatout.rules.runtime.other_python import check
 from tests.rules.journey_facts import leg
 from tests.techniques.facts import loader, machine, model, profile

@@ -1,6 +1,6 @@
 from dataclasses import replace
 
-from flatout.core.profile import Ceilings
+from flatout.records.profile import Ceilings
 from flatout.rules.runtime.short_of_cores import check
 from tests.rules.pipeline_facts import pipeline
 from tests.techniques.facts import loader, machine, profile

@@ -1,7 +1,7 @@
 import pytest
 
-from flatout.core.trace import IdleSplit, TraceSummary
-from flatout.profiling.waiting_calls import DEVICE_CALLS, METHODS, OPERATORS
+from flatout.agent.probes.syncs import DEVICE_CALLS, METHODS, OPERATORS
+from flatout.records.readings import IdleSplit, TraceSummary
 from flatout.rules.runtime.sync_in_step import ADVICE, check
 from tests.rules.memory_facts import sync
 from tests.techniques.facts import machine, profile

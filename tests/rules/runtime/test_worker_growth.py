@@ -4,10 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from flatout.core.trial import Outcome
-from flatout.core.units import GIB, MIB
-from flatout.core.workload import Workload
 from flatout.hardware.machine import read_machine
+from flatout.records.trial import Outcome, Workload
+from flatout.records.units import GIB, MIB
 from flatout.rules.runtime.worker_growth import check
 from flatout.workflow.measure import measure
 from tests.rules.journey_facts import journey

@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch import nn
 
-from flatout.core.errors import NotApplicable, UserError
-from flatout.core.profile import PeakBytes
-from flatout.core.recipe import Choice, Recipe
-from flatout.techniques import build
+from flatout.records.catalogue import build
+from flatout.records.errors import NotApplicable, UserError
+from flatout.records.profile import PeakBytes
+from flatout.records.recipe import Choice, Recipe
 from flatout.techniques.batch import batch_size
 from flatout.techniques.batch.batch_size import BatchSize, rate_factor, rule_for, scale_rate
-from flatout.workflow.recipes import write_recipe
+from flatout.workflow.recipe_files import write_recipe
 from tests.techniques.facts import GIB, loader, machine, model, optimizer, profile
 from tests.techniques.guarded import checked, played
 

@@ -4,15 +4,14 @@ import pytest
 import torch
 from torch import nn
 
-from flatout.core.errors import NotApplicable
-from flatout.engine import compile_watch
+from flatout.records.errors import NotApplicable
 from flatout.techniques.compile import regional_compile, torch_compile
 from flatout.techniques.compile.regional_compile import (
     RegionalCompile,
     compile_blocks,
     repeated_blocks,
 )
-from flatout.techniques.compile.torch_compile import TorchCompile
+from flatout.techniques.compile.torch_compile import TorchCompile, compile_watch
 from tests.techniques.facts import machine, model, profile
 
 PROMISE = ("naive_gpt.py", {})

@@ -8,9 +8,9 @@ import torch
 from torch import nn
 from torch._inductor.utils import fresh_cache
 
-from flatout.core.errors import NotApplicable, UserError
-from flatout.core.recipe import Choice, Recipe
-from flatout.techniques import build
+from flatout.records.catalogue import build
+from flatout.records.errors import NotApplicable, UserError
+from flatout.records.recipe import Choice, Recipe
 from flatout.techniques.compile import torch_compile
 from flatout.techniques.compile.regional_compile import RegionalCompile
 from flatout.techniques.compile.torch_compile import (

@@ -7,11 +7,11 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
-from flatout.core.errors import NotApplicable
-from flatout.engine.compile_watch import CompileWatch
-from flatout.kernels.proof import plain_computing
-from flatout.profiling import attention
-from flatout.profiling.attention import backend_of
+from flatout.agent.measuring import attention
+from flatout.agent.measuring.attention import backend_of
+from flatout.kernels.module_proof import plain_computing
+from flatout.records.errors import NotApplicable
+from flatout.techniques.compile.torch_compile.compile_watch import CompileWatch
 from flatout.techniques.compute import attention_backend
 from flatout.techniques.compute.attention_backend import (
     COMPILED,

@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
-from flatout.core.errors import NotApplicable
-from flatout.hardware.library import find_tcmalloc
+from flatout.hardware.accelerator import find_tcmalloc
+from flatout.records.errors import NotApplicable
 from flatout.techniques.compute.cpu_allocator import GLIBC_VARIABLES, CpuAllocator
 from tests.techniques.facts import gpu, machine, profile
 

@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from flatout.core.errors import NotApplicable
+from flatout.records.errors import NotApplicable
 from flatout.techniques.compute.cudnn_autotune import CudnnAutotune
 from tests.techniques.facts import gpu, machine, model, profile
 

@@ -7,9 +7,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from flatout.core.errors import NotApplicable
-from flatout.kernels import grouped
-from flatout.kernels.grouped import grouped_linear
+from flatout.kernels import expert_mixture
+from flatout.kernels.expert_mixture import grouped_linear
+from flatout.records.errors import NotApplicable
 from flatout.techniques.compute.grouped_experts import GroupedExperts, group_experts
 from tests.techniques.facts import machine, model, profile
 from tests.techniques.guarded import checked, played
@@ -213,7 +213,7 @@ def test_padded_and_grouped_products_give_what_single_ones_give(counts, has_bias
 
     expected = grouped_linear(x, weights, biases, counts)
 
-    for by in (grouped._padded, grouped._by_kernel):
+    for by in (expert_mixture._padded, expert_mixture._by_kernel):
         torch.testing.assert_close(by(x, weights, biases, counts), expected)
 
 
@@ -234,7 +234,7 @@ def test_rows_are_counted_once_for_a_mixture_where_they_lie(kind, monkeypatch):
     assert len({id(sizes) for *_, sizes in calls}) == 2
 
 
-@pytest.mark.parametrize("by", [grouped._padded, grouped._by_kernel])
+@pytest.mark.parametrize("by", [expert_mixture._padded, expert_mixture._by_kernel])
 def test_products_ask_the_device_for_nothing_and_send_it_nothing(by, monkeypatch):
     """On a device without numbers whoever asks for one fails."""
     counts = (3, 0, 5)

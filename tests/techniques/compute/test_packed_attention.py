@@ -4,10 +4,14 @@ import pytest
 import torch
 from torch.nn import functional
 
-from flatout.core.errors import NotApplicable
-from flatout.kernels import documents as docs
-from flatout.kernels.documents import attend_inside, documents_of, find_difference
+from flatout.records.errors import NotApplicable
 from flatout.techniques.compute.packed_attention import PackedAttention
+from flatout.techniques.compute.packed_attention import sample_attention as docs
+from flatout.techniques.compute.packed_attention.sample_attention import (
+    attend_inside,
+    documents_of,
+    find_difference,
+)
 from flatout.techniques.data.sequence_packing import packing
 from tests.techniques.data.test_sequence_packing import (
     causal_model,

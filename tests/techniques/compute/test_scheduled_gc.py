@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import nn
 
-from flatout.core.errors import NotApplicable, UserError
-from flatout.core.recipe import Choice, Recipe
-from flatout.techniques import build
+from flatout.records.catalogue import build
+from flatout.records.errors import NotApplicable, UserError
+from flatout.records.recipe import Choice, Recipe
 from flatout.techniques.compute import scheduled_gc
 from flatout.techniques.compute.scheduled_gc import ScheduledGc, collect_every
 from tests.techniques.facts import machine, profile

@@ -10,10 +10,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from flatout.core.errors import NotApplicable
 from flatout.kernels import sdpa_rewrite
-from flatout.kernels.attend import is_causal_mask
-from flatout.kernels.sdpa_rewrite import capture
+from flatout.kernels.sdpa_rewrite import capture, is_causal_mask
+from flatout.records.errors import NotApplicable
 from flatout.techniques.compute.sdpa_attention import SdpaAttention, use_fused_attention
 from tests.techniques.facts import machine, model, profile
 from tests.techniques.guarded import checked, played

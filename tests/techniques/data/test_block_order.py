@@ -13,9 +13,9 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.data import DataLoader, DistributedSampler, RandomSampler, SequentialSampler
 
 import flatout.data
-from flatout.core.errors import NotApplicable
-from flatout.core.journey import Journey, Leg, WorkerFacts
-from flatout.data.residency import evict, resident_share
+from flatout.data.packed_store import evict, resident_share
+from flatout.records.errors import NotApplicable
+from flatout.records.journey import Journey, Leg, WorkerFacts
 from flatout.techniques.data import block_order
 from flatout.techniques.data.block_order import BlockOrder, block_sampler
 from tests.data.packs import packed
@@ -41,7 +41,7 @@ def stores(tmp_path_factory):
 @pytest.fixture
 def cold(monkeypatch):
     """Let every store be cold: whether pages are in memory is not up to a test."""
-    monkeypatch.setattr("flatout.data.residency.resident_share", lambda _paths: 0.0)
+    monkeypatch.setattr("flatout.data.packed_store.resident_share", lambda _paths: 0.0)
 
 
 def asked(data, **changes):
@@ -75,7 +75,7 @@ def test_blocks_of_the_store_come_in_the_same_window(stores):
 @pytest.fixture
 def agreed(monkeypatch):
     """Let the ranks agree without a process group: each of them is asked in this process."""
-    monkeypatch.setattr("flatout.data.agreement.agree", lambda *_words, ranks: None)
+    monkeypatch.setattr("flatout.data.proof.agreement.agree", lambda *_words, ranks: None)
 
 
 @pytest.mark.usefixtures("cold", "agreed")

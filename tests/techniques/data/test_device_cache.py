@@ -9,9 +9,9 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from flatout.core.errors import NotApplicable
-from flatout.seams import training_device
-from flatout.seams.session import Session
+from flatout.agent import training_device
+from flatout.agent.session import Session
+from flatout.records.errors import NotApplicable
 from flatout.techniques.data import device_cache
 from flatout.techniques.data.device_cache import DeviceCache, batches_on_device
 from flatout.techniques.data.persistent_workers import PersistentWorkers

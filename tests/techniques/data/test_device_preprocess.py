@@ -9,17 +9,16 @@ import torch
 from PIL import Image
 from torch.utils.data import DataLoader
 
-from flatout.core.errors import NotApplicable
-from flatout.core.recipe import Choice, Recipe
-from flatout.core.trial import Outcome
-from flatout.core.workload import Workload
-from flatout.data.transport import PackingCollate
+from flatout.data.byte_batches.transport import PackingCollate
+from flatout.records.errors import NotApplicable
+from flatout.records.recipe import Choice, Recipe
+from flatout.records.trial import Outcome, Workload
 from flatout.techniques.data import device_preprocess
 from flatout.techniques.data.device_preprocess import DevicePreprocess, send_bytes
+from flatout.tuning.guard_checker import Referee
+from flatout.tuning.trial_runner import Lab
+from flatout.tuning.trials import TrialOptions, run_trial
 from flatout.workflow.demo import scenarios
-from flatout.workflow.lab import Lab
-from flatout.workflow.referee import Referee
-from flatout.workflow.trials import TrialOptions, run_trial
 from tests.data.photographs import photograph
 from tests.data.tails import Pictures, numpy_arithmetic, standardised
 from tests.techniques.data.samples import Stream, gpu_in_sight

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from flatout.core.errors import NotApplicable
+from flatout.records.errors import NotApplicable
 from flatout.techniques.data.dynamic_padding import DynamicPadding, Trimmed
 from tests.data.texts import Texts
 from tests.techniques.data.samples import Numbers

@@ -5,11 +5,11 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from flatout.core.errors import NotApplicable
-from flatout.data import decoders, pillow
+from flatout.data.images import decoders, pillow
+from flatout.records.errors import NotApplicable
 from flatout.techniques.data import fast_decode
 from flatout.techniques.data.fast_decode import FastDecode, decode_fast
-from flatout.workflow.ranking import WORTH_A_TRIAL
+from flatout.tuning.ranking import WORTH_A_TRIAL
 from tests.data.photographs import Photographs, photograph
 from tests.techniques.data.samples import Numbers, Stream
 from tests.techniques.facts import machine, pipeline, profile, starved
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.skipif(
 @pytest.fixture(autouse=True)
 def undo():
     yield
-    for swap in list(pillow._ACTIVE):
+    for swap in list(pillow._DECODER):
         swap.undo()
 
 
@@ -54,7 +54,7 @@ def test_in_the_training_process_images_come_from_the_other_decoder(paths):
 
     seen(built)
 
-    (swap,) = pillow._ACTIVE
+    (swap,) = pillow._DECODER
     assert (swap.compared, swap.made, swap.trouble) == (4, 8, "")
 
 
@@ -66,7 +66,7 @@ def test_workers_swap_and_the_training_process_does_not(paths):
 
     assert isinstance(built.worker_init_fn, fast_decode.SwapInWorker)
     assert built.worker_init_fn.then == asked.append
-    assert pillow._ACTIVE == []
+    assert pillow._DECODER == []
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_workers_swap_and_the_training_process_does_not(paths):
 def test_where_there_is_no_jpeg_nothing_is_swapped_and_it_says_why(tmp_path, dataset, reason):
     with pytest.raises(NotApplicable, match=reason):
         FastDecode().epoch(DataLoader(dataset(tmp_path), 1))
-    assert pillow._ACTIVE == []
+    assert pillow._DECODER == []
 
 
 def test_a_decoder_with_other_pixels_is_refused_by_name(paths, monkeypatch):

@@ -6,9 +6,9 @@ import torch
 from PIL import Image
 from torch.utils.data import DataLoader, Dataset
 
-from flatout.core.errors import NotApplicable
-from flatout.data import resizing
+from flatout.data.images import resizing
 from flatout.kernels import compiled
+from flatout.records.errors import NotApplicable
 from flatout.techniques.data import fast_resize
 from flatout.techniques.data.fast_resize import FastResize, ResizeInWorker, resize_fast
 from tests.data.photographs import Photographs, photograph, tensor_of

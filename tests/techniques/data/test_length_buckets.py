@@ -4,7 +4,7 @@ from torch import distributed
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.data import DataLoader, RandomSampler
 
-from flatout.core.errors import NotApplicable
+from flatout.records.errors import NotApplicable
 from flatout.techniques.data.length_buckets import LengthBuckets
 from tests.data.texts import Texts
 from tests.techniques.data.samples import Numbers, Stream

@@ -5,11 +5,10 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from flatout.core.errors import NotApplicable
-from flatout.core.journey import Journey
-from flatout.core.readings import RankFacts
-from flatout.core.worker_scan import WorkerPace, WorkerScan
-from flatout.seams import start_facts
+from flatout.agent import worker_start
+from flatout.records.errors import NotApplicable
+from flatout.records.journey import Journey, WorkerPace, WorkerScan
+from flatout.records.readings import RankFacts
 from flatout.techniques.data import loader_workers
 from flatout.techniques.data.loader_workers import LoaderWorkers, start_method
 from tests.rules.journey_facts import leg, worker
@@ -121,7 +120,7 @@ def test_a_data_set_that_cannot_be_pickled_is_left_alone_under_spawn_only():
 
 def test_a_start_in_another_way_than_usual_is_told_at_the_end(monkeypatch):
     monkeypatch.setattr(loader_workers, "_chosen", [])
-    monkeypatch.setattr(start_facts, "start_method", lambda: "spawn")
+    monkeypatch.setattr(worker_start, "start_method", lambda: "spawn")
     plain, local = Numbers(), Numbers()
     local.transform = lambda x: x
 

@@ -10,18 +10,18 @@ import torch
 from PIL import Image
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
 
-from flatout.core.errors import NotApplicable
-from flatout.core.journey import Journey
-from flatout.core.technique import Numerics
-from flatout.core.trial import Outcome
-from flatout.data import matching
+from flatout.data import dataset_matching
 from flatout.data.format import Encoding
+from flatout.records.errors import NotApplicable
+from flatout.records.journey import Journey
+from flatout.records.technique import Numerics
+from flatout.records.trial import Outcome
 from flatout.techniques.data.packed_data import PackedData, find_stores, read_from
+from flatout.tuning.guard_checker import Referee
+from flatout.tuning.ranking import Search, rank
+from flatout.tuning.trial_runner import Lab
+from flatout.tuning.trials import TrialOptions, run_trial
 from flatout.workflow.demo import scenarios
-from flatout.workflow.lab import Lab
-from flatout.workflow.ranking import Search, rank
-from flatout.workflow.referee import Referee
-from flatout.workflow.trials import TrialOptions, run_trial
 from tests.data.packs import image_folder, packed, photograph
 from tests.rules.journey_facts import MIB, leg, worker
 from tests.techniques.facts import loader, machine, profile
@@ -222,7 +222,7 @@ def test_whole_samples_come_from_a_store_of_the_data_set_itself(arrays):
 @pytest.fixture(autouse=True)
 def forgetful(monkeypatch):
     """No test reads what happened in another one."""
-    monkeypatch.setattr(matching, "_watches", WeakSet())
+    monkeypatch.setattr(dataset_matching, "_watches", WeakSet())
 
 
 class Scaled(Arrays):

@@ -7,9 +7,9 @@ import torch
 from PIL import Image
 from torch.utils.data import DataLoader, WeightedRandomSampler, default_collate
 
-from flatout.core.errors import NotApplicable
-from flatout.data.epoch_streams import EpochStreams
-from flatout.data.transport import PackingCollate
+from flatout.data.byte_batches.transport import PackingCollate
+from flatout.data.proof.random_streams import EpochStreams
+from flatout.records.errors import NotApplicable
 from flatout.techniques.data import persistent_workers
 from flatout.techniques.data.device_preprocess import DevicePreprocess
 from flatout.techniques.data.persistent_workers import PersistentWorkers, draw_missing_seed

@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from flatout.core.errors import NotApplicable
+from flatout.records.errors import NotApplicable
 from flatout.techniques.data.pinned_memory import PinnedMemory
 from tests.techniques.data.samples import Numbers
 from tests.techniques.facts import gpu, loader, machine, profile

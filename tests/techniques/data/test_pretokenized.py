@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from flatout.core.errors import NotApplicable
-from flatout.data import store
-from flatout.data.cached import store_of
+from flatout.data import caching
+from flatout.data.caching import store_of
+from flatout.records.errors import NotApplicable
 from flatout.techniques.data import ram_cache
 from flatout.techniques.data.loader_workers import LoaderWorkers
 from flatout.techniques.data.pretokenized import Pretokenized
@@ -125,7 +125,7 @@ def test_loaders_for_which_there_is_nothing_to_keep(asked, words):
 
 
 def test_spawned_workers_that_would_not_find_the_store_are_left_alone(monkeypatch, tmp_path):
-    monkeypatch.setattr(store, "DESCRIPTORS", tmp_path / "none")  # as on macOS
+    monkeypatch.setattr(caching, "DESCRIPTORS", tmp_path / "none")  # as on macOS
     asked = {"dataset": Texts(), "num_workers": 2, "multiprocessing_context": "spawn"}
 
     with pytest.raises(NotApplicable, match="spawned workers find the kept samples through"):

@@ -5,9 +5,10 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from flatout.core.errors import NotApplicable
-from flatout.data import decoded, store
-from flatout.data.cached import is_cached, store_of
+from flatout.data import caching
+from flatout.data.caching import is_cached, store_of
+from flatout.data.images import pillow
+from flatout.records.errors import NotApplicable
 from flatout.techniques.data import ram_cache
 from flatout.techniques.data.ram_cache import KEPT, RamCache, cache_samples
 from tests.data.photographs import Photographs, photograph
@@ -35,7 +36,7 @@ def undo_decoding(monkeypatch):
 
     monkeypatch.setattr(ImageFile.ImageFile, "load", ImageFile.ImageFile.load)
     monkeypatch.setattr(ram_cache, "_decoded", [])
-    monkeypatch.setattr(decoded, "_ACTIVE", [])
+    monkeypatch.setattr(pillow, "_ACTIVE", [])
 
 
 def two_epochs(arguments):
@@ -112,7 +113,7 @@ def test_sets_for_which_there_is_nothing_to_keep(dataset, words):
 
 
 def test_spawned_workers_that_would_not_find_the_store_are_left_alone(monkeypatch, tmp_path):
-    monkeypatch.setattr(store, "DESCRIPTORS", tmp_path / "none")  # as on macOS
+    monkeypatch.setattr(caching, "DESCRIPTORS", tmp_path / "none")  # as on macOS
     spawned = {"num_workers": 2, "multiprocessing_context": "spawn"}
     one, other = Numbers(), Numbers()
 

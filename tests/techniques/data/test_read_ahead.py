@@ -12,10 +12,10 @@ from torch.utils.data import (
 )
 
 import flatout.data
-from flatout.core.errors import NotApplicable
-from flatout.core.journey import Journey
 from flatout.data.packed_store import Store
 from flatout.data.reader import PackedDataset
+from flatout.records.errors import NotApplicable
+from flatout.records.journey import Journey
 from flatout.techniques.data import read_ahead as read_ahead_module
 from flatout.techniques.data.read_ahead import ReadAhead, read_ahead, warm_up
 from tests.data.packs import image_folder, packed
@@ -285,7 +285,9 @@ def test_a_data_set_that_mixes_samples_of_a_store_is_left_alone(cold_store):
 
 
 def test_files_that_do_not_fit_are_told_at_the_end(paths, monkeypatch):
-    monkeypatch.setattr("flatout.data.warm_up.free_memory_bytes", lambda: 1_000)
+    monkeypatch.setattr(
+        "flatout.techniques.data.read_ahead.dataset_files.free_memory_bytes", lambda: 1_000
+    )
     monkeypatch.setattr(read_ahead_module, "_warmed", [])
     lever = ReadAhead(warms_up=True)
     assert lever.end() == ""

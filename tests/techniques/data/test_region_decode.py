@@ -6,17 +6,13 @@ import torch
 from PIL import Image
 from torch.utils.data import DataLoader, Dataset
 
-from flatout.core.errors import NotApplicable
-from flatout.data import regions, resizing
+from flatout.data.images import regions, resizing
 from flatout.kernels import compiled
 from flatout.kernels.region import open_library
+from flatout.records.errors import NotApplicable
 from flatout.techniques.data import region_decode
 from flatout.techniques.data.fast_resize import resize_fast
-from flatout.techniques.data.region_decode import (
-    RegionDecode,
-    RegionsInWorker,
-    decode_regions,
-)
+from flatout.techniques.data.region_decode import RegionDecode, RegionsInWorker, decode_regions
 from tests.data.photographs import Photographs, photograph, tensor_of
 from tests.techniques.data.samples import Numbers, Stream
 from tests.techniques.facts import machine, pipeline, profile, starved

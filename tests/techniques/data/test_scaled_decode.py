@@ -5,9 +5,9 @@ import torch
 from PIL import Image, ImageFilter
 from torch.utils.data import DataLoader, Dataset
 
-from flatout.core.errors import NotApplicable
-from flatout.data import regions, shrinking
+from flatout.data.images import regions, shrinking
 from flatout.kernels import compiled
+from flatout.records.errors import NotApplicable
 from flatout.techniques.data import scaled_decode
 from flatout.techniques.data.scaled_decode import ScaledDecode, ShrinkingInWorker
 from tests.data.photographs import photograph, tensor_of

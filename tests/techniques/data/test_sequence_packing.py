@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from flatout.core.errors import NotApplicable
+from flatout.records.errors import NotApplicable
 from flatout.techniques.compute.packed_attention import PackedAttention
 from flatout.techniques.data.sequence_packing import SequencePacking, packing
 from tests.data.test_padding import batch

@@ -5,15 +5,14 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from flatout.core.errors import NotApplicable
-from flatout.core.recipe import Choice, Recipe
-from flatout.core.workload import Workload
-from flatout.data import threads
-from flatout.data.threads import ThreadedCollate
+from flatout.records.errors import NotApplicable
+from flatout.records.recipe import Choice, Recipe
+from flatout.records.trial import Workload
 from flatout.techniques.data.loader_workers import LoaderWorkers
-from flatout.techniques.data.thread_loader import ThreadLoader, load_in_threads
-from flatout.workflow.lab import Lab
-from flatout.workflow.referee import Referee
+from flatout.techniques.data.thread_loader import ThreadLoader, batch_threads, load_in_threads
+from flatout.techniques.data.thread_loader.batch_threads import ThreadedCollate
+from flatout.tuning.guard_checker import Referee
+from flatout.tuning.trial_runner import Lab
 from tests.data.photographs import Photographs, photograph
 from tests.techniques.data.samples import Numbers, Stream
 from tests.techniques.facts import loader, machine, pipeline, profile
@@ -25,7 +24,7 @@ PROMISE = "this module asks the guard"
 @pytest.fixture
 def threads_pay(monkeypatch):
     """What threads gain is timed, and timing decides no test."""
-    monkeypatch.setattr(threads, "times_faster", lambda *_, **__: 2.0)
+    monkeypatch.setattr(batch_threads, "times_faster", lambda *_, **__: 2.0)
 
 
 def starved(**changes):
@@ -77,7 +76,7 @@ def test_what_threads_cannot_share_is_left_alone_with_the_reason(dataset, reason
 
 
 def test_threads_that_hold_each_other_up_are_refused(monkeypatch):
-    monkeypatch.setattr(threads, "times_faster", lambda *_, **__: 1.02)
+    monkeypatch.setattr(batch_threads, "times_faster", lambda *_, **__: 1.02)
 
     with pytest.raises(NotApplicable, match=r"1\.02 times as fast as one"):
         load_in_threads(DataLoader(Numbers(), 4), 2)
@@ -146,7 +145,7 @@ import random
 import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
-from flatout.data import threads
+from flatout.techniques.data.thread_loader import batch_threads as threads
 
 threads.times_faster = lambda *_, **__: 2.0
 

@@ -3,9 +3,9 @@ import os
 import pytest
 from torch.utils.data import DataLoader
 
-from flatout.core.errors import NotApplicable
-from flatout.core.technique import seams_of
-from flatout.data.swapping import InWorker
+from flatout.data.proof.joint_proof import InWorker
+from flatout.records.errors import NotApplicable
+from flatout.records.technique import seams_of
 from flatout.techniques.data.persistent_workers import PersistentWorkers
 from flatout.techniques.data.worker_niceness import StepBack, WorkerNiceness, own_niceness
 from tests.techniques.data.samples import Numbers

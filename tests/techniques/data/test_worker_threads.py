@@ -5,10 +5,10 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from flatout.core.errors import NotApplicable
-from flatout.core.journey import Journey
-from flatout.core.technique import seams_of
-from flatout.data.swapping import InWorker
+from flatout.data.proof.joint_proof import InWorker
+from flatout.records.errors import NotApplicable
+from flatout.records.journey import Journey
+from flatout.records.technique import seams_of
 from flatout.techniques.data.worker_threads import VARIABLES, OneThread, WorkerThreads
 from tests.rules.journey_facts import worker
 from tests.techniques.data.samples import Numbers

@@ -8,9 +8,9 @@ from torch import nn
 from torch.utils import checkpoint
 from torch.utils._pytree import tree_leaves
 
-from flatout.core.errors import NotApplicable
-from flatout.core.profile import PeakBytes
-from flatout.engine.recompute import _policy, recomputed
+from flatout.agent.recompute import _policy, recomputed
+from flatout.records.errors import NotApplicable
+from flatout.records.profile import PeakBytes
 from flatout.techniques.memory.activation_checkpointing import (
     ActivationCheckpointing,
     Region,

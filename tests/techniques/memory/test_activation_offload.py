@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import nn
 
-from flatout.core.errors import NotApplicable
-from flatout.core.profile import PeakBytes
-from flatout.core.readings import Limits
+from flatout.records.errors import NotApplicable
+from flatout.records.profile import PeakBytes
+from flatout.records.readings import Limits
 from flatout.techniques.memory.activation_offload import ActivationOffload, offloaded
 from tests.techniques.facts import GIB, gpu, machine, model, profile
 from tests.techniques.guarded import played

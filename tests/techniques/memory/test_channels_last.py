@@ -5,8 +5,8 @@ import pytest
 import torch
 from torch import nn
 
-from flatout.core.errors import NotApplicable
-from flatout.core.trace import TraceSummary
+from flatout.records.errors import NotApplicable
+from flatout.records.readings import TraceSummary
 from flatout.techniques.memory import channels_last
 from flatout.techniques.memory.channels_last import ChannelsLast, with_channels_last_inputs
 from tests.techniques.facts import machine, model, profile

@@ -5,10 +5,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from flatout.core.errors import NotApplicable
-from flatout.core.profile import PeakBytes
-from flatout.core.readings import Limits
-from flatout.core.technique import Numerics
+from flatout.records.errors import NotApplicable
+from flatout.records.profile import PeakBytes
+from flatout.records.readings import Limits
+from flatout.records.technique import Numerics
 from flatout.techniques.memory import chunked_cross_entropy as lever
 from flatout.techniques.memory.chunked_cross_entropy import (
     ChunkedCrossEntropy,
@@ -17,7 +17,7 @@ from flatout.techniques.memory.chunked_cross_entropy import (
     saved_ms,
     table_bytes,
 )
-from flatout.workflow.ranking import Search, rank
+from flatout.tuning.ranking import Search, rank
 from tests.techniques.facts import GIB, gpu, loader, machine, model, profile
 from tests.techniques.guarded import checked, played
 from tests.techniques.peaks import peak_bytes

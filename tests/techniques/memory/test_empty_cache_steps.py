@@ -2,9 +2,9 @@ import pytest
 import torch
 from torch import nn
 
-from flatout.core.errors import NotApplicable
-from flatout.core.memory import MemoryStory
-from flatout.core.profile import PeakBytes
+from flatout.records.errors import NotApplicable
+from flatout.records.memory import MemoryStory
+from flatout.records.profile import PeakBytes
 from flatout.techniques.memory.empty_cache_steps import EmptyCacheSteps, flush_every
 from tests.techniques.facts import GIB, gpu, machine, profile
 from tests.techniques.guarded import played

@@ -2,9 +2,9 @@ import pytest
 import torch
 from torch import nn
 
-from flatout.core.errors import NotApplicable
-from flatout.core.memory import MemoryStory
-from flatout.core.profile import PeakBytes
+from flatout.records.errors import NotApplicable
+from flatout.records.memory import MemoryStory
+from flatout.records.profile import PeakBytes
 from flatout.techniques.memory import expandable_segments
 from flatout.techniques.memory.expandable_segments import ExpandableSegments, with_setting
 from tests.techniques.facts import GIB, gpu, machine, profile

@@ -5,8 +5,8 @@ import pytest
 import torch
 from torch import nn
 
-from flatout.core.errors import NotApplicable
-from flatout.core.profile import PeakBytes
+from flatout.records.errors import NotApplicable
+from flatout.records.profile import PeakBytes
 from flatout.techniques.memory.microbatching import Microbatching, find_coupled, in_parts
 from tests.rules.rank_facts import rank
 from tests.techniques.facts import GIB, gpu, loader, machine, model, profile

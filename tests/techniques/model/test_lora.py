@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from flatout.core.errors import NotApplicable
-from flatout.core.profile import PeakBytes
+from flatout.records.errors import NotApplicable
+from flatout.records.profile import PeakBytes
 from flatout.techniques.model import lora
 from flatout.techniques.model.lora import Lora, add_adapters, train_only
 from tests.techniques.facts import GIB, machine, model, optimizer, profile

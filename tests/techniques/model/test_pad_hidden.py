@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from flatout.core.errors import NotApplicable
-from flatout.seams.describe import describe
+from flatout.agent.describe import describe
+from flatout.records.errors import NotApplicable
 from flatout.techniques.model.pad_hidden import PadHidden, pad_layers
 from tests.techniques.facts import machine, model, profile
 from tests.techniques.saved import assert_loads_alone

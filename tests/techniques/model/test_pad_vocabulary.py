@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from flatout.core.errors import NotApplicable
+from flatout.records.errors import NotApplicable
 from flatout.techniques.model.pad_vocabulary import PadVocabulary, head_share, pad_output
 from tests.techniques.facts import machine, model, profile
 from tests.techniques.guarded import ELABORATE, checked

@@ -5,8 +5,8 @@ import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from flatout.core.errors import NotApplicable
-from flatout.core.profile import PeakBytes
+from flatout.records.errors import NotApplicable
+from flatout.records.profile import PeakBytes
 from flatout.techniques.optimizer.adafactor import Adafactor, mean_size, to_adafactor
 from tests.techniques.facts import GIB, gpu, machine, model, optimizer, profile
 from tests.techniques.guarded import checked, played

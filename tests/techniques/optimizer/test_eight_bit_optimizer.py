@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from flatout.core.errors import NotApplicable
-from flatout.core.profile import PeakBytes
+from flatout.records.errors import NotApplicable
+from flatout.records.profile import PeakBytes
 from flatout.techniques.optimizer import eight_bit_optimizer
 from flatout.techniques.optimizer.eight_bit_optimizer import EightBitOptimizer, to_eight_bits
 from tests.techniques.facts import GIB, gpu, machine, model, optimizer, profile

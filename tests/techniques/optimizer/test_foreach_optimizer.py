@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from flatout.core.errors import NotApplicable
-from flatout.core.profile import PeakBytes
+from flatout.records.errors import NotApplicable
+from flatout.records.profile import PeakBytes
 from flatout.techniques.optimizer.foreach_optimizer import ForeachOptimizer, update_in_groups
 from tests.techniques.facts import machine, model, optimizer, profile
 from tests.techniques.guarded import ELABORATE, checked

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from flatout.core.errors import NotApplicable
-from flatout.core.profile import PeakBytes
+from flatout.records.errors import NotApplicable
+from flatout.records.profile import PeakBytes
 from flatout.techniques.optimizer.four_bit_optimizer import FourBitOptimizer, to_four_bits
 from tests.techniques.facts import GIB, gpu, machine, model, optimizer, profile
 from tests.techniques.optimizer.test_adafactor import in_first_step

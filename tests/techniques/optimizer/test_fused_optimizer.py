@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from flatout.core.errors import NotApplicable
+from flatout.records.errors import NotApplicable
 from flatout.techniques.optimizer.adafactor import Adafactor
 from flatout.techniques.optimizer.fused_optimizer import FusedOptimizer, fuse
 from tests.techniques.facts import machine, optimizer, profile

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from flatout.core.errors import NotApplicable
-from flatout.core.technique import Numerics
+from flatout.records.errors import NotApplicable
+from flatout.records.technique import Numerics
 from flatout.techniques.optimizer.adafactor import Adafactor
 from flatout.techniques.optimizer.fused_optimizer import FusedOptimizer
 from flatout.techniques.optimizer.muon import Muon, hidden_matrices, step_with_muon

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import nn
 
-from flatout.core.errors import NotApplicable
-from flatout.core.profile import PeakBytes
-from flatout.engine.host_steps import HostSteps, find_obstacle
+from flatout.records.errors import NotApplicable
+from flatout.records.profile import PeakBytes
 from flatout.techniques.optimizer.offloaded_optimizer import OffloadedOptimizer, step_on_host
+from flatout.techniques.optimizer.offloaded_optimizer.host_steps import HostSteps, find_obstacle
 from tests.techniques.facts import GIB, gpu, machine, model, optimizer, profile
 from tests.techniques.optimizer.test_adafactor import in_first_step, network, train
 

@@ -9,12 +9,16 @@ import pytest
 import torch
 from torch import nn
 
-from flatout.core.errors import NotApplicable
-from flatout.core.profile import PeakBytes
-from flatout.engine.in_backward import Watch, find_obstacle, step_in_backward
-from flatout.seams import training_device
-from flatout.seams.session import Session
+from flatout.agent import training_device
+from flatout.agent.session import Session
+from flatout.records.errors import NotApplicable
+from flatout.records.profile import PeakBytes
 from flatout.techniques.optimizer.optimizer_in_backward import OptimizerInBackward
+from flatout.techniques.optimizer.optimizer_in_backward.updates_in_backward import (
+    Watch,
+    find_obstacle,
+    step_in_backward,
+)
 from tests.techniques.facts import GIB, gpu, machine, model, optimizer, profile
 from tests.techniques.guarded import checked, played
 
@@ -128,7 +132,7 @@ def test_gradients_that_add_up_later_end_the_training_with_the_reason():
 PEAKS = """
 import torch
 from torch import nn
-from flatout.engine.in_backward import step_in_backward
+from flatout.techniques.optimizer.optimizer_in_backward.updates_in_backward import step_in_backward
 from tests.techniques.peaks import peak_bytes
 
 def build():

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from flatout.core.errors import NotApplicable
+from flatout.records.errors import NotApplicable
 from flatout.techniques.precision.bf16_autocast import Bf16Autocast, autocast_bf16
 from tests.techniques.facts import CPU, gpu, machine, model, profile
 

@@ -11,9 +11,9 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from flatout.core.errors import NotApplicable, UserError
-from flatout.core.recipe import Choice, Recipe
-from flatout.techniques import build
+from flatout.records.catalogue import build
+from flatout.records.errors import NotApplicable, UserError
+from flatout.records.recipe import Choice, Recipe
 from flatout.techniques.precision import fp16_autocast
 from flatout.techniques.precision.fp16_autocast import (
     MAX_WALKS,

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from flatout.core.errors import NotApplicable
+from flatout.records.errors import NotApplicable
 from flatout.techniques.precision.fp8_training import Fp8Training, eligible_layers, padded, to_fp8
 from tests.techniques.facts import gpu, machine, model, profile
 

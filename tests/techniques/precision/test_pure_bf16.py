@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch import nn
 
-from flatout.core.errors import NotApplicable
-from flatout.core.profile import PeakBytes
-from flatout.engine.in_backward import step_in_backward
+from flatout.records.errors import NotApplicable
+from flatout.records.profile import PeakBytes
 from flatout.techniques.optimizer.adafactor import Adafactor
+from flatout.techniques.optimizer.optimizer_in_backward.updates_in_backward import step_in_backward
 from flatout.techniques.precision import pure_bf16
 from flatout.techniques.precision.pure_bf16 import (
     PureBf16,

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from flatout.core.errors import NotApplicable
+from flatout.records.errors import NotApplicable
 from flatout.techniques.precision.tf32 import Tf32
 from tests.techniques.facts import CPU, gpu, machine, model, profile
 

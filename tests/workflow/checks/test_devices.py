@@ -1,5 +1,5 @@
-from flatout.core.machine import Device, Machine
-from flatout.workflow.checks.devices import busy_gpus, driver_fits, training_device
+from flatout.records.machine import Device, Machine
+from flatout.workflow.doctor import busy_gpus, driver_fits, training_device
 
 CPU = Device(kind="cpu", name="Some CPU", memory_bytes=1)
 H200 = Device(kind="cuda", name="NVIDIA H200", memory_bytes=140 * 1024**3)

@@ -1,8 +1,8 @@
 import pytest
 
-from flatout.core.machine import Device, Machine
 from flatout.hardware.load import Load
-from flatout.workflow.checks.host import (
+from flatout.records.machine import Device, Machine
+from flatout.workflow.doctor import (
     cores,
     disk,
     huge_pages,

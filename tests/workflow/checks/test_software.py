@@ -3,8 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from flatout.core.machine import Device, Machine
-from flatout.workflow.checks.software import allocator, compiler, variables, versions
+from flatout.records.machine import Device, Machine
+from flatout.workflow.doctor import allocator, compiler, variables, versions
 
 
 def machine(*, torch_version="2.13.0", kind="cpu", tcmalloc=None, **facts):

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from flatout.core.readings import Limits
-from flatout.core.recipe import Recipe
-from flatout.core.workload import Workload
 from flatout.hardware.machine import read_machine
 from flatout.hardware.peaks import Peaks
+from flatout.records.readings import Limits
+from flatout.records.recipe import Recipe
+from flatout.records.trial import Workload
+from flatout.tuning.passes import PassRunner, ceilings
+from flatout.tuning.passes.ceilings import ceilings_of, with_peaks
 from flatout.workflow.measure import measure
-from flatout.workflow.passes import PassRunner, ceilings
-from flatout.workflow.passes.ceilings import ceilings_of, with_peaks
 from tests.benchmarks.made_up import a_profile
 from tests.techniques.facts import machine
 
@@ -109,7 +109,7 @@ def test_without_time_nothing_is_run():
 
 
 def measured_loaders():
-    from flatout.core.profile import LoaderFacts
+    from flatout.records.profile import LoaderFacts
 
     return (
         LoaderFacts(

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from flatout.core.profile import profile_from_json
-from flatout.core.recipe import Recipe
-from flatout.core.workload import Workload
-from flatout.workflow.passes import PassRunner, detail
+from flatout.records.profile import profile_from_json
+from flatout.records.recipe import Recipe
+from flatout.records.trial import Workload
+from flatout.tuning.passes import PassRunner, detail
 from tests.techniques.facts import profile
 from tests.workflow.trial_runs import copy_scripts, machine, trial_of
 

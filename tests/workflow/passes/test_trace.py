@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from flatout.core.errors import UserError
-from flatout.core.recipe import Recipe
-from flatout.core.workload import Workload
+from flatout.records.errors import UserError
+from flatout.records.recipe import Recipe
+from flatout.records.trial import Workload
+from flatout.tuning.passes.trace import check_target, target_of, write_trace
+from flatout.tuning.trials import TrialOptions, run_trial
 from flatout.workflow.measure import measure
-from flatout.workflow.passes.trace import check_target, target_of, write_trace
-from flatout.workflow.trials import TrialOptions, run_trial
 from tests.workflow.trial_runs import copy_scripts, machine
 
 

@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 from flatout import Task
-from flatout.memory.subject import Subject
+from flatout.planner.tracing.training_step import Subject
 
 WIDTH = 256
 

@@ -3,7 +3,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from flatout import Task
-from flatout.memory.subject import Subject
+from flatout.planner.tracing.training_step import Subject
 
 
 def data():

@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from flatout.core.errors import UserError
-from flatout.data.refusals import RAISE
+from flatout.data.format import RAISE
 from flatout.data.sources.source import Source
+from flatout.records.errors import UserError
 
 KINDS = (
     "a folder of images, a WebDataset (.tar, also as 'name-{000..009}.tar'), Parquet or Arrow "

@@ -7,16 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from flatout.core.errors import UserError
 from flatout.data.format import Field
-from flatout.data.sources.source import (
-    LABELS,
-    Contents,
-    fingerprint_of,
-    need_samples,
-    stamp_of,
-)
+from flatout.data.sources.source import LABELS, Contents, fingerprint_of, need_samples, stamp_of
 from flatout.data.values import ARRAY_KINDS
+from flatout.records.errors import UserError
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

@@ -15,13 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from flatout.core.errors import UserError
-from flatout.core.input_files import parse_json, read_json
-from flatout.core.units import format_bytes
 from flatout.data import pictures, values
-from flatout.data.crew import FULL
-from flatout.data.format import Field
-from flatout.data.refusals import BadSample
+from flatout.data.format import BadSample, Field
 from flatout.data.sources.source import (
     Contents,
     fingerprint_of,
@@ -31,6 +26,10 @@ from flatout.data.sources.source import (
     stamp_of,
 )
 from flatout.data.staging import sync
+from flatout.data.worker_pool import FULL
+from flatout.records.errors import UserError
+from flatout.records.input_files import parse_json, read_json
+from flatout.records.units import format_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

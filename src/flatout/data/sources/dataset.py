@@ -14,17 +14,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from flatout.core.errors import UserError
-from flatout.core.nearest import unknown
 from flatout.data import values
-from flatout.data.refusals import BadSample
-from flatout.data.sources.source import (
-    Contents,
-    fingerprint_of,
-    label_in,
-    need_samples,
-    stamp_of,
-)
+from flatout.data.format import BadSample
+from flatout.data.sources.source import Contents, fingerprint_of, label_in, need_samples, stamp_of
+from flatout.records.errors import UserError, unknown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,17 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from flatout.core.errors import UserError
-from flatout.data.format import Field
+from flatout.data.format import RAISE, Field, Skipped
 from flatout.data.pictures import SUFFIXES
-from flatout.data.refusals import RAISE, Skipped
-from flatout.data.sources.source import (
-    Contents,
-    fingerprint_of,
-    need_samples,
-    read_file,
-    stamp_of,
-)
+from flatout.data.sources.source import Contents, fingerprint_of, need_samples, read_file, stamp_of
+from flatout.records.errors import UserError
 
 IMAGE = Field(name="image", kind="image")
 LABEL = Field(name="label", kind="int")

@@ -11,17 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from flatout.core.errors import UserError
 from flatout.data import values
-from flatout.data.format import Field
-from flatout.data.refusals import BadSample
-from flatout.data.sources.source import (
-    Contents,
-    fingerprint_of,
-    label_in,
-    need_samples,
-    stamp_of,
-)
+from flatout.data.format import BadSample, Field
+from flatout.data.sources.source import Contents, fingerprint_of, label_in, need_samples, stamp_of
+from flatout.records.errors import UserError
 
 BLOCK_BYTES = 1 << 24
 """Read at a time while the lines are counted."""

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from flatout.core.errors import UserError
-from flatout.core.input_files import read_bytes
-from flatout.data.format import MAX_FIELD_BYTES, Field
-from flatout.data.refusals import BadSample, Skipped
+from flatout.data.format import MAX_FIELD_BYTES, BadSample, Field, Skipped
+from flatout.records.errors import UserError
+from flatout.records.input_files import read_bytes
 
 LABELS = ("label", "labels", "class", "cls", "target", "targets", "y")
 """Names of fields that are taken for the label, the first of them that is there."""

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from flatout.core.errors import UserError
 from flatout.data.format import Field
 from flatout.data.pictures import SUFFIXES
 from flatout.data.sources.source import (
@@ -24,6 +23,7 @@ from flatout.data.sources.source import (
     read_file,
     stamp_of,
 )
+from flatout.records.errors import UserError
 
 PATHS = ("path", "file", "filename", "file_name", "filepath", "image", "image_path", "img")
 """Names of columns that are taken for paths, the first of them that is there."""

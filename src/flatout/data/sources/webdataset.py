@@ -17,17 +17,10 @@ from typing import Any
 
 import numpy as np
 
-from flatout.core.errors import UserError
 from flatout.data import pictures
-from flatout.data.format import MAX_FIELD_BYTES, Field
-from flatout.data.refusals import BadSample, Skipped, refuse
-from flatout.data.sources.source import (
-    Contents,
-    fingerprint_of,
-    label_in,
-    need_samples,
-    stamp_of,
-)
+from flatout.data.format import MAX_FIELD_BYTES, BadSample, Field, Skipped, refuse
+from flatout.data.sources.source import Contents, fingerprint_of, label_in, need_samples, stamp_of
+from flatout.records.errors import UserError
 
 INTEGER_SUFFIXES = ("cls", "cls2", "index", "inx", "id", "count")
 TEXT_SUFFIXES = ("txt", "text", "transcript", "caption", "json")

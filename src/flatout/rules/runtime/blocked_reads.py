@@ -1,11 +1,11 @@
 """Batches are late because reading their samples blocks, not because computing them takes long."""
 
-from flatout.core.finding import Finding
-from flatout.core.journey import Journey
-from flatout.core.machine import Machine
-from flatout.core.profile import Profile
-from flatout.core.units import format_bytes, format_ms, format_share
-from flatout.profiling.feeding import cores_of, useful_workers, workers_now
+from flatout.analysis.feeding import cores_of, useful_workers, workers_now
+from flatout.records.finding import Finding
+from flatout.records.journey import Journey
+from flatout.records.machine import Machine
+from flatout.records.profile import Profile
+from flatout.records.units import format_bytes, format_ms, format_share
 from flatout.rules.runtime.data_wait import FOREIGN
 
 MIN_WAIT = 0.10

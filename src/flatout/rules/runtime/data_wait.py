@@ -1,10 +1,10 @@
 """The step waits for the next batch."""
 
-from flatout.core.finding import Finding
-from flatout.core.machine import Machine
-from flatout.core.profile import Profile
-from flatout.core.units import format_ms, format_ratio, format_share
-from flatout.profiling.feeding import cores_of, useful_workers, workers_now
+from flatout.analysis.feeding import cores_of, useful_workers, workers_now
+from flatout.records.finding import Finding
+from flatout.records.machine import Machine
+from flatout.records.profile import Profile
+from flatout.records.units import format_ms, format_ratio, format_share
 
 MIN_SHARE = 0.10
 """Below a tenth of the step, fixing the loader is not worth a reader's time."""

@@ -1,9 +1,9 @@
 """A mixture of experts is computed one expert after the other."""
 
-from flatout.core.finding import Finding
-from flatout.core.machine import Machine
-from flatout.core.profile import ModelFacts, Profile
-from flatout.core.units import format_share
+from flatout.records.finding import Finding
+from flatout.records.machine import Machine
+from flatout.records.profile import ModelFacts, Profile
+from flatout.records.units import format_share
 
 MIN_EXPERTS = 4
 """A loop over fewer experts costs few launches."""

@@ -1,9 +1,9 @@
 """The ranks spend their steps in talking to each other."""
 
-from flatout.core.finding import Finding
-from flatout.core.machine import Machine
-from flatout.core.profile import Profile
-from flatout.core.units import format_ms, format_share
+from flatout.records.finding import Finding
+from flatout.records.machine import Machine
+from flatout.records.profile import Profile
+from flatout.records.units import format_ms, format_share
 
 MIN_SHARE = 0.25
 """A quarter of the step in communication that nothing hides: the number of DS02 in the catalogue

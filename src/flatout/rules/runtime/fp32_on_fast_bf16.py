@@ -1,10 +1,10 @@
 """The model computes in fp32 on a device that multiplies bf16 in hardware."""
 
-from flatout.core.finding import Finding
-from flatout.core.machine import Machine
-from flatout.core.profile import Profile
-from flatout.core.units import format_ms, format_share
-from flatout.profiling.regime import COMPUTE_CAUSES, addressable_ms
+from flatout.analysis.regime import COMPUTE_CAUSES, addressable_ms
+from flatout.records.finding import Finding
+from flatout.records.machine import Machine
+from flatout.records.profile import Profile
+from flatout.records.units import format_ms, format_share
 
 MIN_COMPUTE_SHARE = 0.20
 """Below a fifth of the step in forward and backward, halving them would bring less than a tenth."""

@@ -1,9 +1,9 @@
 """The allocator holds much more memory than the tensors need, and runs short of it."""
 
-from flatout.core.finding import Finding
-from flatout.core.machine import Machine
-from flatout.core.profile import Profile
-from flatout.core.units import format_bytes, format_share
+from flatout.records.finding import Finding
+from flatout.records.machine import Machine
+from flatout.records.profile import Profile
+from flatout.records.units import format_bytes, format_share
 
 MIN_SHARE = 0.15
 """Share of the device that is reserved and unused: below it, expandable segments bring nothing (the

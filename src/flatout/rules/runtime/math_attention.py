@@ -1,9 +1,9 @@
 """Attention runs on the backend that writes every weight to memory."""
 
-from flatout.core.finding import Finding
-from flatout.core.machine import Machine
-from flatout.core.profile import Profile
-from flatout.core.units import format_share
+from flatout.records.finding import Finding
+from flatout.records.machine import Machine
+from flatout.records.profile import Profile
+from flatout.records.units import format_share
 
 MATH = "math"
 MIN_SHARE = 0.10

@@ -1,9 +1,9 @@
 """Every step leaves memory behind."""
 
-from flatout.core.finding import Finding
-from flatout.core.machine import Machine
-from flatout.core.profile import Profile
-from flatout.core.units import format_bytes
+from flatout.records.finding import Finding
+from flatout.records.machine import Machine
+from flatout.records.profile import Profile
+from flatout.records.units import format_bytes
 
 STEPS = 1_000
 """Steps over which a leak is judged: an epoch of a common data set."""

@@ -1,10 +1,10 @@
 """A large part of the step runs outside of what was seen of loading, model and optimizer."""
 
-from flatout.core.finding import Finding
-from flatout.core.journey import TRAINING
-from flatout.core.machine import Machine
-from flatout.core.profile import Profile
-from flatout.core.units import format_ms, format_share
+from flatout.records.finding import Finding
+from flatout.records.journey import TRAINING
+from flatout.records.machine import Machine
+from flatout.records.profile import Profile
+from flatout.records.units import format_ms, format_share
 
 MIN_SHARE = 0.10
 """Below a tenth of the step, the loop's own code is not worth a reader's time."""

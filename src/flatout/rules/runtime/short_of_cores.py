@@ -1,11 +1,11 @@
 """The cores that there are cannot make the samples that the device takes."""
 
-from flatout.core.finding import Finding
-from flatout.core.machine import Machine
-from flatout.core.pipeline import ASKED, Pipeline
-from flatout.core.profile import Profile
-from flatout.core.units import format_count, format_ms, format_rate, format_share
-from flatout.profiling.feeding import useful_workers, workers_now
+from flatout.analysis.feeding import useful_workers, workers_now
+from flatout.records.finding import Finding
+from flatout.records.journey import ASKED, Pipeline
+from flatout.records.machine import Machine
+from flatout.records.profile import Profile
+from flatout.records.units import format_count, format_ms, format_rate, format_share
 
 MIN_SHARE = 0.10
 """Below a tenth of the step in waiting, cheaper samples are not worth a reader's time."""

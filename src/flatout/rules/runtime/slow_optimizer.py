@@ -1,9 +1,9 @@
 """The optimizer takes a large part of the step."""
 
-from flatout.core.finding import Finding
-from flatout.core.machine import Machine
-from flatout.core.profile import OptimizerFacts, Profile
-from flatout.core.units import format_ms, format_share
+from flatout.records.finding import Finding
+from flatout.records.machine import Machine
+from flatout.records.profile import OptimizerFacts, Profile
+from flatout.records.units import format_ms, format_share
 
 MENDED_BY = frozenset({"fused_optimizer", "foreach_optimizer"})
 """With one of them in use its facts are those of the script, and of neither is it to be advised."""

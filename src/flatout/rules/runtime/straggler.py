@@ -2,10 +2,10 @@
 
 import statistics
 
-from flatout.core.finding import Finding
-from flatout.core.machine import Machine
-from flatout.core.profile import Profile
-from flatout.core.readings import RankFacts
+from flatout.records.finding import Finding
+from flatout.records.machine import Machine
+from flatout.records.profile import Profile
+from flatout.records.readings import RankFacts
 
 
 def check(profile: Profile, machine: Machine) -> Finding | None:

@@ -1,11 +1,11 @@
 """Lines of the loop make the host wait for the device in every step."""
 
-from flatout.core.finding import Finding
-from flatout.core.machine import Machine
-from flatout.core.profile import Profile
-from flatout.core.readings import SyncPoint
-from flatout.core.units import format_ms, format_share
-from flatout.profiling.regime import idle_share
+from flatout.analysis.regime import idle_share
+from flatout.records.finding import Finding
+from flatout.records.machine import Machine
+from flatout.records.profile import Profile
+from flatout.records.readings import SyncPoint
+from flatout.records.units import format_ms, format_share
 
 MIN_SHARE = 0.03
 """Below 3 % of the step, what a wait costs is within the noise of most comparisons."""

@@ -1,9 +1,9 @@
 """The model trains on the CPU though there is a GPU that torch can use."""
 
-from flatout.core.finding import Finding
-from flatout.core.machine import Machine
-from flatout.core.profile import Profile
-from flatout.core.units import format_ms, format_share
+from flatout.records.finding import Finding
+from flatout.records.machine import Machine
+from flatout.records.profile import Profile
+from flatout.records.units import format_ms, format_share
 
 COMPUTE = ("forward", "backward", "optimizer")
 MIN_SHARE = 0.50

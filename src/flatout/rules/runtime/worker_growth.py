@@ -1,9 +1,9 @@
 """The loader's workers need more memory with every step."""
 
-from flatout.core.finding import Finding
-from flatout.core.machine import Machine
-from flatout.core.profile import Profile
-from flatout.core.units import GIB, MIB, format_bytes
+from flatout.records.finding import Finding
+from flatout.records.machine import Machine
+from flatout.records.profile import Profile
+from flatout.records.units import GIB, MIB, format_bytes
 
 STEPS = 1_000
 MIN_GROWTH = 0.01

@@ -12,10 +12,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, final
 
-from flatout.core.errors import NotApplicable
-from flatout.core.machine import Machine
-from flatout.core.profile import LoaderFacts, Profile
-from flatout.core.technique import Effect, Numerics, Technique
+from flatout.records.errors import NotApplicable
+from flatout.records.machine import Machine
+from flatout.records.profile import LoaderFacts, Profile
+from flatout.records.technique import Effect, Numerics, Technique
 
 if TYPE_CHECKING:
     import torch
@@ -120,11 +120,11 @@ Reach that learning rate over the first $warm_up_steps steps.
 
         Only once a loader has the larger batch: it may be made after the optimizer, or not at all.
         """
-        from flatout.engine import whole_steps
+        from flatout.agent import optimizer_swap
 
         factor = rate_factor(self.samples / self.instead_of, self.learning_rate)
         if factor != 1:
-            whole_steps.need(optimizer, "batch_size, which multiplies the rate in each step,")
+            optimizer_swap.need(optimizer, "batch_size, which multiplies the rate in each step,")
             scale_rate(optimizer, factor, self.warm_up_steps, is_due=lambda: bool(_ENLARGED))
         return optimizer
 

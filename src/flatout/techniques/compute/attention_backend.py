@@ -13,12 +13,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, final
 
-from flatout.core.errors import NotApplicable
-from flatout.core.machine import Machine
-from flatout.core.profile import Profile
-from flatout.core.technique import Effect, Numerics, Technique
-from flatout.profiling.regime import COMPUTE_CAUSES, addressable_ms
-from flatout.seams.describe import is_compiled
+from flatout.agent.describe import is_compiled
+from flatout.analysis.regime import COMPUTE_CAUSES, addressable_ms
+from flatout.records.errors import NotApplicable
+from flatout.records.machine import Machine
+from flatout.records.profile import Profile
+from flatout.records.technique import Effect, Numerics, Technique
 
 Backend = Literal["flash", "efficient", "cudnn"]
 SPEEDUP = 1.25
@@ -135,7 +135,7 @@ def noting(call: Callable[..., Any]) -> Callable[..., Any]:
     """
     from torch.nn import functional
 
-    from flatout.profiling.attention import OPERATOR, backend_of, may_look
+    from flatout.agent.measuring.attention import OPERATOR, backend_of, may_look
 
     waiting = True
 

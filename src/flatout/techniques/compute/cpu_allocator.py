@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal, final
 
-from flatout.core.errors import NotApplicable
-from flatout.core.machine import Machine
-from flatout.core.profile import Profile
-from flatout.core.technique import Effect, Numerics, Technique
-from flatout.hardware.library import find_tcmalloc
+from flatout.hardware.accelerator import find_tcmalloc
+from flatout.records.errors import NotApplicable
+from flatout.records.machine import Machine
+from flatout.records.profile import Profile
+from flatout.records.technique import Effect, Numerics, Technique
 
 GLIBC_VARIABLES = {
     "MALLOC_MMAP_MAX_": "0",

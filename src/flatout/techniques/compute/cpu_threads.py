@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, final
 
-from flatout.core.machine import Machine
-from flatout.core.profile import Profile
-from flatout.core.technique import Effect, Numerics, Technique
+from flatout.records.machine import Machine
+from flatout.records.profile import Profile
+from flatout.records.technique import Effect, Numerics, Technique
 
 VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 """What OpenMP and MKL read when they are loaded."""
@@ -92,7 +92,7 @@ def set_threads(threads: int) -> None:
 def threads_per_rank(machine: Machine, ranks: int, workers_per_rank: int = 0) -> int:
     """Return the threads for each of several training processes on one machine, at least 1.
 
-    >>> from flatout.core.machine import Device
+    >>> from flatout.records.machine import Device
     >>> cpu = Device(kind="cpu", name="", memory_bytes=0)
     >>> machine = Machine(device=cpu, logical_cores=64, usable_cores=64, physical_cores=32,
     ...     memory_bytes=0, shm_free_bytes=0)

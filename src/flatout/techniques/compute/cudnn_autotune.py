@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, final
 
-from flatout.core.errors import NotApplicable
-from flatout.core.machine import Machine
-from flatout.core.profile import Profile
-from flatout.core.technique import Effect, Numerics, Technique
-from flatout.profiling.regime import COMPUTE_CAUSES, addressable_ms
+from flatout.analysis.regime import COMPUTE_CAUSES, addressable_ms
+from flatout.records.errors import NotApplicable
+from flatout.records.machine import Machine
+from flatout.records.profile import Profile
+from flatout.records.technique import Effect, Numerics, Technique
 
 MAX_SHAPES = 4
 """With more input shapes, measuring again for each costs more than it brings: an assumption."""

@@ -14,12 +14,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, final
 
-from flatout.core.errors import NotApplicable
-from flatout.core.machine import Machine
-from flatout.core.profile import Profile
-from flatout.core.technique import Effect, Numerics, Technique
-from flatout.profiling.regime import SMALL_WORK_CAUSES, addressable_ms, is_lowered_on_cpu
-from flatout.seams.describe import softmax_modules
+from flatout.agent.describe import softmax_modules
+from flatout.analysis.regime import SMALL_WORK_CAUSES, addressable_ms, is_lowered_on_cpu
+from flatout.records.errors import NotApplicable
+from flatout.records.machine import Machine
+from flatout.records.profile import Profile
+from flatout.records.technique import Effect, Numerics, Technique
 
 if TYPE_CHECKING:
     import torch
@@ -92,7 +92,7 @@ In the attention module, for a causal mask:
         if not replaced:
             reasons = sorted(set(_OUTCOME.values())) or ["the first call never came"]
             raise NotApplicable(LOOKED.format(count=len(_OUTCOME), why="; ".join(reasons)))
-        from flatout.kernels.attend import backend_words
+        from flatout.kernels.sdpa_rewrite import backend_words
 
         return f"{len(replaced)} of {len(_OUTCOME)} modules replaced{backend_words()}"
 

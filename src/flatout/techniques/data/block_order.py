@@ -16,11 +16,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, final
 
 import numpy as np
 
-from flatout.core.errors import NotApplicable
-from flatout.core.machine import Machine
-from flatout.core.profile import Profile
-from flatout.core.technique import Effect, Numerics, Technique
-from flatout.data.order import (
+from flatout.data.packed_store import Store
+from flatout.data.sampler import (
     MAX_BLOCK,
     MAX_VARIANCE_RATIO,
     MIN_BLOCK,
@@ -28,8 +25,11 @@ from flatout.data.order import (
     block_permutation,
     variance_ratio,
 )
-from flatout.data.packed_store import Store
 from flatout.hardware.limits import host_memory_bytes, memory_limit_bytes
+from flatout.records.errors import NotApplicable
+from flatout.records.machine import Machine
+from flatout.records.profile import Profile
+from flatout.records.technique import Effect, Numerics, Technique
 
 if TYPE_CHECKING:
     from flatout.data.sampler import BlockSampler, OrderOptions
@@ -166,7 +166,7 @@ def _checked_sampler(
     Raises:
         NotApplicable: as for `block_sampler`.
     """
-    from flatout.data.agreement import agree, group_size
+    from flatout.data.proof.agreement import agree, group_size
 
     ranks = max(options.world_size, group_size())
     if ranks == 1:
@@ -189,8 +189,8 @@ def _own_sampler(
     Raises:
         NotApplicable: as for `block_sampler`.
     """
+    from flatout.data.dataset_matching import store_behind
     from flatout.data.sampler import BlockSampler
-    from flatout.data.wrapping import store_behind
 
     behind = store_behind(dataset)
     _check_mixing(behind.store, options.block, options.window, batch_size * options.world_size)
@@ -269,7 +269,7 @@ def _check_cold(store: Store, window: int) -> None:
     Raises:
         NotApplicable: if the store lies in the page cache, or a window is too large for it.
     """
-    from flatout.data.residency import resident_share
+    from flatout.data.packed_store import resident_share
 
     paths = [store.folder / shard.name for shard in store.header.shards]
     share = resident_share(paths)

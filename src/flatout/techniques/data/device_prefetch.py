@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, final
 
-from flatout.core.errors import NotApplicable
-from flatout.core.machine import Machine
-from flatout.core.nested import map_leaves
-from flatout.core.profile import Profile
-from flatout.core.technique import Effect, Numerics, Technique
-from flatout.data import own_streams
-from flatout.seams.training_device import batch_device
+from flatout.agent.nested import map_leaves
+from flatout.agent.training_device import batch_device
+from flatout.data.proof import aliases
+from flatout.records.errors import NotApplicable
+from flatout.records.machine import Machine
+from flatout.records.profile import Profile
+from flatout.records.technique import Effect, Numerics, Technique
 from flatout.techniques.data.pinned_memory import MIN_COPY_SHARE, pinned
 
 if TYPE_CHECKING:
@@ -73,13 +73,13 @@ Around the training loader:
         device = batch_device()
         if device.type != "cuda":
             raise NotApplicable(f"the training runs on {device}, which is no CUDA device")
-        if own_streams.reason():
-            raise NotApplicable(own_streams.reason())
+        if aliases.reason():
+            raise NotApplicable(aliases.reason())
         return prefetch_to_device(batches, device)
 
     def end(self) -> str:
         """Say that the copies were the script's own, if they had to be."""
-        why = own_streams.reason()
+        why = aliases.reason()
         return f"{why}: its own copies were left to it" if why else ""
 
 
@@ -105,7 +105,7 @@ def prefetch_to_device(batches: Iterable[Any], device: "torch.device | str") -> 
     target = torch.device(device)
     if target.type != "cuda":
         raise ValueError(f"prefetching needs a CUDA device, not {target}; give device='cuda'")
-    own_streams.watch()
+    aliases.watch()
     return _AheadIterator(iter(batches), _SideStreamCopy(target))
 
 
@@ -161,7 +161,7 @@ class _SideStreamCopy:
 
     def begin(self, batch: Any) -> Callable[[], Any]:
         """Start the copy, and return what hands the batch over once it is needed."""
-        if own_streams.reason():
+        if aliases.reason():
             return lambda: batch
         with self.torch.cuda.stream(self.side):
             copied = map_leaves(batch, self._copied)
@@ -172,9 +172,9 @@ class _SideStreamCopy:
             # The memory belongs to the side stream's pool: without the record it could be given to
             # the next copy while the computation still reads it.
             map_leaves(copied, lambda leaf: self._recorded(leaf, current))
-            if own_streams.reason():
+            if aliases.reason():
                 self.side.synchronize()  # whichever stream reads it, nothing is copied there again
-            return own_streams.given(copied)
+            return aliases.given(copied)
 
         return hand_over
 

@@ -17,20 +17,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, final
 
-from flatout.core.errors import NotApplicable
-from flatout.core.machine import Machine
-from flatout.core.profile import LoaderFacts, Profile
-from flatout.core.technique import Effect, Numerics, Technique
-from flatout.data import own_streams
-from flatout.profiling.feeding import fed_change_ms, fetch_per_step_ms
-from flatout.seams.training_device import batch_device
+from flatout.agent.training_device import batch_device
+from flatout.analysis.feeding import fed_change_ms, fetch_per_step_ms
+from flatout.data.proof import aliases
+from flatout.records.errors import NotApplicable
+from flatout.records.machine import Machine
+from flatout.records.profile import LoaderFacts, Profile
+from flatout.records.technique import Effect, Numerics, Technique
 from flatout.techniques.data.loader_workers import MIN_WAIT_SHARE
 
 if TYPE_CHECKING:
     import torch
 
-    from flatout.data.together import Collate
-    from flatout.data.transport import PackingCollate
+    from flatout.data.byte_batches.transport import PackingCollate
+    from flatout.data.proof.joint_proof import Collate
 
 REFUSED = "_flatout_not_bytes"
 """On a loader: why its batches do not travel as bytes."""
@@ -99,7 +99,7 @@ In the data set, return the bytes; after the loader, scale the whole batch at on
 
     def end(self) -> str:
         """Say that images were not scaled on the device, if that was so."""
-        why = own_streams.reason() if self.on_device else ""
+        why = aliases.reason() if self.on_device else ""
         return f"{why}: images were scaled on the CPU from then on" if why else ""
 
 
@@ -137,12 +137,12 @@ def send_bytes(loader: Any, device: "torch.device | str | None" = None) -> Any:
     """
     import torch
 
-    from flatout.data.together import is_proven
-    from flatout.data.transport import find_plan
+    from flatout.data.byte_batches.transport import find_plan
+    from flatout.data.proof.joint_proof import is_proven
 
     target = None if device is None else torch.device(device)
     if target is not None and target.type == "cuda":
-        own_streams.watch()
+        aliases.watch()
     if find_plan(loader.collate_fn) is not None:
         return loader
     known, way = loader.__dict__, Bytes(device=target)
@@ -163,13 +163,13 @@ class Bytes:
 
     def plan(self, collate: "Collate") -> "PackingCollate":
         """Return the script's collation, with what is followed sent as bytes."""
-        from flatout.data.transport import PackingCollate
+        from flatout.data.byte_batches.transport import PackingCollate
 
         return PackingCollate(collate, self.device)
 
     def prepare(self) -> None:
         """Import what every process needs."""
-        importlib.import_module("flatout.data.transport")
+        importlib.import_module("flatout.data.byte_batches.transport")
 
     def undo_here(self) -> None:
         """Do nothing: only its own collation makes a batch in this way."""
@@ -182,7 +182,7 @@ class Bytes:
 
 def _find_trouble(loader: Any, way: Bytes) -> str:
     """Return why a loader's batches cannot travel so; the way is tried in a forked process."""
-    from flatout.data.proof import can_be_compared, compare_first_batches, first_batch
+    from flatout.data.proof.batches import can_be_compared, compare_first_batches, first_batch
 
     trouble = can_be_compared(loader) or _find_obstacle(loader)
     if trouble:
@@ -201,7 +201,7 @@ def _find_obstacle(loader: Any) -> str:
     """Return why it need not be tried: what would come of it would not be seen."""
     from torch.utils.data import DataLoader
 
-    from flatout.data.catching import find_catcher
+    from flatout.data.proof.dataset_facts import find_catcher
 
     if type(loader)._get_iterator is not DataLoader._get_iterator:
         return f"{type(loader).__name__} has a way of its own to hand out its batches"
@@ -220,7 +220,7 @@ def _follow_training(loader: Any) -> None:
 
     An earlier epoch may have been drawn before the model was known.
     """
-    from flatout.data.transport import find_plan
+    from flatout.data.byte_batches.transport import find_plan
 
     plan = find_plan(loader.collate_fn)
     if plan is not None:
@@ -240,6 +240,6 @@ def _device() -> "torch.device":
     device = batch_device()
     if device.type != "cuda":
         raise NotApplicable(f"the training runs on {device}, which is no CUDA device")
-    if own_streams.reason():
-        raise NotApplicable(own_streams.reason())
+    if aliases.reason():
+        raise NotApplicable(aliases.reason())
     return device

@@ -12,11 +12,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, final
 
-from flatout.core.errors import NotApplicable
-from flatout.core.machine import Machine
-from flatout.core.profile import Profile
-from flatout.core.technique import Effect, Numerics, Technique
 from flatout.data.padding import trimmed
+from flatout.records.errors import NotApplicable
+from flatout.records.machine import Machine
+from flatout.records.profile import Profile
+from flatout.records.technique import Effect, Numerics, Technique
 
 MIN_PAD_SHARE = 0.05
 """Less padding than this is not worth batches of many shapes."""
@@ -105,8 +105,8 @@ def pad_share(profile: Profile) -> float:
 
 def _has_mask(dataset: Any, collate: Callable[[Any], Any]) -> bool:
     """Tell whether a batch of two samples has a mask; asked in a forked process."""
-    from flatout.data.forked import ForkedError, in_fork
-    from flatout.seams.text import padding_of
+    from flatout.agent.hooks.loader import padding_of
+    from flatout.data.proof.forked import ForkedError, in_fork
 
     if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__") or len(dataset) < 2:
         return False

@@ -16,15 +16,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, final
 
-from flatout.core.machine import Machine
-from flatout.core.profile import Profile
-from flatout.core.technique import Effect, Numerics, Technique
-from flatout.data.swapping import InWorker, Way, put_under
-from flatout.profiling.feeding import fed_change_ms, share_of
+from flatout.analysis.feeding import fed_change_ms, share_of
+from flatout.data.proof.joint_proof import InWorker, Way, put_under
+from flatout.records.machine import Machine
+from flatout.records.profile import Profile
+from flatout.records.technique import Effect, Numerics, Technique
 from flatout.techniques.data.device_preprocess import waits_for_pictures
 
 if TYPE_CHECKING:
-    from flatout.data.decoders import Name
+    from flatout.data.images.decoders import Name
 
 NO_GAIN = 0.99
 """A decoder that is no faster is predicted to bring nothing that a trial could show."""
@@ -58,14 +58,14 @@ In the data set, for colour JPEGs:
         del machine
         if not waits_for_pictures(profile):
             return ()
-        from flatout.data.decoders import installed
+        from flatout.data.images.decoders import installed
 
         found = installed()
         return [cls(decoder=found[0])] if found else [cls()]
 
     def predict(self, profile: Profile, machine: Machine) -> Effect:
         """Take off decoding what the other library saves, as both decode a picture here and now."""
-        from flatout.data.decoders import decoding_ratio
+        from flatout.data.images.decoders import decoding_ratio
 
         ratio = min(decoding_ratio(self.decoder), NO_GAIN)
         share = share_of(profile, "decode", otherwise=USUAL_SHARE)
@@ -102,20 +102,20 @@ def decode_fast(loader: Any, decoder: "Name" = "simplejpeg") -> Any:
 
 def way_of(decoder: "Name") -> Way:
     """Return decoding by a library; raises NotApplicable where it is missing."""
-    from flatout.data.decoders import load_decoder
+    from flatout.data.images.decoders import load_decoder
 
     load_decoder(decoder)
     return Way(
         name="fast_decode",
         begin=functools.partial(swap, decoder),
-        prepare=functools.partial(importlib.import_module, "flatout.data.pillow"),
+        prepare=functools.partial(importlib.import_module, "flatout.data.images.pillow"),
         nothing=NOTHING if decoder == "simplejpeg" else NOTHING_WHOLE,
     )
 
 
 def swap(decoder: "Name") -> Any:
     """Swap the decoder of this process; return what becomes of it."""
-    from flatout.data.decoders import load_decoder
-    from flatout.data.pillow import swap_decoder
+    from flatout.data.images.decoders import load_decoder
+    from flatout.data.images.pillow import swap_decoder
 
     return swap_decoder(load_decoder(decoder))

@@ -17,11 +17,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, final
 
-from flatout.core.errors import NotApplicable
-from flatout.core.machine import Machine
-from flatout.core.profile import Profile
-from flatout.core.technique import Effect, Numerics, Technique
-from flatout.data.swapping import InWorker, Way, put_under
+from flatout.data.proof.joint_proof import InWorker, Way, put_under
+from flatout.records.errors import NotApplicable
+from flatout.records.machine import Machine
+from flatout.records.profile import Profile
+from flatout.records.technique import Effect, Numerics, Technique
 from flatout.techniques.data.device_preprocess import waits_for_pillow
 
 SAVED_PART = 0.6
@@ -53,7 +53,7 @@ Before the loader is iterated:
 
     def predict(self, profile: Profile, machine: Machine) -> Effect:
         """Take two thirds of the time in `resize` off what makes the samples."""
-        from flatout.profiling.feeding import fed_change_ms, share_of
+        from flatout.analysis.feeding import fed_change_ms, share_of
 
         share = share_of(profile, "resize", otherwise=USUAL_SHARE)
         return Effect(
@@ -98,7 +98,7 @@ def prepare() -> None:
     """Compile and import here, not in each copy and worker; raises where that cannot be."""
     if importlib.util.find_spec("PIL") is None:
         raise NotApplicable("Pillow is not installed")
-    importlib.import_module("flatout.data.resizing")
+    importlib.import_module("flatout.data.images.resizing")
     from flatout.kernels.resample import find_order
 
     find_order()
@@ -106,7 +106,7 @@ def prepare() -> None:
 
 def swap() -> Any:
     """Swap the resampler of this process; return what becomes of it."""
-    from flatout.data.resizing import swap_resize
+    from flatout.data.images.resizing import swap_resize
     from flatout.kernels.resample import find_order, resampled
 
     return swap_resize(functools.partial(resampled, order=find_order()))

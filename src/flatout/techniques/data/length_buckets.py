@@ -12,14 +12,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, final
 
-from flatout.core.errors import NotApplicable
-from flatout.core.machine import Machine
-from flatout.core.profile import Profile
-from flatout.core.technique import Effect, Numerics, Technique
-from flatout.data.lengths import SimilarLengths, lengths_of
-from flatout.data.room import local_ranks
+from flatout.agent.worker_start import start_method
+from flatout.data.caching import local_ranks
+from flatout.data.padding import SimilarLengths, lengths_of
+from flatout.records.errors import NotApplicable
+from flatout.records.machine import Machine
+from flatout.records.profile import Profile
+from flatout.records.technique import Effect, Numerics, Technique
 from flatout.techniques.data.dynamic_padding import COMPUTING, MIN_PAD_SHARE, pad_share
-from flatout.techniques.data.loader_workers import start_method
 
 LEFT = 0.1
 """Share of the padding that is left in batches of similar lengths: assumed, the trial shows it."""
@@ -37,7 +37,7 @@ class LengthBuckets(Technique):
     by_hand: ClassVar[str] = """
 Where the training loader is made; with Hugging Face's Trainer `group_by_length=True`:
 - DataLoader(dataset, batch_size=32, shuffle=True)
-+ from flatout.data.lengths import SimilarLengths
++ from flatout.data.padding import SimilarLengths
 + DataLoader(dataset, batch_sampler=SimilarLengths(lengths, batch_size=32, window=$window))
 """
 

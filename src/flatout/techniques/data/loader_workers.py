@@ -14,14 +14,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, final
 
-from flatout.core.errors import NotApplicable
-from flatout.core.machine import Machine
-from flatout.core.profile import LoaderFacts, Profile
-from flatout.core.technique import Effect, Numerics, Technique
-from flatout.profiling.feeding import cores_of, loading, worker_facts, workers_now
-from flatout.seams.start_choice import start_with
-from flatout.seams.worker_start import REASON
-from flatout.seams.worker_start import start_method as start_method
+from flatout.agent.worker_start import REASON, start_with
+from flatout.analysis.feeding import cores_of, loading, worker_facts, workers_now
+from flatout.records.errors import NotApplicable
+from flatout.records.machine import Machine
+from flatout.records.profile import LoaderFacts, Profile
+from flatout.records.technique import Effect, Numerics, Technique
 
 MIN_WAIT_SHARE = 0.02
 """Below this wait, free data could not give the 1.02x that a lever must show to be kept."""

@@ -17,12 +17,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, final
 
-from flatout.core.errors import NotApplicable, UserError
-from flatout.core.machine import Machine
-from flatout.core.profile import Profile
-from flatout.core.technique import Effect, Numerics, Technique
+from flatout.analysis.feeding import fed_change_ms, share_of
 from flatout.data.format import HEADER, Header, read_header
-from flatout.profiling.feeding import fed_change_ms, share_of
+from flatout.records.errors import NotApplicable, UserError
+from flatout.records.machine import Machine
+from flatout.records.profile import Profile
+from flatout.records.technique import Effect, Numerics, Technique
 from flatout.techniques.data.loader_workers import MIN_WAIT_SHARE
 from flatout.techniques.data.read_ahead import blocked_share, is_cold
 
@@ -83,7 +83,7 @@ Where the training data set is made:
 
     def loader(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
         """Put the store under the data set."""
-        from flatout.data.matching import is_packed
+        from flatout.data.dataset_matching import is_packed
 
         if is_packed(arguments["dataset"]):
             return arguments  # a framework rebuilt a loader that already has the lever
@@ -93,7 +93,7 @@ Where the training data set is made:
 
     def end(self) -> str:
         """Say what the script changed of a set whose whole samples are stored, if it did."""
-        from flatout.data.matching import late_trouble
+        from flatout.data.dataset_matching import late_trouble
 
         return late_trouble()
 
@@ -131,7 +131,7 @@ def read_from(dataset: Any, path: str, root: str = "") -> Any:
     """
     from torch.utils.data import IterableDataset
 
-    from flatout.data.matching import with_stored_images, with_stored_samples
+    from flatout.data.dataset_matching import with_stored_images, with_stored_samples
     from flatout.data.packed_store import Store
 
     if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__"):

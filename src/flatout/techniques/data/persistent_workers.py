@@ -16,16 +16,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, final
 from weakref import WeakKeyDictionary
 
-from flatout.core.errors import NotApplicable
-from flatout.core.machine import Machine
-from flatout.core.profile import LoaderFacts, Profile
-from flatout.core.technique import Effect, Numerics, Technique
-from flatout.data.changes import find_change, state_of
+from flatout.data.proof.changes import find_change, state_of
+from flatout.records.errors import NotApplicable
+from flatout.records.machine import Machine
+from flatout.records.profile import LoaderFacts, Profile
+from flatout.records.technique import Effect, Numerics, Technique
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
 
-    from flatout.data.epoch_streams import EpochStreams
+    from flatout.data.proof.random_streams import EpochStreams
 
 START_MS = 310.0
 FRESH_START_MS = 1250.0
@@ -110,7 +110,7 @@ class _Copied:
     """What workers have a copy of, as it was when they were started, or when last looked at."""
 
     def __init__(self, loader: "DataLoader[Any]", streams: "EpochStreams") -> None:
-        from flatout.data.epoch_streams import generators_of
+        from flatout.data.proof.random_streams import generators_of
 
         held = {"collate_fn": own_collation(loader.collate_fn), "worker_init_fn": streams.then}
         self.state = state_of(loader.dataset, **held)
@@ -118,7 +118,7 @@ class _Copied:
 
     def find_change(self, now: "_Copied") -> str:
         """Return what the script did to it since, as a clause; empty if it did nothing."""
-        from flatout.data.epoch_streams import are_where_they_were
+        from flatout.data.proof.random_streams import are_where_they_were
 
         name = find_change(self.state, now.state)
         if name is not None:
@@ -147,8 +147,8 @@ class _Added(int):
 
 def _streams_of(loader: "DataLoader[Any]") -> "EpochStreams":
     """Return what starts the streams of a loader's workers, put there before its first epoch."""
-    from flatout.data.epoch_streams import EpochStreams, check_loader
-    from flatout.data.init_chain import find_link
+    from flatout.data.proof.agreement import find_link
+    from flatout.data.proof.random_streams import EpochStreams, check_loader
 
     found = find_link(loader, EpochStreams)
     if found is None:

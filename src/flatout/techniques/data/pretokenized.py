@@ -13,14 +13,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, final
 
-from flatout.core.errors import NotApplicable
-from flatout.core.machine import Machine
-from flatout.core.profile import Profile
-from flatout.core.technique import Effect, Numerics, Technique
-from flatout.data.answers import Answers
-from flatout.data.cached import is_cached
-from flatout.data.room import free_memory_bytes, local_ranks
-from flatout.seams.text import COLLATE, DATA_SET, tokenizer_place
+from flatout.agent.hooks.loader import COLLATE, DATA_SET, tokenizer_place
+from flatout.data.caching import free_memory_bytes, is_cached, local_ranks
+from flatout.data.proof.dataset_facts import Answers
+from flatout.records.errors import NotApplicable
+from flatout.records.machine import Machine
+from flatout.records.profile import Profile
+from flatout.records.technique import Effect, Numerics, Technique
 from flatout.techniques.data.loader_workers import is_starved
 from flatout.techniques.data.ram_cache import (
     RamCache,

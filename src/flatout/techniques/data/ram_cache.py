@@ -17,22 +17,32 @@ from functools import partial
 from typing import Any, ClassVar, final
 from weakref import WeakSet
 
-from flatout.core.errors import NotApplicable
-from flatout.core.machine import Machine
-from flatout.core.profile import LoaderFacts, Profile
-from flatout.core.technique import Effect, Numerics, Technique
-from flatout.data.answers import Answers
-from flatout.data.cached import cached, fill, is_cached, kept_or_made, store_of, watch_of
-from flatout.data.changes import Watch
-from flatout.data.decoded import keep_decoded
-from flatout.data.forked import ForkedError, in_fork
-from flatout.data.repeats import Repeats, examine
-from flatout.data.room import free_memory_bytes, local_ranks
-from flatout.data.shared_store import shared_store
-from flatout.data.store import NO_WAY, Store, can_be_sent
-from flatout.profiling.feeding import fed_change_ms, fetch_per_step_ms, share_of
-from flatout.profiling.pipeline import DECODED
-from flatout.techniques.data.loader_workers import MIN_WAIT_SHARE, start_method
+from flatout.agent.worker_start import start_method
+from flatout.analysis.feeding import fed_change_ms, fetch_per_step_ms, share_of
+from flatout.analysis.journey import DECODED
+from flatout.data.caching import (
+    NO_WAY,
+    Store,
+    cached,
+    can_be_sent,
+    fill,
+    free_memory_bytes,
+    is_cached,
+    kept_or_made,
+    local_ranks,
+    shared_store,
+    store_of,
+    watch_of,
+)
+from flatout.data.images.pillow import keep_decoded
+from flatout.data.proof.changes import Watch
+from flatout.data.proof.dataset_facts import Answers, Repeats, examine
+from flatout.data.proof.forked import ForkedError, in_fork
+from flatout.records.errors import NotApplicable
+from flatout.records.machine import Machine
+from flatout.records.profile import LoaderFacts, Profile
+from flatout.records.technique import Effect, Numerics, Technique
+from flatout.techniques.data.loader_workers import MIN_WAIT_SHARE
 
 READ_MS_PER_MB = 0.2
 """CPU time to copy a sample out of the store: 0.021-0.025 ms for 0.197 MB measured as a gather,

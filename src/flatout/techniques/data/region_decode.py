@@ -16,11 +16,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, final
 
-from flatout.core.errors import NotApplicable
-from flatout.core.machine import Machine
-from flatout.core.profile import Profile
-from flatout.core.technique import Effect, Numerics, Technique
-from flatout.data.swapping import InWorker, Way, put_under
+from flatout.data.proof.joint_proof import InWorker, Way, put_under
+from flatout.records.errors import NotApplicable
+from flatout.records.machine import Machine
+from flatout.records.profile import Profile
+from flatout.records.technique import Effect, Numerics, Technique
 from flatout.techniques.data.device_preprocess import waits_for_pillow
 from flatout.techniques.data.fast_decode import USUAL_SHARE
 
@@ -52,7 +52,7 @@ Before the loader is iterated:
 
     def predict(self, profile: Profile, machine: Machine) -> Effect:
         """Take a quarter of the time in decoding off what makes the samples."""
-        from flatout.profiling.feeding import fed_change_ms, share_of
+        from flatout.analysis.feeding import fed_change_ms, share_of
 
         share = share_of(profile, "decode", otherwise=USUAL_SHARE)
         return Effect(
@@ -98,7 +98,7 @@ def prepare() -> None:
     """Compile and import here, not in each copy and worker; raises where that cannot be."""
     if importlib.util.find_spec("PIL") is None:
         raise NotApplicable("Pillow is not installed")
-    importlib.import_module("flatout.data.regions")
+    importlib.import_module("flatout.data.images.regions")
     from flatout.kernels.region import open_library
 
     open_library()
@@ -106,7 +106,7 @@ def prepare() -> None:
 
 def swap() -> Any:
     """Swap the decoding of this process; return what becomes of it."""
-    from flatout.data.regions import swap_regions
+    from flatout.data.images.regions import swap_regions
     from flatout.kernels.region import decode_region, open_library
 
     open_library()

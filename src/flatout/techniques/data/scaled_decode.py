@@ -15,10 +15,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, final
 
-from flatout.core.machine import Machine
-from flatout.core.profile import Profile
-from flatout.core.technique import Effect, Numerics, Technique
-from flatout.data.swapping import InWorker, Way, put_under
+from flatout.data.proof.joint_proof import InWorker, Way, put_under
+from flatout.records.machine import Machine
+from flatout.records.profile import Profile
+from flatout.records.technique import Effect, Numerics, Technique
 from flatout.techniques.data.device_preprocess import waits_for_pillow
 from flatout.techniques.data.fast_decode import USUAL_SHARE
 from flatout.techniques.data.region_decode import prepare
@@ -58,7 +58,7 @@ In the data set, before the photograph is converted, cropped or resized:
 
     def predict(self, profile: Profile, machine: Machine) -> Effect:
         """Take half of the time in decoding off what makes the samples."""
-        from flatout.profiling.feeding import fed_change_ms, share_of
+        from flatout.analysis.feeding import fed_change_ms, share_of
 
         share = share_of(profile, "decode", otherwise=USUAL_SHARE)
         return Effect(
@@ -101,7 +101,7 @@ def decode_scaled(loader: Any, gap: float = 2.0) -> Any:
 
 def swap(gap: float) -> Any:
     """Swap the decoding of this process; return what becomes of it."""
-    from flatout.data.shrinking import swap_shrinking
+    from flatout.data.images.shrinking import swap_shrinking
     from flatout.kernels.region import decode_region, open_library
 
     open_library()

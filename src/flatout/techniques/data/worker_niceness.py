@@ -13,12 +13,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, final
 
-from flatout.core.errors import NotApplicable
-from flatout.core.machine import Machine
-from flatout.core.profile import Profile
-from flatout.core.technique import Effect, Numerics, Technique
-from flatout.data.init_chain import find_link
-from flatout.profiling.feeding import workers_now
+from flatout.analysis.feeding import workers_now
+from flatout.data.proof.agreement import find_link
+from flatout.records.errors import NotApplicable
+from flatout.records.machine import Machine
+from flatout.records.profile import Profile
+from flatout.records.technique import Effect, Numerics, Technique
 from flatout.techniques.compute.cpu_threads import CROWDED_SHARE
 
 LAST = 19

@@ -13,11 +13,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, final
 
-from flatout.core.errors import NotApplicable
-from flatout.core.machine import Machine
-from flatout.core.pressure import activation_bytes, is_tight
-from flatout.core.profile import Profile
-from flatout.core.technique import Effect, Numerics, Technique
+from flatout.records.errors import NotApplicable
+from flatout.records.machine import Machine
+from flatout.records.memory_pressure import activation_bytes, is_tight
+from flatout.records.profile import Profile
+from flatout.records.technique import Effect, Numerics, Technique
 
 if TYPE_CHECKING:
     import torch
@@ -126,7 +126,7 @@ class Region:
         """Run the block; in training its activations are not kept."""
         import torch
 
-        from flatout.engine.recompute import recomputed, saved_cost
+        from flatout.agent.recompute import recomputed, saved_cost
 
         forward, block = self.forward, self.block
         if self.is_kept or not block.training or not torch.is_grad_enabled():
@@ -160,7 +160,7 @@ def find_groups(model: "torch.nn.Module") -> list[list["torch.nn.Module"]]:
     """
     import torch
 
-    from flatout.seams.describe import is_compiled
+    from flatout.agent.describe import is_compiled
     from flatout.techniques.compile.regional_compile import repeated_blocks
 
     if is_compiled(model):

@@ -11,11 +11,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, final
 
-from flatout.core.errors import NotApplicable
-from flatout.core.machine import Machine
-from flatout.core.pressure import is_tight, peak_bytes
-from flatout.core.profile import Profile
-from flatout.core.technique import Effect, Numerics, Technique
+from flatout.records.errors import NotApplicable
+from flatout.records.machine import Machine
+from flatout.records.memory_pressure import is_tight, peak_bytes
+from flatout.records.profile import Profile
+from flatout.records.technique import Effect, Numerics, Technique
 
 if TYPE_CHECKING:
     import torch

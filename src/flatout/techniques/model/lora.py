@@ -13,12 +13,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, final
 
-from flatout.core.errors import NotApplicable
-from flatout.core.machine import Machine
-from flatout.core.pressure import activation_bytes, parameter_bytes, state_bytes
-from flatout.core.profile import Profile
-from flatout.core.technique import Effect, Numerics, Technique
-from flatout.seams.training_device import live_optimizers
+from flatout.agent.training_device import live_optimizers
+from flatout.records.errors import NotApplicable
+from flatout.records.machine import Machine
+from flatout.records.memory_pressure import activation_bytes, parameter_bytes, state_bytes
+from flatout.records.profile import Profile
+from flatout.records.technique import Effect, Numerics, Technique
 
 if TYPE_CHECKING:
     import torch

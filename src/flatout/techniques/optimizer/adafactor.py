@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, final
 
-from flatout.core.errors import NotApplicable
-from flatout.core.machine import Machine
-from flatout.core.pressure import is_tight, state_bytes
-from flatout.core.profile import Profile
-from flatout.core.technique import Effect, Numerics, Technique
+from flatout.records.errors import NotApplicable
+from flatout.records.machine import Machine
+from flatout.records.memory_pressure import is_tight, state_bytes
+from flatout.records.profile import Profile
+from flatout.records.technique import Effect, Numerics, Technique
 
 if TYPE_CHECKING:
     import torch
@@ -68,7 +68,7 @@ Where the optimizer is made, with a rate that is relative to each tensor's size:
 
     def optimizer(self, optimizer: Any) -> Any:
         """Change the optimizer's class."""
-        from flatout.engine.optimizer_swap import find_obstacle
+        from flatout.agent.optimizer_swap import find_obstacle
 
         reason = find_obstacle(optimizer, "row_var", "variance")
         if reason is not None:
@@ -87,7 +87,7 @@ def to_adafactor(
     """
     import torch
 
-    from flatout.engine.optimizer_swap import become
+    from flatout.agent.optimizer_swap import become
 
     kind = torch.optim.Adafactor
     if keeps_step_length:

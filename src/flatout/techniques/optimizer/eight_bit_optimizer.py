@@ -12,12 +12,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, final
 
-from flatout.core.errors import NotApplicable
-from flatout.core.machine import Machine
-from flatout.core.pressure import is_tight, state_bytes
-from flatout.core.profile import Profile
-from flatout.core.technique import Effect, Numerics, Technique
-from flatout.seams import loaded_parts
+from flatout.agent.hooks import optimizer as loaded_parts
+from flatout.records.errors import NotApplicable
+from flatout.records.machine import Machine
+from flatout.records.memory_pressure import is_tight, state_bytes
+from flatout.records.profile import Profile
+from flatout.records.technique import Effect, Numerics, Technique
 
 if TYPE_CHECKING:
     import torch
@@ -86,7 +86,7 @@ def own_bytes(profile: Profile) -> int:
 
 def find_obstacle(optimizer: "torch.optim.Optimizer", block: int = BLOCK) -> str | None:
     """Return why the moments cannot be kept in few bits, or None."""
-    from flatout.engine import optimizer_swap
+    from flatout.agent import optimizer_swap
 
     if importlib.util.find_spec("torchao") is None:
         return "torchao is not installed: pip install flatout[lowbit]"
@@ -111,7 +111,7 @@ def pack_moments(
     import torch
     import torchao.optim
 
-    from flatout.engine.optimizer_swap import become
+    from flatout.agent.optimizer_swap import become
 
     is_adamw = isinstance(optimizer, torch.optim.AdamW)
     state: Any = optimizer

@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, final
 
-from flatout.core.errors import NotApplicable
-from flatout.core.machine import Machine
-from flatout.core.pressure import activation_bytes, parameter_bytes
-from flatout.core.profile import OptimizerFacts, Profile
-from flatout.core.technique import Effect, Numerics, Technique
+from flatout.records.errors import NotApplicable
+from flatout.records.machine import Machine
+from flatout.records.memory_pressure import activation_bytes, parameter_bytes
+from flatout.records.profile import OptimizerFacts, Profile
+from flatout.records.technique import Effect, Numerics, Technique
 
 if TYPE_CHECKING:
     import torch
@@ -76,7 +76,7 @@ def update_in_groups(optimizer: "torch.optim.Optimizer") -> "torch.optim.Optimiz
 
 def find_obstacle(optimizer: "torch.optim.Optimizer") -> str | None:
     """Return why an optimizer cannot work in groups now, or None."""
-    from flatout.engine.optimizer_swap import find_successor
+    from flatout.agent.optimizer_swap import find_successor
 
     # Its class may change as late as at the end of this step.
     kind = find_successor(optimizer) or type(optimizer)

@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, final
 
-from flatout.core.errors import NotApplicable
-from flatout.core.machine import Machine
-from flatout.core.profile import Profile
-from flatout.core.technique import Effect, Numerics, Technique
+from flatout.records.errors import NotApplicable
+from flatout.records.machine import Machine
+from flatout.records.profile import Profile
+from flatout.records.technique import Effect, Numerics, Technique
 
 if TYPE_CHECKING:
     import torch
@@ -174,7 +174,7 @@ def _has_own_step(optimizer: Any) -> bool:
 
 
 def _is_replaced(optimizer: Any) -> bool:
-    from flatout.engine.optimizer_swap import find_successor
+    from flatout.agent.optimizer_swap import find_successor
 
     # Its class may change as late as at the end of this step.
     return find_successor(optimizer) is not None

@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, final
 
-from flatout.core.errors import NotApplicable
-from flatout.core.machine import Machine
-from flatout.core.profile import Profile
-from flatout.core.technique import Effect, Numerics, Technique
-from flatout.seams import loaded_parts
+from flatout.agent.hooks import optimizer as loaded_parts
+from flatout.records.errors import NotApplicable
+from flatout.records.machine import Machine
+from flatout.records.profile import Profile
+from flatout.records.technique import Effect, Numerics, Technique
 
 if TYPE_CHECKING:
     import torch
@@ -77,7 +77,8 @@ Two optimizers; step both:
 
     def optimizer(self, optimizer: Any) -> Any:
         """Take the hidden matrices out of this Adam's steps."""
-        from flatout.engine import optimizer_swap, whole_steps
+        from flatout.agent import optimizer_swap
+        from flatout.agent import optimizer_swap as whole_steps
 
         chosen = [p for g in optimizer.param_groups for p in g["params"] if id(p) in _HIDDEN]
         reason = find_obstacle(optimizer, chosen)

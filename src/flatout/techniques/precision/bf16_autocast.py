@@ -13,12 +13,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, final
 
-from flatout.core.errors import NotApplicable
-from flatout.core.machine import Machine
-from flatout.core.nested import map_leaves
-from flatout.core.profile import ModelFacts, Profile
-from flatout.core.technique import Effect, Numerics, Technique
-from flatout.profiling.regime import COMPUTE_CAUSES, addressable_ms
+from flatout.agent.nested import map_leaves
+from flatout.analysis.regime import COMPUTE_CAUSES, addressable_ms
+from flatout.records.errors import NotApplicable
+from flatout.records.machine import Machine
+from flatout.records.profile import ModelFacts, Profile
+from flatout.records.technique import Effect, Numerics, Technique
 
 if TYPE_CHECKING:
     import torch

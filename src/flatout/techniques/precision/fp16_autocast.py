@@ -16,12 +16,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, final
 
-from flatout.core.errors import NotApplicable
-from flatout.core.machine import Machine
-from flatout.core.profile import Profile
-from flatout.core.technique import Effect, Numerics, Technique
-from flatout.profiling.regime import COMPUTE_CAUSES, addressable_ms
-from flatout.seams.training_device import live_optimizers
+from flatout.agent.training_device import live_optimizers
+from flatout.analysis.regime import COMPUTE_CAUSES, addressable_ms
+from flatout.records.errors import NotApplicable
+from flatout.records.machine import Machine
+from flatout.records.profile import Profile
+from flatout.records.technique import Effect, Numerics, Technique
 from flatout.techniques.precision.bf16_autocast import (
     autocast_to,
     check_root,
@@ -107,11 +107,11 @@ Step the scheduler only where the scale did not fall.
 
     def backward(self, call: Callable[..., Any]) -> Callable[..., Any]:
         """Scale the losses of the models whose calls were lowered."""
-        from flatout.engine import whole_steps
+        from flatout.agent import optimizer_swap
 
         if not _LOWERED:
             raise NotApplicable("no model was put under fp16 autocast before the first backward")
-        whole_steps.need_all("fp16_autocast, which skips steps whose gradients overflowed,")
+        optimizer_swap.need_all("fp16_autocast, which skips steps whose gradients overflowed,")
         roots = [root for reference in _LOWERED if (root := reference()) is not None]
         _LOWERED.clear()
         return LossScaling(self.initial_scale).install(call, roots)

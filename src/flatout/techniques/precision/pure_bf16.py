@@ -14,13 +14,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, final
 
-from flatout.core.errors import NotApplicable
-from flatout.core.machine import Machine
-from flatout.core.nested import map_leaves
-from flatout.core.pressure import activation_bytes, kept_bytes, parameter_bytes
-from flatout.core.profile import Profile
-from flatout.core.technique import Effect, Numerics, Technique
-from flatout.profiling.regime import COMPUTE_CAUSES, addressable_ms
+from flatout.agent.nested import map_leaves
+from flatout.analysis.regime import COMPUTE_CAUSES, addressable_ms
+from flatout.records.errors import NotApplicable
+from flatout.records.machine import Machine
+from flatout.records.memory_pressure import activation_bytes, kept_bytes, parameter_bytes
+from flatout.records.profile import Profile
+from flatout.records.technique import Effect, Numerics, Technique
 from flatout.techniques.memory.chunked_cross_entropy import logits_bytes, memory_bytes_per_s
 from flatout.techniques.precision.bf16_autocast import (
     CPU_SLOWDOWN,
@@ -90,7 +90,7 @@ The model, and an optimizer that rounds stochastically:
 
     def model(self, root: Any) -> Any:
         """Convert the parameters of the root in place."""
-        from flatout.engine import whole_steps
+        from flatout.agent import optimizer_swap
 
         _ASKED.append(type(root).__name__)
         if _CLOSURES:  # the model may be called in a step's closure first
@@ -100,7 +100,7 @@ The model, and an optimizer that rounds stochastically:
         if any(hasattr(p, "to_local") for p in parameters):
             raise NotApplicable("sharded parameters keep their own precision")
         # Now, not in the first step: no optimizer may refuse what is converted.
-        whole_steps.need_of(parameters, "pure_bf16, which makes each step in fp32,")
+        optimizer_swap.need_of(parameters, "pure_bf16, which makes each step in fp32,")
         _CONVERTED.update({id(p): p for p in to_bf16(root)})
         _UNDO.append(functools.partial(_take_back, weakref.ref(root), _add_casts(root)))
         return root

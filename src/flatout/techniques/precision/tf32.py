@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, final
 
-from flatout.core.errors import NotApplicable
-from flatout.core.machine import Machine
-from flatout.core.profile import Profile
-from flatout.core.technique import Effect, Numerics, Technique
-from flatout.profiling.regime import COMPUTE_CAUSES, addressable_ms
+from flatout.analysis.regime import COMPUTE_CAUSES, addressable_ms
+from flatout.records.errors import NotApplicable
+from flatout.records.machine import Machine
+from flatout.records.profile import Profile
+from flatout.records.technique import Effect, Numerics, Technique
 
 SPEEDUP = 1.5
 """Forward and backward. GPT-2 124M on one H100 at batch 1: 46.6k against 27.0k tokens/s for the

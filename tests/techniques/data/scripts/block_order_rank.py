@@ -12,12 +12,12 @@ from torch import distributed
 from torch.utils.data import DataLoader, DistributedSampler
 
 import flatout.data
-from flatout.core.errors import NotApplicable
-from flatout.data import residency
+from flatout.data import packed_store
+from flatout.records.errors import NotApplicable
 from flatout.techniques.data.block_order import BlockOrder
 
 rank, meeting, store, resident, out = sys.argv[1:]
-residency.resident_share = lambda _paths: float(resident)
+packed_store.resident_share = lambda _paths: float(resident)
 distributed.init_process_group(
     "gloo", init_method=f"file://{meeting}", rank=int(rank), world_size=2
 )

@@ -1,0 +1,1 @@
+"""What a guard trial records, for `flatout.guard` to compare."""

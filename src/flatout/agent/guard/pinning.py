@@ -1,0 +1,431 @@
+"""Whether a training's fp32 products are rounded to TF32 by its device, whoever allowed that.
+
+Torch lets cuDNN do so by default: on Ampere and later, an fp32 convolution is no fp32 convolution,
+and two of its algorithms may differ by what TF32 leaves out, not by the order of a sum. Not
+measured on a GPU yet.
+
+Torch's dropouts with everything kept, for compilers as well.
+
+Switches of a guard trial, the same on both sides: what chance decides is taken out.
+
+Each returns a function that switches back. All must be set right after torch was imported, in
+every process that imports it (spawned loader workers too).
+
+What a script by itself makes of one rounding: its inputs and weights are rounded to bf16, once.
+
+Some networks amplify whatever happens below: deep ones with BatchNorm, before they are trained.
+One rounding of their images moves their gradients by a fifth, so that bf16 cannot be held to less.
+Where bf16 is further off than this trial explains, it is the script's arithmetic that loses digits:
+backward stability (Higham, Accuracy and Stability of Numerical Algorithms, 2002, section 1.5).
+"""
+
+# ruff: noqa: A002, FBT001, FBT002, FBT003  the signatures are torch's
+
+import functools
+import hashlib
+import random
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from flatout.agent.nested import map_leaves
+from flatout.agent.patching import named
+
+if TYPE_CHECKING:
+    import torch
+
+    from flatout.agent.session import Session
+from collections.abc import Iterable
+
+if TYPE_CHECKING:
+    import torch
+
+
+RECURRENT_RATE = 5
+"""Place of the dropout rate in torch's recurrent functions: input, state, weights, whether there
+are biases, number of layers, rate. With packed sequences the batch sizes come second."""
+ATTENTION_RATE = 4
+"""Place of the dropout rate in attention: query, key, value, mask, rate."""
+
+
+def dropout(input: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
+    """Return the input; a copy, since what follows may write into the result."""
+    return input.clone() if training and not inplace else input
+
+
+def alpha_dropout(input: Any, p: float = 0.5, training: bool = False, inplace: bool = False) -> Any:
+    """Return the input, as `dropout` does; off unless asked for."""
+    return input.clone() if training and not inplace else input
+
+
+def low_level_dropout(input: Any, p: float, train: bool) -> Any:
+    """Stand for `torch.dropout` and its kin."""
+    return input.clone() if train else input
+
+
+def low_level_dropout_(input: Any, p: float, train: bool) -> Any:
+    """Stand for the in-place twins of `torch.dropout` and its kin."""
+    return input
+
+
+def with_mean_slope(original: Any) -> Any:
+    """Return `rrelu` with the mean of its random slopes."""
+
+    def rrelu(
+        input: Any,
+        lower: float = 1 / 8,
+        upper: float = 1 / 3,
+        training: bool = False,
+        inplace: bool = False,
+    ) -> Any:
+        return original(input, lower, upper, False, **({"inplace": True} if inplace else {}))
+
+    return rrelu
+
+
+def without_rate(original: Any) -> Any:
+    """Return attention without its dropout."""
+
+    def scaled_dot_product_attention(*args: Any, **kwargs: Any) -> Any:
+        if len(args) > ATTENTION_RATE:
+            args = (*args[:ATTENTION_RATE], 0.0, *args[ATTENTION_RATE + 1 :])
+        elif "dropout_p" in kwargs:
+            kwargs["dropout_p"] = 0.0
+        return original(*args, **kwargs)
+
+    return scaled_dot_product_attention
+
+
+def without_rate_between_layers(original: Any) -> Any:
+    """Return a recurrent function without the dropout between its layers."""
+
+    def recurrent(*args: Any) -> Any:
+        is_packed = not isinstance(args[3], bool)
+        rate = RECURRENT_RATE + is_packed
+        return original(*args[:rate], 0.0, *args[rate + 1 :])
+
+    return recurrent
+
+
+DROPOUTS = ("dropout", "alpha_dropout", "feature_dropout", "feature_alpha_dropout")
+"""Functions of `torch`, each with an in-place twin whose name ends in an underscore."""
+NN_DROPOUTS = ("dropout", "dropout1d", "dropout2d", "dropout3d")
+NN_ALPHA_DROPOUTS = ("alpha_dropout", "feature_alpha_dropout")
+"""Functions of `torch.nn.functional`; the alpha ones are off by default. They are replaced
+themselves, not what they call: a compiler then sees the same graph as in production but for the
+dropout."""
+RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")
+Undo = Callable[[], None]
+
+
+def pin_samples(seed: int) -> Undo:
+    """Make each sample depend on its index alone, not on the worker that makes it.
+
+    Around each `dataset[index]` the global streams of torch, `random` and numpy are seeded from the
+    seed and the index (around `__getitems__` and the collation from all indices of the batch), and
+    set back to where they were after the batch. A sample then looks the same in every epoch, which
+    is fine for twenty steps. Iterable data sets have no index and are left alone, as are
+    generators that a data set keeps for itself.
+    """
+    from torch.utils.data._utils import fetch as module
+
+    kind: Any = module._MapDatasetFetcher
+    original = kind.fetch
+
+    @functools.wraps(original)
+    def fetch(fetcher: Any, indices: Any) -> Any:
+        dataset, collate = fetcher.dataset, fetcher.collate_fn
+        fetcher.dataset = _Pinned(dataset, seed)
+        fetcher.collate_fn = _pinned_collate(collate, seed, indices)
+        try:
+            with streams_kept():
+                return original(fetcher, indices)
+        finally:
+            fetcher.dataset, fetcher.collate_fn = dataset, collate
+
+    kind.fetch = fetch
+    return functools.partial(setattr, kind, "fetch", original)
+
+
+class _Pinned:
+    """A data set that seeds the global streams before each sample."""
+
+    def __init__(self, dataset: Any, seed: int) -> None:
+        self.dataset = dataset
+        self.seed = seed
+
+    def __getitem__(self, index: Any) -> Any:
+        _reseed(self.seed, index)
+        return self.dataset[index]
+
+    @property
+    def __getitems__(self) -> Any:
+        many = getattr(self.dataset, "__getitems__", None)
+        if not many:
+            return None
+
+        each = getattr(self.dataset, "_flatout_each", None)
+
+        def pinned(indices: Any) -> Any:
+            if each is not None:  # made one by one in threads: seeded one by one there
+                return each(
+                    indices, [functools.partial(_reseed, self.seed, index) for index in indices]
+                )
+            _reseed(self.seed, indices)
+            return many(indices)
+
+        return pinned
+
+
+def _pinned_collate(collate: Any, seed: int, indices: Any) -> Callable[[Any], Any]:
+    def pinned(samples: Any) -> Any:
+        _reseed(seed, ("collate", indices))
+        return collate(samples)
+
+    return pinned
+
+
+def _reseed(seed: int, key: Any) -> None:
+    import torch
+
+    digest = hashlib.blake2b(f"{seed}:{_plain(key)!r}".encode(), digest_size=4).digest()
+    number = int.from_bytes(digest, "little")
+    torch.default_generator.manual_seed(number)
+    random.seed(number)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(number)
+
+
+def _plain(key: Any) -> Any:
+    """Return an index as something whose text is the same in every process."""
+    if hasattr(key, "tolist"):
+        return _plain(key.tolist())
+    if isinstance(key, list | tuple):
+        return tuple(_plain(item) for item in key)
+    return key if isinstance(key, int | float | str | bytes) else type(key).__name__
+
+
+@contextmanager
+def streams_kept() -> Iterator[None]:
+    """Set the process's random streams on the CPU back at the end."""
+    import torch
+
+    numpy = sys.modules.get("numpy")
+    torch_state, python_state = torch.get_rng_state(), random.getstate()
+    numpy_state = numpy.random.get_state() if numpy else None
+    try:
+        yield
+    finally:
+        torch.set_rng_state(torch_state)
+        random.setstate(python_state)
+        if numpy and numpy_state is not None:
+            numpy.random.set_state(numpy_state)
+
+
+def drop_dropout() -> Undo:
+    """Switch every dropout of torch off by making its functions keep everything.
+
+    The rates in the modules stay as they are: the guard compares them. Covered are `nn.Dropout` and
+    its kin, the functional forms, `scaled_dot_product_attention`, multi-head attention, dropout
+    between recurrent layers, and the random slopes of `rrelu`. Masks that a script draws by itself
+    are not covered, and `torch.jit.script` cannot compile the replaced functions.
+    """
+    import torch
+    from torch.nn import functional
+
+    replaced = _Replaced()
+    for name in NN_DROPOUTS:
+        replaced.put(functional, name, dropout)
+    for name in NN_ALPHA_DROPOUTS:
+        replaced.put(functional, name, alpha_dropout)
+    for name in DROPOUTS:
+        replaced.put(torch, name, low_level_dropout)
+        replaced.put(torch, f"{name}_", low_level_dropout_)
+    replaced.put(
+        functional,
+        "scaled_dot_product_attention",
+        without_rate(functional.scaled_dot_product_attention),
+    )
+    for owner, name in ((functional, "rrelu"), (functional, "rrelu_")):
+        replaced.put(owner, name, with_mean_slope(getattr(owner, name)))
+    for name in ("rrelu", "rrelu_"):
+        replaced.put(torch, name, with_mean_slope(getattr(torch, name)))
+    low_level: Any = torch._VF
+    for name in RECURRENT:
+        replaced.put(low_level, name, without_rate_between_layers(getattr(low_level, name)))
+    return replaced.undo
+
+
+def drop_autocast() -> Undo:
+    """Switch autocast off, for the calibration trial of a script that uses it.
+
+    Its distance from full precision is then the natural scale of its tensors.
+    """
+    import torch
+
+    kind: Any = torch.amp.autocast_mode.autocast
+    original = kind.__init__
+
+    @functools.wraps(original)
+    def build(autocast: Any, *args: Any, **kwargs: Any) -> None:
+        original(autocast, *args, **kwargs)
+        autocast._enabled = False
+
+    kind.__init__ = build
+    return functools.partial(setattr, kind, "__init__", original)
+
+
+def keep_random_compile() -> Undo:
+    """Let compiled code draw its random numbers as eager code does.
+
+    Inductor's own generator draws other masks from the same seed (a gradient 26 to 81 % away);
+    with this switch compiled dropout matches like any other rounding.
+    """
+    from torch._inductor import config
+
+    before = config.fallback_random
+    config.fallback_random = True
+    return functools.partial(setattr, config, "fallback_random", before)
+
+
+def pin_algorithms() -> Undo:
+    """Let no stopwatch choose cuDNN's algorithms, whatever the script asks for.
+
+    With `torch.backends.cudnn.benchmark` the fastest of several algorithms is taken, by times of
+    some microseconds: two runs of the same script take different ones, and may be as far apart as
+    TF32 and fp32 are. What a lever of flatout's switches on stays on: it is what is judged.
+    """
+    import torch
+
+    kind: Any = type(torch.backends.cudnn)
+    original = vars(kind).get("benchmark")
+    if original is None:
+        return _nothing
+    kind.benchmark = _Unheard(original)
+    return functools.partial(setattr, kind, "benchmark", original)
+
+
+class _Unheard:
+    """A switch that scripts set and read, and that switches nothing."""
+
+    def __init__(self, original: Any) -> None:
+        self.original = original
+        self.said: bool | None = None
+
+    def __get__(self, owner: Any, kind: Any) -> Any:
+        return self.original.__get__(owner, kind) if self.said is None else self.said
+
+    def __set__(self, owner: Any, value: Any) -> None:
+        if sys._getframe(1).f_globals.get("__name__", "").startswith("flatout."):
+            self.said = None
+            self.original.__set__(owner, value)
+        else:
+            self.said = value
+
+
+def _nothing() -> None:
+    """Put back nothing."""
+
+
+class _Replaced:
+    """Functions that were replaced, to be put back."""
+
+    def __init__(self) -> None:
+        self._originals: list[tuple[Any, str, Any]] = []
+
+    def put(self, owner: Any, name: str, replacement: Any) -> None:
+        self._originals.append((owner, name, getattr(owner, name)))
+        if "<locals>" in replacement.__qualname__:
+            named(replacement, owner.__name__, name)
+        setattr(owner, name, replacement)
+
+    def undo(self) -> None:
+        while self._originals:
+            setattr(*self._originals.pop())
+
+
+def round_once(session: "Session") -> None:
+    """Round the parameters of each root before its first call, and the arguments of every call.
+
+    Everything after that is computed as the script says. Arguments that the training computes (a
+    generator's images) are left alone.
+    """
+    met: set[int] = set()
+
+    def on_forward(
+        module: "torch.nn.Module", args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> None:
+        if id(module) not in met:
+            met.add(id(module))
+            for parameter in module.parameters():
+                _round(parameter)
+        map_leaves([list(args), dict(kwargs)], _round_given)
+
+    session.on("forward", on_forward)
+
+
+def _round_given(leaf: Any) -> Any:
+    import torch
+
+    if isinstance(leaf, torch.Tensor) and not leaf.requires_grad:
+        _round(leaf)
+    return leaf
+
+
+def _round(tensor: "torch.Tensor") -> None:
+    import torch
+
+    if tensor.dtype in (torch.float32, torch.float64):
+        # By way of `data`: autograd takes what it kept of an earlier call for unchanged, and a
+        # second rounding does change nothing.
+        tensor.data.copy_(tensor.data.to(torch.bfloat16))
+
+
+MIN_CAPABILITY = (8, 0)
+"""Compute capability from which NVIDIA devices have TF32 (Ampere)."""
+
+
+def rounds_to_tf32(roots: Iterable["torch.nn.Module"]) -> bool:
+    """Tell whether any product of the roots' fp32 layers may be rounded to TF32."""
+    import torch
+    from torch import nn
+
+    convolutions = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose2d)
+    for root in roots:
+        for module in root.modules():
+            weight = next(module.parameters(recurse=False), None)
+            if weight is None or weight.dtype != torch.float32 or not has_tf32(weight.device):
+                continue
+            if isinstance(module, convolutions) and allows("cudnn", "conv"):
+                return True
+            if isinstance(module, nn.RNNBase) and allows("cudnn", "rnn"):
+                return True
+            # A parameter in any other module may be multiplied by the script itself.
+            if not isinstance(module, convolutions) and allows("cuda", "matmul"):
+                return True
+    return False
+
+
+def has_tf32(device: "torch.device") -> bool:
+    """Tell whether a device has TF32 at all."""
+    import torch
+
+    if device.type != "cuda" or torch.version.hip:
+        return False
+    return torch.cuda.get_device_capability(device) >= MIN_CAPABILITY
+
+
+def allows(backend: str, operation: str) -> bool:
+    """Tell whether torch's switches allow TF32 for an operation of a backend.
+
+    >>> allows("cuda", "matmul")
+    False
+    """
+    import torch
+
+    owner: Any = getattr(torch.backends, backend)
+    switches = getattr(owner, operation, owner)
+    if hasattr(switches, "fp32_precision"):
+        return bool(switches.fp32_precision == "tf32")
+    return bool(switches.allow_tf32)

@@ -1,0 +1,1 @@
+"""The four places where a script meets torch: loader, model, optimizer, step."""

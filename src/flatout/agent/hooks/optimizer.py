@@ -1,0 +1,165 @@
+"""The optimizer seam: which optimizers exist, and where their steps begin and end.
+
+What an optimizer loaded beside torch's own parts, kept for the lever that wrote it.
+
+A script loads its optimizer before the first step, and levers act in that step: by then torch has
+passed over what it does not know.
+"""
+
+import weakref
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+import functools
+from threading import get_ident
+
+from flatout.agent.session import Session
+from flatout.records import phase_clock as phases
+
+OF_TORCH = ("state", "param_groups")
+_KEPT: "weakref.WeakKeyDictionary[Any, tuple[Any, dict[str, Any]]]" = weakref.WeakKeyDictionary()
+"""By optimizer the handle of its hook, and the parts that it loaded last."""
+
+
+def keep(optimizer: "torch.optim.Optimizer") -> None:
+    """Keep such parts of what an optimizer loads, until they are forgotten."""
+    _KEPT[optimizer] = optimizer.register_load_state_dict_pre_hook(_note), {}
+
+
+def find(optimizer: "torch.optim.Optimizer", name: str) -> Any | None:
+    """Return a part of what an optimizer loaded last, or None."""
+    _, parts = _KEPT.get(optimizer, (None, {}))
+    return parts.get(name)
+
+
+def forget(optimizer: "torch.optim.Optimizer") -> None:
+    """Let the parts go, and keep none from now on: who needs them has them."""
+    handle, _ = _KEPT.pop(optimizer, (None, {}))
+    if handle is not None:
+        handle.remove()
+
+
+def _note(optimizer: "torch.optim.Optimizer", state: dict[str, Any]) -> None:
+    if optimizer in _KEPT:
+        handle, _ = _KEPT[optimizer]
+        _KEPT[optimizer] = handle, {k: v for k, v in state.items() if k not in OF_TORCH}
+
+
+READY = "_flatout_ready"
+"""Its number, set on an optimizer once the recipe was applied to it."""
+
+
+def install(session: Session) -> None:
+    """Listen to every optimizer built from now on and transform it before its first step."""
+    from torch.optim import optimizer
+
+    _Steps(session).install(optimizer)
+
+
+class _Steps:
+    """Torch's global step hooks see subclasses, GradScaler, Accelerate and Lightning alike."""
+
+    def __init__(self, session: Session) -> None:
+        import torch
+
+        self.session = session
+        # Dynamo's question alone, half of `is_compiling`: no export traces an optimizer.
+        self.is_compiling = torch.compiler.is_dynamo_compiling
+
+    def install(self, module: Any) -> None:
+        session = self.session
+        build = module.Optimizer.__init__
+        keeps_parts = session.touches("optimizer")
+
+        @functools.wraps(build)
+        def construct(optimizer: Any, *args: Any, **kwargs: Any) -> None:
+            build(optimizer, *args, **kwargs)
+            if session.is_mine():
+                session.add_optimizer(weakref.ref(optimizer))
+                if keeps_parts:
+                    session.quietly(keep)(optimizer)
+
+        module.Optimizer.__init__ = construct
+        handle = module.register_optimizer_step_pre_hook(self.before)
+        module.register_optimizer_step_post_hook(self.after)
+        hooks: dict[int, Any] = handle.hooks_dict_ref()
+
+        def look() -> None:
+            hooks[handle.id] = self.before
+
+        # Where steps rest only their end is listened to.
+        session.on("rest", lambda: hooks.pop(handle.id, None))
+        session.on("look", look)
+
+    def before(self, optimizer: Any, args: Any, kwargs: Any) -> Any:
+        """A step begins, possibly inside another one's closure; return other arguments, or None."""
+        session = self.session
+        if self.is_compiling() or get_ident() != session.thread:
+            return None
+        is_outermost = phases.OPTIMIZER not in session.clock.stack
+        if READY not in optimizer.__dict__:
+            optimizer.__dict__[READY] = session.number_of(optimizer)
+            session.note_optimizer(optimizer)
+            session.quietly(self.check_roots)(optimizer)
+            session.transform("optimizer", optimizer)
+            forget(optimizer)
+        if is_outermost and session.listeners["before_step"]:
+            session.fire("before_step", optimizer)
+        session.clock.push(phases.OPTIMIZER)
+        return self.counting(args, kwargs) if is_outermost else None
+
+    def counting(self, args: Any, kwargs: Any) -> Any:
+        """Return the arguments of a step with a closure that is counted; None without one."""
+        named = kwargs.get("closure")
+        closure = named or (args[1] if len(args) > 1 else None)
+        if not callable(closure):
+            return None
+        segment = self.session.segment
+
+        @functools.wraps(closure)
+        def counted() -> Any:
+            segment.closures += 1
+            return closure()
+
+        if named is not None:
+            return args, {**kwargs, "closure": counted}
+        return (args[0], counted, *args[2:]), kwargs
+
+    def check_roots(self, optimizer: Any) -> None:
+        """Note an optimizer that trains none of the roots: its model came after the search."""
+        session = self.session
+        if not (session.knows_roots and session.root_count):
+            return
+        found = {id(p) for root in session.roots for p in root.parameters()}
+        own = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        session.trains_unseen |= found.isdisjoint(own)
+
+    def after(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
+        """A step has ended; the outermost one ends the segment."""
+        session = self.session
+        if self.is_compiling() or get_ident() != session.thread:
+            return
+        stack = session.clock.stack
+        if phases.OPTIMIZER not in stack:
+            # The session began inside this step, or it rests: then the one that ends steps counts,
+            # which may have called others.
+            number = optimizer.__dict__.get(READY)
+            is_end = session.rest_left and number in session.counts and not session.is_marked
+            if is_end and not session.nap.noted():
+                session.end_segment(number)
+            return
+        _leave_step(session.clock)
+        if phases.OPTIMIZER in stack:
+            return
+        if session.listeners["after_step"]:
+            session.fire("after_step", optimizer)
+        if not session.is_marked:
+            session.end_segment(optimizer.__dict__[READY])
+
+
+def _leave_step(clock: phases.Clock) -> None:
+    """Go back to the phase around a step."""
+    while clock.stack[-1] != phases.OPTIMIZER:
+        clock.pop()  # an exception in a closure left its phases behind
+    clock.pop()

@@ -1,0 +1,235 @@
+"""The step seam: backward, the loss it is given, the script's own marks, and saving."""
+
+import functools
+from collections.abc import Callable
+from threading import get_ident
+from typing import Any
+
+from flatout.agent.events import ELSEWHERE, leave_note
+from flatout.agent.marks import STEP
+from flatout.agent.patching import named
+from flatout.agent.session import Session
+from flatout.records import phase_clock as phases
+
+MAX_LOSS_TERMS = 64
+"""Losses kept per segment; a script with more accumulates, and their sum is scaled up."""
+
+CREATE_GRAPH = 4
+"""Place of `create_graph` among the arguments of `torch.autograd.grad`."""
+MARKED = -2
+"""Stands for the optimizer of a segment that `flatout.step` ended."""
+
+
+def install(session: Session) -> None:
+    """Listen to backward, to the gradient scaler, to `flatout.step` and to `torch.save`."""
+    _Backward(session).install()
+    _Marks(session).install()
+    _hook_save(session)
+
+
+class _Backward:
+    """Replace `torch.autograd.backward`; `Tensor.backward` goes through it too."""
+
+    def __init__(self, session: Session) -> None:
+        import torch
+        from torch.utils.weak import WeakTensorKeyDictionary
+
+        self.torch = torch
+        self.session = session
+        # By identity: a dictionary that compares tensors would wait for the device.
+        self.unscaled: Any = WeakTensorKeyDictionary()
+        self.outermost: Any = None
+        """What runs an outermost backward, once the recipe was asked."""
+        session.unscaled = self.unscaled
+
+    def install(self) -> None:
+        """Stand in for backward, for `torch.autograd.grad` and for the gradient scaler."""
+        torch = self.torch
+        self.replaced = torch.autograd.backward
+        torch.autograd.backward = self.listening = self.listen(self.replaced)
+        self.session.on("rest", self.rest)
+        self.session.on("look", self.look)
+        torch.autograd.grad = self.differentiate(torch.autograd.grad)
+        torch.amp.GradScaler.scale = self.scale(torch.amp.GradScaler.scale)
+
+    def rest(self) -> None:
+        """Leave backward alone, where nobody has replaced it since."""
+        if self.torch.autograd.backward is self.listening:
+            self.torch.autograd.backward = self.replaced
+
+    def look(self) -> None:
+        """Listen to backward again."""
+        if self.torch.autograd.backward is self.replaced:
+            self.torch.autograd.backward = self.listening
+
+    def listen(self, backward: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the backward in a phase of its own; an outermost one goes through the recipe."""
+        session, is_tracing = self.session, self.torch.compiler.is_dynamo_compiling
+        saw_loss = session.quietly(self.saw_loss)
+
+        @functools.wraps(backward)
+        def listened(tensors: Any, *args: Any, **kwargs: Any) -> Any:
+            if is_tracing():
+                return backward(tensors, *args, **kwargs)
+            if get_ident() != session.thread:
+                self.note_elsewhere()
+                return backward(tensors, *args, **kwargs)
+            if session.rest_left and not session.listeners["backward"]:
+                return (self.outermost or backward)(tensors, *args, **kwargs)
+            is_outermost = phases.BACKWARD not in session.clock.stack
+            if is_outermost and session.is_recording:
+                saw_loss(tensors)
+            if is_outermost and session.listeners["backward"]:
+                session.fire("backward", tensors)
+            run = (self.outermost or self.through_recipe(backward)) if is_outermost else backward
+            session.clock.push(phases.BACKWARD)
+            try:
+                return run(tensors, *args, **kwargs)
+            finally:
+                session.clock.pop()
+                if is_outermost:
+                    self.ended()
+
+        return listened
+
+    def note_elsewhere(self) -> None:
+        """Note that another thread trains; a file tells it where this process is cut short."""
+        if self.session.trains_elsewhere:
+            return
+        self.session.trains_elsewhere = True
+        leave_note(self.session.spec, ELSEWHERE, {})
+
+    def ended(self) -> None:
+        """Tell of the end of a backward; without an optimizer it ends the step."""
+        session = self.session
+        session.beat()
+        if session.listeners["backward_end"]:
+            session.fire("backward_end")
+        if not (session.has_optimizer() or session.is_marked):
+            session.end_segment(-1)
+
+    def through_recipe(self, backward: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the backward as the recipe wants it; the techniques are asked once."""
+        if self.outermost is None:
+            self.outermost = self.session.transform("backward", backward)
+        return self.outermost  # type: ignore[no-any-return]
+
+    def scale(self, scale: Callable[..., Any]) -> Callable[..., Any]:
+        """Return `GradScaler.scale` with the loss it was given remembered."""
+        torch, session = self.torch, self.session
+
+        @functools.wraps(scale)
+        def scaled(scaler: Any, outputs: Any) -> Any:
+            result = scale(scaler, outputs)
+            if isinstance(result, torch.Tensor) and session.is_mine():
+                self.unscaled[result] = outputs.detach()
+                session.scaler = scaler
+            return result
+
+        return scaled
+
+    def differentiate(self, grad: Callable[..., Any]) -> Callable[..., Any]:
+        """Return `torch.autograd.grad` as a backward; it ends a step where no optimizer will.
+
+        Only that of one scalar whose graph is not kept for further derivatives: penalties and
+        forces are part of a step.
+        """
+        torch, session = self.torch, self.session
+        saw_loss = session.quietly(self.saw_loss)
+
+        def is_update(outputs: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+            keeps_graph = kwargs.get(
+                "create_graph", len(args) > CREATE_GRAPH and args[CREATE_GRAPH]
+            )
+            if session.optimizers or keeps_graph:
+                return False
+            return isinstance(outputs, torch.Tensor) and outputs.numel() == 1
+
+        @functools.wraps(grad)
+        def differentiated(*args: Any, **kwargs: Any) -> Any:
+            is_inner = phases.BACKWARD in session.clock.stack
+            if torch.compiler.is_compiling() or not session.is_mine() or is_inner:
+                return grad(*args, **kwargs)
+            outputs = args[0] if args else kwargs.get("outputs")
+            ends_step = is_update(outputs, args, kwargs)
+            if ends_step and session.is_recording:
+                saw_loss(outputs)
+            session.clock.push(phases.BACKWARD)
+            try:
+                return grad(*args, **kwargs)
+            finally:
+                session.clock.pop()
+                if ends_step:
+                    self.ended()
+
+        return differentiated
+
+    def saw_loss(self, tensors: Any) -> None:
+        """Keep the loss: a clone, since a view would keep its base alive; read at the end only."""
+        segment = self.session.segment
+        segment.backwards += 1
+        loss = tensors if isinstance(tensors, self.torch.Tensor) else None
+        if loss is None and len(tensors) == 1:
+            loss = tensors[0]
+        if loss is None or loss.numel() != 1:
+            self.session.note_error("backward on a tensor that is no scalar: no loss recorded")
+            return
+        loss = self.unscaled.get(loss, loss)
+        # A closure that the optimizer calls again gives the same samples' loss at other parameters.
+        is_again = segment.closures > 1 and phases.OPTIMIZER in self.session.clock.stack
+        if len(segment.losses) < MAX_LOSS_TERMS and not is_again:
+            # On the CPU reading costs less than a clone; elsewhere it would synchronise.
+            segment.losses.append(loss.item() if loss.is_cpu else loss.detach().clone())
+        if self.session.listeners["loss"]:
+            self.session.fire("loss", loss)
+
+
+class _Marks:
+    """The script's own steps, which override those that were found."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self.depth = 0
+
+    def install(self) -> None:
+        """Listen to `flatout.step` in this process."""
+        STEP.listen(self.began, self.ended)
+
+    def began(self) -> None:
+        """At the first mark, forget the steps that were found before it."""
+        session = self.session
+        if not session.is_mine():
+            return
+        self.depth += 1
+        if not session.is_marked:
+            session.is_marked = True
+            session.forget()
+
+    def ended(self, is_whole: bool) -> None:  # noqa: FBT001  called by position
+        """End the step with its outermost block; one that an exception left is none."""
+        session = self.session
+        if not session.is_mine():
+            return
+        self.depth -= 1
+        if self.depth == 0 and is_whole:
+            session.beat()
+            session.end_segment(MARKED)
+
+
+def _hook_save(session: Session) -> None:
+    """Give saving a phase of its own, so that a step with a checkpoint is not a steady one."""
+    import torch
+
+    save = torch.save
+
+    @functools.wraps(save)
+    def timed(*args: Any, **kwargs: Any) -> Any:
+        if not session.is_mine():
+            return save(*args, **kwargs)
+        session.clock.push(phases.SAVE)
+        try:
+            return save(*args, **kwargs)
+        finally:
+            session.clock.pop()
+
+    torch.save = named(timed, "torch", "save")

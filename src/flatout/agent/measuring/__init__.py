@@ -1,0 +1,1 @@
+"""What a training process records about time, memory and operators."""

@@ -1,0 +1,124 @@
+"""Processes beside this one that make a loader's batches, so that no core is idle.
+
+What a sample takes of a core is more when the other cores work, too: they share caches, the way to
+the memory and often the execution units themselves. So a limit of all cores is measured on all.
+
+Make a loader's batches in this process, as a worker would.
+"""
+
+import contextlib
+import mmap
+import os
+import signal
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+import torch.utils.data.dataloader as loading
+
+from flatout.agent.hooks.loader import as_received
+from flatout.agent.nested import map_leaves
+from flatout.agent.processes import die_with_parent
+from flatout.agent.samples import samples_in, size_chosen
+
+dataloader: Any = loading
+"""Its fetchers are nobody's public interface, and torch gives them no types."""
+
+
+def made_here(loader: Any) -> Iterator[Any]:
+    """Yield the loader's batches, made in this process whatever workers it has; more than once.
+
+    Each as the loop receives it, as a worker sends it, and how many samples were chosen for it.
+    """
+    while True:
+        fetcher = dataloader._DatasetKind.create_fetcher(
+            loader._dataset_kind,
+            loader.dataset,
+            loader._auto_collation,
+            loader.collate_fn,
+            loader.drop_last,
+        )
+        drawn = False
+        for numbers in iter(loader._index_sampler):
+            try:
+                batch = fetcher.fetch(numbers)
+            except StopIteration:
+                break
+            drawn = True
+            received = as_received(loader.collate_fn, batch)
+            yield received, map_leaves(batch, _as_sent), size_chosen(numbers)
+        if not drawn:
+            return
+
+
+def _as_sent(leaf: Any) -> Any:
+    """Return the bytes of a leaf that travels packed; any other as it is."""
+    packed = getattr(leaf, "bytes", None)
+    return packed if isinstance(packed, torch.Tensor) else leaf
+
+
+def start_as_worker(start: Any) -> None:
+    """Do here what a recipe's levers do when a worker starts, and nothing of the script's own."""
+    while start is not None:
+        if hasattr(start, "start_here"):
+            start.start_here()
+        start = getattr(start, "then", None) or getattr(start, "asked", None)
+
+
+MOST = 15
+"""Processes at most: what cores share is busy by then."""
+
+
+class Company:
+    """So many processes that make batches of one loader and throw them away."""
+
+    def __init__(self, number: int) -> None:
+        self.number = min(number, MOST)
+        self.processes: list[Any] = []
+        # Samples and CPU seconds of each, in memory that they share with this process.
+        self._made = np.frombuffer(mmap.mmap(-1, mmap.PAGESIZE))[: 2 * MOST].reshape(MOST, 2)
+
+    def start(self, loader: Any) -> None:
+        """Fork them, once; they end with this process at the latest."""
+        from torch import multiprocessing as mp
+
+        if self.processes:
+            return
+        context = mp.get_context("fork")
+        self.processes = [
+            context.Process(target=_make, args=(loader, self._made[place]), daemon=True)
+            for place in range(self.number)
+        ]
+        for process in self.processes:
+            process.start()
+
+    def end(self) -> None:
+        """End them."""
+        for process in self.processes:
+            process.kill()
+        for process in self.processes:
+            process.join(2.0)
+        self.processes = []
+
+    @property
+    def made(self) -> tuple[int, float]:
+        """Samples that they made so far, and the CPU seconds these took."""
+        samples, cpu_s = self._made.sum(axis=0)
+        return int(samples), float(cpu_s)
+
+
+def _make(loader: Any, made: "np.ndarray[Any, Any]") -> None:
+    die_with_parent()
+    # What a sample prints or raises was said by the training process already.
+    with contextlib.suppress(BaseException):
+        torch.set_num_threads(1)
+        start_as_worker(getattr(loader, "worker_init_fn", None))
+        batches = made_here(loader)
+        next(batches)  # opens files, imports
+        samples, began_s = 0, time.process_time()
+        for received, _, chosen in batches:
+            samples += samples_in(received, chosen, loader.batch_size)
+            made[:] = samples, time.process_time() - began_s
+    os.kill(os.getpid(), signal.SIGKILL)  # no exit handler of the script's runs here

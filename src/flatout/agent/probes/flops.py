@@ -1,0 +1,163 @@
+"""Count the floating-point operations of the training steps, by torch's own counter.
+
+Counted are matrix products, convolutions and attention of forward, loss and backward, two for each
+multiplication with addition, by the formulas of `torch.utils.flop_counter`. What activation
+checkpointing computes again in backward is left out: those operations run with gradients enabled,
+which backward itself does not. Everything runs under a dispatch mode that slows it down, so this
+needs a pass of its own.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import torch.utils.flop_counter as counting
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from flatout.agent.events import Segment
+from flatout.agent.nested import map_leaves
+from flatout.agent.session import Session
+from flatout.records import phase_clock as phases
+
+flop_counter: Any = counting
+"""Without the types that torch does not give."""
+COUNTED_PHASES = frozenset({phases.FORWARD, phases.BACKWARD, phases.OTHER})
+"""Not what a data set, an optimizer or an evaluation computes."""
+UNCOUNTED = ("rnn", "lstm", "gru")
+"""Operations with these in their names multiply matrices, and torch has no formula for them."""
+
+
+def start(session: Session, options: Mapping[str, Any]) -> "Flops":
+    """Count from the first training call of a root on, until the run ends."""
+    del options
+    flops = Flops(session)
+    session.on("forward", flops.begin)
+    session.on("segment", flops.end_segment)
+    session.on("stop", flops.leave)
+    return flops
+
+
+class Flops:
+    """The operations of every segment, by the dtype they were computed in."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self.segments: list[dict[str, Any]] = []
+        self.by_dtype: dict[str, int] = {}
+        self.uncounted: set[str] = set()
+        self.counter: Any = None
+        self.sieve: Any = None
+        self.tf32 = {"convolution": True, "product": False}
+        """Which fp32 arithmetic on CUDA runs in tf32: torch's defaults until asked."""
+        self.note = session.quietly(self._note)
+
+    def begin(self, *_: Any) -> None:
+        """Enter the modes; compiled code is not used under them, so all of it is seen."""
+        if self.counter is None:
+            self.session.quietly(self._ask_tf32)()
+            self.counter = flop_counter.FlopCounterMode(
+                display=False, custom_mapping=missing_formulas()
+            )
+            self.counter.__enter__()
+            self.sieve = _Sieve(self)
+            self.sieve.__enter__()
+
+    def leave(self) -> None:
+        """Leave the modes: what comes now is not the training's."""
+        if self.sieve is not None:
+            sieve, self.sieve = self.sieve, None
+            sieve.__exit__(None, None, None)
+            self.counter.__exit__(None, None, None)
+
+    def end_segment(self, segment: Segment) -> None:
+        """Close a segment."""
+        self.segments.append({"who": segment.who, "by_dtype": self.by_dtype})
+        self.by_dtype = {}
+
+    def _ask_tf32(self) -> None:
+        # A script that set the newer switches makes the older ones raise.
+        self.tf32["convolution"] = bool(torch.backends.cudnn.allow_tf32)
+        self.tf32["product"] = torch.get_float32_matmul_precision() != "highest"
+
+    def _note(self, func: Any, args: Any, flops: int) -> None:
+        """Add the operations of one call, if they are the training's and not done again."""
+        phase = self.session.clock.stack[-1]
+        is_recomputed = phase == phases.BACKWARD and torch.is_grad_enabled()
+        if phase in COUNTED_PHASES and not is_recomputed:
+            name = dtype_name(func, args, self.tf32)
+            self.by_dtype[name] = self.by_dtype.get(name, 0) + flops
+
+    def result(self) -> Mapping[str, Any]:
+        """Return the segments and what could not be counted."""
+        return {"segments": self.segments, "uncounted": sorted(self.uncounted)}
+
+
+class _Sieve(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Above the counter: sees each call, and what the counter made of it."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self, flops: Flops) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.flops = flops
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        counter = self.flops.counter
+        before = counter.get_total_flops()
+        out = func(*args, **(kwargs or {}))
+        gained = counter.get_total_flops() - before
+        if gained:
+            self.flops.note(func, args, gained)
+        elif any(word in str(func) for word in UNCOUNTED):
+            self.flops.uncounted.add(str(func))
+        return out
+
+
+def dtype_name(func: Any, args: Any, tf32: Mapping[str, bool]) -> str:
+    """Return the name of the arithmetic: the dtype of the first floating tensor, or `tf32`."""
+    found: list[torch.Tensor] = []
+
+    def note(leaf: Any) -> Any:
+        if isinstance(leaf, torch.Tensor) and leaf.is_floating_point():
+            found.append(leaf)
+        return leaf
+
+    map_leaves(args, note)
+    if not found:
+        return "unknown"
+    tensor = found[0]
+    kind = "convolution" if "convolution" in str(func) else "product"
+    if tensor.dtype == torch.float32 and tensor.is_cuda and tf32[kind]:
+        return "tf32"
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def missing_formulas() -> dict[Any, Callable[..., int]]:
+    """Return formulas for the CPU's attention and for products in groups where torch has none."""
+    forward = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu", None)
+    backward = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu_backward", None)
+    grouped = getattr(torch.ops.aten, "_grouped_mm", None)
+    found: dict[Any, Callable[..., int]] = {}
+    if grouped is not None and grouped not in flop_counter.flop_registry:
+        found[grouped] = _grouped
+    if forward is not None and forward not in flop_counter.flop_registry:
+        found[forward] = _attention
+    if backward is not None and backward not in flop_counter.flop_registry:
+        found[backward] = _attention_backward
+    return found
+
+
+def _grouped(left: Any, right: Any, *_: Any, **__: Any) -> int:
+    """Return the operations of all groups; three dimensions on both sides are plain batches."""
+    batch = left[0] if len(left) == len(right) == 3 else 1
+    return int(2 * batch * left[-2] * left[-1] * right[-1])
+
+
+def _attention(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
+    return int(flop_counter.sdpa_flop_count(query, key, value))
+
+
+def _attention_backward(grad: Any, query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
+    return int(flop_counter.sdpa_backward_flop_count(grad, query, key, value))

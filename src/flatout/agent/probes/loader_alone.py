@@ -1,0 +1,96 @@
+"""Drain the training loader at full speed, in the training process, with nothing else running.
+
+When the steps of the pass are over, one more iterator of each training loader is made and drained
+for a bounded time: what the loader could give if nobody else used the cores.
+"""
+
+import functools
+import itertools
+import weakref
+from collections.abc import Mapping
+from typing import Any
+
+import torch.utils.data.dataloader as loading
+
+from flatout.agent.hooks.loader import ADDRESS
+from flatout.agent.samples import samples_of
+from flatout.agent.session import Session
+
+dataloader: Any = loading
+"""Its iterators are nobody's public interface, and torch gives them no types."""
+MAX_S = 4.0
+"""Long enough for a rate of a few percent, short beside the other passes."""
+MAX_BATCHES = 400
+
+
+def start(session: Session, options: Mapping[str, Any]) -> "LoaderAlone":
+    """Watch which loaders train; `max_s` and `max_batches` in the options bound the draining."""
+    probe = LoaderAlone(
+        session, options.get("max_s", MAX_S), options.get("max_batches", MAX_BATCHES)
+    )
+    probe.install()
+    return probe
+
+
+class LoaderAlone:
+    """The loaders of this process by address, and how to make their iterators."""
+
+    def __init__(self, session: Session, max_s: float, max_batches: int) -> None:
+        self.session = session
+        self.max_s = max_s
+        self.max_batches = max_batches
+        self.loaders: dict[str, Any] = {}
+        self.iterators: list[weakref.ref[Any]] = []
+
+    def install(self) -> None:
+        """Note every loader whose iterator is made."""
+        make = dataloader.DataLoader._get_iterator
+        self.make = make
+
+        @functools.wraps(make)
+        def make_noted(loader: Any) -> Any:
+            iterator = make(loader)
+            if self.session.is_mine():
+                self.loaders[loader.__dict__.get(ADDRESS, "")] = loader
+                self.iterators.append(weakref.ref(iterator))
+            return iterator
+
+        dataloader.DataLoader._get_iterator = make_noted
+
+    def result(self) -> Mapping[str, Any]:
+        """Drain the training loaders, one after the other: by address when how much came."""
+        self._end_workers()
+        return {
+            "loaders": {
+                address: self.drain(loader)
+                for address, loader in self.loaders.items()
+                if address in self.session.loaders and self.session.loaders[address].is_training
+            }
+        }
+
+    def drain(self, loader: Any) -> Mapping[str, Any]:
+        """Return the seconds since the start at which batches came, and their samples."""
+        now = self.session.clock.now
+        began = now()
+        times_s: list[float] = []
+        samples: list[int] = []
+        iterator = self.make(loader)
+        for batch in itertools.islice(iterator, self.max_batches):
+            times_s.append(now() - began)
+            samples.append(samples_of(iterator, batch, loader.batch_size))
+            if times_s[-1] > self.max_s:
+                break
+        # What was prefetched while the workers started came for free.
+        return {"times_s": times_s, "samples": samples, "ahead": _ahead(loader)}
+
+    def _end_workers(self) -> None:
+        """End the workers of the training's own iterators: the run is over when this is called."""
+        for reference in self.iterators:
+            shut_down = getattr(reference(), "_shutdown_workers", None)
+            if shut_down is not None:
+                shut_down()
+
+
+def _ahead(loader: Any) -> int:
+    """Return how many batches workers may hold ready."""
+    return int(loader.num_workers * (loader.prefetch_factor or 0))

@@ -1,0 +1,167 @@
+"""Every matrix product of the training steps: operator, shapes, strides, and where in the step.
+
+Matrix products and convolutions are written down so that they can be repeated alone with operands
+of the same shapes, strides and dtypes. Everything runs under a dispatch mode that slows it down, so
+this needs a pass of its own. Compiled code is not used under it.
+"""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.utils.flop_counter
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from flatout.agent.events import Segment
+from flatout.agent.probes.flops import missing_formulas
+from flatout.agent.session import Session
+from flatout.records import phase_clock as phases
+
+flop_counter: Any = torch.utils.flop_counter
+"""Without the types that torch does not give."""
+PRODUCTS = frozenset(
+    {
+        *("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm"),
+        *("aten::_scaled_mm", "aten::_grouped_mm"),  # in fp8; of mixtures of experts
+        *("aten::convolution", "aten::convolution_backward"),
+    }
+)
+"""Operators that are written down one by one."""
+ATTENTION = "scaled_dot_product"
+"""In the name of fused attention, which is only counted."""
+LISTENED = frozenset({phases.FORWARD, phases.BACKWARD, phases.OTHER})
+"""Not what a data set, an optimizer or an evaluation computes."""
+
+
+def start(session: Session, options: Mapping[str, Any]) -> "Products":
+    """Listen from the first training call of a root on, until the run ends."""
+    del options
+    products = Products(session)
+    session.on("forward", products.begin)
+    session.on("segment", products.end_segment)
+    session.on("stop", products.leave)
+    return products
+
+
+class Products:
+    """What every segment multiplied."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self.calls: dict[str, dict[str, Any]] = {}
+        self.numbers: dict[str, int] = {}
+        self.counts: dict[str, int] = {}
+        self.segments: list[dict[str, Any]] = []
+        self.attention_flops = 0.0
+        self.mode: Any = None
+        self.counter: Any = None
+        self.note = session.quietly(self._note)
+
+    def begin(self, *_: Any) -> None:
+        """Enter the modes; the counter is below, for the operations of fused attention."""
+        if self.mode is None:
+            self.counter = flop_counter.FlopCounterMode(
+                display=False, custom_mapping=missing_formulas()
+            )
+            self.counter.__enter__()
+            self.mode = _Listener(self)
+            self.mode.__enter__()
+
+    def leave(self) -> None:
+        """Leave the modes: what comes now is not the training's."""
+        if self.mode is not None:
+            mode, self.mode = self.mode, None
+            mode.__exit__(None, None, None)
+            self.counter.__exit__(None, None, None)
+
+    def end_segment(self, segment: Segment) -> None:
+        """Close a segment."""
+        self.segments.append(
+            {"who": segment.who, "counts": self.counts, "attention_flops": self.attention_flops}
+        )
+        self.counts, self.attention_flops = {}, 0.0
+
+    def is_training(self) -> bool:
+        """Tell whether what runs now is a part of the step."""
+        return self.session.clock.stack[-1] in LISTENED
+
+    def _note(self, name: str, args: Any, out: Any) -> None:
+        """Write one call down."""
+        phase = self.session.clock.stack[-1]
+        when = "forward"
+        if phase == phases.BACKWARD:
+            # Backward itself runs without gradients; what is computed again has them.
+            when = "again" if torch.is_grad_enabled() else "backward"
+        call = {
+            "operator": name,
+            "when": when,
+            "arguments": [described(argument) for argument in args],
+            "out": described(out),
+            "tf32": _runs_in_tf32(name, args),
+        }
+        key = json.dumps(call, sort_keys=True)
+        number = self.numbers.setdefault(key, len(self.numbers))
+        self.calls[str(number)] = call
+        self.counts[str(number)] = self.counts.get(str(number), 0) + 1
+
+    def result(self) -> Mapping[str, Any]:
+        """Return the distinct calls, and how often each segment made them."""
+        device = next((p.device.type for root in self.session.roots for p in root.parameters()), "")
+        return {
+            "calls": self.calls,
+            "segments": self.segments,
+            "device": device,
+            "threads": torch.get_num_threads(),
+        }
+
+
+class _Listener(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Sees each call, and what it gave."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self, products: Products) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.products = products
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        name = func.name().partition(".")[0] if hasattr(func, "name") else str(func)
+        before = self.products.counter.get_total_flops() if ATTENTION in name else 0
+        out = func(*args, **(kwargs or {}))
+        if not self.products.is_training():
+            return out
+        if name in PRODUCTS and _is_plain(kwargs):
+            self.products.note(name, args, out)
+        elif ATTENTION in name:
+            self.products.attention_flops += self.products.counter.get_total_flops() - before
+        return out
+
+
+def described(value: Any) -> Any:
+    """Return a plain value that tells how to make one like it."""
+    if isinstance(value, torch.Tensor):
+        kind = str(value.dtype).removeprefix("torch.")
+        return {"shape": list(value.shape), "stride": list(value.stride()), "dtype": kind}
+    if isinstance(value, list | tuple):
+        return [described(item) for item in value]
+    return str(value) if isinstance(value, torch.dtype) else value
+
+
+def _is_plain(kwargs: Mapping[str, Any] | None) -> bool:
+    """Tell whether a call has no factors of its own: alpha and beta do not change what it takes."""
+    return not kwargs or set(kwargs) <= {"alpha", "beta"}
+
+
+def _runs_in_tf32(name: str, args: Any) -> bool:
+    tensor = next(argument for argument in args if isinstance(argument, torch.Tensor))
+    if tensor.dtype != torch.float32 or not tensor.is_cuda:
+        return False
+    try:
+        if "convolution" in name:
+            return bool(torch.backends.cudnn.allow_tf32)
+        return torch.get_float32_matmul_precision() != "highest"
+    except RuntimeError:  # a script that set the newer switches makes the older ones raise
+        return str(torch.backends.cuda.matmul.fp32_precision) == "tf32"

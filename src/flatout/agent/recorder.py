@@ -1,0 +1,562 @@
+"""The child's side of a measurement: decide when there are enough steps, write one JSON, stop.
+
+What listening costs, estimated: the wrappers' own time, taken in the process that used them.
+
+The steps of a training that runs: each is put together once, however often one looks at them.
+
+How many steps a running training has made, as its recorder asks while it runs.
+
+What a training process ran on, asked in the process itself when it ends.
+"""
+
+import atexit
+import functools
+import json
+import math
+import os
+import sys
+import time
+import traceback
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NoReturn
+
+from flatout.agent.events import Segment
+from flatout.agent.measuring import kernels as one_profiler
+from flatout.agent.measuring.device_clock import DeviceClock
+from flatout.agent.measuring.kernels import KernelTrace, steps_to_trace, trace_facts
+from flatout.agent.measuring.operators import GarbageClock
+from flatout.agent.probes import Probe, results
+from flatout.agent.processes import kill_own_descendants
+from flatout.agent.ranks import Ranks
+from flatout.agent.session import Session
+from flatout.agent.training_device import find_cuda_device
+from flatout.analysis import steps as stepping
+from flatout.analysis.steps import Row, Step, groups_of, steps_of
+from flatout.hardware.load import LoadReading, load_meter, process_tree
+from flatout.records.files import plain
+from flatout.records.phase_clock import OTHER, Clock
+
+ROUNDS = 500
+
+
+def listening_cost_s(session: Session) -> float:
+    """Return the seconds per training step that the seams' own code takes in a tight loop.
+
+    Each change of phase goes through one wrapper: an identity check, two clock readings and an
+    event. That is timed on a spare clock and multiplied by the changes counted in the run.
+    """
+    segments = max(1, len(session.segments))
+    spare = Clock()
+    heard = 0
+    start = time.perf_counter()
+    for _ in range(ROUNDS):
+        if session.is_mine():
+            spare.push(OTHER)
+            spare.pop()
+        heard += len(session.listeners["forward"])
+    per_change_s = (time.perf_counter() - start) / ROUNDS
+    return per_change_s * session.clock.changes / segments
+
+
+class StepsSoFar:
+    """Keeps what earlier looks found; a look costs what is new, and little for the rest.
+
+    Putting a step together takes 10 us. Where each look, a few steps after the last, did it for all
+    steps so far, that would be 80 us of every step.
+    """
+
+    def __init__(self) -> None:
+        self.first: Segment | None = None
+        """Begin anew when it changes: the script's own marks forget what came before them."""
+        self.rows: list[Row] = []
+        self.singles: list[Step] = []
+
+    def of(self, segments: Sequence[Segment]) -> Sequence[Step]:
+        """Return the training steps of the segments, without their losses."""
+        first = segments[0] if segments else None
+        if first is not self.first or len(segments) < len(self.rows):
+            self.first, self.rows, self.singles = first, [], []
+        self.rows += rows_of(segments[len(self.rows) :])
+        who = self.rows[0]["who"] if self.rows else 0
+        if any(row["who"] != who for row in self.rows):
+            return steps_of(self.rows)
+        # One optimizer: each segment is a step.
+        self.singles += steps_of(self.rows[len(self.singles) :])
+        return self.singles
+
+
+def rows_of(segments: Sequence[Segment], *, with_losses: bool = False) -> list[dict[str, Any]]:
+    """Return segments as plain mappings; reading losses waits for the device."""
+    return [
+        {
+            "who": s.who,
+            "is_whole": s.is_whole,
+            "seconds": s.seconds,
+            "end": s.end,
+            "batches": s.batches,
+            "samples": s.samples,
+            "forwards": s.forwards,
+            "calls": s.calls,
+            "backwards": s.backwards,
+            "evals": s.evals,
+            "loader_starts": s.loader_starts,
+            "communication": s.communication,
+            "losses": [float(x) for x in s.losses] if with_losses else [],
+        }
+        for s in segments
+    ]
+
+
+GROWTH = 1.15
+"""Segments are grouped anew when there are this many times more: grouping a thousand takes a
+millisecond, and the steps of a small model no longer."""
+
+
+class MadeSteps:
+    """Count the steps where optimizers take turns, and where they follow each other."""
+
+    def __init__(self) -> None:
+        self.grouped_at = 0
+        self.in_sequence = 0
+        """Steps of all trainings, where there is more than one so far."""
+
+    def __call__(self, counts: Mapping[int, int], segments: Sequence[Segment]) -> tuple[int, int]:
+        """Return the fewest and the most steps of an optimizer, both of all where they follow.
+
+        Trainings one after the other have optimizers that are over and a last one that is young:
+        neither tells how many steps there are.
+
+        Args:
+            counts: Segments by the optimizer that ended them.
+            segments: Those that were recorded.
+        """
+        if len(counts) == 1:
+            (made,) = counts.values()
+            return made, made
+        if len(segments) >= self.grouped_at:
+            trainings = groups_of([{"who": each.who} for each in segments])
+            self.in_sequence = sum(map(len, trainings)) if len(trainings) > 1 else 0
+            self.grouped_at = int(len(segments) * GROWTH) + 1
+        if self.in_sequence:
+            return self.in_sequence, self.in_sequence
+        return min(counts.values()), max(counts.values())
+
+
+def device_facts(session: Session) -> dict[str, Any]:
+    """Return what the training's device holds; on the CPU the peak resident size.
+
+    A device that answers no more is noted: after an illegal access every call fails, and the result
+    that says so must be written all the same.
+    """
+    import resource
+
+    import torch
+
+    held = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    device = find_cuda_device(session)
+    if device is None:
+        return {"kind": "cpu", "peak": {"allocated": 0, "reserved": 0, "device": held}}
+    facts: dict[str, Any] = {
+        "kind": "cuda",
+        "peak": {
+            "allocated": torch.cuda.max_memory_allocated(device),
+            "reserved": torch.cuda.max_memory_reserved(device),
+            "device": 0,
+        },
+    }
+    try:
+        facts["name"] = torch.cuda.get_device_name(device)
+        facts["uuid"] = str(getattr(torch.cuda.get_device_properties(device), "uuid", ""))
+        free, total = torch.cuda.mem_get_info(device)
+        facts["peak"]["device"] = total - free
+    except RuntimeError as error:
+        session.note_error(f"device: {error}")
+    return facts
+
+
+def environment_facts() -> dict[str, Any]:
+    """Return the stack that ran, for the record."""
+    import platform
+
+    import torch
+
+    return {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "threads": torch.get_num_threads(),
+        "platform": platform.platform(),
+    }
+
+
+LOAD_EVERY_S = 0.25
+"""How often the machine's load is read at most."""
+LOAD_SHARE = 0.0005
+"""Share of the time that may go into reading it: one takes 0.3 ms, in cold caches over 1 ms."""
+CHECK_GROWTH = 1.15
+"""Growth of the steps between two looks at the stopping rule: a constant share, however fast."""
+CHECK_SHARE = 0.003
+"""Share of the time that may go into those looks: with short steps they come less often."""
+REFUSED_AFTER = 2
+"""Steps after which a lever that only refused will not act any more: all has passed its seams. What
+refuses later (a compiler that gave up) says so at the end of the trial."""
+PARTIAL_S = 3.0
+"""Time in training after which a script that is killed leaves numbers; most trials end by then."""
+PARTIAL_SHARE = 0.0005
+"""Share of the time that may go into writing down what is known so far."""
+MAX_CRASH = 4_000
+"""Characters of an exception that are kept: its own line and the frames next to it."""
+MAX_SKEW = 5
+"""An optimizer this many times ahead of the slowest ends the wait for it."""
+
+
+class Recorder:
+    """Record one training process until it has shown enough."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self.spec = session.spec
+        self.device = DeviceClock(session)
+        self.ranks = Ranks(self.spec)
+        self.meter = load_meter()
+        self.readings: list[LoadReading] = []
+        self.read_at = session.clock.now()
+        self.next_check = 4
+        self.made = MadeSteps()
+        self.steps = StepsSoFar()
+        self.idle = 0
+        """Segments that need no look, and the moment from which one is due all the same."""
+        self.look_at = 0.0
+        self.crash = ""
+        self.crash_trace = ""
+        self.check_at = 0.0
+        self.partial_at = 0.0
+        self.crashed_at = 0.0
+        self.is_written = False
+        self.trace: KernelTrace | None = None
+        self.traced_from: int | None = None
+        self.trace_until = 0
+        self.timed_readings: int | None = None
+        self.device_facts: dict[str, Any] = {}
+        self.probes: dict[str, Probe] = {}
+        self.has_enough = False
+        """Whether a probe said that it needs no more steps."""
+        self.garbage = GarbageClock(session)
+
+    def install(self) -> None:
+        """Follow the session, and write when the script ends by itself too."""
+        self.read_load()
+        one_profiler.watch()
+        self.garbage.install()
+        self.session.on("segments", self.saw_segments)
+        self.session.on("enough", self.saw_enough)
+        if self.spec.get("ends_when_refused"):
+            self.session.on("segment", self._saw_early_segment)
+        atexit.register(self.write, "script_ended")
+        previous = sys.excepthook
+
+        def crashed(
+            kind: type[BaseException], error: BaseException, trace: TracebackType | None
+        ) -> None:
+            said = "".join(traceback.format_exception_only(kind, error)).strip()
+            # mp.spawn puts the other process's traceback into the text: its last line is the error.
+            self.crash = said if len(said) < MAX_CRASH else f"{said[:2000]}\n{said[-2000:]}"
+            self.crash_trace = "".join(traceback.format_exception(kind, error, trace))[-MAX_CRASH:]
+            self.crashed_at = time.time()
+            previous(kind, error, trace)
+
+        sys.excepthook = crashed
+        self.write_before_exit()
+
+    def write_before_exit(self) -> None:
+        """Write in `os._exit` too: it skips atexit, and forked trainers always end by it."""
+        leave = os._exit
+
+        @functools.wraps(leave)
+        def exit_now(status: int) -> NoReturn:
+            self.session.quietly(self.write)("script_ended")
+            leave(status)
+
+        os._exit = exit_now
+
+    def saw_segments(self, segments: Sequence[Segment]) -> None:
+        """Read the load now and then, and stop once the steps are enough."""
+        session = self.session
+        moment = session.clock.since
+        if self.has_enough:
+            self._stop()
+        self.idle -= len(segments)
+        if (self.idle > 0 or moment < self.check_at) and moment < self.look_at:
+            return
+        if moment >= self.read_at:
+            self.read_load()
+            pause_s = (session.clock.now() - moment) / LOAD_SHARE
+            self.read_at = moment + max(LOAD_EVERY_S, pause_s)
+        self._keep_partial(moment)
+        self.look_at = min(self.read_at, self.partial_at)
+        made = sum(session.counts.values())
+        self.ranks.progress(made)
+        if self.ranks.is_over(made):
+            self.finish("done")
+        if self.trace is not None:
+            self._end_trace()
+            return
+        if self.ranks.leads and not self.ranks.is_agreed():
+            self._look(moment)
+
+    def saw_enough(self) -> None:
+        """End the run with the step that is under way."""
+        self.has_enough = True
+
+    def _saw_early_segment(self, _: Segment) -> None:
+        """End a trial whose lever refused as soon as that is certain."""
+        session = self.session
+        counts = session.counts
+        waits_for_others = len(counts) < len(session.optimizers)
+        if waits_for_others and max(counts.values()) < MAX_SKEW * REFUSED_AFTER:
+            return
+        if min(counts.values()) < REFUSED_AFTER:
+            return
+        session.off("segment", self._saw_early_segment)
+        # The other ranks would wait for this one: there the trial goes its whole way.
+        if self.ranks.is_alone and any(
+            status in ("not_applicable", "failed") for status, _why in session.status.values()
+        ):
+            self.finish("refused")
+
+    def _look(self, moment: float) -> None:
+        """Check the steps when there are enough more of them, and looking is cheap for the time."""
+        session = self.session
+        counts = session.counts
+        fewest, most = self.made(counts, session.segments)
+        is_known = session.is_marked or len(counts) >= len(session.optimizers)
+        if not is_known and most < MAX_SKEW * 4:
+            return
+        missing = min(self.next_check - fewest, MAX_SKEW * self.next_check - most)
+        if missing > 0 or moment < self.check_at:
+            # Each segment adds one at most: until then there is nothing to decide.
+            self.idle = missing if self.ranks.is_settled else 0
+            return
+        self.next_check = max(fewest + 1, int(fewest * CHECK_GROWTH))
+        self.check(moment)
+        # A wanted number of steps is met the same way in every run: the guard compares them.
+        if self.ranks.is_settled and self.trace is None and self.spec.get("steps") is None:
+            now = session.clock.now()
+            self.check_at = now + (now - moment) / CHECK_SHARE
+
+    def _keep_partial(self, moment: float) -> None:
+        """Write down now and then what is known: nothing can be written when a script is killed.
+
+        Losses, device times and probes stay out: reading them waits for the device or ends them.
+        """
+        if self.partial_at == 0.0:
+            self.partial_at = moment + PARTIAL_S
+        if moment < self.partial_at:
+            return
+        clock = self.session.clock
+        self._save("partial", self._plain("killed", rows_of(self._timed())))
+        cost_s = clock.now() - moment
+        clock.lap()  # flatout's own time, of no step
+        self.partial_at = clock.now() + max(PARTIAL_S, cost_s / PARTIAL_SHARE)
+
+    def read_load(self) -> None:
+        """Note the load of this training: its loader workers and other ranks are not foreign."""
+        root = os.getpid() if self.ranks.is_alone else self.spec.get("root_pid", os.getpid())
+        self.readings.append(self.meter.read(process_tree(root)))
+
+    def load(self) -> dict[str, float]:
+        """Return the load while the measured steps ran."""
+        # Anew: on a device the segments' seconds are its own by now.
+        window = stepping.window_of(stepping.steps_of(rows_of(self._timed())), self.period())
+        readings = self.readings[: self.timed_readings]
+        if not window.measured or len(readings) < 2:
+            return {"delay_share": 0.0, "foreign_share": 0.0, "steal_share": 0.0}
+        began = window.measured[0].end - window.measured[0].wall_s
+        earlier = [r for r in readings[:-1] if r.at_s <= began] or readings[:1]
+        found = self.meter.between(earlier[-1], readings[-1])
+        return {
+            "delay_share": found.delay_share,
+            "foreign_share": found.foreign_share,
+            "steal_share": found.steal_share,
+            "minor_faults_per_s": found.minor_faults / found.wall_s,
+            "wall_s": found.wall_s,
+        }
+
+    def check(self, moment: float) -> None:
+        """Stop when the window is enough, or when time is up."""
+        wanted = self.spec.get("steps")
+        steps = self.steps.of(self.session.segments)
+        if wanted is not None:
+            if len(steps) >= wanted:
+                self._stop()
+            return
+        window = stepping.window_of(steps, self.period())
+        # From the first step's end: preparing data and compiling may take longer than the steps.
+        is_late = moment - self.session.segments[0].end > self.spec["measure_s"]
+        if window.is_enough and self._awaits_epoch(window) and not is_late:
+            return
+        if window.is_enough or (is_late and len(window.measured) >= 3):
+            self._begin_trace()
+
+    def _awaits_epoch(self, window: stepping.Window) -> bool:
+        """Tell whether starting the workers anew is yet to be seen and comes soon.
+
+        The first start holds imports and page faults; what an epoch pays is seen from the second.
+        """
+        step_s = sum(step.wall_s for step in window.measured) / len(window.measured)
+        return any(
+            seen.is_training
+            and seen.asked["effective_workers"] > 0
+            and len(seen.starts_s)
+            < stepping.wanted_starts((seen.asked["steps_per_epoch"] or math.inf) * step_s)
+            for seen in self.session.loaders.values()
+        )
+
+    def _begin_trace(self) -> None:
+        """On CUDA, look at the kernels of a few more steps; elsewhere stop now."""
+        if not self.device.bounds or not self.spec.get("traces_kernels"):
+            self._stop()
+            return
+        if self.device.is_capturing():
+            return  # to wait for the device now would end the script's capture of a graph
+        try:
+            self.read_load()  # the profiler's own work is none of the measured steps'
+            self.trace = KernelTrace(self.device.device)
+            self.trace.start()
+        except Exception as error:  # noqa: BLE001  no profiler here: the numbers stay without it
+            self.session.note_error(f"no kernel trace: {error}")
+            self.trace = None
+            self._stop()
+            return
+        segments, per_step = self.session.segments, max(1, len(self.session.counts))
+        self.traced_from, self.timed_readings = len(segments), len(self.readings)
+        step_s = segments[-1].end - segments[-1 - per_step].end
+        self.trace_until = self.traced_from + steps_to_trace(step_s) * per_step
+
+    def _end_trace(self) -> None:
+        """Sum up the traced steps and stop."""
+        if self.trace is None or len(self.session.segments) < self.trace_until:
+            return
+        # Steps that rest are told in groups: more may have been traced than were asked for.
+        traced = len(self.session.segments) - len(self._timed())
+        try:
+            self.device_facts = trace_facts(self.trace.stop(), traced)
+        except Exception as error:  # noqa: BLE001
+            self.session.note_error(f"kernel trace: {error}")
+        self.session.segments[:] = self._timed()
+        self.trace = self.traced_from = None
+        self._stop()
+
+    def _timed(self) -> list[Segment]:
+        """Return the segments without those that are being traced: the profiler is in their time.
+
+        A script may end while they are.
+        """
+        return self.session.segments[: self.traced_from]
+
+    def _stop(self) -> None:
+        """End now, or with the other ranks at a segment that all of them will reach."""
+        if self.ranks.is_alone:
+            self.finish("done")
+        self.ranks.agree_to_stop()
+
+    def finish(self, why: str) -> None:
+        """Write the result and end this process at once.
+
+        No exception is safe here: `except BaseException` and `finally` in the script would go on
+        and save. Everything below this process is ended too.
+        """
+        self.write(why)
+        self.ranks.leave(self.session.beat)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        kill_own_descendants()
+        os._exit(0)
+
+    def write(self, why: str) -> None:
+        """Write the result once, under its final name only when it is whole."""
+        if self.is_written or not self.session.is_mine():
+            return
+        trained = self.session.segments or self.session.trains_elsewhere
+        if why != "done" and not trained and not self.crash:
+            return  # a process of the script that trained nothing
+        self.is_written = True
+        self.read_load()
+        self.session.wake()
+        self.session.fire("stop")
+        self._save("result", self.result(why))
+
+    def _save(self, name: str, found: Mapping[str, Any]) -> None:
+        """Write a JSON for the parent, under its final name only when it is whole."""
+        part = Path(self.spec["folder"]) / f"{name}-{os.getpid()}.part"
+        part.write_text(json.dumps(found, default=plain), encoding="utf-8")
+        part.replace(part.with_suffix(".json"))
+
+    def period(self) -> int:
+        """Return the number of workers behind the training batches, at least 1."""
+        workers: list[int] = [
+            seen.asked.get("effective_workers", seen.asked["num_workers"])
+            for seen in self.session.loaders.values()
+            if seen.is_training
+        ]
+        return max([1, *workers])
+
+    def rows_at_end(self) -> list[dict[str, Any]]:
+        """Return the segments with their losses, without those where the device failed."""
+        try:
+            return rows_of(self._timed(), with_losses=True)
+        except RuntimeError as error:
+            self.session.note_error(f"losses: {error}")
+            return rows_of(self._timed())
+
+    def result(self, why: str) -> Mapping[str, Any]:
+        """Return everything this process knows, as plain values; this ends the probes."""
+        self.device.resolve()
+        # First: a probe that failed is among the errors below.
+        seen_by_probes = results(self.session, self.probes)
+        self.session.conclude()
+        rows = self.rows_at_end()
+        return {**self._plain(why, rows), "probes": seen_by_probes}
+
+    def _plain(self, why: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
+        """Return what is known without waiting for anything."""
+        session = self.session
+        return {
+            "probes": {},
+            "why": why,
+            "pid": os.getpid(),
+            "ranks": self.ranks.facts(),
+            "crash": self.crash,
+            "crash_trace": self.crash_trace,
+            "crashed_at": self.crashed_at,
+            "reached_at": session.reached_at,
+            "segments": rows,
+            "period": self.period(),
+            "models": session.model_facts,
+            "optimizers": session.optimizer_facts,
+            "loaders": [
+                {
+                    "address": seen.address,
+                    **seen.asked,
+                    "is_training": seen.is_training,
+                    "batches_drawn": seen.batches,
+                    "epochs_started": seen.epochs,
+                    "batch_bytes": seen.batch_bytes,
+                    "starts_s": seen.starts_s,
+                    "ends_s": seen.ends_s,
+                }
+                for seen in session.loaders.values()
+            ],
+            "status": {name: list(pair) for name, pair in session.status.items()},
+            "errors": session.errors,
+            "trains_elsewhere": session.trains_elsewhere,
+            "trains_unseen": session.trains_unseen,
+            "collection_s": self.garbage.seconds,
+            "load": self.load(),
+            "listening_s_per_step": listening_cost_s(session),
+            "marking_s": self.device.marking_s,
+            "device": device_facts(session) | self.device_facts,
+            "environment": environment_facts(),
+        }

@@ -1,0 +1,350 @@
+"""The session of one training process: seams fire events here, techniques transform values here."""
+
+import functools
+import mmap
+import os
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from flatout.agent.describe import describe, describe_optimizer
+from flatout.agent.events import EVENTS, Listener, LoaderSeen, Segment
+from flatout.agent.step_sampler import TOLD_TOGETHER, Nap, Pace
+from flatout.records.errors import NotApplicable
+from flatout.records.phase_clock import Clock
+from flatout.records.technique import Technique, name_of, seams_of
+
+if TYPE_CHECKING:
+    import torch
+
+Value = TypeVar("Value")
+NO_THREAD = -1
+"""Identifies no thread: the session of a child that was forked off another thread."""
+MAX_ERRORS = 20
+"""Probe failures kept; more of the same say nothing new."""
+
+
+class Session:
+    """Listen at the seams of this process and apply the recipe there.
+
+    Listeners never change anything, and one that fails is recorded and skipped: the training goes
+    on. A technique that fails leaves the value as it was and is recorded as failed.
+    """
+
+    root_count = 0
+    """Roots that were found, also those that are gone."""
+    last_size = 0
+    """Samples of the last batch that was looked into."""
+    scaler: Any = None
+    is_marked = False
+    """Whether the script delimits its steps itself, with `flatout.step`."""
+    drawn = 0
+    """Batches drawn in resting steps, which no segment has counted yet."""
+    rest_left = 0
+    """Segments, the running one included, whose steps are not looked into."""
+    knows_roots = False
+    """Whether the search for roots is over."""
+    trains_unseen = False
+    """Whether an optimizer that began after that search trains parameters that no root holds."""
+    trains_elsewhere = False
+    """Whether a thread other than the main one made a backward, which nobody listens to."""
+
+    def __init__(self, spec: Mapping[str, Any], techniques: Iterable[Technique] = ()) -> None:
+        self.spec = spec
+        self.is_recording = spec.get("mode") not in ("run", "memory")
+        self.techniques = tuple(techniques)
+        self.clock = Clock()
+        self.segment = Segment()
+        self.segments: list[Segment] = []
+        self.counts: dict[int, int] = {}
+        self._roots: list[Callable[[], torch.nn.Module | None]] = []
+        self.training_calls: dict[int, Callable[..., Any]] = {}
+        self.loaders: dict[str, LoaderSeen] = {}
+        self.errors: list[str] = []
+        self.status: dict[str, tuple[str, str]] = {}
+        # By technique and seam: why it was refused there, "" where it acted at least once.
+        self._refused: dict[tuple[str, str], str] = {}
+        self.unscaled: Any = {}
+        """The loss that the script scaled, by the scaled one; kept by the step seam."""
+        self.last_loader = ""
+        self.nap = Nap(self)
+        self.pace = Pace(self, spec["rests_below_s"]) if spec.get("rests_below_s") else None
+        self.model_facts: list[dict[str, Any]] = []
+        self.optimizer_facts: list[dict[str, Any]] = []
+        self.reached_at = self.clock.now()
+        self._optimizers: list[Any] = []
+        self._untold: list[Segment] = []
+        """Segments of resting steps that nobody was told of yet."""
+        self.listeners: dict[str, list[Listener]] = {name: [] for name in EVENTS}
+        """By event; a seam looks here before it calls `fire`, which is what a step feels."""
+        self.signs = _open_signs(spec)
+        """What the supervisor looks at: a counter, and whether a batch is waited for."""
+        self._become_own()
+        os.register_at_fork(after_in_child=self._forked)
+
+    @property
+    def keeps_roots(self) -> bool:
+        """Tell whether roots live on when the script has let go of them.
+
+        What is measured is looked at to the end. The real run may train one model after the other,
+        of which two do not fit.
+        """
+        return self.spec.get("mode") != "run"
+
+    @property
+    def roots(self) -> list["torch.nn.Module"]:
+        """The live models that training calls began at, in order."""
+        return [found for ref in self._roots if (found := ref()) is not None]
+
+    @property
+    def optimizers(self) -> list["torch.optim.Optimizer"]:
+        """The live optimizers that the script built, in order."""
+        return [found for ref in self._optimizers if (found := ref()) is not None]
+
+    def has_optimizer(self) -> bool:
+        """Tell whether any optimizer that the script built lives."""
+        for reference in self._optimizers:  # noqa: SIM110  no generator: this runs in every step
+            if reference() is not None:
+                return True
+        return False
+
+    @property
+    def last_scale(self) -> float:
+        """The GradScaler's scale for the gradients now being accumulated; 1 without a scaler.
+
+        Reading it synchronises with the device: for untimed runs only.
+        """
+        return float(self.scaler.get_scale()) if self.scaler is not None else 1.0
+
+    def start(self) -> None:
+        """Let the techniques set their process-wide switches."""
+        for technique in self.techniques:
+            if seams_of(technique) & {"environment", "start"}:
+                self._apply_start(technique)
+
+    def on(self, event: str, listener: Listener) -> None:
+        """Call `listener` at every `event`; an exception in it is recorded, never raised."""
+        if event not in self.listeners:
+            raise ValueError(f"no event {event!r}; there are {', '.join(EVENTS)}")
+        # New lists: one may be under way, and a listener may end another, or itself.
+        self.listeners[event] = [*self.listeners[event], listener]
+
+    def off(self, event: str, listener: Listener) -> None:
+        """Call a listener no more; one that does not listen is left alone."""
+        self.listeners[event] = [one for one in self.listeners[event] if one != listener]
+
+    def fire(self, event: str, *args: Any) -> None:
+        """Tell the listeners of an event."""
+        for listener in self.listeners[event]:
+            try:
+                listener(*args)
+            except Exception as error:  # noqa: BLE001, PERF203  a failing probe never ends training
+                self.note_failure(listener, error)
+
+    def quietly(self, listener: Callable[..., Any]) -> Listener:
+        """Return the function with its exceptions recorded instead of raised."""
+
+        @functools.wraps(listener)
+        def quiet(*args: Any, **kwargs: Any) -> None:
+            try:
+                listener(*args, **kwargs)
+            except Exception as error:  # noqa: BLE001  a failing probe must never end the training
+                self.note_failure(listener, error)
+
+        return quiet
+
+    def note_failure(self, listener: Callable[..., Any], error: Exception) -> None:
+        """Record what a listener raised."""
+        name = getattr(listener, "__qualname__", type(listener).__name__)
+        self.note_error(f"{name}: {type(error).__name__}: {error}")
+
+    def note_error(self, text: str) -> None:
+        """Record the failure of a probe."""
+        if len(self.errors) < MAX_ERRORS and text[:300] not in self.errors:
+            self.errors.append(text[:300])
+
+    def is_mine(self) -> bool:
+        """Tell whether this is the training process's own thread.
+
+        Loader workers inherit the patches, and autograd's device threads recompute checkpointed
+        forwards: neither is a step of the loop.
+        """
+        # No getpid: a forked child has passed through `_forked` before it gets here.
+        return threading.get_ident() == self.thread
+
+    def transform(
+        self, seam: str, value: Value, *context: Any, only: Technique | None = None
+    ) -> Value:
+        """Return the value after every technique that acts at this seam changed it."""
+        for technique in self.techniques if only is None else (only,):
+            if seam in seams_of(technique):
+                value = self._apply(technique, seam, value, context)
+        return value
+
+    def touches(self, seam: str) -> bool:
+        """Tell whether any technique of the recipe acts at a seam."""
+        return any(seam in seams_of(technique) for technique in self.techniques)
+
+    def note_status(self, technique: Technique, status: str, why: str = "") -> None:
+        """Record what became of a technique; once applied, later refusals do not change that."""
+        name = name_of(technique)
+        if status != "failed" and self.status.get(name, ("",))[0] in ("applied", "failed"):
+            return
+        self.status[name] = (status, why)
+
+    def conclude(self) -> None:
+        """Let the techniques that were applied say at the end whether they really acted.
+
+        One that acts at several seams and was refused at one of them whenever it was asked did not:
+        half of a lever is another one.
+        """
+        for (name, _seam), why in self._refused.items():
+            if why and self.status.get(name, ("",))[0] == "applied":
+                self.status[name] = ("not_applicable", why)
+        for technique in self.techniques:
+            name = name_of(technique)
+            if "end" in seams_of(technique) and self.status.get(name, ("",))[0] == "applied":
+                try:
+                    self.status[name] = ("applied", technique.end())
+                except NotApplicable as reason:
+                    self.status[name] = ("not_applicable", str(reason))
+                except Exception as error:  # noqa: BLE001  as at every seam: the trial says so
+                    self.status[name] = ("failed", f"{type(error).__name__}: {error}"[:500])
+
+    def add_optimizer(self, reference: Callable[[], Any]) -> None:
+        """Remember an optimizer, by weak reference."""
+        self._optimizers.append(reference)
+
+    def add_root(self, module: "torch.nn.Module") -> None:
+        """Remember a root; see `keeps_roots`."""
+        self._roots.append((lambda: module) if self.keeps_roots else weakref.ref(module))
+        self.root_count += 1
+
+    def note_root(self, module: "torch.nn.Module") -> None:
+        """Describe a root as the script made it, before the recipe changes it."""
+        self.quietly(lambda: self.model_facts.append(describe(module)))()
+
+    def note_optimizer(self, optimizer: "torch.optim.Optimizer") -> None:
+        """Describe an optimizer as the script made it, before the recipe changes it."""
+        self.quietly(lambda: self.optimizer_facts.append(describe_optimizer(optimizer)))()
+
+    def number_of(self, optimizer: Any) -> int:
+        """Return the place of an optimizer in the order of construction, -1 when unknown."""
+        for number, reference in enumerate(self._optimizers):
+            if reference() is optimizer:
+                return number
+        return -1
+
+    def end_segment(self, who: int) -> None:  # noqa: C901, PLR0912  each step feels a call more
+        """Close the running segment: an outermost optimizer step, or backward, has ended."""
+        if self.nap.ends:
+            self.wake()
+        segment = self.segment
+        segment.who = who
+        segment.seconds = self.clock.lap()
+        segment.end = self.clock.since
+        self._record(segment)
+        if self.rest_left:
+            self.nap.fill(segment)
+            # Not ended by what is unusual: looks would then come in step with epochs.
+            self.rest_left -= 1
+            if self.rest_left:
+                self.nap.begin()
+            else:
+                self.fire("look")
+        elif self.pace is not None:
+            self.rest_left = self.pace.rest()
+            if self.rest_left:
+                self.nap.begin()
+                self.fire("rest")
+        self.segment = Segment(is_whole=not self.rest_left)
+        self.beat()
+        if self.listeners["lap"]:
+            self.fire("lap", segment)
+        if not segment.is_whole and len(self._untold) < TOLD_TOGETHER:
+            self._untold.append(segment)
+            return
+        told, self._untold = [*self._untold, segment], []
+        for one in told if self.listeners["segment"] else ():
+            self.fire("segment", one)
+        self.fire("segments", told)
+
+    def forget(self) -> None:
+        """Begin the record anew: what was found so far were not the script's own steps."""
+        self.segments.clear()
+        self.counts.clear()
+        self._untold.clear()
+        self.nap, self.drawn = Nap(self), 0
+        if self.rest_left:
+            self.rest_left = 0
+            self.segment.is_whole = True
+            self.fire("look")
+
+    def wake(self) -> None:
+        """Record the steps of which only the end was noted."""
+        for segment in self.nap.segments():
+            self._record(segment)
+            self._untold.append(segment)
+
+    def beat(self) -> None:
+        """Show the supervisor that the training is alive."""
+        self.signs[0] = (self.signs[0] + 1) % 256
+
+    def _record(self, segment: Segment) -> None:
+        if self.is_recording:
+            self.segments.append(segment)
+        self.counts[segment.who] = self.counts.get(segment.who, 0) + 1
+
+    def _apply(
+        self, technique: Technique, seam: str, value: Value, context: tuple[Any, ...]
+    ) -> Value:
+        try:
+            changed: Value = getattr(technique, seam)(value, *context)
+        except NotApplicable as reason:
+            self._refused.setdefault((name_of(technique), seam), str(reason))
+            self.note_status(technique, "not_applicable", str(reason))
+            return value
+        except Exception as error:  # noqa: BLE001  the value stays as it was, and the trial says so
+            self.note_status(technique, "failed", f"{type(error).__name__}: {error}"[:500])
+            return value
+        self._refused[name_of(technique), seam] = ""
+        self.note_status(technique, "applied")
+        return changed
+
+    def _apply_start(self, technique: Technique) -> None:
+        try:
+            technique.start()
+        except NotApplicable as reason:
+            self.note_status(technique, "not_applicable", str(reason))
+        except Exception as error:  # noqa: BLE001  a trial says so and goes on
+            self.note_status(technique, "failed", f"{type(error).__name__}: {error}"[:500])
+        else:
+            # A lever that acts at other seams too is applied when it did.
+            if not seams_of(technique) - {"environment", "start", "end"}:
+                self.note_status(technique, "applied")
+
+    def _become_own(self) -> None:
+        self.thread = threading.get_ident()
+
+    def _forked(self) -> None:
+        """Start an empty record: a forked child may train too (it is then a trainer of its own)."""
+        self._become_own()
+        self.clock = Clock()
+        self.segment, self.segments, self.counts = Segment(), [], {}
+        self.pace, self.rest_left, self._untold = None, 0, []
+        self.nap = Nap(self)
+        self.fire("look")
+        self.errors.clear()
+        self.trains_elsewhere = False
+        if threading.current_thread() is not threading.main_thread():
+            self.thread = NO_THREAD
+
+
+def _open_signs(spec: Mapping[str, Any]) -> "mmap.mmap | bytearray":
+    path = Path(spec.get("folder") or "") / "heartbeat"
+    if not spec.get("folder") or not path.exists():
+        return bytearray(2)  # nobody looks
+    with path.open("r+b") as file:
+        return mmap.mmap(file.fileno(), 0)

@@ -1,0 +1,199 @@
+"""What a training process tells about itself: a small file, written anew at most twice a second.
+
+It lies in the job's folder and is replaced as a whole, so that reading it disturbs nobody.
+"""
+
+import atexit
+import contextlib
+import json
+import os
+from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from flatout.agent.events import Segment
+from flatout.agent.ranks import rank_and_size
+from flatout.agent.session import Session
+from flatout.agent.training_device import find_cuda_device
+from flatout.records.phase_clock import NAMES
+
+EVERY_S = 0.5
+"""Nobody reads faster."""
+COST = 1000
+"""The pause after a record is this many times as long as writing it took: on a slow disk too, it
+costs at most 0.1 % of the time."""
+RECENT_S = 5.0
+"""Time over which rates are taken: long enough to be steady, short enough to show a change."""
+
+
+class Publisher:
+    """Writes the record of one training process while it trains."""
+
+    pid: int
+    is_ended: bool
+    samples: int
+    totals: list[float]
+    rows: list[Segment]
+    """The steps since the last record."""
+    recent: "deque[tuple[float, int, int, tuple[float, ...]]]"
+    """Moment, steps, samples and phases of the last records."""
+    next_at: float
+    loss: "_Loss"
+
+    def __init__(self, session: Session, folder: Path) -> None:
+        self.session = session
+        self.folder = folder
+        self._begin()
+
+    def install(self) -> None:
+        """Follow the session."""
+        self.session.on("segments", self.saw_segments)
+        os.register_at_fork(after_in_child=self._begin)  # it may train too, as one of its own
+        atexit.register(self.withdraw)
+
+    def saw_segments(self, segments: Sequence[Segment]) -> None:
+        """Add steps; write when it is time."""
+        if self.is_ended:
+            return
+        self.rows += segments  # added up when a record is written
+        moment = self.session.clock.since
+        if moment >= self.next_at:
+            self.publish(moment)
+
+    def saw_backward(self, tensors: Any) -> None:
+        """Look at the loss, once for each record."""
+        self.session.off("backward", self.saw_backward)
+        self.loss.see(self._loss_of(tensors), self.steps)
+
+    @property
+    def steps(self) -> int:
+        """Training steps so far: of several optimizers the one that steps least counts."""
+        return min(self.session.counts.values(), default=0)
+
+    def publish(self, moment: float) -> None:
+        """Write the record; never more often than its cost allows."""
+        now = self.session.clock.now
+        began = now()
+        self._add_up()
+        self.recent.append((moment, self.steps, self.samples, tuple(self.totals)))
+        while len(self.recent) > 2 and moment - self.recent[1][0] > RECENT_S:
+            self.recent.popleft()
+        part = self.folder / f"status-{self.pid}.part"
+        try:
+            part.write_text(json.dumps(self._record(moment)), encoding="utf-8")
+            part.replace(part.with_suffix(".json"))
+        except OSError:
+            self.is_ended = True  # the folder is gone: nobody watches any more
+            return
+        self._ask_for_loss()
+        self.next_at = moment + max(EVERY_S, COST * (now() - began))
+
+    def withdraw(self) -> None:
+        """Remove the record: this process trains no more."""
+        if os.getpid() == self.pid:
+            with contextlib.suppress(OSError):
+                (self.folder / f"status-{self.pid}.json").unlink()
+
+    def _loss_of(self, tensors: Any) -> Any:
+        """Return the loss as the script computed it, before a gradient scaler's factor."""
+        loss = tensors[0] if isinstance(tensors, tuple | list) and len(tensors) == 1 else tensors
+        is_several = isinstance(loss, tuple | list)
+        return None if is_several else self.session.unscaled.get(loss, loss)
+
+    def _ask_for_loss(self) -> None:
+        """Listen to the next backward, and to that one only."""
+        self.session.off("backward", self.saw_backward)
+        self.session.on("backward", self.saw_backward)
+
+    def _add_up(self) -> None:
+        rows, self.rows = self.rows, []
+        for segment in rows:
+            self.samples += segment.samples
+            for phase, value in enumerate(segment.seconds if segment.is_whole else ()):
+                self.totals[phase] += value
+
+    def _begin(self) -> None:
+        self.pid = os.getpid()
+        self.is_ended = False
+        self.rows = []
+        self.samples = 0
+        self.totals = [0.0] * len(NAMES)
+        self.next_at = 0.0
+        self.recent = deque()
+        self.loss = _Loss()
+        self._ask_for_loss()
+
+    def _record(self, moment: float) -> dict[str, Any]:
+        first, last = self.recent[0], self.recent[-1]
+        if len(self.recent) == 1:  # the first step of all: from nothing
+            first = (moment - sum(last[3]), 0, 0, (0.0,) * len(NAMES))
+        seconds = [b - a for a, b in zip(first[3], last[3], strict=True)]
+        rank = rank_and_size()
+        value, step = self.loss.read()
+        return {
+            "pid": self.pid,
+            "rank": rank[0] if rank else 0,
+            "at_s": moment,
+            "step": last[1],
+            "over_s": max(last[0] - first[0], 1e-9),
+            "over_steps": last[1] - first[1],
+            "over_samples": last[2] - first[2],
+            "seconds": dict(zip(NAMES, seconds, strict=True)),
+            "loss": value,
+            "loss_step": step,
+            "device": device_now(self.session),
+        }
+
+
+class _Loss:
+    """The latest loss that can be had without making the host wait for the device."""
+
+    def __init__(self) -> None:
+        self.known: tuple[float | None, int | None] = (None, None)
+        self.waiting: tuple[Any, Any, int] | None = None
+
+    def see(self, loss: Any, step: int) -> None:
+        """Note a loss; from a CUDA device it is copied and read when it has arrived."""
+        import torch
+
+        if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+            return
+        if loss.device.type == "cpu":
+            self.known = (float(loss.detach()), step)
+        elif loss.device.type == "cuda" and self.waiting is None:
+            if torch.cuda.is_current_stream_capturing():
+                return  # a copy would become a part of the graph
+            place = torch.empty((), dtype=loss.dtype, device="cpu", pin_memory=True)
+            place.copy_(loss.detach().reshape(()), non_blocking=True)
+            arrived: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            # Where the copy was queued: the script's own device may be another than the current.
+            arrived.record(torch.cuda.current_stream(loss.device))
+            self.waiting = (place, arrived, step)
+
+    def read(self) -> tuple[float | None, int | None]:
+        """Return the latest loss that is here, and its step."""
+        if self.waiting is not None and self._has_arrived(self.waiting[1]):
+            place, _, step = self.waiting
+            self.known, self.waiting = (float(place), step), None
+        return self.known
+
+    def _has_arrived(self, arrived: Any) -> bool:
+        """Ask the device, unless the script captures a graph: the question would end that."""
+        import torch
+
+        return not torch.cuda.is_current_stream_capturing() and bool(arrived.query())
+
+
+def device_now(session: Session) -> dict[str, Any]:
+    """Return the device of the training and what tensors hold there; asks nothing of it."""
+    import torch
+
+    device = find_cuda_device(session)
+    if device is None:
+        return {"kind": "cpu"}
+    return {
+        "kind": "cuda",
+        "uuid": str(getattr(torch.cuda.get_device_properties(device), "uuid", "")),
+        "allocated_bytes": torch.cuda.memory_allocated(device),
+    }

@@ -1,0 +1,90 @@
+"""Which device a training runs on: the one that holds its parameters.
+
+The process's current device need not be it. A training on the CPU may see a GPU, and a script that
+names `cuda:1` in each call never makes that one current; asking the current one then tells of
+another GPU, and puts a context on it.
+"""
+
+import weakref
+from typing import TYPE_CHECKING
+
+from flatout.agent.session import Session
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import torch
+
+_followed: list["weakref.ref[Session]"] = []
+"""The session of this process, for levers: they see loaders and models, but no session."""
+
+
+def follow(session: Session) -> None:
+    """Let `batch_device` know the models and optimizers of this session."""
+    _followed[:] = [weakref.ref(session)]
+
+
+def live_optimizers() -> "list[torch.optim.Optimizer]":
+    """Return the live optimizers of this process, for levers that watch the first step."""
+    session = _followed[0]() if _followed else None
+    return session.optimizers if session is not None else []
+
+
+def find_device(session: Session) -> "torch.device | None":
+    """Return the device of the training's first parameter; None while no parameter is known.
+
+    That is where a model takes its batch, also where its later layers lie elsewhere.
+    """
+    return next(_devices(session), None)
+
+
+def find_cuda_device(session: Session) -> "torch.device | None":
+    """Return the CUDA device of the training; None where it runs on the CPU.
+
+    The process's current device stands in while no parameter is known, and where all parameters lie
+    on the CPU between the steps although something was allocated on the device.
+    """
+    import torch
+
+    # Not `is_available`: it wakes the driver, and processes forked later could not use the device.
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return None
+    found = list(_devices(session))
+    on_device = next((device for device in found if device.type == "cuda"), None)
+    if on_device is not None:
+        return on_device
+    current = torch.device("cuda", torch.cuda.current_device())
+    if found and not torch.cuda.max_memory_allocated(current):
+        return None  # the script only asked the device something
+    return current
+
+
+def batch_device() -> "torch.device":
+    """Return the device on which batches are used, for levers on loaders.
+
+    The optimizer is mostly built before the first batch is drawn, so ask when an epoch begins: when
+    a loader is made, the model may not be there, or not be where it will train. Before any
+    parameter is known it is the process's current device.
+    """
+    import torch
+
+    session = _followed[0]() if _followed else None
+    found = find_device(session) if session is not None else None
+    if found is not None:
+        return found
+    if torch.cuda.is_available():
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")
+
+
+def _devices(session: Session) -> "Iterator[torch.device]":
+    """Yield the parameters' devices: the roots' first, then the optimizers'.
+
+    A parameter on the meta device has no place yet.
+    """
+    groups = (g for optimizer in session.optimizers for g in optimizer.param_groups)
+    for parameters in (
+        *(root.parameters() for root in session.roots),
+        *(group["params"] for group in groups),
+    ):
+        yield from (p.device for p in parameters if p.device.type != "meta")

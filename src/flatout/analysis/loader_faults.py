@@ -1,0 +1,251 @@
+"""What ended a loader: from the text of a crash or a hang to its cause and what to do about it."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from flatout.records.recipe import Choice, Recipe
+
+SIGBUS = -7
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """One way in which loading ends, with the sentence for it."""
+
+    code: str
+    """Stable name; each has its section in docs/loader-faults.md."""
+    pattern: re.Pattern[str]
+    because: str
+    """The cause and the way out; groups of the pattern may be filled in."""
+    is_of_workers: bool = False
+    """Whether fewer workers may do."""
+    unknown: str = "?"
+    """What stands for a group of the pattern that the text does not have."""
+
+    def sentence(self, text: str) -> str:
+        """Return the cause as it shows in this text."""
+        found = self.pattern.search(text)
+        named = dict.fromkeys(self.pattern.groupindex, self.unknown)
+        named |= {k: v for k, v in (found.groupdict() if found else {}).items() if v}
+        return f"{self.code}: {self.because.format(**named)}"
+
+
+def _fault(code: str, pattern: str, because: str, **more: Any) -> Fault:
+    return Fault(code=code, pattern=re.compile(pattern, re.DOTALL), because=because, **more)
+
+
+FETCHING = r"_utils[/\\]fetch\.py(?:(?!\n[\w.]+(?:Error|Exception)\b).)*\n"
+"""In a traceback, from the loader's own code to the line of the error it ends with."""
+A_PATH = r"(?P<path>'[^'\n]+'|\"[^\"\n]+\")"
+KILLED = r"DataLoader worker \(pid\(?s?\)? (?P<pid>[\d, ]+)\) "
+FAULTS = (
+    _fault(
+        "shm_full",
+        r"Bus error|unable to (allocate shared memory|write to file|open shared memory object|mmap)"
+        r"|No space left on device[^\n]*(/torch_|shm)|torch_shm_manager",
+        "/dev/shm is too small for the batches of the loader's workers: fewer workers or a lower "
+        "prefetch_factor need less of it, a container gets more with --shm-size=8g, and "
+        'torch.multiprocessing.set_sharing_strategy("file_system") with TMPDIR on a disk avoids '
+        "running out of descriptors, not of this memory",
+        is_of_workers=True,
+    ),
+    _fault(
+        "open_files",
+        r"Too many open files|received 0 items of ancdata",
+        "the loader's workers ran out of file descriptors: raise the limit with ulimit -n 65536, "
+        'or call torch.multiprocessing.set_sharing_strategy("file_system") at the start',
+        is_of_workers=True,
+    ),
+    _fault(
+        "worker_killed",
+        KILLED + r"is killed by signal: (?P<signal>Killed)",
+        "loader worker {pid} was killed: out of memory, unless somebody else did it; each worker "
+        "holds what the data set copies and its prefetched batches, so fewer workers need less",
+        is_of_workers=True,
+    ),
+    _fault(
+        "worker_crashed",
+        KILLED + r"is killed by signal: (?P<signal>[\w ]+)",
+        "loader worker {pid} crashed ({signal}) in a library that __getitem__ calls: run the "
+        "script with num_workers=0 under python -X faulthandler to see the line",
+        is_of_workers=True,
+    ),
+    _fault(
+        "worker_exited",
+        KILLED + r"exited unexpectedly",
+        "loader worker {pid} ended by itself: something that __getitem__ calls leaves the process; "
+        "num_workers=0 shows what it prints",
+        is_of_workers=True,
+    ),
+    _fault(
+        "worker_gone",
+        r"rebuild_storage.*(ConnectionResetError|ConnectionRefusedError|EOFError|FileNotFoundError)",
+        "a loader worker was gone before its batch was received, and left no word: it was killed, "
+        "crashed, or left by itself; num_workers=0 shows which",
+        is_of_workers=True,
+    ),
+    _fault(
+        "worker_hung",
+        r"DataLoader timed out after (?P<seconds>[\d.]+) seconds|the loop waits for a batch",
+        "a loader worker gives no batch: look at what __getitem__ waits for (a lock taken before "
+        "the fork, a network mount, a child process); py-spy dump --pid shows its line",
+        is_of_workers=True,
+    ),
+    _fault(
+        "not_picklable",
+        r"Can't pickle local object|cannot pickle '[^']+' object|Can't get attribute [^\n]+ on "
+        r"<module '__mp?_?main__'|PicklingError[^\n]*",
+        "the data set, collate_fn or worker_init_fn cannot be sent to a spawned worker: move its "
+        "functions and classes to the top of a module, open files and connections in the worker, "
+        'or start workers with multiprocessing_context="fork"',
+    ),
+    _fault(
+        "no_main_guard",
+        r"before the\s+current process has finished its bootstrapping phase",
+        "spawned workers import the script anew and train in it: put what it does below "
+        'if __name__ == "__main__":',
+    ),
+    _fault(
+        "bad_image",
+        r"cannot identify image file (<_io\.\w+ name=)?" + A_PATH + "?"
+        r"|image file is truncated|broken data stream when reading image file|"
+        r"Truncated File Read|broken PNG file",
+        "{path} cannot be decoded: it is cut short, empty, or no image; replace it, or take it out "
+        "of the data set: flatout pack --on-bad skip leaves such samples out and lists them",
+        unknown="an image file, which the error does not name,",
+    ),
+    _fault(
+        "file_gone",
+        FETCHING + r"FileNotFoundError: \[Errno 2\] [^:\n]*: " + A_PATH,
+        "{path} is in the data set's list and cannot be found: it was moved or removed since, the "
+        "path is relative to another folder, or its storage is not mounted in this process; look, "
+        "and list the files anew",
+    ),
+    _fault(
+        "uneven_samples",
+        FETCHING + r"RuntimeError: (stack expects each tensor to be equal size, but got "
+        r"(?P<sizes>\[[^\]\n]*\] at entry \d+ and \[[^\]\n]*\] at entry \d+)"
+        r"|each element in list of batch should be of equal size)",
+        "the samples of a batch differ in size ({sizes}), so they cannot be stacked: crop, resize "
+        "or pad them to one size in the data set, or pad each batch in collate_fn",
+        unknown="lists of several lengths",
+    ),
+    _fault(
+        "empty_data",
+        r"num_samples should be a positive integer value, but got num_samples=0",
+        "the data set is empty: it has no sample, so look at the path and the filter it was made "
+        "with",
+    ),
+)
+"""Every fault that is told apart, the most telling first."""
+BY_CODE: Mapping[str, Fault] = {fault.code: fault for fault in FAULTS}
+WORKER_LEVER = "loader_workers"
+INNERMOST = re.compile(r"[^<#]*(?:<\w+>)?")
+"""Of a loader's address: the file and the function that made it, without those that called."""
+
+
+def find_fault(text: str, exit_code: int | None = None) -> Fault | None:
+    """Return what ended the loader, None where nothing tells of one."""
+    if exit_code == SIGBUS:
+        return BY_CODE["shm_full"]
+    return next((fault for fault in FAULTS if fault.pattern.search(text)), None)
+
+
+NO_DEVICE = re.compile(
+    r"Found no NVIDIA driver[^\n.]*|No CUDA GPUs are available|Torch not compiled with CUDA enabled"
+    r"|no CUDA-capable device is detected|CUDA driver version is insufficient[^\n.]*"
+    r"|The NVIDIA driver on your system is too old[^\n.]*"
+    r"|\w+Error: [^\n]*CUDA is not available[^\n.]*"
+)
+"""What torch and the driver say where a script asks for a device that they do not find."""
+
+
+def find_missing_device(text: str) -> str | None:
+    """Return what a crash for want of a CUDA device means, None for any other crash.
+
+    >>> find_missing_device("RuntimeError: No CUDA GPUs are available")
+    'the script asks for a CUDA device and torch finds none here (No CUDA GPUs are available); \
+flatout doctor says why'
+    """
+    found = NO_DEVICE.search(text)
+    if found is None:
+        return None
+    return (
+        f"the script asks for a CUDA device and torch finds none here ({found[0]}); "
+        "flatout doctor says why"
+    )
+
+
+def fewer_workers(recipe: Recipe, code: str | None) -> Choice | None:
+    """Return the recipe's workers halved, where a fault says that fewer may do; None otherwise.
+
+    >>> recipe = Recipe(choices=(Choice(technique="loader_workers", settings={"num_workers": 5}),))
+    >>> fewer_workers(recipe, "shm_full").settings
+    {'num_workers': 2}
+    >>> fewer_workers(recipe, "empty_data") is None
+    True
+    """
+    fault = BY_CODE.get(code or "")
+    chosen: Sequence[Choice] = [c for c in recipe.choices if c.technique == WORKER_LEVER]
+    if fault is None or not fault.is_of_workers or not chosen:
+        return None
+    workers = int(chosen[0].settings.get("num_workers", 1)) // 2
+    if workers < 1:
+        return None
+    return Choice(technique=WORKER_LEVER, settings={**chosen[0].settings, "num_workers": workers})
+
+
+def half_of_own_workers(details: Mapping[str, Any]) -> Recipe | None:
+    """Return a recipe with half of the script's own workers, where a fault says that fewer may do.
+
+    Args:
+        details: of the trial of the unchanged script: its fault, and its loaders.
+
+    >>> own = [{"address": "main:1", "num_workers": 16, "prefetch_factor": 4}]
+    >>> half_of_own_workers({"fault": "worker_killed", "loaders": own}).label
+    'loader_workers num_workers=8 prefetch_factor=4'
+    >>> half_of_own_workers({"fault": "empty_data", "loaders": own}) is None
+    True
+    """
+    fault = BY_CODE.get(details.get("fault") or "")
+    loaders = details.get("loaders", ())
+    workers = max((loader["num_workers"] for loader in loaders), default=0) // 2
+    if fault is None or not fault.is_of_workers or workers < 1:
+        return None
+    larger = [loader for loader in loaders if loader["num_workers"] > workers]
+    asked = {loader["prefetch_factor"] for loader in larger} - {None}
+    settings = {"num_workers": workers} | ({"prefetch_factor": min(asked)} if asked else {})
+    return Recipe(
+        choices=(Choice(technique=WORKER_LEVER, settings=settings),),
+        training_loaders=tuple(loader["address"] for loader in larger),
+    )
+
+
+def emptiness(loader: Mapping[str, Any]) -> str:
+    """Return why a script took no step whose loader ended without having given a batch.
+
+    Args:
+        loader: what it was asked, and its address.
+
+    >>> emptiness({"address": "train.py:main<train.py:<module>#0", "dataset": "Images",
+    ...            "dataset_len": 0, "batch_size": 4})
+    'the script ended without a training step: its loader of train.py:main had nothing to give, \
+the data set Images has no sample'
+    """
+    name, samples, size = loader["dataset"], loader["dataset_len"], loader["batch_size"]
+    if samples == 0:
+        why = f"the data set {name} has no sample"
+    elif loader["drop_last"] and size:
+        held = f"the {samples} samples of {name}" if samples else f"what {name} yields"
+        why = f"of {held} comes no whole batch of {size}, and drop_last=True leaves out the rest"
+    elif loader["is_iterable"]:
+        why = f"the iterable data set {name} yields no sample"
+    else:
+        why = f"its sampler names none of the {samples} samples of {name}"
+    made_by = INNERMOST.findall(loader["address"])[0]
+    return (
+        f"the script ended without a training step: its loader of {made_by} had "
+        f"nothing to give, {why}"
+    )

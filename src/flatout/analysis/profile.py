@@ -1,0 +1,318 @@
+"""From what a training process wrote to a Profile. Pure; runs in the parent."""
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from flatout.analysis.journey import journey_of
+from flatout.analysis.regime import held_to_phases, with_regime
+from flatout.analysis.steps import (
+    Step,
+    Window,
+    block_means,
+    quantile,
+    steps_of,
+    whole_epochs,
+    window_of,
+)
+from flatout.analysis.trace import of_steps
+from flatout.records.machine import Machine
+from flatout.records.phase_clock import EVAL, NAMES
+from flatout.records.profile import (
+    MAX_STEPS_KEPT,
+    PHASES,
+    Ceilings,
+    LoaderFacts,
+    ModelFacts,
+    OptimizerFacts,
+    PeakBytes,
+    Profile,
+    Spread,
+    most_times,
+)
+from flatout.records.readings import TraceSummary, trace_from_json
+from flatout.records.units import format_ms
+
+IN_A_TRAINING = 20.0
+"""What listening costs in a training, over what its wrappers take in a tight loop: the training has
+taken the caches for itself, and an event has more behind it than a change of phase. Paired runs
+showed 0.69, 1.88 and 0.49 % of steps of 18, 1.8 and 83 ms (the records `overhead_fast` and
+`overhead`) where the loop says 0.034, 0.080 and 0.034 %: 20, 23 and 15 times."""
+MAX_LOSSES = 1_000
+"""Losses kept in a profile; a plot needs no more."""
+TELLING_SHARE = 0.1
+"""From a tenth of a run on, what is left out of its steps may be what is worth looking at."""
+NO_LOADER = "no DataLoader fed the training: making batches is part of `other`"
+FOREIGN_LOADER = (
+    "a loader of another kind than torch's DataLoader fed the training: its wait is measured, "
+    "levers on loaders do not reach it"
+)
+
+
+def window_in(result: Mapping[str, Any]) -> Window:
+    """Return the steps that a result holds and which of them count."""
+    return window_of(steps_of(result["segments"]), result["period"])
+
+
+def trial_step_s(window: Window, epoch_steps: int | None = None) -> float:
+    """Return the one number of a trial: the median over blocks of the mean step time, seconds.
+
+    With workers the blocks are whole epochs where there are any: steps at an epoch's begin, while
+    all workers make their first batches, are slow, and those that find batches ready are fast.
+    """
+    walls = [step.wall_s for step in window.measured]
+    if window.period > 1 and epoch_steps:
+        epochs = whole_epochs(window, epoch_steps)
+        if epochs:
+            return statistics.median(
+                statistics.fmean(step.wall_s for step in epoch) for epoch in epochs
+            )
+    return statistics.median(block_means(walls, window.period))
+
+
+def summarise(result: Mapping[str, Any], machine: Machine) -> Profile:
+    """Return the profile of a training process that made at least one measured step."""
+    window = window_in(result)
+    epoch_steps = _epoch_steps(result, window)
+    step_s = trial_step_s(window, epoch_steps)
+    walls_ms = [1e3 * s for s in block_means([x.wall_s for x in window.measured], window.period)]
+    phases = _phases_ms(window, 1e3 * step_s, result)
+    device = result["device"]
+    start_ms = epoch_start_ms(result, window)
+    whole_s = step_s + (start_ms / 1e3 / epoch_steps if epoch_steps else 0.0)
+    samples = _mean([s.samples for s in window.whole])
+    losses = losses_of(window.steps)
+    busy = device.get("busy_share")
+    compute = sum(phases[name] for name in ("forward", "backward", "optimizer"))
+    load = result["load"]
+    profile = Profile(
+        step_ms=Spread(
+            median=1e3 * step_s,
+            p10=quantile(walls_ms, 0.1),
+            p90=quantile(walls_ms, 0.9),
+            n=len(window.measured),
+        ),
+        phases_ms=phases,
+        samples_per_s=samples / whole_s,
+        device_kind=device["kind"],
+        device_name=device.get("name", machine.cpu_name),
+        device_busy_share=compute / (1e3 * step_s) if busy is None else busy,
+        peak_bytes=PeakBytes(**device["peak"]),
+        overhead_share=_listening_s_per_step(result, window) / step_s,
+        warmup_steps=window.warmup_steps,
+        warmup_ms=1e3 * sum(step.wall_s for step in window.steps[: window.warmup_steps]),
+        first_step_ms=1e3 * window.steps[0].wall_s,
+        losses=tuple(losses[:MAX_LOSSES]),
+        batches_per_step=_mean([s.batches for s in window.whole]),
+        backwards_per_step=_mean([s.backwards for s in window.whole]),
+        samples_per_step=samples,
+        eval_ms=_eval_ms(window, phases),
+        epoch_start_ms=start_ms,
+        epoch_steps=epoch_steps,
+        cpu_threads=result["environment"]["threads"],
+        minor_faults_per_step=load.get("minor_faults_per_s", 0.0) * step_s,
+        collection_ms_per_step=1e3 * result.get("collection_s", 0.0) / max(1, len(window.steps)),
+        delay_share=load["delay_share"],
+        foreign_share=load["foreign_share"],
+        loaders=tuple(_loader(item, window) for item in result["loaders"]),
+        models=tuple(_model(item, n, window) for n, item in enumerate(result["models"])),
+        optimizers=tuple(OptimizerFacts(**item) for item in result["optimizers"]),
+        notes=tuple(_notes(result, window, busy)),
+        environment=result["environment"],
+        steps_ms=_steps_ms(window),
+        trace=_trace(result, window),
+    )
+    profile = replace(profile, ceilings=ceilings_of(profile))
+    return with_regime(replace(profile, journey=journey_of(result, window, profile)))
+
+
+def _trace(result: Mapping[str, Any], window: Window) -> TraceSummary | None:
+    """Return what a device ran in the steps after the timed ones; None where none was traced."""
+    plain = result["device"].get("trace")
+    return of_steps(trace_from_json(plain), _segments_per_step(result, window)) if plain else None
+
+
+def _steps_ms(window: Window) -> tuple[tuple[float, ...], ...]:
+    """Return the phases of each measured step; copies to a device are not told apart there."""
+    other = NAMES.index("other")
+    rows = []
+    for step in window.whole[:MAX_STEPS_KEPT]:
+        by_name = dict(zip(NAMES[:other], step.seconds[:other], strict=True))
+        by_name["other"] = sum(step.seconds[other:])
+        rows.append(tuple(round(1e3 * by_name.get(name, 0.0), 4) for name in PHASES))
+    return tuple(rows)
+
+
+def _phases_ms(window: Window, step_ms: float, result: Mapping[str, Any]) -> dict[str, float]:
+    """Return milliseconds by phase: medians, scaled so that they add up to the step.
+
+    Medians, because one step with a log line or a garbage collection would move a mean; their sum
+    differs from the median step by a few percent, and the scaling spreads that evenly.
+    """
+    columns = zip(*(step.seconds for step in window.whole), strict=True)
+    by_name = {
+        name: 1e3 * statistics.median(block_means(list(column), window.period))
+        for name, column in zip(NAMES, columns, strict=True)
+    }
+    by_name["other"] += by_name.pop("eval") + by_name.pop("save")
+    by_name["h2d"] = 0.0
+    copied_s = result["device"].get("h2d_s_per_segment")
+    if copied_s:
+        copied_ms = 1e3 * copied_s * _segments_per_step(result, window)
+        by_name["h2d"] = min(copied_ms, by_name["other"])
+        by_name["other"] -= by_name["h2d"]
+    total = sum(by_name.values())
+    scale = step_ms / total if total else 0.0
+    return {name: by_name[name] * scale for name in PHASES}
+
+
+def _eval_ms(window: Window, phases: Mapping[str, float]) -> float:
+    """Return the part of `other` in which the trained model was evaluated."""
+    column = [step.seconds[NAMES.index("eval")] for step in window.whole]
+    return min(phases["other"], 1e3 * statistics.median(block_means(column, window.period)))
+
+
+def ceilings_of(profile: Profile) -> Ceilings:
+    """Return what the step could gain at most if one cause cost nothing, from its phases."""
+    unbounded = Ceilings(free_data=math.inf, free_copies=math.inf, compute_only=math.inf)
+    derived = held_to_phases(profile, unbounded)
+    return replace(derived, free_copies=most_times(profile.share("h2d")))
+
+
+def _listening_s_per_step(result: Mapping[str, Any], window: Window) -> float:
+    """Return what the seams and the probes beside them took of a step, as the child estimated."""
+    seams_s: float = result["listening_s_per_step"] * _segments_per_step(result, window)
+    probes_s: float = sum(seen.get("listening_s", 0.0) for seen in result["probes"].values())
+    steps = max(1, len(window.steps))
+    # The device clock's marks were timed in the training itself.
+    marking_s: float = result["marking_s"]
+    return IN_A_TRAINING * (seams_s + probes_s / steps) + marking_s / steps
+
+
+def _segments_per_step(result: Mapping[str, Any], window: Window) -> float:
+    return len(result["segments"]) / max(1, len(window.steps))
+
+
+def _loader(item: Mapping[str, Any], window: Window) -> LoaderFacts:
+    sizes = item["batch_bytes"]
+    names = {f for f in LoaderFacts.__dataclass_fields__ if f in item}
+    wait = NAMES.index("data_wait")
+    waits = [step.seconds[wait] / max(1, step.batches) for step in window.whole]
+    is_measured = item["is_training"] and not item["num_workers"] and waits
+    return LoaderFacts(
+        **{name: item[name] for name in names}
+        | {
+            "batch_bytes": int(statistics.median(sizes)) if sizes else 0,
+            "fetch_ms": 1e3 * statistics.median(waits) if is_measured else 0.0,
+        }
+    )
+
+
+def _model(item: Mapping[str, Any], number: int, window: Window) -> ModelFacts:
+    names = {f for f in ModelFacts.__dataclass_fields__ if f in item}
+    return ModelFacts(
+        **{name: item[name] for name in names}
+        | {
+            "dtypes": tuple(item["dtypes"]),
+            "calls_per_step": _mean(
+                [step.calls[number] if number < len(step.calls) else 0 for step in window.whole]
+            ),
+        }
+    )
+
+
+def epoch_start_ms(result: Mapping[str, Any], window: Window) -> float:
+    """Return what a later epoch's start and the end before it cost, beyond an ordinary wait.
+
+    Ending the workers and making new ones, until the first batch is there; and what the step with
+    that batch takes longer, while all workers make their first batches on its cores.
+    """
+    wait = NAMES.index("data_wait")
+    wait_s = statistics.median(step.seconds[wait] for step in window.whole)
+    loaders = [x for x in result["loaders"] if x["is_training"] and x["starts_s"]]
+    if len(loaders) != 1 or len(loaders[0]["starts_s"]) < 2:
+        return 0.0
+    start_s: float = statistics.median(loaders[0]["starts_s"][1:])
+    end_s: float = statistics.median(loaders[0].get("ends_s") or [0.0])
+    return 1e3 * (max(0.0, start_s - wait_s) + end_s + _slower_start_s(window))
+
+
+def _slower_start_s(window: Window) -> float:
+    """Return what the first step of an epoch computes longer than others beside its workers."""
+    if window.period <= 1:
+        return 0.0
+    compute = [NAMES.index(name) for name in ("forward", "backward", "optimizer")]
+    times = {
+        is_dirty: [sum(s.seconds[i] for i in compute) for s in steps]
+        for is_dirty, steps in (
+            (True, [step for step in window.steps[1:] if step.is_dirty]),
+            (False, window.whole),
+        )
+    }
+    if not times[True]:
+        return 0.0
+    return max(0.0, statistics.median(times[True]) - statistics.fmean(times[False]))
+
+
+def _epoch_steps(result: Mapping[str, Any], window: Window) -> int | None:
+    """Return the training steps of an epoch: a loader's length counts batches.
+
+    The median, because frameworks that fetch one batch ahead show one less at an epoch's end.
+    """
+    lengths = [x["steps_per_epoch"] for x in result["loaders"] if x["is_training"]]
+    batches = statistics.median([step.batches for step in window.whole] or [1])
+    if len(lengths) != 1 or lengths[0] is None or batches < 1:
+        return None
+    return max(1, int(lengths[0] / batches))
+
+
+def _notes(result: Mapping[str, Any], window: Window, busy: float | None) -> list[str]:
+    notes = []
+    if not window.is_warm:
+        notes.append("the step times had not become steady when the measurement ended")
+    if not window.are_clean:
+        notes.append("nearly every step holds an evaluation, a save or a loader start: all count")
+    notes += _left_out(window)
+    if not any(item["is_training"] for item in result["loaders"]):
+        notes.append(FOREIGN_LOADER if _draws_batches(window) else NO_LOADER)
+    if not result["models"]:
+        notes.append("no root module was seen: the forward pass is part of `other`")
+    if result.get("trains_unseen"):
+        notes.append(
+            "a model that is trained later was not seen: its forward pass is part of `other`, "
+            "and levers on models act on the first one only"
+        )
+    if result["device"]["kind"] == "cuda" and busy is None:
+        notes.append("no kernel trace: device busy is the share of the compute phases")
+    notes += [f"a probe failed and was skipped: {text}" for text in result["errors"]]
+    return notes
+
+
+def _draws_batches(window: Window) -> bool:
+    """Tell whether steps drew from an iterator of torch's that no `DataLoader` of torch's made."""
+    return any(step.batches for step in window.whole)
+
+
+def _left_out(window: Window) -> list[str]:
+    """Return a note on evaluations in steps that do not count, where they took much of the run."""
+    measured = {id(step) for step in window.measured}
+    others = [step for step in window.steps if id(step) not in measured]
+    left_s = sum(step.seconds[EVAL] for step in others)
+    run_s = sum(step.wall_s for step in window.steps)
+    if left_s < TELLING_SHARE * run_s:
+        return []
+    return [
+        f"evaluations or rollouts (calls without gradients) took {format_ms(1e3 * left_s)} of the "
+        f"{format_ms(1e3 * run_s)} seen: the steps that hold them are left out"
+    ]
+
+
+def _mean(values: Sequence[float]) -> float:
+    return statistics.fmean(values) if values else 0.0
+
+
+def losses_of(steps: Sequence[Step]) -> list[float]:
+    """Return the loss of every step that had one."""
+    return [sum(step.losses) for step in steps if step.losses]

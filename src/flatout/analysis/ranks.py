@@ -1,0 +1,150 @@
+"""The ranks of a multi-process training side by side: who is behind, and in what. Pure."""
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from flatout.analysis.profile import summarise, window_in
+from flatout.analysis.steps import block_means
+from flatout.records.machine import Machine
+from flatout.records.phase_clock import NAMES
+from flatout.records.profile import PHASES, Profile
+from flatout.records.readings import RankFacts
+from flatout.records.units import format_ms
+
+MIN_LAG = 0.05
+"""Ranks on one machine differ by a few percent of a step without any cause; the steadiness of a
+step is judged by the same five percent."""
+MORE_SAMPLES = 1.1
+"""A tenth more samples than the others is named as the cause: the batch is larger."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankView:
+    """What one rank's own clock says."""
+
+    rank: int
+    profile: Profile
+    communication_ms: Mapping[str, float] | None
+    """Time in collectives by phase; None where the host cannot see it."""
+
+    @property
+    def own_ms(self) -> dict[str, float]:
+        """The phases without communication; without the backward where it cannot be told apart.
+
+        A rank that waits for another one does so in its backward.
+        """
+        phases = self.profile.phases_ms
+        waits = self.communication_ms
+        if waits is None:
+            return {name: phases[name] for name in PHASES if name != "backward"}
+        return {name: max(0.0, phases[name] - waits.get(name, 0.0)) for name in PHASES}
+
+
+def leading(results: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
+    """Return the result that stands for the training: the lowest rank's, else the longest one."""
+    ranked = [result for result in results if result.get("ranks") and result["segments"]]
+    if ranked:
+        return min(ranked, key=lambda result: int(result["ranks"]["rank"]))
+    return results[0] if results else None
+
+
+def add_ranks(profile: Profile, results: Sequence[Mapping[str, Any]], machine: Machine) -> Profile:
+    """Return the profile of the leading rank with all ranks; samples are those of all together."""
+    ranked = [result for result in results if result.get("ranks")]
+    if not ranked:
+        return profile
+    views = [
+        RankView(
+            rank=int(result["ranks"]["rank"]),
+            profile=summarise(result, machine),
+            communication_ms=_communication_ms(result),
+        )
+        for result in sorted(ranked, key=lambda result: int(result["ranks"]["rank"]))
+        if window_in(result).measured
+    ]
+    size = int(ranked[0]["ranks"]["world_size"])
+    missing = size - len(views)
+    notes = [f"the phases are those of rank {views[0].rank} of {size}"] if views else []
+    if missing:
+        notes.append(f"{missing} of {size} ranks are not in these numbers: not on this machine")
+    return replace(
+        profile,
+        samples_per_s=sum(view.profile.samples_per_s for view in views),
+        samples_per_step=sum(view.profile.samples_per_step for view in views),
+        ranks=compare_ranks(views),
+        notes=(*profile.notes, *notes),
+    )
+
+
+def compare_ranks(views: Sequence[RankView]) -> tuple[RankFacts, ...]:
+    """Return every rank's facts; the one that is behind is named with its cause.
+
+    Behind is the rank whose own work takes longest, by at least `MIN_LAG` of a step beyond the
+    median of the others. Step times themselves say nothing: ranks that step together take equally
+    long, and those ahead wait in collectives.
+    """
+    lags = {view.rank: _lag(view, views) for view in views}
+    last = max(views, key=lambda view: sum(lags[view.rank].values()), default=None)
+    return tuple(
+        RankFacts(
+            rank=view.rank,
+            step_ms=view.profile.step_ms.median,
+            phases_ms=view.profile.phases_ms,
+            samples_per_s=view.profile.samples_per_s,
+            exposed_communication_ms=None
+            if view.communication_ms is None
+            else sum(view.communication_ms.values()),
+            is_straggler=view is last and _is_behind(view, lags[view.rank]),
+            because=_because(view, views, lags[view.rank])
+            if view is last and _is_behind(view, lags[view.rank])
+            else "",
+        )
+        for view in views
+    )
+
+
+def _lag(view: RankView, views: Sequence[RankView]) -> dict[str, float]:
+    """Return by phase what a rank's own work takes beyond the median of the others."""
+    others = [other.own_ms for other in views if other is not view]
+    if not others:
+        return {}
+    return {
+        name: own - statistics.median(other[name] for other in others)
+        for name, own in view.own_ms.items()
+        if all(name in other for other in others)
+    }
+
+
+def _is_behind(view: RankView, lag: Mapping[str, float]) -> bool:
+    return sum(lag.values()) >= MIN_LAG * view.profile.step_ms.median
+
+
+def _because(view: RankView, views: Sequence[RankView], lag: Mapping[str, float]) -> str:
+    """Return the phase in which the rank is behind, and a larger batch where there is one."""
+    phase = max(lag, key=lambda name: lag[name])
+    own = view.own_ms[phase]
+    text = (
+        f"{phase.replace('_', ' ')} takes it {format_ms(own)} a step "
+        f"against {format_ms(own - lag[phase])} on the others"
+    )
+    others = statistics.median(o.profile.samples_per_step for o in views if o is not view)
+    own_samples = view.profile.samples_per_step
+    if others and own_samples >= MORE_SAMPLES * others:
+        text += f"; its steps hold {own_samples:g} samples against {others:g}"
+    return text
+
+
+def _communication_ms(result: Mapping[str, Any]) -> dict[str, float] | None:
+    """Return the median time in collectives by phase; None where the device waits instead."""
+    if result["device"]["kind"] != "cpu":
+        return None
+    window = window_in(result)
+    columns = zip(*(step.communication for step in window.whole), strict=True)
+    by_name = {
+        name: 1e3 * statistics.median(block_means(list(column), window.period))
+        for name, column in zip(NAMES, columns, strict=True)
+    }
+    by_name["other"] += by_name.pop("eval") + by_name.pop("save")
+    return by_name

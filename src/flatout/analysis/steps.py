@@ -1,0 +1,327 @@
+"""From recorded segments to training steps, and from steps to one robust step time. Pure."""
+
+import itertools
+import statistics
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from flatout.records.phase_clock import NAMES, SAVE
+
+MIN_STEPS = 8
+"""Steps after warm-up that make a trial: more does not lower the spread between processes
+(research on 112 A/A processes: 5 and 12 steps give SD 2.4 and 2.6 %)."""
+MIN_WINDOW_S = 0.5
+FAST_STEP_S = 0.010
+MIN_FAST_STEPS = 50
+"""Below 10 ms a step, 50 steps are needed: SD 5.7 % at 5 steps, 3.0 % at 50."""
+MIN_FAST_LOOKS = 16
+"""Of those looked into: phases and counts are theirs."""
+WARM_TOLERANCE = 0.05
+"""A step within 5 % of the later steps' median counts as steady even where their spread is tiny."""
+MAD_TO_SD = 1.4826
+"""Median absolute deviation to standard deviation, for normal noise."""
+MIN_TRAINING = 3
+"""Segments that make a training of its own, apart from one before it: a generator that comes after
+its critic's first steps is none."""
+ALIKE = 1.5
+"""Trainings whose median steps are within this ratio are the same one again, as folds and restarts
+are; noise between them is far smaller, other models mostly far apart."""
+WHOLE_EPOCH = 0.9
+"""Share of an epoch's steps that stands for all of them: the first holds the start."""
+MAX_EPOCH_S = 8.0
+"""With longer epochs the start of the workers is below 5 % of one, and a trial does not wait."""
+NOTHING = (0.0,) * len(NAMES)
+"""No seconds in any phase."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One training step: everything up to and including a step of the anchor optimizer."""
+
+    seconds: tuple[float, ...]
+    """By phase, as `flatout.records.phase_clock.NAMES`."""
+    end: float
+    batches: int
+    samples: int
+    forwards: int
+    backwards: int
+    is_dirty: bool
+    """Whether evaluation, saving or the start of a loader's iterator lies in it."""
+    losses: tuple[float, ...]
+    communication: tuple[float, ...] = NOTHING
+    """Seconds in collectives, by the phase they were called in."""
+    calls: tuple[int, ...] = ()
+    """Forwards of each root, by order of discovery."""
+    is_whole: bool = True
+    """Whether it was looked into: a resting step has its length and no phases or counts."""
+
+    @property
+    def wall_s(self) -> float:
+        """Duration of the step."""
+        return sum(self.seconds)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Window:
+    """The steps of a run that count."""
+
+    steps: tuple[Step, ...]
+    """Every training step, warm-up included."""
+    measured: tuple[Step, ...]
+    """Clean steps after warm-up."""
+    warmup_steps: int
+    is_warm: bool
+    """False when half the steps were dropped and they were still not steady."""
+    are_clean: bool
+    """False when too few clean steps were left and dirty ones had to count."""
+    period: int
+    """Steps over which the time is averaged before the median is taken."""
+
+    @property
+    def whole(self) -> tuple[Step, ...]:
+        """The measured steps that were looked into: phases and counts are theirs."""
+        return tuple(step for step in self.measured if step.is_whole) or self.measured
+
+    @property
+    def is_enough(self) -> bool:
+        """Whether the window makes a trial."""
+        looked_into = sum(step.is_whole for step in self.measured)
+        if not self.is_warm or looked_into < MIN_STEPS * self.period:
+            return False  # phases are those of these steps
+        total_s = sum(step.wall_s for step in self.measured)
+        if total_s < MIN_WINDOW_S:
+            return False
+        is_fast = total_s / len(self.measured) < FAST_STEP_S
+        if not is_fast:
+            return True
+        enough = MIN_FAST_STEPS * self.period, MIN_FAST_LOOKS * self.period
+        return len(self.measured) >= enough[0] and looked_into >= enough[1]
+
+
+Row = Mapping[str, Any]
+"""What is known of a segment, and `who` ended it."""
+
+
+def find_anchor(whos: Sequence[int]) -> int:
+    """Return the optimizer whose step ends a training step: the least frequent, ties the last.
+
+    A generator and a critic that alternate make one step of two; five critic steps and one
+    generator step make one too.
+
+    >>> find_anchor([0, 1, 0, 1]), find_anchor([0, 0, 0, 1])
+    (1, 1)
+    """
+    counts = Counter(whos)
+    fewest = min(counts.values())
+    last_seen = {who: index for index, who in enumerate(whos)}
+    # An optimizer that is ahead by its running step ties with the others.
+    return max((w for w in counts if counts[w] <= fewest), key=lambda who: last_seen[who])
+
+
+def trainings_of(whos: Sequence[int]) -> list[slice]:
+    """Return where each of the trainings lies that follow each other, mostly one.
+
+    Optimizers that take turns belong to one training; one that begins where all others have ended
+    begins another: the next fold, the next model, or an optimizer built anew in each epoch.
+
+    >>> trainings_of([0, 1, 0, 1, 0, 1]), trainings_of([0, 0, 0, 1, 1, 1])
+    ([slice(0, 6, None)], [slice(0, 3, None), slice(3, 6, None)])
+    """
+    last = {who: index for index, who in enumerate(whos)}
+    found, start, reach = [], 0, -1
+    for index, who in enumerate(whos):
+        is_apart = index - start >= MIN_TRAINING and len(whos) - index >= MIN_TRAINING
+        if index > reach and is_apart:
+            found.append(slice(start, index))
+            start = index
+        reach = max(reach, last[who])
+    return [*found, slice(start, len(whos))]
+
+
+def groups_of(segments: Sequence[Row]) -> list[list[list[Row]]]:
+    """Return the segments of each step, by training; those after a last step belong to none."""
+    whos = [segment["who"] for segment in segments]
+    found = []
+    for training in trainings_of(whos) if whos else ():
+        anchor = find_anchor(whos[training])
+        groups: list[list[Row]] = [[]]
+        for segment in segments[training]:
+            groups[-1].append(segment)
+            if segment["who"] == anchor:
+                groups.append([])
+        found.append(groups[:-1])
+    return found
+
+
+def running_anchor(whos: Sequence[int]) -> int:
+    """Return the optimizer that ends the steps of the training that runs now."""
+    return find_anchor(whos[trainings_of(whos)[-1]])
+
+
+def steps_of(segments: Sequence[Row]) -> tuple[Step, ...]:
+    """Group segments into training steps.
+
+    Of trainings that follow each other, those count that are like the one with most steps.
+    """
+    trainings = [[_merge(group) for group in groups] for groups in groups_of(segments)]
+    if len(trainings) < 2:
+        return tuple(trainings[0]) if trainings else ()
+    usual = [statistics.median(step.wall_s for step in steps) for steps in trainings]
+    main = max(range(len(trainings)), key=lambda number: (len(trainings[number]), number))
+    alike = (
+        steps
+        for steps, median_s in zip(trainings, usual, strict=True)
+        if usual[main] / ALIKE <= median_s <= usual[main] * ALIKE
+    )
+    return tuple(itertools.chain.from_iterable(alike))
+
+
+def _merge(group: Sequence[Mapping[str, Any]]) -> Step:
+    """Return the step of a group of segments, one in most scripts."""
+    if len(group) == 1:
+        part = group[0]
+        return Step(
+            seconds=tuple(part["seconds"]),
+            end=part["end"],
+            batches=part["batches"],
+            samples=part["samples"],
+            forwards=part["forwards"],
+            backwards=part["backwards"],
+            is_dirty=part["evals"] + part["loader_starts"] > 0 or part["seconds"][SAVE] > 0,
+            losses=tuple(part["losses"]),
+            communication=tuple(part.get("communication") or NOTHING),
+            calls=tuple(part.get("calls", ())),
+            is_whole=part.get("is_whole", True),
+        )
+    seconds = [sum(phase) for phase in zip(*(part["seconds"] for part in group), strict=True)]
+    evaluated = sum(part["evals"] + part["loader_starts"] for part in group)
+    return Step(
+        seconds=tuple(seconds),
+        end=group[-1]["end"],
+        batches=sum(part["batches"] for part in group),
+        samples=sum(part["samples"] for part in group),
+        forwards=sum(part["forwards"] for part in group),
+        backwards=sum(part["backwards"] for part in group),
+        is_dirty=evaluated > 0 or seconds[SAVE] > 0,
+        losses=tuple(loss for part in group for loss in part["losses"]),
+        communication=_communication(group),
+        calls=tuple(
+            map(sum, itertools.zip_longest(*(part.get("calls", ()) for part in group), fillvalue=0))
+        ),
+        is_whole=all(part.get("is_whole", True) for part in group),
+    )
+
+
+def _communication(group: Sequence[Mapping[str, Any]]) -> tuple[float, ...]:
+    parts = [part["communication"] for part in group if part.get("communication")]
+    if not parts:
+        return NOTHING
+    return tuple(sum(phase) for phase in zip(*parts, strict=True))
+
+
+def window_of(steps: Sequence[Step], period: int = 1) -> Window:
+    """Choose the steps that count: clean ones, after the point where times became steady.
+
+    `period` is the number of loader workers: batches arrive in bursts of that many, so one step's
+    time says little and a block's mean is what is compared.
+    """
+    clean = [step for index, step in enumerate(steps) if index > 0 and not step.is_dirty]
+    are_clean = len(clean) >= MIN_STEPS or len(clean) * 2 >= len(steps)
+    usable = clean if are_clean else list(steps[1:])
+    walls = [step.wall_s for step in usable]
+    start, is_warm = find_warm(rolling_means(walls, period))
+    return Window(
+        steps=tuple(steps),
+        measured=tuple(usable[start:]),
+        warmup_steps=len(steps) - len(usable[start:]) if usable else len(steps),
+        is_warm=is_warm,
+        are_clean=are_clean,
+        period=period,
+    )
+
+
+def whole_epochs(window: Window, epoch_steps: int) -> list[list[Step]]:
+    """Return the measured steps of each epoch of which nearly all were measured.
+
+    An epoch lies between steps that hold the start of a loader, an evaluation or a save.
+    """
+    measured = {id(step) for step in window.measured}
+    epochs: list[list[Step]] = [[]]
+    for step in window.steps:
+        if id(step) in measured and not step.is_dirty:
+            epochs[-1].append(step)
+        elif epochs[-1]:
+            epochs.append([])
+    fewest = max(1, WHOLE_EPOCH * (epoch_steps - 1))
+    return [epoch for epoch in epochs if len(epoch) >= fewest]
+
+
+def wanted_starts(epoch_s: float) -> int:
+    """Return after how many starts of the workers a trial may end: one whole epoch, if it is short.
+
+    >>> wanted_starts(2.0), wanted_starts(6.0), wanted_starts(60.0)
+    (3, 2, 0)
+    """
+    if epoch_s >= MAX_EPOCH_S:
+        return 0
+    return 3 if 2 * epoch_s < MAX_EPOCH_S else 2
+
+
+def find_warm(walls: Sequence[float]) -> tuple[int, bool]:
+    """Return the index of the first steady step, and whether one was found.
+
+    Steady: it and the next two lie within three robust standard deviations, or 5 %, of the median
+    of the second half. At most half is dropped.
+
+    >>> find_warm([9.0, 3.0, 1.0, 1.0, 1.01, 1.0, 0.99, 1.0])
+    (2, True)
+    """
+    if len(walls) < 3:
+        return 0, False
+    half = walls[len(walls) // 2 :]
+    centre = statistics.median(half)
+    spread = statistics.median(abs(wall - centre) for wall in half)
+    limit = max(3 * MAD_TO_SD * spread, WARM_TOLERANCE * centre)
+    last = len(walls) // 2
+    for index in range(last + 1):
+        if all(abs(wall - centre) <= limit for wall in walls[index : index + 3]):
+            return index, True
+    return last, False
+
+
+def rolling_means(values: Sequence[float], period: int) -> list[float]:
+    """Return the mean of every `period` consecutive values.
+
+    >>> rolling_means([1.0, 3.0, 1.0, 3.0], 2)
+    [2.0, 2.0, 2.0]
+    """
+    if period <= 1:
+        return list(values)
+    return [sum(values[i : i + period]) / period for i in range(max(0, len(values) - period + 1))]
+
+
+def block_means(values: Sequence[float], period: int) -> list[float]:
+    """Return the means of consecutive blocks of `period` values, a short last block left out.
+
+    >>> block_means([1.0, 3.0, 1.0, 3.0, 9.0], 2)
+    [2.0, 2.0]
+    """
+    if period <= 1 or len(values) < period:
+        return list(values)
+    usable = len(values) // period * period
+    return [sum(values[i : i + period]) / period for i in range(0, usable, period)]
+
+
+def quantile(values: Sequence[float], share: float) -> float:
+    """Return a quantile by linear interpolation.
+
+    >>> quantile([1.0, 2.0, 3.0], 0.5), quantile([1.0, 2.0], 0.1)
+    (2.0, 1.1)
+    """
+    ordered = sorted(values)
+    place = share * (len(ordered) - 1)
+    low = int(place)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)

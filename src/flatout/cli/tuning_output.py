@@ -1,0 +1,157 @@
+"""What `tune` and `demo` share: tune with a display, show the table, write the reports.
+
+What is shown while a tuning works: a live bar on a terminal, plain lines elsewhere.
+"""
+
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, ProgressColumn, Task
+from rich.progress import Progress as Bar
+from rich.progress_bar import ProgressBar
+from rich.text import Text
+
+from flatout.cli.options import terminal_width
+from flatout.records import catalogue
+from flatout.records.ablation import Ablation
+from flatout.records.live import Progress
+from flatout.records.trial import Workload
+from flatout.records.units import format_duration, format_ratio
+from flatout.reporting.documents import (
+    ensure_file_writable,
+    ensure_writable,
+    write_json,
+    write_text,
+)
+from flatout.reporting.tables import ascii_only
+from flatout.reporting.terminal import render_ablation, render_failure
+from flatout.reporting.tuning.markdown import ablation_html, ablation_markdown
+from flatout.reporting.tuning.speedup_chart import ladder_svg
+from flatout.reporting.tuning.verdict import Place, hand_changes
+from flatout.workflow.recipe_files import write_recipe
+from flatout.workflow.tune import BaselineFailedError, TuneOptions, tune
+
+Tell = Callable[[Progress], None]
+
+
+@contextmanager
+def display(budget_s: float) -> Iterator[Tell]:
+    """Give the function that a long verb tells its progress to. Writes to stderr.
+
+    Args:
+        budget_s: What a full bar stands for.
+    """
+    if not sys.stderr.isatty():
+        yield _line
+        return
+    console = Console(stderr=True, highlight=False)
+    start = Progress(trying="starting", done_share=0.0, elapsed_s=0.0, left_s=budget_s)
+    columns = (Spent(bar_width=24), Left(), Best(), Trying())
+    with Bar(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("", total=budget_s, now=start, at=time.monotonic())
+
+        def tell(progress: Progress) -> None:
+            if progress.event:
+                console.print(ascii_only(progress.event), markup=False)
+            bar.update(task, now=progress, at=time.monotonic())
+
+        yield tell
+
+
+def _line(progress: Progress) -> None:
+    """Write an event on a line of its own; mere ticks would fill a log."""
+    if progress.event:
+        event = ascii_only(progress.event)
+        print(f"[{format_duration(progress.elapsed_s)}] {event}", file=sys.stderr)
+
+
+class Spent(BarColumn):
+    """The share of the budget that is spent; goes on between two tells."""
+
+    def render(self, task: Task) -> ProgressBar:
+        """Return the bar at this moment."""
+        spent = task.fields["now"].elapsed_s + _since(task)
+        return ProgressBar(total=task.total, completed=spent, width=self.bar_width)
+
+
+class Left(ProgressColumn):
+    """The time left of the budget."""
+
+    def render(self, task: Task) -> Text:
+        """Return it in words."""
+        left_s = max(0.0, task.fields["now"].left_s - _since(task))
+        return Text(f"{format_duration(left_s)} left")
+
+
+class Best(ProgressColumn):
+    """The gain of the levers kept so far."""
+
+    def render(self, task: Task) -> Text:
+        """Return it as a ratio."""
+        return Text(f"best {format_ratio(task.fields['now'].best_ratio)}")
+
+
+class Trying(ProgressColumn):
+    """What is being tried; last, because it has no fixed width."""
+
+    def render(self, task: Task) -> Text:
+        """Return it in words."""
+        return Text(ascii_only(task.fields["now"].trying), overflow="ellipsis", no_wrap=True)
+
+
+def _since(task: Task) -> float:
+    return time.monotonic() - float(task.fields["at"])
+
+
+RECIPE = "recipe.toml"
+INTERRUPTED = 130
+
+
+def tune_and_report(workload: Workload, options: TuneOptions, json_path: Path | None) -> int:
+    """Tune, print the table, write the reports; return the exit code."""
+    ensure_writable(options.out)
+    if json_path:
+        ensure_file_writable(json_path)
+    try:
+        with display(options.budget_s) as tell:
+            ablation = tune(workload, options, tell)
+    except BaselineFailedError as error:
+        text = render_failure(error.trial, workload=workload.command_line, width=terminal_width())
+        click.echo(text, nl=False, err=True)
+        return 2
+    # The table first: should the disk be full, nothing is lost.
+    place = place_of(workload, options.out)
+    click.echo(render_ablation(ablation, place=place, width=terminal_width()), nl=False)
+    write_reports(ablation, options.out, place)
+    if json_path:
+        write_json(ablation.to_json(), json_path)
+    click.echo(f"files {options.out}/: ladder.html, ladder.svg, report.md, ablation.json, {RECIPE}")
+    return INTERRUPTED if ablation.stopped == "interrupted" else 0
+
+
+def place_of(workload: Workload, out: Path) -> Place:
+    """Return how the user types the way to the results."""
+    if workload.folder == Path.cwd():
+        return Place(out=str(out))
+    return Place(
+        out=os.path.relpath(out, workload.folder), start_in=os.path.relpath(workload.folder)
+    )
+
+
+def write_reports(ablation: Ablation, out: Path, place: Place) -> None:
+    """Write everything that a tuning leaves behind.
+
+    The recipe is written when it is empty too, so that none of an earlier tuning stays there.
+    """
+    changes = hand_changes(ablation.recipe, catalogue.technique_class)
+    write_recipe(ablation.recipe, out / RECIPE)
+    write_json(ablation.to_json(), out / "ablation.json")
+    write_text(ablation_markdown(ablation, changes, place=place), out / "report.md")
+    write_text(ladder_svg(ablation), out / "ladder.svg")
+    write_text(ablation_html(ablation, changes, place=place), out / "ladder.html")

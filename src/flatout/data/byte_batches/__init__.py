@@ -1,0 +1,1 @@
+"""Batches that leave the workers as bytes and become floats where they are used."""

@@ -1,0 +1,336 @@
+"""Shared memory for batches that goes back and forth between a worker and the training process.
+
+A loader's worker allocates shared memory for every batch, and the kernel clears and maps each page
+of it anew: 0.15 ms for an image of 0.15 MB, more than writing it. Here a worker keeps a few blocks;
+one byte at the end of each tells whether the training process is done with it. A block is sent
+once, then only named. All of it is anonymous and goes with its processes.
+
+Where the batch goes to a CUDA device, the training process locks a block's pages when it first gets
+it. The device then copies from the block itself, and the worker has it back once it has. The pages
+stay locked until the workers have ended.
+
+Send what a batch needs to a device without waiting for what the device has still to do.
+
+Page-lock memory that another process made: a CUDA device copies from it while we go on.
+"""
+
+import logging
+import os
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+
+def sent(values: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Return a tensor on a device.
+
+    To CUDA it goes through page-locked memory: a copy from ordinary memory, however small, waits
+    until the stream has done all its work, and the training's kernels are in that stream.
+    """
+    if device.type != "cuda" or values.device.type != "cpu":
+        return values.to(device)
+    pinned = values if values.is_pinned() else values.pin_memory()
+    return pinned.to(device, non_blocking=True)
+
+
+PORTABLE = 1
+"""`cudaHostRegisterPortable`: locked for every device of the process."""
+_TROUBLE: list[str] = []
+"""Why nothing is locked any more: said once, and not tried again."""
+
+
+def find_place(device: torch.device | None) -> int | None:
+    """Return the number of a device through which to lock; None for not now.
+
+    Locking makes a context where there is none, and whoever asks need not have made the training's
+    device current: each rank would put one on the first GPU. Where CUDA was not woken yet nothing
+    is done: what forks later could not use the device.
+
+    Args:
+        device: that will copy; None for any that is in use.
+    """
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return None
+    if device is not None:
+        return torch.cuda.current_device() if device.index is None else device.index
+    return next(filter(_is_used, range(torch.cuda.device_count())), None)
+
+
+def _is_used(number: int) -> bool:
+    library: Any = torch._C  # its stubs leave this out without CUDA
+    return bool(library._cuda_hasPrimaryContext(number))
+
+
+def lock(memory: torch.Tensor, device: int) -> Callable[[], None] | None:
+    """Lock a tensor's pages, and return what unlocks them; None where that cannot be done."""
+    if _TROUBLE:
+        return None
+    owner = os.getpid()
+    at, count = memory.data_ptr(), memory.numel()
+    error = _asked(device, lambda runtime: runtime.cudaHostRegister(at, count, PORTABLE))
+    if error:
+        _TROUBLE.append(error)
+        logging.getLogger(__name__).warning(
+            "flatout: batches are copied once more, into page-locked memory, because memory that "
+            "loader workers share cannot be locked (%s); `ulimit -l` may limit it",
+            error,
+        )
+        return None
+
+    def unlock() -> None:
+        # A forked copy of the process has no part in the device's locks.
+        if os.getpid() == owner:
+            with torch.cuda.device(device):
+                torch.cuda.cudart().cudaHostUnregister(at)  # type: ignore[no-untyped-call]
+
+    return unlock
+
+
+def _asked(device: int, ask: Callable[[Any], Any]) -> str:
+    """Ask CUDA's runtime for something; return why it was refused, or nothing.
+
+    In a thread of its own: the runtime keeps an error for the thread that got it, and torch would
+    find it after its next kernel and take it for that one's.
+    """
+    found: list[str] = []
+
+    def work() -> None:
+        try:
+            with torch.cuda.device(device):
+                code = int(ask(torch.cuda.cudart()))  # type: ignore[no-untyped-call]
+            found.append(f"CUDA error {code}" if code else "")
+        except Exception as error:  # noqa: BLE001  whatever it is, memory stays as it was
+            found.append(f"{type(error).__name__}: {error}")
+
+    try:
+        thread = threading.Thread(target=work, name="flatout-page-locking", daemon=True)
+        thread.start()
+        thread.join()
+    except RuntimeError as error:  # no more threads are to be had
+        return str(error)
+    return found[0] if found else "its thread ended"
+
+
+MAX_BLOCKS = 64
+"""Blocks of one worker at most: what it sends beyond that is not used again."""
+SMALLEST = 4096
+FREE, BUSY = 0, 1
+
+_OURS: list["Block"] = []
+"""In a worker: its blocks."""
+_OURS_LOCK = threading.Lock()
+"""Samples may be made, and stacked, in several threads of a worker."""
+_THEIRS: dict[tuple[int, int], "Shared"] = {}
+"""In the training process: what lies behind a worker's process id and a block's number."""
+_COPYING: dict["Held", Any] = {}
+"""Blocks from which a device may still copy, each with the event that comes after the copy."""
+_COPYING_LOCK = threading.RLock()  # a loader's iterator may be let go of while this thread has it
+
+
+class Block:
+    """One block of a worker's."""
+
+    __slots__ = ("flag", "is_out", "is_sent", "lease", "memory", "number", "owner")
+
+    def __init__(self, memory: torch.Tensor, number: int) -> None:
+        self.memory = memory
+        self.flag = flag_of(memory)
+        self.number = number
+        self.owner = os.getpid()
+        self.is_sent = False
+        """Whether the training process has the memory and needs only its name."""
+        self.is_out = False
+        """Whether it is on its way there, or in use there."""
+        self.lease: Any = lambda: None
+
+    @property
+    def is_free(self) -> bool:
+        """Whether nobody uses it: no view of it is left here, and what was sent is given back."""
+        is_back = not self.is_out or int(self.flag[0]) == FREE
+        return is_back and self.lease() is None
+
+
+class Shared:
+    """A worker's block in the training process."""
+
+    def __init__(self, memory: torch.Tensor) -> None:
+        self.memory = memory
+        self._flag = flag_of(memory)
+        self._is_locked: bool | None = None
+        self._users = 0
+        self._count = threading.RLock()  # a user may be let go of while this thread counts
+
+    def begin(self) -> None:
+        """Count one more field of a batch that lies here: a script may give one twice."""
+        with self._count:
+            self._users += 1
+
+    def end(self) -> None:
+        """Let the worker write here again once no field is left."""
+        with self._count:
+            self._users -= 1
+            if not self._users:
+                self._flag[0] = FREE
+
+    def lock(self, device: torch.device | None) -> bool:
+        """Lock the pages, once; tell whether they are."""
+        place = None if self._is_locked is not None else find_place(device)
+        if place is not None:
+            unlock = lock(self.memory, place)
+            self._is_locked = unlock is not None
+            if unlock is not None:
+                # Holds the memory: it has to be unlocked while it is still mapped.
+                weakref.finalize(self, _unlock, unlock, self.memory).atexit = False
+        return bool(self._is_locked)
+
+    @property
+    def is_locked(self) -> bool:
+        """Whether a device copies from it without waiting."""
+        return bool(self._is_locked)
+
+
+def _unlock(unlock: Any, memory: torch.Tensor) -> None:
+    unlock()
+    del memory
+
+
+class Held:
+    """A block in use in the training process; given back when it is let go."""
+
+    __slots__ = ("owner", "shared")
+
+    def __init__(self, shared: Shared) -> None:
+        self.shared: Shared | None = shared
+        self.owner = os.getpid()
+        shared.begin()
+
+    def lock(self, device: torch.device | None) -> bool:
+        """Lock the block's pages where that can be done; tell whether they are.
+
+        Args:
+            device: that copies from them; None where that is not known yet.
+        """
+        return self.shared is not None and self.shared.lock(device)
+
+    def give_back(self) -> None:
+        """Let the worker write to it again."""
+        shared, self.shared = self.shared, None
+        # A forked copy of the training process lets go of its copy only.
+        if shared is not None and self.owner == os.getpid():
+            shared.end()
+
+    def give_back_copied(self, device: torch.device) -> None:
+        """Let the worker write to it again once the device has copied what it was told to."""
+        if self.shared is None or not self.shared.is_locked:
+            self.give_back()  # such copies were waited for
+            return
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record(torch.cuda.current_stream(device))
+        with _COPYING_LOCK:
+            _COPYING[self] = event
+
+    def __del__(self) -> None:
+        self.give_back()
+
+
+def give_back_copied() -> None:
+    """Give back the blocks whose copies have ended; waits for none."""
+    with _COPYING_LOCK:
+        # An iterator that is let go of between any two lines comes here too, in this thread.
+        for held in list(_COPYING):
+            event = _COPYING.get(held)
+            if event is not None and event.query():
+                held.give_back()
+                _COPYING.pop(held, None)
+
+
+def flag_of(memory: torch.Tensor) -> Any:
+    """Return a block's last byte, to be read and written in any thread.
+
+    As numpy's: what is made in `torch.inference_mode` may not be written to outside of it, and
+    whether it is entered is known to each thread for itself.
+    """
+    return memory.numpy()[-1:]
+
+
+def new_shared(count: int) -> torch.Tensor:
+    """Return bytes in shared memory."""
+    storage = torch.UntypedStorage._new_shared(count)  # type: ignore[no-untyped-call]
+    return torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage)
+
+
+def borrow(count: int) -> tuple[torch.Tensor, Block | None]:
+    """Return shared memory for so many bytes, and its block: None where it cannot be kept."""
+    with _OURS_LOCK:
+        block = _find_free(room_for(count + 1))
+        if block is None:
+            return new_shared(count), None
+        # This array lives as long as the storage of the tensor, so as long as any view of either.
+        lent = block.memory[:count].numpy()
+        block.is_out, block.lease = False, weakref.ref(lent)
+        return torch.from_numpy(lent), block
+
+
+def _find_free(size: int) -> Block | None:
+    """Return a block of this size that nobody uses; None where there are too many of them."""
+    if _OURS and _OURS[0].owner != os.getpid():
+        _OURS.clear()  # forked off a process that had some
+    block = next((x for x in _OURS if x.memory.numel() == size and x.is_free), None)
+    if block is None and len(_OURS) < MAX_BLOCKS:
+        block = Block(new_shared(size), len(_OURS))
+        _OURS.append(block)
+    return block
+
+
+def room_for(count: int) -> int:
+    """Return the size of a block for so many bytes: an eighth more at most.
+
+    Batches of windows differ in size; what is not written to takes no memory.
+
+    >>> room_for(3), room_for(9_633_793), room_for(9_633_000)
+    (4096, 10485760, 10485760)
+    """
+    step = max(SMALLEST, 1 << max(0, count.bit_length() - 4))
+    return -(-count // step) * step
+
+
+def send(block: Block) -> tuple[int, int, torch.Tensor | None]:
+    """Return what names the block to the training process; called when a batch is pickled."""
+    memory = None if block.is_sent else block.memory
+    block.flag[0] = BUSY
+    block.is_out = block.is_sent = True
+    return block.owner, block.number, memory
+
+
+def receive(
+    owner: int, number: int, memory: torch.Tensor | None, count: int
+) -> tuple[torch.Tensor, Held]:
+    """Return so many bytes of a block that a worker sent, and what gives it back."""
+    if memory is not None:
+        _forget_the_dead()
+        _THEIRS[owner, number] = Shared(memory)
+    shared = _THEIRS[owner, number]
+    return shared.memory[:count], Held(shared)
+
+
+def forget_ended() -> None:
+    """Let go of the blocks of ended workers; one that is in use goes when it is given back."""
+    give_back_copied()
+    _forget_the_dead()
+
+
+def _forget_the_dead() -> None:
+    for owner, number in list(_THEIRS):
+        if not _is_alive(owner):
+            _THEIRS.pop((owner, number), None)  # threads of several loaders look at the same time
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,408 @@
+"""Find the packed store that a data set reads from, and how the data set numbers its samples.
+
+Scripts wrap what `flatout.data.open` gives in a data set of their own, for labels, crops or
+features. Such a wrapper is looked through only if it asks the store for sample i, and for nothing
+else, whenever it is asked for sample i itself.
+
+Let a data set that opens its images with Pillow find them in a packed store instead.
+
+`Image.open(path)`, and `Image.open(file)` for an open file, give the store's image where the path
+lies below the folder that was packed. Everything else of the data set stays as it is.
+
+Put a packed store under a user's data set, after comparing samples of both.
+
+The result is of a class derived from the data set's own and shares its attributes, so that a
+script which asks `loader.dataset` anything finds what it knows.
+"""
+
+import operator
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property, wraps
+from pathlib import Path
+from typing import Any
+from weakref import WeakSet
+
+import numpy as np
+
+from flatout.data import pictures
+from flatout.data.packed_store import Store
+from flatout.data.proof.batches import stand_in
+from flatout.data.proof.changes import Watch
+from flatout.data.proof.dataset_facts import examine, reseed
+from flatout.data.proof.forked import ForkedError, in_fork
+from flatout.data.reader import PackedDataset
+from flatout.data.sampler import permutation
+from flatout.data.values import encode
+from flatout.records.errors import NotApplicable
+
+
+class Redirect:
+    """Images of a store by the paths of the files they were packed from."""
+
+    def __init__(self, store: Store, root: str) -> None:
+        self.store, self.root = store, root
+
+    @cached_property
+    def found(self) -> dict[str, int]:
+        """The place of each image by its path below the root."""
+        return {os.path.normpath(name): place for place, name in enumerate(self.store.names)}
+
+    @cached_property
+    def below(self) -> dict[str, str]:
+        """Each folder that was asked for, as a path from the root: links are followed once."""
+        return {}
+
+    @cached_property
+    def image_at(self) -> int:
+        """Which field is the image."""
+        return next(n for n, field in enumerate(self.store.header.fields) if field.kind == "image")
+
+    @contextmanager
+    def opened(self) -> Iterator[list[int]]:
+        """Redirect Pillow in this thread; gives the places that were read, as they are read."""
+        read: list[int] = []
+        _install()
+        before = getattr(_active, "redirect", None)
+        _active.redirect = (self, read)
+        try:
+            yield read
+        finally:
+            _active.redirect = before
+
+    def find(self, opened: Any) -> int | None:
+        """Return the place of what was asked for, None where the store does not have it."""
+        path = opened if isinstance(opened, str | os.PathLike) else getattr(opened, "name", None)
+        if not isinstance(path, str | os.PathLike):
+            return None
+        folder, name = os.path.split(os.path.abspath(os.fspath(path)))  # noqa: PTH100  keeps links
+        if folder not in self.below:
+            self.below[folder] = os.path.relpath(Path(folder).resolve(), self.root)
+        return self.found.get(os.path.normpath(os.path.join(self.below[folder], name)))  # noqa: PTH118
+
+    def image(self, place: int) -> Any:
+        """Return the stored image."""
+        return pictures.open_image(self.store.parts(place)[self.image_at])
+
+
+_active = threading.local()
+_guard = threading.Lock()
+
+
+def _install() -> None:
+    """Put the switch into Pillow, once per process; it does nothing where no redirect is active."""
+    from PIL import Image
+
+    with _guard:
+        plain = Image.open
+        if getattr(plain, "is_flatout_redirect", False):
+            return
+
+        @wraps(plain)
+        def open_redirected(fp: Any, mode: Any = "r", formats: Any = None) -> Any:
+            active = getattr(_active, "redirect", None)
+            place = active[0].find(fp) if active is not None else None
+            if active is None or place is None:
+                return plain(fp, mode, formats)
+            active[1].append(place)
+            return active[0].image(place)
+
+        open_redirected.is_flatout_redirect = True  # type: ignore[attr-defined]
+        Image.open = open_redirected
+
+
+COMPARED = 48
+"""Samples drawn by a seed and compared; where one in ten differs, that is missed once in 150."""
+LIMIT_S = 60.0
+"""Longest time for comparing."""
+REPEATED = 16
+"""Times that a sample which differs is asked for again, to tell a coin of its own from a change."""
+PACKED = "_flatout_packed"
+
+
+def is_packed(dataset: Any) -> bool:
+    """Tell whether a data set reads from a packed store already."""
+    return isinstance(dataset, PackedDataset) or hasattr(type(dataset), PACKED)
+
+
+def with_stored_images(dataset: Any, store: Store, root: str = "") -> Any:
+    """Return the data set with its image files read from the store, after comparing samples.
+
+    Works for any map-style data set that opens its files with Pillow; labels, transforms and
+    random augmentation stay its own.
+
+    Args:
+        dataset: the user's.
+        store: packed from the files that the data set opens.
+        root: where those files lie now; by default where they lay when they were packed.
+
+    Raises:
+        NotApplicable: if a compared sample differs, or was not read from the store.
+    """
+    if not store.names:
+        raise NotApplicable("the store does not know its samples' files by name")
+    redirect = Redirect(store, root or str(store.header.source["root"]))
+    changed = _redirected(dataset, redirect, is_aligned=False)
+    found = _compared(dataset, changed, redirect)
+    return _redirected(dataset, redirect, is_aligned=found)
+
+
+def with_stored_samples(dataset: Any, store: Store) -> Any:
+    """Return the data set with whole samples from the store, after comparing samples.
+
+    Raises:
+        NotApplicable: if its samples are not the same each time, or not those of the store.
+    """
+    if len(store) != len(dataset):
+        raise NotApplicable(f"the store has {len(store)} samples, the data set {len(dataset)}")
+    found = examine(dataset)
+    if not found.is_same:
+        raise NotApplicable(f"{found.trouble}, and a store holds one version of each")
+    data = PackedDataset(store, order="source")
+    watch = Watch(dataset)
+    changed = _replaced(dataset, data, watch)
+    _compared(dataset, changed, None)
+    _watches.add(watch)
+    return changed
+
+
+_watches: WeakSet[Watch] = WeakSet()
+"""Of the data sets whose samples come from a store here."""
+
+
+def late_trouble() -> str:
+    """Return what the script changed of a set whose samples came from a store; empty if nothing.
+
+    From then on the set makes its samples itself: the store has those of before.
+    """
+    troubles = (watch.trouble for watch in _watches if watch.is_changed())
+    return next((f"{x}: none came from the store from then on" for x in troubles), "")
+
+
+def compared_indices(count: int) -> list[int]:
+    """Return which samples are compared: the first, the last, and some drawn by a fixed seed.
+
+    >>> compared_indices(3)
+    [0, 1, 2]
+    """
+    drawn = permutation(count, seed=0, epoch=0)[: COMPARED - 2]
+    return sorted({0, count - 1, *map(int, drawn)})
+
+
+def _compared(dataset: Any, changed: Any, redirect: Redirect | None) -> bool:
+    """Compare samples in a copy of the process: objects and random streams here stay as they are.
+
+    Returns:
+        Whether the samples have the numbers that they had in the source of the store.
+
+    Raises:
+        NotApplicable: if a sample differs.
+    """
+    if not len(dataset):
+        raise NotApplicable("the data set is empty")
+    try:
+        trouble, is_aligned = in_fork(lambda: _compare(dataset, changed, redirect), LIMIT_S)
+    except ForkedError as error:
+        raise NotApplicable(f"its samples could not be compared: {error}") from None
+    if trouble:
+        raise NotApplicable(trouble)
+    return bool(is_aligned)
+
+
+def _compare(dataset: Any, changed: Any, redirect: Redirect | None) -> tuple[str, bool]:
+    """Return why both data sets are not the same, and whether they number their samples alike."""
+    is_aligned = True
+    for index in compared_indices(len(dataset)):
+        expected = _sample(dataset, index)
+        if redirect is not None:
+            read = _read_by(redirect, dataset, index)
+            if not read:
+                return _words(index, redirect), False
+            is_aligned &= redirect.store.index["original"][read[0]] == index
+        if expected != _sample(changed, index):
+            return _words_for_difference(dataset, index, expected), False
+    return "", bool(is_aligned)
+
+
+def _words_for_difference(dataset: Any, index: int, expected: bytes) -> str:
+    if any(_sample(dataset, index) != expected for _ in range(REPEATED)):
+        return f"sample {index} is another one each time, whatever the seeds"
+    return f"sample {index} of the store differs from the data set's"
+
+
+def _words(index: int, redirect: Redirect) -> str:
+    return (
+        f"sample {index} does not come from the packed folder {redirect.root}, or its file is not "
+        "opened with Pillow (where the folder was moved, set root)"
+    )
+
+
+def _sample(dataset: Any, index: int) -> bytes:
+    """Return a sample as bytes, drawn with the random streams in a known place."""
+    reseed(index + 1)
+    return b"".join(encode(dataset[index]))
+
+
+def _read_by(redirect: Redirect, dataset: Any, index: int) -> list[int]:
+    """Return the places of the store that a sample is read from."""
+    with redirect.opened() as read:
+        dataset[index]
+    return read
+
+
+def _redirected(dataset: Any, redirect: Redirect, is_aligned: bool) -> Any:  # noqa: FBT001  pickled
+    def get(_self: Any, index: Any) -> Any:
+        with redirect.opened():
+            return dataset[index]
+
+    def get_many(_self: Any, indices: Any) -> Any:
+        with redirect.opened():
+            return dataset.__getitems__(indices)
+
+    again = (_redirected, (dataset, redirect, is_aligned))
+    store = redirect.store if is_aligned else None
+    return _stand_in(dataset, store, get, get_many, again)
+
+
+def _replaced(dataset: Any, data: PackedDataset, watch: Watch) -> Any:
+    def get(_self: Any, index: Any) -> Any:
+        return dataset[index] if watch.is_changed() else stored(index)
+
+    def stored(index: Any) -> Any:
+        try:
+            number = operator.index(index)
+        except TypeError:
+            with watch.reading():
+                return dataset[index]
+        return data[number]
+
+    def get_many(_self: Any, indices: Any) -> Any:
+        if watch.is_changed():
+            return dataset.__getitems__(indices)
+        return [stored(index) for index in indices]
+
+    again = (_replaced, (dataset, data, watch))
+    return _stand_in(dataset, data.store, get, get_many, again)
+
+
+def _stand_in(
+    dataset: Any,
+    store: Store | None,
+    get: Callable[[Any, Any], Any],
+    get_many: Callable[[Any, Any], Any],
+    again: tuple[Any, ...],
+) -> Any:
+    """Return an object that shares a data set's class and attributes and gives other samples."""
+    members: dict[str, Any] = {PACKED: store, "__getitem__": get}
+    if hasattr(type(dataset), "__getitems__"):
+        members["__getitems__"] = get_many
+    return stand_in(dataset, members, again)
+
+
+DEPTH = 3
+"""Wrappers in wrappers that are looked through."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stored:
+    """The store behind a data set."""
+
+    store: Store
+    is_reordered: bool
+    """Whether samples are numbered as in the store's source, not as they are stored."""
+
+    def will_need(self, numbers: Sequence[int]) -> int:
+        """Let the kernel read the records of samples ahead; return how many these are."""
+        wanted = np.asarray(numbers, dtype=np.int64)
+        self.store.will_need(self.store.by_original[wanted] if self.is_reordered else wanted)
+        return len(wanted)
+
+
+def store_behind(dataset: Any) -> Stored:
+    """Return the store that has each sample of a data set, and how its samples are numbered.
+
+    Raises:
+        NotApplicable: if there is no such store, or the data set mixes or renumbers its samples.
+    """
+    for inner in _inside(dataset, DEPTH):
+        found = _stored(inner)
+        if found is None or len(found.store) != len(dataset):
+            continue
+        if inner is not dataset:
+            _check_numbers(dataset, inner)
+        return found
+    raise NotApplicable(
+        "the data set does not read its samples from a packed store, each under the number it "
+        "had when it was packed"
+    )
+
+
+def find_store(dataset: Any) -> Store | None:
+    """Return the store that a data set reads from, in whatever order; None without one."""
+    found = (_stored(inner) for inner in _inside(dataset, DEPTH))
+    return next((stored.store for stored in found if stored is not None), None)
+
+
+def _stored(dataset: Any) -> Stored | None:
+    if isinstance(dataset, PackedDataset):
+        return Stored(store=dataset.store, is_reordered=dataset.is_reordered)
+    store: Store | None = getattr(type(dataset), PACKED, None)
+    return None if store is None else Stored(store=store, is_reordered=True)
+
+
+def _inside(dataset: Any, depth: int) -> Iterator[Any]:
+    """Give the data set, then what it holds in attributes, if that has samples."""
+    yield dataset
+    if depth and not isinstance(dataset, PackedDataset):
+        for held in vars(dataset).values() if hasattr(dataset, "__dict__") else ():
+            if hasattr(type(held), "__getitem__") and hasattr(held, "__dict__"):
+                yield from _inside(held, depth - 1)
+
+
+def _check_numbers(dataset: Any, inner: Any) -> None:
+    """Make sure, in a copy of the process, that sample i is made of sample i alone.
+
+    Raises:
+        NotApplicable: if it is not, or that cannot be found out.
+    """
+    try:
+        trouble = in_fork(lambda: _trouble(dataset, inner), LIMIT_S)
+    except ForkedError as error:
+        raise NotApplicable(f"its samples could not be asked for: {error}") from None
+    if trouble:
+        raise NotApplicable(trouble)
+
+
+def _trouble(dataset: Any, inner: Any) -> str:
+    """Return why a wrapper cannot be looked through; `inner` is changed for good."""
+    asked = _listen(inner)
+    for index in compared_indices(len(dataset)):
+        asked.clear()
+        dataset[index]
+        if set(asked) != {index}:
+            numbers = ", ".join(map(str, asked[:4])) or "no sample"
+            return f"sample {index} of the data set is made of {numbers} of the packed store"
+    return ""
+
+
+def _listen(inner: Any) -> list[int]:
+    """Let a data set note which samples it is asked for."""
+    kind = type(inner)
+    asked: list[int] = []
+
+    def get(self: Any, index: Any) -> Any:
+        asked.append(int(index))
+        return kind.__getitem__(self, index)
+
+    def get_many(self: Any, indices: Any) -> Any:
+        asked.extend(map(int, indices))
+        return kind.__getitems__(self, indices)
+
+    members: dict[str, Any] = {"__getitem__": get}
+    if hasattr(kind, "__getitems__"):
+        members["__getitems__"] = get_many
+    inner.__class__ = type(kind.__name__, (kind,), members)
+    return asked

@@ -1,0 +1,1 @@
+"""Decoders and resamplers that take the place of those of Pillow."""

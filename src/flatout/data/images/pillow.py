@@ -1,0 +1,232 @@
+"""Let another decoder make the pixels of Pillow's JPEGs, where it was seen to give the same.
+
+Only plain colour JPEGs that are loaded whole take the other way; whatever is unusual (`draft`,
+CMYK, grey, several tiles, a subclass, a truncated file) stays with Pillow, with its own errors.
+
+Keep what Pillow decoded: a photograph that is loaded again is copied instead of decoded.
+
+For data sets that change their samples at random: what lies before the randomness, the decoding
+of a file, is the same each time. `Image.open` still reads the header, so that size, mode, format
+and EXIF are what they always were; only the pixels come from the store.
+"""
+
+import contextlib
+import functools
+import hashlib
+import os
+import pickle
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from flatout.data.caching import Store
+from flatout.data.images.decoders import Decoder
+from flatout.data.proof.joint_proof import Swap
+
+MODES = {"L": 1, "RGB": 3, "CMYK": 4, "RGBA": 4}
+"""Modes that are kept, with their bytes a pixel: images whose pixels are all there is of them."""
+FORMATS = frozenset({"JPEG", "MPO", "PNG", "BMP", "PPM"})
+"""Formats that are kept. Not TIFF: Pillow turns such a picture while it loads it and takes the
+orientation out of its tags, and what comes here of TIFF is not compressed: nothing is saved."""
+
+
+_ACTIVE: list[Store] = []
+"""The store of this process, the latest last."""
+
+
+def is_keeping() -> bool:
+    """Tell whether this process keeps what it decodes."""
+    return bool(_ACTIVE)
+
+
+def keep_decoded(store: Store) -> Callable[[], None]:
+    """Let Pillow's loading look into the store first; return what undoes that."""
+    from PIL import ImageFile
+
+    kind: Any = ImageFile.ImageFile
+    original = kind.load
+    _ACTIVE.append(store)
+    kind.load = through_store(original)
+
+    def undo() -> None:
+        _ACTIVE.remove(store)
+        kind.load = original
+
+    return undo
+
+
+def through_store(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Return a way to load an image that looks into this process's store first, if it has one."""
+
+    @functools.wraps(original)
+    def load(image: Any) -> Any:
+        from PIL import Image
+
+        if not _ACTIVE:
+            return original(image)
+        store = _ACTIVE[-1]
+        key = _key_of(image)
+        if key is None:
+            return original(image)
+        found = store.find(key)
+        if found is not None:
+            _take(image, found)
+            return Image.Image.load(image)
+        before = pickle.dumps(image.info)
+        access = original(image)
+        # A format that tells more at the end of its file has to be read to the end again.
+        if pickle.dumps(image.info) == before:
+            store.add(key, [image.tobytes()])
+        return access
+
+    return load
+
+
+def _key_of(image: Any) -> int | None:
+    """Return a number for the file as it lies there now and the way it is decoded."""
+    if not image.tile or image.format not in FORMATS or image.mode not in MODES:
+        return None
+    file = getattr(image, "fp", None)
+    try:
+        facts = os.fstat(file.fileno())  # type: ignore[union-attr]
+    except (AttributeError, OSError, ValueError):
+        return None  # bytes in memory, or closed: no name to know them by
+    what = (
+        *(facts.st_dev, facts.st_ino, facts.st_size, facts.st_mtime_ns),
+        *(image.mode, image.size, image.tell(), image.format),
+        *(repr(image.tile), repr(getattr(image, "decoderconfig", ""))),
+    )
+    digest = hashlib.blake2b(repr(what).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") or 1
+
+
+def _take(image: Any, pixels: memoryview) -> None:
+    """Give the image its pixels and leave it as a load leaves it."""
+    from PIL import Image
+
+    image.im = Image.frombytes(image.mode, image.size, bytes(pixels)).im
+    image.tile = []
+    if getattr(image, "_exclusive_fp", False) and getattr(
+        image, "_close_exclusive_fp_after_loading", False
+    ):
+        with contextlib.suppress(AttributeError, OSError):
+            image.fp.close()
+        image.fp = None
+
+
+@dataclass(slots=True, kw_only=True)
+class DecoderSwap(Swap):
+    """What became of the swap in this process; its kinds are those of `kind_of`."""
+
+    decoder: Decoder
+
+
+_DECODER: list[DecoderSwap] = []
+"""The swap of this process; at most one."""
+
+
+def swap_decoder(decoder: Decoder) -> DecoderSwap:
+    """Put a decoder under Pillow's JPEG images, for this process; return what becomes of it."""
+    from PIL import Image, JpegImagePlugin
+
+    if _DECODER:
+        return _DECODER[0]
+    swap = DecoderSwap(decoder=decoder)
+    kind: Any = JpegImagePlugin.JpegImageFile
+    original = kind.load
+
+    @functools.wraps(original)
+    def load(image: Any) -> Any:
+        if swap.trouble or not is_plain(image) or not _decode(swap, image, original):
+            return original(image)
+        return Image.Image.load(image)
+
+    inherits = "load" not in vars(kind)
+
+    def undo() -> None:
+        if swap not in _DECODER:
+            return
+        if inherits:
+            del kind.load
+        else:
+            kind.load = original
+        _DECODER.clear()
+
+    kind.load = through_store(load)
+    swap.undo = undo
+    _DECODER.append(swap)
+    return swap
+
+
+def is_plain(image: Any) -> bool:
+    """Tell whether an image of Pillow's is a colour JPEG about to be decoded whole."""
+    from PIL import ImageFile, JpegImagePlugin
+
+    if type(image) is not JpegImagePlugin.JpegImageFile or image.mode != "RGB":
+        return False
+    if len(image.tile) != 1 or image.decoderconfig or image._im is not None:
+        return False
+    name, extents, offset, args = image.tile[0]
+    is_whole = extents == (0, 0, *image.size) and offset == 0
+    is_usual = name == "jpeg" and args == ("RGB", "") and image.layers == 3
+    return bool(is_whole and is_usual and not ImageFile.LOAD_TRUNCATED_IMAGES)
+
+
+def kind_of(image: Any) -> tuple[Any, ...]:
+    """Return what decoding depends on: sampling of the channels, progressive, colour transform."""
+    info = image.info
+    return (tuple(image.layer), "progressive" in info, info.get("adobe_transform"))
+
+
+def _decode(swap: DecoderSwap, image: Any, original: Callable[[Any], Any]) -> bool:
+    """Give the image its pixels; False leaves it to Pillow as if nothing had happened."""
+    file = image.fp
+    try:
+        file.seek(0)
+        pixels = swap.decoder.decode(file.read())
+        height, width, channels = pixels.shape
+    except Exception:  # noqa: BLE001  a broken file among others: Pillow's own error is the right one
+        return False
+    if (width, height) != image.size or channels != len(swap.decoder.layout):
+        return False
+    if swap.is_compared(kind_of(image)):
+        _compare(swap, image, pixels, original)
+        return True
+    _give_pixels(image, pixels, swap.decoder.layout)
+    image.tile = []
+    image.readonly = 0
+    if image._exclusive_fp and image._close_exclusive_fp_after_loading:
+        file.close()
+    image.fp = None
+    swap.made += 1
+    return True
+
+
+def _give_pixels(image: Any, pixels: Any, layout: str) -> None:
+    """Make the decoded array the image's own memory, or copy it there if it is laid out otherwise.
+
+    Pillow keeps four bytes per colour pixel, so that an array of these needs no copy.
+    """
+    from PIL import Image
+
+    if layout == "RGBX" and pixels.flags.c_contiguous:
+        core: Any = vars(Image)["core"]
+        image.im = core.map_buffer(pixels, image.size, "raw", 0, ("RGB", 0, 1))
+        return
+    image.load_prepare()
+    raw = Image._getdecoder("RGB", "raw", (layout, 0, 1))
+    raw.setimage(image.im, (0, 0, *image.size))
+    raw.decode(memoryview(pixels).cast("B"))
+
+
+def _compare(swap: DecoderSwap, image: Any, pixels: Any, original: Callable[[Any], Any]) -> None:
+    """Let Pillow decode, and look whether the other decoder gave the same."""
+    import numpy as np
+
+    original(image)
+    theirs = np.frombuffer(image.tobytes(), np.uint8).reshape(pixels.shape[0], -1, 3)
+    order = [swap.decoder.layout.index(channel) for channel in "RGB"]
+    swap.compared += 1
+    if not np.array_equal(pixels[..., order], theirs):
+        name = getattr(image, "filename", "") or "an image"
+        swap.trouble = f"{swap.decoder.name} decodes {name} to other pixels than Pillow"

@@ -1,0 +1,1 @@
+"""Prove that another way to make batches gives the same ones."""

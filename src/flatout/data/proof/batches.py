@@ -1,0 +1,323 @@
+"""Prove on a script's own samples that another way to make batches gives the same ones.
+
+Two copies of the process are forked at the same moment, so that every random stream stands alike in
+both, those that a data set keeps for itself included. Each makes the loader's first batch, one in
+the script's way and one in the other; the digests are compared here.
+
+Data sets that look like the script's own, share its attributes, and give other samples.
+
+Are two batches alike, where pixels may differ: equal labels, and pictures alike in the large.
+"""
+
+import hashlib
+import pickle
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import torch
+from torch.utils.data import IterableDataset
+from torch.utils.data._utils import fetch as fetching
+
+from flatout.data.byte_batches.transport import leaves, unpack
+from flatout.data.proof.changes import State, find_change, state_of
+from flatout.data.proof.forked import in_forks
+from flatout.data.proof.random_streams import Streams
+from flatout.records.errors import NotApplicable
+
+
+def stand_in(dataset: Any, members: Mapping[str, Any], again: tuple[Any, ...]) -> Any:
+    """Return an object of a subclass of a data set's class that shares all of its attributes.
+
+    Args:
+        dataset: what is stood in for.
+        members: of the subclass, by name.
+        again: a function and its arguments that make the same object in another process.
+
+    Raises:
+        NotApplicable: if an object of this class cannot be made to share its attributes.
+    """
+    kind = type(dataset)
+    namespace = {
+        **members,
+        "__reduce_ex__": lambda _self, _protocol: again,
+        "__module__": kind.__module__,
+        "__qualname__": kind.__qualname__,
+    }
+    shared: Any
+    try:
+        shared = object.__new__(type(kind.__name__, (kind,), namespace))
+        shared.__dict__ = vars(dataset)
+    except TypeError as error:
+        raise NotApplicable(f"a {kind.__name__} cannot be stood in for: {error}") from None
+    return shared
+
+
+SAMPLES = 12
+"""Samples that are compared, of the loader's first batch. A photograph takes some milliseconds, and
+the training waits for them."""
+LIMIT_S = 60.0
+"""Longest time for them."""
+WAYS = ("the script's own way", "the other way")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proof:
+    """What came of the comparison."""
+
+    trouble: str = ""
+    """Why the other way must not be taken; empty where it gave the same batch."""
+    facts: Any = None
+    """What the other way told about itself."""
+
+
+def first_batch(loader: Any, collate: Callable[[Any], Any], most: int = SAMPLES) -> Any:
+    """Make the loader's first batch, cut down, with a collation of one's choice."""
+    return make_batch(loader, first_indices(loader, most), collate)
+
+
+def first_indices(loader: Any, most: int = SAMPLES) -> Any:
+    """Return the indices of the first batch, cut down; the one of a sample without batches."""
+    if loader.batch_sampler is None:
+        return next(iter(loader.sampler))
+    return list(next(iter(loader.batch_sampler)))[:most]
+
+
+def make_batch(loader: Any, indices: Any, collate: Callable[[Any], Any]) -> Any:
+    """Make the batch of some indices; what travels as bytes is restored."""
+    kind: Any = fetching._MapDatasetFetcher
+    is_batched = loader.batch_sampler is not None
+    return unpack(kind(loader.dataset, is_batched, collate, drop_last=False).fetch(indices))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """What is looked at in both batches, and what may differ."""
+
+    describe: Callable[[Any], list[Any]]
+    """A batch to plain JSON values."""
+    difference: Callable[[list[Any], list[Any]], str]
+    """Of two descriptions, the script's first; empty where they are the same or close enough."""
+
+
+def compare_ways(
+    plain: Callable[[], Any],
+    other: Callable[[], tuple[Any, Any]],
+    limit_s: float = LIMIT_S,
+    look: Look | None = None,
+    known: "Known | None" = None,
+) -> Proof:
+    """Run both in forked copies and compare what they made.
+
+    Args:
+        plain: Makes a batch in the script's way.
+        other: Makes it in the other way; returns it with facts, plain JSON values.
+        limit_s: Longest time for both.
+        look: What is compared; every bit if not given.
+        known: What the script's way gave before, which takes the place of `plain`; noted in it
+            where it holds nothing yet.
+    """
+    look = look or BITS
+    streams = Streams()
+
+    def make_plain() -> Any:
+        streams.set_back()
+        return look.describe(plain())
+
+    def make_other() -> Any:
+        streams.set_back()
+        batch, facts = other()
+        return [look.describe(batch), facts]
+
+    known = known or Known(())
+    if known.trouble:
+        return Proof(trouble=known.trouble)
+    _load_formats()
+    works = dict(zip(WAYS, (make_plain, make_other), strict=True))
+    if known.described is not None:
+        del works[WAYS[0]]
+    made = dict(zip(works, in_forks(list(works.values()), limit_s), strict=True))
+    troubles = {name: _trouble_of(result, name, limit_s) for name, result in made.items()}
+    known.trouble = troubles.get(WAYS[0], "")
+    values = {
+        name: result["value"] for name, result in made.items() if result and "value" in result
+    }
+    known.described = values.get(WAYS[0], known.described)
+    if any(troubles.values()):
+        return Proof(trouble=next(filter(None, troubles.values())))
+    found, facts = values[WAYS[1]]
+    return Proof(trouble=look.difference(known.described or [], found), facts=facts)
+
+
+def compare_first_batches(
+    loader: Any,
+    other: Callable[[], tuple[Any, Any]],
+    most: int = SAMPLES,
+    look: Look | None = None,
+    undo: Callable[[], None] = lambda: None,
+) -> Proof:
+    """Compare a loader's first batch with the one that another way makes of the same samples.
+
+    Several levers prove themselves one after the other before the first batch: as long as nothing
+    changed, the script's own one is made for the first of them only.
+
+    Args:
+        loader: Makes the batches.
+        other: Makes one in the other way; returns it with facts, plain JSON values.
+        most: Samples that are compared.
+        look: What is compared; every bit if not given.
+        undo: Goes the script's way again in a copy of this process, in which the other way may be
+            at work for another loader already.
+    """
+    look, collate = look or BITS, loader.collate_fn
+
+    def plain() -> Any:
+        undo()
+        return first_batch(loader, collate, most)
+
+    return compare_ways(plain, other, LIMIT_S, look, _known_of(loader, (most, look.describe)))
+
+
+@dataclass(slots=True)
+class Known:
+    """What was made in the script's way."""
+
+    key: tuple[Any, ...]
+    state: State | None = None
+    described: list[Any] | None = None
+    trouble: str = ""
+    """Why there is none: the script's own way fails, or takes too long."""
+
+
+def _known_of(loader: Any, key: tuple[Any, ...]) -> Known | None:
+    """Return what is known of a loader, if all that its samples depend on is as it was then."""
+    if not loader.num_workers:
+        return None  # ways proven before are swapped in here: this is the script's own no more
+    collate = loader.collate_fn
+    state = state_of(loader.dataset, collate=collate)
+    now = Known((*key, id(collate), Streams().digest()), state)
+    before = _known.get(loader)
+    is_same = before is not None and before.state is not None and before.key == now.key
+    if before and before.state and is_same and find_change(before.state, state) is None:
+        return before
+    _known[loader] = now
+    return now
+
+
+_known: "WeakKeyDictionary[Any, Known]" = WeakKeyDictionary()
+"""Of each loader, what its first batch was in the script's own way."""
+
+
+def _load_formats() -> None:
+    """Let Pillow import its usual formats here: each copy, and each worker, would do it anew."""
+    pillow = sys.modules.get("PIL.Image")
+    if pillow is not None:
+        pillow.preinit()
+
+
+def _trouble_of(result: dict[str, Any] | None, name: str, limit_s: float) -> str:
+    """Return why a way gave nothing; empty where it gave a batch."""
+    if result is None:
+        return f"{name} took more than {limit_s:.0f} s for the first samples"
+    if "error" in result:
+        return f"a sample could not be made in {name}: {result['error']}"
+    return ""
+
+
+def _difference(expected: list[Any], found: list[Any]) -> str:
+    if len(expected) != len(found):
+        return f"the batches differ: {len(found)} fields instead of {len(expected)}"
+    for one, two in zip(expected, found, strict=True):
+        if one[:-1] != two[:-1]:
+            return f"the batches differ: {two[:-1]} instead of {one[:-1]}"
+        if one != two:
+            return f"the batches differ in the values of {one[:-1]}"
+    return ""
+
+
+def can_be_compared(loader: Any) -> str:
+    """Return why a loader's batches cannot be compared, or an empty text."""
+    if isinstance(loader.dataset, IterableDataset):
+        return "the data set is iterable: there is no sample to make twice"
+    return ""
+
+
+def digests(batch: Any) -> list[list[Any]]:
+    """Return type, shape, strides and digest of every leaf of a batch, as plain JSON values."""
+    return [_digest(leaf) for leaf in leaves(batch)]
+
+
+def _digest(leaf: Any) -> list[Any]:
+    if isinstance(leaf, torch.Tensor) and leaf.layout == torch.strided:
+        raw = leaf.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+        form: list[Any] = [
+            type(leaf).__name__,
+            str(leaf.dtype),
+            list(leaf.shape),
+            list(leaf.stride()),
+        ]
+    elif isinstance(leaf, np.ndarray) and not leaf.dtype.hasobject:
+        raw, form = leaf.tobytes(), [str(leaf.dtype), list(leaf.shape), list(leaf.strides)]
+    else:
+        raw, form = _pickled(leaf), [type(leaf).__qualname__]
+    return [*form, hashlib.blake2b(raw, digest_size=16).hexdigest()]
+
+
+def _pickled(leaf: Any) -> bytes:
+    try:
+        return pickle.dumps(leaf)
+    except Exception:  # noqa: BLE001  pickling runs the user's code; only its type is compared then
+        return b""
+
+
+BITS = Look(describe=digests, difference=_difference)
+"""The batches have to be the same."""
+
+
+FIELDS = 64
+"""Parts of a sample whose means are compared: of a picture, bands."""
+PICTURE_DIMS = 3
+FAR = 0.05
+"""Largest mean distance of these means, over their deviation."""
+
+
+def describe(batch: Any) -> list[list[Any]]:
+    """Return for each leaf its form, and means for pictures, or the digest for all else."""
+    return [_means(leaf) or digests(leaf)[0] for leaf in leaves(batch)]
+
+
+def difference(expected: list[Any], found: list[Any]) -> str:
+    """Return how far two descriptions are from being alike; empty where they are."""
+    if len(expected) != len(found):
+        return f"the batches differ: {len(found)} fields instead of {len(expected)}"
+    for one, two in zip(expected, found, strict=True):
+        if not isinstance(one[-1], list):
+            if one != two:
+                return f"the batches differ in {one[:-1]}, which holds no pictures"
+            continue
+        if one[:-1] != two[:-1]:
+            return f"the batches differ: {two[:-1]} instead of {one[:-1]}"
+        ours, theirs = np.asarray(one[-1]), np.asarray(two[-1])
+        off = float(np.abs(ours - theirs).mean() / max(float(ours.std()), 1e-9))
+        if not off <= FAR:
+            return (
+                f"the pictures are not alike: {off:.2g} of their deviation apart, {FAR} is allowed"
+            )
+    return ""
+
+
+def _means(leaf: Any) -> list[Any]:
+    """Return the form of a batch of pictures and the means of their bands; nothing for all else."""
+    values = torch.from_numpy(leaf) if isinstance(leaf, np.ndarray) else leaf
+    if not isinstance(values, torch.Tensor) or values.dim() <= PICTURE_DIMS:
+        return []
+    bands = values.detach().cpu().double().reshape(len(values), 1, -1)
+    means = torch.nn.functional.adaptive_avg_pool1d(bands, min(FIELDS, bands.shape[-1]))
+    return [str(values.dtype), list(values.shape), means.flatten().tolist()]
+
+
+ALIKE = Look(describe=describe, difference=difference)
+"""Labels are the same, pictures alike."""

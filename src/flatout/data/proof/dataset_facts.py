@@ -1,0 +1,200 @@
+"""Tell whether a data set goes on after an error of any kind, as those do that skip broken files.
+
+What stands for an array is refused by code that knows true arrays only. Such an error ends the
+following and the batch is made again, unless the data set itself catches it: then it would hand out
+another sample than it does by itself, and nobody would see it.
+
+Answers about a data set that are found once and given at each epoch, refusals included.
+
+Find out whether a data set gives the same sample each time, by asking it twice.
+
+The samples are made in a forked copy of the process, each twice and with the random streams of
+Python, numpy and torch in different places. A data set that draws from these streams is seen even
+where the draw did not show in the sample.
+"""
+
+import dis
+import random
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import CodeType, FunctionType
+from typing import Any, Generic, TypeVar
+
+from flatout.data.proof.forked import ForkedError, in_fork
+from flatout.data.proof.random_streams import Streams
+from flatout.data.proof.reachable_functions import codes, is_of_library, reached
+from flatout.data.values import encode
+from flatout.records.errors import NotApplicable
+
+Found = TypeVar("Found")
+ALIKE = 2
+"""Sets of one class and length that are known at a time. A script that builds its set anew for each
+epoch would otherwise have all of them, and what is kept for each, in memory."""
+
+
+class Answers(Generic[Found]):
+    """What was found for each data set, by its identity; the set is held so that it keeps its own.
+
+    A lever that refuses a loader is asked again at each epoch: it then gives the reason that it had
+    when the loader was made, and not another one.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[Any, Found | NotApplicable]] = {}
+
+    def find(self, dataset: Any, look: Callable[[], Found]) -> Found:
+        """Return what was found, looking the first time.
+
+        Raises:
+            NotApplicable: what looking raised, now or then.
+        """
+        if id(dataset) not in self._known:
+            self._forget_like(dataset)
+            try:
+                answer: Found | NotApplicable = look()
+            except NotApplicable as reason:
+                answer = reason
+            self._known[id(dataset)] = (dataset, answer)
+        return self.known(dataset)
+
+    def known(self, dataset: Any) -> Found:
+        """Return what was found earlier.
+
+        Raises:
+            NotApplicable: what looking raised, or because nobody looked.
+        """
+        _, answer = self._known.get(id(dataset), (None, NotApplicable(UNSEEN)))
+        if isinstance(answer, NotApplicable):
+            raise NotApplicable(str(answer))
+        return answer
+
+    def _forget_like(self, dataset: Any) -> None:
+        """Make room for a set: the oldest of its kind are known no more."""
+        alike = [key for key, (known, _) in self._known.items() if _kind(known) == _kind(dataset)]
+        for key in alike[: len(alike) - ALIKE + 1]:
+            del self._known[key]
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._known.clear()
+
+
+def _kind(dataset: Any) -> tuple[type, int]:
+    """Return what a set has in common with the one that a script builds in its place."""
+    try:
+        return type(dataset), len(dataset)
+    except (TypeError, NotImplementedError, AttributeError):
+        return type(dataset), -1
+
+
+UNSEEN = "the loader was made before the lever could see its data set"
+
+
+PROBED = 16
+"""Samples that are made twice: a flip of a coin from a stream of its own hides once in 65,536."""
+LIMIT_S = 30.0
+"""Longest time for the samples; a data set that is slower still is not examined."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Repeats:
+    """What making samples twice showed."""
+
+    trouble: str = ""
+    """Why samples may differ from call to call; empty where they do not."""
+    sample_bytes: int = 0
+    """Mean size of an encoded sample."""
+    sample_s: float = 0.0
+    """Mean time to make one, alone on a core."""
+
+    @property
+    def is_same(self) -> bool:
+        """Whether every sample came twice bit by bit."""
+        return not self.trouble
+
+
+def examine(dataset: Any, *, limit_s: float = LIMIT_S) -> Repeats:
+    """Return whether a map-style data set gives the same samples each time."""
+    if hasattr(dataset, "set_epoch"):
+        return Repeats(trouble="the data set has set_epoch: its samples change with the epoch")
+    count = len(dataset)
+    if count == 0:
+        return Repeats(trouble="the data set is empty")
+    indices = sorted({round(i * (count - 1) / max(1, PROBED - 1)) for i in range(PROBED)})
+    try:
+        found = in_fork(lambda: _examine(dataset, indices), limit_s)
+    except ForkedError as error:
+        return Repeats(trouble=f"its samples could not be examined: {error}")
+    return Repeats(**found)
+
+
+def _examine(dataset: Any, indices: Sequence[int]) -> dict[str, Any]:
+    sizes: list[int] = []
+    spent_s = 0.0
+    for index in indices:
+        reseed(1)
+        before = Streams().digest()
+        began = time.perf_counter()
+        sample = dataset[index]
+        spent_s += time.perf_counter() - began
+        first = b"".join(encode(sample))
+        if Streams().digest() != before:
+            return {"trouble": f"sample {index} draws random numbers"}
+        reseed(2)
+        if b"".join(encode(dataset[index])) != first:
+            return {"trouble": f"sample {index} is another one each time"}
+        sizes.append(len(first))
+    return {"sample_bytes": sum(sizes) // len(sizes), "sample_s": spent_s / len(indices)}
+
+
+def reseed(seed: int) -> None:
+    """Put the random streams of Python, numpy and torch somewhere."""
+    import torch
+
+    random.seed(seed)
+    torch.default_generator.manual_seed(seed)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(seed)
+
+
+MATCHES = frozenset({"CHECK_EXC_MATCH", "JUMP_IF_NOT_EXC_MATCH"})
+"""Opcodes of `except SomeError`, since Python 3.11 and in 3.10."""
+NARROW = frozenset(
+    {
+        *("OSError", "IOError", "FileNotFoundError", "PermissionError", "UnidentifiedImageError"),
+        *("KeyError", "IndexError", "StopIteration", "ImportError", "ModuleNotFoundError"),
+    }
+)
+"""Errors that no array is refused with."""
+
+
+def find_catcher(dataset: Any) -> str:
+    """Return the name of a function that catches errors of any kind, or nothing.
+
+    Looked at are the methods that give samples, in the data set, in what it holds and in its
+    transforms, and what they call of their own object, of the script's modules and of closures.
+    """
+    for name, value in reached(dataset):
+        if type(value) is not FunctionType or is_of_library(value):
+            continue
+        if any(_catches_all(code) for code in codes(value)):
+            return name if "." in name else value.__qualname__
+    return ""
+
+
+def _catches_all(code: CodeType) -> bool:
+    if "suppress" in code.co_names:
+        return True
+    if not getattr(code, "co_exceptiontable", b"?"):
+        return False  # Python 3.11 and later: nothing is caught
+    found = [x for x in dis.get_instructions(code) if x.opname not in ("CACHE", "EXTENDED_ARG")]
+    for number, one in enumerate(found):
+        before, after = found[number - 1], found[min(number + 1, len(found) - 1)]
+        if one.opname in MATCHES and before.argval not in NARROW:
+            return True
+        # A bare `except:` drops the error at once; `finally` and `with` do not.
+        if one.opname == "PUSH_EXC_INFO" and after.opname == "POP_TOP":
+            return True
+    return False

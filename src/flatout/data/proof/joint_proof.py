@@ -1,0 +1,254 @@
+"""Put another way of making samples under a loader, once it was seen to give the same batches.
+
+The way itself is a function that swaps something for the whole process, in each worker or, without
+workers, here. Whether it gives the same is found out in forked copies of this process.
+
+Prove the ways of a recipe's levers at once, together, as its loader is going to use them.
+
+A proof keeps the training waiting for its first batch, and one lever alone shows nothing of how it
+goes with the others. So the first lever that is asked tries the ways of all of them in one copy of
+the process, and the script's own in another. What this does not prove, each lever proves alone.
+"""
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, Protocol, runtime_checkable
+from weakref import WeakKeyDictionary
+
+from flatout.agent.hooks.loader import recipe_of
+from flatout.data.byte_batches.transport import PackingCollate
+from flatout.data.proof.batches import can_be_compared, compare_first_batches, first_batch
+from flatout.records.errors import NotApplicable
+
+Collate = Callable[[Any], Any]
+
+
+class Part(Protocol):
+    """Another way of making a loader's samples, or its batches, with the same bits."""
+
+    @property
+    def name(self) -> str:
+        """The lever's."""
+
+    def prepare(self) -> Any:
+        """Do once what every process of the loader needs; raises NotApplicable."""
+
+    def undo_here(self) -> None:
+        """Go the script's way in this process, a copy that is about to end."""
+
+    def try_under(self, collate: Collate) -> tuple[Collate, Callable[[], str]]:
+        """Begin in this process, a copy that is about to end.
+
+        Returns:
+            What collates then, and what tells after a batch why the way was not taken, if so.
+        """
+
+
+@runtime_checkable
+class HasWay(Protocol):
+    """A lever that makes batches in another way."""
+
+    def way(self, loader: Any) -> Part | None:
+        """Return the way for a loader, None or NotApplicable for none with the same bits."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Tried:
+    """What a loader was when its levers' ways were tried together, and what came of it."""
+
+    dataset: Any
+    collate: Any
+    has_workers: bool
+    names: frozenset[str] = frozenset()
+    """Of the levers whose ways gave the same batch."""
+
+    def is_still(self, loader: Any) -> bool:
+        """Tell whether the loader is what it was, but for the ways themselves."""
+        collate = loader.collate_fn
+        if type(collate) is PackingCollate:
+            collate = collate.collate
+        is_same = loader.dataset is self.dataset and collate is self.collate
+        return is_same and bool(loader.num_workers) is self.has_workers
+
+
+_tried: "WeakKeyDictionary[Any, _Tried]" = WeakKeyDictionary()
+
+
+def is_proven(loader: Any, name: str) -> bool:
+    """Tell whether a lever's way gave the script's own first batch, with those of its recipe.
+
+    False for a loader that no recipe was given for, that is not what was tried any more, or that
+    has one such lever only: it proves alone.
+    """
+    if loader not in _tried:
+        names = _prove(loader)
+        has_workers = bool(loader.num_workers)
+        _tried[loader] = _Tried(loader.dataset, loader.collate_fn, has_workers, names)
+    tried = _tried[loader]
+    return name in tried.names and tried.is_still(loader)
+
+
+def _prove(loader: Any) -> frozenset[str]:
+    """Return the names of the levers whose ways were tried together and gave the same batch."""
+    parts = [] if can_be_compared(loader) else _parts(loader)
+    if len(parts) <= 1:
+        return frozenset()
+    # Workers begin with what was put around their start last.
+    order = parts[::-1] if loader.num_workers else parts
+
+    def together() -> tuple[Any, Any]:
+        collate, checks = loader.collate_fn, {}
+        for part in order:
+            collate, checks[part.name] = part.try_under(collate)
+        batch = first_batch(loader, collate)
+        return batch, {name: check() for name, check in checks.items()}
+
+    def undo() -> None:
+        for part in parts:
+            part.undo_here()
+
+    proof = compare_first_batches(loader, together, undo=undo)
+    if proof.trouble:
+        return frozenset()
+    return frozenset(name for name, trouble in proof.facts.items() if not trouble)
+
+
+def _parts(loader: Any) -> list[Part]:
+    """Return the ways that the levers of the loader's recipe open here, in its order."""
+    parts: list[Part] = []
+    for technique in recipe_of(loader):
+        # Whatever is in the way of one, it says itself when its turn comes.
+        with suppress(Exception):
+            part = technique.way(loader) if isinstance(technique, HasWay) else None
+            if part is not None:
+                part.prepare()
+                parts.append(part)
+    return parts
+
+
+FIRST_COMPARED = 4
+"""Samples of each kind that a process makes both ways before it trusts the other way."""
+COMPARED_EVERY = 256
+"""Of the samples after these, one in so many is compared as well."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Swap:
+    """What became of another way in this process."""
+
+    made: int = 0
+    """Samples that the other way made."""
+    compared: int = 0
+    """Samples that were made both ways."""
+    trouble: str = ""
+    """Why everything is made in the script's way again; empty while it is not."""
+    seen: dict[Any, int] = field(default_factory=dict)
+    """Samples so far of each kind."""
+    undo: Callable[[], None] = field(default=lambda: None)
+    """Puts the script's own way back."""
+
+    def is_compared(self, kind: Any) -> bool:
+        """Count one more sample of a kind; tell whether it is made both ways."""
+        number = self.seen[kind] = self.seen.get(kind, 0) + 1
+        return number <= FIRST_COMPARED or number % COMPARED_EVERY == 0
+
+
+class InWorker:
+    """A loader's `worker_init_fn` that swaps something, then does what the script asked for."""
+
+    def __init__(self, begin: Callable[[], Any], then: Callable[[int], Any] | None) -> None:
+        self.begin = begin
+        self.then = then
+
+    def start_here(self) -> None:
+        """Swap in this process, whatever it is."""
+        self.begin()
+
+    def __call__(self, number: int) -> None:
+        """Start a worker."""
+        self.start_here()
+        if self.then is not None:
+            self.then(number)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Way:
+    """Another way of making samples."""
+
+    name: str
+    begin: Callable[[], Any]
+    """Swaps for this process; returns what becomes of it, with `trouble`, `made` and `compared`.
+    Can be pickled, for workers that are not forked."""
+    prepare: Callable[[], Any]
+    """Done once before the proof; raises NotApplicable where the way is not open here."""
+    nothing: str
+    """Why it is refused where the samples do not come by it."""
+    is_lossy: bool = False
+    """Whether pictures need to be alike only."""
+
+    def undo_here(self) -> None:
+        """Make samples in the script's way in this process, a copy that is about to end."""
+        self.begin().undo()
+
+    def try_under(
+        self, collate: Callable[[Any], Any]
+    ) -> tuple[Callable[[Any], Any], Callable[[], str]]:
+        """Swap in this process, a copy; return what tells then why the way was not taken, if so."""
+        swap = self.begin()
+        # It may have been at work for another loader already.
+        swap.made, swap.compared, swap.seen = 0, 0, {}
+        return collate, lambda: self._trouble_of(swap)
+
+    def _trouble_of(self, swap: Any) -> str:
+        if swap.trouble:
+            return str(swap.trouble)
+        return "" if swap.made + swap.compared else self.nothing
+
+
+def put_under(loader: Any, way: Way, in_worker: type[InWorker] = InWorker) -> Any:
+    """Swap for a loader that was not iterated yet; asked again, it changes nothing.
+
+    Raises:
+        NotApplicable: if the way is not open here, is not taken, or gives other batches.
+    """
+    refused, swapped = f"_flatout_no_{way.name}", f"_flatout_{way.name}"
+    known = loader.__dict__
+    if known.get(swapped):
+        return loader
+    if refused not in known:
+        known[refused] = _find_trouble(loader, way)
+    if known[refused]:
+        raise NotApplicable(known[refused])
+    if loader.num_workers:
+        loader.worker_init_fn = in_worker(way.begin, loader.worker_init_fn)
+    else:
+        way.begin()
+    known[swapped] = True
+    return loader
+
+
+def _find_trouble(loader: Any, way: Way) -> str:
+    # Techniques are imported where there is no torch, which the proof needs.
+    from flatout.data.proof.batches import (
+        ALIKE,
+        BITS,
+        can_be_compared,
+        compare_first_batches,
+        first_batch,
+    )
+
+    if is_proven(loader, way.name):
+        return ""
+    trouble = can_be_compared(loader)
+    if trouble:
+        return trouble
+    way.prepare()
+
+    def swapped() -> tuple[Any, Any]:
+        collate, trouble = way.try_under(loader.collate_fn)
+        return first_batch(loader, collate), trouble()
+
+    look = ALIKE if way.is_lossy else BITS
+    proof = compare_first_batches(loader, swapped, look=look, undo=way.undo_here)
+    return proof.trouble or str(proof.facts)

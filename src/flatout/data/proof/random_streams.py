@@ -1,0 +1,367 @@
+"""When torch's samplers draw their numbers, and how far ahead they may be asked without a trace.
+
+The random streams of a process: where they stand, and back there.
+
+Start the random streams of workers that live on anew in each epoch, as new workers would.
+
+Torch seeds a worker when it starts: its global streams from the epoch's base seed and its number,
+then the script's `worker_init_fn`. A worker that lives on keeps its streams where they are. Here it
+hears the next epoch's seed and does all of that again, and what the data set holds of random number
+generators goes back to where a fresh copy of the data set has it.
+
+The random number generators that samples and their collation draw from, beside the global ones.
+
+A batch that is made a second time is to have the draws that the first time had.
+"""
+
+import hashlib
+import pickle
+import random
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, IterableDataset, _DatasetKind, get_worker_info
+from torch.utils.data._utils import worker as torch_worker
+
+from flatout.data.proof.changes import PLAIN, find_change, held_by, state_of
+from flatout.data.proof.reachable_functions import reached
+from flatout.records.errors import NotApplicable
+
+
+class Streams:
+    """Where the global streams of torch, Python and numpy stood when this was made."""
+
+    def __init__(self) -> None:
+        self.torch = torch.default_generator.get_state()
+        self.python = random.getstate()
+        self.numpy = np.random.get_state()
+
+    def digest(self) -> str:
+        """Return a short name of where they stood."""
+        parts = (self.torch.numpy().tobytes(), self.python, self.numpy)
+        return hashlib.blake2b(pickle.dumps(parts), digest_size=16).hexdigest()
+
+    def set_back(self) -> None:
+        """Put them there again. A forked copy needs it: Python seeds `random` anew there."""
+        torch.default_generator.set_state(self.torch)
+        random.setstate(self.python)
+        np.random.set_state(self.numpy)
+
+
+SEED, TROUBLE = 0, 1
+"""Places in what the trainer shares with the workers."""
+TROUBLES = (
+    "",
+    "worker_init_fn changes the data set, which it can do once only to the same copy",
+    "the iterable data set counts in an attribute, which a fresh copy starts anew",
+    "the data set makes a random number generator of its own in its workers",
+)
+_numpy_seed: Callable[[int, int], Any] = getattr(torch_worker, "_generate_state", lambda *_: None)
+Generators = Sequence[tuple[Any, Any]]
+"""Random number generators, each with where it stood."""
+
+
+class EpochStreams:
+    """A `worker_init_fn` for workers that live on; does what the script asked for in each epoch.
+
+    Write the base seed of an epoch to `seed` before its `for` begins, but for the first.
+    """
+
+    def __init__(self, then: Callable[[int], Any] | None = None) -> None:
+        self.then = then
+        self._shared = torch.zeros(2, dtype=torch.int64)
+        self._shared.share_memory_()  # type: ignore[no-untyped-call]
+
+    @property
+    def seed(self) -> int:
+        """The base seed of the epoch that begins next; 0 before the second."""
+        return int(self._shared[SEED])
+
+    @seed.setter
+    def seed(self, value: int) -> None:
+        self._shared[SEED] = value
+
+    @property
+    def trouble(self) -> str:
+        """Why a worker cannot become as a new one; empty where each can, as far as was seen."""
+        return TROUBLES[int(self._shared[TROUBLE])]
+
+    def forget(self) -> None:
+        """Take the workers to be new ones: what was in the way of the last ones is gone."""
+        self._shared[TROUBLE] = 0
+
+    def __call__(self, number: int) -> None:
+        """Start a worker, and be there when its next epoch begins."""
+        info = get_worker_info()
+        if info is None:
+            raise RuntimeError("EpochStreams starts a loader's worker: it is called in one only")
+        held, before = generators_of(info.dataset), state_of(info.dataset)
+        counts = _counts(info.dataset)
+        self._start(number)
+        if find_change(before, state_of(info.dataset)) is not None:
+            self._note(1)
+        make: Callable[..., Any] = _DatasetKind.create_fetcher
+        in_collate: list[tuple[Any, Any]] | None = None
+
+        def make_and_start_anew(kind: Any, dataset: Any, *others: Any) -> Any:
+            nonlocal in_collate
+            if dataset is not info.dataset:
+                return make(kind, dataset, *others)
+            if in_collate is None:
+                in_collate = generators_of(others[1])
+            else:
+                set_back([*held, *in_collate])
+                seed_worker(self.seed, number)
+                self._start(number)
+            fetcher = make(kind, dataset, *others)
+            self._look_at(fetcher, dataset, held, counts)
+            return fetcher
+
+        # Torch makes a fetcher when a worker starts and whenever an epoch begins in it. This
+        # process is a worker: all else that makes one here are loaders inside samples.
+        _DatasetKind.create_fetcher = staticmethod(make_and_start_anew)  # type: ignore[method-assign]
+
+    def _look_at(self, fetcher: Any, dataset: Any, held: Generators, counts: Any) -> None:
+        """Notice, as batches are made, what a fresh copy of the data set would not have."""
+        fetch, known = fetcher.fetch, {id(generator) for generator, _ in held}
+        is_first = True
+
+        def fetch_and_look(indices: Any) -> Any:
+            nonlocal is_first
+            try:
+                return fetch(indices)
+            finally:
+                if _differ(counts, _counts(dataset)):
+                    self._note(2)
+                if is_first and {id(x) for x, _ in generators_of(dataset)} - known:
+                    self._note(3)
+                is_first = False
+
+        fetcher.fetch = fetch_and_look
+
+    def _note(self, trouble: int) -> None:
+        """Tell the trainer what is in the way; the first thing stays."""
+        if not self._shared[TROUBLE]:
+            self._shared[TROUBLE] = trouble
+
+    def _start(self, number: int) -> None:
+        if self.then is not None:
+            self.then(number)
+
+
+def check_loader(loader: Any) -> None:
+    """Make sure that the workers of a loader run torch's own loop.
+
+    Raises:
+        NotApplicable: if they run another one, in which nobody would hear of an epoch.
+    """
+    if type(loader)._get_iterator is not DataLoader._get_iterator:
+        raise NotApplicable(f"{type(loader).__name__} has a way of its own to run its workers")
+    if not hasattr(_DatasetKind, "create_fetcher") or not hasattr(torch_worker, "_generate_state"):
+        raise NotApplicable(f"torch {torch.__version__} starts an epoch in its workers otherwise")
+
+
+def seed_worker(base_seed: int, number: int) -> None:
+    """Put the global streams of a worker where torch puts those of a new one."""
+    random.seed(base_seed + number)
+    torch.manual_seed(base_seed + number)
+    np.random.seed(_numpy_seed(base_seed, number))
+    info = get_worker_info()
+    if info is not None:
+        object.__setattr__(info, "seed", base_seed + number)  # the class is frozen
+
+
+def generators_of(dataset: Any, **others: Any) -> list[tuple[Any, Any]]:
+    """Return the random number generators that a data set holds, each with where it stands."""
+    found = [value for _, value in held_by(dataset, **others) if _state(value) is not None]
+    return [(value, _state(value)) for value in {id(value): value for value in found}.values()]
+
+
+def set_back(generators: Generators) -> None:
+    """Put generators back to where they stood."""
+    for generator, state in generators:
+        if isinstance(generator, random.Random):
+            generator.setstate(state)
+        elif isinstance(generator, torch.Generator):
+            generator.set_state(state)
+        elif hasattr(generator, "set_state"):
+            generator.set_state(state)  # numpy's older kind
+        else:
+            generator.bit_generator.state = state
+
+
+def are_where_they_were(generators: Generators) -> bool:
+    """Tell whether nobody drew from generators since `generators_of` returned them."""
+    return all(_is_same(_state(generator), state) for generator, state in generators)
+
+
+def _state(value: Any) -> Any:
+    if isinstance(value, random.Random):
+        return value.getstate()
+    if isinstance(value, torch.Generator):
+        return value.get_state()
+    if isinstance(value, np.random.Generator):
+        return value.bit_generator.state
+    if isinstance(value, np.random.RandomState):
+        return value.get_state()
+    return None
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    return repr(_plain(one)) == repr(_plain(other))
+
+
+def _plain(state: Any) -> Any:
+    """Return a generator's state without arrays, which print shortened."""
+    if isinstance(state, dict):
+        return {name: _plain(part) for name, part in state.items()}
+    if isinstance(state, tuple | list):
+        return [_plain(part) for part in state]
+    return state.tolist() if hasattr(state, "tolist") else state
+
+
+def _counts(dataset: Any) -> dict[str, Any]:
+    """Return the numbers and texts that an iterable data set has as attributes of its own.
+
+    It may count its epochs by them. One whose samples are asked for by number may count, too, but
+    hardly ever to make others of it. What is opened late starts as None or False.
+    """
+    attributes = vars(dataset) if isinstance(dataset, IterableDataset) else {}
+    kinds = PLAIN - {bool, type(None)}
+    return {name: value for name, value in attributes.items() if type(value) in kinds}
+
+
+def _differ(before: dict[str, Any], now: dict[str, Any]) -> bool:
+    return any(now.get(name) != value for name, value in before.items())
+
+
+LOOKS = 2
+"""Batches before which it is looked: a data set may make its generator with its first sample."""
+
+
+class HeldStreams:
+    """The generators of a fetcher's data set and collation, and of the functions that these use."""
+
+    def __init__(self, dataset: Any, collate: Any) -> None:
+        self._sources = (dataset, collate)
+        self._generators: dict[str, Any] = {}
+        self._looks = 0
+        self._noted: list[tuple[Any, Any]] = []
+        self._held: list[tuple[dict[str, Any], dict[str, Any]]] = []
+        """Attributes of what was looked at, as they are and as they were."""
+
+    def note(self) -> None:
+        """Note where the generators stand."""
+        if self._looks < LOOKS:
+            self._looks += 1
+            self._generators = {str(place): one for place, one in enumerate(self._find())}
+        else:
+            self._held.clear()
+        self._noted = generators_of(None, **self._generators)
+
+    def set_back(self) -> None:
+        """Put them to where they were noted last; those made since are made anew when asked for."""
+        set_back(self._noted)
+        for now, before in self._held:
+            for name in [name for name in now if now[name] is not before.get(name)]:
+                if not generators_of(None, one=now[name]):
+                    continue
+                if name in before:
+                    now[name] = before[name]
+                else:
+                    del now[name]
+
+    def _find(self) -> list[Any]:
+        things: dict[str, Any] = {}
+        found: list[tuple[Any, Any]] = []
+        with suppress(Exception):  # what the script holds may raise anything where it is looked at
+            things = {str(place): one for place, (_, one) in enumerate(reached(*self._sources))}
+            attributes = (getattr(one, "__dict__", None) for one in things.values())
+            self._held = [(one, dict(one)) for one in attributes if type(one) is dict]
+            found = generators_of(self._sources[0], **things)
+        return [generator for generator, _ in found]
+
+
+TORCH_SAMPLERS = frozenset(
+    {
+        "torch.utils.data.sampler.RandomSampler",
+        "torch.utils.data.sampler.SequentialSampler",
+        "torch.utils.data.distributed.DistributedSampler",
+    }
+)
+"""Samplers whose numbers depend on what they draw alone. All but a `RandomSampler` with a generator
+given draw once, when their first number is asked for."""
+DRAWN_AT_ONCE = 32
+"""Numbers that `RandomSampler` draws together with replacement (torch/utils/data/sampler.py)."""
+
+
+def sampler_of(arguments: Mapping[str, Any]) -> Any:
+    """Return what gives the numbers of the samples; None where torch is to make it."""
+    return getattr(arguments.get("batch_sampler"), "sampler", None) or arguments.get("sampler")
+
+
+def check_sampler(arguments: Mapping[str, Any]) -> None:
+    """Make sure that a loader's sampler is one of torch's own, whose way to draw is known.
+
+    Raises:
+        NotApplicable: if it may be another one.
+    """
+    from torch.utils.data import BatchSampler
+
+    batch_sampler, sampler = arguments.get("batch_sampler"), sampler_of(arguments)
+    if batch_sampler is not None and type(batch_sampler) is not BatchSampler:
+        raise NotApplicable(f"{type(batch_sampler).__name__} may draw numbers as it goes")
+    kind = type(sampler)
+    if sampler is not None and f"{kind.__module__}.{kind.__qualname__}" not in TORCH_SAMPLERS:
+        raise NotApplicable(f"{kind.__name__} may draw numbers as it goes")
+
+
+def settled_numbers(sampler: Any) -> int | None:
+    """Return how many numbers of an epoch are settled when it starts; None for all of them.
+
+    A `RandomSampler` that was given a generator draws from it again once the numbers of its first
+    draw are used up, even where it needs no more. A script may draw from the same generator
+    meanwhile, or leave the epoch before. Without one it makes its own, which nobody else has.
+    """
+    from torch.utils.data import RandomSampler
+
+    if type(sampler) is not RandomSampler or sampler.generator is None:
+        return None
+    if sampler.replacement:
+        return DRAWN_AT_ONCE if sampler.num_samples > DRAWN_AT_ONCE else None
+    first = len(sampler.data_source)
+    return first if sampler.num_samples >= first else None
+
+
+def settled_batches(loader: Any, gone: int) -> int | None:
+    """Return how many batches after those that are gone are settled; None for all of them."""
+    batches = loader.batch_sampler
+    numbers = settled_numbers(loader.sampler if batches is None else batches.sampler)
+    if numbers is None:
+        return None
+    return max(0, int(numbers // (1 if batches is None else batches.batch_size)) - gone)
+
+
+def drawn_early(batches: Iterator[Any], ahead: int) -> Iterator[Any]:
+    """Return batches of numbers, drawn when a loader with workers draws them.
+
+    It draws as many as its workers make ahead when it starts, and one more with each that it hands
+    out. What a sampler draws from, the script may draw from in between, or leave the epoch early.
+
+    Args:
+        batches: what the loader's batch sampler gives.
+        ahead: how many batches the workers make ahead.
+    """
+    drawn = deque(islice(batches, ahead))
+
+    def hand_out() -> Iterator[Any]:
+        while drawn:
+            drawn.extend(islice(batches, 1))
+            yield drawn.popleft()
+
+    return hand_out()

@@ -1,0 +1,1 @@
+"""Starts and ends the processes of trials, and undoes what they wrote."""

@@ -1,0 +1,443 @@
+"""Roll back a trial by its journal, or by the copies of it that lie in the user's folders.
+
+Undo one entry of a trial's journal; nothing that the trial did not make is deleted.
+
+Entries are undone latest first, so each finds the folder as it was right after its change.
+"""
+
+import contextlib
+import errno
+import itertools
+import math
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from flatout.agent.journal_file import (
+    BESIDE,
+    FAILED_NAME,
+    JOURNAL_NAME,
+    Entry,
+    copies_in,
+    entry_of,
+    is_at_or_below,
+    is_used,
+    write_lines,
+)
+
+KEPT_SUFFIX = ".flatout-kept"
+"""Added to what stands in the way and may be the user's: a subprocess moved it, unseen by us."""
+ORIGINAL_SUFFIX = ".flatout-original"
+"""Added to what was there before the trial, where another program has put something newer since."""
+
+
+Owned = set[int | tuple[int, int]]
+"""Inodes, or inodes with the time of the last change in nanoseconds."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Place:
+    """What is known when one entry is undone."""
+
+    owned: Owned | None = None
+    """What the trial put at the path after this entry; None where it is not known."""
+    until: float = math.inf
+    """When the trial's last process may have written; what is newer is another program's."""
+    kept: list[str] = field(default_factory=list)
+    """What could not be put back as it was, one line each."""
+    spared: set[str] = field(default_factory=set)
+    """Paths that another program is known to have written: a new folder with them stays."""
+
+    def is_of_trial(self, status: os.stat_result) -> bool:
+        """Tell whether the trial made this, as far as can be known."""
+        if status.st_mtime > self.until:
+            return False
+        names = {status.st_ino, (status.st_ino, status.st_mtime_ns)}
+        return self.owned is None or bool(self.owned & names)
+
+
+def undo(entry: Entry, place: Place) -> None:
+    """Undo one entry. Repeating it is harmless: a rollback may be killed and start again.
+
+    Raises:
+        OSError: if there is something to restore and that failed: it is still where it was.
+    """
+    # Already gone, or its folder was new and is gone: then nothing is left to restore.
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        _UNDO[entry.kind](Path(entry.path), entry, place)
+
+
+def _remove_new(path: Path, _entry: Entry, place: Place) -> None:
+    if _is_folder(path) or not place.is_of_trial(path.lstat()):
+        place.kept.append(f"{path} was made by another program and stays")
+        place.spared.add(str(path))
+        return
+    path.unlink()
+
+
+def _remove_folder(path: Path, entry: Entry, place: Place) -> None:
+    """Remove a new folder with what was written in it; C++ and other programs write unseen."""
+    _empty(path, entry.number, place)
+    if os.path.lexists(path):
+        place.kept.append(f"{path} was made by the trial and stays: another program wrote there")
+
+
+def _empty(path: Path, since: float, place: Place) -> None:
+    """Remove what is not older and not newer than the trial; the rest was moved here, and stays."""
+    if not _is_folder(path):
+        is_new = since <= path.lstat().st_mtime <= place.until
+        if is_new and str(path) not in place.spared:
+            path.unlink()
+        return
+    for child in list(path.iterdir()):
+        _empty(child, since, place)
+    try:
+        path.rmdir()
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            raise
+
+
+def _put_back(path: Path, entry: Entry, place: Place) -> None:
+    aside = Path(entry.other or "")
+    if not os.path.lexists(aside):
+        return
+    if _is_folder(path):
+        _keep(path, place)
+    elif os.path.lexists(path) and not place.is_of_trial(path.lstat()):
+        aside.rename(_original_name(path, place))
+        return
+    aside.replace(path)
+
+
+def _copy_back(path: Path, entry: Entry, _place: Place) -> None:
+    aside = Path(entry.other or "")
+    if os.path.lexists(aside):
+        shutil.copy2(aside, path)  # the same file as before: its folder allows no other
+        aside.unlink()
+
+
+def _put_back_tree(path: Path, entry: Entry, place: Place) -> None:
+    aside = Path(entry.other or "")
+    if os.path.lexists(aside):
+        if os.path.lexists(path):
+            _empty(path, entry.number, place)
+        if os.path.lexists(path):
+            _keep(path, place)
+        shutil.move(aside, path)  # a rename, but for what was copied to another file system
+
+
+def _restore_link(path: Path, entry: Entry, place: Place) -> None:
+    target, mtime_ns = entry.other or "", int(entry.number)
+    if path.is_symlink() and str(path.readlink()) == target:
+        return
+    if _is_folder(path):
+        _keep(path, place)
+    elif os.path.lexists(path) and not place.is_of_trial(path.lstat()):
+        path = _original_name(path, place)
+    path.unlink(missing_ok=True)
+    path.symlink_to(target)
+    os.utime(path, ns=(mtime_ns, mtime_ns), follow_symlinks=False)
+
+
+def _rename_back(source: Path, entry: Entry, place: Place) -> None:
+    """Rename back, unless the rename failed in the trial: then the source is still there."""
+    renamed = Path(entry.other or "")
+    if os.path.lexists(source):
+        if renamed.lstat().st_ino != entry.number:
+            return
+        _keep(source, place)  # made by another program after the rename
+    try:
+        source.parent.mkdir(parents=True, exist_ok=True)
+        renamed.rename(source)
+    except FileNotFoundError:
+        raise
+    except OSError:
+        _keep(renamed, place)  # an earlier entry may delete what has this name
+        raise
+
+
+def _original_name(path: Path, place: Place) -> Path:
+    name = _free_name(path, ORIGINAL_SUFFIX)
+    place.spared.update((str(path), str(name)))
+    place.kept.append(
+        f"{path} was changed by another program and stays; what was there before is {name}"
+    )
+    return name
+
+
+def _keep(path: Path, place: Place) -> None:
+    name = _free_name(path, KEPT_SUFFIX)
+    path.rename(name)
+    place.spared.add(str(name))
+    place.kept.append(f"{path} was in the way of what was there before and is {name} now")
+
+
+def _free_name(path: Path, suffix: str) -> Path:
+    names = (path.with_name(f"{path.name}{suffix}{number or ''}") for number in itertools.count())
+    return next(name for name in names if not os.path.lexists(name))
+
+
+def _is_folder(path: Path) -> bool:
+    return path.is_dir() and not path.is_symlink()
+
+
+_UNDO: dict[str, Callable[[Path, Entry, Place], Any]] = {
+    "new": _remove_new,
+    "folder": _remove_folder,
+    "moved": _put_back,
+    "copied": _copy_back,
+    "tree": _put_back_tree,
+    "link": _restore_link,
+    "renamed": _rename_back,
+}
+KINDS = frozenset(_UNDO)
+
+
+SLACK_S = 60.0
+"""How long after its last note a trial that was killed may have written to a file it had open."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Undone:
+    """What a rollback did."""
+
+    num_entries: int = 0
+    kept: list[str] = field(default_factory=list)
+    """What differs from before the trial, one line each."""
+    spared: set[str] = field(default_factory=set)
+    """Paths of that."""
+    failed: list[str] = field(default_factory=list)
+    """What could not be put back; its journal stays for the next try."""
+
+    @property
+    def differences(self) -> tuple[str, ...]:
+        """Everything that is not as it was."""
+        return (*self.kept, *self.failed)
+
+
+def rollback(folder: Path, *, ended: bool = True) -> Undone:
+    """Undo everything that the journal in `folder` lists, latest first.
+
+    Repeating it is harmless, also after it was killed: what is undone is cut off the journal. (To
+    undo "a file is new" twice would delete what was renamed back to that name in between.)
+
+    Args:
+        folder: of the trial.
+        ended: whether the trial ended just now; else what is newer than its last sign of life was
+            written by another program.
+    """
+    journal, failed = folder / JOURNAL_NAME, folder / FAILED_NAME
+    undone = Undone()
+    lines = _lines(failed) + _lines(journal)
+    if not lines:
+        with contextlib.suppress(OSError):
+            journal.unlink()
+        return undone
+    until = math.inf if ended else _last_sign(folder) + SLACK_S
+    name = BESIDE + folder.name
+    places = [Path(folder, name) for folder in _folders(lines)]
+    copies = [path for path in places if os.path.lexists(path)]
+    known = set(lines)
+    missed = [line for copy in copies for line in _lines(copy) if line not in known]
+    if missed or failed.exists():  # the power went, or something failed the last time
+        lines = sorted(lines + missed, key=_time_of)
+        with contextlib.suppress(OSError):  # on a full disk without the means to go on later
+            write_lines(journal, lines)
+            failed.unlink(missing_ok=True)
+    cut = _cut_from(journal, lines)
+    left = _undo_all(lines, until, undone, lambda index: cut(index))
+    if left:
+        with contextlib.suppress(OSError):
+            write_lines(failed, left)
+    needed = {Path(one, name) for one in _folders(left)}
+    for copy in set(places) - needed:  # now also where folders have their old names again
+        with contextlib.suppress(OSError):
+            copy.unlink()
+    journal.unlink(missing_ok=True)
+    return undone
+
+
+def restore(root: Path, was: Path | None = None) -> tuple[Undone, int]:
+    """Put back originals below a folder by nothing but the copies of journals there.
+
+    Nothing outside the folder is touched, whatever the copies say. New files of the trial stay.
+
+    Args:
+        root: the folder.
+        was: what the folder was called in the trial, as in a container; None for the same name.
+
+    Returns:
+        What was done, and how many copies were left alone because their trial still runs.
+    """
+    root = root.resolve()
+    undone = Undone()
+    trials: dict[str, list[Path]] = {}
+    num_used = 0
+    for folder, _, _ in os.walk(root):
+        for copy in copies_in(Path(folder)):
+            if is_used(copy):
+                num_used += 1
+            else:
+                trials.setdefault(copy.name, []).append(copy)
+    for copies in sorted(trials.values(), key=_newest, reverse=True):
+        _restore_trial(copies, root, was, undone)
+    return undone, num_used
+
+
+def stale_copies(folder: Path) -> list[Path]:
+    """Return the copies of journals in a folder whose trial does not run any more."""
+    return [path for path in copies_in(folder) if not is_used(path)]
+
+
+def _restore_trial(copies: Sequence[Path], root: Path, was: Path | None, undone: Undone) -> None:
+    until = _newest(copies) + SLACK_S
+    found = [(line, copy) for copy in copies for line in _lines(copy)]
+    found.sort(key=lambda pair: _time_of(pair[0]))
+    lines = [line for line, _ in found]
+
+    def moved(entry: Entry) -> Entry | None:
+        return _confined(entry, root, was)
+
+    left = set(_undo_all(lines, until, undone, lambda _: None, moved))
+    for copy in copies:
+        # Its folder may have another name by now; what was undone is not there a second time.
+        if not any(line in left for line, at in found if at == copy):
+            for path in (copy, *([] if copy.exists() else _same(copy, root))):
+                path.unlink(missing_ok=True)
+
+
+def _same(copy: Path, root: Path) -> Iterator[Path]:
+    for folder, _, names in os.walk(root):
+        if copy.name in names:
+            yield Path(folder, copy.name)
+
+
+def _confined(entry: Entry, root: Path, was: Path | None) -> Entry | None:
+    """Return the entry with the paths of now; None where one of them is not below the folder."""
+    paths = [entry.path] if entry.kind == "link" else [entry.path, entry.other or entry.path]
+    if was is not None:
+        paths = [
+            str(root) + p[len(str(was)) :] if is_at_or_below(p, str(was)) else p for p in paths
+        ]
+    for path in paths:
+        folder = os.path.realpath(Path(path).parent)
+        if not is_at_or_below(folder, str(root)) or Path(path).name in {"", ".", ".."}:
+            return None
+    other = entry.other if entry.kind == "link" else paths[1] if entry.other else None
+    return entry._replace(path=paths[0], other=other)
+
+
+def _undo_all(
+    lines: Sequence[bytes],
+    until: float,
+    undone: Undone,
+    cut: Callable[[int], None],
+    change: Callable[[Entry], Entry | None] = lambda entry: entry,
+) -> list[bytes]:
+    """Undo the lines, latest first; return those that failed, in their order."""
+    entries = [entry_of(line) for line in lines]
+    owned = _owned(entries)
+    left = []
+    for index in reversed(range(len(lines))):
+        entry = entries[index]
+        if entry is None:
+            # Half a line is of a change that was not done: its process ended before.
+            if lines[index].strip() and lines[index].endswith(b"\n"):
+                undone.kept.append(f"a line of the journal cannot be read: {lines[index][:60]!r}")
+        elif entry.kind in KINDS:
+            changed = change(entry)
+            if changed is None:
+                undone.failed.append(f"{entry.path} is outside the folder and was left alone")
+                left.append(lines[index])
+            elif not _undo_one(changed, owned.get(index), until, undone):
+                left.append(lines[index])
+        cut(index)
+    return left[::-1]
+
+
+def _undo_one(entry: Entry, owned: Owned | None, until: float, undone: Undone) -> bool:
+    place = Place(owned=owned, until=until, kept=undone.kept, spared=undone.spared)
+    try:
+        undo(entry, place)
+    except (OSError, ValueError, OverflowError) as error:
+        said = error.strerror if isinstance(error, OSError) else str(error)
+        where = f"; what was there before is {entry.other}" if entry.other else ""
+        undone.failed.append(f"{entry.path} could not be put back: {said}{where}")
+        return False
+    undone.num_entries += 1
+    return True
+
+
+def _owned(entries: Sequence[Entry | None]) -> Mapping[int, Owned]:
+    """Return, by entry, the inodes that the trial put at its path until the next entry on it."""
+    latest: dict[str, int] = {}
+    owned: dict[int, Owned] = {}
+    for index, entry in enumerate(entries):
+        if entry is None:
+            continue
+        if entry.kind == "made" and entry.path in latest:
+            owned.setdefault(latest[entry.path], set()).add(int(entry.number))
+        elif entry.kind == "gone" and entry.path in latest:
+            # The process may have ended before it removed that: then it is as it was.
+            owned[latest[entry.path]] = {(int(entry.number), int(entry.other or 0))}
+        elif entry.kind == "renamed" and entry.other is not None:
+            for path in [path for path in latest if is_at_or_below(path, entry.path)]:
+                latest[entry.other + path[len(entry.path) :]] = latest.pop(path)
+        elif entry.kind in KINDS:
+            latest[entry.path] = index
+    return owned
+
+
+def _folders(lines: Sequence[bytes]) -> set[str]:
+    """Return the folders with originals, by each name that a rename gave them or took from them."""
+    entries = [entry for line in lines if (entry := entry_of(line))]
+    folders = {str(Path(entry.path).parent) for entry in entries}
+    for entry in reversed(entries):
+        if entry.kind == "renamed" and entry.other:
+            now = [path for path in folders if is_at_or_below(path, entry.other)]
+            folders.update(entry.path + path[len(entry.other) :] for path in now)
+    return folders
+
+
+def _cut_from(journal: Path, lines: Sequence[bytes]) -> Callable[[int], None]:
+    """Return what cuts a journal off before a line."""
+    starts = [0]
+    for line in lines:
+        starts.append(starts[-1] + len(line))
+
+    def cut(index: int) -> None:
+        with contextlib.suppress(OSError):
+            os.truncate(journal, starts[index])
+
+    return cut
+
+
+def _lines(path: Path) -> list[bytes]:
+    with contextlib.suppress(OSError):
+        return path.read_bytes().splitlines(keepends=True)
+    return []
+
+
+def _time_of(line: bytes) -> int:
+    entry = entry_of(line)
+    return 0 if entry is None else entry.time
+
+
+def _last_sign(folder: Path) -> float:
+    times = [0.0]
+    for path in folder.iterdir():
+        with contextlib.suppress(OSError):
+            times.append(path.stat().st_mtime)
+    return max(times)
+
+
+def _newest(copies: Sequence[Path]) -> float:
+    times = [0.0]
+    for copy in copies:
+        with contextlib.suppress(OSError):
+            times.append(copy.stat().st_mtime)
+    return max(times)

@@ -1,0 +1,391 @@
+"""Run a workload once in a child process, under a supervisor, and return how that ended."""
+
+import contextlib
+import importlib.util
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from flatout.agent.bootstrap import SPEC_VARIABLE
+from flatout.agent.events import ELSEWHERE, EMPTY
+from flatout.agent.journal_file import FAILED_NAME
+from flatout.agent.processes import kill_descendants, kill_started_with
+from flatout.launch import trial_folders as jobs
+from flatout.launch.overlay import can_overlay
+from flatout.launch.rollback import Undone, rollback
+from flatout.launch.supervisor import RESERVE
+from flatout.launch.trial_folders import (
+    changed_files,
+    hold_working_folder,
+    is_supervised,
+    list_files,
+    make_trial_folder,
+    user_name,
+)
+from flatout.records.errors import UserError
+from flatout.records.files import SOURCE, private_folder, with_boot
+from flatout.records.secrets import hide_in_text
+from flatout.records.trial import Workload
+
+SUPERVISE = (
+    "import sys; sys.path.append(sys.argv.pop(1)); from flatout.launch import supervisor; "
+    "sys.exit(supervisor.main(sys.argv))"
+)
+"""What the supervisor runs: nothing that is installed, or in the user's folder, comes before the
+standard library that it needs."""
+MAX_LOG_CHARACTERS = 20_000
+"""The end of a script's output that is looked at."""
+TRACE = "memory-"
+"""What the folders of traces of memory begin with; `spec.json` there says whose it is."""
+SILENCED = {
+    "WANDB_MODE": "disabled",
+    "COMET_MODE": "disabled",
+    "CLEARML_OFFLINE_MODE": "1",
+    "NEPTUNE_MODE": "debug",
+    "MLFLOW_ENABLE_ASYNC_LOGGING": "false",
+    "SWANLAB_MODE": "disabled",
+}
+"""Trackers are off in trials: a trial is not a run of the user's."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessOptions:
+    """How one child process is run."""
+
+    entry: str
+    """Dotted module whose `install(spec)` runs in the child once torch is imported."""
+    child: Mapping[str, Any] = field(default_factory=dict)
+    """Passed on to `install`, beside the keys that this module adds."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """The whole environment of the child, before the keys that this module adds."""
+    limit_s: float = 300.0
+    """Wall time after which the child is ended."""
+    hang_s: float = 120.0
+    """Time without any sign of training after which the child counts as hung."""
+    seed: int | None = 0
+    """Seeds Python, numpy and torch before the script's own code; None leaves them alone."""
+    is_protected: bool = True
+    """Whether the script's writes are thrown away."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ending:
+    """How one child process ended, as raw facts."""
+
+    why: str
+    """`ended`, `limit`, `hang`, `result` (a child of the script trained), `unrecorded` (a change
+    could not be noted, so it was not done) or `parent gone`."""
+    exit_code: int | None
+    results: tuple[Mapping[str, Any], ...]
+    """What the training processes wrote, the one with the most steps first."""
+    log: str
+    """Last output of the script."""
+    wall_s: float
+    error: str = ""
+    """Of an ending with `unrecorded`: why a change could not be noted for undoing."""
+    undone: int = 0
+    kept: tuple[str, ...] = ()
+    """What differs from before the trial because another program was at work, one line each."""
+    orphans: int = 0
+    is_overlaid: bool = False
+    changed_files: tuple[str, ...] = ()
+    waits_for_batch: bool = False
+    """Of a hang: whether the loop was waiting for its loader."""
+    stuck: tuple[str, ...] = ()
+    """Of a hang: the processes below the script's and what they waited in."""
+    trains_elsewhere: bool = False
+    """Whether a thread other than a process's main one trained, which nobody listens to."""
+    empty_loader: Mapping[str, Any] | None = None
+    """What a loader was asked that ended without having given a batch; None without one."""
+    exhaustion: Mapping[str, Any] | None = None
+    """What held the memory when there was no more; None where that was not seen."""
+
+
+def run_process(workload: Workload, options: ProcessOptions, keep: Path | None = None) -> Ending:
+    """Run the workload in a supervised child and return its ending.
+
+    Everything below the child is gone when this returns, and on an exception too. Files that the
+    child left under the names in `child["keep"]` are moved to the folder `keep`.
+    """
+    is_free = not options.is_protected or SPEC_VARIABLE in os.environ
+    with hold_working_folder(workload.folder, scratch_root(), is_free=is_free) as lock:
+        return _run_alone(workload, options, keep, lock)
+
+
+def _run_alone(
+    workload: Workload, options: ProcessOptions, keep: Path | None, lock: int | None
+) -> Ending:
+    folder = make_trial_folder(scratch_root())
+    jobs.announce(folder, options.child.get("mode", "trial"), workload.command_line)
+    before = list_files(workload.folder) if options.is_protected else None
+    life_line, our_end = os.pipe()
+    supervisor: subprocess.Popen[bytes] | None = None
+    try:
+        spec = _supervisor_spec(workload, options, folder, life_line) | {"lock": lock}
+        spec_path = folder / "supervisor.json"
+        # Without a name: it holds the user's secrets, and a killed flatout leaves files.
+        with tempfile.TemporaryFile("w+", encoding="utf-8", dir=folder) as environment:
+            json.dump(spec.pop("environment"), environment)
+            environment.seek(0)
+            spec_path.write_text(json.dumps(spec), encoding="utf-8")
+            supervisor = subprocess.Popen(
+                [sys.executable, "-I", "-S", "-c", SUPERVISE, str(SOURCE), str(spec_path)],
+                env={"PATH": os.environ.get("PATH", os.defpath)},
+                stdin=environment,
+                pass_fds=(life_line,) if lock is None else (life_line, lock),
+                start_new_session=True,
+            )
+        supervisor.wait()
+        ending = _read_ending(folder)
+        _keep(folder, options.child.get("keep", ()), keep)
+    finally:
+        os.close(our_end)
+        os.close(life_line)
+        if supervisor is not None:
+            _end(supervisor)
+            if not (folder / "ending.json").exists():
+                for line in _undo(folder).differences:  # the supervisor was killed
+                    sys.stderr.write(f"flatout: {line}\n")
+        _discard(folder)
+    changed = changed_files(before, workload.folder) if options.is_protected else ()
+    for line in ending["kept"]:
+        sys.stderr.write(f"flatout: {line}\n")
+    return Ending(**ending, changed_files=changed)
+
+
+def scratch_root() -> Path:
+    """Return the folder for trials, created; on a disk, private, not inside the user's folders.
+
+    Raises:
+        UserError: where no folder can be written, or the one there is not this user's alone.
+    """
+    spare = Path(tempfile.gettempdir()) / f"flatout-{os.getuid()}"
+    for candidate in (*_cache_folders(), spare):
+        with contextlib.suppress(OSError):
+            return private_folder(candidate)
+    raise UserError("no folder for trials: make ~/.cache writable, or set XDG_CACHE_HOME")
+
+
+def _cache_folders() -> list[Path]:
+    """Return the user's cache folder, if any: a relative one would lie in the user's project."""
+    named = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    if named.is_absolute():
+        return [named / "flatout"]
+    with contextlib.suppress(RuntimeError):  # neither HOME nor an entry for this user
+        return [Path.home() / ".cache" / "flatout"]
+    return []
+
+
+def byte_code(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables with which a trial leaves no byte code among the user's files.
+
+    Where torch was installed without byte code, importing it compiles thousands of files: the
+    first trial keeps what it compiled in the scratch folder, the later ones start seconds sooner.
+    """
+    torch = importlib.util.find_spec("torch")
+    kept = importlib.util.cache_from_source(torch.origin) if torch and torch.origin else ""
+    if Path(kept).exists() or environment.get("PYTHONPYCACHEPREFIX"):
+        return {"PYTHONDONTWRITEBYTECODE": "1"}
+    # The user's variable would forbid to write there too; empty, it forbids nothing.
+    folder = str(scratch_root() / "bytecode")
+    return {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": folder}
+
+
+def mend_leftovers() -> int:
+    """Roll back trials and traces that were killed; return how many there were."""
+    mended = 0
+    root = scratch_root()
+    jobs.forget_ended(root)
+    for path in (*root.glob("trial-*/supervisor.json"), *root.glob(f"{TRACE}*/spec.json")):
+        with contextlib.suppress(OSError, ValueError, KeyError):  # another version's may lack some
+            folder, facts = path.parent, json.loads(path.read_text(encoding="utf-8"))
+            if "owner" in facts and jobs.has_ended(facts) and not is_supervised(folder):
+                undone = _undo(folder, ended=False)
+                mended += bool(undone.num_entries)
+                for line in undone.differences:
+                    sys.stderr.write(f"flatout: {line}\n")
+                _discard(folder)
+    return mended
+
+
+def command_of(workload: Workload) -> list[str]:
+    """Return the argv that runs the workload, exactly as a user would."""
+    if workload.is_task:
+        return [workload.python, "-m", "flatout.agent.task_runner", workload.target]
+    if workload.target.startswith("-m "):
+        return [workload.python, "-m", workload.target[3:], *workload.arguments]
+    return [workload.python, workload.target, *workload.arguments]
+
+
+def armed_environment(environment: Mapping[str, str], child_spec: Path) -> dict[str, str]:
+    """Return the environment in which a Python of the script's is armed."""
+    return {**with_boot(environment), SPEC_VARIABLE: str(child_spec)}
+
+
+def _supervisor_spec(
+    workload: Workload, options: ProcessOptions, folder: Path, life_line: int
+) -> dict[str, Any]:
+    child_spec = folder / "child.json"
+    environment = dict(options.environment)
+    if options.is_protected:
+        environment |= SILENCED | byte_code(environment)
+        environment["MLFLOW_TRACKING_URI"] = (folder / "mlflow").as_uri()
+    if options.seed is not None:
+        environment.setdefault("PYTHONHASHSEED", str(options.seed))
+    cwd = workload.folder.resolve()
+    return {
+        **jobs.owner(),
+        "argv": command_of(workload),
+        "cwd": str(cwd),
+        "folder": str(folder),
+        "child_spec": str(child_spec),
+        "environment": armed_environment(environment, child_spec),
+        "limit_s": options.limit_s,
+        "hang_s": options.hang_s,
+        "life_line": life_line,
+        "terminal": _terminal_size(),
+        "overlay": options.is_protected and can_overlay(cwd, folder),
+        "child": {
+            **options.child,
+            "entry": options.entry,
+            "folder": str(folder),
+            "prefix": sys.prefix,
+            "seed": options.seed,
+            "descendants_end": True,
+            "undo": str(folder) if options.is_protected else None,
+            "not_journaled": not_journaled(environment),
+        },
+    }
+
+
+def _terminal_size() -> tuple[int, int] | None:
+    """Return lines and columns of the terminal the user types at, None where there is none."""
+    try:
+        size = os.get_terminal_size(sys.stdin.fileno())
+    except (OSError, ValueError, AttributeError):
+        return None  # redirected, closed, or replaced by a test
+    return size.lines, size.columns
+
+
+def not_journaled(environment: Mapping[str, str]) -> list[str]:
+    """Return the folders whose content is nobody's: devices, caches, temporary files.
+
+    Memory in /dev/shm is among them: each process would copy what others made there for a batch.
+    """
+    named = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "HF_HOME", "TORCH_HOME", "TMPDIR")
+    return [
+        *("/dev", "/proc", "/sys"),
+        str(scratch_root()),
+        str(environment.get("XDG_CACHE_HOME") or Path.home() / ".cache"),
+        str(Path(tempfile.gettempdir()) / f"torchinductor_{user_name()}"),
+        # Triton's own: rolled back, every kernel would be compiled and tuned anew in each trial.
+        str(Path(environment.get("TRITON_HOME") or Path.home()) / ".triton"),
+        *(environment[name] for name in named if environment.get(name)),
+    ]
+
+
+def _read_ending(folder: Path) -> dict[str, Any]:
+    try:
+        ending = json.loads((folder / "ending.json").read_text(encoding="utf-8"))
+    except OSError:
+        ending = {"why": "limit", "exit_code": None, "wall_s": 0.0}
+    results = _results(folder)
+    results.sort(key=lambda result: -len(result.get("segments", ())))
+    log = folder / "log"
+    return {
+        "why": ending.get("why", "limit"),
+        "exit_code": ending.get("exit_code"),
+        "wall_s": ending["wall_s"],
+        "error": ending.get("error", ""),
+        "undone": ending.get("undone", 0),
+        "kept": tuple(ending.get("kept", ())),
+        "orphans": ending.get("orphans", 0),
+        "is_overlaid": ending.get("is_overlaid", False),
+        "waits_for_batch": ending.get("waits_for_batch", False),
+        "stuck": tuple(ending.get("stuck", ())),
+        "results": tuple(results),
+        "trains_elsewhere": find_noted(folder, ELSEWHERE) is not None,
+        "empty_loader": find_noted(folder, EMPTY),
+        "exhaustion": find_noted(folder, "oom"),
+        "log": last_output(log),
+    }
+
+
+def last_output(log: Path) -> str:
+    """Return the end of a script's output, with secrets hidden; empty without any."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - MAX_LOG_CHARACTERS))
+            text = file.read(MAX_LOG_CHARACTERS).decode("utf-8", errors="replace")
+    except OSError:
+        return ""
+    return hide_in_text(text)
+
+
+def _results(folder: Path) -> list[dict[str, Any]]:
+    """Return what the training processes wrote; of a killed one what it had written by then."""
+    done = {p.stem.partition("-")[2]: p for p in folder.glob("result-*.json")}
+    known = {p.stem.partition("-")[2]: p for p in folder.glob("partial-*.json")} | done
+    return [json.loads(path.read_text(encoding="utf-8")) for path in known.values()]
+
+
+def find_noted(folder: Path, name: str) -> dict[str, Any] | None:
+    """Return what a training process noted under a name; of several the first that did."""
+    noted = sorted(folder.glob(f"{name}-*.json"), key=lambda path: path.stat().st_mtime)
+    for path in noted:
+        plain: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        return plain
+    return None
+
+
+def _keep(folder: Path, names: Sequence[str], keep: Path | None) -> None:
+    if keep is None:
+        return
+    for name in names:
+        for found in folder.glob(name):
+            shutil.move(found, keep / found.name)
+
+
+def _end(supervisor: "subprocess.Popen[bytes]") -> None:
+    """Let the supervisor clean up; kill what is left if it does not."""
+    if supervisor.poll() is not None:
+        return
+    supervisor.send_signal(signal.SIGTERM)
+    try:
+        supervisor.wait(timeout=15)
+    except subprocess.TimeoutExpired:
+        kill_descendants(supervisor.pid)
+        supervisor.kill()
+        supervisor.wait()
+
+
+def _undo(folder: Path, *, ended: bool = True) -> Undone:
+    """Do what a killed supervisor left undone: end the trial's processes, and roll back.
+
+    The kernel has ended what main threads started; what others did is known by its environment.
+    """
+    kill_started_with(SPEC_VARIABLE, str(folder / "child.json"))
+    (folder / RESERVE).unlink(missing_ok=True)
+    return rollback(folder, ended=ended)
+
+
+def _discard(folder: Path) -> None:
+    """Remove the trial's folder; overlay leaves a work folder without permissions.
+
+    It stays while something could not be put back: the next flatout tries again.
+    """
+    if (folder / FAILED_NAME).exists():
+        return
+    work = folder / "work"
+    for path in (work / "work", work):
+        with contextlib.suppress(OSError):
+            path.chmod(0o700)
+    shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,118 @@
+"""From what the user typed to a Workload, with refusals that name what was meant."""
+
+import ast
+import difflib
+import sys
+from collections.abc import Iterator, Sequence
+from importlib.machinery import PathFinder
+from pathlib import Path
+
+from flatout.agent.bootstrap import find_module
+from flatout.records.errors import UserError, unknown
+from flatout.records.trial import Workload
+
+MODULE = "-m"
+
+
+def parse_workload(target: str, arguments: Sequence[str]) -> Workload:
+    """Return the workload: a script, `file.py:name` for a Task, or `-m` with a module first.
+
+    Args:
+        target: What stands where the script stands.
+        arguments: Everything after it, untouched.
+
+    Raises:
+        UserError: if there is no such script, module or Task, or it cannot be run.
+    """
+    if target == MODULE:
+        return _module(arguments)
+    path, colon, name = target.rpartition(":")
+    if colon and name.isidentifier() and not Path(target).exists():
+        return _task(Path(path), name, arguments)
+    _check_script(Path(target))
+    if target.startswith("-"):
+        target = f"./{target}"  # Python takes a script called -c.py for its option -c
+    return Workload(target=target, arguments=tuple(arguments), python=sys.executable)
+
+
+def _module(arguments: Sequence[str]) -> Workload:
+    if not arguments:
+        raise UserError("-m needs the name of a module, as in: flatout measure -m package.train")
+    name, *rest = arguments
+    top = name.partition(".")[0]
+    # As `python -m`: the working directory comes first. Nothing of the user's is imported.
+    here = PathFinder.find_spec(top, [str(Path.cwd()), *sys.path])
+    if here is None and find_module(top) is None:
+        raise UserError(
+            f"there is no module {name} here; start flatout in the folder that holds {top}, "
+            "or give the script's path"
+        )
+    return Workload(target=f"{MODULE} {name}", arguments=tuple(rest), python=sys.executable)
+
+
+def _task(path: Path, name: str, arguments: Sequence[str]) -> Workload:
+    _check_script(path)
+    if arguments:
+        raise UserError(
+            f"a Task takes no arguments, {' '.join(arguments)!r} was given; "
+            f"set them in {path}, where {name} is made"
+        )
+    known = _top_level_names(path)
+    if name not in known and "*" not in known:
+        raise UserError(f"{path}: {unknown('Task', name, known)}")
+    return Workload(target=f"{path}:{name}", python=sys.executable, is_task=True)
+
+
+def _check_script(path: Path) -> None:
+    if path.is_dir():
+        raise UserError(f"{path} is a folder, not a script{_instead(path)}")
+    if not path.exists():
+        raise UserError(f"there is no script {path}{_instead(path.parent, path.name)}")
+    try:
+        with path.open("rb") as stream:
+            start = stream.readline(256)
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror or error}") from error
+    is_python = path.suffix in (".py", ".pyw") or (start.startswith(b"#!") and b"python" in start)
+    if not is_python:
+        raise UserError(
+            f"{path} is not a Python script: its name does not end in .py and it does not start "
+            f"with a #! line for python{_instead(path.parent, path.name)}"
+        )
+
+
+def _instead(folder: Path, wanted: str = "train.py") -> str:
+    """Return the hint that names the nearest script in a folder; empty where there is none."""
+    scripts = sorted(item.name for item in _scripts(folder))
+    if not scripts:
+        return f"; there is no .py file in {folder}" if folder.is_dir() else ""
+    nearest = difflib.get_close_matches(wanted, scripts, n=1, cutoff=0.0)[0]
+    return f"; did you mean {folder / nearest}?"
+
+
+def _scripts(folder: Path) -> Iterator[Path]:
+    try:
+        yield from (item for item in folder.iterdir() if item.suffix == ".py" and item.is_file())
+    except OSError:
+        return
+
+
+def _top_level_names(path: Path) -> set[str]:
+    """Return the names a module binds at its top; `*` stands for a star import."""
+    try:
+        tree = ast.parse(path.read_bytes(), filename=str(path))
+    except SyntaxError as error:
+        raise UserError(
+            f"{path}, line {error.lineno}: {error.msg}; mend it until 'python {path}' starts"
+        ) from error
+    names: set[str] = set()
+    for statement in tree.body:
+        if isinstance(statement, ast.FunctionDef | ast.ClassDef):
+            names.add(statement.name)
+            continue
+        for node in ast.walk(statement):
+            if isinstance(node, ast.alias):
+                names.add(node.asname or node.name.partition(".")[0])
+            elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+                names.add(node.id)
+    return names

@@ -1,1 +1,0 @@
-"""The memory model: what a training step allocates, and what an allocator makes of it."""

@@ -1,0 +1,1 @@
+"""Memory before the run: trace, simulated GPU, simulated allocator, what fits."""

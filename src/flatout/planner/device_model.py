@@ -1,0 +1,84 @@
+"""What a plan stands on: the device, what it takes beside tensors, and how far to trust a trace."""
+
+from dataclasses import dataclass
+
+from flatout.hardware.catalogue import GpuModel
+from flatout.planner.allocator_settings import AllocatorSettings
+from flatout.planner.stream import MemoryStream
+from flatout.planner.workspaces import Calibration
+from flatout.records.plan import Amount, Source
+
+DEFAULT = AllocatorSettings()
+MARGINS = {"real": 0.0, "cuda_fake": 0.01, "virtual_cuda": 0.01, "cpu_fake": 0.05}
+"""Error of a trace that is allowed for until one was measured on the GPU: what is aimed at for a
+GPU's operators, five times as much where the host's stand in. Chosen, not measured."""
+REACHED_HALF, REACHED_FULL = 0.4, 0.8
+"""Shares of the arithmetic peak that a step is taken to reach, on tensor cores and without them.
+Chosen; they cancel in most ratios."""
+PASSES = 3
+"""Times that a tensor passes the memory: written once, read by what follows and by backward."""
+HALF = ("bfloat16", "float16")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ground:
+    """A device to plan for."""
+
+    gpu: GpuModel
+    calibration: Calibration
+    settings: AllocatorSettings = DEFAULT
+    gpus: int = 1
+
+    @property
+    def outside(self) -> Amount:
+        """What lies outside the allocator: the context and, with several GPUs, NCCL."""
+        parts = [self.calibration.context]
+        parts += [self.calibration.nccl] if self.gpus > 1 else []
+        sources = {part.source for part in parts}
+        return Amount(
+            bytes=sum(part.bytes for part in parts),
+            source=Source.ASSUMED if Source.ASSUMED in sources else Source.CALIBRATED,
+            low=sum(part.bytes if part.low is None else part.low for part in parts),
+            high=sum(part.bytes if part.high is None else part.high for part in parts),
+        )
+
+    def margin(self, stream: MemoryStream) -> float:
+        """Return the relative error that a trace of this kind may have."""
+        if self.calibration.trace_error is not None and stream.method != "cpu_fake":
+            return abs(self.calibration.trace_error)
+        return MARGINS.get(stream.method, MARGINS["cpu_fake"])
+
+    def limit(self, stream: MemoryStream) -> int:
+        """Return what the allocator may take at most, so that it fits even if all errs upwards."""
+        room = self.gpu.memory_bytes - (self.outside.high or self.outside.bytes)
+        return max(0, int(room / (1 + self.margin(stream))))
+
+    def step_s(self, stream: MemoryStream) -> float:
+        """Return about how long a step takes: its arithmetic, and its tensors' way to memory."""
+        return stream.model_flops / self.flops_per_s(stream) + self.traffic_s(_made(stream))
+
+    def flops_per_s(self, stream: MemoryStream) -> float:
+        """Return the arithmetic that is reached in the precision of the step."""
+        return self.half_flops_per_s if is_half(stream) else REACHED_FULL * self.gpu.fp32_flops
+
+    @property
+    def half_flops_per_s(self) -> float:
+        """What is reached in half precision."""
+        return REACHED_HALF * self.gpu.bf16_flops
+
+    def traffic_s(self, count: int) -> float:
+        """Return how long it takes to write and read these bytes."""
+        return PASSES * count / self.gpu.bandwidth
+
+
+def is_half(stream: MemoryStream) -> bool:
+    """Tell whether most bytes that products make are of half precision."""
+    made = [a for a in stream.allocations if "mm" in a.operator or "convolution" in a.operator]
+    half = sum(a.size for a in made if a.dtype in HALF)
+    return 2 * half > sum(a.size for a in made)
+
+
+def _made(stream: MemoryStream) -> int:
+    """Return the bytes of everything that the last step makes."""
+    last = stream.steps - 1
+    return sum(a.size for a in stream.allocations if a.step == last)

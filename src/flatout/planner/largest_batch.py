@@ -1,0 +1,268 @@
+"""The largest batch that fits, and how to keep the global batch with smaller ones.
+
+From two traces to any batch: every size is a constant plus so much a sample.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from flatout.planner.allocator_settings import AllocatorSettings
+from flatout.planner.replay import Replay, replay
+from flatout.planner.stream import Allocation, MemoryStream, NotSteadyError, repeated
+from flatout.records.plan import MAX_BATCH, LargestBatch
+
+
+class NotAffineError(Exception):
+    """The two traces are not those of one computation at two batch sizes; says why."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Affine:
+    """A stream whose sizes are known at every batch."""
+
+    stream: MemoryStream
+    """At `batch`."""
+    batch: int
+    slopes: tuple[int, ...]
+    """Bytes a further sample adds to each allocation."""
+    growth: tuple[tuple[int, ...], ...]
+    """What a further sample adds to each dim of each allocation's shape."""
+
+    def at(self, batch: int) -> MemoryStream:
+        """Return the stream at another batch."""
+        more = batch - self.batch
+        allocations = tuple(
+            _grown(allocation, slope, growth, more)
+            for allocation, slope, growth in zip(
+                self.stream.allocations, self.slopes, self.growth, strict=True
+            )
+        )
+        flops = self.stream.model_flops * batch / self.batch
+        return replace(self.stream, allocations=allocations, batch=batch, model_flops=flops)
+
+    @property
+    def bytes_per_sample(self) -> int:
+        """Growth of all allocations together; 0 where the batch changes nothing."""
+        return sum(self.slopes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """What an extrapolated stream has other than a traced one."""
+
+    count: int
+    """Allocations of another size."""
+    bytes: int
+    """Largest difference among them."""
+    total: int
+    """Allocations compared."""
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether no allocation differs."""
+        return self.count == 0
+
+
+def affine(first: MemoryStream, second: MemoryStream) -> Affine:
+    """Return the stream at every batch, from traces at two.
+
+    Frees come in another order now and then, because autograd has a thread of its own: births
+    alone are compared, and the order of the first trace is kept.
+
+    Raises:
+        NotAffineError: if the traces differ in more than sizes, or sizes not by whole bytes.
+    """
+    one, other = _batches(first, second)
+    pairs = _matched(first, second)
+    step = other - one
+    slopes, growth = [], []
+    for before, after in pairs:
+        slope, rest = divmod(after.size - before.size, step)
+        if rest:
+            raise NotAffineError(
+                f"{before.operator or 'an allocation'} has {before.size} bytes at a batch of {one} "
+                f"and {after.size} at {other}: no whole number a sample"
+            )
+        slopes.append(slope)
+        growth.append(
+            tuple((b - a) // step for a, b in zip(before.shape, after.shape, strict=False))
+        )
+    return Affine(stream=first, batch=one, slopes=tuple(slopes), growth=tuple(growth))
+
+
+def difference(expected: MemoryStream, traced: MemoryStream) -> Difference:
+    """Return what an extrapolated stream has other than the traced one at that batch.
+
+    Raises:
+        NotAffineError: if they do not even hold the same allocations.
+    """
+    pairs = _matched(expected, traced)
+    off = [abs(a.size - b.size) for a, b in pairs if a.size != b.size]
+    return Difference(count=len(off), bytes=max(off, default=0), total=len(pairs))
+
+
+def _grown(allocation: Allocation, slope: int, growth: Sequence[int], more: int) -> Allocation:
+    if not slope or not more:
+        return allocation
+    shape = tuple(dim + by * more for dim, by in zip(allocation.shape, growth, strict=False))
+    # By hand, at half the time of `replace`: a search makes hundreds of thousands of them.
+    return Allocation(
+        size=max(0, allocation.size + slope * more),
+        component=allocation.component,
+        phase=allocation.phase,
+        step=allocation.step,
+        operator=allocation.operator,
+        module=allocation.module,
+        line=allocation.line,
+        shape=shape,
+        dtype=allocation.dtype,
+        stream=allocation.stream,
+        used_on=allocation.used_on,
+    )
+
+
+def _batches(first: MemoryStream, second: MemoryStream) -> tuple[int, int]:
+    if first.batch is None or second.batch is None or first.batch == second.batch:
+        raise NotAffineError("two traces with different, known batches are needed")
+    return first.batch, second.batch
+
+
+def _matched(first: MemoryStream, second: MemoryStream) -> list[tuple[Allocation, Allocation]]:
+    pairs = list(zip(first.allocations, second.allocations, strict=False))
+    for number, (one, other) in enumerate(pairs):
+        if (one.operator, one.phase, one.step) != (other.operator, other.phase, other.step):
+            raise NotAffineError(
+                f"allocation {number} is of {one.operator or 'setup'} in one trace "
+                f"and of {other.operator or 'setup'} in the other"
+            )
+    if len(first.allocations) != len(second.allocations):
+        raise NotAffineError(
+            f"one trace has {len(first.allocations)} allocations, the other "
+            f"{len(second.allocations)}"
+        )
+    return pairs
+
+
+MORE_STEPS = 2
+"""Steps played after the traced ones: fragmentation shows from the third on, if at all."""
+
+TOO_MUCH = Replay(peak_allocated=0, peak_reserved=0, peak_at=0, retries_by_step=(), full_at=0)
+"""Stands for the replay of what cannot fit by its tensors alone."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Accumulation:
+    """A global batch in equal micro-batches."""
+
+    micro_batch: int
+    steps: int
+
+
+def steady_replay(
+    stream: MemoryStream, settings: AllocatorSettings, capacity: int | None
+) -> Replay:
+    """Return the replay of the stream with a few more steps, where its last can be repeated."""
+    try:
+        stream = repeated(stream, MORE_STEPS)
+    except NotSteadyError:
+        return replay(stream, settings, capacity=capacity)
+    return replay(stream, settings, capacity=capacity)
+
+
+def largest_batch(
+    at: Callable[[int], MemoryStream],
+    capacity: int,
+    settings: AllocatorSettings,
+    *,
+    most: int = MAX_BATCH,
+) -> LargestBatch:
+    """Return the largest batches that fit, without and with the allocator's retries.
+
+    Args:
+        at: the stream at a batch.
+        capacity: bytes that the allocator may take of the device.
+        settings: the allocator's.
+        most: no larger batch is tried.
+    """
+    played = _remembered(at, capacity, settings)
+    with_retries = _search(lambda batch: played(batch).fits, guessed_batch(at, capacity), most)
+    without = _search(lambda batch: _is_steady(played(batch)), with_retries, with_retries)
+    return LargestBatch(without_retries=without or None, with_retries=with_retries or None)
+
+
+def largest_steady_batch(
+    at: Callable[[int], MemoryStream], capacity: int, settings: AllocatorSettings
+) -> int | None:
+    """Return the largest batch that fits without retries, None where not even one sample does."""
+    played = _remembered(at, capacity, settings)
+    found = _search(lambda batch: _is_steady(played(batch)), guessed_batch(at, capacity), MAX_BATCH)
+    return found or None
+
+
+def guessed_batch(at: Callable[[int], MemoryStream], capacity: int) -> int:
+    """Return about how many samples fit, from what is alive at two batches."""
+    few, many = (max(at(batch).alive(), default=0) for batch in (8, 16))
+    slope = (many - few) / 8
+    if slope <= 0:
+        return 1
+    return max(1, min(MAX_BATCH, int(8 + (capacity - few) / slope)))
+
+
+def accumulation(global_batch: int, largest: int) -> Accumulation | None:
+    """Return the fewest equal micro-batches of at most `largest` samples; None if one is too many.
+
+    >>> accumulation(64, 24)
+    Accumulation(micro_batch=16, steps=4)
+    >>> accumulation(64, 100)
+    Accumulation(micro_batch=64, steps=1)
+    """
+    for micro_batch in range(min(global_batch, largest), 0, -1):
+        if global_batch % micro_batch == 0:
+            return Accumulation(micro_batch=micro_batch, steps=global_batch // micro_batch)
+    return None
+
+
+def _is_steady(played: Replay) -> bool:
+    return played.fits and not played.steady_retries
+
+
+def _remembered(
+    at: Callable[[int], MemoryStream], capacity: int, settings: AllocatorSettings
+) -> Callable[[int], Replay]:
+    seen: dict[int, Replay] = {}
+
+    def played(batch: int) -> Replay:
+        if batch not in seen:
+            stream = at(batch)
+            # What is asked for is already too much: no need to play where it lies.
+            is_hopeless = max(stream.alive(), default=0) > capacity
+            seen[batch] = TOO_MUCH if is_hopeless else steady_replay(stream, settings, capacity)
+        return seen[batch]
+
+    return played
+
+
+def _search(works: Callable[[int], bool], guess: int, most: int) -> int:
+    """Return the largest number that works; 0 if not even 1 does. What works below is assumed.
+
+    The search widens from the guess, so that a good one costs a few tries only.
+    """
+    if most < 1:
+        return 0
+    low, high = 0, most + 1
+    number, stride = min(max(guess, 1), most), 1
+    while low < number < high:
+        if works(number):
+            low, number = number, number + max(stride, number // 64)
+        else:
+            high, number = number, number - max(stride, number // 64)
+        stride *= 2
+        if low and high <= most:
+            break
+    while high - low > 1:
+        middle = (low + high) // 2
+        if works(middle):
+            low = middle
+        else:
+            high = middle
+    return low

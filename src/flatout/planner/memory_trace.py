@@ -1,0 +1,251 @@
+"""Trace the memory of a workload in a process of its own: nothing trained, nothing written.
+
+    with open_tracer("task.py:task") as trace:
+        stream = trace(TraceRequest(batch=8))
+
+The process stays between the requests, so that torch is imported once. A script is another matter:
+each request runs it anew, to the end of its second step.
+"""
+
+import contextlib
+import json
+import os
+import select
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from flatout.launch import trial_folders
+from flatout.launch.rollback import rollback
+from flatout.launch.trial_process import TRACE, byte_code, last_output, not_journaled, scratch_root
+from flatout.launch.workloads import parse_workload
+from flatout.planner.stream import MemoryStream, stream_from_json
+from flatout.planner.tracing.script import ScriptTracer
+from flatout.records.errors import UserError
+from flatout.records.files import module_command, with_boot
+from flatout.records.recipe import Recipe
+from flatout.records.trial import Workload
+
+CHILD = "flatout.planner.tracing.child"
+HF = "hf:"
+"""Before the path of a transformers configuration."""
+LIMIT_S = 300.0
+"""A trace takes seconds; what takes longer reads its data for real, or hangs."""
+END_S = 5.0
+"""How long a tracing process may take to end."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceRequest:
+    """What is traced of a target."""
+
+    batch: int | None = None
+    """Samples of a micro-batch; None takes the target's own number."""
+    recipe: Recipe = Recipe()
+    """Techniques that the training runs with."""
+    device: str = "cuda"
+    """`cuda`, there or not, or `cpu`."""
+    steps: int = 2
+    capability: tuple[int, int] = (9, 0)
+    """Compute capability of the device that is planned for."""
+    ranks: int = 1
+    """Processes of a script that torchrun would start; the traced one is the first."""
+    limit_s: float = LIMIT_S
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a plain JSON mapping."""
+        return {
+            "batch": self.batch,
+            "recipe": self.recipe.to_json(),
+            "device": self.device,
+            "steps": self.steps,
+            "capability": list(self.capability),
+        }
+
+
+Trace = Callable[[TraceRequest], MemoryStream]
+
+
+def trace_memory(
+    target: str, arguments: Sequence[str] = (), request: TraceRequest = TraceRequest()
+) -> MemoryStream:
+    """Return the allocations of a target's first steps; see `open_tracer`."""
+    with open_tracer(target, arguments) as trace:
+        return trace(request)
+
+
+@contextlib.contextmanager
+def open_tracer(
+    target: str, arguments: Sequence[str] = (), environment: Mapping[str, str] = os.environ
+) -> Iterator[Trace]:
+    """Return the function that traces a target, as often as it is asked.
+
+    Args:
+        target: A script, `file.py:name` of a Task, a Subject or a function that returns one, or
+            `hf:` and the path of a transformers configuration.
+        arguments: Of a script its own; of a configuration `sequence=1024` and its like.
+        environment: Of the tracing process. Without a visible device in it the GPU is simulated.
+
+    Raises:
+        UserError: if there is no such target.
+    """
+    if target.startswith(HF):
+        workload = Workload(target=target, arguments=tuple(arguments), python=sys.executable)
+    else:
+        workload = parse_workload(target, arguments)
+    if not (workload.is_task or target.startswith(HF)):
+        script = ScriptTracer(workload, environment)
+        yield lambda request: script.trace(_checked(request))
+        return
+    with _Process(workload, environment) as process:
+        yield process.trace
+
+
+def _checked(request: TraceRequest) -> TraceRequest:
+    """Return the request.
+
+    Raises:
+        UserError: if its numbers make no sense.
+    """
+    for name, value in (("batch", request.batch), ("steps", request.steps)):
+        if value is not None and (type(value) is not int or value < 1):
+            raise UserError(f"{name} {value!r} cannot be traced; give a whole number > 0")
+    if request.device not in ("cuda", "cpu"):
+        raise UserError(f"device {request.device!r} cannot be traced; give cuda or cpu")
+    return request
+
+
+class _Process:
+    """A tracing process, started when it is first needed and again after it died."""
+
+    def __init__(self, workload: Workload, environment: Mapping[str, str]) -> None:
+        self.workload = workload
+        self.environment = environment
+        self.child: subprocess.Popen[str] | None = None
+        self.replies = -1
+
+    def __enter__(self) -> "_Process":
+        self.folder = Path(tempfile.mkdtemp(prefix=TRACE, dir=scratch_root()))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+        undone = rollback(self.folder)
+        for line in undone.differences:
+            sys.stderr.write(f"flatout: {line}\n")
+        if not undone.failed:
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+    def trace(self, request: TraceRequest) -> MemoryStream:
+        """Return the stream of one request.
+
+        Raises:
+            UserError: if it cannot be traced.
+        """
+        request = _checked(request)
+        reply = self.ask(request)
+        if reply is None and request.device == "cuda":
+            # A device that is not there is torch's inner business: fall back instead of giving up.
+            reply = self.ask(replace(request, device="cpu"))
+            if reply is not None and "stream" in reply:
+                note = "the process died with a CUDA device that is not there: traced on the host"
+                stream = self.read(reply)
+                return replace(stream, notes=(*stream.notes, note))
+        if reply is None:
+            raise UserError(f"the tracing process died: {self.last_words()}; nothing is predicted")
+        if "error" in reply:
+            raise UserError(reply["error"])
+        return self.read(reply)
+
+    def read(self, reply: dict[str, str]) -> MemoryStream:
+        """Return the stream that the child wrote."""
+        path = Path(reply["stream"])
+        stream = stream_from_json(json.loads(path.read_text(encoding="utf-8")))
+        path.unlink()
+        return stream
+
+    def ask(self, request: TraceRequest) -> dict[str, str] | None:
+        """Return the child's reply, None where it died."""
+        child = self.child or self.start()
+        assert child.stdin is not None
+        try:
+            child.stdin.write(json.dumps(request.to_json()) + "\n")
+            child.stdin.flush()
+        except BrokenPipeError:
+            self.end()
+            return None
+        line = self.next_line(request.limit_s)
+        if not line:
+            self.end()
+            return None
+        reply: dict[str, str] = json.loads(line)
+        return reply
+
+    def next_line(self, limit_s: float) -> str:
+        """Return the child's next line, empty where it ended."""
+        readable, _, _ = select.select([self.replies], [], [], limit_s)
+        if not readable:
+            self.end()
+            raise UserError(f"the trace was not done within {limit_s:.0f} s; nothing is predicted")
+        parts = []
+        while part := os.read(self.replies, 1 << 16):
+            parts.append(part)
+            if part.endswith(b"\n"):
+                break
+        return b"".join(parts).decode()
+
+    def start(self) -> "subprocess.Popen[str]":
+        """Start the child."""
+        ours, theirs = os.pipe()
+        spec = {
+            **trial_folders.owner(),
+            "target": self.workload.target,
+            "arguments": list(self.workload.arguments),
+            "folder": str(self.folder),
+            "replies": theirs,
+            "not_journaled": not_journaled(self.environment),
+        }
+        path = self.folder / "spec.json"
+        path.write_text(json.dumps(spec), encoding="utf-8")
+        try:
+            with (self.folder / "log").open("ab") as log:
+                self.child = subprocess.Popen(
+                    module_command(self.workload.python, CHILD, str(path)),
+                    cwd=self.workload.folder,
+                    env={**with_boot(self.environment), **byte_code(self.environment)},
+                    stdin=subprocess.PIPE,
+                    stdout=log,
+                    stderr=log,
+                    pass_fds=(theirs,),
+                    text=True,
+                )
+        finally:
+            os.close(theirs)
+        self.replies = ours
+        return self.child
+
+    def end(self) -> None:
+        """End the child, if there is one."""
+        child, self.child = self.child, None
+        if child is None:
+            return
+        assert child.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            child.stdin.close()
+        try:
+            child.wait(timeout=END_S if child.poll() is None else None)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait()
+        os.close(self.replies)
+
+    def last_words(self) -> str:
+        """Return the last line that the child said."""
+        text = last_output(self.folder / "log")
+        lines = [line.strip() for line in text.splitlines() if line.strip()]
+        return lines[-1][:300] if lines else "it said nothing"

@@ -1,0 +1,276 @@
+"""Put a plan together: from a traced stream to components, the peak moment and the ladder.
+
+The classic estimate M = P*D_param + B*A*D_act + O*D_opt, beside what was traced.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import ceil
+
+from flatout.planner.device_model import Ground
+from flatout.planner.largest_batch import accumulation, largest_batch
+from flatout.planner.memory_options import Setup, ladder
+from flatout.planner.replay import Replay, alive_at, components_at, replay
+from flatout.planner.stream import Component, MemoryStream, Phase
+from flatout.planner.workspaces import has_convolution, with_convolution_bytes
+from flatout.records.memory import TensorAtPeak
+from flatout.records.plan import Accumulating, Amount, LargestBatch, Plan, Source
+
+COUNTED = (Component.PARAMETERS, Component.ACTIVATIONS, Component.OPTIMIZER)
+"""The three terms: parameters, activations of the batch, optimizer state."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Formula:
+    """The estimate with the true bytes of its three terms, and what it leaves out."""
+
+    bytes: int
+    missed: Mapping[str, int]
+    """Bytes at the peak that no term counts, by name, the largest first."""
+
+
+def formula(at_peak: Mapping[Component, int], largest: Mapping[Component, int]) -> Formula:
+    """Return the estimate.
+
+    Args:
+        at_peak: bytes alive at the peak.
+        largest: largest bytes of each component at any time: the formula adds them up as if
+            they met.
+    """
+    missed = {part.value: count for part, count in at_peak.items() if part not in COUNTED and count}
+    return Formula(
+        bytes=sum(largest.get(part, 0) for part in COUNTED),
+        missed=dict(sorted(missed.items(), key=lambda item: -item[1])),
+    )
+
+
+MOST_TENSORS = 12
+"""Tensors of the peak moment that a plan names."""
+MOST_POINTS = 1200
+"""Points of a curve: more than a page shows pixels."""
+HANDLES = 2
+"""Of cuBLAS: one of the thread that runs forward, one of autograd's."""
+KINDS = {
+    Component.PARAMETERS: "parameter",
+    Component.BUFFERS: "buffer",
+    Component.GRADIENTS: "gradient",
+    Component.OPTIMIZER: "optimizer state",
+    Component.WORKSPACE: "workspace",
+}
+
+
+def plan_of(target: str, setup: Setup, *, fit: bool = False, checked: str = "") -> Plan:
+    """Return the plan of a traced step.
+
+    Args:
+        target: what the user planned.
+        setup: the stream and the device.
+        fit: whether the largest batch is looked for.
+        checked: how the extrapolation was checked.
+    """
+    ground, stream = setup.ground, setup.stream
+    limit = ground.limit(stream)
+    played = replay(stream, ground.settings, capacity=limit)
+    whole = played if played.fits else replay(stream, ground.settings)
+    allocated, reserved = _amounts(stream, whole, ground)
+    at_peak = components_at(stream, whole.peak_at)
+    classic = formula(at_peak, largest_by_component(stream))
+    batches = _batches(setup, limit) if fit else None
+    phase, step = _moment(stream, whole.peak_at)
+    positions = thinned(stream, whole.peak_at)
+    course = stream.alive()
+    return Plan(
+        target=target,
+        device=ground.gpu.full_name,
+        capacity_bytes=ground.gpu.memory_bytes,
+        batch=stream.batch,
+        allocated=allocated,
+        reserved=reserved,
+        used=_sum(reserved, ground.outside),
+        components=_components(at_peak, reserved, ground, stream),
+        peak_phase=phase.value,
+        peak_step=step,
+        largest=tuple(_tensors(stream, whole.peak_at)),
+        timeline=tuple((position, course[position]) for position in positions),
+        parts=parts_at(stream, positions),
+        phases=tuple((mark.at, mark.phase.value, mark.step) for mark in stream.marks),
+        largest_batch=batches,
+        ladder=ladder(replace(setup, largest=batches.without_retries if batches else None)),
+        formula_bytes=classic.bytes,
+        formula_missed=classic.missed,
+        retries=played.steady_retries,
+        accumulating=_accumulating(setup, batches, fits=played.fits),
+        checked=checked,
+        notes=stream.notes,
+        environment={"gpu": ground.gpu.name, "gpus": ground.gpus, "method": stream.method},
+    )
+
+
+def largest_by_component(stream: MemoryStream) -> dict[Component, int]:
+    """Return the largest bytes of each component at any time."""
+    now = dict.fromkeys(Component, 0)
+    most = dict(now)
+    for index, born in stream.events:
+        allocation = stream.allocations[index]
+        now[allocation.component] += allocation.size if born else -allocation.size
+        most[allocation.component] = max(most[allocation.component], now[allocation.component])
+    return most
+
+
+def thinned(stream: MemoryStream, peak_at: int) -> list[int]:
+    """Return positions for a plot: of every stretch the highest point, and the ends."""
+    course = stream.alive()
+    if not course:
+        return []
+    width = max(1, ceil(len(course) / MOST_POINTS))
+    stretches = (
+        range(start, min(start + width, len(course))) for start in range(0, len(course), width)
+    )
+    highest = {max(stretch, key=course.__getitem__) for stretch in stretches}
+    return sorted(highest | {0, len(course) - 1, peak_at})
+
+
+def parts_at(stream: MemoryStream, positions: Sequence[int]) -> dict[str, tuple[int, ...]]:
+    """Return the bytes of each component right after these events."""
+    wanted = set(positions)
+    now = dict.fromkeys(Component, 0)
+    rows: list[dict[Component, int]] = []
+    for position, (index, born) in enumerate(stream.events):
+        allocation = stream.allocations[index]
+        now[allocation.component] += allocation.size if born else -allocation.size
+        if position in wanted:
+            rows.append(dict(now))
+    return {
+        part.value: tuple(row[part] for row in rows)
+        for part in Component
+        if any(row[part] for row in rows)
+    }
+
+
+def _amounts(stream: MemoryStream, found: Replay, ground: Ground) -> tuple[Amount, Amount]:
+    """Return allocated and reserved bytes, as wide as trace and workspaces are uncertain."""
+    margin = ground.margin(stream)
+    spread = ground.calibration.convolution_workspace
+    low = high = found
+    if has_convolution(stream):
+        low, high = (
+            replay(with_convolution_bytes(stream, size or 0), ground.settings)
+            for size in (spread.low, spread.high)
+        )
+    less, more = compiled_spread(stream)
+    allocated = Amount(
+        bytes=found.peak_allocated,
+        source=Source.TRACED,
+        low=int((min(low.peak_allocated, found.peak_allocated) - less) * (1 - margin)),
+        high=ceil((max(high.peak_allocated, found.peak_allocated) + more) * (1 + margin)),
+    )
+    reserved = Amount(
+        bytes=found.peak_reserved,
+        source=Source.SIMULATED,
+        low=int((min(low.peak_reserved, found.peak_reserved) - less) * (1 - margin)),
+        high=ceil((max(high.peak_reserved, found.peak_reserved) + more) * (1 + margin)),
+    )
+    return allocated, reserved
+
+
+def compiled_spread(stream: MemoryStream) -> tuple[int, int]:
+    """Return how many bytes less and more a compiled step may take than the traced, eager one.
+
+    What it keeps less for backward is taken to be gone at the peak; what fusion saves of
+    temporaries beyond that is not counted.
+    """
+    kept, eager = stream.compiled_kept_bytes, stream.eager_kept_bytes
+    if kept is None or eager is None:
+        return 0, 0
+    return max(0, eager - kept), max(0, kept - eager)
+
+
+def _components(
+    at_peak: Mapping[Component, int],
+    reserved: Amount,
+    ground: Ground,
+    stream: MemoryStream,
+) -> dict[str, Amount]:
+    """Return the table: what is alive at the peak, what lies between, what lies outside."""
+    found = {
+        part.value: Amount(bytes=at_peak.get(part, 0), source=Source.TRACED)
+        for part in Component
+        if part is not Component.WORKSPACE
+    }
+    workspace = at_peak.get(Component.WORKSPACE, 0)
+    calibrated = ground.calibration.convolution_workspace.source
+    found["workspace"] = Amount(
+        bytes=workspace,
+        source=calibrated,
+        low=min(workspace, HANDLES * ground.calibration.cublas_workspace.bytes),
+        high=workspace + _more_convolution(stream, ground),
+    )
+    rest = reserved.bytes - sum(at_peak.values())
+    found["fragmentation"] = Amount(bytes=rest, source=Source.SIMULATED)
+    found["context"] = ground.calibration.context
+    if ground.gpus > 1:
+        found["nccl"] = ground.calibration.nccl
+    return found
+
+
+def _more_convolution(stream: MemoryStream, ground: Ground) -> int:
+    """Return how much more a convolution may take than is planned; 0 where there is none."""
+    spread = ground.calibration.convolution_workspace
+    if not has_convolution(stream):
+        return 0
+    return (spread.high or spread.bytes) - spread.bytes
+
+
+def _sum(one: Amount, other: Amount) -> Amount:
+    order = list(Source)
+    return Amount(
+        bytes=one.bytes + other.bytes,
+        source=max(one.source, other.source, key=order.index),
+        low=(one.low or one.bytes) + (other.low or other.bytes),
+        high=(one.high or one.bytes) + (other.high or other.bytes),
+    )
+
+
+def _tensors(stream: MemoryStream, position: int) -> list[TensorAtPeak]:
+    return [
+        TensorAtPeak(
+            bytes=allocation.size,
+            shape=allocation.shape,
+            dtype=allocation.dtype,
+            line=allocation.line,
+            phase=allocation.phase.value,
+            module=allocation.module,
+            kind=KINDS.get(allocation.component, ""),
+            operator=allocation.operator,
+        )
+        for allocation in (
+            stream.allocations[index] for index in alive_at(stream, position)[:MOST_TENSORS]
+        )
+    ]
+
+
+def _moment(stream: MemoryStream, position: int) -> tuple[Phase, int]:
+    phase, step = Phase.SETUP, 0
+    for mark in stream.marks:
+        if mark.at > position:
+            break
+        phase, step = mark.phase, mark.step
+    return phase, step
+
+
+def _batches(setup: Setup, limit: int) -> LargestBatch | None:
+    at = setup.at
+    if at is None:
+        return None
+    return largest_batch(at, limit, setup.ground.settings)
+
+
+def _accumulating(setup: Setup, batches: LargestBatch | None, *, fits: bool) -> Accumulating | None:
+    """Return how to keep the batch that does not fit as a whole."""
+    batch = setup.stream.batch
+    if fits or batch is None or batches is None or not batches.without_retries:
+        return None
+    found = accumulation(batch, batches.without_retries)
+    if found is None:
+        return None
+    return Accumulating(micro_batch=found.micro_batch, steps=found.steps)

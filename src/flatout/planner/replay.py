@@ -1,0 +1,279 @@
+"""Write a predicted run in the format of torch's memory snapshots, for the viewers that read it.
+
+https://pytorch.org/memory_viz and `torch/cuda/_memory_viz.py` show it like a recorded one. Times
+are event numbers: a prediction has no clock.
+
+Play an allocation stream through the simulated allocator: what is reserved, what fits.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from flatout.planner.allocator import CachingAllocator, DeviceFullError, Listener
+from flatout.planner.allocator_settings import AllocatorSettings
+from flatout.planner.stream import Component, MemoryStream
+
+if TYPE_CHECKING:
+    from flatout.planner.allocator import Block
+import pickle
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from flatout.planner.allocator import Block
+from flatout.planner.stream import Allocation
+
+DEFAULT = AllocatorSettings()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replay:
+    """What the allocator did with a stream."""
+
+    peak_allocated: int
+    """As `torch.cuda.max_memory_allocated` would return it."""
+    peak_reserved: int
+    """As `torch.cuda.max_memory_reserved` would return it."""
+    peak_at: int
+    """Position of the event at which most was allocated."""
+    retries_by_step: tuple[int, ...]
+    """How often memory had to be given back and asked for again, by step."""
+    full_at: int | None = None
+    """Position of the event that did not fit any more."""
+
+    @property
+    def fits(self) -> bool:
+        """Whether every allocation found its place."""
+        return self.full_at is None
+
+    @property
+    def steady_retries(self) -> int:
+        """Retries from the second step on: these cost time in every step."""
+        return sum(self.retries_by_step[1:])
+
+
+def replay(
+    stream: MemoryStream,
+    settings: AllocatorSettings = DEFAULT,
+    *,
+    capacity: int | None = None,
+    listener: Listener | None = None,
+) -> Replay:
+    """Return what becomes of the stream on a device with this capacity."""
+    allocator = CachingAllocator(settings, capacity=capacity, listener=listener)
+    player = _Player(stream, allocator)
+    retries = [0] * max(1, stream.steps)
+    full_at: int | None = None
+    for step, start, end in _stretches(stream):
+        before = allocator.books.retries
+        full_at = player.play(start, end)
+        retries[min(step, len(retries) - 1)] += allocator.books.retries - before
+        if full_at is not None:
+            break
+    return Replay(
+        peak_allocated=allocator.books.peak_allocated,
+        peak_reserved=allocator.books.peak_reserved,
+        peak_at=player.peak_at,
+        retries_by_step=tuple(retries),
+        full_at=full_at,
+    )
+
+
+def alive_at(stream: MemoryStream, position: int) -> list[int]:
+    """Return the allocations that are alive right after an event, the largest first."""
+    alive: set[int] = set()
+    for index, born in stream.events[: position + 1]:
+        (alive.add if born else alive.discard)(index)
+    return sorted(alive, key=lambda index: (-stream.allocations[index].size, index))
+
+
+def components_at(stream: MemoryStream, position: int) -> dict[Component, int]:
+    """Return the bytes alive right after an event, by what they are for."""
+    found: Counter[Component] = Counter()
+    for index in alive_at(stream, position):
+        found[stream.allocations[index].component] += stream.allocations[index].size
+    return dict(found)
+
+
+class _Player:
+    """Holds the blocks of what is alive, and where most was allocated."""
+
+    def __init__(self, stream: MemoryStream, allocator: CachingAllocator) -> None:
+        self.stream = stream
+        self.allocator = allocator
+        self.live: dict[int, Block] = {}
+        self.peak = 0
+        self.peak_at = 0
+
+    def play(self, start: int, end: int) -> int | None:
+        """Play a stretch of events; return the position of the one that did not fit."""
+        allocations, events, live = self.stream.allocations, self.stream.events, self.live
+        allocator = self.allocator
+        for position in range(start, end):
+            index, born = events[position]
+            if not born:
+                if index in live:
+                    allocator.free(live.pop(index))
+                continue
+            allocation = allocations[index]
+            if allocation.size == 0:
+                continue  # torch hands out no memory for an empty tensor
+            try:
+                live[index] = block = allocator.malloc(allocation.size, allocation.stream)
+            except DeviceFullError:
+                return position
+            for other in allocation.used_on:
+                allocator.record_stream(block, other)
+            if allocator.books.allocated > self.peak:
+                self.peak, self.peak_at = allocator.books.allocated, position
+        return None
+
+
+def _stretches(stream: MemoryStream) -> Iterator[tuple[int, int, int]]:
+    """Yield each step with the positions between which its events lie; setup is of the first."""
+    starts: dict[int, int] = {}
+    for mark in stream.marks:
+        starts.setdefault(mark.step, mark.at)
+    steps = sorted(starts, key=lambda step: starts[step]) or [0]
+    bounds = [0, *(starts[step] for step in steps[1:]), len(stream.events)]
+    for number, step in enumerate(steps):
+        yield step, bounds[number], bounds[number + 1]
+
+
+PROTOCOL = 4
+"""What torch's own snapshots use, and the viewer's reader understands."""
+Frames = list[dict[str, Any]]
+
+
+def snapshot_of(
+    stream: MemoryStream, settings: AllocatorSettings, capacity: int | None = None
+) -> dict[str, Any]:
+    """Return what `torch.cuda.memory._snapshot()` would return after the stream's steps."""
+    writer = _Writer(stream, settings, capacity)
+    writer.play()
+    return {
+        "segments": [_segment(chain, writer.frames_at) for chain in writer.chains()],
+        "device_traces": [writer.entries],
+        "allocator_settings": {
+            "PYTORCH_CUDA_ALLOC_CONF": "",
+            "expandable_segments": settings.expandable_segments,
+            "garbage_collection_threshold": settings.garbage_collection_threshold,
+        },
+        "external_annotations": [],
+    }
+
+
+def write_snapshot(snapshot: dict[str, Any], path: Path) -> None:
+    """Write a snapshot as the viewers want it."""
+    path.write_bytes(pickle.dumps(snapshot, protocol=PROTOCOL))
+
+
+class _Writer:
+    """Plays a stream and keeps what a recording would have kept."""
+
+    def __init__(
+        self, stream: MemoryStream, settings: AllocatorSettings, capacity: int | None
+    ) -> None:
+        self.stream = stream
+        self.entries: list[dict[str, Any]] = []
+        self.frames_at: dict[int, Frames] = {}
+        self._position = 0
+        self._frames: Frames = []
+        self._allocator = CachingAllocator(settings, capacity=capacity, listener=self._tell)
+
+    def play(self) -> None:
+        """Play all events, or those up to the one that did not fit."""
+        live: dict[int, Block] = {}
+        for position, (index, born) in enumerate(self.stream.events):
+            self._position = position
+            allocation = self.stream.allocations[index]
+            self._frames = _frames(allocation)
+            if not born:
+                if index in live:
+                    self._allocator.free(live.pop(index))
+                continue
+            if not allocation.size:
+                continue
+            try:
+                block = self._allocator.malloc(allocation.size, allocation.stream)
+            except DeviceFullError:
+                return
+            live[index] = block
+            self.frames_at[block.address] = self._frames
+            for other in allocation.used_on:
+                self._allocator.record_stream(block, other)
+
+    def chains(self) -> list[list[Block]]:
+        """Return the mapped stretches of all segments by address."""
+        found: list[list[Block]] = []
+        for base in sorted(self._allocator.segments):
+            stretch: list[Block] = []
+            for block in self._allocator.chain(base):
+                if block.is_mapped:
+                    stretch.append(block)
+                elif stretch:
+                    found.append(stretch)
+                    stretch = []
+            if stretch:
+                found.append(stretch)
+        return found
+
+    def _tell(self, action: str, address: int, size: int, stream: int) -> None:
+        where = "device_free" if action == "oom" else "addr"
+        self.entries.append(
+            {
+                "action": action,
+                where: address,
+                "size": size,
+                "stream": stream,
+                "time_us": self._position,
+                "compile_context": "N/A",
+                "user_metadata": "",
+                "frames": self._frames,
+            }
+        )
+
+
+def _frames(allocation: Allocation) -> Frames:
+    """Return a made-up stack: the operator, the module it ran in, the user's line."""
+    name, _, number = allocation.line.rpartition(":")
+    line = int(number) if number.isdigit() else 0
+    what = f"{allocation.phase.value} {allocation.component.value}"
+    frames = [{"name": allocation.operator or what, "filename": what, "line": allocation.step}]
+    if allocation.module:
+        frames.append({"name": allocation.module, "filename": "module", "line": 0})
+    if name:
+        frames.append({"name": "<predicted>", "filename": name, "line": line})
+    return frames
+
+
+def _segment(chain: Sequence[Block], frames_at: dict[int, Frames]) -> dict[str, Any]:
+    first = chain[0]
+    active = [block for block in chain if not block.is_free]
+    return {
+        "device": 0,
+        "address": first.address,
+        "total_size": sum(block.size for block in chain),
+        "allocated_size": sum(block.size for block in chain if block.allocated),
+        "active_size": sum(block.size for block in active),
+        "requested_size": sum(block.requested for block in active),
+        "stream": first.stream,
+        "segment_type": "small" if first.pool.is_small else "large",
+        "segment_pool_id": (0, 0),
+        "is_expandable": first.is_expandable,
+        "frames": [],
+        "blocks": [_block(block, frames_at) for block in chain],
+    }
+
+
+def _block(block: Block, frames_at: dict[int, Frames]) -> dict[str, Any]:
+    state = "inactive" if block.is_free else "active_pending_free"
+    return {
+        "address": block.address,
+        "size": block.size,
+        "requested_size": 0 if block.is_free else block.requested,
+        "state": "active_allocated" if block.allocated else state,
+        "frames": [] if block.is_free else frames_at.get(block.address, []),
+    }

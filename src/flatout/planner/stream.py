@@ -1,0 +1,365 @@
+"""Make a stream of two steps one of many: what a training does from its second step on.
+
+What one traced training step allocates: the record between the tracer and the allocator.
+
+An allocation stream as plain values and back: columns, with each text written once.
+
+Change an allocation stream: sizes, births and deaths, what is added, what is left out.
+"""
+
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Any, NamedTuple
+
+
+class Component(Enum):
+    """What an allocation is for, as the plan names it."""
+
+    PARAMETERS = "parameters"
+    BUFFERS = "buffers"
+    GRADIENTS = "gradients"
+    OPTIMIZER = "optimizer"
+    ACTIVATIONS = "activations"
+    """Made in a forward and alive when its backward starts."""
+    INPUTS = "inputs"
+    TEMPORARIES = "temporaries"
+    WORKSPACE = "workspace"
+    """cuBLAS, cuDNN and the buffers that kernels take inside: never seen by a tracer."""
+
+
+class Phase(Enum):
+    """Where in a step an allocation was made."""
+
+    SETUP = "setup"
+    DATA = "data"
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    OPTIMIZER = "optimizer"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Allocation:
+    """One storage on the traced device, from its birth to its death."""
+
+    size: int
+    """Bytes as asked for; the allocator rounds."""
+    component: Component
+    phase: Phase
+    step: int
+    """Optimizer step it was born in, from 0; setup belongs to step 0."""
+    operator: str = ""
+    """The operator that made it, as `aten.addmm.default`."""
+    module: str = ""
+    """Dotted name of the module that was running, empty outside the root."""
+    line: str = ""
+    """`file.py:line`, innermost line outside torch; empty if unknown."""
+    shape: tuple[int, ...] = ()
+    dtype: str = ""
+    stream: int = 0
+    used_on: tuple[int, ...] = ()
+    """Other streams that use it: it is not free before their work is done (`record_stream`)."""
+
+
+class StreamEvent(NamedTuple):
+    """The birth or the death of an allocation."""
+
+    index: int  # type: ignore[assignment]  # tuples have a method of that name
+    """Position in `MemoryStream.allocations`."""
+    born: bool
+    """False when it dies here."""
+
+
+class Mark(NamedTuple):
+    """From this event on the training is in this phase of this step."""
+
+    at: int
+    """Position in `MemoryStream.events`."""
+    phase: Phase
+    step: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryStream:
+    """All allocations of the traced steps in the order in which they happened."""
+
+    allocations: tuple[Allocation, ...]
+    events: Sequence[StreamEvent]
+    marks: tuple[Mark, ...]
+    device: str
+    """`cuda` (virtual or real) or `cpu`."""
+    method: str
+    """How it was traced: `virtual_cuda`, `cuda_fake`, `cpu_fake`, `real`."""
+    steps: int
+    batch: int | None = None
+    """Samples per micro-batch, where it is known."""
+    model_flops: float = 0.0
+    """Of the last traced step, forward and backward, by torch's own counting; 0 if unknown."""
+    compiled_kept_bytes: int | None = None
+    """What a compiled step keeps for backward, by AOTAutograd's partition; None where nothing is
+    compiled or it could not be found. The stream itself is that of eager code."""
+    eager_kept_bytes: int | None = None
+    """What the traced, eager code of the same part keeps, where the above was found."""
+    notes: tuple[str, ...] = ()
+    """What could not be traced and what was assumed instead, one clause each."""
+
+    def alive(self) -> list[int]:
+        """Return the allocated bytes after every event, unrounded."""
+        total, course = 0, []
+        for event in self.events:
+            size = self.allocations[event.index].size
+            total += size if event.born else -size
+            course.append(total)
+        return course
+
+
+SCHEMA = "flatout.memory_stream/1"
+TEXTS = ("operator", "module", "line", "dtype")
+"""Fields of an allocation that repeat."""
+PLAIN = ("size", "step", "shape", "stream", "used_on")
+DEATH = -1
+"""The sign of a death: an event is its allocation's number from 1, negative where it dies."""
+
+
+def stream_to_json(stream: MemoryStream) -> dict[str, Any]:
+    """Return the `flatout.memory_stream/1` mapping."""
+    texts: dict[str, int] = {}
+
+    def number(text: str) -> int:
+        return texts.setdefault(text, len(texts))
+
+    rows = stream.allocations
+    columns: dict[str, Any] = {name: [getattr(row, name) for row in rows] for name in PLAIN}
+    columns |= {name: [number(getattr(row, name)) for row in rows] for name in TEXTS}
+    columns |= {name: [number(getattr(row, name).value) for row in rows] for name in _ENUMS}
+    return {
+        "schema": SCHEMA,
+        "allocations": columns,
+        "texts": list(texts),
+        "events": [(e.index + 1) * (1 if e.born else DEATH) for e in stream.events],
+        "marks": [[mark.at, mark.phase.value, mark.step] for mark in stream.marks],
+        "device": stream.device,
+        "method": stream.method,
+        "steps": stream.steps,
+        "batch": stream.batch,
+        "model_flops": stream.model_flops,
+        "compiled_kept_bytes": stream.compiled_kept_bytes,
+        "eager_kept_bytes": stream.eager_kept_bytes,
+        "notes": list(stream.notes),
+    }
+
+
+def stream_from_json(plain: Mapping[str, Any]) -> MemoryStream:
+    """Return the stream that `stream_to_json` wrote.
+
+    Raises:
+        ValueError: if the schema is another one.
+    """
+    if plain.get("schema") != SCHEMA:
+        raise ValueError(f"not a {SCHEMA} record: schema is {plain.get('schema')!r}")
+    return MemoryStream(
+        allocations=_allocations(plain["allocations"], plain["texts"]),
+        events=tuple(StreamEvent(abs(n) - 1, n > 0) for n in plain["events"]),
+        marks=tuple(Mark(at, Phase(phase), step) for at, phase, step in plain["marks"]),
+        device=plain["device"],
+        method=plain["method"],
+        steps=plain["steps"],
+        batch=plain["batch"],
+        model_flops=plain["model_flops"],
+        compiled_kept_bytes=plain["compiled_kept_bytes"],
+        eager_kept_bytes=plain.get("eager_kept_bytes"),
+        notes=tuple(plain["notes"]),
+    )
+
+
+_ENUMS = {"component": Component, "phase": Phase}
+
+
+def _allocations(
+    columns: Mapping[str, Sequence[Any]], texts: Sequence[str]
+) -> tuple[Allocation, ...]:
+    names = (*PLAIN, *TEXTS, *_ENUMS)
+    rows = zip(*(columns[name] for name in names), strict=True)
+    found = []
+    for row in rows:
+        values = dict(zip(names, row, strict=True))
+        values |= {name: texts[values[name]] for name in TEXTS}
+        values |= {name: kind(texts[values[name]]) for name, kind in _ENUMS.items()}
+        values |= {name: tuple(values[name]) for name in ("shape", "used_on")}
+        found.append(Allocation(**values))
+    return tuple(found)
+
+
+Place = tuple[int, int, int]
+"""An event's position in the old stream, 0 for what goes before it, and the order of adding."""
+
+
+@dataclass(frozen=True, slots=True)
+class Life:
+    """Positions of an allocation's birth and death among the events; None for one that stays."""
+
+    birth: int
+    death: int | None
+
+
+def lives_of(stream: MemoryStream) -> list[Life]:
+    """Return when each allocation is born and when it dies."""
+    births: dict[int, int] = {}
+    deaths: dict[int, int] = {}
+    for position, event in enumerate(stream.events):
+        (births if event.born else deaths)[event.index] = position
+    return [
+        Life(births.get(index, 0), deaths.get(index)) for index in range(len(stream.allocations))
+    ]
+
+
+def step_bounds(stream: MemoryStream, step: int) -> tuple[int, int]:
+    """Return the positions between which a step's events lie."""
+    starts = [mark.at for mark in stream.marks if mark.step == step and mark.phase != Phase.SETUP]
+    later = [mark.at for mark in stream.marks if mark.step > step]
+    return min(starts, default=len(stream.events)), min(later, default=len(stream.events))
+
+
+class Draft:
+    """An allocation stream that is being changed; `build` returns the new one."""
+
+    def __init__(self, stream: MemoryStream) -> None:
+        self.stream = stream
+        self.lives = lives_of(stream)
+        self._allocations = list(stream.allocations)
+        self._births: dict[int, Place | None] = {
+            index: (life.birth, 1, 0) for index, life in enumerate(self.lives)
+        }
+        self._deaths: dict[int, Place | None] = {
+            index: None if life.death is None else (life.death, 1, 0)
+            for index, life in enumerate(self.lives)
+        }
+        self._count = 0
+
+    def resize(self, index: int, size: int) -> None:
+        """Give an allocation another size."""
+        self._allocations[index] = replace(self._allocations[index], size=max(0, size))
+
+    def drop(self, index: int) -> None:
+        """Leave an allocation out."""
+        self._births[index] = self._deaths[index] = None
+
+    def die_before(self, index: int, position: int | None) -> None:
+        """Let an allocation die right before this event of the old stream; None lets it stay."""
+        self._deaths[index] = None if position is None else self._before(position)
+
+    def add(self, allocation: Allocation, birth: int, death: int | None) -> None:
+        """Add an allocation that lives from before one event of the old stream to another."""
+        index = len(self._allocations)
+        self._allocations.append(allocation)
+        self._births[index] = self._before(birth)
+        self._deaths[index] = None if death is None else self._before(death)
+
+    def build(self, *notes: str) -> MemoryStream:
+        """Return the changed stream; notes say what was changed."""
+        places: list[tuple[int, int, int, int, bool]] = []
+        for index, birth in self._births.items():
+            if birth is None:
+                continue
+            places.append((*birth, index, True))
+            death = self._deaths[index]
+            if death is not None:
+                places.append((*death, index, False))
+        places.sort()
+        kept = [index for index, birth in self._births.items() if birth is not None]
+        number = {index: position for position, index in enumerate(kept)}
+        return replace(
+            self.stream,
+            allocations=tuple(self._allocations[index] for index in kept),
+            events=[StreamEvent(number[place[3]], place[4]) for place in places],
+            marks=tuple(
+                Mark(bisect_left(places, (mark.at, 0, 0)), mark.phase, mark.step)
+                for mark in self.stream.marks
+            ),
+            notes=(*self.stream.notes, *notes),
+        )
+
+    def _before(self, position: int) -> Place:
+        self._count += 1
+        return position, 0, self._count
+
+
+class NotSteadyError(Exception):
+    """The last traced step does not end as it began, so it cannot be repeated."""
+
+
+def repeated(stream: MemoryStream, times: int) -> MemoryStream:
+    """Return the stream with its last step played this many times more.
+
+    What the last step leaves behind takes the place of what it found and freed: the gradients of
+    the step before, the last loss.
+
+    Raises:
+        NotSteadyError: if the step leaves other sizes behind than it found.
+    """
+    last = stream.steps - 1
+    start, end = step_bounds(stream, last)
+    if last < 1 or start >= end:
+        raise NotSteadyError("two traced steps are needed")
+    successor = _successors(stream, start, end)
+    allocations = list(stream.allocations)
+    events = list(stream.events[:end])
+    marks = [mark for mark in stream.marks if mark.at < end]
+    pattern = stream.events[start:end]
+    renamed = {index: index for index in range(len(allocations))}
+    for turn in range(1, times + 1):
+        for mark in stream.marks:
+            if start <= mark.at < end:
+                shift = len(events) - start
+                marks.append(Mark(mark.at + shift, mark.phase, last + turn))
+        renamed = _play(pattern, allocations, events, renamed, successor)
+    return replace(
+        stream,
+        allocations=tuple(allocations),
+        events=events,
+        marks=tuple(marks),
+        steps=stream.steps + times,
+    )
+
+
+def _play(
+    pattern: Sequence[StreamEvent],
+    allocations: list[Allocation],
+    events: list[StreamEvent],
+    renamed: dict[int, int],
+    successor: dict[int, int],
+) -> dict[int, int]:
+    """Append one more turn; return which allocation of it stands for which of the pattern."""
+    now: dict[int, int] = {}
+    for index, born in pattern:
+        if born:
+            now[index] = len(allocations)
+            allocations.append(allocations[index])
+            events.append(StreamEvent(now[index], born=True))
+        elif index in now:
+            events.append(StreamEvent(now[index], born=False))
+        else:
+            events.append(StreamEvent(renamed[successor[index]], born=False))
+    return {**renamed, **now}
+
+
+def _successors(stream: MemoryStream, start: int, end: int) -> dict[int, int]:
+    """Return for each allocation that the step found and freed the one it leaves in its place."""
+    lives = lives_of(stream)
+    found = [
+        index
+        for index, life in enumerate(lives)
+        if life.birth < start and life.death is not None and start <= life.death < end
+    ]
+    left = [
+        index
+        for index, life in enumerate(lives)
+        if start <= life.birth < end and (life.death is None or life.death >= end)
+    ]
+    found.sort(key=lambda index: lives[index].birth)
+    left.sort(key=lambda index: lives[index].birth)
+    sizes = [stream.allocations[index].size for index in found]
+    if sizes != [stream.allocations[index].size for index in left]:
+        raise NotSteadyError("the last traced step leaves other sizes behind than it found")
+    return dict(zip(found, left, strict=True))

@@ -1,0 +1,127 @@
+"""The process that traces: `flatout.planner.tracing.child SPEC`, one request a line.
+
+Tracing tells torch of a device that is not there, for the rest of the process; so it has one of
+its own. Requests come as JSON lines on standard input, each answered by a line on the descriptor
+that the specification names: the path of a stream's file, or what went wrong.
+"""
+
+import contextlib
+import json
+import os
+import sys
+import sysconfig
+import traceback
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import flatout
+from flatout.agent import undo_journal
+from flatout.agent.processes import die_with_parent
+from flatout.planner.tracing.simulated_ranks import rank_variables
+from flatout.records.errors import UserError
+
+
+def main(arguments: list[str]) -> int:
+    """Serve the requests until standard input ends."""
+    die_with_parent()
+    spec = json.loads(Path(arguments[0]).read_text(encoding="utf-8"))
+    folder = Path(spec["folder"])
+    undo_journal.install(folder, tuple(spec["not_journaled"]))
+    server = _Server(spec, folder)
+    with os.fdopen(spec["replies"], "w", encoding="utf-8") as replies:
+        for number, line in enumerate(sys.stdin):
+            reply = server.answer(json.loads(line), folder / f"stream-{number}.json")
+            replies.write(json.dumps(reply) + "\n")
+            replies.flush()
+    return 0
+
+
+class _Server:
+    """The subject, loaded at the first request, and its traces."""
+
+    def __init__(self, spec: Mapping[str, Any], folder: Path) -> None:
+        self.spec, self.folder = spec, folder
+        self.subject: Any = None
+
+    def answer(self, request: Mapping[str, Any], path: Path) -> dict[str, Any]:
+        """Return the reply to one request: every failure is one."""
+        try:
+            with contextlib.redirect_stdout(sys.stderr):
+                self.trace(request, path)
+        except UserError as error:
+            return {"error": str(error)}
+        except (Exception, SystemExit) as error:  # noqa: BLE001  whatever the user's code raises
+            traceback.print_exc()
+            return {"error": explained(error)}
+        return {"stream": str(path)}
+
+    def trace(self, request: Mapping[str, Any], path: Path) -> None:
+        """Trace as asked and write the stream."""
+        from flatout.planner.stream import stream_to_json
+        from flatout.planner.tracing.trace import trace
+        from flatout.records import catalogue
+        from flatout.records.recipe import recipe_from_json
+
+        changes = catalogue.build(recipe_from_json(request["recipe"]))
+        for change in changes:
+            # What a recipe changes around the process is said before anything is traced.
+            os.environ.update(change.environment(dict(os.environ)))
+        stream = trace(
+            self.load(),
+            batch=request["batch"],
+            changes=changes,
+            device=request["device"],
+            steps=request["steps"],
+            capability=tuple(request["capability"]),
+        )
+        path.write_text(json.dumps(stream_to_json(stream)), encoding="utf-8")
+
+    def load(self) -> Any:
+        """Return the subject that the target names, loaded once."""
+        if self.subject is None:
+            target = self.spec["target"]
+            if target.startswith("hf:"):
+                from flatout.planner.tracing.hugging_face import hf_subject
+
+                self.subject = hf_subject(target.removeprefix("hf:"), self.spec["arguments"])
+            else:
+                from flatout.planner.tracing.target import load_subject
+
+                sys.path.insert(0, "")  # the user's own code imports as by `python -m`
+                self.subject = load_subject(target)
+        return self.subject
+
+
+def explained(error: BaseException, what: str = "the training step") -> str:
+    """Return one line about an exception: the user's line it came from, and what it says.
+
+    Args:
+        error: what was raised.
+        what: of the script did so.
+    """
+    from torch._subclasses.fake_tensor import DataDependentOutputException
+
+    own = [f for f in traceback.extract_tb(error.__traceback__) if _is_users(f.filename)]
+    place = f" at {Path(own[-1].filename).name}:{own[-1].lineno}" if own else ""
+    said = " ".join(str(error).split())[:300]
+    if isinstance(error, DataDependentOutputException):
+        return f"{what} reads values{place} that a trace does not have ({said})"
+    text = f"{what} failed while it was traced{place}: {type(error).__name__}: {said}"
+    if isinstance(error, KeyError) and error.args[0] in rank_variables(1):
+        return f"{text}; torchrun sets that: give --gpus N to plan the first of N processes"
+    return f"{text}; nothing could be predicted"
+
+
+def _is_users(name: str) -> bool:
+    """Tell whether a file is neither installed, nor the interpreter's, nor ours."""
+    homes = (Path(flatout.__file__).parent, Path(sysconfig.get_paths()["stdlib"]))
+    path = Path(name).resolve()
+    is_inside = any(path.is_relative_to(home) for home in homes)
+    return not (name.startswith("<") or "site-packages" in path.parts or is_inside)
+
+
+if __name__ == "__main__":
+    code = main(sys.argv[1:])
+    sys.stderr.flush()
+    os._exit(code)  # to take a traced model apart would take a second, and serve nobody

@@ -1,0 +1,445 @@
+"""Follow every storage on the traced device from its birth to its death.
+
+Tensors of a class of the script's own, as libraries of pictures have them, while they are fake.
+
+Such a class adds names and metadata and leaves the computing to torch. Fake tensors refuse it, and
+`as_subclass`, with which it marks what torch returns, cannot mark one that is already of a class.
+"""
+
+import contextlib
+import functools
+import math
+import sys
+import weakref
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+    UnsupportedOperatorException,
+)
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
+
+from flatout.agent.patching import swapped
+from flatout.planner.stream import Component, Mark, Phase, StreamEvent
+from flatout.planner.tracing.operators import (
+    UNANSWERED,
+    Answers,
+    Give,
+    Inside,
+    Take,
+    completed,
+    inside,
+    run_for_real,
+)
+from flatout.planner.tracing.shape_cache import MISSING, ShapeCache
+from flatout.records.errors import UserError
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+
+COMPUTED_BY_TORCH = Tensor.__torch_dispatch__
+
+
+def _is_labelled(kind: Any) -> bool:
+    """Tell whether a class of tensors is the script's own, and computes as torch's does."""
+    own = issubclass(kind, Tensor) and kind not in (Tensor, nn.Parameter)
+    return own and kind.__torch_dispatch__ is COMPUTED_BY_TORCH
+
+
+def without_label(value: Any) -> Any:
+    """Return a value with the tensors in it as plain ones, which share their memory."""
+    if isinstance(value, tuple | list):
+        return type(value)(map(without_label, value))
+    if isinstance(value, Tensor) and _is_labelled(type(value)):
+        return _as_subclass(value, Tensor)
+    return value
+
+
+@contextlib.contextmanager
+def labels_stay() -> Iterator[None]:
+    """Let fake tensors take the class of the script's own that it gives them while this runs."""
+    with swapped(Tensor, "as_subclass", _labelled):
+        yield
+
+
+_as_subclass: Callable[[Tensor, type], Any] = Tensor.as_subclass
+
+
+def _labelled(tensor: Tensor, cls: Any) -> Any:
+    """Return the tensor as one of this class, still fake where it is."""
+    if not isinstance(tensor, FakeTensor):
+        return _as_subclass(tensor, cls)
+    with torch._C.DisableTorchFunctionSubclass():
+        made = torch.ops.aten.alias(tensor)
+    if not issubclass(cls, FakeTensor):
+        cls = FakeTensor if cls is Tensor else _fake_of(cls)
+    made.__class__ = cls
+    return made
+
+
+@functools.cache
+def _fake_of(kind: Any) -> type:
+    """Return the class of fake tensors that have this class's methods, under its name."""
+    names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
+    made: type = type(kind)(kind.__name__, (FakeTensor, kind), names)
+    return made
+
+
+DEVICE_OF = torch.ops.prim.device.default
+FACTORIES = frozenset(
+    getattr(torch.ops.aten, name).default for name in ("zeros", "ones", "randn", "rand", "full")
+) | {torch.ops.aten.empty.memory_format}
+DEPENDENT = (DataDependentOutputException, DynamicOutputShapeException)
+LARGE = 1 << 16
+"""Elements from which a weight that a module makes on the host is fake, 256 KiB in fp32."""
+FRAMES = 12
+"""Callers among which a module's constructor is looked for."""
+SEVERAL = "the script uses several GPUs itself: its tensors are planned as if all lay on one"
+SUBCLASSES = ("DTensor", "AsyncCollectiveTensor")
+"""Tensors that bring their own dispatch and come back with the tensors they hold."""
+
+
+class Birth:
+    """One allocation while it is traced."""
+
+    __slots__ = (
+        "born",
+        "component",
+        "died",
+        "dtype",
+        "line",
+        "module",
+        "operator",
+        "phase",
+        "shape",
+        "size",
+        "step",
+    )
+
+    def __init__(self, size: int, born: int) -> None:
+        self.size = size
+        self.born = born
+        self.died: int | None = None
+        self.component: Component | None = None
+        self.operator: Any = ""
+        self.phase = Phase.SETUP
+        self.step = 0
+        self.module = self.line = self.dtype = ""
+        self.shape: tuple[int, ...] = ()
+
+
+class _End(weakref.ref):  # type: ignore[type-arg]
+    """A reference to a storage that remembers its key."""
+
+    __slots__ = ("key",)
+    key: int
+
+
+class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Log births and deaths of the storages on one device, and keep their tensors fake.
+
+    Args:
+        device: Type of the traced device, `cuda` or `cpu`.
+        fake: The mode that computes shapes; None where everything runs for real.
+        is_whole: Whether every tensor is fake; else only those on the traced device are, and
+            the host's are real.
+        answers: How questions to fake tensors are answered.
+        here: Returns the line of the user's that is running.
+    """
+
+    def __init__(
+        self,
+        device: str,
+        fake: FakeTensorMode | None,
+        *,
+        is_whole: bool,
+        answers: Answers,
+        here: Callable[[], str],
+    ) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.device, self.fake, self.is_whole = device, fake, is_whole
+        self.answers, self.here = answers, here
+        self._shapes = None if fake is None else ShapeCache(fake)
+        self.births: list[Birth] = []
+        self.events: list[StreamEvent] = []
+        self.marks: list[Mark] = []
+        self.modules: list[str] = []
+        """Names of the modules that are running, the innermost last."""
+        self.flops = 0.0
+        self.is_host = device == "cpu" and fake is not None
+        """Whether the kernels are those of the host, without running."""
+        self.phase, self.step = Phase.SETUP, 0
+        self.looks_away: Callable[[], bool] = lambda: False
+        """Tells whether what is made now is none of the training's memory."""
+        self._alive: dict[int, int] = {}
+        self._ends: dict[int, _End] = {}
+
+    def enter(self, phase: Phase, step: int) -> None:
+        """Say where the training is from now on."""
+        if self.marks and (self.phase, self.step) == (phase, step):
+            return
+        self.phase, self.step = phase, step
+        self.marks.append(Mark(len(self.events), phase, step))
+
+    def know(self, tensor: Any, component: Component, module: str = "") -> None:
+        """Say what a tensor is for, if it lies on the device."""
+        birth = self.find(_local(tensor))
+        if birth is not None:
+            birth.component = component
+            birth.module = module or birth.module
+
+    def find_local(self, tensor: Any) -> Birth | None:
+        """Return the allocation of what this device holds of a tensor."""
+        return self.find(_local(tensor))
+
+    def find(self, tensor: Tensor) -> Birth | None:
+        """Return the allocation that a tensor lies in."""
+        if tensor.device.type != self.device or tensor.layout is not torch.strided:
+            return None
+        place = self._alive.get(tensor.untyped_storage()._cdata)
+        return None if place is None else self.births[place]
+
+    def origin(self, tensor: Tensor) -> str:
+        """Return the name of the operator that made a tensor's storage."""
+        birth = self.find(tensor)
+        return "" if birth is None else str(birth.operator)
+
+    def saw_inside(self, tensor: Tensor, operator: Any) -> None:
+        """Log a tensor that an operator makes inside."""
+        self._see_tensor(tensor, operator)
+
+    def resized(self, storage: Any) -> None:
+        """Log that a storage was given back or taken again in place, as FSDP does."""
+        key = storage._cdata
+        place = self._alive.get(key)
+        size = storage.nbytes()
+        if place is not None and self.births[place].size == size:
+            return
+        if place is None and storage.device.type not in (self.device, "meta"):
+            return
+        if place is not None:
+            self._end(key)
+        if size:
+            birth = self._begin(storage, "resize_")
+            old = self.births[place] if place is not None else None
+            birth.shape, birth.dtype = (old.shape, old.dtype) if old else ((), "")
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Compute one operator's shapes and log the storages it makes."""
+        if func is DEVICE_OF and isinstance(args[0], FakeTensor):
+            return args[0].fake_device
+        if any(kind.__name__ in SUBCLASSES for kind in types):
+            return NotImplemented
+        kwargs = kwargs or {}
+        if torch.is_inference_mode_enabled() and is_composite(func):
+            # Elsewhere autograd takes it apart before it comes here.
+            with self:
+                return func.decompose(*args, **kwargs)
+        output = self.answers.answer(func, args, kwargs)
+        if output is UNANSWERED:
+            output = self._compute(func, types, args, kwargs)
+            if self.is_host:
+                output = completed(func, args, output)
+                self._see_inside(func, inside(func, args, output), output)
+        formula = flop_registry.get(func._overloadpacket)
+        if formula is not None:
+            self.flops += formula(*args, **kwargs, out_val=output)
+        self._see(output, func)
+        return output
+
+    def _compute(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        if self.fake is None or not (self.is_whole or self._is_fake(func, args, kwargs)):
+            return func(*args, **kwargs)
+        try:
+            return self._compute_shapes(func, types, args, kwargs)
+        except DEPENDENT as error:
+            raise UserError(
+                f"{func}{self._place()} gives something that depends on the data's values, which "
+                "a trace does not have; everything up to there could be predicted"
+            ) from error
+        except RuntimeError as error:
+            if not _lacks_shapes(error):
+                raise
+            return self._compute_for_real(func, args, kwargs, error)
+
+    def _compute_shapes(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        assert self.fake is not None
+        assert self._shapes is not None
+        if kwargs.get("generator") is not None:
+            kwargs = {**kwargs, "generator": None}
+        key = self._shapes.key(func, args, kwargs)
+        if key is None:
+            output = self.fake.dispatch(func, types, args, kwargs)
+            if output is NotImplemented:
+                plain = without_label((*args, *kwargs.values()))
+                kwargs = dict(zip(kwargs, plain[len(args) :], strict=True))
+                output = self.fake.dispatch(func, types, plain[: len(args)], kwargs)
+            return output
+        output = self._shapes.find(key, args)
+        if output is MISSING:
+            output = self.fake.dispatch(func, types, args, kwargs)
+            self._shapes.keep(key, args, kwargs, output)
+        return output
+
+    def _compute_for_real(self, func: Any, args: Any, kwargs: Any, error: Exception) -> Any:
+        """Run an operator that has no shape function on real zeros of the host."""
+        from torch.utils._pytree import tree_map
+
+        assert self.fake is not None
+        fake, device = self.fake, torch.device(self.device)
+        try:
+            output = run_for_real(func, args, kwargs)
+        except Exception as failure:
+            raise UserError(
+                f"{func}{self._place()} has no shape function in torch and could not be "
+                f"run on the host either ({failure}): its memory cannot be predicted"
+            ) from failure
+        self.answers.note(f"{func} has no shape function: its shapes were found by running it")
+
+        def faked(leaf: Any) -> Any:
+            if not isinstance(leaf, Tensor):
+                return leaf
+            with fake:
+                return torch.empty(leaf.shape, dtype=leaf.dtype, device=device)
+
+        return tree_map(faked, output)
+
+    def _is_fake(self, func: Any, args: Any, kwargs: Any) -> bool:
+        """Tell whether an operator concerns the traced device, or tensors that are fake."""
+        device = kwargs.get("device")
+        if device is not None and torch.device(device).type == self.device:
+            return True
+        if func in FACTORIES and _is_large(args) and _builds_module():
+            return True
+        return any(self._is_ours(value) for value in (*args, *kwargs.values()))
+
+    def _is_ours(self, value: Any) -> bool:
+        """Tell whether a value is or holds a fake tensor, or one that a real device just got."""
+        if isinstance(value, Tensor):
+            return isinstance(value, FakeTensor) or value.device.type == self.device
+        return isinstance(value, tuple | list) and any(self._is_ours(each) for each in value)
+
+    def _place(self) -> str:
+        line = self.here()
+        module = f" in {self.modules[-1]}" if self.modules else ""
+        return f" at {line}{module}" if line else module
+
+    def _see(self, output: Any, func: Any) -> None:
+        if isinstance(output, Tensor):
+            self._see_tensor(output, func)
+        elif isinstance(output, tuple | list):
+            for each in output:
+                self._see(each, func)
+
+    def _see_tensor(self, tensor: Tensor, func: Any) -> None:
+        if tensor.device.type != self.device:
+            return
+        if tensor.layout is not torch.strided:
+            self._see_parts(tensor, func)
+            return
+        storage = tensor.untyped_storage()
+        if storage._cdata in self._alive or not storage.nbytes() or self.looks_away():
+            return
+        if tensor.device.index:
+            self.answers.note(SEVERAL)
+        birth = self._begin(storage, func)
+        birth.shape = tuple(tensor.shape)
+        birth.dtype = str(tensor.dtype).removeprefix("torch.")
+
+    def _see_inside(self, func: Any, course: Inside, output: Any) -> None:
+        """Log what a kernel takes and gives back, and its outputs where it makes them."""
+        taken: list[int] = []
+        for event in course:
+            if isinstance(event, Take):
+                taken.append(len(self.births))
+                self._enter_birth(event.size, func).component = Component.WORKSPACE
+            elif isinstance(event, Give):
+                self._enter_death(taken[event.taken])
+            else:
+                self._see(output if isinstance(output, Tensor) else output[event.output], func)
+
+    def _see_parts(self, tensor: Tensor, func: Any) -> None:
+        if tensor.layout is torch.sparse_coo:
+            self._see([tensor._indices(), tensor._values()], func)
+
+    def _begin(self, storage: Any, operator: Any) -> Birth:
+        key = storage._cdata
+        self._alive[key] = len(self.births)
+        birth = self._enter_birth(storage.nbytes(), operator)
+        end = _End(storage, self._ended)
+        end.key = key
+        self._ends[key] = end
+        return birth
+
+    def _enter_birth(self, size: int, operator: Any) -> Birth:
+        birth = Birth(size, len(self.events))
+        birth.operator, birth.phase, birth.step = operator, self.phase, self.step
+        birth.module = self.modules[-1] if self.modules else ""
+        birth.line = self.here()
+        self.events.append(StreamEvent(len(self.births), True))  # noqa: FBT003  a row of the stream
+        self.births.append(birth)
+        return birth
+
+    def _enter_death(self, index: int) -> None:
+        self.births[index].died = len(self.events)
+        self.events.append(StreamEvent(index, False))  # noqa: FBT003  a row of the stream
+
+    def _ended(self, end: _End) -> None:
+        if self._ends.get(end.key) is end:
+            self._end(end.key)
+
+    def _end(self, key: int) -> None:
+        self._ends.pop(key)
+        self._enter_death(self._alive.pop(key))
+
+
+def is_composite(func: Any) -> bool:
+    """Tell whether an operator is nothing but calls of others."""
+    key = "CompositeImplicitAutograd"
+    return torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), key)
+
+
+def _lacks_shapes(error: RuntimeError) -> bool:
+    """Tell whether an operator failed for want of a function that computes its shapes."""
+    if isinstance(error, UnsupportedOperatorException | NotImplementedError):
+        return True
+    return "no fake impl registered" in str(error)
+
+
+def _is_large(args: Any) -> bool:
+    sizes = args[0] if args and isinstance(args[0], list | tuple) else ()
+    return math.prod(sizes) >= LARGE
+
+
+def _builds_module() -> bool:
+    """Tell whether a module's constructor is running: its weights need no memory of the host."""
+    frame: FrameType | None = sys._getframe(3)
+    for _ in range(FRAMES):
+        if frame is None:
+            return False
+        if frame.f_code.co_name == "__init__" and isinstance(
+            frame.f_locals.get("self"), torch.nn.Module
+        ):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _local(tensor: Any) -> Tensor:
+    """Return what lies on this device of a tensor that is spread over several."""
+    local: Tensor = getattr(tensor, "_local_tensor", tensor)
+    return local

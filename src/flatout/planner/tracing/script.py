@@ -1,0 +1,391 @@
+"""Trace an unmodified script: it runs to the end of its second step, with a GPU of air.
+
+Tensors of the host are real, so that the script reads its data as ever; those on the GPU are fake.
+`trace_script` is the parent's side; `install` runs in the child, right after torch's import.
+"""
+
+import atexit
+import contextlib
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from flatout.agent import undo_journal
+from flatout.agent.hooks import loader, model, optimizer, step
+from flatout.agent.nested import map_leaves
+from flatout.agent.session import Session
+from flatout.launch import trial_folders
+from flatout.launch.trial_process import TRACE, Ending, ProcessOptions, run_process, scratch_root
+from flatout.planner.stream import MemoryStream, stream_from_json, stream_to_json
+from flatout.planner.tracing.script_data import HostData
+from flatout.planner.tracing.simulated_ranks import rank_variables
+from flatout.records import catalogue
+from flatout.records.errors import UserError
+from flatout.records.phase_clock import DATA_WAIT
+from flatout.records.recipe import Recipe, recipe_from_json
+from flatout.records.trial import Workload
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from flatout.planner.tracing.compiled import Call
+    from flatout.planner.tracing.trace import Scene
+
+ENTRY = "flatout.planner.tracing.script"
+RESULT = "memory.json"
+"""Name of the child's result in its folder."""
+MODE = "memory"
+ON_HOST = "the script trains on the CPU wherever it runs: this is its memory there, of a real run"
+ONE_STEP = (
+    "the script took one step and ended: a second one would find gradients and optimizer state "
+    "there, and may need more"
+)
+MORE_STEPS = 3
+"""Steps of one optimizer after which a trace ends even if another one never stepped."""
+
+
+class Asked(Protocol):
+    """What is asked of a trace; `flatout.planner.memory_trace.TraceRequest` is one."""
+
+    @property
+    def batch(self) -> int | None: ...  # noqa: D102
+    @property
+    def recipe(self) -> Recipe: ...  # noqa: D102
+    @property
+    def device(self) -> str: ...  # noqa: D102
+    @property
+    def steps(self) -> int: ...  # noqa: D102
+    @property
+    def capability(self) -> tuple[int, int]: ...  # noqa: D102
+    @property
+    def ranks(self) -> int: ...  # noqa: D102
+    @property
+    def limit_s(self) -> float: ...  # noqa: D102
+
+
+class ScriptTracer:
+    """Traces a script, anew for each request."""
+
+    def __init__(self, workload: Workload, environment: Mapping[str, str] = os.environ) -> None:
+        self.workload = workload
+        self.environment = environment
+        self.fixed: int | None = None
+        """The batch of a script in which there is nothing to put another one in the place of."""
+
+    def trace(self, asked: Asked) -> MemoryStream:
+        """Return the allocations of the script's first steps.
+
+        Raises:
+            UserError: if it cannot be traced; the text says why.
+        """
+        if self.fixed is not None and asked.batch not in (None, self.fixed):
+            raise UserError(_other_batch(asked.batch, self.fixed))
+        reply = self._run(asked, asked.device)
+        is_on_host = "is_empty" in reply
+        if is_on_host:
+            reply = self._run(asked, "cpu")
+        if "stream" not in reply:
+            raise UserError(reply.get("error", "the script took no step on the GPU"))
+        stream = stream_from_json(reply["stream"])
+        self.fixed = stream.batch if reply["is_fixed"] else None
+        return replace(stream, notes=(*stream.notes, ON_HOST)) if is_on_host else stream
+
+    def _run(self, asked: Asked, device: str) -> Mapping[str, Any]:
+        environment: Mapping[str, str] = dict(self.environment)
+        for technique in catalogue.build(asked.recipe):
+            environment = technique.environment(environment)
+        if asked.ranks > 1:
+            environment = {**environment, **rank_variables(asked.ranks)}
+        child = {
+            "mode": MODE,
+            "recipe": asked.recipe.to_json(),
+            "batch": asked.batch,
+            "device": device,
+            "steps": asked.steps,
+            "capability": list(asked.capability),
+            "keep": [RESULT],
+        }
+        options = ProcessOptions(
+            entry=ENTRY, child=child, environment=environment, limit_s=asked.limit_s
+        )
+        with tempfile.TemporaryDirectory(prefix=TRACE, dir=scratch_root()) as name:
+            (Path(name) / "spec.json").write_text(
+                json.dumps(trial_folders.owner()), encoding="utf-8"
+            )
+            ending = run_process(self.workload, options, keep=Path(name))
+            path = Path(name) / RESULT
+            reply: Mapping[str, Any] = {"is_over": True}
+            if path.exists():
+                reply = json.loads(path.read_text(encoding="utf-8"))
+        return {"error": _explained(ending)} if "is_over" in reply else reply
+
+
+def _explained(ending: Ending) -> str:
+    lines = [line.strip() for line in ending.log.splitlines() if line.strip()]
+    if ending.why in {"limit", "hang"}:
+        return "the script reached no second training step in time; nothing could be predicted"
+    last = f": {lines[-1][:300]}" if lines else ""
+    return f"the script ended with exit code {ending.exit_code} and took no training step{last}"
+
+
+def install(spec: Mapping[str, Any]) -> None:
+    """Set the trace up in the script's process; called by the boot."""
+    recipe = recipe_from_json(spec["recipe"])
+    changes = (*catalogue.build(recipe), HostData(batch=spec["batch"]))
+    session = Session(spec, changes)
+    if spec.get("undo"):
+        undo_journal.announce_torch_save()
+    session.start()
+    for seam in (loader, model, optimizer, step):
+        seam.install(session)
+    _ScriptTrace(session, spec).install()
+
+
+class _ScriptTrace:
+    """Follow the session and write the stream once there were enough steps."""
+
+    def __init__(self, session: Session, spec: Mapping[str, Any]) -> None:
+        self.session, self.spec = session, spec
+        self.stack = contextlib.ExitStack()
+        self.names: dict[int, str] = {}
+        self.number = 0
+        self.first: int | None = None
+        self.flops = 0.0
+        self.since = 0.0
+        self.is_written = False
+        self.batch: int | None = None
+        """Samples of the batch drawn last, which may be one of an evaluation."""
+        self.trained: int | None = None
+        """Samples of the largest batch that a step has trained on."""
+        self.steps = int(spec["steps"])
+        self.calls: dict[int, Call | None] = {}
+        """The latest call of each compiled root."""
+        self.scene: Scene = self._begin()
+
+    def _begin(self) -> "Scene":
+        """Set the device up and start to record, for the rest of the process."""
+        from flatout.planner.tracing import trace
+
+        device = self.spec["device"]
+        where = self.stack.enter_context(
+            trace.scene(
+                device,
+                capability=tuple(self.spec["capability"]),
+                is_whole=False,
+                is_real=device == "cpu",
+                moved=self.moved,
+            )
+        )
+        trace.follow(where.recording, self.name_of, self.at)
+        if where.recording.fake is not None:
+            from flatout.planner.tracing.simulated_ranks import pretended_ranks
+
+            self.stack.enter_context(pretended_ranks(self.reduces))
+        self.stack.enter_context(where.recording)
+        return where
+
+    def install(self) -> None:
+        """Listen to the session."""
+        from flatout.planner.stream import Phase
+
+        on, enter = self.session.on, self.scene.recording.enter
+        enter(Phase.SETUP, 0)
+        if self.spec["device"] == "cpu":
+            # What samples are made of comes and goes with each of them, here or in a worker. What a
+            # data set keeps from its first sample is missed with it.
+            clock = self.session.clock
+            self.scene.recording.looks_away = lambda: clock.stack[-1] == DATA_WAIT
+        on("batch", self.drew)
+        on("root", self.found)
+        on("forward", self.forward)
+        on("backward", lambda _: enter(Phase.BACKWARD, self.number))
+        on("backward_end", self.backward_end)
+        on("segment", self.stepped)
+        previous = sys.excepthook
+
+        def crashed(kind: type[BaseException], error: BaseException, trace: Any) -> None:
+            previous(kind, error, trace)
+            self.refuse(error.with_traceback(trace))
+
+        sys.excepthook = crashed
+        atexit.register(self.ended)
+
+    def reduces(self, bucket: Any) -> None:
+        """Name a bucket of gradients; their order is settled from the second step on only."""
+        from flatout.planner.stream import Component
+        from flatout.planner.transforms import BUCKETS
+
+        self.steps = int(self.spec["steps"]) + 1
+        recording = self.scene.recording
+        recording.know(bucket, Component.GRADIENTS)
+        birth = recording.find(bucket)
+        if birth is not None:
+            birth.operator = BUCKETS
+
+    def at(self) -> Any:
+        """Return the phase around an optimizer's step."""
+        from flatout.planner.stream import Phase
+
+        inside = self.scene.recording.phase
+        is_inside = inside in (Phase.BACKWARD, Phase.FORWARD) and self.session.clock.stack[-1] == 2
+        return (inside if is_inside else Phase.DATA), self.number
+
+    def name_of(self, module: "nn.Module") -> str:
+        """Return a module's dotted name, empty for one outside the roots."""
+        return self.names.get(id(module), "")
+
+    def found(self, root: "nn.Module") -> None:
+        """Name the modules of a new root."""
+        from flatout.planner.tracing import trace
+        from flatout.planner.tracing import trace as components
+
+        self.names |= components.know_model(self.scene.recording, root)
+        if trace.is_compiled(root):
+            self.scene.answers.note(trace.COMPILED)
+            self.calls[id(root)] = None
+
+    def drew(self, batch: Any, _: str) -> None:
+        """A batch was drawn: what goes to the device next is input."""
+        from flatout.planner.stream import Phase
+
+        recording = self.scene.recording
+        self.batch = self.session.last_size or self.batch
+        recording.enter(Phase.DATA, self.number)
+
+        def see(leaf: Any) -> Any:
+            if hasattr(leaf, "untyped_storage"):
+                recording.saw_inside(leaf, "batch")
+            return leaf
+
+        map_leaves(batch, see)
+
+    def forward(self, root: "nn.Module", args: Any, kwargs: Any) -> None:
+        """A root is called: its tensors are inputs, unless they were made by another root."""
+        from flatout.agent.samples import leading_size
+        from flatout.planner.stream import Component, Phase
+        from flatout.planner.tracing.compiled import call_of
+
+        recording = self.scene.recording
+        if id(root) in self.calls:
+            self.calls[id(root)] = call_of(root, args, kwargs, self.scene.device)
+        recording.enter(Phase.FORWARD, self.number)
+        for leaf in (*args, *kwargs.values()):
+            if hasattr(leaf, "untyped_storage") and leaf.grad_fn is None:
+                recording.know(leaf, Component.INPUTS)
+                self.batch = self.batch or leading_size(leaf)
+
+    def backward_end(self) -> None:
+        """Gradients are there."""
+        from flatout.planner.tracing import trace as components
+
+        for root in self.session.roots:
+            components.know_gradients(self.scene.recording, root.parameters())
+
+    def stepped(self, segment: Any) -> None:
+        """A step has ended; after enough of them the trace is written and the process ends.
+
+        Of several optimizers each has to step twice, and the trace ends where the first one does.
+        """
+        from flatout.planner.stream import Phase
+
+        recording, counts = self.scene.recording, self.session.counts
+        self.first = segment.who if self.first is None else self.first
+        self.trained = max(self.trained or 0, self.batch or 0) or None
+        if segment.who == self.first:
+            self.number += 1
+            self.flops, self.since = recording.flops - self.since, recording.flops
+        recording.enter(Phase.DATA, self.number)
+        is_whole = segment.who == self.first and min(counts.values()) >= self.steps
+        is_whole = is_whole and len(counts) >= len(self.session.optimizers)
+        if self.number >= self.steps and (is_whole or self.number >= self.steps + MORE_STEPS):
+            self._write()
+            os._exit(0)
+
+    def moved(self, replaced: Mapping[int, "nn.Parameter"]) -> None:
+        """Give the optimizers the parameters that `Module.to` and its like replaced."""
+        for each in self.session.optimizers:
+            for group in each.param_groups:
+                group["params"] = [replaced.get(id(p), p) for p in group["params"]]
+
+    def _write(self) -> None:
+        """Write the stream, or that nothing was on the device."""
+        from flatout.planner.tracing import trace
+        from flatout.planner.tracing import trace as components
+        from flatout.planner.tracing.compiled import bounded_by_calls
+
+        for root in self.session.roots:
+            components.know_model(self.scene.recording, root)
+        asked = self.spec["batch"]
+        host = self._host_data()
+        batch = self.trained
+        if asked is not None and batch != asked:
+            is_all = batch is not None and batch < asked and batch in host.sizes
+            words = _too_few(asked, batch) if is_all else _other_batch(asked, batch)
+            self._put({"error": words})
+            return
+        for text in host.said:
+            self.scene.answers.note(text)
+        stream = trace.stream_of(self.scene, steps=self.number, batch=batch, flops=self.flops)
+        calls, fake = [call for call in self.calls.values() if call], self.scene.recording.fake
+        if calls and fake is not None:
+            stream = bounded_by_calls(stream, calls, fake)
+        if stream.device == "cuda" and not any(a.size for a in stream.allocations):
+            self._put({"is_empty": True})
+        else:
+            self._put({"stream": stream_to_json(stream), "is_fixed": not host.own})
+
+    def _put(self, reply: Mapping[str, Any]) -> None:
+        """Write the reply; the first one counts."""
+        if self.is_written:
+            return
+        self.is_written = True
+        text = json.dumps(reply)
+        (Path(self.spec["folder"]) / RESULT).write_text(text, encoding="utf-8")
+
+    def _host_data(self) -> HostData:
+        return next(t for t in self.session.techniques if isinstance(t, HostData))
+
+    def refuse(self, error: BaseException) -> None:
+        """Say in one line why the script could not be traced."""
+        from flatout.planner.stream import Phase
+        from flatout.planner.tracing.child import explained
+
+        is_between = self.number > 0 and self.scene.recording.phase is Phase.DATA
+        if is_between and self.number >= int(self.spec["steps"]):
+            # Between steps, as an evaluation or a checkpoint is: the steps before it count.
+            self._write()
+            return
+        what = f"what follows step {self.number}" if is_between else "the training step"
+        if not self.number and self.scene.recording.phase in (Phase.SETUP, Phase.DATA):
+            what = "the script, before its first step,"
+        is_ours = isinstance(error, UserError)
+        self._put({"error": str(error) if is_ours else explained(error, what)})
+
+    def ended(self) -> None:
+        """Say that the script ended without enough steps."""
+        asked, sizes = self.spec["batch"], self._host_data().sizes
+        if self.number:
+            if self.number < int(self.spec["steps"]):
+                self.scene.answers.note(ONE_STEP)
+            self._write()
+        elif asked is not None and sizes and max(sizes) < asked:
+            self._put({"error": _too_few(asked, max(sizes))})
+        else:
+            self._put({"is_over": True})
+
+
+def _too_few(asked: int, samples: int | None) -> str:
+    return f"the data set has only {samples} samples, which make no batch of {asked}"
+
+
+def _other_batch(asked: int, found: int | None) -> str:
+    return (
+        f"the script makes batches of {found or 'an unknown number of'} samples itself, and not "
+        f"of {asked}: it takes them from no DataLoader with a batch_size; pass the script's own "
+        "option for the batch after its name"
+    )

@@ -1,0 +1,158 @@
+"""The data of a script that is traced: loaded in its own process, in batches of the asked size.
+
+Batches of another size, or of one sample again and again, in the place of a batch sampler's.
+
+Trainers that share data out among processes (Accelerate's, transformers') hand their loaders a
+batch sampler instead of a batch size.
+
+A plan is for the worst batch: let a loader draw its largest sample again and again.
+
+Only where that is cheap: samples are looked at for a few seconds at most, and where the first ones
+are all of one size nothing is changed.
+"""
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, final
+
+from flatout.agent.samples import tensor_bytes
+from flatout.records.machine import Machine
+from flatout.records.profile import Profile
+from flatout.records.technique import Effect, Numerics, Technique
+
+
+class WorstBatches:
+    """As many batches as a sampler makes, each of `size` samples; else it answers as the sampler.
+
+    Args:
+        sampler: The one that is replaced.
+        size: Samples of a batch.
+        index: The sample that every batch holds; None takes the sampler's own, over and over.
+    """
+
+    def __init__(self, sampler: Any, size: int, index: int | None = None) -> None:
+        self.original, self.batch_size, self.index = sampler, size, index
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for numbers in self.original:
+            own = list(numbers) if self.index is None else [self.index]
+            yield (own * -(-self.batch_size // len(own)))[: self.batch_size]
+
+    def __len__(self) -> int:
+        return len(self.original)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.original, name)
+
+
+def size_of(sampler: Any) -> int | None:
+    """Return how many samples a batch sampler puts into a batch; None where it does not say."""
+    size = getattr(sampler, "batch_size", None)
+    return size if type(size) is int and size > 0 else None
+
+
+LOOK_S = 3.0
+"""How long samples are looked at."""
+MOST_SAMPLES = 20_000
+ALIKE = 64
+"""So many samples of one size mean that all have it."""
+
+Note = Callable[[str], None]
+
+
+def worst_case(arguments: Mapping[str, Any], note: Note) -> Mapping[str, Any]:
+    """Return what changes in a loader's arguments, so that every sample is the largest one.
+
+    Args:
+        arguments: Those of a `DataLoader`, by parameter name.
+        note: Is told what was found, or why nothing was looked at.
+    """
+    dataset: Any = arguments.get("dataset")
+    sampler = arguments.get("batch_sampler")
+    size = None if sampler is None else size_of(sampler)
+    if (sampler is not None and size is None) or not _is_indexed(dataset):
+        note(
+            "the data set was not looked at for its largest sample (a batch sampler of its own, or "
+            "iterable data): planned is the batch that the script drew first"
+        )
+        return {}
+    try:
+        index, seen, is_uniform = largest(dataset)
+    except Exception as error:  # noqa: BLE001  the script's own data may fail in any way
+        note(f"the data set could not be looked at for its largest sample: {error}")
+        return {}
+    if is_uniform or index is None:
+        return {}
+    note(
+        f"samples differ in size: planned is a batch of the largest of {seen} that were looked at, "
+        f"number {index}"
+    )
+    if size is not None:
+        return {"batch_sampler": WorstBatches(sampler, size, index)}
+    return {"sampler": [index] * len(dataset), "shuffle": False}
+
+
+def largest(dataset: Any) -> tuple[int | None, int, bool]:
+    """Return the number of the largest sample, how many were looked at, and if all were alike."""
+    ends_at = time.monotonic() + LOOK_S
+    sizes: list[int] = []
+    for index in range(min(len(dataset), MOST_SAMPLES)):
+        sizes.append(tensor_bytes(dataset[index]))
+        is_uniform = len(sizes) == ALIKE and len(set(sizes)) == 1
+        if is_uniform or time.monotonic() > ends_at:
+            break
+    if not sizes:
+        return None, 0, True
+    return sizes.index(max(sizes)), len(sizes), len(set(sizes)) == 1
+
+
+def _is_indexed(dataset: Any) -> bool:
+    return hasattr(type(dataset), "__getitem__") and hasattr(type(dataset), "__len__")
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostData(Technique):
+    """Load the data in this process, unpinned, and in batches of the size that is asked for."""
+
+    batch: int | None = None
+    said: list[str] = field(default_factory=list)
+    """What was found while the loader was looked at, for the stream's notes."""
+    sizes: list[int] = field(default_factory=list)
+    """Samples in the data sets of the loaders, where they know it."""
+    own: list[int] = field(default_factory=list)
+    """Batch sizes that the script gave its loaders: what `batch` can be put in the place of."""
+
+    family: ClassVar[str] = "data"
+    addresses: ClassVar[frozenset[str]] = frozenset()
+    numerics: ClassVar[Numerics] = Numerics.TRAINING
+
+    @classmethod
+    def candidates(cls, profile: Profile, machine: Machine) -> Sequence["HostData"]:
+        """Return nothing: this is no lever."""
+        return ()
+
+    def predict(self, profile: Profile, machine: Machine) -> Effect:
+        """Predict nothing: this is no lever."""
+        return Effect()
+
+    def loader(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the arguments without workers and pinning, for the worst batch there is."""
+        from flatout.planner.tracing.target import real_tensors
+
+        wanted = {**arguments, "num_workers": 0, "pin_memory": False, "timeout": 0}
+        with contextlib.suppress(TypeError, NotImplementedError):
+            self.sizes.append(len(arguments["dataset"]))
+        sampler = wanted.get("batch_sampler")
+        size = wanted.get("batch_size") if sampler is None else size_of(sampler)
+        if size is not None:
+            self.own.append(size)
+        if self.batch is not None and size is not None and sampler is not None:
+            wanted["batch_sampler"] = WorstBatches(sampler, self.batch)
+        elif self.batch is not None and size is not None:
+            wanted["batch_size"] = self.batch
+        with real_tensors():
+            worst = worst_case(wanted, self.said.append)
+        return {**wanted, **worst}

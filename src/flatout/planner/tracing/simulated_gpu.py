@@ -1,0 +1,305 @@
+"""A CUDA device that is not there: fake tensors on `cuda` behave as on the machine planned for.
+
+With a GPU present nothing here is needed, and nothing is patched: fake tensors use the real build.
+"""
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch._subclasses import fake_tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from flatout.agent.patching import swapped
+from flatout.planner.tracing import cuda_shim, layer_kernels
+
+CAPABILITY = (9, 0)
+"""Of the pretended device, where nobody says another: Hopper."""
+BUILT_WITH = torch._C._show_config()
+"""Asked for where a device is pretended, a build without CUDA would fail."""
+TOTAL_BYTES = 2**47
+"""Of the pretended device: a script that asks for free memory is never told to use less."""
+
+
+class VirtualFakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]
+    """Fake tensors that never touch the device, whatever `torch.cuda.is_available` says."""
+
+    @property
+    def avoid_device_init(self) -> bool:
+        """Keep torch from starting CUDA, which is not there."""
+        return True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VirtualDevice:
+    """What is pretended, and whom to tell of an assumption."""
+
+    capability: tuple[int, int] = CAPABILITY
+    note: Callable[[str], None] = field(default=lambda _: None)
+
+
+@contextlib.contextmanager
+def virtual_cuda(device: VirtualDevice) -> Iterator[None]:
+    """Pretend a CUDA device while this runs; what C++ was told stays for the process's life.
+
+    Raises:
+        ShimRefused: where this torch does not let itself be told.
+    """
+    cuda_shim.install()
+    _attend_as(device.capability)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(recurrent_layers(device.note))
+        if hasattr(fake_tensor, "init_gpu_context"):
+            # It makes a real tensor where a device is there, and this one is not.
+            stack.enter_context(swapped(fake_tensor, "init_gpu_context", _constantly(None)))
+        for owner, names in _pretended(device).items():
+            for name, value in names.items():
+                stack.enter_context(swapped(_owners()[owner], name, value))
+        yield
+
+
+@contextlib.contextmanager
+def recurrent_layers(note: Callable[[str], None]) -> Iterator[None]:
+    """Let recurrent layers allocate what cuDNN's would while this runs, on a real device too.
+
+    Torch's own shape functions leave the reserve space out.
+    """
+    with contextlib.ExitStack() as stack:
+        for kind in layer_kernels.GATES:
+            stack.enter_context(swapped(torch._VF, kind, layer_kernels.recurrent(kind, note)))
+        yield
+
+
+def _owners() -> Mapping[str, Any]:
+    return {
+        "cuda": torch.cuda,
+        "accelerator": torch.accelerator,
+        "tensor": torch.Tensor,
+        "random": torch.cuda.random,
+        "torch": torch,
+        "build": torch._C,
+    }
+
+
+def _pretended(device: VirtualDevice) -> Mapping[str, Mapping[str, Any]]:
+    """Return what is put in the place of torch's own functions, by owner and name."""
+    properties = SimpleNamespace(
+        name="virtual CUDA device",
+        major=device.capability[0],
+        minor=device.capability[1],
+        total_memory=TOTAL_BYTES,
+        multi_processor_count=132,
+        warp_size=32,
+        is_integrated=False,
+        gcnArchName="",
+        regs_per_multiprocessor=65536,
+        max_threads_per_multi_processor=2048,
+    )
+    answers = {
+        "is_available": True,
+        "is_initialized": True,
+        "device_count": 1,
+        "current_device": 0,
+        "get_device_capability": device.capability,
+        "get_device_properties": properties,
+        "get_device_name": properties.name,
+        "_exchange_device": 0,
+        "_maybe_exchange_device": 0,
+        "is_bf16_supported": device.capability >= (8, 0),
+        "is_current_stream_capturing": False,
+        "mem_get_info": (TOTAL_BYTES, TOTAL_BYTES),
+    }
+    nothing = ("_lazy_init", "init", "synchronize", "set_device", "manual_seed", "manual_seed_all")
+    seeds = ("seed", "seed_all", "set_rng_state", "set_rng_state_all", "empty_cache")
+    meters = ("reset_peak_memory_stats", "reset_max_memory_allocated", "_sleep", "ipc_collect")
+    zero = ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved")
+    cuda: dict[str, Any] = {name: _constantly(value) for name, value in answers.items()}
+    cuda |= {name: _constantly(None) for name in (*nothing, *seeds, *meters)}
+    cuda |= {name: _constantly(0) for name in zero}
+    cuda |= {
+        "get_rng_state": _random_state,
+        "get_rng_state_all": lambda: [_random_state()],
+        "memory_stats": _constantly({}),
+        "memory_summary": _constantly(""),
+        "Stream": Stream,
+        "Event": Event,
+        "current_stream": Stream,
+        "default_stream": Stream,
+        "stream": lambda stream: contextlib.nullcontext(stream),
+    }
+    return {
+        "cuda": cuda,
+        "accelerator": {
+            "synchronize": _constantly(None),
+            "current_stream": Stream,
+            "set_stream": _constantly(None),
+            **{name: _constantly(0) for name in zero if hasattr(torch.accelerator, name)},
+        },
+        "tensor": {
+            "record_stream": _constantly(None),
+            "pin_memory": lambda tensor, *_, **__: tensor,
+            "is_pinned": lambda *_, **__: False,
+        },
+        "random": {"get_rng_state": _random_state, "set_rng_state": _constantly(None)},
+        "torch": {"Generator": Generator, "load": _loading(torch.load)},
+        "build": {
+            # Libraries of kernels keep it when they are imported, where a device is there.
+            "_cuda_getCurrentRawStream": _constantly(0),
+            "_show_config": _constantly(BUILT_WITH),
+            "_scatter": _scattered,
+        },
+    }
+
+
+def _constantly(value: Any) -> Callable[..., Any]:
+    return lambda *_, **__: value
+
+
+def _random_state(*_: Any, **__: Any) -> torch.Tensor:
+    """Return what stands for the device's random state: seed and offset, 16 bytes on the host."""
+    return torch.empty(16, dtype=torch.uint8, device="cpu")
+
+
+def _scattered(tensor: torch.Tensor, gpus: Sequence[int], *_: Any) -> tuple[torch.Tensor, ...]:
+    """Return what `DataParallel` hands its only GPU: all of it."""
+    return tuple(tensor.to(torch.device("cuda", gpu)) for gpu in gpus)
+
+
+def _loading(load: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `torch.load` that reads onto the host and moves what belongs on a GPU from there."""
+
+    @functools.wraps(load)
+    def loaded(file: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
+        if callable(map_location):
+            return load(file, map_location, *args, **kwargs)
+        homes: set[str] = set()
+
+        def on_host(storage: Any, home: str) -> Any:
+            homes.add(home)
+            return storage
+
+        value = load(file, on_host, *args, **kwargs)
+        where = map_location if isinstance(map_location, Mapping) else {}
+        wanted = {str(where.get(home, home)) for home in homes}
+        if map_location is not None and not where:
+            wanted = {str(torch.device(map_location))}
+        return _on_gpu(value) if any(each.startswith("cuda") for each in wanted) else value
+
+    return loaded
+
+
+def _on_gpu(value: Any) -> Any:
+    """Return what a checkpoint holds with its tensors on the device."""
+    if isinstance(value, torch.Tensor):
+        return torch.empty_like(value, device="cuda") if value.is_meta else value.to("cuda")
+    if isinstance(value, torch.nn.Module):
+        return value.to("cuda")
+    if isinstance(value, dict):
+        value.update({key: _on_gpu(each) for key, each in value.items()})
+    elif isinstance(value, list):
+        value[:] = map(_on_gpu, value)
+    elif type(value) is tuple:
+        return tuple(map(_on_gpu, value))
+    return value
+
+
+_generator = torch.Generator
+
+
+class _Generators(type(_generator)):  # type: ignore[misc]  # its type has no stub
+    """The class of both kinds: torch's own generators stay generators."""
+
+    def __instancecheck__(cls, value: Any) -> bool:
+        return isinstance(value, _generator)
+
+
+class Generator(_generator, metaclass=_Generators):
+    """A generator of the host, whatever device it is asked for: no fake tensor draws from it."""
+
+    def __new__(cls, device: Any = "cpu") -> "Generator":
+        """Return one of the host."""
+        del device
+        return super().__new__(cls)
+
+
+class Event:
+    """An event of a stream that never runs: always done."""
+
+    def __init__(self, *_: Any, **__: Any) -> None: ...
+
+    def record(self, *_: Any) -> None:
+        """Do nothing."""
+
+    def wait(self, *_: Any) -> None:
+        """Do nothing."""
+
+    def synchronize(self) -> None:
+        """Do nothing."""
+
+    def query(self) -> bool:
+        """Say that it has happened."""
+        return True
+
+    def elapsed_time(self, _: Any) -> float:
+        """Return no time: nothing ran."""
+        return 0.0
+
+
+class Stream:
+    """A stream that never runs: always done."""
+
+    stream_id = 0
+    cuda_stream = 0
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        self.device = torch.device("cuda", 0)
+
+    def wait_stream(self, _: Any) -> None:
+        """Do nothing."""
+
+    def wait_event(self, _: Any) -> None:
+        """Do nothing."""
+
+    def record_event(self, event: Any = None) -> Any:
+        """Return an event that has happened."""
+        return event or Event()
+
+    def synchronize(self) -> None:
+        """Do nothing."""
+
+    def query(self) -> bool:
+        """Say that it is done."""
+        return True
+
+    def is_capturing(self) -> bool:
+        """Say that no graph is captured."""
+        return False
+
+    def __enter__(self) -> "Stream":
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+
+_attending: list[Any] = []
+"""The library that overrides attention, once made, and the capability it answers for."""
+
+
+def _attend_as(capability: tuple[int, int]) -> None:
+    """Let attention on `cuda` be computed by the kernel that a device of this capability takes."""
+    if _attending:
+        _attending[1] = capability
+        return
+    library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
+    _attending.extend([library, capability])
+
+    @functools.wraps(layer_kernels.attend)
+    def attend(*args: Any, **kwargs: Any) -> Any:
+        return layer_kernels.attend(_attending[1], *args, **kwargs)
+
+    for key in ("AutogradCUDA", "CUDA"):
+        library.impl("scaled_dot_product_attention", attend, key)  # type: ignore[no-untyped-call]

@@ -1,0 +1,154 @@
+"""A process group of many ranks that is not there, for models sharded over devices.
+
+The environment of the first of several ranks that torchrun would start.
+
+One rank of many in a script: its process group exchanges nothing, its buckets are real.
+
+`DistributedDataParallel` works with its own reducer, so that gradient buckets are what torch makes
+of them: in their first order from the beginning on, built anew before the second step.
+"""
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, distributed, nn
+from torch.nn.parallel import distributed as parallel
+
+from flatout.agent.patching import swapped
+from flatout.planner.tracing.training_step import Subject
+
+
+def rank_variables(world_size: int) -> Mapping[str, str]:
+    """Return the variables that torchrun sets for the first rank of so many on one machine."""
+    return {
+        "RANK": "0",
+        "LOCAL_RANK": "0",
+        "GROUP_RANK": "0",
+        "WORLD_SIZE": str(world_size),
+        "LOCAL_WORLD_SIZE": str(world_size),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "29500",
+        "TORCHELASTIC_RUN_ID": "plan",
+        "TORCHELASTIC_RESTART_COUNT": "0",
+        "TORCHELASTIC_MAX_RESTARTS": "0",
+    }
+
+
+ALONE = 1
+
+
+@contextlib.contextmanager
+def pretended_ranks(reduces: Callable[[Tensor], None] = lambda _: None) -> Iterator[None]:
+    """Let a script make a process group of ranks that are not there while this runs.
+
+    Args:
+        reduces: told of every bucket of gradients that would be sent.
+    """
+    if not distributed.is_available():
+        yield
+        return
+    join = _joining(distributed.init_process_group)
+    with contextlib.ExitStack() as stack:
+        for owner in (distributed, distributed.distributed_c10d):
+            stack.enter_context(swapped(owner, "init_process_group", join))
+        for name in ("is_nccl_available", "is_gloo_available"):
+            for owner in (distributed, distributed.distributed_c10d):
+                stack.enter_context(swapped(owner, name, lambda: True))
+        # Both compare or copy the values of parameters, which are not there.
+        for name in ("_verify_param_shape_across_processes", "_sync_module_states"):
+            stack.enter_context(swapped(parallel, name, lambda *_, **__: True))
+        kind = parallel.DistributedDataParallel
+        stack.enter_context(swapped(kind, "__init__", _making(kind.__init__, reduces)))
+        yield
+
+
+def _joining(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `init_process_group` for a group of which this process is the first rank."""
+
+    def init_process_group(backend: Any = None, *args: Any, **kwargs: Any) -> None:
+        del backend, args
+        from torch.testing._internal.distributed.fake_pg import FakeStore
+
+        size = int(os.environ.get("WORLD_SIZE", kwargs.get("world_size", ALONE)))
+        original("fake", rank=0, world_size=max(size, ALONE), store=FakeStore())
+
+    return init_process_group
+
+
+class _Silent:
+    """Stands for DDP's logger, whose timer a build without CUDA does not hold."""
+
+    def __init__(self, logger: Any) -> None:
+        self.logger = logger
+        """The reducer refers to it."""
+
+    def __getattr__(self, _: str) -> Callable[..., None]:
+        return lambda *_, **__: None
+
+
+def _making(
+    original: Callable[..., None], reduces: Callable[[Tensor], None]
+) -> Callable[..., None]:
+    """Return DDP's `__init__` with a hook that returns each bucket as it is."""
+
+    def unchanged(_: Any, bucket: Any) -> Any:
+        reduces(bucket.buffer())
+        future: torch.futures.Future[Tensor] = torch.futures.Future()
+        future.set_result(bucket.buffer())
+        return future
+
+    unchanged.__annotations__.clear()  # torch accepts its own words there, or none
+
+    def __init__(model: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
+        original(model, *args, **kwargs)
+        model.logger = _Silent(model.logger)
+        model.register_comm_hook(None, unchanged)
+
+    return __init__
+
+
+@contextlib.contextmanager
+def pretended_world(size: int) -> Iterator[None]:
+    """Be rank 0 of so many while this runs: collectives return shapes and exchange nothing."""
+    if size == 1 or distributed.is_initialized():
+        yield
+        return
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    distributed.init_process_group("fake", rank=0, world_size=size, store=FakeStore())
+    try:
+        yield
+    finally:
+        distributed.destroy_process_group()
+
+
+def sharded(subject: Subject, count: int) -> Subject:
+    """Return the subject with its model sharded over so many devices, as ZeRO stage 3 does it.
+
+    Every block of a list of blocks is a unit of FSDP2's, and what is left is another.
+    """
+    build = subject.model
+
+    def build_sharded() -> nn.Module:
+        return shard(build().to("cuda"), count)
+
+    return replace(subject, model=build_sharded, world_size=count)
+
+
+def shard(model: nn.Module, count: int) -> nn.Module:
+    """Shard a model in place by `fully_shard`, block by block."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = init_device_mesh("cuda", (count,))
+    for module in list(model.modules()):
+        if isinstance(module, nn.ModuleList):
+            for block in module:
+                if any(True for _ in block.parameters()):
+                    fully_shard(block, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    return model

@@ -1,0 +1,489 @@
+"""What each traced allocation is for, and the finished stream.
+
+Trace the memory of a training step: every allocation, without the device and without weights.
+
+`trace` runs the step under fake tensors in this very process. On a machine without a GPU that
+tells torch's C++ of a device that is not there, for the rest of the process: trace in a process of
+its own (`flatout.planner.memory_trace` does).
+"""
+
+import contextlib
+import gc
+import itertools
+import warnings
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.optim import Optimizer
+from torch.utils._pytree import tree_leaves
+
+from flatout.agent.measuring.source_lines import SourceLines
+from flatout.agent.patching import swapped
+from flatout.planner.stream import Allocation, Component, MemoryStream, Phase, StreamEvent
+from flatout.planner.tracing.compiled import bounded
+from flatout.planner.tracing.cuda_shim import ShimRefused
+from flatout.planner.tracing.fake_rules import fake_rules
+from flatout.planner.tracing.operators import Answers
+from flatout.planner.tracing.recording import Birth, Recording
+from flatout.planner.tracing.simulated_gpu import (
+    CAPABILITY,
+    VirtualDevice,
+    VirtualFakeMode,
+    recurrent_layers,
+    virtual_cuda,
+)
+from flatout.planner.tracing.simulated_ranks import pretended_world
+from flatout.planner.tracing.training_step import Subject
+from flatout.records.errors import NotApplicable, UserError
+from flatout.records.technique import Technique, name_of, seams_of
+
+
+def know_model(recording: Recording, model: nn.Module) -> dict[int, str]:
+    """Say what the model's tensors are for; return the names of its modules by identity."""
+    names: dict[int, str] = {}
+    for name, module in model.named_modules():
+        names.setdefault(id(module), plain_name(name) or type(module).__name__)
+        own = names[id(module)] if name else ""
+        for buffer in module.buffers(recurse=False):
+            recording.know(buffer, Component.BUFFERS, own)
+        for parameter in module.parameters(recurse=False):
+            recording.know(parameter, Component.PARAMETERS, own)
+    return names
+
+
+def plain_name(name: str) -> str:
+    """Return a module's name without the wrapping of compilers and checkpoints.
+
+    >>> plain_name("_orig_mod.layers.0._checkpoint_wrapped_module.mlp")
+    'layers.0.mlp'
+    """
+    parts = name.split(".")
+    return ".".join(p for p in parts if p not in ("_orig_mod", "_checkpoint_wrapped_module"))
+
+
+def know_gradients(recording: Recording, parameters: Iterable[Any]) -> None:
+    """Say which allocations are gradients."""
+    for parameter in parameters:
+        if parameter.grad is not None:
+            owner = recording.find_local(parameter)
+            recording.know(parameter.grad, Component.GRADIENTS, owner.module if owner else "")
+
+
+def know_state(recording: Recording, optimizer: Optimizer) -> None:
+    """Say which allocations an optimizer keeps."""
+    for parameter, state in optimizer.state.items():
+        owner = recording.find_local(parameter)
+        for value in state.values() if isinstance(state, dict) else ():
+            if hasattr(value, "untyped_storage"):
+                recording.know(value, Component.OPTIMIZER, owner.module if owner else "")
+
+
+def parameters_of(optimizer: Optimizer) -> list[Any]:
+    """Return all parameters of an optimizer."""
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def allocations_of(recording: Recording) -> tuple[Allocation, ...]:
+    """Return the traced allocations, each with what it is for."""
+    backwards = [mark.at for mark in recording.marks if mark.phase is Phase.BACKWARD]
+    return tuple(
+        Allocation(
+            size=birth.size,
+            component=birth.component or _by_life(birth, backwards),
+            phase=birth.phase,
+            step=birth.step,
+            operator=str(birth.operator),
+            module=birth.module,
+            line=birth.line,
+            shape=birth.shape,
+            dtype=birth.dtype,
+        )
+        for birth in recording.births
+    )
+
+
+def ordered(events: Sequence[StreamEvent]) -> tuple[StreamEvent, ...]:
+    """Return the events with deaths that follow each other in the order of their births.
+
+    Together they say the same, and two traces then say it alike: what dies with a dictionary of
+    C++'s dies in the order of its pointers.
+    """
+    found: list[StreamEvent] = []
+    for is_birth, run in itertools.groupby(events, key=lambda event: event.born):
+        part = list(run)
+        found += part if is_birth else sorted(part, key=lambda event: event[0])
+    return tuple(found)
+
+
+def _by_life(birth: Birth, backwards: Sequence[int]) -> Component:
+    """Tell what an allocation is for by when it lived."""
+    if birth.phase is Phase.DATA:
+        return Component.INPUTS
+    if birth.phase is Phase.SETUP:
+        return Component.BUFFERS if birth.died is None else Component.TEMPORARIES
+    if birth.phase is not Phase.FORWARD:
+        return Component.TEMPORARIES
+    after = bisect_left(backwards, birth.born)
+    begins = backwards[after] if after < len(backwards) else None
+    if begins is None:
+        return Component.TEMPORARIES
+    is_kept = birth.died is None or birth.died >= begins
+    return Component.ACTIVATIONS if is_kept else Component.TEMPORARIES
+
+
+EXPECTED_WARNINGS = (
+    "Accessing the data pointer of FakeTensor",
+    "PyTorch was compiled without cuDNN",
+    r"Using `torch.compile\(module\)` when there are global hooks",
+)
+"""What torch says of fake tensors and of our hooks; none of it is the user's business."""
+COMPILED = "torch.compile: traced as eager code, because a tracer switches the compiler off"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scene:
+    """A device to trace on, set up in this process."""
+
+    recording: Recording
+    answers: Answers
+    device: str
+    method: str
+
+
+def trace(
+    subject: Subject,
+    *,
+    batch: int | None = None,
+    changes: Sequence[Technique] = (),
+    device: str = "cuda",
+    steps: int = 2,
+    capability: tuple[int, int] = CAPABILITY,
+) -> MemoryStream:
+    """Return every allocation of the first steps of a training.
+
+    Args:
+        subject: The training step.
+        batch: Samples of a micro-batch; None takes the subject's own number.
+        changes: Techniques that act at the model, forward and optimizer seams.
+        device: `cuda`, there or not, or `cpu`.
+        steps: Optimizer steps; the first lacks the optimizer's state, so two are the least that
+            shows a steady one.
+        capability: Compute capability of a pretended CUDA device.
+
+    Raises:
+        UserError: if something cannot be traced; the text says what and where.
+    """
+    count = subject.batch_size if batch is None else batch
+    if type(count) is not int or count < 1:
+        raise UserError(f"a batch of {count!r} cannot be traced; give a whole number > 0")
+    if type(steps) is not int or steps < 1:
+        raise UserError(f"{steps!r} steps cannot be traced; give a whole number > 0")
+    with scene(device, capability=capability, mask_share=subject.mask_share) as where:
+        training = _Training(subject, where, changes)
+        with pretended_world(subject.world_size), _steady_collection(), training.hooked():
+            training.build()
+            for step in range(steps):
+                training.step(step, count)
+            stream = stream_of(where, steps=steps, batch=count, flops=training.step_flops)
+            if COMPILED not in stream.notes:
+                return stream
+            assert where.recording.fake is not None
+            return bounded(stream, subject, where.recording.fake)
+
+
+@contextlib.contextmanager
+def scene(
+    device: str,
+    *,
+    capability: tuple[int, int] = CAPABILITY,
+    mask_share: float = 1.0,
+    is_whole: bool = True,
+    is_real: bool = False,
+    moved: Callable[[dict[int, nn.Parameter]], None] = lambda _: None,
+) -> Iterator[Scene]:
+    """Set up the device to trace on: the real build's, else a pretended one, else the host.
+
+    Args:
+        device: `cuda` or `cpu`.
+        capability: Compute capability of a pretended CUDA device.
+        mask_share: Share of a mask that is taken to be true where a size depends on it.
+        is_whole: Whether every tensor is fake; else the host's are real.
+        is_real: Whether to trace a real run on the host.
+        moved: Told of parameters that were replaced by `Module.to` and its like.
+    """
+    answers = Answers(mask_share=mask_share)
+    with contextlib.ExitStack() as stack:
+        virtual = VirtualDevice(capability=capability, note=answers.note)
+        method, fake = ("real", None) if is_real else _method(stack, device, virtual)
+        if method == "cpu_fake" and not is_whole:
+            method, fake = "real", None
+        traced = "cuda" if "cuda" in method else "cpu"
+        lines = SourceLines()
+        recording = Recording(traced, fake, is_whole=is_whole, answers=answers, here=lines.here)
+        answers.origin, answers.here = recording.origin, lines.here
+        answers.see = recording.saw_inside
+        stack.enter_context(fake_rules(moved, recording.resized, recording.saw_inside))
+        if isinstance(fake, VirtualFakeMode):
+            stack.enter_context(_lifting_on_host())
+        stack.enter_context(warnings.catch_warnings())
+        for text in EXPECTED_WARNINGS:
+            warnings.filterwarnings("ignore", text)
+        yield Scene(recording=recording, answers=answers, device=traced, method=method)
+
+
+def _method(
+    stack: contextlib.ExitStack, device: str, virtual: VirtualDevice
+) -> tuple[str, FakeTensorMode]:
+    """Return how to trace, with what was needed for it set up on the stack."""
+    if device == "cpu":
+        return "cpu_fake", FakeTensorMode(allow_non_fake_inputs=True)
+    if torch.cuda.is_available():
+        here = torch.cuda.get_device_capability()
+        if here != virtual.capability:
+            virtual.note(
+                f"traced on the GPU of this machine, of compute capability {here[0]}.{here[1]}: on "
+                "the planned one attention may take another kernel, which keeps more"
+            )
+        stack.enter_context(recurrent_layers(virtual.note))
+        # Prefetchers of scripts call it, and tensors in name only have no such operator.
+        stack.enter_context(swapped(torch.Tensor, "record_stream", lambda *_: None))
+        return "cuda_fake", FakeTensorMode(allow_non_fake_inputs=True)
+    try:
+        stack.enter_context(virtual_cuda(virtual))
+    except ShimRefused as reason:
+        virtual.note(
+            f"no CUDA device could be pretended ({reason}): traced on the host, whose operators "
+            "keep other tensors; expect an error of several percent"
+        )
+        return "cpu_fake", FakeTensorMode(allow_non_fake_inputs=True)
+    return "virtual_cuda", VirtualFakeMode(allow_non_fake_inputs=True)
+
+
+@contextlib.contextmanager
+def _lifting_on_host() -> Iterator[None]:
+    """Let `torch.tensor(..., device="cuda")` make its numbers on the host first."""
+    before = torch._C._only_lift_cpu_tensors()
+    torch._C._set_only_lift_cpu_tensors(True)  # noqa: FBT003  C takes no names
+    try:
+        yield
+    finally:
+        torch._C._set_only_lift_cpu_tensors(before)
+
+
+@contextlib.contextmanager
+def _steady_collection() -> Iterator[None]:
+    """Collect cycles at changes of phase only, so that two traces free in the same order."""
+    was_enabled = gc.isenabled()
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+        if was_enabled:
+            gc.enable()
+
+
+def stream_of(
+    where: Scene, *, steps: int, batch: int | None = None, flops: float = 0.0
+) -> MemoryStream:
+    """Return what was traced so far as a record."""
+    recording = where.recording
+    return MemoryStream(
+        allocations=allocations_of(recording),
+        events=ordered(recording.events),
+        marks=tuple(recording.marks),
+        device=where.device,
+        method=where.method,
+        steps=steps,
+        batch=batch,
+        model_flops=flops,
+        notes=tuple(where.answers.notes),
+    )
+
+
+class _Training:
+    """The loop of one subject, with the phases said to the recording."""
+
+    def __init__(self, subject: Subject, where: Scene, changes: Sequence[Technique]) -> None:
+        self.subject, self.recording, self.answers = subject, where.recording, where.answers
+        self.device = torch.device(where.device)
+        self.changes = changes
+        self.model: Any = None
+        self.optimizer: Any = None
+        self.scaler: Any = None
+        self.call: Any = None
+        self.names: dict[int, str] = {}
+        self.step_flops = 0.0
+        self.at = (Phase.SETUP, 0)
+
+    def enter(self, phase: Phase, step: int) -> None:
+        """Begin a phase, with nothing left of the one before that nobody holds."""
+        gc.collect()
+        self.at = (phase, step)
+        self.recording.enter(phase, step)
+
+    def build(self) -> None:
+        """Make the model and its optimizer on the traced device."""
+        self.enter(Phase.SETUP, 0)
+        subject = self.subject
+        with self.recording:
+            # On the host first, as scripts do: what is cast there never weighs on the device.
+            model = subject.model().to(self.device)
+            model.train()
+            self.model = self.changed("model", model)
+            self.names = know_model(self.recording, self.model)
+            if is_compiled(self.model):
+                self.answers.note(COMPILED)
+            self.optimizer = self.changed("optimizer", subject.optimizer(self.model))
+            if subject.scales_gradients:
+                self.scaler = torch.amp.GradScaler(self.device.type)
+        call = type(self.model).__call__
+        self.call = self.changed("forward", lambda *a, **k: call(self.model, *a, **k), self.model)
+
+    def step(self, number: int, count: int) -> None:
+        """Train one optimizer step."""
+        before = self.recording.flops
+        with self.recording:
+            for _ in range(self.subject.accumulate):
+                self.micro_step(number, count)
+            self.step_flops = self.recording.flops - before
+            self.enter(Phase.OPTIMIZER, number)
+            self.update()
+            self.optimizer.zero_grad(set_to_none=True)
+            gc.collect()
+
+    def micro_step(self, number: int, count: int) -> None:
+        """Run forward and backward of one micro-batch."""
+        subject, recording = self.subject, self.recording
+        self.enter(Phase.DATA, number)
+        batch = subject.batch(count, self.device)
+        for leaf in tree_leaves(batch):
+            if isinstance(leaf, torch.Tensor):
+                recording.know(leaf, Component.INPUTS)
+        self.enter(Phase.FORWARD, number)
+        dtype = None if subject.autocast is None else getattr(torch, subject.autocast)
+        with torch.autocast(self.device.type, dtype=dtype, enabled=dtype is not None):
+            loss = subject.loss(self.model, batch)
+        if subject.accumulate > 1:
+            loss = loss / subject.accumulate
+        self.enter(Phase.BACKWARD, number)
+        loss = loss if self.scaler is None else self.scaler.scale(loss)
+        loss.backward()
+        del loss
+        know_gradients(recording, self.model.parameters())
+
+    def update(self) -> None:
+        """Step the optimizer, clipped and unscaled as the subject says."""
+        if self.subject.clip_norm is not None:
+            if self.scaler is not None:
+                self.scaler.unscale_(self.optimizer)
+            nn.utils.clip_grad_norm_(self.model.parameters(), self.subject.clip_norm)
+        if self.scaler is None:
+            self.optimizer.step()
+        else:
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+
+    def changed(self, seam: str, value: Any, *context: Any) -> Any:
+        """Return the value after every change that acts at this seam."""
+        for change in self.changes:
+            if seam not in seams_of(change):
+                continue
+            try:
+                value = getattr(change, seam)(value, *context)
+            except NotApplicable as reason:
+                self.answers.note(f"{name_of(change)} does not apply: {reason}")
+        return value
+
+    @contextlib.contextmanager
+    def hooked(self) -> Iterator[None]:
+        """Follow which module runs and when an optimizer steps, while this runs."""
+        with contextlib.ExitStack() as stack:
+            for handle in follow(self.recording, self.names_of, self.at_of):
+                stack.callback(handle.remove)
+            stack.enter_context(self.called())
+            yield
+
+    def names_of(self, module: nn.Module) -> str:
+        """Return a module's dotted name, empty for one outside the model."""
+        return self.names.get(id(module), "")
+
+    def at_of(self) -> tuple[Phase, int]:
+        """Return the phase that the loop is in."""
+        return self.at
+
+    @contextlib.contextmanager
+    def called(self) -> Iterator[None]:
+        """Send the root's outermost calls through the changes, while this runs."""
+        if not any("forward" in seams_of(change) for change in self.changes):
+            yield
+            return
+        kind: Any = nn.Module
+        original = kind.__call__
+        inside = [False]
+
+        def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            if module is not self.model or inside[0] or self.at[0] is not Phase.FORWARD:
+                return original(module, *args, **kwargs)
+            inside[0] = True
+            try:
+                return self.call(*args, **kwargs)
+            finally:
+                inside[0] = False
+
+        kind.__call__ = call
+        try:
+            yield
+        finally:
+            kind.__call__ = original
+
+
+def is_compiled(model: nn.Module) -> bool:
+    """Tell whether any of it is to be compiled: a dispatch mode switches Dynamo off silently."""
+    return any(
+        type(module).__name__ == "OptimizedModule" or module._compiled_call_impl is not None
+        for module in model.modules()
+    )
+
+
+def follow(
+    recording: Recording,
+    name_of: Callable[[nn.Module], str],
+    phase_of: Callable[[], tuple[Phase, int]],
+) -> Sequence[Any]:
+    """Install hooks that say which module runs, and what an optimizer's step holds.
+
+    An optimizer may step inside backward: its phase is then the optimizer's for as long.
+    """
+    from torch.nn.modules import module as modules
+    from torch.optim import optimizer as optimizers
+
+    running = recording.modules
+
+    def enters(module: nn.Module, _: Any) -> None:
+        running.append(name_of(module) or (running[-1] if running else ""))
+
+    def leaves(_: nn.Module, __: Any, ___: Any) -> None:
+        running.pop()
+
+    def steps(optimizer: Any, _: Any, __: Any) -> None:
+        know_gradients(recording, parameters_of(optimizer))
+        recording.enter(Phase.OPTIMIZER, phase_of()[1])
+
+    def stepped(optimizer: Any, _: Any, __: Any) -> None:
+        know_state(recording, optimizer)
+        recording.enter(*phase_of())
+
+    return (
+        modules.register_module_forward_pre_hook(enters),
+        modules.register_module_forward_hook(leaves, always_call=True),
+        optimizers.register_optimizer_step_pre_hook(steps),
+        optimizers.register_optimizer_step_post_hook(stepped),
+    )

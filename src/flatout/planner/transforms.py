@@ -1,0 +1,369 @@
+"""What a memory lever would make of a traced stream: stated models, each a change of the stream.
+
+They stand in for a trace where a lever cannot be traced. Each function says what it assumes.
+
+Where in a stream a block's forward runs, when its backward wants it, and what the loss holds.
+"""
+
+import re
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+
+from flatout.planner.stream import Allocation, Component, Draft, Life, MemoryStream, Phase, lives_of
+
+BLOCK = re.compile(r"(?:[^.]*[^.\d][^.]*\.)*?\d+(?=\.|$)")
+"""A module's name up to its first number: what a model repeats."""
+SOFTMAX = "_log_softmax"
+"""The operator of the loss that holds a row of chances for every token."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Region:
+    """One forward of one block."""
+
+    block: str
+    inner: tuple[int, ...]
+    """Its activations but the last, which is its result."""
+    end: int
+    """Position of the event right after its forward."""
+    wanted: int
+    """Position of the event before which its backward has them again."""
+
+
+def block_of(module: str) -> str:
+    """Return the block that a module belongs to; empty outside of all.
+
+    >>> block_of("transformer.h.11.attn"), block_of("layer1.0"), block_of("lm_head")
+    ('transformer.h.11', 'layer1.0', '')
+    """
+    match = BLOCK.match(module)
+    return match[0] if match else ""
+
+
+def regions_of(stream: MemoryStream) -> list[Region]:
+    """Return every forward of every block that has activations to give up."""
+    lives = lives_of(stream)
+    starts = [mark.at for mark in stream.marks]
+    windows: defaultdict[tuple[int, str], list[int]] = defaultdict(list)
+    for index, allocation in enumerate(stream.allocations):
+        block = block_of(allocation.module)
+        is_kept = allocation.component is Component.ACTIVATIONS
+        if block and is_kept and allocation.phase is Phase.FORWARD:
+            window = bisect_right(starts, lives[index].birth)
+            windows[window, block].append(index)
+    found = []
+    for (_window, block), indices in windows.items():
+        region = _region(stream, lives, block, indices)
+        if region is not None:
+            found.append(region)
+    return found
+
+
+def loss_indices(stream: MemoryStream) -> list[int]:
+    """Return the allocations as large as a row of chances for every token, whatever their type."""
+    shapes = {
+        (a.shape[-1], prod(a.shape))
+        for a in stream.allocations
+        if SOFTMAX in a.operator and "backward" not in a.operator and len(a.shape) >= 2
+    }
+    if not shapes:
+        return []
+    columns, count = max(shapes, key=lambda shape: shape[1])
+    return [
+        index
+        for index, a in enumerate(stream.allocations)
+        if a.phase in (Phase.FORWARD, Phase.BACKWARD)
+        and a.component in (Component.ACTIVATIONS, Component.TEMPORARIES)
+        and a.shape
+        and a.shape[-1] == columns
+        and count // 2 <= prod(a.shape) <= count
+    ]
+
+
+def _region(
+    stream: MemoryStream, lives: list[Life], block: str, indices: list[int]
+) -> Region | None:
+    last_birth = max(lives[index].birth for index in indices)
+    *inner, _result = sorted(indices, key=lambda index: lives[index].birth)
+    deaths = [lives[index].death for index in inner]
+    known = [death for death in deaths if death is not None]
+    if not inner or len(known) < len(deaths):
+        return None
+    wanted = min(known)
+    if _phase_at(stream, wanted) is not Phase.BACKWARD:
+        return None
+    return Region(block=block, inner=tuple(inner), end=last_birth + 1, wanted=wanted)
+
+
+def _phase_at(stream: MemoryStream, position: int) -> Phase:
+    phase = Phase.SETUP
+    for mark in stream.marks:
+        if mark.at > position:
+            break
+        phase = mark.phase
+    return phase
+
+
+BLOCK_SIZE = 256
+"""Elements that share a scale in bitsandbytes' optimizers."""
+MIN_8BIT = 4096
+"""bitsandbytes keeps smaller tensors in fp32 (min_8bit_size)."""
+FP32_BYTES = 4
+BUCKETS = "buckets"
+"""The operator of what data parallelism reduces gradients in."""
+LOSS_BACKWARD = "nll_loss_backward"
+"""The operator that makes the gradient of the log-probabilities."""
+EXPENSIVE = ("mm", "linear", "attention", "convolution")
+"""Results of such operators are kept by selective checkpointing: they cost FLOPs to make again."""
+
+
+def without_optimizer_temporaries(stream: MemoryStream) -> MemoryStream:
+    """Fused optimizer: one kernel updates in place, nothing is made on the way."""
+    draft = Draft(stream)
+    for index, allocation in enumerate(stream.allocations):
+        if allocation.phase is Phase.OPTIMIZER and allocation.component is Component.TEMPORARIES:
+            draft.drop(index)
+    return draft.build()
+
+
+def optimizer_in_backward(stream: MemoryStream) -> MemoryStream:
+    """Each gradient is used and freed as soon as it is there; one update at a time."""
+    draft = Draft(without_optimizer_temporaries(stream))
+    for index, allocation in enumerate(draft.stream.allocations):
+        if allocation.component is Component.GRADIENTS:
+            draft.die_before(index, draft.lives[index].birth + 1)
+    return draft.build()
+
+
+def half_precision(stream: MemoryStream) -> MemoryStream:
+    """Autocast: what products make has two bytes instead of four; all else stays as it is."""
+    draft = Draft(stream)
+    for index, allocation in enumerate(stream.allocations):
+        is_made = allocation.component in (Component.ACTIVATIONS, Component.TEMPORARIES)
+        if is_made and allocation.dtype == "float32" and is_expensive(allocation):
+            draft.resize(index, -(-allocation.size // 2))
+    return draft.build()
+
+
+def with_buckets(stream: MemoryStream) -> MemoryStream:
+    """Data parallelism: buckets hold a second copy of the gradients from the first backward on.
+
+    That is torch's default; with `gradient_as_bucket_view=True` there is one copy only. A script
+    that makes buckets itself is left as it was traced.
+    """
+    if any(allocation.operator == BUCKETS for allocation in stream.allocations):
+        return stream
+    gradients = [
+        allocation
+        for allocation in stream.allocations
+        if allocation.component is Component.GRADIENTS and allocation.step == stream.steps - 1
+    ]
+    start = next((mark.at for mark in stream.marks if mark.phase is Phase.FORWARD), None)
+    if not gradients or start is None:
+        return stream
+    size = sum(allocation.size for allocation in gradients)
+    draft = Draft(stream)
+    bucket = replace(
+        gradients[0], size=size, operator=BUCKETS, module="", line="", shape=(), step=0
+    )
+    draft.add(replace(bucket, component=Component.TEMPORARIES), start, None)
+    return draft.build("gradients are reduced in buckets: a second copy of them is assumed")
+
+
+def eight_bit_optimizer(stream: MemoryStream) -> MemoryStream:
+    """One byte a number and one scale for 256 of them instead of fp32, and a fused update."""
+
+    def size(allocation: Allocation) -> int:
+        count = allocation.size // FP32_BYTES
+        if allocation.dtype not in ("float32", "") or count < MIN_8BIT:
+            return allocation.size
+        return count + -(-count // BLOCK_SIZE) * FP32_BYTES
+
+    return _resized(without_optimizer_temporaries(stream), Component.OPTIMIZER, size)
+
+
+def adafactor(stream: MemoryStream) -> MemoryStream:
+    """No first moment, and of matrices only the sums of rows and columns of the second.
+
+    The traced optimizer is taken to be one of Adam's kind: two states a parameter.
+    """
+
+    def size(allocation: Allocation) -> int:
+        if len(allocation.shape) < 2:
+            return allocation.size // 2
+        *lead, rows, columns = allocation.shape
+        return prod(lead) * (rows + columns) * FP32_BYTES // 2
+
+    return _resized(stream, Component.OPTIMIZER, size)
+
+
+def low_rank(stream: MemoryStream, rank: int) -> MemoryStream:
+    """LoRA: gradients and optimizer state of two thin matrices beside each frozen one.
+
+    Vectors stay frozen. Activations are kept as they are, which is an upper bound.
+    """
+
+    def size(allocation: Allocation) -> int:
+        if len(allocation.shape) < 2:
+            return 0
+        rows, columns = allocation.shape[0], prod(allocation.shape[1:])
+        itemsize = allocation.size // max(1, rows * columns)
+        return min(allocation.size, rank * (rows + columns) * max(1, itemsize))
+
+    smaller = _resized(stream, Component.GRADIENTS, size)
+    smaller = _resized(smaller, Component.OPTIMIZER, size)
+    draft = Draft(smaller)
+    for index, allocation in enumerate(smaller.allocations):
+        if allocation.phase is Phase.OPTIMIZER and allocation.component is Component.TEMPORARIES:
+            draft.resize(index, size(allocation))
+    return draft.build()
+
+
+def sharded(stream: MemoryStream, stage: int, shards: int) -> MemoryStream:
+    """ZeRO: optimizer state, from stage 2 on gradients, with 3 parameters, spread over GPUs.
+
+    With stage 3 two layers' whole parameters are there at any time: the one that computes and
+    the one that is fetched.
+    """
+    parts = [Component.OPTIMIZER]
+    parts += [Component.GRADIENTS] if stage > 1 else []
+    parts += [Component.PARAMETERS] if stage > 2 else []
+    result = stream
+    for part in parts:
+        result = _resized(result, part, lambda allocation: -(-allocation.size // shards))
+    draft = Draft(result)
+    for index, allocation in enumerate(result.allocations):
+        if allocation.phase is Phase.OPTIMIZER and allocation.component is Component.TEMPORARIES:
+            draft.resize(index, -(-allocation.size // shards))
+    if stage > 2:
+        start = next((mark.at for mark in stream.marks if mark.phase is not Phase.SETUP), 0)
+        draft.add(_gathered(stream), start, None)
+    return draft.build()
+
+
+def chunked_loss(stream: MemoryStream, chunks: int) -> MemoryStream:
+    """The loss is computed a few rows at a time.
+
+    Log-probabilities and their gradient exist in parts. The logits, of which torch's own loss keeps
+    nothing, stay until backward, and so does their gradient.
+    """
+    draft = Draft(stream)
+    logits: int | None = None
+    for index in loss_indices(stream):
+        allocation = stream.allocations[index]
+        is_softmax = SOFTMAX in allocation.operator and allocation.phase is Phase.FORWARD
+        if is_softmax or LOSS_BACKWARD in allocation.operator:
+            draft.resize(index, -(-allocation.size // chunks))
+        if is_softmax and logits is not None:
+            _live_as_long(draft, logits, index)
+        logits = index
+    return draft.build()
+
+
+def _live_as_long(draft: Draft, index: int, other: int) -> None:
+    """Let an allocation live at least until another one dies."""
+    own, wanted = draft.lives[index].death, draft.lives[other].death
+    if own is not None and (wanted is None or own < wanted):
+        draft.die_before(index, wanted)
+
+
+def checkpointed(
+    stream: MemoryStream,
+    blocks: Iterable[str] | None = None,
+    keeps: Callable[[Allocation], bool] = lambda _: False,
+) -> MemoryStream:
+    """A block's activations are thrown away after its forward and made again for its backward.
+
+    The block's result stays: it is the next block's input. All of a block's activations come back
+    at once, before the first of them is used.
+
+    Args:
+        stream: what was traced.
+        blocks: names of the modules to checkpoint; None takes all that repeat.
+        keeps: tells which activations are kept nevertheless.
+    """
+    draft = Draft(stream)
+    for region in _chosen(stream, blocks):
+        for index in region.inner:
+            allocation = stream.allocations[index]
+            if not keeps(allocation):
+                draft.die_before(index, region.end)
+                draft.add(
+                    replace(allocation, phase=Phase.BACKWARD),
+                    region.wanted,
+                    _after(draft, index, region.wanted),
+                )
+    return draft.build()
+
+
+def selectively_checkpointed(stream: MemoryStream) -> MemoryStream:
+    """As `checkpointed`, but results of products, attention and convolutions are kept."""
+    return checkpointed(stream, keeps=is_expensive)
+
+
+def offloaded(stream: MemoryStream) -> MemoryStream:
+    """A block's activations lie on the host from its forward's end to its backward."""
+    return checkpointed(stream)
+
+
+def is_expensive(allocation: Allocation) -> bool:
+    """Tell whether making a result again would cost FLOPs."""
+    return any(word in allocation.operator for word in EXPENSIVE)
+
+
+def recomputed(
+    stream: MemoryStream,
+    blocks: Sequence[str] | None = None,
+    keeps: Callable[[Allocation], bool] = lambda _: False,
+) -> list[Allocation]:
+    """Return the activations of one step that checkpointing would make again."""
+    last = stream.steps - 1
+    return [
+        stream.allocations[index]
+        for region in _chosen(stream, blocks)
+        for index in region.inner
+        if stream.allocations[index].step == last and not keeps(stream.allocations[index])
+    ]
+
+
+def _chosen(stream: MemoryStream, blocks: Iterable[str] | None) -> list[Region]:
+    regions = regions_of(stream)
+    if blocks is None:
+        return regions
+    names = set(blocks)
+    return [region for region in regions if region.block in names]
+
+
+def _after(draft: Draft, index: int, wanted: int) -> int | None:
+    """Return when the second life of an activation ends: with its first, as it was traced."""
+    death = draft.lives[index].death
+    return None if death is None else max(death, wanted) + 1
+
+
+def _resized(
+    stream: MemoryStream, part: Component, size: Callable[[Allocation], int]
+) -> MemoryStream:
+    draft = Draft(stream)
+    for index, allocation in enumerate(stream.allocations):
+        if allocation.component is part:
+            draft.resize(index, size(allocation))
+    return draft.build()
+
+
+def _gathered(stream: MemoryStream) -> Allocation:
+    """Return the whole parameters of the two largest modules that hold some."""
+    by_block: defaultdict[str, int] = defaultdict(int)
+    example: Allocation | None = None
+    for allocation in stream.allocations:
+        if allocation.component is Component.PARAMETERS:
+            by_block[allocation.module] += allocation.size
+            example = example or allocation
+    size = sum(sorted(by_block.values())[-2:])
+    if example is None:
+        raise ValueError("a stream without parameters cannot be sharded")
+    return replace(
+        example, size=size, component=Component.TEMPORARIES, operator="all_gather", shape=()
+    )

@@ -1,0 +1,257 @@
+"""Add to a stream what no tracer sees: the workspaces of cuBLAS, cuDNN and attention kernels.
+
+The sizes come from a calibration; those inside attention follow from the tensors beside them.
+
+What a GPU takes beside the tensors: context, libraries' workspaces, NCCL. Read from a file.
+
+One JSON file a GPU and torch version lies in `calibrations/`; `benchmarks/run_gpu.py` writes them.
+Where there is none, `assumed.json` is taken, and its numbers say so.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from flatout.hardware.catalogue import GpuModel
+from flatout.planner.stream import Allocation, Component, Draft, MemoryStream, Phase
+from flatout.records.plan import Amount, Source
+
+SCHEMA = "flatout.calibration/1"
+FOLDER = Path(__file__).with_name("calibrations")
+ASSUMED = FOLDER / "assumed.json"
+CUBLAS_SM90 = (9, 0)
+"""From this compute capability on torch gives cuBLAS the larger workspace."""
+AMD_128 = ("mi300x",)
+"""GPUs for which torch gives hipBLAS 128 MiB: gfx942 in aten/src/ATen/cuda/CublasHandlePool.cpp."""
+WORKSPACE_VARIABLE = "CUBLAS_WORKSPACE_CONFIG"
+WORKSPACE_PART = re.compile(r":(\d+):(\d+)")
+"""KiB and count of one kind of buffers in that variable, as torch reads it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Calibration:
+    """Bytes that no tracer sees, of one GPU with one torch."""
+
+    gpu: str
+    torch: str
+    context: Amount
+    """The process's own share of the device before any tensor, and the kernels it loads."""
+    cublas_workspace: Amount
+    """Of one handle on one stream; forward and backward have a handle each."""
+    convolution_workspace: Amount
+    """Of one convolution while it runs."""
+    nccl: Amount
+    """Of the first communicator of a process."""
+    trace_error: float | None = None
+    """Largest relative error of predicted against measured allocated bytes, where measured."""
+    reserve_error: float | None = None
+    """The same of reserved bytes."""
+
+
+def find_calibration(gpu: GpuModel, torch_version: str) -> Calibration:
+    """Return what was measured on this GPU with this torch, else what is assumed.
+
+    A file of the same GPU with another torch is better than none; it is then tagged assumed.
+    """
+    assumed = _read(ASSUMED)
+    files = [_read(path) for path in sorted(FOLDER.glob("*.json")) if path != ASSUMED]
+    found = [plain for plain in files if plain["gpu"] == gpu.name]
+    series = _series(torch_version)
+    found.sort(key=lambda plain: _series(str(plain["torch"])) == series)
+    return _calibration(gpu, assumed, found[-1] if found else None, series)
+
+
+def with_environment(calibration: Calibration, variables: Mapping[str, str]) -> Calibration:
+    """Return the calibration with the workspace that CUBLAS_WORKSPACE_CONFIG asks for.
+
+    What torch cannot read there it leaves at its default, and so does this.
+    """
+    parts = WORKSPACE_PART.findall(variables.get(WORKSPACE_VARIABLE, ""))
+    if not parts:
+        return calibration
+    size = sum(int(kibibytes) * int(count) for kibibytes, count in parts) * 1024
+    asked = replace(calibration.cublas_workspace, bytes=size, low=size, high=size)
+    return replace(calibration, cublas_workspace=asked)
+
+
+def calibration_document(
+    gpu: str,
+    torch_version: str,
+    amounts: Mapping[str, tuple[int, str]],
+    errors: Mapping[str, float],
+) -> dict[str, Any]:
+    """Return what a calibration file holds, for those who measured.
+
+    Args:
+        gpu: the catalogue's name.
+        torch_version: with which it was measured.
+        amounts: bytes and how they were measured, by name; context, convolution_workspace, nccl and
+            `cublas_workspace`.
+        errors: `trace` and `reserve`, the largest relative errors seen.
+    """
+    return {
+        "schema": SCHEMA,
+        "gpu": gpu,
+        "torch": torch_version,
+        "source": Source.CALIBRATED.value,
+        "amounts": {
+            name: {"bytes": count, "low": count, "high": count, "why": why}
+            for name, (count, why) in amounts.items()
+        },
+        "errors": dict(errors),
+    }
+
+
+def file_name(gpu: str, torch_version: str) -> str:
+    """Return the name of a calibration's file.
+
+    >>> file_name("h200", "2.11.0+cu130")
+    'h200-torch-2.11.json'
+    """
+    return f"{gpu}-torch-{_series(torch_version)}.json"
+
+
+def _read(path: Path) -> Mapping[str, Any]:
+    plain = json.loads(path.read_text(encoding="utf-8"))
+    if not isinstance(plain, dict) or plain.get("schema") != SCHEMA:
+        raise ValueError(f"its schema is not {SCHEMA}")
+    return plain
+
+
+def _calibration(
+    gpu: GpuModel, assumed: Mapping[str, Any], measured: Mapping[str, Any] | None, series: str
+) -> Calibration:
+    is_same = measured is not None and _series(str(measured["torch"])) == series
+
+    def amount(name: str, fallback: str = "") -> Amount:
+        if measured is not None and name in measured["amounts"]:
+            source = Source.CALIBRATED if is_same else Source.ASSUMED
+            return _amount(measured["amounts"][name], source)
+        return _amount(assumed["amounts"][fallback or name], Source.ASSUMED)
+
+    is_new = gpu.compute_capability is not None and gpu.compute_capability >= CUBLAS_SM90
+    workspace = "cublas_workspace_sm90" if is_new else "cublas_workspace"
+    workspace = "hipblas_workspace_gfx942" if gpu.name in AMD_128 else workspace
+    errors = measured.get("errors", {}) if measured is not None and is_same else {}
+    return Calibration(
+        gpu=gpu.name,
+        torch=str(measured["torch"]) if measured is not None else "any",
+        context=amount("context"),
+        cublas_workspace=amount("cublas_workspace", workspace),
+        convolution_workspace=amount("convolution_workspace"),
+        nccl=amount("nccl"),
+        trace_error=errors.get("trace"),
+        reserve_error=errors.get("reserve"),
+    )
+
+
+def _amount(plain: Mapping[str, Any], source: Source) -> Amount:
+    return Amount(
+        bytes=int(plain["bytes"]), source=source, low=int(plain["low"]), high=int(plain["high"])
+    )
+
+
+def _series(version: str) -> str:
+    """Return major and minor version.
+
+    >>> _series("2.11.0+cu130"), _series("any")
+    ('2.11', 'any')
+    """
+    match = re.match(r"\d+\.\d+", version)
+    return match[0] if match else version
+
+
+PRODUCT = re.compile(r"\b(?:mm|addmm|bmm|baddbmm|addmv|_scaled_mm|linear)\b")
+"""Operators that cuBLAS runs."""
+CONVOLUTION = re.compile(r"\b(?:cudnn_)?convolution\w*")
+ATTENTION_BACKWARD = re.compile(r"_scaled_dot_product_(?:flash|cudnn)_attention_backward")
+CONVOLVING = "convolution"
+FP32_BYTES = 4
+"""Flash attention sums the gradient of the queries in fp32 (flash_attn's mha_bwd)."""
+
+
+def with_workspaces(stream: MemoryStream, calibration: Calibration) -> MemoryStream:
+    """Return the stream with workspaces; one of a CPU is taken for that of a GPU."""
+    draft = Draft(stream)
+    _add_cublas(draft, calibration.cublas_workspace.bytes)
+    for first, last in _runs(stream, CONVOLUTION):
+        _add(draft, first, last, calibration.convolution_workspace.bytes, CONVOLVING)
+    for first, last in _runs(stream, ATTENTION_BACKWARD):
+        _add(draft, first, last, _attention_bytes(stream.allocations[first]), "attention backward")
+    return draft.build()
+
+
+def has_convolution(stream: MemoryStream) -> bool:
+    """Tell whether a stream that has workspaces holds a convolution's."""
+    return any(a.operator == f"workspace of {CONVOLVING}" for a in stream.allocations)
+
+
+def with_convolution_bytes(stream: MemoryStream, size: int) -> MemoryStream:
+    """Return a stream that has workspaces with those of convolutions of another size."""
+    draft = Draft(stream)
+    for index, allocation in enumerate(stream.allocations):
+        if allocation.operator == f"workspace of {CONVOLVING}":
+            draft.resize(index, size)
+    return draft.build()
+
+
+def _add_cublas(draft: Draft, size: int) -> None:
+    """Forward and backward run on threads of their own, each with a handle; both stay."""
+    for phase in (Phase.FORWARD, Phase.BACKWARD):
+        for index, allocation in enumerate(draft.stream.allocations):
+            if allocation.phase is phase and PRODUCT.search(allocation.operator):
+                birth = draft.lives[index].birth
+                draft.add(_workspace(allocation, size, "cuBLAS"), birth, None)
+                break
+
+
+def _runs(stream: MemoryStream, pattern: re.Pattern[str]) -> Iterator[tuple[int, int]]:
+    """Yield the first and the last allocation of each call of an operator.
+
+    One call makes its results one right after the other; the operator's name tells it from others.
+    """
+    found: list[int] = []
+    for index, allocation in enumerate(stream.allocations):
+        matches = pattern.search(allocation.operator) is not None
+        if found and (
+            not matches or index != found[-1] + 1 or not _same_call(stream, found[-1], index)
+        ):
+            yield found[0], found[-1]
+            found = []
+        if matches:
+            found.append(index)
+    if found:
+        yield found[0], found[-1]
+
+
+def _same_call(stream: MemoryStream, before: int, index: int) -> bool:
+    one, other = stream.allocations[before], stream.allocations[index]
+    return one.operator == other.operator and (one.module, one.line) == (other.module, other.line)
+
+
+def _add(draft: Draft, first: int, last: int, size: int, name: str) -> None:
+    birth, end = draft.lives[first].birth, draft.lives[last].birth + 1
+    draft.add(_workspace(draft.stream.allocations[first], size, name), birth, end)
+
+
+def _workspace(beside: Allocation, size: int, name: str) -> Allocation:
+    return replace(
+        beside,
+        size=size,
+        component=Component.WORKSPACE,
+        operator=f"workspace of {name}",
+        shape=(),
+        dtype="",
+        used_on=(),
+    )
+
+
+def _attention_bytes(gradient: Allocation) -> int:
+    """Return the sum in fp32 of the queries' gradient, and one number a row."""
+    if len(gradient.shape) < 2:
+        return 0
+    return (prod(gradient.shape) + prod(gradient.shape[:-1])) * FP32_BYTES

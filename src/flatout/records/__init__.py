@@ -1,0 +1,1 @@
+"""Typed nouns, statistics and units. Standard library only."""

@@ -1,0 +1,374 @@
+"""A Contrast: two stored results, side by side.
+
+How well a training is fed: what it takes, what free data would give, what the cores can make.
+
+An Ablation: trials that differ in one technique each, with verdicts.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from enum import Enum
+from typing import Any
+
+from flatout.records.profile import PeakBytes, Profile, profile_from_json
+from flatout.records.recipe import Choice, Recipe, recipe_from_json
+
+FREE_DATA, CORES = "free_data", "cores"
+"""What can bind: a step without any wait, or the cores that make the samples."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Feeding:
+    """Rates of one recipe in samples a second, each measured or from measured CPU times."""
+
+    samples_per_s: float
+    free_data_per_s: float
+    """With batches that were made before, the rest as in this recipe: other recipes train faster
+    or slower than that."""
+    cores_per_s: float
+    """What the usable cores can make and train with this recipe, were none of them ever idle."""
+    decode_per_s: float | None = None
+    """The same, did making a sample take nothing but reading and decoding; None where it decodes
+    nothing."""
+    made_ms: float = 0.0
+    """CPU time to make and send one sample."""
+    trained_ms: float = 0.0
+    """CPU time of training on one sample where the training runs on the same cores, else 0."""
+
+    @property
+    def binds(self) -> str:
+        """Which of the two limits is the lower one."""
+        return FREE_DATA if self.free_data_per_s <= self.cores_per_s else CORES
+
+    @property
+    def measured_limit_per_s(self) -> float:
+        """The lower one of the two limits, as it was measured apart from the recipe's own rate."""
+        return min(self.free_data_per_s, self.cores_per_s)
+
+    @property
+    def limit_per_s(self) -> float:
+        """The limit, which is no lower than what was reached: a run refutes what it exceeds."""
+        return max(self.samples_per_s, self.measured_limit_per_s)
+
+    @property
+    def share(self) -> float:
+        """The rate over its limit, in [0, 1].
+
+        >>> Feeding(samples_per_s=95, free_data_per_s=200, cores_per_s=100).share
+        0.95
+        >>> Feeding(samples_per_s=102, free_data_per_s=200, cores_per_s=100).share
+        1.0
+        """
+        return self.samples_per_s / self.limit_per_s if self.limit_per_s else 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a plain JSON mapping."""
+        return asdict(self) | {"binds": self.binds, "share": self.share}
+
+
+def feeding_from_json(plain: Mapping[str, Any]) -> Feeding:
+    """Return the record that `Feeding.to_json` wrote."""
+    return Feeding(**{k: v for k, v in plain.items() if k not in ("binds", "share")})
+
+
+SCHEMA = "flatout.ablation/1"
+
+
+class Verdict(Enum):
+    """What was decided about one lever."""
+
+    KEPT = "kept"
+    TOGETHER = "together"
+    """It was kept as one with others: the row that names them has the comparison."""
+    NO_EFFECT = "no_effect"
+    WORSE = "worse"
+    INCONCLUSIVE = "inconclusive"
+    REJECTED = "rejected"
+    """The guard saw other training."""
+    FAILED = "failed"
+    """The trial crashed, hung or ran out of memory."""
+    NOT_APPLICABLE = "not_applicable"
+    """The lever found nothing here that it could act on, and said why."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """A speed ratio from interleaved pairs of fresh processes; above 1 the candidate is faster."""
+
+    ratio: float
+    interval: tuple[float, float]
+    """95 % interval of the ratio."""
+    n: int
+    """Number of pairs."""
+    resolution: float = 1.0
+    """The smallest gain these pairs could have shown: below it, nothing is known."""
+
+    @property
+    def covers_one(self) -> bool:
+        """Whether the interval covers no difference."""
+        return self.interval[0] <= 1.0 <= self.interval[1]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossCheck:
+    """The guard's answer for one recipe."""
+
+    status: str
+    """`same` (bit-identical), `within` (inside the promise's limits), `rejected`,
+    `on_purpose` (it changes the training, as the user allowed; only damage was looked for),
+    `not_compared` (nothing could be compared: fails closed) or `skipped` (not worth checking:
+    the lever was not going to be kept)."""
+    why: str = ""
+    """One line: the check that fired, or what was compared."""
+    steps: int = 0
+    worst: Mapping[str, float] = field(default_factory=dict)
+    """Largest value per check as a share of its limit; above 1 rejects."""
+
+    @property
+    def passed(self) -> bool:
+        """Whether the recipe may be kept."""
+        return self.status in ("same", "within", "on_purpose")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One lever, tried on top of the recipe so far."""
+
+    choice: Choice
+    numerics: str
+    verdict: Verdict
+    on_top_of: tuple[str, ...] = ()
+    """Names of the techniques that were already in the recipe."""
+    together_with: tuple[str, ...] = ()
+    """Names of techniques that came in with it: the comparison is that of all of them."""
+    stage: str = "add"
+    """`add` (ladder) or `drop` (left out of the final recipe). In a drop row the comparison is the
+    final recipe against the recipe without this lever: above 1 the lever still pays."""
+    comparison: Comparison | None = None
+    samples_per_s: float | None = None
+    device_busy_share: float | None = None
+    peak_bytes: PeakBytes = PeakBytes()
+    loss_check: LossCheck = LossCheck(status="skipped")
+    predicted_ratio: float | None = None
+    bound_ratio: float | None = None
+    """The best case: everything that the lever acts on takes no time. None where unbounded."""
+    startup_s: float = 0.0
+    """Extra time of the first steps against the recipe so far: compilation."""
+    break_even_steps: int | None = None
+    """Steps after which `startup_s` is paid back; None where there is nothing to pay back."""
+    why: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return one row of the `flatout.ablation/1` mapping."""
+        pair = self.comparison
+        plain = asdict(self)
+        del plain["choice"], plain["comparison"]
+        return plain | {
+            "technique": self.choice.technique,
+            "settings": dict(self.choice.settings),
+            "verdict": self.verdict.value,
+            "ratio": pair.ratio if pair else None,
+            "interval": list(pair.interval) if pair else None,
+            "n": pair.n if pair else 0,
+            "resolution": pair.resolution if pair else None,
+            "on_top_of": list(self.on_top_of),
+            "together_with": list(self.together_with),
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """One line of the calibration: a lever's predicted, largest possible and measured ratio."""
+
+    technique: str
+    predicted: float
+    bound: float | None
+    measured: float
+
+    @property
+    def error(self) -> float:
+        """Measured over predicted: below 1 the lever was promised more than it gave."""
+        return self.measured / self.predicted
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ablation:
+    """The result of one tuning."""
+
+    workload: str
+    """What the user would type after `python`."""
+    baseline: Profile
+    rows: tuple[Row, ...] = ()
+    recipe: Recipe = Recipe()
+    """The final recipe; empty when nothing was worth changing."""
+    confirmation: Comparison | None = None
+    """Whole recipe against baseline, fresh pairs. None when the recipe is empty."""
+    final: Profile | None = None
+    """Profile of the final recipe."""
+    final_check: LossCheck | None = None
+    aa_check: LossCheck | None = None
+    """The script against itself: whether it repeats."""
+    resolution: float = 1.0
+    """The smallest gain that could be shown here."""
+    cost_s: float = 0.0
+    stopped: str = ""
+    """Why it ended: `finished`, `budget`, `interrupted`, `machine busy`, `baseline failed`."""
+    notes: tuple[str, ...] = ()
+    feeding: Feeding | None = None
+    """How far the final recipe is from what its data allow; None where nobody looked."""
+    needed: tuple[str, ...] = ()
+    """Levers that make the script run at all: unchanged, it runs out of memory. The baseline and
+    every comparison are with them."""
+
+    @property
+    def kept(self) -> tuple[Row, ...]:
+        """The ladder's rungs."""
+        return tuple(r for r in self.rows if r.verdict is Verdict.KEPT and r.stage == "add")
+
+    @property
+    def calibration(self) -> tuple[Prediction, ...]:
+        """What was predicted of each lever beside what was measured."""
+        return tuple(
+            Prediction(
+                technique=row.choice.technique,
+                predicted=row.predicted_ratio,
+                bound=row.bound_ratio,
+                measured=row.comparison.ratio,
+            )
+            for row in self.rows
+            if row.stage == "add" and row.comparison and row.predicted_ratio
+            # The comparison of several levers says nothing about one of them.
+            if not row.together_with
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the `flatout.ablation/1` mapping."""
+        pair = self.confirmation
+        return {
+            "schema": SCHEMA,
+            "workload": self.workload,
+            "baseline": {"profile": self.baseline.to_json()},
+            "rows": [row.to_json() for row in self.rows],
+            "best": {
+                "recipe": self.recipe.to_json(),
+                "ratio": pair.ratio if pair else None,
+                "interval": list(pair.interval) if pair else None,
+                "n": pair.n if pair else 0,
+                "resolution": pair.resolution if pair else None,
+                "profile": self.final.to_json() if self.final else None,
+                "loss_check": asdict(self.final_check) if self.final_check else None,
+                "feeding": self.feeding.to_json() if self.feeding else None,
+            },
+            "aa_check": asdict(self.aa_check) if self.aa_check else None,
+            "resolution": self.resolution,
+            "cost_s": self.cost_s,
+            "stopped": self.stopped,
+            "calibration": [asdict(item) | {"error": item.error} for item in self.calibration],
+            "notes": list(self.notes),
+            "needed": list(self.needed),
+        }
+
+
+def ablation_from_json(plain: Mapping[str, Any]) -> Ablation:
+    """Return the ablation that `Ablation.to_json` wrote.
+
+    Raises:
+        ValueError: if the schema is another one.
+    """
+    if plain.get("schema") != SCHEMA:
+        raise ValueError(f"not a {SCHEMA} record: schema is {plain.get('schema')!r}")
+    best = plain["best"]
+    return Ablation(
+        workload=plain["workload"],
+        baseline=profile_from_json(plain["baseline"]["profile"]),
+        rows=tuple(_row(item) for item in plain["rows"]),
+        recipe=recipe_from_json(best["recipe"]),
+        confirmation=_comparison(best),
+        final=profile_from_json(best["profile"]) if best["profile"] else None,
+        final_check=LossCheck(**best["loss_check"]) if best["loss_check"] else None,
+        aa_check=LossCheck(**plain["aa_check"]) if plain["aa_check"] else None,
+        resolution=_or_infinite(plain["resolution"]),
+        cost_s=plain["cost_s"],
+        stopped=plain["stopped"],
+        notes=tuple(plain["notes"]),
+        needed=tuple(plain.get("needed", ())),
+        feeding=feeding_from_json(best["feeding"]) if best.get("feeding") else None,
+    )
+
+
+def _comparison(plain: Mapping[str, Any]) -> Comparison | None:
+    if plain["ratio"] is None:
+        return None
+    low, high = plain["interval"]
+    return Comparison(
+        ratio=plain["ratio"],
+        interval=(low, _or_infinite(high)),
+        n=plain["n"],
+        resolution=_or_infinite(plain["resolution"]),
+    )
+
+
+def _or_infinite(value: float | None) -> float:
+    """Return the number; JSON has no infinity, so an open end is written as null."""
+    return math.inf if value is None else value
+
+
+def _row(plain: Mapping[str, Any]) -> Row:
+    special = {"technique", "settings", "verdict", "ratio", "interval", "n", "resolution"}
+    fields = {k: v for k, v in plain.items() if k not in special}
+    return Row(
+        **fields
+        | {
+            "choice": Choice(technique=plain["technique"], settings=plain["settings"]),
+            "verdict": Verdict(plain["verdict"]),
+            "comparison": _comparison(plain),
+            "on_top_of": tuple(plain["on_top_of"]),
+            "together_with": tuple(plain.get("together_with", ())),
+            "peak_bytes": PeakBytes(**plain["peak_bytes"]),
+            "loss_check": LossCheck(**plain["loss_check"]),
+        }
+    )
+
+
+CONTRAST_SCHEMA = "flatout.contrast/1"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quantity:
+    """One number of both results."""
+
+    name: str
+    baseline: float
+    candidate: float
+    unit: str
+    """`ms`, `per_s`, `share`, `bytes` or `ratio`: how the numbers are to be written."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contrast:
+    """What the second of two results shows against the first."""
+
+    of: str
+    """`profile` or `ablation`: what both files hold."""
+    ratio: float
+    """Above 1 the candidate is better: it steps faster (profiles), its recipe gains more
+    (ablations)."""
+    meaning: str
+    """What the ratio is a ratio of, in words."""
+    interval: tuple[float, float] | None = None
+    """95 % interval of the ratio; None where the results hold no repeats."""
+    n: tuple[int, int] = (1, 1)
+    """Processes (profiles) or pairs (ablations) behind the ratio: baseline, candidate."""
+    quantities: tuple[Quantity, ...] = ()
+    notes: tuple[str, ...] = ()
+    """What the reader should know before trusting the ratio."""
+
+    @property
+    def covers_one(self) -> bool:
+        """Whether the two cannot be told apart."""
+        return self.interval is not None and self.interval[0] <= 1.0 <= self.interval[1]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the `flatout.contrast/1` mapping."""
+        return {"schema": CONTRAST_SCHEMA} | asdict(self)

@@ -1,0 +1,131 @@
+"""The levers: one file each, found by file name, imported only when asked for.
+
+Find the one-file-each levers and rules of a folder by their file names.
+"""
+
+import importlib
+import inspect
+import pkgutil
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+from types import ModuleType
+from typing import Any, TypeVar
+
+from flatout.records.errors import UserError, unknown
+from flatout.records.recipe import Choice, Recipe
+from flatout.records.technique import Technique
+
+Base = TypeVar("Base")
+
+
+def module_names(package: ModuleType) -> dict[str, str]:
+    """Map each file or folder in the package's sub-folders to its module path, importing none.
+
+    Files beside the sub-folders are not in the catalog: shared code may live there.
+    """
+    names: dict[str, str] = {}
+    for root in package.__path__:
+        for family in _packages(root):
+            for info in pkgutil.iter_modules([str(Path(root) / family)]):
+                module = f"{package.__name__}.{family}.{info.name}"
+                if info.name in names:
+                    raise ValueError(
+                        f"two files are called {info.name}: {names[info.name]}, {module}"
+                    )
+                names[info.name] = module
+    return dict(sorted(names.items()))
+
+
+def load_class(module_name: str, base: type[Base]) -> type[Base]:
+    """Import one module and return the single subclass of `base` that it defines."""
+    module = importlib.import_module(module_name)
+    found = [
+        kind
+        for _, kind in inspect.getmembers(module, inspect.isclass)
+        if issubclass(kind, base) and kind.__module__ == module_name
+    ]
+    if len(found) != 1:
+        raise TypeError(
+            f"{module_name} must define exactly one {base.__name__}, found {len(found)}"
+        )
+    return found[0]
+
+
+def _packages(root: str) -> list[str]:
+    return [info.name for info in pkgutil.iter_modules([root]) if info.ispkg]
+
+
+def names() -> tuple[str, ...]:
+    """Return the names of all techniques, in alphabetical order, importing none of them."""
+    return tuple(_modules())
+
+
+def technique_class(name: str) -> type[Technique]:
+    """Return the class of a technique.
+
+    Raises:
+        UserError: if there is none of that name; the nearest one is named.
+    """
+    modules = _modules()
+    if name not in modules:
+        raise UserError(unknown("technique", name, modules))
+    return load_class(modules[name], Technique)  # type: ignore[type-abstract]
+
+
+def build(recipe: Recipe) -> tuple[Technique, ...]:
+    """Return the recipe's techniques with their settings, in the recipe's order.
+
+    Raises:
+        UserError: if a technique or a setting is unknown, or a value is not allowed.
+    """
+    return tuple(_build(choice) for choice in recipe.choices)
+
+
+def _modules() -> dict[str, str]:
+    return module_names(importlib.import_module("flatout.techniques"))
+
+
+def _build(choice: Choice) -> Technique:
+    kind = technique_class(choice.technique)
+    _check_settings(kind, choice.technique, choice.settings)
+    try:
+        return kind(**choice.settings)
+    except ValueError as error:
+        raise UserError(f"{choice.technique}: {error}") from error
+
+
+def _check_settings(kind: type[Technique], name: str, settings: Mapping[str, Any]) -> None:
+    hints = typing.get_type_hints(kind)
+    allowed = {item.name: hints[item.name] for item in fields(kind)}  # type: ignore[arg-type]
+    for setting, value in settings.items():
+        if setting not in allowed:
+            raise UserError(f"{name}: {unknown('setting', setting, allowed)}")
+        if not _is_of(value, allowed[setting]):
+            raise UserError(
+                f"{name}: {setting}={value!r} is not allowed; give {_words(allowed[setting])}"
+            )
+
+
+def _is_of(value: Any, hint: Any) -> bool:
+    """Tell whether a plain value has the type a setting is declared with."""
+    if typing.get_origin(hint) is typing.Literal:
+        return value in typing.get_args(hint)
+    if isinstance(hint, types.UnionType):
+        return any(_is_of(value, one) for one in typing.get_args(hint))
+    if isinstance(value, bool):
+        return hint is bool
+    if hint is float:
+        return isinstance(value, int | float)
+    return isinstance(value, hint)
+
+
+def _words(hint: Any) -> str:
+    if typing.get_origin(hint) is typing.Literal:
+        return "one of " + ", ".join(repr(value) for value in typing.get_args(hint))
+    if isinstance(hint, types.UnionType):
+        return " or ".join(_words(one) for one in typing.get_args(hint))
+    known = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
+    return known.get(hint, "nothing" if hint is type(None) else str(hint))

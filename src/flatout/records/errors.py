@@ -1,0 +1,99 @@
+"""What is said when memory ran out: where, and what grew. Pure.
+
+The two exceptions that cross layers.
+
+Name the nearest valid word for one that is not known.
+"""
+
+import difflib
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from flatout.records.units import format_bytes
+
+
+class UserError(ValueError):
+    """A mistake the user can mend: one clear line with what to do next, exit code 2."""
+
+
+class NotApplicable(Exception):  # noqa: N818  an answer, not an error
+    """A technique has nothing to do here; the text says why. Not a failure."""
+
+
+def unknown(kind: str, given: str, known: Iterable[str]) -> str:
+    """Return the sentence about an unknown word: the nearest one, or all when none is near.
+
+    >>> unknown("technique", "bf16_autocst", ["tf32", "bf16_autocast"])
+    "unknown technique 'bf16_autocst'; did you mean 'bf16_autocast'?"
+    >>> unknown("setting", "colour", ["threads", "mode"])
+    "unknown setting 'colour'; known are: mode, threads"
+    """
+    words = sorted(known)
+    near = difflib.get_close_matches(given, words, n=1)
+    if near:
+        return f"unknown {kind} {given!r}; did you mean {near[0]!r}?"
+    return f"unknown {kind} {given!r}; known are: {', '.join(words) or 'none'}"
+
+
+OUT_OF_MEMORY = re.compile(
+    r"OutOfMemoryError|can't allocate memory|MemoryError|cudaErrorMemoryAllocation"
+    r"|(CUDA|HIP|[Cc]uda failure)[^\n]{0,40}out of memory"
+    r"|(CUBLAS|CUDNN|CUSOLVER|CUSPARSE)_STATUS_ALLOC_FAILED|CUFFT_ALLOC_FAILED"
+)
+"""Python's, the CPU allocator's, the device allocator's, the driver's and Triton's, the device
+libraries' (they ask the driver themselves), NCCL's."""
+
+
+def is_out_of_memory(text: str) -> bool:
+    """Tell whether an exception's name or words say that memory ran out.
+
+    >>> is_out_of_memory("RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling ...")
+    True
+    >>> is_out_of_memory("RuntimeError: CUDA error: an illegal memory access was encountered")
+    False
+    """
+    return OUT_OF_MEMORY.search(text) is not None
+
+
+def describe_exhaustion(noted: Mapping[str, Any]) -> str:
+    """Return where memory ran out, which component grew most, and what held how much.
+
+    >>> describe_exhaustion({
+    ...     "phase": "forward", "step": 3, "before": {"parameters": 2**30},
+    ...     "components": {"parameters": 2**30, "gradients": 2**29},
+    ... })
+    'in forward of step 3; gradients grew by 512.0 MiB since the step before; held were parameters \
+1.00 GiB, gradients 512.0 MiB'
+    """
+    components = noted["components"]
+    before = noted.get("before") or {}
+    growth = {name: size - before.get(name, 0) for name, size in components.items()}
+    name = max(growth, key=lambda each: growth[each], default="")
+    where = f"in {noted['phase']} of step {noted['step']}"
+    held = ", ".join(
+        f"{each} {format_bytes(size)}"
+        for each, size in sorted(components.items(), key=lambda item: -item[1])
+        if size
+    )
+    if not name or growth[name] <= 0:
+        return f"{where}; held were {held}" if held else where
+    since = "since the step before" if before else "since the start"
+    return f"{where}; {name} grew by {format_bytes(growth[name])} {since}; held were {held}"
+
+
+def describe_comparison(
+    measured: Mapping[str, int], plan: Mapping[str, Any], when: str = "of step 2"
+) -> str:
+    """Return how the memory of a step compares with what was planned for it.
+
+    >>> describe_comparison({"allocated": 2**30}, {"device": "an H200", "allocated": 2**30})
+    'memory of step 2: allocated 1.00 GiB, planned 1.00 GiB (+0.0 %) for an H200'
+    """
+    parts = [
+        f"{name} {format_bytes(size)}, planned {format_bytes(plan[name])} "
+        f"({100 * (size / plan[name] - 1):+.1f} %)"
+        for name, size in measured.items()
+        if plan.get(name)
+    ]
+    return f"memory {when}: {'; '.join(parts)} for {plan['device']}"

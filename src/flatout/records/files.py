@@ -1,0 +1,173 @@
+"""How another Python comes by this flatout: through a folder that is first on its PYTHONPATH.
+
+Files that flatout writes: whole or not at all.
+"""
+
+import contextlib
+import errno
+import operator
+import os
+import stat
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from flatout.records.errors import UserError
+
+MOST_LINKS = 8
+"""Links that are followed one by one."""
+PRIVATE = 0o700
+OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+
+
+def private_folder(path: Path) -> Path:
+    """Return a folder of this user's that nobody else can read or write, made where it is missing.
+
+    What lies in it is loaded as code or put back over the user's files, so a folder that somebody
+    else made, linked to or could write into is refused: what is in it may be theirs.
+
+    Raises:
+        UserError: if it cannot be trusted; says what to do.
+        OSError: if it cannot be made or written.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with contextlib.suppress(FileExistsError):
+        path.mkdir(mode=PRIVATE)
+    remedy = "check what is in it and remove it, or set XDG_CACHE_HOME to a folder of your own"
+    # Opened without following a link: what is checked is what is used, whatever is renamed since.
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENOTDIR):
+            raise UserError(f"{path} is a link or no folder: {remedy}") from None
+        if error.errno == errno.EACCES and path.lstat().st_uid != os.geteuid():
+            raise UserError(f"{path} belongs to another user: {remedy}") from None
+        raise
+    try:
+        found = os.fstat(descriptor)
+        if found.st_uid != os.geteuid():
+            raise UserError(f"{path} belongs to another user: {remedy}")
+        if found.st_mode & OTHERS_WRITE:
+            raise UserError(f"other users can write to {path}: {remedy}")
+        if stat.S_IMODE(found.st_mode) != PRIVATE:
+            os.fchmod(descriptor, PRIVATE)
+    finally:
+        os.close(descriptor)
+    if not os.access(path, os.W_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+    return path
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Write beside the target and rename, so that a full disk leaves the old file as it was.
+
+    A link stays one, and a device, a pipe or an open descriptor (`/dev/stdout`) is written into:
+    to rename over it would take it, or what was written there before, away from everybody.
+
+    Raises:
+        OSError: if the folder or the file cannot be written.
+    """
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+    number = find_descriptor(path)
+    if number is not None:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        with os.fdopen(os.dup(number), "w", encoding="utf-8") as stream:
+            stream.write(text)
+        return
+    if is_stream(path):
+        path.write_text(text, encoding="utf-8")
+        return
+    path = linked(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    draft = Path(name)
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
+            stream.write(text)
+        draft.chmod(0o666 & ~_umask())
+        draft.replace(path)
+    except BaseException:  # Ctrl-C in mid-write too: no draft is left in the user's folder
+        with contextlib.suppress(OSError):
+            draft.unlink()
+        raise
+
+
+def is_stream(path: Path) -> bool:
+    """Tell whether a path leads to a device, a pipe or a socket rather than to a file."""
+    return path.exists() and not path.is_file() and not path.is_dir()
+
+
+def find_descriptor(path: Path) -> int | None:
+    """Return the open descriptor that a path such as `/dev/stdout` names, None for other paths."""
+    folders = {"/dev/fd", os.path.realpath("/proc/self/fd")}
+    for _ in range(MOST_LINKS):
+        if os.path.realpath(path.parent) in folders and path.name.isdecimal():
+            return int(path.name)
+        if not path.is_symlink():
+            break
+        path = path.parent / path.readlink()
+    return None
+
+
+def linked(path: Path) -> Path:
+    """Return where a link leads, and any other path as it is."""
+    return Path(os.path.realpath(path)) if path.is_symlink() else path
+
+
+def plain(value: Any) -> int | str:
+    """Return what JSON has no form for: other libraries' whole numbers as such, the rest as text.
+
+    Sizes of layers are often NumPy's, as those of an environment's action space are.
+
+    >>> plain(Path("a")), plain(True)
+    ('a', 1)
+    """
+    try:
+        return operator.index(value)
+    except (TypeError, ValueError):
+        return str(value)
+
+
+def _umask() -> int:
+    """Return the process's mask: a temporary file is private, what was asked for is not."""
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+SOURCE = Path(__file__).parent.parent.parent
+"""Where flatout lies: often site-packages, so it is never put in front of the standard library."""
+BOOT = SOURCE / "flatout" / "agent" / "boot"
+RUN_MODULE = (
+    "import sys, os; sys.path[:] = [p for p in sys.path if p not in ('', os.getcwd())]; "
+    "import runpy; "
+    "runpy.run_module(sys.argv.pop(1), run_name='__main__', alter_sys=True)"
+)
+"""What `python -m` does, but for the current folder in front of everything on `sys.path`: a
+`json.py` there would run. Python 3.10 has no `-P`; `sys` and `os` are loaded before the path is
+extended."""
+
+
+def module_command(python: str, module: str, *words: str) -> list[str]:
+    """Return the argv that runs a module of ours, and nothing out of the current folder.
+
+    Args:
+        python: the interpreter.
+        module: dotted name.
+        words: its arguments.
+    """
+    return [python, "-c", RUN_MODULE, module, *words]
+
+
+def with_boot(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of a Python that finds flatout, and all else as it would without.
+
+    >>> with_boot({"PYTHONPATH": "mine"})["PYTHONPATH"] == f"{BOOT}{os.pathsep}mine"
+    True
+    """
+    search = [str(BOOT), *filter(None, [environment.get("PYTHONPATH")])]
+    return {**environment, "PYTHONPATH": os.pathsep.join(search)}

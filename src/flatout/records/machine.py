@@ -1,0 +1,113 @@
+"""A Stack: what a container has to hold so that a training runs as it was measured.
+
+A Machine: what the hardware under a workload can do. Read by `flatout.hardware`.
+"""
+
+from dataclasses import asdict, dataclass, field
+from pathlib import PurePosixPath
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Device:
+    """One device that can run the training step."""
+
+    kind: str
+    """`cpu`, `cuda` (NVIDIA), `rocm`, `mps` or `xpu`."""
+    name: str
+    memory_bytes: int
+    compute_capability: tuple[int, int] | None = None
+    """NVIDIA only, as (major, minor)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """What this process may use, after affinity, cgroup quota and mounts are taken into account."""
+
+    device: Device
+    """The device a training script finds first: an accelerator if torch sees one, else the CPU."""
+    devices: tuple[Device, ...] = ()
+    """Every accelerator torch sees; empty on a CPU-only machine."""
+    cpu_name: str = ""
+    logical_cores: int
+    """Cores of the host, as the kernel counts them."""
+    usable_cores: int
+    """Cores this process may really use: affinity and cgroup quota, rounded down, at least 1."""
+    physical_cores: int
+    """Physical cores among the usable ones."""
+    memory_bytes: int
+    """Host memory, or the cgroup's limit where that is lower."""
+    shm_free_bytes: int
+    """Free bytes in /dev/shm, where loader workers put their batches."""
+    cpu_features: frozenset[str] = frozenset()
+    """The lower-case flags that matter here, such as `avx2`, `avx512_bf16` and `amx_fp16`."""
+    tcmalloc_path: str | None = None
+    """Path of an installed tcmalloc library, for preloading."""
+    torch_version: str = ""
+    facts: dict[str, Any] = field(default_factory=dict)
+    """Further readings for `doctor` and the environment record; plain JSON values."""
+
+    @property
+    def has_fast_cpu_bf16(self) -> bool:
+        """Whether the CPU multiplies bf16 in hardware."""
+        return bool(self.cpu_features & {"avx512_bf16", "amx_bf16", "bf16"})
+
+    @property
+    def has_fast_cpu_fp16(self) -> bool:
+        """Whether the CPU multiplies fp16 in hardware."""
+        return bool(self.cpu_features & {"avx512_fp16", "amx_fp16", "asimdhp"})
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a plain JSON mapping."""
+        return asdict(self) | {"cpu_features": sorted(self.cpu_features)}
+
+
+ARCHIVES = (".whl", ".tar.gz")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stack:
+    """The software of one measurement, ready to be written as a Dockerfile."""
+
+    kind: str
+    """`cpu`, `cuda` or `rocm`."""
+    torch: str
+    """Version of torch, without the build's suffix."""
+    index: str
+    """Package index that has this build of torch."""
+    python: str
+    """Version that was measured, as `3.12`: the image has it."""
+    flatout: str
+    """Version that wrote the file."""
+    shm_gib: int
+    """Shared memory for the batches of loader workers."""
+    recipe: str = ""
+    """File name of the recipe, beside the Dockerfile; empty for none."""
+    source: str = ""
+    """What flatout is installed from: a wheel or a folder beside the Dockerfile, or an address."""
+    extras: tuple[str, ...] = ()
+    """Extras of flatout that the recipe's levers need."""
+    requirements: str = ""
+    """File name of the script's own requirements, beside the Dockerfile; empty for none."""
+    script: str = "train.py"
+    about: str = ""
+    """Where the stack was measured."""
+
+    @property
+    def is_copied(self) -> bool:
+        """Whether flatout lies beside the Dockerfile."""
+        return bool(self.source) and "://" not in self.source
+
+    @property
+    def copy_of_source(self) -> str:
+        """Where flatout lies in the container; pip wants a wheel's own name."""
+        name = PurePosixPath(self.source).name
+        return f"/opt/{name if name.endswith(ARCHIVES) else 'flatout'}"
+
+    @property
+    def requirement(self) -> str:
+        """What pip is told to install."""
+        extras = f"[{','.join(self.extras)}]" if self.extras else ""
+        if self.is_copied:
+            return f"{self.copy_of_source}{extras}"
+        return f"flatout{extras} @ {self.source}"

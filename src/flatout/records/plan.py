@@ -1,0 +1,156 @@
+"""A Plan: predicted memory of one training step on a device that need not be there."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from enum import Enum
+from typing import Any
+
+from flatout.records.memory import TensorAtPeak
+
+MAX_BATCH = 1 << 20
+"""No search goes beyond: what fits a million samples is not limited by memory."""
+
+
+class Source(Enum):
+    """How a number was come by, the surest first."""
+
+    TRACED = "traced"
+    SIMULATED = "simulated"
+    CALIBRATED = "calibrated"
+    ASSUMED = "assumed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Amount:
+    """Bytes with where the number comes from and the interval it lies in."""
+
+    bytes: int
+    source: Source
+    low: int | None = None
+    """Lower end of the interval; None where the number is exact by construction."""
+    high: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LargestBatch:
+    """The largest batch that fits; None where not even one sample does."""
+
+    without_retries: int | None
+    """The allocator never has to give memory back and ask again from step 2 on."""
+    with_retries: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rung:
+    """One way to make it fit (or to fit more): what it saves and what it costs."""
+
+    choices: tuple[str, ...]
+    """Labels of the techniques, `technique setting=value`; empty for the script as it is."""
+    peak_bytes: int
+    """Reserved plus what lies outside the allocator."""
+    saved_bytes: int
+    time_ratio: float
+    """Predicted step time over that of the script as it is; 1.0 where nothing is paid."""
+    fits: bool
+    largest_batch: int | None = None
+    why: str = ""
+    source: Source = Source.ASSUMED
+    """`traced` where the technique itself was traced, `simulated` where only the allocator differs,
+    else `assumed`: a stated model changed the trace."""
+    changes_training: bool = False
+    """Whether another training results: other optimizer, other parameters."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Accumulating:
+    """A global batch in equal micro-batches that fit."""
+
+    micro_batch: int
+    steps: int
+    """Micro-batches of one optimizer step."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What a training step will need, and what would make it fit."""
+
+    target: str
+    device: str
+    """Name of the device planned for."""
+    capacity_bytes: int
+    batch: int | None
+    allocated: Amount
+    reserved: Amount
+    used: Amount
+    """Reserved and what lies outside the allocator: context, NCCL."""
+    components: Mapping[str, Amount]
+    """At the peak: `parameters`, `gradients`, `optimizer`, `activations`, `inputs`, `buffers`,
+    `temporaries`, `workspace`, `fragmentation`, `context`, `nccl`."""
+    peak_phase: str
+    largest: tuple[TensorAtPeak, ...] = ()
+    timeline: tuple[tuple[int, int], ...] = ()
+    """Event number and allocated bytes, thinned for a plot."""
+    largest_batch: LargestBatch | None = None
+    ladder: tuple[Rung, ...] = ()
+    """The fastest that fits first."""
+    formula_bytes: int | None = None
+    """The classic estimate P*D_param + B*A*D_act + O*D_opt."""
+    formula_missed: Mapping[str, int] = field(default_factory=dict)
+    """Bytes at the peak that the classic estimate does not count, by name."""
+    parts: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """Allocated bytes of each component at the events of `timeline`."""
+    phases: tuple[tuple[int, str, int], ...] = ()
+    """From which event number on which phase of which step runs."""
+    peak_step: int = 0
+    """Optimizer step of the peak, from 0."""
+    retries: int = 0
+    """How often a steady step has to give memory back and ask again on this device."""
+    accumulating: Accumulating | None = None
+    """How to keep the batch where it does not fit as a whole."""
+    checked: str = ""
+    """How the extrapolation to this batch was checked; empty where nothing was extrapolated."""
+    notes: tuple[str, ...] = ()
+    environment: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def fits(self) -> bool:
+        """Tell whether the upper end of what is used stays inside the device's memory."""
+        return (self.used.high or self.used.bytes) <= self.capacity_bytes
+
+    @property
+    def spare_bytes(self) -> int:
+        """Bytes left at the predicted peak; negative when it does not fit."""
+        return self.capacity_bytes - self.used.bytes
+
+    @property
+    def way_out(self) -> Rung | None:
+        """The fastest way that fits and trains the same; None where the script fits as it is.
+
+        One that fits even if all that is uncertain errs upwards goes before one that may.
+        """
+        if self.fits:
+            return None
+        fitting = [rung for rung in self.ladder if rung.fits and rung.choices]
+        fitting.sort(key=lambda rung: (rung.changes_training, not self.is_sure(rung)))
+        return next(iter(fitting), None)
+
+    def is_sure(self, rung: Rung) -> bool:
+        """Tell whether a way fits by as much as is uncertain about the script as it is."""
+        uncertain = (self.used.high or self.used.bytes) - self.used.bytes
+        return rung.fits and rung.peak_bytes + uncertain <= self.capacity_bytes
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a plain JSON mapping."""
+        plain: dict[str, Any] = _plain(asdict(self))
+        return plain | {"fits": self.fits, "spare_bytes": self.spare_bytes}
+
+
+def _plain(value: Any) -> Any:
+    """Return the value with every enum's member as its text."""
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return value

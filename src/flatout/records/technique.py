@@ -1,0 +1,161 @@
+"""A Technique: one lever that makes training faster or smaller."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from enum import Enum
+from typing import Any, ClassVar
+
+from flatout.records.machine import Machine
+from flatout.records.profile import Profile
+
+
+class Numerics(Enum):
+    """What a technique may do to the numbers, mildest first. The guard checks it."""
+
+    EXACT = "exact"
+    """Bit-identical, given the same samples."""
+    ROUNDING = "rounding"
+    """The same maths in another order."""
+    PRECISION = "precision"
+    """Lower precision, inside the guard's band."""
+    TRAINING = "training"
+    """Changes batch, schedule, order or model; the user must ask for it."""
+
+    @property
+    def rank(self) -> int:
+        """Position in the order of promises, 0 the mildest."""
+        return list(Numerics).index(self)
+
+    def allows(self, other: "Numerics") -> bool:
+        """Tell whether a ceiling of `self` lets a lever with promise `other` through.
+
+        >>> Numerics.PRECISION.allows(Numerics.EXACT), Numerics.EXACT.allows(Numerics.ROUNDING)
+        (True, False)
+        """
+        return other.rank <= self.rank
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Effect:
+    """A predicted change of one step. Negative is better for both fields."""
+
+    step_ms: float = 0.0
+    """For the samples of one step as it is, also where the lever changes the batch."""
+    peak_bytes: int = 0
+    startup_s: float = 0.0
+    """Paid once per process, compilation above all."""
+    why: str = ""
+    """One clause that explains the number."""
+
+
+class Technique(ABC):
+    """Base of every lever. Subclasses are final, frozen dataclasses of their settings.
+
+    The methods below `predict` are the four seams (and the process around them). Each takes a
+    value and returns one; a subclass overrides only those it needs. Raise
+    `flatout.records.errors.NotApplicable` with the reason when there is nothing to change: the
+    original value is then used and the trial reports the lever as not applied.
+    """
+
+    __slots__ = ()
+
+    family: ClassVar[str]
+    """Folder name under `techniques/`."""
+    addresses: ClassVar[frozenset[str]]
+    """Phases, finding codes or codes of loader faults this lever can help with."""
+    numerics: ClassVar[Numerics]
+    """The promise the guard and the contract test check."""
+    moves_random_stream: ClassVar[bool] = False
+    """Whether the same seed draws other dropout masks (channels_last and inductor do)."""
+    extra: ClassVar[str] = ""
+    """What it needs beside flatout itself, as an extra of `pyproject.toml`."""
+    by_hand: ClassVar[str] = ""
+    """What to change in the script to have the same without flatout: lines that start with `- `
+    are taken out, with `+ ` put in, others are plain words. `$name` stands for a setting."""
+
+    @classmethod
+    @abstractmethod
+    def candidates(cls, profile: Profile, machine: Machine) -> Sequence["Technique"]:
+        """Return the settings worth a trial for this profile on this machine; empty for none."""
+
+    @abstractmethod
+    def predict(self, profile: Profile, machine: Machine) -> Effect:
+        """Estimate the change before running anything."""
+
+    def environment(self, variables: Mapping[str, str]) -> Mapping[str, str]:
+        """Return the environment that the process starts with."""
+        return variables
+
+    def start(self) -> None:  # noqa: B027  doing nothing is the default at every seam
+        """Set process-wide switches; called once, right after torch was imported."""
+
+    def loader(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the arguments of a training `DataLoader`, keyed by parameter name."""
+        return arguments
+
+    def epoch(self, loader: Any) -> Any:
+        """Return the training loader, right before an iterator of it is created or reset."""
+        return loader
+
+    def batches(self, batches: Iterator[Any], loader: Any) -> Iterator[Any]:
+        """Return the iterator the loop draws from, given the one of a training loader."""
+        return batches
+
+    def model(self, root: Any) -> Any:
+        """Return the root module, changed in place; called before its first training call."""
+        return root
+
+    def forward(self, call: Callable[..., Any], root: Any) -> Callable[..., Any]:
+        """Return what runs in place of a training call of the root module."""
+        return call
+
+    def backward(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        """Return what runs in place of every outermost `torch.autograd.backward`.
+
+        Asked once, at the first one. When it returns, the gradients must be as the script expects
+        them: clipping and logging come next.
+        """
+        return call
+
+    def optimizer(self, optimizer: Any) -> Any:
+        """Return the optimizer, changed in place; called before its first step."""
+        return optimizer
+
+    def end(self) -> str:
+        """Look back when the training or the trial ends; return what a reader should know.
+
+        Raise `NotApplicable` where the lever turned out to have done nothing after all: what is
+        decided inside a call (a compiler that gave up) shows in no other seam.
+        """
+        return ""
+
+    def settings(self) -> dict[str, Any]:
+        """Return the settings as plain values, for the recipe."""
+        return {item.name: getattr(self, item.name) for item in fields(self)}  # type: ignore[arg-type]
+
+
+SEAM_METHODS = (
+    "environment",
+    "start",
+    "loader",
+    "epoch",
+    "batches",
+    "model",
+    "forward",
+    "backward",
+    "optimizer",
+    "end",
+)
+"""The methods through which a technique acts."""
+
+
+def name_of(technique: Technique) -> str:
+    """Return the name of a technique: that of its module."""
+    return type(technique).__module__.rpartition(".")[2]
+
+
+def seams_of(technique: Technique | type[Technique]) -> frozenset[str]:
+    """Return the names of the seam methods that a technique overrides."""
+    kind = technique if isinstance(technique, type) else type(technique)
+    return frozenset(n for n in SEAM_METHODS if getattr(kind, n) is not getattr(Technique, n))

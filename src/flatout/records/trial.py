@@ -1,0 +1,145 @@
+"""A Trial: one recipe run once on one workload, in one fresh process.
+
+A Workload: what is trained, as a command.
+"""
+
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from flatout.records.profile import Profile, profile_from_json
+from flatout.records.recipe import Recipe, recipe_from_json
+from flatout.records.secrets import hide_in_words
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """A training script (or a Task) with its arguments."""
+
+    target: str
+    """The script's path as the user typed it, or `file.py:name` for a Task."""
+    arguments: tuple[str, ...] = ()
+    """Everything after the script's name; it belongs to the script."""
+    folder: Path = field(default_factory=Path.cwd)
+    """Working directory of the run."""
+    python: str = "python"
+    """The interpreter that runs it."""
+    is_task: bool = False
+
+    @property
+    def name(self) -> str:
+        """A short name for folders and titles.
+
+        >>> Workload(target="src/train.py").name, Workload(target="job.py:task", is_task=True).name
+        ('train', 'job')
+        """
+        path = self.target.partition(":")[0] if self.is_task else self.target
+        return Path(path.removeprefix("-m ")).stem
+
+    @property
+    def command_line(self) -> str:
+        """What the user would type after `python`, with secrets hidden: it is shown and stored.
+
+        >>> Workload(target="train.py", arguments=("--name", "my run")).command_line
+        "train.py --name 'my run'"
+        """
+        return " ".join([self.target, shlex.join(hide_in_words(self.arguments))]).rstrip()
+
+
+class Outcome(Enum):
+    """How a trial ended. Every one of them is a result."""
+
+    OK = "ok"
+    OOM = "oom"
+    CRASH = "crash"
+    HANG = "hang"
+    NAN = "nan"
+    TOO_SHORT = "too_short"
+    NO_STEPS = "no_steps"
+    """The script ended by itself and no training step was seen."""
+    REFUSED = "refused"
+    """A lever of the recipe refused, and the process ended at once: nothing was measured."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Applied:
+    """What became of one technique inside the process."""
+
+    technique: str
+    status: str
+    """`applied`, `not_applicable`, `failed`, or `unseen` when its seam was never reached."""
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """One recipe, one process, one result."""
+
+    recipe: Recipe
+    outcome: Outcome
+    profile: Profile | None = None
+    partial: Profile | None = None
+    """What was seen until the script failed or was killed, where that was enough steps."""
+    message: str = ""
+    """For an outcome other than ok: one line that says what happened."""
+    traceback: str = ""
+    """The script's own last output where it failed."""
+    applied: tuple[Applied, ...] = ()
+    wall_s: float = 0.0
+    """Seconds the whole process took, start-up included."""
+    changed_files: tuple[str, ...] = ()
+    """Files of the user's that differed after the trial; always empty unless a defect."""
+    undone: int = 0
+    """Writes of the script that were overlaid or rolled back."""
+    guard_path: str | None = None
+    """Where the guard's record lies, for a guard trial."""
+    details: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def not_applied(self) -> tuple[Applied, ...]:
+        """The techniques of the recipe that did not take effect."""
+        return tuple(item for item in self.applied if item.status != "applied")
+
+    def with_profile(self, profile: Profile) -> "Trial":
+        """Return the same trial with another profile."""
+        return replace(self, profile=profile)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a plain JSON mapping."""
+        return {
+            "recipe": self.recipe.to_json(),
+            "outcome": self.outcome.value,
+            "profile": self.profile.to_json() if self.profile else None,
+            "partial": self.partial.to_json() if self.partial else None,
+            "message": self.message,
+            "traceback": self.traceback,
+            "applied": [
+                {"technique": a.technique, "status": a.status, "why": a.why} for a in self.applied
+            ],
+            "wall_s": self.wall_s,
+            "changed_files": list(self.changed_files),
+            "undone": self.undone,
+            "guard_path": self.guard_path,
+            "details": dict(self.details),
+        }
+
+
+def trial_from_json(plain: Mapping[str, Any]) -> Trial:
+    """Return the trial that `Trial.to_json` wrote."""
+    return Trial(
+        recipe=recipe_from_json(plain["recipe"]),
+        outcome=Outcome(plain["outcome"]),
+        profile=profile_from_json(plain["profile"]) if plain["profile"] else None,
+        partial=profile_from_json(plain["partial"]) if plain.get("partial") else None,
+        message=plain["message"],
+        traceback=plain["traceback"],
+        applied=tuple(Applied(**item) for item in plain["applied"]),
+        wall_s=plain["wall_s"],
+        changed_files=tuple(plain["changed_files"]),
+        undone=plain["undone"],
+        guard_path=plain["guard_path"],
+        details=plain["details"],
+    )

@@ -1,0 +1,83 @@
+"""The list of levers.
+
+A stack as a Dockerfile.
+
+The report of `doctor`: what stands between this machine and good training.
+"""
+
+import shlex
+from collections.abc import Mapping, Sequence
+
+from flatout.records.finding import BAD, OK, WARN, Check
+from flatout.records.machine import Machine, Stack
+from flatout.records.technique import Technique
+from flatout.reporting.tables import Column, ascii_only, labelled, table, wrapped
+from flatout.reporting.templates import render
+
+DEVICES = {
+    "cpu": "",
+    "cuda": "--gpus all ",
+    # As AMD's documentation has it: the two device files, and the groups that may open them.
+    "rocm": "--device=/dev/kfd --device=/dev/dri --group-add video --group-add render ",
+}
+"""What hands the devices into a container."""
+
+
+def dockerfile(stack: Stack) -> str:
+    """Return the Dockerfile; its first lines say how to build and to run it."""
+    values = {"stack": stack, "run": ascii_only(run_command(stack))}
+    return render("Dockerfile.j2", values)
+
+
+def run_command(stack: Stack) -> str:
+    """Return the command that trains in the container, with the folder it is typed in."""
+    script = shlex.quote(" ".join(stack.script.split()))
+    return (
+        f"docker run --rm {DEVICES[stack.kind]}--shm-size={stack.shm_gib}g "
+        '--ulimit memlock=-1 --user "$(id -u):$(id -g)" '
+        f'-v "$PWD":/work -v flatout-cache:/cache training {script}'
+    )
+
+
+MARKS = {OK: "ok  ", WARN: "warn", BAD: "BAD "}
+
+
+def render_doctor(machine: Machine, checks: Sequence[Check], *, width: int = 80) -> str:
+    """Return the report: the answer, every check with what to do, what to type next."""
+    lines = [*wrapped(_headline(machine, checks), width), ""]
+    for check in checks:
+        lines += labelled(MARKS[check.status], check.what, width)
+        for text in (check.why, f"do: {check.next}" if check.next else ""):
+            lines += wrapped(text, width, indent=" " * 6)
+    lines += ["", "next  flatout measure train.py"]
+    return ascii_only("\n".join(lines)) + "\n"
+
+
+def _headline(machine: Machine, checks: Sequence[Check]) -> str:
+    where = f"A training script finds {machine.device.name} ({machine.device.kind})"
+    bad = sum(check.status == BAD for check in checks)
+    warned = sum(check.status == WARN for check in checks)
+    if bad:
+        return f"{where}; {bad} of {len(checks)} checks must be mended first, {warned} may cost."
+    if warned:
+        return f"{where}; it works, and {warned} of {len(checks)} checks may cost speed."
+    return f"{where}; all {len(checks)} checks are well."
+
+
+def render_techniques(classes: Mapping[str, type[Technique]], *, width: int = 80) -> str:
+    """Return the levers with what each addresses, its promise and its one-line summary."""
+    order = sorted(classes.items(), key=lambda item: (item[1].numerics.rank, item[0]))
+    columns = [Column("lever"), Column("promise"), Column("addresses")]
+    cells = [[name, kind.numerics.value, ", ".join(sorted(kind.addresses))] for name, kind in order]
+    lines = table(columns, cells)
+    head = len(lines) - len(cells)
+    shown = [
+        *wrapped(f"{len(classes)} levers; each is tried by 'flatout tune' where it fits.", width),
+        "",
+        *lines[:head],
+    ]
+    for line, (_name, kind) in zip(lines[head:], order, strict=True):
+        summary = (kind.__doc__ or "").partition("\n")[0]
+        shown += [line, *wrapped(summary, width, indent="  ")]
+    shown += ["", "next  flatout tune train.py"]
+    return ascii_only("\n".join(shown)) + "\n"

@@ -1,0 +1,110 @@
+"""The report of `pack`: what the store holds, what was left out, whether it equals its source."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from flatout.records.units import format_bytes, format_duration, format_rate
+from flatout.reporting.tables import ascii_only, labelled, wrapped
+
+WORDS = {
+    "original": "as it is",
+    "raw": "as uint8 pixels",
+    "jpeg": "as re-encoded JPEG",
+    "qoi": "as QOI",
+    "zstd": "as compressed uint8 pixels",
+    "tokens": "as tokens",
+}
+
+
+def render_pack(packed: Mapping[str, Any], *, width: int = 80) -> str:
+    """Return the report of a `flatout.pack/1` document."""
+    lines = [*wrapped(_headline(packed), width), ""]
+    lines += labelled("stored  ", _stored(packed), width)
+    lines += labelled("order   ", _order(packed), width)
+    if packed["classes"]:
+        lines += labelled("classes ", _classes(packed), width)
+    if packed["skipped"]:
+        lines += labelled("skipped ", _skipped(packed), width)
+        for item in packed["skipped_first"]:
+            lines += wrapped(item, width, indent=" " * 10)
+    if packed["ignored"]:
+        words = f"{_count(packed['ignored'], 'file')} of a kind that is not packed"
+        lines += labelled("ignored ", words, width)
+    if packed["verification"]:
+        lines += labelled("verified", _verified(packed), width)
+        for item in packed["verification"]["problems"]:
+            lines += wrapped(item, width, indent=" " * 10)
+    lines += ["", *labelled("next", f'data = flatout.data.open("{packed["folder"]}")', width)]
+    return _lines(lines)
+
+
+def render_check(checked: Mapping[str, Any], *, width: int = 80) -> str:
+    """Return the report of a `flatout.pack_check/1` document."""
+    samples = _count(checked["samples"], "sample")
+    where = f"{checked['folder']}: {samples}, {format_bytes(checked['bytes'])}"
+    if checked["is_sound"]:
+        took = format_duration(checked["seconds"])
+        return _lines(wrapped(f"{where}; all as they were written, read in {took}.", width))
+    lines = wrapped(f"{where}; {_count(checked['num_problems'], 'problem')} found.", width)
+    for item in checked["problems"]:
+        lines += wrapped(item, width, indent=" " * 10)
+    return _lines([*lines, "", *labelled("next", "pack again into an empty folder", width)])
+
+
+def _lines(lines: Sequence[str]) -> str:
+    return ascii_only("\n".join(lines)) + "\n"
+
+
+def _headline(packed: Mapping[str, Any]) -> str:
+    where = f"{packed['folder']}: {_count(packed['samples'], 'sample')}"
+    where += f" in {_count(packed['file_shards'], 'file shard')}, {format_bytes(packed['bytes'])}"
+    problems = packed["verification"] and packed["verification"]["num_problems"]
+    if problems:
+        return f"{where}; {_count(problems, 'sample')} NOT as in the source."
+    if packed["was_packed"]:
+        return f"{where}; it was packed before."
+    rate = packed["samples"] / packed["seconds"] if packed["seconds"] else 0.0
+    took = format_duration(packed["seconds"])
+    return f"{where}; packed in {took}, {format_rate(rate)} samples a second."
+
+
+def _stored(packed: Mapping[str, Any]) -> str:
+    encoding = packed["encoding"]
+    words = WORDS[encoding["kind"]]
+    if encoding["kind"] == "jpeg":
+        words += f" of quality {encoding['quality']}"
+    if encoding["short_side"]:
+        words += f", images with a short side of at most {encoding['short_side']} pixels"
+    if packed["is_lossless"]:
+        return f"{words}: lossless"
+    return f"{words}: LOSSY, not the source's samples; train with it knowingly"
+
+
+def _order(packed: Mapping[str, Any]) -> str:
+    if packed["order"] == "shuffled":
+        return f"a permutation of all samples, seed {packed['seed']}"
+    return "as in the source; not shuffled, so block_order is refused"
+
+
+def _classes(packed: Mapping[str, Any]) -> str:
+    """Name some: a folder of splits looks like classes called train and val."""
+    more = ", ..." if packed["classes"] > len(packed["classes_first"]) else ""
+    return f"{packed['classes']}: {', '.join(packed['classes_first'])}{more}"
+
+
+def _skipped(packed: Mapping[str, Any]) -> str:
+    return f"{_count(packed['skipped'], 'sample')}, listed in {packed['folder']}/skipped.jsonl"
+
+
+def _verified(packed: Mapping[str, Any]) -> str:
+    found = packed["verification"]
+    if found["num_problems"]:
+        return f"{_count(found['num_problems'], 'problem')}; the first:"
+    what = "is the source's, bit by bit"
+    if not packed["is_lossless"]:
+        what = "is exactly what this encoding makes of the source's"
+    return f"each of the {_count(found['samples'], 'sample')} {what}"
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" + ("" if number == 1 else "s")

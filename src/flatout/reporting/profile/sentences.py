@@ -1,0 +1,261 @@
+"""A profile in sentences, in the reader's language: what text, Markdown and HTML share."""
+
+import math
+from collections.abc import Iterator, Sequence
+
+from flatout.records.finding import Finding
+from flatout.records.profile import PHASES, Profile, Regime, most_times
+from flatout.records.units import format_bytes, format_ms, format_rate, format_ratio, format_share
+from flatout.reporting.messages import Messages
+from flatout.reporting.tables import sentence
+
+WORTH_A_HEADLINE = 0.10
+"""A wait below a tenth of the step is not what a reader should look at first."""
+WORTH_A_WORD = 0.01
+"""A share below a percent of the step is no part of the answer."""
+COMPUTE = ("forward", "backward", "optimizer")
+WAIT = "data_wait"
+"""Finding of which the headline has a sentence of its own."""
+LESS, MORE = 0.95, 1.02
+"""A gain of free data that differs by more from what the wait alone would give (Amdahl's law) is
+explained: a reader does the same division."""
+CEILINGS = {
+    "free_data": "ceiling_data",
+    "free_copies": "ceiling_copies",
+    "compute_only": "ceiling_compute",
+}
+
+
+def headline(profile: Profile, say: Messages) -> str:
+    """Return the one sentence that answers where the time goes."""
+    copies = profile.share("h2d")
+    others = (
+        finding
+        for finding in profile.findings
+        if finding.of == "step" and not finding.is_bound and finding.code != WAIT
+    )
+    top = max(others, key=lambda finding: finding.share, default=None)
+    if top and top.share > max(profile.lost_to_data, copies, WORTH_A_HEADLINE):
+        return because(top, say)
+    if profile.share(WAIT) >= max(copies, WORTH_A_HEADLINE):
+        return _waiting(profile, say)
+    if copies >= WORTH_A_HEADLINE:
+        gain = times(profile.ceilings.free_copies, say)
+        return say("headline.copies", share=format_share(copies), gain=gain)
+    return _computing(profile, say)
+
+
+def _waiting(profile: Profile, say: Messages) -> str:
+    """Say what the wait for data costs; where free data gives another gain, say that too."""
+    share, gain = profile.share(WAIT), profile.ceilings.free_data
+    name = "data"
+    if profile.ceilings.is_measured and gain < LESS * most_times(share):
+        name = "data_less"
+    if gain > MORE * most_times(share):
+        name = "data_more"
+    return say(f"headline.{name}", share=format_share(share), gain=times(gain, say))
+
+
+def known_ceilings(profile: Profile) -> list[tuple[str, float]]:
+    """Return the ceilings that say something, by name.
+
+    On a CPU nothing is copied to a device. Without a loader nobody saw what data cost.
+    """
+    ceilings = profile.ceilings
+    has_data = bool(profile.training_loaders) or profile.phases_ms[WAIT] > 0
+    shown = {
+        "free_data": has_data,
+        "free_copies": profile.device_kind != "cpu",
+        "compute_only": True,
+    }
+    return [(name, getattr(ceilings, name)) for name in CEILINGS if shown[name]]
+
+
+def warnings(profile: Profile, say: Messages) -> list[str]:
+    """Return why the numbers must not be trusted, one sentence each."""
+    return [
+        sentence(say("headline.invalid", why=say.translated(why.rstrip("."))))
+        for why in profile.invalid
+    ]
+
+
+def because(finding: Finding, say: Messages) -> str:
+    """Return the sentence that proves a finding."""
+    return sentence(say.translated(finding.because))
+
+
+def finding_sentence(finding: Finding, say: Messages) -> str:
+    """Return a finding with its share, and of what it is one."""
+    name = "finding" if finding.of == "step" else f"finding_{finding.of}"
+    if finding.is_bound:
+        name = "finding_bound"
+    share, why = format_share(finding.share), because(finding, say)
+    return say(f"reading.{name}", code=finding.code, share=share, because=why)
+
+
+def times(ratio: float, say: Messages) -> str:
+    """Return a ratio as the language writes it."""
+    return say("unit.ratio", value=format_ratio(ratio)[:-1])
+
+
+def readings(profile: Profile, say: Messages) -> Iterator[tuple[str, str]]:
+    """Yield what was measured: the name of its label, and the words."""
+    step = profile.step_ms
+    low, high = format_ms(step.p10), format_ms(step.p90)
+    median = format_ms(step.median)
+    yield "step_time", say("reading.step_time", median=median, p10=low, p90=high, n=step.n)
+    if profile.epoch_start_ms and profile.epoch_steps:
+        start = format_ms(profile.epoch_start_ms)
+        yield "epoch_start", say("reading.epoch_start", time=start, steps=profile.epoch_steps)
+    if profile.samples_per_s:
+        rate = format_rate(profile.samples_per_s)
+        samples = f"{profile.samples_per_step:.1f}".removesuffix(".0")
+        yield "speed", say("reading.speed", rate=rate, samples=samples)
+    if profile.regime is not None:
+        yield "regime", _regime(profile.regime, say)
+        yield "best_cases", _best_cases(profile.regime, say)
+    yield "device_busy", _busy(profile, say)
+    if profile.mfu is not None:
+        yield "mfu", format_share(profile.mfu)
+    yield "peak_memory", _memory(profile, say)
+    yield "losses", _losses(profile, say)
+    yield "warm_up", _warm_up(profile, say)
+    yield "overhead", say("reading.overhead", share=format_share(profile.overhead_share))
+
+
+def _warm_up(profile: Profile, say: Messages) -> str:
+    """Say which steps were left out at the beginning."""
+    first, total = format_ms(profile.first_step_ms), format_ms(profile.warmup_ms)
+    if profile.warmup_steps == 1:
+        return say("reading.warm_up_one", time=total)
+    return say("reading.warm_up", n=profile.warmup_steps, time=total, first=first)
+
+
+def ceilings_sentence(profile: Profile, say: Messages) -> str:
+    """Say what each cause could gain at most."""
+    parts = [
+        say(f"reading.{CEILINGS[name]}", ratio=times(ratio, say))
+        for name, ratio in known_ceilings(profile)
+    ]
+    text = say("reading.ceilings", parts=", ".join(parts))
+    slowed = profile.ceilings.slowed_share
+    if slowed < WORTH_A_WORD:
+        return text
+    return say("reading.ceilings_slowed", ceilings=text, share=format_share(slowed))
+
+
+def notes(profile: Profile, say: Messages) -> list[str]:
+    """Return what the reader should know about how this was measured."""
+    return [say.translated(note) for note in profile.notes]
+
+
+def left_out(profile: Profile, say: Messages) -> tuple[str, ...]:
+    """Return one sentence for each thing that a report cannot show, with the reason."""
+    absent = {
+        "steps": not profile.steps_ms,
+        "journey": profile.journey is None,
+        "limits": profile.limits is None,
+        "memory": profile.memory is None,
+        "gpu": profile.gpu is None,
+        "syncs": not profile.syncs,
+        "ranks": not profile.ranks,
+    }
+    lines = [say(f"missing.{name}") for name, is_absent in absent.items() if is_absent]
+    for part in (profile.journey, profile.limits, profile.gpu):
+        for name, why in ((part.missing if part else None) or {}).items():
+            lines.append(say("about.missing", name=name, why=say.translated(why)))
+    return tuple(lines)
+
+
+def add_up(values: Sequence[float], unit: float) -> list[float]:
+    """Round values to multiples of a unit so that their sum stays the rounded sum.
+
+    >>> [round(x, 1) for x in add_up([33.34, 33.33, 33.33], 0.1)]
+    [33.4, 33.3, 33.3]
+    """
+    counts = [math.floor(value / unit) for value in values]
+    missing = round(sum(values) / unit) - sum(counts)
+    by_remainder = sorted(range(len(values)), key=lambda i: counts[i] - values[i] / unit)
+    for i in by_remainder[:missing]:
+        counts[i] += 1
+    return [count * unit for count in counts]
+
+
+def cell(rounded: float, value: float, decimals: int) -> str:
+    """Return a rounded number for a table; of a value that is more than zero it is not zero.
+
+    >>> cell(0.0, 0.002, 2), cell(0.0, 0.0, 2), cell(1.25, 1.254, 2)
+    ('<0.01', '0.00', '1.25')
+    """
+    is_hidden = value > 0 and rounded < 10.0**-decimals / 2
+    return f"<{10.0**-decimals:.{decimals}f}" if is_hidden else f"{rounded:.{decimals}f}"
+
+
+def share_cells(profile: Profile, percents: Sequence[float]) -> list[str]:
+    """Return the phases' shares for a table, from percents that were rounded to add up."""
+    return [
+        f"{cell(percent, profile.phases_ms[phase], 1)} %"
+        for phase, percent in zip(PHASES, percents, strict=True)
+    ]
+
+
+def _computing(profile: Profile, say: Messages) -> str:
+    share, other = profile.share(*COMPUTE), profile.share("other")
+    if share < other:
+        gain = times(most_times(other), say)
+        return say("headline.outside", share=format_share(other), gain=gain)
+    most = max(COMPUTE, key=profile.share)
+    if not profile.training_loaders and not profile.phases_ms[WAIT]:
+        return say(
+            "headline.computing_alone",
+            share=format_share(share),
+            most=say(f"phase.{most}"),
+            most_share=format_share(profile.share(most)),
+        )
+    return say(
+        "headline.computing",
+        share=format_share(share),
+        most=say(f"phase.{most}"),
+        most_share=format_share(profile.share(most)),
+        wait=format_share(profile.share("data_wait")),
+    )
+
+
+def _busy(profile: Profile, say: Messages) -> str:
+    share = format_share(profile.device_busy_share)
+    if profile.device_kind == "cpu":
+        return say("reading.busy_cpu", share=share)
+    if profile.gpu_util_share is not None:
+        return say("reading.busy_gpu", share=share, gpu_util=format_share(profile.gpu_util_share))
+    return say("reading.busy", share=share)
+
+
+def _memory(profile: Profile, say: Messages) -> str:
+    peak = profile.peak_bytes
+    counts = {"allocated": peak.allocated, "reserved": peak.reserved, "held": peak.device}
+    parts = [say(f"reading.{k}", size=format_bytes(count)) for k, count in counts.items() if count]
+    return ", ".join(parts) or say("reading.memory_unknown")
+
+
+def _losses(profile: Profile, say: Messages) -> str:
+    if not profile.losses:
+        return say("reading.no_losses")
+    first, last = f"{profile.losses[0]:.4g}", f"{profile.losses[-1]:.4g}"
+    return say("reading.losses", first=first, last=last, n=len(profile.losses))
+
+
+def _regime(regime: Regime, say: Messages) -> str:
+    """Return what bounds the step, the largest share first; what is below a percent is left out."""
+    shares = sorted(regime.shares.items(), key=lambda item: -item[1])
+    shown = [f"{say(f'regime.{c}')} {format_share(s)}" for c, s in shares if s >= WORTH_A_WORD]
+    return say("reading.regime", shares=", ".join(shown) or say(f"regime.{regime.name}"))
+
+
+def _best_cases(regime: Regime, say: Messages) -> str:
+    """Return what each phase could give at most, in the order of the step."""
+    cases = [
+        f"{say(f'phase.{phase}')} {times(regime.amdahl[phase], say)}"
+        for phase in PHASES
+        if regime.amdahl.get(phase, 1.0) >= 1 + WORTH_A_WORD
+    ]
+    return say("reading.best_cases", cases=", ".join(cases))

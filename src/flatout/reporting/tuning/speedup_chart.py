@@ -1,0 +1,293 @@
+"""The ladder as a plot: one bar a lever, as a multiple of the baseline's speed, in SVG.
+
+The rows of the ladder, as cells: baseline first, the whole recipe last.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from flatout.records.ablation import Ablation, Comparison, Verdict
+from flatout.records.profile import Profile
+from flatout.records.technique import Numerics
+from flatout.records.units import MAX_RATIO_END, format_rate, format_ratio
+from flatout.reporting.tables import (
+    NOTHING,
+    busy_words,
+    interval_words,
+    loss_words,
+    memory_words,
+    pairs_words,
+    ratio_words,
+    settings_words,
+    verdict_words,
+)
+from flatout.reporting.templates import render
+from flatout.reporting.tuning.verdict import headline
+
+KEPT = (Verdict.KEPT, Verdict.TOGETHER)
+"""Verdicts of the levers that came in, alone or with others."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LadderRow:
+    """One row of the table in words, with the numbers that a plot needs."""
+
+    kind: str
+    """`baseline`, `lever` or `final`."""
+    lever: str
+    settings: str = ""
+    promise: str = NOTHING
+    predicted: str = NOTHING
+    ratio: str = NOTHING
+    interval: str = NOTHING
+    n: str = NOTHING
+    samples_per_s: str = NOTHING
+    busy: str = NOTHING
+    memory: str = NOTHING
+    loss_check: str = NOTHING
+    verdict: str
+    is_kept: bool = False
+    times_baseline: float | None = None
+    """Speed as a multiple of the baseline's; for a lever the recipe so far times its ratio. None
+    where no interval tells how far to trust it."""
+    whisker: tuple[float, float] | None = None
+    """The interval of `times_baseline`, the levers below it taken as exact."""
+
+
+def ladder_rows(ablation: Ablation) -> tuple[LadderRow, ...]:
+    """Return baseline, levers in the order they were tried, and the whole recipe."""
+    return (
+        _baseline(ablation),
+        *_levers(ablation),
+        *([_final(ablation)] if ablation.confirmation else []),
+    )
+
+
+def _baseline(ablation: Ablation) -> LadderRow:
+    row = LadderRow(
+        kind="baseline",
+        lever="baseline",
+        settings=f"with {', '.join(ablation.needed)}" if ablation.needed else "",
+        ratio=format_ratio(1.0),
+        loss_check=loss_words(ablation.aa_check),
+        verdict="so that it runs" if ablation.needed else "as it is",
+        is_kept=True,
+        times_baseline=1.0,
+    )
+    return _with_readings(row, ablation.baseline)
+
+
+def _levers(ablation: Ablation) -> Iterator[LadderRow]:
+    so_far = 1.0
+    for row in ablation.rows:
+        if row.stage != "add":
+            continue
+        pair = row.comparison
+        yield LadderRow(
+            kind="lever",
+            lever=row.choice.technique,
+            settings=settings_words(row),
+            promise=row.numerics,
+            predicted=format_ratio(row.predicted_ratio) if row.predicted_ratio else NOTHING,
+            ratio=ratio_words(pair),
+            interval=interval_words(pair),
+            n=pairs_words(pair),
+            samples_per_s=_rate_words(row.samples_per_s),
+            busy=busy_words(row.device_busy_share),
+            memory=memory_words(row.peak_bytes),
+            loss_check=loss_words(row.loss_check),
+            verdict=verdict_words(row),
+            is_kept=row.verdict in KEPT,
+            times_baseline=so_far * pair.ratio if pair and _has_end(pair) else None,
+            whisker=_scaled(pair.interval, so_far) if pair else None,
+        )
+        if row.verdict is Verdict.KEPT and pair:
+            so_far *= pair.ratio
+
+
+def _final(ablation: Ablation) -> LadderRow:
+    pair = ablation.confirmation
+    assert pair is not None
+    row = LadderRow(
+        kind="final",
+        lever="whole recipe",
+        settings=" + ".join(ablation.recipe.names),
+        promise=_promise(ablation),
+        ratio=ratio_words(pair),
+        interval=interval_words(pair),
+        n=pairs_words(pair),
+        loss_check=loss_words(ablation.final_check),
+        verdict="confirmed" if _is_confirmed(ablation) else "not confirmed",
+        is_kept=_is_confirmed(ablation),
+        times_baseline=pair.ratio,
+        whisker=_scaled(pair.interval, 1.0),
+    )
+    return _with_readings(row, ablation.final) if ablation.final else row
+
+
+def _promise(ablation: Ablation) -> str:
+    """Return the mildest promise that covers every lever of the recipe, whatever its own verdict.
+
+    A lever may have come in with others, and one that was kept may have been left out again. Of a
+    recipe that was given up, nothing is left but what was kept on the way.
+    """
+    added = [row for row in ablation.rows if row.stage == "add"]
+    names = {row.choice.technique for row in added if row.verdict in KEPT}
+    if _is_confirmed(ablation):
+        names = set(ablation.recipe.names)
+    ranks = [Numerics(row.numerics).rank for row in added if row.choice.technique in names]
+    return list(Numerics)[max(ranks)].value if ranks else NOTHING
+
+
+def _is_confirmed(ablation: Ablation) -> bool:
+    """Tell whether the recipe held: one that did not is cut to what the script needs to run."""
+    return len(ablation.recipe.choices) > len(ablation.needed)
+
+
+def _scaled(interval: tuple[float, float], factor: float) -> tuple[float, float] | None:
+    low, high = interval
+    return (low * factor, high * factor) if high <= MAX_RATIO_END else None
+
+
+def _has_end(pair: Comparison) -> bool:
+    return pair.interval[1] <= MAX_RATIO_END
+
+
+def _with_readings(row: LadderRow, profile: Profile) -> LadderRow:
+    return replace(
+        row,
+        samples_per_s=_rate_words(profile.samples_per_s),
+        busy=busy_words(profile.device_busy_share),
+        memory=memory_words(profile.peak_bytes),
+    )
+
+
+def _rate_words(per_s: float | None) -> str:
+    return format_rate(per_s) if per_s else NOTHING
+
+
+WIDTH = 400
+"""About a phone's width, so that nothing is scaled down there; each label stands above its bar."""
+MARGIN = 8
+ROW_HEIGHT = 48
+TOP = 54
+"""Room for the caption and the scale."""
+MAX_LABEL = 36
+"""Characters that leave room for the note at the right."""
+BAR_HEIGHT = 14
+MAX_TICKS = 6
+ROOM_FOR_WHISKERS = 1.3
+"""A whisker that reaches further than this beyond the longest bar is cut, without an end mark."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bar:
+    """One row of the plot, in the units of the drawing."""
+
+    row: LadderRow
+    label: str
+    y: float
+    length: float
+    whisker: str
+    """The path of the interval; empty where there is none."""
+    note: str
+    """What stands at the right: the multiple and the verdict."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tick:
+    """One line of the scale."""
+
+    x: float
+    label: str
+    is_baseline: bool
+
+
+def ladder_svg(ablation: Ablation) -> str:
+    """Return the plot as one SVG file: it needs no script, no font and no network."""
+    rows = [row for row in ladder_rows(ablation) if row.times_baseline is not None]
+    top = _top(rows)
+    names = Counter(row.lever for row in rows)
+    bars = [
+        _bar(row, _label(row, is_alone=names[row.lever] == 1), TOP + number * ROW_HEIGHT, top)
+        for number, row in enumerate(rows)
+    ]
+    return render(
+        "ladder.svg.j2",
+        {
+            "bars": bars,
+            "ticks": _ticks(top),
+            "width": WIDTH,
+            "height": TOP + ROW_HEIGHT * len(rows) + MARGIN,
+            "left": MARGIN,
+            "top": TOP,
+            "bar_height": BAR_HEIGHT,
+            "title": headline(ablation),
+            "description": _description(rows),
+        },
+    )
+
+
+def _bar(row: LadderRow, label: str, y: float, top: float) -> Bar:
+    assert row.times_baseline is not None
+    return Bar(
+        row=row,
+        label=label,
+        y=y,
+        length=_x(row.times_baseline, top) - MARGIN,
+        whisker=_whisker(row.whisker, y, top) if row.whisker else "",
+        note=f"{row.times_baseline:.2f}x, {row.verdict}",
+    )
+
+
+def _whisker(interval: tuple[float, float], y: float, top: float) -> str:
+    low, high = interval
+    line = f"M{_x(low, top)} {y + 24}v8m0-4H{_x(min(high, top), top)}"
+    return f"{line}m0-4v8" if high <= top else line
+
+
+def _label(row: LadderRow, *, is_alone: bool) -> str:
+    """Return the lever's name, with its settings where it was tried with several."""
+    text = row.lever if is_alone else f"{row.lever} {row.settings}".strip()
+    return text if len(text) <= MAX_LABEL else text[: MAX_LABEL - 3] + "..."
+
+
+def _top(rows: list[LadderRow]) -> float:
+    """Return the end of the scale: the longest whisker, unless that would squash the bars."""
+    longest = max([1.0, *(row.times_baseline or 0.0 for row in rows)])
+    ends = [row.whisker[1] for row in rows if row.whisker]
+    return max(longest, min(max(ends, default=0.0), ROOM_FOR_WHISKERS * longest))
+
+
+def _x(times: float, top: float) -> float:
+    return round(MARGIN + (WIDTH - 2 * MARGIN) * times / top, 1)
+
+
+def _ticks(top: float) -> list[Tick]:
+    """Return round steps from 0 to the end of the scale, with the baseline always among them."""
+    step = _round_step(top / MAX_TICKS)
+    values = [step * i for i in range(math.floor(top / step + 1e-9) + 1)]
+    if not any(math.isclose(value, 1.0) for value in values):
+        values.append(1.0)
+    return [
+        Tick(x=_x(value, top), label=f"{value:g}x", is_baseline=math.isclose(value, 1.0))
+        for value in values
+    ]
+
+
+def _round_step(least: float) -> float:
+    """Return the smallest of 0.1, 0.2, 0.5, 1, 2, 5, ... that is not below `least`.
+
+    >>> _round_step(0.37), _round_step(0.1), _round_step(1.7)
+    (0.5, 0.1, 2.0)
+    """
+    power = 10.0 ** math.floor(math.log10(least) + 1e-9)
+    return next(power * m for m in (1.0, 2.0, 5.0, 10.0) if power * m >= least - 1e-9)
+
+
+def _description(rows: list[LadderRow]) -> str:
+    """Return the plot in words, for those who do not see it."""
+    parts = [f"{row.lever}: {row.times_baseline:.2f} times, {row.verdict}" for row in rows]
+    return "Speed as a multiple of the baseline. " + "; ".join(parts) + "."

@@ -1,0 +1,150 @@
+"""The report on a trial that did not give a measurement."""
+
+import textwrap
+from collections.abc import Iterator
+
+from flatout.records.trial import Outcome, Trial
+from flatout.records.units import format_duration
+from flatout.reporting.messages import ENGLISH, Messages, messages
+from flatout.reporting.tables import (
+    ascii_only,
+    display_width,
+    labelled,
+    padded,
+    printable,
+    sentence,
+    wrapped,
+)
+
+COMMANDS = {
+    Outcome.OK: "flatout tune",
+    Outcome.OOM: "flatout measure",
+    Outcome.CRASH: "python",
+    Outcome.HANG: "python",
+    Outcome.NAN: "flatout measure",
+    Outcome.TOO_SHORT: "flatout measure",
+    Outcome.NO_STEPS: "python",
+    Outcome.REFUSED: "flatout measure",
+}
+"""What to type before the script, by how the trial ended."""
+LIMIT = "limit"
+"""Why a process ended that was still alive when its time was up, and the advice that fits."""
+MORE_TIME = 3
+TRACEBACK = "Traceback (most recent call last):"
+"""What an error of Python's begins with."""
+RANKS = "ranks"
+"""The advice where a script was started by itself that several processes run."""
+DEVICE = "device"
+"""The advice where a script asks for a device that torch does not find: no edit makes one."""
+NO_DATA = "empty_data"
+"""The fault of a loader that had no batch to give, and the advice that fits."""
+LABELS = ("outcome", "recipe", "ran", "do", "next")
+
+CRASHES = (
+    ("torch finds none here", DEVICE),
+    ("environment variable RANK expected", RANKS),
+    ("environment variable WORLD_SIZE expected", RANKS),
+    ("KeyError: 'RANK'", RANKS),
+    ("KeyError: 'LOCAL_RANK'", RANKS),
+    ("KeyError: 'WORLD_SIZE'", RANKS),
+    ("EOF when reading a line", "answers"),
+    ("the following arguments are required", "arguments"),
+    ("error: unrecognized arguments", "usage"),
+    ("error: argument -", "usage"),
+    ("No module named", "module"),
+    ("Name or service not known", "download"),
+    ("Temporary failure in name resolution", "download"),
+    ("Max retries exceeded", "download"),
+    ("urlopen error", "download"),
+    ("couldn't connect to", "download"),
+)
+"""Words of Python's, torch's and the hub clients' errors, and the advice that fits: to each of
+these scripts something is missing that it has elsewhere."""
+
+
+def render_failure(
+    trial: Trial, *, workload: str = "train.py", width: int = 80, language: str = ENGLISH
+) -> str:
+    """Return the report: what happened, the script's own last words, what to do next.
+
+    Args:
+        trial: How it ended.
+        workload: What the user would type after `python`.
+        width: Columns of the terminal; the script's own output is never wrapped.
+        language: One of `flatout.reporting.messages.LANGUAGES`.
+    """
+    say = messages(language)
+    lines = wrapped(_headline(trial, say), width)
+    if trial.traceback.strip():
+        own = textwrap.dedent(trial.traceback).strip("\n")
+        lines += ["", say("failure.last_output"), "", textwrap.indent(own, "  ")]
+    lines.append("")
+    for label, text in _rows(trial, say):
+        lines += labelled(_label(label, say), text, width)
+    lines.append(f"{_label('next', say)}  {_command(trial, workload)}")
+    safe = ascii_only if language == ENGLISH else printable
+    return safe("\n".join(lines)) + "\n"
+
+
+def _command(trial: Trial, workload: str) -> str:
+    """Return what to type next."""
+    advice = _advice(trial)
+    if advice == DEVICE:
+        return "flatout doctor"
+    if advice == RANKS:
+        return f"flatout measure -m torch.distributed.run --nproc-per-node 2 {workload}"
+    if advice == LIMIT:
+        limit_s = MORE_TIME * max(1, round(trial.wall_s))
+        return f"flatout measure --limit {limit_s} {workload}"
+    command = "flatout measure" if _blames_recipe(trial) else COMMANDS[trial.outcome]
+    return f"{command} {workload}"
+
+
+def _rows(trial: Trial, say: Messages) -> Iterator[tuple[str, str]]:
+    yield "outcome", say(f"failure.outcome_{trial.outcome.value}")
+    yield "recipe", trial.recipe.label
+    for item in trial.not_applied:
+        status = say.known("failure", f"status_{item.status}")
+        what = say("failure.not_applied", technique=item.technique, status=status)
+        yield "", f"{what}: {item.why}" if item.why else what
+    yield "ran", format_duration(trial.wall_s)
+    yield "do", say(f"failure.do_{_advice(trial)}")
+
+
+def _advice(trial: Trial) -> str:
+    """Return which advice fits, by what the script itself said where that is known."""
+    if _blames_recipe(trial):
+        return "recipe"
+    if trial.outcome is Outcome.HANG and trial.details.get("why") == LIMIT:
+        return LIMIT
+    if trial.outcome is Outcome.NO_STEPS and trial.details.get("fault") == NO_DATA:
+        return NO_DATA
+    if trial.outcome is not Outcome.CRASH:
+        return str(trial.outcome.value)
+    said = f"{trial.message}\n{_error(trial.traceback)}"
+    return next((name for word, name in CRASHES if word in said), "crash")
+
+
+def _error(output: str) -> str:
+    """Return the error's part of what a script wrote last: libraries warn of what they can miss."""
+    _, mark, error = output.partition(TRACEBACK)
+    return error if mark else output
+
+
+def _blames_recipe(trial: Trial) -> bool:
+    return bool(trial.recipe.choices) and trial.outcome is not Outcome.OK
+
+
+def _label(name: str, say: Messages) -> str:
+    """Return a label as wide as the widest of this report; none for a row that goes on."""
+    width = max(display_width(say(f"failure.label_{label}")) for label in LABELS)
+    return padded(say(f"failure.label_{name}") if name else "", width)
+
+
+def _headline(trial: Trial, say: Messages) -> str:
+    said = say.translated(trial.message)
+    # What a trial says of the script is the headline; what torch or Python said stands behind one.
+    if said == trial.message and not said.startswith("the script"):
+        headline = say(f"failure.head_{trial.outcome.value}")
+        said = ": ".join(part for part in (headline, said) if part)
+    return sentence(said[:1].upper() + said[1:])

@@ -1,0 +1,360 @@
+"""Compile the whole model with torch.compile.
+
+What it does: compiles the root in place, default mode: same module, same parameters, same keys in
+its state_dict.
+When it helps: many small operations, each a pass over memory or a kernel launch of its own.
+What it costs: compilation in the first steps; shapes that vary compile again, and a training in
+which torch gave up compiling, or never stops, is refused.
+How it is checked: gradients match eager's up to rounding. Dropout draws other masks.
+"""
+
+import functools
+import re
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, final
+
+from flatout.agent.nested import map_leaves
+from flatout.analysis.regime import SMALL_WORK_CAUSES, addressable_ms, is_lowered_on_cpu, is_split
+from flatout.launch.trial_process import scratch_root
+from flatout.records.errors import NotApplicable
+from flatout.records.machine import Machine
+from flatout.records.profile import ModelFacts, Profile
+from flatout.records.technique import Effect, Numerics, Technique
+from flatout.techniques.compile.torch_compile.compile_watch import CompileWatch, recorded_graphs
+
+if TYPE_CHECKING:
+    import torch
+
+SPEEDUP = 1.15
+"""Forward and backward. CPU: 1.16 for a small ResNet, 1.01 for a small GPT in fp32, 1.2 in bf16
+(measured, AMX). H100: 1.15 for GPT-2, 1.16 for an 8B model (Schwartz 2025,
+torchtitan, published); from 0.95 for long GEMM-bound steps to 3.1 for launch-bound ones on B200."""
+LOWERED_SPEEDUP = 1.0
+"""In bf16 on a CPU: 0.91 for a small GPT, 0.83 by its blocks, 0.77 for a small ResNet, 0.99 and
+1.10 for other GPTs (measured in the records of slow_compute, ladder and already_tuned, AMX)."""
+FUSED_SPEEDUP = 2.0
+"""Of the time outside products, where a trace tells it: a chain of operations reads and writes its
+tensors once. Assumed; with 70 % of the time in products it gives 1.18, near the published 1.15."""
+STARTUP_S_PER_MODULE = 0.5
+"""Cold compilation. A ResNet of some 60 modules took 37 s, a GPT of some 36 modules 12.7 s on 2
+cores (measured): 0.35 to 0.6 s for each."""
+GRAPH_SPEEDUP = 1.3
+"""With CUDA graphs, where launches are what is waited for: forward and backward of a 1B model on
+B200 went from 12.6 to 8.1 ms (ml-engineering, published), 1.55 on top of the compiler."""
+MIN_LAUNCH_SHARE = 0.02
+"""Share of the step that the device waits for launches from which graphs are offered."""
+SAVED_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,99}")
+MAX_SHAPES = 8
+"""Torch's recompile limit: beyond it the model silently runs eagerly."""
+
+Mode = Literal["default", "reduce-overhead"]
+Shapes = Literal["auto", "dynamic", "lengths"]
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TorchCompile(Technique):
+    """Compile the whole model."""
+
+    family: ClassVar[str] = "compile"
+    addresses: ClassVar[frozenset[str]] = frozenset({"forward", "backward"})
+    numerics: ClassVar[Numerics] = Numerics.ROUNDING
+    moves_random_stream: ClassVar[bool] = True
+    by_hand: ClassVar[str] = """
+Once the model is on its device:
++ model.compile()
+"""
+
+    mode: Mode = "default"
+    """`reduce-overhead` replays CUDA graphs: one launch for all kernels, for one fixed shape."""
+    shapes: Shapes = "auto"
+    """`dynamic` compiles one version for every size; `lengths` marks the second dimension of the
+    inputs as the one that varies; `auto` finds out at the second size."""
+    cache: str = ""
+    """A plain name under which what was compiled is kept in `saved/` of flatout's cache folder, for
+    a machine that starts without a warm cache: read at the start where it exists, written at the
+    end. Empty for none. A recipe may be a stranger's, and torch unpickles what it reads: hence no
+    path."""
+
+    def __post_init__(self) -> None:
+        """Refuse a path."""
+        if self.cache and not SAVED_NAME.fullmatch(self.cache):
+            raise ValueError(
+                f"cache={self.cache[:100]!r} is no plain name; give up to 100 letters, digits and "
+                "_ - . that do not start with a dot; the file is kept in flatout's cache folder"
+            )
+
+    @classmethod
+    def candidates(cls, profile: Profile, machine: Machine) -> Sequence["TorchCompile"]:
+        """Return the lever for models that nobody else compiled, by how their shapes vary."""
+        del machine
+        if not profile.models or any(map(is_compiled_elsewhere, profile.models)):
+            return ()
+        shapes = max(model.input_shapes for model in profile.models)
+        by_length = [cls(shapes="lengths")] if shapes > 1 and _is_text(profile) else []
+        if shapes > MAX_SHAPES:
+            return [cls(shapes="dynamic"), *by_length]
+        # Gradients lie in the graph's memory: a second backward would overwrite what it adds to.
+        is_alone = profile.backwards_per_step <= 1
+        is_fixed = profile.device_kind == "cuda" and shapes == 1 and is_alone
+        has_graphs = is_fixed and _may_wait_for_launches(profile)
+        return [cls(), cls(mode="reduce-overhead")] if has_graphs else [cls(), *by_length]
+
+    def predict(self, profile: Profile, machine: Machine) -> Effect:
+        """Expect what is no product in forward and backward to shrink, after a start-up."""
+        del machine
+        graph_ms = graph_saved_ms(profile) if self.mode == "reduce-overhead" else 0.0
+        return Effect(
+            step_ms=saved_ms(profile) + graph_ms,
+            startup_s=startup_s(profile),
+            why=f"fused operations in forward and backward, {_speedup(profile):.2f} times faster",
+        )
+
+    def start(self) -> None:
+        """Take in what an earlier run compiled."""
+        if self.cache:
+            load_compiled(saved_path(self.cache))
+
+    def model(self, root: Any) -> Any:
+        """Compile the root in place."""
+        check_compilable(root)
+        if self.mode == "reduce-overhead" and not next(root.parameters()).is_cuda:
+            raise NotApplicable("CUDA graphs need the model on a CUDA device")
+        watch_compiler()
+        compile_in_place(root, mode=self.mode, shapes=self.shapes)
+        return root
+
+    def forward(self, call: Callable[..., Any], root: Any) -> Callable[..., Any]:
+        """Mark what varies."""
+        del root
+        return with_marked_lengths(call) if self.shapes == "lengths" else call
+
+    def end(self) -> str:
+        """Say what was compiled and recorded, unless torch gave it up, and keep it."""
+        watch = _WATCHES[0] if _WATCHES else None
+        report = compiler_report()
+        if watch is not None and self.mode == "reduce-overhead":
+            report += watch.graphs_report(recorded_graphs())
+        if self.cache:
+            report += save_compiled(saved_path(self.cache))
+        return report
+
+
+_COMPILED: "weakref.WeakSet[torch.nn.Module]" = weakref.WeakSet()
+"""What levers compiled in this process."""
+_WATCHES: list[CompileWatch] = []
+"""The watch of this process, once something was compiled in place."""
+
+
+def watch_compiler(versions: int = 1) -> None:
+    """Begin to listen to the compiler; once is enough.
+
+    Args:
+        versions: Of one function that are ordinary, where what is compiled makes that many.
+    """
+    if not _WATCHES:
+        _WATCHES.append(CompileWatch().begin())
+    _WATCHES[0].expect(versions)
+
+
+def compiler_report() -> str:
+    """Return what was compiled since; raise `NotApplicable` where the compiler gave up."""
+    return _WATCHES.pop().report() if _WATCHES else ""
+
+
+def with_own_outputs(call: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the call with its outputs copied out of the memory that the next replay writes.
+
+    When that memory is free again is left to torch, which waits for a backward. A mark at each call
+    (`cudagraph_mark_step_begin`) would free what an earlier call keeps for a backward to come.
+    """
+    import torch
+
+    def own(leaf: Any) -> Any:
+        return leaf.clone() if isinstance(leaf, torch.Tensor) else leaf
+
+    def copied(*args: Any, **kwargs: Any) -> Any:
+        return map_leaves(call(*args, **kwargs), own)
+
+    return copied
+
+
+def with_marked_lengths(call: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the call with the second dimension of its inputs marked as one that varies.
+
+    The first compilation is then one for all lengths; without marks it is for the first length
+    alone, and a second one finds out. Where the model needs a fixed length, the mark does nothing.
+    """
+    from torch import Tensor, _dynamo
+
+    def mark(leaf: Any) -> Any:
+        if isinstance(leaf, Tensor) and leaf.dim() > 1 and leaf.shape[1] > 1:
+            _dynamo.maybe_mark_dynamic(leaf, 1)
+        return leaf
+
+    @functools.wraps(call)
+    def marked(*args: Any, **kwargs: Any) -> Any:
+        map_leaves((args, kwargs), mark)
+        return call(*args, **kwargs)
+
+    return marked
+
+
+def saved_path(name: str) -> Path:
+    """Return the file that keeps what was compiled under a name."""
+    return scratch_root() / "saved" / name
+
+
+def load_compiled(path: Path) -> bool:
+    """Take in what `save_compiled` kept; tell whether there was anything of this torch's."""
+    import torch
+
+    if not path.is_file() or not hasattr(torch.compiler, "load_cache_artifacts"):
+        return False
+    return torch.compiler.load_cache_artifacts(path.read_bytes()) is not None
+
+
+def save_compiled(path: Path) -> str:
+    """Keep what was compiled in this process in one file; return words about it."""
+    import torch
+
+    save = getattr(torch.compiler, "save_cache_artifacts", None)
+    kept = save() if save is not None else None
+    if kept is None:
+        return ""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(kept[0])
+    return f", kept in {path.name}"
+
+
+def compile_in_place(
+    module: "torch.nn.Module", *, mode: Mode = "default", shapes: Shapes = "auto"
+) -> None:
+    """Compile a module in place: the same object, parameters and keys.
+
+    `module.compile()` silently compiles nothing where `forward` is torch.nn's own, as that of
+    Sequential and of TransformerEncoderLayer: the compiler starts at no frame of torch's own files.
+    Such a module is called from a frame here.
+    """
+    import torch
+
+    options: dict[str, Any] = {} if mode == "default" else {"mode": mode}
+    _COMPILED.add(module)
+    if shapes == "dynamic":
+        options["dynamic"] = True
+    if type(module).forward.__module__.startswith("torch.nn.modules."):
+        module._compiled_call_impl = functools.partial(torch.compile(_call, **options), module)
+    else:
+        module.compile(**options)
+    if mode == "reduce-overhead":
+        # Inside the module and not around its training calls: evaluation replays graphs too.
+        module._compiled_call_impl = with_own_outputs(module._compiled_call_impl)  # type: ignore[arg-type]
+
+
+def _call(module: "torch.nn.Module", *args: Any, **kwargs: Any) -> Any:
+    return module._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
+
+
+def check_compilable(model: "torch.nn.Module") -> None:
+    """Make sure that nothing of the model is compiled and that this torch can compile.
+
+    Raises:
+        NotApplicable: with the reason.
+    """
+    import torch
+
+    for name, module in model.named_modules():
+        if _is_compiled(module):
+            what = name or "the model"
+            if module in _COMPILED:
+                raise NotApplicable(f"another lever of the recipe compiled {what} already")
+            raise NotApplicable(f"the script compiled {what} itself")
+    if isinstance(model, torch.nn.RNNBase):
+        raise NotApplicable("torch.compile leaves torch.nn's recurrent layers as they are")
+    trouble = find_trouble(next((p.device.type for p in model.parameters()), "cpu"))
+    if trouble is not None:
+        raise NotApplicable(trouble)
+
+
+def find_trouble(device_type: str) -> str | None:
+    """Return why torch.compile cannot work here, or None.
+
+    Args:
+        device_type: where the model is: the CPU needs a C++ compiler, CUDA needs Triton.
+    """
+    try:
+        from torch._dynamo.eval_frame import check_if_dynamo_supported
+
+        check_if_dynamo_supported()
+        if device_type == "cpu":
+            from torch._inductor.cpp_builder import get_cpp_compiler
+
+            get_cpp_compiler()
+    except Exception as error:  # noqa: BLE001  whatever is missing, the reason is told
+        return f"torch.compile is not available here: {error}"
+    if device_type == "cuda" and not _has_triton():
+        return "torch.compile needs Triton for CUDA devices; it is not installed"
+    return None
+
+
+def is_compiled_elsewhere(model: ModelFacts) -> bool:
+    """Tell whether a model was compiled, and not by this lever with other settings."""
+    return model.is_compiled and model.compiled_by != __name__.rpartition(".")[2]
+
+
+def saved_ms(profile: Profile) -> float:
+    """Return the predicted change of the step, negative for faster."""
+    if any(model.is_compiled for model in profile.models):
+        return 0.0  # by this lever with other settings: it is done already
+    # Matrix products are torch's own with and without the compiler.
+    compute_ms = addressable_ms(profile, ("forward", "backward"), SMALL_WORK_CAUSES)
+    return -compute_ms * (1 - 1 / _speedup(profile))
+
+
+def graph_saved_ms(profile: Profile) -> float:
+    """Return what replaying graphs is predicted to change beyond the compiler, negative."""
+    waiting_ms = addressable_ms(profile, ("forward", "backward"), ("launch", "compute"))
+    is_fused = any(model.is_compiled for model in profile.models)
+    left_ms = waiting_ms if is_fused else waiting_ms / _speedup(profile)
+    # Where the waits for launches are known, one launch for all kernels leaves none of them.
+    return -left_ms if is_split(profile) else -left_ms * (1 - 1 / GRAPH_SPEEDUP)
+
+
+def startup_s(profile: Profile) -> float:
+    """Return the predicted time of compiling every module once."""
+    return STARTUP_S_PER_MODULE * sum(model.modules for model in profile.models)
+
+
+def _speedup(profile: Profile) -> float:
+    """Return what fusing is predicted to do to all of forward and backward, or to its part."""
+    if is_lowered_on_cpu(profile):
+        return LOWERED_SPEEDUP
+    return FUSED_SPEEDUP if is_split(profile) else SPEEDUP
+
+
+def _may_wait_for_launches(profile: Profile) -> bool:
+    """Tell whether the device waits for launches, as far as anybody looked."""
+    launch = profile.regime.shares.get("launch") if profile.regime else None
+    return launch is None or launch >= MIN_LAUNCH_SHARE
+
+
+def _is_text(profile: Profile) -> bool:
+    return any(loader.tokenizes or loader.pad_share is not None for loader in profile.loaders)
+
+
+def _is_compiled(module: "torch.nn.Module") -> bool:
+    from torch.jit import ScriptModule
+
+    if isinstance(module, ScriptModule):
+        return True
+    # The first is what `module.compile()` leaves, the second what `torch.compile(module)` does.
+    return getattr(module, "_compiled_call_impl", None) is not None or hasattr(module, "_orig_mod")
+
+
+def _has_triton() -> bool:
+    from torch.utils._triton import has_triton
+
+    return bool(has_triton())

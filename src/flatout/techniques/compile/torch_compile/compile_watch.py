@@ -1,0 +1,118 @@
+"""What the compiler did behind the scenes: silent falls back to eager, and compiling for ever.
+
+Torch compiles a function anew for each input that its last version does not fit. After a few times
+it gives up, says so in a log that a trial hides, and runs the function eagerly from then on.
+"""
+
+import logging
+from collections import Counter
+from typing import Any
+
+from flatout.records.errors import NotApplicable
+
+LOGGER = "torch._dynamo.convert_frame"
+SKIPS_LOGGER = "torch._inductor.cudagraph_utils.__cudagraphs"
+SKIPPED = "skipping cudagraphs due to "
+"""What torch says, and counts, where it runs a graph's kernels one by one after all."""
+LIMIT_WORDS = ("recompile_limit", "cache_size_limit")
+"""What torch's message names when it gives up; older releases used the second."""
+STORM = 5
+"""Versions of one function beyond its first from which on compiling is the training: one each
+for evaluation, the last batch of an epoch and a dynamic shape are ordinary."""
+
+
+class CompileWatch(logging.Handler):
+    """Listens to the compiler from when it is begun; ask it at the end."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.storm = STORM
+        """Versions beyond its first that one function may not have."""
+        self.gave_up = ""
+        """The compiler's own words, empty where it did not give up."""
+        self.skipped = ""
+        """Why the last CUDA graph was skipped, in torch's words; empty where none was."""
+        self._known = 0
+
+    def begin(self) -> "CompileWatch":
+        """Start listening; what was compiled before does not count."""
+        for name in (LOGGER, SKIPS_LOGGER):
+            logging.getLogger(name).addHandler(self)
+        self._known = len(_compilations())
+        return self
+
+    def expect(self, versions: int) -> None:
+        """Take so many versions of one function for ordinary, if that is more than was."""
+        self.storm = max(self.storm, versions)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Note the message with which the compiler gives up, or leaves out a CUDA graph."""
+        text = record.getMessage()
+        if SKIPPED in text:
+            self.skipped = text.partition(SKIPPED)[2].splitlines()[0]
+        if not self.gave_up and any(words in text for words in LIMIT_WORDS):
+            reason = next((line for line in text.splitlines() if "last reason" in line), "")
+            self.gave_up = reason.partition("last reason:")[2].strip() or text.splitlines()[0]
+
+    def report(self) -> str:
+        """Return what was compiled.
+
+        Raises:
+            NotApplicable: if the compiler gave up, went on compiling, or compiled nothing.
+        """
+        if self.gave_up:
+            raise NotApplicable(
+                f"torch gave up compiling and went on eagerly, silently: {self.gave_up[:200]}"
+            )
+        made = _compilations()[self._known :]
+        if not made:
+            raise NotApplicable("torch compiled nothing: no call reached the compiler")
+        versions = Counter(_place(one) for one in made)
+        (place, most), *_ = versions.most_common(1)
+        if most - 1 >= self.storm:
+            reasons = [getattr(m, "recompile_reason", "") for m in made if _place(m) == place]
+            raise NotApplicable(
+                f"recompile storm: {place[0]} was compiled {most} times, last since {reasons[-1]}"
+            )
+        again = sum(count - 1 for count in versions.values())
+        return f"{len(versions)} regions compiled, {again} of them again"
+
+    def graphs_report(self, recorded: int | None) -> str:
+        """Return words on the CUDA graphs.
+
+        Args:
+            recorded: How many torch recorded; None where it began none.
+
+        Raises:
+            NotApplicable: if torch recorded none because it skipped all of them.
+        """
+        if not recorded and (recorded is None or self.skipped):
+            raise NotApplicable(
+                "torch recorded no CUDA graph and launched kernel by kernel, silently: "
+                + (self.skipped[:200] or "it gave no reason")
+            )
+        why = f", others skipped: {self.skipped[:200]}" if self.skipped else ""
+        return f", {recorded} CUDA graphs recorded{why}"
+
+
+def recorded_graphs() -> int | None:
+    """Return how many first graphs of a step torch recorded; None where it did not begin to."""
+    import torch
+    from torch._inductor.cudagraph_trees import get_manager
+
+    devices = range(torch.cuda.device_count())
+    managers = [get_manager(number, create_if_none_exists=False) for number in devices]
+    begun = [manager for manager in managers if manager is not None]
+    # A step's further graphs hang below its first one; None are left of a manager that was ended.
+    return sum(len(nodes) for m in begun for nodes in (m.roots or {}).values()) if begun else None
+
+
+def _compilations() -> list[Any]:
+    """Return the compiler's own record of forward compilations; backward ones name no code."""
+    from torch._dynamo.utils import get_compilation_metrics
+
+    return [one for one in get_compilation_metrics() if one.co_name]
+
+
+def _place(one: Any) -> tuple[str, str, int]:
+    return one.co_name, one.co_filename or "", one.co_firstlineno or 0

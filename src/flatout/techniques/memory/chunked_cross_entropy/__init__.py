@@ -1,0 +1,306 @@
+"""Compute cross-entropy a slice of rows at a time.
+
+What it does: of a large table of logits, `cross_entropy` keeps a number per row instead of a
+probability per entry, and makes the gradient slice by slice.
+When it helps: language models, whose logits are larger than their activations: less memory, and
+fewer passes over it.
+What it costs: the softmax is computed twice.
+How it is checked: losses and gradients match torch's up to rounding.
+"""
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, final
+
+from flatout.hardware.catalogue import model_of
+from flatout.records.errors import NotApplicable
+from flatout.records.machine import Machine
+from flatout.records.memory_pressure import is_tight, peak_bytes
+from flatout.records.profile import Profile
+from flatout.records.technique import Effect, Numerics, Technique
+from flatout.records.units import MIB
+
+if TYPE_CHECKING:
+    import torch
+
+SLICE_BYTES = 16 * 2**20
+"""Of a slice in fp32: some 80 rows of GPT-2's vocabulary. Small beside any table worth slicing."""
+MIN_CLASSES = 4096
+"""Of the widest layer, for the lever to be offered: fewer are seldom a vocabulary."""
+TABLES_SAVED = 2
+"""Of the four at the peak (logits, log-probabilities, two gradients) logits and one gradient
+remain."""
+TABLES_HELD = 4
+"""At that peak: no table can be larger than what was held, by so much."""
+PASSES_SAVED = 3
+"""Times that the table crosses the memory. Torch's own: log-softmax reads and writes one, backward
+writes the gradient of the loss, reads it and the probabilities, and writes that of the logits: 6
+(its kernels). Sliced: forward reads one, backward reads and writes one: 3; slices stay in a cache.
+"""
+CPU_BYTES_PER_S = 10e9
+"""What a CPU gives tables in fresh memory, where nobody measured it: assumed; a gain of 22 ms for a
+table of 41 MB, as in the record of levers_text, is 6e9 on two cores."""
+LEAST_SHARE = 0.02
+"""Of the step that has to be saved, for the lever to be offered where memory is not tight: less
+could not be shown."""
+SLICED: set[tuple[int, int]] = set()
+"""Rows and classes of the tables that were sliced in this process."""
+UNDO: list[Callable[[], None]] = []
+"""What puts torch's function back."""
+SLICES = 8
+"""Of a batch's rows, at most, in `head_cross_entropy`: the weight's gradient is added to once for
+each."""
+TOKEN_BYTES = 16
+"""Of a batch for each token: its number and its target, 8 bytes each."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChunkedCrossEntropy(Technique):
+    """Compute cross-entropy a slice of rows at a time."""
+
+    family: ClassVar[str] = "memory"
+    addresses: ClassVar[frozenset[str]] = frozenset(
+        {"out_of_memory", "forward", "backward", "other"}
+    )
+    numerics: ClassVar[Numerics] = Numerics.ROUNDING
+    by_hand: ClassVar[str] = """
+Where the last linear layer makes the logits for this loss and nothing else, torch's own function
+does without them altogether, in the versions that have it:
+- loss = F.cross_entropy(head(hidden), targets)
++ options = torch.nn.LinearCrossEntropyOptions()
++ loss = F.linear_cross_entropy(hidden, head.weight, targets, options=options)
+"""
+
+    min_mib: int = 32
+    """Tables of logits below this many MiB keep torch's own function."""
+
+    def __post_init__(self) -> None:
+        if self.min_mib < 0:
+            raise ValueError(f"min_mib={self.min_mib} must not be negative")
+
+    @classmethod
+    def candidates(cls, profile: Profile, machine: Machine) -> Sequence["ChunkedCrossEntropy"]:
+        """Return the lever for wide last layers: memory is tight, or large tables take time."""
+        is_wide = any(model.widest_output >= MIN_CLASSES for model in profile.models)
+        found = cls()
+        is_large = table_bytes(profile) >= found.min_mib * MIB
+        is_slow = is_large and saved_ms(profile, machine) > 0
+        return [found] if is_wide and (is_slow or is_tight(profile, machine)) else ()
+
+    def predict(self, profile: Profile, machine: Machine) -> Effect:
+        """Expect two of four tables of logits gone, and three passes over one saved."""
+        rows, widest = table_of(profile)
+        return Effect(
+            step_ms=-saved_ms(profile, machine),
+            peak_bytes=-TABLES_SAVED * 4 * widest * max(1, rows),
+            why=f"two tables less: {rows} x {widest}, rows guessed from the batch's bytes",
+        )
+
+    def start(self) -> None:
+        """Replace the function before the script imports it."""
+        UNDO.append(install(self.min_mib * MIB))
+
+    def end(self) -> str:
+        """Put torch's function back; tell how large the tables were."""
+        while UNDO:
+            UNDO.pop()()
+        largest = max(SLICED, key=lambda shape: shape[0] * shape[1], default=None)
+        SLICED.clear()
+        if largest is None:
+            raise NotApplicable(
+                f"no cross-entropy of classes over {self.min_mib} MiB of logits or more was called"
+            )
+        return f"{largest[0]} x {largest[1]} logits, sliced"
+
+
+def table_of(profile: Profile) -> tuple[int, int]:
+    """Return the rows and classes of the logits, as far as the facts tell.
+
+    A batch's bytes are taken for tokens. Where they are pictures, the memory that was held says
+    that the table is smaller.
+    """
+    widest = max((model.widest_output for model in profile.models), default=0)
+    rows = sum(loader.batch_bytes for loader in profile.training_loaders) // TOKEN_BYTES
+    held = peak_bytes(profile)
+    if held and widest:
+        rows = min(rows, held // (TABLES_HELD * 4 * widest))
+    return rows, widest
+
+
+def table_bytes(profile: Profile) -> int:
+    """Return the bytes of the logits in fp32."""
+    rows, widest = table_of(profile)
+    return 4 * rows * widest
+
+
+def logits_bytes(profile: Profile) -> int:
+    """Return the bytes of a language model's logits in fp32, 0 where it seems to be none.
+
+    Rows that were cut to what was held were no tokens: what the batch holds is something else.
+    """
+    models = [model for model in profile.models if model.widest_output >= MIN_CLASSES]
+    guessed = sum(loader.batch_bytes for loader in profile.training_loaders) // TOKEN_BYTES
+    is_language = bool(models) and table_of(profile)[0] == guessed
+    return table_bytes(profile) if is_language else 0
+
+
+def saved_ms(profile: Profile, machine: Machine) -> float:
+    """Return what fewer passes over a step's tables save, 0 where that could not be shown."""
+    tables = table_bytes(profile) * max(1.0, profile.backwards_per_step)
+    found = 1e3 * PASSES_SAVED * tables / memory_bytes_per_s(profile, machine)
+    return found if found >= LEAST_SHARE * profile.step_ms.median else 0.0
+
+
+def memory_bytes_per_s(profile: Profile, machine: Machine) -> float:
+    """Return the rate of the memory that the training uses: measured, of a data sheet, assumed."""
+    if profile.limits is not None and profile.limits.memory_bytes_per_s:
+        return profile.limits.memory_bytes_per_s
+    if profile.device_kind == "cpu":
+        return CPU_BYTES_PER_S
+    return model_of(machine.device).bandwidth
+
+
+def install(min_bytes: int = 0) -> Callable[[], None]:
+    """Let `torch.nn.functional.cross_entropy` slice large tables; return what takes that back."""
+    import torch.nn.functional as functions
+
+    original = functions.cross_entropy
+    functions.cross_entropy = _lean_loss(original, min_bytes)
+
+    def undo() -> None:
+        functions.cross_entropy = original
+
+    return undo
+
+
+def _lean_loss(original: Callable[..., Any], min_bytes: int) -> Callable[..., Any]:
+    import torch
+
+    @functools.wraps(original)
+    def cross_entropy(  # noqa: PLR0913, PLR0917  the arguments of the function it stands for
+        input: "torch.Tensor",  # noqa: A002  its name there
+        target: "torch.Tensor",
+        weight: "torch.Tensor | None" = None,
+        size_average: bool | None = None,  # noqa: FBT001
+        ignore_index: int = -100,
+        reduce: bool | None = None,  # noqa: FBT001
+        reduction: str = "mean",
+        label_smoothing: float = 0.0,
+    ) -> Any:
+        options = {
+            "weight": weight,
+            "size_average": size_average,
+            "ignore_index": ignore_index,
+            "reduce": reduce,
+            "reduction": reduction,
+            "label_smoothing": label_smoothing,
+        }
+        if torch.compiler.is_compiling() or _is_transformed():
+            return original(input, target, **options)
+        if _is_plain(options) and _is_table(input, target, min_bytes):
+            SLICED.add((input.shape[0], input.shape[1]))
+            return chunked_cross_entropy(
+                input, target, ignore_index=ignore_index, reduction=reduction
+            )
+        return original(input, target, **options)
+
+    # `torch.jit.script` compiles torch's own.
+    cross_entropy.__prepare_scriptable__ = lambda: original  # type: ignore[attr-defined]
+    return cross_entropy
+
+
+def _is_transformed() -> bool:
+    """Tell whether functorch or a tracer follows each operation, and knows none of ours."""
+    import torch
+
+    return torch._C._is_tracing() or torch._C._functorch.maybe_current_level() is not None
+
+
+def _is_plain(options: Mapping[str, Any]) -> bool:
+    unset = options["weight"], options["size_average"], options["reduce"]
+    is_known = options["reduction"] in ("mean", "sum", "none")
+    return is_known and unset == (None, None, None) and not options["label_smoothing"]
+
+
+def chunked_cross_entropy(
+    logits: "torch.Tensor",
+    target: "torch.Tensor",
+    *,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+    slice_bytes: int = SLICE_BYTES,
+) -> "torch.Tensor":
+    """Return `cross_entropy(logits, target)` for logits of rows by classes.
+
+    Computed in fp32; the gradient has the logits' precision. It cannot be differentiated twice.
+    """
+    import torch
+
+    from flatout.techniques.memory.chunked_cross_entropy.sliced_loss import ROW_LOSS
+
+    rows = max(1, slice_bytes // (4 * logits.shape[1]))
+    losses = ROW_LOSS(logits, target, ignore_index, rows)
+    # Torch computes it in fp32 under autocast, and in the logits' precision without.
+    dtype = torch.float32 if torch.is_autocast_enabled(logits.device.type) else logits.dtype
+    if reduction == "mean":
+        losses = losses.sum() / (target != ignore_index).sum()
+    elif reduction == "sum":
+        losses = losses.sum()
+    result: torch.Tensor = losses.to(dtype)
+    return result
+
+
+def head_cross_entropy(
+    hidden: "torch.Tensor",
+    weight: "torch.Tensor",
+    target: "torch.Tensor",
+    bias: "torch.Tensor | None" = None,
+    *,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+) -> "torch.Tensor":
+    """Return `cross_entropy(linear(hidden, weight, bias), target)`; the logits are never all there.
+
+    The gradients are made together with the loss, in fp32, slice by slice: in fp16 they would not
+    know the scaler's factor. It cannot be differentiated twice.
+
+    Args:
+        hidden: what the last layer takes, rows by width.
+        weight: that layer's, classes by width.
+        target: the class of each row.
+        bias: that layer's.
+        ignore_index: the target of rows that do not count.
+        reduction: "mean" or "sum".
+
+    Raises:
+        ValueError: if the logits would be fp16.
+    """
+    import torch
+
+    from flatout.techniques.memory.chunked_cross_entropy.sliced_loss import HEAD_LOSS, Loss
+
+    kind, (classes, _) = hidden.device.type, weight.shape
+    is_autocast = torch.is_autocast_enabled(kind)
+    dtype = torch.get_autocast_dtype(kind) if is_autocast else weight.dtype
+    if dtype == torch.float16:
+        raise ValueError("the logits would be fp16: use bf16 or fp32, or torch's own cross_entropy")
+    rows = max(1, SLICE_BYTES // (4 * classes), -(-len(hidden) // SLICES))
+    loss = Loss(dtype=dtype, rows=rows, ignore_index=ignore_index, reduction=reduction)
+    result: torch.Tensor = HEAD_LOSS(hidden, weight, bias, target, loss)
+    return result if is_autocast else result.to(dtype)
+
+
+def _is_table(logits: Any, target: Any, min_bytes: int) -> bool:
+    import torch
+
+    if not isinstance(logits, torch.Tensor) or not isinstance(target, torch.Tensor):
+        return False
+    if type(logits) not in (torch.Tensor, torch.nn.Parameter) or not torch.is_grad_enabled():
+        return False
+    if logits.dim() != 2 or target.shape != logits.shape[:1] or target.is_floating_point():
+        return False
+    is_float = logits.dtype in (torch.float32, torch.bfloat16, torch.float16)
+    size = logits.numel() * logits.element_size()
+    return is_float and logits.requires_grad and size >= max(min_bytes, 1)

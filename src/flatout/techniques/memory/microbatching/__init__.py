@@ -1,0 +1,215 @@
+"""Run each batch in parts, so that only one part's activations exist at a time.
+
+What it does: splits the arguments of each training call of the root along the batch, runs the parts
+one after the other without keeping their activations, and joins their outputs. The loop, its loss
+and its optimizer see the whole batch.
+When it helps: the batch does not fit, and the script has no accumulation of its own.
+What it costs: one more forward pass per step, and smaller matrix products.
+How it is checked: losses and gradients are the whole batch's up to rounding. Dropout draws other
+masks. Models with batch norm are refused: their statistics would be those of a part. How the losses
+of parts make that of a model which computes its own is tried on the script's batches.
+"""
+
+import functools
+import inspect
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, final
+
+from flatout.records.errors import NotApplicable
+from flatout.records.machine import Machine
+from flatout.records.memory_pressure import activation_bytes, is_tight, kept_bytes
+from flatout.records.profile import Profile
+from flatout.records.technique import Effect, Numerics, Technique
+from flatout.techniques.memory.chunked_cross_entropy import TABLES_HELD, logits_bytes
+
+if TYPE_CHECKING:
+    import torch
+
+    from flatout.techniques.memory.microbatching.own_loss import OwnLoss
+
+SPLIT_COST = 0.05
+"""Of forward and backward: smaller products, and joining the outputs. Assumed."""
+CHUNKS = (2, 8)
+"""Offered: half is the cheapest, an eighth leaves little of the activations."""
+LEAST_PART = 8
+"""One in so many bytes of the activations is split at least, whatever the logits are taken for."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Microbatching(Technique):
+    """Run each batch in parts."""
+
+    family: ClassVar[str] = "memory"
+    addresses: ClassVar[frozenset[str]] = frozenset({"out_of_memory"})
+    numerics: ClassVar[Numerics] = Numerics.ROUNDING
+    moves_random_stream: ClassVar[bool] = True
+    by_hand: ClassVar[str] = """
+In the loop, with a loss that is a mean over samples, for $chunks parts of equal size:
+- model_loss(batch).backward()
++ for part in batch.chunk($chunks):
++     (model_loss(part) / $chunks).backward()
+"""
+
+    chunks: int = 4
+    """Parts of a batch."""
+    splits_batch_norm: bool = False
+    """Go on with batch norm: each part is normalised by its own statistics, another training."""
+
+    def __post_init__(self) -> None:
+        if self.chunks < 2:
+            raise ValueError(f"chunks={self.chunks} must be at least 2")
+
+    @classmethod
+    def candidates(cls, profile: Profile, machine: Machine) -> Sequence["Microbatching"]:
+        """Return halves and eighths where memory is tight and the batch has as many samples."""
+        if not is_tight(profile, machine):
+            return ()
+        per_call = profile.samples_per_step_per_rank / max(1.0, profile.backwards_per_step)
+        return [cls(chunks=chunks) for chunks in CHUNKS if chunks <= per_call]
+
+    def predict(self, profile: Profile, machine: Machine) -> Effect:
+        """Expect forward twice, and the activations of one part; the logits are joined again."""
+        del machine
+        forward_ms = profile.step_ms.median * profile.share("forward")
+        compute_ms = profile.step_ms.median * profile.share("forward", "backward")
+        logits = logits_bytes(profile)
+        held = activation_bytes(profile)
+        # The rows of the tables are guessed: they never take all of it, and the trial decides.
+        split = max(held // LEAST_PART, held - TABLES_HELD * logits)
+        saved = int((1 - 1 / self.chunks) * split)
+        return Effect(
+            step_ms=forward_ms + SPLIT_COST * compute_ms,
+            peak_bytes=kept_bytes(profile, logits, logits // self.chunks) - saved,
+            why=f"activations of a {self.chunks}th of the batch, forward twice",
+        )
+
+    def forward(self, call: Callable[..., Any], root: Any) -> Callable[..., Any]:
+        """Split the calls, unless a sample's result depends on the others."""
+        coupled = find_coupled(root)
+        if coupled is not None and not self.splits_batch_norm:
+            raise NotApplicable(
+                f"{coupled} computes over the whole batch; parts would train otherwise "
+                "(splits_batch_norm = true does it all the same)"
+            )
+        return in_parts(call, root, self.chunks)
+
+    def end(self) -> str:
+        """Tell where a model's own loss could not be made of those of parts."""
+        trouble = next((own.trouble for own in _own if own.trouble), "")
+        if trouble:
+            raise NotApplicable(trouble)
+        return ""
+
+
+_own: "list[OwnLoss]" = []
+"""Of each model that is run in parts, what became of its own loss."""
+
+
+def find_coupled(model: "torch.nn.Module") -> str | None:
+    """Return the name and kind of a module that mixes the samples of a batch, or None."""
+    import torch
+
+    for name, module in model.named_modules():
+        is_norm = isinstance(module, torch.nn.modules.batchnorm._NormBase)
+        tracks = getattr(module, "track_running_stats", False)
+        is_batch_norm = isinstance(module, torch.nn.modules.batchnorm._BatchNorm)
+        if is_norm and module.training and (is_batch_norm or tracks):
+            return f"{name or 'the model'} ({type(module).__name__})"
+    return None
+
+
+def in_parts(call: Callable[..., Any], model: "torch.nn.Module", chunks: int) -> Callable[..., Any]:
+    """Return a call of a module that runs its batch in parts and joins the outputs.
+
+    Tensors whose first size is that of the first tensor are split, all else goes to every part. A
+    loss that the model computes itself is made of the parts'; where no weights of them give the
+    batch's, the batch is run whole.
+
+    Raises, when called:
+        ValueError: if the outputs cannot be joined.
+    """
+    import torch
+
+    from flatout.techniques.memory.microbatching.own_loss import OwnLoss, scalars_of
+
+    root = weakref.ref(model)  # the call is kept longer than the model may live
+    own = OwnLoss()
+    _own.append(own)
+
+    @functools.wraps(call)
+    def call_in_parts(*args: Any, **kwargs: Any) -> Any:
+        from flatout.agent.recompute import recomputed
+        from flatout.agent.task import batch_size, split
+
+        size = batch_size((args, kwargs))
+        if not torch.is_grad_enabled() or size < 2:
+            return call(*args, **kwargs)
+        module: Any = root()
+        kwargs = without_cache(module, kwargs)
+        parts = split((args, kwargs), size, chunks)
+        if own.trouble:
+            return call(*args, **kwargs)
+        outputs = [recomputed(call, module, *part) for part in parts]
+        if not scalars_of(outputs[0]):
+            return join(outputs, size)
+        weights = own.weights(call, module, (args, kwargs), parts)
+        return call(*args, **kwargs) if weights is None else join(outputs, size, weights)
+
+    return call_in_parts
+
+
+def without_cache(module: "torch.nn.Module", kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a call, with a cache for generating switched off if nobody asked.
+
+    Hugging Face's models return one by default, in training too: an object that nothing joins.
+    """
+    is_on = getattr(getattr(module, "config", None), "use_cache", False)
+    takes_it = "use_cache" in inspect.signature(module.forward).parameters
+    is_open = is_on and takes_it and "use_cache" not in kwargs
+    return {**kwargs, "use_cache": False} if is_open else kwargs
+
+
+def join(outputs: Sequence[Any], size: int, weights: Sequence[float] | None = None) -> Any:
+    """Return one output of those of the parts.
+
+    Args:
+        outputs: of the parts, in order.
+        size: samples of the whole batch.
+        weights: of each part in a tensor without a dimension; None where there is none.
+
+    Raises:
+        ValueError: if a part of them has no batch to be joined along.
+    """
+    import torch
+    from torch.utils import _pytree
+
+    flat = [_pytree.tree_flatten(output) for output in outputs]
+    structure = flat[0][1]
+    joined: list[Any] = []
+    for column in zip(*(leaves for leaves, _ in flat), strict=True):
+        first = column[0]
+        if isinstance(first, torch.Tensor) and not first.dim() and weights is not None:
+            pairs = zip(weights, column, strict=True)
+            joined.append(sum(w * part for w, part in pairs if w))  # no label: a mean of nothing
+            continue
+        if isinstance(first, torch.Tensor) and first.dim():
+            joined.append(torch.cat(column))
+        elif first is None or isinstance(first, bool | int | float | str):
+            joined.append(first)
+        else:
+            raise ValueError(_refusal(first))
+        if isinstance(first, torch.Tensor) and joined[-1].shape[0] != size:
+            raise ValueError(_refusal(first))
+    return _pytree.tree_unflatten(joined, structure)
+
+
+def _refusal(value: Any) -> str:
+    shape = f"a tensor of shape {tuple(value.shape)}" if hasattr(value, "shape") else "an object"
+    return (
+        f"microbatching cannot join what the model returned: {shape} ({type(value).__name__}) "
+        "without a batch. A model that returns such a thing, or a cache, cannot be split: take it "
+        "out of the output, or accumulate gradients in the loop"
+    )

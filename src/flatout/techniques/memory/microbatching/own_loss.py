@@ -1,0 +1,215 @@
+"""What the loss that a model computes itself is made of: how those of parts make that of the batch.
+
+A Hugging Face model with labels returns the mean over its tokens, without those that are to be
+ignored; others a sum, or a mean over samples. Which it is cannot be read off, so it is tried: one
+part of the script's own batch against its halves, without gradients and without dropout.
+"""
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils import _pytree
+
+from flatout.agent.task import batch_size, samples_at, split
+
+IGNORED = -100
+"""What marks a label that does not count: `ignore_index` of torch's cross-entropy."""
+LABELS = ("labels", "label", "targets", "target")
+"""Names of arguments that hold them."""
+TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}
+"""Relative, of a loss computed in another order; 1e-2 for the short types."""
+SHORT_TOLERANCE = 1e-2
+APART = 1e-3
+"""Weights that differ by less than this part make no difference worth another look."""
+LOOKS = 8
+"""Batches that are looked at to tell weighings apart; those left then are alike on this data."""
+
+
+class OwnLoss:
+    """Of one model: which weights of the parts' losses give the batch's."""
+
+    def __init__(self) -> None:
+        self.left = list(WEIGHINGS)
+        """Weighings that fitted every batch so far, the most particular first."""
+        self.looks = 0
+
+    @property
+    def trouble(self) -> str:
+        """Why batches are run whole; empty while they are not."""
+        if self.left:
+            return ""
+        return "the model's own loss is no sum or mean of its parts': its batches were run whole"
+
+    def weights(
+        self, call: Callable[..., Any], module: torch.nn.Module, whole: Any, parts: Sequence[Any]
+    ) -> list[float] | None:
+        """Return the weight of each part's loss; None where no weights make the batch's.
+
+        Args:
+            call: the model's forward.
+            module: the model.
+            whole: positional and named arguments of the batch.
+            parts: the same of each part.
+        """
+        if not _has_values(parts):
+            return _alike(parts)  # a trace of shapes: what the weights are takes no memory
+        self._look(call, module, whole, batch_size(parts[0]))
+        found = (WEIGHINGS[name](parts) for name in self.left)
+        return next((weights for weights in found if weights is not None), None)
+
+    def _look(
+        self, call: Callable[..., Any], module: torch.nn.Module, whole: Any, samples: int
+    ) -> None:
+        """Compare a few samples with their halves: more might not fit, so the batch is split."""
+        size = batch_size(whole)
+        rows = _telling_rows(whole, size, max(2, samples))
+        if len(rows) < 2:
+            return
+        batch = samples_at(whole, size, rows)
+        halves = split(batch, len(rows), 2)
+        found = {name: WEIGHINGS[name](halves) for name in self.left}
+        known = {name: weights for name, weights in found.items() if weights is not None}
+        if self._has_to_look(list(known.values())):
+            self.looks += 1
+            fitting = _fitting(call, module, batch, halves, known)
+            self.left = [name for name in self.left if name in fitting or name not in known]
+
+    def _has_to_look(self, weights: Sequence[Sequence[float]]) -> bool:
+        if not self.looks:
+            return bool(weights)
+        differ = any(_apart(one, weights[0]) for one in weights[1:])
+        return differ and self.looks < LOOKS
+
+
+def _telling_rows(whole: Any, size: int, most: int) -> list[int]:
+    """Return the samples to compare: those with the most labels that count, then with the fewest.
+
+    Weighings give the same where all samples are alike. One in which no label counts tells nothing.
+    """
+    labels = _labels_of([whole])
+    if labels is None or labels[0].shape[:1] != (size,):
+        return list(range(min(most, size)))
+    counts = (labels[0] != IGNORED).reshape(size, -1).sum(1).tolist()
+    rows = sorted((row for row in range(size) if counts[row]), key=lambda row: -counts[row])
+    half = most // 2
+    return rows if len(rows) <= most else [*rows[: most - half], *rows[len(rows) - half :]]
+
+
+def scalars_of(output: Any) -> list[torch.Tensor]:
+    """Return the tensors without a dimension in what a model returned."""
+    leaves = _pytree.tree_leaves(output)
+    return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and not leaf.dim()]
+
+
+def _fitting(
+    call: Callable[..., Any],
+    module: torch.nn.Module,
+    whole: Any,
+    parts: Sequence[Any],
+    known: dict[str, list[float]],
+) -> list[str]:
+    """Return the weighings that give the batch's own losses."""
+    with torch.no_grad(), _evaluating(module), _streams_kept(module):
+        expected = scalars_of(call(*whole[0], **whole[1]))
+        made = [scalars_of(call(*args, **kwargs)) for args, kwargs in parts]
+    return [name for name, weights in known.items() if _fits(expected, made, weights)]
+
+
+def _fits(
+    expected: Sequence[torch.Tensor],
+    made: Sequence[Sequence[torch.Tensor]],
+    weights: Sequence[float],
+) -> bool:
+    for number, whole in enumerate(expected):
+        # A part in which no label counts has no mean.
+        loss = math.fsum(w * float(x[number]) for w, x in zip(weights, made, strict=True) if w)
+        allowed = TOLERANCE.get(whole.dtype, SHORT_TOLERANCE)
+        if not math.isclose(loss, float(whole), rel_tol=allowed, abs_tol=1e-12):
+            return False
+    return True
+
+
+def _has_values(parts: Sequence[Any]) -> bool:
+    leaves = _pytree.tree_leaves(parts)
+    return not any(
+        isinstance(leaf, FakeTensor) or leaf.device.type == "meta"
+        for leaf in leaves
+        if isinstance(leaf, torch.Tensor)
+    )
+
+
+def _apart(one: Sequence[float], other: Sequence[float]) -> bool:
+    return any(
+        not math.isclose(a, b, rel_tol=APART, abs_tol=APART)
+        for a, b in zip(one, other, strict=True)
+    )
+
+
+@contextlib.contextmanager
+def _evaluating(module: torch.nn.Module) -> Iterator[None]:
+    """Switch dropout off: other masks are another loss."""
+    modes = [(inner, inner.training) for inner in module.modules()]
+    module.eval()
+    try:
+        yield
+    finally:
+        for inner, mode in modes:
+            inner.training = mode
+
+
+@contextlib.contextmanager
+def _streams_kept(module: torch.nn.Module) -> Iterator[None]:
+    devices = {tensor.device for tensor in module.parameters()}
+    on_gpu = [device for device in devices if device.type == "cuda"]
+    with torch.random.fork_rng(devices=on_gpu):
+        yield
+
+
+def _alike(parts: Sequence[Any]) -> list[float] | None:
+    """Each part counts whole: the loss is a sum, or is divided by a number that is given."""
+    return [1.0] * len(parts)
+
+
+def _by_shifted_labels(parts: Sequence[Any]) -> list[float] | None:
+    """By the labels that count after the first: a language model predicts the next token."""
+    labels = _labels_of(parts)
+    if labels is None or any(part.dim() < 2 for part in labels):
+        return None
+    return _shares([part[:, 1:] for part in labels])
+
+
+def _by_labels(parts: Sequence[Any]) -> list[float] | None:
+    labels = _labels_of(parts)
+    return None if labels is None else _shares(labels)
+
+
+def _by_samples(parts: Sequence[Any]) -> list[float] | None:
+    sizes = [batch_size(part) for part in parts]
+    return [size / sum(sizes) for size in sizes]
+
+
+def _labels_of(parts: Sequence[Any]) -> list[torch.Tensor] | None:
+    for name in LABELS:
+        found = [kwargs.get(name) for _, kwargs in parts]
+        if all(isinstance(x, torch.Tensor) and not x.is_floating_point() for x in found):
+            return found
+    return None
+
+
+def _shares(labels: Sequence[torch.Tensor]) -> list[float] | None:
+    counts = torch.stack([(part != IGNORED).sum() for part in labels]).tolist()
+    total = sum(counts)
+    return [count / total for count in counts] if total else None
+
+
+WEIGHINGS: dict[str, Callable[[Sequence[Any]], list[float] | None]] = {
+    "each whole": _alike,
+    "by shifted labels": _by_shifted_labels,
+    "by labels": _by_labels,
+    "by samples": _by_samples,
+}
+"""What a part's loss may count, the most particular first."""

@@ -1,0 +1,1 @@
+"""Try techniques, keep what helps, prove it: the experiments of `tune` and `measure`."""

@@ -1,0 +1,201 @@
+"""Bundle first: where the time is not enough for every lever, those that promise most as one.
+
+One lever after the other is what a long tuning does: each gets its own proof. With time for a few
+trials that leaves most levers untried. Played as one recipe they cost what one of them costs; what
+is kept is left out again one by one while there is time, so that no passenger stays that hurts. A
+bundle that does not hold is cut in halves.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+from flatout.records.ablation import LossCheck, Verdict
+from flatout.records.catalogue import technique_class
+from flatout.records.recipe import Choice
+from flatout.records.statistics import Decision, Rule
+from flatout.records.technique import Numerics
+from flatout.records.trial import Outcome, Trial
+from flatout.tuning.pairs import Match, row_of
+from flatout.tuning.ranking import Candidate
+from flatout.tuning.state import FIRST_GUARD_TRIALS, FIRST_PAIRS, Ladder
+
+WORTH = 1.05
+"""Smallest predicted ratio of a passenger: leaving one out again costs as much as trying it."""
+MOST_COST = 1.5
+"""Times the cost of a lever that starts at once: what costs more is tried by itself, after them."""
+PROMISES = (Numerics.ROUNDING, Numerics.PRECISION)
+"""Promises of the levers that are played as one: they act on the computation. Those on the data
+change what the loader's processes and the threads leave each other, and are tried by themselves,
+but for the workers and threads that a scan saw to help together."""
+EXCLUSIVE = frozenset({"compile", "optimizer", "precision"})
+"""Families whose levers are alternatives: a model is compiled once."""
+
+
+def try_bundle(
+    ladder: Ladder, viable: Sequence[Candidate], pair: Sequence[Candidate], tried: set[str]
+) -> bool:
+    """Play a bundle if one is due before the first of the candidates; tell whether it was.
+
+    Args:
+        ladder: Where the tuning stands.
+        viable: The candidates that are worth a trial, the one with the most hope first.
+        pair: Two levers that were seen to help together.
+        tried: Labels of what is not to be tried by itself any more; what came in or refused is
+            added.
+    """
+    bundle = find_bundle(ladder, viable, pair)
+    if len(bundle) < 2 or not _goes_first(ladder, bundle, viable):
+        return False
+    tried |= _play(ladder, bundle, _labels(pair))
+    return True
+
+
+def find_bundle(
+    ladder: Ladder, viable: Sequence[Candidate], pair: Sequence[Candidate] = ()
+) -> list[Candidate]:
+    """Return the levers to play as one: a pair, and others where time is short."""
+    in_pair = {x.choice.technique for x in pair}
+    others = [x for x in viable if x.choice.technique not in in_pair]
+    waits = any(_labels(pair) <= labels for labels in ladder.bundles or ())
+    pair = pair if waits or not ladder.has_played_pair else []
+    members = [*pair, *_members(ladder, others)]
+    if ladder.bundles is None:
+        return members if _is_short(ladder, [*pair, *others]) else list(pair)
+    while ladder.bundles:
+        half = [x for x in members if x.choice.label in ladder.bundles[0]]
+        if len(half) > 1:
+            return half
+        ladder.bundles.pop(0)
+    return list(pair)
+
+
+def passengers_s(ladder: Ladder) -> float:
+    """Return the time to leave each lever out once that came in unproven, two pairs each."""
+    unproven = ladder.passengers.intersection(ladder.recipe.names)
+    return len(unproven) * 2 * FIRST_PAIRS * ladder.trial_s
+
+
+def drop_order(ladder: Ladder) -> list[Choice]:
+    """Return the recipe's levers in the order in which they are left out: passengers first."""
+    return sorted(ladder.recipe.choices, key=lambda x: x.technique not in ladder.passengers)
+
+
+def _members(ladder: Ladder, viable: Sequence[Candidate]) -> list[Candidate]:
+    """Return one candidate for each technique, and for each family of alternatives.
+
+    The one with the farthest-reaching promise is the last: its row stands for all of them.
+    """
+    found: dict[str, Candidate] = {}
+    in_use = {_rival(name, technique_class(name).family) for name in ladder.recipe.names}
+    for candidate in viable:
+        rival = _rival(candidate.choice.technique, candidate.family)
+        is_member = candidate.numerics in PROMISES and candidate.ratio >= WORTH
+        # One that is slow to start would make each trial of the others as long as its own.
+        if is_member and rival not in in_use and candidate.cost_s <= MOST_COST * ladder.cost_s:
+            found.setdefault(rival, candidate)
+    return sorted(found.values(), key=lambda x: x.numerics.rank)
+
+
+def _rival(technique: str, family: str) -> str:
+    """Return what only one lever of a recipe may be."""
+    return family if family in EXCLUSIVE else technique
+
+
+def _is_short(ladder: Ladder, viable: Sequence[Candidate]) -> bool:
+    """Tell whether there is too little time for every candidate, its guard and the confirmation."""
+    proof_s = (FIRST_GUARD_TRIALS + 2 * ladder.confirm_pairs) * ladder.trial_s
+    return ladder.budget.left_s < proof_s + sum(x.cost_s for x in viable)
+
+
+def _goes_first(ladder: Ladder, bundle: Sequence[Candidate], viable: Sequence[Candidate]) -> bool:
+    """Tell whether there is time for a bundle, and no other lever promises more for its time."""
+    # The pairs are played once, the start-ups of all members are paid.
+    cost_s = sum(x.cost_s for x in bundle) - (len(bundle) - 1) * ladder.cost_s
+    left_over = ladder.budget.left_s - ladder.reserve_s - cost_s
+    if left_over < 0 and not ladder.is_first_look:
+        return False
+    hope_per_s = sum(x.trust * math.log(x.ratio) for x in bundle) / max(cost_s, 1e-3)
+    in_bundle = {x.choice.technique for x in bundle}
+    others = [x for x in viable[:1] if x.choice.technique not in in_bundle]
+    return not others or hope_per_s > others[0].hope_per_s
+
+
+def _play(ladder: Ladder, bundle: Sequence[Candidate], pair: frozenset[str]) -> set[str]:
+    """Play the levers as one recipe; return the labels of those that need no trial any more."""
+    paired = pair if pair <= _labels(bundle) else frozenset[str]()
+    ladder.has_played_pair |= bool(paired)
+    *others, last = bundle
+    recipe = ladder.recipe
+    for candidate in bundle:
+        recipe = recipe.plus(candidate.choice)
+    base = ladder.recipe
+    ladder.say(recipe.label)
+    match = ladder.play(recipe, Rule())
+    refused = [x for x in bundle if x.choice.technique in _refusing(match.failure)]
+    if refused:
+        gone = _labels(refused)
+        # Of a pair the other one is of no use without it.
+        gone |= paired if gone & paired else frozenset()
+        _go_on_with(ladder, [_labels(bundle) - gone], is_pair=paired == _labels(bundle))
+        return _note_refusal(ladder, refused[0], match)
+    names = tuple(x.choice.technique for x in others)
+    place = len(ladder.rows)
+    row = ladder.settle(_all_of(bundle), recipe, match, together_with=names)
+    parts: list[frozenset[str]] = []
+    if row.verdict is not Verdict.KEPT:
+        parts = _halves(bundle, paired)
+    _go_on_with(ladder, parts, is_pair=paired == _labels(bundle))
+    if row.verdict is not Verdict.KEPT:
+        return set()
+    ladder.passengers |= {*names, last.choice.technique}
+    unplayed = Match(decision=Decision.UNDECIDED, comparison=None, base=None, candidate=None)
+    skipped = LossCheck(status="skipped")
+    why = f"not tried alone; it came in together with {last.choice.technique}"
+    ladder.rows[place:place] = [
+        replace(row_of(x, base, unplayed, skipped), verdict=Verdict.TOGETHER, why=why)
+        for x in others
+    ]
+    return set(_labels(bundle))
+
+
+def _halves(bundle: Sequence[Candidate], paired: frozenset[str]) -> list[frozenset[str]]:
+    """Return what to play after a bundle that did not hold; a pair is not cut."""
+    if paired:
+        return [paired, _labels(bundle) - paired] if paired < _labels(bundle) else []
+    middle = len(bundle) // 2
+    return [_labels(bundle[:middle]), _labels(bundle[middle:])]
+
+
+def _go_on_with(ladder: Ladder, parts: list[frozenset[str]], *, is_pair: bool) -> None:
+    """Play these parts next; a pair by itself leaves the bundle of others to be found."""
+    if is_pair and ladder.bundles is None:
+        return
+    ladder.bundles = [*parts, *(ladder.bundles or [frozenset()])[1:]]
+
+
+def _all_of(bundle: Sequence[Candidate]) -> Candidate:
+    """Return the last lever with the prediction of all: its row stands for them."""
+    ratio, last = math.prod(x.ratio for x in bundle), bundle[-1]
+    return replace(last, ratio=ratio, bound=replace(last.bound, ratio=math.inf))
+
+
+def _refusing(failure: Trial | None) -> frozenset[str]:
+    """Return the levers that refused, where that is why a trial gave no measurement."""
+    if failure is None or failure.outcome not in (Outcome.OK, Outcome.REFUSED):
+        return frozenset()
+    missed = failure.not_applied
+    # Where one refused, the trial ended at once: the seams of others may not have been reached yet.
+    told = [item for item in missed if item.status != "unseen"]
+    return frozenset(item.technique for item in told or missed)
+
+
+def _note_refusal(ladder: Ladder, refused: Candidate, match: Match) -> set[str]:
+    """Note the lever that refused; the others are played again without it."""
+    row = ladder.settle(refused, ladder.recipe.plus(refused.choice), match)
+    ladder.rows[-1] = replace(row, why=row.why.removeprefix(f"{refused.choice.technique}: "))
+    return {refused.choice.label}
+
+
+def _labels(candidates: Sequence[Candidate]) -> frozenset[str]:
+    return frozenset(x.choice.label for x in candidates)

@@ -1,0 +1,167 @@
+"""How well a recipe feeds its training: a run with free data, and one that looks at samples.
+
+Before the ladder the second alone: what a sample costs by leg tells which input levers are worth a
+trial at all.
+"""
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from flatout.analysis.feeding import cores_of
+from flatout.analysis.journey import pipeline_of
+from flatout.records import catalogue
+from flatout.records.ablation import Feeding
+from flatout.records.journey import Pipeline
+from flatout.records.profile import Profile
+from flatout.records.recipe import Choice, Recipe
+from flatout.tuning.passes import find_seen
+from flatout.tuning.passes.ceilings import replay_probe, replaying_ms
+from flatout.tuning.ranking import Search
+from flatout.tuning.trial_runner import Lab
+
+LOOK_S = 1.5
+"""Time for a look at the samples, and once more under the profiler."""
+LOOK_STEPS = 4
+MIN_WAIT_SHARE = 0.02
+"""A loop that waits for less has nothing to gain from its data."""
+DECODED = ("read", "decode")
+SENT = ("transport", "copy")
+THREADS = "cpu_threads"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Costs:
+    """What one rank's samples take of its cores while all of them are at work."""
+
+    trained_ms: float = 0.0
+    """CPU time of a training step; none where another device trains."""
+    made_ms: float | None = None
+    """CPU time to make a sample beside that training; None where nobody saw both at a time."""
+
+
+def is_about_data(search: Search) -> bool:
+    """Tell whether any lever on the input pipeline may be tried."""
+    names = search.only or catalogue.names()
+    allowed = (catalogue.technique_class(name) for name in names if name not in search.skip)
+    return any(kind.family == "data" for kind in allowed)
+
+
+def look(lab: Lab, recipe: Recipe, profile: Profile) -> Profile:
+    """Return the profile with what a sample costs by leg, where its loop waits for data."""
+    if profile.share("data_wait") < MIN_WAIT_SHARE or not profile.training_loaders:
+        return profile
+    return replace(profile, pipeline=find_pipeline(lab, recipe, profile))
+
+
+def find_pipeline(
+    lab: Lab, recipe: Recipe, profile: Profile, *, all_cores: bool = False
+) -> Pipeline | None:
+    """Return what a sample costs by leg under a recipe; None where it could not be seen.
+
+    Args:
+        lab: Runs the recipe.
+        recipe: Under which samples are made.
+        profile: Its step.
+        all_cores: Whether the other cores make samples, too, meanwhile.
+    """
+    company = {"company": _others(lab, profile)} if all_cores else {}
+    options = {"max_s": LOOK_S} | company
+    what = "samples on all cores" if all_cores else "samples"
+    trial = lab.look(what, recipe, {"pipeline": options}, LOOK_STEPS)
+    return pipeline_of(find_seen(trial, "pipeline"), profile, lab.machine, catalogue.names())
+
+
+def find_feeding(lab: Lab, recipe: Recipe, final: Profile) -> Feeding | None:
+    """Return how far a recipe is from what its data allow; None where it could not be measured."""
+    if not final.training_loaders or not final.samples_per_step:
+        return None
+    free = lab.look("free data", recipe, replay_probe(final, "host"), None).profile
+    pipeline = find_pipeline(lab, recipe, final, all_cores=True) if free is not None else None
+    if free is None or pipeline is None:
+        return None
+    return feeding_of(final, free_ms_of(free), pipeline, find_costs(lab, recipe, final))
+
+
+def free_ms_of(free: Profile) -> float:
+    """Return the step with free data; drawing a replayed batch is no part of it."""
+    return free.whole_step_ms - replaying_ms(free)
+
+
+def find_costs(lab: Lab, recipe: Recipe, final: Profile, steps: int | None = None) -> Costs:
+    """Return what training and making take of the cores that they share.
+
+    Both at a time, none waiting for the other: the training with free data, and beside it as many
+    processes as fill the cores, at least as many as the recipe has workers. By themselves they take
+    less: 115 ms a step against 121 in the training itself (measured, 2 cores, 2 workers), as what
+    takes turns on a core takes its caches, too. On one thread: several of them spin while they wait
+    for each other, and what they spin is no work that has to be done.
+
+    Args:
+        lab: Runs the recipe once more.
+        recipe: What trains.
+        final: Its profile.
+        steps: To look at; by default as many as a trial measures.
+    """
+    if final.device_kind != "cpu":
+        return Costs()
+    single = Choice(technique=THREADS, settings={"threads": 1})
+    alone = recipe.without(THREADS).plus(single) if final.cpu_threads > 1 else recipe
+    workers = sum(loader.num_workers for loader in final.training_loaders)
+    company = max(_others(lab, final), workers)
+    probe = replay_probe(final, "host", company=company)
+    trial = lab.look("free data beside full cores", alone, probe, steps)
+    seen = find_seen(trial, "replay")
+    if trial.profile is None or not seen or not seen["trained_s"]:
+        # Its threads as they are, at most one on each core: what they spin is in it.
+        threads = min(max(1, final.cpu_threads), cores_of(final, lab.machine))
+        return Costs(trained_ms=threads * (final.step_ms.median - final.phases_ms["data_wait"]))
+    per_step = max(1, round(trial.profile.batches_per_step))
+    made = seen["made_samples"]
+    return Costs(
+        # Of all steps, as the loop may look at other data between two of them.
+        trained_ms=1e3 * statistics.median(block_sums(seen["trained_s"], per_step)),
+        made_ms=1e3 * seen["made_s"] / made if made else None,
+    )
+
+
+def block_sums(values: Sequence[float], size: int) -> list[float]:
+    """Return the sum of each so many values that follow each other; of all, if they are fewer.
+
+    >>> block_sums([1.0, 2.0, 3.0, 4.0, 5.0], 2)
+    [3.0, 7.0]
+    """
+    whole = range(0, len(values) - size + 1, size)
+    return [sum(values[first : first + size]) for first in whole] or [sum(values)]
+
+
+def _others(lab: Lab, profile: Profile) -> int:
+    """Return the cores of a rank beside one."""
+    return cores_of(profile, lab.machine) - 1
+
+
+def feeding_of(final: Profile, free_ms: float, pipeline: Pipeline, costs: Costs) -> Feeding:
+    """Return the rates of a recipe, of all ranks together.
+
+    Args:
+        final: The recipe's step.
+        free_ms: Its step with free data.
+        pipeline: What a sample costs by leg, and the cores of one rank.
+        costs: Of training and making together.
+    """
+    samples = final.samples_per_step
+    trained_ms = costs.trained_ms / final.samples_per_step_per_rank
+    legs_ms = {stage.name: stage.cpu_ms for stage in pipeline.stages}
+    decoded_ms = sum(legs_ms.get(name, 0.0) for name in DECODED)
+    made_ms = pipeline.cpu_ms
+    if costs.made_ms is not None:
+        made_ms = costs.made_ms + sum(legs_ms.get(name, 0.0) for name in SENT)
+    core_ms = 1e3 * pipeline.usable_cores * max(1, len(final.ranks))
+    return Feeding(
+        samples_per_s=1e3 * samples / final.whole_step_ms,
+        free_data_per_s=1e3 * samples / free_ms,
+        cores_per_s=core_ms / (made_ms + trained_ms),
+        decode_per_s=core_ms / (decoded_ms + trained_ms) if legs_ms.get("decode") else None,
+        made_ms=made_ms,
+        trained_ms=trained_ms,
+    )

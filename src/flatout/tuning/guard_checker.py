@@ -1,0 +1,226 @@
+"""Does a recipe still train the same thing? Guard trials and the judge, for one tuning."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from flatout.agent.guard.activity import find_activity, find_fault, find_unknown, is_active
+from flatout.agent.guard.record import GuardRecord, find_records
+from flatout.guard.judge import aa, judge_trials
+from flatout.guard.obstacles import Trials
+from flatout.records import catalogue
+from flatout.records.ablation import LossCheck
+from flatout.records.recipe import Choice, Recipe
+from flatout.records.technique import Numerics
+from flatout.records.trial import Outcome, Trial
+from flatout.tuning.trial_runner import Lab, key_of
+
+GUARD_STEPS = 20
+"""Steps whose losses are compared; gradients and optimizer are looked at in the first three."""
+ACTIVITY_STEPS = 1
+ROUNDED_STEPS = 3
+"""Gradients of two steps are compared."""
+SEED = 0
+CALIBRATION = Recipe(choices=(Choice(technique="bf16_autocast"),))
+"""The baseline in bf16 shows each tensor's natural scale of rounding; see docs/guard.md. It serves
+rounding levers too, and on CPUs without bf16 units: it need not be fast, only less exact."""
+
+
+@dataclass(slots=True)
+class Referee:
+    """Judges recipes against the baseline; runs the reference trials when first asked."""
+
+    lab: Lab
+    tell: Callable[[str], None]
+    floor: Recipe = Recipe()
+    """What takes the unchanged script's place where that does not run."""
+    aa_check: LossCheck | None = None
+    _baseline: tuple[GuardRecord, ...] = ()
+    """One for each rank, as the other two."""
+    _repeat: tuple[GuardRecord, ...] = ()
+    _calibration: tuple[GuardRecord, ...] = ()
+    _rounded: tuple[GuardRecord, ...] | None = None
+    """The baseline with inputs and weights rounded once; run where a ceiling is in the way."""
+    _baseline_path: str | None = None
+    _activity: dict[str, float | None] | None = None
+    _activity_unknown: str | None = None
+    """Why the baseline's is not known; empty where it is, None while nobody looked."""
+    _verdicts: dict[str, LossCheck] | None = None
+
+    def check(self, recipe: Recipe) -> LossCheck:
+        """Return whether the recipe keeps the promise of its techniques."""
+        self._verdicts = {} if self._verdicts is None else self._verdicts
+        key = key_of(recipe)
+        if key not in self._verdicts:
+            self._verdicts[key] = self._judge(recipe)
+        return self._verdicts[key]
+
+    def _judge(self, recipe: Recipe) -> LossCheck:
+        if self.aa_check is None:
+            self._make_reference()
+        rest = _without_training(recipe, self.floor)
+        if rest.choices and rest != recipe:
+            # A lever that changes the training on purpose hides what the others do.
+            check = self.check(rest)
+            if not check.passed:
+                return check
+        if not self._baseline or not self._repeat:
+            return self.aa_check or LossCheck(status="not_compared")
+        self.tell(f"guard: {recipe.label}")
+        name = f"candidate-{len(self._verdicts or {})}"
+        trial = self._trial(recipe, name)
+        records = _records(trial)
+        if not records:
+            return LossCheck(
+                status="not_compared",
+                why=f"the guard trial ended as {trial.outcome.value}: {trial.message}",
+            )
+        check = self._compare(recipe, records)
+        return self._look_at_activity(recipe, name, check) if check.passed else check
+
+    def _compare(self, recipe: Recipe, records: tuple[GuardRecord, ...]) -> LossCheck:
+        """Judge every rank's record; ask how far rounding carries where a ceiling is in the way."""
+        check = self._judged(recipe, records, ())
+        is_precision = promise_of(recipe) is Numerics.PRECISION
+        if check.status != "rejected" or not is_precision or not self._calibration:
+            return check
+        if self._baseline[0].low_precision:
+            return check  # it rounds everything by itself
+        if not self._judged(recipe, records, self._calibration).passed:
+            return check  # further off than bf16 itself: no ceiling did that
+        if self._rounded is None:
+            self.tell("guard: one rounding of inputs and weights")
+            trial = self._trial(self.floor, "rounded", steps=ROUNDED_STEPS, rounds=True)
+            self._rounded = _records(trial)
+        return self._judged(recipe, records, self._rounded) if self._rounded else check
+
+    def _judged(
+        self, recipe: Recipe, records: Sequence[GuardRecord], rounded: Sequence[GuardRecord]
+    ) -> LossCheck:
+        """Judge every rank's record against the same rank's of the baseline."""
+        count = len(self._baseline)
+        checks = [
+            judge_trials(
+                Trials(
+                    baseline=baseline,
+                    candidate=record,
+                    calibration=calibration,
+                    repeat=repeat,
+                    promise=promise_of(recipe),
+                    changes_threads="cpu_threads" in recipe.names,
+                    rounded=own,
+                )
+            )
+            for baseline, record, calibration, repeat, own in zip(
+                self._baseline,
+                records,
+                self._calibration or (None,) * count,
+                self._repeat,
+                rounded or (None,) * count,
+                strict=False,
+            )
+        ]
+        if len(checks) != count:
+            why = f"a trial left records of {len(checks)} of {count} processes"
+            return LossCheck(status="not_compared", why=why)
+        return of_all_ranks(checks, count, len(records))
+
+    def _look_at_activity(self, recipe: Recipe, name: str, check: LossCheck) -> LossCheck:
+        """Reject a recipe under which dropout no longer acts: the judge compares with it off."""
+        if promise_of(recipe) is Numerics.EXACT:
+            return check  # those act on data and memory only, never on the model
+        if self._activity_unknown is None:
+            self._activity = self._measure_activity(self.floor, "baseline")
+            self._activity_unknown = find_unknown(self._activity) or ""
+        if self._activity_unknown:
+            return replace(check, status="not_compared", why=self._activity_unknown)
+        baseline = self._activity or {}
+        if not is_active(baseline):
+            return check
+        found = self._measure_activity(recipe, name) or {}
+        fault = find_fault(baseline, found)
+        if fault is None:
+            return check
+        is_known = found and None not in found.values()
+        return replace(check, status="rejected" if is_known else "not_compared", why=fault)
+
+    def _measure_activity(self, recipe: Recipe, name: str) -> dict[str, float | None] | None:
+        spec = {"seed": SEED, "drops_dropout": False, "drops_autocast": False, "activity": True}
+        trial = self.lab.guard(recipe, f"activity-{name}", spec, ACTIVITY_STEPS)
+        return find_activity(trial.guard_path)
+
+    def _make_reference(self) -> None:
+        """Run the baseline twice and once in bf16; the first two show whether it repeats."""
+        self.tell("guard: baseline against itself")
+        first = self._trial(self.floor, "baseline")
+        self._baseline, self._baseline_path = _records(first), first.guard_path
+        if not self._baseline:
+            self.aa_check = LossCheck(
+                status="not_compared",
+                why=f"the baseline's guard trial ended as {first.outcome.value}: {first.message}",
+            )
+            return
+        self._repeat = _records(self._trial(self.floor, "repeat"))
+        if not self._repeat:
+            self.aa_check = LossCheck(status="not_compared", why="the baseline did not run twice")
+            return
+        pairs = zip(self._baseline, self._repeat, strict=False)
+        checks = [aa(first, second) for first, second in pairs]
+        self.aa_check = of_all_ranks(checks, len(self._baseline), len(self._repeat))
+        self.tell("guard: calibration in bf16")
+        # A script that runs in bf16 by itself is compared with itself in full precision.
+        recipe = self.floor
+        if not self._baseline[0].low_precision:
+            recipe = recipe.plus(CALIBRATION.choices[0])
+        trial = self._trial(recipe, "calibration", drops_autocast=self._baseline[0].low_precision)
+        self._calibration = _records(trial)
+
+    def _trial(
+        self, recipe: Recipe, name: str, *, steps: int = GUARD_STEPS, **switches: bool
+    ) -> Trial:
+        spec: dict[str, Any] = {
+            "seed": SEED,
+            "drops_dropout": True,
+            "drops_autocast": False,
+            "reference": self._baseline_path,
+            **switches,
+        }
+        return self.lab.guard(recipe, name, spec, steps)
+
+
+def promise_of(recipe: Recipe) -> Numerics:
+    """Return the mildest promise that covers every technique of the recipe.
+
+    >>> promise_of(Recipe()).value
+    'exact'
+    """
+    kinds = [catalogue.technique_class(name).numerics for name in recipe.names]
+    return max(kinds, key=lambda numerics: numerics.rank, default=Numerics.EXACT)
+
+
+def _without_training(recipe: Recipe, floor: Recipe) -> Recipe:
+    """Return the levers of a recipe whose effect on the numbers can be compared."""
+    for name in recipe.names:
+        if name in floor.names:
+            continue
+        if catalogue.technique_class(name).numerics is Numerics.TRAINING:
+            recipe = recipe.without(name)
+    return recipe
+
+
+def _records(trial: Trial) -> tuple[GuardRecord, ...]:
+    if trial.outcome not in (Outcome.OK, Outcome.TOO_SHORT):
+        return ()
+    return find_records(trial.guard_path)
+
+
+def of_all_ranks(checks: Sequence[LossCheck], expected: int, found: int) -> LossCheck:
+    """Return the check that decides: the first that failed, else the first rank's."""
+    if expected != found:
+        return LossCheck(
+            status="not_compared", why=f"{found} ranks left a guard record instead of {expected}"
+        )
+    for rank, check in enumerate(checks):
+        if not check.passed:
+            return replace(check, why=f"rank {rank}: {check.why}") if expected > 1 else check
+    return checks[0]

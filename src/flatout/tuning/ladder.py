@@ -1,0 +1,280 @@
+"""The ladder of a tuning: one lever after the other, each on top of those that were kept.
+
+Levers that a few pairs leave undecided are played together: two small gains that noise hides one at
+a time, or that need each other, show as one. What is still open then gets its full pairs.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+from flatout.analysis.loader_faults import fewer_workers
+from flatout.records.ablation import Verdict
+from flatout.records.profile import Profile
+from flatout.records.statistics import Decision, Rule
+from flatout.records.trial import Trial
+from flatout.records.units import format_duration
+from flatout.tuning.bundle import WORTH, passengers_s, try_bundle
+from flatout.tuning.pairs import Match
+from flatout.tuning.ranking import TYPICAL_PAIRS, Candidate, find_companion, find_pair, rank
+from flatout.tuning.state import FIRST_GUARD_TRIALS, FIRST_PAIRS, Ladder, Open
+
+SINGLE_PAIRS = 4
+"""Pairs for one lever while it may still be played together with others."""
+LOOKS_HELD = 0.5
+"""Share of a gain that is left when it is measured anew: what looks best in two noisy pairs is so
+partly by luck."""
+MORE_SHARE = (SINGLE_PAIRS - FIRST_PAIRS) / TYPICAL_PAIRS
+"""What the further pairs of one lever cost, of a candidate's typical cost."""
+PROMISING = 1.01
+"""An undecided lever with a smaller ratio than this brings nothing to the others."""
+
+
+def climb(ladder: Ladder) -> None:
+    """Try one lever after the other, then those that are still open, together and alone.
+
+    What was seen to help together goes first as one; with too little time for each, so do the
+    levers on the computation. Those that stay open are played together as soon as that promises
+    more for its time than the next lever does.
+    """
+    tried: set[str] = set()
+    too_late: list[Candidate] = []
+    while True:
+        looked = _looked(ladder)
+        viable = _viable(ladder, looked, tried)
+        pair = _pair(ladder, looked)
+        if try_bundle(ladder, viable, pair, tried):
+            continue
+        if not viable:
+            break
+        candidate = viable[0]
+        # What saves memory only is predicted to cost time: no hope at all is not more than that.
+        if ladder.has_time() and _hope_per_s(ladder) > max(0.0, candidate.hope_per_s):
+            _try_together(ladder)
+            continue
+        tried.add(candidate.choice.label)
+        if _comes_too_late(ladder, candidate):
+            ladder.stopped = "budget"
+            too_late.append(candidate)
+            continue
+        failure = _try(ladder, candidate)
+        if failure is not None:
+            tried.add(_try_fewer(ladder, candidate, failure))
+    _try_together(ladder)
+    _try_longer(ladder)
+    _try_again(ladder)
+    _note_untried(ladder, too_late)
+
+
+def _comes_too_late(ladder: Ladder, candidate: Candidate) -> bool:
+    """Tell whether the time left is too short for a candidate, or better spent."""
+    left_over = ladder.budget.left_s - ladder.reserve_s - candidate.cost_s
+    # With time for one more only, what looks better goes first: all the open ones together.
+    if left_over < ladder.cost_s and _hope(ladder) > max(1.0, candidate.ratio):
+        return True
+    # What came in unproven may hurt by more than a small lever promises.
+    if candidate.ratio < WORTH:
+        left_over -= passengers_s(ladder)
+    # A first lever is looked at even where there will be no time to prove it.
+    return left_over < 0 and not ladder.is_first_look
+
+
+def _note_untried(ladder: Ladder, too_late: Sequence[Candidate]) -> None:
+    """Say which levers were not tried, and why."""
+    groups: dict[str, list[str]] = {}
+    for candidate in too_late:
+        label = candidate.choice.label
+        what = "not tried by itself" if label in ladder.played else "not tried"
+        groups.setdefault(what, []).append(f"{label} (predicted {candidate.ratio:.2f}x)")
+    for what, group in sorted(groups.items()):
+        ladder.notes.append(f"{what} for lack of time: {', '.join(group)}")
+    if too_late:
+        ladder.notes.append(_time_needed(ladder))
+    ladder.notes += ladder.scans.notes()
+    by_reason: dict[str, list[str]] = {}
+    for label, why in ladder.passed_over.items():
+        by_reason.setdefault(why, []).append(label)
+    ladder.notes += [f"not tried: {', '.join(group)}: {why}" for why, group in by_reason.items()]
+
+
+def _time_needed(ladder: Ladder) -> str:
+    """Say what a budget would have to be, from what a trial takes here."""
+    trials = 1 + 2 * TYPICAL_PAIRS + FIRST_GUARD_TRIALS + 2 * ladder.confirm_pairs
+    one, proof = format_duration(ladder.trial_s), format_duration(trials * ladder.trial_s)
+    return (
+        f"a trial takes {one} here: to prove one lever takes about {proof}, to try another one "
+        f"{format_duration(ladder.cost_s)} (--budget)"
+    )
+
+
+def _looked(ladder: Ladder) -> Profile:
+    """Return the recipe's profile with all that was seen beside its timed steps."""
+    looked = ladder.looked(ladder.profile, ladder.recipe)
+    scan = ladder.scans.of(ladder.recipe, looked, ladder.budget.left_s - ladder.reserve_s)
+    return replace(looked, worker_scan=scan)
+
+
+def _pair(ladder: Ladder, looked: Profile) -> list[Candidate]:
+    """Return the two levers that a scan saw to help together, while neither is in use."""
+    pair = find_pair(looked, ladder.search, ladder.experience)
+    in_use = ladder.settled.union(ladder.recipe.names)
+    return [] if any(x.choice.technique in in_use for x in pair) else pair
+
+
+def _viable(ladder: Ladder, looked: Profile, tried: set[str]) -> list[Candidate]:
+    """Return the candidates that are worth a trial, the most hope first; note the others."""
+    found = []
+    for candidate in rank(looked, ladder.search, ladder.experience):
+        choice = candidate.choice
+        if choice.label in tried or choice.technique in ladder.settled:
+            continue
+        reason = candidate.find_reason_against(ladder.finest)
+        if reason is None:
+            found.append(candidate)
+            ladder.passed_over.pop(choice.label, None)
+        else:
+            ladder.passed_over[choice.label] = reason
+    return found
+
+
+def _try_fewer(ladder: Ladder, candidate: Candidate, failure: Trial) -> str:
+    """Try workers that died or hung once more with half of them; return what was tried, or ""."""
+    fewer = fewer_workers(failure.recipe, failure.details.get("fault"))
+    if fewer is None or candidate.choice.technique != fewer.technique or not ladder.has_time():
+        return ""
+    row = ladder.rows[-1]
+    again = f"tried once more with num_workers={fewer.settings['num_workers']}"
+    ladder.rows[-1] = replace(row, why=f"{row.why}; {again}")
+    _try(ladder, replace(candidate, choice=fewer))
+    return fewer.label
+
+
+def _try(ladder: Ladder, candidate: Candidate) -> Trial | None:
+    """Play one candidate against the recipe so far; keep it if it is faster and proven right.
+
+    A lever that does not look faster in the first pairs may have made another one worth trying:
+    workers pay only where threads leave them a core. Then both are played together. Returned is
+    the candidate's trial that did not work, if any.
+    """
+    choice = candidate.choice
+    ladder.say(choice.label)
+    base, recipe = ladder.recipe, ladder.recipe.plus(choice)
+    match = ladder.play(recipe, Rule(max_pairs=FIRST_PAIRS))
+    companion = None
+    if match.decision is not Decision.KEPT and match.candidate is not None and not _leads(match):
+        before = ladder.looked(ladder.profile, base)
+        after = ladder.looked(match.candidate, recipe)
+        companion = find_companion(before, after, candidate, ladder.search)
+    is_open = match.decision is Decision.UNDECIDED and match.failure is None
+    if is_open and companion is None and ladder.has_time(for_candidates=MORE_SHARE):
+        match = ladder.play(recipe, Rule(max_pairs=SINGLE_PAIRS, looks_ahead=True), earlier=match)
+    row = ladder.settle(candidate, recipe, match)
+    if companion is not None and ladder.has_time():
+        both = recipe.plus(companion.choice)
+        ladder.say(both.label)
+        together = ladder.play(both, Rule())
+        ladder.settle(companion, both, together, together_with=(choice.technique,))
+    elif row.verdict is Verdict.INCONCLUSIVE and match.failure is None:
+        ladder.undecided.append(Open(candidate=candidate, match=match, base=base, row=row))
+    return match.failure
+
+
+def _leads(match: Match) -> bool:
+    """Tell whether a lever looks faster by itself: then its next pairs come first."""
+    return match.comparison is not None and match.comparison.ratio >= Rule().promising
+
+
+def _hopeful(ladder: Ladder) -> list[Open]:
+    """Return the undecided levers that look like a gain and could still come in."""
+    return [
+        item
+        for item in ladder.undecided
+        if _ratio(item) >= PROMISING and item.candidate.choice.technique not in ladder.recipe.names
+    ]
+
+
+def _hope(ladder: Ladder) -> float:
+    """Return what the hopeful levers would bring together, were each what it looks like."""
+    bundle = _bundle(ladder)
+    return math.prod(_ratio(item) for item in bundle) if len(bundle) > 1 else 1.0
+
+
+def _hope_per_s(ladder: Ladder) -> float:
+    """Return the same in logs, for each second of playing them together; 0 where they were."""
+    if _labels(_bundle(ladder)) <= ladder.bundled:
+        return 0.0
+    return LOOKS_HELD * math.log(_hope(ladder)) / ladder.cost_s
+
+
+def _bundle(ladder: Ladder) -> list[Open]:
+    """Return the hopeful levers; of several settings of a technique the one that looks best."""
+    hopeful = sorted(_hopeful(ladder), key=_ratio)
+    return list({item.candidate.choice.technique: item for item in hopeful}.values())
+
+
+def _labels(items: list[Open]) -> frozenset[str]:
+    return frozenset(item.candidate.choice.label for item in items)
+
+
+def _try_together(ladder: Ladder) -> None:
+    """Play all undecided levers that look like a gain at once; keep them if they prove one."""
+    bundle = _bundle(ladder)
+    if len(bundle) < 2 or _labels(bundle) <= ladder.bundled or not ladder.has_time():
+        return
+    ladder.bundled = _labels(bundle)
+    *others, last = bundle
+    recipe = ladder.recipe
+    for item in (*others, last):
+        recipe = recipe.plus(item.candidate.choice)
+    ladder.say(recipe.label)
+    match = ladder.play(recipe, Rule())
+    names = tuple(item.candidate.choice.technique for item in others)
+    row = ladder.settle(last.candidate, recipe, match, together_with=names)
+    if row.verdict is Verdict.KEPT:
+        ladder.undecided.clear()
+        for item in others:
+            place = ladder.rows.index(item.row)
+            why = f"undecided alone; it came in together with {row.choice.technique}"
+            ladder.rows[place] = replace(item.row, verdict=Verdict.TOGETHER, why=why)
+
+
+def _try_longer(ladder: Ladder) -> None:
+    """Give levers that are still open the rest of their pairs, the most promising first."""
+    while (hopeful := _hopeful(ladder)) and ladder.has_time():
+        item = max(hopeful, key=_ratio)
+        ladder.undecided.remove(item)
+        recipe = ladder.recipe.plus(item.candidate.choice)
+        ladder.say(item.candidate.choice.label)
+        # What was played on top of another recipe says little here: it starts anew.
+        is_same = item.base == ladder.recipe
+        match = ladder.play(recipe, Rule(), earlier=item.match if is_same else None)
+        if is_same:
+            ladder.rows.remove(item.row)
+        ladder.settle(item.candidate, recipe, match)
+
+
+def _try_again(ladder: Ladder) -> None:
+    """Give levers that noise hid another look, on top of what came in since, while there is time.
+
+    Only where their interval left room for what is predicted of them now.
+    """
+    hidden = [item for item in ladder.undecided if item.base != ladder.recipe]
+    ranked = rank(_looked(ladder), ladder.search, ladder.experience) if hidden else []
+    for candidate in ranked:
+        choice = candidate.choice
+        item = next((x for x in hidden if x.candidate.choice == choice), None)
+        if item is None or choice.technique in ladder.settled.union(ladder.recipe.names):
+            continue
+        most = item.row.comparison.interval[1] if item.row.comparison else math.inf
+        if most < candidate.ratio or candidate.find_reason_against(ladder.finest) is not None:
+            continue
+        if not ladder.has_time():
+            return
+        ladder.undecided.remove(item)
+        recipe = ladder.recipe.plus(choice)
+        ladder.say(choice.label)
+        ladder.settle(candidate, recipe, ladder.play(recipe, Rule()))
+
+
+def _ratio(item: Open) -> float:
+    return item.row.comparison.ratio if item.row.comparison else 0.0

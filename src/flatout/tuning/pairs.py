@@ -1,0 +1,241 @@
+"""From a comparison of two recipes to a row of the table.
+
+Compare two recipes by interleaved pairs of fresh processes until the rule can decide.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+from flatout.records.ablation import Comparison, LossCheck, Row, Verdict
+from flatout.records.profile import PeakBytes, Profile
+from flatout.records.recipe import Recipe
+from flatout.records.statistics import (
+    Decision,
+    Evidence,
+    Rule,
+    can_decide,
+    compare,
+    decide,
+    gather,
+    prior_of,
+)
+from flatout.records.trial import Outcome, Trial
+from flatout.records.units import format_bytes, format_interval, format_ratio
+from flatout.tuning.ranking import Candidate
+from flatout.tuning.trial_runner import Lab
+
+SAME_BATCH = 0.1
+"""Samples a step that differ by less are the same: an epoch's last batch is short."""
+
+
+@dataclass(slots=True)
+class Sides:
+    """The profiles of the trials so far, pair by pair."""
+
+    base: list[Profile] = field(default_factory=list)
+    candidate: list[Profile] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Match:
+    """The outcome of comparing two recipes."""
+
+    decision: Decision
+    comparison: Comparison | None
+    base: Profile | None
+    """Profile of the base's middle trial."""
+    candidate: Profile | None
+    first_candidate: Profile | None = None
+    """Profile of the candidate's first trial: it compiles what no earlier tuning compiled."""
+    failure: Trial | None = None
+    """The candidate's trial that did not work, if any."""
+    sides: Sides = field(default_factory=Sides)
+    """To go on from, should more pairs be wanted."""
+    ran_out: bool = False
+    """Whether the budget ended the comparison."""
+
+
+def play(
+    lab: Lab,
+    base: Recipe,
+    candidate: Recipe,
+    *,
+    may_go_on: Callable[[], bool],
+    rule: Rule = Rule(),
+    earlier: Match | None = None,
+) -> Match:
+    """Run pairs AB, BA, AB, ... until the rule decides, pairs run out, or time does.
+
+    Where the last trial before was one of the base, for another candidate, it serves the first pair
+    too. Each comparison by itself is as it was, and a candidate costs three trials, not four.
+    A candidate that shows no gain worth waiting for after `rule.patience` pairs is set aside: the
+    time is better spent on the next one. That can only turn an answer into "inconclusive".
+    """
+    sides = earlier.sides if earlier else Sides()
+    evidence = _evidence(lab, sides, rule) if sides.base else None
+    decision, ran_out = Decision.UNDECIDED, False
+    for number in range(len(sides.base), rule.max_pairs):
+        if rule.looks_ahead and evidence is not None and not can_decide(evidence, rule):
+            break
+        if number >= max(1, rule.at_least) and not may_go_on():
+            ran_out = True
+            break
+        failure = _play_pair(lab, base, candidate, sides, starts_with_base=number % 2 == 0)
+        if failure is not None:
+            return Match(
+                decision=Decision.UNDECIDED,
+                comparison=None,
+                base=_middle(sides.base),
+                candidate=None,
+                failure=failure,
+            )
+        evidence = _evidence(lab, sides, rule)
+        decision = decide(evidence, rule)
+        if decision is not Decision.UNDECIDED and number + 1 >= rule.at_least:
+            break
+        if number + 1 >= rule.patience and evidence.mean < math.log(rule.promising):
+            break
+    return Match(
+        decision=decision,
+        comparison=compare(evidence, rule) if evidence else None,
+        base=_middle(sides.base),
+        candidate=_middle(sides.candidate),
+        first_candidate=sides.candidate[0] if sides.candidate else None,
+        sides=sides,
+        ran_out=ran_out,
+    )
+
+
+def _play_pair(
+    lab: Lab, base: Recipe, candidate: Recipe, sides: Sides, *, starts_with_base: bool
+) -> Trial | None:
+    """Run one pair; return the trial that failed, if one did."""
+    order = [(base, sides.base), (candidate, sides.candidate)]
+    for recipe, side in order if starts_with_base else order[::-1]:
+        if recipe is candidate:
+            trial = lab.time(recipe, must_apply=True)
+        else:
+            trial = lab.time(recipe) if sides.base else lab.again(recipe)
+        if trial.outcome is not Outcome.OK or trial.profile is None:
+            return trial
+        if recipe is candidate and trial.not_applied:
+            return trial
+        side.append(trial.profile)
+        lab.latest = trial if recipe is base else None
+    return None
+
+
+def _evidence(lab: Lab, sides: Sides, rule: Rule) -> Evidence:
+    base_s = [profile.whole_step_ms / 1e3 for profile in sides.base]
+    candidate_s = [
+        pace_ms(profile, base) / 1e3
+        for profile, base in zip(sides.candidate, sides.base, strict=True)
+    ]
+    own = {*base_s, *(profile.whole_step_ms / 1e3 for profile in sides.candidate)}
+    others = [[t for t in group if t not in own] for group in lab.all_times()]
+    return gather(base_s, candidate_s, prior_of([g for g in others if g], rule), rule)
+
+
+def pace_ms(profile: Profile, base: Profile) -> float:
+    """Return the time in which a recipe trains the samples of one step of its base.
+
+    That is its own step, unless it changes the batch: a step of twice the samples may take twice as
+    long. Where the samples are not known the steps are taken to hold equally many.
+    """
+    own, theirs = profile.samples_per_step, base.samples_per_step
+    if not own or not theirs or abs(own / theirs - 1) < SAME_BATCH:
+        return profile.whole_step_ms
+    return profile.whole_step_ms * theirs / own
+
+
+def _middle(profiles: list[Profile]) -> Profile | None:
+    if not profiles:
+        return None
+    return sorted(profiles, key=lambda profile: profile.whole_step_ms)[len(profiles) // 2]
+
+
+MIN_STARTUP_S = 1.0
+"""A longer start-up than the base's by less than this is noise, not compilation."""
+
+
+def row_of(candidate: Candidate, base: Recipe, match: Match, check: LossCheck) -> Row:
+    """Return the row of one candidate tried on top of `base`."""
+    verdict, why = verdict_of(match, check)
+    shown = match.candidate
+    startup_s, break_even = _break_even(match)
+    row = Row(
+        choice=candidate.choice,
+        numerics=candidate.numerics.value,
+        verdict=verdict,
+        on_top_of=tuple(name for name in base.names if name != candidate.choice.technique),
+        comparison=match.comparison,
+        loss_check=check,
+        predicted_ratio=candidate.ratio,
+        bound_ratio=candidate.bound.ratio if math.isfinite(candidate.bound.ratio) else None,
+        startup_s=startup_s,
+        break_even_steps=break_even,
+        why=why,
+    )
+    if shown is None:
+        return row
+    if candidate.effect.peak_bytes < 0 and match.base is not None and not why:
+        row = replace(row, why=_memory_line(match.base.peak_bytes, shown.peak_bytes))
+    return replace(
+        row,
+        samples_per_s=shown.samples_per_s,
+        device_busy_share=shown.device_busy_share,
+        peak_bytes=shown.peak_bytes,
+    )
+
+
+def verdict_of(match: Match, check: LossCheck) -> tuple[Verdict, str]:
+    """Return what is said about a lever, and why where that is not plain."""
+    if match.failure is not None:
+        return _failed(match.failure)
+    if match.decision is Decision.KEPT:
+        return (Verdict.KEPT, "") if check.passed else (Verdict.REJECTED, check.why)
+    if match.decision is Decision.WORSE:
+        return Verdict.WORSE, ""
+    if match.decision is Decision.NO_EFFECT:
+        return Verdict.NO_EFFECT, ""
+    return Verdict.INCONCLUSIVE, "the budget ran out" if match.ran_out else ""
+
+
+def _memory_line(before: PeakBytes, after: PeakBytes) -> str:
+    """Say what a lever that saves memory did to the peak."""
+    was, now = (peak.allocated or peak.device for peak in (before, after))
+    return f"peak memory {format_bytes(now)} instead of {format_bytes(was)}"
+
+
+def _failed(trial: Trial) -> tuple[Verdict, str]:
+    """Return the verdict on a trial that gave no measurement of its recipe, and one line."""
+    if trial.outcome not in (Outcome.OK, Outcome.REFUSED):
+        return Verdict.FAILED, f"{trial.outcome.value}: {trial.message}"
+    broken = [item for item in trial.not_applied if item.status == "failed"]
+    missed = (broken or trial.not_applied)[0]
+    newest = trial.recipe.names[-1]
+    # The row carries the newest lever's name; another one has to be named.
+    who = "" if missed.technique == newest else f"{missed.technique}: "
+    lines = missed.why.strip().splitlines() or ["no reason given"]
+    return Verdict.FAILED if broken else Verdict.NOT_APPLICABLE, f"{who}{lines[0]}"
+
+
+def _break_even(match: Match) -> tuple[float, int | None]:
+    """Return the extra start-up of the candidate and the steps that pay it back."""
+    first, base, steady = match.first_candidate, match.base, match.candidate
+    if first is None or base is None or steady is None:
+        return 0.0, None
+    startup_s = (first.warmup_ms - base.warmup_ms) / 1e3
+    saved_s = (base.whole_step_ms - pace_ms(steady, base)) / 1e3
+    if startup_s < MIN_STARTUP_S or saved_s <= 0:
+        return max(0.0, startup_s), None
+    return startup_s, int(startup_s / saved_s) + 1
+
+
+def event_of(row: Row) -> str:
+    """Return one line about a row for the running display."""
+    pair = row.comparison
+    shown = f" {format_ratio(pair.ratio)} ({format_interval(*pair.interval)})" if pair else ""
+    why = f" ({row.why})" if row.why else ""
+    return f"{row.choice.label}: {row.verdict.value.replace('_', ' ')}{shown}{why}"

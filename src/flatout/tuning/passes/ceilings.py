@@ -1,0 +1,279 @@
+"""What a step could gain at most, by runs in which one cause costs nothing.
+
+The script as it is, the same with its first batches replayed, on a device with replayed batches
+that lie there already, and once more as it is: side by side, because a machine drifts. Then its
+operations are counted, its loader is drained alone, and the hardware's own peaks are measured.
+"""
+
+import math
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from flatout.analysis.feeding import workers_now
+from flatout.analysis.journey import pipeline_of
+from flatout.analysis.regime import flops_of_step, held_to_phases, loaders_per_s, main_dtype
+from flatout.hardware.peaks import Peaks, PeaksOf, forget_peaks, read_peaks
+from flatout.launch.trial_process import scratch_root
+from flatout.records import catalogue
+from flatout.records.profile import Ceilings, Profile, most_times
+from flatout.records.readings import Limits
+from flatout.records.units import format_share
+from flatout.tuning.passes import PassRunner, find_seen, with_note
+
+DRIFT = 0.10
+"""When the two runs as they are differ by more, their reader should know."""
+MOST_DRIFT = 0.50
+"""When they differ by more than this, the machine was too busy and nothing was measured."""
+LIMIT_STEPS = 4
+"""Steps of the pass that counts operations: the recorder looks after the fourth."""
+COMPUTE = ("forward", "backward", "optimizer")
+
+
+def add(profile: Profile, runner: PassRunner) -> Profile:
+    """Return the profile with measured ceilings, the limits of the machine, and the MFU."""
+    return with_limits(with_ceilings(profile, runner), runner)
+
+
+@dataclass(slots=True)
+class _Side:
+    """The passes of one kind."""
+
+    name: str
+    probes: Mapping[str, Mapping[str, Any]]
+    steps_ms: list[float] = field(default_factory=list)
+    profile: Profile | None = None
+    trouble: str = ""
+
+    def run(self, runner: PassRunner) -> None:
+        """Run the script once; a pass that gives no number says why."""
+        trial = runner.run(f"the steps {self.name}", self.probes)
+        seen = find_seen(trial, "replay") if self.probes else {"replayed": 1}
+        if trial.profile is None:
+            self.trouble = trial.message
+        elif not seen:
+            self.trouble = "the probe failed: " + "; ".join(trial.details["errors"])
+        elif not seen["replayed"]:
+            self.trouble = "no batch was replayed: the loader has a way of its own to iterate"
+        else:
+            self.profile = trial.profile
+            self.steps_ms.append(trial.profile.whole_step_ms)
+
+    @property
+    def step_ms(self) -> float:
+        """The step of this side, over its passes."""
+        return statistics.geometric_mean(self.steps_ms)
+
+
+def with_ceilings(profile: Profile, runner: PassRunner) -> Profile:
+    """Return the profile with ceilings from replays between two runs of the script as it is."""
+    addresses = [loader.address for loader in profile.training_loaders]
+    if not addresses:
+        return with_note(profile, "ceilings are not measured: no DataLoader feeds the training")
+    plain = _Side("as they are", {})
+    host = _Side("with replayed batches", replay_probe(profile, "host"))
+    device = _Side("with batches on the device", replay_probe(profile, "device"))
+    sides = [plain, host, *([device] if profile.device_kind != "cpu" else []), plain]
+    for side in sides:
+        if runner.left_s < runner.last_wall_s:
+            profile = with_note(profile, f"no time was left for the steps {side.name}")
+            break
+        side.run(runner)
+        if side.trouble:
+            profile = with_note(profile, f"the steps {side.name} were not measured: {side.trouble}")
+            break
+    if not plain.steps_ms or host.profile is None:
+        return with_note(profile, "ceilings follow from the phases, they are not measured")
+    measured = ceilings_of(plain.step_ms, host.profile, device.profile or host.profile)
+    measured = replace(measured, slowed_share=slowed_share(profile, host.profile))
+    return _with_drift(profile, held_to_phases(profile, measured), plain)
+
+
+def ceilings_of(plain_ms: float, host: Profile, device: Profile) -> Ceilings:
+    """Return the ceilings from the step as it is and the profiles of the replays.
+
+    Args:
+        plain_ms: The step as it is.
+        host: With replayed batches.
+        device: With replayed batches that lie on the training device; on the CPU the same run.
+    """
+    copies_ms = max(0.0, host.whole_step_ms - device.whole_step_ms)
+    compute_ms = sum(device.phases_ms[name] for name in COMPUTE)
+    return Ceilings(
+        free_data=_gain(plain_ms, host.whole_step_ms - replaying_ms(host)),
+        free_copies=_gain(plain_ms, plain_ms - copies_ms),
+        compute_only=_gain(plain_ms, compute_ms),
+        is_measured=True,
+    )
+
+
+def slowed_share(profile: Profile, host: Profile) -> float:
+    """Return the share of the whole step by which its workers slow what is not waiting for them."""
+    if not workers_now(profile):
+        return 0.0
+    rest_ms, free_ms = (x.step_ms.median - x.phases_ms["data_wait"] for x in (profile, host))
+    return max(0.0, rest_ms - free_ms) / profile.whole_step_ms
+
+
+def replaying_ms(host: Profile) -> float:
+    """Return what drawing a replayed batch takes of a step: data that are free take nothing.
+
+    Behind a device's queue the host draws while the device computes, and nothing is taken.
+    """
+    return host.phases_ms["data_wait"] if host.device_kind == "cpu" else 0.0
+
+
+def _gain(plain_ms: float, least_ms: float) -> float:
+    """Return how many times as fast; what is free never slows down."""
+    return most_times(1 - least_ms / plain_ms)
+
+
+def replay_probe(
+    profile: Profile, what: str, *, company: int = 0
+) -> Mapping[str, Mapping[str, Any]]:
+    """Return the probe that replays the training's loaders from the `host` or the `device`.
+
+    Args:
+        profile: With the loaders.
+        what: Where the batches lie.
+        company: Processes that make batches of them beside the training.
+    """
+    loaders = profile.training_loaders
+    return {
+        "replay": {
+            "what": what,
+            "company": company,
+            "loaders": [loader.address for loader in loaders],
+            "lengths": {
+                loader.address: math.ceil(loader.batches_drawn / max(1, loader.epochs_started))
+                for loader in loaders
+            },
+        }
+    }
+
+
+def _with_drift(profile: Profile, measured: Ceilings, plain: _Side) -> Profile:
+    drift = max(plain.steps_ms) / min(plain.steps_ms) - 1
+    if drift > MOST_DRIFT:
+        return with_note(
+            profile,
+            f"the two runs beside the replays differ by {format_share(drift)}: "
+            "ceilings follow from the phases, they are not measured",
+        )
+    profile = replace(profile, ceilings=measured)
+    if drift <= DRIFT:
+        return profile
+    return with_note(
+        profile,
+        f"the two runs beside the replays differ by {format_share(drift)}: "
+        "the ceilings are no surer than that",
+    )
+
+
+def with_limits(profile: Profile, runner: PassRunner) -> Profile:
+    """Return the profile with a step's operations, the loader alone, and the machine's peaks."""
+    if runner.left_s < runner.last_wall_s:
+        return with_note(profile, "no time was left for the limits")
+    trial = runner.run(
+        "the operations of a step, and the loader alone",
+        {"flops": {}, "loader_alone": {}, "pipeline": {}},
+        steps=LIMIT_STEPS,
+    )
+    missing: dict[str, str] = {}
+    if trial.profile is None:
+        return with_note(profile, f"the limits were not measured: {trial.message}")
+    flops = _flops(find_seen(trial, "flops"), missing)
+    looked = find_seen(trial, "pipeline")
+    found = pipeline_of(looked, profile, runner.machine, catalogue.names())
+    profile = replace(profile, pipeline=found)
+    limits = replace(
+        profile.limits or Limits(),
+        flops_per_step=sum(flops.values()) or None,
+        loader_samples_per_s=_loader_rate(find_seen(trial, "loader_alone"), profile, missing),
+    )
+    return _with_peaks(
+        replace(profile, limits=replace(limits, missing=missing)), main_dtype(flops), runner
+    )
+
+
+def _flops(seen: Mapping[str, Any] | None, missing: dict[str, str]) -> Mapping[str, float]:
+    if seen is None:
+        missing["flops_per_step"] = "the counter failed in this script"
+        return {}
+    if seen["uncounted"]:
+        missing["flops_per_step"] = f"not all is counted: {', '.join(seen['uncounted'])}"
+    flops = flops_of_step(seen["segments"])
+    if not any(flops.values()):
+        missing["flops_per_step"] = "no matrix product, convolution or attention was seen"
+    return flops
+
+
+def _loader_rate(
+    seen: Mapping[str, Any] | None, profile: Profile, missing: dict[str, str]
+) -> float | None:
+    rate = loaders_per_s(seen) if seen else None
+    if not profile.training_loaders:
+        missing["loader_samples_per_s"] = "no DataLoader feeds the training"
+    elif rate is None:
+        missing["loader_samples_per_s"] = "the loader could not be drained by itself"
+    return rate
+
+
+def _with_peaks(profile: Profile, dtype: str, runner: PassRunner) -> Profile:
+    """Add the measured peaks, and what follows from them: the least step and the MFU."""
+    limits = profile.limits or Limits()
+    on_cpu = profile.device_kind == "cpu"
+    wanted = PeaksOf(
+        device_kind=profile.device_kind,
+        device_name=profile.device_name,
+        # Without a counted operation the memory's rates are still worth having.
+        dtype=dtype or "float32",
+        threads=runner.machine.physical_cores,
+        torch_version=str(profile.environment.get("torch", "")),
+        driver="" if on_cpu else str(runner.machine.facts.get("driver", "")),
+    )
+    runner.tell("the peaks of the machine")
+    try:
+        peaks = _sound_peaks(wanted, runner.workload.python, least_rate(profile))
+    except ValueError as reason:
+        missing = {**limits.missing, "gemm_flops_per_s": str(reason)}
+        return replace(profile, limits=replace(limits, missing=missing))
+    if not peaks.is_sound:
+        profile = with_note(profile, "others used the cores while the peaks were measured: too low")
+    return with_peaks(profile, peaks)
+
+
+def _sound_peaks(wanted: PeaksOf, python: str, least: float) -> Peaks:
+    """Return the peaks; measured anew if this training was faster than those that were kept."""
+    peaks = read_peaks(wanted, scratch_root(), python)
+    if peaks.gemm_flops_per_s < least:
+        forget_peaks(wanted, scratch_root())
+        return read_peaks(wanted, scratch_root(), python)
+    return peaks
+
+
+def least_rate(profile: Profile) -> float:
+    """Return the operations per second that the training itself reaches; 0 where not counted."""
+    flops = profile.limits.flops_per_step if profile.limits else None
+    return (flops or 0.0) / (profile.step_ms.median / 1e3)
+
+
+def with_peaks(profile: Profile, peaks: Peaks) -> Profile:
+    """Return the profile held against the peaks.
+
+    MFU is `flops_per_step / (step_s * gemm_flops_per_s)`: operations of forward and backward,
+    counted once, against the measured rate of a large product in the same arithmetic.
+    """
+    limits = profile.limits or Limits()
+    flops = limits.flops_per_step
+    limits = replace(
+        limits,
+        gemm_flops_per_s=peaks.gemm_flops_per_s,
+        gemm_dtype=peaks.dtype,
+        memory_bytes_per_s=peaks.memory_bytes_per_s,
+        copy_bytes_per_s=peaks.copy_bytes_per_s,
+        least_step_ms=1e3 * flops / peaks.gemm_flops_per_s if flops else None,
+    )
+    mfu = least_rate(profile) / peaks.gemm_flops_per_s if flops else None
+    return replace(profile, limits=limits, mfu=mfu)

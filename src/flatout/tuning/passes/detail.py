@@ -1,0 +1,82 @@
+"""The detail pass: memory over the step, and the lines that make the host wait."""
+
+import shutil
+import tempfile
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from flatout.analysis.memory import memory_story, sync_points
+from flatout.records.profile import Profile
+from flatout.records.trial import Trial
+from flatout.tuning.passes import PassRunner, find_seen, with_note
+
+UNSEEN_STEPS = 6
+"""Steps before the observed ones (three of warm-up, two to settle), and one to end in."""
+MANY_STEPS = 20
+"""Training steps of the pass where they are fast: a log line every tenth step is seen twice."""
+FEW_STEPS = 10
+"""Training steps where they are slow: four observed ones still give a slope."""
+SLOW_STEP_MS = 1_000.0
+"""Steps of a second make a pass of `MANY_STEPS` as long as the timed one may be at most."""
+OBSERVED_STEPS = 8
+"""Steps whose memory is followed, where they are fast."""
+SNAPSHOT = "memory-snapshot.pickle"
+"""Torch's own record of a GPU's memory, for pytorch.org/memory_viz; written beside a trace."""
+
+
+def add(profile: Profile, runner: PassRunner) -> Profile:
+    """Return the profile with its memory story and its sync points."""
+    with tempfile.TemporaryDirectory() as folder:
+        profile = _look(profile, runner, Path(folder))
+        kept = Path(folder) / SNAPSHOT
+        if profile.memory is None or runner.trace_path is None or not kept.exists():
+            return profile
+        target = runner.trace_path / SNAPSHOT
+        shutil.copyfile(kept, target)
+        return replace(profile, memory=replace(profile.memory, snapshot=str(target)))
+
+
+def _look(profile: Profile, runner: PassRunner, folder: Path) -> Profile:
+    steps = MANY_STEPS if profile.step_ms.median < SLOW_STEP_MS else FEW_STEPS
+    what = "memory and waits, step by step"
+    snapshot = SNAPSHOT if _wants_snapshot(profile, runner) else None
+    options: dict[str, Any] = {"steps": steps, "keep": folder, "keep_names": (SNAPSHOT,)}
+    trial = runner.run(what, _probes(steps, snapshot, listens=True), **options)
+    if not _has_worked(trial):
+        # Watching every operator is what can go wrong; the rest works without.
+        profile = with_note(profile, f"detail pass: {_reason(trial)}; run again with less detail")
+        trial = runner.run(what, _probes(steps, snapshot, listens=False), **options)
+    memory, syncs = find_seen(trial, "memory"), find_seen(trial, "syncs")
+    if memory is None and syncs is None:
+        return with_note(profile, f"no detail pass: {_reason(trial)}")
+    for seen in (memory, syncs):
+        for note in seen["notes"] if seen else ():
+            profile = with_note(profile, note)
+    return replace(
+        profile,
+        memory=memory_story(memory) if memory else None,
+        syncs=sync_points(syncs) if syncs else (),
+    )
+
+
+def _wants_snapshot(profile: Profile, runner: PassRunner) -> bool:
+    """Tell whether a trace goes into a folder and there is device memory to take a picture of."""
+    path = runner.trace_path
+    return path is not None and path.is_dir() and profile.device_kind == "cuda"
+
+
+def _probes(steps: int, snapshot: str | None, *, listens: bool) -> Mapping[str, Mapping[str, Any]]:
+    observed = min(OBSERVED_STEPS, steps - UNSEEN_STEPS)
+    memory = {"steps": observed, "listens": listens, "snapshot": snapshot}
+    return {"memory": memory, "syncs": {"listens": listens}}
+
+
+def _has_worked(trial: Trial) -> bool:
+    return find_seen(trial, "memory") is not None and find_seen(trial, "syncs") is not None
+
+
+def _reason(trial: Trial) -> str:
+    errors = trial.details.get("errors") or [""]
+    return trial.message or str(errors[0]) or "it ended without a result"

@@ -1,0 +1,195 @@
+"""Which lever to try next: candidates for this profile on this machine, by hope per second.
+
+A prediction counts for as much as those of its family were worth in this tuning so far, and for the
+less the longer it takes to try it. That decides the order only: what is predicted to show a gain is
+tried all the same, while there is time.
+"""
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from flatout.analysis.regime import best_case, is_hopeless
+from flatout.records import catalogue
+from flatout.records.machine import Machine
+from flatout.records.profile import Bound, Profile
+from flatout.records.recipe import Choice
+from flatout.records.technique import Effect, Numerics, Technique
+
+WORTH_A_TRIAL = 1.02
+"""A predicted gain below this cannot pass the rule, so it is not tried."""
+TYPICAL_PAIRS = 3
+"""Pairs that a candidate takes when it is clearly better or clearly not."""
+WARM_SHARE = 0.2
+"""Start-up of a compiled trial once another one has filled the compile cache, as a share of the
+first one's: 2 to 5 s of 15 to 19 s in the record of slow_compute."""
+BELIEF = 0.25
+"""Weight of a family's predictions before anything was measured, as a squared log ratio: outcomes
+count as much once a gain of 1.65x was predicted."""
+LEAST_TRUST, MOST_TRUST = 0.1, 1.5
+"""Limits of that correction: a family that made things slower keeps a small hope."""
+MAX_RATIO = 20.0
+"""Predictions are capped: a step that is predicted to take no time at all is a wrong model."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """One lever with settings, and what it is predicted to bring on top of the recipe so far."""
+
+    choice: Choice
+    numerics: Numerics
+    effect: Effect
+    ratio: float
+    bound: Bound
+    """The most it could bring, whatever was predicted."""
+    family: str = ""
+    cost_s: float = 1.0
+    """What trying it takes."""
+    trust: float = 1.0
+    """What this tuning's own outcomes leave of the family's predicted log ratios."""
+
+    @property
+    def hope_per_s(self) -> float:
+        """The gain to be expected for each second of trying, in logs."""
+        return self.trust * math.log(self.ratio) / self.cost_s
+
+    @property
+    def is_worth_a_trial(self) -> bool:
+        """Whether the predicted gain could be shown at all."""
+        return self.ratio >= WORTH_A_TRIAL
+
+    def find_reason_against(self, smallest: float) -> str | None:
+        """Return why a trial is a waste, given the smallest gain that could show, or None."""
+        if self.effect.peak_bytes < 0 and self.ratio <= 1:
+            return None  # offered where memory is tight: what it saves is worth knowing
+        if is_hopeless(self.bound, max(smallest, WORTH_A_TRIAL)):
+            return self.bound.why
+        return None if self.is_worth_a_trial else f"predicted {self.ratio:.2f}x at most"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Search:
+    """Which levers may be tried at all."""
+
+    machine: Machine
+    ceiling: Numerics
+    only: Collection[str] = ()
+    skip: Collection[str] = ()
+
+    def allows(self, name: str, promise: Numerics) -> bool:
+        """Tell whether a technique that makes this promise may be tried."""
+        is_named = name not in self.skip and (not self.only or name in self.only)
+        return is_named and self.ceiling.allows(promise)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Experience:
+    """What a tuning has learned about its own predictions and trials."""
+
+    outcomes: Mapping[str, Sequence[tuple[float, float]]] = field(default_factory=dict)
+    """By family: predicted and measured ratio of each lever that was tried by itself."""
+    trial_s: float = 10.0
+    """Wall time of one trial of the recipe so far."""
+
+    def trust_in(self, family: str) -> float:
+        """Return the slope of measured against predicted log ratios, drawn towards 1.
+
+        >>> Experience(outcomes={"data": [(3.3, 1.1)]}).trust_in("data") < 0.3
+        True
+        >>> Experience().trust_in("data")
+        1.0
+        """
+        logs = [(math.log(p), math.log(m)) for p, m in self.outcomes.get(family, ())]
+        squares = BELIEF + sum(predicted**2 for predicted, _ in logs)
+        slope = (BELIEF + sum(predicted * measured for predicted, measured in logs)) / squares
+        return min(MOST_TRUST, max(LEAST_TRUST, slope))
+
+    def cost_s(self, family: str, startup_s: float) -> float:
+        """Return what trying a lever takes: the trials of both sides, and its start-ups."""
+        later = WARM_SHARE if family == "compile" else 1.0
+        starts = 1 + later * (TYPICAL_PAIRS - 1)
+        return 2 * TYPICAL_PAIRS * self.trial_s + starts * max(0.0, startup_s)
+
+
+def rank(
+    profile: Profile, search: Search, experience: Experience = Experience()
+) -> list[Candidate]:
+    """Return the candidates of every allowed technique, the most gain per second first."""
+    found = [
+        candidate_of(name, option, profile, search.machine, experience)
+        for name in catalogue.names()
+        for kind in [catalogue.technique_class(name)]
+        if search.allows(name, kind.numerics)
+        for option in kind.candidates(profile, search.machine)
+    ]
+    return sorted(found, key=lambda candidate: -candidate.hope_per_s)
+
+
+def find_companion(
+    before: Profile, after: Profile, candidate: Candidate, search: Search
+) -> Candidate | None:
+    """Return the lever that a candidate by itself made worth trying, if there is one.
+
+    Workers on a machine without a free core wait for the training's threads: only both levers
+    together help, and one at a time neither would be kept.
+    """
+    known = {found.choice.label for found in rank(before, search)}
+    for found in rank(after, search):
+        is_new = found.choice.label not in known
+        if is_new and found.choice.technique != candidate.choice.technique:
+            return found if found.is_worth_a_trial else None
+    return None
+
+
+def find_pair(profile: Profile, search: Search, experience: Experience) -> list[Candidate]:
+    """Return workers and the fewer threads that a scan saw to be best together; often none.
+
+    What both bring is the second one's prediction: by themselves workers without a core bring
+    little, and fewer threads without workers less than nothing.
+    """
+    scan = profile.worker_scan
+    pace = scan.best_pair if scan else None
+    if scan is None or pace is None or pace.num_workers in (scan.now, 0):
+        return []
+    wanted = {
+        "loader_workers": {
+            "num_workers": pace.num_workers,
+            "prefetch_factor": pace.prefetch_factor,
+        },
+        "cpu_threads": {"threads": pace.threads},
+    }
+    found = []
+    for name, settings in wanted.items():
+        kind = catalogue.technique_class(name)
+        if not search.allows(name, kind.numerics):
+            return []
+        option = kind(**settings)
+        found.append(candidate_of(name, option, profile, search.machine, experience))
+    workers, threads = found
+    both = min(scan.gain(pace), workers.bound.ratio)
+    alone = min(workers.ratio, both)
+    return [replace(workers, ratio=alone), replace(threads, ratio=both / alone)]
+
+
+def candidate_of(
+    name: str,
+    option: Technique,
+    profile: Profile,
+    machine: Machine,
+    experience: Experience = Experience(),
+) -> Candidate:
+    """Return a lever with what it is predicted to bring on top of what was profiled."""
+    effect = option.predict(profile, machine)
+    bound = best_case(profile, option.addresses)
+    step_ms = profile.whole_step_ms
+    after_ms = max(step_ms + effect.step_ms, step_ms / MAX_RATIO)
+    return Candidate(
+        choice=Choice(technique=name, settings=option.settings()),
+        numerics=option.numerics,
+        effect=effect,
+        ratio=min(step_ms / after_ms, bound.ratio),
+        bound=bound,
+        family=option.family,
+        cost_s=experience.cost_s(option.family, effect.startup_s),
+        trust=experience.trust_in(option.family),
+    )

@@ -1,0 +1,245 @@
+"""When the unchanged script does not run: what makes it run becomes the baseline.
+
+Out of memory: levers one on top of the other until it runs, the cheapest first, by the time they
+cost. A lever that could not act is left out again, and when the script runs, those it would run
+without are taken back. Loader workers that died or hang: once more, with half of them.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+
+from flatout.analysis.loader_faults import WORKER_LEVER, half_of_own_workers
+from flatout.records import catalogue
+from flatout.records.ablation import LossCheck, Row, Verdict
+from flatout.records.errors import UserError
+from flatout.records.live import Progress
+from flatout.records.recipe import Choice, Recipe
+from flatout.records.technique import Numerics
+from flatout.records.trial import Outcome, Trial
+from flatout.tuning.ranking import Search
+from flatout.tuning.state import progress
+from flatout.tuning.trial_runner import Budget, Lab
+
+ON_DEVICE = ("expandable_segments", "activation_offload", "offloaded_optimizer")
+"""Levers for a device with an allocator and a memory of its own."""
+RUNGS = (
+    Choice(technique="expandable_segments"),
+    Choice(technique="chunked_cross_entropy"),
+    Choice(technique="optimizer_in_backward"),
+    Choice(technique="activation_checkpointing", settings={"mode": "selective"}),
+    Choice(technique="activation_checkpointing", settings={"mode": "full"}),
+    Choice(technique="microbatching", settings={"chunks": 2}),
+    Choice(technique="microbatching", settings={"chunks": 8}),
+    Choice(technique="activation_offload"),
+    Choice(technique="offloaded_optimizer"),
+    Choice(technique="eight_bit_optimizer"),
+    Choice(technique="four_bit_optimizer"),
+    Choice(technique="adafactor"),
+)
+"""In the order of the time they are predicted to cost: nothing, a softmax, launches, a tenth of
+forward, a forward, that with smaller products, and a step on the host; what changes the training
+comes last."""
+_OF_ADAM = ("eight_bit_optimizer", "four_bit_optimizer", "adafactor")
+INSTEAD_OF = {
+    name: {"optimizer_in_backward", *_OF_ADAM} - {name}
+    for name in ("offloaded_optimizer", *_OF_ADAM)
+}
+"""What a rung takes the place of: none of these goes with steps in backward, and an Adam becomes
+one other optimizer. Each saves more than what it replaces: a state is larger than its gradients."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Rescue:
+    """What was tried to make a script run."""
+
+    lab: Lab
+    tell: Callable[[str], None]
+    may_go_on: Callable[[], bool]
+    first: Trial
+    """The unchanged script's trial, which failed."""
+    recipe: Recipe = Recipe()
+    trial: Trial | None = None
+    """The trial that ran, if any did."""
+    refused: dict[str, str] = field(default_factory=dict)
+    """Levers that cannot act here, with the reason."""
+    tried: list[tuple[Choice, Trial]] = field(default_factory=list)
+    ran_out: bool = False
+    """Whether there was no time for the rest of the ladder."""
+
+    @property
+    def runs(self) -> bool:
+        """Whether the script runs with the recipe."""
+        return self.trial is not None
+
+    def climb(self, rungs: Iterator[Choice]) -> None:
+        """Add one lever after the other until a trial runs."""
+        for choice in rungs:
+            if choice.technique in self.refused:
+                continue
+            if not self.may_go_on():
+                self.ran_out = True
+                return
+            recipe = with_rung(self.recipe, choice)
+            self.tell(f"out of memory; with {recipe.label}")
+            trial = self.lab.time(recipe)
+            self.tried.append((choice, trial))
+            self._note_refused(trial)
+            if trial.outcome not in (Outcome.OK, Outcome.OOM):
+                continue  # this lever breaks the script: the next one goes without it
+            runs = trial.outcome is Outcome.OK and trial.profile is not None
+            # A rung that could not act takes nothing's place.
+            acted = choice.technique not in self.refused
+            self.recipe = self._allowed(recipe if acted or runs else self.recipe)
+            if runs:
+                self.trial = trial
+                return
+
+    def shed(self) -> None:
+        """Take back what the script runs without, the dearest of the earlier levers first."""
+        for choice in self.recipe.choices[-2::-1]:
+            if not self.may_go_on():
+                return
+            without = self.recipe.without(choice.technique)
+            self.tell(f"it runs; without {choice.technique}")
+            trial = self.lab.time(without)
+            if trial.outcome is Outcome.OK and trial.profile is not None:
+                self.recipe, self.trial = without, trial
+
+    def notes(self) -> list[str]:
+        """Return what a reader of the table must know."""
+        if not self.recipe.choices:
+            return [f"unchanged, {self.first.message}", "tried once more as it is, it ran"]
+        label = self.recipe.label
+        numerics = [catalogue.technique_class(name).numerics for name in self.recipe.names]
+        promise = max(numerics, key=lambda each: each.rank, default=Numerics.EXACT)
+        return [
+            f"unchanged, {self.first.message}",
+            f"it runs with {label}: that is the baseline of every comparison here, and the "
+            "unchanged script's own step times are not known",
+            f"whether {label} trains the same (its promise: {promise.value}) could not be checked "
+            "here, there is no training without it",
+        ]
+
+    def rows(self) -> tuple[Row, ...]:
+        """Return a row for each lever that was tried."""
+        return tuple(_row(choice, trial, self.recipe) for choice, trial in self.tried)
+
+    def _note_refused(self, trial: Trial) -> None:
+        for applied in trial.not_applied:
+            if applied.status != "unseen":
+                self.refused[applied.technique] = applied.why
+
+    def _allowed(self, recipe: Recipe) -> Recipe:
+        kept = tuple(c for c in recipe.choices if c.technique not in self.refused)
+        return replace(recipe, choices=kept)
+
+
+def make_it_run(
+    lab: Lab, search: Search, first: Trial, budget: Budget, tell: Callable[[Progress], None]
+) -> Rescue:
+    """Try levers until the script runs; at most half of the time goes into that.
+
+    Raises:
+        UserError: if nothing made it run; the text says what was tried.
+    """
+    tell(progress(budget, "", event=f"the unchanged script: {first.message}"))
+    rescue = Rescue(
+        lab=lab,
+        tell=lambda text: tell(progress(budget, text)),
+        may_go_on=lambda: budget.left_s > budget.total_s / 2,
+        first=first,
+    )
+    rescue.climb(rungs_for(search))
+    if not rescue.runs:
+        tried = ", ".join(choice.label for choice, _ in rescue.tried) or "nothing"
+        more = "there was no time for more, give a larger --budget; " if rescue.ran_out else ""
+        raise UserError(
+            f"{first.message}; tried one on top of the other, and it still does not run: {tried}; "
+            f"{more}take a smaller batch, or see what 'flatout plan' says"
+        )
+    rescue.shed()
+    tell(progress(budget, "", event=f"it runs with {rescue.recipe.label}"))
+    return rescue
+
+
+def with_rung(recipe: Recipe, choice: Choice) -> Recipe:
+    """Return the recipe with one more rung, without those that it takes the place of.
+
+    >>> lever = Recipe(choices=(Choice(technique="optimizer_in_backward"),))
+    >>> with_rung(lever, Choice(technique="offloaded_optimizer")).names
+    ('offloaded_optimizer',)
+    """
+    for name in INSTEAD_OF.get(choice.technique, ()):
+        recipe = recipe.without(name)
+    return recipe.plus(choice)
+
+
+def retry_with_fewer_workers(
+    lab: Lab, search: Search, first: Trial, budget: Budget, tell: Callable[[Progress], None]
+) -> Rescue | None:
+    """Try a script whose own workers died or hang once more with half of them; None if it cannot.
+
+    Where that fails too, the first trial that is returned says so.
+    """
+    fewer = half_of_own_workers(first.details)
+    if fewer is None or budget.left_s <= 0 or not _may_try(WORKER_LEVER, search):
+        return None
+    tell(progress(budget, "", event=f"the unchanged script: {first.message}"))
+    rescue = Rescue(
+        lab=lab,
+        tell=lambda _text: tell(progress(budget, f"once more, with {fewer.label}")),
+        may_go_on=lambda: True,
+        first=first,
+        recipe=replace(fewer, choices=()),
+    )
+    rescue.climb(iter(fewer.choices))
+    if not rescue.runs:
+        (_, again), *_ = rescue.tried
+        ending = again.message or again.outcome.value
+        message = f"{first.message}; tried once more with {fewer.label}: {ending}"
+        rescue.first = replace(first, message=message)
+    return rescue
+
+
+def _may_try(name: str, search: Search) -> bool:
+    return name not in search.skip and (not search.only or name in search.only)
+
+
+def rungs_for(search: Search) -> Iterator[Choice]:
+    """Yield the levers that may be tried here, the cheapest first."""
+    has_device = search.machine.device.kind != "cpu"
+    for choice in RUNGS:
+        name = choice.technique
+        allowed = _may_try(name, search)
+        numerics = catalogue.technique_class(name).numerics
+        if allowed and search.ceiling.allows(numerics) and (has_device or name not in ON_DEVICE):
+            yield choice
+
+
+def _row(choice: Choice, trial: Trial, recipe: Recipe) -> Row:
+    ran = trial.outcome is Outcome.OK and trial.profile is not None
+    refusals = {a.technique: a for a in trial.not_applied if a.status != "unseen"}
+    refused = refusals.get(choice.technique)
+    why = "it does not run without this" if choice in recipe.choices else "it runs without this"
+    verdict = Verdict.KEPT if choice in recipe.choices else Verdict.FAILED
+    if refused is not None:
+        why = refused.why
+        verdict = Verdict.FAILED if refused.status == "failed" else Verdict.NOT_APPLICABLE
+    elif not ran and choice not in recipe.choices:
+        why = f"{trial.outcome.value}: {trial.message}"
+    row = Row(
+        choice=choice,
+        numerics=catalogue.technique_class(choice.technique).numerics.value,
+        verdict=verdict,
+        on_top_of=tuple(name for name in trial.recipe.names if name != choice.technique),
+        loss_check=LossCheck(status="skipped", why="the unchanged script does not run"),
+        why=why,
+    )
+    if trial.profile is None:
+        return row
+    return replace(
+        row,
+        samples_per_s=trial.profile.samples_per_s,
+        device_busy_share=trial.profile.device_busy_share,
+        peak_bytes=trial.profile.peak_bytes,
+    )

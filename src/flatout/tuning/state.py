@@ -1,0 +1,210 @@
+"""Where a tuning stands: the recipe so far, what was tried, and the time that is left."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+from flatout.records.ablation import LossCheck, Row, Verdict
+from flatout.records.catalogue import technique_class
+from flatout.records.live import Progress
+from flatout.records.profile import Profile
+from flatout.records.recipe import Recipe
+from flatout.records.statistics import Decision, Rule
+from flatout.tuning.extra_profiling import Looks
+from flatout.tuning.guard_checker import Referee
+from flatout.tuning.pairs import Match, event_of, play, row_of
+from flatout.tuning.ranking import TYPICAL_PAIRS, Candidate, Experience, Search
+from flatout.tuning.trial_runner import Budget, Lab
+from flatout.tuning.worker_scan import WorkerScans
+
+Tell = Callable[[Progress], None]
+FIRST_PAIRS = 2
+"""Pairs after which a lever's own profile is asked what else it needs."""
+FIRST_GUARD_TRIALS = 5
+"""Guard trials of the first recipe: before it the unchanged script twice and once in bf16."""
+GUARD_TRIALS = 2
+"""Guard trials of one more recipe, each about as long as a timed one: its gradients, and whether
+its dropout acts."""
+DEFAULT_TRIAL_S = 10.0
+"""What a trial takes, before one was timed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Open:
+    """A lever that the pairs so far did not decide."""
+
+    candidate: Candidate
+    match: Match
+    base: Recipe
+    """What it was played on top of."""
+    row: Row
+
+
+@dataclass(slots=True, kw_only=True)
+class Ladder:
+    """The state of one tuning."""
+
+    lab: Lab
+    budget: Budget
+    tell: Tell
+    referee: Referee
+    search: Search
+    confirm_pairs: int
+    recipe: Recipe
+    floor: Recipe = Recipe()
+    """What the script does not run without."""
+    profile: Profile
+    """Of the recipe so far."""
+    scans: WorkerScans
+    looks: Looks = field(default_factory=Looks)
+    """What was seen of the unchanged script beside its timed steps."""
+    rows: list[Row] = field(default_factory=list)
+    played: set[str] = field(default_factory=set)
+    """Labels of the levers of every recipe that was played."""
+    settled: set[str] = field(default_factory=set)
+    """Techniques that came in together: another setting of one would undo the other."""
+    undecided: list[Open] = field(default_factory=list)
+    bundled: frozenset[str] = frozenset()
+    """Labels of the open levers that were played together last."""
+    bundles: list[frozenset[str]] | None = None
+    """Labels of the levers to play as one next; None before anything was played so."""
+    has_played_pair: bool = False
+    """Whether the two levers that a scan saw to help together were played as one."""
+    passengers: frozenset[str] = frozenset()
+    """Levers that came in as one without a proof of their own."""
+    best_ratio: float = 1.0
+    passed_over: dict[str, str] = field(default_factory=dict)
+    """Levers that were not tried, each with the reason; the latest profile decides."""
+    notes: list[str] = field(default_factory=list)
+    stopped: str = "finished"
+
+    @property
+    def baseline(self) -> Recipe:
+        """The unchanged script, with the loaders that the recipe would touch."""
+        return replace(self.floor, training_loaders=self.recipe.training_loaders)
+
+    @property
+    def finest(self) -> float:
+        """The smallest gain that any pairs so far could show; no lever is held to a coarser one.
+
+        Fewer pairs than decide without a prior do not know the noise, and count for nothing here.
+        """
+        pairs = [row.comparison for row in self.rows if row.comparison]
+        known = [p.resolution for p in pairs if p.n >= Rule().min_pairs_without_prior]
+        return min(known, default=1.0)
+
+    @property
+    def trial_s(self) -> float:
+        """What one trial of the recipe so far takes."""
+        return self.lab.cost_s(self.recipe, default=DEFAULT_TRIAL_S)
+
+    @property
+    def cost_s(self) -> float:
+        """What trying one more candidate typically takes."""
+        return 2 * TYPICAL_PAIRS * self.trial_s
+
+    @property
+    def experience(self) -> Experience:
+        """What the outcomes so far say about predictions, and what a trial takes."""
+        outcomes: dict[str, list[tuple[float, float]]] = {}
+        for row in self.rows:
+            if row.comparison and row.predicted_ratio and not row.together_with:
+                family = technique_class(row.choice.technique).family
+                pair = (row.predicted_ratio, row.comparison.ratio)
+                outcomes.setdefault(family, []).append(pair)
+        return Experience(outcomes=outcomes, trial_s=self.trial_s)
+
+    @property
+    def reserve_s(self) -> float:
+        """The time to keep for the confirmation; nothing to confirm needs none."""
+        if self.recipe == self.baseline:
+            return 0.0
+        one = self.trial_s
+        pairs_s = self.confirm_pairs * (one + self.lab.cost_s(self.baseline, default=one))
+        return pairs_s + GUARD_TRIALS * one
+
+    @property
+    def is_first_look(self) -> bool:
+        """Whether nothing was tried yet and a look at one lever fits in, if not its proof."""
+        return not self.rows and self.budget.left_s > FIRST_PAIRS * self.trial_s
+
+    def has_time(self, *, for_candidates: float = 1.0) -> bool:
+        """Tell whether so many more candidates fit in before the confirmation."""
+        return self.budget.left_s >= for_candidates * self.cost_s + self.reserve_s
+
+    def play(self, recipe: Recipe, rule: Rule, *, earlier: Match | None = None) -> Match:
+        """Play a recipe against the one so far while there is time before the confirmation."""
+        one = self.trial_s
+
+        def may_go_on() -> bool:
+            pair_s = one + self.lab.cost_s(recipe, default=one)
+            needed_s = self.reserve_s + pair_s if self.reserve_s else 0.0
+            return self.budget.left_s > needed_s
+
+        return play(
+            self.lab,
+            self.recipe,
+            recipe,
+            may_go_on=may_go_on,
+            rule=rule,
+            earlier=earlier,
+        )
+
+    def say(self, trying: str, *, event: str = "") -> None:
+        """Report the progress."""
+        self.tell(progress(self.budget, trying, self.best_ratio, event=event))
+
+    def looked(self, profile: Profile, recipe: Recipe) -> Profile:
+        """Return a timed profile with what the looks beside the timed steps say of its recipe."""
+        return self.looks.added_to(profile, recipe.names, self.floor.names)
+
+    def settle(
+        self,
+        candidate: Candidate,
+        recipe: Recipe,
+        match: Match,
+        together_with: tuple[str, ...] = (),
+    ) -> Row:
+        """Note the row, and take the recipe on where it was kept."""
+        self.played |= {choice.label for choice in recipe.choices}
+        check = LossCheck(status="skipped", why="not faster, so there was nothing to check")
+        if match.decision is Decision.KEPT:
+            check = self.referee.check(recipe)
+        row = replace(row_of(candidate, self.recipe, match, check), together_with=together_with)
+        if together_with:
+            names = f"together with {', '.join(together_with)}"
+            row = replace(row, why=f"{names}: {row.why}" if row.why else names)
+        self.rows.append(row)
+        if row.verdict is Verdict.KEPT and match.candidate is not None:
+            self.recipe = recipe
+            self.profile = with_attention_of(self.profile, match.candidate)
+            self.settled |= {candidate.choice.technique, *together_with} if together_with else set()
+            self.best_ratio *= match.comparison.ratio if match.comparison else 1.0
+        self.say("", event=event_of(row))
+        return row
+
+
+def with_attention_of(before: Profile, now: Profile) -> Profile:
+    """Return a profile whose compiled models run attention on what they ran it on before.
+
+    Nobody sees that in compiled code, and which kernel comes first can be asked for there as well.
+    """
+    known = {model.name: model for model in before.models if model.attention_backend}
+    models = [
+        replace(model, attention_backend=known[model.name].attention_backend)
+        if model.is_compiled and not model.attention_backend and model.name in known
+        else model
+        for model in now.models
+    ]
+    return replace(now, models=tuple(models))
+
+
+def progress(budget: Budget, trying: str, best_ratio: float = 1.0, *, event: str = "") -> Progress:
+    """Return where a tuning stands in its budget."""
+    return Progress(
+        trying=trying,
+        done_share=min(1.0, budget.elapsed_s / budget.total_s),
+        elapsed_s=budget.elapsed_s,
+        left_s=max(0.0, budget.left_s),
+        best_ratio=best_ratio,
+        event=event,
+    )

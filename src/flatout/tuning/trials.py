@@ -1,0 +1,403 @@
+"""Run one recipe once in a fresh process and say how it went.
+
+What is read beside a trial, from flatout's own process, and what it says about the numbers.
+"""
+
+import math
+import os
+import signal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from flatout.agent.entry import GUARD_RECORD, GUARD_RECORDS
+from flatout.analysis import disturbance
+from flatout.analysis.loader_faults import (
+    BY_CODE,
+    Fault,
+    emptiness,
+    find_fault,
+    find_missing_device,
+)
+from flatout.analysis.profile import losses_of, summarise, window_in
+from flatout.analysis.ranks import add_ranks, leading
+from flatout.analysis.steps import MIN_STEPS
+from flatout.hardware.counters import CounterSampler, open_sources
+from flatout.launch.trial_process import Ending, ProcessOptions, run_process
+from flatout.records import catalogue
+from flatout.records.errors import describe_exhaustion, is_out_of_memory
+from flatout.records.machine import Machine
+from flatout.records.profile import Profile
+from flatout.records.readings import GpuReadings
+from flatout.records.recipe import Recipe
+from flatout.records.trial import Applied, Outcome, Trial, Workload
+
+
+def sampler(environment: Mapping[str, str]) -> CounterSampler:
+    """Return a sampler for the devices that a child with this environment sees."""
+    return CounterSampler(open_sources(environment))
+
+
+def with_counters(
+    trial: Trial,
+    results: Sequence[Mapping[str, Any]],
+    counters: CounterSampler,
+    machine: Machine,
+) -> Trial:
+    """Return the trial with the device's counters on its profile, and with its disturbances."""
+    result = leading(results)
+    if trial.profile is None or result is None:
+        return trial
+    gpu = _readings(result, counters)
+    load = trial.details.get("load", {})
+    return trial.with_profile(_marked(trial.profile, gpu, load, machine))
+
+
+def _marked(
+    profile: Profile, gpu: GpuReadings | None, load: Mapping[str, float], machine: Machine
+) -> Profile:
+    return replace(
+        profile,
+        gpu=gpu,
+        gpu_util_share=gpu.util_share if gpu else None,
+        notes=(*profile.notes, *disturbance.notes_on(gpu)),
+        invalid=(
+            *profile.invalid,
+            *disturbance.of_load(load, profile, machine),
+            *disturbance.of_device(gpu),
+        ),
+    )
+
+
+def _readings(result: Mapping[str, Any], counters: CounterSampler) -> GpuReadings | None:
+    """Return the counters in the measured window; None where the training used no GPU."""
+    device = result["device"]
+    measured = window_in(result).measured
+    if device["kind"] not in ("cuda", "rocm") or not measured:
+        return None
+    began_s = measured[0].end - measured[0].wall_s
+    return counters.readings(device.get("uuid", ""), began_s, measured[-1].end)
+
+
+ENTRY = "flatout.agent.entry"
+MIN_MEASURED = 3
+"""Fewer clean steps than this are no measurement, even of a script that ended by itself."""
+MEASURE_S = 25.0
+"""Steady or not, a trial ends after this long in the training loop if it has three clean steps."""
+
+IN_A_THREAD = (
+    "the script trains in a thread of its own, and flatout listens to its main thread "
+    "only: train in that one, as by calling the thread's function"
+)
+REFUSALS = ("not_applicable", "failed")
+"""What becomes of a lever that was asked and did not act."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialOptions:
+    """How one trial is run."""
+
+    limit_s: float = 300.0
+    """Wall time after which the process is ended."""
+    hang_s: float = 120.0
+    """Time without any sign of training after which it counts as hung."""
+    measure_s: float = MEASURE_S
+    ends_when_refused: bool = False
+    """Whether a lever that refuses ends the trial in its first steps: measuring the rest of the
+    recipe would tell nothing about that lever."""
+    steps: int | None = None
+    """Exact number of training steps; None measures until there are enough."""
+    guard: Mapping[str, Any] | None = None
+    """What the guard's recorder should do; None for a timed trial."""
+    keep: Path | None = None
+    """Where the guard's record goes, and the files of `keep_names`."""
+    keep_names: tuple[str, ...] = ()
+    """Names, with wildcards, of files that probes leave in the trial's folder."""
+    cache: Path | None = None
+    """Compile cache shared by the trials of one tuning; None leaves the user's."""
+    traces_kernels: bool = False
+    rests_below_s: float = 0.0
+    """Steps shorter than this are mostly not looked into; see `flatout.agent.step_sampler`."""
+    probes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Probes of `flatout.agent.probes` by name, with their options."""
+
+
+def run_trial(
+    workload: Workload, recipe: Recipe, machine: Machine, options: TrialOptions = TrialOptions()
+) -> Trial:
+    """Run the workload with the recipe until it showed enough; every ending is a result."""
+    chosen = catalogue.build(recipe)
+    environment: Mapping[str, str] = dict(os.environ)
+    for technique in chosen:
+        environment = technique.environment(environment)
+    if options.cache is not None:
+        environment = {**environment, "TORCHINDUCTOR_CACHE_DIR": str(options.cache)}
+    child = {
+        "mode": "guard" if options.guard is not None else "measure",
+        "recipe": recipe.to_json(),
+        "training_loaders": list(recipe.training_loaders),
+        "measure_s": options.measure_s,
+        "ends_when_refused": options.ends_when_refused,
+        "steps": options.steps,
+        "guard": options.guard,
+        "traces_kernels": options.traces_kernels,
+        "rests_below_s": options.rests_below_s,
+        "probes": options.probes,
+        "keep": [GUARD_RECORDS, *options.keep_names],
+    }
+    with sampler(environment) as counters:
+        ending = run_process(
+            workload,
+            ProcessOptions(
+                entry=ENTRY,
+                child=child,
+                environment=environment,
+                limit_s=options.limit_s,
+                hang_s=options.hang_s,
+            ),
+            keep=options.keep,
+        )
+    trial = _trial(recipe, ending, machine, options)
+    return with_counters(trial, ending.results, counters, machine)
+
+
+def _trial(recipe: Recipe, ending: Ending, machine: Machine, options: TrialOptions) -> Trial:
+    result = leading(ending.results)
+    outcome, message = outcome_of(ending, options)
+    profile = None
+    if result is not None and outcome in (Outcome.OK, Outcome.NAN) and options.guard is None:
+        profile = add_ranks(summarise(result, machine), ending.results, machine)
+        if outcome is Outcome.NAN:
+            profile = replace(profile, notes=(*profile.notes, message))
+    partial = None
+    if result is not None and profile is None and options.guard is None:
+        partial = _partial(ending, result, machine)
+    guard_path = options.keep / GUARD_RECORD if options.keep else None
+    fault = _fault(ending)
+    return Trial(
+        recipe=recipe,
+        outcome=outcome,
+        profile=profile,
+        partial=partial,
+        message=message,
+        traceback="" if outcome is Outcome.OK else _traceback(ending),
+        applied=applied_of(recipe, ending.results),
+        wall_s=ending.wall_s,
+        changed_files=ending.changed_files,
+        undone=ending.undone,
+        guard_path=str(guard_path) if guard_path and guard_path.exists() else None,
+        details={
+            "load": result["load"] if result else {},
+            "exit_code": ending.exit_code,
+            "orphans": ending.orphans,
+            "is_overlaid": ending.is_overlaid,
+            "kept": list(ending.kept),
+            "why": ending.why,
+            "fault": fault.code if fault and outcome is not Outcome.OK else None,
+            "loaders": _own_loaders(result) if fault and outcome is not Outcome.OK else [],
+            "errors": list(result["errors"]) if result else [],
+            "probes": result["probes"] if result else {},
+            "exhaustion": ending.exhaustion,
+        },
+    )
+
+
+def outcome_of(ending: Ending, options: TrialOptions) -> tuple[Outcome, str]:
+    """Return how a process ended and one line about it."""
+    if ending.why == "unrecorded":
+        return Outcome.CRASH, (
+            "the trial was ended before the script changed a file, because the change could not be "
+            f"noted for undoing ({ending.error}): make room on the disks of the cache folder and "
+            "of the script's files; everything was put back"
+        )
+    return _outcome(ending, options)
+
+
+def _outcome(ending: Ending, options: TrialOptions) -> tuple[Outcome, str]:
+    result = _crashed(ending) or leading(ending.results)
+    if _ran_out_of_memory(ending, result):
+        if _was_killed(ending):
+            return Outcome.OOM, "the script was killed: out of memory, unless somebody else did it"
+        where = f" {describe_exhaustion(ending.exhaustion)}" if ending.exhaustion else ""
+        return Outcome.OOM, f"the script ran out of memory{where}"
+    if result is not None and result["why"] == "refused":
+        return Outcome.REFUSED, "a lever of the recipe cannot be applied"
+    if result is not None and result["why"] == "done":
+        return _judged(result, options)
+    return _cut_short(ending, options) or _failed(ending, result) or _ended(ending, result, options)
+
+
+def _partial(ending: Ending, result: Mapping[str, Any], machine: Machine) -> Profile | None:
+    """Return what was seen before a bad end, None where that were too few steps."""
+    if len(window_in(result).measured) < MIN_MEASURED:
+        return None
+    profile = add_ranks(summarise(result, machine), ending.results, machine)
+    steps = len(window_in(result).steps)
+    notes = [f"the script did not end well: this is what was seen in its first {steps} steps"]
+    if result["why"] == "killed":
+        notes.append(
+            "losses, device times and closer looks are not available: they are read at the end, "
+            "and the process was killed before"
+        )
+    return replace(profile, notes=(*profile.notes, *notes))
+
+
+def _crashed(ending: Ending) -> Mapping[str, Any] | None:
+    """Return what the first process that failed wrote: the others fail for lack of it."""
+    crashed = [result for result in ending.results if result["crash"]]
+    return min(crashed, key=lambda result: result["crashed_at"], default=None)
+
+
+def _traceback(ending: Ending) -> str:
+    """Return the script's last output, of several ranks the traceback of the first that failed.
+
+    A launcher prints a long summary below it, and the other ranks fail too.
+    """
+    crashed = _crashed(ending)
+    if crashed is None or crashed["ranks"] is None:
+        return ending.log[-4_000:]
+    return f"rank {crashed['ranks']['rank']}:\n{crashed['crash_trace']}"
+
+
+def _cut_short(ending: Ending, options: TrialOptions) -> tuple[Outcome, str] | None:
+    if ending.why not in ("hang", "limit"):
+        return None
+    if ending.trains_elsewhere and not any(result["segments"] for result in ending.results):
+        return Outcome.NO_STEPS, IN_A_THREAD
+    text = f"no sign of training for {options.hang_s:.0f} s"
+    if ending.why == "limit":
+        text = f"the script was not done within {options.limit_s:.0f} s"
+    if ending.waits_for_batch and ending.why == "hang":
+        hung = BY_CODE["worker_hung"].sentence("")
+        states = f" (processes below it: {'; '.join(ending.stuck)})" if ending.stuck else ""
+        return Outcome.HANG, f"{text}: the loop waits for a batch{states}. {hung}"
+    return Outcome.HANG, text
+
+
+def _failed(ending: Ending, result: Mapping[str, Any] | None) -> tuple[Outcome, str] | None:
+    if ending.exit_code in (0, None) and not (result is not None and result["crash"]):
+        return None
+    return Outcome.CRASH, _crash_line(ending, result)
+
+
+def _ended(
+    ending: Ending, result: Mapping[str, Any] | None, options: TrialOptions
+) -> tuple[Outcome, str]:
+    if result is not None and result["segments"]:
+        return _judged(result, options)
+    if result is not None and result["trains_elsewhere"]:
+        return Outcome.NO_STEPS, IN_A_THREAD
+    if ending.empty_loader is not None:
+        return Outcome.NO_STEPS, emptiness(ending.empty_loader)
+    return Outcome.NO_STEPS, (
+        "the script ended and no training step was seen: no optimizer step and no backward; "
+        "where it trains all the same, put each step into `with flatout.step():`"
+    )
+
+
+def _judged(result: Mapping[str, Any], options: TrialOptions) -> tuple[Outcome, str]:
+    window = window_in(result)
+    losses = losses_of(window.steps)
+    if any(not math.isfinite(loss) for loss in losses):
+        first = next(i for i, loss in enumerate(losses) if not math.isfinite(loss))
+        return Outcome.NAN, f"the loss was not finite at step {first + 1}"
+    if options.steps is not None:
+        if len(window.steps) >= options.steps:
+            return Outcome.OK, ""
+        # A guard trial of a short script compares what there is.
+        return Outcome.OK, f"the script made only {_steps(len(window.steps))}"
+    if len(window.measured) < MIN_MEASURED:
+        return Outcome.TOO_SHORT, (
+            f"the script made {_steps(len(window.steps))}, at least {MIN_STEPS + 3} are needed; "
+            "let it train longer"
+        )
+    return Outcome.OK, ""
+
+
+def _steps(count: int) -> str:
+    return f"{count} training step{'' if count == 1 else 's'}"
+
+
+def _ran_out_of_memory(ending: Ending, result: Mapping[str, Any] | None) -> bool:
+    crash = result["crash"] if result else ""
+    text = crash + ending.log[-4_000:]
+    # No exit code: a script that is slow to end was ended once its result was there.
+    if ending.exit_code in (0, None) and not crash:
+        return False
+    return is_out_of_memory(text) or _was_killed(ending)
+
+
+def _was_killed(ending: Ending) -> bool:
+    """Tell of a -9 that was not ours: the kernel's out-of-memory killer, or somebody else."""
+    return ending.exit_code == -9 and ending.why == "ended"
+
+
+def _fault(ending: Ending) -> Fault | None:
+    """Return what ended the loader, where the script failed for its sake."""
+    if ending.why == "hang":
+        return BY_CODE["worker_hung"] if ending.waits_for_batch else None
+    crashed = _crashed(ending)
+    if ending.exit_code in (0, None) and crashed is None:
+        return BY_CODE["empty_data"] if _had_no_data(ending) else None
+    return find_fault(_last_words(ending), ending.exit_code)
+
+
+def _had_no_data(ending: Ending) -> bool:
+    trained = any(one["segments"] or one["trains_elsewhere"] for one in ending.results)
+    return ending.why == "ended" and ending.empty_loader is not None and not trained
+
+
+def _own_loaders(result: Mapping[str, Any] | None) -> list[dict[str, Any]]:
+    """Return the workers that the script's loaders asked for."""
+    known = ("address", "num_workers", "prefetch_factor")
+    return [{name: item[name] for name in known} for item in result["loaders"]] if result else []
+
+
+def _last_words(ending: Ending) -> str:
+    """Return what the crash says, then what was printed: a worker's end may stand only there."""
+    crashed, log = _crashed(ending), ending.log[-4_000:]
+    return f"{crashed['crash']}\n{crashed['crash_trace']}\n{log}" if crashed else log
+
+
+def _crash_line(ending: Ending, result: Mapping[str, Any] | None) -> str:
+    fault = _fault(ending)
+    if fault is not None:
+        return fault.sentence(_last_words(ending))
+    missing = find_missing_device(_last_words(ending))
+    if missing is not None:
+        return missing
+    if result is not None and result["crash"]:
+        return str(result["crash"]).splitlines()[-1][:300]
+    if ending.exit_code is not None and ending.exit_code < 0:
+        number = -ending.exit_code
+        return f"the script was ended by signal {number} ({signal.strsignal(number)})"
+    # A launcher's last line is a rule of its frame.
+    lines = [line for line in ending.log.splitlines() if any(map(str.isalnum, line))]
+    last = lines[-1][:300] if lines else ""
+    return f"the script failed with exit code {ending.exit_code}: {last}"
+
+
+def applied_of(recipe: Recipe, results: Sequence[Mapping[str, Any]]) -> tuple[Applied, ...]:
+    """Return what became of each lever; one that any rank refused did not act as a whole."""
+    result = leading(results)
+    if result is None:
+        return ()
+    others = [one for one in results if one is not result and one.get("ranks") and one["segments"]]
+    others.sort(key=lambda one: int(one["ranks"]["rank"]))
+    found = []
+    for name in recipe.names:
+        status, why = result["status"].get(name, ("unseen", "its seam was never reached"))
+        if status not in REFUSALS:
+            status, why = _refused_elsewhere(name, others) or (status, why)
+        found.append(Applied(technique=name, status=status, why=why))
+    return tuple(found)
+
+
+def _refused_elsewhere(name: str, others: Sequence[Mapping[str, Any]]) -> tuple[str, str] | None:
+    """Return the first refusal of a lever by one of the other ranks, None without one."""
+    for result in others:
+        status, why = result["status"].get(name, ("", ""))
+        if status in REFUSALS:
+            return status, f"rank {result['ranks']['rank']}: {why}"
+    return None

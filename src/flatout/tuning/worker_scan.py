@@ -1,0 +1,238 @@
+"""Scan the number of loader workers under the running training, where the step waits for data.
+
+One untimed run visits the numbers one after the other. It only proposes: what it finds best is
+tried as any other lever, in fresh pairs.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from flatout.analysis.feeding import cores_of, fetch_per_step_ms, loading, workers_now
+from flatout.records.journey import WorkerPace, WorkerScan
+from flatout.records.machine import Machine
+from flatout.records.profile import LoaderFacts, Profile
+from flatout.records.recipe import Recipe
+from flatout.records.technique import Numerics
+from flatout.techniques.data.loader_workers import (
+    DEFAULT_PREFETCH,
+    MEMORY_SHARE,
+    MOST_PER_CORE,
+    fitting_prefetch,
+    is_crowded,
+    is_starved,
+)
+from flatout.tuning.passes import find_seen
+from flatout.tuning.ranking import Search
+from flatout.tuning.trial_runner import Lab, key_of
+
+LEVER, THREADS = "loader_workers", "cpu_threads"
+COMPANIONS = (LEVER, "persistent_workers")
+"""Levers after which a scan still holds: they are what it is about."""
+MOST_S = 40.0
+"""Time for the visits of one scan at most; seven numbers take half of it."""
+LEAST_S = 10.0
+"""With less time left, the levers' own predictions have to do."""
+TIME_SHARE, LATER_SHARE = 0.1, 0.05
+"""Share of the time left that the first scan may take, and a later one: proofs need the rest."""
+MOST_SCANS = 3
+STILL_STARVED = 0.1
+"""Share of the step that waits for data where another scan is worth its time."""
+SHORT_EPOCH_S = 5.0
+"""Epochs up to this length are visited whole."""
+ENDLESS = 10**9
+"""Steps that no run reaches: the scan says when it is over."""
+
+
+@dataclass(slots=True, kw_only=True)
+class WorkerScans:
+    """The scans of one tuning: one at its start, and others once the loading was changed."""
+
+    lab: Lab
+    search: Search
+    known: dict[str, WorkerScan | None] = field(default_factory=dict)
+    """By the recipe without its workers."""
+    latest: WorkerScan | None = None
+
+    def of(self, recipe: Recipe, profile: Profile, left_s: float) -> WorkerScan | None:
+        """Return the scan that holds under a recipe; None where nobody looked.
+
+        Args:
+            recipe: The recipe so far.
+            profile: Its step.
+            left_s: Time for everything that is still to be tried.
+        """
+        if not self._is_wanted(profile):
+            return None
+        key = _key(recipe)
+        max_s = min(MOST_S, (LATER_SHARE if self.known else TIME_SHARE) * left_s)
+        if key not in self.known and max_s >= LEAST_S and self._is_due(profile):
+            may_thread = self.search.allows(THREADS, Numerics.ROUNDING)
+            self.known[key] = scan(self.lab, recipe, profile, max_s, may_thread=may_thread)
+            self.latest = self.known[key]
+        return self.known.get(key, self.latest)
+
+    def _is_due(self, profile: Profile) -> bool:
+        """Tell whether another scan may show another number."""
+        if not self.known:
+            return True
+        # On the CPU the cores are what is short, and a scan has shown that already.
+        if profile.device_kind == "cpu":
+            return False
+        if len(self.known) >= MOST_SCANS or profile.share("data_wait") < STILL_STARVED:
+            return False
+        seen = self.latest
+        # With the most workers of all there are no more to be had, whatever the step became.
+        return seen is None or seen.best.num_workers < max(x.num_workers for x in seen.paces)
+
+    def notes(self) -> list[str]:
+        """Return a line about every scan."""
+        return [describe(scan) for scan in self.known.values() if scan is not None]
+
+    def _is_wanted(self, profile: Profile) -> bool:
+        if not self.search.allows(LEVER, Numerics.EXACT) or len(profile.ranks) > 1:
+            return False
+        loaders = profile.training_loaders
+        if len(loaders) != 1 or loaders[0].is_iterable:
+            return False
+        return is_starved(profile) or is_crowded(profile)
+
+
+def scan(
+    lab: Lab, recipe: Recipe, profile: Profile, max_s: float, *, may_thread: bool = False
+) -> WorkerScan | None:
+    """Run the script once, changing its number of workers; None where that did not work.
+
+    Args:
+        lab: Runs the script.
+        recipe: The recipe so far.
+        profile: Its step.
+        max_s: Time for all visits.
+        may_thread: Whether the training's threads may be changed, too.
+    """
+    fewer_threads = beside_fewer_threads(profile, lab.machine) if may_thread else []
+    options = {
+        "address": profile.training_loaders[0].address,
+        "visits": [(*visit, 0) for visit in visits(profile, lab.machine)] + fewer_threads,
+        "max_s": max_s,
+        "visits_all": profile.device_kind == "cpu",
+        "whole_epochs": has_short_epochs(profile),
+        "room_bytes": MEMORY_SHARE * lab.machine.memory_bytes,
+    }
+    trial = lab.look("numbers of workers", recipe, {"worker_scan": options}, ENDLESS)
+    seen = find_seen(trial, "worker_scan")
+    return scan_of(seen, workers_now(profile)) if seen else None
+
+
+def has_short_epochs(profile: Profile) -> bool:
+    """Tell whether an epoch takes no longer than a visit may: then its start is much of it."""
+    return (profile.epoch_steps or math.inf) * profile.whole_step_ms < 1e3 * SHORT_EPOCH_S
+
+
+def visits(profile: Profile, machine: Machine) -> list[tuple[int, int]]:
+    """Return the numbers to visit and their `prefetch_factor`: the present one, then doublings.
+
+    Up to four a core: blocked loading needs more workers than cores, and spinning threads of a
+    training on the CPU leave theirs to whoever is many.
+    """
+    (loader,) = profile.training_loaders
+    now, cores = workers_now(profile), cores_of(profile, machine)
+    rest_ms = max(profile.step_ms.median - profile.phases_ms["data_wait"], 1e-3)
+    needed = min(fetch_per_step_ms(profile, cores) / rest_ms, cores)
+    counts, number = [], 1
+    while number <= MOST_PER_CORE * cores:
+        # A fourth of what the step needs by its own profile cannot be the best.
+        if number != now and 4 * number >= needed:
+            counts.append(number)
+        number *= 2
+    return [(now, _prefetch(loader, now, machine)), *_fitting(counts, loader, machine)]
+
+
+def beside_fewer_threads(profile: Profile, machine: Machine) -> list[tuple[int, int, int]]:
+    """Return workers to visit while the training leaves them cores: theirs, prefetch, threads.
+
+    Where making batches and training work on the same cores, each gets its part of them by what it
+    has to do; twice the workers as well, since a worker that is ahead waits for the loop.
+    """
+    cores, threads = cores_of(profile, machine), profile.cpu_threads
+    if profile.device_kind != "cpu" or min(cores, threads) < 2:
+        return []
+    (loader,) = profile.training_loaders
+    load = loading(profile, cores)
+    if load.blocked_ms > load.cpu_ms:
+        return []  # workers that wait need no core
+    rest_ms = max(profile.step_ms.median - profile.phases_ms["data_wait"], 1e-3)
+    part = load.cpu_ms / (load.cpu_ms + rest_ms * min(threads, cores))
+    workers = min(max(1, round(part * cores)), cores - 1)
+    left = min(cores - workers, threads - 1)
+    counts = [n for n in (workers, 2 * workers) if n != workers_now(profile)]
+    return [(*visit, left) for visit in _fitting(counts, loader, machine)]
+
+
+def _fitting(counts: list[int], loader: LoaderFacts, machine: Machine) -> list[tuple[int, int]]:
+    found = [(number, _prefetch(loader, number, machine)) for number in counts]
+    return [(number, prefetch) for number, prefetch in found if prefetch]
+
+
+def _prefetch(loader: LoaderFacts, workers: int, machine: Machine) -> int:
+    if not workers:
+        return 0
+    asked = loader.prefetch_factor or DEFAULT_PREFETCH
+    return fitting_prefetch([loader], workers, asked, machine.shm_free_bytes)
+
+
+def scan_of(seen: Mapping[str, Any], now: int) -> WorkerScan | None:
+    """Return the scan from the probe's visits; None where the present number was not seen."""
+    groups: dict[tuple[int, int], list[Mapping[str, Any]]] = {}
+    for visit in seen["visits"]:
+        groups.setdefault((visit["threads"], visit["num_workers"]), []).append(visit)
+    if (0, now) not in groups or len(groups) < 2:
+        return None
+    paces = [_pace(groups[key]) for key in sorted(groups)]
+    return WorkerScan(
+        now=now,
+        paces=tuple(pace for pace in paces if not pace.threads),
+        with_threads=tuple(pace for pace in paces if pace.threads),
+        epoch_batches=seen["epoch_batches"],
+        stopped=seen["stopped"],
+    )
+
+
+def _pace(group: Sequence[Mapping[str, Any]]) -> WorkerPace:
+    return WorkerPace(
+        num_workers=group[0]["num_workers"],
+        threads=group[0]["threads"],
+        prefetch_factor=group[0]["prefetch_factor"],
+        batch_ms=tuple(visit["batch_ms"] for visit in group),
+        start_ms=min(visit["start_ms"] for visit in group),
+    )
+
+
+def describe(scan: WorkerScan) -> str:
+    """Say what was seen, as ratios to the present number of workers."""
+    paces = [pace for pace in scan.paces if pace.num_workers != scan.now]
+    shown = _gains(scan, paces)
+    if scan.with_threads:
+        threads = scan.with_threads[0].threads
+        shown += f"; with threads={threads} {_gains(scan, scan.with_threads)}"
+    why = f"; {scan.stopped}" if scan.stopped else ""
+    best = scan.best_pair or scan.best
+    if best.num_workers == scan.now:
+        return f"workers changed under the running training: {shown}; none beats {scan.now}{why}"
+    both = f" with threads={best.threads}" if best.threads else ""
+    return (
+        f"workers changed under the running training, against {scan.now} of them: {shown}; "
+        f"{best.num_workers} are proposed{both}{why}"
+    )
+
+
+def _gains(scan: WorkerScan, paces: Iterable[WorkerPace]) -> str:
+    return ", ".join(f"{pace.num_workers}: {scan.gain(pace):.2f}x" for pace in paces)
+
+
+def _key(recipe: Recipe) -> str:
+    for name in COMPANIONS:
+        if name in recipe.names:
+            recipe = recipe.without(name)
+    return key_of(recipe)

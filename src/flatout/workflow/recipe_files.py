@@ -1,0 +1,218 @@
+"""Recipes as TOML files: written for people, read with helpful refusals."""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from flatout import __version__
+from flatout.records.catalogue import build
+from flatout.records.errors import UserError, unknown
+from flatout.records.files import replace_text
+from flatout.records.input_files import read_toml
+from flatout.records.recipe import Choice, Recipe
+
+TABLES = ("flatout", "workload", "technique", "about")
+"""What a recipe file may hold at its top."""
+
+HEADER = "# A flatout recipe. To train with it: flatout run --with {name} train.py\n\n"
+
+
+def read_recipe(path: str | Path) -> Recipe:
+    """Return the recipe in a file, checked: every technique and setting in it exists.
+
+    Raises:
+        UserError: if it cannot be read, is not a recipe, is of another flatout, or names a
+            technique or setting that does not exist.
+    """
+    source = Path(path)
+    plain = _load(source)
+    try:
+        recipe = recipe_from_toml(plain)
+        build(recipe)
+    except UserError as error:
+        raise UserError(f"{source}: {error}") from None
+    return recipe
+
+
+def write_recipe(recipe: Recipe, path: str | Path) -> None:
+    """Write a recipe, whole or not at all.
+
+    Raises:
+        UserError: if the folder cannot be written.
+    """
+    target = Path(path)
+    text = HEADER.format(name=target.name) + _toml(recipe_to_toml(recipe))
+    try:
+        replace_text(target, text)
+    except OSError as error:
+        raise UserError(
+            f"cannot write the recipe to {target}: {error.strerror or error}; "
+            "name a folder that can be written"
+        ) from error
+
+
+def _toml(tables: Mapping[str, Any]) -> str:
+    """Return the text of a recipe file: tables, and lists of tables, of plain values.
+
+    >>> print(_toml({"about": {"ratio": 2.0}, "technique": [{"name": "tf32"}]}))
+    [about]
+    ratio = 2.0
+    <BLANKLINE>
+    [[technique]]
+    name = "tf32"
+    <BLANKLINE>
+    """
+    parts = []
+    for name, content in tables.items():
+        heading, rows = (f"[{name}]", [content])
+        if isinstance(content, list):
+            heading, rows = f"[[{name}]]", content
+        for row in rows:
+            lines = (f"{_toml_key(key)} = {_toml_value(value)}\n" for key, value in row.items())
+            parts.append(f"{heading}\n{''.join(lines)}")
+    return "\n".join(parts)
+
+
+def _toml_value(value: Any) -> str:
+    if isinstance(value, Mapping):
+        pairs = (f"{_toml_key(k)} = {_toml_value(v)}" for k, v in _without_none(value).items())
+        return f"{{ {', '.join(pairs)} }}"
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return f"[{', '.join(map(_toml_value, value))}]"
+    if isinstance(value, str):
+        # JSON escapes as TOML does, but for the one control character that JSON leaves alone.
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    if isinstance(value, bool):
+        return str(value).lower()
+    return repr(value)
+
+
+def _toml_key(key: str) -> str:
+    return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else _toml_value(key)
+
+
+def recipe_to_toml(recipe: Recipe) -> dict[str, Any]:
+    """Return the tables of a recipe file. TOML has no null: a setting of None is left out."""
+    return {
+        "flatout": {"version": __version__},
+        "workload": {"training_loaders": list(recipe.training_loaders)},
+        "technique": [
+            {"name": choice.technique} | _without_none(choice.settings) for choice in recipe.choices
+        ],
+        "about": _without_none(recipe.about),
+    }
+
+
+def recipe_from_toml(plain: Mapping[str, Any]) -> Recipe:
+    """Return the recipe that the tables of a file hold.
+
+    Raises:
+        UserError: if a table or key is unknown, or the file is of another flatout.
+    """
+    for name in plain:
+        if name not in TABLES:
+            raise UserError(unknown("table", name, TABLES))
+    _check_version(_table(plain, "flatout").get("version"))
+    _only_key(plain, "flatout", "version")
+    workload = _only_key(plain, "workload", "training_loaders")
+    return Recipe(
+        choices=_choices(plain),
+        training_loaders=_addresses(workload),
+        about=_table(plain, "about"),
+    )
+
+
+def is_compatible(written: str, running: str = __version__) -> bool:
+    """Tell whether a recipe of one version can be used by another: below 1.0 the minor counts.
+
+    >>> is_compatible("0.1.7", "0.1.0"), is_compatible("0.2.0", "0.1.0")
+    (True, False)
+    >>> is_compatible("1.2.0", "1.9.3"), is_compatible("2.0.0", "1.9.3")
+    (True, False)
+    """
+    return _series(written) == _series(running)
+
+
+def _series(version: str) -> tuple[str, ...]:
+    major, *rest = version.split(".")
+    return (major, *rest[:1]) if major == "0" else (major,)
+
+
+def _check_version(version: object) -> None:
+    if not isinstance(version, str):
+        raise UserError(
+            "not a flatout recipe: it has no version; it needs the lines [flatout] and "
+            f'version = "{__version__}"'
+        )
+    if not is_compatible(version):
+        raise UserError(
+            f"written by flatout {version}, this is {__version__}; tune again with "
+            f"'flatout tune', or install flatout {version}"
+        )
+
+
+def _load(source: Path) -> dict[str, Any]:
+    try:
+        plain: dict[str, Any] = read_toml(source)
+    except FileNotFoundError:
+        raise UserError(
+            f"there is no recipe at {source}; 'flatout tune train.py' writes one"
+        ) from None
+    except OSError as error:
+        raise UserError(f"cannot read the recipe {source}: {error.strerror or error}") from error
+    except ValueError as error:
+        raise UserError(f"{source} is not a recipe, it is not valid TOML: {error}") from error
+    return plain
+
+
+def _table(plain: Mapping[str, Any], name: str) -> dict[str, Any]:
+    table = plain.get(name, {})
+    if not isinstance(table, dict):
+        raise UserError(f"{name!r} must be a table: write [{name}] on a line of its own")
+    return table
+
+
+def _only_key(plain: Mapping[str, Any], name: str, allowed: str) -> dict[str, Any]:
+    """Return a table that may hold one key."""
+    table = _table(plain, name)
+    for key in table:
+        if key != allowed:
+            raise UserError(unknown("key", f"{name}.{key}", [f"{name}.{allowed}"]))
+    return table
+
+
+def _choices(plain: Mapping[str, Any]) -> tuple[Choice, ...]:
+    """Return the techniques, each there once: of two settings nobody could tell which holds."""
+    choices: dict[str, Choice] = {}
+    for choice in map(_choice, _entries(plain)):
+        if choice.technique in choices:
+            raise UserError(f"{choice.technique} is there twice; leave one [[technique]] of it")
+        choices[choice.technique] = choice
+    return tuple(choices.values())
+
+
+def _entries(plain: Mapping[str, Any]) -> list[Any]:
+    entries = plain.get("technique", [])
+    if not isinstance(entries, list):
+        raise UserError("techniques are a list: write [[technique]] with two brackets")
+    return entries
+
+
+def _choice(entry: object) -> Choice:
+    if not isinstance(entry, dict) or not isinstance(entry.get("name"), str):
+        raise UserError('each [[technique]] needs a name, as in: name = "bf16_autocast"')
+    settings = {key: value for key, value in entry.items() if key != "name"}
+    return Choice(technique=entry["name"], settings=settings)
+
+
+def _addresses(workload: Mapping[str, Any]) -> tuple[str, ...]:
+    addresses = workload.get("training_loaders", [])
+    if not isinstance(addresses, list) or not all(isinstance(item, str) for item in addresses):
+        raise UserError("workload.training_loaders must be a list of texts")
+    return tuple(addresses)
+
+
+def _without_none(mapping: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in mapping.items() if value is not None}
