@@ -45,7 +45,7 @@ def lost_with(place, seed):
 
 
 @pytest.mark.chaos
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", [*range(20), 1301])
 def test_random_faults_lose_nothing(tmp_path, seed):
     assert lost_with(tmp_path / "w", seed) == []
 

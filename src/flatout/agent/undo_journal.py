@@ -178,8 +178,7 @@ class _Hook:
             return
         if not self._is_ours(path):
             self._before_loss(path, leaves=move_and_touch)
-        left = status_of(path)
-        if path in self.made and left is not None:
+        if path in self.made and (left := status_of(path)) is not None:
             # What has this name later, though with the same inode, is another file.
             self.journal.note("gone", path, left.st_ino, str(left.st_mtime_ns))
             self.made[path] = GONE
@@ -255,6 +254,9 @@ class _Hook:
                 self.made[source] = GONE
         else:
             self.journal.note_original("renamed", source, target, inode)
+            if not moves_folder:  # another program has put it there
+                self.made.pop(source, None)
+            self.pending.pop(target, None)
             self._carry(source, target)
 
     def _before_write(self, raw: Any, *, leaves: _Saving) -> None:
