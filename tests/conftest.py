@@ -6,7 +6,7 @@ from pathlib import Path
 
 from hypothesis import HealthCheck, settings
 
-collect_ignore_glob = ["*/scripts/*"]
+collect_ignore_glob = ["scripts/*"]
 """Training scripts that tests start as processes of their own: importing one would train."""
 MEASURES = (
     "benchmarks/test_input_pipeline.py",
@@ -18,19 +18,19 @@ MEASURES = (
     "hardware/test_host.py",
     "hardware/test_load.py",
     "hardware/test_peaks.py",
-    "profiling/probes/test_loader_alone.py",
-    "profiling/probes/test_pipeline.py",
-    "profiling/probes/test_worker_scan.py",
-    "profiling/test_journey_truth.py",
-    "seams/test_supervisor.py",
+    "agent/probes/test_loader_alone.py",
+    "agent/probes/test_pipeline.py",
+    "agent/probes/test_worker_scan.py",
+    "agent/test_journey_truth.py",
+    "launch/test_supervisor.py",
     "techniques/compute/test_scheduled_gc.py",
-    "workflow/passes/test_ceilings.py",
+    "tuning/passes/test_ceilings.py",
     "workflow/test_demo.py",
     "workflow/test_epochs.py",
-    "workflow/test_faults.py",
+    "analysis/test_loader_faults.py",
     "workflow/test_pace.py",
     "workflow/test_ranks.py",
-    "workflow/test_rescue.py",
+    "tuning/test_rescue.py",
 )
 """Modules whose tests look at what was measured, or at all processes of the machine: no other test
 may run beside them."""

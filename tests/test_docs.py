@@ -19,8 +19,8 @@ from flatout.records import catalogue
 from flatout.records.catalogue import module_names
 from flatout.workflow.recipe_files import read_recipe
 from tests.copies import Copies
+from tests.paths import ROOT
 
-ROOT = Path(__file__).parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 RECIPES = sorted((ROOT / "recipes").rglob("*.toml"))
 NAMES = catalogue.names()

@@ -9,7 +9,6 @@ import io
 import json
 import random
 import shutil
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -22,8 +21,9 @@ from flatout.records.errors import UserError
 from flatout.workflow.recipe_files import read_recipe
 from flatout.workflow.run import read_plan
 from tests.data.packs import file_bytes, image_folder, packed
+from tests.paths import ROOT
 
-DATA = Path(__file__).parent / "reporting/data"
+DATA = ROOT / "tests/reporting/data"
 RECIPE = b"""[flatout]
 version = "%s"
 [workload]

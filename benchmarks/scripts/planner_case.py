@@ -23,7 +23,7 @@ from flatout.planner.largest_batch import affine, difference
 from flatout.planner.plan import formula, largest_by_component
 from flatout.planner.replay import components_at
 from flatout.planner.tracing.trace import trace
-from tests.memory.truth_models import MODELS
+from tests.support.truth_models import MODELS
 
 FP32 = 4
 

@@ -5,7 +5,6 @@ import json
 import subprocess
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -14,6 +13,7 @@ from benchmarks.bench import Bench, calibration
 from benchmarks.gpu_record import holds, record_of
 from benchmarks.stages import Stage
 from tests.benchmarks.made_up import BF16, a_machine, an_ablation
+from tests.paths import ROOT
 
 RUNGS = {rung.name: rung for rung in ladder.RUNGS}
 
@@ -265,7 +265,7 @@ def test_the_stages_of_a_part_fit_into_one_call(bench, part):
     stages = run_gpu.chosen(run_gpu.stages_of(bench, run_gpu.Sizes()), part, ())
 
     assert 0 < sum(stage.most_s for stage in stages) <= run_gpu.TOTAL_S - run_gpu.START_S
-    assert f"--set {part}\n" in (Path(__file__).parents[2] / "Makefile").read_text()
+    assert f"--set {part}\n" in (ROOT / "Makefile").read_text()
 
 
 def test_every_stage_is_in_one_part(bench):

@@ -10,6 +10,7 @@ import tomllib
 from benchmarks.record import environment, page, scrubbed, write_record
 from flatout.records.recipe import Recipe
 from tests.benchmarks.made_up import BF16, a_machine, a_record, an_ablation
+from tests.paths import ROOT
 
 
 def write(root, record, machine=None):
@@ -47,7 +48,7 @@ def test_the_same_day_s_record_is_replaced(tmp_path):
 
 
 def test_home_and_clone_do_not_show(tmp_path):
-    inside = Path(__file__).parents[2] / "scenarios/x.py"
+    inside = ROOT / "scenarios/x.py"
     raw = {"error": f"in {Path.home()}/job.py", "target": str(inside)}
 
     folder = write(tmp_path, a_record(raw=raw, notes=[f"see {Path.home()}/job.py"]))

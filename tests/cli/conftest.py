@@ -1,9 +1,10 @@
 import json
-from pathlib import Path
 
 import pytest
 
-DATA = Path(__file__).parent.parent / "reporting/data"
+from tests.paths import ROOT
+
+DATA = ROOT / "tests/reporting/data"
 
 TRAIN = """
 import sys

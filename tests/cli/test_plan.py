@@ -1,12 +1,12 @@
 import json
 import pickle
-from pathlib import Path
 
 import pytest
 
 from flatout.cli import call
+from tests.paths import ROOT
 
-SUBJECT = f"{Path(__file__).parent.parent / 'workflow' / 'scripts' / 'planned.py'}:subject"
+SUBJECT = f"{ROOT / 'tests/scripts/whole/planned.py'}:subject"
 
 
 def test_a_plan_is_printed_and_written(folder, capsys):

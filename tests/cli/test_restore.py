@@ -3,7 +3,7 @@
 import subprocess
 
 from flatout.cli import call
-from tests.seams.test_journal import command, filled, listing
+from tests.agent.test_undo_journal import command, filled, listing
 
 
 def test_originals_come_back_and_the_exit_code_says_so(tmp_path, capsys):

@@ -2,7 +2,6 @@
 
 import shutil
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -13,8 +12,9 @@ from flatout.records.recipe import Choice, Recipe
 from flatout.records.trial import Outcome, Workload
 from flatout.tuning.trials import TrialOptions, run_trial
 from flatout.workflow.run import run
+from tests.paths import ROOT
 
-SCRIPTS = Path(__file__).parent / "scripts"
+SCRIPTS = ROOT / "tests/scripts/public"
 
 
 @pytest.fixture

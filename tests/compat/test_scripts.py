@@ -27,10 +27,11 @@ from flatout.workflow import tune as tuning
 from flatout.workflow.measure import measure
 from flatout.workflow.recipe_files import read_recipe
 from flatout.workflow.run import run
+from tests.paths import ROOT
 
 pytestmark = pytest.mark.slow
 
-SCRIPTS = Path(__file__).parent / "scripts"
+SCRIPTS = ROOT / "tests/scripts/public"
 LOSS_BAND = 0.05
 """bf16 against fp32 over some tens of steps of these small models: at most 1 % was seen."""
 

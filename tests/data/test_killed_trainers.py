@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.left_behind import left_behind, left_since
+from tests.paths import ROOT
 
-ROOT = Path(__file__).parents[2]
 SCRIPT = """
 import sys
 import time

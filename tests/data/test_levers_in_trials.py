@@ -14,8 +14,9 @@ from flatout.records.recipe import Choice, Recipe
 from flatout.records.technique import Numerics
 from flatout.records.trial import Outcome, Workload
 from flatout.tuning.trials import TrialOptions, run_trial
+from tests.paths import ROOT
 
-SCRIPT = Path(__file__).parent / "scripts" / "levers.py"
+SCRIPT = ROOT / "tests/scripts/data/levers.py"
 GUARD = {"seed": 0, "drops_dropout": True, "drops_autocast": False}
 STEPS = 12
 pytestmark = pytest.mark.slow

@@ -1,7 +1,6 @@
 import json
 import pickle
 import random
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,6 +14,7 @@ from flatout.data.reader import Gathered
 from flatout.data.sampler import Slot
 from flatout.records.errors import UserError
 from tests.data.packs import image_folder, packed
+from tests.paths import ROOT
 
 SQUARE = (32, 32)
 
@@ -283,7 +283,7 @@ def test_a_slot_takes_its_epoch_to_another_process():
 
 
 def test_the_page_s_reader_in_numpy_alone_reads_a_record(root):
-    page = (Path(__file__).parents[2] / "docs/packed-format.md").read_text()
+    page = (ROOT / "docs/packed-format.md").read_text()
     code = page.split("```python")[1].split("```")[0]
     names = {}
     exec(code, names)

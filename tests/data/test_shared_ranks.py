@@ -1,7 +1,6 @@
 """A real launcher's ranks: what one of them decodes, the other one finds."""
 
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -9,8 +8,9 @@ from flatout.hardware.machine import read_machine
 from flatout.records.recipe import Choice, Recipe
 from flatout.records.trial import Outcome, Workload
 from flatout.tuning.trials import TrialOptions, run_trial
+from tests.paths import ROOT
 
-SCRIPT = Path(__file__).parent / "scripts" / "two_ranks_of_pictures.py"
+SCRIPT = ROOT / "tests/scripts/data/two_ranks_of_pictures.py"
 LAUNCHER = "-m torch.distributed.run"
 
 

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.paths import ROOT
+
 GROUPS = Path("/sys/fs/cgroup")
 MIB = 1024**2
 LIMIT_BYTES = 1024 * MIB

@@ -6,12 +6,13 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-SCRIPTS = Path(__file__).parent / "scripts"
-SOURCE = Path(__file__).parents[2] / "src"
+from tests.paths import ROOT
+
+SCRIPTS = ROOT / "tests/scripts/kernels"
+SOURCE = ROOT / "src"
 NO_INTERPRETER = "only 0-dimensional arrays can be converted to Python scalars"
 """Triton 3.6's interpreter takes numbers out of arrays with one entry, which numpy 2.4 refuses."""
 

@@ -1,13 +1,13 @@
 import json
-from pathlib import Path
 
 import pytest
 
 from flatout.records.ablation import ablation_from_json
 from flatout.records.profile import profile_from_json
 from flatout.records.trial import trial_from_json
+from tests.paths import ROOT
 
-DATA = Path(__file__).parent / "data"
+DATA = ROOT / "tests/reporting/data"
 """Made by hand for these tests: no machine measured them."""
 
 

@@ -1,7 +1,6 @@
 """The pages show what the reports print, and name every field of the documents."""
 
 from dataclasses import fields
-from pathlib import Path
 
 import pytest
 
@@ -9,8 +8,9 @@ from flatout.records.ablation import Contrast, LossCheck, Quantity
 from flatout.records.finding import OK, WARN, Check, Finding
 from flatout.records.machine import Device, Machine
 from flatout.reporting import terminal
+from tests.paths import ROOT
 
-DOCS = Path(__file__).parent.parent.parent / "docs"
+DOCS = ROOT / "docs"
 MACHINE = Machine(
     device=Device(kind="cpu", name="Test CPU", memory_bytes=8 * 1024**3),
     logical_cores=4,

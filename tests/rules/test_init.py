@@ -2,7 +2,6 @@ import importlib
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -11,6 +10,7 @@ from flatout.records import catalogue
 from flatout.records.catalogue import module_names
 from flatout.records.units import GIB, MIB
 from flatout.rules.runtime import data_wait
+from tests.paths import ROOT
 from tests.rules.journey_facts import journey
 from tests.rules.memory_facts import story, sync
 from tests.rules.pipeline_facts import pipeline
@@ -110,7 +110,7 @@ def test_what_mends_a_bottleneck_is_a_technique():
 
 
 def test_the_catalogue_names_every_rule_and_only_levers_that_there_are():
-    page = (Path(__file__).parent.parent.parent / "docs/rules/README.md").read_text()
+    page = (ROOT / "docs/rules/README.md").read_text()
 
     assert [code for code in rules.codes() if f"[{code}]({code}.md)" not in page] == []
     levers = re.findall(r"levers? ((?:`\w+`(?:, )?)+)", page)

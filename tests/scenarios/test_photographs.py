@@ -2,12 +2,13 @@
 
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from PIL import Image, ImageChops, ImageStat
 
-SCRIPT = Path(__file__).parents[2] / "scenarios/photographs.py"
+from tests.paths import ROOT
+
+SCRIPT = ROOT / "scenarios/photographs.py"
 
 
 def make(folder, count, *options):

@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
-SCENARIOS = Path(__file__).parents[2] / "scenarios"
+from tests.paths import ROOT
+
+SCENARIOS = ROOT / "scenarios"
 GPT = "--limit 200000 --context 16 --layers 1 --width 32 --heads 2 --evals 2 --epoch-steps 8"
 SMALL = {
     "starved_images/train.py": "--data photographs --image-size 32 --width 4 --batch-size 8",

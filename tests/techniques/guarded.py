@@ -12,8 +12,9 @@ from flatout.records.trial import Workload
 from flatout.tuning.guard_checker import Referee
 from flatout.tuning.trial_runner import Lab
 from flatout.tuning.trials import TrialOptions, run_trial
+from tests.paths import ROOT
 
-SCRIPTS = Path(__file__).parent / "scripts"
+SCRIPTS = ROOT / "tests/scripts/techniques"
 ELABORATE = "naive_gpt.py --optimizer NAdam --accumulate 2 --clip 0.5 --schedule --vocabulary 4099"
 """A training that offers something to most levers: its reference trials serve them all."""
 

@@ -6,16 +6,16 @@ why no training on a CPU can show it. One that asks the guard itself, by `checke
 """
 
 import ast
-from pathlib import Path
 
 import pytest
 
 from flatout.records import catalogue
 from flatout.records.technique import Numerics
+from tests.paths import ROOT
 from tests.techniques.guarded import became, checked, files_of
 from tests.test_contract import CASES
 
-HERE = Path(__file__).parent
+HERE = ROOT / "tests/techniques"
 ROOT = HERE.parents[1]
 
 

@@ -9,7 +9,6 @@ import importlib.util
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -24,10 +23,11 @@ from flatout.techniques.optimizer.eight_bit_optimizer import EightBitOptimizer
 from flatout.techniques.optimizer.four_bit_optimizer import FourBitOptimizer
 from flatout.techniques.optimizer.muon import STATE_KEY, Muon
 from flatout.workflow.run import run
+from tests.paths import ROOT
 from tests.techniques.guarded import recipe_of
 from tests.techniques.optimizer.test_adafactor import in_first_step
 
-SCRIPT = Path(__file__).parent / "scripts" / "resumable.py"
+SCRIPT = ROOT / "tests/scripts/techniques/resumable.py"
 HALF, WHOLE = 3, 6
 NEEDS = {"eight_bit_optimizer": "torchao", "four_bit_optimizer": "torchao"}
 LEVERS = {

@@ -10,14 +10,14 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from flatout.records import catalogue
+from tests.paths import ROOT
 
 pytestmark = pytest.mark.slow
-HERE = Path(__file__).parent
+HERE = ROOT / "tests/techniques"
 ROOT = HERE.parents[1]
 NAMES = catalogue.names()
 ON_CUDA = {

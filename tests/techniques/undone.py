@@ -27,7 +27,7 @@ from torch.nn import functional
 from flatout.agent.session import Session
 from flatout.records import catalogue
 from flatout.records.technique import Numerics, Technique, name_of
-from tests.techniques.scripts.mixture import Mixture
+from tests.scripts.techniques.mixture import Mixture
 
 OF_TORCH = ("torch", "torch.nn.functional", "torch.autograd", "torch.random", "torch.optim")
 CLASSES = (

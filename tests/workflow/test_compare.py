@@ -1,7 +1,6 @@
 import json
 import math
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -11,8 +10,9 @@ from flatout.records.profile import profile_from_json
 from flatout.records.recipe import Recipe
 from flatout.reporting.terminal import render_contrast
 from flatout.workflow.compare import compare
+from tests.paths import ROOT
 
-DATA = Path(__file__).parent.parent / "reporting/data"
+DATA = ROOT / "tests/reporting/data"
 
 
 def stored(name):

@@ -3,7 +3,7 @@
 import pytest
 
 from flatout.records.trial import Outcome
-from tests.workflow.trial_runs import trial_of
+from tests.support.trial_runs import trial_of
 
 pytestmark = pytest.mark.slow
 

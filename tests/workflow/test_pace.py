@@ -4,7 +4,7 @@ import pytest
 
 from flatout.records.profile import MAX_STEPS_KEPT
 from flatout.records.trial import Outcome
-from tests.workflow.trial_runs import trial_of
+from tests.support.trial_runs import trial_of
 
 pytestmark = pytest.mark.slow
 

@@ -1,7 +1,5 @@
 """Plans of real targets, traced in real processes."""
 
-from pathlib import Path
-
 import pytest
 
 from flatout.hardware.catalogue import CATALOGUE
@@ -10,8 +8,9 @@ from flatout.records.plan import Source
 from flatout.records.recipe import Choice, Recipe
 from flatout.workflow import plan as verb
 from flatout.workflow.plan import PlanOptions, choice_of, ground_of, plan
+from tests.paths import ROOT
 
-SCRIPTS = Path(__file__).parent / "scripts"
+SCRIPTS = ROOT / "tests/scripts/whole"
 SUBJECT = f"{SCRIPTS / 'planned.py'}:subject"
 TASK = f"{SCRIPTS / 'planned.py'}:task"
 

@@ -16,7 +16,7 @@ from flatout.techniques.data.loader_workers import most_workers
 from flatout.tuning.guard_checker import Referee, of_all_ranks
 from flatout.tuning.trial_runner import Lab
 from flatout.tuning.trials import TrialOptions, run_trial
-from tests.workflow.trial_runs import copy_scripts, machine
+from tests.support.trial_runs import copy_scripts, machine
 
 pytestmark = pytest.mark.slow
 

@@ -13,7 +13,7 @@ from flatout.records.units import format_ratio
 from flatout.reporting.terminal import render_roofline
 from flatout.workflow import roofline as verb
 from flatout.workflow.roofline import roofline
-from tests.profiling.probes.probed import SCRIPTS
+from tests.support.probed import SCRIPTS
 
 PEAKS = Peaks(
     dtype="float32",

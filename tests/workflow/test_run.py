@@ -16,7 +16,7 @@ import pytest
 from flatout.records.recipe import Choice, Recipe
 from flatout.records.trial import Workload
 from flatout.workflow.run import run
-from tests.workflow.trial_runs import copy_scripts
+from tests.support.trial_runs import copy_scripts
 
 NOT_APPLIED = Recipe(choices=(Choice(technique="channels_last"),))
 """The scripts below have no convolution."""

@@ -4,7 +4,6 @@ import json
 import shutil
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -21,8 +20,9 @@ from flatout.workflow.run import (
     run,
     tell_exhaustion,
 )
+from tests.paths import ROOT
 
-HUNGRY = Path(__file__).parent / "scripts" / "hungry.py"
+HUNGRY = ROOT / "tests/scripts/whole/hungry.py"
 MIB = 2**20
 
 

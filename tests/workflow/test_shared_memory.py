@@ -6,7 +6,7 @@ import pytest
 
 from flatout.records.trial import Outcome
 from tests.left_behind import left_behind, left_since
-from tests.workflow.trial_runs import trial_of
+from tests.support.trial_runs import trial_of
 
 pytestmark = pytest.mark.slow
 

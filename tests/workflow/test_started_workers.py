@@ -9,7 +9,7 @@ import pytest
 from flatout.records.recipe import Choice, Recipe
 from flatout.records.trial import Outcome, Workload
 from flatout.workflow.run import run
-from tests.workflow.trial_runs import SCRIPTS, copy_scripts, trial_of
+from tests.support.trial_runs import SCRIPTS, copy_scripts, trial_of
 
 pytestmark = pytest.mark.slow
 

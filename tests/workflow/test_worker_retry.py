@@ -11,10 +11,10 @@ from flatout.records.trial import Outcome, Workload
 from flatout.reporting.terminal import render_ablation
 from flatout.tuning.trials import run_trial
 from flatout.workflow.tune import BaselineFailedError, TuneOptions, tune
-from tests.workflow.test_faults import SCRIPT
+from tests.analysis.test_loader_faults import SCRIPT
+from tests.support.trial_runs import machine
 from tests.workflow.test_tune import World, run
 from tests.workflow.test_tune import guard_that_passes as guard_that_passes
-from tests.workflow.trial_runs import machine
 
 
 class SmallMemory(World):

@@ -237,7 +237,7 @@ class Session:
                 return number
         return -1
 
-    def end_segment(self, who: int) -> None:  # noqa: C901, PLR0912  each step feels a call more
+    def end_segment(self, who: int) -> None:
         """Close the running segment: an outermost optimizer step, or backward, has ended."""
         if self.nap.ends:
             self.wake()

@@ -1,6 +1,5 @@
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -9,11 +8,12 @@ from flatout.records.trial import Outcome, Workload
 from flatout.records.units import GIB, MIB
 from flatout.rules.runtime.worker_growth import check
 from flatout.workflow.measure import measure
+from tests.paths import ROOT
 from tests.rules.journey_facts import journey
 from tests.rules.rank_facts import rank
 from tests.techniques.facts import machine, profile
 
-SCRIPTS = Path(__file__).parents[2] / "workflow" / "scripts"
+SCRIPTS = ROOT / "tests/scripts/whole"
 
 
 def findings_of(*arguments):

@@ -11,9 +11,9 @@ from flatout.kernels import expert_mixture
 from flatout.kernels.expert_mixture import grouped_linear
 from flatout.records.errors import NotApplicable
 from flatout.techniques.compute.grouped_experts import GroupedExperts, group_experts
+from tests.scripts.techniques.mixture import Mixture, Model
 from tests.techniques.facts import machine, model, profile
 from tests.techniques.guarded import checked, played
-from tests.techniques.scripts.mixture import Mixture, Model
 
 PROMISE = "this module asks the guard"
 

@@ -14,9 +14,9 @@ from flatout.kernels import sdpa_rewrite
 from flatout.kernels.sdpa_rewrite import capture, is_causal_mask
 from flatout.records.errors import NotApplicable
 from flatout.techniques.compute.sdpa_attention import SdpaAttention, use_fused_attention
+from tests.scripts.techniques import naive_gpt
 from tests.techniques.facts import machine, model, profile
 from tests.techniques.guarded import checked, played
-from tests.techniques.scripts import naive_gpt
 
 LENGTH, HEADS, WIDTH = 12, 2, 16
 

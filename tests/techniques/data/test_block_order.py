@@ -3,7 +3,6 @@ import json
 import subprocess
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,12 +18,13 @@ from flatout.records.journey import Journey, Leg, WorkerFacts
 from flatout.techniques.data import block_order
 from flatout.techniques.data.block_order import BlockOrder, block_sampler
 from tests.data.packs import packed
+from tests.paths import ROOT
 from tests.techniques.facts import loader, machine, profile
 
 PROMISE = "this module counts every sample of an epoch"
 
 SAMPLES = 10_000
-SCRIPT = Path(__file__).parent / "scripts" / "block_order_rank.py"
+SCRIPT = ROOT / "tests/scripts/data_techniques/block_order_rank.py"
 
 
 @pytest.fixture(scope="module")

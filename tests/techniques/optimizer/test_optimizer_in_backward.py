@@ -3,7 +3,6 @@ import gc
 import subprocess
 import sys
 import weakref
-from pathlib import Path
 
 import pytest
 import torch
@@ -19,10 +18,10 @@ from flatout.techniques.optimizer.optimizer_in_backward.updates_in_backward impo
     find_obstacle,
     step_in_backward,
 )
+from tests.paths import ROOT
 from tests.techniques.facts import GIB, gpu, machine, model, optimizer, profile
 from tests.techniques.guarded import checked, played
 
-ROOT = Path(__file__).parents[3]
 FULL = PeakBytes(allocated=70 * GIB, reserved=75 * GIB, device=76 * GIB)
 KINDS = {
     "AdamW": lambda p: torch.optim.AdamW(p, lr=1e-2, weight_decay=0.1),

@@ -1,0 +1,212 @@
+"""The facts of a model are those of the training that ran, levers included."""
+
+import gc
+import shutil
+import sys
+import weakref
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils.parametrizations import orthogonal, spectral_norm
+
+from flatout.agent.hooks.model import _Roots
+from flatout.agent.hooks.optimizer import _Steps
+from flatout.agent.samples import is_rehearsed, leading_size
+from flatout.agent.session import Session
+from flatout.records.profile import ModelFacts
+from flatout.records.recipe import Choice, Recipe
+from flatout.records.trial import Workload
+from flatout.techniques.compile import torch_compile
+from flatout.techniques.compile.regional_compile import RegionalCompile
+from flatout.techniques.compile.torch_compile import TorchCompile
+from flatout.techniques.compute.sdpa_attention import SdpaAttention
+from flatout.techniques.memory.microbatching import Microbatching
+from flatout.techniques.precision.bf16_autocast import Bf16Autocast
+from flatout.techniques.precision.pure_bf16 import PureBf16
+from flatout.techniques.precision.tf32 import Tf32
+from flatout.workflow.run import run
+from tests.paths import ROOT
+from tests.techniques.facts import gpu, machine, profile
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+def trained(*levers, calls=1):
+    """Return the session of a model that was called in training, and what it gave."""
+    session = Session({"mode": "measure"}, levers)
+    net = nn.Linear(8, 4)
+    _Roots(session).consider(net, nn.Module.__call__)
+    run = session.training_calls[id(net)]
+    given = [run(torch.ones(2, 8)) for _ in range(calls)]
+    assert session.errors == []
+    return session, given
+
+
+def facts_of(session):
+    (plain,) = session.model_facts
+    names = ModelFacts.__dataclass_fields__
+    return ModelFacts(**{k: v for k, v in plain.items() if k in names} | {"dtypes": ("float32",)})
+
+
+def test_a_lever_s_autocast_is_a_fact_of_the_model():
+    plain, lowered = facts_of(trained()[0]), facts_of(trained(Bf16Autocast(), calls=2)[0])
+
+    assert (plain.used_autocast, lowered.used_autocast) == (False, True)
+
+
+def test_tf32_is_not_offered_under_bf16_that_a_lever_brought():
+    hopper = machine(device=gpu((9, 0)))
+
+    def offered(*levers):
+        return Tf32.candidates(
+            profile(kind="cuda", models=(facts_of(trained(*levers)[0]),)), hopper
+        )
+
+    assert offered() == [Tf32()]
+    assert offered(Bf16Autocast()) == ()
+
+
+def test_weights_that_a_lever_converted_have_their_own_dtype():
+    session, _ = trained(PureBf16())
+
+    assert session.model_facts[0]["dtypes"] == ["bfloat16"]
+    assert session.model_facts[0]["parameter_bytes"] == 2 * (8 * 4 + 4)
+
+
+def test_the_lever_that_compiled_a_model_is_named(monkeypatch):
+    monkeypatch.setattr(torch, "compile", lambda function, **_: function)
+    monkeypatch.setattr(torch_compile, "watch_compiler", lambda: None)
+
+    session, _ = trained(RegionalCompile(), TorchCompile())
+
+    assert facts_of(session).is_compiled
+    assert facts_of(session).compiled_by == "torch_compile"
+    assert session.status["regional_compile"][0] == "not_applicable"
+
+
+def test_a_model_that_no_lever_changes_is_called_without_a_detour():
+    session = Session({"mode": "measure"})
+    net = nn.Linear(8, 4)
+
+    _Roots(session).consider(net, nn.Module.__call__)
+
+    assert session.training_calls[id(net)].args == (net,)
+
+
+def test_what_computes_a_weight_is_no_root(monkeypatch):
+    monkeypatch.setattr(nn.Module, "__call__", nn.Module.__call__)
+    session = Session({"mode": "measure"})
+    _Roots(session).install()
+
+    net = nn.Sequential(orthogonal(nn.Linear(8, 8)), spectral_norm(nn.Linear(8, 4)))
+    assert net[0].weight.shape == (8, 8)  # computed outside of any model's call
+    net(torch.ones(2, 8))
+
+    assert session.roots == [net]
+
+
+def test_shapes_that_are_not_there_count_no_samples_and_break_nothing():
+    nested = torch.nested.nested_tensor([torch.ones(2, 3), torch.ones(3, 3)])
+    symbol = SimpleNamespace(shape=(None, 3), dtype="float32")
+
+    assert (leading_size(nested), leading_size(symbol)) == (0, 0)
+    assert is_rehearsed((([symbol],), {}))
+    assert is_rehearsed(((), {"x": symbol}))
+    assert not is_rehearsed(((torch.ones(2, 3), nested, None), {}))
+
+
+class Odd:
+    """Settings that a call may be given, with the names of a tensor's attributes."""
+
+    shape = 224
+
+    @property
+    def dtype(self):
+        return next(iter(()))
+
+
+@pytest.mark.parametrize("argument", [torch.Tensor, np.float32, Odd(), Odd, SimpleNamespace])
+def test_what_only_has_the_names_of_a_tensor_is_looked_at_without_harm(argument):
+    assert not is_rehearsed(((argument,), {"kind": argument}))
+    assert leading_size(argument) == 0
+
+
+def test_a_table_with_columns_for_keys_is_counted_as_an_object():
+    table = SimpleNamespace(keys=lambda: ["a"], values=np.zeros((4, 1)))
+
+    assert leading_size(table) == 4
+
+
+class Attention(nn.Module):
+    """What all the levers below act on."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(8, 8)
+
+    def forward(self, x):
+        q = self.inner(x)
+        return (q @ q.transpose(-2, -1)).softmax(dim=-1) @ q
+
+
+@pytest.mark.parametrize("levers", [(), (Bf16Autocast(), Microbatching(chunks=2), SdpaAttention())])
+def test_the_real_run_keeps_no_model_that_the_script_lets_go(monkeypatch, levers):
+    monkeypatch.setattr(nn.Module, "__call__", nn.Module.__call__)
+    session = Session({"mode": "run"}, levers)
+    roots = _Roots(session)
+    roots.install()
+    net = Attention().train()
+    trained_before = weakref.ref(net)
+    net(torch.ones(4, 3, 8)).sum().backward()
+
+    assert session.roots == [net]
+    del net
+    gc.collect()
+    second = Attention().train()
+    second(torch.ones(4, 3, 8))
+
+    assert trained_before() is None
+    assert session.roots == [second]
+    assert set(session.training_calls) == {id(second)}
+    assert session.root_count == 2
+    assert session.errors == []
+
+
+def test_what_is_measured_is_kept_to_the_end():
+    session = Session({"mode": "measure"})
+    net = nn.Linear(8, 4)
+    _Roots(session).consider(net, nn.Module.__call__)
+    alive = weakref.ref(net)
+
+    del net
+    gc.collect()
+
+    assert session.roots == [alive()]
+    assert alive() is not None
+
+
+def test_a_later_model_is_noted_as_unseen_though_the_first_is_gone():
+    session = Session({"mode": "run"})
+    net = nn.Linear(8, 4)
+    _Roots(session).consider(net, nn.Module.__call__)
+    session.knows_roots = True
+
+    del net
+    gc.collect()
+    _Steps(session).check_roots(torch.optim.SGD(nn.Linear(8, 4).parameters(), lr=0.1))
+
+    assert session.trains_unseen
+
+
+def test_a_real_run_over_folds_holds_no_model_at_its_end(tmp_path):
+    script = ROOT / "tests/scripts/plain/models_in_turn.py"
+    shutil.copy(script, tmp_path)
+    workload = Workload(target=script.name, folder=tmp_path, python=sys.executable)
+    levers = ("bf16_autocast", "microbatching", "fused_optimizer")
+
+    code = run(workload, Recipe(choices=tuple(Choice(technique=name) for name in levers)))
+
+    assert code == 0

@@ -1,0 +1,392 @@
+"""The undo journal under attack: full disks, kills, other programs. Nothing is lost."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from flatout.agent import journal_file
+from flatout.agent.undo_journal import UNRECORDED_EXIT_CODE
+from flatout.launch.rollback import restore, rollback
+from tests.agent.test_undo_journal import CHANGES, command, fill, filled, listing
+
+FAULTS = """
+import builtins, errno, fcntl, io, os, random, shutil, signal, sys, threading, time
+from pathlib import Path
+from flatout.agent import undo_journal as journal, journal_file
+calls, FAIL_AT, HOW, ONLY = 0, {at}, {how!r}, {only!r}
+def faulty(name):
+    real = getattr(os, name)
+    def call(*args, **kwargs):
+        global calls
+        is_inside = any(
+            frame.f_globals.get("__name__", "").startswith("flatout.agent.undo_journal")
+            for frame in frames()
+        )
+        if is_inside and name in ONLY and not (name == "write" and args[0] == 2):
+            calls += 1
+            if calls == FAIL_AT:
+                if HOW == "kill":
+                    os.kill(os.getpid(), signal.SIGKILL)
+                if HOW == "short":
+                    return real(args[0], args[1][: len(args[1]) // 2])
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return real(*args, **kwargs)
+    setattr(os, name, call)
+def frames():
+    frame = sys._getframe(1)
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+for name in ("write", "fsync", "rename"):
+    faulty(name)
+journal.install(Path(sys.argv[1]), (sys.argv[2],))
+try:
+{body}
+except OSError:
+    pass  # scripts go on after errors
+Path(sys.argv[1], "came-through").touch()
+"""
+BODY = """
+with open('model.pt', 'w') as f:
+    f.write('new')
+with open('old/b.txt', 'a') as f:
+    f.write('more')
+os.remove('old/c.txt')
+Path('new').write_text('1')
+os.rename('new', 'newer')
+os.rename('out', 'runs')
+Path('runs/w.pt').write_text('2')
+os.remove('latest')
+shutil.rmtree('runs/deep')
+os.replace('newer', 'model.pt')
+os.mkdir('n')
+Path('n/x').write_text('3')
+"""
+EXITS = {"fail": UNRECORDED_EXIT_CODE, "short": UNRECORDED_EXIT_CODE, "kill": -signal.SIGKILL}
+
+
+def run_with_fault(tmp_path, at, how, only, body=BODY):
+    """Run the script with the N-th such call of the journal failing; return how it ended."""
+    folder = tmp_path / "trial"
+    folder.mkdir()
+    indented = "\n".join(f"    {line}" for line in body.splitlines())
+    program = FAULTS.format(at=at, how=how, only=only, body=indented)
+    argv = [sys.executable, "-c", program, str(folder), str(tmp_path / "skipped")]
+    ended = subprocess.run(argv, cwd=tmp_path / "work", stderr=subprocess.DEVNULL, check=False)
+    return ended.returncode, (folder / "came-through").exists()
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize(
+    ("how", "only"),
+    [
+        ("fail", ("write",)),
+        ("short", ("write",)),
+        ("kill", ("write",)),
+        ("fail", ("fsync",)),
+        ("fail", ("rename",)),
+        ("kill", ("rename", "fsync")),
+    ],
+)
+def test_whichever_call_of_the_journal_fails_the_trial_ends_and_nothing_is_lost(
+    tmp_path, how, only
+):
+    for at in range(1, 200):
+        place = tmp_path / str(at)
+        place.mkdir()
+        work = filled(place)
+        before = listing(work)
+
+        code, came_through = run_with_fault(place, at, how, only)
+        undone = rollback(place / "trial")
+
+        assert listing(work) == before, (at, undone)
+        assert undone.failed == []
+        if came_through:
+            break
+        assert code == EXITS[how], at
+    assert at > 3
+
+
+def test_a_full_disk_ends_a_script_that_ignores_every_error(tmp_path):
+    """The kernel's own limit of a file's size, in the place of a full disk."""
+    work = filled(tmp_path)
+    before = listing(work)
+    body = """
+import resource, signal
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (700, 700))
+for number in range(100):
+    try:
+        Path(f'file{number}').write_text('x')
+        Path('model.pt').write_text('new')
+        os.remove('old/b.txt')
+    except BaseException:
+        pass
+print('went on')
+"""
+    (tmp_path / "trial").mkdir()
+
+    ended = subprocess.run(
+        command(tmp_path, body), cwd=work, capture_output=True, text=True, check=False
+    )
+    rollback(tmp_path / "trial")
+
+    assert ended.returncode == UNRECORDED_EXIT_CODE
+    assert "cannot be recorded, so it was not done" in ended.stderr
+    assert ended.stdout == ""
+    assert listing(work) == before
+
+
+@pytest.mark.parametrize(
+    "line",
+    [b"\xff\xfe", b"7", b"null", b'["moved", 1, 2, 3, 4]', b'["other", "/x"]', b"[" * 99_999],
+)
+def test_a_line_that_cannot_be_read_stops_no_rollback(tmp_path, line):
+    work = filled(tmp_path)
+    before = listing(work)
+    folder = ran(tmp_path, "os.remove('model.pt')")
+    with (folder / "journal").open("ab") as file:
+        file.write(line + b"\n")
+
+    undone = rollback(folder)
+
+    assert listing(work) == before
+    assert [text[:9] for text in undone.kept] == ["a line of"]
+
+
+def ran(tmp_path, body):
+    """Run a script with its journal, and return the trial's folder."""
+    folder = tmp_path / "trial"
+    folder.mkdir(exist_ok=True)
+    subprocess.run(command(tmp_path, body), cwd=tmp_path / "work", check=True)
+    return folder
+
+
+REPLACED = "Path('part').write_text('newer'); os.replace('part', {path!r})"
+"""What another program does, a Python without the journal."""
+
+
+def other_program(work, path):
+    subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            "import os; from pathlib import Path; " + REPLACED.format(path=path),
+        ],
+        cwd=work,
+        check=True,
+    )
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "Path('model.pt').write_text('x')",
+        "open('model.pt', 'a').write('x')",
+        "os.remove('model.pt')",
+        "Path('t').write_text('x'); os.replace('t', 'model.pt')",
+    ],
+)
+def test_what_another_program_put_in_place_of_a_file_is_not_overwritten(tmp_path, body):
+    work = filled(tmp_path)
+    folder = ran(tmp_path, body + "\nid(0)")
+    other_program(work, "model.pt")
+
+    undone = rollback(folder)
+
+    assert (work / "model.pt").read_text() == "newer"
+    assert (work / "model.pt.flatout-original").read_text() == "the user's model.pt"
+    assert [line for line in undone.kept if "model.pt.flatout-original" in line] == undone.kept
+    assert len(undone.kept) == 1
+
+
+def test_a_new_file_that_another_program_replaced_is_not_deleted(tmp_path):
+    work = filled(tmp_path)
+    folder = ran(tmp_path, "Path('new').write_text('x')\nid(0)")
+    other_program(work, "new")
+
+    undone = rollback(folder)
+
+    assert (work / "new").read_text() == "newer"
+    assert undone.kept == [f"{work / 'new'} was made by another program and stays"]
+
+
+def test_a_new_folder_is_not_removed_with_what_another_program_put_in_place_of_a_file(tmp_path):
+    work = filled(tmp_path)
+    folder = ran(tmp_path, "os.mkdir('n'); Path('n/x').write_text('x'); Path('n/y').touch()\nid(0)")
+    other_program(work, "n/x")
+
+    undone = rollback(folder)
+
+    assert [path.name for path in (work / "n").iterdir()] == ["x"]
+    assert (work / "n/x").read_text() == "newer"
+    assert len(undone.kept) == 2
+
+
+def test_the_script_itself_does_not_write_over_another_program_s_file(tmp_path):
+    work = filled(tmp_path)
+    other = REPLACED.format(path="model.pt").replace("'", '"')
+    other = f"import os; from pathlib import Path; {other}"
+    body = "Path('model.pt').write_text('x')\nimport subprocess\n"
+    body += f"subprocess.run([sys.executable, '-S', '-c', {other!r}])\n"
+    body += "Path('model.pt').write_text('y')"
+    folder = ran(tmp_path, body)
+
+    rollback(folder)
+
+    assert (work / "model.pt").read_text() == "newer"
+    assert (work / "model.pt.flatout-original").read_text() == "the user's model.pt"
+
+
+def test_a_file_that_was_edited_after_the_trial_was_killed_is_not_overwritten(tmp_path):
+    work = filled(tmp_path)
+    folder = ran(tmp_path, "Path('model.pt').write_text('x'); Path('new').write_text('x')\nid(0)")
+    for path in (folder, *folder.iterdir()):
+        os.utime(path, (1_650_000_000, 1_650_000_000))
+    os.utime(work / "new", (1_650_000_000, 1_650_000_000))
+    (work / "model.pt").write_text("edited in place")
+
+    rollback(folder, ended=False)
+
+    assert (work / "model.pt").read_text() == "edited in place"
+    assert (work / "model.pt.flatout-original").read_text() == "the user's model.pt"
+    assert not (work / "new").exists()
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_two_trials_in_one_folder_lose_nothing_in_either_order(tmp_path, order):
+    work = filled(tmp_path)
+    body = "Path('model.pt').write_text('trial'); os.remove('old/b.txt')\nid(0)"
+    folders = []
+    for name in ("a", "b"):
+        (tmp_path / name / "trial").mkdir(parents=True)
+        (tmp_path / name / "trial").rename(tmp_path / name / f"trial-{name}")
+        folders.append(tmp_path / name / f"trial-{name}")
+        argv = command(tmp_path, body)
+        argv[-2] = str(folders[-1])
+        done = "; Path('old/b.txt').write_text('again')" if name == "a" else ""
+        argv[2] = argv[2].replace("os.remove('old/b.txt')", f"os.remove('old/b.txt'){done}")
+        subprocess.run(argv, cwd=work, check=True)
+
+    undone = [rollback(folders[index]) for index in order]
+
+    texts = [path.read_text() for path in work.rglob("*") if path.is_file()]
+    assert "the user's model.pt" in texts
+    assert "the user's old/b.txt" in texts
+    named = [line for one in undone for line in one.kept]
+    assert named != [] or listing(work)["model.pt"][1][0] == "the user's model.pt"
+
+
+def test_a_second_trial_does_not_begin_to_move_files_where_one_is_at_work(tmp_path):
+    work = filled(tmp_path)
+    (tmp_path / "trial").mkdir()
+    (tmp_path / "trial-b").mkdir()
+    body = "Path('model.pt').write_text('x'); print('ready', flush=True); time.sleep(60)"
+    first = subprocess.Popen(command(tmp_path, body), cwd=work, stdout=subprocess.PIPE)
+    try:
+        first.stdout.readline()
+        argv = command(
+            tmp_path, "Path('old/b.txt').write_text(''); Path('model.pt').write_text('y')"
+        )
+        argv[-2] = str(tmp_path / "trial-b")
+        second = subprocess.run(argv, cwd=work, capture_output=True, text=True, check=False)
+    finally:
+        first.kill()
+        first.communicate()
+    rollback(tmp_path / "trial-b")
+    rollback(tmp_path / "trial")
+
+    assert second.returncode == UNRECORDED_EXIT_CODE
+    assert "another trial has moved files aside there" in second.stderr
+    assert listing(work) == reference(tmp_path)
+
+
+def reference(tmp_path):
+    work = tmp_path / "reference"
+    work.mkdir()
+    fill(work)
+    return listing(work)
+
+
+ORIGINALS = [name for name in CHANGES if "journal" not in name and "other programs" not in name]
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize("name", ORIGINALS)
+def test_the_folder_alone_is_enough_to_put_originals_back(tmp_path, name):
+    work = filled(tmp_path)
+    before = listing(work)
+    folder = ran(tmp_path, CHANGES[name])
+    for path in folder.iterdir():
+        path.unlink()  # the cache is gone
+
+    undone, num_used = restore(work)
+
+    after = listing(work)
+    lost = {path: what for path, what in before.items() if after.get(path) != what}
+    assert (lost, undone.failed, num_used) == ({}, [], 0)
+    assert not [path for path in work.rglob("*") if path.name.startswith(journal_file.BESIDE)]
+
+
+def test_a_folder_that_had_another_name_in_a_container_is_put_right(tmp_path):
+    work = filled(tmp_path)
+    before = listing(work)
+    ran(tmp_path, "os.remove('model.pt'); shutil.rmtree('out')")
+    moved = work.rename(tmp_path / "on the host")
+
+    refused, _ = restore(moved)
+    undone, _ = restore(moved, work)
+
+    assert [line for line in refused.failed if "outside the folder" in line] == refused.failed
+    assert len(refused.failed) == 2
+    assert (undone.failed, listing(moved)) == ([], before)
+
+
+def test_a_planted_journal_changes_nothing_outside_the_folder(tmp_path):
+    (tmp_path / "secret").write_text("mine")
+    work = tmp_path / "work"
+    work.mkdir()
+    (work / "link").symlink_to(tmp_path)
+    (work / "x").write_text("planted")
+    lines = [
+        journal_file._line("moved", str(tmp_path / "secret"), str(work / "x"), 0),
+        journal_file._line("moved", str(work / "link/secret"), str(work / "x"), 0),
+        journal_file._line("renamed", str(work / "got"), str(tmp_path / "secret"), 0),
+        journal_file._line("tree", str(work / ".."), str(work / "x"), 0),
+        journal_file._line("new", str(tmp_path / "secret"), None, 0),
+    ]
+    (work / ".flatout-journal-trial-x").write_bytes(b"".join(lines))
+
+    undone, _ = restore(work)
+
+    assert (tmp_path / "secret").read_text() == "mine"
+    assert len(undone.failed) == len(lines)
+
+
+def test_what_could_not_be_put_back_is_named_and_tried_again(tmp_path, monkeypatch):
+    work = filled(tmp_path)
+    before = listing(work)
+    folder = ran(tmp_path, "os.remove('model.pt'); os.remove('old/b.txt'); os.mkdir('n')")
+    real = Path.replace
+    names = []
+
+    def fails(self, target):
+        if str(target).endswith("model.pt"):
+            names.append(target)
+            raise OSError(5, "Input/output error")
+        return real(self, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "replace", fails)
+        first = rollback(folder)
+    second = rollback(folder)
+
+    assert len(first.failed) == 1
+    assert "model.pt could not be put back: Input/output error" in first.failed[0]
+    assert second.failed == []
+    assert listing(work) == before

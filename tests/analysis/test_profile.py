@@ -1,0 +1,135 @@
+"""From what a training process wrote to a profile: what its device ran."""
+
+import pytest
+
+from flatout.analysis.profile import summarise
+from flatout.records.phase_clock import EVAL
+from flatout.records.technique import Numerics
+from flatout.techniques.compile.torch_compile import TorchCompile
+from flatout.tuning.ranking import Search, rank
+from tests.support.results import kernel, result, traced
+from tests.techniques.facts import gpu, machine
+
+GEMM = "sm90_xmma_gemm_bf16bf16_bf16f32"
+SMALL = "void at::native::vectorized_elementwise_kernel<4>"
+MODEL = {
+    "name": "Net",
+    "parameters": 1000,
+    "parameter_bytes": 4000,
+    "dtypes": ["float32"],
+    "modules": 4,
+}
+
+
+def on_gpu(*events, segments=1, lasted_us=100_000.0, who=(0,)):
+    """Return the profile of steps of 100 ms with these kernels in the traced ones."""
+    facts = traced(*events, segments=segments, lasted_us=lasted_us)
+    device = {"kind": "cuda", "name": "a GPU"} | facts
+    return summarise(result(device=device, models=[MODEL], who=who), machine(device=gpu()))
+
+
+def gemm_bound():
+    """Return a step whose queue never runs empty, nearly all of it in products."""
+    return on_gpu(
+        kernel(GEMM, 0.0, 97_000.0, launched=-50.0),
+        kernel(SMALL, 97_000.0, 3_000.0, launched=-20.0),
+    )
+
+
+def launch_bound():
+    """Return a step in which every kernel is waited for: the device runs a quarter of the time."""
+    events = [kernel(SMALL, at, 250.0, launched=at - 2) for at in range(750, 100_000, 1000)]
+    return on_gpu(*events)
+
+
+def candidates(profile):
+    search = Search(
+        machine=machine(device=gpu()), ceiling=Numerics.PRECISION, only=("torch_compile",)
+    )
+    return {x.choice.settings["mode"]: x for x in rank(profile, search)}
+
+
+def test_a_step_of_large_products_is_bound_by_them():
+    found = gemm_bound()
+
+    assert found.regime.name == "gemm"
+    assert found.regime.shares["gemm"] == pytest.approx(0.97)
+    assert found.regime.shares["launch"] == pytest.approx(0.0)
+    assert set(found.regime.missing) == {"sync"}
+
+
+def test_a_step_that_waits_for_its_kernels_is_bound_by_launches():
+    found = launch_bound()
+
+    assert found.regime.name == "launch"
+    assert found.regime.shares["launch"] == pytest.approx(0.75)
+    assert found.regime.shares["bandwidth"] == pytest.approx(0.25)
+
+
+def test_a_step_of_large_products_is_offered_no_graphs_and_nothing_to_fuse():
+    hopes = candidates(gemm_bound())
+
+    assert set(hopes) == {"default"}
+    assert hopes["default"].find_reason_against(1.0) is not None
+
+
+def test_a_step_that_waits_for_its_kernels_is_promised_more_by_graphs():
+    hopes = candidates(launch_bound())
+
+    assert hopes["reduce-overhead"].ratio > 2
+    assert hopes["reduce-overhead"].ratio > hopes["default"].ratio
+    assert hopes["default"].find_reason_against(1.0) is None
+
+
+def test_where_nobody_looked_both_modes_are_promised_something():
+    facts = result(device={"kind": "cuda", "name": "a GPU"}, models=[MODEL])
+    found = summarise(facts, machine(device=gpu()))
+
+    assert found.trace is None
+    assert {x.find_reason_against(1.0) for x in candidates(found).values()} == {None}
+    assert TorchCompile(mode="reduce-overhead") in TorchCompile.candidates(found, machine())
+
+
+def test_a_step_of_several_optimizers_has_the_kernels_of_all_of_its_segments():
+    events = [kernel(GEMM, at, 40_000.0) for at in range(0, 300_000, 50_000)]
+
+    found = on_gpu(*events, segments=6, lasted_us=300_000.0, who=(0, 1)).trace
+
+    assert (found.steps, found.step_ms) == (3, pytest.approx(100.0))
+    assert found.kernels[0].calls_per_step == pytest.approx(2.0)
+    assert found.kernels[0].ms_per_step == pytest.approx(80.0)
+    assert found.kernels[0].share == pytest.approx(0.8)
+
+
+def test_on_the_cpu_no_trace_is_made_up():
+    found = summarise(result(models=[MODEL]), machine())
+
+    assert found.trace is None
+    assert set(found.regime.missing) == {"launch", "gemm", "bandwidth"}
+
+
+def with_evaluations(seconds, at=(0,)):
+    """Return the result of a dozen steps of 0.1 s, some with calls without gradients as well."""
+    found = result()
+    for number in at:
+        found["segments"][number]["seconds"][EVAL] = seconds
+        found["segments"][number]["evals"] = 1
+    return found
+
+
+@pytest.mark.parametrize("at", [(0,), (6,)])
+def test_rollouts_between_the_measured_steps_are_told_where_they_take_much_of_the_run(at):
+    profile = summarise(with_evaluations(2.8, at), machine())
+
+    assert profile.step_ms.median == pytest.approx(100.0)
+    assert (
+        "evaluations or rollouts (calls without gradients) took 2.80 s of the 4.00 s seen: "
+        "the steps that hold them are left out"
+    ) in profile.notes
+
+
+def test_short_evaluations_and_those_that_count_are_not_called_left_out():
+    short = summarise(with_evaluations(0.1), machine())
+    counted = summarise(with_evaluations(0.1, at=range(12)), machine())
+
+    assert not any("left out" in note for note in (*short.notes, *counted.notes))

@@ -1,0 +1,22 @@
+"""Train a compiled CNN for real and trace it: the measured peak, and the traced bounds."""
+
+import json
+from dataclasses import replace
+
+import torch
+from tests.memory.test_cpu_truth import measured_peak
+from tests.memory.truth_models import MODELS
+
+from flatout.planner.plan import compiled_spread
+from flatout.planner.tracing.trace import trace
+
+if __name__ == "__main__":
+    plain = MODELS["small_cnn"]
+    compiled = replace(plain, model=lambda: torch.compile(plain.model()))
+    # For real first: what Dynamo once skipped under a tracer it never compiles again.
+    measured = measured_peak(compiled, steps=3)
+    stream = trace(compiled, device="cpu")
+    less, more = compiled_spread(stream)
+    eager = max(stream.alive())
+    found = {"measured": measured, "low": eager - less, "eager": eager, "high": eager + more}
+    print(json.dumps(found))
