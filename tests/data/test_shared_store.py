@@ -126,7 +126,11 @@ def test_what_an_ended_training_left_is_not_found_and_removed(begin, tmp_path):
     assert not stale.exists()
 
 
-@pytest.mark.parametrize("text", ["", "{", "{}", json.dumps({"pid": os.getpid(), "descriptor": 0})])
+@pytest.mark.parametrize(
+    "text",
+    ["", "{", "{}", json.dumps({"pid": os.getpid(), "descriptor": 0})],
+    ids=["empty", "torn", "no fields", "another kind of file"],
+)
 def test_a_file_that_tells_nothing_is_not_believed(tmp_path, text):
     path = tmp_path / "told.json"
     path.write_text(text)
