@@ -46,7 +46,7 @@ test-gpu:
 	PYTHONPATH=src $(PYTHON) -m pytest -q -rs -W default --timeout 90 -m "gpu or multi_gpu" \
 	  $$(grep -rlE 'mark\.(multi_)?gpu\b' tests --include='*.py')
 
-# torchvision's transforms under the data levers. Its wheel asks for the torch that knows CUDA, so it
+# torchvision's transforms under the data techniques. Its wheel asks for the torch that knows CUDA, so it
 # comes without what it asks for, and into a folder of its own: no other test finds it.
 test-images: setup
 	$(PY) -m pip install --quiet --disable-pip-version-check --no-deps --upgrade \

@@ -100,7 +100,7 @@ def interleave(arms: Sequence[Arm], rounds: int) -> None:
     """Run each arm once per round, the order turned round every time.
 
     Raises:
-        TrialFailedError: if a trial gives no measurement, or a lever of its recipe did nothing.
+        TrialFailedError: if a trial gives no measurement, or a technique of its recipe did nothing.
     """
     for number in range(rounds):
         for arm in arms if number % 2 == 0 else arms[::-1]:
@@ -128,7 +128,7 @@ def cells(pair: Comparison) -> tuple[str, str, str]:
 
 
 def calibration(ablations: Sequence[Ablation]) -> list[tuple[str, ...]]:
-    """Return each lever's predicted and measured ratio, or nothing where none was measured."""
+    """Return each technique's predicted and measured ratio, or nothing where none was measured."""
     rows = [
         (
             item.technique,

@@ -1,8 +1,8 @@
-"""What levers foretold of the unchanged script, beside what they then did to it.
+"""What techniques foretold of the unchanged script, beside what they then did to it.
 
-A sign is wrong where the lever was measured to do the opposite, beyond its interval, of what its
-`predict` said. Of memory there is no interval: what is closer to 1 than two runs of one script are
-to each other says nothing.
+A sign is wrong where the technique was measured to do the opposite, beyond its interval, of what
+its `predict` said. Of memory there is no interval: what is closer to 1 than two runs of one
+script are to each other says nothing.
 """
 
 import math
@@ -26,7 +26,7 @@ from flatout.tuning.trial_runner import Lab
 NEUTRAL = 0.005
 """A prediction nearer to 1 than this says that nothing changes."""
 SAME_MEMORY = 0.02
-"""Peaks of levers that do nothing to memory differed by as much: the record of 2026-11-22."""
+"""Peaks of techniques that do nothing to memory differed by as much: the record of 2026-11-22."""
 RIGHT, WRONG, OPEN = "right", "wrong", "open"
 HEADER = (
     *("script", "lever", "predicted", "at most", "measured", "sign"),
@@ -36,13 +36,14 @@ HEADER = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Foretold:
-    """One lever's prediction and its outcome on one script."""
+    """One technique's prediction and its outcome on one script."""
 
     script: str
     candidate: Candidate
     measured: Comparison
     peak_predicted: float | None
-    """Ratio of the peaks with the lever and without; None where it promises nothing of memory."""
+    """Ratio of the peaks with the technique and without; None where it promises nothing of memory.
+    """
     peak_measured: float
 
     @property
@@ -67,7 +68,7 @@ class Foretold:
 def foresee(
     lab: Lab, profile: Profile, levers: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, Candidate]:
-    """Return what each lever predicts of the unchanged script, looked at as a tuning does.
+    """Return what each technique predicts of the unchanged script, looked at as a tuning does.
 
     Args:
         lab: Runs the script twice more at most, for a few steps.
@@ -102,7 +103,10 @@ def foretold(
 
 
 def table(found: Sequence[Foretold]) -> list[tuple[str, ...]]:
-    """Return the calibration: header and a row for each lever; nothing where none was measured."""
+    """Return the calibration.
+
+    Header and a row for each technique; nothing where none was measured.
+    """
     return [HEADER, *map(_row, found)] if found else []
 
 

@@ -104,12 +104,12 @@ def words(row: Mapping[str, Any]) -> str:
 
 
 def is_reached(result: Mapping[str, Any]) -> bool:
-    """Tell whether every case was compared and is right, as fast as cuBLAS or ahead of torch."""
+    """Return whether every case was compared and is right, as fast as cuBLAS or ahead of torch."""
     return bool(result["rows"]) and not result["missed"] and all(map(_is_good, result["rows"]))
 
 
 def _is_good(row: Mapping[str, Any]) -> bool:
-    """Tell whether a plain product nearly keeps up, and a fused one is ahead."""
+    """Return whether a plain product nearly keeps up, and a fused one is ahead."""
     if row["is_plain"]:
         return share_of_cublas(row) >= GOAL_SHARE
     return share_of(row, row["theirs"]) > 1.0

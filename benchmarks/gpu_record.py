@@ -110,7 +110,7 @@ OTHER_PARTS = (
 
 
 def holds(results: Results) -> bool:
-    """Tell whether everything ran and showed what it is there to show."""
+    """Return whether everything ran and showed what it is there to show."""
     if not results or not all(worked(results, name) for name in results):
         return False
     found = {name: entry["result"] for name, entry in results.items()}

@@ -41,8 +41,9 @@ LEAST_PEER_S = 10.0
 SMOKE_BUDGET_S = 20.0
 """Of a tuning that only shows that it works: what it began is still ended properly."""
 OFF_TOPIC = ("data",)
-"""Families of the levers that are left out: the data are made up and lie in memory, mostly on the
-device. The time goes to the levers on the computation."""
+"""Families of the techniques that are left out: the data are made up and lie in memory, mostly on
+the
+device. The time goes to the techniques on the computation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +60,7 @@ class Rung:
     """Time for the tuning: enough to prove what helps, from what trials should take.
     `tests/benchmarks/test_gpu_time.py` plays that through."""
     off_topic: tuple[str, ...] = OFF_TOPIC
-    """Families of the levers that are not tried."""
+    """Families of the techniques that are not tried."""
     goal_per_s: float | None = None
     """On one of the GPUs that goals are for; None where there is none."""
 
@@ -240,7 +241,7 @@ def check_device(trial: Trial, machine: Machine) -> None:
 
 
 def left_out(rung: Rung) -> tuple[str, ...]:
-    """Return the levers that are not tried."""
+    """Return the techniques that are not tried."""
     kinds = {name: catalogue.technique_class(name) for name in catalogue.names()}
     return tuple(name for name, kind in kinds.items() if kind.family in rung.off_topic)
 
@@ -281,7 +282,7 @@ def reached(ablation: Ablation, rung: Rung, per_sample: int) -> dict[str, Any]:
 
 
 def is_reached(result: Mapping[str, Any]) -> bool:
-    """Tell whether a recipe was found and confirmed, and the goal reached, where there is one."""
+    """Return whether a recipe was found and confirmed, and the goal reached, where there is one."""
     return bool(result["is_proven"]) and result["tuned_per_s"] >= (result["goal_per_s"] or 0.0)
 
 
@@ -336,7 +337,7 @@ def _peer(framework: str, rung: Rung, seconds: float, *, smoke: bool) -> dict[st
 
 
 def all_ran(result: Mapping[str, Any]) -> bool:
-    """Tell whether every script trained under every framework."""
+    """Return whether every script trained under every framework."""
     rows = result["rows"]
     return len(rows) == len(RUNGS) * len(FRAMEWORKS) and all("per_s" in row for row in rows)
 

@@ -18,7 +18,7 @@ from flatout.workflow.recipe_files import write_recipe
 
 SCHEMA = "flatout.benchmark/1"
 RECORDS = Path(__file__).parent / "records"
-PREDICTIONS = "What was predicted of each lever that was tried by itself, and what it gave:"
+PREDICTIONS = "What was predicted of each technique that was tried by itself, and what it gave:"
 FACTS = (
     *("python", "huge_pages", "swap_used_bytes", "variables"),
     *("torch_cuda", "torch_hip", "driver", "driver_cuda", "gpus"),

@@ -1,8 +1,8 @@
 """Measure flatout on one CUDA device, each set in less than nine minutes: `make bench-gpu`.
 
-That is `--set compute`: GPT-2 from a naive script. To prove a lever takes sixteen trials, so that
-one script fills most of a call. What comes too late is skipped. `--set gemm,memory` plays two sets
-in one call, into one folder.
+That is `--set compute`: GPT-2 from a naive script. To prove a technique takes sixteen trials, so
+that one script fills most of a call. What comes too late is skipped. `--set gemm,memory` plays two
+sets in one call, into one folder.
 
 For machines that have little but torch and numpy, and no network: the verbs are called as
 functions, and what is not installed costs its own stage only. Each stage is a process of its own
@@ -62,7 +62,7 @@ ENDED_S = 15.0
 """Before the stage's end no further pair of the A/A is begun."""
 ENDLESS = ("--epochs", "1000")
 LEAST_RUNG_S = 120.0
-"""With less, no lever can be proven: sixteen trials of eight seconds."""
+"""With less, no technique can be proven: sixteen trials of eight seconds."""
 SMOKE_S = 900.0
 """Of each stage that is tried out only: none is ended by its alarm on a busy machine."""
 SET_OF = {
@@ -349,7 +349,7 @@ def _tune(seconds: float, bench: Bench, workload: Workload) -> dict[str, Any]:
 
 
 def _overhead(seconds: float, bench: Bench, workload: Workload) -> dict[str, Any]:
-    """Train with the seams switched on and off, one process after the other until time is up."""
+    """Train with hook points on and off, one process after the other until time is up."""
     deadline = time.monotonic() + seconds
     steps = ("--steps", str(OVERHEAD_STEPS), "--evals", "1")
     arguments = (*workload.arguments, *OVERHEAD, *steps)

@@ -21,7 +21,7 @@ from benchmarks.stages import Stage, outcome
 
 GRACE_S = 20.0
 """After its time is up: to hear the alarm, end what runs and write; then it is killed. A trial that
-runs is given fifteen seconds to end and to be rolled back (`seams.process`)."""
+runs is given fifteen seconds to end and to be rolled back (`hook points.process`)."""
 LAST_S = 3.0
 """From being asked to end to being killed; the same again for what it printed to arrive."""
 ROOT = Path(__file__).parents[1]

@@ -64,7 +64,7 @@ def run_stages(
 
 
 def worked(results: Mapping[str, Mapping[str, Any]], name: str) -> bool:
-    """Tell whether a stage ran to its end."""
+    """Return whether a stage ran to its end."""
     return results.get(name, {}).get("status") == "done"
 
 

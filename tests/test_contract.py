@@ -39,7 +39,7 @@ OF_MEMORY = {"out_of_memory", "fragmented_memory"}
 
 
 def machine(kind="cpu", *, cores=8):
-    """Return a machine on which everything that a lever may need is there."""
+    """Return a machine on which everything that a technique may need is there."""
     cpu = Device(kind="cpu", name="Some CPU", memory_bytes=64 * GIB)
     name, capability = ("Tesla T4", (7, 5)) if kind == "turing" else ("NVIDIA H200", (9, 0))
     gpu = Device(kind="cuda", name=name, memory_bytes=140 * GIB, compute_capability=capability)
@@ -218,12 +218,12 @@ CASES = [
     (texts(profile("cuda"), shapes=9), machine("cuda")),
     (dataclasses.replace(profile(workers=2, threads=2), delay_share=0.9), machine()),
 ]
-"""Trainings that leave something to gain on every seam."""
+"""Trainings that leave something to gain on every hook point."""
 
 
 @pytest.fixture(scope="module", autouse=True)
 def packed_store(tmp_path_factory):
-    """Name a packed store, which a lever may read from."""
+    """Name a packed store, which a technique may read from."""
     root = tmp_path_factory.mktemp("packed")
     np.save(root / "numbers.npy", np.arange(100))
     packed(root / "numbers.npy", root / "numbers")
@@ -293,7 +293,7 @@ def test_it_promises_something_about_something(name):
     assert isinstance(kind.numerics, Numerics)
     assert isinstance(kind.moves_random_stream, bool)
     assert kind.addresses
-    assert seams_of(kind), "it acts at no seam"
+    assert seams_of(kind), "it acts at no hook point"
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -389,7 +389,7 @@ def test_its_settings_are_plain_and_none_is_called_name(name):
 
 
 def applied(method, value):
-    """Return what a seam method gives; the value itself where there is nothing to do."""
+    """Return what a hook point method gives; the value itself where there is nothing to do."""
     try:
         return method(value)
     except NotApplicable:

@@ -110,7 +110,7 @@ def test_commands_that_are_shown_exist(path):
 
 
 def is_a_command(words):
-    """Tell whether the verb exists and has the options that stand before the script."""
+    """Return whether the verb exists and has the options that stand before the script."""
     if not words or words[0].startswith("-"):
         return set(words) <= {"--help", "--version"}
     if words[0] not in COMMANDS:

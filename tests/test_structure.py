@@ -1,4 +1,7 @@
-"""The layout is a promise: one lever, one rule, one file, one test, one page; imports flow down."""
+"""The layout is a promise.
+
+One technique, one rule, one file, one test, one page; imports flow down.
+"""
 
 import ast
 import subprocess
@@ -18,8 +21,8 @@ MAX_PUBLIC_METHODS = 12
 MAX_FILE_BYTES = 500_000
 BANNED_WORDS = {"util", "utils", "helper", "helpers", "manager", "handler", "misc", "common"}
 CROWDED_ON_PURPOSE = {
-    "Session": "the one record of the training process: each seam and probe needs its part of it",
-    "Technique": "one method for each seam; a lever overrides the few that it needs",
+    "Session": "the one record of the training process: each hook point needs its part of it",
+    "Technique": "one method for each hook point; a technique overrides the few that it needs",
 }
 FOLDERS_BESIDE_SOURCE = {"benchmarks", "compat", "examples", "scenarios"}
 """Test folders without a package: of the folders at the top, and of other people's scripts."""

@@ -1,4 +1,4 @@
-"""flatout's ways to do the job: the classic loader with levers on it, and packed stores."""
+"""flatout's ways to do the job: the classic loader with techniques on it, and packed stores."""
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path

@@ -36,12 +36,12 @@ def run(bench: Bench) -> Record:
 
 
 def holds(ablation: Ablation) -> bool:
-    """Tell whether the tuning went to its end and changed nothing."""
+    """Return whether the tuning went to its end and changed nothing."""
     return ablation.stopped == "finished" and not ablation.recipe.choices
 
 
 def rows(ablation: Ablation) -> list[tuple[str, ...]]:
-    """Return one row per lever that was tried."""
+    """Return one row per technique that was tried."""
     ceiling = format_ratio(ablation.baseline.ceilings.free_data)
     table: list[tuple[str, ...]] = [
         ("tried", "verdict", "ratio", "95 % interval", "n"),

@@ -82,7 +82,7 @@ def run(bench: Bench, rounds: int = ROUNDS) -> Record:
 
 
 def holds(found: Sequence[Foreseen]) -> bool:
-    """Tell whether every scenario was foreseen closely enough."""
+    """Return whether every scenario was foreseen closely enough."""
     return bool(found) and all(abs(each.off) <= MOST_OFF for each in found)
 
 

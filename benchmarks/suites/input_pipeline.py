@@ -1,4 +1,4 @@
-"""The input pipeline's levers on an ordinary script: images per second that two workers deliver.
+"""The input pipeline's techniques on an ordinary script: images per second of two workers.
 
 Every repeat is a fresh process of `flatout run` with one recipe over the same, unmodified script;
 the order is turned round after each round. Two things are compared: wall time, which is what a
@@ -43,7 +43,7 @@ class Feed:
 
     @property
     def recipe(self) -> Recipe:
-        """The levers with their settings."""
+        """The techniques with their settings."""
         return Recipe(choices=tuple(Choice(technique=name) for name in self.levers))
 
 
@@ -85,7 +85,8 @@ MARKS = {
     "region_decode": "RegionsInWorker",
     "thread_loader": "ThreadedCollate",
 }
-"""What a lever leaves on the loader; a lever that was refused would be measured as nothing."""
+"""What a technique leaves on the loader; a technique that was refused would be measured as nothing.
+"""
 
 
 def run(bench: Bench, rounds: int = ROUNDS, photographs: int = PHOTOGRAPHS) -> Record:
@@ -108,7 +109,7 @@ def feed_once(
     """Add one measurement; a feed whose threads do not pay on this machine is left out.
 
     Raises:
-        TrialFailedError: if another lever did nothing.
+        TrialFailedError: if another technique did nothing.
     """
     try:
         measured[feed.name].append(measure(bench, feed, folder))
@@ -123,7 +124,7 @@ def measure(bench: Bench, feed: Feed, folder: Path, *options: str) -> Mapping[st
     """Feed the loop once, in a fresh process.
 
     Raises:
-        TrialFailedError: if it failed, or a lever of the recipe did nothing.
+        TrialFailedError: if it failed, or a technique of the recipe did nothing.
     """
     recipe = bench.work / "recipe.toml"
     write_recipe(feed.recipe, recipe)
@@ -189,7 +190,7 @@ def record_of(measured: Mapping[str, Sequence[Mapping[str, Any]]]) -> Record:
 
 
 def aims(measured: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[str]:
-    """Return what else the levers are to reach, met or missed, of the feeds that are claimed."""
+    """Return what else the techniques should reach, met or missed, of the claimed feeds."""
     classic = middle(measured, CLASSIC.name, "pss_mb")
     lines = []
     for feed, least in ((PILLOW, LEAST_WITH_PILLOW), (DECODER, LEAST_WITH_DECODER)):

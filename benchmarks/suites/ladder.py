@@ -1,4 +1,4 @@
-"""The ladder: naive scripts tuned by `tune` alone, against the usual order of levers by hand.
+"""The ladder: naive scripts tuned by `tune` alone, against the usual order of techniques by hand.
 
 By hand means: precision, layout, compilation and so on in the order of the tutorials, each step
 kept where two runs of it are faster than two of what was there. That, and everything switched on,
@@ -34,7 +34,7 @@ from flatout.workflow.tune import TuneOptions, tune
 THEME = "ladder"
 BUDGET_S = 300.0
 """For one tuning, half of what is usual. In 150 s a slow hour of the machine left no time for the
-levers that are worth a few hundredths, which those by hand got."""
+techniques that are worth a few hundredths, which those by hand got."""
 SMOKE_S = 30.0
 """With a smaller budget the sizes are so small that only the suite itself is tried out."""
 ROUNDS = 4
@@ -200,15 +200,15 @@ def climb_by_hand(
 def arms_of(
     recipes: dict[str, Recipe], bench: Bench, workload: Workload, work: Path
 ) -> dict[str, Arm]:
-    """Return one arm for each distinct set of levers: the same recipe is not measured twice."""
+    """Return one arm for each distinct set of techniques: the same recipe is not measured twice."""
     arms: dict[str, Arm] = {}
-    by_levers: dict[frozenset[str], Arm] = {}
+    by_techniques: dict[frozenset[str], Arm] = {}
     for name, recipe in recipes.items():
         levers = frozenset(choice.label for choice in recipe.choices)
-        if levers not in by_levers:
+        if levers not in by_techniques:
             lab = open_lab(bench, workload, work / f"round {name}")
-            by_levers[levers] = Arm(name=name, lab=lab, recipe=recipe)
-        arms[name] = by_levers[levers]
+            by_techniques[levers] = Arm(name=name, lab=lab, recipe=recipe)
+        arms[name] = by_techniques[levers]
     return arms
 
 
@@ -220,7 +220,7 @@ def open_lab(bench: Bench, workload: Workload, out: Path) -> Lab:
 
 
 def holds(results: Sequence[Result]) -> bool:
-    """Tell whether tune reached what the hand did, on every script."""
+    """Return whether tune reached what the hand did, on every script."""
     return all(result.against_hand.ratio >= LEAST_OF_BY_HAND for result in results)
 
 
@@ -243,7 +243,10 @@ def rows(results: Sequence[Result]) -> list[tuple[str, ...]]:
 
 
 def _median_ms(lab: Lab, recipe: Recipe) -> float | None:
-    """Return the median step of a few runs; None where a lever cannot act or the script fails."""
+    """Return the median step of a few runs.
+
+    None where a technique cannot act or the script fails.
+    """
     found = []
     for _ in range(HAND_RUNS):
         trial = lab.time(recipe, must_apply=True)

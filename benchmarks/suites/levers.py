@@ -1,9 +1,9 @@
-"""Every lever by itself: what it does to the step and to the memory of a script, kept or not.
+"""Every technique by itself: what it does to the step and to the memory of a script, kept or not.
 
-No claim about a lever is made here beyond that its trial works; the pages of the techniques take
-their numbers from this record. What each lever's `predict` says of the unchanged script stands
-beside what was measured. All arms of a script run once per round, each in a process of its
-own; whoever cannot act on this machine is named with the reason.
+No claim about a technique is made here beyond that its trial works; the pages of the techniques
+take their numbers from this record. What each technique's `predict` says of the unchanged script
+stands beside what was measured. All arms of a script run once per round, each in a process of
+its own; whoever cannot act on this machine is named with the reason.
 """
 
 import subprocess
@@ -30,11 +30,11 @@ RESNET = (
     *("--model", "resnet18", "--side", "32", "--classes", "10", "--batch-size", "16"),
     *("--batches", "64"),  # an epoch of 32 steps with the batch doubled
 )
-Levers = Mapping[str, Mapping[str, Any]]
+Techniques = Mapping[str, Mapping[str, Any]]
 """Technique to settings."""
 STORE = "photographs.packed"
 """Beside the photographs, in the folder where the job runs."""
-ON_GPT: Levers = {
+ON_GPT: Techniques = {
     "bf16_autocast": {},
     "sdpa_attention": {},
     "torch_compile": {},
@@ -49,13 +49,13 @@ ON_GPT: Levers = {
     "four_bit_optimizer": {},
     "muon": {},
 }
-ON_RESNET: Levers = {
+ON_RESNET: Techniques = {
     "channels_last": {},
     "cpu_allocator": {"library": "glibc"},
     "cpu_threads": {"threads": 1},
     "batch_size": {"samples": 32, "instead_of": 16},
 }
-ON_PHOTOGRAPHS: Levers = {
+ON_PHOTOGRAPHS: Techniques = {
     "loader_workers": {"num_workers": 8},
     "thread_loader": {},
     "ram_cache": {},
@@ -69,16 +69,16 @@ ON_PHOTOGRAPHS: Levers = {
 
 @dataclass(slots=True, kw_only=True)
 class Subject:
-    """One script and the levers that are tried on it."""
+    """One script and the techniques that are tried on it."""
 
     name: str
     workload: Workload
-    levers: Levers
+    levers: Techniques
     arms: list[Arm] = field(default_factory=list)
     refused: dict[str, str] = field(default_factory=dict)
-    """Why a lever could not act."""
+    """Why a technique could not act."""
     candidates: dict[str, Candidate] = field(default_factory=dict)
-    """What each lever predicts of the unchanged script."""
+    """What each technique predicts of the unchanged script."""
 
 
 def run(bench: Bench, rounds: int = ROUNDS) -> Record:
@@ -88,7 +88,7 @@ def run(bench: Bench, rounds: int = ROUNDS) -> Record:
 
 
 def subjects(bench: Bench) -> list[Subject]:
-    """Return the scripts, each with the levers that have something to do there."""
+    """Return the scripts, each with the techniques that have something to do there."""
     job = make_job(bench.work)
     pack(job)
     return [
@@ -114,7 +114,7 @@ def workload(target: Path, bench: Bench, *arguments: str) -> Workload:
 
 
 def measured(subject: Subject, bench: Bench, rounds: int) -> Subject:
-    """Run the script as it is and under each lever, in turns."""
+    """Run the script as it is and under each technique, in turns."""
     lab = open_lab(bench, subject.workload, subject.name)
     recipes = {name: Recipe(choices=(choice(name, of),)) for name, of in subject.levers.items()}
     subject.arms = [
@@ -132,12 +132,12 @@ def measured(subject: Subject, bench: Bench, rounds: int) -> Subject:
 
 
 def choice(name: str, settings: Mapping[str, Any]) -> Choice:
-    """Return a lever with its settings."""
+    """Return a technique with its settings."""
     return Choice(technique=name, settings=dict(settings))
 
 
 def run_once(arm: Arm, refused: dict[str, str]) -> None:
-    """Run one trial; note why where the lever could not act."""
+    """Run one trial; note why where the technique could not act."""
     trial = arm.lab.time(arm.recipe)
     if trial.outcome is Outcome.OK and trial.profile is not None and not trial.not_applied:
         arm.profiles.append(trial.profile)
@@ -147,7 +147,7 @@ def run_once(arm: Arm, refused: dict[str, str]) -> None:
 
 
 def record_of(theme: str, found: Sequence[Subject], trials: Sequence[Mapping[str, Any]]) -> Record:
-    """Return the record: a row for each lever that acted."""
+    """Return the record: a row for each technique that acted."""
     acted = [(subject, arm) for subject in found for arm in subject.arms[1:] if arm.profiles]
     told = predictions(acted)
     failed = {
@@ -158,9 +158,9 @@ def record_of(theme: str, found: Sequence[Subject], trials: Sequence[Mapping[str
     }
     return Record(
         theme=theme,
-        claim="every lever that this machine allows runs by itself on a script it is made for",
+        claim="every technique that this machine allows runs by itself on a script it is made for",
         holds=not failed and all(subject.arms[0].profiles for subject in found),
-        finding=f"{len(acted)} levers measured by themselves",
+        finding=f"{len(acted)} techniques measured by themselves",
         table=[
             ("script", "lever", "promise", "step", "ratio", "95 % interval", "n", "peak memory"),
             *(row(subject, arm) for subject in found for arm in subject.arms if arm.profiles),
@@ -173,7 +173,7 @@ def record_of(theme: str, found: Sequence[Subject], trials: Sequence[Mapping[str
         repeat=f"python -m benchmarks.run {theme}",
         calibration=table(told),
         notes=[
-            "A ratio below 1: the lever slows this script down here, as levers for memory may do. "
+            "A ratio below 1: the technique slows this script down here, as those for memory may. "
             "The memory is that of the whole process.",
             *(f"{name}: {why}" for s in found for name, why in s.refused.items()),
             *summary(told),
@@ -182,7 +182,7 @@ def record_of(theme: str, found: Sequence[Subject], trials: Sequence[Mapping[str
 
 
 def predictions(acted: Sequence[tuple[Subject, Arm]]) -> list[Foretold]:
-    """Return what was predicted of each lever that was measured often enough for an interval."""
+    """Return what was predicted of each technique that has an interval."""
     return [
         foretold(
             subject.name,

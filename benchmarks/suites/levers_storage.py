@@ -1,4 +1,4 @@
-"""Levers by themselves, as in `levers`, on large photographs and on samples that are not cached."""
+"""Single techniques, as in `levers`, on large photographs and on samples that are not cached."""
 
 import subprocess
 import sys
@@ -8,7 +8,7 @@ import numpy as np
 from PIL import Image
 
 from benchmarks.bench import Bench, Record, trials_in
-from benchmarks.suites.levers import Levers, Subject, measured, record_of, workload
+from benchmarks.suites.levers import Subject, Techniques, measured, record_of, workload
 from flatout.data.packed_store import evict
 from flatout.workflow.demo import make_job
 
@@ -24,9 +24,14 @@ NOISE = 6.0
 """Standard deviation of the noise on large photographs: smooth ones would be decoded too fast."""
 COUNT, SAMPLE_BYTES = 8192, 100_000
 """Two windows of the block order's least; as large as photographs."""
-ON_LARGE: Levers = {"region_decode": {}, "fast_resize": {}, "fast_decode": {}, "scaled_decode": {}}
-ON_FILES: Levers = {"read_ahead": {}}
-ON_STORE: Levers = {"block_order": {}}
+ON_LARGE: Techniques = {
+    "region_decode": {},
+    "fast_resize": {},
+    "fast_decode": {},
+    "scaled_decode": {},
+}
+ON_FILES: Techniques = {"read_ahead": {}}
+ON_STORE: Techniques = {"block_order": {}}
 
 
 def run(bench: Bench, rounds: int = ROUNDS) -> Record:
@@ -36,7 +41,7 @@ def run(bench: Bench, rounds: int = ROUNDS) -> Record:
 
 
 def subjects(bench: Bench) -> list[Subject]:
-    """Make the data and return the scripts, each with the levers that have something to do."""
+    """Make the data and return the scripts, each with the techniques that have something to do."""
     large = make_large(bench.work)
     samples, store = make_samples(bench.work)
     return [

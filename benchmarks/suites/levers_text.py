@@ -1,9 +1,9 @@
-"""Levers by themselves, as in `levers`, on language models and texts of many lengths."""
+"""Techniques by themselves, as in `techniques`, on language models and texts of many lengths."""
 
 from pathlib import Path
 
 from benchmarks.bench import Bench, Record, trials_in
-from benchmarks.suites.levers import Levers, Subject, measured, record_of, workload
+from benchmarks.suites.levers import Subject, Techniques, measured, record_of, workload
 
 THEME = "levers_text"
 ROUNDS = 3
@@ -12,7 +12,7 @@ TEXTS, LANGUAGE = (
 )
 NARROW = ("--width", "16", "--batch-size", "64")
 SHORT_EPOCHS = ("--workers", "2", "--texts", "200", "--pad", "longest")
-ON_LANGUAGE: Levers = {
+ON_LANGUAGE: Techniques = {
     "chunked_cross_entropy": {},
     "pad_vocabulary": {},
     "pad_hidden": {},
@@ -22,15 +22,19 @@ ON_LANGUAGE: Levers = {
     "fp16_autocast": {},
     "pure_bf16": {},
 }
-ON_EXPERTS: Levers = {"grouped_experts": {}}
-ON_FIXED: Levers = {
+ON_EXPERTS: Techniques = {"grouped_experts": {}}
+ON_FIXED: Techniques = {
     "dynamic_padding": {},
     "sequence_packing": {},
     "packed_attention": {},
 }
-ON_LONGEST: Levers = {"length_buckets": {}}
-ON_NARROW: Levers = {"pretokenized": {}}
-ON_SHORT_EPOCHS: Levers = {"persistent_workers": {}, "worker_niceness": {}, "worker_threads": {}}
+ON_LONGEST: Techniques = {"length_buckets": {}}
+ON_NARROW: Techniques = {"pretokenized": {}}
+ON_SHORT_EPOCHS: Techniques = {
+    "persistent_workers": {},
+    "worker_niceness": {},
+    "worker_threads": {},
+}
 
 
 def run(bench: Bench, rounds: int = ROUNDS) -> Record:
@@ -40,7 +44,7 @@ def run(bench: Bench, rounds: int = ROUNDS) -> Record:
 
 
 def subjects(bench: Bench) -> list[Subject]:
-    """Return the scripts, each with the levers that have something to do there."""
+    """Return the scripts, each with the techniques that have something to do there."""
     return [
         Subject(name="language", workload=workload(LANGUAGE, bench), levers=ON_LANGUAGE),
         Subject(

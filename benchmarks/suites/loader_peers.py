@@ -203,7 +203,7 @@ def own_bytes(found: Sequence[Mapping[str, Any]]) -> float:
 
 
 def leads(measured: Mapping[str, Sequence[Mapping[str, Any]]], *, is_raw: bool) -> bool:
-    """Tell whether one of ours is ahead of all others of a class, by the median of wall time."""
+    """Return whether one of ours is ahead of all others of a class, by the median of wall time."""
     whole = {name: found for name, found in measured.items() if name not in APART}
     rates = {n: wall_rate(found) for n, found in whole.items() if (n in RAW) == is_raw}
     ours = [rate for name, rate in rates.items() if name in OURS]

@@ -1,6 +1,6 @@
 """Loader settings: what the search finds under real load, against the rules people go by.
 
-Each scenario is tuned with the levers of the settings alone. Then the found recipe and the folk
+Each scenario is tuned with the techniques of the settings alone. Then the found recipe and the folk
 rules run side by side, every arm once a round, each in a process of its own.
 """
 
@@ -19,7 +19,7 @@ from flatout.workflow.tune import TuneOptions, tune
 
 THEME = "loader_settings"
 SETTINGS = ("loader_workers", "persistent_workers", "pinned_memory", "worker_threads")
-"""The levers that only set what `DataLoader` is asked for."""
+"""The techniques that only set what `DataLoader` is asked for."""
 SCENARIOS = {
     "photographs": "decoding and augmenting, CPU training",
     "sleep": "each sample waits for storage",
@@ -118,7 +118,7 @@ def settle(bench: Bench, scenario: str, rounds: int) -> tuple[Settled, dict[str,
 
 
 def holds(settled: Sequence[Settled]) -> bool:
-    """Tell whether no rule beat the search: not even the upper bound of a ratio says otherwise.
+    """Return whether no rule beat the search: not even the upper bound of a ratio says otherwise.
 
     By bounds, not by ratios: where the search keeps what a rule says, the two are equal, and a
     dozen ratios of equal things are not all above one.

@@ -1,4 +1,4 @@
-"""Overhead: what listening at the seams and the timed pass's probes add to a step.
+"""Overhead: what listening at the hook points and the timed pass's probes add to a step.
 
 Both states alternate inside one process, some steps each; see `benchmarks.listening`. The process
 is the unit: its number is the median over its pairs of blocks. Freed memory is kept in the process:

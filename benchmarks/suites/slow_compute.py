@@ -69,7 +69,7 @@ def workload(script: str, bench: Bench) -> Workload:
 
 
 def has_fast_bf16(bench: Bench) -> bool:
-    """Tell whether bf16 should pay here."""
+    """Return whether bf16 should pay here."""
     return bench.machine.device.kind != "cpu" or bench.machine.has_fast_cpu_bf16
 
 

@@ -143,7 +143,7 @@ def in_batches(stored: Stored, number: int) -> int:
 
 
 def read_ahead_of(stored: Stored, number: int) -> int:
-    """Read the same batches with the lever that asks for the coming ones."""
+    """Read the same batches with the technique that asks for the coming ones."""
     return sum(_batches(_ahead(stored, number)))
 
 
@@ -153,7 +153,7 @@ def trained(stored: Stored, number: int) -> int:
 
 
 def trained_ahead(stored: Stored, number: int) -> int:
-    """Do the same with the lever."""
+    """Do the same with the technique."""
     return _trained(_ahead(stored, number))
 
 

@@ -1,4 +1,4 @@
-"""Starved images: what the loader and precision levers alone bring on few cores."""
+"""Starved images: what the loader and precision techniques alone bring on few cores."""
 
 from benchmarks.bench import Bench, Record, cells, trials_in
 from flatout.records import catalogue
@@ -10,14 +10,14 @@ from flatout.workflow.tune import TuneOptions, tune
 
 THEME = "starved_images"
 FAMILIES = ("compute", "data", "memory", "precision")
-"""Loader and precision levers, and what goes with them: the threads that workers leave, and the
+"""Loader and precision techniques, and what goes with them: the threads that workers leave, and the
 memory format of convolutions."""
 LEAST_RATIO = 1.8
 CONFIRM_PAIRS = 6
 
 
 def run(bench: Bench) -> Record:
-    """Make the photographs, tune with the loader and precision levers, confirm."""
+    """Make the photographs, tune with the loader and precision techniques, confirm."""
     ablation = tune(
         make_job(bench.work),
         TuneOptions(
@@ -30,7 +30,7 @@ def run(bench: Bench) -> Record:
     )
     return Record(
         theme=THEME,
-        claim=f"at least {LEAST_RATIO:.1f}x from the loader and precision levers alone",
+        claim=f"at least {LEAST_RATIO:.1f}x from the loader and precision techniques alone",
         holds=holds(ablation),
         finding=" ".join(confirmed(ablation)[:2]),
         table=rows(ablation),
@@ -49,7 +49,7 @@ def levers() -> tuple[str, ...]:
 
 
 def holds(ablation: Ablation) -> bool:
-    """Tell whether the confirmed ratio reaches the claim."""
+    """Return whether the confirmed ratio reaches the claim."""
     pair = ablation.confirmation
     return bool(ablation.recipe.choices) and pair is not None and pair.ratio >= LEAST_RATIO
 
@@ -60,7 +60,7 @@ def confirmed(ablation: Ablation) -> tuple[str, str, str]:
 
 
 def rows(ablation: Ablation) -> list[tuple[str, ...]]:
-    """Return baseline and final recipe, then each kept lever on top of those before it."""
+    """Return baseline and final recipe, then each kept technique on top of those before it."""
     base, final = ablation.baseline, ablation.final or ablation.baseline
     table: list[tuple[str, ...]] = [
         ("", "step", "samples/s", "data wait", "ratio", "95 % interval", "n"),

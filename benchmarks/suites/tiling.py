@@ -77,7 +77,7 @@ def against_naive(seen: Sequence[Mapping[str, Sequence[float]]], name: str) -> C
 
 
 def holds(pairs: Mapping[str, Comparison]) -> bool:
-    """Tell whether the whole interval of the register tiles is above the claim."""
+    """Return whether the whole interval of the register tiles is above the claim."""
     return pairs["registers"].interval[0] >= LEAST_RATIO
 
 

@@ -57,7 +57,7 @@ def get_batch(windows, batch_size):
 
 
 def multiplies_bf16(device):
-    """Tell whether this hardware is built for bf16; elsewhere it would be slower than fp32."""
+    """Return whether this hardware is built for bf16; elsewhere it would be slower than fp32."""
     if device.type == "cuda":
         return torch.cuda.is_bf16_supported()
     cpuinfo = Path("/proc/cpuinfo")

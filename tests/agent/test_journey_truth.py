@@ -20,7 +20,7 @@ SCRIPT = ROOT / "tests/scripts/profiled/known_times.py"
 TOLERANCE = 0.05
 """Of the known share."""
 ROUNDING = 0.005
-"""Of the step: what the clock, the seams and the script's own log take in between."""
+"""Of the step: what the clock, the hook points and the script's own log take in between."""
 MADE_MS = {"read": 32.0, "decode": 20.0, "collate": 20.0}
 LOOP_MS = {"h2d": 16.0, "forward": 16.0, "loss": 16.0, "optimizer": 16.0, "other": 16.0}
 ALL = MADE_MS | LOOP_MS

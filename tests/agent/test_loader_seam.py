@@ -1,4 +1,4 @@
-"""What the loader's seam asks of the script's objects leaves no trace and ends no script."""
+"""What the loader's hook point asks of the script's objects leaves no trace and ends no script."""
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ def session():
 
 
 def watched(session):
-    """Return a class of loaders of the script's, with the seam in it alone."""
+    """Return a class of loaders of the script's, with the hook point in it alone."""
 
     class Loader(DataLoader):
         pass

@@ -55,13 +55,13 @@ def test_a_second_one_cannot_take_the_same_place(stepper):
 def test_nobody_shares_the_steps_of_what_is_about_to_change(stepper):
     found = in_the_step(stepper, lambda optimizer: refusal(share, optimizer))
 
-    assert found == "another lever puts Adafactor in its place"
+    assert found == "another technique puts Adafactor in its place"
 
 
 def test_what_another_optimizer_shares_is_not_changed(stepper):
     share(stepper)
 
-    assert "another lever updates some" in find_obstacle(stepper)
+    assert "another technique updates some" in find_obstacle(stepper)
 
 
 def test_what_unscales_by_itself_is_not_changed(stepper):

@@ -56,7 +56,7 @@ def test_technique_in_trouble_leaves_the_value_and_says_so(trouble, status):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Halves(Doubler):
-    """Acts at two seams."""
+    """Acts at two hook points."""
 
     def optimizer(self, optimizer):
         return optimizer

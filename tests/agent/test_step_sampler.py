@@ -13,7 +13,7 @@ BATCH = 32
 
 
 class Training:
-    """A session on a clock of its own, driven as the seams drive it."""
+    """A session on a clock of its own, driven as the hook points drive it."""
 
     def __init__(self):
         self.moment = 100.0

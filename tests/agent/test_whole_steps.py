@@ -1,4 +1,4 @@
-"""A lever that acts around steps and one that takes them apart are never both called applied."""
+"""A technique that acts around steps and one that splits them are never both applied."""
 
 import weakref
 
@@ -41,7 +41,7 @@ def fp16(net, optimizer):
     Fp16Autocast().backward(torch.autograd.backward)
 
 
-LEVERS = {
+TECHNIQUES = {
     "batch_size": batch_size,
     "pure_bf16": pure_bf16,
     **({"muon": muon} if hasattr(torch.optim, "Muon") else {}),
@@ -52,7 +52,7 @@ LEVERS = {
 
 @pytest.fixture(autouse=True)
 def nothing_process_wide(monkeypatch):
-    """Keep what a lever would do to every optimizer from the tests that follow."""
+    """Keep what a technique would do to every optimizer from the tests that follow."""
     monkeypatch.setattr(optimizer_swap, "_OF_ALL", [])
     monkeypatch.setattr(optimizer_swap, "_PARTED", weakref.WeakSet())
     monkeypatch.setattr(fp16_autocast, "_LOWERED", [])
@@ -68,8 +68,8 @@ def trained():
     return net, optimizer
 
 
-@pytest.mark.parametrize(("name", "act"), LEVERS.items())
-def test_steps_in_backward_are_refused_where_a_lever_acts_around_them(name, act, trained):
+@pytest.mark.parametrize(("name", "act"), TECHNIQUES.items())
+def test_steps_in_backward_are_refused_where_a_technique_acts_around_them(name, act, trained):
     net, optimizer = trained
     act(net, optimizer)
     lever = OptimizerInBackward()
@@ -79,8 +79,8 @@ def test_steps_in_backward_are_refused_where_a_lever_acts_around_them(name, act,
         lever.optimizer(optimizer)
 
 
-@pytest.mark.parametrize("act", LEVERS.values())
-def test_a_lever_that_acts_around_steps_is_refused_where_they_are_in_backward(act, trained):
+@pytest.mark.parametrize("act", TECHNIQUES.values())
+def test_a_technique_that_acts_around_steps_is_refused_where_they_are_in_backward(act, trained):
     net, optimizer = trained
     step_in_backward(optimizer)
 

@@ -4,7 +4,7 @@ import pytest
 
 from flatout.analysis.journey import pipeline_of, stage_of
 from flatout.records import catalogue
-from flatout.records.journey import ASKED, LEVERS, STAGES
+from flatout.records.journey import ASKED, STAGES, TECHNIQUES
 from flatout.records.profile import Ceilings, profile_from_json
 from tests.rules.rank_facts import rank
 from tests.techniques.facts import machine, profile
@@ -84,14 +84,14 @@ def test_a_rank_s_samples_are_held_against_a_rank_s_cores():
     assert pipeline.is_fed
 
 
-def test_a_lever_leaves_the_cores_of_the_other_legs():
+def test_a_technique_leaves_the_cores_of_the_other_legs():
     pipeline = found()
 
     assert pipeline.cores_without("fast_decode") == pytest.approx(8.2 - 2.88)
     assert pipeline.cores_without("nothing") == pytest.approx(8.2)
 
 
-def test_only_levers_that_there_are_are_named():
+def test_only_techniques_that_there_are_are_named():
     levers = {lever for stage in found().stages for lever in stage.levers}
 
     assert levers == {"ram_cache", "fast_decode"}
@@ -108,14 +108,14 @@ def test_a_profile_brings_it_back_from_json():
     assert profile_from_json(whole.to_json()).pipeline == whole.pipeline
 
 
-def test_every_stage_has_its_levers():
-    assert set(LEVERS) == set(STAGES)
+def test_every_stage_has_its_techniques():
+    assert set(TECHNIQUES) == set(STAGES)
 
 
-def test_every_lever_of_a_stage_is_a_technique():
+def test_every_technique_of_a_stage_is_a_technique():
     known = set(catalogue.names())
 
-    assert {lever for levers in LEVERS.values() for lever in levers} <= known
+    assert {lever for levers in TECHNIQUES.values() for lever in levers} <= known
     assert known >= ASKED
 
 

@@ -1,4 +1,4 @@
-"""What bounds the step, and what a lever could give at most."""
+"""What bounds the step, and what a technique could give at most."""
 
 from dataclasses import replace
 
@@ -153,7 +153,7 @@ def test_six_percent_of_the_step_give_at_most_1_06():
     assert not is_hopeless(bound, RESOLUTION)
 
 
-def test_a_lever_on_nearly_nothing_is_hopeless():
+def test_a_technique_on_nearly_nothing_is_hopeless():
     bound = best_case(profile(phases_ms={"optimizer": 0.3}), {"optimizer"})
 
     assert is_hopeless(bound, RESOLUTION)
@@ -166,7 +166,7 @@ def test_a_bound_is_read_generously(share):
     assert not is_hopeless(best_case(facts, {"optimizer"}), RESOLUTION)
 
 
-def test_a_lever_that_addresses_no_phase_is_never_hopeless():
+def test_a_technique_that_addresses_no_phase_is_never_hopeless():
     bound = best_case(profile(), {"memory_leak"})
 
     assert bound.ratio == float("inf")
@@ -180,7 +180,7 @@ def test_a_cost_that_the_median_hides_counts():
     assert best_case(facts, {"optimizer"}).ratio == pytest.approx(1.1)
 
 
-def test_the_epochs_start_is_part_of_what_a_loader_lever_acts_on():
+def test_the_epochs_start_is_part_of_what_a_loader_technique_acts_on():
     facts = profile(epoch_start_ms=1000.0, epoch_steps=10)
 
     assert best_case(facts, {"data_wait"}).ratio == pytest.approx(2.0)
@@ -192,7 +192,7 @@ def test_a_profile_without_a_step_bounds_nothing():
     assert best_case(facts, {"optimizer"}).ratio == float("inf")
 
 
-def test_levers_for_kernels_are_promised_only_the_kernels():
+def test_techniques_for_kernels_are_promised_only_the_kernels():
     launching = with_regime(profile(kind="cuda", trace=trace(idle=0.75, products=1, rest=1)))
 
     assert addressable_ms(launching, ("forward", "backward"), COMPUTE_CAUSES) == pytest.approx(25)

@@ -56,7 +56,7 @@ def a_pair(ratio, low=None, n=6):
 
 
 def an_ablation(*choices, ratio=2.0, stopped="finished"):
-    """Return the result of a tuning that kept the given levers."""
+    """Return the result of a tuning that kept the given techniques."""
     rows = tuple(
         Row(
             choice=choice,

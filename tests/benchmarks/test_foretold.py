@@ -95,8 +95,8 @@ def test_what_is_foreseen_of_a_real_script_in_bf16_on_a_cpu_is_what_was_measured
     assert all(candidate.find_reason_against(1.02) for candidate in in_bf16.values())
 
 
-def test_the_memory_of_levers_on_a_small_model_is_not_promised_away():
-    # The record of levers: a GPT of 7.4 million parameters and, of text, one of 20001 words.
+def test_the_memory_of_techniques_on_a_small_model_is_not_promised_away():
+    # The record of techniques: a GPT of 7.4 million parameters and, of text, one of 20001 words.
     small = profile(
         models=(model(parameters=7_400_000, parameter_bytes=29_600_000),),
         optimizers=(optimizer(),),
@@ -154,7 +154,7 @@ def test_no_sign_is_wrong_of_the_language_model_in_the_record(
     assert WRONG not in (found.sign, found.peak_sign), (found.candidate.ratio, found.peak_predicted)
 
 
-def test_a_lever_that_is_hopeless_on_a_cpu_without_units_for_it_is_never_tried():
+def test_a_technique_that_is_hopeless_on_a_cpu_without_units_for_it_is_never_tried():
     host = machine(cpu_features=frozenset({"avx2", "avx512f"}))
 
     for name in ("fp16_autocast", "bf16_autocast", "tf32", "fp8_training"):

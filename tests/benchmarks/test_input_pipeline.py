@@ -51,14 +51,14 @@ def test_threads_that_do_not_pay_are_left_out_and_named():
     assert len(record.table) == len(FEEDS)
 
 
-def test_every_lever_of_the_suite_exists_and_leaves_a_mark():
+def test_every_technique_of_the_suite_exists_and_leaves_a_mark():
     levers = {lever for feed in FEEDS for lever in feed.levers}
 
     assert levers == set(input_pipeline.MARKS) <= set(catalogue.names())
 
 
 @pytest.mark.slow
-def test_real_processes_are_measured_and_a_lever_that_did_nothing_is_an_error(tmp_path):
+def test_real_processes_are_measured_and_a_technique_that_did_nothing_is_an_error(tmp_path):
     folder = tmp_path / "photographs"
     maker = [sys.executable, str(scenarios() / "photographs.py"), str(folder), "--count", "18"]
     subprocess.run(maker, check=True, capture_output=True)

@@ -43,12 +43,12 @@ GROUPS = {
 
 
 @pytest.mark.parametrize("name", GROUPS)
-def test_every_lever_of_the_suites_exists_and_takes_its_settings(name):
+def test_every_technique_of_the_suites_exists_and_takes_its_settings(name):
     for lever, settings in GROUPS[name].items():
         assert catalogue.technique_class(lever)(**settings)
 
 
-def test_a_lever_that_cannot_act_is_named_with_its_reason():
+def test_a_technique_that_cannot_act_is_named_with_its_reason():
     refused = {}
     why = Applied(technique="muon", status="not_applicable", why="no matrices")
     arm = Arm(name="muon", lab=FakeLab(trial(applied=(why,))))
@@ -78,7 +78,7 @@ def test_the_record_shows_ratio_and_memory():
     assert "muon: not_applicable: no matrices" in record.notes
 
 
-def test_a_lever_that_broke_makes_the_claim_false():
+def test_a_technique_that_broke_makes_the_claim_false():
     assert not record_of("levers", [subject({"muon": "failed: it broke"})], []).holds
 
 

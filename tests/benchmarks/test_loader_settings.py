@@ -50,5 +50,5 @@ def test_the_table_shows_every_rule_beside_what_was_found():
     assert {len(row) for row in record.table} == {6}
 
 
-def test_its_levers_exist():
+def test_its_techniques_exist():
     assert set(loader_settings.SETTINGS) <= set(catalogue.names())

@@ -170,7 +170,7 @@ def test_startup_measures_both_sides_and_finds_no_torch(tmp_path):
 
 
 class HandLab:
-    """Times recipes by a known truth; a lever without a factor cannot act."""
+    """Times recipes by a known truth; a technique without a factor cannot act."""
 
     def __init__(self, factors):
         self.factors = factors
@@ -220,7 +220,7 @@ def test_tune_has_to_come_within_five_percent_of_the_best_by_hand(tuned_ms, expe
     assert len(ladder.rows([result])) == 6
 
 
-def test_the_same_levers_in_another_order_are_one_arm(tmp_path):
+def test_the_same_techniques_in_another_order_are_one_arm(tmp_path):
     fused = Choice(technique="fused_optimizer")
     recipes = {"a": Recipe(choices=(BF16, fused)), "b": Recipe(choices=(fused, BF16))}
 

@@ -22,7 +22,7 @@ def test_the_script_s_exit_code_is_flatout_s(folder, capfd):
     assert capfd.readouterr().err == ""
 
 
-def test_an_unknown_lever_in_a_recipe_names_the_nearest(folder, capfd):
+def test_an_unknown_technique_in_a_recipe_names_the_nearest(folder, capfd):
     write_recipe(Recipe(), folder / "recipe.toml")
     with (folder / "recipe.toml").open("a") as stream:
         stream.write('[[technique]]\nname = "loader_wrkers"\n')

@@ -4,7 +4,7 @@ from flatout.cli import call
 from flatout.records import catalogue
 
 
-def test_all_levers_are_listed(folder, capsys):
+def test_all_techniques_are_listed(folder, capsys):
     assert call(["techniques", "--json", "a.json"]) == 0
 
     text = capsys.readouterr().out

@@ -51,7 +51,7 @@ def test_to_try_only_what_is_skipped_is_refused_before_tuning(asked, capsys, ski
     assert asked == []
     assert capsys.readouterr().err == (
         "flatout: nothing is left to try: --only tf32 is skipped as well; "
-        "name a lever in one of the two\n"
+        "name a technique in one of the two\n"
     )
 
 

@@ -226,8 +226,8 @@ class OnePair:
         return 1000.0 * bool(self.tried)
 
 
-def test_tune_tries_levers_and_breaks_nothing(script, tmp_path, monkeypatch):
-    # One pair of one lever, at any cost, and no more: what is measured here decides nothing.
+def test_tune_tries_techniques_and_breaks_nothing(script, tmp_path, monkeypatch):
+    # One pair of one technique, at any cost, and no more: what is measured here decides nothing.
     monkeypatch.setattr(Ladder, "has_time", lambda self, **_: not self.rows)
     monkeypatch.setattr(ladder, "rank", lambda *_: [WORKERS])
     # On a busy machine a scan may see that workers and fewer threads help together.

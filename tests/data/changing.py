@@ -133,7 +133,10 @@ def seen(loader, change, before_epoch=lambda _: None, batches=lambda iterator, _
 
 
 def passed(seam):
-    """Return a seam of a lever as a session calls it: a refusal leaves the value as it is."""
+    """Return a hook point of a technique as a session calls it.
+
+    A refusal leaves the value as it is.
+    """
     from flatout.records.errors import NotApplicable
 
     def call(value, *context):

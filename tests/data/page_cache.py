@@ -26,7 +26,7 @@ def cached_share(path, begin, end):
 
 
 def wait_for(condition):
-    """Tell whether something becomes true within four seconds: the kernel reads when it likes."""
+    """Return whether something becomes true within four seconds: the kernel reads when it likes."""
     for _ in range(200):
         if condition():
             return True

@@ -1,4 +1,4 @@
-"""Levers that keep samples, or workers, give a script what it changed its data set to."""
+"""Techniques that keep samples, or workers, give a script what it changed its data set to."""
 
 import gc
 from weakref import WeakSet, ref
@@ -42,7 +42,7 @@ def asked(make, workers, **options):
     }
 
 
-def with_lever(lever, arguments, change):
+def with_technique(lever, arguments, change):
     built = DataLoader(**lever.loader(arguments))
     return seen(built, change, passed(lever.epoch), passed(lever.batches))
 
@@ -54,7 +54,7 @@ def test_what_was_kept_is_dropped_when_the_script_changes_its_set(lever, workers
     make, change = CHANGES[kind]
     expected = seen(DataLoader(**asked(make, workers)), change)
 
-    found = with_lever(lever, asked(make, workers), change)
+    found = with_technique(lever, asked(make, workers), change)
 
     assert found == expected
     assert "the script changed the data set" in lever.end()
@@ -65,7 +65,7 @@ def test_workers_start_anew_when_the_script_changed_its_set(kind):
     make, change = CHANGES[kind]
     expected = seen(DataLoader(**asked(make, 2)), change)
 
-    found = with_lever(PersistentWorkers(), asked(make, 2), change)
+    found = with_technique(PersistentWorkers(), asked(make, 2), change)
 
     assert found == expected
     assert "in 2 of 3 later epochs" in PersistentWorkers().end()
@@ -77,7 +77,7 @@ def test_workers_start_anew_when_the_script_changed_its_set(kind):
 def test_a_set_that_nobody_changes_stays_kept(lever, workers, make):
     expected = seen(DataLoader(**asked(make, workers)), lambda _: None)
 
-    found = with_lever(lever, asked(make, workers), lambda _: None)
+    found = with_technique(lever, asked(make, workers), lambda _: None)
 
     assert found == expected
     assert lever.end() == ""
@@ -148,11 +148,13 @@ def test_a_collation_that_the_script_changes_reaches_new_workers():
     expected = seen(DataLoader(**asked(Sized, 2, collate_fn=collate)), widen)
     collate = Wide()
 
-    assert with_lever(PersistentWorkers(), asked(Sized, 2, collate_fn=collate), widen) == expected
+    assert (
+        with_technique(PersistentWorkers(), asked(Sized, 2, collate_fn=collate), widen) == expected
+    )
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_the_lever_is_refused_in_epochs_after_a_change(workers):
+def test_the_technique_is_refused_in_epochs_after_a_change(workers):
     for lever in KEEPERS:
         built = DataLoader(**lever.loader(asked(Sized, workers)))
         lever.epoch(built)

@@ -1,4 +1,7 @@
-"""The loader's levers in trials of a script: applied, with nothing failed, and under the guard."""
+"""The loader's techniques in trials of a script.
+
+Applied, with nothing failed, and under the guard.
+"""
 
 import shutil
 import sys
@@ -52,7 +55,7 @@ def recipe_of(*names):
     ],
     ids=lambda value: "-".join(value),
 )
-def test_levers_are_applied_and_nothing_fails(arguments, names):
+def test_techniques_are_applied_and_nothing_fails(arguments, names):
     trial = trial_of(arguments, recipe_of(*names))
 
     assert trial.outcome is Outcome.OK, trial.message + trial.traceback
@@ -62,7 +65,7 @@ def test_levers_are_applied_and_nothing_fails(arguments, names):
     assert trial.details["errors"] == []
 
 
-def test_a_lever_that_refuses_says_its_own_reason():
+def test_a_technique_that_refuses_says_its_own_reason():
     trial = trial_of(("flipped", "0"), recipe_of("device_cache", "pretokenized"))
 
     whys = {item.technique: (item.status, item.why) for item in trial.applied}

@@ -1,4 +1,4 @@
-"""Lossy levers on real photographs: labels are the same, and pictures look as they did.
+"""Lossy techniques on real photographs: labels are the same, and pictures look as they did.
 
 What is compared is what a training sees: each picture made as small as a network takes it. Limits
 are in levels of 256, up to twice the most that was measured on these 25 pictures.

@@ -15,8 +15,8 @@ def forgetful(monkeypatch):
     monkeypatch.setattr(persistent_workers, "_changes", [])
 
 
-class Levered(DataLoader):
-    """A loader whose every start of an epoch the lever hears of, as the seam sees to."""
+class WithTechnique(DataLoader):
+    """A loader whose every start of an epoch the technique hears of, as the hook point sees to."""
 
     def __iter__(self):
         PersistentWorkers().epoch(self)
@@ -113,13 +113,13 @@ def test_iterators_beside_each_other_and_left_ones_are_those_of_a_plain_loader(w
     expected = three_times(DataLoader(Marked(), **asked), walk)
     lasting = PersistentWorkers().loader({"dataset": Marked(), **asked})
 
-    assert three_times(Levered(**lasting), walk) == expected
+    assert three_times(WithTechnique(**lasting), walk) == expected
 
 
 def test_it_says_where_a_second_iterator_needed_workers_of_its_own():
     asked = {"dataset": Numbers(), "num_workers": 1, "batch_size": 5}
 
-    three_times(Levered(**PersistentWorkers().loader(asked)), zipped)
+    three_times(WithTechnique(**PersistentWorkers().loader(asked)), zipped)
 
     said = "would serve two iterators of the loader at once: they were started anew in 3 of 5"
     assert said in PersistentWorkers().end()
@@ -128,7 +128,7 @@ def test_it_says_where_a_second_iterator_needed_workers_of_its_own():
 @pytest.mark.parametrize("walk", [left_at_once, nested_and_left, counted])
 def test_workers_live_on_where_an_epoch_was_left(walk):
     asked = {"dataset": Numbers(), "num_workers": 1, "batch_size": 5}
-    built = Levered(**PersistentWorkers().loader(asked))
+    built = WithTechnique(**PersistentWorkers().loader(asked))
 
     walk(built)
     before = [worker.pid for worker in built._iterator._workers]
@@ -139,7 +139,7 @@ def test_workers_live_on_where_an_epoch_was_left(walk):
 
 def test_the_workers_of_an_iterator_that_was_put_aside_end_with_it():
     asked = {"dataset": Numbers(), "num_workers": 1, "batch_size": 5}
-    built = Levered(**PersistentWorkers().loader(asked))
+    built = WithTechnique(**PersistentWorkers().loader(asked))
     first = iter(built)
     (worker,) = first._workers
     second = iter(built)
@@ -154,7 +154,7 @@ def test_the_workers_of_an_iterator_that_was_put_aside_end_with_it():
 
 def test_workers_that_went_to_a_successor_end_with_it():
     asked = {"dataset": Numbers(), "num_workers": 1, "batch_size": 5}
-    built = Levered(**PersistentWorkers().loader(asked))
+    built = WithTechnique(**PersistentWorkers().loader(asked))
     counted(built)
     (worker,) = built._iterator._workers
 
@@ -171,7 +171,7 @@ def test_workers_that_went_to_a_successor_end_with_it():
 
 def test_of_an_iterator_that_was_put_aside_the_workers_end_with_its_batches():
     asked = {"dataset": Numbers(), "num_workers": 1, "batch_size": 5}
-    built = Levered(**PersistentWorkers().loader(asked))
+    built = WithTechnique(**PersistentWorkers().loader(asked))
     first = iter(built)
     (worker,) = first._workers
     list(built)

@@ -117,9 +117,9 @@ class Setting:
     """After the optimizer is built."""
     at_forward: Callable[[nn.Module], None] = nothing
     load: Callable[[int, Batch], Batch] = as_given
-    """What the loader makes of a batch; it is seen at the loader seam."""
+    """What the loader makes of a batch; it is seen at the loader hook point."""
     feed: Callable[[int, Batch], Batch] = as_given
-    """What becomes of a batch behind the loader seam."""
+    """What becomes of a batch behind the loader hook point."""
     after_backward: Callable[[nn.Module], None] = nothing
 
 

@@ -299,7 +299,7 @@ def test_a_repeat_up_to_rounding_widens_the_limits_and_says_so() -> None:
     assert check_of(Numerics.EXACT, candidate=far, repeat=repeat).status == "rejected"
 
 
-def test_a_training_lever_passes_on_purpose_but_damage_is_seen() -> None:
+def test_a_training_technique_passes_on_purpose_but_damage_is_seen() -> None:
     runs = base("mlp")
     losses = (*runs.repeat.losses[:-1], float("inf"))
 

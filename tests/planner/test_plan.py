@@ -1,4 +1,4 @@
-"""From a stream to a plan: parts add up, levers save what they say, the best comes first."""
+"""From a stream to a plan: parts add up, techniques save what they say, the best comes first."""
 
 from dataclasses import replace
 
@@ -94,7 +94,7 @@ def test_the_ladder_puts_first_what_fits_and_is_fastest():
     assert len({r.choices for r in found}) == len(found)
 
 
-def test_levers_are_put_together_where_none_suffices():
+def test_techniques_are_put_together_where_none_suffices():
     found = ladder(setup(batch=1, gpu="608MiB", layers=150))
     single = [r for r in found if len(r.choices) == 1]
     several = [r for r in found if len(r.choices) > 1]
@@ -104,7 +104,7 @@ def test_levers_are_put_together_where_none_suffices():
     assert several[0].peak_bytes < min(r.peak_bytes for r in single if not r.changes_training)
 
 
-def test_levers_of_several_gpus_need_several_gpus():
+def test_techniques_of_several_gpus_need_several_gpus():
     assert not any("zero" in one.label for one in candidates(ground()))
     assert sum("zero" in one.label for one in candidates(ground(gpus=4))) == 3
 
@@ -142,7 +142,7 @@ def test_gradients_that_are_needed_together_are_not_used_early(why):
     assert not lever.helps(changed, ground())
 
 
-def test_a_lever_that_was_traced_is_not_modelled():
+def test_a_technique_that_was_traced_is_not_modelled():
     smaller = toy_stream(8)
     label = "activation_checkpointing mode=full"
 

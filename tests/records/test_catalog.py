@@ -37,7 +37,7 @@ def test_files_in_sub_folders_are_found_by_name_and_not_imported(tmp_path):
 def test_two_files_of_one_name_are_a_mistake(tmp_path):
     files = {f"{family}/{name}.py": "" for family in "ab" for name in ("__init__", "boost")}
 
-    with pytest.raises(ValueError, match=r"two files are called boost: levers\.a\.boost"):
+    with pytest.raises(ValueError, match=r"two files are called boost: techniques\.a\.boost"):
         module_names(package(tmp_path, files))
 
 
@@ -48,6 +48,6 @@ def test_the_one_class_of_a_module_is_loaded():
     assert "flatout.techniques.precision.tf32" in sys.modules
 
 
-def test_a_module_without_a_lever_is_a_mistake():
+def test_a_module_without_a_technique_is_a_mistake():
     with pytest.raises(TypeError, match="must define exactly one Technique, found 0"):
         load_class("flatout.records.units", Technique)

@@ -29,7 +29,7 @@ def busy():
 
 @pytest.fixture
 def tuned():
-    """A tuning that kept three levers of eight; every verdict occurs."""
+    """A tuning that kept three techniques of eight; every verdict occurs."""
     return ablation_from_json(stored("ablation_tuned"))
 
 

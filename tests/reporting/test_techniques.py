@@ -2,7 +2,7 @@ from flatout.records import catalogue
 from flatout.reporting.terminal import render_techniques
 
 
-def test_every_lever_is_listed_with_its_promise():
+def test_every_technique_is_listed_with_its_promise():
     classes = {name: catalogue.technique_class(name) for name in catalogue.names()}
 
     text = render_techniques(classes)

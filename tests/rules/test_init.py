@@ -91,7 +91,7 @@ def test_a_rule_that_fails_is_left_out_with_a_note_and_the_others_speak(monkeypa
         ("fragmented_memory", "expandable_segments"),
     ],
 )
-def test_a_lever_that_is_in_use_is_not_advised(code, lever):
+def test_a_technique_that_is_in_use_is_not_advised(code, lever):
     judged = rules.add_findings(EVERYTHING, FAST, {lever})
 
     others = set(rules.codes()) - {code}
@@ -109,11 +109,11 @@ def test_what_mends_a_bottleneck_is_a_technique():
     assert named <= set(catalogue.names())
 
 
-def test_the_catalogue_names_every_rule_and_only_levers_that_there_are():
+def test_the_catalogue_names_every_rule_and_only_techniques_that_there_are():
     page = (ROOT / "docs/rules/README.md").read_text()
 
     assert [code for code in rules.codes() if f"[{code}]({code}.md)" not in page] == []
-    levers = re.findall(r"levers? ((?:`\w+`(?:, )?)+)", page)
+    levers = re.findall(r"techniques? ((?:`\w+`(?:, )?)+)", page)
     named = {name for text in levers for name in re.findall(r"`(\w+)`", text)}
     assert len(named) > 20
     assert named <= set(catalogue.names())

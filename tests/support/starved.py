@@ -23,7 +23,7 @@ FACTORS = {
     "read_ahead": 0.98,
     "shared_transforms": 1.0,
 }
-"""True factor of the step by lever, from the records of starved_images; compilation from
+"""True factor of the step by technique, from the records of starved_images; compilation from
 slow_compute's, where it changed little."""
 WITH_THREADS = 0.76
 """One thread for the training beside two workers; without workers it is slower."""

@@ -1,4 +1,4 @@
-"""Small profiles and machines to offer levers and rules to."""
+"""Small profiles and machines to offer techniques and rules to."""
 
 from dataclasses import replace
 

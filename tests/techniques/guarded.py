@@ -1,4 +1,4 @@
-"""Play levers on real scripts, in processes of their own, and ask the guard."""
+"""Play techniques on real scripts, in processes of their own, and ask the guard."""
 
 import functools
 import shutil
@@ -16,7 +16,7 @@ from tests.paths import ROOT
 
 SCRIPTS = ROOT / "tests/scripts/techniques"
 ELABORATE = "naive_gpt.py --optimizer NAdam --accumulate 2 --clip 0.5 --schedule --vocabulary 4099"
-"""A training that offers something to most levers: its reference trials serve them all."""
+"""A training that offers something to most techniques: its reference trials serve them all."""
 
 
 @functools.cache
@@ -26,7 +26,7 @@ def machine():
 
 @functools.cache
 def referee_of(command):
-    """Return the referee of one command line; its reference trials serve every lever."""
+    """Return the referee of one command line; its reference trials serve every technique."""
     folder = Path(tempfile.mkdtemp(prefix="flatout-test-"))
     shutil.copytree(SCRIPTS, folder / "work")
     workload = workload_of(command, folder / "work")
@@ -35,14 +35,15 @@ def referee_of(command):
 
 
 def noting(workload, recipe, host, options):
-    """Run a trial, and note what became of each of its levers."""
+    """Run a trial, and note what became of each of its techniques."""
     trial = run_trial(workload, recipe, host, options)
     _became[workload.folder, recipe.label] = {x.technique: (x.status, x.why) for x in trial.applied}
     return trial
 
 
 _became = {}
-"""By the script's folder and the recipe: of each lever its status and why, in the guard's trial."""
+"""By the script's folder and the recipe: of each technique its status and why, in the guard's
+trial."""
 
 
 def workload_of(command, folder=SCRIPTS):
@@ -51,18 +52,18 @@ def workload_of(command, folder=SCRIPTS):
 
 
 def recipe_of(*names, **settings):
-    """Return a recipe of these levers; the settings are those of the last."""
+    """Return a recipe of these techniques; the settings are those of the last."""
     choices = [Choice(technique=name) for name in names[:-1]]
     return Recipe(choices=(*choices, Choice(technique=names[-1], settings=settings)))
 
 
 def checked(command, *names, **settings):
-    """Return what the guard says of the levers on a script."""
+    """Return what the guard says of the techniques on a script."""
     return referee_of(command).check(recipe_of(*names, **settings))
 
 
 def became(command, *names, **settings):
-    """Return the status of the last lever in the guard's trial, and why."""
+    """Return the status of the last technique in the guard's trial, and why."""
     folder = referee_of(command).lab.workload.folder
     return _became[folder, recipe_of(*names, **settings).label][names[-1]]
 
@@ -75,7 +76,7 @@ def files_of(command):
 
 
 def played(command, *names, steps=None, **settings):
-    """Return a trial of the levers on a script: timed, or of exactly so many steps."""
+    """Return a trial of the techniques on a script: timed, or of exactly so many steps."""
     recipe = recipe_of(*names, **settings) if names else Recipe()
     options = TrialOptions(limit_s=200.0, measure_s=3.0, steps=steps)
     return run_trial(workload_of(command), recipe, machine(), options)

@@ -1,4 +1,4 @@
-"""Save a model that a lever changed, and load it in a process without flatout."""
+"""Save a model that a technique changed, and load it in a process without flatout."""
 
 import subprocess
 import sys

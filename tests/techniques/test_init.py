@@ -47,7 +47,7 @@ def test_a_value_that_is_not_allowed_is_told_with_what_is(technique, settings, a
         catalogue.build(recipe(technique, **settings))
 
 
-def test_neither_the_catalog_nor_the_levers_import_torch():
+def test_neither_the_catalog_nor_the_techniques_import_torch():
     code = (
         "import sys; from flatout.records import catalogue; names = catalogue.names(); "
         "before = [m for m in sys.modules if m.startswith('flatout.techniques.')]; "

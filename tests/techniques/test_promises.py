@@ -1,9 +1,10 @@
-"""Every lever keeps its numeric promise in a real training, under the guard, and leaves no trace.
+"""Every technique keeps its numeric promise in a real training, under the guard, and leaves no
+trace.
 
 The test module of a technique says how that is shown, as `PROMISE`: a script of these tests and the
-settings with which the lever acts on it, which is played here; or, in words, where it is shown, or
-why no training on a CPU can show it. One that asks the guard itself, by `checked`, needs none.
-"""
+settings with which the technique acts on it, which is played here; or, in words, where it is
+shown, or why no training on a CPU can show it. One that asks the guard itself, by `checked`,
+needs none."""
 
 import ast
 

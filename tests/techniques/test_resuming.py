@@ -1,8 +1,7 @@
 """A training that is stopped and started again under its recipe is the one that ran through.
 
-Scripts load their checkpoint before the first step: there the levers act on an optimizer that has a
-state already.
-"""
+Scripts load their checkpoint before the first step: there the techniques act on an optimizer
+that has a state already."""
 
 import copy
 import importlib.util
@@ -30,7 +29,7 @@ from tests.techniques.optimizer.test_adafactor import in_first_step
 SCRIPT = ROOT / "tests/scripts/techniques/resumable.py"
 HALF, WHOLE = 3, 6
 NEEDS = {"eight_bit_optimizer": "torchao", "four_bit_optimizer": "torchao"}
-LEVERS = {
+TECHNIQUES = {
     "adafactor": (),
     "channels_last": ("--fused",),
     "eight_bit_optimizer": (),
@@ -40,8 +39,8 @@ LEVERS = {
     "pure_bf16": (),
 }
 """What changes weights or the optimizer's states, with what the script is told beside it."""
-IN_ADAM = sorted(LEVERS.keys() - {"adafactor"})
-"""Levers whose pages promise that Adam loads what they wrote."""
+IN_ADAM = sorted(TECHNIQUES.keys() - {"adafactor"})
+"""Techniques whose pages promise that Adam loads what they wrote."""
 
 
 @pytest.fixture
@@ -52,11 +51,11 @@ def folder(tmp_path):
 
 def arguments_of(lever, steps, save, resume):
     again = ("--resume", resume) if resume else ()
-    return ("--steps", str(steps), "--save", save, *again, *LEVERS[lever])
+    return ("--steps", str(steps), "--save", save, *again, *TECHNIQUES[lever])
 
 
 def trained(folder, lever, steps, save, resume=""):
-    """Return what the script saved after a training under the lever."""
+    """Return what the script saved after a training under the technique."""
     workload = Workload(
         target=SCRIPT.name,
         arguments=arguments_of(lever, steps, save, resume),
@@ -87,7 +86,7 @@ def differences(found, expected):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("lever", LEVERS)
+@pytest.mark.parametrize("lever", TECHNIQUES)
 def test_it_goes_on_exactly_where_it_was(lever, folder, capfd):
     skip_without(lever)
 
@@ -119,10 +118,10 @@ def network():
 
 
 def begun(lever, saved=None):
-    """Return a model and its optimizer, which has the state and is about to meet the lever."""
+    """Return a model and its optimizer, which has the state and is about to meet the technique."""
     model = network()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    loaded_parts.keep(optimizer)  # the seam does, when an optimizer is built
+    loaded_parts.keep(optimizer)  # the hook point does, when an optimizer is built
     if saved is not None:
         model.load_state_dict(saved[0])
         optimizer.load_state_dict(saved[1])

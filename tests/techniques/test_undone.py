@@ -1,10 +1,9 @@
-"""Nothing of a lever stays in the process once its session has ended.
+"""Nothing of a technique stays in the process once its session has ended.
 
-One process plays every lever on a small training, through the seams' own methods, and compares what
-it finds in torch, in Python and in itself before with what is there after the end. It plays each
-twice, on fresh inputs: what comes out of the seams is the same, and of what goes in only model and
-optimizer are changed in place, as `flatout.records.technique` says.
-"""
+One process plays every technique on a small training, through the hook points' own methods, and
+compares what it finds in torch, in Python and in itself before with what is there after the end.
+It plays each twice, on fresh inputs: what comes out of the hook points is the same, and of what
+goes in only model and optimizer are changed in place, as `flatout.records.technique` says."""
 
 import json
 import os
@@ -41,14 +40,14 @@ TOLD = {
     # Its losses stay scaled for as long as the script trains: steps must go on taking that back.
     "fp16_autocast": {"hooks of optimizers"},
 }
-"""What a lever sets for the process by design."""
+"""What a technique sets for the process by design."""
 ONCE = {"fp16_autocast"}
 """Its steps would be taken back by those of both times."""
 
 
 @pytest.fixture(scope="module")
 def played(tmp_path_factory):
-    """Return by lever what became of it and what it left."""
+    """Return by technique what became of it and what it left."""
     folder = tmp_path_factory.mktemp("undone")
     subprocess.run(
         [sys.executable, str(HERE / "undone.py"), str(folder / "found.json"), *NAMES],
@@ -85,14 +84,14 @@ def test_of_its_inputs_only_model_and_optimizer_are_changed_in_place(played, nam
 
 
 def test_what_is_changed_in_place_or_not_repeated_is_noticed(played):
-    careless = played["a lever that cleans up nothing"]
+    careless = played["a technique that cleans up nothing"]
 
     assert careless["changed"] == ["backward", "forward", "loader", "the same optimizer"]
     assert careless["differs"] == ["batches", "forward", "optimizer"]
 
 
 def test_what_stays_is_noticed(played):
-    assert set(played["a lever that cleans up nothing"]["left"]) == {
+    assert set(played["a technique that cleans up nothing"]["left"]) == {
         "torch.nn.functional.gelu",
         "threads",
         "sys.stdout",

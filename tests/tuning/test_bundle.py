@@ -1,4 +1,4 @@
-"""With too little time for one lever after the other: those on the computation go as one."""
+"""With too little time for one technique after the other: those on the computation go as one."""
 
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
@@ -29,7 +29,7 @@ class Clock:
 
 @dataclass
 class Timed(World):
-    """A world with its own time, and a model that any lever can act on."""
+    """A world with its own time, and a model that any technique can act on."""
 
     clock: Clock = field(default_factory=Clock)
 
@@ -109,7 +109,7 @@ def test_a_passenger_that_hurts_is_left_out_again(tmp_path):
     }
 
 
-def test_a_lever_that_refuses_is_taken_out_and_the_others_are_played_without_it(tmp_path):
+def test_a_technique_that_refuses_is_taken_out_and_the_others_are_played_without_it(tmp_path):
     world = Timed(FOUR, noise=0.002, refused={"channels_last": "not_applicable"})
 
     ablation = tuned(world, tmp_path)
@@ -152,14 +152,14 @@ def test_a_bundle_that_the_guard_rejects_is_not_kept_and_its_halves_are_tried(
     assert len(ablation.recipe.names) >= 2
 
 
-def test_levers_that_all_hurt_end_without_a_recipe(tmp_path):
+def test_techniques_that_all_hurt_end_without_a_recipe(tmp_path):
     ablation = tuned(Timed(dict.fromkeys(FOUR, 1.1), noise=0.002), tmp_path, budget_s=30.0)
 
     assert ablation.recipe.choices == ()
     assert ablation.confirmation is None
 
 
-def test_levers_that_were_played_only_as_one_are_not_called_untried(tmp_path):
+def test_techniques_that_were_played_only_as_one_are_not_called_untried(tmp_path):
     ablation = tuned(Timed(dict.fromkeys(FOUR, 1.1), noise=0.002), tmp_path, budget_s=8.0)
 
     (note,) = [note for note in ablation.notes if "for lack of time" in note]
@@ -167,7 +167,7 @@ def test_levers_that_were_played_only_as_one_are_not_called_untried(tmp_path):
     assert all(name in note for name in FOUR)
 
 
-def test_another_setting_of_a_lever_that_was_played_is_called_untried():
+def test_another_setting_of_a_technique_that_was_played_is_called_untried():
     ladder = SimpleNamespace(
         rows=[],
         played={"torch_compile mode=default"},
@@ -191,7 +191,7 @@ def test_another_setting_of_a_lever_that_was_played_is_called_untried():
     ]
 
 
-def test_of_levers_that_exclude_each_other_one_is_in_the_bundle(tmp_path):
+def test_of_techniques_that_exclude_each_other_one_is_in_the_bundle(tmp_path):
     world = Timed(FOUR, noise=0.002)
 
     tuned(world, tmp_path, levers=(*FOUR, "foreach_optimizer", "fp16_autocast", "regional_compile"))
@@ -201,7 +201,7 @@ def test_of_levers_that_exclude_each_other_one_is_in_the_bundle(tmp_path):
     assert "fused_optimizer" in first
 
 
-def test_a_lever_on_the_data_that_promises_more_goes_before_the_bundle(tmp_path):
+def test_a_technique_on_the_data_that_promises_more_goes_before_the_bundle(tmp_path):
     class Starved(Timed):
         def __call__(self, *asked):
             trial = World.__call__(self, *asked)

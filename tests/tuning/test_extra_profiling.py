@@ -55,7 +55,7 @@ def test_a_profile_with_kernels_of_its_own_keeps_them():
         ("loader_workers", "journey"),
     ],
 )
-def test_what_a_lever_changes_is_not_taken_from_the_unchanged_script(lever, lost):
+def test_what_a_technique_changes_is_not_taken_from_the_unchanged_script(lever, lost):
     found = SEEN.added_to(profile(kind="cuda"), (lever,))
 
     seen = {"journey", "memory", "trace"}
@@ -68,7 +68,7 @@ def test_what_the_script_needs_to_run_was_looked_at_with_it():
     assert SEEN.added_to(profile(kind="cuda"), floor, floor).memory is STORY
 
 
-def test_only_probes_that_a_lever_needs_are_asked_for():
+def test_only_probes_that_a_technique_needs_are_asked_for():
     compilable = profile(models=(model(),))
 
     assert set(wanted_probes(search(), profile(kind="cuda"))) == {"memory"}
@@ -190,7 +190,7 @@ def tuned(pretended, lever, folder, monkeypatch):
         ("expandable_segments", {"retries": 1}),
     ],
 )
-def test_levers_for_a_device_are_tried_where_the_look_shows_what_they_need(
+def test_techniques_for_a_device_are_tried_where_the_look_shows_what_they_need(
     lever, device, tmp_path, monkeypatch
 ):
     assert tuned(Pretended(**device), lever, tmp_path, monkeypatch)[0].startswith(lever)
@@ -236,7 +236,7 @@ for batch in DataLoader(Samples(), batch_size=2, num_workers=1):
 
 
 @pytest.mark.slow
-def test_levers_that_read_the_journey_know_it_in_a_tuning(tmp_path):
+def test_techniques_that_read_the_journey_know_it_in_a_tuning(tmp_path):
     (tmp_path / "train.py").write_text(WAITS)
     lab = Lab(
         workload=Workload(target="train.py", folder=tmp_path, python=sys.executable),

@@ -1,4 +1,4 @@
-"""In which order levers are tried, and what a tuning makes of its time."""
+"""In which order techniques are tried, and what a tuning makes of its time."""
 
 import statistics
 
@@ -61,7 +61,7 @@ def tuned(world, folder, monkeypatch, **options):
 
 
 class TwoHalfHearted(StarvedWorld):
-    """Two numbers of workers that look like a small gain each, and no other lever that does."""
+    """Two numbers of workers that look like a small gain each, and no other technique that does."""
 
     def true_ratio(self, names):
         return 1.03 if "loader_workers" in names else 1.0
@@ -95,7 +95,7 @@ def test_starved_job_is_made_fast_within_five_minutes(tmp_path, monkeypatch):
     assert max(world.now for world in worlds) < 330.0
 
 
-def test_budget_too_short_for_a_proof_still_looks_at_one_lever_and_says_what_it_takes(
+def test_budget_too_short_for_a_proof_still_looks_at_one_technique_and_says_what_it_takes(
     tmp_path, monkeypatch
 ):
     world, levers = StarvedWorld(0), ("bf16_autocast", "channels_last")
@@ -104,4 +104,4 @@ def test_budget_too_short_for_a_proof_still_looks_at_one_lever_and_says_what_it_
 
     assert len(ablation.rows) == 1
     assert world.now < 30.0
-    assert any("to prove one lever takes about" in note for note in ablation.notes)
+    assert any("to prove one technique takes about" in note for note in ablation.notes)

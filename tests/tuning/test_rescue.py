@@ -62,7 +62,7 @@ def rescue_of(lab, host=None, numerics=Numerics.PRECISION):
     return make_it_run(lab, search, first, Budget(total_s=100.0), lambda _: None)
 
 
-def test_levers_are_added_until_it_runs_and_those_it_runs_without_are_taken_back():
+def test_techniques_are_added_until_it_runs_and_those_it_runs_without_are_taken_back():
     lab = FakeLab({"optimizer_in_backward", "activation_checkpointing"})
 
     rescue = rescue_of(lab)
@@ -77,7 +77,7 @@ def test_levers_are_added_until_it_runs_and_those_it_runs_without_are_taken_back
     }
 
 
-def test_a_lever_that_cannot_act_is_not_carried_along():
+def test_a_technique_that_cannot_act_is_not_carried_along():
     lab = FakeLab({"activation_checkpointing"}, refused=("optimizer_in_backward",))
 
     rescue = rescue_of(lab)
@@ -91,7 +91,7 @@ def test_a_lever_that_cannot_act_is_not_carried_along():
 
 def test_when_nothing_helps_it_says_what_was_tried():
     with pytest.raises(UserError, match=r"still does not run: chunked.*microbatching chunks=8"):
-        rescue_of(FakeLab({"no such lever"}))
+        rescue_of(FakeLab({"no such technique"}))
 
 
 def test_when_time_runs_out_it_says_so():
@@ -146,9 +146,9 @@ def test_one_optimizer_of_few_bits_takes_the_place_of_the_other():
     assert not any(both <= set(names) for names in lab.seen)
 
 
-def test_a_lever_that_cannot_act_takes_nothing_s_place():
+def test_a_technique_that_cannot_act_takes_nothing_s_place():
     rescue = Rescue(
-        lab=FakeLab({"no such lever"}, refused=("offloaded_optimizer",)),
+        lab=FakeLab({"no such technique"}, refused=("offloaded_optimizer",)),
         tell=lambda _: None,
         may_go_on=lambda: True,
         first=Trial(recipe=Recipe(), outcome=Outcome.OOM),

@@ -1,4 +1,4 @@
-"""Trials of real scripts: what is seen at the seams, how they end, what they leave behind."""
+"""Trials of real scripts: what is seen at the hook points, how they end, what they leave behind."""
 
 import fcntl
 import os
@@ -365,7 +365,7 @@ def wait_until(claim, limit_s=60.0):
 
 
 @pytest.mark.slow
-def test_trial_of_a_lever_that_refuses_ends_in_its_first_steps():
+def test_trial_of_a_technique_that_refuses_ends_in_its_first_steps():
     refuses = ("channels_last",)  # there is no convolution
 
     trial = trial_of("plain_loop.py", levers=refuses, ends_when_refused=True)
@@ -378,7 +378,7 @@ def test_trial_of_a_lever_that_refuses_ends_in_its_first_steps():
 
 
 @pytest.mark.slow
-def test_trial_whose_lever_acts_goes_its_whole_way():
+def test_trial_whose_technique_acts_goes_its_whole_way():
     trial = trial_of("plain_loop.py", levers=("fused_optimizer",), ends_when_refused=True)
 
     assert (trial.outcome, trial.not_applied) == (Outcome.OK, ())

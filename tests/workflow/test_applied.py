@@ -1,4 +1,4 @@
-"""What became of a recipe's levers, from what each process of a training wrote."""
+"""What became of a recipe's techniques, from what each process of a training wrote."""
 
 import pytest
 
@@ -18,14 +18,14 @@ def found(*results):
     return [(item.technique, item.status, item.why) for item in applied_of(RECIPE, results)]
 
 
-def test_levers_that_act_on_every_rank_were_applied():
+def test_techniques_that_act_on_every_rank_were_applied():
     both = found(process(WORKS, 1), process(WORKS, 0))
 
     assert both == [("ram_cache", "applied", ""), ("fused_optimizer", "applied", "")]
 
 
 @pytest.mark.parametrize("status", ["not_applicable", "failed"])
-def test_a_lever_that_any_rank_refuses_was_not_applied(status):
+def test_a_technique_that_any_rank_refuses_was_not_applied(status):
     broken = WORKS | {"ram_cache": (status, "no room")}
 
     both = found(process(broken, 1), process(WORKS, 0))

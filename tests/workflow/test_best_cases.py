@@ -27,7 +27,7 @@ class Idle(World):
         return replace(trial, profile=replace(trial.profile, phases_ms=phases))
 
 
-def test_a_lever_whose_best_case_could_not_show_is_named_and_not_tried(tmp_path):
+def test_a_technique_whose_best_case_could_not_show_is_named_and_not_tried(tmp_path):
     world = Idle({})
 
     ablation = run(world, tmp_path, only=("fused_optimizer",))
@@ -39,7 +39,7 @@ def test_a_lever_whose_best_case_could_not_show_is_named_and_not_tried(tmp_path)
     assert world.asked == ["baseline"]
 
 
-def test_a_lever_that_was_hopeless_is_tried_once_another_one_made_room(tmp_path):
+def test_a_technique_that_was_hopeless_is_tried_once_another_one_made_room(tmp_path):
     world = Idle({"bf16_autocast": 0.1, "fused_optimizer": 0.9})
     world.share = 0.004
 
@@ -95,7 +95,7 @@ def test_predictions_are_set_beside_what_was_measured(tmp_path):
     assert line["error"] == pytest.approx(line["measured"] / line["predicted"])
 
 
-def test_levers_beside_a_training_lever_are_compared_without_it():
+def test_techniques_beside_a_training_technique_are_compared_without_it():
     choices = [Choice(technique=name) for name in ("batch_size", "bf16_autocast", "muon")]
 
     rest = _without_training(Recipe(choices=tuple(choices)), Recipe())
@@ -116,7 +116,7 @@ class Full(World):
         return replace(trial, profile=replace(trial.profile, models=models, peak_bytes=peak))
 
 
-def test_a_lever_that_only_saves_memory_is_tried_though_it_promises_no_time(tmp_path):
+def test_a_technique_that_only_saves_memory_is_tried_though_it_promises_no_time(tmp_path):
     lever = "activation_checkpointing"
 
     # Where nothing is open, nothing can be played together instead: that went on for all the time.

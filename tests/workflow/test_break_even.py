@@ -1,4 +1,4 @@
-"""When a lever that is slow to start has paid that back."""
+"""When a technique that is slow to start has paid that back."""
 
 from dataclasses import dataclass, replace
 
@@ -10,7 +10,7 @@ from tests.workflow.test_tune import guard_that_passes as guard_that_passes
 
 @dataclass
 class Epochs(Compiling):
-    """Epochs of ten steps take 700 ms to start, whatever the levers are."""
+    """Epochs of ten steps take 700 ms to start, whatever the techniques are."""
 
     def __call__(self, *asked):
         trial = super().__call__(*asked)

@@ -1,4 +1,4 @@
-"""A lever that made another one worth trying: when both are played together."""
+"""A technique that made another one worth trying: when both are played together."""
 
 from dataclasses import replace
 
@@ -6,7 +6,7 @@ from flatout.records.ablation import Verdict
 from tests.workflow.test_tune import World, run
 from tests.workflow.test_tune import guard_that_passes as guard_that_passes
 
-LEVERS = ("loader_workers", "persistent_workers")
+TECHNIQUES = ("loader_workers", "persistent_workers")
 
 
 class Restarting(World):
@@ -21,8 +21,8 @@ class Restarting(World):
         return replace(trial, profile=replace(trial.profile, **facts))
 
 
-def test_a_lever_that_looks_faster_is_proven_before_its_companion_is_tried(tmp_path):
-    ablation = run(Restarting({"loader_workers": 0.7}, noise=0.03), tmp_path, only=LEVERS)
+def test_a_technique_that_looks_faster_is_proven_before_its_companion_is_tried(tmp_path):
+    ablation = run(Restarting({"loader_workers": 0.7}, noise=0.03), tmp_path, only=TECHNIQUES)
 
     first = ablation.rows[0]
     assert (first.choice.technique, first.verdict) == ("loader_workers", Verdict.KEPT)
@@ -30,7 +30,7 @@ def test_a_lever_that_looks_faster_is_proven_before_its_companion_is_tried(tmp_p
 
 
 def test_one_that_does_not_is_played_together_with_it(tmp_path):
-    ablation = run(Restarting({"persistent_workers": 0.7}, noise=0.01), tmp_path, only=LEVERS)
+    ablation = run(Restarting({"persistent_workers": 0.7}, noise=0.01), tmp_path, only=TECHNIQUES)
 
     both = next(row for row in ablation.rows if row.verdict is Verdict.KEPT)
     assert both.choice.technique == "persistent_workers"

@@ -9,7 +9,8 @@ from tests.workflow.test_tune import guard_that_passes as guard_that_passes
 
 @dataclass
 class LateWorld(World):
-    """A world whose clock stands still until a lever is kept, and is past the budget from then on.
+    """A world whose clock stands still until a technique is kept, and is past the budget from then
+    on.
 
     The first trial of the recipe after that is disturbed.
     """

@@ -108,7 +108,7 @@ def test_a_name_that_an_index_would_answer_to_is_refused(tmp_path, monkeypatch, 
 
 
 @pytest.mark.parametrize("name", catalogue.names())
-def test_a_lever_gets_the_extra_that_its_page_names(name):
+def test_a_technique_gets_the_extra_that_its_page_names(name):
     family = catalogue.technique_class(name).family
     root = Path(flatout.__file__).parents[2]
     page = (root / f"docs/techniques/{family}/{name}.md").read_text()

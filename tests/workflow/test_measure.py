@@ -28,7 +28,7 @@ def test_preparing_data_for_long_is_no_hang_within_the_limit(monkeypatch):
     ("status", "codes"),
     [("applied", {"slow_optimizer"}), ("not_applicable", {"slow_optimizer", "fp32_on_fast_bf16"})],
 )
-def test_a_lever_that_was_measured_with_is_not_advised(monkeypatch, status, codes):
+def test_a_technique_that_was_measured_with_is_not_advised(monkeypatch, status, codes):
     facts = profile(phases_ms={"optimizer": 50.0}, models=(model(),), optimizers=(optimizer(),))
     recipe = Recipe(choices=(Choice(technique="bf16_autocast"),))
 

@@ -1,4 +1,4 @@
-"""Every lever for speed is offered on what a tuning knows, and is not offered to everybody."""
+"""Every technique for speed is offered on what a tuning knows, and is not offered to everybody."""
 
 from dataclasses import replace
 
@@ -16,10 +16,10 @@ BY_FEEDING = ("data",)
 
 
 def as_tuned(found, host, name):
-    """Return the profile as a tuning for this one lever would have it.
+    """Return the profile as a tuning for this one technique would have it.
 
-    The timed steps bring what they bring; of the rest there is what the lever makes it look for.
-    """
+    The timed steps bring what they bring; of the rest there is what the technique makes it look
+    for."""
     timed = replace(
         found, syncs=(), memory=None, journey=None, pipeline=None, limits=None, worker_scan=None
     )
@@ -52,7 +52,7 @@ def packed_store(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_tuning_of_this_lever_alone_learns_what_it_is_offered_on(name):
+def test_a_tuning_of_this_technique_alone_learns_what_it_is_offered_on(name):
     assert any(offers(name))
 
 

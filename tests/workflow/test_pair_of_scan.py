@@ -137,7 +137,7 @@ def tuned(world, folder, budget_s):
     return run(world, folder, only=levers, budget_s=budget_s, clock=lambda: world.now)
 
 
-def test_with_little_time_levers_on_the_computation_join_the_pair(tmp_path):
+def test_with_little_time_techniques_on_the_computation_join_the_pair(tmp_path):
     world = Timed({"bf16_autocast": 0.7}, noise=0.002)
 
     ablation = tuned(world, tmp_path, 150.0)

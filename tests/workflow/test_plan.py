@@ -49,7 +49,7 @@ def test_the_batch_that_is_found_fits_and_a_larger_one_does_not():
     assert beyond.way_out is not None
 
 
-def test_what_does_not_fit_is_traced_with_the_levers_that_exist():
+def test_what_does_not_fit_is_traced_with_the_techniques_that_exist():
     planned = plan(SUBJECT, (), PlanOptions(gpu="1500MiB", batch=256))
 
     rungs = {rung.choices: rung for rung in planned.plan.ladder}
@@ -154,7 +154,7 @@ def test_a_script_without_a_step_is_refused_in_one_line():
     assert "step" in str(refusal.value)
 
 
-def test_every_lever_that_is_traced_exists():
+def test_every_technique_that_is_traced_exists():
     assert choice_of("activation_checkpointing mode=selective").settings == {"mode": "selective"}
     assert choice_of("microbatching chunks=2").settings == {"chunks": 2}
     assert choice_of("expandable_segments") is None

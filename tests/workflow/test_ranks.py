@@ -123,7 +123,7 @@ def test_rank_that_fails_fails_the_trial_with_its_own_traceback(target, argument
     assert [name for name in names if "two_ranks" in name] == []
 
 
-def test_lever_that_one_rank_refuses_was_not_applied():
+def test_technique_that_one_rank_refuses_was_not_applied():
     trial = torchrun("--ready", ("ram_cache", "fused_optimizer"))
 
     assert trial.outcome is Outcome.OK, trial.message + trial.traceback

@@ -1,4 +1,4 @@
-"""Levers that noise hid at first get another look on top of what was kept since."""
+"""Techniques that noise hid at first get another look on top of what was kept since."""
 
 from dataclasses import dataclass, field, replace
 
@@ -6,14 +6,14 @@ from flatout.records.ablation import Verdict
 from tests.workflow.test_tune import World, profile, run
 from tests.workflow.test_tune import guard_that_passes as guard_that_passes
 
-LEVERS = ("bf16_autocast", "loader_workers")
+TECHNIQUES = ("bf16_autocast", "loader_workers")
 SWINGS = (1.45, 1.0, 1.5, 0.9)
-"""What other work made of a lever's first trials: slower on average, and nothing is certain."""
+"""What other work made of a technique's first trials: slower on average, and nothing is certain."""
 
 
 @dataclass
 class NoisyAtFirst(World):
-    """The first trials of one lever alone were disturbed."""
+    """The first trials of one technique alone were disturbed."""
 
     swings: list[float] = field(default_factory=lambda: list(SWINGS))
 
@@ -32,7 +32,7 @@ def verdicts_of(ablation, name):
 def tuned(world, tmp_path, monkeypatch, **options):
     # The one that is disturbed comes first.
     monkeypatch.setattr("flatout.tuning.ladder.rank", ranked_by_name)
-    return run(world, tmp_path, only=LEVERS, **options)
+    return run(world, tmp_path, only=TECHNIQUES, **options)
 
 
 def ranked_by_name(*facts):
@@ -41,13 +41,13 @@ def ranked_by_name(*facts):
     return sorted(rank(*facts), key=lambda found: found.choice.technique)
 
 
-def test_a_lever_that_was_disturbed_comes_in_on_top_of_the_next_one(tmp_path, monkeypatch):
+def test_a_technique_that_was_disturbed_comes_in_on_top_of_the_next_one(tmp_path, monkeypatch):
     world = NoisyAtFirst({"loader_workers": 0.6, "bf16_autocast": 0.85})
 
     ablation = tuned(world, tmp_path, monkeypatch)
 
     assert verdicts_of(ablation, "bf16_autocast")[:2] == [Verdict.INCONCLUSIVE, Verdict.KEPT]
-    assert set(ablation.recipe.names) == set(LEVERS)
+    assert set(ablation.recipe.names) == set(TECHNIQUES)
 
 
 def test_one_that_does_nothing_is_looked_at_once_more_and_left_out(tmp_path, monkeypatch):

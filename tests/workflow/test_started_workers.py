@@ -29,7 +29,7 @@ def batches_of(text):
 
 
 def trained(arguments):
-    """Return the facts on the loader and what became of the lever, of a trial with it."""
+    """Return the facts on the loader and what became of the technique, of a trial with it."""
     trial = trial_of(f"{SCRIPT} {arguments}", levers=WORKERS, **SHORT)
     assert trial.outcome is Outcome.OK, trial.message + trial.traceback
     assert trial.details["errors"] == []
@@ -38,7 +38,7 @@ def trained(arguments):
 
 
 @pytest.mark.parametrize("arguments", ["--method spawn --local", "--method forkserver --bare"])
-def test_workers_that_end_a_script_when_set_by_hand_are_forked_by_the_lever(arguments):
+def test_workers_that_end_a_script_when_set_by_hand_are_forked_by_the_technique(arguments):
     by_hand = alone(f"{arguments} --workers 2")
     loader, lever, losses = trained(arguments)
     without = trial_of(f"{SCRIPT} {arguments}", **SHORT).profile.losses

@@ -37,13 +37,13 @@ PHASES = {"data_wait": 40.0, "forward": 20.0, "backward": 30.0, "optimizer": 8.0
 
 @dataclass
 class World:
-    """Runs trials in which every lever has a known true factor of the step time."""
+    """Runs trials in which every technique has a known true factor of the step time."""
 
     factors: dict[str, float]
     noise: float = 0.01
     broken: tuple[str, ...] = ()
     refused: dict[str, str] = field(default_factory=dict)
-    """Levers that cannot be applied, with the status that the process reports."""
+    """Techniques that cannot be applied, with the status that the process reports."""
     seed: int = 0
     asked: list[str] = field(default_factory=list)
     looked: list[str] = field(default_factory=list)
@@ -135,7 +135,7 @@ def verdicts(ablation):
     return {row.choice.technique: row.verdict for row in ablation.rows if row.stage == "add"}
 
 
-def test_levers_that_help_are_kept_and_confirmed(tmp_path):
+def test_techniques_that_help_are_kept_and_confirmed(tmp_path):
     world = World({"bf16_autocast": 0.6, "loader_workers": 0.6})
 
     ablation = run(world, tmp_path)
@@ -146,7 +146,7 @@ def test_levers_that_help_are_kept_and_confirmed(tmp_path):
     assert ablation.recipe.training_loaders == ("train.py:main#0",)
 
 
-def test_levers_that_do_nothing_are_not_kept(tmp_path):
+def test_techniques_that_do_nothing_are_not_kept(tmp_path):
     ablation = run(World({}), tmp_path)
 
     assert ablation.recipe.choices == ()
@@ -154,13 +154,13 @@ def test_levers_that_do_nothing_are_not_kept(tmp_path):
     assert Verdict.KEPT not in verdicts(ablation).values()
 
 
-def test_levers_that_hurt_are_called_worse(tmp_path):
+def test_techniques_that_hurt_are_called_worse(tmp_path):
     ablation = run(World({"bf16_autocast": 1.2}), tmp_path)
 
     assert verdicts(ablation)["bf16_autocast"] is Verdict.WORSE
 
 
-def test_levers_that_are_plainly_no_gain_are_given_up_after_one_pair(tmp_path):
+def test_techniques_that_are_plainly_no_gain_are_given_up_after_one_pair(tmp_path):
     ablation = run(World({"bf16_autocast": 1.5}), tmp_path, only=("bf16_autocast",))
 
     row = ablation.rows[0]
@@ -192,7 +192,7 @@ def test_recipe_that_could_not_be_compared_is_not_kept(tmp_path, monkeypatch):
 
 
 @pytest.mark.chaos
-def test_lever_that_crashes_is_failed_and_the_others_go_on(tmp_path):
+def test_technique_that_crashes_is_failed_and_the_others_go_on(tmp_path):
     world = World({"loader_workers": 0.6}, broken=("bf16_autocast",))
 
     ablation = run(world, tmp_path)
@@ -201,7 +201,7 @@ def test_lever_that_crashes_is_failed_and_the_others_go_on(tmp_path):
     assert ablation.recipe.names == ("loader_workers",)
 
 
-def test_one_pair_whose_noise_is_not_known_makes_no_other_lever_hopeless(tmp_path):
+def test_one_pair_whose_noise_is_not_known_makes_no_other_technique_hopeless(tmp_path):
     world = World({"bf16_autocast": 1.6, "fused_optimizer": 0.8})
 
     ablation = run(world, tmp_path, only=("bf16_autocast", "fused_optimizer"))
@@ -211,7 +211,7 @@ def test_one_pair_whose_noise_is_not_known_makes_no_other_lever_hopeless(tmp_pat
     assert ablation.recipe.names == ("fused_optimizer",)
 
 
-def test_lever_that_finds_nothing_to_act_on_is_not_applicable_and_costs_one_trial(tmp_path):
+def test_technique_that_finds_nothing_to_act_on_is_not_applicable_and_costs_one_trial(tmp_path):
     world = World({}, refused={"bf16_autocast": "not_applicable"})
 
     ablation = run(world, tmp_path, only=("bf16_autocast",))
@@ -222,7 +222,7 @@ def test_lever_that_finds_nothing_to_act_on_is_not_applicable_and_costs_one_tria
     assert ablation_from_json(ablation.to_json()).rows[0].verdict is Verdict.NOT_APPLICABLE
 
 
-def test_the_samples_are_looked_at_where_the_step_waits_and_a_data_lever_may_be_tried(tmp_path):
+def test_the_samples_are_looked_at_where_the_step_waits_and_a_data_technique_may_be_tried(tmp_path):
     about_data, about_maths = World({}), World({})
 
     run(about_data, tmp_path / "data", only=("ram_cache",))
@@ -232,7 +232,7 @@ def test_the_samples_are_looked_at_where_the_step_waits_and_a_data_lever_may_be_
     assert about_maths.looked == []
 
 
-def test_lever_that_breaks_while_it_is_applied_is_failed(tmp_path):
+def test_technique_that_breaks_while_it_is_applied_is_failed(tmp_path):
     world = World({}, refused={"bf16_autocast": "failed"})
 
     ablation = run(world, tmp_path, only=("bf16_autocast",))
@@ -249,7 +249,7 @@ def test_numerics_ceiling_is_respected(tmp_path):
     assert not any("bf16" in label for label in world.asked)
 
 
-def test_only_and_skip_choose_levers(tmp_path):
+def test_only_and_skip_choose_techniques(tmp_path):
     ablation = run(World({}), tmp_path, skip=("bf16_autocast",), only=("bf16_autocast",))
 
     assert ablation.rows == ()
@@ -365,7 +365,7 @@ def test_small_gains_that_noise_hides_are_kept_together(tmp_path):
     assert set(whys) == set(row.together_with)
 
 
-def test_each_lever_that_came_in_together_is_left_out_once(tmp_path):
+def test_each_technique_that_came_in_together_is_left_out_once(tmp_path):
     world = World(SMALL, noise=0.04, seed=3)
 
     ablation = run(world, tmp_path, only=tuple(SMALL), budget_s=6000.0)
@@ -375,7 +375,7 @@ def test_each_lever_that_came_in_together_is_left_out_once(tmp_path):
     assert len(dropped) > 1
 
 
-def test_lever_that_stays_open_gets_all_its_pairs(tmp_path):
+def test_technique_that_stays_open_gets_all_its_pairs(tmp_path):
     world = World({"bf16_autocast": 0.94}, noise=0.04, seed=1)
 
     ablation = run(world, tmp_path, only=("bf16_autocast",), budget_s=6000.0)
@@ -385,7 +385,7 @@ def test_lever_that_stays_open_gets_all_its_pairs(tmp_path):
     assert rows[0].comparison.n > 4
 
 
-def test_with_time_for_one_more_the_open_levers_go_together_before_a_lesser_one(
+def test_with_time_for_one_more_the_open_techniques_go_together_before_a_lesser_one(
     tmp_path, monkeypatch
 ):
     monkeypatch.setattr("flatout.tuning.ladder.try_bundle", lambda *_: False)

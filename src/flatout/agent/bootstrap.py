@@ -1,4 +1,4 @@
-"""Arm a child process: it ends with flatout, and the seams install when torch is imported.
+"""Arm a child process: it ends with flatout, and the hook points install when torch is imported.
 
 Standard library only. Importing torch here would change the script: one that sets
 OMP_NUM_THREADS before its own `import torch` must still get its way.
@@ -56,7 +56,10 @@ def arm() -> None:
 
 
 def _enter(spec: Mapping[str, Any]) -> None:
-    """Hand over to the module that composes seams, recipe and recorders; it lives above us."""
+    """Hand over to the module that composes hook points, recipe and recorders.
+
+    It lives above us.
+    """
     lacking = [name for name in NEEDED if sys.prefix != spec["prefix"] and not find_module(name)]
     if lacking:  # a Python of another environment, started by the script
         what = f"{' and '.join(lacking)} not installed there"

@@ -112,7 +112,7 @@ def _names_in(function: Any, owner: type, depth: int = 2) -> set[str]:
 
 
 def enters_autocast(module: "torch.nn.Module") -> bool:
-    """Tell whether a framework runs this module or a part of it under autocast, inside its forward.
+    """Return whether a framework runs this module under autocast inside its forward.
 
     Accelerate, and with it the Trainer of transformers, wraps `forward` and keeps the original.
     """
@@ -120,7 +120,7 @@ def enters_autocast(module: "torch.nn.Module") -> bool:
 
 
 def is_compiled(module: "torch.nn.Module") -> bool:
-    """Tell whether the script compiled or scripted this module or a part of it."""
+    """Return whether the script compiled or scripted this module or a part of it."""
     from torch.jit import ScriptModule
 
     return any(
@@ -132,7 +132,7 @@ def is_compiled(module: "torch.nn.Module") -> bool:
 
 
 def _is_weight(parameter: Any) -> bool:
-    """Tell whether a parameter computes, unlike the few integers of a counter or of Keras' seed."""
+    """Return whether a parameter computes, unlike a counter or the seed of Keras."""
     return bool(parameter.dim() > 1 or parameter.is_floating_point() or parameter.is_complex())
 
 

@@ -1,4 +1,7 @@
-"""What a child process does once torch is imported: seams, recipe, recorders, put together."""
+"""What a child process does once torch is imported.
+
+Hook points, recipe, recorders, put together.
+"""
 
 import atexit
 import random
@@ -100,7 +103,7 @@ def _start_probes(session: Session, recorder: "Recorder", wanted: Mapping[str, A
 
 
 def _tell_not_applied(session: Session) -> None:
-    """Say on stderr which levers of the recipe did nothing; silence would be a false promise.
+    """Say on stderr which techniques of the recipe did nothing; silence would be a false promise.
 
     Only where training steps were made: spawned loader workers import torch and end here too.
     """
@@ -110,11 +113,11 @@ def _tell_not_applied(session: Session) -> None:
     if session.trains_unseen and session.techniques:
         sys.stderr.write(
             "flatout: the script trains several models one after the other; "
-            "levers on models were applied to the first one only\n"
+            "techniques on models were applied to the first one only\n"
         )
     for technique in session.techniques:
         name = name_of(technique)
-        status, why = session.status.get(name, ("unseen", "its seam was never reached"))
+        status, why = session.status.get(name, ("unseen", "its hook point was never reached"))
         if status != "applied":
             sys.stderr.write(f"flatout: {name} was not applied ({status}): {why}\n")
 
@@ -133,7 +136,7 @@ def _seed(seed: int | None) -> None:
 
 
 def _pin(guard: Mapping[str, Any]) -> None:
-    """Take away the randomness that a lever may move legitimately, on both sides."""
+    """Take away the randomness that a technique may move legitimately, on both sides."""
     from flatout.agent.guard import pinning
 
     pinning.pin_samples(guard["seed"])

@@ -1,6 +1,6 @@
 """Notes of a training process in the trial's folder: they tell it where no result is written.
 
-What a training process did, as small records that seams fill and recorders read.
+What a training process did, as small records that hook points fill and recorders read.
 
 Steps made inside backward: who wants to see a gradient before it is used up and gone.
 """
@@ -55,7 +55,8 @@ class Segment:
     """By phase, as `flatout.records.phase_clock.NAMES`."""
     end: float = 0.0
     is_whole: bool = True
-    """False where the seams rested: then its length and its batches are its own, not its phases."""
+    """False where the hook points rested: then its length and its batches are its own, not its
+    phases."""
     batches: int = 0
     samples: int = 0
     batch_bytes: int = 0

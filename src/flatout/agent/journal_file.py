@@ -139,7 +139,7 @@ def copies_in(folder: Path) -> list[Path]:
 
 
 def is_used(copy: Path) -> bool:
-    """Tell whether a process of its trial lives: each holds a lock on it."""
+    """Return whether a process of its trial lives: each holds a lock on it."""
     try:
         with _opened(copy) as number:
             fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -217,7 +217,10 @@ def _folder_of(dir_fd: int) -> str:
 
 
 def can_rename(source: str, target: str) -> bool:
-    """Tell whether a rename may change anything; false where it will fail for what stands there."""
+    """Return whether a rename may change anything.
+
+    False where it will fail for what stands there.
+    """
     moved = status_of(source)
     if moved is None or is_at_or_below(target, source):
         return False
@@ -232,7 +235,7 @@ def can_rename(source: str, target: str) -> bool:
 
 
 def looks_empty(folder: str) -> bool:
-    """Tell whether the script may believe a folder empty: it holds nothing but our asides."""
+    """Return whether the script may believe a folder empty: it holds nothing but our asides."""
     return all(_OURS.fullmatch(path.name) for path in Path(folder).iterdir())
 
 
@@ -251,12 +254,12 @@ def status_of(path: str) -> os.stat_result | None:
 
 
 def is_folder(path: str) -> bool:
-    """Tell whether a path is a folder and not a link to one."""
+    """Return whether a path is a folder and not a link to one."""
     return Path(path).is_dir() and not Path(path).is_symlink()
 
 
 def is_at_or_below(path: str, root: str) -> bool:
-    """Tell whether a path is `root` or lies below it.
+    """Return whether a path is `root` or lies below it.
 
     >>> is_at_or_below("/data/old", "/data"), is_at_or_below("/data-old", "/data")
     (True, False)

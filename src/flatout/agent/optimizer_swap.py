@@ -4,9 +4,10 @@ Scripts hold on to their optimizer, and so do their schedulers: it cannot be rep
 
 Who needs an optimizer's steps whole, and which optimizers make theirs in parts.
 
-A lever that acts before or after a step (other rates, other weights, part of the parameters) does
-nothing where another one updates each parameter in backward: by the time of the step all is done.
-Whichever comes second is refused, so that a recipe never says of a lever what it did not do.
+A technique that acts before or after a step (other rates, other weights, part of the parameters)
+does nothing where another one updates each parameter in backward: by the time of the step all is
+done. Whichever comes second is refused, so that a recipe never says of a technique what it did
+not do.
 """
 
 import functools
@@ -119,12 +120,12 @@ def _obstacles(optimizer: Optimizer, loadable: tuple[str, ...]) -> Iterator[str]
     if not all(any(name in state for name in loadable) for state in optimizer.state.values()):
         yield "the optimizer made a step or was loaded already: its state is laid out otherwise"
     if optimizer in _SHARED:
-        yield "another lever updates some of its parameters by another optimizer"
+        yield "another technique updates some of its parameters by another optimizer"
     own_step = vars(optimizer).get("step")
     if own_step is not None and not hasattr(own_step, "_wrapped_by_lr_sched"):
         yield "something else runs in place of the optimizer's step already"
     if _is_fused(optimizer) or _has(optimizer, "amsgrad"):
-        yield "its steps are fused or amsgrad ones, by the script or by a lever before this one"
+        yield "its steps are fused or amsgrad ones, by the script or by a technique before this one"
     if _has(optimizer, "maximize"):
         yield "the script maximises, which not every optimizer can"
 
@@ -140,7 +141,7 @@ def _has(optimizer: Optimizer, option: str) -> bool:
 
 
 def find_successor(optimizer: Optimizer) -> type[Optimizer] | None:
-    """Return the class that a lever put in the place of the optimizer's own, or None."""
+    """Return the class that a technique put in the place of the optimizer's own, or None."""
     return _SUCCESSORS.get(optimizer)
 
 
@@ -152,7 +153,7 @@ def share(optimizer: Optimizer) -> None:
     """
     successor = find_successor(optimizer)
     if successor is not None:
-        raise NotApplicable(f"another lever puts {successor.__name__} in its place")
+        raise NotApplicable(f"another technique puts {successor.__name__} in its place")
     _SHARED.add(optimizer)
 
 

@@ -71,7 +71,7 @@ def descendants(pid: int) -> list[int]:
 
 
 def cleans_up(argv: Sequence[str]) -> bool:
-    """Tell whether this command line is of what removes shared memory after its users' end.
+    """Return whether this command line is of what removes shared memory after its users' end.
 
     Multiprocessing's tracker, joblib's, and torch's manager: if they are killed with the others,
     the memory stays taken for as long as the machine runs. The script's own words never count.

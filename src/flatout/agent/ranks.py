@@ -65,11 +65,11 @@ class Ranks:
             board[0] = AHEAD + max(board[1 + 2 * rank] for rank in self._present())
 
     def is_agreed(self) -> bool:
-        """Tell whether a stop was set."""
+        """Return whether a stop was set."""
         return not self.is_alone and self.board is not None and self.board[0] > 0
 
     def is_over(self, segments: int) -> bool:
-        """Tell whether this rank has come to the segment where all stop."""
+        """Return whether this rank has come to the segment where all stop."""
         board = self.board
         return board is not None and not self.is_alone and 0 < board[0] <= segments
 

@@ -92,7 +92,7 @@ def _policy(_context: Any, operator: Any, *args: Any, **kwargs: Any) -> Checkpoi
 
 
 def _draws(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Tell whether a call takes numbers from a random stream.
+    """Return whether a call takes numbers from a random stream.
 
     If its result were kept, the second run would not call it, and whatever draws after it there
     would draw other numbers.

@@ -42,7 +42,7 @@ ROUNDS = 500
 
 
 def listening_cost_s(session: Session) -> float:
-    """Return the seconds per training step that the seams' own code takes in a tight loop.
+    """Return the seconds per training step that the hook points' own code takes in a tight loop.
 
     Each change of phase goes through one wrapper: an identity check, two clock readings and an
     event. That is timed on a spare clock and multiplied by the changes counted in the run.
@@ -200,7 +200,8 @@ CHECK_GROWTH = 1.15
 CHECK_SHARE = 0.003
 """Share of the time that may go into those looks: with short steps they come less often."""
 REFUSED_AFTER = 2
-"""Steps after which a lever that only refused will not act any more: all has passed its seams. What
+"""Steps after which a technique that only refused will not act any more: all has passed its hook
+points. What
 refuses later (a compiler that gave up) says so at the end of the trial."""
 PARTIAL_S = 3.0
 """Time in training after which a script that is killed leaves numbers; most trials end by then."""
@@ -311,7 +312,7 @@ class Recorder:
         self.has_enough = True
 
     def _saw_early_segment(self, _: Segment) -> None:
-        """End a trial whose lever refused as soon as that is certain."""
+        """End a trial whose technique refused as soon as that is certain."""
         session = self.session
         counts = session.counts
         waits_for_others = len(counts) < len(session.optimizers)
@@ -401,7 +402,7 @@ class Recorder:
             self._begin_trace()
 
     def _awaits_epoch(self, window: stepping.Window) -> bool:
-        """Tell whether starting the workers anew is yet to be seen and comes soon.
+        """Return whether starting the workers anew is yet to be seen and comes soon.
 
         The first start holds imports and page faults; what an epoch pays is seen from the second.
         """

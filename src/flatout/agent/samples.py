@@ -107,7 +107,7 @@ def leading_size(batch: Any, expected: int | None = None, depth: int = 0) -> int
 
 
 def is_rehearsed(value: Any, depth: int = 0) -> bool:
-    """Tell whether a call's arguments hold a shape with an open dimension: a plan, no data.
+    """Return whether a call's arguments hold a shape with an open dimension: a plan, no data.
 
     Keras calls layers with such symbols while it builds a model of them.
     """
@@ -133,7 +133,7 @@ def _shape(value: Any) -> Any:
 
 
 def _are_images(items: Sequence[Any], expected: int | None) -> bool:
-    """Tell whether every item is one image, channels first, rather than a part of the batch.
+    """Return whether every item is one image, channels first, rather than a part of the batch.
 
     Two equally shaped parts of a batch look alike; the loader's batch size tells them apart.
     """

@@ -1,4 +1,7 @@
-"""The session of one training process: seams fire events here, techniques transform values here."""
+"""The session of one training process.
+
+Hook points fire events here, techniques transform values here.
+"""
 
 import functools
 import mmap
@@ -27,7 +30,7 @@ MAX_ERRORS = 20
 
 
 class Session:
-    """Listen at the seams of this process and apply the recipe there.
+    """Listen at the hook points of this process and apply the recipe there.
 
     Listeners never change anything, and one that fails is recorded and skipped: the training goes
     on. A technique that fails leaves the value as it was and is recorded as failed.
@@ -64,10 +67,10 @@ class Session:
         self.loaders: dict[str, LoaderSeen] = {}
         self.errors: list[str] = []
         self.status: dict[str, tuple[str, str]] = {}
-        # By technique and seam: why it was refused there, "" where it acted at least once.
+        # By technique and hook point: why it was refused there, "" where it acted at least once.
         self._refused: dict[tuple[str, str], str] = {}
         self.unscaled: Any = {}
-        """The loss that the script scaled, by the scaled one; kept by the step seam."""
+        """The loss that the script scaled, by the scaled one; kept by the step hook point."""
         self.last_loader = ""
         self.nap = Nap(self)
         self.pace = Pace(self, spec["rests_below_s"]) if spec.get("rests_below_s") else None
@@ -78,7 +81,7 @@ class Session:
         self._untold: list[Segment] = []
         """Segments of resting steps that nobody was told of yet."""
         self.listeners: dict[str, list[Listener]] = {name: [] for name in EVENTS}
-        """By event; a seam looks here before it calls `fire`, which is what a step feels."""
+        """By event; a hook point looks here before it calls `fire`, which is what a step feels."""
         self.signs = _open_signs(spec)
         """What the supervisor looks at: a counter, and whether a batch is waited for."""
         self._become_own()
@@ -86,7 +89,7 @@ class Session:
 
     @property
     def keeps_roots(self) -> bool:
-        """Tell whether roots live on when the script has let go of them.
+        """Return whether roots live on when the script has let go of them.
 
         What is measured is looked at to the end. The real run may train one model after the other,
         of which two do not fit.
@@ -104,7 +107,7 @@ class Session:
         return [found for ref in self._optimizers if (found := ref()) is not None]
 
     def has_optimizer(self) -> bool:
-        """Tell whether any optimizer that the script built lives."""
+        """Return whether any optimizer that the script built lives."""
         for reference in self._optimizers:  # noqa: SIM110  no generator: this runs in every step
             if reference() is not None:
                 return True
@@ -166,7 +169,7 @@ class Session:
             self.errors.append(text[:300])
 
     def is_mine(self) -> bool:
-        """Tell whether this is the training process's own thread.
+        """Return whether this is the training process's own thread.
 
         Loader workers inherit the patches, and autograd's device threads recompute checkpointed
         forwards: neither is a step of the loop.
@@ -177,14 +180,14 @@ class Session:
     def transform(
         self, seam: str, value: Value, *context: Any, only: Technique | None = None
     ) -> Value:
-        """Return the value after every technique that acts at this seam changed it."""
+        """Return the value after every technique that acts at this hook point changed it."""
         for technique in self.techniques if only is None else (only,):
             if seam in seams_of(technique):
                 value = self._apply(technique, seam, value, context)
         return value
 
     def touches(self, seam: str) -> bool:
-        """Tell whether any technique of the recipe acts at a seam."""
+        """Return whether any technique of the recipe acts at a hook point."""
         return any(seam in seams_of(technique) for technique in self.techniques)
 
     def note_status(self, technique: Technique, status: str, why: str = "") -> None:
@@ -197,8 +200,8 @@ class Session:
     def conclude(self) -> None:
         """Let the techniques that were applied say at the end whether they really acted.
 
-        One that acts at several seams and was refused at one of them whenever it was asked did not:
-        half of a lever is another one.
+        One that acts at several hook points and was refused at one of them whenever it was asked
+        did not: half of a technique is another one.
         """
         for (name, _seam), why in self._refused.items():
             if why and self.status.get(name, ("",))[0] == "applied":
@@ -210,7 +213,7 @@ class Session:
                     self.status[name] = ("applied", technique.end())
                 except NotApplicable as reason:
                     self.status[name] = ("not_applicable", str(reason))
-                except Exception as error:  # noqa: BLE001  as at every seam: the trial says so
+                except Exception as error:  # noqa: BLE001  as at every hook point: the trial says so
                     self.status[name] = ("failed", f"{type(error).__name__}: {error}"[:500])
 
     def add_optimizer(self, reference: Callable[[], Any]) -> None:
@@ -321,7 +324,7 @@ class Session:
         except Exception as error:  # noqa: BLE001  a trial says so and goes on
             self.note_status(technique, "failed", f"{type(error).__name__}: {error}"[:500])
         else:
-            # A lever that acts at other seams too is applied when it did.
+            # A technique that acts at other hook points too is applied when it did.
             if not seams_of(technique) - {"environment", "start", "end"}:
                 self.note_status(technique, "applied")
 

@@ -7,10 +7,10 @@ code and data pushed out of the caches by the training, and takes five times as 
 
 How often a step is looked into: with short ones the looking itself would be what is measured.
 
-Around short steps the seams rest most of the time. Of a resting step its end is listened to, its
-batches, and the roots' calls, where an evaluation shows; its phases and other counts are those of
-the steps beside it that were looked into, which are drawn at random so that nothing periodic in a
-script falls between them.
+Around short steps the hook points rest most of the time. Of a resting step its end is listened
+to, its batches, and the roots' calls, where an evaluation shows; its phases and other counts are
+those of the steps beside it that were looked into, which are drawn at random so that nothing
+periodic in a script falls between them.
 """
 
 import itertools
@@ -71,7 +71,7 @@ class Pace:
         return burst * (steps + next(self.draws))
 
     def _may_rest(self) -> bool:
-        """Tell whether one step is like the other, and nobody waits for each."""
+        """Return whether one step is like the other, and nobody waits for each."""
         session = self.session
         if session.is_marked or session.techniques or len(session.counts) != 1:
             return False

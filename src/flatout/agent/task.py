@@ -5,7 +5,7 @@ A Task: what is trained, as a record of functions instead of a script.
 flatout writes the loop, so there is nothing to wrap and nothing to forget; `measure`, `tune` and
 `run` take `mytask.py:task` wherever they take a script. Importing this module imports no torch.
 
-The training loop of a Task: short and plain, with the seams where every script has them.
+The training loop of a Task: short and plain, with the hook points where every script has them.
 """
 
 from collections.abc import Callable, Iterable

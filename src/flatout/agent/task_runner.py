@@ -1,6 +1,7 @@
 """Train a Task to its end: `python -m flatout.agent.task_runner mytask.py:task`.
 
-To everything else in flatout this is an ordinary script, so a Task goes through the same seams.
+To everything else in flatout this is an ordinary script, so a Task goes through the same hook
+points.
 """
 
 import importlib.util

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import torch
 
 _followed: list["weakref.ref[Session]"] = []
-"""The session of this process, for levers: they see loaders and models, but no session."""
+"""The session of this process, for techniques: they see loaders and models, but no session."""
 
 
 def follow(session: Session) -> None:
@@ -25,7 +25,7 @@ def follow(session: Session) -> None:
 
 
 def live_optimizers() -> "list[torch.optim.Optimizer]":
-    """Return the live optimizers of this process, for levers that watch the first step."""
+    """Return the live optimizers of this process, for techniques that watch the first step."""
     session = _followed[0]() if _followed else None
     return session.optimizers if session is not None else []
 
@@ -60,7 +60,7 @@ def find_cuda_device(session: Session) -> "torch.device | None":
 
 
 def batch_device() -> "torch.device":
-    """Return the device on which batches are used, for levers on loaders.
+    """Return the device on which batches are used, for techniques on loaders.
 
     The optimizer is mostly built before the first batch is drawn, so ask when an epoch begins: when
     a loader is made, the model may not be there, or not be where it will train. Before any

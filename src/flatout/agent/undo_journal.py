@@ -155,7 +155,7 @@ class _Hook:
         self.pending[path] = 0
 
     def _is_ours(self, path: str) -> bool:
-        """Tell whether what has this name now was put there by the script."""
+        """Return whether what has this name now was put there by the script."""
         if path not in self.made:
             return False
         status, inode = status_of(path), self.made[path]

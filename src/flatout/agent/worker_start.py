@@ -1,4 +1,4 @@
-"""Choose how worker processes start that a lever brings in, with the reason in words.
+"""Choose how worker processes start that a technique brings in, with the reason in words.
 
 How a loader's workers are started, and what lives in the training process at that moment.
 
@@ -83,7 +83,7 @@ def name_of(context: Any) -> str:
 
 
 def is_cuda_in_use() -> bool:
-    """Tell whether this process holds a CUDA context of torch's; never wakes the driver."""
+    """Return whether this process holds a CUDA context of torch's; never wakes the driver."""
     torch = sys.modules.get("torch")
     return torch is not None and bool(torch.cuda.is_initialized())
 
@@ -143,7 +143,7 @@ def start_facts(arguments: Mapping[str, Any]) -> StartFacts:
 
 
 def can_fork() -> bool:
-    """Tell whether this system forks safely.
+    """Return whether this system forks safely.
 
     macOS offers fork, but its own libraries start threads, and forked processes may crash
     (documentation of Python's multiprocessing).
@@ -239,7 +239,10 @@ def _is_module(frame: FrameType) -> bool:
 
 
 def _is_run_again(main: Any) -> bool:
-    """Tell whether a fresh process runs the main module: not `python -m package`, nor a prompt."""
+    """Return whether a fresh process runs the main module.
+
+    Not `python -m package`, nor a prompt.
+    """
     name = getattr(getattr(main, "__spec__", None), "name", None)
     if name is not None:
         return name != "__main__" and not name.endswith(".__main__")
@@ -307,7 +310,7 @@ class _Rehearsal(ForkingPickler):
 
 
 def _is_plain(thing: Any) -> bool:
-    """Tell whether something is a tensor or an array that any process can be given."""
+    """Return whether something is a tensor or an array that any process can be given."""
     torch, numpy = (sys.modules.get(name) for name in ("torch", "numpy"))
     if torch is not None and isinstance(thing, torch.Tensor):
         return bool(thing.is_leaf or not thing.requires_grad)
@@ -329,7 +332,7 @@ class Start:
 
 
 def choose_start(facts: StartFacts) -> Start:
-    """Return the start method for workers that a lever brings in.
+    """Return the start method for workers that a technique brings in.
 
     The script's own choice for the loader is kept, and so is what its own workers do. Otherwise the
     usual method, except where its workers could not start: then they are forked, if that can be.

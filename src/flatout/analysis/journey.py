@@ -19,8 +19,8 @@ from typing import Any
 from flatout.analysis.memory import rises, slope_of
 from flatout.analysis.steps import Window, block_means
 from flatout.records.journey import (
-    LEVERS,
     STAGES,
+    TECHNIQUES,
     TRAINING,
     WORKERS,
     Journey,
@@ -193,7 +193,7 @@ def change_of(records: Sequence[Sequence[float]], window: Window) -> Change | No
 
 
 def _is_enough(readings: Sequence[tuple[float, float]]) -> bool:
-    """Tell whether readings are many and far enough apart to tell of a growth."""
+    """Return whether readings are many and far enough apart to tell of a growth."""
     return len(readings) >= MIN_READINGS and readings[-1][0] - readings[0][0] >= MIN_GROWTH_S
 
 
@@ -391,7 +391,7 @@ def pipeline_of(
                 share=cpu_ms[name] / total if total else 0.0,
                 wait_ms=wait_ms.get(name, 0.0),
                 bytes=sizes.get(name),
-                levers=levers_of(name, known, is_repeated=seen.get("is_repeated")),
+                levers=techniques_of(name, known, is_repeated=seen.get("is_repeated")),
             )
             for name in STAGES
             if cpu_ms.get(name) or wait_ms.get(name)
@@ -406,8 +406,10 @@ def pipeline_of(
     )
 
 
-def levers_of(stage: str, known: Collection[str], *, is_repeated: bool | None) -> tuple[str, ...]:
-    """Return the levers that take a stage away; a cache keeps what is the same each time.
+def techniques_of(
+    stage: str, known: Collection[str], *, is_repeated: bool | None
+) -> tuple[str, ...]:
+    """Return the techniques that take a stage away; a cache keeps what is the same each time.
 
     >>> levers_of("transform", ("ram_cache", "device_preprocess"), is_repeated=False)
     ('device_preprocess',)
@@ -415,7 +417,7 @@ def levers_of(stage: str, known: Collection[str], *, is_repeated: bool | None) -
     useless: tuple[str, ...] = () if is_repeated is not False else ("device_cache",)
     if is_repeated is False and stage not in DECODED:
         useless = ("device_cache", "ram_cache")
-    return tuple(x for x in LEVERS[stage] if x in known and x not in useless)
+    return tuple(x for x in TECHNIQUES[stage] if x in known and x not in useless)
 
 
 Values = dict[str, float]

@@ -141,7 +141,7 @@ FAULTS = (
 )
 """Every fault that is told apart, the most telling first."""
 BY_CODE: Mapping[str, Fault] = {fault.code: fault for fault in FAULTS}
-WORKER_LEVER = "loader_workers"
+WORKER_TECHNIQUE = "loader_workers"
 INNERMOST = re.compile(r"[^<#]*(?:<\w+>)?")
 """Of a loader's address: the file and the function that made it, without those that called."""
 
@@ -188,13 +188,15 @@ def fewer_workers(recipe: Recipe, code: str | None) -> Choice | None:
     True
     """
     fault = BY_CODE.get(code or "")
-    chosen: Sequence[Choice] = [c for c in recipe.choices if c.technique == WORKER_LEVER]
+    chosen: Sequence[Choice] = [c for c in recipe.choices if c.technique == WORKER_TECHNIQUE]
     if fault is None or not fault.is_of_workers or not chosen:
         return None
     workers = int(chosen[0].settings.get("num_workers", 1)) // 2
     if workers < 1:
         return None
-    return Choice(technique=WORKER_LEVER, settings={**chosen[0].settings, "num_workers": workers})
+    return Choice(
+        technique=WORKER_TECHNIQUE, settings={**chosen[0].settings, "num_workers": workers}
+    )
 
 
 def half_of_own_workers(details: Mapping[str, Any]) -> Recipe | None:
@@ -218,7 +220,7 @@ def half_of_own_workers(details: Mapping[str, Any]) -> Recipe | None:
     asked = {loader["prefetch_factor"] for loader in larger} - {None}
     settings = {"num_workers": workers} | ({"prefetch_factor": min(asked)} if asked else {})
     return Recipe(
-        choices=(Choice(technique=WORKER_LEVER, settings=settings),),
+        choices=(Choice(technique=WORKER_TECHNIQUE, settings=settings),),
         training_loaders=tuple(loader["address"] for loader in larger),
     )
 

@@ -69,7 +69,7 @@ def leak_of(ends: Sequence[float], by_line: Mapping[str, float]) -> float:
 
 
 def rises(values: Sequence[float]) -> bool:
-    """Tell whether values grow with hardly a way back: noise falls in every other pair.
+    """Return whether values grow with hardly a way back: noise falls in every other pair.
 
     >>> rises([1, 2, 2, 3, 3, 4]), rises([1, 3, 2, 3, 1, 2]), rises([2, 2])
     (True, False, False)

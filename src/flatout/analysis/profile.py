@@ -47,7 +47,7 @@ TELLING_SHARE = 0.1
 NO_LOADER = "no DataLoader fed the training: making batches is part of `other`"
 FOREIGN_LOADER = (
     "a loader of another kind than torch's DataLoader fed the training: its wait is measured, "
-    "levers on loaders do not reach it"
+    "techniques on loaders do not reach it"
 )
 
 
@@ -182,7 +182,7 @@ def ceilings_of(profile: Profile) -> Ceilings:
 
 
 def _listening_s_per_step(result: Mapping[str, Any], window: Window) -> float:
-    """Return what the seams and the probes beside them took of a step, as the child estimated."""
+    """Return what hook points and probes took of a step, as the training process estimated."""
     seams_s: float = result["listening_s_per_step"] * _segments_per_step(result, window)
     probes_s: float = sum(seen.get("listening_s", 0.0) for seen in result["probes"].values())
     steps = max(1, len(window.steps))
@@ -282,7 +282,7 @@ def _notes(result: Mapping[str, Any], window: Window, busy: float | None) -> lis
     if result.get("trains_unseen"):
         notes.append(
             "a model that is trained later was not seen: its forward pass is part of `other`, "
-            "and levers on models act on the first one only"
+            "and techniques on models act on the first one only"
         )
     if result["device"]["kind"] == "cuda" and busy is None:
         notes.append("no kernel trace: device busy is the share of the compute phases")
@@ -291,7 +291,7 @@ def _notes(result: Mapping[str, Any], window: Window, busy: float | None) -> lis
 
 
 def _draws_batches(window: Window) -> bool:
-    """Tell whether steps drew from an iterator of torch's that no `DataLoader` of torch's made."""
+    """Return whether steps drew from an iterator that no `DataLoader` of torch made."""
     return any(step.batches for step in window.whole)
 
 

@@ -1,6 +1,7 @@
-"""What bounds the step, and what a lever could give at most. Pure: a profile in, words out.
+"""What bounds the step, and what a technique could give at most. Pure: a profile in, words out.
 
-A lever that acts on six percent of the step gives 1.06x at most (Amdahl's law), however good it is.
+A technique that acts on six percent of the step gives 1.06x at most (Amdahl's law), however good it
+is.
 
 From what the ceilings' passes saw to numbers. Pure; runs in the parent.
 """
@@ -94,7 +95,7 @@ NO_PRODUCTS = re.compile(
 MARGIN = 1.5
 """A share may be this many times what was measured: phases are medians, and clocks differ."""
 SLACK = 0.01
-"""Added to every share before a lever is called hopeless: one percent of the step is noise."""
+"""Added to every share before a technique is called hopeless: one percent of the step is noise."""
 
 
 def with_regime(profile: Profile) -> Profile:
@@ -140,7 +141,7 @@ def regime_of(profile: Profile) -> Regime:
 
 
 def is_product(name: str) -> bool:
-    """Tell whether a kernel or operator is a matrix product, a convolution or attention.
+    """Return whether a kernel or operator is a matrix product, a convolution or attention.
 
     >>> is_product("nvjet_hsh_128x256_64x4_1x2_h_bz_coopA_TNT"), is_product("aten::addmm")
     (True, True)
@@ -189,11 +190,11 @@ def held_to_phases(profile: Profile, measured: Ceilings) -> Ceilings:
 
 
 def best_case(profile: Profile, addresses: Collection[str]) -> Bound:
-    """Return the most that a lever could give which acts on the given phases.
+    """Return the most that a technique could give which acts on the given phases.
 
-    Generous on purpose, as a hopeless lever is never tried: of the median and the mean the larger
-    share counts, with the epoch's start where the loader is concerned. A lever that addresses no
-    phase of the step is not bounded.
+    Generous on purpose, as a hopeless technique is never tried: of the median and the mean the
+    larger share counts, with the epoch's start where the loader is concerned. A technique that
+    addresses no phase of the step is not bounded.
     """
     phases = [phase for phase in PHASES if phase in addresses]
     if not phases or profile.step_ms.median <= 0 or not any(profile.phases_ms.values()):
@@ -212,7 +213,7 @@ def best_case(profile: Profile, addresses: Collection[str]) -> Bound:
 
 
 def is_hopeless(bound: Bound, smallest: float) -> bool:
-    """Tell whether even a generous reading of the best case stays below a gain that could show.
+    """Return whether even a generous reading of the best case stays below a gain that could show.
 
     >>> is_hopeless(Bound(ratio=1.002, share=0.002, why=""), 1.02)
     True
@@ -240,7 +241,7 @@ def addressable_ms(
 
 
 def is_lowered_on_cpu(profile: Profile) -> bool:
-    """Tell whether a CPU computes a model in lower precision than fp32."""
+    """Return whether a CPU computes a model in lower precision than fp32."""
     if profile.device_kind != "cpu":
         return False
     return any(m.used_autocast or {"bfloat16", "float16"} & {*m.dtypes} for m in profile.models)
@@ -306,7 +307,7 @@ def _split(profile: Profile, kernels: float) -> tuple[dict[str, float], str]:
 
 
 def is_split(profile: Profile) -> bool:
-    """Tell whether it is known which part of the kernels' time is not in products."""
+    """Return whether it is known which part of the kernels' time is not in products."""
     return profile.regime is not None and "bandwidth" in profile.regime.shares
 
 

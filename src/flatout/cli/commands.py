@@ -25,7 +25,7 @@ SUMMARIES = {
     "watch": "Show a running job, the GPUs and the host, live.",
     "compare": "Compare two results that --json wrote.",
     "restore": "Put back what a killed trial had moved aside in a folder.",
-    "techniques": "List the levers and what each may do to the numbers.",
+    "techniques": "List the techniques and what each may do to the numbers.",
 }
 """The verbs in the order of first use; the file of each has the same name and summary."""
 

@@ -39,7 +39,7 @@ class ScriptCommand(click.Command):
         return args
 
     def _takes_next(self, word: str) -> bool:
-        """Tell whether an option's value is the word after it."""
+        """Return whether an option's value is the word after it."""
         return any(
             word in option.opts and not option.is_flag
             for option in self.params

@@ -26,7 +26,7 @@ from flatout.cli.options import ScriptCommand, script
     type=click.Choice(["stop", "adapt"]),
     default="stop",
     show_default=True,
-    help="When memory runs out: end, or start again with levers that save memory.",
+    help="When memory runs out: end, or start again with techniques that save memory.",
 )
 @click.option(
     "--resume-args",

@@ -12,7 +12,7 @@ SCHEMA = "flatout.techniques/1"
 @click.command("techniques")
 @json_option
 def command(json_path: Path | None) -> int:
-    """List the levers and what each may do to the numbers.
+    """List the techniques and what each may do to the numbers.
 
     The promises, mildest first: exact, rounding, precision, training. 'flatout tune --numerics'
     sets the ceiling.

@@ -18,7 +18,7 @@ PROMISES = ("exact", "rounding", "precision", "training")
     type=click.Choice(PROMISES),
     default="precision",
     show_default=True,
-    help="The most that a lever may do to the numbers.",
+    help="The most that a technique may do to the numbers.",
 )
 @click.option(
     "--out",
@@ -28,8 +28,8 @@ PROMISES = ("exact", "rounding", "precision", "training")
     help="Folder for reports and recipe.",
 )
 @json_option
-@click.option("--only", default="", callback=names, help="Try only these levers: a,b.")
-@click.option("--skip", default="", callback=names, help="Do not try these levers: a,b.")
+@click.option("--only", default="", callback=names, help="Try only these techniques: a,b.")
+@click.option("--skip", default="", callback=names, help="Do not try these techniques: a,b.")
 @click.option("--accept-load", is_flag=True, help="Go on while others keep the machine busy.")
 @click.option("--resume", is_flag=True, help="Go on where a tuning with this --out ended.")
 @script
@@ -48,7 +48,7 @@ def command(  # noqa: PLR0913, PLR0917  one argument an option
     """Try what would help, keep what measurably does, prove it.
 
     SCRIPT is a Python file, file.py:name for a Task, or -m followed by a module. It runs many times
-    in short trials, with one lever more at a time; what it writes is undone. Tables, plot and
+    in short trials, with one technique more at a time; what it writes is undone. Tables, plot and
     recipe go into the --out folder. Ctrl-C ends with the table so far, and --resume goes on from
     there.
     """
@@ -64,7 +64,7 @@ def command(  # noqa: PLR0913, PLR0917  one argument an option
     if only and set(only) <= set(skip):
         raise UserError(
             f"nothing is left to try: --only {','.join(only)} is skipped as well; "
-            "name a lever in one of the two"
+            "name a technique in one of the two"
         )
     options = TuneOptions(
         budget_s=budget,

@@ -90,7 +90,7 @@ class Left(ProgressColumn):
 
 
 class Best(ProgressColumn):
-    """The gain of the levers kept so far."""
+    """The gain of the techniques kept so far."""
 
     def render(self, task: Task) -> Text:
         """Return it as a ratio."""

@@ -233,7 +233,7 @@ def _renew_lock(reference: "weakref.ref[Store]") -> None:
 
 
 def can_be_sent() -> bool:
-    """Tell whether a process that was spawned, and not forked, can find the memory."""
+    """Return whether a process that was spawned, and not forked, can find the memory."""
     return DESCRIPTORS.exists()
 
 
@@ -361,7 +361,7 @@ def cached(dataset: Any, store: Store, watch: Watch | None = None) -> Any:
 
 
 def is_cached(dataset: Any) -> bool:
-    """Tell whether a data set came from `cached`."""
+    """Return whether a data set came from `cached`."""
     return hasattr(type(dataset), STORE)
 
 

@@ -124,7 +124,7 @@ PACKED = "_flatout_packed"
 
 
 def is_packed(dataset: Any) -> bool:
-    """Tell whether a data set reads from a packed store already."""
+    """Return whether a data set reads from a packed store already."""
     return isinstance(dataset, PackedDataset) or hasattr(type(dataset), PACKED)
 
 

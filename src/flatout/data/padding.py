@@ -68,7 +68,7 @@ def _plain(values: Any) -> Sequence[Any]:
 
 
 def _is_tokens(value: Any) -> bool:
-    """Tell whether a value is a row of whole numbers."""
+    """Return whether a value is a row of whole numbers."""
     if hasattr(value, "dtype") and hasattr(value, "shape"):
         return len(value.shape) == 1 and "int" in str(value.dtype)
     return isinstance(value, list) and bool(value) and all(isinstance(x, int) for x in value)
@@ -231,7 +231,7 @@ def first_fit(lengths: Sequence[int], width: int) -> list[tuple[int, int]]:
 
 
 def is_predicted_inside(labels: Any, mask: Any) -> bool:
-    """Tell whether each label that counts is predicted inside of its sample: from a token kept.
+    """Return whether each label that counts is predicted inside of its sample: from a token kept.
 
     A causal model predicts a label from the place before it. A label in the padding, or right
     behind padding on the left, has no such place in a row without padding.
@@ -250,12 +250,12 @@ def _used_columns(masks: Iterable[Any], mask: Any) -> Any:
 
 
 def _counts_at(labels: Any, column: int) -> bool:
-    """Tell whether any label of a column counts."""
+    """Return whether any label of a column counts."""
     return labels is not None and bool((labels[:, column] != IGNORED).any())
 
 
 def _says_more(name: Any, value: Any, first: int, last: int) -> bool:
-    """Tell whether a tensor has more than one filler in the columns that are to be cut."""
+    """Return whether a tensor has more than one filler in the columns that are to be cut."""
     left, right = value[:, :first], value[:, last:]
     is_label = name == LABELS and value.dim() == 2
     filler = IGNORED if is_label else (left if first else right)[:1, :1]

@@ -49,7 +49,7 @@ NEEDS = {"raw": ("PIL",), "jpeg": ("PIL",), "qoi": ("PIL", "qoi"), "zstd": ("PIL
 
 
 def is_pil(value: Any) -> bool:
-    """Tell whether a value is a Pillow image, importing nothing."""
+    """Return whether a value is a Pillow image, importing nothing."""
     return any(f"{k.__module__}.{k.__name__}" == "PIL.Image.Image" for k in type(value).__mro__)
 
 

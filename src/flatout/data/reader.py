@@ -118,7 +118,7 @@ def find_layout(store: Store) -> Layout | None:
 
 
 def is_plain(field: Field) -> bool:
-    """Tell whether a field's value has the same number of bytes in every sample, uncoded."""
+    """Return whether a field's value has the same number of bytes in every sample, uncoded."""
     if field.kind in SCALAR_TYPES:
         return True
     return field.kind in ("array", "image") and field.shape is not None

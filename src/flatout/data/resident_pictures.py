@@ -206,7 +206,7 @@ class ResidentPictures:
         return [column.index_select(0, sent(rows, column.device)) for column in self.columns]
 
     def is_cut_at_once(self, crops: Crops) -> bool:
-        """Tell whether a batch's crops are made in one operation."""
+        """Return whether a batch's crops are made in one operation."""
         if self.device.type != "cpu":
             return True
         is_usual = self.images.dtype == torch.uint8 and self.images.is_contiguous()

@@ -211,7 +211,7 @@ def _array_of(value: Any) -> tuple["np.ndarray[Any, np.dtype[Any]] | None", str]
 
 
 def _is_list_of_numbers(value: Any) -> bool:
-    """Tell whether a list holds whole numbers only, or floating ones only."""
+    """Return whether a list holds whole numbers only, or floating ones only."""
     return isinstance(value, list) and {type(item) for item in value} in ({int}, {float})
 
 

@@ -138,7 +138,7 @@ def _encoded(field: Field, part: bytes, encoding: Encoding) -> bytes:
 
 
 def is_same(field: Field, source: bytes, stored: memoryview) -> bool:
-    """Tell whether a losslessly stored payload gives back what the source has."""
+    """Return whether a losslessly stored payload gives back what the source has."""
     if source == stored:
         return True
     if field.kind != "image":

@@ -114,7 +114,7 @@ def relative(baseline: Numbers, other: Numbers) -> float:
 
 
 def is_finite(sketches: Sketches) -> bool:
-    """Tell whether every sketch is finite."""
+    """Return whether every sketch is finite."""
     return all(np.isfinite(value).all() for value in sketches.values())
 
 

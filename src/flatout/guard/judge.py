@@ -50,7 +50,7 @@ ORDER = (
 )
 """The checks, the most telling first: a rejection names the first that fired."""
 DIVERGED = 1.5
-"""A training lever whose last losses exceed the first one by this factor does damage."""
+"""A training technique whose last losses exceed the first one by this factor does damage."""
 LAST_LOSSES = 5
 NOTHING = Differences(sets={}, buffers={}, losses=())
 ABSENT = SetDifference(moved=False, tensors={}, together=0.0)
@@ -96,7 +96,7 @@ def judge(
         calibration: Record of the script under bf16 autocast and nothing else: it gives each
             tensor's natural scale. Only an exact promise does without it.
         repeat: Record of the untouched script once more; None takes it for bit-identical.
-        promise: The strictest promise that covers every lever of the recipe.
+        promise: The strictest promise that covers every technique of the recipe.
         changes_threads: Whether the recipe changes the number of CPU threads.
     """
     if baseline is None or candidate is None:
@@ -233,7 +233,7 @@ def _record_notes(trials: Trials) -> Iterator[str]:
 
 
 def _is_low_precision(baseline: GuardRecord, scale: Differences) -> bool:
-    """Tell whether bf16 autocast says nothing about this script because it is there already."""
+    """Return whether bf16 autocast says nothing about this script because it is there already."""
     first = [item.median for item in scale.sets.values() if not item.moved]
     return baseline.low_precision or all(value < AUTOCAST_CHANGED_NOTHING for value in first)
 

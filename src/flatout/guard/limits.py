@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from flatout.records.technique import Numerics
 
 BF16_ROUNDING = 2.0**-9
-"""Half the spacing of bf16 at 1: no honest precision lever was judged below this scale."""
+"""Half the spacing of bf16 at 1: no honest precision technique was judged below this scale."""
 TF32_SHARE = 0.25
 """Of bf16's limits. TF32 keeps ten bits of the mantissa where bf16 keeps seven: an eighth of the
 rounding, and twice that where bits are cut off instead of rounded. Derived, not measured on a GPU
@@ -57,7 +57,8 @@ SIZE_LIMIT = 0.3
 """Where ceilings are lifted: how much larger or smaller the whole gradient may be. Chaos turns it
 round and leaves its size; a gradient that was not set to zero is 1.4 times as large."""
 EARLY_LOSSES = 3
-"""Losses that a rounding lever must match closely. On a ResNet with SGD, one thread instead of two
+"""Losses that a rounding technique must match closely. On a ResNet with SGD, one thread instead of
+two
 was 1e-4 off at step 4, 4e-3 at step 5 and 0.14 at step 17, where bf16 was 0.15 off."""
 SHARE_CAP = 1e6
 """Stands for any share above it, and for a limit of zero that was broken."""
@@ -138,7 +139,8 @@ UNSTEADY_COLUMN = Column(
     second=Limit(floor=1e-6, factor=0.0),
     loss=Limit(floor=1e-5, factor=0.0),
 )
-"""For exact levers where the script repeats up to rounding only: one repeat may by chance hit or
+"""For exact techniques where the script repeats up to rounding only: one repeat may by chance hit
+or
 miss a number by its last digits, of which fp32 has 1.2e-7. The floors are ours, some of those."""
 
 
@@ -161,5 +163,6 @@ def _for_tf32(column: Column) -> Column:
 
 
 TF32_COLUMN = _for_tf32(COLUMNS[Numerics.PRECISION])
-"""For rounding levers where the device rounds to TF32 anyway: another algorithm is then as far off
-as TF32 is, and says nothing about the lever."""
+"""For rounding techniques where the device rounds to TF32 anyway: another algorithm is then as far
+off
+as TF32 is, and says nothing about the technique."""

@@ -67,7 +67,7 @@ def computed_later(baseline: GuardRecord, rounded: GuardRecord) -> set[tuple[str
 
 
 def has_samples(record: GuardRecord, computed: Set[tuple[str, str]] = frozenset()) -> bool:
-    """Tell whether any content that entered the training was digested."""
+    """Return whether any content that entered the training was digested."""
     if any(marks for fields in record.samples.values() for marks in fields.values()):
         return True
     return any(
@@ -134,7 +134,7 @@ def _first_difference(baseline: Marks, other: Marks) -> int | None:
 
 
 def _is_behind(baseline: Marks, other: Marks, missing_share: float) -> bool:
-    """Tell whether one side drew fewer rows than drawing ahead and fewer steps explain."""
+    """Return whether one side drew fewer rows than drawing ahead and fewer steps explain."""
     fewer, more = sorted((baseline, other), key=lambda marks: marks[-1][0])
     ahead = sum(rows > fewer[-1][0] for rows, _ in more)
     return ahead > SLACK_BATCHES + missing_share * len(more)

@@ -85,7 +85,7 @@ def _environment(trials: Trials) -> Iterator[str]:
     if ours.threads != theirs.threads and not trials.changes_threads:
         yield (
             f"the recipe's trial ran {theirs.threads} threads, the baseline's {ours.threads}, "
-            "and no lever asked for that"
+            "and no technique asked for that"
         )
 
 

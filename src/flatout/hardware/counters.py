@@ -102,7 +102,7 @@ def open_sources(environment: Mapping[str, str] | None = None) -> Sources:
 
 
 def same_device(one: str, other: str) -> bool:
-    """Tell whether two UUIDs name one device; torch leaves the driver's prefix out.
+    """Return whether two UUIDs name one device; torch leaves the driver's prefix out.
 
     >>> same_device("GPU-5a1f", "5A1F"), same_device("GPU-5a1f", ""), same_device("", "")
     (True, False, False)

@@ -1,4 +1,4 @@
-"""Tell whether a stretch of time was disturbed: run-queue delay, foreign work, stolen time.
+"""Return whether a stretch of time was disturbed: run-queue delay, foreign work, stolen time.
 
 Runs inside the training process, so it uses the standard library only and reads a few small files.
 CPU time never decides: threads that wait at a barrier spin, and spinning looks like work.

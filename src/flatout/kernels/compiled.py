@@ -57,7 +57,7 @@ def load_function(name: str, function: str, *arguments: Any) -> Any:
 
 
 def has_compiler() -> bool:
-    """Tell whether this machine has a C compiler."""
+    """Return whether this machine has a C compiler."""
     try:
         find_compiler()
     except NotApplicable:

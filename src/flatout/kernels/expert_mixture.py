@@ -64,7 +64,7 @@ def grouped_linear(
 
 
 def has_kernel(kind: torch.dtype, weight: torch.Tensor) -> bool:
-    """Tell whether torch multiplies groups of these in one kernel."""
+    """Return whether torch multiplies groups of these in one kernel."""
     fits = kind == torch.bfloat16 and all(size % ALIGNED == 0 for size in weight.shape)
     return fits and hasattr(torch, "_grouped_mm") and torch.cuda.get_device_capability() >= (8, 0)
 

@@ -132,7 +132,7 @@ def gemm(  # noqa: PLR0913  one keyword for each term of the formula
 
 
 def kernel_available(device: torch.device, dtype: torch.dtype) -> bool:
-    """Tell whether the Triton kernel can run here; else the plain operations do."""
+    """Return whether the Triton kernel can run here; else the plain operations do."""
     if dtype not in KERNEL_DTYPES or not _has_triton():
         return False
     return device.type == "cuda" or (device.type == "cpu" and _interprets())

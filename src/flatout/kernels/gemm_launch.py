@@ -159,12 +159,12 @@ class Call:
 
 
 def is_interpreted() -> bool:
-    """Tell whether Triton's interpreter stands in for a GPU."""
+    """Return whether Triton's interpreter stands in for a GPU."""
     return type(tiled_kernel).__name__ == "InterpretedFunction"
 
 
 def fits_descriptors(call: Call) -> bool:
-    """Tell whether the tensor memory accelerator can fetch both operands."""
+    """Return whether the tensor memory accelerator can fetch both operands."""
     return hasattr(tl, "make_tensor_descriptor") and all(map(_is_fetchable, (call.a, call.b)))
 
 
@@ -377,7 +377,7 @@ def _arithmetic(call: Call) -> dict[str, Any]:
 
 
 def _allows_tf32() -> bool:
-    """Tell whether the script lets torch's own products run in tf32."""
+    """Return whether the script lets torch's own products run in tf32."""
     try:
         return torch.get_float32_matmul_precision() != "highest"
     except RuntimeError:  # set with the newer switches, which the older one refuses to read

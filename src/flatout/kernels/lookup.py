@@ -75,7 +75,7 @@ def find_axes(
 
 
 def _is_one(last: Axis, axis: Axis) -> bool:
-    """Tell whether two neighbours are one axis in memory."""
+    """Return whether two neighbours are one axis in memory."""
     is_dense = last.source == axis.source * axis.size and last.out == axis.out * axis.size
     return is_dense and not last.is_channel and not axis.is_channel
 

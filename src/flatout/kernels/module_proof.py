@@ -156,7 +156,7 @@ class Facts:
     """Where those are."""
 
     def hold(self, module: nn.Module) -> bool:
-        """Tell whether they are what they were; asked in each call."""
+        """Return whether they are what they were; asked in each call."""
         attributes = vars(module)
         for name, values in self.held.items():
             if not _are_still(values, _settings_of(attributes.get(name))):

@@ -78,7 +78,7 @@ def open_library() -> Any:
 
 @functools.cache
 def can_decode() -> bool:
-    """Tell whether parts can be decoded on this machine."""
+    """Return whether parts can be decoded on this machine."""
     try:
         open_library()
     except (NotApplicable, ImportError):

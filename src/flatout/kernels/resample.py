@@ -38,13 +38,13 @@ _Array._fields_ = [
 
 
 def across_first(size: Size, to_size: Size) -> bool:
-    """Tell whether the columns come first: never, in Pillow before 13."""
+    """Return whether the columns come first: never, in Pillow before 13."""
     del size, to_size
     return False
 
 
 def tall_first(size: Size, to_size: Size) -> bool:
-    """Tell whether the columns come first: where the height shrinks by more, in Pillow 13.
+    """Return whether the columns come first: where the height shrinks by more, in Pillow 13.
 
     >>> tall_first((500, 375), (224, 224)), tall_first((300, 500), (224, 224))
     (False, True)

@@ -172,7 +172,7 @@ def _addend(node: fx.Node) -> tuple[str, Any, Any, Any] | None:
 
 
 def _is_number(node: fx.Node) -> bool:
-    """Tell whether a node is worked out from sizes alone."""
+    """Return whether a node is worked out from sizes alone."""
     if node.op == "call_method" and node.target == "size":
         return len(node.args) > 1
     if node.op == "call_function" and node.target is operator.getitem:
@@ -212,7 +212,7 @@ def _product(node: fx.Node) -> tuple[fx.Node, fx.Node, bool] | None:
 
 
 def is_constant(node: Any) -> bool:
-    """Tell whether a node depends on the module's buffers and on sizes alone."""
+    """Return whether a node depends on the module's buffers and on sizes alone."""
     if isinstance(node, slice):
         return all(map(is_constant, (node.start, node.stop, node.step)))
     if isinstance(node, list | tuple):
@@ -274,7 +274,7 @@ def attend(  # noqa: PLR0913  one for each part of the formula
 
 
 def is_causal_mask(mask: torch.Tensor, rows: int, columns: int) -> bool:
-    """Tell whether a mask hides exactly what lies in the future, and nothing else."""
+    """Return whether a mask hides exactly what lies in the future, and nothing else."""
     if rows != columns or tuple(mask.shape[-2:]) != (rows, columns):
         return False
     flat = mask.reshape(-1, rows, columns)

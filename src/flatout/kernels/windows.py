@@ -106,7 +106,7 @@ class RowWriter:
 
 @functools.cache
 def can_cut() -> bool:
-    """Tell whether this machine can compile it."""
+    """Return whether this machine can compile it."""
     try:
         _function()
     except NotApplicable:

@@ -16,7 +16,7 @@ MS_PRIVATE = 1 << 18
 
 
 def can_overlay(folder: Path, scratch: Path) -> bool:
-    """Tell whether `folder` may be overlaid with its upper layer in `scratch`.
+    """Return whether `folder` may be overlaid with its upper layer in `scratch`.
 
     Not when another file system is mounted below it (it would look empty), when the scratch
     folder lies inside it, or when its name holds characters that mount options split at.

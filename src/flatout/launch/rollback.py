@@ -52,7 +52,7 @@ class Place:
     """Paths that another program is known to have written: a new folder with them stays."""
 
     def is_of_trial(self, status: os.stat_result) -> bool:
-        """Tell whether the trial made this, as far as can be known."""
+        """Return whether the trial made this, as far as can be known."""
         if status.st_mtime > self.until:
             return False
         names = {status.st_ino, (status.st_ino, status.st_mtime_ns)}

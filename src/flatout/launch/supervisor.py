@@ -188,7 +188,7 @@ def _ended(code: int | None, unrecorded: int | None) -> dict[str, Any]:
 
 
 def _parent_is_gone(life_line: int) -> bool:
-    """Tell whether flatout's end of the pipe was closed."""
+    """Return whether flatout's end of the pipe was closed."""
     readable, _, _ = select.select([life_line], [], [], 0)
     return bool(readable) and os.read(life_line, 1) == b""
 
@@ -217,7 +217,7 @@ class _Results:
         self.ends_at: float | None = None
 
     def are_old(self, now: float) -> bool:
-        """Tell whether the main process had its time to end after the first result."""
+        """Return whether the main process had its time to end after the first result."""
         for path in set(self.folder.glob("result-*.json")) - self.seen:
             self.seen.add(path)
             is_done = json.loads(path.read_text(encoding="utf-8"))["why"] == "done"
@@ -227,7 +227,7 @@ class _Results:
 
 
 class _Heartbeat:
-    """A counter in shared memory that the training process bumps at every seam event."""
+    """A counter in shared memory that the training process bumps at every hook point event."""
 
     def __init__(self, path: Path) -> None:
         path.write_bytes(bytes(HEARTBEAT_BYTES))
@@ -254,5 +254,5 @@ class _Heartbeat:
         return self.changed_at
 
     def moved(self, now: float) -> bool:
-        """Tell whether some trainer was still stepping within the grace time."""
+        """Return whether some trainer was still stepping within the grace time."""
         return now - self.last_change() < GRACE_S

@@ -59,12 +59,12 @@ def find_job(folder: Path) -> dict[str, Any] | None:
 
 
 def lives(facts: Mapping[str, Any]) -> bool:
-    """Tell whether the process that owns a job is here, and still the one that announced it."""
+    """Return whether the process that owns a job is here, and still the one that announced it."""
     return _is_here(facts) and _runs(facts)
 
 
 def has_ended(facts: Mapping[str, Any]) -> bool:
-    """Tell whether the process that owns a job is gone for certain.
+    """Return whether the process that owns a job is gone for certain.
 
     Folders may lie on a disk that machines or containers share: a number says nothing about a
     process of another one. But what this machine ran before it was started anew has ended.
@@ -76,7 +76,7 @@ def has_ended(facts: Mapping[str, Any]) -> bool:
 
 
 def _is_here(facts: Mapping[str, Any]) -> bool:
-    """Tell whether the owner's number counts here; of older announcements that is assumed."""
+    """Return whether the owner's number counts here; of older announcements that is assumed."""
     if "boot_id" not in facts:
         return True
     if facts["boot_id"] is None:
@@ -106,7 +106,7 @@ def _pid_namespace() -> str | None:
 
 
 def is_alive(pid: int) -> bool:
-    """Tell whether a process runs; where /proc is hidden, by asking to send it nothing."""
+    """Return whether a process runs; where /proc is hidden, by asking to send it nothing."""
     if started_ticks(os.getpid()) is not None:
         return started_ticks(pid) is not None
     try:
@@ -215,7 +215,7 @@ def changed_files(before: Mapping[str, tuple[int, int]] | None, folder: Path) ->
 
 
 def is_supervised(folder: Path) -> bool:
-    """Tell whether some process still has this trial on its command line."""
+    """Return whether some process still has this trial on its command line."""
     for entry in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):
             if str(folder).encode() in entry.read_bytes():

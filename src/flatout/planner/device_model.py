@@ -72,7 +72,7 @@ class Ground:
 
 
 def is_half(stream: MemoryStream) -> bool:
-    """Tell whether most bytes that products make are of half precision."""
+    """Return whether most bytes that products make are of half precision."""
     made = [a for a in stream.allocations if "mm" in a.operator or "convolution" in a.operator]
     half = sum(a.size for a in made if a.dtype in HALF)
     return 2 * half > sum(a.size for a in made)

@@ -1,4 +1,4 @@
-"""The levers that a plan considers: what each makes of the stream, and what it costs in time.
+"""The techniques that a plan considers: what each makes of the stream, and what it costs in time.
 
 Ways to make a step fit, the fastest that fits first.
 """
@@ -34,7 +34,7 @@ Cost = Callable[[MemoryStream, Ground], float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """One lever."""
+    """One technique."""
 
     label: str
     """`technique setting=value`, or what to change by hand."""
@@ -44,13 +44,13 @@ class Candidate:
     why: str
     changes_training: bool = False
     settings: AllocatorSettings | None = None
-    """Another allocator's, where the lever is one of it."""
+    """Another allocator's, where the technique is one of it."""
     helps: Callable[[MemoryStream, Ground], bool] = lambda *_: True
     """Tells whether there is anything to win."""
 
 
 def candidates(ground: Ground) -> list[Candidate]:
-    """Return all levers for this device, without those of several GPUs where there is one."""
+    """Return all techniques for this device, without those of several GPUs where there is one."""
     expandable = replace(ground.settings, expandable_segments=True)
     found = [
         Candidate(
@@ -173,7 +173,7 @@ def _sharding(ground: Ground) -> list[Candidate]:
 
 
 def _may_step_in_backward(stream: MemoryStream, ground: Ground) -> bool:
-    """Tell whether a gradient may be used when it comes.
+    """Return whether a gradient may be used when it comes.
 
     Not where ranks have yet to average it, another backward adds to it, or all are read at once.
     """
@@ -293,7 +293,7 @@ def _operator(stream: MemoryStream, index: int) -> str:
 
 
 MOST_TOGETHER = 6
-"""Levers put together at most: what does not fit then does not fit by levers."""
+"""Techniques put together at most: what does not fit then does not fit by techniques."""
 MOST_BATCHES = 4
 """Ways of which the largest batch is looked for, each by several replays."""
 SPLIT_RECOMPUTE = 1 / 3
@@ -304,7 +304,10 @@ At = Callable[[int], MemoryStream]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """What is planned: the stream at every batch, where it is, and what was traced of levers."""
+    """What is planned.
+
+    The stream at every batch, where it is, and what was traced of techniques.
+    """
 
     stream: MemoryStream
     """At the planned batch, with workspaces."""
@@ -312,9 +315,9 @@ class Setup:
     at: At | None = None
     """The same at another batch, where that can be said."""
     traced: Mapping[str, MemoryStream] = field(default_factory=dict)
-    """Streams of levers that were traced for real, by label."""
+    """Streams of techniques that were traced for real, by label."""
     refused: frozenset[str] = frozenset()
-    """Labels of levers that were tried and do not apply."""
+    """Labels of techniques that were tried and do not apply."""
     largest: int | None = None
     """The largest batch of the step as it is, where it was looked for already."""
     finds_batches: bool = False
@@ -386,7 +389,7 @@ def _single(setup: Setup, option: Candidate, base: Replay) -> Rung:
 def _together(
     setup: Setup, options: Sequence[Candidate], singles: Sequence[Rung], base: Replay
 ) -> list[Rung]:
-    """Add levers one at a time, the cheapest byte first, until it fits."""
+    """Add techniques one at a time, the cheapest byte first, until it fits."""
     by_label = {option.label: option for option in options}
     alone = [r for r in singles if r.choices[0] in by_label and not r.changes_training]
     alone.sort(key=lambda rung: ((rung.time_ratio - 1) / rung.saved_bytes, -rung.saved_bytes))
@@ -412,7 +415,7 @@ def _together(
 
 
 def _excludes(one: Candidate, other: Candidate) -> bool:
-    """Tell whether two levers are two settings of one, or do the same work."""
+    """Return whether two techniques are two settings of one, or do the same work."""
     groups = (
         ("activation_checkpointing", "activation_offload"),
         ("fused_optimizer", "optimizer_in_backward"),
@@ -499,7 +502,7 @@ def _played(setup: Setup, stream: MemoryStream, *options: Candidate | None) -> R
 
 
 def _largest(setup: Setup, options: Sequence[Candidate]) -> int | None:
-    """Return the largest batch without retries, by the model of the levers."""
+    """Return the largest batch without retries, by the model of the techniques."""
     at = setup.at
     if at is None or not setup.finds_batches or any(c.label in setup.traced for c in options):
         return None

@@ -1,6 +1,6 @@
-"""What a memory lever would make of a traced stream: stated models, each a change of the stream.
+"""What a memory technique would change in a traced stream: stated models.
 
-They stand in for a trace where a lever cannot be traced. Each function says what it assumes.
+They stand in for a trace where a technique cannot be traced. Each function says what it assumes.
 
 Where in a stream a block's forward runs, when its backward wants it, and what the loss holds.
 """
@@ -310,7 +310,7 @@ def offloaded(stream: MemoryStream) -> MemoryStream:
 
 
 def is_expensive(allocation: Allocation) -> bool:
-    """Tell whether making a result again would cost FLOPs."""
+    """Return whether making a result again would cost FLOPs."""
     return any(word in allocation.operator for word in EXPENSIVE)
 
 

@@ -186,7 +186,7 @@ def with_workspaces(stream: MemoryStream, calibration: Calibration) -> MemoryStr
 
 
 def has_convolution(stream: MemoryStream) -> bool:
-    """Tell whether a stream that has workspaces holds a convolution's."""
+    """Return whether a stream that has workspaces holds a convolution's."""
     return any(a.operator == f"workspace of {CONVOLVING}" for a in stream.allocations)
 
 

@@ -76,7 +76,7 @@ SCHEMA = "flatout.ablation/1"
 
 
 class Verdict(Enum):
-    """What was decided about one lever."""
+    """What was decided about one technique."""
 
     KEPT = "kept"
     TOGETHER = "together"
@@ -89,7 +89,7 @@ class Verdict(Enum):
     FAILED = "failed"
     """The trial crashed, hung or ran out of memory."""
     NOT_APPLICABLE = "not_applicable"
-    """The lever found nothing here that it could act on, and said why."""
+    """The technique found nothing here that it could act on, and said why."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,7 +118,7 @@ class LossCheck:
     """`same` (bit-identical), `within` (inside the promise's limits), `rejected`,
     `on_purpose` (it changes the training, as the user allowed; only damage was looked for),
     `not_compared` (nothing could be compared: fails closed) or `skipped` (not worth checking:
-    the lever was not going to be kept)."""
+    the technique was not going to be kept)."""
     why: str = ""
     """One line: the check that fired, or what was compared."""
     steps: int = 0
@@ -133,7 +133,7 @@ class LossCheck:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One lever, tried on top of the recipe so far."""
+    """One technique, tried on top of the recipe so far."""
 
     choice: Choice
     numerics: str
@@ -144,7 +144,7 @@ class Row:
     """Names of techniques that came in with it: the comparison is that of all of them."""
     stage: str = "add"
     """`add` (ladder) or `drop` (left out of the final recipe). In a drop row the comparison is the
-    final recipe against the recipe without this lever: above 1 the lever still pays."""
+    final recipe against the recipe without this technique: above 1 the technique still pays."""
     comparison: Comparison | None = None
     samples_per_s: float | None = None
     device_busy_share: float | None = None
@@ -152,7 +152,7 @@ class Row:
     loss_check: LossCheck = LossCheck(status="skipped")
     predicted_ratio: float | None = None
     bound_ratio: float | None = None
-    """The best case: everything that the lever acts on takes no time. None where unbounded."""
+    """The best case: everything that the technique acts on takes no time. None where unbounded."""
     startup_s: float = 0.0
     """Extra time of the first steps against the recipe so far: compilation."""
     break_even_steps: int | None = None
@@ -179,7 +179,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
-    """One line of the calibration: a lever's predicted, largest possible and measured ratio."""
+    """One line of the calibration: a technique's predicted, largest possible and measured ratio."""
 
     technique: str
     predicted: float
@@ -188,7 +188,7 @@ class Prediction:
 
     @property
     def error(self) -> float:
-        """Measured over predicted: below 1 the lever was promised more than it gave."""
+        """Measured over predicted: below 1 the technique was promised more than it gave."""
         return self.measured / self.predicted
 
 
@@ -218,7 +218,8 @@ class Ablation:
     feeding: Feeding | None = None
     """How far the final recipe is from what its data allow; None where nobody looked."""
     needed: tuple[str, ...] = ()
-    """Levers that make the script run at all: unchanged, it runs out of memory. The baseline and
+    """Techniques that make the script run at all: unchanged, it runs out of memory. The baseline
+    and
     every comparison are with them."""
 
     @property
@@ -228,7 +229,7 @@ class Ablation:
 
     @property
     def calibration(self) -> tuple[Prediction, ...]:
-        """What was predicted of each lever beside what was measured."""
+        """What was predicted of each technique beside what was measured."""
         return tuple(
             Prediction(
                 technique=row.choice.technique,
@@ -238,7 +239,7 @@ class Ablation:
             )
             for row in self.rows
             if row.stage == "add" and row.comparison and row.predicted_ratio
-            # The comparison of several levers says nothing about one of them.
+            # The comparison of several techniques says nothing about one of them.
             if not row.together_with
         )
 

@@ -1,6 +1,6 @@
-"""The levers: one file each, found by file name, imported only when asked for.
+"""The techniques: one file each, found by file name, imported only when asked for.
 
-Find the one-file-each levers and rules of a folder by their file names.
+Find the one-file-each techniques and rules of a folder by their file names.
 """
 
 import importlib
@@ -110,7 +110,7 @@ def _check_settings(kind: type[Technique], name: str, settings: Mapping[str, Any
 
 
 def _is_of(value: Any, hint: Any) -> bool:
-    """Tell whether a plain value has the type a setting is declared with."""
+    """Return whether a plain value has the type a setting is declared with."""
     if typing.get_origin(hint) is typing.Literal:
         return value in typing.get_args(hint)
     if isinstance(hint, types.UnionType):

@@ -46,7 +46,7 @@ libraries' (they ask the driver themselves), NCCL's."""
 
 
 def is_out_of_memory(text: str) -> bool:
-    """Tell whether an exception's name or words say that memory ran out.
+    """Return whether an exception's name or words say that memory ran out.
 
     >>> is_out_of_memory("RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling ...")
     True

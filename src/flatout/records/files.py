@@ -97,7 +97,7 @@ def replace_text(path: Path, text: str) -> None:
 
 
 def is_stream(path: Path) -> bool:
-    """Tell whether a path leads to a device, a pipe or a socket rather than to a file."""
+    """Return whether a path leads to a device, a pipe or a socket rather than to a file."""
     return path.exists() and not path.is_file() and not path.is_dir()
 
 

@@ -78,7 +78,7 @@ STAGES = (
     *("collate", "transport", "copy"),
 )
 """Legs of a sample, in the order in which it passes them."""
-LEVERS: Mapping[str, tuple[str, ...]] = {
+TECHNIQUES: Mapping[str, tuple[str, ...]] = {
     "read": ("ram_cache", "read_ahead", "packed_data", "block_order"),
     "decode": ("region_decode", "fast_decode", "ram_cache", "packed_data", "scaled_decode"),
     "tokenise": ("pretokenized", "ram_cache"),
@@ -94,7 +94,8 @@ LEVERS: Mapping[str, tuple[str, ...]] = {
 PACKING = "packed_data"
 """Reads the samples from a packed store, which has to be made first: `flatout pack`."""
 ASKED = frozenset({PACKING, "block_order", "scaled_decode"})
-"""Levers that `flatout tune` does not try by itself: they need a store, or the user's consent to
+"""Techniques that `flatout tune` does not try by itself: they need a store, or the user's consent
+to
 other numbers (`--numerics training`)."""
 
 
@@ -140,13 +141,13 @@ class Pipeline:
         return self.cores_needed <= self.usable_cores
 
     def legs_of(self, lever: str) -> tuple[str, ...]:
-        """Return the names of the stages that a lever takes away or makes cheaper."""
+        """Return the names of the stages that a technique takes away or makes cheaper."""
         return tuple(stage.name for stage in self.stages if lever in stage.levers)
 
     def cores_without(self, lever: str) -> float:
-        """Return the cores that are needed once a lever took the whole of its stages away.
+        """Return the cores that are needed once a technique took the whole of its stages away.
 
-        A bound: a lever that makes a stage cheaper leaves some of it.
+        A bound: a technique that makes a stage cheaper leaves some of it.
         """
         left = sum(stage.cpu_ms for stage in self.stages if lever not in stage.levers)
         return self.cores_needed * left / self.cpu_ms if self.cpu_ms else 0.0
@@ -161,7 +162,7 @@ def pipeline_from_json(plain: Mapping[str, Any]) -> Pipeline:
 AS_GOOD = 1.03
 """Fewer workers whose batch takes so much longer are as good: one visit repeats to about this."""
 CLEARLY = 1.05
-"""What fewer threads beside the workers must add to be worth a second lever."""
+"""What fewer threads beside the workers must add to be worth a second technique."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,8 +208,8 @@ class WorkerScan:
     def best_pair(self) -> WorkerPace | None:
         """The workers that are best with fewer threads beside them; None where that adds little.
 
-        Of as good ones the most: the cores are short, and levers that make the computation shorter
-        will leave more of them to the workers.
+        Of as good ones the most: the cores are short, and techniques that make the computation
+        shorter will leave more of them to the workers.
         """
         if not self.with_threads:
             return None

@@ -119,6 +119,6 @@ class Progress:
     elapsed_s: float
     left_s: float
     best_ratio: float = 1.0
-    """Product of the ratios of the levers kept so far."""
+    """Product of the ratios of the techniques kept so far."""
     event: str = ""
     """A line worth keeping on the screen: a verdict, a repeated trial; empty for a mere tick."""

@@ -86,7 +86,7 @@ class Stack:
     source: str = ""
     """What flatout is installed from: a wheel or a folder beside the Dockerfile, or an address."""
     extras: tuple[str, ...] = ()
-    """Extras of flatout that the recipe's levers need."""
+    """Extras of flatout that the recipe's techniques need."""
     requirements: str = ""
     """File name of the script's own requirements, beside the Dockerfile; empty for none."""
     script: str = "train.py"

@@ -4,7 +4,7 @@ from flatout.records.machine import Machine
 from flatout.records.profile import Profile
 
 TIGHT_SHARE = 0.85
-"""Share of the device from which on memory levers are tried. The default allocator leaves up to
+"""Share of the device from which on memory techniques are tried. The default allocator leaves up to
 15 % of what it reserved unused (14.8 % for GPT-2 in bf16, 16.0 % for a ResNet-50, simulated): above
 this, the next longer batch may not fit though it would by its tensors."""
 STATES = {"SGD": 1, "Adafactor": 0, "SparseAdam": 2}
@@ -35,7 +35,7 @@ def peak_bytes(profile: Profile) -> int:
 
 
 def is_tight(profile: Profile, machine: Machine) -> bool:
-    """Tell whether memory limits the batch: nearly all is used, or the allocator had to flush."""
+    """Return whether memory limits the batch: nearly all is used, or the allocator had to flush."""
     if profile.memory is not None and profile.memory.allocation_retries:
         return True
     room = room_bytes(profile, machine)

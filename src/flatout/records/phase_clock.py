@@ -1,7 +1,8 @@
 """One exclusive clock of phases: at any moment exactly one phase is running.
 
-Entering a seam pushes its phase, leaving pops it, and time goes to the top only; so the phases add
-up to the wall time, and a closure inside `optimizer.step()` gives forward and backward their own.
+Entering a hook point pushes its phase, leaving pops it, and time goes to the top only; so the
+phases add up to the wall time, and a closure inside `optimizer.step()` gives forward and
+backward their own.
 """
 
 import time

@@ -114,7 +114,7 @@ class Plan:
 
     @property
     def fits(self) -> bool:
-        """Tell whether the upper end of what is used stays inside the device's memory."""
+        """Return whether the upper end of what is used stays inside the device's memory."""
         return (self.used.high or self.used.bytes) <= self.capacity_bytes
 
     @property
@@ -135,7 +135,7 @@ class Plan:
         return next(iter(fitting), None)
 
     def is_sure(self, rung: Rung) -> bool:
-        """Tell whether a way fits by as much as is uncertain about the script as it is."""
+        """Return whether a way fits by as much as is uncertain about the script as it is."""
         uncertain = (self.used.high or self.used.bytes) - self.used.bytes
         return rung.fits and rung.peak_bytes + uncertain <= self.capacity_bytes
 

@@ -1,4 +1,4 @@
-"""A Profile: what the measured steps of one run cost, and what was seen at the seams.
+"""A Profile: what the measured steps of one run cost, and what was seen at the hook points.
 
 A Regime: what bounds the step, and what each part of it could give at most.
 """
@@ -64,12 +64,12 @@ class Regime:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bound:
-    """The best case of one lever: everything that it acts on takes no time."""
+    """The best case of one technique: everything that it acts on takes no time."""
 
     ratio: float
-    """Step over step without it; infinite where nothing bounds the lever."""
+    """Step over step without it; infinite where nothing bounds the technique."""
     share: float
-    """Share of the step that the lever acts on."""
+    """Share of the step that the technique acts on."""
     why: str
 
 
@@ -145,7 +145,7 @@ class LoaderFacts:
     fetch_ms: float = 0.0
     """Time to produce one batch, measured in the main process when `num_workers` is 0."""
     effective_workers: int | None = None
-    """Workers it really had, the recipe's levers included; None where that was not recorded."""
+    """Workers it really had, the recipe's techniques included; None where that was not recorded."""
 
     start_method: str = ""
     """How its workers start: `fork`, `spawn` or `forkserver`; empty where none was started."""
@@ -185,11 +185,11 @@ class ModelFacts:
     """Size of the largest group of sibling modules with the same class and shapes."""
     modules: int = 0
     is_compiled: bool = False
-    """Whether it or a part of it is compiled, by the script or by a lever."""
+    """Whether it or a part of it is compiled, by the script or by a technique."""
     compiled_by: str = ""
-    """The lever that compiled it; empty where the script did, or nobody."""
+    """The technique that compiled it; empty where the script did, or nobody."""
     used_autocast: bool = False
-    """Whether it ran under autocast, the script's or a lever's."""
+    """Whether it ran under autocast, the script's or a technique's."""
     calls_per_step: float = 1.0
     input_shapes: int = 1
     """Distinct input shapes seen."""

@@ -29,7 +29,7 @@ class Recipe:
 
     choices: tuple[Choice, ...] = ()
     training_loaders: tuple[str, ...] = ()
-    """Addresses of the loaders that the loader levers apply to; empty means every loader."""
+    """Addresses of the loaders that the loader techniques apply to; empty means every loader."""
     about: Mapping[str, Any] = field(default_factory=dict)
     """Where it comes from: script, torch, machine, ratio. For people; nothing depends on it."""
 

@@ -34,12 +34,12 @@ class Rule:
     keep_confidence: float = 0.998
     """One-sided; false accepts at a true ratio of 1.00 are 0.05 to 0.4 %."""
     drop_confidence: float = 0.95
-    """One-sided, for giving a lever up."""
+    """One-sided, for giving a technique up."""
     min_pairs: int = 2
     min_pairs_without_prior: int = 3
     """Where no baseline noise is known yet."""
     min_pairs_to_drop: int = 1
-    """Pairs before a lever that shows the opposite of a gain is given up."""
+    """Pairs before a technique that shows the opposite of a gain is given up."""
     hopeless: float = 0.75
     """One pair below this is no gain where no noise is known yet: three deviations of the noisiest
     pairs that were seen (10 %) below no difference."""
@@ -47,7 +47,8 @@ class Rule:
     at_least: int = 1
     """Pairs that are played even where fewer would decide: a confirmation asks for more."""
     looks_ahead: bool = False
-    """Whether to set a lever aside once the pairs still allowed would leave it undecided, were they
+    """Whether to set a technique aside once the pairs still allowed would leave it undecided, were
+    they
     like those played: it is left for a comparison with more pairs, or together with others."""
     patience: int = 4
     """Pairs after which a gain that is not `promising` is set aside as inconclusive."""
@@ -141,7 +142,7 @@ def decide(evidence: Evidence, rule: Rule = Rule()) -> Decision:
         return Decision.KEPT
     if evidence.bound(rule.drop_confidence, +1) >= line:
         return Decision.UNDECIDED
-    # To call a lever slower is a claim too: it needs the confidence of one that is faster.
+    # To call a technique slower is a claim too: it needs the confidence of one that is faster.
     is_slower = evidence.bound(rule.keep_confidence, +1) < 0
     return Decision.WORSE if is_slower else Decision.NO_EFFECT
 
@@ -162,7 +163,7 @@ def _first_look(evidence: Evidence, rule: Rule) -> Decision:
 
 
 def can_decide(evidence: Evidence, rule: Rule) -> bool:
-    """Tell whether the pairs still allowed would decide, were they like those played.
+    """Return whether the pairs still allowed would decide, were they like those played.
 
     >>> noisy = Evidence(mean=0.05, variance=0.01, freedom=9, n=2, has_prior=True)
     >>> can_decide(noisy, Rule(max_pairs=4)), can_decide(noisy, Rule(max_pairs=100))

@@ -1,4 +1,4 @@
-"""A Technique: one lever that makes training faster or smaller."""
+"""A Technique: one technique that makes training faster or smaller."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -28,7 +28,7 @@ class Numerics(Enum):
         return list(Numerics).index(self)
 
     def allows(self, other: "Numerics") -> bool:
-        """Tell whether a ceiling of `self` lets a lever with promise `other` through.
+        """Return whether a ceiling of `self` lets a technique with promise `other` through.
 
         >>> Numerics.PRECISION.allows(Numerics.EXACT), Numerics.EXACT.allows(Numerics.ROUNDING)
         (True, False)
@@ -41,7 +41,7 @@ class Effect:
     """A predicted change of one step. Negative is better for both fields."""
 
     step_ms: float = 0.0
-    """For the samples of one step as it is, also where the lever changes the batch."""
+    """For the samples of one step as it is, also where the technique changes the batch."""
     peak_bytes: int = 0
     startup_s: float = 0.0
     """Paid once per process, compilation above all."""
@@ -50,12 +50,12 @@ class Effect:
 
 
 class Technique(ABC):
-    """Base of every lever. Subclasses are final, frozen dataclasses of their settings.
+    """Base of every technique. Subclasses are final, frozen dataclasses of their settings.
 
-    The methods below `predict` are the four seams (and the process around them). Each takes a
+    The methods below `predict` are the four hook points (and the process around them). Each takes a
     value and returns one; a subclass overrides only those it needs. Raise
     `flatout.records.errors.NotApplicable` with the reason when there is nothing to change: the
-    original value is then used and the trial reports the lever as not applied.
+    original value is then used and the trial reports the technique as not applied.
     """
 
     __slots__ = ()
@@ -63,7 +63,7 @@ class Technique(ABC):
     family: ClassVar[str]
     """Folder name under `techniques/`."""
     addresses: ClassVar[frozenset[str]]
-    """Phases, finding codes or codes of loader faults this lever can help with."""
+    """Phases, finding codes or codes of loader faults this technique can help with."""
     numerics: ClassVar[Numerics]
     """The promise the guard and the contract test check."""
     moves_random_stream: ClassVar[bool] = False
@@ -87,7 +87,7 @@ class Technique(ABC):
         """Return the environment that the process starts with."""
         return variables
 
-    def start(self) -> None:  # noqa: B027  doing nothing is the default at every seam
+    def start(self) -> None:  # noqa: B027  doing nothing is the default at every hook point
         """Set process-wide switches; called once, right after torch was imported."""
 
     def loader(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -125,8 +125,8 @@ class Technique(ABC):
     def end(self) -> str:
         """Look back when the training or the trial ends; return what a reader should know.
 
-        Raise `NotApplicable` where the lever turned out to have done nothing after all: what is
-        decided inside a call (a compiler that gave up) shows in no other seam.
+        Raise `NotApplicable` where the technique turned out to have done nothing after all: what is
+        decided inside a call (a compiler that gave up) shows in no other hook point.
         """
         return ""
 
@@ -156,6 +156,6 @@ def name_of(technique: Technique) -> str:
 
 
 def seams_of(technique: Technique | type[Technique]) -> frozenset[str]:
-    """Return the names of the seam methods that a technique overrides."""
+    """Return the names of the hook point methods that a technique overrides."""
     kind = technique if isinstance(technique, type) else type(technique)
     return frozenset(n for n in SEAM_METHODS if getattr(kind, n) is not getattr(Technique, n))

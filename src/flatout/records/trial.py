@@ -61,7 +61,7 @@ class Outcome(Enum):
     NO_STEPS = "no_steps"
     """The script ended by itself and no training step was seen."""
     REFUSED = "refused"
-    """A lever of the recipe refused, and the process ended at once: nothing was measured."""
+    """A technique of the recipe refused, and the process ended at once: nothing was measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +70,7 @@ class Applied:
 
     technique: str
     status: str
-    """`applied`, `not_applicable`, `failed`, or `unseen` when its seam was never reached."""
+    """`applied`, `not_applicable`, `failed`, or `unseen` when its hook point was never reached."""
     why: str = ""
 
 

@@ -119,7 +119,7 @@ def format_rate(per_s: float) -> str:
 
 
 MAX_RATIO_END = 100.0
-"""An interval that reaches further bounds nothing: no lever makes a step 100 times as fast."""
+"""An interval that reaches further bounds nothing: no technique makes a step 100 times as fast."""
 
 
 def format_interval(low: float, high: float) -> str:

@@ -1,4 +1,4 @@
-"""The list of levers.
+"""The list of techniques.
 
 A stack as a Dockerfile.
 
@@ -65,14 +65,16 @@ def _headline(machine: Machine, checks: Sequence[Check]) -> str:
 
 
 def render_techniques(classes: Mapping[str, type[Technique]], *, width: int = 80) -> str:
-    """Return the levers with what each addresses, its promise and its one-line summary."""
+    """Return the techniques with what each addresses, its promise and its one-line summary."""
     order = sorted(classes.items(), key=lambda item: (item[1].numerics.rank, item[0]))
-    columns = [Column("lever"), Column("promise"), Column("addresses")]
+    columns = [Column("technique"), Column("promise"), Column("addresses")]
     cells = [[name, kind.numerics.value, ", ".join(sorted(kind.addresses))] for name, kind in order]
     lines = table(columns, cells)
     head = len(lines) - len(cells)
     shown = [
-        *wrapped(f"{len(classes)} levers; each is tried by 'flatout tune' where it fits.", width),
+        *wrapped(
+            f"{len(classes)} techniques; each is tried by 'flatout tune' where it fits.", width
+        ),
         "",
         *lines[:head],
     ]

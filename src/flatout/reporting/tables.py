@@ -51,7 +51,7 @@ LOSS_WORDS = {
     "not_compared": "not compared",
     "skipped": NOTHING,
 }
-"""What the guard saw: of a lever against the baseline, of the baseline against itself."""
+"""What the guard saw: of a technique against the baseline, of the baseline against itself."""
 
 
 def ratio_words(pair: Comparison | None) -> str:
@@ -88,7 +88,7 @@ def gain_words(pair: Comparison) -> str:
 
 
 def verdict_words(row: Row) -> str:
-    """Return the verdict on a lever; an interval that covers 1 is no difference."""
+    """Return the verdict on a technique; an interval that covers 1 is no difference."""
     pair = row.comparison
     if row.verdict is Verdict.NO_EFFECT and pair:
         if pair.n == 1 or pair.interval[1] < 1:
@@ -99,7 +99,7 @@ def verdict_words(row: Row) -> str:
 
 
 def drop_words(row: Row) -> str:
-    """Say what a kept lever still brings in the final recipe."""
+    """Say what a kept technique still brings in the final recipe."""
     shown = f": {gain_words(row.comparison)}" if row.comparison else ""
     if row.verdict in (Verdict.NO_EFFECT, Verdict.WORSE):
         return f"it no longer pays{shown}"
@@ -114,7 +114,7 @@ def loss_words(check: LossCheck | None) -> str:
 
 
 def settings_words(row: Row) -> str:
-    """Return the settings of a lever on one line."""
+    """Return the settings of a technique on one line."""
     return row.choice.label.removeprefix(row.choice.technique).strip()
 
 

@@ -1,7 +1,7 @@
 """The rules that read a profile: one bottleneck, one file under `runtime`, found by its name.
 
-A rule is a module with `check(profile, machine)`. It may name in `MENDED_BY` the levers that mend
-its bottleneck: with one of them in use, what the script says of itself no longer holds.
+A rule is a module with `check(profile, machine)`. It may name in `MENDED_BY` the techniques that
+mend its bottleneck: with one of them in use, what the script says of itself no longer holds.
 """
 
 import importlib
@@ -35,7 +35,7 @@ def add_findings(profile: Profile, machine: Machine, in_use: Collection[str] = (
     Args:
         profile: What was measured.
         machine: Where.
-        in_use: Names of the levers that it was measured with.
+        in_use: Names of the techniques that it was measured with.
     """
     found: list[Finding] = []
     failed: list[str] = []

@@ -1,9 +1,9 @@
-"""Bundle first: where the time is not enough for every lever, those that promise most as one.
+"""Bundle first: where the time is not enough for every technique, those that promise most as one.
 
-One lever after the other is what a long tuning does: each gets its own proof. With time for a few
-trials that leaves most levers untried. Played as one recipe they cost what one of them costs; what
-is kept is left out again one by one while there is time, so that no passenger stays that hurts. A
-bundle that does not hold is cut in halves.
+One technique after the other is what a long tuning does: each gets its own proof. With time for
+a few trials that leaves most techniques untried. Played as one recipe they cost what one of them
+costs; what is kept is left out again one by one while there is time, so that no passenger stays
+that hurts. A bundle that does not hold is cut in halves.
 """
 
 import math
@@ -23,13 +23,14 @@ from flatout.tuning.state import FIRST_GUARD_TRIALS, FIRST_PAIRS, Ladder
 WORTH = 1.05
 """Smallest predicted ratio of a passenger: leaving one out again costs as much as trying it."""
 MOST_COST = 1.5
-"""Times the cost of a lever that starts at once: what costs more is tried by itself, after them."""
+"""Times the cost of a technique that starts at once: what costs more is tried by itself, after
+them."""
 PROMISES = (Numerics.ROUNDING, Numerics.PRECISION)
-"""Promises of the levers that are played as one: they act on the computation. Those on the data
+"""Promises of the techniques that are played as one: they act on the computation. Those on the data
 change what the loader's processes and the threads leave each other, and are tried by themselves,
 but for the workers and threads that a scan saw to help together."""
 EXCLUSIVE = frozenset({"compile", "optimizer", "precision"})
-"""Families whose levers are alternatives: a model is compiled once."""
+"""Families whose techniques are alternatives: a model is compiled once."""
 
 
 def try_bundle(
@@ -40,7 +41,7 @@ def try_bundle(
     Args:
         ladder: Where the tuning stands.
         viable: The candidates that are worth a trial, the one with the most hope first.
-        pair: Two levers that were seen to help together.
+        pair: Two techniques that were seen to help together.
         tried: Labels of what is not to be tried by itself any more; what came in or refused is
             added.
     """
@@ -54,7 +55,7 @@ def try_bundle(
 def find_bundle(
     ladder: Ladder, viable: Sequence[Candidate], pair: Sequence[Candidate] = ()
 ) -> list[Candidate]:
-    """Return the levers to play as one: a pair, and others where time is short."""
+    """Return the techniques to play as one: a pair, and others where time is short."""
     in_pair = {x.choice.technique for x in pair}
     others = [x for x in viable if x.choice.technique not in in_pair]
     waits = any(_labels(pair) <= labels for labels in ladder.bundles or ())
@@ -71,13 +72,13 @@ def find_bundle(
 
 
 def passengers_s(ladder: Ladder) -> float:
-    """Return the time to leave each lever out once that came in unproven, two pairs each."""
+    """Return the time to leave each technique out once that came in unproven, two pairs each."""
     unproven = ladder.passengers.intersection(ladder.recipe.names)
     return len(unproven) * 2 * FIRST_PAIRS * ladder.trial_s
 
 
 def drop_order(ladder: Ladder) -> list[Choice]:
-    """Return the recipe's levers in the order in which they are left out: passengers first."""
+    """Return the recipe's techniques in the order in which they are left out: passengers first."""
     return sorted(ladder.recipe.choices, key=lambda x: x.technique not in ladder.passengers)
 
 
@@ -98,18 +99,18 @@ def _members(ladder: Ladder, viable: Sequence[Candidate]) -> list[Candidate]:
 
 
 def _rival(technique: str, family: str) -> str:
-    """Return what only one lever of a recipe may be."""
+    """Return what only one technique of a recipe may be."""
     return family if family in EXCLUSIVE else technique
 
 
 def _is_short(ladder: Ladder, viable: Sequence[Candidate]) -> bool:
-    """Tell whether there is too little time for every candidate, its guard and the confirmation."""
+    """Return whether time is short for every candidate, its guard and the confirmation."""
     proof_s = (FIRST_GUARD_TRIALS + 2 * ladder.confirm_pairs) * ladder.trial_s
     return ladder.budget.left_s < proof_s + sum(x.cost_s for x in viable)
 
 
 def _goes_first(ladder: Ladder, bundle: Sequence[Candidate], viable: Sequence[Candidate]) -> bool:
-    """Tell whether there is time for a bundle, and no other lever promises more for its time."""
+    """Return whether a bundle fits the time and no single technique promises more for it."""
     # The pairs are played once, the start-ups of all members are paid.
     cost_s = sum(x.cost_s for x in bundle) - (len(bundle) - 1) * ladder.cost_s
     left_over = ladder.budget.left_s - ladder.reserve_s - cost_s
@@ -122,7 +123,7 @@ def _goes_first(ladder: Ladder, bundle: Sequence[Candidate], viable: Sequence[Ca
 
 
 def _play(ladder: Ladder, bundle: Sequence[Candidate], pair: frozenset[str]) -> set[str]:
-    """Play the levers as one recipe; return the labels of those that need no trial any more."""
+    """Play the techniques as one recipe; return the labels of those that need no trial any more."""
     paired = pair if pair <= _labels(bundle) else frozenset[str]()
     ladder.has_played_pair |= bool(paired)
     *others, last = bundle
@@ -175,23 +176,24 @@ def _go_on_with(ladder: Ladder, parts: list[frozenset[str]], *, is_pair: bool) -
 
 
 def _all_of(bundle: Sequence[Candidate]) -> Candidate:
-    """Return the last lever with the prediction of all: its row stands for them."""
+    """Return the last technique with the prediction of all: its row stands for them."""
     ratio, last = math.prod(x.ratio for x in bundle), bundle[-1]
     return replace(last, ratio=ratio, bound=replace(last.bound, ratio=math.inf))
 
 
 def _refusing(failure: Trial | None) -> frozenset[str]:
-    """Return the levers that refused, where that is why a trial gave no measurement."""
+    """Return the techniques that refused, where that is why a trial gave no measurement."""
     if failure is None or failure.outcome not in (Outcome.OK, Outcome.REFUSED):
         return frozenset()
     missed = failure.not_applied
-    # Where one refused, the trial ended at once: the seams of others may not have been reached yet.
+    # Where one refused, the trial ended at once: the hook points of others may not have been
+    # reached yet.
     told = [item for item in missed if item.status != "unseen"]
     return frozenset(item.technique for item in told or missed)
 
 
 def _note_refusal(ladder: Ladder, refused: Candidate, match: Match) -> set[str]:
-    """Note the lever that refused; the others are played again without it."""
+    """Note the technique that refused; the others are played again without it."""
     row = ladder.settle(refused, ladder.recipe.plus(refused.choice), match)
     ladder.rows[-1] = replace(row, why=row.why.removeprefix(f"{refused.choice.technique}: "))
     return {refused.choice.label}

@@ -2,8 +2,8 @@
 
 Timed steps show phases and, on CUDA, kernels. What the allocator does, how batches are made and,
 on the CPU, which operators take the time: to see that would change the timed steps, so one more
-run of the unchanged script shows it. What it saw holds for the recipes on top of it, until a lever
-changes just that.
+run of the unchanged script shows it. What it saw holds for the recipes on top of it, until a
+technique changes just that.
 """
 
 from collections.abc import Collection, Iterable
@@ -29,12 +29,12 @@ from flatout.tuning.ranking import Search
 from flatout.tuning.trial_runner import Lab
 
 UNUSED = "fragmented_memory"
-"""What levers address that need a look at the memory."""
+"""What techniques address that need a look at the memory."""
 ON_MEMORY = frozenset({UNUSED, "out_of_memory"})
 ON_KERNELS = frozenset({"forward", "backward"})
 ON_DATA = "data_wait"
 FUSING = "compile"
-"""Family of the levers whose gain on the CPU hangs on which operators take the time."""
+"""Family of the techniques whose gain on the CPU hangs on which operators take the time."""
 MOST_SHARE = 0.05
 """Share of the time left that the look may take: the proofs need the rest."""
 
@@ -75,11 +75,11 @@ class Looks:
 
 
 def look_closer(lab: Lab, search: Search, recipe: Recipe, first: Trial, left_s: float) -> Looks:
-    """Look at what the timed steps do not show, where a lever needs it and there is time.
+    """Look at what the timed steps do not show, where a technique needs it and there is time.
 
     Args:
         lab: Runs the script once more.
-        search: Which levers may be tried.
+        search: Which techniques may be tried.
         recipe: The script's floor.
         first: Its timed trial.
         left_s: The time of the tuning that is left.
@@ -104,7 +104,7 @@ def look_closer(lab: Lab, search: Search, recipe: Recipe, first: Trial, left_s: 
 
 
 def wanted_probes(search: Search, profile: Profile) -> dict[str, dict[str, Any]]:
-    """Return the probes that levers need which may be tried."""
+    """Return the probes that techniques need which may be tried."""
     waits = profile.share(ON_DATA) >= MIN_WAIT_SHARE and profile.training_loaders
     journey: dict[str, dict[str, Any]] = {"journey": {}} if waits and is_about_data(search) else {}
     return journey | _probes_of_the_step(search, profile)

@@ -1,7 +1,7 @@
 """How well a recipe feeds its training: a run with free data, and one that looks at samples.
 
-Before the ladder the second alone: what a sample costs by leg tells which input levers are worth a
-trial at all.
+Before the ladder the second alone: what a sample costs by leg tells which input techniques are
+worth a trial at all.
 """
 
 import statistics
@@ -41,7 +41,7 @@ class Costs:
 
 
 def is_about_data(search: Search) -> bool:
-    """Tell whether any lever on the input pipeline may be tried."""
+    """Return whether any technique on the input pipeline may be tried."""
     names = search.only or catalogue.names()
     allowed = (catalogue.technique_class(name) for name in names if name not in search.skip)
     return any(kind.family == "data" for kind in allowed)

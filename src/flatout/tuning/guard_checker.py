@@ -23,7 +23,7 @@ ROUNDED_STEPS = 3
 SEED = 0
 CALIBRATION = Recipe(choices=(Choice(technique="bf16_autocast"),))
 """The baseline in bf16 shows each tensor's natural scale of rounding; see docs/guard.md. It serves
-rounding levers too, and on CPUs without bf16 units: it need not be fast, only less exact."""
+rounding techniques too, and on CPUs without bf16 units: it need not be fast, only less exact."""
 
 
 @dataclass(slots=True)
@@ -60,7 +60,7 @@ class Referee:
             self._make_reference()
         rest = _without_training(recipe, self.floor)
         if rest.choices and rest != recipe:
-            # A lever that changes the training on purpose hides what the others do.
+            # A technique that changes the training on purpose hides what the others do.
             check = self.check(rest)
             if not check.passed:
                 return check
@@ -199,7 +199,7 @@ def promise_of(recipe: Recipe) -> Numerics:
 
 
 def _without_training(recipe: Recipe, floor: Recipe) -> Recipe:
-    """Return the levers of a recipe whose effect on the numbers can be compared."""
+    """Return the techniques of a recipe whose effect on the numbers can be compared."""
     for name in recipe.names:
         if name in floor.names:
             continue

@@ -1,7 +1,7 @@
-"""The ladder of a tuning: one lever after the other, each on top of those that were kept.
+"""The ladder of a tuning: one technique after the other, each on top of those that were kept.
 
-Levers that a few pairs leave undecided are played together: two small gains that noise hides one at
-a time, or that need each other, show as one. What is still open then gets its full pairs.
+Techniques that a few pairs leave undecided are played together: two small gains that noise hides
+one at a time, or that need each other, show as one. What is still open then gets its full pairs.
 """
 
 import math
@@ -20,22 +20,22 @@ from flatout.tuning.ranking import TYPICAL_PAIRS, Candidate, find_companion, fin
 from flatout.tuning.state import FIRST_GUARD_TRIALS, FIRST_PAIRS, Ladder, Open
 
 SINGLE_PAIRS = 4
-"""Pairs for one lever while it may still be played together with others."""
+"""Pairs for one technique while it may still be played together with others."""
 LOOKS_HELD = 0.5
 """Share of a gain that is left when it is measured anew: what looks best in two noisy pairs is so
 partly by luck."""
 MORE_SHARE = (SINGLE_PAIRS - FIRST_PAIRS) / TYPICAL_PAIRS
-"""What the further pairs of one lever cost, of a candidate's typical cost."""
+"""What the further pairs of one technique cost, of a candidate's typical cost."""
 PROMISING = 1.01
-"""An undecided lever with a smaller ratio than this brings nothing to the others."""
+"""An undecided technique with a smaller ratio than this brings nothing to the others."""
 
 
 def climb(ladder: Ladder) -> None:
-    """Try one lever after the other, then those that are still open, together and alone.
+    """Try one technique after the other, then those that are still open, together and alone.
 
     What was seen to help together goes first as one; with too little time for each, so do the
-    levers on the computation. Those that stay open are played together as soon as that promises
-    more for its time than the next lever does.
+    techniques on the computation. Those that stay open are played together as soon as that promises
+    more for its time than the next technique does.
     """
     tried: set[str] = set()
     too_late: list[Candidate] = []
@@ -67,20 +67,20 @@ def climb(ladder: Ladder) -> None:
 
 
 def _comes_too_late(ladder: Ladder, candidate: Candidate) -> bool:
-    """Tell whether the time left is too short for a candidate, or better spent."""
+    """Return whether the time left is too short for a candidate, or better spent."""
     left_over = ladder.budget.left_s - ladder.reserve_s - candidate.cost_s
     # With time for one more only, what looks better goes first: all the open ones together.
     if left_over < ladder.cost_s and _hope(ladder) > max(1.0, candidate.ratio):
         return True
-    # What came in unproven may hurt by more than a small lever promises.
+    # What came in unproven may hurt by more than a small technique promises.
     if candidate.ratio < WORTH:
         left_over -= passengers_s(ladder)
-    # A first lever is looked at even where there will be no time to prove it.
+    # A first technique is looked at even where there will be no time to prove it.
     return left_over < 0 and not ladder.is_first_look
 
 
 def _note_untried(ladder: Ladder, too_late: Sequence[Candidate]) -> None:
-    """Say which levers were not tried, and why."""
+    """Say which techniques were not tried, and why."""
     groups: dict[str, list[str]] = {}
     for candidate in too_late:
         label = candidate.choice.label
@@ -102,7 +102,7 @@ def _time_needed(ladder: Ladder) -> str:
     trials = 1 + 2 * TYPICAL_PAIRS + FIRST_GUARD_TRIALS + 2 * ladder.confirm_pairs
     one, proof = format_duration(ladder.trial_s), format_duration(trials * ladder.trial_s)
     return (
-        f"a trial takes {one} here: to prove one lever takes about {proof}, to try another one "
+        f"a trial takes {one} here: to prove one technique takes about {proof}, to try another one "
         f"{format_duration(ladder.cost_s)} (--budget)"
     )
 
@@ -115,7 +115,7 @@ def _looked(ladder: Ladder) -> Profile:
 
 
 def _pair(ladder: Ladder, looked: Profile) -> list[Candidate]:
-    """Return the two levers that a scan saw to help together, while neither is in use."""
+    """Return the two techniques that a scan saw to help together, while neither is in use."""
     pair = find_pair(looked, ladder.search, ladder.experience)
     in_use = ladder.settled.union(ladder.recipe.names)
     return [] if any(x.choice.technique in in_use for x in pair) else pair
@@ -152,7 +152,7 @@ def _try_fewer(ladder: Ladder, candidate: Candidate, failure: Trial) -> str:
 def _try(ladder: Ladder, candidate: Candidate) -> Trial | None:
     """Play one candidate against the recipe so far; keep it if it is faster and proven right.
 
-    A lever that does not look faster in the first pairs may have made another one worth trying:
+    A technique that does not look faster in the first pairs may have made another one worth trying:
     workers pay only where threads leave them a core. Then both are played together. Returned is
     the candidate's trial that did not work, if any.
     """
@@ -180,12 +180,12 @@ def _try(ladder: Ladder, candidate: Candidate) -> Trial | None:
 
 
 def _leads(match: Match) -> bool:
-    """Tell whether a lever looks faster by itself: then its next pairs come first."""
+    """Return whether a technique looks faster by itself: then its next pairs come first."""
     return match.comparison is not None and match.comparison.ratio >= Rule().promising
 
 
 def _hopeful(ladder: Ladder) -> list[Open]:
-    """Return the undecided levers that look like a gain and could still come in."""
+    """Return the undecided techniques that look like a gain and could still come in."""
     return [
         item
         for item in ladder.undecided
@@ -194,7 +194,7 @@ def _hopeful(ladder: Ladder) -> list[Open]:
 
 
 def _hope(ladder: Ladder) -> float:
-    """Return what the hopeful levers would bring together, were each what it looks like."""
+    """Return what the hopeful techniques would bring together, were each what it looks like."""
     bundle = _bundle(ladder)
     return math.prod(_ratio(item) for item in bundle) if len(bundle) > 1 else 1.0
 
@@ -207,7 +207,7 @@ def _hope_per_s(ladder: Ladder) -> float:
 
 
 def _bundle(ladder: Ladder) -> list[Open]:
-    """Return the hopeful levers; of several settings of a technique the one that looks best."""
+    """Return the hopeful techniques; of several settings of a technique the one that looks best."""
     hopeful = sorted(_hopeful(ladder), key=_ratio)
     return list({item.candidate.choice.technique: item for item in hopeful}.values())
 
@@ -217,7 +217,7 @@ def _labels(items: list[Open]) -> frozenset[str]:
 
 
 def _try_together(ladder: Ladder) -> None:
-    """Play all undecided levers that look like a gain at once; keep them if they prove one."""
+    """Play all undecided techniques that look like a gain at once; keep them if they prove one."""
     bundle = _bundle(ladder)
     if len(bundle) < 2 or _labels(bundle) <= ladder.bundled or not ladder.has_time():
         return
@@ -239,7 +239,7 @@ def _try_together(ladder: Ladder) -> None:
 
 
 def _try_longer(ladder: Ladder) -> None:
-    """Give levers that are still open the rest of their pairs, the most promising first."""
+    """Give techniques that are still open the rest of their pairs, the most promising first."""
     while (hopeful := _hopeful(ladder)) and ladder.has_time():
         item = max(hopeful, key=_ratio)
         ladder.undecided.remove(item)
@@ -254,7 +254,7 @@ def _try_longer(ladder: Ladder) -> None:
 
 
 def _try_again(ladder: Ladder) -> None:
-    """Give levers that noise hid another look, on top of what came in since, while there is time.
+    """Try techniques again that noise hid, on top of the recipe so far, while there is time.
 
     Only where their interval left room for what is predicted of them now.
     """

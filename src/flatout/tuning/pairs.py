@@ -190,7 +190,7 @@ def row_of(candidate: Candidate, base: Recipe, match: Match, check: LossCheck) -
 
 
 def verdict_of(match: Match, check: LossCheck) -> tuple[Verdict, str]:
-    """Return what is said about a lever, and why where that is not plain."""
+    """Return what is said about a technique, and why where that is not plain."""
     if match.failure is not None:
         return _failed(match.failure)
     if match.decision is Decision.KEPT:
@@ -203,7 +203,7 @@ def verdict_of(match: Match, check: LossCheck) -> tuple[Verdict, str]:
 
 
 def _memory_line(before: PeakBytes, after: PeakBytes) -> str:
-    """Say what a lever that saves memory did to the peak."""
+    """Say what a technique that saves memory did to the peak."""
     was, now = (peak.allocated or peak.device for peak in (before, after))
     return f"peak memory {format_bytes(now)} instead of {format_bytes(was)}"
 
@@ -215,7 +215,7 @@ def _failed(trial: Trial) -> tuple[Verdict, str]:
     broken = [item for item in trial.not_applied if item.status == "failed"]
     missed = (broken or trial.not_applied)[0]
     newest = trial.recipe.names[-1]
-    # The row carries the newest lever's name; another one has to be named.
+    # The row carries the newest technique's name; another one has to be named.
     who = "" if missed.technique == newest else f"{missed.technique}: "
     lines = missed.why.strip().splitlines() or ["no reason given"]
     return Verdict.FAILED if broken else Verdict.NOT_APPLICABLE, f"{who}{lines[0]}"

@@ -1,4 +1,4 @@
-"""Which lever to try next: candidates for this profile on this machine, by hope per second.
+"""Which technique to try next: candidates for this profile on this machine, by hope per second.
 
 A prediction counts for as much as those of its family were worth in this tuning so far, and for the
 less the longer it takes to try it. That decides the order only: what is predicted to show a gain is
@@ -34,7 +34,7 @@ MAX_RATIO = 20.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """One lever with settings, and what it is predicted to bring on top of the recipe so far."""
+    """One technique with settings, and its predicted effect on top of the recipe so far."""
 
     choice: Choice
     numerics: Numerics
@@ -69,7 +69,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Search:
-    """Which levers may be tried at all."""
+    """Which techniques may be tried at all."""
 
     machine: Machine
     ceiling: Numerics
@@ -77,7 +77,7 @@ class Search:
     skip: Collection[str] = ()
 
     def allows(self, name: str, promise: Numerics) -> bool:
-        """Tell whether a technique that makes this promise may be tried."""
+        """Return whether a technique that makes this promise may be tried."""
         is_named = name not in self.skip and (not self.only or name in self.only)
         return is_named and self.ceiling.allows(promise)
 
@@ -87,7 +87,7 @@ class Experience:
     """What a tuning has learned about its own predictions and trials."""
 
     outcomes: Mapping[str, Sequence[tuple[float, float]]] = field(default_factory=dict)
-    """By family: predicted and measured ratio of each lever that was tried by itself."""
+    """By family: predicted and measured ratio of each technique that was tried by itself."""
     trial_s: float = 10.0
     """Wall time of one trial of the recipe so far."""
 
@@ -105,7 +105,7 @@ class Experience:
         return min(MOST_TRUST, max(LEAST_TRUST, slope))
 
     def cost_s(self, family: str, startup_s: float) -> float:
-        """Return what trying a lever takes: the trials of both sides, and its start-ups."""
+        """Return what trying a technique takes: the trials of both sides, and its start-ups."""
         later = WARM_SHARE if family == "compile" else 1.0
         starts = 1 + later * (TYPICAL_PAIRS - 1)
         return 2 * TYPICAL_PAIRS * self.trial_s + starts * max(0.0, startup_s)
@@ -128,9 +128,9 @@ def rank(
 def find_companion(
     before: Profile, after: Profile, candidate: Candidate, search: Search
 ) -> Candidate | None:
-    """Return the lever that a candidate by itself made worth trying, if there is one.
+    """Return the technique that a candidate by itself made worth trying, if there is one.
 
-    Workers on a machine without a free core wait for the training's threads: only both levers
+    Workers on a machine without a free core wait for the training's threads: only both techniques
     together help, and one at a time neither would be kept.
     """
     known = {found.choice.label for found in rank(before, search)}
@@ -178,7 +178,7 @@ def candidate_of(
     machine: Machine,
     experience: Experience = Experience(),
 ) -> Candidate:
-    """Return a lever with what it is predicted to bring on top of what was profiled."""
+    """Return a technique with what it is predicted to bring on top of what was profiled."""
     effect = option.predict(profile, machine)
     bound = best_case(profile, option.addresses)
     step_ms = profile.whole_step_ms

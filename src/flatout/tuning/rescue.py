@@ -1,14 +1,14 @@
 """When the unchanged script does not run: what makes it run becomes the baseline.
 
-Out of memory: levers one on top of the other until it runs, the cheapest first, by the time they
-cost. A lever that could not act is left out again, and when the script runs, those it would run
-without are taken back. Loader workers that died or hang: once more, with half of them.
+Out of memory: techniques one on top of the other until it runs, the cheapest first, by the time
+they cost. A technique that could not act is left out again, and when the script runs, those it
+would run without are taken back. Loader workers that died or hang: once more, with half of them.
 """
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
-from flatout.analysis.loader_faults import WORKER_LEVER, half_of_own_workers
+from flatout.analysis.loader_faults import WORKER_TECHNIQUE, half_of_own_workers
 from flatout.records import catalogue
 from flatout.records.ablation import LossCheck, Row, Verdict
 from flatout.records.errors import UserError
@@ -21,7 +21,7 @@ from flatout.tuning.state import progress
 from flatout.tuning.trial_runner import Budget, Lab
 
 ON_DEVICE = ("expandable_segments", "activation_offload", "offloaded_optimizer")
-"""Levers for a device with an allocator and a memory of its own."""
+"""Techniques for a device with an allocator and a memory of its own."""
 RUNGS = (
     Choice(technique="expandable_segments"),
     Choice(technique="chunked_cross_entropy"),
@@ -61,7 +61,7 @@ class Rescue:
     trial: Trial | None = None
     """The trial that ran, if any did."""
     refused: dict[str, str] = field(default_factory=dict)
-    """Levers that cannot act here, with the reason."""
+    """Techniques that cannot act here, with the reason."""
     tried: list[tuple[Choice, Trial]] = field(default_factory=list)
     ran_out: bool = False
     """Whether there was no time for the rest of the ladder."""
@@ -72,7 +72,7 @@ class Rescue:
         return self.trial is not None
 
     def climb(self, rungs: Iterator[Choice]) -> None:
-        """Add one lever after the other until a trial runs."""
+        """Add one technique after the other until a trial runs."""
         for choice in rungs:
             if choice.technique in self.refused:
                 continue
@@ -85,7 +85,7 @@ class Rescue:
             self.tried.append((choice, trial))
             self._note_refused(trial)
             if trial.outcome not in (Outcome.OK, Outcome.OOM):
-                continue  # this lever breaks the script: the next one goes without it
+                continue  # this technique breaks the script: the next one goes without it
             runs = trial.outcome is Outcome.OK and trial.profile is not None
             # A rung that could not act takes nothing's place.
             acted = choice.technique not in self.refused
@@ -95,7 +95,7 @@ class Rescue:
                 return
 
     def shed(self) -> None:
-        """Take back what the script runs without, the dearest of the earlier levers first."""
+        """Take back what the script runs without, the dearest of the earlier techniques first."""
         for choice in self.recipe.choices[-2::-1]:
             if not self.may_go_on():
                 return
@@ -121,7 +121,7 @@ class Rescue:
         ]
 
     def rows(self) -> tuple[Row, ...]:
-        """Return a row for each lever that was tried."""
+        """Return a row for each technique that was tried."""
         return tuple(_row(choice, trial, self.recipe) for choice, trial in self.tried)
 
     def _note_refused(self, trial: Trial) -> None:
@@ -137,7 +137,7 @@ class Rescue:
 def make_it_run(
     lab: Lab, search: Search, first: Trial, budget: Budget, tell: Callable[[Progress], None]
 ) -> Rescue:
-    """Try levers until the script runs; at most half of the time goes into that.
+    """Try techniques until the script runs; at most half of the time goes into that.
 
     Raises:
         UserError: if nothing made it run; the text says what was tried.
@@ -165,8 +165,8 @@ def make_it_run(
 def with_rung(recipe: Recipe, choice: Choice) -> Recipe:
     """Return the recipe with one more rung, without those that it takes the place of.
 
-    >>> lever = Recipe(choices=(Choice(technique="optimizer_in_backward"),))
-    >>> with_rung(lever, Choice(technique="offloaded_optimizer")).names
+    >>> technique = Recipe(choices=(Choice(technique="optimizer_in_backward"),))
+    >>> with_rung(technique, Choice(technique="offloaded_optimizer")).names
     ('offloaded_optimizer',)
     """
     for name in INSTEAD_OF.get(choice.technique, ()):
@@ -182,7 +182,7 @@ def retry_with_fewer_workers(
     Where that fails too, the first trial that is returned says so.
     """
     fewer = half_of_own_workers(first.details)
-    if fewer is None or budget.left_s <= 0 or not _may_try(WORKER_LEVER, search):
+    if fewer is None or budget.left_s <= 0 or not _may_try(WORKER_TECHNIQUE, search):
         return None
     tell(progress(budget, "", event=f"the unchanged script: {first.message}"))
     rescue = Rescue(
@@ -206,7 +206,7 @@ def _may_try(name: str, search: Search) -> bool:
 
 
 def rungs_for(search: Search) -> Iterator[Choice]:
-    """Yield the levers that may be tried here, the cheapest first."""
+    """Yield the techniques that may be tried here, the cheapest first."""
     has_device = search.machine.device.kind != "cpu"
     for choice in RUNGS:
         name = choice.technique

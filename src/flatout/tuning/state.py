@@ -18,7 +18,7 @@ from flatout.tuning.worker_scan import WorkerScans
 
 Tell = Callable[[Progress], None]
 FIRST_PAIRS = 2
-"""Pairs after which a lever's own profile is asked what else it needs."""
+"""Pairs after which a technique's own profile is asked what else it needs."""
 FIRST_GUARD_TRIALS = 5
 """Guard trials of the first recipe: before it the unchanged script twice and once in bf16."""
 GUARD_TRIALS = 2
@@ -30,7 +30,7 @@ DEFAULT_TRIAL_S = 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Open:
-    """A lever that the pairs so far did not decide."""
+    """A technique that the pairs so far did not decide."""
 
     candidate: Candidate
     match: Match
@@ -59,21 +59,21 @@ class Ladder:
     """What was seen of the unchanged script beside its timed steps."""
     rows: list[Row] = field(default_factory=list)
     played: set[str] = field(default_factory=set)
-    """Labels of the levers of every recipe that was played."""
+    """Labels of the techniques of every recipe that was played."""
     settled: set[str] = field(default_factory=set)
     """Techniques that came in together: another setting of one would undo the other."""
     undecided: list[Open] = field(default_factory=list)
     bundled: frozenset[str] = frozenset()
-    """Labels of the open levers that were played together last."""
+    """Labels of the open techniques that were played together last."""
     bundles: list[frozenset[str]] | None = None
-    """Labels of the levers to play as one next; None before anything was played so."""
+    """Labels of the techniques to play as one next; None before anything was played so."""
     has_played_pair: bool = False
-    """Whether the two levers that a scan saw to help together were played as one."""
+    """Whether the two techniques that a scan saw to help together were played as one."""
     passengers: frozenset[str] = frozenset()
-    """Levers that came in as one without a proof of their own."""
+    """Techniques that came in as one without a proof of their own."""
     best_ratio: float = 1.0
     passed_over: dict[str, str] = field(default_factory=dict)
-    """Levers that were not tried, each with the reason; the latest profile decides."""
+    """Techniques that were not tried, each with the reason; the latest profile decides."""
     notes: list[str] = field(default_factory=list)
     stopped: str = "finished"
 
@@ -84,7 +84,7 @@ class Ladder:
 
     @property
     def finest(self) -> float:
-        """The smallest gain that any pairs so far could show; no lever is held to a coarser one.
+        """The smallest gain that any pairs so far could show; none is held to a coarser one.
 
         Fewer pairs than decide without a prior do not know the noise, and count for nothing here.
         """
@@ -124,11 +124,11 @@ class Ladder:
 
     @property
     def is_first_look(self) -> bool:
-        """Whether nothing was tried yet and a look at one lever fits in, if not its proof."""
+        """Whether nothing was tried yet and a look at one technique fits in, if not its proof."""
         return not self.rows and self.budget.left_s > FIRST_PAIRS * self.trial_s
 
     def has_time(self, *, for_candidates: float = 1.0) -> bool:
-        """Tell whether so many more candidates fit in before the confirmation."""
+        """Return whether so many more candidates fit in before the confirmation."""
         return self.budget.left_s >= for_candidates * self.cost_s + self.reserve_s
 
     def play(self, recipe: Recipe, rule: Rule, *, earlier: Match | None = None) -> Match:

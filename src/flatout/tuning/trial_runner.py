@@ -88,7 +88,7 @@ class Lab:
         are not, nor are those of probes.
 
         Args:
-            recipe: the levers to time.
+            recipe: the techniques to time.
             must_apply: end the trial early where one of them refuses.
 
         Raises:
@@ -187,7 +187,7 @@ def key_of(recipe: Recipe) -> str:
 
 
 def is_disturbed(trial: Trial, profile: Profile, machine: Machine) -> bool:
-    """Tell whether other work on the machine or on its device spoilt a trial."""
+    """Return whether other work on the machine or on its device spoilt a trial."""
     load = trial.details.get("load", {})
     return bool(disturbance.of_load(load, profile, machine) or disturbance.of_device(profile.gpu))
 

@@ -91,7 +91,7 @@ IN_A_THREAD = (
     "only: train in that one, as by calling the thread's function"
 )
 REFUSALS = ("not_applicable", "failed")
-"""What becomes of a lever that was asked and did not act."""
+"""What becomes of a technique that was asked and did not act."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,8 +104,8 @@ class TrialOptions:
     """Time without any sign of training after which it counts as hung."""
     measure_s: float = MEASURE_S
     ends_when_refused: bool = False
-    """Whether a lever that refuses ends the trial in its first steps: measuring the rest of the
-    recipe would tell nothing about that lever."""
+    """Whether a technique that refuses ends the trial in its first steps: measuring the rest of the
+    recipe would tell nothing about that technique."""
     steps: int | None = None
     """Exact number of training steps; None measures until there are enough."""
     guard: Mapping[str, Any] | None = None
@@ -222,7 +222,7 @@ def _outcome(ending: Ending, options: TrialOptions) -> tuple[Outcome, str]:
         where = f" {describe_exhaustion(ending.exhaustion)}" if ending.exhaustion else ""
         return Outcome.OOM, f"the script ran out of memory{where}"
     if result is not None and result["why"] == "refused":
-        return Outcome.REFUSED, "a lever of the recipe cannot be applied"
+        return Outcome.REFUSED, "a technique of the recipe cannot be applied"
     if result is not None and result["why"] == "done":
         return _judged(result, options)
     return _cut_short(ending, options) or _failed(ending, result) or _ended(ending, result, options)
@@ -379,7 +379,7 @@ def _crash_line(ending: Ending, result: Mapping[str, Any] | None) -> str:
 
 
 def applied_of(recipe: Recipe, results: Sequence[Mapping[str, Any]]) -> tuple[Applied, ...]:
-    """Return what became of each lever; one that any rank refused did not act as a whole."""
+    """Return what became of each technique; one that any rank refused did not act as a whole."""
     result = leading(results)
     if result is None:
         return ()
@@ -387,7 +387,7 @@ def applied_of(recipe: Recipe, results: Sequence[Mapping[str, Any]]) -> tuple[Ap
     others.sort(key=lambda one: int(one["ranks"]["rank"]))
     found = []
     for name in recipe.names:
-        status, why = result["status"].get(name, ("unseen", "its seam was never reached"))
+        status, why = result["status"].get(name, ("unseen", "its hook point was never reached"))
         if status not in REFUSALS:
             status, why = _refused_elsewhere(name, others) or (status, why)
         found.append(Applied(technique=name, status=status, why=why))
@@ -395,7 +395,7 @@ def applied_of(recipe: Recipe, results: Sequence[Mapping[str, Any]]) -> tuple[Ap
 
 
 def _refused_elsewhere(name: str, others: Sequence[Mapping[str, Any]]) -> tuple[str, str] | None:
-    """Return the first refusal of a lever by one of the other ranks, None without one."""
+    """Return the first refusal of a technique by one of the other ranks, None without one."""
     for result in others:
         status, why = result["status"].get(name, ("", ""))
         if status in REFUSALS:

@@ -1,7 +1,7 @@
 """Scan the number of loader workers under the running training, where the step waits for data.
 
 One untimed run visits the numbers one after the other. It only proposes: what it finds best is
-tried as any other lever, in fresh pairs.
+tried as any other technique, in fresh pairs.
 """
 
 import math
@@ -27,13 +27,13 @@ from flatout.tuning.passes import find_seen
 from flatout.tuning.ranking import Search
 from flatout.tuning.trial_runner import Lab, key_of
 
-LEVER, THREADS = "loader_workers", "cpu_threads"
-COMPANIONS = (LEVER, "persistent_workers")
-"""Levers after which a scan still holds: they are what it is about."""
+TECHNIQUE, THREADS = "loader_workers", "cpu_threads"
+COMPANIONS = (TECHNIQUE, "persistent_workers")
+"""Techniques after which a scan still holds: they are what it is about."""
 MOST_S = 40.0
 """Time for the visits of one scan at most; seven numbers take half of it."""
 LEAST_S = 10.0
-"""With less time left, the levers' own predictions have to do."""
+"""With less time left, the techniques' own predictions have to do."""
 TIME_SHARE, LATER_SHARE = 0.1, 0.05
 """Share of the time left that the first scan may take, and a later one: proofs need the rest."""
 MOST_SCANS = 3
@@ -74,7 +74,7 @@ class WorkerScans:
         return self.known.get(key, self.latest)
 
     def _is_due(self, profile: Profile) -> bool:
-        """Tell whether another scan may show another number."""
+        """Return whether another scan may show another number."""
         if not self.known:
             return True
         # On the CPU the cores are what is short, and a scan has shown that already.
@@ -91,7 +91,7 @@ class WorkerScans:
         return [describe(scan) for scan in self.known.values() if scan is not None]
 
     def _is_wanted(self, profile: Profile) -> bool:
-        if not self.search.allows(LEVER, Numerics.EXACT) or len(profile.ranks) > 1:
+        if not self.search.allows(TECHNIQUE, Numerics.EXACT) or len(profile.ranks) > 1:
             return False
         loaders = profile.training_loaders
         if len(loaders) != 1 or loaders[0].is_iterable:
@@ -126,7 +126,7 @@ def scan(
 
 
 def has_short_epochs(profile: Profile) -> bool:
-    """Tell whether an epoch takes no longer than a visit may: then its start is much of it."""
+    """Return whether an epoch takes no longer than a visit may: then its start is much of it."""
     return (profile.epoch_steps or math.inf) * profile.whole_step_ms < 1e3 * SHORT_EPOCH_S
 
 

@@ -332,7 +332,7 @@ def quiet(load: Load) -> Check:
 
 
 OLDEST_TORCH = (2, 9)
-"""As in the package's own requirements: older ones lack hooks that the seams stand on."""
+"""As in the package's own requirements: older ones lack hooks that the hook points stand on."""
 
 SLOWING_VARIABLES = {
     "CUDA_LAUNCH_BLOCKING": "every kernel is waited for: fit for finding a fault, not for training",
@@ -392,7 +392,7 @@ def allocator(machine: Machine) -> Check | None:
     return Check(
         status=WARN,
         what="tcmalloc is not installed",
-        why="the lever cpu_allocator, worth trying on the CPU, has nothing to use",
+        why="the technique cpu_allocator, worth trying on the CPU, has nothing to use",
         next="apt-get install libtcmalloc-minimal4",
     )
 

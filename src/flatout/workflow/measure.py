@@ -37,7 +37,7 @@ def measure(  # noqa: PLR0913  one keyword for each thing a caller may choose
 
     Args:
         workload: What to run.
-        recipe: Levers to measure it with.
+        recipe: Techniques to measure it with.
         limit_s: Wall time for all passes together.
         machine: What the hardware can do; read when it is not given.
         closer: Further passes, of `flatout.tuning.passes.NAMES`.

@@ -27,10 +27,11 @@ from flatout.records.plan import MAX_BATCH, Plan
 from flatout.records.recipe import Choice, Recipe
 from flatout.records.technique import seams_of
 
-LEVERS_S = 10.0
-"""Time for tracing levers: the first ones of the ladder then stand on traces, the rest on models.
-A lever is begun as long as it is not over."""
-MOST_LEVERS = 4
+TECHNIQUES_S = 10.0
+"""Time for tracing techniques: the first ones of the ladder then stand on traces, the rest on
+models.
+A technique is begun as long as it is not over."""
+MOST_TECHNIQUES = 4
 """Ways that are traced for real at most: a reader tries one or two."""
 MOST_SHRINKS = 3
 """How often the largest batch is corrected by its own check trace before that is said."""
@@ -103,7 +104,7 @@ def plan(
         _check_has_step(stream)
         model, notes = tracer.model(stream)
         setup = Setup(stream=stream, ground=ground, at=model.at if model else None)
-        setup, tried = tracer.with_levers(replace(setup, finds_batches=options.fit))
+        setup, tried = tracer.with_techniques(replace(setup, finds_batches=options.fit))
         tell("replaying")
         found = planner.plan_of(_words(target, arguments), setup, fit=options.fit)
         if model is not None and options.fit:
@@ -157,7 +158,7 @@ def _check_has_step(stream: MemoryStream) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Tracer:
-    """Traces one target at several batches and with several levers."""
+    """Traces one target at several batches and with several techniques."""
 
     trace: Trace
     options: PlanOptions
@@ -200,11 +201,11 @@ class _Tracer:
                 raise
         return affine(more, self.stream(3, "a batch of 3"))
 
-    def with_levers(self, setup: Setup) -> tuple[Setup, tuple[str, ...]]:
+    def with_techniques(self, setup: Setup) -> tuple[Setup, tuple[str, ...]]:
         """Return the setup with the first ways of the ladder traced, where the step does not fit.
 
         What a script cannot do is then known before anybody relies on it. The notes say why a
-        lever was left out, or why it stands on its model.
+        technique was left out, or why it stands on its model.
         """
         limit = self.ground.limit(setup.stream)
         if steady_replay(setup.stream, self.ground.settings, limit).fits:
@@ -212,9 +213,9 @@ class _Tracer:
         traced: dict[str, MemoryStream] = {}
         refused: set[str] = set()
         notes: list[str] = []
-        ends_at = time.monotonic() + LEVERS_S
-        for label, choice in self._levers(setup).items():
-            if len(traced) == MOST_LEVERS or time.monotonic() > ends_at:
+        ends_at = time.monotonic() + TECHNIQUES_S
+        for label, choice in self._techniques(setup).items():
+            if len(traced) == MOST_TECHNIQUES or time.monotonic() > ends_at:
                 break
             try:
                 found = self.stream(setup.stream.batch, label, choice)
@@ -229,7 +230,7 @@ class _Tracer:
                 traced[label] = found
         return replace(setup, traced=traced, refused=frozenset(refused)), tuple(notes)
 
-    def _levers(self, setup: Setup) -> Mapping[str, Choice]:
+    def _techniques(self, setup: Setup) -> Mapping[str, Choice]:
         """Return the techniques of the ladder that a trace can show, in its order."""
         quick = replace(setup, finds_batches=False)
         found = {}
@@ -271,8 +272,9 @@ BY_HAND = "(by hand)"
 TIMED = frozenset({"activation_offload"})
 """Its copies free memory when they are over: a trace has no time in which that could be."""
 TRACED_SEAMS = frozenset({"model", "forward", "optimizer", "end"})
-"""Seams that a trace goes through; what acts elsewhere too, it would show in part only. At the end
-a lever tells what became of it, and changes nothing."""
+"""Hook points that a trace goes through; what acts elsewhere too, it would show in part only. At
+the end
+a technique tells what became of it, and changes nothing."""
 
 
 def choice_of(label: str) -> Choice | None:

@@ -125,7 +125,7 @@ def recipe_from_toml(plain: Mapping[str, Any]) -> Recipe:
 
 
 def is_compatible(written: str, running: str = __version__) -> bool:
-    """Tell whether a recipe of one version can be used by another: below 1.0 the minor counts.
+    """Return whether a recipe of one version can be used by another: below 1.0 the minor counts.
 
     >>> is_compatible("0.1.7", "0.1.0"), is_compatible("0.2.0", "0.1.0")
     (True, False)

@@ -61,7 +61,7 @@ def roofline(
 
     Args:
         workload: A training script; None for the device alone.
-        recipe: Levers to run the script with.
+        recipe: Techniques to run the script with.
         limit_s: Wall time for everything together.
         machine: What the hardware can do; read when it is not given.
         python: The interpreter to measure with where there is no workload.

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Way:
-    """Levers of a plan that would fit."""
+    """Techniques of a plan that would fit."""
 
     choices: tuple[Choice, ...]
     saved_bytes: int
@@ -133,7 +133,7 @@ def _value(text: str) -> Any:
 
 
 def _can_be_built(choice: Choice) -> bool:
-    """Tell whether a label names a technique: a smaller batch is the script's business."""
+    """Return whether a label names a technique: a smaller batch is the script's business."""
     try:
         catalogue.build(Recipe(choices=(choice,)))
     except UserError:
@@ -144,7 +144,8 @@ def _can_be_built(choice: Choice) -> bool:
 def next_recipes(recipe: Recipe, plan: RunPlan | None) -> Iterator[Recipe]:
     """Yield what to try after a recipe ran out of memory, each more saving than the one before.
 
-    The plan's ways that fit come first; then flatout's own ladder, one lever on top of the other.
+    The plan's ways that fit come first; then flatout's own ladder, one technique on top of the
+    other.
     """
     for way in plan.ways if plan else ():
         found = recipe
@@ -176,7 +177,7 @@ def tell_exhaustion(where: str, plan: RunPlan | None, target: str) -> None:
             f"{plan.device}; is that a plan of this command, this batch and this device?"
         )
     elif not plan.ways:
-        tell("the plan knows no lever with which it fits: take a smaller batch")
+        tell("the plan knows no technique with which it fits: take a smaller batch")
     else:
         tell("by the plan these would have fit: " + "; ".join(way.label for way in plan.ways[:3]))
 
@@ -195,7 +196,7 @@ class RunOptions:
     plan: RunPlan | None = None
     """Held against the second step."""
     adapts: bool = False
-    """Whether it starts again, with levers that save memory, when that ran out."""
+    """Whether it starts again, with techniques that save memory, when that ran out."""
     resume_arguments: tuple[str, ...] = ()
     """What the script is given beside its own arguments when it starts again."""
 
@@ -327,7 +328,7 @@ def _shells_code(code: int) -> int:
 
 
 def _is_told_alone() -> bool:
-    """Tell whether an interrupt comes to this process and not to the script.
+    """Return whether an interrupt comes to this process and not to the script.
 
     A terminal tells all in its foreground, and `timeout` a whole group: a second interrupt would
     end a script that is saving. Only to the first process of a container nobody else is known.

@@ -1,9 +1,9 @@
-"""The verb `tune`: try levers one at a time, keep what measurably helps, prove it.
+"""The verb `tune`: try techniques one at a time, keep what measurably helps, prove it.
 
 The ladder: rank by predicted gain, try the best on top of the recipe so far, keep it or not, go
-on; what was seen to help together goes first as one, with too little time for each the levers on
-the computation, too. Then leave each kept lever out once more, and confirm the whole recipe against
-the baseline in fresh pairs: winners of many looks are biased upwards.
+on; what was seen to help together goes first as one, with too little time for each the
+techniques on the computation, too. Then leave each kept technique out once more, and confirm the
+whole recipe against the baseline in fresh pairs: winners of many looks are biased upwards.
 """
 
 import time
@@ -48,15 +48,16 @@ from flatout.tuning.worker_scan import WorkerScans
 RECORDS = 3
 """Version of what a journal holds beside the trials' own schema: those of another are not read."""
 WARM = (
-    "an earlier tuning of this script left a compile cache: without it, levers that compile may "
+    "an earlier tuning of this script left a compile cache: without it, techniques that "
+    "compile may "
     "need longer at the start than is said here"
 )
 CONFIRM_PAIRS = 3
 """Fresh pairs of the whole recipe against the baseline, at least."""
 DROP_AFTER = 2
-"""Pairs at least before a lever that was proven once is left out again."""
+"""Pairs at least before a technique that was proven once is left out again."""
 DROP_PAIRS = 4
-"""Pairs at most to show that a kept lever still pays; undecided leaves it in."""
+"""Pairs at most to show that a kept technique still pays; undecided leaves it in."""
 
 
 class BaselineFailedError(UserError):
@@ -75,7 +76,7 @@ class TuneOptions:
     """Folder for the journal and the guard's records; the reports go there too."""
     budget_s: float = 600.0
     numerics: Numerics = Numerics.PRECISION
-    """Ceiling of the promises: no lever above it is tried."""
+    """Ceiling of the promises: no technique above it is tried."""
     only: tuple[str, ...] = ()
     skip: tuple[str, ...] = ()
     resume: bool = False
@@ -200,7 +201,7 @@ def _rescue(lab: Lab, search: Search, first: Trial, budget: Budget, tell: Tell) 
     """Make a script run that does not by itself; None where it does, or nothing is known to help.
 
     Raises:
-        UserError: if it runs out of memory with every lever, too.
+        UserError: if it runs out of memory with every technique, too.
     """
     if first.outcome is Outcome.OOM:
         return make_it_run(lab, search, first, budget, tell)
@@ -220,7 +221,7 @@ def _climb_and_confirm(ladder: Ladder) -> _Proof:
 
 
 def _drop_one(ladder: Ladder) -> None:
-    """Leave each kept lever out of the final recipe: the early ones may no longer pay.
+    """Leave each kept technique out of the final recipe: the early ones may no longer pay.
 
     The one that was kept last needs no such trial, unless it came in together with others.
     """
@@ -244,7 +245,10 @@ def _drop_one(ladder: Ladder) -> None:
 
 
 def _row_about(ladder: Ladder, choice: Choice) -> Row:
-    """Return the last row on a lever: where it came in with others, its own is the earlier one."""
+    """Return the last row on a technique.
+
+    Where it came in with others, its own is the earlier one.
+    """
     return next(row for row in reversed(ladder.rows) if row.choice == choice)
 
 

@@ -62,7 +62,7 @@ def test_model_without_dropout_does_not_move(tmp_path):
     assert not is_active(activity_of(tmp_path, Net(0.0)))
 
 
-def test_lever_that_loses_a_functional_dropout_is_found(tmp_path):
+def test_technique_that_loses_a_functional_dropout_is_found(tmp_path):
     model = Net(0.3)
 
     def without_dropout(x):

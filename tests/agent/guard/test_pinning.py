@@ -267,7 +267,7 @@ def test_a_scripts_stopwatch_for_algorithms_is_set_and_read_and_measures_nothing
     assert torch.backends.cudnn.benchmark is False
 
 
-def test_a_lever_that_measures_algorithms_is_judged_with_them_measured() -> None:
+def test_a_technique_that_measures_algorithms_is_judged_with_them_measured() -> None:
     undo = pin_algorithms()
     lever: dict[str, Any] = {"__name__": "flatout.techniques.compute.cudnn_autotune"}
     try:

@@ -1,4 +1,4 @@
-"""What a checkpoint holds beside torch's parts is there for the lever that wrote it."""
+"""What a checkpoint holds beside torch's parts is there for the technique that wrote it."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""The facts of a model are those of the training that ran, levers included."""
+"""The facts of a model are those of the training that ran, techniques included."""
 
 import gc
 import shutil
@@ -51,13 +51,13 @@ def facts_of(session):
     return ModelFacts(**{k: v for k, v in plain.items() if k in names} | {"dtypes": ("float32",)})
 
 
-def test_a_lever_s_autocast_is_a_fact_of_the_model():
+def test_a_technique_s_autocast_is_a_fact_of_the_model():
     plain, lowered = facts_of(trained()[0]), facts_of(trained(Bf16Autocast(), calls=2)[0])
 
     assert (plain.used_autocast, lowered.used_autocast) == (False, True)
 
 
-def test_tf32_is_not_offered_under_bf16_that_a_lever_brought():
+def test_tf32_is_not_offered_under_bf16_that_a_technique_brought():
     hopper = machine(device=gpu((9, 0)))
 
     def offered(*levers):
@@ -69,14 +69,14 @@ def test_tf32_is_not_offered_under_bf16_that_a_lever_brought():
     assert offered(Bf16Autocast()) == ()
 
 
-def test_weights_that_a_lever_converted_have_their_own_dtype():
+def test_weights_that_a_technique_converted_have_their_own_dtype():
     session, _ = trained(PureBf16())
 
     assert session.model_facts[0]["dtypes"] == ["bfloat16"]
     assert session.model_facts[0]["parameter_bytes"] == 2 * (8 * 4 + 4)
 
 
-def test_the_lever_that_compiled_a_model_is_named(monkeypatch):
+def test_the_technique_that_compiled_a_model_is_named(monkeypatch):
     monkeypatch.setattr(torch, "compile", lambda function, **_: function)
     monkeypatch.setattr(torch_compile, "watch_compiler", lambda: None)
 
@@ -87,7 +87,7 @@ def test_the_lever_that_compiled_a_model_is_named(monkeypatch):
     assert session.status["regional_compile"][0] == "not_applicable"
 
 
-def test_a_model_that_no_lever_changes_is_called_without_a_detour():
+def test_a_model_that_no_technique_changes_is_called_without_a_detour():
     session = Session({"mode": "measure"})
     net = nn.Linear(8, 4)
 
@@ -141,7 +141,7 @@ def test_a_table_with_columns_for_keys_is_counted_as_an_object():
 
 
 class Attention(nn.Module):
-    """What all the levers below act on."""
+    """What all the techniques below act on."""
 
     def __init__(self):
         super().__init__()

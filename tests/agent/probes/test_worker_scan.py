@@ -191,7 +191,7 @@ def test_short_epochs_are_visited_whole():
 
 
 @pytest.mark.slow
-def test_workers_that_are_visited_start_as_those_that_the_lever_brings_in():
+def test_workers_that_are_visited_start_as_those_that_the_technique_brings_in():
     address = "started_workers.py:main<started_workers.py:<module>#0"
     visits = [(0, 0, 0), (1, 2, 0)]
     probes = {"worker_scan": options(address=address, visits=visits, whole_epochs=True)}

@@ -391,6 +391,6 @@ def test_blocks_are_unlocked_when_their_workers_have_ended(runtime, copies, end)
 
 
 def shows(view, numbers, pictures):
-    """Tell whether a block still holds the pictures of its batch."""
+    """Return whether a block still holds the pictures of its batch."""
     wanted = [np.asarray(pictures[number]).transpose(2, 0, 1) for number in numbers.tolist()]
     return np.array_equal(view.numpy(), np.stack(wanted))

@@ -100,7 +100,7 @@ def test_a_script_that_enters_a_stream_is_noticed(enter):
 
 @pytest.mark.usefixtures("cuda")
 @pytest.mark.parametrize("name", ["torch.cuda.graphs", "flatout.techniques.data.device_prefetch"])
-def test_streams_that_torch_or_a_lever_enters_do_not_count(name):
+def test_streams_that_torch_or_a_technique_enters_do_not_count(name):
     exec(
         "with torch.cuda.stream(stream): pass\ntorch.cuda.set_stream(stream)",
         {"__name__": name, "torch": torch, "stream": SIDE},
@@ -231,7 +231,7 @@ def test_the_loader_has_its_workers_back_in_the_next_epoch(monkeypatch):
 
 
 @pytest.mark.usefixtures("cuda")
-def test_levers_say_that_they_are_left_out(monkeypatch):
+def test_techniques_say_that_they_are_left_out(monkeypatch):
     for lever in (device_prefetch, device_preprocess):
         gpu_in_sight(monkeypatch, lever)("cuda:1")
     assert (DevicePrefetch().end(), DevicePreprocess(on_device=True).end()) == ("", "")

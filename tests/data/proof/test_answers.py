@@ -30,7 +30,7 @@ def test_a_refusal_is_given_again_with_its_reason():
 
 
 def test_a_set_that_nobody_looked_at_is_not_known():
-    with pytest.raises(NotApplicable, match="before the lever could see"):
+    with pytest.raises(NotApplicable, match="before the technique could see"):
         Answers().known(Set())
 
 
@@ -53,5 +53,5 @@ def test_of_sets_alike_the_oldest_are_known_no_more():
     assert answers.known(other) == "other"
     assert [answers.known(data) for data in alike[-ALIKE:]] == [ALIKE, ALIKE + 1]
     for data in alike[:-ALIKE]:
-        with pytest.raises(NotApplicable, match="before the lever could see"):
+        with pytest.raises(NotApplicable, match="before the technique could see"):
             answers.known(data)

@@ -69,7 +69,7 @@ def test_no_exit_handler_of_the_script_runs_in_a_copy(tmp_path):
 
 
 def has_ended(pid):
-    """Tell whether a process that is no child of ours is gone, within half a minute."""
+    """Return whether a process that is no child of ours is gone, within half a minute."""
     with contextlib.suppress(psutil.NoSuchProcess):
         process = psutil.Process(pid)
         for _ in range(300):

@@ -1,4 +1,4 @@
-"""Ways of several levers that are tried at once, before a loader's first batch."""
+"""Ways of several techniques that are tried at once, before a loader's first batch."""
 
 import multiprocessing
 import pickle
@@ -24,7 +24,7 @@ from flatout.techniques.data.persistent_workers import PersistentWorkers
 from flatout.techniques.data.region_decode import RegionDecode, RegionsInWorker
 from tests.data.photographs import photograph
 
-LEVERS = (RegionDecode(), FastResize(), PersistentWorkers(), DevicePreprocess())
+TECHNIQUES = (RegionDecode(), FastResize(), PersistentWorkers(), DevicePreprocess())
 NAMES = ("region_decode", "fast_resize", "device_preprocess")
 MADE = multiprocessing.Value("i", 0)
 """How often a first sample was made, over all processes; no part of the data set's state."""
@@ -61,7 +61,7 @@ class Whole(Crops):
         return torch.from_numpy(np.asarray(image, dtype=np.float32) / 255), index
 
 
-def loader_of(dataset, workers=1, levers=LEVERS):
+def loader_of(dataset, workers=1, levers=TECHNIQUES):
     loader = DataLoader(dataset, 4, num_workers=workers)
     note_recipe(loader, levers)
     return loader
@@ -74,7 +74,7 @@ def seen(loader):
 
 
 def apply_all(loader):
-    """Apply the levers as the seam does; return the reasons of those that refuse."""
+    """Apply the techniques as the hook point does; return the reasons of those that refuse."""
     tried = {type(lever).__name__: reason_of(lever, loader) for lever in recipe_of(loader)}
     tried.pop("PersistentWorkers", None)  # it has nothing to do before the second epoch
     return {name: reason for name, reason in tried.items() if reason}
@@ -159,7 +159,7 @@ def test_another_data_set_is_not_what_was_proven(paths):
 
 
 @pytest.mark.parametrize("levers", [(), (FastResize(),), (PersistentWorkers(), FastResize())])
-def test_a_lever_that_is_alone_proves_alone(paths, levers):
+def test_a_technique_that_is_alone_proves_alone(paths, levers):
     loader = loader_of(Crops(paths), levers=levers)
 
     assert not is_proven(loader, "fast_resize")
@@ -174,18 +174,18 @@ def test_another_collation_is_not_what_was_proven(paths):
     assert not is_proven(loader, "device_preprocess")
 
 
-def test_an_error_in_one_way_is_that_lever_s_alone(paths, monkeypatch):
+def test_an_error_in_one_way_is_that_technique_s_alone(paths, monkeypatch):
     def broken():
         raise RuntimeError("a defect")
 
     monkeypatch.setattr(fast_resize, "prepare", broken)
-    loader = loader_of(Crops(paths), levers=LEVERS[::3])
+    loader = loader_of(Crops(paths), levers=TECHNIQUES[::3])
 
     assert is_proven(loader_of(Crops(paths)), "region_decode")
     assert apply_all(loader) == {}
 
 
-def test_a_loader_can_be_pickled_after_its_levers_were_tried(paths):
+def test_a_loader_can_be_pickled_after_its_techniques_were_tried(paths):
     loader = loader_of(Crops(paths))
     is_proven(loader, "fast_resize")
 
@@ -208,7 +208,7 @@ def test_a_second_loader_is_proven_beside_the_script_s_own_way(paths, monkeypatc
     assert "FastResize" in reasons
 
 
-def test_a_lever_without_what_it_needs_is_left_out_and_says_so(paths, monkeypatch):
+def test_a_technique_without_what_it_needs_is_left_out_and_says_so(paths, monkeypatch):
     def missing():
         raise NotApplicable("there is no C compiler")
 
@@ -222,7 +222,7 @@ def test_a_lever_without_what_it_needs_is_left_out_and_says_so(paths, monkeypatc
     assert is_proven(loader, "device_preprocess")
 
 
-def test_a_sample_that_cannot_be_made_is_each_lever_s_own_reason(paths):
+def test_a_sample_that_cannot_be_made_is_each_technique_s_own_reason(paths):
     loader = loader_of(Crops([*paths[:2], "gone.jpg", *paths[3:]]))
 
     reasons = apply_all(loader)

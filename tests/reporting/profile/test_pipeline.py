@@ -1,6 +1,6 @@
 from dataclasses import replace
 
-from flatout.analysis.journey import levers_of
+from flatout.analysis.journey import techniques_of
 from flatout.reporting.messages import messages
 from flatout.reporting.profile.journey import pipeline_lines
 from flatout.reporting.profile.tables import pipeline_sheets
@@ -13,7 +13,7 @@ def test_is_silent_where_nobody_looked(starved):
     assert list(pipeline_sheets(starved, messages("en"))) == []
 
 
-def test_legs_cores_and_levers_are_told(starved):
+def test_legs_cores_and_techniques_are_told(starved):
     text = "\n".join(pipeline_lines(replace(starved, pipeline=found()), 1000))
 
     assert "a sample     4.10 ms of one core (n=10): read 240 us (6 %) + 1.00 ms blocked" in text
@@ -52,7 +52,7 @@ def test_the_cores_after_packing_are_told_with_what_it_takes_away(starved):
     packable = replace(
         whole,
         stages=tuple(
-            replace(stage, levers=levers_of(stage.name, known, is_repeated=None))
+            replace(stage, levers=techniques_of(stage.name, known, is_repeated=None))
             for stage in whole.stages
         ),
     )
@@ -64,7 +64,7 @@ def test_the_cores_after_packing_are_told_with_what_it_takes_away(starved):
     assert "scaled_decode" not in text
 
 
-def test_enough_cores_need_no_levers(starved):
+def test_enough_cores_need_no_techniques(starved):
     text = "\n".join(pipeline_lines(replace(starved, pipeline=found(cores=16)), 1000))
 
     assert "16 are there: enough" in text

@@ -113,7 +113,7 @@ def test_an_interval_without_an_end_is_unknown(tuned):
     [
         (
             "budget",
-            "No answer yet: 2 levers tried, none kept, and the budget left no time for more.",
+            "No answer yet: 2 techniques tried, none kept, and the budget left no time for more.",
         ),
         ("machine busy", "other work kept the machine busy"),
     ],
@@ -173,5 +173,5 @@ def test_much_to_gain_from_data_is_not_called_nothing_worth_changing(leave):
     ceilings = Ceilings(free_data=9.0, compute_only=9.0)
     text = first_line(replace(leave, baseline=replace(leave.baseline, ceilings=ceilings)))
 
-    assert text.startswith("No gain found: 2 levers tried")
+    assert text.startswith("No gain found: 2 techniques tried")
     assert "up to 9.00x" in text

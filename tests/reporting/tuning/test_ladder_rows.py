@@ -10,7 +10,7 @@ from flatout.reporting.tuning.speedup_chart import ladder_rows
 
 
 def row(tuned, technique, **facts):
-    """Return the tuning's row on one lever, with other facts."""
+    """Return the tuning's row on one technique, with other facts."""
     found = next(r for r in tuned.rows if r.choice.technique == technique and r.stage == "add")
     return replace(found, **facts)
 
@@ -24,7 +24,7 @@ def last_row(tuned, *rows, recipe, needed=()):
 
 
 @pytest.mark.parametrize("verdict", [Verdict.TOGETHER, Verdict.INCONCLUSIVE, Verdict.NO_EFFECT])
-def test_its_promise_covers_a_lever_that_came_in_with_another(tuned, verdict):
+def test_its_promise_covers_a_technique_that_came_in_with_another(tuned, verdict):
     bf16 = row(tuned, "bf16_autocast", verdict=verdict)
     fused = row(tuned, "fused_optimizer", verdict=Verdict.KEPT)
 
@@ -33,7 +33,7 @@ def test_its_promise_covers_a_lever_that_came_in_with_another(tuned, verdict):
     assert last.promise == "precision"
 
 
-def test_its_promise_is_not_that_of_a_lever_that_was_left_out_again(tuned):
+def test_its_promise_is_not_that_of_a_technique_that_was_left_out_again(tuned):
     workers, bf16 = row(tuned, "loader_workers"), row(tuned, "bf16_autocast")
     dropped = replace(bf16, stage="drop", verdict=Verdict.NO_EFFECT)
 

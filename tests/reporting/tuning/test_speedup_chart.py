@@ -31,11 +31,11 @@ def test_a_bar_is_as_long_as_its_multiple_of_the_baseline(tuned):
     assert length["bf16_autocast"] / length["baseline"] == pytest.approx(1.624 * 1.187, rel=0.005)
 
 
-def test_a_lever_that_gave_no_ratio_has_no_bar(tuned):
+def test_a_technique_that_gave_no_ratio_has_no_bar(tuned):
     assert "cpu_allocator" not in bars(ladder_svg(tuned))
 
 
-def test_a_lever_tried_with_two_settings_shows_them(tuned):
+def test_a_technique_tried_with_two_settings_shows_them(tuned):
     first = replace(tuned.rows[0], choice=Choice(technique="threads", settings={"n": 1}))
     second = replace(tuned.rows[1], choice=Choice(technique="threads", settings={"n": 2}))
 

@@ -29,7 +29,7 @@ def test_settings_stand_in_the_lines():
     )
 
 
-def test_a_lever_without_instructions_gives_no_lines():
+def test_a_technique_without_instructions_gives_no_lines():
     (change,) = changes_of("")
 
     assert change.lines == ()

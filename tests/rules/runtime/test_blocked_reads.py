@@ -73,7 +73,7 @@ def test_a_wait_that_free_data_does_not_shorten_is_no_loss():
     assert check(replace(waiting(50.0), ceilings=free), machine()) is None
 
 
-def test_a_loader_that_no_lever_reaches_is_not_given_to_one():
+def test_a_loader_that_no_technique_reaches_is_not_given_to_one():
     assert (
         "another kind than torch's DataLoader"
         in check(replace(waiting(50.0), loaders=(), journey=journey_in_the_loop()), machine()).next

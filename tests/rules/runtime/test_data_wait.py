@@ -72,7 +72,7 @@ def test_the_workers_of_a_rank_are_held_against_the_cores_of_a_rank():
     assert "8 workers share 2 cores" in finding.next
 
 
-def test_a_loader_that_no_lever_reaches_is_not_given_to_one():
+def test_a_loader_that_no_technique_reaches_is_not_given_to_one():
     foreign = replace(waiting(40.0), loaders=())
 
     finding = check(foreign, machine())

@@ -43,7 +43,7 @@ def test_it_is_silent_where_memory_is_not_short_or_well_used(held):
     assert check(held, machine(device=gpu())) is None
 
 
-def test_the_lever_that_sets_every_name_of_the_setting_is_advised():
+def test_the_technique_that_sets_every_name_of_the_setting_is_advised():
     finding = check(holding(72, fragmentation_share=0.25), machine(device=gpu()))
 
     assert finding.next.endswith("flatout tune --only expandable_segments train.py")

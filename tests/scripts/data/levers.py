@@ -1,4 +1,4 @@
-"""Trains a small network from files, tensors or texts, for trials of the loader's levers."""
+"""Trains a small network from files, tensors or texts, for trials of the loader's techniques."""
 
 import sys
 import tempfile

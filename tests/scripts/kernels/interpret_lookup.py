@@ -36,7 +36,7 @@ def ordered(values, order):
 
 
 def is_torchs(values, levels, axis):
-    """Tell whether the kernel gave what torch gives: bits, type, shape and strides."""
+    """Return whether the kernel gave what torch gives: bits, type, shape and strides."""
     wanted = lookup._gathered(values, levels, axis)
     lookup._KEPT.clear()
     looked_up(values, levels, axis)
@@ -119,7 +119,7 @@ def beyond_32_bits():
 
 
 def refused():
-    """Tell what comes where the kernel is wrong: torch's own values, and never the kernel's."""
+    """Return what comes where the kernel is wrong: torch's own values, and never the kernel's."""
     values, levels = picture_bytes(2, 3, 20, 20), table(3, torch.float32)
     from flatout.kernels import lookup as lookup_launch
 

@@ -1,4 +1,4 @@
-"""A plain loop with evaluation, checkpoints and a log file, for tests of the seams."""
+"""A plain loop with evaluation, checkpoints and a log file, for tests of the hook points."""
 
 import argparse
 

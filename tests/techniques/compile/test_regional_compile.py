@@ -141,7 +141,7 @@ def test_a_model_without_repeated_blocks_is_left_alone():
 def test_whole_and_regional_compilation_exclude_each_other():
     stack = RegionalCompile().model(Stack(8, 8, 8))
 
-    with pytest.raises(NotApplicable, match=r"another lever of the recipe compiled blocks\.0"):
+    with pytest.raises(NotApplicable, match=r"another technique of the recipe compiled blocks\.0"):
         TorchCompile().model(stack)
 
 

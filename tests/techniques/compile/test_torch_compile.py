@@ -92,10 +92,10 @@ def test_a_model_that_the_script_compiled_is_left_alone():
         TorchCompile().model(in_part)
 
 
-def test_a_model_that_another_lever_compiled_names_no_script():
+def test_a_model_that_another_technique_compiled_names_no_script():
     once = TorchCompile().model(network())
 
-    with pytest.raises(NotApplicable, match="another lever of the recipe compiled the model"):
+    with pytest.raises(NotApplicable, match="another technique of the recipe compiled the model"):
         TorchCompile().model(once)
 
 

@@ -208,7 +208,7 @@ class Attends(nn.Module):
 @pytest.mark.parametrize("backend", ["flash", "efficient", "cudnn"])
 def test_a_gpu_runs_the_kernel_that_was_asked_for_and_gives_the_same(backend):
     if backend == "cudnn" and torch.cuda.get_device_capability() < attention_backend.HOPPER:
-        pytest.skip("the lever asks for cuDNN's kernel from Hopper on")
+        pytest.skip("the technique asks for cuDNN's kernel from Hopper on")
     root = Attends().to("cuda", torch.bfloat16)
     x = torch.randn(2, 4, 128, 64, device="cuda", dtype=torch.bfloat16)
     lever = AttentionBackend(backend=backend)

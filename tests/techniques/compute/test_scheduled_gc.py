@@ -49,7 +49,7 @@ def test_cycles_live_until_the_step_that_collects():
     assert not gc.isenabled()
 
 
-def test_at_the_end_of_the_lever_python_collects_by_itself_again():
+def test_at_the_end_of_the_technique_python_collects_by_itself_again():
     parameter = nn.Parameter(torch.zeros(()))
     optimizer = ScheduledGc(every=2).optimizer(torch.optim.SGD([parameter], lr=0.1))
     parameter.grad = torch.ones(())
@@ -90,7 +90,7 @@ def test_an_optimizers_steps_are_counted():
 
 
 def stepping(technique):
-    """Return an optimizer whose steps the lever counts."""
+    """Return an optimizer whose steps the technique counts."""
     parameter = nn.Parameter(torch.zeros(()))
     parameter.grad = torch.ones(())
     return technique.optimizer(torch.optim.SGD([parameter], lr=0.1))

@@ -97,7 +97,7 @@ class Stream(IterableDataset):
 
 
 def gpu_in_sight(monkeypatch, lever):
-    """Pretend a GPU; return what sets where the training is, as a lever's module sees it."""
+    """Pretend a GPU; return what sets where the training is, as a technique's module sees it."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     return lambda name: monkeypatch.setattr(lever, "batch_device", lambda: torch.device(name))

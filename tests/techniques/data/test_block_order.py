@@ -146,7 +146,7 @@ def test_ranks_that_cannot_agree_are_left_alone(stores):
 
 
 def of_rank_one(data):
-    """Return the script's own sampler, and the one that the lever puts in its place."""
+    """Return the script's own sampler, and the one that the technique puts in its place."""
     own = DistributedSampler(data, 2, 1, shuffle=True, seed=5)
     return own, BlockOrder().loader(asked(data, sampler=own))["sampler"]
 

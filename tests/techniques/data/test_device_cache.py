@@ -179,7 +179,7 @@ def test_a_loader_whose_workers_live_on_draws_other_numbers_and_is_left_alone():
     assert DeviceCache.candidates(waiting(num_workers=1, persistent_workers=True), machine()) == ()
 
 
-def test_workers_that_a_lever_keeps_alive_are_no_reason():
+def test_workers_that_a_technique_keeps_alive_are_no_reason():
     asked = {"dataset": tensors(), "batch_size": 7, "num_workers": 2}
 
     wanted = DeviceCache().loader(PersistentWorkers().loader(asked))
@@ -240,7 +240,10 @@ def test_settings_without_sense_are_refused(settings):
 
 
 def optimizer_on(monkeypatch, name):
-    """Let levers see a GPU and the optimizer of a training elsewhere; no session is made for it."""
+    """Let techniques see a GPU and the optimizer of a training elsewhere.
+
+    No session is made for it.
+    """
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     session = Session({})

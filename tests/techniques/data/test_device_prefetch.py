@@ -146,7 +146,7 @@ def test_a_batch_is_not_overwritten_while_it_is_computed_with():
 
 
 @pytest.mark.gpu
-def test_an_epoch_of_the_lever_is_the_plain_loader_s_on_the_device():
+def test_an_epoch_of_the_technique_is_the_plain_loader_s_on_the_device():
     data = TensorDataset(torch.randn(200, 1000), torch.arange(200))
     options = {"dataset": data, "batch_size": 16, "shuffle": True, "num_workers": 1}
     torch.manual_seed(0)

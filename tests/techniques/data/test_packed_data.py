@@ -295,7 +295,7 @@ def cold(stored=2.0 * MIB):
 
 
 def tried(lever, facts):
-    """Return the ratio that the tuner expects of a lever, None where it passes the lever over."""
+    """Return the ratio that the tuner expects of a technique, None where it is passed over."""
     found = rank(facts, Search(machine=machine(), ceiling=Numerics.EXACT, only=("packed_data",)))
     (candidate,) = [item for item in found if item.choice.settings == lever.settings()]
     return candidate.ratio if candidate.is_worth_a_trial else None

@@ -146,7 +146,7 @@ def test_a_generator_that_the_trainer_draws_from_is_seen():
         technique.end()
 
 
-def test_other_levers_in_the_chain_do_not_hide_the_streams():
+def test_other_techniques_in_the_chain_do_not_hide_the_streams():
     technique = PersistentWorkers()
     asked = {"dataset": Augmented(), "num_workers": 2, "batch_size": 5, "shuffle": True}
     built = DataLoader(**technique.loader(asked))
@@ -172,7 +172,7 @@ def test_a_loader_with_workers_of_its_own_kind_is_left_alone():
         technique.epoch(built)
 
 
-def test_without_the_lever_persistent_workers_move_the_stream():
+def test_without_the_technique_persistent_workers_move_the_stream():
     asked = {"dataset": Numbers(), "num_workers": 2, "batch_size": 5, "shuffle": True}
 
     expected = three_epochs(DataLoader(**asked), lambda _: None)
@@ -200,7 +200,7 @@ def test_an_epoch_that_is_left_early_repeats_too():
     assert first_batches(DataLoader(**technique.loader(asked)), technique.epoch) == expected
 
 
-def test_a_collation_that_another_lever_wraps_is_no_change_of_the_script_s():
+def test_a_collation_that_another_technique_wraps_is_no_change_of_the_script_s():
     noise = np.random.default_rng(0)
     made = [Image.fromarray(noise.integers(0, 256, (50, 60, 3), dtype=np.uint8)) for _ in range(8)]
     asked = {"dataset": Pictures(made, numpy_arithmetic), "batch_size": 4, "num_workers": 1}
@@ -274,7 +274,7 @@ def test_the_workers_are_the_same_in_every_epoch():
     assert process_ids() == process_ids()
 
 
-def test_a_loader_rebuilt_by_a_framework_keeps_the_lever():
+def test_a_loader_rebuilt_by_a_framework_keeps_the_technique():
     technique = PersistentWorkers()
     asked = {"dataset": Numbers(), "num_workers": 2, "batch_size": 5}
     built = DataLoader(**technique.loader(asked))

@@ -117,7 +117,7 @@ def test_a_model_that_cannot_be_tried_is_left_alone():
         SequencePacking().forward(root, root)
 
 
-def test_a_model_is_tried_once_by_whatever_levers():
+def test_a_model_is_tried_once_by_whatever_techniques():
     root, calls = causal_model("sdpa"), []
     root.register_forward_pre_hook(lambda *_: calls.append(1))
 

@@ -179,7 +179,7 @@ def test_moments_that_were_loaded_lie_as_the_weights_do(steps_first):
     root, optimizer = begun(saved_of(plain, stepper))
     lever = ChannelsLast()
 
-    # A step before the first call comes first at the optimizer's seam.
+    # A step before the first call comes first at the optimizer's hook point.
     call = root if steps_first else lever.forward(root, root)
     lever.optimizer(optimizer)
     call = lever.forward(root, root) if steps_first else call

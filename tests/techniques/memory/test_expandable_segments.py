@@ -54,7 +54,7 @@ def test_an_allocator_that_took_it_is_believed(monkeypatch):
 
 
 @pytest.mark.parametrize("answer", [{}, {"expandable_segments": False}])
-def test_an_allocator_that_did_not_take_it_fails_the_lever(monkeypatch, answer):
+def test_an_allocator_that_did_not_take_it_fails_the_technique(monkeypatch, answer):
     monkeypatch.setattr(expandable_segments, "allocator_settings", lambda: answer)
 
     with pytest.raises(RuntimeError, match="the allocator says expandable_segments=False"):

@@ -31,7 +31,7 @@ def train(module, stepper, steps=5, scheduler=None):
 
 
 def in_first_step(stepper, change):
-    """Change the optimizer where the seams would: in the global hook of its first step."""
+    """Change the optimizer where the hook points would: in the global hook of its first step."""
 
     def once(found, _args, _kwargs):
         if found is stepper and not done:

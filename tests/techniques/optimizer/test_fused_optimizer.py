@@ -246,7 +246,7 @@ def test_an_optimizer_whose_place_another_takes_is_not_fused(request):
             FusedOptimizer().optimizer(optimizer)
         refused.append(reason)
 
-    # As the seams do: its class changes at the end of this step.
+    # As the hook points do: its class changes at the end of this step.
     request.addfinalizer(register_optimizer_step_pre_hook(both).remove)
     found = train_scaled(module, stepper)
 

@@ -131,7 +131,7 @@ def test_a_scaler_that_leaves_its_work_to_a_fused_adam_leaves_it_to_muon_too(uns
 
 
 @pytest.mark.parametrize("order", [(Muon, FusedOptimizer), (FusedOptimizer, Muon)])
-def test_the_rest_may_be_fused_by_a_lever_before_or_after(order):
+def test_the_rest_may_be_fused_by_a_technique_before_or_after(order):
     plain, fused = network(), network()
     one, two = (torch.optim.AdamW(model.parameters()) for model in (fused, plain))
     Muon().model(fused)
@@ -148,7 +148,7 @@ def test_the_rest_may_be_fused_by_a_lever_before_or_after(order):
 
 
 @pytest.mark.parametrize("order", [(Muon, Adafactor), (Adafactor, Muon)])
-def test_two_levers_that_put_other_optimizers_in_one_s_place_are_never_both_applied(order):
+def test_two_techniques_that_put_other_optimizers_in_one_s_place_are_never_both_applied(order):
     model = network()
     one = torch.optim.AdamW(model.parameters())
     Muon().model(model)

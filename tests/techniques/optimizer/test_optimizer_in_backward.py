@@ -124,7 +124,7 @@ def test_gradients_that_add_up_later_end_the_training_with_the_reason():
     step_in_backward(stepper)
     module(batches(1)[0]).sum().backward()
 
-    with pytest.raises(RuntimeError, match="take the lever out of the recipe"):
+    with pytest.raises(RuntimeError, match="take the technique out of the recipe"):
         module(batches(1)[0]).sum().backward()
 
 

@@ -1,10 +1,10 @@
 """Does dropout still act? How much a model's output moves when only the random streams do.
 
 The gradients are compared with every dropout off, and the modules' rates are compared too; neither
-sees a lever that loses a functional dropout. So the first training call is run under a few seeds:
-without dropout every output is the same. From the guard study, section 2.4: the mean loss does not
-see dropout off, the deviation over seeds does (0.00 of the baseline's), and at four seeds it is too
-noisy to judge the rate by.
+sees a technique that loses a functional dropout. So the first training call is run under a few
+seeds: without dropout every output is the same. From the guard study, section 2.4: the mean loss
+does not see dropout off, the deviation over seeds does (0.00 of the baseline's), and at four
+seeds it is too noisy to judge the rate by.
 """
 
 import contextlib
@@ -156,7 +156,7 @@ def find_fault(
 
 
 def is_active(activity: Mapping[str, float | None]) -> bool:
-    """Tell whether anything random acts in the models."""
+    """Return whether anything random acts in the models."""
     return any(share is not None and share > ACTIVE for share in activity.values())
 
 

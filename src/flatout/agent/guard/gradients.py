@@ -124,7 +124,7 @@ class GradientNotes:
         }
 
     def _all_seen(self, named: "Mapping[str, torch.nn.Parameter]") -> bool:
-        """Tell whether every parameter already belongs to a set of the last step kept."""
+        """Return whether every parameter already belongs to a set of the last step kept."""
         done = {name for _, step, _, _, kept in self._sets if step == self._steps for name in kept}
         return all(name in done for name, value in named.items() if value.grad is not None)
 

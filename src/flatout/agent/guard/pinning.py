@@ -294,7 +294,7 @@ def pin_algorithms() -> Undo:
 
     With `torch.backends.cudnn.benchmark` the fastest of several algorithms is taken, by times of
     some microseconds: two runs of the same script take different ones, and may be as far apart as
-    TF32 and fp32 are. What a lever of flatout's switches on stays on: it is what is judged.
+    TF32 and fp32 are. What a technique of flatout's switches on stays on: it is what is judged.
     """
     import torch
 
@@ -387,7 +387,7 @@ MIN_CAPABILITY = (8, 0)
 
 
 def rounds_to_tf32(roots: Iterable["torch.nn.Module"]) -> bool:
-    """Tell whether any product of the roots' fp32 layers may be rounded to TF32."""
+    """Return whether any product of the roots' fp32 layers may be rounded to TF32."""
     import torch
     from torch import nn
 
@@ -408,7 +408,7 @@ def rounds_to_tf32(roots: Iterable["torch.nn.Module"]) -> bool:
 
 
 def has_tf32(device: "torch.device") -> bool:
-    """Tell whether a device has TF32 at all."""
+    """Return whether a device has TF32 at all."""
     import torch
 
     if device.type != "cuda" or torch.version.hip:
@@ -417,7 +417,7 @@ def has_tf32(device: "torch.device") -> bool:
 
 
 def allows(backend: str, operation: str) -> bool:
-    """Tell whether torch's switches allow TF32 for an operation of a backend.
+    """Return whether torch's switches allow TF32 for an operation of a backend.
 
     >>> allows("cuda", "matmul")
     False

@@ -128,7 +128,7 @@ class GuardRecorder:
         self._end_segment()
 
     def _has_gradients(self, optimizer: "torch.optim.Optimizer") -> bool:
-        """Tell whether a step could change anything: some scripts begin with an empty one."""
+        """Return whether a step could change anything: some scripts begin with an empty one."""
         parameters = (p for group in optimizer.param_groups for p in group["params"])
         return any(map(self._early.has_gradient, parameters))
 
@@ -187,7 +187,7 @@ class GuardRecorder:
 
 
 def _is_low_precision(module: "torch.nn.Module") -> bool:
-    """Tell whether a root runs in half precision because the script wants it so."""
+    """Return whether a root runs in half precision because the script wants it so."""
     import torch
 
     parameter = next(module.parameters(), None)
@@ -198,7 +198,7 @@ def _is_low_precision(module: "torch.nn.Module") -> bool:
 
 
 def _is_skipped(optimizer: "torch.optim.Optimizer") -> bool:
-    """Tell whether the gradient scaler found infinities and left the skipping to the optimizer.
+    """Return whether the gradient scaler found infinities and left the skipping to the optimizer.
 
     Other optimizers are not called at all then. Reading the flag waits for the device.
     """

@@ -70,7 +70,7 @@ class Memory:
 
 
 def is_on_device(leaf: Any) -> bool:
-    """Tell whether a leaf is a tensor that has to be copied here, and tells when it changes."""
+    """Return whether a leaf is a tensor that has to be copied here, and tells when it changes."""
     return _is_tensor(leaf) and leaf.device.type != "cpu" and not leaf.is_inference()
 
 

@@ -128,7 +128,7 @@ class EarlySteps:
         return parameter.grad
 
     def has_gradient(self, parameter: "torch.nn.Parameter") -> bool:
-        """Tell whether the step to come has a gradient for it, copied or not."""
+        """Return whether the step to come has a gradient for it, copied or not."""
         return parameter.grad is not None or id(parameter) in self._updated
 
     def before(self, parameter: "torch.nn.Parameter") -> "torch.Tensor":

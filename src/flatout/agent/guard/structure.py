@@ -155,7 +155,7 @@ class LaterNotes:
             self._buffers = _sketches(roots)
         for number, root in enumerate(roots):
             for name, line in describe_modules(root, number).items():
-                # Not the type: a lever may put another module in its place later on.
+                # Not the type: a technique may put another module in its place later on.
                 manner = line.partition(" ")[2]
                 if self._now.setdefault(name, manner) != manner:
                     self._now[name] = manner

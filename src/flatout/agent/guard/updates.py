@@ -155,7 +155,8 @@ def _find_kind(path: str, live: "torch.optim.Optimizer") -> Any:
 def _rebuild(kind: Any, live: "torch.optim.Optimizer", groups: list[dict[str, Any]]) -> Any:
     """Make an optimizer the way unpickling does.
 
-    No constructor runs: it may have arguments that nobody recorded, and the seams listen to it.
+    No constructor runs: it may have arguments that nobody recorded, and the hook points listen
+    to it.
     """
     shadow = kind.__new__(kind)
     if type(live) is kind:

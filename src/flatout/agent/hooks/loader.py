@@ -1,8 +1,8 @@
-"""The loader seam: what a script asks of `DataLoader`, and the iterator it draws from.
+"""The loader hook point: what a script asks of `DataLoader`, and the iterator it draws from.
 
 Addresses of loaders: names that stay the same from run to run and survive small edits.
 
-Text at the loader's seam: where a tokenizer works, and how much of a batch is padding.
+Text at the loader's hook point: where a tokenizer works, and how much of a batch is padding.
 """
 
 import functools
@@ -58,7 +58,7 @@ class AddressBook:
 
 
 def _is_plumbing(frame: FrameType) -> bool:
-    """Tell whether a frame belongs to torch's loader or to us."""
+    """Return whether a frame belongs to torch's loader or to us."""
     module = str(frame.f_globals.get("__name__", ""))
     return module.startswith(("torch.utils.data", "flatout.", "functools", "importlib"))
 
@@ -91,7 +91,7 @@ def tokenizer_place(dataset: Any, collate: Any) -> str:
 
 
 def is_tokenizer(thing: Any) -> bool:
-    """Tell whether a thing turns text into numbers."""
+    """Return whether a thing turns text into numbers."""
     kind = type(thing)
     return any(callable(getattr(kind, name, None)) for name in TOKENIZER_METHODS)
 
@@ -154,18 +154,18 @@ ADDRESS = "_flatout_address"
 STARTED = "_flatout_started"
 """On an iterator that has given no batch yet: how long it took to make."""
 _recipes: "weakref.WeakKeyDictionary[Any, Sequence[Technique]]" = weakref.WeakKeyDictionary()
-"""Of each training loader the levers of its recipe; not on the loader, which may be pickled."""
+"""Of each training loader the techniques of its recipe; not on the loader, which may be pickled."""
 MAX_SIZES = 64
 """Batches whose bytes are added up; their median is known by then."""
 
 
 def note_recipe(loader: Any, techniques: Sequence[Technique]) -> None:
-    """Note the levers of a loader, some of which do together what comes before its first batch."""
+    """Note the techniques of a loader; some prepare its first batch together."""
     _recipes[loader] = techniques
 
 
 def recipe_of(loader: Any) -> Sequence[Technique]:
-    """Return the levers of a training loader; none of one that no recipe was given for."""
+    """Return the techniques of a training loader; none of one that no recipe was given for."""
     return _recipes.get(loader, ())
 
 
@@ -309,7 +309,7 @@ def _steps(loader: Any) -> int | None:
 
 
 def _drops_last(loader: Any, asked: Mapping[str, Any]) -> bool:
-    """Tell whether batches that are not whole are left out, by a batch sampler of its own too."""
+    """Return whether batches that are not whole are left out, by a batch sampler of its own too."""
     return bool(asked.get("drop_last") or getattr(loader.batch_sampler, "drop_last", False))
 
 
@@ -446,9 +446,9 @@ class _Iteration:
 
 
 def as_received(collate: Any, batch: Any) -> Any:
-    """Return a batch that a fetcher made as the loop receives it: levers may let it travel packed.
+    """Return a fetcher's batch as the loop receives it: techniques may let it travel packed.
 
-    Such a lever's collation has `restore_batch`; others may be wrapped around it.
+    Such a technique's collation has `restore_batch`; others may be wrapped around it.
     """
     while collate is not None:
         restore = getattr(collate, "restore_batch", None)

@@ -1,4 +1,4 @@
-"""The model seam: the root modules, found when they are first called in training."""
+"""The model hook point: the root modules, found when they are first called in training."""
 
 import functools
 import weakref
@@ -34,7 +34,7 @@ INSIDE = frozenset({phases.FORWARD, phases.BACKWARD, phases.EVAL})
 
 
 def _note_compiler(module: Any, facts: dict[str, Any], name: str) -> None:
-    """Note the lever that acted last, if the model is compiled now and was not before."""
+    """Note the technique that acted last, if the model is compiled now and was not before."""
     if not facts.get("is_compiled") and is_compiled(module):
         facts |= {"is_compiled": True, "compiled_by": name}
 
@@ -200,7 +200,7 @@ class _Roots:
         self.inner -= Counter(inner)
 
     def change(self, module: Any, facts: dict[str, Any]) -> None:
-        """Let the levers change a root one after the other, and note which one compiled it."""
+        """Let the techniques change a root one after the other, and note which one compiled it."""
         session = self.session
         for technique in session.techniques:
             if "model" in seams_of(technique):
@@ -212,8 +212,9 @@ class _Roots:
     ) -> Callable[..., Any]:
         """Return the innermost call, in whose first run the facts become those of the recipe.
 
-        What comes next is chosen by them: a lever that is in force is not to be offered again, and
-        one that it makes useless is not to be tried. Autocast shows inside of the call only.
+        What comes next is chosen by them: a technique that is in force is not to be offered
+        again, and one that it makes useless is not to be tried. Autocast shows inside of the
+        call only.
         """
         root: Any = weakref.ref(module)
         describe_again = self.session.quietly(lambda: facts.update(describe(root())))

@@ -1,4 +1,4 @@
-"""The step seam: backward, the loss it is given, the script's own marks, and saving."""
+"""The step hook point: backward, the loss it is given, the script's own marks, and saving."""
 
 import functools
 from collections.abc import Callable

@@ -34,7 +34,7 @@ def unseen() -> Iterator[None]:
 
 
 def may_look() -> bool:
-    """Tell whether a call of attention now is the training's own, and one that can be looked at."""
+    """Return whether a call of attention is the training's own and can be looked at."""
     return not (torch.compiler.is_compiling() or _UNSEEN)
 
 
@@ -53,8 +53,9 @@ class AttentionMeter:
     def begin(self, module: torch.nn.Module) -> None:
         """Stand in for torch's operator until it is called; compiled models are left alone.
 
-        Whoever compiled them, the script or a lever: their code holds as long as the operator is
-        the one that it was compiled with, so putting torch's back would compile all of it again.
+        Whoever compiled them, the script or a technique: their code holds as long as the
+        operator is the one that it was compiled with, so putting torch's back would compile all
+        of it again.
         """
         if self.original is not None or is_compiled(module):
             return

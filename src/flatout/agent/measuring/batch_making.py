@@ -60,7 +60,7 @@ def _as_sent(leaf: Any) -> Any:
 
 
 def start_as_worker(start: Any) -> None:
-    """Do here what a recipe's levers do when a worker starts, and nothing of the script's own."""
+    """Do what a recipe's techniques do when a worker starts, and nothing that the script does."""
     while start is not None:
         if hasattr(start, "start_here"):
             start.start_here()

@@ -60,7 +60,7 @@ class DeviceClock:
         self.marking_s += time.perf_counter() - began
 
     def is_capturing(self) -> bool:
-        """Tell whether the script captures a graph now, and the device may be asked nothing."""
+        """Return whether the script captures a graph now, and the device may be asked nothing."""
         return bool(self.torch.cuda.is_current_stream_capturing())
 
     def lap(self, segment: Segment) -> None:

@@ -59,7 +59,7 @@ class SourceLines:
         return in_package
 
     def is_torch(self, frame: FrameType) -> bool:
-        """Tell whether a frame belongs to torch, to the standard library or to us."""
+        """Return whether a frame belongs to torch, to the standard library or to us."""
         return (self._known.get(frame.f_code) or self._look_up(frame.f_code))[0] == OWN
 
     def _look_up(self, code: CodeType) -> tuple[int, str]:

@@ -1,9 +1,9 @@
 """Probes: what a pass listens to beyond the phases. One probe a module, found by its name.
 
-A probe's module has `start(session, options)`, called in the training process once the seams are
-in place, and returns an object whose `result()` gives plain values when the run ends. Cheap probes
-share the timed pass; those that slow the step down, or change what is computed, get a pass of
-their own.
+A probe's module has `start(session, options)`, called in the training process once the hook
+points are in place, and returns an object whose `result()` gives plain values when the run ends.
+Cheap probes share the timed pass; those that slow the step down, or change what is computed, get
+a pass of their own.
 """
 
 import importlib

@@ -182,7 +182,7 @@ class PipelineProbe:
 
 
 def is_repeated(loader: Any) -> bool | None:
-    """Tell whether the first samples are the same when they are made again; None for unknown.
+    """Return whether the first samples are the same when they are made again; None for unknown.
 
     The random streams go on in between: a sample that draws from them is another one.
     """

@@ -83,7 +83,7 @@ class Products:
         self.counts, self.attention_flops = {}, 0.0
 
     def is_training(self) -> bool:
-        """Tell whether what runs now is a part of the step."""
+        """Return whether what runs now is a part of the step."""
         return self.session.clock.stack[-1] in LISTENED
 
     def _note(self, name: str, args: Any, out: Any) -> None:
@@ -151,7 +151,10 @@ def described(value: Any) -> Any:
 
 
 def _is_plain(kwargs: Mapping[str, Any] | None) -> bool:
-    """Tell whether a call has no factors of its own: alpha and beta do not change what it takes."""
+    """Return whether a call has no factors of its own.
+
+    Alpha and beta do not change what it takes.
+    """
     return not kwargs or set(kwargs) <= {"alpha", "beta"}
 
 

@@ -57,7 +57,7 @@ class Replay:
         self._given_s: float | None = None
 
     def install(self) -> None:
-        """Stand in where torch makes an iterator: what the seams put around it stays."""
+        """Stand in where torch makes an iterator: what the hook points put around it stays."""
         make = dataloader.DataLoader._get_iterator
 
         @functools.wraps(make)

@@ -194,7 +194,7 @@ class SyncProbe:
         self.of_step.append((self.lines.here(), what, time.perf_counter() - began))
 
     def counts(self, what: str, args: tuple[Any, ...], caller: Any) -> bool:
-        """Tell whether a watched call waits, or would wait on a GPU, within a training step."""
+        """Return whether a watched call waits, or would wait on a GPU, within a training step."""
         if self.inside or not self.session.is_mine() or not self._is_training():
             return False
         if what in DEVICE_CALLS:
@@ -250,17 +250,17 @@ class SyncProbe:
 
 
 def _is_of_scaler(caller: FrameType) -> bool:
-    """Tell whether a gradient scaler made a call."""
+    """Return whether a gradient scaler made a call."""
     return Path(caller.f_code.co_filename).parts[-len(SCALER) :] == SCALER
 
 
 def _is_far(value: Any) -> bool:
-    """Tell whether a value is a tensor on a device that the host may have to wait for."""
+    """Return whether a value is a tensor on a device that the host may have to wait for."""
     return isinstance(value, torch.Tensor) and value.device.type not in ("cpu", "meta")
 
 
 def _has_mask(args: tuple[Any, ...]) -> bool:
-    """Tell whether an index holds a mask whose set positions the host has to know.
+    """Return whether an index holds a mask whose set positions the host has to know.
 
     A single value is put under a mask without counting the places.
     """
@@ -275,7 +275,7 @@ _MASKS = (torch.bool, torch.uint8)
 
 
 def _waits(what: str, args: tuple[Any, ...]) -> bool:
-    """Tell whether an operator on these arguments makes the host wait for the device."""
+    """Return whether an operator on these arguments makes the host wait for the device."""
     tensor = args[1] if what == "to cpu" and len(args) > 1 else args[0]
     if not _is_far(tensor) or (what == "to cpu" and True in args[2:3]):
         return False  # the third argument of a copy says that it shall not wait

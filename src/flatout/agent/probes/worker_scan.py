@@ -99,7 +99,7 @@ class Visit:
         self.lead = max(1, self.workers)
 
     def is_over(self, moment: float) -> bool:
-        """Tell whether the pace is known, in whole rounds of workers that deliver at once."""
+        """Return whether the pace is known, in whole rounds of workers that deliver at once."""
         if moment - self.began > MOST_S + self.start_s:
             return True
         is_round = self.batches % max(1, self.workers) == 0
@@ -123,7 +123,7 @@ class Scan:
     rounds: int = 1
     loader: Any = None
     context: Any = None
-    """How the workers start: as those that the lever would bring in."""
+    """How the workers start: as those that the technique would bring in."""
     inner: Any = None
     make: Callable[[Any], Any] = lambda _: None
     began: float | None = None
@@ -133,7 +133,7 @@ class Scan:
     """Batches after which the loader starts its workers anew; None where they live on."""
 
     def install(self) -> None:
-        """Stand in where torch makes an iterator: what the seams put around it stays."""
+        """Stand in where torch makes an iterator: what the hook points put around it stays."""
         self.ahead = [(int(n), int(pre), int(t)) for n, pre, t in self.options["visits"]]
         make = dataloader.DataLoader._get_iterator
         self.make = make
@@ -314,7 +314,7 @@ def with_workers(loader: Any, workers: int, prefetch: int) -> Any:
 
 
 def is_stuck(visits: Sequence[Visit]) -> bool:
-    """Tell whether the latest visits brought no progress."""
+    """Return whether the latest visits brought no progress."""
     paces = [visit.batch_s for visit in visits if visit.batches]
     if len(paces) <= PATIENCE:
         return False

@@ -121,7 +121,7 @@ class Pixels:
         return self.derived(Grid(self.grid.levels, self.grid.steps), self.axis)
 
     def has_other_views(self) -> bool:
-        """Tell whether a change in place would show elsewhere."""
+        """Return whether a change in place would show elsewhere."""
         return sys.getrefcount(self.grid) > 2  # our attribute and the argument
 
 
@@ -152,7 +152,7 @@ def follow(values: "np.ndarray[Any, Any]") -> Pixels:
 
 
 def can_follow(values: Any) -> bool:
-    """Tell whether an array is an image of bytes worth following."""
+    """Return whether an array is an image of bytes worth following."""
     return bool(values.dtype == np.uint8 and values.ndim >= 2 and values.size >= MIN_BYTES)
 
 

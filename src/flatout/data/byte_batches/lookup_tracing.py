@@ -47,7 +47,7 @@ def _lookup(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def is_scaling(source: Any, table: Any) -> bool:
-    """Tell whether a lookup makes floating point of an image of bytes."""
+    """Return whether a lookup makes floating point of an image of bytes."""
     # What is followed passes for an array, but OpenCV would refuse it.
     are_arrays = isinstance(source, np.ndarray) and isinstance(table, np.ndarray)
     if not are_arrays or isinstance(source, LazyArray) or isinstance(table, LazyArray):
@@ -80,7 +80,7 @@ def _merge(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _are_alike(planes: Sequence[Any]) -> bool:
-    """Tell whether all are planes of one image, each with a table of its own."""
+    """Return whether all are planes of one image, each with a table of its own."""
     if len(planes) < 2 or not all(isinstance(plane, LazyArray) for plane in planes):
         return False
     if any(plane.made is not None for plane in planes):
@@ -100,7 +100,7 @@ _FOLLOWERS: set[int] = set()
 
 
 def is_following() -> bool:
-    """Tell whether the running thread follows."""
+    """Return whether the running thread follows."""
     return threading.get_ident() in _FOLLOWERS
 
 
@@ -147,7 +147,7 @@ def _only_in_followers(
 
 
 def _is_picture(value: Any) -> bool:
-    """Tell whether a value is a picture of Pillow's, without importing it."""
+    """Return whether a value is a picture of Pillow's, without importing it."""
     # Of the type: the value itself would make all its bytes to answer.
     return hasattr(type(value), "__array_interface__") and hasattr(value, "getbands")
 

@@ -119,7 +119,7 @@ def stacked(images: Sequence[Pixels]) -> Pixels | None:
 
 
 def means_the_same(one: Pixels, other: Pixels) -> bool:
-    """Tell whether two images of the same shape had the same done to them."""
+    """Return whether two images of the same shape had the same done to them."""
     ours, theirs = one.grid.levels, other.grid.levels
     if one.view.shape != other.view.shape:
         return False

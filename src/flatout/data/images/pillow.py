@@ -35,7 +35,7 @@ _ACTIVE: list[Store] = []
 
 
 def is_keeping() -> bool:
-    """Tell whether this process keeps what it decodes."""
+    """Return whether this process keeps what it decodes."""
     return bool(_ACTIVE)
 
 
@@ -159,7 +159,7 @@ def swap_decoder(decoder: Decoder) -> DecoderSwap:
 
 
 def is_plain(image: Any) -> bool:
-    """Tell whether an image of Pillow's is a colour JPEG about to be decoded whole."""
+    """Return whether an image of Pillow's is a colour JPEG about to be decoded whole."""
     from PIL import ImageFile, JpegImagePlugin
 
     if type(image) is not JpegImagePlugin.JpegImageFile or image.mode != "RGB":

@@ -1,6 +1,6 @@
-"""The chain of what a loader's workers do when they start: each lever's part, then the script's.
+"""What all ranks of a training do alike, or not at all: each says whether it can, and one decides.
 
-What all ranks of a training do alike, or not at all: each says whether it can, and one decides.
+The chain of what a loader's workers do when they start: each technique's part, then the script's.
 
 Words go through the store in which the ranks found each other. A collective would need a device,
 which scripts may choose only after their loaders were made. The decision is written once and never

@@ -1,4 +1,6 @@
-"""Notice that a script computes on CUDA streams of its own, which do not wait for what levers do.
+"""Memory that is shared, and CUDA streams of the script's own: what techniques must not disturb.
+
+Streams of the script do not wait for what techniques do.
 
 A prefetcher by hand (`with torch.cuda.stream(side): x = x.cuda(non_blocking=True)`) that is given a
 batch on the device copies nothing, and its stream reads what another stream may still be writing.
@@ -92,7 +94,7 @@ def refuse_shared(pixels: Pixels, what: str) -> None:
 
 
 def shares_memory(found: Any, made: "np.ndarray[Any, Any]") -> bool:
-    """Tell whether what a function returned leads to the memory of an array without gaps.
+    """Return whether what a function returned leads to the memory of an array without gaps.
 
     >>> values = np.zeros((4, 4))
     >>> shares_memory(values[1], values), shares_memory(values.sum(0), values)
@@ -102,7 +104,7 @@ def shares_memory(found: Any, made: "np.ndarray[Any, Any]") -> bool:
 
 
 def leads_to(found: Any, start: int, length: int) -> bool:
-    """Tell whether a result leads to memory, given by its address and length in bytes.
+    """Return whether a result leads to memory, given by its address and length in bytes.
 
     Of what is not known it is taken for granted.
     """
@@ -198,7 +200,7 @@ def _notice(place: Any, name: str) -> None:
 
 
 def _is_of_script(frame: FrameType | None) -> bool:
-    """Tell whether this frame, or the one for which it enters a stream, is the script's."""
+    """Return whether this frame, or the one for which it enters a stream, is the script's."""
     while frame is not None:
         name = str(frame.f_globals.get("__name__", ""))
         if name != PASSED_OVER:

@@ -161,8 +161,8 @@ def compare_first_batches(
 ) -> Proof:
     """Compare a loader's first batch with the one that another way makes of the same samples.
 
-    Several levers prove themselves one after the other before the first batch: as long as nothing
-    changed, the script's own one is made for the first of them only.
+    Several techniques prove themselves one after the other before the first batch: as long as
+    nothing changed, the script's own one is made for the first of them only.
 
     Args:
         loader: Makes the batches.

@@ -124,7 +124,7 @@ class Watch:
         return Watch, (self.dataset, self.trouble)
 
     def is_changed(self) -> bool:
-        """Tell whether it changed since it was read last, now or at an earlier look."""
+        """Return whether it changed since it was read last, now or at an earlier look."""
         begun = self._begun
         if not self.trouble and not self._is_read() and self._rests_in != os.getpid():
             name = find_change(self._state, state_of(self.dataset))

@@ -1,4 +1,4 @@
-"""Tell whether a data set goes on after an error of any kind, as those do that skip broken files.
+"""Return whether a data set goes on after an error of any kind, as those do that skip broken files.
 
 What stands for an array is refused by code that knows true arrays only. Such an error ends the
 following and the batch is made again, unless the data set itself catches it: then it would hand out
@@ -37,8 +37,8 @@ epoch would otherwise have all of them, and what is kept for each, in memory."""
 class Answers(Generic[Found]):
     """What was found for each data set, by its identity; the set is held so that it keeps its own.
 
-    A lever that refuses a loader is asked again at each epoch: it then gives the reason that it had
-    when the loader was made, and not another one.
+    A technique that refuses a loader is asked again at each epoch: it then gives the reason that
+    it had when the loader was made, and not another one.
     """
 
     def __init__(self) -> None:
@@ -89,7 +89,7 @@ def _kind(dataset: Any) -> tuple[type, int]:
         return type(dataset), -1
 
 
-UNSEEN = "the loader was made before the lever could see its data set"
+UNSEEN = "the loader was made before the technique could see its data set"
 
 
 PROBED = 16

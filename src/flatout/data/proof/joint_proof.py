@@ -3,11 +3,12 @@
 The way itself is a function that swaps something for the whole process, in each worker or, without
 workers, here. Whether it gives the same is found out in forked copies of this process.
 
-Prove the ways of a recipe's levers at once, together, as its loader is going to use them.
+Prove the ways of a recipe's techniques at once, together, as its loader is going to use them.
 
-A proof keeps the training waiting for its first batch, and one lever alone shows nothing of how it
-goes with the others. So the first lever that is asked tries the ways of all of them in one copy of
-the process, and the script's own in another. What this does not prove, each lever proves alone.
+A proof keeps the training waiting for its first batch, and one technique alone shows nothing of
+how it goes with the others. So the first technique that is asked tries the ways of all of them
+in one copy of the process, and the script's own in another. What this does not prove, each
+technique proves alone.
 """
 
 from collections.abc import Callable
@@ -29,7 +30,7 @@ class Part(Protocol):
 
     @property
     def name(self) -> str:
-        """The lever's."""
+        """The technique's."""
 
     def prepare(self) -> Any:
         """Do once what every process of the loader needs; raises NotApplicable."""
@@ -47,7 +48,7 @@ class Part(Protocol):
 
 @runtime_checkable
 class HasWay(Protocol):
-    """A lever that makes batches in another way."""
+    """A technique that makes batches in another way."""
 
     def way(self, loader: Any) -> Part | None:
         """Return the way for a loader, None or NotApplicable for none with the same bits."""
@@ -55,16 +56,16 @@ class HasWay(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Tried:
-    """What a loader was when its levers' ways were tried together, and what came of it."""
+    """What a loader was when its techniques' ways were tried together, and what came of it."""
 
     dataset: Any
     collate: Any
     has_workers: bool
     names: frozenset[str] = frozenset()
-    """Of the levers whose ways gave the same batch."""
+    """Of the techniques whose ways gave the same batch."""
 
     def is_still(self, loader: Any) -> bool:
-        """Tell whether the loader is what it was, but for the ways themselves."""
+        """Return whether the loader is what it was, but for the ways themselves."""
         collate = loader.collate_fn
         if type(collate) is PackingCollate:
             collate = collate.collate
@@ -76,10 +77,10 @@ _tried: "WeakKeyDictionary[Any, _Tried]" = WeakKeyDictionary()
 
 
 def is_proven(loader: Any, name: str) -> bool:
-    """Tell whether a lever's way gave the script's own first batch, with those of its recipe.
+    """Return whether a technique's way gave the script's own first batch, with those of its recipe.
 
     False for a loader that no recipe was given for, that is not what was tried any more, or that
-    has one such lever only: it proves alone.
+    has one such technique only: it proves alone.
     """
     if loader not in _tried:
         names = _prove(loader)
@@ -90,7 +91,7 @@ def is_proven(loader: Any, name: str) -> bool:
 
 
 def _prove(loader: Any) -> frozenset[str]:
-    """Return the names of the levers whose ways were tried together and gave the same batch."""
+    """Return the names of the techniques whose ways were tried together and gave the same batch."""
     parts = [] if can_be_compared(loader) else _parts(loader)
     if len(parts) <= 1:
         return frozenset()
@@ -115,7 +116,7 @@ def _prove(loader: Any) -> frozenset[str]:
 
 
 def _parts(loader: Any) -> list[Part]:
-    """Return the ways that the levers of the loader's recipe open here, in its order."""
+    """Return the ways that the techniques of the loader's recipe open here, in its order."""
     parts: list[Part] = []
     for technique in recipe_of(loader):
         # Whatever is in the way of one, it says itself when its turn comes.

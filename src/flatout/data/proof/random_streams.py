@@ -196,7 +196,7 @@ def set_back(generators: Generators) -> None:
 
 
 def are_where_they_were(generators: Generators) -> bool:
-    """Tell whether nobody drew from generators since `generators_of` returned them."""
+    """Return whether nobody drew from generators since `generators_of` returned them."""
     return all(_is_same(_state(generator), state) for generator, state in generators)
 
 

@@ -70,7 +70,7 @@ def codes(function: FunctionType) -> Iterator[CodeType]:
 
 
 def is_of_library(function: FunctionType) -> bool:
-    """Tell whether a function is one of the libraries that are not entered."""
+    """Return whether a function is one of the libraries that are not entered."""
     return _package(function) in LIBRARIES
 
 
@@ -180,7 +180,7 @@ def _attributes(value: Any) -> list[tuple[str, Any]]:
 
 
 def _is_foreign(value: Any, function: FunctionType) -> bool:
-    """Tell whether a value is a library's, seen from a function that names it."""
+    """Return whether a value is a library's, seen from a function that names it."""
     if isinstance(value, ModuleType):
         module: ModuleType | None = value
         package = value.__name__.partition(".")[0]

@@ -104,7 +104,7 @@ def _load(path: str, stamp: str) -> dict[str, Array]:
 
 
 def _is_of_numbers(array: Any) -> bool:
-    """Tell whether it is an array of numbers; what else an .npz holds comes as bytes."""
+    """Return whether it is an array of numbers; what else an .npz holds comes as bytes."""
     return isinstance(array, np.ndarray) and array.dtype.kind in ARRAY_KINDS
 
 

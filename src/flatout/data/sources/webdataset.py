@@ -161,7 +161,10 @@ def _damage_refused(path: Path, on_bad: str, skipped: list[Skipped]) -> Iterator
 
 
 def _is_ended(path: Path, at: int) -> bool:
-    """Tell whether a block of zeros follows the last member: a damaged one ends a tar silently."""
+    """Return whether a block of zeros follows the last member.
+
+    A damaged one ends a tar silently.
+    """
     with path.open("rb") as file:
         file.seek(at)
         return file.read(tarfile.BLOCKSIZE) == tarfile.NUL * tarfile.BLOCKSIZE

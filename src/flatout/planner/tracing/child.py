@@ -114,7 +114,7 @@ def explained(error: BaseException, what: str = "the training step") -> str:
 
 
 def _is_users(name: str) -> bool:
-    """Tell whether a file is neither installed, nor the interpreter's, nor ours."""
+    """Return whether a file is neither installed, nor the interpreter's, nor ours."""
     homes = (Path(flatout.__file__).parent, Path(sysconfig.get_paths()["stdlib"]))
     path = Path(name).resolve()
     is_inside = any(path.is_relative_to(home) for home in homes)

@@ -164,7 +164,7 @@ class _Code:
         self.ranges = [(int(low, 16), int(high, 16)) for low, _, high in ranges]
 
     def holds(self, address: int | None) -> bool:
-        """Tell whether an address lies in code."""
+        """Return whether an address lies in code."""
         return address is not None and any(low <= address < high for low, high in self.ranges)
 
     def length(self, table: Any) -> int:
@@ -175,7 +175,7 @@ class _Code:
         return count
 
     def is_one_of(self, address: int, codes: Iterable[bytes]) -> bool:
-        """Tell whether the function at an address is one of these instructions."""
+        """Return whether the function at an address is one of these instructions."""
         if not self.holds(address):
             return False
         found = ctypes.string_at(address, 16)
@@ -236,7 +236,7 @@ def _hook_table(code: _Code, hooks: Any, slots: dict[str, int], yes: int) -> Any
 
 
 def _says_no(address: int) -> bool:
-    """Tell whether `hasCUDA` answers false: there is no device."""
+    """Return whether `hasCUDA` answers false: there is no device."""
     return ctypes.CFUNCTYPE(ctypes.c_bool, Pointer)(address)(None) is False
 
 

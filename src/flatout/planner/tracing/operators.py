@@ -259,7 +259,7 @@ def _bytes(tensor: Tensor) -> int:
 
 
 def _is_blocked(images: Tensor, weight: Tensor) -> bool:
-    """Tell whether oneDNN computes this convolution in blocks of channels."""
+    """Return whether oneDNN computes this convolution in blocks of channels."""
     return (
         torch._C._has_mkldnn
         and images.dtype in (torch.float32, torch.bfloat16)

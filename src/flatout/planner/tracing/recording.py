@@ -49,7 +49,7 @@ COMPUTED_BY_TORCH = Tensor.__torch_dispatch__
 
 
 def _is_labelled(kind: Any) -> bool:
-    """Tell whether a class of tensors is the script's own, and computes as torch's does."""
+    """Return whether a class of tensors is the script's own, and computes as torch's does."""
     own = issubclass(kind, Tensor) and kind not in (Tensor, nn.Parameter)
     return own and kind.__torch_dispatch__ is COMPUTED_BY_TORCH
 
@@ -319,7 +319,7 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return tree_map(faked, output)
 
     def _is_fake(self, func: Any, args: Any, kwargs: Any) -> bool:
-        """Tell whether an operator concerns the traced device, or tensors that are fake."""
+        """Return whether an operator concerns the traced device, or tensors that are fake."""
         device = kwargs.get("device")
         if device is not None and torch.device(device).type == self.device:
             return True
@@ -328,7 +328,7 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return any(self._is_ours(value) for value in (*args, *kwargs.values()))
 
     def _is_ours(self, value: Any) -> bool:
-        """Tell whether a value is or holds a fake tensor, or one that a real device just got."""
+        """Return whether a value is or holds a fake tensor, or one that a real device just got."""
         if isinstance(value, Tensor):
             return isinstance(value, FakeTensor) or value.device.type == self.device
         return isinstance(value, tuple | list) and any(self._is_ours(each) for each in value)
@@ -408,13 +408,13 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def is_composite(func: Any) -> bool:
-    """Tell whether an operator is nothing but calls of others."""
+    """Return whether an operator is nothing but calls of others."""
     key = "CompositeImplicitAutograd"
     return torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), key)
 
 
 def _lacks_shapes(error: RuntimeError) -> bool:
-    """Tell whether an operator failed for want of a function that computes its shapes."""
+    """Return whether an operator failed for want of a function that computes its shapes."""
     if isinstance(error, UnsupportedOperatorException | NotImplementedError):
         return True
     return "no fake impl registered" in str(error)
@@ -426,7 +426,7 @@ def _is_large(args: Any) -> bool:
 
 
 def _builds_module() -> bool:
-    """Tell whether a module's constructor is running: its weights need no memory of the host."""
+    """Return whether a module's constructor is running: its weights need no memory of the host."""
     frame: FrameType | None = sys._getframe(3)
     for _ in range(FRAMES):
         if frame is None:

@@ -131,11 +131,11 @@ class HostData(Technique):
 
     @classmethod
     def candidates(cls, profile: Profile, machine: Machine) -> Sequence["HostData"]:
-        """Return nothing: this is no lever."""
+        """Return nothing: this is no technique."""
         return ()
 
     def predict(self, profile: Profile, machine: Machine) -> Effect:
-        """Predict nothing: this is no lever."""
+        """Predict nothing: this is no technique."""
         return Effect()
 
     def loader(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:

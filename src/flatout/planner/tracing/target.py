@@ -100,7 +100,7 @@ class _Drawn:
 
 
 def is_indexed(data: Any) -> bool:
-    """Tell whether samples can be taken one by one."""
+    """Return whether samples can be taken one by one."""
     return isinstance(data, Dataset) and not isinstance(data, IterableDataset)
 
 

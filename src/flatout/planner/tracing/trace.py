@@ -121,7 +121,7 @@ def ordered(events: Sequence[StreamEvent]) -> tuple[StreamEvent, ...]:
 
 
 def _by_life(birth: Birth, backwards: Sequence[int]) -> Component:
-    """Tell what an allocation is for by when it lived."""
+    """Return what an allocation is for by when it lived."""
     if birth.phase is Phase.DATA:
         return Component.INPUTS
     if birth.phase is Phase.SETUP:
@@ -169,7 +169,7 @@ def trace(
     Args:
         subject: The training step.
         batch: Samples of a micro-batch; None takes the subject's own number.
-        changes: Techniques that act at the model, forward and optimizer seams.
+        changes: Techniques that act at the model, forward and optimizer hook points.
         device: `cuda`, there or not, or `cpu`.
         steps: Optimizer steps; the first lacks the optimizer's state, so two are the least that
             shows a steady one.
@@ -392,7 +392,7 @@ class _Training:
             self.scaler.update()
 
     def changed(self, seam: str, value: Any, *context: Any) -> Any:
-        """Return the value after every change that acts at this seam."""
+        """Return the value after every change that acts at this hook point."""
         for change in self.changes:
             if seam not in seams_of(change):
                 continue
@@ -446,7 +446,7 @@ class _Training:
 
 
 def is_compiled(model: nn.Module) -> bool:
-    """Tell whether any of it is to be compiled: a dispatch mode switches Dynamo off silently."""
+    """Return whether any of it is to be compiled: a dispatch mode switches Dynamo off silently."""
     return any(
         type(module).__name__ == "OptimizedModule" or module._compiled_call_impl is not None
         for module in model.modules()

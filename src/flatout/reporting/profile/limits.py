@@ -1,6 +1,6 @@
 """The section on the ranks of a multi-process training: the spread, who is behind, and in what.
 
-The section on limits: what was measured that no lever can beat on this machine.
+The section on limits: what was measured that no technique can beat on this machine.
 """
 
 import statistics

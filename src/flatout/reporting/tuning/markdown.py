@@ -23,7 +23,7 @@ from flatout.reporting.tuning.verdict import (
 )
 
 COLUMNS = (
-    ("lever", "lever", "---"),
+    ("technique", "technique", "---"),
     ("settings", "settings", "---"),
     ("promise", "promise", "---"),
     ("predicted", "predicted", "--:"),
@@ -42,7 +42,7 @@ SPECIAL = re.compile(r"([\\`*\[\]<>#!|~&$]|(?<!\w)_|_(?!\w))")
 """What Markdown, or HTML inside it, would read as markup; not the `_` inside a name."""
 
 
-NOT_KNOWN = "No instructions for this lever: use the recipe."
+NOT_KNOWN = "No instructions for this technique: use the recipe."
 
 
 def ablation_markdown(

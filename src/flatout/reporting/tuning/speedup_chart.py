@@ -1,4 +1,4 @@
-"""The ladder as a plot: one bar a lever, as a multiple of the baseline's speed, in SVG.
+"""The ladder as a plot: one bar a technique, as a multiple of the baseline's speed, in SVG.
 
 The rows of the ladder, as cells: baseline first, the whole recipe last.
 """
@@ -27,7 +27,7 @@ from flatout.reporting.templates import render
 from flatout.reporting.tuning.verdict import headline
 
 KEPT = (Verdict.KEPT, Verdict.TOGETHER)
-"""Verdicts of the levers that came in, alone or with others."""
+"""Verdicts of the techniques that came in, alone or with others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,8 +35,8 @@ class LadderRow:
     """One row of the table in words, with the numbers that a plot needs."""
 
     kind: str
-    """`baseline`, `lever` or `final`."""
-    lever: str
+    """`baseline`, `technique` or `final`."""
+    technique: str
     settings: str = ""
     promise: str = NOTHING
     predicted: str = NOTHING
@@ -50,17 +50,18 @@ class LadderRow:
     verdict: str
     is_kept: bool = False
     times_baseline: float | None = None
-    """Speed as a multiple of the baseline's; for a lever the recipe so far times its ratio. None
+    """Speed as a multiple of the baseline's; for a technique the recipe so far times its ratio.
+    None
     where no interval tells how far to trust it."""
     whisker: tuple[float, float] | None = None
-    """The interval of `times_baseline`, the levers below it taken as exact."""
+    """The interval of `times_baseline`, the techniques below it taken as exact."""
 
 
 def ladder_rows(ablation: Ablation) -> tuple[LadderRow, ...]:
-    """Return baseline, levers in the order they were tried, and the whole recipe."""
+    """Return baseline, techniques in the order they were tried, and the whole recipe."""
     return (
         _baseline(ablation),
-        *_levers(ablation),
+        *_techniques(ablation),
         *([_final(ablation)] if ablation.confirmation else []),
     )
 
@@ -68,7 +69,7 @@ def ladder_rows(ablation: Ablation) -> tuple[LadderRow, ...]:
 def _baseline(ablation: Ablation) -> LadderRow:
     row = LadderRow(
         kind="baseline",
-        lever="baseline",
+        technique="baseline",
         settings=f"with {', '.join(ablation.needed)}" if ablation.needed else "",
         ratio=format_ratio(1.0),
         loss_check=loss_words(ablation.aa_check),
@@ -79,15 +80,15 @@ def _baseline(ablation: Ablation) -> LadderRow:
     return _with_readings(row, ablation.baseline)
 
 
-def _levers(ablation: Ablation) -> Iterator[LadderRow]:
+def _techniques(ablation: Ablation) -> Iterator[LadderRow]:
     so_far = 1.0
     for row in ablation.rows:
         if row.stage != "add":
             continue
         pair = row.comparison
         yield LadderRow(
-            kind="lever",
-            lever=row.choice.technique,
+            kind="technique",
+            technique=row.choice.technique,
             settings=settings_words(row),
             promise=row.numerics,
             predicted=format_ratio(row.predicted_ratio) if row.predicted_ratio else NOTHING,
@@ -112,7 +113,7 @@ def _final(ablation: Ablation) -> LadderRow:
     assert pair is not None
     row = LadderRow(
         kind="final",
-        lever="whole recipe",
+        technique="whole recipe",
         settings=" + ".join(ablation.recipe.names),
         promise=_promise(ablation),
         ratio=ratio_words(pair),
@@ -128,10 +129,10 @@ def _final(ablation: Ablation) -> LadderRow:
 
 
 def _promise(ablation: Ablation) -> str:
-    """Return the mildest promise that covers every lever of the recipe, whatever its own verdict.
+    """Return the mildest promise that covers every technique of the recipe.
 
-    A lever may have come in with others, and one that was kept may have been left out again. Of a
-    recipe that was given up, nothing is left but what was kept on the way.
+    A technique may have come in with others, and one that was kept may have been left out again.
+    Of a recipe that was given up, nothing is left but what was kept on the way.
     """
     added = [row for row in ablation.rows if row.stage == "add"]
     names = {row.choice.technique for row in added if row.verdict in KEPT}
@@ -142,7 +143,7 @@ def _promise(ablation: Ablation) -> str:
 
 
 def _is_confirmed(ablation: Ablation) -> bool:
-    """Tell whether the recipe held: one that did not is cut to what the script needs to run."""
+    """Return whether the recipe held: one that did not is cut to what the script needs to run."""
     return len(ablation.recipe.choices) > len(ablation.needed)
 
 
@@ -209,9 +210,9 @@ def ladder_svg(ablation: Ablation) -> str:
     """Return the plot as one SVG file: it needs no script, no font and no network."""
     rows = [row for row in ladder_rows(ablation) if row.times_baseline is not None]
     top = _top(rows)
-    names = Counter(row.lever for row in rows)
+    names = Counter(row.technique for row in rows)
     bars = [
-        _bar(row, _label(row, is_alone=names[row.lever] == 1), TOP + number * ROW_HEIGHT, top)
+        _bar(row, _label(row, is_alone=names[row.technique] == 1), TOP + number * ROW_HEIGHT, top)
         for number, row in enumerate(rows)
     ]
     return render(
@@ -249,8 +250,8 @@ def _whisker(interval: tuple[float, float], y: float, top: float) -> str:
 
 
 def _label(row: LadderRow, *, is_alone: bool) -> str:
-    """Return the lever's name, with its settings where it was tried with several."""
-    text = row.lever if is_alone else f"{row.lever} {row.settings}".strip()
+    """Return the technique's name, with its settings where it was tried with several."""
+    text = row.technique if is_alone else f"{row.technique} {row.settings}".strip()
     return text if len(text) <= MAX_LABEL else text[: MAX_LABEL - 3] + "..."
 
 
@@ -289,5 +290,5 @@ def _round_step(least: float) -> float:
 
 def _description(rows: list[LadderRow]) -> str:
     """Return the plot in words, for those who do not see it."""
-    parts = [f"{row.lever}: {row.times_baseline:.2f} times, {row.verdict}" for row in rows]
+    parts = [f"{row.technique}: {row.times_baseline:.2f} times, {row.verdict}" for row in rows]
     return "Speed as a multiple of the baseline. " + "; ".join(parts) + "."

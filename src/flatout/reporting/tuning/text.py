@@ -1,6 +1,6 @@
 """The report of `compare`: two stored results, side by side.
 
-The report on one tuning: the table of levers, and what it means.
+The report on one tuning: the table of techniques, and what it means.
 """
 
 from flatout.records.ablation import Ablation, Contrast, Quantity
@@ -17,7 +17,7 @@ from flatout.reporting.tuning.speedup_chart import LadderRow, ladder_rows
 from flatout.reporting.tuning.verdict import HERE, Place, ending, headline, next_command, reasons
 
 ESSENTIAL = (
-    Column("lever"),
+    Column("technique"),
     Column("promise"),
     Column("predicted", is_number=True),
     Column("ratio", is_number=True),
@@ -25,9 +25,9 @@ ESSENTIAL = (
     Column("n", is_number=True),
     Column("verdict"),
 )
-"""What a reader needs to judge a lever; fits 80 columns. The rest goes on a second line."""
+"""What a reader needs to judge a technique; fits 80 columns. The rest goes on a second line."""
 EVERYTHING = (
-    Column("lever"),
+    Column("technique"),
     Column("promise"),
     Column("predicted", is_number=True),
     Column("ratio", is_number=True),
@@ -39,7 +39,7 @@ EVERYTHING = (
     Column("loss\ncheck"),
     Column("verdict"),
 )
-"""One row a lever, for terminals of about 120 columns."""
+"""One row a technique, for terminals of about 120 columns."""
 
 
 def render_ablation(ablation: Ablation, *, place: Place = HERE, width: int = 80) -> str:
@@ -48,7 +48,7 @@ def render_ablation(ablation: Ablation, *, place: Place = HERE, width: int = 80)
     Args:
         ablation: What the tuning found.
         place: Where the recipe lies, for the next command.
-        width: Columns of the terminal. Below what one row needs, a lever takes two rows.
+        width: Columns of the terminal. Below what one row needs, a technique takes two rows.
     """
     lines = [
         *wrapped(headline(ablation), width),
@@ -66,7 +66,7 @@ def render_ablation(ablation: Ablation, *, place: Place = HERE, width: int = 80)
 
 
 def _table(rows: tuple[LadderRow, ...], width: int) -> list[str]:
-    """Return the table with everything in one line a lever, or in two where that is too wide."""
+    """Return the table with one line a technique, or two where that is too wide."""
     lines = table(EVERYTHING, [_everything(row) for row in rows])
     if max(map(len, lines)) <= width:
         seconds = [row.settings for row in rows]
@@ -81,7 +81,7 @@ def _table(rows: tuple[LadderRow, ...], width: int) -> list[str]:
 
 
 def _essential(row: LadderRow) -> list[str]:
-    return [row.lever, row.promise, row.predicted, row.ratio, row.interval, row.n, row.verdict]
+    return [row.technique, row.promise, row.predicted, row.ratio, row.interval, row.n, row.verdict]
 
 
 def _everything(row: LadderRow) -> list[str]:

@@ -61,7 +61,7 @@ def headline(ablation: Ablation) -> str:
         is_of_workers = ablation.needed[0].startswith("loader_workers ")
         how = "its loader's workers last" if is_of_workers else "it fits into memory"
         return f"It runs now: with {', '.join(ablation.needed)} {how}, unchanged not."
-    kept = f"{len(ablation.recipe.choices)} of {len(_tried(ablation))} levers kept"
+    kept = f"{len(ablation.recipe.choices)} of {len(_tried(ablation))} techniques kept"
     if pair is None:
         ending = STOPPED_WORDS.get(ablation.stopped, "it ended early")
         return f"Not confirmed yet: {kept}, but {ending} before the whole recipe was proven."
@@ -87,7 +87,10 @@ def reasons(ablation: Ablation) -> Iterator[str]:
         yield sentence(f"The baseline's ceilings: {ceilings}")
     if any(row.comparison for row in ablation.rows):
         yield _resolution_words(ablation.resolution)
-        yield "Each lever was tried on top of those kept above it, in fresh interleaved processes."
+        yield (
+            "Each technique was tried on top of those kept above it, in fresh and "
+            "interleaved processes."
+        )
     if ablation.final_check or any(row.loss_check.passed for row in ablation.rows):
         yield "The loss checks are short: they catch breakage, not a change of final accuracy."
     yield from (sentence(note) for note in ablation.notes)
@@ -166,7 +169,7 @@ def _resolution_words(resolution: float) -> str:
         return "Resolution unknown: too few pairs, or too much noise, to tell what could be shown."
     return (
         f"Resolution {format_ratio(resolution)}: a smaller gain cannot be shown at this machine's "
-        "noise; such a lever is inconclusive, which is not the same as no gain."
+        "noise; such a technique is inconclusive, which is not the same as no gain."
     )
 
 
@@ -179,7 +182,7 @@ def _ladder(ablation: Ablation) -> list[Row]:
 
 
 def _nothing_kept(ablation: Ablation) -> str:
-    tried = f"{len(_tried(ablation))} lever{'s' * (len(_tried(ablation)) != 1)} tried"
+    tried = f"{len(_tried(ablation))} technique{'s' * (len(_tried(ablation)) != 1)} tried"
     if ablation.confirmation is not None:
         return f"Leave it as it is: {tried}, and the recipe that they gave did not hold."
     if why := STOPPED_WORDS.get(ablation.stopped):
@@ -219,7 +222,7 @@ def _script_words(ablation: Ablation) -> Iterator[str]:
 def _costs(ablation: Ablation) -> Iterator[str]:
     epoch = ablation.baseline.epoch_steps
     for row in ablation.kept:
-        # A lever that was kept may have been left out of the recipe again.
+        # A technique that was kept may have been left out of the recipe again.
         if row.break_even_steps is None or row.choice.technique not in ablation.recipe.names:
             continue
         epochs = f" ({row.break_even_steps / epoch:.1f} epochs)" if epoch else ""
@@ -238,7 +241,8 @@ def _calibration(ablation: Ablation) -> Iterator[str]:
     middle, worst = off[len(off) // 2], off[-1]
     factor = math.exp(abs(math.log(middle.error)))
     yield (
-        f"Predictions of {len(known)} levers were off by a factor of {factor:.2f} in the middle; "
+        f"Predictions of {len(known)} techniques were off by a factor of {factor:.2f} in the "
+        "middle; "
         f"the worst was {worst.technique}, {format_ratio(worst.predicted)} predicted and "
         f"{format_ratio(worst.measured)} measured."
     )

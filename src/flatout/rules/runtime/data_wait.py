@@ -17,7 +17,7 @@ DIFFERENT = 0.01
 CHEAPER = "make loading itself cheaper: smaller images, fewer transforms per sample"
 FOREIGN = (
     "give the loader more workers in the script: it is another kind than torch's DataLoader, which "
-    "levers do not reach; then flatout measure again"
+    "techniques do not reach; then flatout measure again"
 )
 
 

@@ -63,7 +63,7 @@ def _is_about_products(profile: Profile, compute_ms: float) -> bool:
 
 
 def has_fast_bf16(profile: Profile, machine: Machine) -> bool:
-    """Tell whether the device that trained multiplies bf16 in hardware."""
+    """Return whether the device that trained multiplies bf16 in hardware."""
     if profile.device_kind == "cpu":
         return machine.has_fast_cpu_bf16
     capability = machine.device.compute_capability

@@ -49,6 +49,6 @@ def check(profile: Profile, machine: Machine) -> Finding | None:
 
 
 def _is_set(machine: Machine) -> bool:
-    """Tell whether the user has the lever on already: then something else is in the way."""
+    """Return whether the user has the technique on already: then something else is in the way."""
     variables = machine.facts.get("variables", {})
     return any(SETTING in variables.get(name, "") for name in VARIABLES)

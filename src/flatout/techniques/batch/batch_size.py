@@ -198,7 +198,7 @@ def rule_for(names: Sequence[str]) -> Rule:
 
 
 def present_size(profile: Profile, loader: LoaderFacts) -> int:
-    """Return the samples of a batch now, levers included."""
+    """Return the samples of a batch now, techniques included."""
     per_batch = profile.samples_per_step_per_rank / (profile.batches_per_step or 1.0)
     return round(per_batch) or loader.batch_size or 1
 
@@ -218,7 +218,7 @@ def growing_bytes(profile: Profile) -> int:
 
 
 def fits(profile: Profile, machine: Machine, factor: float) -> bool:
-    """Tell whether a batch that many times larger is predicted to fit."""
+    """Return whether a batch that many times larger is predicted to fit."""
     room = machine.device.memory_bytes if profile.device_kind == "cuda" else machine.memory_bytes
     grown = _peak_bytes(profile) + (factor - 1) * max(0, growing_bytes(profile))
     return grown <= MEMORY_SHARE * room

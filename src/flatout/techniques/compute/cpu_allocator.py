@@ -46,7 +46,7 @@ class CpuAllocator(Technique):
     by_hand: ClassVar[str] = """
 In the environment of the process, for the allocator "$library":
 tcmalloc: LD_PRELOAD=/path/to/libtcmalloc_minimal.so
-glibc: MALLOC_MMAP_MAX_, MALLOC_TRIM_THRESHOLD_ and MALLOC_TOP_PAD_, see the lever's page.
+glibc: MALLOC_MMAP_MAX_, MALLOC_TRIM_THRESHOLD_ and MALLOC_TOP_PAD_, see the technique's page.
 """
 
     library: Literal["tcmalloc", "glibc"] = "glibc"
@@ -98,7 +98,7 @@ glibc: MALLOC_MMAP_MAX_, MALLOC_TRIM_THRESHOLD_ and MALLOC_TOP_PAD_, see the lev
 
 
 def is_glibc() -> bool:
-    """Tell whether this Python runs on glibc."""
+    """Return whether this Python runs on glibc."""
     return platform.libc_ver()[0] == "glibc"
 
 

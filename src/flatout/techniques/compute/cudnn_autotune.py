@@ -39,7 +39,7 @@ At the start of the script:
 
     @classmethod
     def candidates(cls, profile: Profile, machine: Machine) -> Sequence["CudnnAutotune"]:
-        """Return the lever for convolutional models with few input shapes on an NVIDIA device."""
+        """Return the technique for convolutional models with few input shapes on NVIDIA."""
         if profile.device_kind != "cuda" or machine.device.kind == "rocm":
             return ()
         is_useful = any(m.conv_weights and m.input_shapes <= MAX_SHAPES for m in profile.models)

@@ -57,7 +57,7 @@ In place of the loop over experts, with the tokens sorted by expert and the weig
 
     @classmethod
     def candidates(cls, profile: Profile, machine: Machine) -> Sequence["GroupedExperts"]:
-        """Return the lever for models with many experts that hold a part of the weights."""
+        """Return the technique for models with many experts that hold a part of the weights."""
         del machine
         return [cls()] if any(_share(m) >= MIN_SHARE for m in profile.models) else ()
 

@@ -21,7 +21,8 @@ from flatout.records.profile import Profile
 from flatout.records.technique import Effect, Numerics, Technique
 
 MIN_SHARE = 0.005
-"""Share of the step in the collector from which the lever is offered: a quarter of what shows."""
+"""Share of the step in the collector from which the technique is offered: a quarter of what shows.
+"""
 EVERY = 100
 """Steps between two collections: an assumption; large trainings use 50 to 1000."""
 
@@ -55,7 +56,7 @@ And in the loop:
 
     @classmethod
     def candidates(cls, profile: Profile, machine: Machine) -> Sequence["ScheduledGc"]:
-        """Return the lever where the collector takes a visible part of the step."""
+        """Return the technique where the collector takes a visible part of the step."""
         del machine
         share = profile.collection_ms_per_step / (profile.step_ms.median or 1.0)
         return [cls()] if share >= MIN_SHARE else ()
@@ -95,7 +96,7 @@ _OFF: list[int] = []
 
 
 def _tick(*_: Any) -> None:
-    """Count a step; none once the lever has ended."""
+    """Count a step; none once the technique has ended."""
     for tick in _SCHEDULE:
         tick()
 

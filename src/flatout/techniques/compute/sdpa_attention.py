@@ -53,7 +53,7 @@ In the attention module, for a causal mask:
 
     @classmethod
     def candidates(cls, profile: Profile, machine: Machine) -> Sequence["SdpaAttention"]:
-        """Return the lever for models with modules of their own that take a softmax."""
+        """Return the technique for models with modules of their own that take a softmax."""
         del machine
         return [cls()] if any(m.softmax_modules for m in profile.models) else ()
 

@@ -79,7 +79,7 @@ With a packed store as data set; where each epoch has a loader of its own, make 
 
     @classmethod
     def candidates(cls, profile: Profile, machine: Machine) -> Sequence["BlockOrder"]:
-        """Return the lever when batches wait for storage, as was measured."""
+        """Return the technique when batches wait for storage, as was measured."""
         del machine
         journey = profile.journey
         if journey is None or profile.share("data_wait") < MIN_WAIT:

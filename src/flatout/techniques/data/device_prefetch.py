@@ -40,7 +40,7 @@ Around the training loader:
 
     @classmethod
     def candidates(cls, profile: Profile, machine: Machine) -> Sequence["DevicePrefetch"]:
-        """Return the lever when a CUDA device waits for copies and workers load the batches."""
+        """Return the technique when a CUDA device waits for copies and workers load the batches."""
         del machine
         if profile.device_kind != "cuda" or profile.share("h2d") < MIN_COPY_SHARE:
             return ()

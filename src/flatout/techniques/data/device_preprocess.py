@@ -66,7 +66,7 @@ In the data set, return the bytes; after the loader, scale the whole batch at on
 
     @classmethod
     def candidates(cls, profile: Profile, machine: Machine) -> Sequence["DevicePreprocess"]:
-        """Return the lever where a loop waits for samples large enough to be images."""
+        """Return the technique where a loop waits for samples large enough to be images."""
         del machine
         loaders = [x for x in profile.training_loaders if not x.is_iterable]
         is_waiting = profile.share("data_wait") >= MIN_WAIT_SHARE
@@ -92,7 +92,7 @@ In the data set, return the bytes; after the loader, scale the whole batch at on
         return send_bytes(loader, _device() if self.on_device else None)
 
     def way(self, loader: Any) -> "Bytes | None":
-        """Return what is proven, with the ways of other levers."""
+        """Return what is proven, with the ways of other techniques."""
         if _find_obstacle(loader):
             return None
         return Bytes(device=_device() if self.on_device else None)
@@ -104,7 +104,7 @@ In the data set, return the bytes; after the loader, scale the whole batch at on
 
 
 def waits_for_pictures(profile: Profile) -> bool:
-    """Tell whether the loop waits for samples that may be pictures, as floats or as bytes."""
+    """Return whether the loop waits for samples that may be pictures, as floats or as bytes."""
     return profile.share("data_wait") >= MIN_WAIT_SHARE and any(
         x.batch_bytes >= MIN_SAMPLE_BYTES / 4 * max(1, x.batch_size or 1)
         for x in profile.training_loaders
@@ -113,7 +113,7 @@ def waits_for_pictures(profile: Profile) -> bool:
 
 
 def waits_for_pillow(profile: Profile) -> bool:
-    """Tell whether it does, and what is compiled can be put under Pillow here."""
+    """Return whether it does, and what is compiled can be put under Pillow here."""
     if not waits_for_pictures(profile) or importlib.util.find_spec("PIL") is None:
         return False
     from flatout.kernels.compiled import has_compiler

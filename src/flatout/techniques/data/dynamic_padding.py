@@ -4,7 +4,7 @@ What it does: wraps the loader's collate function and takes away the columns, at
 which the attention mask keeps no token of any sample.
 When it helps: samples are padded to a fixed length and most are shorter.
 What it costs: batches of many shapes; compiled models compile again for some of them.
-How it is checked: as a training lever: a model that heeds its mask computes the same up to
+How it is checked: as a training technique: a model that heeds its mask computes the same up to
 rounding, one that counts padding (a mean over all positions) does not.
 """
 
@@ -50,7 +50,7 @@ With Hugging Face, where samples are tokenised and collated:
 
     @classmethod
     def candidates(cls, profile: Profile, machine: Machine) -> Sequence["DynamicPadding"]:
-        """Return the lever when batches of one shape hold padding."""
+        """Return the technique when batches of one shape hold padding."""
         del machine
         fixed = all(model.input_shapes <= 1 for model in profile.models)
         return [cls()] if fixed and pad_share(profile) >= MIN_PAD_SHARE else ()
@@ -104,7 +104,7 @@ def pad_share(profile: Profile) -> float:
 
 
 def _has_mask(dataset: Any, collate: Callable[[Any], Any]) -> bool:
-    """Tell whether a batch of two samples has a mask; asked in a forked process."""
+    """Return whether a batch of two samples has a mask; asked in a forked process."""
     from flatout.agent.hooks.loader import padding_of
     from flatout.data.proof.forked import ForkedError, in_fork
 

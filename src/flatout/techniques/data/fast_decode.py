@@ -79,7 +79,7 @@ In the data set, for colour JPEGs:
         return decode_fast(loader, self.decoder)
 
     def way(self, loader: Any) -> Way:
-        """Return what is proven, with the ways of other levers."""
+        """Return what is proven, with the ways of other techniques."""
         del loader
         return way_of(self.decoder)
 

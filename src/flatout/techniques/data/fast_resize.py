@@ -47,7 +47,7 @@ Before the loader is iterated:
 
     @classmethod
     def candidates(cls, profile: Profile, machine: Machine) -> Sequence["FastResize"]:
-        """Return the lever where a loop waits for what may be images, and a compiler is there."""
+        """Return the technique where a loop waits for what may be images, given a compiler."""
         del machine
         return [cls()] if waits_for_pillow(profile) else ()
 
@@ -66,7 +66,7 @@ Before the loader is iterated:
         return resize_fast(loader)
 
     def way(self, loader: Any) -> Way:
-        """Return what is proven, with the ways of other levers."""
+        """Return what is proven, with the ways of other techniques."""
         del loader
         return way_of()
 

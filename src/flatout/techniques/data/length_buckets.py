@@ -4,7 +4,7 @@ What it does: counts the tokens of every sample, then draws batches from windows
 permutation that are sorted by length; the order of the batches is random again.
 When it helps: batches are padded to their longest sample and lengths differ much.
 What it costs: batches are less of a random sample: long texts come together. Counting at the start.
-How it is checked: as a training lever: every sample comes once an epoch; which samples share a
+How it is checked: as a training technique: every sample comes once an epoch; which samples share a
 batch changes, so losses differ from step to step.
 """
 
@@ -52,7 +52,7 @@ Where the training loader is made; with Hugging Face's Trainer `group_by_length=
 
     @classmethod
     def candidates(cls, profile: Profile, machine: Machine) -> Sequence["LengthBuckets"]:
-        """Return the lever when batches of several shapes hold padding."""
+        """Return the technique when batches of several shapes hold padding."""
         del machine
         varies = any(model.input_shapes > 1 for model in profile.models)
         is_mapped = all(not loader.is_iterable for loader in profile.training_loaders)

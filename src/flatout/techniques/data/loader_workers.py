@@ -22,7 +22,7 @@ from flatout.records.profile import LoaderFacts, Profile
 from flatout.records.technique import Effect, Numerics, Technique
 
 MIN_WAIT_SHARE = 0.02
-"""Below this wait, free data could not give the 1.02x that a lever must show to be kept."""
+"""Below this wait, free data could not give the 1.02x that a technique must show to be kept."""
 SHM_FACTOR = 1.5
 """Shared memory to have free per byte in flight; workers are killed by SIGBUS when it runs out."""
 DEFAULT_PREFETCH = 2
@@ -39,7 +39,7 @@ MIN_DELAY_SHARE = 0.10
 """Threads that wait for a core for a tenth of the time are too many."""
 CLEAR = 1.15
 """On the CPU a scan that shows less proves nothing against workers: they may need the training's
-threads to leave them a core, and only both levers together help."""
+threads to leave them a core, and only both techniques together help."""
 KEEPS_UP_SHARE = 0.85
 """Workers that are idle for more than a seventh of the time wait for the loop, not it for them."""
 UNEVEN_GAIN = 0.5
@@ -156,8 +156,9 @@ def worker_counts(profile: Profile, machine: Machine) -> tuple[int, ...]:
     enough, then the first of what is to be expected as well. Where nobody looked, all of that:
     what the step needs by its own profile, twice that, and the most that the cores feed.
     Once a number was kept, its neighbours: a quarter more and a quarter less. Where cores are short
-    the most come first: the prediction sees no difference then, but later levers that shorten the
-    step need them. An iterable data set is repeated by every worker: one is all there is to try.
+    the most come first: the prediction sees no difference then, but later techniques that
+    shorten the step need them. An iterable data set is repeated by every worker: one is all
+    there is to try.
     """
     now = workers_now(profile)
     if any(loader.is_iterable for loader in profile.training_loaders):
@@ -173,7 +174,7 @@ def worker_counts(profile: Profile, machine: Machine) -> tuple[int, ...]:
 
 
 def is_telling(profile: Profile) -> bool:
-    """Tell whether a scan says which numbers are worth a trial, and which are not."""
+    """Return whether a scan says which numbers are worth a trial, and which are not."""
     scan = profile.worker_scan
     if scan is None:
         return False
@@ -220,25 +221,25 @@ def most_workers(profile: Profile, machine: Machine) -> int:
 
 
 def is_starved(profile: Profile) -> bool:
-    """Tell whether the step waits for its batches visibly."""
+    """Return whether the step waits for its batches visibly."""
     return profile.share("data_wait") >= MIN_WAIT_SHARE
 
 
 def is_crowded(profile: Profile) -> bool:
-    """Tell whether a training on the CPU has to share its cores with idle workers."""
+    """Return whether a training on the CPU has to share its cores with idle workers."""
     is_late = profile.delay_share >= MIN_DELAY_SHARE and profile.device_kind == "cpu"
     busy = [x.busy_share for x in worker_facts(profile)]
     return is_late and len(busy) > 1 and sum(busy) < len(busy) / 2
 
 
 def is_uneven(profile: Profile) -> bool:
-    """Tell whether the workers keep up on average and the step waits all the same."""
+    """Return whether the workers keep up on average and the step waits all the same."""
     busy = [x.busy_share for x in worker_facts(profile)]
     return bool(busy) and is_starved(profile) and sum(busy) / len(busy) < KEEPS_UP_SHARE
 
 
 def is_ours(profile: Profile) -> bool:
-    """Tell whether the present number of workers is not the script's own but a lever's."""
+    """Return whether the present number of workers is not the script's own but a technique's."""
     return any(
         x.effective_workers not in (None, 0, x.num_workers) for x in profile.training_loaders
     )

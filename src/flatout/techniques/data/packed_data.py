@@ -86,7 +86,7 @@ Where the training data set is made:
         from flatout.data.dataset_matching import is_packed
 
         if is_packed(arguments["dataset"]):
-            return arguments  # a framework rebuilt a loader that already has the lever
+            return arguments  # a framework rebuilt a loader that already has the technique
         if not self.path:
             raise NotApplicable("no store is named: path = the folder that `flatout pack` wrote")
         return {**arguments, "dataset": read_from(arguments["dataset"], self.path, self.root)}

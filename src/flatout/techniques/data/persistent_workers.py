@@ -35,7 +35,7 @@ MIN_SHARE = 0.01
 """Below a hundredth of the epoch, the start of the workers is lost in the noise."""
 BESIDE = "workers that live on would serve two iterators of the loader at once"
 OURS = "flatout."
-"""How the names of modules begin that have levers' collations."""
+"""How the names of modules begin that have techniques' collations."""
 
 
 @final
@@ -49,12 +49,12 @@ class PersistentWorkers(Technique):
     by_hand: ClassVar[str] = """
 Where the training loader is made:
 + DataLoader(..., persistent_workers=True)
-By hand this moves the random stream at every epoch's start; flatout's lever does not.
+By hand this moves the random stream at every epoch's start; flatout's technique does not.
 """
 
     @classmethod
     def candidates(cls, profile: Profile, machine: Machine) -> Sequence["PersistentWorkers"]:
-        """Return the lever when workers are started anew in epochs short enough to feel it."""
+        """Return the technique when workers are started anew in epochs short enough to feel it."""
         del machine
         if not any(_restarts(loader) for loader in profile.training_loaders):
             return ()
@@ -73,7 +73,7 @@ By hand this moves the random stream at every epoch's start; flatout's lever doe
         """Ask for workers that live on, unless the data set changes between epochs."""
         asked = arguments.get("persistent_workers")
         if isinstance(asked, _Added):
-            return arguments  # a framework rebuilt a loader that already has the lever
+            return arguments  # a framework rebuilt a loader that already has the technique
         if asked:
             raise NotApplicable("the script asked for persistent workers itself")
         if not arguments.get("num_workers"):
@@ -158,7 +158,7 @@ def _streams_of(loader: "DataLoader[Any]") -> "EpochStreams":
 
 
 def own_collation(collate: Any) -> Any:
-    """Return the script's own collation, below those that levers wrapped around it."""
+    """Return the script's own collation, below those that techniques wrapped around it."""
     while type(collate).__module__.startswith(OURS) and hasattr(collate, "__wrapped__"):
         collate = collate.__wrapped__
     return collate
@@ -193,7 +193,7 @@ class _Lone:
 
 
 def is_held(loader: Any) -> bool:
-    """Tell whether somebody besides a persistent loader holds its iterator, and may go on with it.
+    """Return whether code other than a persistent loader holds its iterator.
 
     One that was left by `break` is held by its loader alone.
     """
@@ -202,7 +202,7 @@ def is_held(loader: Any) -> bool:
 
 
 def is_given_out(iterator: Any) -> bool:
-    """Tell whether all batches of an epoch were given out, though nobody was told of its end.
+    """Return whether all batches of an epoch were given out, though nobody was told of its end.
 
     Lightning, and loops that count their batches, never ask for more.
     """

@@ -16,7 +16,7 @@ from flatout.records.profile import Profile
 from flatout.records.technique import Effect, Numerics, Technique
 
 MIN_COPY_SHARE = 0.02
-"""Below this share of copies, free copies could not give the 1.02x that keeps a lever."""
+"""Below this share of copies, free copies could not give the 1.02x that keeps a technique."""
 PINNED_SPEEDUP = 2.0
 """Copies from page-locked memory against pageable ones: general knowledge (about 25 against 12
 GB/s on PCIe 4), not measured here."""
@@ -38,7 +38,7 @@ Where the training loader is made, and where its batches go to the device:
 
     @classmethod
     def candidates(cls, profile: Profile, machine: Machine) -> Sequence["PinnedMemory"]:
-        """Return the lever when a CUDA device waits for copies from pageable memory."""
+        """Return the technique when a CUDA device waits for copies from pageable memory."""
         del machine
         if profile.device_kind != "cuda" or profile.share("h2d") < MIN_COPY_SHARE:
             return ()

@@ -56,7 +56,7 @@ Once, before the training; with Hugging Face's datasets:
 
     @classmethod
     def candidates(cls, profile: Profile, machine: Machine) -> Sequence["Pretokenized"]:
-        """Return the lever when the step waits for a data set that holds a tokenizer."""
+        """Return the technique when the step waits for a data set that holds a tokenizer."""
         del machine
         places = {loader.tokenizes for loader in profile.training_loaders}
         return [cls()] if is_starved(profile) and DATA_SET in places else ()

@@ -88,7 +88,7 @@ For a data set that gives the same sample each time:
 
     @classmethod
     def candidates(cls, profile: Profile, machine: Machine) -> Sequence["RamCache"]:
-        """Return the lever when the step waits for a set of which enough fits."""
+        """Return the technique when the step waits for a set of which enough fits."""
         if profile.share("data_wait") < MIN_WAIT_SHARE or not profile.training_loaders:
             return ()
         loaders = profile.training_loaders
@@ -121,7 +121,7 @@ For a data set that gives the same sample each time:
         """Put the store in front of the data set, or of Pillow's decoding."""
         dataset = arguments["dataset"]
         if is_cached(dataset):
-            return arguments  # a framework rebuilt a loader that already has the lever
+            return arguments  # a framework rebuilt a loader that already has the technique
         kept = KEPT.find(dataset, lambda: self._kept(arguments))
         if is_cached(kept):
             check_workers(arguments)  # another loader of the same set may have others

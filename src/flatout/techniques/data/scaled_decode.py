@@ -52,7 +52,7 @@ In the data set, before the photograph is converted, cropped or resized:
 
     @classmethod
     def candidates(cls, profile: Profile, machine: Machine) -> Sequence["ScaledDecode"]:
-        """Return the lever where a loop waits for what may be images, and a compiler is there."""
+        """Return the technique where a loop waits for what may be images, given a compiler."""
         del machine
         return [cls()] if waits_for_pillow(profile) else ()
 

@@ -52,7 +52,7 @@ Where the training loader is made:
 
     @classmethod
     def candidates(cls, profile: Profile, machine: Machine) -> Sequence["WorkerNiceness"]:
-        """Return the lever where workers put off a training of several threads, or a device's."""
+        """Return the technique where workers delay a training on threads or on a device."""
         del machine
         is_crowded = profile.delay_share > CROWDED_SHARE and workers_now(profile)
         # One thread on a CPU waits for nobody but the workers' batches, which would come later.

@@ -52,7 +52,7 @@ Around the forward pass; this moves small tensors and parameters too:
 
     @classmethod
     def candidates(cls, profile: Profile, machine: Machine) -> Sequence["ActivationOffload"]:
-        """Return the lever on a device with memory of its own, where that is tight."""
+        """Return the technique on a device with memory of its own, where that is tight."""
         if profile.device_kind == "cpu" or not is_tight(profile, machine):
             return ()
         return [cls()] if activation_bytes(profile) < machine.memory_bytes / 2 else ()

@@ -49,7 +49,7 @@ Once the model is on its device, and for each batch of images:
 
     @classmethod
     def candidates(cls, profile: Profile, machine: Machine) -> Sequence["ChannelsLast"]:
-        """Return the lever for models with 2-d convolutions in another format."""
+        """Return the technique for models with 2-d convolutions in another format."""
         del machine
         is_useful = any(m.conv_weights and not m.is_channels_last for m in profile.models)
         return [cls()] if is_useful else ()
@@ -207,7 +207,7 @@ def _contiguous(value: Any) -> Any:
 
 
 def _is_image(value: Any) -> bool:
-    """Tell whether a value is a plain 4-d tensor: packed and sharded ones see to their own."""
+    """Return whether a value is a plain 4-d tensor: packed and sharded ones see to their own."""
     import torch
 
     return type(value) in (torch.Tensor, torch.nn.Parameter) and value.dim() == 4
@@ -237,7 +237,7 @@ def _kinds() -> "tuple[type[torch.nn.Conv2d], type[torch.nn.ConvTranspose2d]]":
 
 
 def is_channels_last(weight: "torch.Tensor") -> bool:
-    """Tell whether a 4-d tensor is stored with its channels last."""
+    """Return whether a 4-d tensor is stored with its channels last."""
     import torch
 
     return weight.is_contiguous(memory_format=torch.channels_last)

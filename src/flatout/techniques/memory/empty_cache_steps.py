@@ -51,7 +51,7 @@ After optimizer.step():
 
     @classmethod
     def candidates(cls, profile: Profile, machine: Machine) -> Sequence["EmptyCacheSteps"]:
-        """Return the lever only where the allocator flushed by itself or holds much for nothing.
+        """Return the technique only where the allocator flushed or holds much unused memory.
 
         What it holds is missed only where memory is tight.
         """

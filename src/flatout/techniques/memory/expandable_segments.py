@@ -4,8 +4,8 @@ What it does: sets `expandable_segments:True` under both names that torch reads,
 starts, and asks the allocator afterwards whether it took it.
 When it helps: sizes that vary from step to step leave holes that nothing fits into.
 What it costs: nothing known in time; tools that share CUDA memory between processes may break.
-How it is checked: it changes addresses only, losses are bit-identical; the lever fails where the
-allocator does not say that it is on.
+How it is checked: it changes addresses only, losses are bit-identical; the technique fails where
+the allocator does not say that it is on.
 """
 
 from collections.abc import Mapping, Sequence
@@ -42,7 +42,7 @@ PYTORCH_ALLOC_CONF=expandable_segments:True PYTORCH_CUDA_ALLOC_CONF=expandable_s
 
     @classmethod
     def candidates(cls, profile: Profile, machine: Machine) -> Sequence["ExpandableSegments"]:
-        """Return the lever on CUDA, where memory is tight."""
+        """Return the technique on CUDA, where memory is tight."""
         return [cls()] if profile.device_kind == "cuda" and is_tight(profile, machine) else ()
 
     def predict(self, profile: Profile, machine: Machine) -> Effect:
@@ -99,7 +99,7 @@ def allocator_settings() -> Any:
 
 
 def find_setting(settings: Mapping[str, Any]) -> bool:
-    """Tell whether the allocator has expandable segments on.
+    """Return whether the allocator has expandable segments on.
 
     >>> find_setting({"expandable_segments": True}), find_setting({})
     (True, False)

@@ -61,7 +61,7 @@ After the model is made, before the optimizer:
 
     @classmethod
     def candidates(cls, profile: Profile, machine: Machine) -> Sequence["Lora"]:
-        """Return the lever for large models of repeated blocks."""
+        """Return the technique for large models of repeated blocks."""
         del machine
         is_large = any(
             model.parameters >= MIN_PARAMETERS and model.repeated_blocks for model in profile.models

@@ -46,7 +46,7 @@ Where the layers are made, best for a model that is trained from scratch:
 
     @classmethod
     def candidates(cls, profile: Profile, machine: Machine) -> Sequence["PadHidden"]:
-        """Return the lever for GPUs and models with many weights in odd layers, not compiled."""
+        """Return the technique for GPUs and eager models with many weights in odd layers."""
         del machine
         is_gpu = profile.device_kind == "cuda"
         return [cls()] if is_gpu and any(_share(m) >= MIN_SHARE for m in profile.models) else ()

@@ -54,7 +54,7 @@ Where the optimizer is made, with a rate that is relative to each tensor's size:
 
     @classmethod
     def candidates(cls, profile: Profile, machine: Machine) -> Sequence["Adafactor"]:
-        """Return the lever for Adam where memory is tight."""
+        """Return the technique for Adam where memory is tight."""
         is_adam = any(optimizer.name in ADAM_NAMES for optimizer in profile.optimizers)
         return [cls()] if is_adam and is_tight(profile, machine) else ()
 

@@ -29,7 +29,7 @@ SLOWER_SHARE = 0.09
 """Of the step: 3200 to 2900 tokens/s for Llama2-7B on an A100 (torchao, published)."""
 OWN_BYTES = 75 * 10**6
 """Torchao and the compiler, in the process's own memory: 8 and 4 bits each raised the peak of a
-small GPT by 28 MB where 44 and 51 MB of moments went (the record of levers)."""
+small GPT by 28 MB where 44 and 51 MB of moments went (the record of techniques)."""
 BLOCK = 256
 MIN_ELEMENTS = 4096
 """Tensors below stay in full precision, as torchao and bitsandbytes have it."""
@@ -57,7 +57,10 @@ Where the optimizer is made, with torchao installed:
 
     @classmethod
     def candidates(cls, profile: Profile, machine: Machine) -> Sequence["EightBitOptimizer"]:
-        """Return the lever for Adam where memory is tight; the process tells if torchao lacks."""
+        """Return the technique for Adam where memory is tight.
+
+        The process tells if torchao lacks.
+        """
         is_adam = any(optimizer.name in ADAM_NAMES for optimizer in profile.optimizers)
         return [cls()] if is_adam and is_tight(profile, machine) else ()
 
@@ -80,7 +83,7 @@ Where the optimizer is made, with torchao installed:
 
 
 def own_bytes(profile: Profile) -> int:
-    """Return what the lever itself adds to the memory of the device that trains."""
+    """Return what the technique itself adds to the memory of the device that trains."""
     return OWN_BYTES if profile.device_kind == "cpu" else 0
 
 

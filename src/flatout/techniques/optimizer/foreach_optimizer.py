@@ -40,7 +40,7 @@ Where the optimizer is made:
 
     @classmethod
     def candidates(cls, profile: Profile, machine: Machine) -> Sequence["ForeachOptimizer"]:
-        """Return the lever where torch goes from tensor to tensor."""
+        """Return the technique where torch goes from tensor to tensor."""
         del machine
         is_slow = any(_is_looped(item, profile.device_kind) for item in profile.optimizers)
         return [cls()] if is_slow and profile.share("optimizer") > 0 else ()
@@ -97,7 +97,7 @@ def find_obstacle(optimizer: "torch.optim.Optimizer") -> str | None:
 
 
 def _is_chosen(optimizer: "torch.optim.Optimizer") -> bool:
-    # Groups that were loaded say what the lever chose when they were saved.
+    # Groups that were loaded say what the technique chose when they were saved.
     is_loaded = len(optimizer.state) > 0
     is_set = any(group.get("foreach") is not None for group in optimizer.param_groups)
     return optimizer.defaults.get("foreach") is not None or (is_set and not is_loaded)

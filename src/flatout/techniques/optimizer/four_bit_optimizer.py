@@ -52,7 +52,10 @@ Where the optimizer is made, with torchao installed:
 
     @classmethod
     def candidates(cls, profile: Profile, machine: Machine) -> Sequence["FourBitOptimizer"]:
-        """Return the lever for Adam where memory is tight; the process tells if torchao lacks."""
+        """Return the technique for Adam where memory is tight.
+
+        The process tells if torchao lacks.
+        """
         is_adam = any(optimizer.name in ADAM_NAMES for optimizer in profile.optimizers)
         return [cls()] if is_adam and is_tight(profile, machine) else ()
 

@@ -39,7 +39,7 @@ Where the optimizer is made:
 
     @classmethod
     def candidates(cls, profile: Profile, machine: Machine) -> Sequence["FusedOptimizer"]:
-        """Return the lever when an optimizer that can be fused takes any time."""
+        """Return the technique when an optimizer that can be fused takes any time."""
         del machine
         can_fuse = any(o.has_fused_option and not o.is_fused for o in profile.optimizers)
         return [cls()] if can_fuse and profile.share("optimizer") > 0 else ()
@@ -213,7 +213,7 @@ OBSTACLES: tuple[tuple[Callable[[Any], bool], str], ...] = (
     (_goes_on_fused, "its checkpoint is of fused steps, and it goes on with them by itself"),
     (_is_chosen, "the script chose its implementation itself"),
     (_has_own_step, "it has a step of its own"),
-    (_is_replaced, "another lever puts another optimizer in its place"),
+    (_is_replaced, "another technique puts another optimizer in its place"),
     (_is_damped, "dampening: a first momentum is not damped, in a fused step it may be"),
     (_is_differentiable, "differentiable steps cannot be fused"),
     (_has_state, "it made a step or was loaded already: its state is laid out otherwise"),

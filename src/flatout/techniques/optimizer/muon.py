@@ -52,7 +52,7 @@ Two optimizers; step both:
 
     @classmethod
     def candidates(cls, profile: Profile, machine: Machine) -> Sequence["Muon"]:
-        """Return the lever for models of repeated blocks that Adam trains."""
+        """Return the technique for models of repeated blocks that Adam trains."""
         del machine
         has_blocks = any(model.repeated_blocks >= MIN_BLOCKS for model in profile.models)
         has_adam = any(facts.name in ADAM for facts in profile.optimizers)
@@ -126,7 +126,7 @@ def find_obstacle(
 
 
 def _has_begun(optimizer: "torch.optim.Optimizer", chosen: "Sequence[torch.Tensor]") -> bool:
-    """Tell whether an optimizer goes on from a state that Muon did not share."""
+    """Return whether an optimizer goes on from a state that Muon did not share."""
     if not optimizer.state:
         return False
     is_without_part = loaded_parts.find(optimizer, STATE_KEY) is None
@@ -170,7 +170,7 @@ class _Beside:
         )
         self.whole: list[list[Any]] = []
         self.has_closure = False
-        # What the script loaded before the levers came.
+        # What the script loaded before the techniques came.
         part = loaded_parts.find(optimizer, STATE_KEY)
         if part is not None:
             self.muon.load_state_dict(part)
@@ -189,7 +189,7 @@ class _Beside:
                 self.muon.state[matrix][name] = value.to(matrix.device)
 
     def is_ours(self, parameter: "torch.Tensor") -> bool:
-        """Tell whether Muon updates a parameter."""
+        """Return whether Muon updates a parameter."""
         return id(parameter) in self.chosen
 
     def hide(self, optimizer: Any, args: Any, kwargs: Any) -> None:

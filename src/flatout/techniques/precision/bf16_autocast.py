@@ -56,7 +56,7 @@ Take the loss of output.float().
 
     @classmethod
     def candidates(cls, profile: Profile, machine: Machine) -> Sequence["Bf16Autocast"]:
-        """Return the lever for a pure fp32 model on a device with fast bf16."""
+        """Return the technique for a pure fp32 model on a device with fast bf16."""
         if not has_fast_bf16(profile, machine):
             return ()
         return [cls()] if any(is_plain_fp32(model) for model in profile.models) else ()
@@ -110,7 +110,7 @@ def autocast_to(
 
 
 def has_fast_bf16(profile: Profile, machine: Machine) -> bool:
-    """Tell whether the device that trained multiplies bf16 in hardware."""
+    """Return whether the device that trained multiplies bf16 in hardware."""
     if profile.device_kind == "cpu":
         return machine.has_fast_cpu_bf16
     capability = machine.device.compute_capability
@@ -118,7 +118,7 @@ def has_fast_bf16(profile: Profile, machine: Machine) -> bool:
 
 
 def lacks_bf16(profile: Profile, machine: Machine) -> bool:
-    """Tell whether the device that trained is known to have no bf16 in hardware."""
+    """Return whether the device that trained is known to have no bf16 in hardware."""
     is_known = profile.device_kind == "cpu" or machine.device.compute_capability is not None
     return is_known and not has_fast_bf16(profile, machine)
 
@@ -140,7 +140,7 @@ def emulated(profile: Profile, dtype: str, cpu_slowdown: float) -> Effect:
 
 
 def is_plain_fp32(model: ModelFacts) -> bool:
-    """Tell whether a model computes in fp32 alone."""
+    """Return whether a model computes in fp32 alone."""
     return model.dtypes == ("float32",) and not model.used_autocast
 
 

@@ -80,7 +80,7 @@ Step the scheduler only where the scale did not fall.
 
     @classmethod
     def candidates(cls, profile: Profile, machine: Machine) -> Sequence["Fp16Autocast"]:
-        """Return the lever for a pure fp32 model on a device with fast fp16 and no fast bf16."""
+        """Return the technique for an fp32 model on a device with fast fp16 and no fast bf16."""
         capability = machine.device.compute_capability
         if profile.device_kind != "cuda" or capability is None:
             return ()
@@ -118,7 +118,7 @@ Step the scheduler only where the scale did not fall.
 
 
 def lacks_fp16(profile: Profile, machine: Machine) -> bool:
-    """Tell whether the device that trained is known to have no fp16 in hardware."""
+    """Return whether the device that trained is known to have no fp16 in hardware."""
     if profile.device_kind == "cpu":
         return not machine.has_fast_cpu_fp16
     capability = machine.device.compute_capability
@@ -281,7 +281,10 @@ class LossScaling:
             self.scale, self._clean_steps = min(MAX_SCALE, 2 * self.scale), 0
 
     def _has_new_groups(self) -> bool:
-        """Tell whether an optimizer was given parameters: maybe a model's that no walk has met."""
+        """Return whether an optimizer was given parameters.
+
+        Maybe a model's that no walk has met.
+        """
         live = {optimizer: len(optimizer.param_groups) for optimizer in live_optimizers()}
         is_new = any(self._groups.get(optimizer) != count for optimizer, count in live.items())
         self._groups.update(live)

@@ -63,7 +63,7 @@ Once the model is on its device, in bf16:
 
     @classmethod
     def candidates(cls, profile: Profile, machine: Machine) -> Sequence["Fp8Training"]:
-        """Return the lever for large models that nobody compiled, on a device with fp8."""
+        """Return the technique for large models that nobody compiled, on a device with fp8."""
         is_open = not any(model.is_compiled for model in profile.models)
         return [cls()] if has_fp8(profile, machine) and is_large(profile) and is_open else ()
 
@@ -102,13 +102,13 @@ Once the model is on its device, in bf16:
 
 
 def has_fp8(profile: Profile, machine: Machine) -> bool:
-    """Tell whether the device that trained multiplies fp8 in hardware."""
+    """Return whether the device that trained multiplies fp8 in hardware."""
     capability = machine.device.compute_capability
     return profile.device_kind == "cuda" and capability is not None and capability >= MIN_CAPABILITY
 
 
 def is_large(profile: Profile) -> bool:
-    """Tell whether a model has enough parameters for products that fp8 makes faster."""
+    """Return whether a model has enough parameters for products that fp8 makes faster."""
     return sum(model.parameters for model in profile.models) >= MIN_PARAMETERS
 
 

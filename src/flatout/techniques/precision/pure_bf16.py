@@ -61,7 +61,7 @@ The model, and an optimizer that rounds stochastically:
 
     @classmethod
     def candidates(cls, profile: Profile, machine: Machine) -> Sequence["PureBf16"]:
-        """Return the lever for a pure fp32 model on a device with fast bf16."""
+        """Return the technique for a pure fp32 model on a device with fast bf16."""
         if not has_fast_bf16(profile, machine):
             return ()
         return [cls()] if any(is_plain_fp32(model) for model in profile.models) else ()
@@ -156,7 +156,7 @@ def to_bf16(model: "torch.nn.Module") -> "list[torch.Tensor]":
 
 
 def _counts_positions(module: "torch.nn.Module", name: str, buffer: "torch.Tensor") -> bool:
-    """Tell whether a buffer seems to hold frequencies, and bf16 cannot say them.
+    """Return whether a buffer seems to hold frequencies, and bf16 cannot say them.
 
     They are computed anew in each process and not saved, or are called so. Of a frequency near 0.87
     bf16 loses up to 0.2 %: at position 4096 that is an angle of several radians. Finished tables
@@ -256,7 +256,7 @@ class _Fp32Steps:
 
     def find_held(self, optimizer: Any) -> "list[torch.Tensor]":
         """Return its converted parameters; groups may have joined since it was asked last."""
-        # Never fewer: other levers take some out of the groups for the length of a step.
+        # Never fewer: other techniques take some out of the groups for the length of a step.
         for group in optimizer.param_groups:
             self.held.update({id(p): p for p in group["params"]})
         return [p for number, p in self.held.items() if number in self.converted]
@@ -269,7 +269,7 @@ class _Fp32Steps:
                 _UNDO.pop()()
             _CONVERTED.clear()
             return
-        # Not earlier: it is to come after what other levers do at the end of a step.
+        # Not earlier: it is to come after what other techniques do at the end of a step.
         if self.rounding is None:
             self.rounding = optimizer.register_step_post_hook(self.after)
         _raise(self.find_held(optimizer))

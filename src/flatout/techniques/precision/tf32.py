@@ -38,7 +38,7 @@ At the start of the script:
 
     @classmethod
     def candidates(cls, profile: Profile, machine: Machine) -> Sequence["Tf32"]:
-        """Return the lever for fp32 models on an Ampere or newer device."""
+        """Return the technique for fp32 models on an Ampere or newer device."""
         if not has_tf32(profile, machine):
             return ()
         is_fp32 = any("float32" in m.dtypes and not m.used_autocast for m in profile.models)
@@ -74,7 +74,7 @@ At the start of the script:
 
 
 def has_tf32(profile: Profile, machine: Machine) -> bool:
-    """Tell whether the device that trained rounds fp32 products to TF32 when it may."""
+    """Return whether the device that trained rounds fp32 products to TF32 when it may."""
     capability = machine.device.compute_capability
     return profile.device_kind == "cuda" and capability is not None and capability >= MIN_CAPABILITY
 
@@ -95,7 +95,7 @@ def allow_tf32() -> None:
 
 
 def is_allowed() -> bool:
-    """Tell whether CUDA matrix products may use TF32 already."""
+    """Return whether CUDA matrix products may use TF32 already."""
     import torch
 
     if _speaks_newer_family():

@@ -62,7 +62,7 @@ def _look(profile: Profile, runner: PassRunner, folder: Path) -> Profile:
 
 
 def _wants_snapshot(profile: Profile, runner: PassRunner) -> bool:
-    """Tell whether a trace goes into a folder and there is device memory to take a picture of."""
+    """Return whether a trace goes into a folder and there is device memory to take a picture of."""
     path = runner.trace_path
     return path is not None and path.is_dir() and profile.device_kind == "cuda"
 

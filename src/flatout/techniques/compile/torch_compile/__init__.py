@@ -89,7 +89,7 @@ Once the model is on its device:
 
     @classmethod
     def candidates(cls, profile: Profile, machine: Machine) -> Sequence["TorchCompile"]:
-        """Return the lever for models that nobody else compiled, by how their shapes vary."""
+        """Return the technique for models that nobody else compiled, by how their shapes vary."""
         del machine
         if not profile.models or any(map(is_compiled_elsewhere, profile.models)):
             return ()
@@ -144,7 +144,7 @@ Once the model is on its device:
 
 
 _COMPILED: "weakref.WeakSet[torch.nn.Module]" = weakref.WeakSet()
-"""What levers compiled in this process."""
+"""What techniques compiled in this process."""
 _WATCHES: list[CompileWatch] = []
 """The watch of this process, once something was compiled in place."""
 
@@ -270,7 +270,7 @@ def check_compilable(model: "torch.nn.Module") -> None:
         if _is_compiled(module):
             what = name or "the model"
             if module in _COMPILED:
-                raise NotApplicable(f"another lever of the recipe compiled {what} already")
+                raise NotApplicable(f"another technique of the recipe compiled {what} already")
             raise NotApplicable(f"the script compiled {what} itself")
     if isinstance(model, torch.nn.RNNBase):
         raise NotApplicable("torch.compile leaves torch.nn's recurrent layers as they are")
@@ -301,14 +301,14 @@ def find_trouble(device_type: str) -> str | None:
 
 
 def is_compiled_elsewhere(model: ModelFacts) -> bool:
-    """Tell whether a model was compiled, and not by this lever with other settings."""
+    """Return whether a model was compiled, and not by this technique with other settings."""
     return model.is_compiled and model.compiled_by != __name__.rpartition(".")[2]
 
 
 def saved_ms(profile: Profile) -> float:
     """Return the predicted change of the step, negative for faster."""
     if any(model.is_compiled for model in profile.models):
-        return 0.0  # by this lever with other settings: it is done already
+        return 0.0  # by this technique with other settings: it is done already
     # Matrix products are torch's own with and without the compiler.
     compute_ms = addressable_ms(profile, ("forward", "backward"), SMALL_WORK_CAUSES)
     return -compute_ms * (1 - 1 / _speedup(profile))
@@ -336,7 +336,7 @@ def _speedup(profile: Profile) -> float:
 
 
 def _may_wait_for_launches(profile: Profile) -> bool:
-    """Tell whether the device waits for launches, as far as anybody looked."""
+    """Return whether the device waits for launches, as far as anybody looked."""
     launch = profile.regime.shares.get("launch") if profile.regime else None
     return launch is None or launch >= MIN_LAUNCH_SHARE
 

@@ -7,7 +7,7 @@ When it helps: packed rows of several short texts: a mask keeps the flash kernel
 all weights of a row, most of which it throws away.
 What it costs: gathering queries, keys and values once more; the lengths are read once a step.
 How it is checked: each attention of the first call is compared with the masked one, outputs and
-gradients, before it is replaced. As a training lever, because packing is one.
+gradients, before it is replaced. As a training technique, because packing is one.
 """
 
 from collections.abc import Callable, Sequence

@@ -70,7 +70,7 @@ In place of the training loader, for a set that fits:
 
     @classmethod
     def candidates(cls, profile: Profile, machine: Machine) -> Sequence["DeviceCache"]:
-        """Return the lever when data or copies show in the step and the set fits beside it."""
+        """Return the technique when data or copies show in the step and the set fits beside it."""
         loaders = profile.training_loaders
         if len(loaders) != 1 or profile.share("data_wait", "h2d") < MIN_WAIT_SHARE:
             return ()
@@ -300,7 +300,8 @@ def check_seed(persistent_workers: Any) -> None:
     """Make sure that the loader draws a seed at the start of each epoch, as one without workers.
 
     Raises:
-        NotApplicable: if the script asked for persistent workers; a lever's own are no plain True.
+        NotApplicable: if the script asked for persistent workers; a technique's own are no plain
+        True.
     """
     if persistent_workers is True:
         raise NotApplicable(

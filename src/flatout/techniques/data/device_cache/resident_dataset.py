@@ -32,7 +32,7 @@ class Resident:
         return sum(sizes)
 
     def is_on(self, device: Any) -> bool:
-        """Tell whether all of it lies on a device."""
+        """Return whether all of it lies on a device."""
         import torch
 
         wanted = torch.device(device)

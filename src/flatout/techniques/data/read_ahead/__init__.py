@@ -68,7 +68,7 @@ In a thread beside the training, for the files of the batches to come, 128 KiB a
 
     @classmethod
     def candidates(cls, profile: Profile, machine: Machine) -> Sequence["ReadAhead"]:
-        """Return the lever when cold reads are what the workers were measured to wait for.
+        """Return the technique when cold reads are what the workers were measured to wait for.
 
         Without the warm-up: what it leaves in the page cache would be there for the baseline's next
         trial as well.
@@ -118,7 +118,7 @@ In a thread beside the training, for the files of the batches to come, 128 KiB a
         return next((found.trouble for found in _warmed if found.trouble), "")
 
     def _only_warms(self, dataset: Any) -> bool:
-        """Tell whether there is nothing to look ahead for: the shards are all brought in."""
+        """Return whether there is nothing to look ahead for: the shards are all brought in."""
         from flatout.data.dataset_matching import find_store
 
         return self.warms_up and find_store(dataset) is not None
@@ -222,7 +222,7 @@ def blocked_share(profile: Profile) -> float:
 
 
 def is_cold(profile: Profile) -> bool:
-    """Tell whether storage had to deliver a visible part of what was read."""
+    """Return whether storage had to deliver a visible part of what was read."""
     facts = profile.journey.workers if profile.journey else ()
     read = sum(worker.read_bytes_per_step or 0.0 for worker in facts)
     stored = sum(worker.storage_bytes_per_step or 0.0 for worker in facts)

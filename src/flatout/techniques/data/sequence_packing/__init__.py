@@ -6,9 +6,9 @@ When it helps: a causal language model of Hugging Face that computes its own los
 batches.
 What it costs: reading the lengths waits for the device once a step; rows of one batch differ in
 number from step to step.
-How it is checked: as a training lever. Once a model, before its first call: another sample in its
-row must leave a sample as it is. The same tokens are then predicted from the same tokens, so the
-loss is the same up to rounding; what looks at `logits` sees other shapes.
+How it is checked: as a training technique. Once a model, before its first call: another sample
+in its row must leave a sample as it is. The same tokens are then predicted from the same tokens,
+so the loss is the same up to rounding; what looks at `logits` sees other shapes.
 """
 
 import inspect
@@ -35,7 +35,7 @@ ATTENTION = ("sdpa", "eager", "flash_attention_2")
 """Attention of Hugging Face that keeps samples apart by their positions, where it is given them."""
 _APART: "weakref.WeakKeyDictionary[Any, str]" = weakref.WeakKeyDictionary()
 """Of each model that was seen to keep samples apart its attention then. It is not tried again: a
-lever that stands in for attention would take the few tokens for the training's."""
+technique that stands in for attention would take the few tokens for the training's."""
 
 
 @final
@@ -54,7 +54,7 @@ With Hugging Face, where the training loader is made:
 
     @classmethod
     def candidates(cls, profile: Profile, machine: Machine) -> Sequence["SequencePacking"]:
-        """Return the lever when a causal model computes much padding."""
+        """Return the technique when a causal model computes much padding."""
         del machine
         is_causal = any(CAUSAL in model.name for model in profile.models)
         return [cls()] if is_causal and pad_share(profile) >= MIN_PAD_SHARE else ()
@@ -134,7 +134,7 @@ def _try_apart(root: Any, name: str) -> None:
 
 
 def _knows_packing() -> bool:
-    """Tell whether this version of the library looks for samples by their positions."""
+    """Return whether this version of the library looks for samples by their positions."""
     try:
         from transformers import masking_utils
     except ImportError:

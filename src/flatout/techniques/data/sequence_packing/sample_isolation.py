@@ -34,7 +34,7 @@ LIBRARIES = ("accelerate", "bitsandbytes", "deepspeed", "flatout", "peft", "torc
 
 
 def keeps_apart(model: "torch.nn.Module") -> bool:
-    """Tell whether a sample stays as it is when another one before it in its row changes.
+    """Return whether a sample stays as it is when another one before it in its row changes.
 
     A few made-up tokens go through the model twice, without gradients and dropout. The model and
     the random streams are left as they were.
@@ -140,12 +140,12 @@ def _outputs(
 
 
 def _says(leaf: Any, rows: Any) -> bool:
-    """Tell whether a part of an output is numbers for each token."""
+    """Return whether a part of an output is numbers for each token."""
     return hasattr(leaf, "shape") and leaf.shape[:2] == rows and leaf.is_floating_point()
 
 
 def _is_apart(plain: "torch.Tensor", changed: "torch.Tensor") -> bool:
-    """Tell whether the second sample of the first row moved no more than rounding does."""
+    """Return whether the second sample of the first row moved no more than rounding does."""
     import torch
 
     moved = (changed.double() - plain.double()).abs()

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 SLICE_BYTES = 16 * 2**20
 """Of a slice in fp32: some 80 rows of GPT-2's vocabulary. Small beside any table worth slicing."""
 MIN_CLASSES = 4096
-"""Of the widest layer, for the lever to be offered: fewer are seldom a vocabulary."""
+"""Of the widest layer, for the technique to be offered: fewer are seldom a vocabulary."""
 TABLES_SAVED = 2
 """Of the four at the peak (logits, log-probabilities, two gradients) logits and one gradient
 remain."""
@@ -42,7 +42,7 @@ CPU_BYTES_PER_S = 10e9
 """What a CPU gives tables in fresh memory, where nobody measured it: assumed; a gain of 22 ms for a
 table of 41 MB, as in the record of levers_text, is 6e9 on two cores."""
 LEAST_SHARE = 0.02
-"""Of the step that has to be saved, for the lever to be offered where memory is not tight: less
+"""Of the step that has to be saved, for the technique to be offered where memory is not tight: less
 could not be shown."""
 SLICED: set[tuple[int, int]] = set()
 """Rows and classes of the tables that were sliced in this process."""
@@ -82,7 +82,7 @@ does without them altogether, in the versions that have it:
 
     @classmethod
     def candidates(cls, profile: Profile, machine: Machine) -> Sequence["ChunkedCrossEntropy"]:
-        """Return the lever for wide last layers: memory is tight, or large tables take time."""
+        """Return the technique for wide last layers: memory is tight, or large tables take time."""
         is_wide = any(model.widest_output >= MIN_CLASSES for model in profile.models)
         found = cls()
         is_large = table_bytes(profile) >= found.min_mib * MIB
@@ -212,7 +212,7 @@ def _lean_loss(original: Callable[..., Any], min_bytes: int) -> Callable[..., An
 
 
 def _is_transformed() -> bool:
-    """Tell whether functorch or a tracer follows each operation, and knows none of ours."""
+    """Return whether functorch or a tracer follows each operation, and knows none of ours."""
     import torch
 
     return torch._C._is_tracing() or torch._C._functorch.maybe_current_level() is not None

@@ -97,7 +97,7 @@ In the loop, with a loss that is a mean over samples, for $chunks parts of equal
         return in_parts(call, root, self.chunks)
 
     def end(self) -> str:
-        """Tell where a model's own loss could not be made of those of parts."""
+        """Return where a model's own loss could not be made of those of parts."""
         trouble = next((own.trouble for own in _own if own.trouble), "")
         if trouble:
             raise NotApplicable(trouble)

@@ -51,7 +51,7 @@ Where the optimizer is made, with torchao installed:
 
     @classmethod
     def candidates(cls, profile: Profile, machine: Machine) -> Sequence["OffloadedOptimizer"]:
-        """Return the lever where a GPU's memory is tight and the host has room."""
+        """Return the technique where a GPU's memory is tight and the host has room."""
         held = 2 * parameter_bytes(profile) + state_bytes(profile)
         has_room = 0 < held <= HOST_SHARE * machine.memory_bytes
         is_worth = profile.device_kind == "cuda" and state_bytes(profile) > 0

@@ -4,7 +4,7 @@ What it does: watches the first step; if nobody needs the gradients between back
 later backward updates a parameter as soon as its gradient is whole.
 When it helps: gradients fill a good part of the memory: large models, small batches.
 What it costs: an update per tensor instead of one for all: more launches on a GPU. It does not go
-with levers that act around whole steps: the one that comes second is refused.
+with techniques that act around whole steps: the one that comes second is refused.
 How it is checked: losses, gradients and updates are bit-identical; the state keeps its form.
 """
 
@@ -25,9 +25,10 @@ FREED_SHARE = 0.9
 """Of the gradients: one tensor's is there at a time. Assumed; torchtune publishes 7 % of the whole
 memory."""
 _WATCHES: "dict[OptimizerInBackward, Watch]" = {}
-"""What was seen before the first step, by lever: a recipe's record holds nothing that changes."""
+"""What was seen before the first step, by technique: a recipe's record holds nothing that changes.
+"""
 COST_SHARE = 0.05
-"""Of the step: 0.96x and 0.94x for a small GPT (two runs of the suite levers, n=3 each)."""
+"""Of the step: 0.96x and 0.94x for a small GPT (two runs of the suite techniques, n=3 each)."""
 
 
 @final
@@ -50,7 +51,7 @@ With an optimizer for each parameter, and no optimizer.step() in the loop:
 
     @classmethod
     def candidates(cls, profile: Profile, machine: Machine) -> Sequence["OptimizerInBackward"]:
-        """Return the lever for one backward per step where memory is tight."""
+        """Return the technique for one backward per step where memory is tight."""
         is_single = profile.backwards_per_step <= 1 and len(profile.optimizers) == 1
         is_alone = len(profile.ranks) < 2
         return [cls()] if is_single and is_alone and is_tight(profile, machine) else ()

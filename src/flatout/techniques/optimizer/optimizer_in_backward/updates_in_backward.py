@@ -24,11 +24,11 @@ OWN = "flatout."
 SCALER = "torch.amp.grad_scaler"
 ADDED_UP = (
     "gradients are added up over several backwards, and optimizer_in_backward has used the first "
-    "one up already: take the lever out of the recipe"
+    "one up already: take the technique out of the recipe"
 )
 SET_BETWEEN = (
     "the loop sets its rate between backward and step, and optimizer_in_backward has updated by "
-    "the one before: take the lever out of the recipe"
+    "the one before: take the technique out of the recipe"
 )
 
 
@@ -68,7 +68,7 @@ class Watch:
             torch.autograd.backward = self._backward
 
     def sees_change(self, optimizer: Optimizer) -> bool:
-        """Tell whether the numbers of an optimizer's groups were set since the backward."""
+        """Return whether the numbers of an optimizer's groups were set since the backward."""
         known = [(g, self._settings.get(id(g), {})) for g in optimizer.param_groups]
         return any(_differs(group, before) for group, before in known)
 
@@ -142,7 +142,7 @@ def _of_readers(readers: list[str]) -> Iterator[str]:
 
 
 def _is_scaled() -> bool:
-    """Tell whether a GradScaler that is on makes the step; scripts keep one that is off."""
+    """Return whether a GradScaler that is on makes the step; scripts keep one that is off."""
     frame: Any = sys._getframe(1)
     while frame is not None:
         if frame.f_globals.get("__name__") == SCALER:
