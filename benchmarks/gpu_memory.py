@@ -21,10 +21,10 @@ from typing import Any
 
 from benchmarks.bench import Bench
 from flatout.hardware.catalogue import GpuModel, model_of
-from flatout.memory.recorded import read_snapshot, replay_recorded
 from flatout.planner.allocator_settings import AllocatorSettings
 from flatout.planner.largest_batch import affine, largest_batch, steady_replay
 from flatout.planner.memory_trace import TraceRequest, open_tracer
+from flatout.planner.recorded_snapshot import read_snapshot, replay_recorded
 from flatout.planner.stream import MemoryStream
 from flatout.planner.workspaces import (
     calibration_document,

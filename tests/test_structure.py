@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-import flatout.records.catalogue
 import flatout.rules
+import flatout.techniques
 from flatout.records.catalogue import module_names
 from tests.paths import ROOT
 
@@ -24,7 +24,7 @@ CROWDED_ON_PURPOSE = {
     "Session": "the one record of the training process: each hook point needs its part of it",
     "Technique": "one method for each hook point; a technique overrides the few that it needs",
 }
-FOLDERS_BESIDE_SOURCE = {"benchmarks", "compat", "examples", "scenarios"}
+FOLDERS_BESIDE_SOURCE = {"benchmarks", "compat", "examples", "scenarios", "support"}
 """Test folders without a package: of the folders at the top, and of other people's scripts."""
 
 TECHNIQUES = module_names(flatout.techniques)
