@@ -68,9 +68,7 @@ def test_functions_behind_a_command(command, snapshot):
     assert {name: shape(getattr(module, name)) for name in public_names(module)} == snapshot
 
 
-@pytest.mark.parametrize(
-    "module", ["machine", "profile", "recipe", "technique", "trial"]
-)
+@pytest.mark.parametrize("module", ["machine", "profile", "recipe", "technique", "trial"])
 def test_fields_of_the_nouns(module, snapshot):
     nouns = importlib.import_module(f"flatout.records.{module}")
 

@@ -1,17 +1,31 @@
 """flatout: your training script, flat out, with proof."""
 
+import importlib
 from typing import Any
 
 from flatout.agent.marks import step
 
 __version__ = "0.1.0"
-__all__ = ["Task", "__version__", "step"]
+_LAZY = {
+    "Task": "flatout.agent.task",
+    "compare": "flatout.api",
+    "measure": "flatout.api",
+    "plan": "flatout.api",
+    "run": "flatout.api",
+    "tune": "flatout.api",
+}
+"""Where each public name is. Imported when asked for: training scripts import flatout too, and
+must not load the command line's modules."""
+__all__ = ["Task", "__version__", "compare", "measure", "plan", "run", "step", "tune"]
 
 
 def __getattr__(name: str) -> Any:
-    """Import `Task` when it is asked for: the engine is above everything that imports flatout."""
-    if name != "Task":
+    """Import a public name when it is first asked for."""
+    if name not in _LAZY:
         raise AttributeError(f"module 'flatout' has no attribute {name!r}")
-    import importlib
+    return getattr(importlib.import_module(_LAZY[name]), name)
 
-    return importlib.import_module("flatout.agent.task").Task
+
+def __dir__() -> list[str]:
+    """Return the public names, so that completion finds those that are not imported yet."""
+    return sorted(__all__)

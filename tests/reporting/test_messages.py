@@ -21,8 +21,10 @@ SOURCE = Path(catalogue.__file__).parent.parent
 TOLD_IN_ENGLISH = "the step times had not become steady when the measurement ended"
 NAMES = sorted(messages("en").texts)
 OTHERS = [language for language in LANGUAGES if language != "en"]
-LAYERS = ("profile_words.py", "profile_tables.py", "profile_markdown.py", "profile_html.py")
-USERS = [SOURCE / name for name in (*LAYERS, "charts.py", "text/profile.py", "text/sheets.py")]
+LAYERS = ("profile/sentences.py", "profile/tables.py", "profile/markdown.py", "profile/html.py")
+USERS = [
+    SOURCE / name for name in (*LAYERS, "profile/html.py", "profile/text.py", "profile/text.py")
+]
 
 
 GROUPED = optimizer(has_fused_option=False, has_foreach_option=True)

@@ -14,8 +14,7 @@ from rich.progress import BarColumn, TextColumn
 from rich.progress import Progress as Bar
 
 from flatout.cli.options import json_option, terminal_width
-from flatout.cli.tuning_output import Tell
-from flatout.records.live import Progress
+from flatout.records.live import Progress, Tell
 from flatout.records.units import format_duration
 from flatout.reporting.tables import ascii_only
 

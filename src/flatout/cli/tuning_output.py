@@ -6,7 +6,7 @@ What is shown while a tuning works: a live bar on a terminal, plain lines elsewh
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from rich.text import Text
 from flatout.cli.options import terminal_width
 from flatout.records import catalogue
 from flatout.records.ablation import Ablation
-from flatout.records.live import Progress
+from flatout.records.live import Progress, Tell
 from flatout.records.trial import Workload
 from flatout.records.units import format_duration, format_ratio
 from flatout.reporting.documents import (
@@ -36,8 +36,6 @@ from flatout.reporting.tuning.speedup_chart import ladder_svg
 from flatout.reporting.tuning.verdict import Place, hand_changes
 from flatout.workflow.recipe_files import write_recipe
 from flatout.workflow.tune import BaselineFailedError, TuneOptions, tune
-
-Tell = Callable[[Progress], None]
 
 
 @contextmanager

@@ -1,9 +1,6 @@
-"""Progress: what a long verb tells while it works.
+"""What is going on right now: a running job, the machine's GPUs, the host, a command's progress."""
 
-What is going on right now: a running job, the machine's GPUs, the host. Seen by `watch`.
-"""
-
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -122,3 +119,7 @@ class Progress:
     """Product of the ratios of the techniques kept so far."""
     event: str = ""
     """A line worth keeping on the screen: a verdict, a repeated trial; empty for a mere tick."""
+
+
+Tell = Callable[[Progress], None]
+"""Called with each moment that a reader may want to see."""

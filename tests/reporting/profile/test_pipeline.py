@@ -68,7 +68,7 @@ def test_enough_cores_need_no_techniques(starved):
     text = "\n".join(pipeline_lines(replace(starved, pipeline=found(cores=16)), 1000))
 
     assert "16 are there: enough" in text
-    assert "levers" not in text
+    assert "techniques" not in text
     assert "packing" not in text
 
 

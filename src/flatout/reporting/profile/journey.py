@@ -181,7 +181,7 @@ def _leg_rows(pipeline: Pipeline) -> Iterator[tuple[str, str]]:
             f"{lever} leaves {format_count(cores)} at least ({_legs(pipeline, lever)})"
             for cores, lever in useful[:3]
         ]
-        yield "levers", "of these cores " + ", ".join(parts)
+        yield "techniques", "of these cores " + ", ".join(parts)
     if PACKING in levers:
         yield (
             "packing",

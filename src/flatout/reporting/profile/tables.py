@@ -34,7 +34,7 @@ WORD_COLUMNS = frozenset(
         "operator",
         "phase",
         "leg",
-        "levers",
+        "techniques",
         "cause",
         "reading",
         "made_in",
@@ -407,7 +407,7 @@ def pipeline_sheets(profile: Profile, say: Messages) -> Iterator[Sheet]:
         sentences.append(say("about.pipeline_packed", cores=packed))
     yield Sheet(
         name="pipeline",
-        columns=("leg", "cpu_ms", "share", "blocked_ms", "sample_bytes", "levers"),
+        columns=("leg", "cpu_ms", "share", "blocked_ms", "sample_bytes", "techniques"),
         rows=tuple(_row(stage, say) for stage in pipeline.stages),
         shares=tuple(stage.share for stage in pipeline.stages),
         kinds=("data_wait",) * len(pipeline.stages),

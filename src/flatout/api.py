@@ -1,0 +1,204 @@
+"""The commands as functions, for notebooks and scripts: `flatout.measure("train.py --epochs 3")`.
+
+Each takes the command as it would be typed after `python`, runs it as the command line does (in
+processes of its own, with the same sandbox), and returns a typed result that prints as the report.
+"""
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from flatout.launch.workloads import parse_workload
+from flatout.records.ablation import Ablation
+from flatout.records.ablation import Contrast as Comparison
+from flatout.records.plan import Plan
+from flatout.records.profile import Profile
+from flatout.records.recipe import Recipe
+from flatout.records.technique import Numerics
+from flatout.records.trial import Trial, Workload
+from flatout.reporting.documents import read_json
+from flatout.reporting.plan import plan_html, render_plan
+from flatout.reporting.profile.html import profile_html
+from flatout.reporting.terminal import render_ablation, render_failure, render_profile
+from flatout.reporting.tuning.markdown import ablation_html
+from flatout.reporting.tuning.verdict import HERE, hand_changes
+
+Command = str | Sequence[str]
+"""As typed after `python`: one string, split as a shell does, or its words."""
+RecipeOrPath = Recipe | str | Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measurement:
+    """Where the time and the memory of a training step go."""
+
+    workload: Workload
+    trial: Trial
+
+    @property
+    def profile(self) -> Profile | None:
+        """The medians over the measured steps; None where the script gave no measurement."""
+        return self.trial.profile
+
+    def __str__(self) -> str:
+        """Return the report as the terminal shows it."""
+        words = self.workload.command_line
+        if self.trial.profile is None:
+            return render_failure(self.trial, workload=words)
+        return render_profile(self.trial.profile, workload=words)
+
+    def _repr_html_(self) -> str:
+        if self.trial.profile is None:
+            return _preformatted(str(self))
+        return profile_html(self.trial.profile, workload=self.workload.command_line)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tuning:
+    """What a tuning tried, what it kept, and the evidence."""
+
+    ablation: Ablation
+
+    @property
+    def recipe(self) -> Recipe:
+        """The techniques that were kept, with their settings."""
+        return self.ablation.recipe
+
+    def __str__(self) -> str:
+        """Return the report as the terminal shows it."""
+        return render_ablation(self.ablation)
+
+    def _repr_html_(self) -> str:
+        from flatout.records import catalogue
+
+        changes = hand_changes(self.ablation.recipe, catalogue.technique_class)
+        return ablation_html(self.ablation, changes, place=HERE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """The predicted memory of a training step."""
+
+    plan: Plan
+    workload: str
+
+    def __str__(self) -> str:
+        """Return the report as the terminal shows it."""
+        return render_plan(self.plan, workload=self.workload)
+
+    def _repr_html_(self) -> str:
+        return plan_html(self.plan, workload=self.workload)
+
+
+def measure(
+    command: Command, *, recipe: RecipeOrPath | None = None, limit_s: float = 300.0, runs: int = 1
+) -> Measurement:
+    """Run a training until its steps are steady, and return where time and memory go.
+
+    Args:
+        command: The script with its arguments.
+        recipe: Techniques to measure it with, or the path of a recipe.
+        limit_s: Seconds of wall time for all passes.
+        runs: Fresh processes to time; with two or more, `compare` gives an interval.
+
+    Raises:
+        UserError: if there is no such script, or an argument is not allowed.
+    """
+    from flatout.tuning import passes
+    from flatout.workflow import measure as measuring
+
+    workload = _workload(command)
+    trial = measuring.measure(
+        workload, recipe=_recipe(recipe), limit_s=limit_s, closer=passes.NAMES, runs=runs
+    )
+    return Measurement(workload=workload, trial=trial)
+
+
+def tune(
+    command: Command,
+    *,
+    budget_s: float = 600.0,
+    numerics: str = "precision",
+    out: str | Path = "flatout-out",
+    only: Sequence[str] = (),
+    skip: Sequence[str] = (),
+) -> Tuning:
+    """Try what would help, keep what measurably does, and return the evidence.
+
+    Args:
+        command: The script with its arguments.
+        budget_s: Seconds of wall time.
+        numerics: The most a technique may do to the numbers: exact, rounding, precision, training.
+        out: Folder for the recipe and the journal.
+        only: Names of the techniques to try; all that apply where empty.
+        skip: Names of techniques not to try.
+
+    Raises:
+        UserError: if there is no such script, or an argument is not allowed.
+        BaselineFailedError: if the unchanged script cannot be measured.
+    """
+    from flatout.workflow import tune as tuning
+    from flatout.workflow.recipe_files import write_recipe
+
+    options = tuning.TuneOptions(
+        budget_s=budget_s,
+        numerics=Numerics(numerics),
+        only=tuple(only),
+        skip=tuple(skip),
+        out=Path(out),
+    )
+    ablation = tuning.tune(_workload(command), options, lambda _: None)
+    write_recipe(ablation.recipe, Path(out) / "recipe.toml")
+    return Tuning(ablation=ablation)
+
+
+def run(command: Command, *, recipe: RecipeOrPath) -> int:
+    """Run the real training with a recipe, and return its exit code."""
+    from flatout.workflow import run as running
+
+    return running.run(_workload(command), _recipe(recipe))
+
+
+def plan(
+    target: str, *arguments: str, gpu: str | None = None, batch: int | None = None
+) -> Prediction:
+    """Predict the memory of a training step on a GPU that need not exist here.
+
+    Args:
+        target: A script, `file.py:name` of a Task, or `hf:config.json`.
+        arguments: What the script is given.
+        gpu: Name of the GPU; this machine's where None.
+        batch: Samples in a step; those of the script where None.
+    """
+    from flatout.workflow import plan as planning
+
+    options = planning.PlanOptions(gpu=gpu, batch=batch)
+    planned = planning.plan(target, arguments, options)
+    return Prediction(plan=planned.plan, workload=shlex.join((target, *arguments)))
+
+
+def compare(baseline: str | Path, candidate: str | Path) -> Comparison:
+    """Compare two stored results: paths of JSON files of the same kind."""
+    from flatout.workflow import compare as comparing
+
+    return comparing.compare(read_json(Path(baseline)), read_json(Path(candidate)))
+
+
+def _workload(command: Command) -> Workload:
+    words = shlex.split(command) if isinstance(command, str) else list(command)
+    return parse_workload(words[0], tuple(words[1:]))
+
+
+def _recipe(recipe: RecipeOrPath | None) -> Recipe:
+    from flatout.workflow.recipe_files import read_recipe
+
+    if recipe is None:
+        return Recipe()
+    return recipe if isinstance(recipe, Recipe) else read_recipe(recipe)
+
+
+def _preformatted(text: str) -> str:
+    import html
+
+    return f"<pre>{html.escape(text)}</pre>"
