@@ -1,25 +1,43 @@
 """Every parser under damaged input: an answer or a user error, never anything else.
 
-Inputs are made from a seed, so a failure names the input that caused it.
+Inputs are made from a seed, so a failure names the input that caused it. Each parser runs in a
+process that may take 1 GB of memory and two minutes.
 """
 
 import contextlib
 import copy
 import io
 import json
+import os
 import random
+import resource
 import shutil
+import signal
+import traceback
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 import flatout.data
+from flatout.agent.guard.record import GuardRecord, find_record, write_record
+from flatout.agent.journal_file import BESIDE
 from flatout.cli import call
 from flatout.data import pictures
-from flatout.data.format import BadSample, Encoding
+from flatout.data.format import ENTRY, BadSample, Encoding
+from flatout.data.sources.arrays import open_arrays
+from flatout.data.staging import part_path, read_part
+from flatout.launch.rollback import restore
+from flatout.launch.trial_folders import announce, find_job, has_ended
+from flatout.launch.trial_process import _results
 from flatout.records.errors import UserError
+from flatout.records.profile import profile_from_json
+from flatout.records.recipe import Recipe
+from flatout.records.trial import Outcome, Trial
+from flatout.tuning.trial_runner import JOURNAL, open_journal
 from flatout.workflow.recipe_files import read_recipe
 from flatout.workflow.run import read_plan
+from flatout.workflow.watch import read_job
 from tests.data.packs import file_bytes, image_folder, packed
 from tests.paths import ROOT
 
@@ -53,6 +71,24 @@ PLAN = {
         }
     ],
 }
+HEADER = {
+    "records": 1,
+    "workload": "train.py",
+    "files": {"train.py": "a1"},
+    "torch": "2",
+    "device": "cpu",
+    "cpu": "x86",
+    "cores": 2,
+}
+TRIAL = json.loads(
+    json.dumps(
+        Trial(
+            recipe=Recipe(),
+            outcome=Outcome.OK,
+            profile=profile_from_json(json.loads((DATA / "profile_busy.json").read_text())),
+        ).to_json()
+    )
+)
 ODD = (None, True, -1, 0, 10**400, 2**63, 1e308, float("nan"), "", "x" * 5_000, "\0", "../a")
 ODD_PARTS = ([], {}, [[]] * 3, {"a": 1}, [None], {"": {"": {}}})
 TOKENS = (
@@ -65,6 +101,9 @@ TOKENS = (
     b'"""',
     b"=",
 )
+
+
+GUARD = GuardRecord(torch="2", device="cpu", threads=1, start={"w": np.arange(64.0)})
 
 
 def damaged(data, dice):
@@ -167,8 +206,88 @@ def fuzz_image(dice, folder):
     pictures.encode(pictures.from_source(stream.getvalue()), Encoding(kind="raw"))
 
 
+def fuzz_tuning_journal(dice, folder):
+    lines = [{"header": HEADER}, *({"key": "k", "trial": TRIAL} for _ in range(2))]
+    at = dice.randrange(len(lines))
+    texts = [json.dumps(line).encode() for line in lines]
+    texts[at] = json_input(lines[at], dice)
+    (folder / JOURNAL).write_bytes(b"\n".join(texts) + b"\n")
+    open_journal(folder, HEADER, resume=True)
+
+
+def fuzz_undo_journal(dice, folder):
+    """By `restore`, which touches nothing outside the folder, whatever is asked."""
+    work = folder / "work"
+    shutil.rmtree(work, ignore_errors=True)
+    work.mkdir()
+    (folder / "outside").write_text("mine")
+    for name in ("model.pt", ".m.flatout-1-0", "deep"):
+        (work / name).write_text(name)
+    known = [["moved", "model.pt", ".m.flatout-1-0", 0], ["new", "deep", None, 0]]
+    known += [["gone", "deep", "17", 5], ["made", "model.pt", None, 5], ["folder", "n", None, 1.0]]
+    known += [["renamed", "a", "b", 5], ["tree", "t", "u", 1.0], ["link", "l", "../outside", 7]]
+    lines = [
+        [kind, str(work / path), other and str(work / other), number, 10 + at]
+        for at, (kind, path, other, number) in enumerate(dice.sample(known, 5))
+    ]
+    at = dice.randrange(len(lines))
+    texts = [json.dumps(line).encode() for line in lines]
+    texts[at] = json_input(lines[at], dice)
+    (work / f"{BESIDE}trial-x").write_bytes(b"\n".join(texts) + b"\n")
+    restore(work)
+    assert (folder / "outside").read_text() == "mine"
+
+
+def fuzz_guard_record(dice, folder):
+    write_record(GUARD, folder / "guard.json")
+    path = folder / "guard.json"
+    path.write_bytes(damaged(path.read_bytes(), dice))
+    find_record(path)
+
+
+def fuzz_part(dice, folder):
+    path = part_path(folder, 0)
+    path.parent.mkdir(exist_ok=True)
+    about = {"names": ["a"], "skipped": [], "bytes": 3, "shapes": [None, [2]]}
+    raw = np.frombuffer(json_input(about, dice), np.uint8)
+    stream = io.BytesIO()
+    np.savez(stream, entries=np.zeros(2, ENTRY), about=raw)
+    path.write_bytes(damaged(stream.getvalue(), dice) if dice.random() < 0.5 else stream.getvalue())
+    read_part(folder, 0)
+
+
+def fuzz_npz_source(dice, folder):
+    stream = io.BytesIO()
+    np.savez_compressed(stream, x=np.zeros((4, 100)), y=np.arange(4))
+    (folder / "a.npz").write_bytes(damaged(stream.getvalue(), dice))
+    open_arrays(folder / "a.npz").read(0)
+
+
+def fuzz_trial_folder(dice, folder):
+    """What tells a job's owner, and what a trial left."""
+    made = folder / "job"
+    made.mkdir(exist_ok=True)
+    announce(made, "run", "train.py")
+    facts = json.loads((made / "job.json").read_text())
+    result = {"why": "done", "segments": [1, 2], "wall_s": 1.0}
+    (made / "job.json").write_bytes(json_input(facts, dice))
+    (made / "result-1.json").write_bytes(json_input(result, dice))
+    (made / "ending.json").write_bytes(json_input({"why": "ended", "wall_s": 1.0}, dice))
+    facts = find_job(made)
+    if facts is not None:
+        has_ended(facts)
+        read_job(made)
+    _results(made)
+
+
 PARSERS = {
     fuzz_recipe: 150,
+    fuzz_tuning_journal: 60,
+    fuzz_undo_journal: 60,
+    fuzz_guard_record: 30,
+    fuzz_part: 30,
+    fuzz_npz_source: 30,
+    fuzz_trial_folder: 40,
     fuzz_plan: 100,
     fuzz_header: 100,
     fuzz_index: 40,
@@ -178,6 +297,34 @@ PARSERS = {
 the long one."""
 NUM_DOCUMENTS = 40
 LONG = 20
+
+
+MAX_BYTES = 1 << 30
+MAX_SECONDS = 120
+
+
+def limited(work, *arguments):
+    """Do something in a child that may take so much memory and time, and give its result."""
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            data = next(
+                int(line.split()[1]) * 1024
+                for line in Path("/proc/self/status").read_text().splitlines()
+                if line.startswith("VmData")
+            )
+            resource.setrlimit(resource.RLIMIT_DATA, (data + MAX_BYTES, data + MAX_BYTES))
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            signal.alarm(MAX_SECONDS)
+            work(*arguments)
+            code = 0
+        except BaseException:  # noqa: BLE001  whatever it was is shown by pytest
+            traceback.print_exc()
+        finally:
+            os._exit(code)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 0
 
 
 def try_parser(parser, count, folder, first=0):
@@ -203,12 +350,12 @@ def try_documents(count, folder, first=0):
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("parser", PARSERS)
 def test_damaged_input_is_a_user_error(parser, store):
-    try_parser(parser, PARSERS[parser], store.parent)
+    limited(try_parser, parser, PARSERS[parser], store.parent)
 
 
 @pytest.mark.filterwarnings("ignore")
 def test_damaged_documents_are_user_errors(tmp_path):
-    try_documents(NUM_DOCUMENTS, tmp_path)
+    limited(try_documents, NUM_DOCUMENTS, tmp_path)
 
 
 @pytest.mark.slow
@@ -216,11 +363,13 @@ def test_damaged_documents_are_user_errors(tmp_path):
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("parser", PARSERS)
 def test_much_damaged_input_is_a_user_error(parser, store):
-    try_parser(parser, PARSERS[parser] * LONG, store.parent, first=1_000)
+    for block in range(LONG):
+        limited(try_parser, parser, PARSERS[parser], store.parent, 1_000 * (1 + block))
 
 
 @pytest.mark.slow
 @pytest.mark.chaos
 @pytest.mark.filterwarnings("ignore")
 def test_many_damaged_documents_are_user_errors(tmp_path):
-    try_documents(NUM_DOCUMENTS * LONG, tmp_path, first=1_000)
+    for block in range(LONG):
+        limited(try_documents, NUM_DOCUMENTS, tmp_path, 1_000 * (1 + block))

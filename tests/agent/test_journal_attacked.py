@@ -4,12 +4,14 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from flatout.agent import journal_file
 from flatout.agent.undo_journal import UNRECORDED_EXIT_CODE
+from flatout.launch import rollback as rolling
 from flatout.launch.rollback import restore, rollback
 from tests.agent.test_undo_journal import CHANGES, command, fill, filled, listing
 
@@ -256,6 +258,54 @@ def test_a_file_that_was_edited_after_the_trial_was_killed_is_not_overwritten(tm
     assert (work / "model.pt").read_text() == "edited in place"
     assert (work / "model.pt.flatout-original").read_text() == "the user's model.pt"
     assert not (work / "new").exists()
+
+
+@pytest.mark.parametrize("step_s", [-3600, 3600])
+def test_after_a_clock_step_a_file_that_was_edited_since_is_not_overwritten(
+    tmp_path, monkeypatch, step_s
+):
+    work = filled(tmp_path)
+    folder = ran(tmp_path, "Path('model.pt').write_text('x')\nid(0)")
+    set_clock(monkeypatch, step_s)
+    (work / "model.pt").write_text("edited in place")
+    os.utime(work / "model.pt", (time.time() + step_s,) * 2)
+
+    rollback(folder, ended=False)
+
+    assert (work / "model.pt").read_text() == "edited in place"
+    assert (work / "model.pt.flatout-original").read_text() == "the user's model.pt"
+
+
+def set_clock(monkeypatch, step_s):
+    """Let rollback find the wall clock set by so much since the trial began."""
+    now_s = journal_file.clock_offset_s()
+    monkeypatch.setattr(rolling, "clock_offset_s", lambda: now_s + step_s)
+
+
+@pytest.mark.parametrize("step_s", [-3600, 0])
+def test_a_file_from_the_future_that_a_program_moved_to_a_new_folder_is_not_deleted(
+    tmp_path, monkeypatch, step_s
+):
+    work = filled(tmp_path)
+    os.utime(work / "model.pt", (time.time() + (1000 if step_s == 0 else 1),) * 2)
+    body = "os.mkdir('n'); import subprocess; subprocess.run(['mv', 'model.pt', 'n/'], check=True)"
+    folder = ran(tmp_path, body)
+    set_clock(monkeypatch, step_s)
+
+    undone = rollback(folder)
+
+    assert (work / "n/model.pt").read_text() == "the user's model.pt"
+    assert [line for line in undone.kept if "stays" in line] != []
+
+
+def test_a_clock_that_nobody_set_leaves_rollback_as_it_is(tmp_path):
+    work = filled(tmp_path)
+    before = listing(work)
+    body = "os.mkdir('n'); import subprocess; subprocess.run(['touch', 'n/unseen'], check=True)"
+
+    undone = rollback(ran(tmp_path, body))
+
+    assert (listing(work), undone.kept) == (before, [])
 
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])

@@ -101,3 +101,13 @@ def test_a_finished_store_keeps_nothing_of_the_pack(tmp_path):
         pass
 
     assert [path.name for path in (tmp_path / "a").iterdir()] == ["header.json"]
+
+
+@pytest.mark.parametrize("data", [b"", b"PK\3\4 no archive", b"\0" * 100])
+def test_a_damaged_part_of_an_interrupted_pack_is_named(tmp_path, data):
+    path = staging.part_path(tmp_path, 0)
+    path.parent.mkdir()
+    path.write_bytes(data)
+
+    with pytest.raises(UserError, match=r"part-00000.npz cannot be read: .*; remove it and run"):
+        staging.read_part(tmp_path, 0)

@@ -72,7 +72,7 @@ def test_what_ran_before_this_machine_was_started_anew_has_ended(tmp_path):
 
 @pytest.mark.parametrize("host", ["here", "node2"])
 def test_where_boots_have_no_name_the_hosts_name_decides(tmp_path, monkeypatch, host):
-    monkeypatch.setattr(trial_folders, "_boot_id", lambda: None)
+    monkeypatch.setattr(trial_folders, "boot_id", lambda: None)
     announce(tmp_path, "run", "train.py")
     facts = find_job(tmp_path)
     if host != "here":
@@ -111,3 +111,17 @@ def test_runs_of_a_killed_flatout_are_removed_and_running_ones_stay(tmp_path):
     forget_ended(tmp_path)
 
     assert {path.name for path in tmp_path.iterdir()} == {"run-alive", "run-elsewhere"}
+
+
+@pytest.mark.parametrize("kind", ["pipe", "endless", "no number", "deep", "digits"])
+def test_an_announcement_that_is_no_such_file_is_no_job(tmp_path, kind):
+    path = tmp_path / "job.json"
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "endless":
+        path.symlink_to("/dev/zero")
+    else:
+        text = {"no number": '"a"', "deep": "[" * 90_000, "digits": "9" * 5_000}[kind]
+        path.write_text('{"kind": "run", "workload": "t", "began_at": 1, "owner": ' + text + "}")
+
+    assert find_job(tmp_path) is None

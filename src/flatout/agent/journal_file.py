@@ -15,6 +15,7 @@ import contextlib
 import errno
 import fcntl
 import json
+import math
 import os
 import re
 import shutil
@@ -25,12 +26,16 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from flatout.records.input_files import parse_json
+
 JOURNAL_NAME = "journal"
 FAILED_NAME = "journal.failed"
 """Entries that could not be undone; the next rollback tries them again."""
 BESIDE = ".flatout-journal-"
 """What the name of a copy begins with; the trial's name follows."""
 FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
+CLOCK = "clock"
+"""Kind of the entry that says by how much the wall clock led, and in which boot of the machine."""
 FIELDS = 5
 """Of an entry: kind, path, two that depend on the kind, and a time."""
 
@@ -54,6 +59,19 @@ class Entry(NamedTuple):
     """Nanoseconds of the clock that no one sets; entries of one trial have one boot."""
 
 
+def boot_id() -> str | None:
+    """Return what the kernel calls the time since it started; None where it has no name for it."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return None
+
+
+def clock_offset_s() -> float:
+    """Return the wall clock's lead over a clock that nobody sets: it changes when one sets it."""
+    return time.time() - time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
+
+
 class JournalWriter:
     """Appends entries; forked children share its files, others open the same ones."""
 
@@ -61,6 +79,7 @@ class JournalWriter:
         self.name = BESIDE + folder.name
         self.main = _open(folder / JOURNAL_NAME)
         self.beside: dict[str, int | None] = {}
+        self.begun: set[int] = set()
 
     def note(self, kind: str, path: str, number: float = 0, other: str | None = None) -> None:
         """Write an entry without which nothing of the user's can be lost.
@@ -69,10 +88,10 @@ class JournalWriter:
             UnrecordedError: if it cannot be written whole.
         """
         line = _line(kind, path, other, number)
-        _write(self.main, line, path)
+        self._append(self.main, line, path)
         copy = self.beside.get(str(Path(path).parent))
         if copy is not None and kind in ("made", "gone"):
-            _write(copy, line, path)
+            self._append(copy, line, path)
 
     def note_original(self, kind: str, path: str, other: str, number: float = 0) -> None:
         """Write an entry on an original, and wait until it is on the disk.
@@ -81,15 +100,31 @@ class JournalWriter:
             UnrecordedError: if it cannot be, or another trial is at work in that folder.
         """
         line = _line(kind, path, other, number)
-        _write(self.main, line, path)
+        self._append(self.main, line, path)
         copy = self._beside(str(Path(path).parent))
         try:
             if copy is not None:
-                _write(copy, line, path)
+                self._append(copy, line, path)
             # Where the folder may not be written to, what is put aside is in the trial's folder.
             os.fsync(self.main if copy is None else copy)
         except OSError as error:
             raise UnrecordedError(path, error) from None
+
+    def _append(self, descriptor: int, line: bytes, path: str) -> None:
+        """Write a line whole, the first one after the state of the clocks.
+
+        Raises:
+            UnrecordedError: if it cannot be.
+        """
+        if descriptor not in self.begun:
+            line = _line(CLOCK, path, boot_id(), clock_offset_s()) + line
+            self.begun.add(descriptor)
+        try:
+            written = os.write(descriptor, line)
+        except OSError as error:
+            raise UnrecordedError(path, error) from None
+        if written < len(line):
+            raise UnrecordedError(path, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
 
     def _beside(self, folder: str) -> int | None:
         known = self.beside.get(folder)
@@ -117,8 +152,8 @@ class JournalWriter:
 def entry_of(line: bytes) -> Entry | None:
     """Return what a line says; None where it is none of ours, or cut off."""
     try:
-        values = json.loads(line)
-    except (ValueError, RecursionError):
+        values = parse_json(line)
+    except ValueError:
         return None
     if not isinstance(values, list) or len(values) != FIELDS:
         return None
@@ -126,6 +161,8 @@ def entry_of(line: bytes) -> Entry | None:
     is_sound = isinstance(kind, str) and isinstance(path, str) and Path(path).is_absolute()
     is_sound = is_sound and (other is None or isinstance(other, str)) and "\0" not in path
     if not is_sound or type(number) not in (int, float) or type(when) is not int:
+        return None
+    if not math.isfinite(number) or (kind == "gone" and not (other or "0").isdecimal()):
         return None
     return Entry(kind, path, other, number, when)
 
@@ -177,20 +214,6 @@ def _line(kind: str, path: str, other: str | None, number: float) -> bytes:
     return (
         b"\n" + json.dumps(Entry(kind, path, other, number, time.monotonic_ns())).encode() + b"\n"
     )
-
-
-def _write(descriptor: int, line: bytes, path: str) -> None:
-    """Write a line whole.
-
-    Raises:
-        UnrecordedError: if it cannot be.
-    """
-    try:
-        written = os.write(descriptor, line)
-    except OSError as error:
-        raise UnrecordedError(path, error) from None
-    if written < len(line):
-        raise UnrecordedError(path, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
 
 
 _OURS = re.compile(rf"\..*\.flatout-\d+-\d+|{re.escape(BESIDE)}.*", re.DOTALL)

@@ -22,7 +22,13 @@ import numpy as np
 
 from flatout.data.format import ENTRY, HEADER, STAGING, Encoding, Skipped
 from flatout.records.errors import UserError
-from flatout.records.input_files import check_record, read_json
+from flatout.records.input_files import (
+    MAX_NPZ_BYTES,
+    check_record,
+    check_unpacked_size,
+    parse_json,
+    read_json,
+)
 
 PLAN = "plan.json"
 LOCK = "lock"
@@ -218,17 +224,28 @@ def write_part(folder: Path, number: int, part: Part) -> None:
 
 
 def read_part(folder: Path, number: int) -> Part:
-    """Return what a file shard holds."""
-    with np.load(part_path(folder, number), allow_pickle=False) as file:
-        about = json.loads(file["about"].tobytes())
-        entries = file["entries"].astype(ENTRY)
-    return Part(
-        entries=entries,
-        names=about["names"],
-        skipped=[Skipped(**item) for item in about["skipped"]],
-        bytes=about["bytes"],
-        shapes=[None if shape is None else tuple(shape) for shape in about["shapes"]],
-    )
+    """Return what a file shard holds.
+
+    Raises:
+        UserError: if its part is damaged.
+    """
+    path = part_path(folder, number)
+    try:
+        check_unpacked_size(path, MAX_NPZ_BYTES)
+        with np.load(path, allow_pickle=False) as file:
+            about = parse_json(file["about"].tobytes())
+            entries = file["entries"].astype(ENTRY)
+        return Part(
+            entries=entries,
+            names=about["names"],
+            skipped=[Skipped(**item) for item in about["skipped"]],
+            bytes=about["bytes"],
+            shapes=[None if shape is None else tuple(shape) for shape in about["shapes"]],
+        )
+    except Exception as error:  # noqa: BLE001  zipfile, zlib and numpy raise nearly every class
+        raise UserError(
+            f"{path} cannot be read: {error}; remove it and run the same command again"
+        ) from None
 
 
 def write_whole(path: Path, data: bytes) -> None:

@@ -11,6 +11,7 @@ import itertools
 import math
 import os
 import shutil
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,9 +19,12 @@ from typing import Any
 
 from flatout.agent.journal_file import (
     BESIDE,
+    CLOCK,
     FAILED_NAME,
     JOURNAL_NAME,
     Entry,
+    boot_id,
+    clock_offset_s,
     copies_in,
     entry_of,
     is_at_or_below,
@@ -28,6 +32,10 @@ from flatout.agent.journal_file import (
     write_lines,
 )
 
+MAX_STEP_S = 5.0
+"""The wall clock was set if it moved by more than this against the one that nobody sets."""
+FUTURE_S = 2.0
+"""How far clocks of file systems may run ahead of ours."""
 KEPT_SUFFIX = ".flatout-kept"
 """Added to what stands in the way and may be the user's: a subprocess moved it, unseen by us."""
 ORIGINAL_SUFFIX = ".flatout-original"
@@ -46,6 +54,8 @@ class Place:
     """What the trial put at the path after this entry; None where it is not known."""
     until: float = math.inf
     """When the trial's last process may have written; what is newer is another program's."""
+    is_clock_sure: bool = True
+    """Whether times of files can be compared: the wall clock was not set since the trial began."""
     kept: list[str] = field(default_factory=list)
     """What could not be put back as it was, one line each."""
     spared: set[str] = field(default_factory=set)
@@ -88,7 +98,8 @@ def _remove_folder(path: Path, entry: Entry, place: Place) -> None:
 def _empty(path: Path, since: float, place: Place) -> None:
     """Remove what is not older and not newer than the trial; the rest was moved here, and stays."""
     if not _is_folder(path):
-        is_new = since <= path.lstat().st_mtime <= place.until
+        latest = min(place.until, time.time() + FUTURE_S)
+        is_new = place.is_clock_sure and since <= path.lstat().st_mtime <= latest
         if is_new and str(path) not in place.spared:
             path.unlink()
         return
@@ -341,6 +352,12 @@ def _undo_all(
     """Undo the lines, latest first; return those that failed, in their order."""
     entries = [entry_of(line) for line in lines]
     owned = _owned(entries)
+    is_clock_sure = not _was_clock_set(entries)
+    if not is_clock_sure and until < math.inf:
+        until = -math.inf  # whatever is there may be newer
+    clocks = [
+        line for line, entry in zip(lines, entries, strict=True) if entry and entry.kind == CLOCK
+    ]
     left = []
     for index in reversed(range(len(lines))):
         entry = entries[index]
@@ -353,14 +370,31 @@ def _undo_all(
             if changed is None:
                 undone.failed.append(f"{entry.path} is outside the folder and was left alone")
                 left.append(lines[index])
-            elif not _undo_one(changed, owned.get(index), until, undone):
-                left.append(lines[index])
+            else:
+                place = Place(
+                    owned=owned.get(index),
+                    until=until,
+                    is_clock_sure=is_clock_sure,
+                    kept=undone.kept,
+                    spared=undone.spared,
+                )
+                if not _undo_one(changed, place, undone):
+                    left.append(lines[index])
         cut(index)
-    return left[::-1]
+    return clocks + left[::-1] if left else []
 
 
-def _undo_one(entry: Entry, owned: Owned | None, until: float, undone: Undone) -> bool:
-    place = Place(owned=owned, until=until, kept=undone.kept, spared=undone.spared)
+def _was_clock_set(entries: Sequence[Entry | None]) -> bool:
+    """Return whether the wall clock was set since one of these, as far as this boot can know."""
+    boot, offset_s = boot_id(), clock_offset_s()
+    return boot is not None and any(
+        entry.other == boot and abs(entry.number - offset_s) > MAX_STEP_S
+        for entry in entries
+        if entry is not None and entry.kind == CLOCK
+    )
+
+
+def _undo_one(entry: Entry, place: Place, undone: Undone) -> bool:
     try:
         undo(entry, place)
     except (OSError, ValueError, OverflowError) as error:

@@ -33,6 +33,7 @@ from flatout.agent.processes import (
 from flatout.agent.undo_journal import UNRECORDED_SIGN
 from flatout.launch import overlay
 from flatout.launch.rollback import rollback
+from flatout.records.input_files import MAX_OWN_BYTES, read_json
 
 POLL_S = 0.05
 """How often the child is looked at; a trial lasts seconds."""
@@ -220,10 +221,17 @@ class _Results:
         """Return whether the main process had its time to end after the first result."""
         for path in set(self.folder.glob("result-*.json")) - self.seen:
             self.seen.add(path)
-            is_done = json.loads(path.read_text(encoding="utf-8"))["why"] == "done"
+            is_done = _is_done(path)
             ends_at = now + (GRACE_S if is_done else ENDED_GRACE_S)
             self.ends_at = ends_at if self.ends_at is None else min(self.ends_at, ends_at)
         return self.ends_at is not None and now > self.ends_at
+
+
+def _is_done(path: Path) -> bool:
+    try:
+        return bool(read_json(path, MAX_OWN_BYTES)["why"] == "done")
+    except (OSError, ValueError, LookupError, TypeError):
+        return False
 
 
 class _Heartbeat:

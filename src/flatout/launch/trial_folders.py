@@ -15,11 +15,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from flatout.agent.journal_file import boot_id
 from flatout.launch.folder_lock import WAIT_S, FolderBusyError, hold_folder
 from flatout.launch.overlay import can_overlay
 from flatout.launch.rollback import stale_copies
 from flatout.launch.supervisor import RESERVE
 from flatout.records.errors import UserError
+from flatout.records.input_files import read_json
 
 JOB = "job.json"
 FOLDERS = ("run-*", "trial-*")
@@ -43,19 +45,29 @@ def owner() -> dict[str, Any]:
         "owner": os.getpid(),
         "owner_started": started_ticks(os.getpid()),
         "host": os.uname().nodename,
-        "boot_id": _boot_id(),
+        "boot_id": boot_id(),
         "pid_namespace": _pid_namespace(),
     }
 
 
 def find_job(folder: Path) -> dict[str, Any] | None:
     """Return what was announced in a folder; None where it is no job's, or gone."""
+    facts = find_owner(folder / JOB)
+    if facts is None or not {"kind", "workload", "began_at"} <= set(facts):
+        return None
+    is_sound = isinstance(facts["kind"], str) and isinstance(facts["workload"], str)
+    return facts if is_sound and type(facts["began_at"]) in (int, float) else None
+
+
+def find_owner(path: Path) -> dict[str, Any] | None:
+    """Return a file's facts if they name the process they belong to (`owner`), else None."""
     try:
-        facts = json.loads((folder / JOB).read_text(encoding="utf-8"))
+        facts = read_json(path)
     except (OSError, ValueError):
         return None
-    known = isinstance(facts, dict) and {"owner", "kind", "workload", "began_at"} <= set(facts)
-    return facts if known else None
+    if not isinstance(facts, dict) or type(facts.get("owner")) is not int:
+        return None
+    return facts
 
 
 def lives(facts: Mapping[str, Any]) -> bool:
@@ -71,8 +83,8 @@ def has_ended(facts: Mapping[str, Any]) -> bool:
     """
     if _is_here(facts):
         return not _runs(facts)
-    was_restarted = _boot_id() not in (None, facts["boot_id"])
-    return was_restarted and facts["host"] == os.uname().nodename
+    was_restarted = boot_id() not in (None, facts["boot_id"])
+    return was_restarted and facts.get("host") == os.uname().nodename
 
 
 def _is_here(facts: Mapping[str, Any]) -> bool:
@@ -80,21 +92,13 @@ def _is_here(facts: Mapping[str, Any]) -> bool:
     if "boot_id" not in facts:
         return True
     if facts["boot_id"] is None:
-        return bool(facts["host"] == os.uname().nodename)
-    return (facts["boot_id"], facts["pid_namespace"]) == (_boot_id(), _pid_namespace())
+        return bool(facts.get("host") == os.uname().nodename)
+    return (facts["boot_id"], facts.get("pid_namespace")) == (boot_id(), _pid_namespace())
 
 
 def _runs(facts: Mapping[str, Any]) -> bool:
-    number, announced = int(facts["owner"]), facts.get("owner_started")
+    number, announced = facts["owner"], facts.get("owner_started")
     return is_alive(number) if announced is None else started_ticks(number) == announced
-
-
-def _boot_id() -> str | None:
-    """Return what the kernel calls the time since it started; None where it has no name for it."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return None
 
 
 def _pid_namespace() -> str | None:
@@ -111,7 +115,7 @@ def is_alive(pid: int) -> bool:
         return started_ticks(pid) is not None
     try:
         os.kill(pid, 0)
-    except ProcessLookupError:
+    except (ProcessLookupError, OverflowError):
         return False
     except PermissionError:
         return True  # somebody else's

@@ -32,6 +32,7 @@ from flatout.launch.trial_folders import (
 )
 from flatout.records.errors import UserError
 from flatout.records.files import SOURCE, private_folder, with_boot
+from flatout.records.input_files import MAX_OWN_BYTES, read_json
 from flatout.records.secrets import hide_in_text
 from flatout.records.trial import Workload
 
@@ -205,14 +206,15 @@ def mend_leftovers() -> int:
     root = scratch_root()
     jobs.forget_ended(root)
     for path in (*root.glob("trial-*/supervisor.json"), *root.glob(f"{TRACE}*/spec.json")):
-        with contextlib.suppress(OSError, ValueError, KeyError):  # another version's may lack some
-            folder, facts = path.parent, json.loads(path.read_text(encoding="utf-8"))
-            if "owner" in facts and jobs.has_ended(facts) and not is_supervised(folder):
-                undone = _undo(folder, ended=False)
-                mended += bool(undone.num_entries)
-                for line in undone.differences:
-                    sys.stderr.write(f"flatout: {line}\n")
-                _discard(folder)
+        folder, facts = path.parent, jobs.find_owner(path)  # another version's may name none
+        if facts is None or not jobs.has_ended(facts) or is_supervised(folder):
+            continue
+        with contextlib.suppress(OSError):
+            undone = _undo(folder, ended=False)
+            mended += bool(undone.num_entries)
+            for line in undone.differences:
+                sys.stderr.write(f"flatout: {line}\n")
+            _discard(folder)
     return mended
 
 
@@ -293,10 +295,7 @@ def not_journaled(environment: Mapping[str, str]) -> list[str]:
 
 
 def _read_ending(folder: Path) -> dict[str, Any]:
-    try:
-        ending = json.loads((folder / "ending.json").read_text(encoding="utf-8"))
-    except OSError:
-        ending = {"why": "limit", "exit_code": None, "wall_s": 0.0}
+    ending = _find_plain(folder / "ending.json") or {"wall_s": 0.0}
     results = _results(folder)
     results.sort(key=lambda result: -len(result.get("segments", ())))
     log = folder / "log"
@@ -334,16 +333,23 @@ def _results(folder: Path) -> list[dict[str, Any]]:
     """Return what the training processes wrote; of a killed one what it had written by then."""
     done = {p.stem.partition("-")[2]: p for p in folder.glob("result-*.json")}
     known = {p.stem.partition("-")[2]: p for p in folder.glob("partial-*.json")} | done
-    return [json.loads(path.read_text(encoding="utf-8")) for path in known.values()]
+    read = [_find_plain(path) for path in known.values()]
+    return [plain for plain in read if plain is not None]
+
+
+def _find_plain(path: Path) -> dict[str, Any] | None:
+    """Return what a training process wrote; None of one that was killed or had no room."""
+    try:
+        plain = read_json(path, MAX_OWN_BYTES)
+    except (OSError, ValueError):
+        return None
+    return plain if isinstance(plain, dict) else None
 
 
 def find_noted(folder: Path, name: str) -> dict[str, Any] | None:
     """Return what a training process noted under a name; of several the first that did."""
     noted = sorted(folder.glob(f"{name}-*.json"), key=lambda path: path.stat().st_mtime)
-    for path in noted:
-        plain: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        return plain
-    return None
+    return _find_plain(noted[0]) if noted else None
 
 
 def _keep(folder: Path, names: Sequence[str], keep: Path | None) -> None:

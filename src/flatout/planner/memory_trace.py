@@ -28,6 +28,7 @@ from flatout.planner.stream import MemoryStream, stream_from_json
 from flatout.planner.tracing.script import ScriptTracer
 from flatout.records.errors import UserError
 from flatout.records.files import module_command, with_boot
+from flatout.records.input_files import MAX_OWN_BYTES, read_json
 from flatout.records.recipe import Recipe
 from flatout.records.trial import Workload
 
@@ -165,7 +166,7 @@ class _Process:
     def read(self, reply: dict[str, str]) -> MemoryStream:
         """Return the stream that the child wrote."""
         path = Path(reply["stream"])
-        stream = stream_from_json(json.loads(path.read_text(encoding="utf-8")))
+        stream = stream_from_json(read_json(path, MAX_OWN_BYTES))
         path.unlink()
         return stream
 

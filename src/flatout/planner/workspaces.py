@@ -8,7 +8,6 @@ One JSON file a GPU and torch version lies in `calibrations/`; `benchmarks/run_g
 Where there is none, `assumed.json` is taken, and its numbers say so.
 """
 
-import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -18,6 +17,7 @@ from typing import Any
 
 from flatout.hardware.catalogue import GpuModel
 from flatout.planner.stream import Allocation, Component, Draft, MemoryStream, Phase
+from flatout.records.input_files import read_json
 from flatout.records.plan import Amount, Source
 
 SCHEMA = "flatout.calibration/1"
@@ -116,7 +116,7 @@ def file_name(gpu: str, torch_version: str) -> str:
 
 
 def _read(path: Path) -> Mapping[str, Any]:
-    plain = json.loads(path.read_text(encoding="utf-8"))
+    plain = read_json(path)
     if not isinstance(plain, dict) or plain.get("schema") != SCHEMA:
         raise ValueError(f"its schema is not {SCHEMA}")
     return plain

@@ -12,6 +12,7 @@ import stat
 import sys
 import types
 import typing
+import zipfile
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from enum import Enum
@@ -23,6 +24,10 @@ MAX_JSON_BYTES = 16 << 20
 """Enough for a profile of many ranks; parsed, at most some 400 MB."""
 MAX_TOML_BYTES = 1 << 16
 """A recipe has a few KB; tomllib takes quadratic time for long dotted keys."""
+MAX_OWN_BYTES = 1 << 28
+"""Of JSON that flatout wrote for itself in a private folder: a trial of many steps and ranks."""
+MAX_NPZ_BYTES = 1 << 30
+"""Unpacked, of arrays that flatout wrote."""
 MAX_DEPTH = 64
 """Levels of nesting: far below Python's recursion limit, which what reads it may come near."""
 MAX_WHOLE = 2**64
@@ -70,6 +75,26 @@ def parse_json(text: str | bytes) -> Any:
         return checked(json.loads(text, parse_int=_whole, parse_float=_floating))
     except RecursionError:
         raise ValueError(f"it is nested deeper than {MAX_DEPTH} levels") from None
+
+
+def check_unpacked_size(path: str | Path, max_bytes: int) -> None:
+    """Make sure that a .npz file takes no more memory than allowed: 16 KB may unpack to 16 MB.
+
+    What its members claim is enough: zipfile unpacks no more of one than that.
+
+    Raises:
+        OSError: if it cannot be read.
+        ValueError: if it is no archive, or unpacks to more.
+    """
+    if not stat.S_ISREG(Path(path).stat().st_mode):
+        raise ValueError("it is no regular file")
+    try:
+        with zipfile.ZipFile(path) as archive:
+            size = sum(member.file_size for member in archive.infolist())
+    except (zipfile.BadZipFile, NotImplementedError, RuntimeError, OverflowError) as error:
+        raise ValueError(f"it is no .npz archive: {error}") from None
+    if size > max_bytes:
+        raise ValueError(f"it unpacks to {size} bytes; {max_bytes} are allowed")
 
 
 def read_toml(path: str | Path) -> dict[str, Any]:

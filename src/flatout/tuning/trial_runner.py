@@ -16,6 +16,7 @@ from typing import Any
 
 from flatout.analysis import disturbance
 from flatout.records.errors import UserError
+from flatout.records.input_files import MAX_OWN_BYTES, parse_json, read_bytes
 from flatout.records.machine import Machine
 from flatout.records.profile import Profile
 from flatout.records.recipe import Recipe
@@ -230,11 +231,13 @@ def _whole_lines(path: Path) -> list[bytes]:
 
     That is of a process that was killed in mid-write: the next row would be appended to it.
     """
-    with path.open("r+b") as file:
-        lines = file.readlines()
-        if lines and not lines[-1].endswith(b"\n"):
-            file.truncate(sum(map(len, lines[:-1])))
-            lines.pop()
+    try:
+        lines = read_bytes(path, MAX_OWN_BYTES).splitlines(keepends=True)
+    except ValueError as error:
+        raise UserError(f"{path} cannot be read: {error}; run tune without --resume") from None
+    if lines and not lines[-1].endswith(b"\n"):
+        lines.pop()
+        os.truncate(path, sum(map(len, lines)))
     return lines
 
 
@@ -249,14 +252,14 @@ def _read_journal(
     recorded: dict[str, list[Trial]] = {}
     number = 1
     try:
-        if changes := _changes(dict(json.loads(lines[0])["header"]), header):
+        if changes := _changes(dict(parse_json(lines[0])["header"]), header):
             raise UserError(
                 f"{path} belongs to another tuning: {'; '.join(changes)}; "
                 "run tune without --resume, or choose another --out"
             )
         for line in lines[1:]:
             number += 1
-            row = json.loads(line)
+            row = parse_json(line)
             recorded.setdefault(row["key"], []).append(trial_from_json(row["trial"]))
     except UserError:
         raise

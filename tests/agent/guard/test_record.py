@@ -3,6 +3,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from flatout.agent.guard import record
 from flatout.agent.guard.record import (
     GradientSet,
     GuardRecord,
@@ -100,3 +101,11 @@ def test_a_record_made_in_another_way_is_refused(
 
     with pytest.raises(ValueError, match="was made as"):
         read_record(tmp_path / "guard.npz")
+
+
+def test_a_record_that_would_unpack_to_more_than_it_may_is_none(tmp_path, monkeypatch):
+    np.savez_compressed(tmp_path / "guard.json.npz", meta=np.zeros(1 << 20, np.uint8), numbers=0)
+    monkeypatch.setattr(record, "MAX_NPZ_BYTES", 1 << 16)
+
+    with pytest.raises(ValueError, match="it unpacks to"):
+        read_record(tmp_path / "guard.json.npz")

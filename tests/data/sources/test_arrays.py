@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import flatout.data
+from flatout.data.sources import arrays
 from flatout.records.errors import UserError
 from tests.data.packs import packed
 
@@ -114,3 +115,13 @@ def test_a_name_in_capitals_is_a_name(tmp_path):
     packed(tmp_path / "A.NPY", tmp_path / "a")
 
     assert list(flatout.data.open(tmp_path / "a", order="source")) == list(range(9))
+
+
+def test_an_archive_that_would_unpack_to_more_than_the_free_memory_is_refused(
+    tmp_path, monkeypatch
+):
+    np.savez_compressed(tmp_path / "a.npz", x=np.zeros((1000, 1000)))
+    monkeypatch.setattr(arrays, "free_memory_bytes", lambda: 1 << 20)
+
+    with pytest.raises(UserError, match="it unpacks to 8000128 bytes; 1048576 are allowed"):
+        packed(tmp_path / "a.npz", tmp_path / "a")

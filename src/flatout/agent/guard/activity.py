@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from flatout.agent.guard.record import rank_path
 from flatout.agent.nested import map_leaves
 from flatout.agent.ranks import own_rank
+from flatout.records.input_files import read_json
 
 if TYPE_CHECKING:
     import torch
@@ -181,7 +182,7 @@ def find_activity(path: str | None) -> dict[str, float | None] | None:
         return None
     with contextlib.suppress(OSError, ValueError, KeyError):
         found: dict[str, float | None]
-        found = json.loads(Path(path).read_text(encoding="utf-8"))["activity"]
+        found = read_json(path)["activity"]
         return found
     return None
 

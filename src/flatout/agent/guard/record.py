@@ -1,7 +1,6 @@
 """A guard record: what one guard trial leaves behind, for the judge to read."""
 
 import json
-import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -9,6 +8,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from flatout.records.input_files import MAX_NPZ_BYTES, check_unpacked_size, parse_json
 
 SCHEMA = "flatout.guard/2"
 SKETCH = "64 signed sums, block 1"
@@ -141,15 +142,16 @@ def read_record(path: Path) -> GuardRecord:
         ValueError: if there is none, it is damaged, or was made in another way.
     """
     try:
+        check_unpacked_size(path, MAX_NPZ_BYTES)
         with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
-            plain = json.loads(bytes(file["meta"]))
+            plain = dict(parse_json(bytes(file["meta"])))
             numbers = file["numbers"]
-    except (OSError, KeyError, ValueError, zipfile.BadZipFile) as error:
+        made = (plain.pop("schema", None), plain.pop("sketch", None))
+        if made != (SCHEMA, SKETCH):
+            raise ValueError(f"it was made as {made}, not {(SCHEMA, SKETCH)}")
+        return _record(plain, numbers)
+    except Exception as error:
         raise ValueError(f"no readable guard record at {path}: {error}") from error
-    made = (plain.pop("schema", None), plain.pop("sketch", None))
-    if made != (SCHEMA, SKETCH):
-        raise ValueError(f"guard record at {path} was made as {made}, not {(SCHEMA, SKETCH)}")
-    return _record(plain, numbers)
 
 
 def rank_path(path: Path, rank: int) -> Path:

@@ -7,10 +7,12 @@ from typing import Any
 
 import numpy as np
 
+from flatout.data.caching import free_memory_bytes
 from flatout.data.format import Field
 from flatout.data.sources.source import LABELS, Contents, fingerprint_of, need_samples, stamp_of
 from flatout.data.values import ARRAY_KINDS
 from flatout.records.errors import UserError
+from flatout.records.input_files import check_unpacked_size
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -86,6 +88,11 @@ def _load(path: str, stamp: str) -> dict[str, Array]:
     """
     if stamp_of(path) != stamp:
         raise UserError(f"{path} was written to while it was packed; pack it when it is finished")
+    if not path.lower().endswith(".npy"):
+        try:
+            check_unpacked_size(path, free_memory_bytes())
+        except (OSError, ValueError) as error:
+            raise UserError(f"{path} cannot be read as plain arrays: {error}") from None
     try:
         if path.lower().endswith(".npy"):
             arrays = {"value": np.load(path, mmap_mode="r", allow_pickle=False)}

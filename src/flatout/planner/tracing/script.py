@@ -26,6 +26,7 @@ from flatout.planner.tracing.script_data import HostData
 from flatout.planner.tracing.simulated_ranks import rank_variables
 from flatout.records import catalogue
 from flatout.records.errors import UserError
+from flatout.records.input_files import MAX_OWN_BYTES, read_json
 from flatout.records.phase_clock import DATA_WAIT
 from flatout.records.recipe import Recipe, recipe_from_json
 from flatout.records.trial import Workload
@@ -121,7 +122,7 @@ class ScriptTracer:
             path = Path(name) / RESULT
             reply: Mapping[str, Any] = {"is_over": True}
             if path.exists():
-                reply = json.loads(path.read_text(encoding="utf-8"))
+                reply = read_json(path, MAX_OWN_BYTES)
         return {"error": _explained(ending)} if "is_over" in reply else reply
 
 
