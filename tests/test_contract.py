@@ -34,6 +34,8 @@ from tests.data.packs import packed
 
 NAMES = catalogue.names()
 HEADINGS = ("What it does:", "When it helps:", "What it costs:", "How it is checked:")
+PLAIN = ("numerics", "addresses", "stages", "keeps_samples", "prepared_by", "sets")
+"""Attributes that other parts read from the sources, so that they need not import torch."""
 GIB = 1024**3
 OF_MEMORY = {"out_of_memory", "fragmented_memory"}
 
@@ -294,6 +296,24 @@ def test_it_promises_something_about_something(name):
     assert isinstance(kind.moves_random_stream, bool)
     assert kind.addresses
     assert seams_of(kind), "it acts at no hook point"
+
+
+@pytest.mark.parametrize("attribute", PLAIN)
+def test_what_is_read_from_the_sources_is_what_the_classes_have(attribute):
+    default = getattr(Technique, attribute, None)
+    kinds = {name: getattr(kind_of(name), attribute) for name in NAMES}
+
+    assert catalogue.declared(attribute) == {
+        name: value for name, value in kinds.items() if value != default
+    }
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_it_rescues_with_are_settings_it_takes(name):
+    for rescue in kind_of(name).rescues:
+        assert kind_of(name)(**rescue.settings)
+        assert rescue.cost >= 0
+        assert rescue.instead_of <= set(NAMES) - {name}
 
 
 @pytest.mark.parametrize("name", NAMES)

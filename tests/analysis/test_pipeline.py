@@ -4,7 +4,7 @@ import pytest
 
 from flatout.analysis.journey import pipeline_of, stage_of
 from flatout.records import catalogue
-from flatout.records.journey import ASKED, STAGES, TECHNIQUES
+from flatout.records.journey import STAGES
 from flatout.records.profile import Ceilings, profile_from_json
 from tests.rules.rank_facts import rank
 from tests.techniques.facts import machine, profile
@@ -108,15 +108,17 @@ def test_a_profile_brings_it_back_from_json():
     assert profile_from_json(whole.to_json()).pipeline == whole.pipeline
 
 
-def test_every_stage_has_its_techniques():
-    assert set(TECHNIQUES) == set(STAGES)
+def test_every_stage_has_its_techniques_and_no_technique_names_another_stage():
+    assert {x for stages in catalogue.declared("stages").values() for x in stages} == set(STAGES)
 
 
-def test_every_technique_of_a_stage_is_a_technique():
-    known = set(catalogue.names())
+def test_what_keeps_samples_is_of_no_use_after_a_stage_that_makes_each_anew():
+    stages = found(known=("device_cache", "ram_cache"), is_repeated=False).stages
 
-    assert {lever for levers in TECHNIQUES.values() for lever in levers} <= known
-    assert known >= ASKED
+    assert {x.name: x.levers for x in stages if x.levers} == {
+        "read": ("ram_cache",),
+        "decode": ("ram_cache",),
+    }
 
 
 def test_what_needs_no_decoding_is_known_by_its_stages():

@@ -37,7 +37,7 @@ def test_files_in_sub_folders_are_found_by_name_and_not_imported(tmp_path):
 def test_two_files_of_one_name_are_a_mistake(tmp_path):
     files = {f"{family}/{name}.py": "" for family in "ab" for name in ("__init__", "boost")}
 
-    with pytest.raises(ValueError, match=r"two files are called boost: techniques\.a\.boost"):
+    with pytest.raises(ValueError, match=r"two files are called boost: levers\.a\.boost"):
         module_names(package(tmp_path, files))
 
 

@@ -40,7 +40,7 @@ def need(optimizer: Any, who: str) -> None:
     """
     if optimizer in _PARTED:
         raise NotApplicable(
-            "optimizer_in_backward updates each parameter by itself: no step is left to act around"
+            "each parameter is updated in the backward pass: no step is left to act around"
         )
     _NEEDED.setdefault(optimizer, who)
 

@@ -6,11 +6,12 @@ cores have to do.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from flatout.records.journey import TRAINING, WORKERS, WorkerFacts
 from flatout.records.machine import Machine
-from flatout.records.profile import LEAST_LEFT, Profile
+from flatout.records.profile import LEAST_LEFT, LoaderFacts, Profile
 
 MADE = ("read", "decode", "collate")
 """Legs of the journey that making a batch consists of."""
@@ -18,6 +19,18 @@ SENT = ("transport", "copy")
 """Stages of a sample that come after it was made."""
 EXACTLY = 1e-6
 """Two workers and this much of a third are two: sums of times are not exact."""
+MIN_WAIT_SHARE = 0.02
+"""Below this wait, free data could not give the 1.02x that a technique must show to be kept."""
+SHM_FACTOR = 1.5
+"""Shared memory to have free per byte in flight; workers are killed by SIGBUS when it runs out."""
+DEFAULT_PREFETCH = 2
+"""Torch's own `prefetch_factor`."""
+MOST_PER_CORE = 4
+"""Workers at most for a core, however long they are blocked: each needs its memory."""
+MEMORY_SHARE = 0.5
+"""Share of the host's memory that all workers together may come to hold."""
+MIN_DELAY_SHARE = 0.10
+"""Threads that wait for a core for a tenth of the time are too many."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,3 +179,32 @@ def share_of(profile: Profile, *stages: str, otherwise: float) -> float:
     made = {x.name: x.cpu_ms for x in pipeline.stages if x.name not in SENT}
     total = sum(made.values())
     return sum(made.get(name, 0.0) for name in stages) / total if total else otherwise
+
+
+def is_starved(profile: Profile) -> bool:
+    """Return whether the step waits for its batches visibly."""
+    return profile.share("data_wait") >= MIN_WAIT_SHARE
+
+
+def is_crowded(profile: Profile) -> bool:
+    """Return whether a training on the CPU has to share its cores with idle workers."""
+    is_late = profile.delay_share >= MIN_DELAY_SHARE and profile.device_kind == "cpu"
+    busy = [x.busy_share for x in worker_facts(profile)]
+    return is_late and len(busy) > 1 and sum(busy) < len(busy) / 2
+
+
+def fitting_prefetch(
+    loaders: Sequence[LoaderFacts], workers: int, wanted: int, shm_free_bytes: int
+) -> int:
+    """Return the largest `prefetch_factor` up to the wanted one that /dev/shm holds; 0 for none.
+
+    >>> facts = dict(address="a", is_training=True, dataset="D", dataset_len=9, batch_size=4,
+    ...     num_workers=0, pin_memory=False, persistent_workers=False, prefetch_factor=None)
+    >>> loaders = [LoaderFacts(**facts, batch_bytes=10_000_000)]
+    >>> [fitting_prefetch(loaders, 2, 4, free) for free in (10**9, 64 * 2**20, 2 * 10**7)]
+    [4, 2, 0]
+    """
+    one_each = SHM_FACTOR * sum(loader.batch_bytes for loader in loaders) * workers
+    if not one_each:
+        return wanted
+    return min(wanted, int(shm_free_bytes / one_each))

@@ -18,9 +18,9 @@ from typing import Any
 
 from flatout.analysis.memory import rises, slope_of
 from flatout.analysis.steps import Window, block_means
+from flatout.records.catalogue import declared
 from flatout.records.journey import (
     STAGES,
-    TECHNIQUES,
     TRAINING,
     WORKERS,
     Journey,
@@ -411,13 +411,20 @@ def techniques_of(
 ) -> tuple[str, ...]:
     """Return the techniques that take a stage away; a cache keeps what is the same each time.
 
-    >>> levers_of("transform", ("ram_cache", "device_preprocess"), is_repeated=False)
+    The mildest come first: by promise, without preparation, and with the fewest stages.
+
+    >>> techniques_of("transform", ("ram_cache", "device_preprocess"), is_repeated=False)
     ('device_preprocess',)
     """
-    useless: tuple[str, ...] = () if is_repeated is not False else ("device_cache",)
-    if is_repeated is False and stage not in DECODED:
-        useless = ("device_cache", "ram_cache")
-    return tuple(x for x in TECHNIQUES[stage] if x in known and x not in useless)
+    keeping = declared("keeps_samples") if is_repeated is False and stage not in DECODED else {}
+    stages, promises = declared("stages"), declared("numerics")
+    found = (x for x in known if stage in stages.get(x, ()) and x not in keeping)
+
+    def order(name: str) -> tuple[int, bool, int, str]:
+        is_prepared = name in declared("prepared_by")
+        return promises[name].rank, is_prepared, len(stages[name]), name
+
+    return tuple(sorted(found, key=order))
 
 
 Values = dict[str, float]

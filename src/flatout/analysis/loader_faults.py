@@ -1,10 +1,11 @@
 """What ended a loader: from the text of a crash or a hang to its cause and what to do about it."""
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
+from flatout.records.catalogue import setter_of
 from flatout.records.recipe import Choice, Recipe
 
 SIGBUS = -7
@@ -141,7 +142,6 @@ FAULTS = (
 )
 """Every fault that is told apart, the most telling first."""
 BY_CODE: Mapping[str, Fault] = {fault.code: fault for fault in FAULTS}
-WORKER_TECHNIQUE = "loader_workers"
 INNERMOST = re.compile(r"[^<#]*(?:<\w+>)?")
 """Of a loader's address: the file and the function that made it, without those that called."""
 
@@ -187,16 +187,14 @@ def fewer_workers(recipe: Recipe, code: str | None) -> Choice | None:
     >>> fewer_workers(recipe, "empty_data") is None
     True
     """
-    fault = BY_CODE.get(code or "")
-    chosen: Sequence[Choice] = [c for c in recipe.choices if c.technique == WORKER_TECHNIQUE]
-    if fault is None or not fault.is_of_workers or not chosen:
+    fault, name = BY_CODE.get(code or ""), setter_of("num_workers")
+    chosen = next((choice for choice in recipe.choices if choice.technique == name), None)
+    if fault is None or not fault.is_of_workers or chosen is None:
         return None
-    workers = int(chosen[0].settings.get("num_workers", 1)) // 2
+    workers = int(chosen.settings.get("num_workers", 1)) // 2
     if workers < 1:
         return None
-    return Choice(
-        technique=WORKER_TECHNIQUE, settings={**chosen[0].settings, "num_workers": workers}
-    )
+    return replace(chosen, settings={**chosen.settings, "num_workers": workers})
 
 
 def half_of_own_workers(details: Mapping[str, Any]) -> Recipe | None:
@@ -220,7 +218,7 @@ def half_of_own_workers(details: Mapping[str, Any]) -> Recipe | None:
     asked = {loader["prefetch_factor"] for loader in larger} - {None}
     settings = {"num_workers": workers} | ({"prefetch_factor": min(asked)} if asked else {})
     return Recipe(
-        choices=(Choice(technique=WORKER_TECHNIQUE, settings=settings),),
+        choices=(Choice(technique=setter_of("num_workers"), settings=settings),),
         training_loaders=tuple(loader["address"] for loader in larger),
     )
 

@@ -1,8 +1,10 @@
-"""The techniques: one file each, found by file name, imported only when asked for.
+"""The techniques and rules: one file each, found by file name, imported only when asked for.
 
-Find the one-file-each techniques and rules of a folder by their file names.
+What a technique declares in its class is read from its source: half of those on data import torch.
 """
 
+import ast
+import functools
 import importlib
 import inspect
 import pkgutil
@@ -16,7 +18,7 @@ from typing import Any, TypeVar
 
 from flatout.records.errors import UserError, unknown
 from flatout.records.recipe import Choice, Recipe
-from flatout.records.technique import Technique
+from flatout.records.technique import Numerics, Technique
 
 Base = TypeVar("Base")
 
@@ -75,6 +77,43 @@ def technique_class(name: str) -> type[Technique]:
     return load_class(modules[name], Technique)  # type: ignore[type-abstract]
 
 
+def declared(attribute: str) -> dict[str, Any]:
+    """Return what techniques declare for a plain class attribute, by name, importing none of them.
+
+    >>> declared("prepared_by")
+    {'packed_data': 'flatout pack'}
+    """
+    return {
+        name: _value(member.value)
+        for name, member in _members(attribute)
+        if isinstance(member, ast.AnnAssign) and member.value
+    }
+
+
+def declaring(member: str) -> list[type[Technique]]:
+    """Return the techniques whose class defines a class attribute or a method, in their order."""
+    return [technique_class(name) for name, _ in _members(member)]
+
+
+def setter_of(what: str) -> str:
+    """Return the technique through which flatout sets something; see `Technique.sets`.
+
+    >>> setter_of("num_workers")
+    'loader_workers'
+    """
+    (name,) = (name for name, found in declared("sets").items() if what in found)
+    return name
+
+
+def only_on_request() -> frozenset[str]:
+    """Return the techniques that `flatout tune` does not try unless the user asks for them."""
+    return frozenset(
+        name
+        for name, promise in declared("numerics").items()
+        if promise is Numerics.TRAINING or name in declared("prepared_by")
+    )
+
+
 def build(recipe: Recipe) -> tuple[Technique, ...]:
     """Return the recipe's techniques with their settings, in the recipe's order.
 
@@ -82,6 +121,37 @@ def build(recipe: Recipe) -> tuple[Technique, ...]:
         UserError: if a technique or a setting is unknown, or a value is not allowed.
     """
     return tuple(_build(choice) for choice in recipe.choices)
+
+
+@functools.cache
+def _members(name: str) -> tuple[tuple[str, ast.stmt], ...]:
+    """Return where technique classes define a member, by technique."""
+    return tuple(
+        (technique, member)
+        for technique, module in _modules().items()
+        for source in [_source(module)]
+        if name in source  # saves most of the parsing
+        for kind in ast.parse(source).body
+        if isinstance(kind, ast.ClassDef) and "Technique" in map(ast.unparse, kind.bases)
+        for member in kind.body
+        if name in (getattr(member, "name", ""), getattr(getattr(member, "target", 0), "id", ""))
+    )
+
+
+def _source(module: str) -> str:
+    *_, family, name = module.split(".")
+    folder = Path(importlib.import_module("flatout.techniques").__path__[0]) / family
+    path = folder / f"{name}.py"
+    return (path if path.is_file() else folder / name / "__init__.py").read_text(encoding="utf-8")
+
+
+def _value(node: ast.expr) -> Any:
+    """Return the value that is written: plain, a set of plain ones, or a promise."""
+    if isinstance(node, ast.Attribute):
+        return Numerics[node.attr]
+    if isinstance(node, ast.Call):
+        return frozenset(ast.literal_eval(node.args[0]))
+    return ast.literal_eval(node)
 
 
 def _modules() -> dict[str, str]:

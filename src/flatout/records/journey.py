@@ -77,26 +77,7 @@ STAGES = (
     *("read", "decode", "tokenise", "resize", "transform", "normalise", "python"),
     *("collate", "transport", "copy"),
 )
-"""Legs of a sample, in the order in which it passes them."""
-TECHNIQUES: Mapping[str, tuple[str, ...]] = {
-    "read": ("ram_cache", "read_ahead", "packed_data", "block_order"),
-    "decode": ("region_decode", "fast_decode", "ram_cache", "packed_data", "scaled_decode"),
-    "tokenise": ("pretokenized", "ram_cache"),
-    "resize": ("fast_resize", "ram_cache"),
-    "transform": ("device_preprocess", "ram_cache"),
-    "normalise": ("device_preprocess", "ram_cache"),
-    "python": ("ram_cache", "device_cache"),
-    "collate": ("device_preprocess", "device_cache"),
-    "transport": ("device_preprocess", "device_cache"),
-    "copy": ("pinned_memory", "device_prefetch", "device_cache"),
-}
-"""Techniques that take a leg away or make it cheaper, the mildest first."""
-PACKING = "packed_data"
-"""Reads the samples from a packed store, which has to be made first: `flatout pack`."""
-ASKED = frozenset({PACKING, "block_order", "scaled_decode"})
-"""Techniques that `flatout tune` does not try by itself: they need a store, or the user's consent
-to
-other numbers (`--numerics training`)."""
+"""Legs of a sample, in the order in which it passes them; a technique names those it shortens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from enum import Enum
 from typing import Any, ClassVar
 
@@ -49,6 +49,19 @@ class Effect:
     """One clause that explains the number."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rescue:
+    """Settings with which a technique may make a script fit into memory."""
+
+    cost: float
+    """Share of the step that it adds, assumed: the cheapest is tried first."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    needs_device: bool = False
+    """Whether it acts on a device with a memory of its own only."""
+    instead_of: frozenset[str] = frozenset()
+    """Techniques that it does not go with; it saves more than each of them."""
+
+
 class Technique(ABC):
     """Base of every technique. Subclasses are final, frozen dataclasses of their settings.
 
@@ -73,6 +86,19 @@ class Technique(ABC):
     by_hand: ClassVar[str] = ""
     """What to change in the script to have the same without flatout: lines that start with `- `
     are taken out, with `+ ` put in, others are plain words. `$name` stands for a setting."""
+    stages: ClassVar[tuple[str, ...]] = ()
+    """Stages of a sample (`flatout.records.journey.STAGES`) that it takes away or makes cheaper."""
+    keeps_samples: ClassVar[bool] = False
+    """Whether it keeps what these stages made, which is of no use where each epoch differs."""
+    prepared_by: ClassVar[str] = ""
+    """The command that makes what it reads, as `flatout pack`; nothing runs it for the user."""
+    sets: ClassVar[tuple[str, ...]] = ()
+    """What flatout sets through it elsewhere: `num_workers` and `threads`, which are then its
+    settings, and `persistent_workers`. One technique for each."""
+    calibrates_guard: ClassVar[bool] = False
+    """Whether the guard sees from it how bf16 rounds each tensor of the unchanged training."""
+    rescues: ClassVar[tuple["Rescue", ...]] = ()
+    """How it makes a script run that ran out of memory."""
 
     @classmethod
     @abstractmethod
@@ -150,9 +176,10 @@ SEAM_METHODS = (
 """The methods through which a technique acts."""
 
 
-def name_of(technique: Technique) -> str:
+def name_of(technique: Technique | type[Technique]) -> str:
     """Return the name of a technique: that of its module."""
-    return type(technique).__module__.rpartition(".")[2]
+    kind = technique if isinstance(technique, type) else type(technique)
+    return kind.__module__.rpartition(".")[2]
 
 
 def seams_of(technique: Technique | type[Technique]) -> frozenset[str]:

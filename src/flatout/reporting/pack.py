@@ -83,7 +83,7 @@ def _stored(packed: Mapping[str, Any]) -> str:
 def _order(packed: Mapping[str, Any]) -> str:
     if packed["order"] == "shuffled":
         return f"a permutation of all samples, seed {packed['seed']}"
-    return "as in the source; not shuffled, so block_order is refused"
+    return "as in the source; not shuffled, so it cannot be read block by block"
 
 
 def _classes(packed: Mapping[str, Any]) -> str:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from flatout.agent.probes.operator_times import AFTER, STEPS
+from flatout.analysis.feeding import MIN_WAIT_SHARE
 from flatout.analysis.memory import memory_story
 from flatout.analysis.regime import with_regime
 from flatout.analysis.trace import summarise_operators
@@ -22,7 +23,7 @@ from flatout.records.readings import TraceSummary
 from flatout.records.recipe import Recipe
 from flatout.records.technique import Technique
 from flatout.records.trial import Trial
-from flatout.tuning.feeding import MIN_WAIT_SHARE, is_about_data
+from flatout.tuning.feeding import is_about_data
 from flatout.tuning.passes import find_seen
 from flatout.tuning.passes.detail import OBSERVED_STEPS, UNSEEN_STEPS
 from flatout.tuning.ranking import Search

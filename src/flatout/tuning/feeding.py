@@ -8,7 +8,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from flatout.analysis.feeding import cores_of
+from flatout.analysis.feeding import MIN_WAIT_SHARE, cores_of
 from flatout.analysis.journey import pipeline_of
 from flatout.records import catalogue
 from flatout.records.ablation import Feeding
@@ -23,11 +23,8 @@ from flatout.tuning.trial_runner import Lab
 LOOK_S = 1.5
 """Time for a look at the samples, and once more under the profiler."""
 LOOK_STEPS = 4
-MIN_WAIT_SHARE = 0.02
-"""A loop that waits for less has nothing to gain from its data."""
 DECODED = ("read", "decode")
 SENT = ("transport", "copy")
-THREADS = "cpu_threads"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,8 +102,8 @@ def find_costs(lab: Lab, recipe: Recipe, final: Profile, steps: int | None = Non
     """
     if final.device_kind != "cpu":
         return Costs()
-    single = Choice(technique=THREADS, settings={"threads": 1})
-    alone = recipe.without(THREADS).plus(single) if final.cpu_threads > 1 else recipe
+    single = Choice(technique=catalogue.setter_of("threads"), settings={"threads": 1})
+    alone = recipe.without(single.technique).plus(single) if final.cpu_threads > 1 else recipe
     workers = sum(loader.num_workers for loader in final.training_loaders)
     company = max(_others(lab, final), workers)
     probe = replay_probe(final, "host", company=company)

@@ -21,9 +21,16 @@ ACTIVITY_STEPS = 1
 ROUNDED_STEPS = 3
 """Gradients of two steps are compared."""
 SEED = 0
-CALIBRATION = Recipe(choices=(Choice(technique="bf16_autocast"),))
-"""The baseline in bf16 shows each tensor's natural scale of rounding; see docs/guard.md. It serves
-rounding techniques too, and on CPUs without bf16 units: it need not be fast, only less exact."""
+
+
+def calibration_technique() -> str:
+    """Return what shows each tensor's natural scale of rounding; see docs/guard.md.
+
+    It serves rounding techniques too, and CPUs without bf16 units: it need not be fast, only less
+    exact.
+    """
+    (name,) = catalogue.declared("calibrates_guard")
+    return name
 
 
 @dataclass(slots=True)
@@ -107,7 +114,7 @@ class Referee:
                     calibration=calibration,
                     repeat=repeat,
                     promise=promise_of(recipe),
-                    changes_threads="cpu_threads" in recipe.names,
+                    changes_threads=catalogue.setter_of("threads") in recipe.names,
                     rounded=own,
                 )
             )
@@ -171,7 +178,7 @@ class Referee:
         # A script that runs in bf16 by itself is compared with itself in full precision.
         recipe = self.floor
         if not self._baseline[0].low_precision:
-            recipe = recipe.plus(CALIBRATION.choices[0])
+            recipe = recipe.plus(Choice(technique=calibration_technique()))
         trial = self._trial(recipe, "calibration", drops_autocast=self._baseline[0].low_precision)
         self._calibration = _records(trial)
 

@@ -152,11 +152,11 @@ def find_pair(profile: Profile, search: Search, experience: Experience) -> list[
     if scan is None or pace is None or pace.num_workers in (scan.now, 0):
         return []
     wanted = {
-        "loader_workers": {
+        catalogue.setter_of("num_workers"): {
             "num_workers": pace.num_workers,
             "prefetch_factor": pace.prefetch_factor,
         },
-        "cpu_threads": {"threads": pace.threads},
+        catalogue.setter_of("threads"): {"threads": pace.threads},
     }
     found = []
     for name, settings in wanted.items():

@@ -8,44 +8,17 @@ would run without are taken back. Loader workers that died or hang: once more, w
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
-from flatout.analysis.loader_faults import WORKER_TECHNIQUE, half_of_own_workers
+from flatout.analysis.loader_faults import half_of_own_workers
 from flatout.records import catalogue
 from flatout.records.ablation import LossCheck, Row, Verdict
 from flatout.records.errors import UserError
 from flatout.records.live import Progress
 from flatout.records.recipe import Choice, Recipe
-from flatout.records.technique import Numerics
+from flatout.records.technique import Numerics, name_of
 from flatout.records.trial import Outcome, Trial
 from flatout.tuning.ranking import Search
 from flatout.tuning.state import progress
 from flatout.tuning.trial_runner import Budget, Lab
-
-ON_DEVICE = ("expandable_segments", "activation_offload", "offloaded_optimizer")
-"""Techniques for a device with an allocator and a memory of its own."""
-RUNGS = (
-    Choice(technique="expandable_segments"),
-    Choice(technique="chunked_cross_entropy"),
-    Choice(technique="optimizer_in_backward"),
-    Choice(technique="activation_checkpointing", settings={"mode": "selective"}),
-    Choice(technique="activation_checkpointing", settings={"mode": "full"}),
-    Choice(technique="microbatching", settings={"chunks": 2}),
-    Choice(technique="microbatching", settings={"chunks": 8}),
-    Choice(technique="activation_offload"),
-    Choice(technique="offloaded_optimizer"),
-    Choice(technique="eight_bit_optimizer"),
-    Choice(technique="four_bit_optimizer"),
-    Choice(technique="adafactor"),
-)
-"""In the order of the time they are predicted to cost: nothing, a softmax, launches, a tenth of
-forward, a forward, that with smaller products, and a step on the host; what changes the training
-comes last."""
-_OF_ADAM = ("eight_bit_optimizer", "four_bit_optimizer", "adafactor")
-INSTEAD_OF = {
-    name: {"optimizer_in_backward", *_OF_ADAM} - {name}
-    for name in ("offloaded_optimizer", *_OF_ADAM)
-}
-"""What a rung takes the place of: none of these goes with steps in backward, and an Adam becomes
-one other optimizer. Each saves more than what it replaces: a state is larger than its gradients."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -169,8 +142,10 @@ def with_rung(recipe: Recipe, choice: Choice) -> Recipe:
     >>> with_rung(technique, Choice(technique="offloaded_optimizer")).names
     ('offloaded_optimizer',)
     """
-    for name in INSTEAD_OF.get(choice.technique, ()):
-        recipe = recipe.without(name)
+    kind = catalogue.technique_class(choice.technique)
+    for rescue in kind.rescues:
+        for name in rescue.instead_of:
+            recipe = recipe.without(name)
     return recipe.plus(choice)
 
 
@@ -182,7 +157,7 @@ def retry_with_fewer_workers(
     Where that fails too, the first trial that is returned says so.
     """
     fewer = half_of_own_workers(first.details)
-    if fewer is None or budget.left_s <= 0 or not _may_try(WORKER_TECHNIQUE, search):
+    if fewer is None or budget.left_s <= 0 or not _may_try(fewer.names[0], search):
         return None
     tell(progress(budget, "", event=f"the unchanged script: {first.message}"))
     rescue = Rescue(
@@ -206,14 +181,17 @@ def _may_try(name: str, search: Search) -> bool:
 
 
 def rungs_for(search: Search) -> Iterator[Choice]:
-    """Yield the techniques that may be tried here, the cheapest first."""
+    """Yield the techniques that may be tried here, the cheapest first.
+
+    Those that change the training come last.
+    """
     has_device = search.machine.device.kind != "cpu"
-    for choice in RUNGS:
-        name = choice.technique
-        allowed = _may_try(name, search)
-        numerics = catalogue.technique_class(name).numerics
-        if allowed and search.ceiling.allows(numerics) and (has_device or name not in ON_DEVICE):
-            yield choice
+    found = [(x, rescue) for x in catalogue.declaring("rescues") for rescue in x.rescues]
+    found.sort(key=lambda each: (each[0].numerics is Numerics.TRAINING, each[1].cost))
+    for kind, rescue in found:
+        allowed = _may_try(name_of(kind), search) and search.ceiling.allows(kind.numerics)
+        if allowed and (has_device or not rescue.needs_device):
+            yield Choice(technique=name_of(kind), settings=rescue.settings)
 
 
 def _row(choice: Choice, trial: Trial, recipe: Recipe) -> Row:

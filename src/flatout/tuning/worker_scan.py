@@ -9,27 +9,30 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from flatout.analysis.feeding import cores_of, fetch_per_step_ms, loading, workers_now
+from flatout.analysis.feeding import (
+    DEFAULT_PREFETCH,
+    MEMORY_SHARE,
+    MOST_PER_CORE,
+    cores_of,
+    fetch_per_step_ms,
+    fitting_prefetch,
+    is_crowded,
+    is_starved,
+    loading,
+    workers_now,
+)
+from flatout.records.catalogue import setter_of
 from flatout.records.journey import WorkerPace, WorkerScan
 from flatout.records.machine import Machine
 from flatout.records.profile import LoaderFacts, Profile
 from flatout.records.recipe import Recipe
 from flatout.records.technique import Numerics
-from flatout.techniques.data.loader_workers import (
-    DEFAULT_PREFETCH,
-    MEMORY_SHARE,
-    MOST_PER_CORE,
-    fitting_prefetch,
-    is_crowded,
-    is_starved,
-)
 from flatout.tuning.passes import find_seen
 from flatout.tuning.ranking import Search
 from flatout.tuning.trial_runner import Lab, key_of
 
-TECHNIQUE, THREADS = "loader_workers", "cpu_threads"
-COMPANIONS = (TECHNIQUE, "persistent_workers")
-"""Techniques after which a scan still holds: they are what it is about."""
+WORKERS = ("num_workers", "persistent_workers")
+"""Under techniques that set these a scan still holds: they are what it is about."""
 MOST_S = 40.0
 """Time for the visits of one scan at most; seven numbers take half of it."""
 LEAST_S = 10.0
@@ -68,7 +71,7 @@ class WorkerScans:
         key = _key(recipe)
         max_s = min(MOST_S, (LATER_SHARE if self.known else TIME_SHARE) * left_s)
         if key not in self.known and max_s >= LEAST_S and self._is_due(profile):
-            may_thread = self.search.allows(THREADS, Numerics.ROUNDING)
+            may_thread = self.search.allows(setter_of("threads"), Numerics.ROUNDING)
             self.known[key] = scan(self.lab, recipe, profile, max_s, may_thread=may_thread)
             self.latest = self.known[key]
         return self.known.get(key, self.latest)
@@ -91,7 +94,10 @@ class WorkerScans:
         return [describe(scan) for scan in self.known.values() if scan is not None]
 
     def _is_wanted(self, profile: Profile) -> bool:
-        if not self.search.allows(TECHNIQUE, Numerics.EXACT) or len(profile.ranks) > 1:
+        if (
+            not self.search.allows(setter_of("num_workers"), Numerics.EXACT)
+            or len(profile.ranks) > 1
+        ):
             return False
         loaders = profile.training_loaders
         if len(loaders) != 1 or loaders[0].is_iterable:
@@ -232,7 +238,7 @@ def _gains(scan: WorkerScan, paces: Iterable[WorkerPace]) -> str:
 
 
 def _key(recipe: Recipe) -> str:
-    for name in COMPANIONS:
+    for name in map(setter_of, WORKERS):
         if name in recipe.names:
             recipe = recipe.without(name)
     return key_of(recipe)

@@ -392,7 +392,7 @@ def allocator(machine: Machine) -> Check | None:
     return Check(
         status=WARN,
         what="tcmalloc is not installed",
-        why="the technique cpu_allocator, worth trying on the CPU, has nothing to use",
+        why="a faster allocator, worth trying for training on the CPU, is not available",
         next="apt-get install libtcmalloc-minimal4",
     )
 

@@ -202,7 +202,7 @@ def _entries(plain: Mapping[str, Any]) -> list[Any]:
 
 def _choice(entry: object) -> Choice:
     if not isinstance(entry, dict) or not isinstance(entry.get("name"), str):
-        raise UserError('each [[technique]] needs a name, as in: name = "bf16_autocast"')
+        raise UserError("each [[technique]] needs a name; 'flatout techniques' lists them")
     settings = {key: value for key, value in entry.items() if key != "name"}
     return Choice(technique=entry["name"], settings=settings)
 

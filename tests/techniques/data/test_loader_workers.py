@@ -6,11 +6,12 @@ import torch
 from torch.utils.data import DataLoader
 
 from flatout.agent import worker_start
+from flatout.agent.worker_start import start_method
 from flatout.records.errors import NotApplicable
 from flatout.records.journey import Journey, WorkerPace, WorkerScan
 from flatout.records.readings import RankFacts
 from flatout.techniques.data import loader_workers
-from flatout.techniques.data.loader_workers import LoaderWorkers, start_method
+from flatout.techniques.data.loader_workers import LoaderWorkers
 from tests.rules.journey_facts import leg, worker
 from tests.techniques.data.samples import Numbers, Stream
 from tests.techniques.facts import GIB, loader, machine, profile

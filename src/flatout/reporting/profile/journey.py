@@ -5,9 +5,8 @@ The section on the journey of a batch: who makes it, what its legs cost, what th
 
 from collections.abc import Iterable, Iterator, Sequence
 
+from flatout.records.catalogue import declared, only_on_request
 from flatout.records.journey import (
-    ASKED,
-    PACKING,
     TRAINING,
     WORKERS,
     Journey,
@@ -175,19 +174,20 @@ def _leg_rows(pipeline: Pipeline) -> Iterator[tuple[str, str]]:
     if pipeline.is_fed:
         return
     levers = {lever for stage in shown for lever in stage.levers}
-    useful = sorted((pipeline.cores_without(lever), lever) for lever in levers - ASKED)
+    useful = sorted((pipeline.cores_without(lever), lever) for lever in levers - only_on_request())
     if useful:
         parts = [
             f"{lever} leaves {format_count(cores)} at least ({_legs(pipeline, lever)})"
             for cores, lever in useful[:3]
         ]
         yield "techniques", "of these cores " + ", ".join(parts)
-    if PACKING in levers:
-        yield (
-            "packing",
-            f"{format_count(pipeline.cores_without(PACKING))} cores at least after packing: "
-            f"{PACKING} takes {_legs(pipeline, PACKING)} from a store; flatout pack makes one",
-        )
+    for lever, command in declared("prepared_by").items():
+        if lever in levers:
+            yield (
+                "packing",
+                f"{format_count(pipeline.cores_without(lever))} cores at least after packing: "
+                f"{lever} takes {_legs(pipeline, lever)} from a store; {command} makes one",
+            )
 
 
 def _legs(pipeline: Pipeline, lever: str) -> str:

@@ -6,7 +6,8 @@ A profile as tables, in the reader's language: what Markdown and HTML share.
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from flatout.records.journey import PACKING, TRAINING, WORKERS, Leg, Stage, WorkerFacts
+from flatout.records.catalogue import declared
+from flatout.records.journey import TRAINING, WORKERS, Leg, Stage, WorkerFacts
 from flatout.records.memory import TensorAtPeak
 from flatout.records.profile import PHASES, Profile
 from flatout.records.readings import GpuReadings, Limits
@@ -402,9 +403,10 @@ def pipeline_sheets(profile: Profile, say: Messages) -> Iterator[Sheet]:
         n=pipeline.samples,
     )
     sentences = [told, say(fed, cores=f"{pipeline.usable_cores:.0f}")]
-    if pipeline.legs_of(PACKING) and not pipeline.is_fed:
-        packed = format_count(pipeline.cores_without(PACKING))
-        sentences.append(say("about.pipeline_packed", cores=packed))
+    for lever in declared("prepared_by"):
+        if pipeline.legs_of(lever) and not pipeline.is_fed:
+            packed = format_count(pipeline.cores_without(lever))
+            sentences.append(say("about.pipeline_packed", cores=packed))
     yield Sheet(
         name="pipeline",
         columns=("leg", "cpu_ms", "share", "blocked_ms", "sample_bytes", "techniques"),

@@ -12,6 +12,7 @@ from string import Template
 from typing import Any
 
 from flatout.records.ablation import FREE_DATA, Ablation, Feeding, Row
+from flatout.records.catalogue import setter_of
 from flatout.records.recipe import Recipe
 from flatout.records.technique import Technique
 from flatout.records.units import format_duration, format_rate, format_ratio, format_share
@@ -58,7 +59,7 @@ def headline(ablation: Ablation) -> str:
     if not ablation.recipe.choices:
         return _nothing_kept(ablation)
     if ablation.needed and len(ablation.needed) == len(ablation.recipe.choices):
-        is_of_workers = ablation.needed[0].startswith("loader_workers ")
+        is_of_workers = ablation.needed[0].split()[0] == setter_of("num_workers")
         how = "its loader's workers last" if is_of_workers else "it fits into memory"
         return f"It runs now: with {', '.join(ablation.needed)} {how}, unchanged not."
     kept = f"{len(ablation.recipe.choices)} of {len(_tried(ablation))} techniques kept"

@@ -1,8 +1,9 @@
 """The cores that there are cannot make the samples that the device takes."""
 
 from flatout.analysis.feeding import useful_workers, workers_now
+from flatout.records.catalogue import only_on_request, setter_of
 from flatout.records.finding import Finding
-from flatout.records.journey import ASKED, Pipeline
+from flatout.records.journey import Pipeline
 from flatout.records.machine import Machine
 from flatout.records.profile import Profile
 from flatout.records.units import format_count, format_ms, format_rate, format_share
@@ -39,11 +40,11 @@ def check(profile: Profile, machine: Machine) -> Finding | None:
 
 def _next(pipeline: Pipeline, workers: int, useful: int) -> str:
     """Return what to do: workers as long as there are cores for them, then cheaper samples."""
-    levers = {lever for stage in pipeline.stages for lever in stage.levers} - ASKED
+    levers = {lever for stage in pipeline.stages for lever in stage.levers} - only_on_request()
     best = sorted(levers, key=lambda lever: (pipeline.cores_without(lever), lever))[:3]
     if workers < useful:
         made = format_rate(1e3 * pipeline.usable_cores / pipeline.cpu_ms)
-        only = ",".join(["loader_workers", *best])
+        only = ",".join([setter_of("num_workers"), *best])
         return (
             f"up to {useful} workers help (they make {made} samples/s at most), beyond them "
             f"cheaper samples do: flatout tune --only {only} train.py"

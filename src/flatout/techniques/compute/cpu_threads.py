@@ -30,6 +30,7 @@ class CpuThreads(Technique):
     family: ClassVar[str] = "compute"
     addresses: ClassVar[frozenset[str]] = frozenset({"forward", "backward"})
     numerics: ClassVar[Numerics] = Numerics.ROUNDING
+    sets: ClassVar[tuple[str, ...]] = ("threads",)
     by_hand: ClassVar[str] = """
 At the start of the script:
 + torch.set_num_threads($threads)

@@ -57,6 +57,7 @@ class BlockOrder(Technique):
     family: ClassVar[str] = "data"
     addresses: ClassVar[frozenset[str]] = frozenset({"data_wait", "blocked_reads"})
     numerics: ClassVar[Numerics] = Numerics.TRAINING
+    stages: ClassVar[tuple[str, ...]] = ("read",)
     by_hand: ClassVar[str] = """
 With a packed store as data set; where each epoch has a loader of its own, make one sampler for all:
 + from flatout.techniques.data.block_order import block_sampler

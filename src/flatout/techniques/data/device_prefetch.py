@@ -32,6 +32,7 @@ class DevicePrefetch(Technique):
     family: ClassVar[str] = "data"
     addresses: ClassVar[frozenset[str]] = frozenset({"h2d"})
     numerics: ClassVar[Numerics] = Numerics.EXACT
+    stages: ClassVar[tuple[str, ...]] = ("copy",)
     by_hand: ClassVar[str] = """
 Around the training loader:
 + from flatout.techniques.data.device_prefetch import prefetch_to_device

@@ -18,13 +18,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, final
 
 from flatout.agent.training_device import batch_device
-from flatout.analysis.feeding import fed_change_ms, fetch_per_step_ms
+from flatout.analysis.feeding import MIN_WAIT_SHARE, fed_change_ms, fetch_per_step_ms
 from flatout.data.proof import aliases
 from flatout.records.errors import NotApplicable
 from flatout.records.machine import Machine
 from flatout.records.profile import LoaderFacts, Profile
 from flatout.records.technique import Effect, Numerics, Technique
-from flatout.techniques.data.loader_workers import MIN_WAIT_SHARE
 
 if TYPE_CHECKING:
     import torch
@@ -53,6 +52,7 @@ class DevicePreprocess(Technique):
     family: ClassVar[str] = "data"
     addresses: ClassVar[frozenset[str]] = frozenset({"data_wait", "h2d"})
     numerics: ClassVar[Numerics] = Numerics.EXACT
+    stages: ClassVar[tuple[str, ...]] = ("transform", "normalise", "collate", "transport")
     by_hand: ClassVar[str] = """
 In the data set, return the bytes; after the loader, scale the whole batch at once:
 - return (torch.from_numpy(pixels).permute(2, 0, 1).float() / 255 - mean) / std

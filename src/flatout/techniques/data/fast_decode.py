@@ -42,6 +42,7 @@ class FastDecode(Technique):
     family: ClassVar[str] = "data"
     addresses: ClassVar[frozenset[str]] = frozenset({"data_wait"})
     numerics: ClassVar[Numerics] = Numerics.EXACT
+    stages: ClassVar[tuple[str, ...]] = ("decode",)
     extra: ClassVar[str] = "jpeg"
     by_hand: ClassVar[str] = """
 In the data set, for colour JPEGs:

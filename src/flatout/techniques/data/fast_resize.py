@@ -39,6 +39,7 @@ class FastResize(Technique):
     family: ClassVar[str] = "data"
     addresses: ClassVar[frozenset[str]] = frozenset({"data_wait"})
     numerics: ClassVar[Numerics] = Numerics.EXACT
+    stages: ClassVar[tuple[str, ...]] = ("resize",)
     by_hand: ClassVar[str] = """
 Before the loader is iterated:
 + from flatout.techniques.data.fast_resize import resize_fast

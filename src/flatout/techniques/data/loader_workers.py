@@ -15,28 +15,27 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, final
 
 from flatout.agent.worker_start import REASON, start_with
-from flatout.analysis.feeding import cores_of, loading, worker_facts, workers_now
+from flatout.analysis.feeding import (
+    DEFAULT_PREFETCH,
+    MEMORY_SHARE,
+    MOST_PER_CORE,
+    cores_of,
+    fitting_prefetch,
+    is_crowded,
+    is_starved,
+    loading,
+    worker_facts,
+    workers_now,
+)
 from flatout.records.errors import NotApplicable
 from flatout.records.machine import Machine
-from flatout.records.profile import LoaderFacts, Profile
+from flatout.records.profile import Profile
 from flatout.records.technique import Effect, Numerics, Technique
 
-MIN_WAIT_SHARE = 0.02
-"""Below this wait, free data could not give the 1.02x that a technique must show to be kept."""
-SHM_FACTOR = 1.5
-"""Shared memory to have free per byte in flight; workers are killed by SIGBUS when it runs out."""
-DEFAULT_PREFETCH = 2
-"""Torch's own `prefetch_factor`."""
 COPY_MS_PER_MB = 1.2
 """CPU time to move a batch from a worker to the trainer, over the whole process tree: measured as
 0.180 ms for a uint8 image of 0.15 MB and 0.723 ms for a float32 one of 0.60 MB."""
 
-MOST_PER_CORE = 4
-"""Workers at most for a core, however long they are blocked: each needs its memory."""
-MEMORY_SHARE = 0.5
-"""Share of the host's memory that all workers together may come to hold."""
-MIN_DELAY_SHARE = 0.10
-"""Threads that wait for a core for a tenth of the time are too many."""
 CLEAR = 1.15
 """On the CPU a scan that shows less proves nothing against workers: they may need the training's
 threads to leave them a core, and only both techniques together help."""
@@ -54,6 +53,7 @@ class LoaderWorkers(Technique):
     family: ClassVar[str] = "data"
     addresses: ClassVar[frozenset[str]] = frozenset({"data_wait"})
     numerics: ClassVar[Numerics] = Numerics.EXACT
+    sets: ClassVar[tuple[str, ...]] = ("num_workers",)
     by_hand: ClassVar[str] = """
 Where the training loader is made:
 + DataLoader(..., num_workers=$num_workers, prefetch_factor=$prefetch_factor)
@@ -220,18 +220,6 @@ def most_workers(profile: Profile, machine: Machine) -> int:
     return max(1, most)
 
 
-def is_starved(profile: Profile) -> bool:
-    """Return whether the step waits for its batches visibly."""
-    return profile.share("data_wait") >= MIN_WAIT_SHARE
-
-
-def is_crowded(profile: Profile) -> bool:
-    """Return whether a training on the CPU has to share its cores with idle workers."""
-    is_late = profile.delay_share >= MIN_DELAY_SHARE and profile.device_kind == "cpu"
-    busy = [x.busy_share for x in worker_facts(profile)]
-    return is_late and len(busy) > 1 and sum(busy) < len(busy) / 2
-
-
 def is_uneven(profile: Profile) -> bool:
     """Return whether the workers keep up on average and the step waits all the same."""
     busy = [x.busy_share for x in worker_facts(profile)]
@@ -243,23 +231,6 @@ def is_ours(profile: Profile) -> bool:
     return any(
         x.effective_workers not in (None, 0, x.num_workers) for x in profile.training_loaders
     )
-
-
-def fitting_prefetch(
-    loaders: Sequence[LoaderFacts], workers: int, wanted: int, shm_free_bytes: int
-) -> int:
-    """Return the largest `prefetch_factor` up to the wanted one that /dev/shm holds; 0 for none.
-
-    >>> facts = dict(address="a", is_training=True, dataset="D", dataset_len=9, batch_size=4,
-    ...     num_workers=0, pin_memory=False, persistent_workers=False, prefetch_factor=None)
-    >>> loaders = [LoaderFacts(**facts, batch_bytes=10_000_000)]
-    >>> [fitting_prefetch(loaders, 2, 4, free) for free in (10**9, 64 * 2**20, 2 * 10**7)]
-    [4, 2, 0]
-    """
-    one_each = SHM_FACTOR * sum(loader.batch_bytes for loader in loaders) * workers
-    if not one_each:
-        return wanted
-    return min(wanted, int(shm_free_bytes / one_each))
 
 
 def check_data_set(arguments: Mapping[str, Any], workers: int) -> None:

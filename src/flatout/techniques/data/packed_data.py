@@ -17,13 +17,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, final
 
-from flatout.analysis.feeding import fed_change_ms, share_of
+from flatout.analysis.feeding import MIN_WAIT_SHARE, fed_change_ms, share_of
 from flatout.data.format import HEADER, Header, read_header
 from flatout.records.errors import NotApplicable, UserError
 from flatout.records.machine import Machine
 from flatout.records.profile import Profile
 from flatout.records.technique import Effect, Numerics, Technique
-from flatout.techniques.data.loader_workers import MIN_WAIT_SHARE
 from flatout.techniques.data.read_ahead import blocked_share, is_cold
 
 STORES = "FLATOUT_PACKED"
@@ -48,6 +47,8 @@ class PackedData(Technique):
     family: ClassVar[str] = "data"
     addresses: ClassVar[frozenset[str]] = frozenset({"data_wait", "blocked_reads"})
     numerics: ClassVar[Numerics] = Numerics.EXACT
+    stages: ClassVar[tuple[str, ...]] = ("read", "decode")
+    prepared_by: ClassVar[str] = "flatout pack"
     extra: ClassVar[str] = "pack"
     by_hand: ClassVar[str] = """
 Where the training data set is made:

@@ -46,6 +46,7 @@ class PersistentWorkers(Technique):
     family: ClassVar[str] = "data"
     addresses: ClassVar[frozenset[str]] = frozenset({"data_wait"})
     numerics: ClassVar[Numerics] = Numerics.EXACT
+    sets: ClassVar[tuple[str, ...]] = ("persistent_workers",)
     by_hand: ClassVar[str] = """
 Where the training loader is made:
 + DataLoader(..., persistent_workers=True)

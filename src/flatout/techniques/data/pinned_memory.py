@@ -30,6 +30,7 @@ class PinnedMemory(Technique):
     family: ClassVar[str] = "data"
     addresses: ClassVar[frozenset[str]] = frozenset({"h2d"})
     numerics: ClassVar[Numerics] = Numerics.EXACT
+    stages: ClassVar[tuple[str, ...]] = ("copy",)
     by_hand: ClassVar[str] = """
 Where the training loader is made, and where its batches go to the device:
 + DataLoader(..., pin_memory=True)

@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, final
 
 from flatout.agent.hooks.loader import COLLATE, DATA_SET, tokenizer_place
+from flatout.analysis.feeding import is_starved
 from flatout.data.caching import free_memory_bytes, is_cached, local_ranks
 from flatout.data.proof.dataset_facts import Answers
 from flatout.records.errors import NotApplicable
 from flatout.records.machine import Machine
 from flatout.records.profile import Profile
 from flatout.records.technique import Effect, Numerics, Technique
-from flatout.techniques.data.loader_workers import is_starved
 from flatout.techniques.data.ram_cache import (
     RamCache,
     cache_samples,
@@ -42,6 +42,7 @@ class Pretokenized(Technique):
     family: ClassVar[str] = "data"
     addresses: ClassVar[frozenset[str]] = frozenset({"data_wait"})
     numerics: ClassVar[Numerics] = Numerics.EXACT
+    stages: ClassVar[tuple[str, ...]] = ("tokenise",)
     by_hand: ClassVar[str] = """
 Once, before the training; with Hugging Face's datasets:
 + dataset = dataset.map(tokenize, batched=True, num_proc=8)

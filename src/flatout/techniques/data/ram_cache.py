@@ -18,7 +18,7 @@ from typing import Any, ClassVar, final
 from weakref import WeakSet
 
 from flatout.agent.worker_start import start_method
-from flatout.analysis.feeding import fed_change_ms, fetch_per_step_ms, share_of
+from flatout.analysis.feeding import MIN_WAIT_SHARE, fed_change_ms, fetch_per_step_ms, share_of
 from flatout.analysis.journey import DECODED
 from flatout.data.caching import (
     NO_WAY,
@@ -42,7 +42,6 @@ from flatout.records.errors import NotApplicable
 from flatout.records.machine import Machine
 from flatout.records.profile import LoaderFacts, Profile
 from flatout.records.technique import Effect, Numerics, Technique
-from flatout.techniques.data.loader_workers import MIN_WAIT_SHARE
 
 READ_MS_PER_MB = 0.2
 """CPU time to copy a sample out of the store: 0.021-0.025 ms for 0.197 MB measured as a gather,
@@ -69,6 +68,16 @@ class RamCache(Technique):
     family: ClassVar[str] = "data"
     addresses: ClassVar[frozenset[str]] = frozenset({"data_wait", "blocked_reads"})
     numerics: ClassVar[Numerics] = Numerics.EXACT
+    stages: ClassVar[tuple[str, ...]] = (
+        "read",
+        "decode",
+        "tokenise",
+        "resize",
+        "transform",
+        "normalise",
+        "python",
+    )
+    keeps_samples: ClassVar[bool] = True
     by_hand: ClassVar[str] = """
 For a data set that gives the same sample each time:
 + from flatout.techniques.data.ram_cache import cache_samples

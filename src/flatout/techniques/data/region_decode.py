@@ -38,6 +38,7 @@ class RegionDecode(Technique):
     family: ClassVar[str] = "data"
     addresses: ClassVar[frozenset[str]] = frozenset({"data_wait"})
     numerics: ClassVar[Numerics] = Numerics.EXACT
+    stages: ClassVar[tuple[str, ...]] = ("decode",)
     by_hand: ClassVar[str] = """
 Before the loader is iterated:
 + from flatout.techniques.data.region_decode import decode_regions

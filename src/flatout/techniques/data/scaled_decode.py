@@ -36,6 +36,7 @@ class ScaledDecode(Technique):
     family: ClassVar[str] = "data"
     addresses: ClassVar[frozenset[str]] = frozenset({"data_wait"})
     numerics: ClassVar[Numerics] = Numerics.TRAINING
+    stages: ClassVar[tuple[str, ...]] = ("decode",)
     by_hand: ClassVar[str] = """
 In the data set, before the photograph is converted, cropped or resized:
   image = Image.open(path)

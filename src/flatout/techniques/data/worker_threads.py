@@ -17,14 +17,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, final
 
-from flatout.analysis.feeding import cores_of, worker_facts
+from flatout.analysis.feeding import cores_of, is_starved, worker_facts
 from flatout.data.proof.agreement import find_link
 from flatout.records.errors import NotApplicable
 from flatout.records.journey import WorkerFacts
 from flatout.records.machine import Machine
 from flatout.records.profile import Profile
 from flatout.records.technique import Effect, Numerics, Technique
-from flatout.techniques.data.loader_workers import is_starved
 
 MORE_THAN_BUSY = 1.3
 """CPU time of a worker against the time in which it made batches: one thread gives 1 at most, plus

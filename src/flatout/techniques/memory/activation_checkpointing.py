@@ -17,7 +17,7 @@ from flatout.records.errors import NotApplicable
 from flatout.records.machine import Machine
 from flatout.records.memory_pressure import activation_bytes, is_tight
 from flatout.records.profile import Profile
-from flatout.records.technique import Effect, Numerics, Technique
+from flatout.records.technique import Effect, Numerics, Rescue, Technique
 
 if TYPE_CHECKING:
     import torch
@@ -43,6 +43,10 @@ class ActivationCheckpointing(Technique):
     family: ClassVar[str] = "memory"
     addresses: ClassVar[frozenset[str]] = frozenset({"out_of_memory", "fragmented_memory"})
     numerics: ClassVar[Numerics] = Numerics.EXACT
+    rescues: ClassVar[tuple[Rescue, ...]] = (
+        Rescue(cost=0.03, settings={"mode": "selective"}),
+        Rescue(cost=0.33, settings={"mode": "full"}),
+    )
     by_hand: ClassVar[str] = """
 Where the model calls its blocks (mode "$mode"):
 - x = block(x)

@@ -16,7 +16,7 @@ from flatout.records.errors import NotApplicable
 from flatout.records.machine import Machine
 from flatout.records.memory_pressure import activation_bytes, is_tight
 from flatout.records.profile import Profile
-from flatout.records.technique import Effect, Numerics, Technique
+from flatout.records.technique import Effect, Numerics, Rescue, Technique
 
 if TYPE_CHECKING:
     import torch
@@ -37,6 +37,7 @@ class ActivationOffload(Technique):
     family: ClassVar[str] = "memory"
     addresses: ClassVar[frozenset[str]] = frozenset({"out_of_memory"})
     numerics: ClassVar[Numerics] = Numerics.EXACT
+    rescues: ClassVar[tuple[Rescue, ...]] = (Rescue(cost=0.5, needs_device=True),)
     by_hand: ClassVar[str] = """
 Around the forward pass; this moves small tensors and parameters too:
 + with torch.autograd.graph.save_on_cpu(pin_memory=True):

@@ -16,7 +16,7 @@ from flatout.records.errors import NotApplicable
 from flatout.records.machine import Machine
 from flatout.records.memory_pressure import is_tight, peak_bytes
 from flatout.records.profile import Profile
-from flatout.records.technique import Effect, Numerics, Technique
+from flatout.records.technique import Effect, Numerics, Rescue, Technique
 
 VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 """Torch 2.9.1 ignores the new name for CUDA without a word (pytorch #183387), and later ones warn
@@ -35,6 +35,7 @@ class ExpandableSegments(Technique):
     family: ClassVar[str] = "memory"
     addresses: ClassVar[frozenset[str]] = frozenset({"fragmented_memory", "out_of_memory"})
     numerics: ClassVar[Numerics] = Numerics.EXACT
+    rescues: ClassVar[tuple[Rescue, ...]] = (Rescue(cost=0.0, needs_device=True),)
     by_hand: ClassVar[str] = """
 In the environment of the process, under both names:
 PYTORCH_ALLOC_CONF=expandable_segments:True PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True

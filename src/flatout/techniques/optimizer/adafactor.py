@@ -15,7 +15,7 @@ from flatout.records.errors import NotApplicable
 from flatout.records.machine import Machine
 from flatout.records.memory_pressure import is_tight, state_bytes
 from flatout.records.profile import Profile
-from flatout.records.technique import Effect, Numerics, Technique
+from flatout.records.technique import Effect, Numerics, Rescue, Technique
 
 if TYPE_CHECKING:
     import torch
@@ -42,6 +42,14 @@ class Adafactor(Technique):
     family: ClassVar[str] = "optimizer"
     addresses: ClassVar[frozenset[str]] = frozenset({"out_of_memory"})
     numerics: ClassVar[Numerics] = Numerics.TRAINING
+    rescues: ClassVar[tuple[Rescue, ...]] = (
+        Rescue(
+            cost=0.02,
+            instead_of=frozenset(
+                {"eight_bit_optimizer", "four_bit_optimizer", "optimizer_in_backward"}
+            ),
+        ),
+    )
     by_hand: ClassVar[str] = """
 Where the optimizer is made, with a rate that is relative to each tensor's size:
 - optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)

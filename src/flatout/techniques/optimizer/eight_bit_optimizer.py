@@ -17,7 +17,7 @@ from flatout.records.errors import NotApplicable
 from flatout.records.machine import Machine
 from flatout.records.memory_pressure import is_tight, state_bytes
 from flatout.records.profile import Profile
-from flatout.records.technique import Effect, Numerics, Technique
+from flatout.records.technique import Effect, Numerics, Rescue, Technique
 
 if TYPE_CHECKING:
     import torch
@@ -48,6 +48,12 @@ class EightBitOptimizer(Technique):
     family: ClassVar[str] = "optimizer"
     addresses: ClassVar[frozenset[str]] = frozenset({"out_of_memory"})
     numerics: ClassVar[Numerics] = Numerics.TRAINING
+    rescues: ClassVar[tuple[Rescue, ...]] = (
+        Rescue(
+            cost=0.0,
+            instead_of=frozenset({"adafactor", "four_bit_optimizer", "optimizer_in_backward"}),
+        ),
+    )
     extra: ClassVar[str] = "lowbit"
     by_hand: ClassVar[str] = """
 Where the optimizer is made, with torchao installed:

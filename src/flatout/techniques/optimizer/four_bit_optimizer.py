@@ -15,7 +15,7 @@ from flatout.records.errors import NotApplicable
 from flatout.records.machine import Machine
 from flatout.records.memory_pressure import is_tight, state_bytes
 from flatout.records.profile import Profile
-from flatout.records.technique import Effect, Numerics, Technique
+from flatout.records.technique import Effect, Numerics, Rescue, Technique
 from flatout.techniques.optimizer.eight_bit_optimizer import (
     ADAM_NAMES,
     find_obstacle,
@@ -43,6 +43,12 @@ class FourBitOptimizer(Technique):
     family: ClassVar[str] = "optimizer"
     addresses: ClassVar[frozenset[str]] = frozenset({"out_of_memory"})
     numerics: ClassVar[Numerics] = Numerics.TRAINING
+    rescues: ClassVar[tuple[Rescue, ...]] = (
+        Rescue(
+            cost=0.01,
+            instead_of=frozenset({"adafactor", "eight_bit_optimizer", "optimizer_in_backward"}),
+        ),
+    )
     extra: ClassVar[str] = "lowbit"
     by_hand: ClassVar[str] = """
 Where the optimizer is made, with torchao installed:

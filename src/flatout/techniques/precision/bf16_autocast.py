@@ -47,6 +47,7 @@ class Bf16Autocast(Technique):
     family: ClassVar[str] = "precision"
     addresses: ClassVar[frozenset[str]] = frozenset({"forward", "backward", "fp32_on_fast_bf16"})
     numerics: ClassVar[Numerics] = Numerics.PRECISION
+    calibrates_guard: ClassVar[bool] = True
     by_hand: ClassVar[str] = """
 Around the forward pass, and nothing else:
 + with torch.autocast(device_type=..., dtype=torch.bfloat16):

@@ -19,7 +19,7 @@ from weakref import WeakSet
 
 from flatout.agent.nested import map_leaves
 from flatout.agent.training_device import batch_device
-from flatout.analysis.feeding import fetch_per_step_ms
+from flatout.analysis.feeding import MIN_WAIT_SHARE, fetch_per_step_ms
 from flatout.data.caching import free_memory_bytes, local_ranks
 from flatout.data.proof import aliases
 from flatout.data.proof.changes import Watch
@@ -30,7 +30,6 @@ from flatout.records.machine import Machine
 from flatout.records.profile import Profile
 from flatout.records.technique import Effect, Numerics, Technique
 from flatout.techniques.data.device_cache.resident_dataset import Resident, collate_whole
-from flatout.techniques.data.loader_workers import MIN_WAIT_SHARE
 
 PICK_MS_PER_MB = 0.12
 """0.021-0.025 ms to gather a row of 0.197 MB (research on the input pipeline, one core)."""
@@ -51,6 +50,8 @@ class DeviceCache(Technique):
     family: ClassVar[str] = "data"
     addresses: ClassVar[frozenset[str]] = frozenset({"data_wait", "h2d"})
     numerics: ClassVar[Numerics] = Numerics.EXACT
+    stages: ClassVar[tuple[str, ...]] = ("python", "collate", "transport", "copy")
+    keeps_samples: ClassVar[bool] = True
     by_hand: ClassVar[str] = """
 In place of the training loader, for a set that fits:
 + from flatout.techniques.data.device_cache import batches_on_device

@@ -17,6 +17,7 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any, ClassVar, final
 
+from flatout.analysis.feeding import MIN_WAIT_SHARE
 from flatout.data.packed_store import CAN_ADVISE, Ahead, Ask, asking_files, looking_ahead
 from flatout.data.proof.dataset_facts import Answers
 from flatout.data.proof.random_streams import (
@@ -31,7 +32,6 @@ from flatout.records.machine import Machine
 from flatout.records.profile import Profile
 from flatout.records.technique import Effect, Numerics, Technique
 from flatout.techniques.data.device_cache import arguments_of
-from flatout.techniques.data.loader_workers import MIN_WAIT_SHARE
 from flatout.techniques.data.read_ahead.dataset_files import FindFile, WarmUp, find_files
 
 MIN_READ_SHARE = 0.10
@@ -51,6 +51,7 @@ class ReadAhead(Technique):
     family: ClassVar[str] = "data"
     addresses: ClassVar[frozenset[str]] = frozenset({"data_wait", "blocked_reads"})
     numerics: ClassVar[Numerics] = Numerics.EXACT
+    stages: ClassVar[tuple[str, ...]] = ("read",)
     by_hand: ClassVar[str] = """
 In a thread beside the training, for the files of the batches to come, 128 KiB at a time:
 + os.posix_fadvise(descriptor, begin, 128 << 10, os.POSIX_FADV_WILLNEED)

@@ -14,17 +14,20 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, final
 
 from flatout.agent.worker_start import start_of
-from flatout.analysis.feeding import cores_of, fed_step_ms, loading, share_of, workers_now
+from flatout.analysis.feeding import (
+    DEFAULT_PREFETCH,
+    MIN_WAIT_SHARE,
+    cores_of,
+    fed_step_ms,
+    loading,
+    share_of,
+    workers_now,
+)
 from flatout.records.errors import NotApplicable
 from flatout.records.machine import Machine
 from flatout.records.profile import Profile
 from flatout.records.technique import Effect, Numerics, Technique
-from flatout.techniques.data.loader_workers import (
-    COPY_MS_PER_MB,
-    DEFAULT_PREFETCH,
-    MIN_WAIT_SHARE,
-    check_data_set,
-)
+from flatout.techniques.data.loader_workers import COPY_MS_PER_MB, check_data_set
 
 MOST_THREADS = 8
 """Beyond some eight threads the interpreter's lock holds them up in what is Python itself (general

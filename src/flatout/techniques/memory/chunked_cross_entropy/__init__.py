@@ -18,7 +18,7 @@ from flatout.records.errors import NotApplicable
 from flatout.records.machine import Machine
 from flatout.records.memory_pressure import is_tight, peak_bytes
 from flatout.records.profile import Profile
-from flatout.records.technique import Effect, Numerics, Technique
+from flatout.records.technique import Effect, Numerics, Rescue, Technique
 from flatout.records.units import MIB
 
 if TYPE_CHECKING:
@@ -65,6 +65,7 @@ class ChunkedCrossEntropy(Technique):
         {"out_of_memory", "forward", "backward", "other"}
     )
     numerics: ClassVar[Numerics] = Numerics.ROUNDING
+    rescues: ClassVar[tuple[Rescue, ...]] = (Rescue(cost=0.01),)
     by_hand: ClassVar[str] = """
 Where the last linear layer makes the logits for this loss and nothing else, torch's own function
 does without them altogether, in the versions that have it:

@@ -21,7 +21,7 @@ from flatout.records.errors import NotApplicable
 from flatout.records.machine import Machine
 from flatout.records.memory_pressure import activation_bytes, is_tight, kept_bytes
 from flatout.records.profile import Profile
-from flatout.records.technique import Effect, Numerics, Technique
+from flatout.records.technique import Effect, Numerics, Rescue, Technique
 from flatout.techniques.memory.chunked_cross_entropy import TABLES_HELD, logits_bytes
 
 if TYPE_CHECKING:
@@ -45,6 +45,10 @@ class Microbatching(Technique):
     family: ClassVar[str] = "memory"
     addresses: ClassVar[frozenset[str]] = frozenset({"out_of_memory"})
     numerics: ClassVar[Numerics] = Numerics.ROUNDING
+    rescues: ClassVar[tuple[Rescue, ...]] = (
+        Rescue(cost=0.35, settings={"chunks": 2}),
+        Rescue(cost=0.4, settings={"chunks": 8}),
+    )
     moves_random_stream: ClassVar[bool] = True
     by_hand: ClassVar[str] = """
 In the loop, with a loss that is a mean over samples, for $chunks parts of equal size:

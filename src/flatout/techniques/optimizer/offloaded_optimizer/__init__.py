@@ -16,7 +16,7 @@ from flatout.records.errors import NotApplicable
 from flatout.records.machine import Machine
 from flatout.records.memory_pressure import is_tight, parameter_bytes, state_bytes
 from flatout.records.profile import Profile
-from flatout.records.technique import Effect, Numerics, Technique
+from flatout.records.technique import Effect, Numerics, Rescue, Technique
 
 if TYPE_CHECKING:
     import torch
@@ -42,6 +42,15 @@ class OffloadedOptimizer(Technique):
     family: ClassVar[str] = "optimizer"
     addresses: ClassVar[frozenset[str]] = frozenset({"out_of_memory"})
     numerics: ClassVar[Numerics] = Numerics.ROUNDING
+    rescues: ClassVar[tuple[Rescue, ...]] = (
+        Rescue(
+            cost=1.0,
+            needs_device=True,
+            instead_of=frozenset(
+                {"adafactor", "eight_bit_optimizer", "four_bit_optimizer", "optimizer_in_backward"}
+            ),
+        ),
+    )
     by_hand: ClassVar[str] = """
 Where the optimizer is made, with torchao installed:
 - optimizer = torch.optim.AdamW(model.parameters(), lr=...)

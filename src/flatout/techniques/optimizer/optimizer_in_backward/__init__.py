@@ -16,7 +16,7 @@ from flatout.records.errors import NotApplicable
 from flatout.records.machine import Machine
 from flatout.records.memory_pressure import is_tight, parameter_bytes
 from flatout.records.profile import Profile
-from flatout.records.technique import Effect, Numerics, Technique
+from flatout.records.technique import Effect, Numerics, Rescue, Technique
 
 if TYPE_CHECKING:
     from flatout.techniques.optimizer.optimizer_in_backward.updates_in_backward import Watch
@@ -39,6 +39,7 @@ class OptimizerInBackward(Technique):
     family: ClassVar[str] = "optimizer"
     addresses: ClassVar[frozenset[str]] = frozenset({"out_of_memory"})
     numerics: ClassVar[Numerics] = Numerics.EXACT
+    rescues: ClassVar[tuple[Rescue, ...]] = (Rescue(cost=0.02),)
     by_hand: ClassVar[str] = """
 With an optimizer for each parameter, and no optimizer.step() in the loop:
 + optimizers = {p: torch.optim.AdamW([p], lr=...) for p in model.parameters()}
