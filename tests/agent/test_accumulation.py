@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import flatout
-from flatout.agent.task import train
+from flatout.agent.task_loop import train
 from flatout.records.errors import UserError
 from tests.techniques.peaks import peak_bytes
 

@@ -8,7 +8,7 @@ from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import flatout
-from flatout.agent.task import moved, train, training_steps
+from flatout.agent.task_loop import moved, train, training_steps
 from flatout.records.errors import UserError
 
 CPU = torch.device("cpu")

@@ -16,12 +16,12 @@ SCRIPT = """
 import sys
 import time
 from torch.utils.data import DataLoader
-from flatout.data.byte_batches import ring, threads
-from flatout.techniques.data.thread_loader import load_in_threads
+from flatout.data.byte_batches import ring
+from flatout.techniques.data.thread_loader import batch_threads, load_in_threads
 from tests.data.plain_pictures import plain_loader
 from tests.techniques.data.samples import Numbers
 
-threads.times_faster = lambda *_, **__: 2.0  # what threads gain is timed
+batch_threads.times_faster = lambda *_, **__: 2.0  # what threads gain is timed
 if __name__ == "__main__":
     way = sys.argv[1]
     if way == "threads":

@@ -132,10 +132,8 @@ def change_index(folder, column, value):
     ("column", "value", "words"),
     [
         ("label", 77, "the index has the label 77 for it"),
-        ("offset", 2**40, "the stored bytes are damaged"),
         ("length", 3, "the stored bytes are damaged"),
         ("original", 99, "such that the source does not have"),
-        ("shard", 1, "the index names file shards that there are not"),
     ],
 )
 def test_an_index_that_does_not_belong_to_the_records_is_found(tmp_path, column, value, words):

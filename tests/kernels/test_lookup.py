@@ -91,14 +91,13 @@ def kernel(monkeypatch):
         seen.append(values.shape)
         out.copy_(GATHERED(values, levels, axes))
 
-    made = types.ModuleType("flatout.kernels.lookup")
-    made.find_axes, made.look_up = lambda _shape, _values, _out, axis: axis, look_up
-    monkeypatch.setitem(sys.modules, made.__name__, made)
+    monkeypatch.setattr(lookup, "find_axes", lambda _shape, _values, _out, axis: axis)
+    monkeypatch.setattr(lookup, "look_up", look_up)
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     monkeypatch.setattr(lookup, "_has_triton", lambda: True)
     monkeypatch.setattr(lookup, "_KEPT", {})
     monkeypatch.setattr(lookup, "_FAILED", set())
-    return types.SimpleNamespace(module=made, seen=seen)
+    return types.SimpleNamespace(seen=seen)
 
 
 GATHERED = lookup._gathered
@@ -143,12 +142,12 @@ def test_other_orders_gaps_types_and_tables_are_other_forms(kernel):
     assert len(lookup._KEPT) == 6
 
 
-def test_where_triton_failed_it_is_not_tried_again(kernel, caplog):
+def test_where_triton_failed_it_is_not_tried_again(kernel, caplog, monkeypatch):
     def fail(*_):
         kernel.seen.append("failed")
         raise RuntimeError("no compiler")
 
-    kernel.module.look_up = fail
+    monkeypatch.setattr(lookup, "look_up", fail)
     levels = torch.randn(3, 256)
 
     for sides in [(2, 3, 4, 5), (2, 3, 4), (3, 7)]:

@@ -342,7 +342,8 @@ def test_a_class_of_tensors_of_the_scripts_own_is_planned_as_plain_tensors_are(f
 
 KILLED = """
 import os, signal
-from flatout.planner.tracing import script as memory_script, memory_trace
+from flatout.planner import memory_trace
+from flatout.planner.tracing import script as memory_script
 
 def killed(*_, **__):
     os.kill(os.getpid(), signal.SIGKILL)

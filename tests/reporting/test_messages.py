@@ -22,9 +22,7 @@ TOLD_IN_ENGLISH = "the step times had not become steady when the measurement end
 NAMES = sorted(messages("en").texts)
 OTHERS = [language for language in LANGUAGES if language != "en"]
 LAYERS = ("profile/sentences.py", "profile/tables.py", "profile/markdown.py", "profile/html.py")
-USERS = [
-    SOURCE / name for name in (*LAYERS, "profile/html.py", "profile/text.py", "profile/text.py")
-]
+USERS = [SOURCE / name for name in (*LAYERS, "profile/text.py")]
 
 
 GROUPED = optimizer(has_fused_option=False, has_foreach_option=True)

@@ -69,7 +69,7 @@ def load_module(path: Path) -> ModuleType:
 
 def _train(task: Task) -> None:
     """Train, with one line an epoch, and hand the model over."""
-    from flatout.agent.task import training_steps
+    from flatout.agent.task_loop import training_steps
 
     last = None
     for step in training_steps(task):

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from flatout.data.reader import BatchThreads, PackedDataset, collate
     from flatout.data.reader import open_packed as open  # noqa: A004  `flatout.data.open`
     from flatout.data.resident_pictures import load_pictures
-    from flatout.data.sampler import GlobalOrder, OrderOptions, Seeded
+    from flatout.data.sampler import GlobalOrder, OrderOptions
+    from flatout.data.seeding import Seeded
 
 __all__ = [
     "BatchThreads",
@@ -41,7 +42,7 @@ _PLACES = {
     "collate": ("flatout.data.reader", "collate"),
     "PackedDataset": ("flatout.data.reader", "PackedDataset"),
     "GlobalOrder": ("flatout.data.sampler", "GlobalOrder"),
-    "Seeded": ("flatout.data.sampler", "Seeded"),
+    "Seeded": ("flatout.data.seeding", "Seeded"),
     "OrderOptions": ("flatout.data.sampler", "OrderOptions"),
 }
 """Public name -> module and the name there; imported when first asked for."""

@@ -35,8 +35,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from flatout.data.proof.batches import stand_in
 from flatout.data.proof.changes import Watch
+from flatout.data.proof.dataset_facts import stand_in
 from flatout.data.proof.forked import in_forks
 from flatout.data.values import decode, encode
 from flatout.hardware.limits import ROOT, cgroup_folders, read_text

@@ -30,9 +30,8 @@ import numpy as np
 
 from flatout.data import pictures
 from flatout.data.packed_store import Store
-from flatout.data.proof.batches import stand_in
 from flatout.data.proof.changes import Watch
-from flatout.data.proof.dataset_facts import examine, reseed
+from flatout.data.proof.dataset_facts import examine, reseed, stand_in
 from flatout.data.proof.forked import ForkedError, in_fork
 from flatout.data.reader import PackedDataset
 from flatout.data.sampler import permutation

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from torch.utils.data import Dataset
 
 from flatout.data.packed_store import Store
 from flatout.records.errors import NotApplicable, UserError
@@ -130,30 +129,6 @@ def _keys(count: int, seed: int, epoch: int, purpose: int) -> np.ndarray[Any, np
     """Return that many 64-bit keys; epoch and purpose are the high words of the counter."""
     philox = np.random.Philox(key=seed % 2**64, counter=[0, 0, epoch, purpose])
     return np.asarray(philox.random_raw(count), dtype=np.uint64)
-
-
-class Seeded(Dataset[Any]):
-    """A data set whose samples draw from streams of their own, whatever process makes them.
-
-    What `dataset[index]` draws from `random`, NumPy and torch is a function of the seed, the epoch
-    and the index. The epoch comes with the index from a `GlobalOrder`; for other samplers it is
-    what `set_epoch` said before the loader's workers started.
-    """
-
-    def __init__(self, dataset: Any, seed: int = 0) -> None:
-        self.dataset, self.seed, self.epoch = dataset, seed, 0
-
-    def __len__(self) -> int:
-        return len(self.dataset)
-
-    def __getitem__(self, index: int) -> Any:
-        epoch = getattr(index, "epoch", self.epoch)
-        with seeded(sample_seed(self.seed, epoch, int(index) % len(self.dataset))):
-            return self.dataset[int(index)]
-
-    def set_epoch(self, epoch: int) -> None:
-        """Say which epoch comes next, where the sampler does not."""
-        self.epoch = epoch
 
 
 AHEAD_SLOTS = 64

@@ -7,7 +7,7 @@ from PIL import Image, ImageFile, UnidentifiedImageError
 
 from flatout.data.images.decoders import Decoder, installed, load_decoder, without_exif
 from flatout.data.images.pillow import swap_decoder
-from flatout.data.proof.joint_proof import FIRST_COMPARED, InWorker
+from flatout.data.images.substitution import FIRST_COMPARED, InWorker
 from flatout.records.errors import NotApplicable
 from tests.data.photographs import photograph
 

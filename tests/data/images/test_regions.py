@@ -9,7 +9,7 @@ from PIL import Image, ImageOps, JpegImagePlugin
 
 from flatout.data.images import pillow, regions
 from flatout.data.images.regions import Later, swap_regions
-from flatout.data.proof.joint_proof import COMPARED_EVERY, FIRST_COMPARED
+from flatout.data.images.substitution import COMPARED_EVERY, FIRST_COMPARED
 from flatout.kernels.region import decode_region
 from tests.data.photographs import photograph
 

@@ -12,7 +12,7 @@ from torch.utils.data import (
     SequentialSampler,
 )
 
-from flatout.data.proof.random_streams import (
+from flatout.data.proof.sampler_draws import (
     check_sampler,
     drawn_early,
     settled_batches,

@@ -107,7 +107,7 @@ def test_images_are_scaled_where_the_model_is_by_the_time_of_the_epoch(pictures,
 def test_a_second_epoch_needs_no_second_proof(pictures, monkeypatch):
     built = DevicePreprocess().epoch(DataLoader(Pictures(pictures, numpy_arithmetic), 4))
     once = built.collate_fn
-    monkeypatch.setattr("flatout.data.proof.in_forks", None)
+    monkeypatch.setattr("flatout.data.proof.batches.in_forks", None)
 
     assert DevicePreprocess().epoch(built).collate_fn is once
 

@@ -3,7 +3,7 @@ import os
 import pytest
 from torch.utils.data import DataLoader
 
-from flatout.data.proof.joint_proof import InWorker
+from flatout.data.images.substitution import InWorker
 from flatout.records.errors import NotApplicable
 from flatout.records.technique import seams_of
 from flatout.techniques.data.persistent_workers import PersistentWorkers

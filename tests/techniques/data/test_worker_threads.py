@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from flatout.data.proof.joint_proof import InWorker
+from flatout.data.images.substitution import InWorker
 from flatout.records.errors import NotApplicable
 from flatout.records.journey import Journey
 from flatout.records.technique import seams_of

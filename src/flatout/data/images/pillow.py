@@ -21,7 +21,7 @@ from typing import Any
 
 from flatout.data.caching import Store
 from flatout.data.images.decoders import Decoder
-from flatout.data.proof.joint_proof import Swap
+from flatout.data.images.substitution import Swap
 
 MODES = {"L": 1, "RGB": 3, "CMYK": 4, "RGBA": 4}
 """Modes that are kept, with their bytes a pixel: images whose pixels are all there is of them."""

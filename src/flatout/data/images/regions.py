@@ -17,7 +17,7 @@ from PIL import Image, JpegImagePlugin
 from flatout.data.images.decoders import Buffers
 from flatout.data.images.pillow import is_keeping, is_plain, kind_of
 from flatout.data.images.resizing import find_asked
-from flatout.data.proof.joint_proof import Swap
+from flatout.data.images.substitution import Swap
 from flatout.kernels.region import END
 
 MOST_PART = 0.9

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from flatout.data.proof.joint_proof import Swap
+from flatout.data.images.substitution import Swap
 
 BICUBIC = 3
 """Pillow's filter for colour where none is named."""

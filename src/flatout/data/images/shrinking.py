@@ -25,7 +25,7 @@ from flatout.data.images.regions import (
     rounded,
 )
 from flatout.data.images.resizing import find_asked
-from flatout.data.proof.joint_proof import Swap
+from flatout.data.images.substitution import Swap
 
 FRACTIONS = (8, 4, 2)
 """What libjpeg-turbo decodes quickly: one over these."""

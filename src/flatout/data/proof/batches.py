@@ -12,7 +12,7 @@ Are two batches alike, where pixels may differ: equal labels, and pictures alike
 import hashlib
 import pickle
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -26,35 +26,6 @@ from flatout.data.byte_batches.transport import leaves, unpack
 from flatout.data.proof.changes import State, find_change, state_of
 from flatout.data.proof.forked import in_forks
 from flatout.data.proof.random_streams import Streams
-from flatout.records.errors import NotApplicable
-
-
-def stand_in(dataset: Any, members: Mapping[str, Any], again: tuple[Any, ...]) -> Any:
-    """Return an object of a subclass of a data set's class that shares all of its attributes.
-
-    Args:
-        dataset: what is stood in for.
-        members: of the subclass, by name.
-        again: a function and its arguments that make the same object in another process.
-
-    Raises:
-        NotApplicable: if an object of this class cannot be made to share its attributes.
-    """
-    kind = type(dataset)
-    namespace = {
-        **members,
-        "__reduce_ex__": lambda _self, _protocol: again,
-        "__module__": kind.__module__,
-        "__qualname__": kind.__qualname__,
-    }
-    shared: Any
-    try:
-        shared = object.__new__(type(kind.__name__, (kind,), namespace))
-        shared.__dict__ = vars(dataset)
-    except TypeError as error:
-        raise NotApplicable(f"a {kind.__name__} cannot be stood in for: {error}") from None
-    return shared
-
 
 SAMPLES = 12
 """Samples that are compared, of the loader's first batch. A photograph takes some milliseconds, and

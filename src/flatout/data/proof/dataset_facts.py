@@ -17,13 +17,12 @@ import dis
 import random
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import CodeType, FunctionType
 from typing import Any, Generic, TypeVar
 
 from flatout.data.proof.forked import ForkedError, in_fork
-from flatout.data.proof.random_streams import Streams
 from flatout.data.proof.reachable_functions import codes, is_of_library, reached
 from flatout.data.values import encode
 from flatout.records.errors import NotApplicable
@@ -131,6 +130,9 @@ def examine(dataset: Any, *, limit_s: float = LIMIT_S) -> Repeats:
 
 
 def _examine(dataset: Any, indices: Sequence[int]) -> dict[str, Any]:
+    # Techniques import this module where there is no torch, which the streams need.
+    from flatout.data.proof.random_streams import Streams
+
     sizes: list[int] = []
     spent_s = 0.0
     for index in indices:
@@ -198,3 +200,30 @@ def _catches_all(code: CodeType) -> bool:
         if one.opname == "PUSH_EXC_INFO" and after.opname == "POP_TOP":
             return True
     return False
+
+
+def stand_in(dataset: Any, members: Mapping[str, Any], again: tuple[Any, ...]) -> Any:
+    """Return an object of a subclass of a data set's class that shares all of its attributes.
+
+    Args:
+        dataset: what is stood in for.
+        members: of the subclass, by name.
+        again: a function and its arguments that make the same object in another process.
+
+    Raises:
+        NotApplicable: if an object of this class cannot be made to share its attributes.
+    """
+    kind = type(dataset)
+    namespace = {
+        **members,
+        "__reduce_ex__": lambda _self, _protocol: again,
+        "__module__": kind.__module__,
+        "__qualname__": kind.__qualname__,
+    }
+    shared: Any
+    try:
+        shared = object.__new__(type(kind.__name__, (kind,), namespace))
+        shared.__dict__ = vars(dataset)
+    except TypeError as error:
+        raise NotApplicable(f"a {kind.__name__} cannot be stood in for: {error}") from None
+    return shared

@@ -13,14 +13,13 @@ technique proves alone.
 
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 from weakref import WeakKeyDictionary
 
 from flatout.agent.hooks.loader import recipe_of
 from flatout.data.byte_batches.transport import PackingCollate
 from flatout.data.proof.batches import can_be_compared, compare_first_batches, first_batch
-from flatout.records.errors import NotApplicable
 
 Collate = Callable[[Any], Any]
 
@@ -126,130 +125,3 @@ def _parts(loader: Any) -> list[Part]:
                 part.prepare()
                 parts.append(part)
     return parts
-
-
-FIRST_COMPARED = 4
-"""Samples of each kind that a process makes both ways before it trusts the other way."""
-COMPARED_EVERY = 256
-"""Of the samples after these, one in so many is compared as well."""
-
-
-@dataclass(slots=True, kw_only=True)
-class Swap:
-    """What became of another way in this process."""
-
-    made: int = 0
-    """Samples that the other way made."""
-    compared: int = 0
-    """Samples that were made both ways."""
-    trouble: str = ""
-    """Why everything is made in the script's way again; empty while it is not."""
-    seen: dict[Any, int] = field(default_factory=dict)
-    """Samples so far of each kind."""
-    undo: Callable[[], None] = field(default=lambda: None)
-    """Puts the script's own way back."""
-
-    def is_compared(self, kind: Any) -> bool:
-        """Count one more sample of a kind; tell whether it is made both ways."""
-        number = self.seen[kind] = self.seen.get(kind, 0) + 1
-        return number <= FIRST_COMPARED or number % COMPARED_EVERY == 0
-
-
-class InWorker:
-    """A loader's `worker_init_fn` that swaps something, then does what the script asked for."""
-
-    def __init__(self, begin: Callable[[], Any], then: Callable[[int], Any] | None) -> None:
-        self.begin = begin
-        self.then = then
-
-    def start_here(self) -> None:
-        """Swap in this process, whatever it is."""
-        self.begin()
-
-    def __call__(self, number: int) -> None:
-        """Start a worker."""
-        self.start_here()
-        if self.then is not None:
-            self.then(number)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Way:
-    """Another way of making samples."""
-
-    name: str
-    begin: Callable[[], Any]
-    """Swaps for this process; returns what becomes of it, with `trouble`, `made` and `compared`.
-    Can be pickled, for workers that are not forked."""
-    prepare: Callable[[], Any]
-    """Done once before the proof; raises NotApplicable where the way is not open here."""
-    nothing: str
-    """Why it is refused where the samples do not come by it."""
-    is_lossy: bool = False
-    """Whether pictures need to be alike only."""
-
-    def undo_here(self) -> None:
-        """Make samples in the script's way in this process, a copy that is about to end."""
-        self.begin().undo()
-
-    def try_under(
-        self, collate: Callable[[Any], Any]
-    ) -> tuple[Callable[[Any], Any], Callable[[], str]]:
-        """Swap in this process, a copy; return what tells then why the way was not taken, if so."""
-        swap = self.begin()
-        # It may have been at work for another loader already.
-        swap.made, swap.compared, swap.seen = 0, 0, {}
-        return collate, lambda: self._trouble_of(swap)
-
-    def _trouble_of(self, swap: Any) -> str:
-        if swap.trouble:
-            return str(swap.trouble)
-        return "" if swap.made + swap.compared else self.nothing
-
-
-def put_under(loader: Any, way: Way, in_worker: type[InWorker] = InWorker) -> Any:
-    """Swap for a loader that was not iterated yet; asked again, it changes nothing.
-
-    Raises:
-        NotApplicable: if the way is not open here, is not taken, or gives other batches.
-    """
-    refused, swapped = f"_flatout_no_{way.name}", f"_flatout_{way.name}"
-    known = loader.__dict__
-    if known.get(swapped):
-        return loader
-    if refused not in known:
-        known[refused] = _find_trouble(loader, way)
-    if known[refused]:
-        raise NotApplicable(known[refused])
-    if loader.num_workers:
-        loader.worker_init_fn = in_worker(way.begin, loader.worker_init_fn)
-    else:
-        way.begin()
-    known[swapped] = True
-    return loader
-
-
-def _find_trouble(loader: Any, way: Way) -> str:
-    # Techniques are imported where there is no torch, which the proof needs.
-    from flatout.data.proof.batches import (
-        ALIKE,
-        BITS,
-        can_be_compared,
-        compare_first_batches,
-        first_batch,
-    )
-
-    if is_proven(loader, way.name):
-        return ""
-    trouble = can_be_compared(loader)
-    if trouble:
-        return trouble
-    way.prepare()
-
-    def swapped() -> tuple[Any, Any]:
-        collate, trouble = way.try_under(loader.collate_fn)
-        return first_batch(loader, collate), trouble()
-
-    look = ALIKE if way.is_lossy else BITS
-    proof = compare_first_batches(loader, swapped, look=look, undo=way.undo_here)
-    return proof.trouble or str(proof.facts)

@@ -18,7 +18,7 @@ from typing import Any
 import flatout
 from flatout.agent import undo_journal
 from flatout.agent.processes import die_with_parent
-from flatout.planner.tracing.simulated_ranks import rank_variables
+from flatout.planner.tracing.script import rank_variables
 from flatout.records.errors import UserError
 
 

@@ -23,7 +23,6 @@ from flatout.launch import trial_folders
 from flatout.launch.trial_process import TRACE, Ending, ProcessOptions, run_process, scratch_root
 from flatout.planner.stream import MemoryStream, stream_from_json, stream_to_json
 from flatout.planner.tracing.script_data import HostData
-from flatout.planner.tracing.simulated_ranks import rank_variables
 from flatout.records import catalogue
 from flatout.records.errors import UserError
 from flatout.records.input_files import MAX_OWN_BYTES, read_json
@@ -390,3 +389,19 @@ def _other_batch(asked: int, found: int | None) -> str:
         f"of {asked}: it takes them from no DataLoader with a batch_size; pass the script's own "
         "option for the batch after its name"
     )
+
+
+def rank_variables(world_size: int) -> Mapping[str, str]:
+    """Return the variables that torchrun sets for the first rank of so many on one machine."""
+    return {
+        "RANK": "0",
+        "LOCAL_RANK": "0",
+        "GROUP_RANK": "0",
+        "WORLD_SIZE": str(world_size),
+        "LOCAL_WORLD_SIZE": str(world_size),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "29500",
+        "TORCHELASTIC_RUN_ID": "plan",
+        "TORCHELASTIC_RESTART_COUNT": "0",
+        "TORCHELASTIC_MAX_RESTARTS": "0",
+    }

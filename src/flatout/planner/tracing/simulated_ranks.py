@@ -10,7 +10,7 @@ of them: in their first order from the beginning on, built anew before the secon
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -20,23 +20,6 @@ from torch.nn.parallel import distributed as parallel
 
 from flatout.agent.patching import swapped
 from flatout.planner.tracing.training_step import Subject
-
-
-def rank_variables(world_size: int) -> Mapping[str, str]:
-    """Return the variables that torchrun sets for the first rank of so many on one machine."""
-    return {
-        "RANK": "0",
-        "LOCAL_RANK": "0",
-        "GROUP_RANK": "0",
-        "WORLD_SIZE": str(world_size),
-        "LOCAL_WORLD_SIZE": str(world_size),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": "29500",
-        "TORCHELASTIC_RUN_ID": "plan",
-        "TORCHELASTIC_RESTART_COUNT": "0",
-        "TORCHELASTIC_MAX_RESTARTS": "0",
-    }
-
 
 ALONE = 1
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, final
 
 from flatout.analysis.feeding import fed_change_ms, share_of
-from flatout.data.proof.joint_proof import InWorker, Way, put_under
+from flatout.data.images.substitution import InWorker, Way, put_under
 from flatout.records.machine import Machine
 from flatout.records.profile import Profile
 from flatout.records.technique import Effect, Numerics, Technique

@@ -24,7 +24,7 @@ from flatout.data.caching import free_memory_bytes, local_ranks
 from flatout.data.proof import aliases
 from flatout.data.proof.changes import Watch
 from flatout.data.proof.dataset_facts import Answers, examine
-from flatout.data.proof.random_streams import check_sampler, drawn_early
+from flatout.data.proof.sampler_draws import check_sampler, drawn_early
 from flatout.records.errors import NotApplicable
 from flatout.records.machine import Machine
 from flatout.records.profile import Profile

@@ -20,7 +20,7 @@ from typing import Any, ClassVar, final
 from flatout.analysis.feeding import MIN_WAIT_SHARE
 from flatout.data.packed_store import CAN_ADVISE, Ahead, Ask, asking_files, looking_ahead
 from flatout.data.proof.dataset_facts import Answers
-from flatout.data.proof.random_streams import (
+from flatout.data.proof.sampler_draws import (
     check_sampler,
     sampler_of,
     settled_batches,

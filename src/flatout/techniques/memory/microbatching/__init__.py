@@ -146,7 +146,7 @@ def in_parts(call: Callable[..., Any], model: "torch.nn.Module", chunks: int) ->
     @functools.wraps(call)
     def call_in_parts(*args: Any, **kwargs: Any) -> Any:
         from flatout.agent.recompute import recomputed
-        from flatout.agent.task import batch_size, split
+        from flatout.agent.task_loop import batch_size, split
 
         size = batch_size((args, kwargs))
         if not torch.is_grad_enabled() or size < 2:

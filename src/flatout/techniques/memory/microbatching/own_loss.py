@@ -14,7 +14,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree
 
-from flatout.agent.task import batch_size, samples_at, split
+from flatout.agent.task_loop import batch_size, samples_at, split
 
 IGNORED = -100
 """What marks a label that does not count: `ignore_index` of torch's cross-entropy."""
