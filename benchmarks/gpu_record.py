@@ -9,8 +9,9 @@ from benchmarks.bench import Record, cells
 from benchmarks.stages import Results, worked
 from benchmarks.suites import overhead
 from flatout.records.ablation import Ablation, Comparison, ablation_from_json
+from flatout.records.json_records import from_plain
 from flatout.records.profile import profile_from_json
-from flatout.records.recipe import recipe_from_json
+from flatout.records.recipe import Recipe
 from flatout.records.statistics import Decision
 from flatout.records.units import format_ms, format_share
 
@@ -215,7 +216,7 @@ def _measure_words(result: Mapping[str, Any]) -> str:
 
 
 def _tune_words(result: Mapping[str, Any]) -> str:
-    return f"{_ratio_words(result)} ({recipe_from_json(result['best']['recipe']).label})"
+    return f"{_ratio_words(result)} ({from_plain(Recipe, result['best']['recipe']).label})"
 
 
 def _overhead_words(result: Mapping[str, Any]) -> str:

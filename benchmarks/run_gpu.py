@@ -33,6 +33,7 @@ from benchmarks.stage_process import LAST_S as KILL_S
 from benchmarks.stages import Results, Stage, run_stages
 from benchmarks.suites import overhead
 from flatout.hardware.machine import read_machine
+from flatout.records.json_records import to_plain
 from flatout.records.machine import Machine
 from flatout.records.recipe import Recipe
 from flatout.records.trial import Workload
@@ -312,7 +313,7 @@ def _facts(seconds: float, bench: Bench) -> dict[str, Any]:
     del seconds
     return {
         "installed": [name for name in MODULES if importlib.util.find_spec(name)],
-        "doctor": [check.to_json() for check in doctor(bench.machine)],
+        "doctor": [to_plain(check) for check in doctor(bench.machine)],
     }
 
 

@@ -19,6 +19,7 @@ from benchmarks.bench import Bench, Record, TrialFailedError
 from benchmarks.listening import RESULT
 from flatout.agent.step_sampler import SHORT_S
 from flatout.launch.trial_process import ProcessOptions, run_process
+from flatout.records.json_records import to_plain
 from flatout.records.recipe import Recipe
 from flatout.records.statistics import student_quantile
 from flatout.records.trial import Workload
@@ -168,7 +169,7 @@ def run_once(bench: Bench, job: Job, seed: int) -> Mapping[str, Any]:
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     child = {
         "mode": "measure",
-        "recipe": Recipe().to_json(),
+        "recipe": to_plain(Recipe()),
         "measure_s": LIMIT_S,
         "probes": TIMED_PROBES,
         "rests_below_s": SHORT_S,

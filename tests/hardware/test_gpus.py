@@ -5,6 +5,7 @@ import pynvml
 import pytest
 
 from flatout.hardware.gpus import Gpu, pci_gpus, read_driver, visible
+from flatout.records.json_records import to_plain
 
 
 class Failure(Exception):  # noqa: N818  stands for NVMLError
@@ -199,7 +200,7 @@ def test_of_a_split_gpu_a_process_sees_one_part_with_its_own_memory(monkeypatch,
 def test_the_parts_of_a_split_gpu_are_plain_json_too(monkeypatch):
     split_gpu(monkeypatch)
 
-    plain = read_driver().gpus[0].to_json()
+    plain = to_plain(read_driver().gpus[0])
 
     assert [part["uuid"] for part in plain["instances"]] == ["MIG-11aa", "MIG-44dd"]
 
@@ -265,4 +266,4 @@ def test_a_failing_library_of_amd_leaves_the_reason_of_nvidia(monkeypatch):
 def test_a_gpu_is_plain_json():
     gpu = Gpu(index=0, kind="cuda", name="A", pids=(1, 2))
 
-    assert gpu.to_json()["pids"] == [1, 2]
+    assert to_plain(gpu)["pids"] == [1, 2]

@@ -5,6 +5,7 @@ import sys
 import torch
 
 from flatout.hardware.machine import read_machine
+from flatout.records.json_records import to_plain
 
 
 def test_the_quick_reading_imports_no_torch():
@@ -34,7 +35,7 @@ def test_cores_and_memory_are_within_the_host():
 
 
 def test_the_record_is_plain_json():
-    plain = read_machine(torch=False).to_json()
+    plain = to_plain(read_machine(torch=False))
 
     assert json.loads(json.dumps(plain))["facts"]["python"] == sys.version.split()[0]
 

@@ -1,12 +1,10 @@
 """The one reader of JSON and TOML, on what damaged and hostile files hold."""
 
 import os
-from dataclasses import dataclass
-from typing import Literal
 
 import pytest
 
-from flatout.records.input_files import check_record, parse_json, read_json, read_toml
+from flatout.records.input_files import parse_json, read_json, read_toml
 
 DEEP = 100_000
 
@@ -71,38 +69,3 @@ def test_a_file_that_is_too_large_is_refused_without_being_read(tmp_path):
 
     with pytest.raises(ValueError, match="larger than"):
         read_json(tmp_path / "large")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
-    name: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Whole:
-    count: int = 1
-    share: float | None = None
-    parts: tuple[Part, ...] = ()
-    kind: Literal["a", "b"] = "a"
-    pair: tuple[int, int] = (1, 2)
-
-
-def test_a_record_of_the_declared_types_passes():
-    check_record(Whole(share=1, parts=(Part(name="a"),)))
-
-
-@pytest.mark.parametrize(
-    ("settings", "where"),
-    [
-        ({"count": "1"}, "count"),
-        ({"count": True}, "count"),
-        ({"share": "x"}, "share"),
-        ({"parts": [1]}, "parts"),
-        ({"parts": (Part(name=7),)}, r"parts\.name"),
-        ({"kind": "c"}, "kind"),
-        ({"pair": (1, 2, 3)}, "pair"),
-    ],
-)
-def test_a_record_of_another_type_names_the_field(settings, where):
-    with pytest.raises(ValueError, match=f"^{where}="):
-        check_record(Whole(**settings))

@@ -1,10 +1,11 @@
 import json
 import math
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import pytest
 
-from flatout.records.journey import WorkerPace, WorkerScan, worker_scan_from_json
+from flatout.records.journey import WorkerPace, WorkerScan
+from flatout.records.json_records import from_plain, to_plain
 
 
 def scan(now=0, epoch_batches=None, **paces):
@@ -47,4 +48,4 @@ def test_json_brings_it_back():
     found = scan(now=2, epoch_batches=7, w2=(50.0, 1.0), w4=(40.0, 1.0))
     found = replace(found, with_threads=(replace(found.paces[0], threads=1),))
 
-    assert worker_scan_from_json(json.loads(json.dumps(asdict(found)))) == found
+    assert from_plain(WorkerScan, json.loads(json.dumps(to_plain(found)))) == found

@@ -15,7 +15,8 @@ from flatout.agent.hooks import collectives, loader, model, optimizer, step
 from flatout.agent.session import Session
 from flatout.agent.status import Publisher
 from flatout.records import catalogue
-from flatout.records.recipe import recipe_from_json
+from flatout.records.json_records import from_plain
+from flatout.records.recipe import Recipe
 from flatout.records.technique import name_of
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ GUARD_RECORDS = "guard*.json"
 
 def install(spec: Mapping[str, Any]) -> Session:
     """Install everything the trial's specification asks for; called by the boot."""
-    recipe = recipe_from_json(spec["recipe"])
+    recipe = from_plain(Recipe, spec["recipe"])
     session = Session(spec, catalogue.build(recipe))
     _seed(spec.get("seed"))
     if spec.get("undo"):

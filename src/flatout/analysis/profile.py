@@ -18,6 +18,7 @@ from flatout.analysis.steps import (
     window_of,
 )
 from flatout.analysis.trace import of_steps
+from flatout.records.json_records import from_plain
 from flatout.records.machine import Machine
 from flatout.records.phase_clock import EVAL, NAMES
 from flatout.records.profile import (
@@ -32,7 +33,7 @@ from flatout.records.profile import (
     Spread,
     most_times,
 )
-from flatout.records.readings import TraceSummary, trace_from_json
+from flatout.records.readings import TraceSummary
 from flatout.records.units import format_ms
 
 IN_A_TRAINING = 20.0
@@ -131,7 +132,9 @@ def summarise(result: Mapping[str, Any], machine: Machine) -> Profile:
 def _trace(result: Mapping[str, Any], window: Window) -> TraceSummary | None:
     """Return what a device ran in the steps after the timed ones; None where none was traced."""
     plain = result["device"].get("trace")
-    return of_steps(trace_from_json(plain), _segments_per_step(result, window)) if plain else None
+    if not plain:
+        return None
+    return of_steps(from_plain(TraceSummary, plain), _segments_per_step(result, window))
 
 
 def _steps_ms(window: Window) -> tuple[tuple[float, ...], ...]:

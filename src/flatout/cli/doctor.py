@@ -5,6 +5,7 @@ from pathlib import Path
 import click
 
 from flatout.cli.options import json_option, terminal_width
+from flatout.records.json_records import to_plain
 
 SCHEMA = "flatout.doctor/1"
 
@@ -28,8 +29,8 @@ def command(json_path: Path | None) -> int:
     if json_path:
         document = {
             "schema": SCHEMA,
-            "machine": machine.to_json(),
-            "checks": [check.to_json() for check in checks],
+            "machine": to_plain(machine),
+            "checks": [to_plain(check) for check in checks],
         }
         write_json(document, json_path)
     return int(any(check.status == BAD for check in checks))

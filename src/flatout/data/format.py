@@ -11,7 +11,7 @@ import re
 import struct
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,8 @@ import numpy as np
 
 from flatout.records.errors import UserError
 from flatout.records.files import replace_text
-from flatout.records.input_files import check_record, read_json
+from flatout.records.input_files import read_json
+from flatout.records.json_records import from_plain, to_plain
 
 RAISE = "raise"
 
@@ -153,21 +154,8 @@ class Header:
 
     def to_json(self) -> dict[str, Any]:
         """Return a plain JSON mapping."""
-        plain = {"schema": SCHEMA, "is_lossless": self.is_lossless, **asdict(self)}
+        plain = {"schema": SCHEMA, "is_lossless": self.is_lossless, **to_plain(self)}
         return plain | {"check": _check_of(plain)}
-
-
-def header_from_json(plain: Mapping[str, Any]) -> Header:
-    """Return the header that `Header.to_json` wrote."""
-    known = {name: plain[name] for name in Header.__dataclass_fields__ if name in plain}
-    known["fields"] = tuple(field_from_json(item) for item in plain["fields"])
-    known["encoding"] = Encoding(**plain["encoding"])
-    known["shards"] = tuple(FileShard(**item) for item in plain["shards"])
-    known["classes"] = tuple(plain["classes"])
-    header = Header(**known)
-    check_record(header)
-    _check_facts(header)
-    return header
 
 
 def _check_facts(header: Header) -> None:
@@ -197,12 +185,6 @@ def _check_of(plain: Mapping[str, Any]) -> str:
     return hashlib.blake2b(text.encode(), digest_size=HASH_BYTES).hexdigest()
 
 
-def field_from_json(plain: Mapping[str, Any]) -> Field:
-    """Return one field of a header."""
-    shape = plain.get("shape")
-    return Field(**{**plain, "shape": None if shape is None else tuple(shape)})
-
-
 def read_header(folder: Path) -> Header:
     """Return the header of a packed store.
 
@@ -218,7 +200,9 @@ def read_header(folder: Path) -> Header:
         if schema in SCHEMAS:
             if schema == SCHEMA and plain.get("check") != _check_of(plain):
                 raise ValueError("its bytes are not those that were written")
-            return header_from_json(plain)
+            header = from_plain(Header, plain)
+            _check_facts(header)
+            return header
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror or error}") from None
     except (ValueError, LookupError, TypeError, AttributeError) as error:

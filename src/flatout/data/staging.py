@@ -24,11 +24,11 @@ from flatout.data.format import ENTRY, HEADER, STAGING, Encoding, Skipped
 from flatout.records.errors import UserError
 from flatout.records.input_files import (
     MAX_NPZ_BYTES,
-    check_record,
     check_unpacked_size,
     parse_json,
     read_json,
 )
+from flatout.records.json_records import from_plain
 
 PLAN = "plan.json"
 LOCK = "lock"
@@ -173,8 +173,7 @@ def agree(folder: Path, plan: Plan) -> Plan:
         return plan
     try:
         plain = read_json(path)
-        before = Plan(**{**plain, "encoding": Encoding(**plain["encoding"])})
-        check_record(before)
+        before = from_plain(Plan, plain)
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise UserError(f"{path} is damaged ({error}); remove {folder} and pack again") from None
     # How long the shards are was estimated; the first estimate stands.

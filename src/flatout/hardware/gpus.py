@@ -7,7 +7,7 @@ the memory that a trial is about to need. The driver's own libraries cost nothin
 import contextlib
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -40,11 +40,6 @@ class Gpu:
     compute_capability: tuple[int, int] | None = None
     instances: tuple["Gpu", ...] = ()
     """The parts it is split into (MIG), as far as the driver tells; empty for a whole one."""
-
-    def to_json(self) -> dict[str, Any]:
-        """Return a plain JSON mapping."""
-        parts = [part.to_json() for part in self.instances]
-        return asdict(self) | {"pids": list(self.pids), "instances": parts}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

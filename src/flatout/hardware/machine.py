@@ -29,6 +29,7 @@ from flatout.hardware.limits import (
     usable_cores,
 )
 from flatout.hardware.system import find_compiler, huge_pages, open_files_limit
+from flatout.records.json_records import to_plain
 from flatout.records.machine import Device, Machine
 
 FEATURES = frozenset(
@@ -156,6 +157,6 @@ def _torch_facts(build: TorchBuild, driver: Driver) -> dict[str, Any]:
         "driver": driver.version,
         "driver_cuda": driver.cuda,
         "driver_trouble": driver.trouble,
-        "gpus": [gpu.to_json() for gpu in driver.gpus],
+        "gpus": [to_plain(gpu) for gpu in driver.gpus],
         "pci_gpus": pci_gpus(),
     }

@@ -18,7 +18,6 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from flatout.launch import trial_folders
 from flatout.launch.rollback import rollback
@@ -29,6 +28,7 @@ from flatout.planner.tracing.script import ScriptTracer
 from flatout.records.errors import UserError
 from flatout.records.files import module_command, with_boot
 from flatout.records.input_files import MAX_OWN_BYTES, read_json
+from flatout.records.json_records import to_plain
 from flatout.records.recipe import Recipe
 from flatout.records.trial import Workload
 
@@ -57,16 +57,6 @@ class TraceRequest:
     ranks: int = 1
     """Processes of a script that torchrun would start; the traced one is the first."""
     limit_s: float = LIMIT_S
-
-    def to_json(self) -> dict[str, Any]:
-        """Return a plain JSON mapping."""
-        return {
-            "batch": self.batch,
-            "recipe": self.recipe.to_json(),
-            "device": self.device,
-            "steps": self.steps,
-            "capability": list(self.capability),
-        }
 
 
 Trace = Callable[[TraceRequest], MemoryStream]
@@ -175,7 +165,7 @@ class _Process:
         child = self.child or self.start()
         assert child.stdin is not None
         try:
-            child.stdin.write(json.dumps(request.to_json()) + "\n")
+            child.stdin.write(json.dumps(to_plain(request)) + "\n")
             child.stdin.flush()
         except BrokenPipeError:
             self.end()

@@ -7,12 +7,13 @@ An Ablation: trials that differ in one technique each, with verdicts.
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
+from flatout.records.json_records import from_plain, to_plain
 from flatout.records.profile import PeakBytes, Profile, profile_from_json
-from flatout.records.recipe import Choice, Recipe, recipe_from_json
+from flatout.records.recipe import Choice, Recipe
 
 FREE_DATA, CORES = "free_data", "cores"
 """What can bind: a step without any wait, or the cores that make the samples."""
@@ -64,12 +65,7 @@ class Feeding:
 
     def to_json(self) -> dict[str, Any]:
         """Return a plain JSON mapping."""
-        return asdict(self) | {"binds": self.binds, "share": self.share}
-
-
-def feeding_from_json(plain: Mapping[str, Any]) -> Feeding:
-    """Return the record that `Feeding.to_json` wrote."""
-    return Feeding(**{k: v for k, v in plain.items() if k not in ("binds", "share")})
+        return to_plain(self) | {"binds": self.binds, "share": self.share}
 
 
 SCHEMA = "flatout.ablation/1"
@@ -161,20 +157,9 @@ class Row:
 
     def to_json(self) -> dict[str, Any]:
         """Return one row of the `flatout.ablation/1` mapping."""
-        pair = self.comparison
-        plain = asdict(self)
+        plain = to_plain(self)
         del plain["choice"], plain["comparison"]
-        return plain | {
-            "technique": self.choice.technique,
-            "settings": dict(self.choice.settings),
-            "verdict": self.verdict.value,
-            "ratio": pair.ratio if pair else None,
-            "interval": list(pair.interval) if pair else None,
-            "n": pair.n if pair else 0,
-            "resolution": pair.resolution if pair else None,
-            "on_top_of": list(self.on_top_of),
-            "together_with": list(self.together_with),
-        }
+        return plain | to_plain(self.choice) | _pair_to_json(self.comparison)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -245,30 +230,32 @@ class Ablation:
 
     def to_json(self) -> dict[str, Any]:
         """Return the `flatout.ablation/1` mapping."""
-        pair = self.confirmation
         return {
             "schema": SCHEMA,
             "workload": self.workload,
             "baseline": {"profile": self.baseline.to_json()},
             "rows": [row.to_json() for row in self.rows],
             "best": {
-                "recipe": self.recipe.to_json(),
-                "ratio": pair.ratio if pair else None,
-                "interval": list(pair.interval) if pair else None,
-                "n": pair.n if pair else 0,
-                "resolution": pair.resolution if pair else None,
+                "recipe": to_plain(self.recipe),
+                **_pair_to_json(self.confirmation),
                 "profile": self.final.to_json() if self.final else None,
-                "loss_check": asdict(self.final_check) if self.final_check else None,
+                "loss_check": to_plain(self.final_check) if self.final_check else None,
                 "feeding": self.feeding.to_json() if self.feeding else None,
             },
-            "aa_check": asdict(self.aa_check) if self.aa_check else None,
+            "aa_check": to_plain(self.aa_check) if self.aa_check else None,
             "resolution": self.resolution,
             "cost_s": self.cost_s,
             "stopped": self.stopped,
-            "calibration": [asdict(item) | {"error": item.error} for item in self.calibration],
+            "calibration": [to_plain(item) | {"error": item.error} for item in self.calibration],
             "notes": list(self.notes),
             "needed": list(self.needed),
         }
+
+
+def _pair_to_json(pair: Comparison | None) -> dict[str, Any]:
+    if pair is None:
+        return {"ratio": None, "interval": None, "n": 0, "resolution": None}
+    return to_plain(pair)
 
 
 def ablation_from_json(plain: Mapping[str, Any]) -> Ablation:
@@ -280,56 +267,35 @@ def ablation_from_json(plain: Mapping[str, Any]) -> Ablation:
     if plain.get("schema") != SCHEMA:
         raise ValueError(f"not a {SCHEMA} record: schema is {plain.get('schema')!r}")
     best = plain["best"]
-    return Ablation(
-        workload=plain["workload"],
-        baseline=profile_from_json(plain["baseline"]["profile"]),
-        rows=tuple(_row(item) for item in plain["rows"]),
-        recipe=recipe_from_json(best["recipe"]),
-        confirmation=_comparison(best),
-        final=profile_from_json(best["profile"]) if best["profile"] else None,
-        final_check=LossCheck(**best["loss_check"]) if best["loss_check"] else None,
-        aa_check=LossCheck(**plain["aa_check"]) if plain["aa_check"] else None,
-        resolution=_or_infinite(plain["resolution"]),
-        cost_s=plain["cost_s"],
-        stopped=plain["stopped"],
-        notes=tuple(plain["notes"]),
-        needed=tuple(plain.get("needed", ())),
-        feeding=feeding_from_json(best["feeding"]) if best.get("feeding") else None,
+    final = best["profile"]
+    return from_plain(
+        Ablation,
+        {
+            **plain,
+            "baseline": profile_from_json(plain["baseline"]["profile"]),
+            "rows": [{**row, "choice": row, "comparison": _pair(row)} for row in plain["rows"]],
+            "recipe": best["recipe"],
+            "confirmation": _pair(best),
+            "final": profile_from_json(final) if final else None,
+            "final_check": best["loss_check"],
+            "resolution": _or_infinite(plain["resolution"]),
+            "feeding": best.get("feeding"),
+        },
     )
 
 
-def _comparison(plain: Mapping[str, Any]) -> Comparison | None:
+def _pair(plain: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the fields of a comparison, which lie among others; None without one."""
     if plain["ratio"] is None:
         return None
     low, high = plain["interval"]
-    return Comparison(
-        ratio=plain["ratio"],
-        interval=(low, _or_infinite(high)),
-        n=plain["n"],
-        resolution=_or_infinite(plain["resolution"]),
-    )
+    resolution = _or_infinite(plain["resolution"])
+    return {**plain, "interval": (low, _or_infinite(high)), "resolution": resolution}
 
 
 def _or_infinite(value: float | None) -> float:
     """Return the number; JSON has no infinity, so an open end is written as null."""
     return math.inf if value is None else value
-
-
-def _row(plain: Mapping[str, Any]) -> Row:
-    special = {"technique", "settings", "verdict", "ratio", "interval", "n", "resolution"}
-    fields = {k: v for k, v in plain.items() if k not in special}
-    return Row(
-        **fields
-        | {
-            "choice": Choice(technique=plain["technique"], settings=plain["settings"]),
-            "verdict": Verdict(plain["verdict"]),
-            "comparison": _comparison(plain),
-            "on_top_of": tuple(plain["on_top_of"]),
-            "together_with": tuple(plain.get("together_with", ())),
-            "peak_bytes": PeakBytes(**plain["peak_bytes"]),
-            "loss_check": LossCheck(**plain["loss_check"]),
-        }
-    )
 
 
 CONTRAST_SCHEMA = "flatout.contrast/1"
@@ -372,4 +338,4 @@ class Contrast:
 
     def to_json(self) -> dict[str, Any]:
         """Return the `flatout.contrast/1` mapping."""
-        return {"schema": CONTRAST_SCHEMA} | asdict(self)
+        return {"schema": CONTRAST_SCHEMA} | to_plain(self)

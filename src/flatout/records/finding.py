@@ -3,8 +3,7 @@
 A Finding: one bottleneck, with the numbers that prove it.
 """
 
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,10 +26,6 @@ class Finding:
     is_bound: bool = False
     """Whether `share` is only known not to be exceeded: the cause is some part of it."""
 
-    def to_json(self) -> dict[str, Any]:
-        """Return a plain JSON mapping."""
-        return asdict(self)
-
 
 OK = "ok"
 WARN = "warn"
@@ -51,7 +46,3 @@ class Check:
     """What it means for training; empty when all is well."""
     next: str = ""
     """What to do: one sentence, a command where there is one."""
-
-    def to_json(self) -> dict[str, Any]:
-        """Return a plain JSON mapping."""
-        return asdict(self)

@@ -10,13 +10,7 @@ import math
 import os
 import stat
 import sys
-import types
-import typing
 import zipfile
-from collections.abc import Mapping
-from dataclasses import fields, is_dataclass
-from enum import Enum
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -159,74 +153,3 @@ def _floating(digits: str) -> float:
     if math.isinf(number):
         raise ValueError(f"the number {digits} is too large")
     return number
-
-
-def check_record(record: Any, name: str = "") -> None:
-    """Make sure that every field of a record, and of records in it, has its declared type.
-
-    Dataclasses take anything: a text where a number belongs would fail far from the file it came
-    from.
-
-    Args:
-        record: a dataclass instance that was made of what a file held.
-        name: where it is, for the message.
-
-    Raises:
-        ValueError: with the first field that has another type.
-    """
-    kind: type = type(record)
-    for item, hint in _hints(kind):
-        where = f"{name}.{item}" if name else item
-        value = getattr(record, item)
-        if not _is_of(value, hint, where):
-            raise ValueError(f"{where}={str(value)[:60]!r} is no {_words(hint)}")
-
-
-@lru_cache(maxsize=256)
-def _hints(kind: type) -> tuple[tuple[str, Any], ...]:
-    hints = typing.get_type_hints(kind)
-    return tuple((item.name, hints[item.name]) for item in fields(kind))
-
-
-def _is_of(value: Any, hint: Any, where: str) -> bool:  # noqa: PLR0911  one a kind of hint
-    origin, parts = typing.get_origin(hint), typing.get_args(hint)
-    if hint is Any:
-        return True
-    if origin in (types.UnionType, typing.Union):
-        return any(_is_of(value, one, where) for one in parts)
-    if origin is typing.Literal:
-        return value in parts
-    if origin is tuple:
-        return isinstance(value, tuple) and _are_of(value, parts, where)
-    if isinstance(origin, type) and issubclass(origin, Mapping):
-        return isinstance(value, Mapping) and all(
-            _is_of(key, parts[0], where) and _is_of(item, parts[1], f"{where}.{key}")
-            for key, item in value.items()
-        )
-    if origin is not None:
-        return isinstance(value, origin)
-    return _is_plainly(value, hint, where)
-
-
-def _are_of(value: tuple[Any, ...], parts: tuple[Any, ...], where: str) -> bool:
-    if parts[-1] is Ellipsis:
-        return all(_is_of(item, parts[0], where) for item in value)
-    return len(value) == len(parts) and all(
-        _is_of(item, part, where) for item, part in zip(value, parts, strict=True)
-    )
-
-
-def _is_plainly(value: Any, hint: Any, where: str) -> bool:
-    if hint is float:
-        return isinstance(value, int | float) and not isinstance(value, bool)
-    if hint is int:
-        return isinstance(value, int) and not isinstance(value, bool)
-    if not isinstance(value, hint):
-        return False
-    if is_dataclass(value) and not isinstance(value, Enum):
-        check_record(value, where)
-    return True
-
-
-def _words(hint: Any) -> str:
-    return getattr(hint, "__name__", str(hint)).replace("typing.", "")

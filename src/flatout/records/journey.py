@@ -7,9 +7,8 @@ The input pipeline's diagnosis: what each leg costs a sample, and the cores it t
 
 import math
 import statistics
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 TRAINING = "training"
 WORKERS = "workers"
@@ -62,15 +61,6 @@ class Journey:
     workers: tuple[WorkerFacts, ...] = ()
     missing: Mapping[str, str] | None = None
     """What is not known, each with the reason."""
-
-
-def journey_from_json(plain: Mapping[str, Any]) -> Journey:
-    """Return the journey that `dataclasses.asdict` wrote."""
-    return Journey(
-        legs=tuple(Leg(**item) for item in plain["legs"]),
-        workers=tuple(WorkerFacts(**item) for item in plain["workers"]),
-        missing=plain["missing"],
-    )
 
 
 STAGES = (
@@ -132,12 +122,6 @@ class Pipeline:
         """
         left = sum(stage.cpu_ms for stage in self.stages if lever not in stage.levers)
         return self.cores_needed * left / self.cpu_ms if self.cpu_ms else 0.0
-
-
-def pipeline_from_json(plain: Mapping[str, Any]) -> Pipeline:
-    """Return the pipeline that `dataclasses.asdict` wrote."""
-    stages = tuple(Stage(**item | {"levers": tuple(item["levers"])}) for item in plain["stages"])
-    return Pipeline(**{**plain, "stages": stages})
 
 
 AS_GOOD = 1.03
@@ -216,13 +200,3 @@ class WorkerScan:
         """Return how many times as fast as now a visited pace is; NaN where now was not seen."""
         seen = [self.whole_ms(x) for x in self.paces if x.num_workers == self.now]
         return (seen[0] if seen else math.nan) / self.whole_ms(pace)
-
-
-def worker_scan_from_json(plain: Mapping[str, Any]) -> WorkerScan:
-    """Return the scan that `dataclasses.asdict` wrote."""
-    paces, with_threads = (_paces(plain.get(name, ())) for name in ("paces", "with_threads"))
-    return WorkerScan(**{**plain, "paces": paces, "with_threads": with_threads})
-
-
-def _paces(plain: Iterable[Mapping[str, Any]]) -> tuple[WorkerPace, ...]:
-    return tuple(WorkerPace(**{**item, "batch_ms": tuple(item["batch_ms"])}) for item in plain)

@@ -1,9 +1,10 @@
 """What is going on right now: a running job, the machine's GPUs, the host, a command's progress."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
+from flatout.records.json_records import to_plain
 from flatout.records.readings import GpuReadings
 
 SCHEMA = "flatout.watch/1"
@@ -99,7 +100,7 @@ class LiveView:
 
     def to_json(self) -> dict[str, Any]:
         """Return the `flatout.watch/1` mapping."""
-        plain = asdict(self)
+        plain = to_plain(self)
         if self.job is not None:
             plain["job"]["samples_per_s"] = self.job.samples_per_s
         return {"schema": SCHEMA} | plain

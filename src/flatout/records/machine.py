@@ -3,7 +3,7 @@
 A Machine: what the hardware under a workload can do. Read by `flatout.hardware`.
 """
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -56,10 +56,6 @@ class Machine:
     def has_fast_cpu_fp16(self) -> bool:
         """Whether the CPU multiplies fp16 in hardware."""
         return bool(self.cpu_features & {"avx512_fp16", "amx_fp16", "asimdhp"})
-
-    def to_json(self) -> dict[str, Any]:
-        """Return a plain JSON mapping."""
-        return asdict(self) | {"cpu_features": sorted(self.cpu_features)}
 
 
 ARCHIVES = (".whl", ".tar.gz")

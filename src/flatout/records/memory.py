@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,17 +53,3 @@ class MemoryStory:
     allocation_retries: int | None = None
     snapshot: str | None = None
     """Path of torch's memory snapshot, on a GPU and on demand."""
-
-
-def memory_from_json(plain: Mapping[str, Any]) -> MemoryStory:
-    """Return the story that `dataclasses.asdict` wrote."""
-    tensors = (TensorAtPeak(**item | {"shape": tuple(item["shape"])}) for item in plain["largest"])
-    points = ((float(ms), int(count)) for ms, count in plain["timeline"])
-    return MemoryStory(
-        **{
-            **plain,
-            "largest": tuple(tensors),
-            "timeline": tuple(points),
-            "kept_graph_names": tuple(plain.get("kept_graph_names", ())),
-        }
-    )

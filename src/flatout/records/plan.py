@@ -1,10 +1,11 @@
 """A Plan: predicted memory of one training step on a device that need not be there."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
+from flatout.records.json_records import to_plain
 from flatout.records.memory import TensorAtPeak
 
 MAX_BATCH = 1 << 20
@@ -141,16 +142,4 @@ class Plan:
 
     def to_json(self) -> dict[str, Any]:
         """Return a plain JSON mapping."""
-        plain: dict[str, Any] = _plain(asdict(self))
-        return plain | {"fits": self.fits, "spare_bytes": self.spare_bytes}
-
-
-def _plain(value: Any) -> Any:
-    """Return the value with every enum's member as its text."""
-    if isinstance(value, Enum):
-        return value.value
-    if isinstance(value, Mapping):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return value
+        return to_plain(self) | {"fits": self.fits, "spare_bytes": self.spare_bytes}

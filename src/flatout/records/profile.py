@@ -5,29 +5,14 @@ A Regime: what bounds the step, and what each part of it could give at most.
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 from flatout.records.finding import Finding
-from flatout.records.input_files import check_record
-from flatout.records.journey import (
-    Journey,
-    Pipeline,
-    WorkerScan,
-    journey_from_json,
-    pipeline_from_json,
-    worker_scan_from_json,
-)
-from flatout.records.memory import MemoryStory, memory_from_json
-from flatout.records.readings import (
-    GpuReadings,
-    Limits,
-    RankFacts,
-    SyncPoint,
-    TraceSummary,
-    readings_from_json,
-    trace_from_json,
-)
+from flatout.records.journey import Journey, Pipeline, WorkerScan
+from flatout.records.json_records import from_plain, to_plain
+from flatout.records.memory import MemoryStory
+from flatout.records.readings import GpuReadings, Limits, RankFacts, SyncPoint, TraceSummary
 
 CAUSES = ("input", "sync", "communication", "launch", "gemm", "bandwidth", "compute", "other")
 """What a step may wait for. `compute` is what could not be split into the three before it, `other`
@@ -71,11 +56,6 @@ class Bound:
     share: float
     """Share of the step that the technique acts on."""
     why: str
-
-
-def regime_from_json(plain: Mapping[str, Any]) -> Regime:
-    """Return the regime that `dataclasses.asdict` wrote."""
-    return Regime(**{**plain, "evidence": tuple(plain["evidence"])})
 
 
 SCHEMA = "flatout.profile/1"
@@ -340,7 +320,7 @@ class Profile:
 
     def to_json(self) -> dict[str, Any]:
         """Return the `flatout.profile/1` mapping."""
-        plain = asdict(self)
+        plain = to_plain(self)
         device = {"kind": plain.pop("device_kind"), "name": plain.pop("device_name")}
         return {"schema": SCHEMA, "device": device} | plain
 
@@ -353,40 +333,8 @@ def profile_from_json(plain: Mapping[str, Any]) -> Profile:
     """
     if plain.get("schema") != SCHEMA:
         raise ValueError(f"not a {SCHEMA} record: schema is {plain.get('schema')!r}")
-    fields = {k: v for k, v in plain.items() if k not in ("schema", "device")}
-    for name, kind in (("loaders", LoaderFacts), ("optimizers", OptimizerFacts)):
-        fields[name] = tuple(kind(**item) for item in fields[name])
-    fields["models"] = tuple(
-        ModelFacts(**item | {"dtypes": tuple(item["dtypes"])}) for item in fields["models"]
-    )
-    fields["findings"] = tuple(Finding(**item) for item in fields["findings"])
-    journey, memory, trace = (fields.get(name) for name in ("journey", "memory", "trace"))
-    regime = fields.get("regime")
-    fields |= readings_from_json(fields) | {
-        "regime": regime_from_json(regime) if regime else None,
-        "journey": journey_from_json(journey) if journey else None,
-        "memory": memory_from_json(memory) if memory else None,
-        "trace": trace_from_json(trace) if trace else None,
-        "pipeline": pipeline_from_json(plain["pipeline"]) if plain.get("pipeline") else None,
-        "worker_scan": (
-            worker_scan_from_json(plain["worker_scan"]) if plain.get("worker_scan") else None
-        ),
-        "steps_ms": tuple(tuple(step) for step in fields.get("steps_ms", ())),
-        "process_steps_ms": tuple(fields.get("process_steps_ms", ())),
-        "invalid": tuple(fields.get("invalid", ())),
-    }
-    profile = Profile(
-        **fields
-        | {
-            "device_kind": plain["device"]["kind"],
-            "device_name": plain["device"]["name"],
-            "step_ms": Spread(**fields["step_ms"]),
-            "peak_bytes": PeakBytes(**fields["peak_bytes"]),
-            "ceilings": Ceilings(**fields["ceilings"]),
-            # JSON has no NaN: a loss that was none is written as null.
-            "losses": tuple(math.nan if x is None else x for x in fields["losses"]),
-            "notes": tuple(fields["notes"]),
-        }
-    )
-    check_record(profile)
-    return profile
+    device = plain["device"]
+    # JSON has no NaN: a loss that was none is written as null.
+    losses = [math.nan if loss is None else loss for loss in plain["losses"]]
+    own = {"device_kind": device["kind"], "device_name": device["name"], "losses": losses}
+    return from_plain(Profile, {**plain, **own})

@@ -5,7 +5,6 @@ What instruments beside the training showed: the device's counters, waits, limit
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,20 +94,6 @@ class RankFacts:
     """Why it is behind: the phase in which it spends more than the others."""
 
 
-def readings_from_json(plain: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the records that are in a profile's mapping, by field name."""
-    gpu, limits = plain.get("gpu"), plain.get("limits")
-    series = tuple(tuple(point) for point in gpu["series"]) if gpu else ()
-    return {
-        "syncs": tuple(SyncPoint(**item) for item in plain.get("syncs", ())),
-        "ranks": tuple(RankFacts(**item) for item in plain.get("ranks", ())),
-        "gpu": GpuReadings(**gpu | {"throttle": tuple(gpu["throttle"]), "series": series})
-        if gpu
-        else None,
-        "limits": Limits(**limits) if limits else None,
-    }
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceEntry:
     """One kernel or operator, all its calls together."""
@@ -164,12 +149,3 @@ class TraceSummary:
     file_bytes: int = 0
     missing: Mapping[str, str] = field(default_factory=dict)
     """What is not known, each with the reason."""
-
-
-def trace_from_json(plain: Mapping[str, Any]) -> TraceSummary:
-    """Return the summary that `dataclasses.asdict` wrote."""
-    entries = {
-        name: tuple(TraceEntry(**item) for item in plain[name]) for name in ("kernels", "operators")
-    }
-    idle = IdleSplit(**plain["idle"]) if plain["idle"] else None
-    return TraceSummary(**{**plain, **entries, "idle": idle})

@@ -51,22 +51,3 @@ class Recipe:
         """Return the recipe with one technique left out."""
         kept = tuple(choice for choice in self.choices if choice.technique != technique)
         return replace(self, choices=kept)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return a plain JSON mapping."""
-        return {
-            "choices": [
-                {"technique": c.technique, "settings": dict(c.settings)} for c in self.choices
-            ],
-            "training_loaders": list(self.training_loaders),
-            "about": dict(self.about),
-        }
-
-
-def recipe_from_json(plain: Mapping[str, Any]) -> Recipe:
-    """Return the recipe that `Recipe.to_json` wrote."""
-    return Recipe(
-        choices=tuple(Choice(**choice) for choice in plain["choices"]),
-        training_loaders=tuple(plain["training_loaders"]),
-        about=plain.get("about", {}),
-    )

@@ -1,8 +1,10 @@
 """A Roofline: what a device can do at most, and what each matrix product of a step gets of it."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
+
+from flatout.records.json_records import to_plain
 
 SCHEMA = "flatout.roofline/1"
 
@@ -159,7 +161,7 @@ class Roofline:
 
     def to_json(self) -> dict[str, Any]:
         """Return the `flatout.roofline/1` mapping."""
-        plain = asdict(self)
+        plain = to_plain(self)
         plain["ceilings"]["ridge"] = {
             dtype: self.ceilings.ridge(dtype) for dtype in self.ceilings.gemm_flops_per_s
         }

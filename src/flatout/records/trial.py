@@ -10,8 +10,9 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
+from flatout.records.json_records import from_plain, to_plain
 from flatout.records.profile import Profile, profile_from_json
-from flatout.records.recipe import Recipe, recipe_from_json
+from flatout.records.recipe import Recipe
 from flatout.records.secrets import hide_in_words
 
 
@@ -109,37 +110,17 @@ class Trial:
 
     def to_json(self) -> dict[str, Any]:
         """Return a plain JSON mapping."""
-        return {
-            "recipe": self.recipe.to_json(),
-            "outcome": self.outcome.value,
+        profiles = {
             "profile": self.profile.to_json() if self.profile else None,
             "partial": self.partial.to_json() if self.partial else None,
-            "message": self.message,
-            "traceback": self.traceback,
-            "applied": [
-                {"technique": a.technique, "status": a.status, "why": a.why} for a in self.applied
-            ],
-            "wall_s": self.wall_s,
-            "changed_files": list(self.changed_files),
-            "undone": self.undone,
-            "guard_path": self.guard_path,
-            "details": dict(self.details),
         }
+        return to_plain(self) | profiles
 
 
 def trial_from_json(plain: Mapping[str, Any]) -> Trial:
     """Return the trial that `Trial.to_json` wrote."""
-    return Trial(
-        recipe=recipe_from_json(plain["recipe"]),
-        outcome=Outcome(plain["outcome"]),
-        profile=profile_from_json(plain["profile"]) if plain["profile"] else None,
-        partial=profile_from_json(plain["partial"]) if plain.get("partial") else None,
-        message=plain["message"],
-        traceback=plain["traceback"],
-        applied=tuple(Applied(**item) for item in plain["applied"]),
-        wall_s=plain["wall_s"],
-        changed_files=tuple(plain["changed_files"]),
-        undone=plain["undone"],
-        guard_path=plain["guard_path"],
-        details=plain["details"],
-    )
+    profiles = {
+        name: profile_from_json(plain[name]) if plain.get(name) else None
+        for name in ("profile", "partial")
+    }
+    return from_plain(Trial, {**plain, **profiles})

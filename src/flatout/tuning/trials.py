@@ -27,6 +27,7 @@ from flatout.hardware.counters import CounterSampler, open_sources
 from flatout.launch.trial_process import Ending, ProcessOptions, run_process
 from flatout.records import catalogue
 from flatout.records.errors import describe_exhaustion, is_out_of_memory
+from flatout.records.json_records import to_plain
 from flatout.records.machine import Machine
 from flatout.records.profile import Profile
 from flatout.records.readings import GpuReadings
@@ -135,7 +136,7 @@ def run_trial(
         environment = {**environment, "TORCHINDUCTOR_CACHE_DIR": str(options.cache)}
     child = {
         "mode": "guard" if options.guard is not None else "measure",
-        "recipe": recipe.to_json(),
+        "recipe": to_plain(recipe),
         "training_loaders": list(recipe.training_loaders),
         "measure_s": options.measure_s,
         "ends_when_refused": options.ends_when_refused,

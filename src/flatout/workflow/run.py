@@ -29,6 +29,7 @@ from flatout.launch.trial_process import (
 from flatout.records import catalogue
 from flatout.records.errors import UserError, describe_exhaustion
 from flatout.records.input_files import parse_json, read_json
+from flatout.records.json_records import to_plain
 from flatout.records.recipe import Choice, Recipe
 from flatout.records.technique import Numerics
 from flatout.records.trial import Workload
@@ -276,7 +277,7 @@ def _child(recipe: Recipe, folder: Path, plan: RunPlan | None) -> dict[str, obje
     return {
         "entry": ENTRY,
         "mode": "run",
-        "recipe": recipe.to_json(),
+        "recipe": to_plain(recipe),
         "training_loaders": list(recipe.training_loaders),
         "folder": "",
         "status_folder": str(folder),

@@ -58,22 +58,24 @@ class _Server:
 
     def trace(self, request: Mapping[str, Any], path: Path) -> None:
         """Trace as asked and write the stream."""
+        from flatout.planner.memory_trace import TraceRequest
         from flatout.planner.stream import stream_to_json
         from flatout.planner.tracing.trace import trace
         from flatout.records import catalogue
-        from flatout.records.recipe import recipe_from_json
+        from flatout.records.json_records import from_plain
 
-        changes = catalogue.build(recipe_from_json(request["recipe"]))
+        asked = from_plain(TraceRequest, request)
+        changes = catalogue.build(asked.recipe)
         for change in changes:
             # What a recipe changes around the process is said before anything is traced.
             os.environ.update(change.environment(dict(os.environ)))
         stream = trace(
             self.load(),
-            batch=request["batch"],
+            batch=asked.batch,
             changes=changes,
-            device=request["device"],
-            steps=request["steps"],
-            capability=tuple(request["capability"]),
+            device=asked.device,
+            steps=asked.steps,
+            capability=asked.capability,
         )
         path.write_text(json.dumps(stream_to_json(stream)), encoding="utf-8")
 

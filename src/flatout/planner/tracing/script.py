@@ -26,8 +26,9 @@ from flatout.planner.tracing.script_data import HostData
 from flatout.records import catalogue
 from flatout.records.errors import UserError
 from flatout.records.input_files import MAX_OWN_BYTES, read_json
+from flatout.records.json_records import from_plain, to_plain
 from flatout.records.phase_clock import DATA_WAIT
-from flatout.records.recipe import Recipe, recipe_from_json
+from flatout.records.recipe import Recipe
 from flatout.records.trial import Workload
 
 if TYPE_CHECKING:
@@ -103,7 +104,7 @@ class ScriptTracer:
             environment = {**environment, **rank_variables(asked.ranks)}
         child = {
             "mode": MODE,
-            "recipe": asked.recipe.to_json(),
+            "recipe": to_plain(asked.recipe),
             "batch": asked.batch,
             "device": device,
             "steps": asked.steps,
@@ -135,7 +136,7 @@ def _explained(ending: Ending) -> str:
 
 def install(spec: Mapping[str, Any]) -> None:
     """Set the trace up in the script's process; called by the boot."""
-    recipe = recipe_from_json(spec["recipe"])
+    recipe = from_plain(Recipe, spec["recipe"])
     changes = (*catalogue.build(recipe), HostData(batch=spec["batch"]))
     session = Session(spec, changes)
     if spec.get("undo"):
