@@ -97,9 +97,13 @@ class Limits:
         )
         return middle.feeding(self.final)
 
+    def each(self) -> list[Feeding]:
+        """Return the rates of each turn."""
+        return [turn.feeding(self.final) for turn in self.turns]
+
     def share(self) -> Comparison:
         """Return the rate over its limit, turn by turn, with its interval."""
-        found = [turn.feeding(self.final) for turn in self.turns]
+        found = self.each()
         return compare(
             gather(
                 [1 / x.measured_limit_per_s for x in found], [1 / x.samples_per_s for x in found]
@@ -154,7 +158,7 @@ def record_of(recipe: Recipe, arms: Sequence[Arm], limits: Limits) -> Record:
             "trained_ms": [turn.costs.trained_ms for turn in limits.turns],
             "made_ms": [turn.costs.made_ms for turn in limits.turns],
             "made_apart_ms": [turn.pipeline.cpu_ms for turn in limits.turns],
-            "shares": [turn.feeding(limits.final).share for turn in limits.turns],
+            "shares": [x.samples_per_s / x.measured_limit_per_s for x in limits.each()],
             "feeding": found.to_json(),
         },
         repeat=f"python -m benchmarks.run {THEME}",

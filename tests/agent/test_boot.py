@@ -93,7 +93,7 @@ def test_a_real_training_finds_the_modules_that_it_finds_without_flatout(tmp_pat
     assert not plain.pop("is_armed")
     assert ours.pop("is_armed")
     boot, *others = ours.pop("PYTHONPATH").split(os.pathsep)
-    assert boot.endswith("flatout/seams/boot")
+    assert boot.endswith("flatout/agent/boot")
     assert os.pathsep.join(others) == (plain.pop("PYTHONPATH") or "")
     assert ours == plain
 

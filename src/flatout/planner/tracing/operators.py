@@ -209,8 +209,9 @@ def run_for_real(func: Any, args: Any, kwargs: Any) -> Any:
     return func(*plain_args, **plain_kwargs)
 
 
-BLOCK = 16
-"""Channels of one block of oneDNN's; fewer input channels are read as they lie."""
+BLOCK = 16 if torch.backends.cpu.get_cpu_capability().startswith("AVX512") else 8
+"""Channels of one block of oneDNN: as many floats as a vector register holds. Fewer input channels
+are read without a copy."""
 LSTM_SAMPLE = 64
 """Samples for which a recurrent kernel is run to learn its workspace, linear in the samples."""
 MAX_SAMPLE_NUMEL = 1 << 24
