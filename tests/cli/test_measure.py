@@ -53,12 +53,12 @@ def test_a_recipe_that_does_not_exist_is_told(folder, capfd):
 
 @pytest.mark.slow
 def test_a_trace_is_written_and_told(folder, capfd):
-    code = call(["measure", "--quick", "--trace", "trace.json.gz", "train.py"])
+    code = call(["measure", "--quick", "--details", "--trace", "trace.json.gz", "train.py"])
 
     captured = capfd.readouterr()
     assert code == 0, captured.err
     assert "aten::" in captured.out
-    assert "in trace.json.gz" in " ".join(captured.out.split())
+    assert "Trace for Perfetto or TensorBoard: trace.json.gz" in " ".join(captured.out.split())
     assert (folder / "trace.json.gz").stat().st_size > 0
 
 

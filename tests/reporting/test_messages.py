@@ -21,8 +21,14 @@ SOURCE = Path(catalogue.__file__).parent.parent
 TOLD_IN_ENGLISH = "the step times had not become steady when the measurement ended"
 NAMES = sorted(messages("en").texts)
 OTHERS = [language for language in LANGUAGES if language != "en"]
-LAYERS = ("profile/sentences.py", "profile/tables.py", "profile/markdown.py", "profile/html.py")
-USERS = [SOURCE / name for name in (*LAYERS, "profile/text.py")]
+LAYERS = (
+    "blocks.py",
+    "profile/sentences.py",
+    "profile/tables.py",
+    "profile/text.py",
+    "profile/html.py",
+)
+USERS = [SOURCE / name for name in LAYERS]
 
 
 GROUPED = optimizer(has_fused_option=False, has_foreach_option=True)

@@ -15,8 +15,8 @@ from flatout.records.profile import PHASES, Ceilings, Spread, most_times
 from flatout.records.readings import IdleSplit, Limits, RankFacts, SyncPoint, TraceSummary
 from flatout.records.units import format_bytes, format_ratio, format_share
 from flatout.reporting.messages import LANGUAGES, messages
-from flatout.reporting.profile.sentences import ceilings_sentence, headline, readings
-from flatout.reporting.profile.tables import sheets
+from flatout.reporting.profile import sentences
+from flatout.reporting.profile.tables import details
 from flatout.reporting.terminal import render_profile
 from tests.rules.journey_facts import leg, worker
 from tests.rules.memory_facts import story
@@ -29,6 +29,24 @@ TIMES = st.sampled_from([0.0, 1e-4, 0.02]) | st.floats(0.01, 500.0)
 SHARES = st.floats(0.0, 1.0)
 RATIOS = st.floats(1.0, 60.0)
 ZERO = re.compile(r"(?<![\d.,<])0(?:\.0+)? (?:cores|[kMGT]?FLOP|MiB|GiB|KiB|bytes|%)")
+
+
+def headline(facts):
+    return ENGLISH.text(sentences.headline(facts))
+
+
+def readings(facts):
+    return {name: ENGLISH.text(text) for name, text in sentences.readings(facts)}
+
+
+def ceilings(facts):
+    return ENGLISH.text(sentences.ceilings_sentence(facts))
+
+
+def section(facts, name):
+    """Return every cell of a section's tables, row by row."""
+    (found,) = (part for part in details(facts) if part.name == name)
+    return [tuple(map(ENGLISH.text, row)) for block in found.tables for row in block.rows]
 
 
 @st.composite
@@ -191,7 +209,7 @@ def test_no_advice_on_workers_speaks_against_another(facts):
 
 @given(profiles())
 def test_the_headline_says_what_the_findings_and_ceilings_say(facts):
-    line = headline(facts, ENGLISH)
+    line = headline(facts)
     wait, gain = facts.share("data_wait"), facts.ceilings.free_data
 
     if "waits for data; at most" in line and "as well" not in line:
@@ -205,23 +223,18 @@ def test_the_headline_says_what_the_findings_and_ceilings_say(facts):
 
 @given(profiles())
 def test_nothing_but_zero_is_shown_as_zero(facts):
-    told = dict(readings(facts, ENGLISH))
-    cells = [
-        cell
-        for sheet in sheets(facts, ENGLISH)
-        if sheet.name in ("limits", "pipeline")
-        for row in sheet.rows
-        for cell in row
-    ]
-    sentences = [finding.because for finding in facts.findings]
+    told = readings(facts)
+    names = [part.name for part in details(facts) if part.name in ("limits", "pipeline")]
+    cells = [cell for name in names for row in section(facts, name) for cell in row]
+    proofs = [finding.because for finding in facts.findings]
 
-    for text in [*told.values(), *cells, *sentences]:
+    for text in [*told.values(), *cells, *proofs]:
         assert not ZERO.search(text), text
 
 
 @given(profiles())
 def test_a_table_shows_no_phase_that_took_time_as_zero(facts):
-    lines = render_profile(facts, width=200).splitlines()
+    lines = render_profile(facts, width=200, details=True).splitlines()
     for phase, name in (("optimizer", "optimizer"), ("backward", "backward")):
         row = next(line for line in lines if line.startswith(f"{name} "))
         numbers = re.findall(r"(?<![<\d.])(\d+\.\d+)(?![\d])", row)
@@ -229,12 +242,21 @@ def test_a_table_shows_no_phase_that_took_time_as_zero(facts):
             assert all(float(number) > 0 for number in numbers), row
 
 
-@given(profiles(), st.sampled_from(LANGUAGES))
-def test_every_such_report_can_be_written(facts, language):
-    text = render_profile(facts, language=language)
+@given(profiles(), st.sampled_from(LANGUAGES), st.booleans())
+def test_every_such_report_can_be_written(facts, language, details):
+    text = render_profile(facts, language=language, details=details)
 
     assert "inf" not in re.findall(r"\w+", text)
     assert "nan" not in re.findall(r"\w+", text)
+
+
+@given(profiles(), st.sampled_from(LANGUAGES))
+def test_the_short_report_fits_on_a_screen_and_names_its_first_finding(facts, language):
+    text = render_profile(facts, language=language)
+
+    assert len(text.splitlines()) <= 25
+    assert [finding.code for finding in facts.findings[:1] if finding.code not in text] == []
+    assert text.splitlines()[-1].endswith("flatout tune train.py")
 
 
 def test_a_ceiling_is_a_number_that_was_measured_and_not_where_it_was_cut_off():
@@ -251,11 +273,9 @@ def test_free_data_saves_no_more_than_the_wait_that_is_shown():
     measured = Ceilings(free_data=50.0, compute_only=50.0, is_measured=True)
     held = with_regime(replace(facts, ceilings=held_to_phases(facts, measured)))
 
-    assert headline(held, ENGLISH) == (
-        "89 % of each step waits for data; at most 9.09x if data were free."
-    )
-    assert dict(readings(held, ENGLISH))["best_cases"].startswith("data wait 9.09x")
-    assert ceilings_sentence(held, ENGLISH).startswith("at most 9.09x if data were free, 9.09x")
+    assert headline(held) == ("89 % of each step waits for data; at most 9.09x if data were free.")
+    assert readings(held)["best_cases"].startswith("data wait 9.09x")
+    assert ceilings(held).startswith("at most 9.09x if data were free, 9.09x")
 
 
 def test_only_computing_left_is_no_less_than_the_best_case_of_the_loops_own_code():
@@ -273,8 +293,8 @@ def test_what_workers_take_from_the_training_counts_and_is_said():
 
     assert held.ceilings.free_data == pytest.approx(4.0)
     assert held.regime.amdahl["data_wait"] == pytest.approx(4.0)
-    assert "the cores that they take as well" in headline(held, ENGLISH)
-    assert "workers slow the rest of the step by 25 %" in ceilings_sentence(held, ENGLISH)
+    assert "the cores that they take as well" in headline(held)
+    assert "workers slow the rest of the step by 25 %" in ceilings(held)
 
 
 def test_a_wait_that_free_data_hardly_shortens_is_no_promise():
@@ -285,7 +305,7 @@ def test_a_wait_that_free_data_hardly_shortens_is_no_promise():
         ceilings=Ceilings(free_data=1.05, compute_only=2.0, is_measured=True),
     )
 
-    assert headline(facts, ENGLISH) == (
+    assert headline(facts) == (
         "50 % of each step waits for data, yet a run with free data was only 1.05x as fast."
     )
 
@@ -293,26 +313,26 @@ def test_a_wait_that_free_data_hardly_shortens_is_no_promise():
 def test_a_script_without_a_loader_is_not_told_that_its_data_keeps_up():
     facts = profile()
 
-    assert "no DataLoader feeds it" in headline(facts, ENGLISH)
-    assert "data were free" not in ceilings_sentence(facts, ENGLISH)
+    assert "no DataLoader feeds it" in headline(facts)
+    assert "data were free" not in ceilings(facts)
 
 
 def test_copies_are_called_copies_and_are_none_on_a_cpu():
     kind = {"ceilings": Ceilings(free_data=2.0, free_copies=1.1, is_measured=True)}
     fed = {"loaders": (loader(),), "phases_ms": {"data_wait": 100.0}}
 
-    on_gpu = sheets(profile(kind="cuda", **fed, **kind), ENGLISH)[0]
-    on_cpu = sheets(profile(**fed, **kind), ENGLISH)[0]
+    on_gpu = section(profile(kind="cuda", **fed, **kind), "ceilings")
+    on_cpu = section(profile(**fed, **kind), "ceilings")
 
-    assert [row[0] for row in on_gpu.rows] == [
+    assert [row[0] for row in on_gpu] == [
         *("as it is", "data", "copies", "everything but computing"),
     ]
-    assert "copies" not in [row[0] for row in on_cpu.rows]
+    assert "copies" not in [row[0] for row in on_cpu]
 
 
 def test_a_few_operations_are_shown_in_their_own_unit():
     limits = Limits(flops_per_step=4.7e6, gemm_flops_per_s=3.9e10, gemm_dtype="float32")
-    rows = next(x for x in sheets(profile(limits=limits), ENGLISH) if x.name == "limits").rows
+    rows = section(profile(limits=limits), "limits")
 
     assert rows[0] == ("operations of a step", "4.70 MFLOP")
     assert rows[1] == ("matrix products (float32)", "39.0 GFLOP/s")
@@ -322,7 +342,7 @@ def test_the_loop_that_takes_most_of_the_step_is_what_bounds_it():
     facts = with_regime(profile(phases_ms={"forward": 4.0, "backward": 4.0, "other": 92.0}))
 
     assert facts.regime.name == "other"
-    assert dict(readings(facts, ENGLISH))["regime"] == "other code 92 %, compute-bound 8 %"
+    assert readings(facts)["regime"] == "other code 92 %, compute-bound 8 %"
 
 
 @pytest.mark.parametrize("share", [1e-6, 0.0004, 0.5, 0.9999])

@@ -19,7 +19,7 @@ from flatout.records.trial import Trial, Workload
 from flatout.reporting.documents import ensure_file_writable, write_json, write_text
 from flatout.reporting.messages import ENGLISH, Messages, messages
 from flatout.reporting.profile.html import profile_html
-from flatout.reporting.profile.markdown import profile_markdown
+from flatout.reporting.profile.text import profile_markdown
 from flatout.reporting.tables import printable
 from flatout.reporting.terminal import render_failure, render_profile
 
@@ -28,12 +28,14 @@ Tell = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reports:
-    """Where a measurement is told beside the terminal, and in which language."""
+    """What is written besides the terminal, in which language, and how much the terminal shows."""
 
     json_path: Path | None = None
     html_path: Path | None = None
     markdown_path: Path | None = None
     language: str = ENGLISH
+    details: bool = False
+    """Whether the terminal shows everything."""
 
     def ensure_writable(self) -> None:
         """Try every folder before the measurement rather than after it."""
@@ -57,16 +59,22 @@ def telling(language: str) -> Iterator[Tell]:
 def report(trial: Trial, workload: Workload, reports: Reports) -> int:
     """Print what was measured, write the files; return the exit code."""
     words, width, language = workload.command_line, terminal_width(), reports.language
+
+    def shown(profile: Profile, *, details: bool) -> str:
+        return render_profile(
+            profile, workload=words, width=width, language=language, details=details
+        )
+
     if trial.profile is None:
         text = render_failure(trial, workload=words, width=width, language=language)
         _print(text, is_error=True)
         if trial.partial is not None:
-            text = render_profile(trial.partial, workload=words, width=width, language=language)
-            _print("\n" + text)
+            # What a failed script leaves is worth little without its notes.
+            _print("\n" + shown(trial.partial, details=True))
             _write(trial.partial, words, reports)
         return 2
     # The terminal first: should the disk be full, nothing is lost.
-    _print(render_profile(trial.profile, workload=words, width=width, language=language))
+    _print(shown(trial.profile, details=reports.details))
     _write(trial.profile, words, reports)
     return 0
 
@@ -114,6 +122,7 @@ PATH = click.Path(path_type=Path)
     show_default=True,
     help="Language of the reports.",
 )
+@click.option("--details", is_flag=True, help="Show everything that was measured.")
 @click.option("--quick", is_flag=True, help="Only the timed run, none that looks closer.")
 @click.option(
     "--runs",
@@ -150,6 +159,7 @@ def command(  # noqa: PLR0913, PLR0917  one argument an option
     html_path: Path | None,
     markdown_path: Path | None,
     language: str,
+    details: bool,
     quick: bool,
     runs: int,
     limit_s: float,
@@ -171,7 +181,11 @@ def command(  # noqa: PLR0913, PLR0917  one argument an option
     workload = parse_workload(target, arguments)
     recipe = read_recipe(recipe_path) if recipe_path else Recipe()
     reports = Reports(
-        json_path=json_path, html_path=html_path, markdown_path=markdown_path, language=language
+        json_path=json_path,
+        html_path=html_path,
+        markdown_path=markdown_path,
+        language=language,
+        details=details,
     )
     reports.ensure_writable()
     if trace_path:

@@ -13,10 +13,17 @@ from dataclasses import dataclass
 
 from flatout.records.roofline import Advice, Product, Roofline
 from flatout.records.units import format_bytes, format_ms, format_rate, format_ratio, format_share
-from flatout.reporting.profile.limits import format_flops
-from flatout.reporting.tables import NOTHING, Column, ascii_only, labelled, table, wrapped
+from flatout.reporting.blocks import escaped, fenced
+from flatout.reporting.tables import (
+    NOTHING,
+    Column,
+    ascii_only,
+    format_flops,
+    labelled,
+    table,
+    wrapped,
+)
 from flatout.reporting.templates import render
-from flatout.reporting.tuning.markdown import block, escaped
 
 MOST_ROWS = 20
 """Rows shown; all of them are in the JSON."""
@@ -379,5 +386,5 @@ def roofline_markdown(found: Roofline) -> str:
         lines += ["", *(f"| {' | '.join(cells)} |" for cells in (titles, rule, *body)), ""]
     told = [advice_words(advice, found) for advice in found.advice]
     lines += [f"- {escaped(text)}" for text in (*beside(found), *told, *found.notes)]
-    lines += ["", "Next:", "", *block(next_command(found), "sh")]
+    lines += ["", "Next:", "", *fenced(next_command(found), "sh")]
     return ascii_only("\n".join(lines)) + "\n"

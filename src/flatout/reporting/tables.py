@@ -14,23 +14,16 @@ from flatout.records.units import (
     MAX_RATIO_END,
     format_bytes,
     format_interval,
+    format_rate,
     format_ratio,
     format_share,
+    with_prefix,
 )
 
 SCRIPT = "train.py"
 """Stands for the user's script in the commands of findings."""
 NOTHING = "-"
 """Stands for a number that does not exist, so that no cell is empty by accident."""
-
-PHASE_WORDS = {
-    "data_wait": "data wait",
-    "h2d": "copy to device",
-    "forward": "forward",
-    "backward": "backward",
-    "optimizer": "optimizer",
-    "other": "other",
-}
 
 VERDICT_WORDS = {
     Verdict.KEPT: "kept",
@@ -122,6 +115,16 @@ def memory_words(peak: PeakBytes) -> str:
     """Return the peak memory: what the device's tensors took, or the process where unknown."""
     count = peak.allocated or peak.device
     return format_bytes(count) if count else NOTHING
+
+
+def format_flops(count: float) -> str:
+    """Render a number of floating-point operations with three significant figures.
+
+    >>> format_flops(3.1e12), format_flops(286_720), format_flops(12)
+    ('3.10 TFLOP', '287 kFLOP', '12.0 FLOP')
+    """
+    value, prefix = with_prefix(count)
+    return f"{format_rate(value)} {prefix}FLOP"
 
 
 def sentence(text: str) -> str:

@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from flatout.reporting.profile.markdown import profile_markdown
+from flatout.reporting.profile.text import profile_markdown
 from tests.reporting.full_profile import HOSTILE, filled
 
 

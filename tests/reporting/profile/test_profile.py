@@ -1,3 +1,4 @@
+import re
 from dataclasses import replace
 
 import pytest
@@ -15,7 +16,8 @@ def first_line(profile):
 
 def column(text, number):
     rows = text.split("\n\n")[2].splitlines()[2:]
-    return [float(row[15:].split()[number]) for row in rows]
+    cells = [re.split(r"  +", row)[number + 1] for row in rows]
+    return [float(cell.removesuffix(" %")) for cell in cells]
 
 
 def test_the_report_of_a_starved_job(starved, snapshot):
@@ -30,8 +32,9 @@ def test_the_report_in_korean(starved, snapshot):
     assert render_profile(starved, workload="train.py --epochs 3", language="ko") == snapshot
 
 
-def test_every_section_in_korean(starved, snapshot):
-    assert render_profile(filled(starved), language="ko") == snapshot
+@pytest.mark.parametrize("language", ["en", "ko"])
+def test_the_report_with_every_detail(starved, snapshot, language):
+    assert render_profile(filled(starved), language=language, details=True) == snapshot
 
 
 @pytest.mark.parametrize("width", [60, 80, 120])
@@ -53,6 +56,11 @@ def test_what_moves_a_cursor_is_escaped_in_korean_too(starved):
     assert "a\\x1b[2J\\u202eb.py" in text
 
 
+def test_on_a_cpu_no_copies_to_a_device_are_shown(starved):
+    assert "copy to device" not in render_profile(starved)
+    assert "copy to device" in render_profile(replace(starved, device_kind="cuda"))
+
+
 def test_the_first_line_is_the_answer(starved):
     assert first_line(starved) == (
         "62 % of each step waits for data; at most 2.62x if data were free."
@@ -60,7 +68,7 @@ def test_the_first_line_is_the_answer(starved):
 
 
 def test_a_single_step_of_warm_up_is_told_as_one(starved):
-    text = render_profile(replace(starved, warmup_steps=1, warmup_ms=150.0))
+    text = render_profile(replace(starved, warmup_steps=1, warmup_ms=150.0), details=True)
 
     assert "warm-up      1 step, 150 ms, not counted above\n" in text
 
@@ -123,13 +131,13 @@ def test_the_unit_of_the_table_suits_the_step(busy, step_ms, unit):
 
 
 def test_what_an_epoch_s_start_costs_is_told(starved):
-    text = render_profile(replace(starved, epoch_start_ms=1500.0))
+    text = render_profile(replace(starved, epoch_start_ms=1500.0), details=True)
 
     assert "epoch start  1.50 s once in 62 steps" in text
 
 
 def test_what_was_not_seen_is_not_made_up(busy):
-    text = render_profile(replace(busy, losses=(), samples_per_s=0.0))
+    text = render_profile(replace(busy, losses=(), samples_per_s=0.0), details=True)
 
     assert "losses       none seen" in text
     assert "samples/s" not in text

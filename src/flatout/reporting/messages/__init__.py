@@ -9,10 +9,10 @@ numbers kept. One that is not recognised stays English.
 import re
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib.resources import files
-from typing import Any
+from typing import Any, TypeAlias
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -24,6 +24,34 @@ LANGUAGES = (ENGLISH, "ko")
 ELSEWHERE = ("finding.", "note.", "progress.", "trial.")
 """Names of sentences that other layers write: English here only so that they are recognised."""
 FIELD = re.compile(r"\{(\w+)\}")
+
+Text: TypeAlias = "str | Sentence | tuple[Text, ...]"
+"""What a report says: words of no language, one message, or several with commas between them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sentence:
+    """One message with its fields, in no language yet."""
+
+    code: str
+    fields: Mapping[str, Text] = field(default_factory=dict)
+    otherwise: str = ""
+    """English text, or a name, that is shown where the catalogue has no such code."""
+
+
+def words(code: str, /, **fields: Text) -> Sentence:
+    """Return a message of the catalogue."""
+    return Sentence(code, fields)
+
+
+def named(family: str, name: str) -> Sentence:
+    """Return the word for a name that other code gave, the name itself where there is none."""
+    return Sentence(f"{family}.{name}", otherwise=name)
+
+
+def written(text: str) -> Sentence:
+    """Return a sentence that a rule or a note wrote in English, without its full stop."""
+    return Sentence("", otherwise=text.rstrip(". "))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,13 +69,19 @@ class Messages:
         """
         return self.texts[name].format(**fields)
 
-    def known(self, family: str, name: str) -> str:
-        """Return the word for a name that other code gave, the name itself where there is none.
+    def text(self, text: Text) -> str:
+        """Return what a report says, in this language.
 
-        >>> messages("en").known("phase", "h2d"), messages("en").known("phase", "mine")
-        ('copy to device', 'mine')
+        >>> messages("en").text((named("phase", "h2d"), named("phase", "mine")))
+        'copy to device, mine'
         """
-        return self.texts.get(f"{family}.{name}", name)
+        if isinstance(text, str):
+            return text
+        if isinstance(text, tuple):
+            return ", ".join(map(self.text, text))
+        if text.otherwise and text.code not in self.texts:
+            return self.translated(text.otherwise)
+        return self(text.code, **{name: self.text(value) for name, value in text.fields.items()})
 
     def translated(self, text: str) -> str:
         """Return a sentence that other code wrote in English; as it is where it is not known."""

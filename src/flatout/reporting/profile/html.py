@@ -15,20 +15,12 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from flatout.records.finding import Finding
 from flatout.records.profile import PHASES, Profile
 from flatout.records.units import format_bytes, format_ms, format_rate, format_share
-from flatout.reporting.messages import ENGLISH, Messages, messages
-from flatout.reporting.profile.sentences import (
-    because,
-    headline,
-    left_out,
-    notes,
-    readings,
-    warnings,
-)
-from flatout.reporting.profile.tables import WORD_COLUMNS, Sheet, phases, sheets
-from flatout.reporting.tables import advice_words
+from flatout.reporting.blocks import WORD_COLUMNS, Advice
+from flatout.reporting.messages import ENGLISH, Messages, messages, written
+from flatout.reporting.profile.sentences import headline, left_out, readings, warnings
+from flatout.reporting.profile.tables import details, phases
 from flatout.reporting.templates import read_text, render
 
 WIDTH = 1000.0
@@ -252,7 +244,7 @@ def profile_html(profile: Profile, *, workload: str = "train.py", language: str 
     say = messages(language)
     style = read_text("profile.css")
     name, kind = profile.device_name, profile.device_kind
-    numbers = [(name, say(f"label.{name}"), text) for name, text in readings(profile, say)]
+    numbers = [(name, say(f"label.{name}"), say.text(text)) for name, text in readings(profile)]
     return render(
         "profile.html.j2",
         {
@@ -261,28 +253,31 @@ def profile_html(profile: Profile, *, workload: str = "train.py", language: str 
             # The style is a file of ours and holds nothing of the user's.
             "style": Markup(style),  # noqa: S704  made by us
             "style_hash": _hash(style),
-            "headline": _unbroken(headline(profile, say)),
-            "warnings": warnings(profile, say),
+            "headline": _unbroken(say.text(headline(profile))),
+            "warnings": [say.text(text) for text in warnings(profile)],
             "workload": workload,
             "where": say("headline.where", workload=workload, device=name, kind=kind),
             "tiles": [_tile(label, text) for name, label, text in numbers if name in MAIN_READINGS],
             "readings": [(label, text) for name, label, text in numbers],
-            "findings": [_finding(finding, say, workload) for finding in profile.findings],
+            "findings": [
+                _finding(Advice(finding=finding, workload=workload), say)
+                for finding in profile.findings
+            ],
             "next_command": f"flatout tune {workload}",
             "phase_names": [
                 (phase, say(f"phase.{phase}")) for phase in PHASES if profile.share(phase) > 0
             ],
-            "phases": phases(profile, say),
+            "phases": phases(profile),
             "step_plot": step_plot(profile, say),
             "memory_plot": memory_plot(profile, say),
             "steps_cut": _cut(profile, say),
             "steps_plot": steps_plot(profile, say),
             "gpu_plots": gpu_plots(profile, say),
-            "sheets": _grouped(sheets(profile, say)),
+            "sections": details(profile),
             "whole": WHOLE_ROWS,
             "words": WORD_COLUMNS,
-            "notes": notes(profile, say),
-            "left_out": left_out(profile, say),
+            "notes": [say.text(written(note)) for note in profile.notes],
+            "left_out": [say.text(text) for text in left_out(profile)],
             "is_cut": profile.step_ms.n > len(profile.steps_ms),
         },
     )
@@ -307,26 +302,14 @@ def _tile(label: str, text: str) -> tuple[str, str, str]:
     return label, main, rest.removesuffix(")")
 
 
-def _finding(finding: Finding, say: Messages, workload: str) -> dict[str, str | float]:
+def _finding(advice: Advice, say: Messages) -> dict[str, str | float]:
     return {
-        "code": finding.code,
-        "share": format_share(finding.share),
-        "of": say(f"finding_of.{'bound' if finding.is_bound else finding.of}"),
-        "width": round(100 * min(1.0, max(0.0, finding.share)), 1),
-        "because": because(finding, say),
-        "next": advice_words(say.translated(finding.next), workload),
+        "code": advice.finding.code,
+        "share": say.text(advice.share),
+        "width": round(100 * min(1.0, max(0.0, advice.finding.share)), 1),
+        "because": say.text(advice.because),
+        "next": advice.next(say),
     }
-
-
-def _grouped(tables: tuple[Sheet, ...]) -> list[tuple[str, list[Sheet]]]:
-    """Return the tables by their title: those that follow each other under one stand together."""
-    groups: list[tuple[str, list[Sheet]]] = []
-    for sheet in tables:
-        if groups and groups[-1][0] == sheet.name:
-            groups[-1][1].append(sheet)
-        else:
-            groups.append((sheet.name, [sheet]))
-    return groups
 
 
 def _hash(style: str) -> str:

@@ -1,13 +1,11 @@
-"""A profile in sentences, in the reader's language: what text, Markdown and HTML share."""
+"""A profile in sentences, as messages of the catalogue: what every report on it shares."""
 
 import math
 from collections.abc import Iterator, Sequence
 
-from flatout.records.finding import Finding
 from flatout.records.profile import PHASES, Profile, Regime, most_times
 from flatout.records.units import format_bytes, format_ms, format_rate, format_ratio, format_share
-from flatout.reporting.messages import Messages
-from flatout.reporting.tables import sentence
+from flatout.reporting.messages import Sentence, Text, words, written
 
 WORTH_A_HEADLINE = 0.10
 """A wait below a tenth of the step is not what a reader should look at first."""
@@ -26,7 +24,7 @@ CEILINGS = {
 }
 
 
-def headline(profile: Profile, say: Messages) -> str:
+def headline(profile: Profile) -> Sentence:
     """Return the one sentence that answers where the time goes."""
     copies = profile.share("h2d")
     others = (
@@ -36,16 +34,16 @@ def headline(profile: Profile, say: Messages) -> str:
     )
     top = max(others, key=lambda finding: finding.share, default=None)
     if top and top.share > max(profile.lost_to_data, copies, WORTH_A_HEADLINE):
-        return because(top, say)
+        return words("headline.because", because=written(top.because))
     if profile.share(WAIT) >= max(copies, WORTH_A_HEADLINE):
-        return _waiting(profile, say)
+        return _waiting(profile)
     if copies >= WORTH_A_HEADLINE:
-        gain = times(profile.ceilings.free_copies, say)
-        return say("headline.copies", share=format_share(copies), gain=gain)
-    return _computing(profile, say)
+        gain = times(profile.ceilings.free_copies)
+        return words("headline.copies", share=format_share(copies), gain=gain)
+    return _computing(profile)
 
 
-def _waiting(profile: Profile, say: Messages) -> str:
+def _waiting(profile: Profile) -> Sentence:
     """Say what the wait for data costs; where free data gives another gain, say that too."""
     share, gain = profile.share(WAIT), profile.ceilings.free_data
     name = "data"
@@ -53,7 +51,7 @@ def _waiting(profile: Profile, say: Messages) -> str:
         name = "data_less"
     if gain > MORE * most_times(share):
         name = "data_more"
-    return say(f"headline.{name}", share=format_share(share), gain=times(gain, say))
+    return words(f"headline.{name}", share=format_share(share), gain=times(gain))
 
 
 def known_ceilings(profile: Profile) -> list[tuple[str, float]]:
@@ -71,85 +69,66 @@ def known_ceilings(profile: Profile) -> list[tuple[str, float]]:
     return [(name, getattr(ceilings, name)) for name in CEILINGS if shown[name]]
 
 
-def warnings(profile: Profile, say: Messages) -> list[str]:
+def warnings(profile: Profile) -> tuple[Sentence, ...]:
     """Return why the numbers must not be trusted, one sentence each."""
-    return [
-        sentence(say("headline.invalid", why=say.translated(why.rstrip("."))))
-        for why in profile.invalid
-    ]
+    return tuple(words("headline.invalid", why=written(why)) for why in profile.invalid)
 
 
-def because(finding: Finding, say: Messages) -> str:
-    """Return the sentence that proves a finding."""
-    return sentence(say.translated(finding.because))
-
-
-def finding_sentence(finding: Finding, say: Messages) -> str:
-    """Return a finding with its share, and of what it is one."""
-    name = "finding" if finding.of == "step" else f"finding_{finding.of}"
-    if finding.is_bound:
-        name = "finding_bound"
-    share, why = format_share(finding.share), because(finding, say)
-    return say(f"reading.{name}", code=finding.code, share=share, because=why)
-
-
-def times(ratio: float, say: Messages) -> str:
+def times(ratio: float) -> Sentence:
     """Return a ratio as the language writes it."""
-    return say("unit.ratio", value=format_ratio(ratio)[:-1])
+    return words("unit.ratio", value=format_ratio(ratio)[:-1])
 
 
-def readings(profile: Profile, say: Messages) -> Iterator[tuple[str, str]]:
+def readings(profile: Profile) -> Iterator[tuple[str, Text]]:
     """Yield what was measured: the name of its label, and the words."""
     step = profile.step_ms
     low, high = format_ms(step.p10), format_ms(step.p90)
     median = format_ms(step.median)
-    yield "step_time", say("reading.step_time", median=median, p10=low, p90=high, n=step.n)
+    yield "step_time", words("reading.step_time", median=median, p10=low, p90=high, n=str(step.n))
     if profile.epoch_start_ms and profile.epoch_steps:
         start = format_ms(profile.epoch_start_ms)
-        yield "epoch_start", say("reading.epoch_start", time=start, steps=profile.epoch_steps)
+        yield (
+            "epoch_start",
+            words("reading.epoch_start", time=start, steps=str(profile.epoch_steps)),
+        )
     if profile.samples_per_s:
         rate = format_rate(profile.samples_per_s)
         samples = f"{profile.samples_per_step:.1f}".removesuffix(".0")
-        yield "speed", say("reading.speed", rate=rate, samples=samples)
+        yield "speed", words("reading.speed", rate=rate, samples=samples)
     if profile.regime is not None:
-        yield "regime", _regime(profile.regime, say)
-        yield "best_cases", _best_cases(profile.regime, say)
-    yield "device_busy", _busy(profile, say)
+        yield "regime", _regime(profile.regime)
+        yield "best_cases", _best_cases(profile.regime)
+    yield "device_busy", _busy(profile)
     if profile.mfu is not None:
         yield "mfu", format_share(profile.mfu)
-    yield "peak_memory", _memory(profile, say)
-    yield "losses", _losses(profile, say)
-    yield "warm_up", _warm_up(profile, say)
-    yield "overhead", say("reading.overhead", share=format_share(profile.overhead_share))
+    yield "peak_memory", _memory(profile)
+    yield "losses", _losses(profile)
+    yield "warm_up", _warm_up(profile)
+    yield "overhead", words("reading.overhead", share=format_share(profile.overhead_share))
 
 
-def _warm_up(profile: Profile, say: Messages) -> str:
+def _warm_up(profile: Profile) -> Sentence:
     """Say which steps were left out at the beginning."""
     first, total = format_ms(profile.first_step_ms), format_ms(profile.warmup_ms)
     if profile.warmup_steps == 1:
-        return say("reading.warm_up_one", time=total)
-    return say("reading.warm_up", n=profile.warmup_steps, time=total, first=first)
+        return words("reading.warm_up_one", time=total)
+    return words("reading.warm_up", n=str(profile.warmup_steps), time=total, first=first)
 
 
-def ceilings_sentence(profile: Profile, say: Messages) -> str:
+def ceilings_sentence(profile: Profile) -> Sentence:
     """Say what each cause could gain at most."""
-    parts = [
-        say(f"reading.{CEILINGS[name]}", ratio=times(ratio, say))
+    parts = tuple(
+        words(f"reading.{CEILINGS[name]}", ratio=times(ratio))
         for name, ratio in known_ceilings(profile)
-    ]
-    text = say("reading.ceilings", parts=", ".join(parts))
+    )
+    text = words("reading.ceilings", parts=parts)
     slowed = profile.ceilings.slowed_share
     if slowed < WORTH_A_WORD:
         return text
-    return say("reading.ceilings_slowed", ceilings=text, share=format_share(slowed))
+    return words("reading.ceilings_slowed", ceilings=text, share=format_share(slowed))
 
 
-def notes(profile: Profile, say: Messages) -> list[str]:
-    """Return what the reader should know about how this was measured."""
-    return [say.translated(note) for note in profile.notes]
-
-
-def left_out(profile: Profile, say: Messages) -> tuple[str, ...]:
+def left_out(profile: Profile) -> tuple[Sentence, ...]:
     """Return one sentence for each thing that a report cannot show, with the reason."""
     absent = {
         "steps": not profile.steps_ms,
@@ -160,10 +139,10 @@ def left_out(profile: Profile, say: Messages) -> tuple[str, ...]:
         "syncs": not profile.syncs,
         "ranks": not profile.ranks,
     }
-    lines = [say(f"missing.{name}") for name, is_absent in absent.items() if is_absent]
+    lines = [words(f"missing.{name}") for name, is_absent in absent.items() if is_absent]
     for part in (profile.journey, profile.limits, profile.gpu):
         for name, why in ((part.missing if part else None) or {}).items():
-            lines.append(say("about.missing", name=name, why=say.translated(why)))
+            lines.append(words("about.missing", name=name, why=written(why)))
     return tuple(lines)
 
 
@@ -199,63 +178,69 @@ def share_cells(profile: Profile, percents: Sequence[float]) -> list[str]:
     ]
 
 
-def _computing(profile: Profile, say: Messages) -> str:
+def _computing(profile: Profile) -> Sentence:
     share, other = profile.share(*COMPUTE), profile.share("other")
     if share < other:
-        gain = times(most_times(other), say)
-        return say("headline.outside", share=format_share(other), gain=gain)
+        gain = times(most_times(other))
+        return words("headline.outside", share=format_share(other), gain=gain)
     most = max(COMPUTE, key=profile.share)
     if not profile.training_loaders and not profile.phases_ms[WAIT]:
-        return say(
+        return words(
             "headline.computing_alone",
             share=format_share(share),
-            most=say(f"phase.{most}"),
+            most=words(f"phase.{most}"),
             most_share=format_share(profile.share(most)),
         )
-    return say(
+    return words(
         "headline.computing",
         share=format_share(share),
-        most=say(f"phase.{most}"),
+        most=words(f"phase.{most}"),
         most_share=format_share(profile.share(most)),
         wait=format_share(profile.share("data_wait")),
     )
 
 
-def _busy(profile: Profile, say: Messages) -> str:
+def _busy(profile: Profile) -> Sentence:
     share = format_share(profile.device_busy_share)
     if profile.device_kind == "cpu":
-        return say("reading.busy_cpu", share=share)
+        return words("reading.busy_cpu", share=share)
     if profile.gpu_util_share is not None:
-        return say("reading.busy_gpu", share=share, gpu_util=format_share(profile.gpu_util_share))
-    return say("reading.busy", share=share)
+        return words("reading.busy_gpu", share=share, gpu_util=format_share(profile.gpu_util_share))
+    return words("reading.busy", share=share)
 
 
-def _memory(profile: Profile, say: Messages) -> str:
+def _memory(profile: Profile) -> Text:
     peak = profile.peak_bytes
     counts = {"allocated": peak.allocated, "reserved": peak.reserved, "held": peak.device}
-    parts = [say(f"reading.{k}", size=format_bytes(count)) for k, count in counts.items() if count]
-    return ", ".join(parts) or say("reading.memory_unknown")
+    parts = tuple(
+        words(f"reading.{k}", size=format_bytes(count)) for k, count in counts.items() if count
+    )
+    return parts or words("reading.memory_unknown")
 
 
-def _losses(profile: Profile, say: Messages) -> str:
+def _losses(profile: Profile) -> Sentence:
     if not profile.losses:
-        return say("reading.no_losses")
+        return words("reading.no_losses")
     first, last = f"{profile.losses[0]:.4g}", f"{profile.losses[-1]:.4g}"
-    return say("reading.losses", first=first, last=last, n=len(profile.losses))
+    return words("reading.losses", first=first, last=last, n=str(len(profile.losses)))
 
 
-def _regime(regime: Regime, say: Messages) -> str:
+def _regime(regime: Regime) -> Sentence:
     """Return what bounds the step, the largest share first; what is below a percent is left out."""
     shares = sorted(regime.shares.items(), key=lambda item: -item[1])
-    shown = [f"{say(f'regime.{c}')} {format_share(s)}" for c, s in shares if s >= WORTH_A_WORD]
-    return say("reading.regime", shares=", ".join(shown) or say(f"regime.{regime.name}"))
+    shown = tuple(
+        words("reading.part", name=words(f"regime.{cause}"), share=format_share(share))
+        for cause, share in shares
+        if share >= WORTH_A_WORD
+    )
+    return words("reading.regime", shares=shown or words(f"regime.{regime.name}"))
 
 
-def _best_cases(regime: Regime, say: Messages) -> str:
+def _best_cases(regime: Regime) -> Sentence:
     """Return what each phase could give at most, in the order of the step."""
-    cases = [
-        f"{say(f'phase.{phase}')} {times(regime.amdahl[phase], say)}"
+    cases = tuple(
+        words("reading.part", name=words(f"phase.{phase}"), share=times(regime.amdahl[phase]))
         for phase in PHASES
         if regime.amdahl.get(phase, 1.0) >= 1 + WORTH_A_WORD
-    ]
-    return say("reading.best_cases", cases=", ".join(cases))
+    )
+    return words("reading.best_cases", cases=cases)

@@ -1,16 +1,22 @@
-"""The input pipeline's diagnosis as a table in the reader's language.
+"""The sections of the report on one profile, as blocks: what terminal, Markdown and HTML share."""
 
-A profile as tables, in the reader's language: what Markdown and HTML share.
-"""
-
+import math
+import statistics
+from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
 
-from flatout.records.catalogue import declared
-from flatout.records.journey import TRAINING, WORKERS, Leg, Stage, WorkerFacts
-from flatout.records.memory import TensorAtPeak
-from flatout.records.profile import PHASES, Profile
-from flatout.records.readings import GpuReadings, Limits
+from flatout.records.catalogue import declared, only_on_request
+from flatout.records.journey import (
+    TRAINING,
+    WORKERS,
+    Leg,
+    Pipeline,
+    Stage,
+    WorkerFacts,
+)
+from flatout.records.memory import MemoryStory, TensorAtPeak
+from flatout.records.profile import PHASES, LoaderFacts, Profile
+from flatout.records.readings import GpuReadings, Limits, RankFacts
 from flatout.records.units import (
     format_bytes,
     format_count,
@@ -19,258 +25,434 @@ from flatout.records.units import (
     format_share,
     with_prefix,
 )
-from flatout.reporting.messages import Messages
-from flatout.reporting.profile.sentences import add_up, cell, known_ceilings, share_cells, times
+from flatout.reporting.blocks import (
+    UNKNOWN,
+    Advice,
+    Block,
+    Facts,
+    Next,
+    Section,
+    Table,
+    known_columns,
+)
+from flatout.reporting.messages import Sentence, Text, named, words, written
+from flatout.reporting.profile.sentences import (
+    add_up,
+    ceilings_sentence,
+    cell,
+    headline,
+    known_ceilings,
+    left_out,
+    readings,
+    share_cells,
+    times,
+    warnings,
+)
 
 MOST_MODULES = 8
-"""Modules shown: what lies below the eighth is hardly what fills a device."""
+"""Modules shown: what is below the eighth is hardly what fills a device."""
 DATA_LEGS = ("read", "decode", "collate", "queue", "pin", "sampler")
 COLOURS = {phase: phase for phase in PHASES} | dict.fromkeys(DATA_LEGS, "data_wait")
 """The phase whose colour a leg has; legs that are not here belong to the rest of the step."""
 MOST_ENTRIES = 10
 """Kernels or operators shown: the rest is for a trace viewer."""
-WORD_COLUMNS = frozenset(
-    {
-        "kernel",
-        "operator",
-        "phase",
-        "leg",
-        "techniques",
-        "cause",
-        "reading",
-        "made_in",
-        "line",
-        "module",
-        "what",
-        "worker",
-        "shape",
-    }
-)
-"""Columns that hold words; the others hold numbers, which stand at the right."""
+MOST_LINES = 3
+"""Lines and techniques that are named in a sentence."""
+HIDDEN_STEP_SHARE = 0.001
+"""A least step below a thousandth of the step says only that the step is not about products."""
+RANK_PHASES = ("data_wait", "forward", "backward", "optimizer")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sheet:
-    """One table with what has to be said about it."""
+def sections(profile: Profile, workload: str) -> tuple[Section, ...]:
+    """Return the report: the answer, why, what to type next, then all that was measured.
 
-    name: str
-    """Of its title, among the messages `section.*`."""
-    columns: tuple[str, ...]
-    """Names of the titles, among the messages `column.*`."""
-    rows: tuple[tuple[str, ...], ...]
-    shares: tuple[float, ...] = ()
-    """Of each row the length of its bar, in [0, 1]; empty where bars would say nothing."""
-    kinds: tuple[str, ...] = ()
-    """Of each row the phase whose colour it has; empty where it has none."""
-    sentences: tuple[str, ...] = ()
-
-
-def sheets(profile: Profile, say: Messages) -> tuple[Sheet, ...]:
-    """Return every table for which there is data, in the order of a report."""
-    makers: tuple[Callable[[Profile, Messages], Iterator[Sheet]], ...] = (
-        _ceilings,
-        _limits,
-        _journey,
-        pipeline_sheets,
-        _memory,
-        _gpu,
-        _syncs,
-        _ranks,
-        _trace,
+    Args:
+        profile: What was measured.
+        workload: What the user would type after `python`.
+    """
+    where = words(
+        "headline.where", workload=workload, device=profile.device_name, kind=profile.device_kind
     )
-    return tuple(
-        _trimmed(sheet, say) for make in makers for sheet in make(profile, say) if sheet.rows
+    found = tuple(Advice(finding=finding, workload=workload) for finding in profile.findings)
+    numbers = (*readings(profile), ("ceilings", ceilings_sentence(profile)))
+    notes = tuple(("", written(note)) for note in profile.notes)
+    absent = tuple(("", text) for text in left_out(profile))
+    all_sections = (
+        Section(name="answer", blocks=(headline(profile), *warnings(profile), where)),
+        Section(name="findings", blocks=found or (words("about.no_findings"),)),
+        Section(name="next", blocks=(Next(command=f"flatout tune {workload}"),)),
+        Section(name="numbers", blocks=(Facts(rows=numbers),)),
+        Section(name="step", blocks=(phases(profile),)),
+        *details(profile),
+        Section(name="notes", blocks=(Facts(rows=notes),) if notes else ()),
+        Section(name="left_out", blocks=(Facts(rows=absent),) if absent else ()),
     )
+    return tuple(section for section in all_sections if section.blocks)
 
 
-def phases(profile: Profile, say: Messages) -> Sheet:
+def details(profile: Profile) -> tuple[Section, ...]:
+    """Return a section for everything that was looked at closer."""
+    makers: tuple[tuple[str, Callable[[Profile], Iterator[Block]]], ...] = (
+        ("ceilings", _ceilings),
+        ("limits", _limits),
+        ("journey", _journey),
+        ("workers", _workers),
+        ("pipeline", pipeline_blocks),
+        ("by_phase", _memory),
+        ("largest", _largest),
+        ("by_module", _by_module),
+        ("gpu", _gpu),
+        ("syncs", _syncs),
+        ("ranks", _ranks),
+        ("trace", _trace),
+    )
+    made = ((name, tuple(_with_rows(make(profile)))) for name, make in makers)
+    return tuple(Section(name=name, blocks=blocks) for name, blocks in made if blocks)
+
+
+def _with_rows(blocks: Iterator[Block]) -> Iterator[Block]:
+    for block in blocks:
+        if not isinstance(block, Table):
+            yield block
+        elif block.rows:
+            yield known_columns(block)
+
+
+def phases(profile: Profile) -> Table:
     """Return the phases of a step; both columns add up to their last row as they are printed."""
-    spent = add_up([profile.phases_ms[phase] for phase in PHASES], 0.01)
+    total = profile.step_ms.median
+    scale, unit = _time_unit(total)
+    decimals = max(0, 3 - math.ceil(math.log10(max(total * scale, 1.0)))) + 1
+    spent = add_up([profile.phases_ms[phase] * scale for phase in PHASES], 10.0**-decimals)
     shares = add_up([100 * profile.share(phase) for phase in PHASES], 0.1)
-    rows = [
-        (say(f"phase.{phase}"), cell(ms, profile.phases_ms[phase], 2), share)
-        for phase, ms, share in zip(PHASES, spent, share_cells(profile, shares), strict=True)
+    rows: list[tuple[Text, ...]] = [
+        (words(f"phase.{phase}"), cell(time, profile.phases_ms[phase], decimals), share)
+        for phase, time, share in zip(PHASES, spent, share_cells(profile, shares), strict=True)
     ]
-    rows.append((say("phase.step"), f"{sum(spent):.2f}", f"{sum(shares):.1f} %"))
-    return Sheet(
-        name="step",
-        columns=("phase", "ms", "share"),
-        rows=tuple(rows),
-        shares=(*(profile.share(phase) for phase in PHASES), 0.0),
-        kinds=(*PHASES, ""),
+    # On a CPU nothing is copied to a device: that row would say nothing.
+    unused = "h2d" if profile.device_kind == "cpu" and not profile.phases_ms["h2d"] else ""
+    kept = [i for i, phase in enumerate(PHASES) if phase != unused]
+    whole = (words("phase.step"), f"{sum(spent):.{decimals}f}", f"{sum(shares):.1f} %")
+    return Table(
+        columns=("phase", unit, "share"),
+        rows=(*(rows[i] for i in kept), whole),
+        shares=(*(profile.share(PHASES[i]) for i in kept), 0.0),
+        kinds=(*(PHASES[i] for i in kept), ""),
     )
 
 
-def _ceilings(profile: Profile, say: Messages) -> Iterator[Sheet]:
+def _time_unit(step_ms: float) -> tuple[float, str]:
+    """Return the factor from milliseconds and the unit that suits the whole table."""
+    if step_ms >= 10_000:
+        return 1e-3, "s"
+    return (1.0, "ms") if step_ms >= 1 else (1e3, "us")
+
+
+def _ceilings(profile: Profile) -> Iterator[Block]:
     ceilings, step_ms = profile.ceilings, profile.step_ms.median
     causes = (("nothing", 1.0), *known_ceilings(profile))
-    told = "ceilings_measured" if ceilings.is_measured else "ceilings_derived"
-    yield Sheet(
-        name="ceilings",
+    yield words(f"about.ceilings_{'measured' if ceilings.is_measured else 'derived'}")
+    yield Table(
         columns=("cause", "ratio", "step_time"),
         rows=tuple(
-            (say(f"cause.{name}"), times(ratio, say), format_ms(step_ms / ratio))
+            (words(f"cause.{name}"), times(ratio), format_ms(step_ms / ratio))
             for name, ratio in causes
         ),
         shares=tuple(min(1.0, 1.0 / ratio) for _name, ratio in causes),
-        sentences=(say(f"about.{told}"),),
     )
 
 
-def _limits(profile: Profile, say: Messages) -> Iterator[Sheet]:
-    if profile.limits is not None:
-        rows = tuple(_limit_rows(profile.limits, say))
-        yield Sheet(name="limits", columns=("reading", "value"), rows=rows)
-
-
-def _limit_rows(limits: Limits, say: Messages) -> Iterator[tuple[str, str]]:
-    if limits.flops_per_step is not None:
-        value, prefix = with_prefix(limits.flops_per_step)
-        words = say("limit.flops_value", value=format_rate(value), prefix=prefix)
-        yield say("limit.flops"), words
-    if limits.gemm_flops_per_s is not None:
-        value, prefix = with_prefix(limits.gemm_flops_per_s)
-        words = say("limit.gemm_value", value=format_rate(value), prefix=prefix)
-        yield say("limit.gemm", dtype=limits.gemm_dtype), words
+def _limits(profile: Profile) -> Iterator[Block]:
+    limits = profile.limits
+    if limits is None:
+        return
+    rate = limits.loader_samples_per_s
+    if rate and profile.samples_per_s:
+        yield _loader_limit(profile, rate)
     if limits.least_step_ms is not None:
-        yield say("limit.least_step"), format_ms(limits.least_step_ms)
-    for name, per_s in (
-        ("memory", limits.memory_bytes_per_s),
-        ("copy", limits.copy_bytes_per_s),
-    ):
+        yield _least_step(profile, limits)
+    least_copy_ms = find_least_copy_ms(profile, limits)
+    if least_copy_ms is not None:
+        per_s = _bandwidth(limits.copy_bytes_per_s or 0.0)
+        yield words("about.least_copy", time=format_ms(least_copy_ms), rate=per_s)
+    yield Table(columns=("reading", "value"), rows=tuple(_limit_rows(limits)))
+
+
+def _loader_limit(profile: Profile, rate: float) -> Sentence:
+    """Hold what the loader makes alone against what the training takes."""
+    taken = profile.samples_per_s_per_rank
+    name = "about.loader_faster" if rate > taken else "about.loader_slower"
+    return words(
+        f"{name}_rank" if profile.ranks else name,
+        rate=format_rate(rate),
+        taken=format_rate(taken),
+        ratio=times(rate / taken),
+    )
+
+
+def _least_step(profile: Profile, limits: Limits) -> Sentence:
+    least_ms, step_ms = limits.least_step_ms or 0.0, profile.step_ms.median
+    name = "about.least_step"
+    if least_ms < HIDDEN_STEP_SHARE * step_ms:
+        name = "about.least_step_small"
+    if least_ms >= step_ms:
+        name = "about.least_step_faster"
+    return words(
+        name,
+        time=format_ms(least_ms),
+        flops=_flops(limits.flops_per_step or 0.0, "flops"),
+        peak=_flops(limits.gemm_flops_per_s or 0.0, "gemm"),
+        dtype=limits.gemm_dtype,
+        ratio=times(step_ms / least_ms) if least_ms else UNKNOWN,
+    )
+
+
+def find_least_copy_ms(profile: Profile, limits: Limits) -> float | None:
+    """Return what copying a step's batches to the device takes at least; None where none is."""
+    count = sum(loader.batch_bytes for loader in profile.training_loaders)
+    if profile.device_kind == "cpu" or not limits.copy_bytes_per_s or not count:
+        return None
+    return 1e3 * count * profile.batches_per_step / limits.copy_bytes_per_s
+
+
+def _limit_rows(limits: Limits) -> Iterator[tuple[Text, ...]]:
+    if limits.flops_per_step is not None:
+        yield words("limit.flops"), _flops(limits.flops_per_step, "flops")
+    if limits.gemm_flops_per_s is not None:
+        peak = _flops(limits.gemm_flops_per_s, "gemm")
+        yield words("limit.gemm", dtype=limits.gemm_dtype), peak
+    if limits.least_step_ms is not None:
+        yield words("limit.least_step"), format_ms(limits.least_step_ms)
+    for name, per_s in (("memory", limits.memory_bytes_per_s), ("copy", limits.copy_bytes_per_s)):
         if per_s is not None:
-            yield say(f"limit.{name}"), _bandwidth(per_s, say)
+            yield words(f"limit.{name}"), _bandwidth(per_s)
     if limits.loader_samples_per_s is not None:
         rate = format_rate(limits.loader_samples_per_s)
-        yield say("limit.loader"), say("unit.samples_per_s", value=rate)
+        yield words("limit.loader"), words("unit.samples_per_s", value=rate)
 
 
-def _journey(profile: Profile, say: Messages) -> Iterator[Sheet]:
+def _flops(count: float, name: str) -> Sentence:
+    value, prefix = with_prefix(count)
+    return words(f"limit.{name}_value", value=format_rate(value), prefix=prefix)
+
+
+def _journey(profile: Profile) -> Iterator[Block]:
     if profile.journey is None:
         return
     for where, about in ((TRAINING, "journey"), (WORKERS, "worker_legs")):
         legs = [leg for leg in profile.journey.legs if leg.where == where]
-        yield Sheet(
-            name="journey",
+        if not legs:
+            continue
+        yield words(f"about.{about}")
+        yield Table(
             columns=("leg", "ms_per_step", "share", "ms_per_sample", "bytes", "rate", "limit"),
-            rows=tuple(_leg(leg, say) for leg in legs),
+            rows=tuple(_leg(leg, profile.limits) for leg in legs),
             shares=tuple(min(1.0, leg.share) for leg in legs),
             kinds=tuple(COLOURS.get(leg.name, "other") for leg in legs),
-            sentences=(say(f"about.{about}"),),
         )
+
+
+def _leg(leg: Leg, limits: Limits | None) -> tuple[Text, ...]:
+    limit = leg.limit_bytes_per_s
+    if limit is None and leg.name == "h2d" and limits is not None:
+        limit = limits.copy_bytes_per_s
+    return (
+        named("leg", leg.name),
+        format_count(leg.ms, 2),
+        format_share(leg.share),
+        _known(leg.per_sample_ms, lambda ms: format_count(ms, 3)),
+        _known(leg.bytes_per_step, format_bytes),
+        _known(leg.bytes_per_s, _bandwidth),
+        _known(limit, _bandwidth),
+    )
+
+
+def _workers(profile: Profile) -> Iterator[Block]:
+    if profile.journey is None:
+        return
+    for loader in profile.training_loaders[:1]:
+        if loader.start_method:
+            yield from _started(loader)
     workers = profile.journey.workers
-    yield Sheet(
-        name="workers",
+    yield Table(
         columns=(
             *("worker", "busy", "user", "system", "switches", "storage", "read", "memory"),
             "growth",
         ),
-        rows=tuple(_worker(worker, say) for worker in workers),
+        rows=tuple(_worker(worker) for worker in workers),
         shares=tuple(min(1.0, worker.busy_share) for worker in workers),
     )
 
 
-def _leg(leg: Leg, say: Messages) -> tuple[str, ...]:
-    return (
-        say.known("leg", leg.name),
-        format_count(leg.ms, 2),
-        format_share(leg.share),
-        _known(leg.per_sample_ms, lambda ms: format_count(ms, 3), say),
-        _known(leg.bytes_per_step, format_bytes, say),
-        _known(leg.bytes_per_s, lambda per_s: _bandwidth(per_s, say), say),
-        _known(leg.limit_bytes_per_s, lambda per_s: _bandwidth(per_s, say), say),
-    )
+def _started(loader: LoaderFacts) -> Iterator[Sentence]:
+    """Say how the workers start, and what that risks; only fork takes over what is alive."""
+    yield Sentence(f"about.started_{loader.start_method}", otherwise=loader.start_method)
+    if loader.start_reason:
+        yield words("about.start_reason", why=written(loader.start_reason))
+    if loader.start_method == "fork" and loader.cuda_at_start:
+        yield words("about.forked_cuda")
+    if loader.start_method == "fork" and loader.threads_at_start:
+        yield words("about.forked_threads", names=loader.threads_at_start)
 
 
-def _worker(worker: WorkerFacts, say: Messages) -> tuple[str, ...]:
+def _worker(worker: WorkerFacts) -> tuple[Text, ...]:
     is_training = worker.number < 0
     switches = worker.voluntary_switches_per_s + worker.involuntary_switches_per_s
     return (
-        say("where.training") if is_training else say("where.worker", number=worker.number),
+        words("where.training")
+        if is_training
+        else words("where.worker", number=str(worker.number)),
         format_share(worker.busy_share),
         format_share(worker.user_share),
         format_share(worker.system_share),
         format_rate(switches),
-        _known(worker.storage_bytes_per_step, format_bytes, say),
-        _known(worker.read_bytes_per_step, format_bytes, say),
-        _known(worker.pss_bytes, format_bytes, say),
-        _known(worker.growth_bytes_per_step, format_bytes, say),
+        _known(worker.storage_bytes_per_step, format_bytes),
+        _known(worker.read_bytes_per_step, format_bytes),
+        _known(worker.pss_bytes, format_bytes),
+        _known(worker.growth_bytes_per_step, format_bytes),
     )
 
 
-def _memory(profile: Profile, say: Messages) -> Iterator[Sheet]:
+def pipeline_blocks(profile: Profile) -> Iterator[Block]:
+    """Return what a sample costs by leg, where samples were looked at."""
+    pipeline = profile.pipeline
+    if pipeline is None:
+        return
+    yield words(
+        "about.pipeline",
+        needed=format_count(pipeline.cores_needed),
+        rate=format_rate(pipeline.samples_per_s),
+        n=str(pipeline.samples),
+    )
+    fed = "about.pipeline_fed" if pipeline.is_fed else "about.pipeline_starved"
+    yield words(fed, cores=f"{pipeline.usable_cores:.0f}")
+    if not pipeline.is_fed:
+        yield from _savings(pipeline)
+    yield Table(
+        columns=("leg", "cpu_ms", "share", "blocked_ms", "sample_bytes", "techniques"),
+        rows=tuple(_stage(stage) for stage in pipeline.stages),
+        shares=tuple(stage.share for stage in pipeline.stages),
+        kinds=("data_wait",) * len(pipeline.stages),
+    )
+
+
+def _savings(pipeline: Pipeline) -> Iterator[Sentence]:
+    """Say how many cores the techniques leave that save most, and what packing leaves."""
+    names = {name for stage in pipeline.stages for name in stage.levers}
+    useful = sorted((pipeline.cores_without(name), name) for name in names - only_on_request())
+    for cores, name in useful[:MOST_LINES]:
+        legs = tuple(named("stage", leg) for leg in pipeline.legs_of(name))
+        yield words("about.pipeline_without", technique=name, cores=format_count(cores), legs=legs)
+    for name in declared("prepared_by"):
+        if pipeline.legs_of(name):
+            packed = format_count(pipeline.cores_without(name))
+            yield words("about.pipeline_packed", cores=packed)
+
+
+def _stage(stage: Stage) -> tuple[Text, ...]:
+    return (
+        named("stage", stage.name),
+        f"{stage.cpu_ms:.3f}",
+        format_share(stage.share),
+        f"{stage.wait_ms:.3f}" if stage.wait_ms else UNKNOWN,
+        _known(stage.bytes, format_bytes),
+        stage.levers or UNKNOWN,
+    )
+
+
+def _memory(profile: Profile) -> Iterator[Block]:
     story = profile.memory
     if story is None:
         return
     top = max(story.peak_bytes, 1)
     known = [phase for phase in PHASES if phase in story.by_phase]
     names = [*known, *(phase for phase in story.by_phase if phase not in PHASES)]
-    yield Sheet(
-        name="by_phase",
+    yield from _memory_sentences(story)
+    yield Table(
         columns=("phase", "peak"),
-        rows=tuple((say.known("phase", p), format_bytes(story.by_phase[p])) for p in names),
+        rows=tuple((named("phase", p), format_bytes(story.by_phase[p])) for p in names),
         shares=tuple(min(1.0, story.by_phase[p] / top) for p in names),
         kinds=tuple(p if p in PHASES else "other" for p in names),
-        sentences=tuple(_memory_sentences(profile, say)),
     )
-    yield Sheet(
-        name="largest",
+
+
+def _largest(profile: Profile) -> Iterator[Block]:
+    """Yield the tensors that fill memory at its peak; those that are alike share a row."""
+    if profile.memory is None:
+        return
+    alike = Counter(map(_tensor, profile.memory.largest))
+    yield Table(
         columns=("size", "shape", "line", "made_in", "module"),
         rows=tuple(
             (
-                format_bytes(tensor.bytes),
-                _shape(tensor) or say("reading.unknown"),
-                tensor.line or say("reading.unknown"),
-                say.known("phase", tensor.phase),
-                tensor.module or say("reading.unknown"),
+                format_bytes(size) if count == 1 else f"{count} x {format_bytes(size)}",
+                shape or UNKNOWN,
+                line or UNKNOWN,
+                named("phase", phase),
+                module or UNKNOWN,
             )
-            for tensor in story.largest
+            for (size, shape, line, phase, module), count in alike.items()
         ),
     )
+
+
+def _tensor(tensor: TensorAtPeak) -> tuple[int, str, str, str, str]:
+    dtype = tensor.dtype.removeprefix("torch.")
+    shape = f"{' x '.join(map(str, tensor.shape))} {dtype}".strip()
+    # What a parameter is for says more than where it was made.
+    place = ", ".join(name for name in (tensor.kind, tensor.module) if name)
+    return tensor.bytes, shape, tensor.line, tensor.phase, place
+
+
+def _by_module(profile: Profile) -> Iterator[Block]:
+    story = profile.memory
+    if story is None:
+        return
     modules = list(story.by_module.items())[:MOST_MODULES]
-    yield Sheet(
-        name="by_module",
+    top = max(story.peak_bytes, 1)
+    yield Table(
         columns=("module", "size"),
-        rows=tuple((name or say("reading.unknown"), format_bytes(n)) for name, n in modules),
+        rows=tuple((name or UNKNOWN, format_bytes(n)) for name, n in modules),
         shares=tuple(min(1.0, n / top) for _name, n in modules),
     )
 
 
-def _shape(tensor: TensorAtPeak) -> str:
-    dtype = tensor.dtype.removeprefix("torch.")
-    return f"{' x '.join(map(str, tensor.shape))} {dtype}".strip()
-
-
-def _memory_sentences(profile: Profile, say: Messages) -> Iterator[str]:
-    story = profile.memory
-    assert story is not None
-    phase = say.known("phase", story.peak_phase)
-    yield say("about.memory", size=format_bytes(story.peak_bytes), phase=phase)
-    if story.leak_bytes_per_step > 0:
-        yield say("about.leak", size=format_bytes(story.leak_bytes_per_step))
+def _memory_sentences(story: MemoryStory) -> Iterator[Sentence]:
+    phase = named("phase", story.peak_phase)
+    yield words("about.memory", size=format_bytes(story.peak_bytes), phase=phase)
+    if story.leak_bytes_per_step >= 1:
+        yield words("about.leak", size=format_bytes(story.leak_bytes_per_step))
+        for line, count in list(story.leak_by_line.items())[:MOST_LINES]:
+            if line:
+                yield words("about.leak_line", size=format_bytes(count), line=line)
     if story.fragmentation_share is not None and story.reserved_bytes is not None:
         share, size = format_share(story.fragmentation_share), format_bytes(story.reserved_bytes)
-        yield say("about.fragmentation", share=share, size=size)
+        yield words("about.fragmentation", share=share, size=size)
     if story.allocation_retries:
-        yield say("about.retries", n=story.allocation_retries)
+        yield words("about.retries", n=str(story.allocation_retries))
     if story.snapshot:
-        yield say("about.snapshot", path=story.snapshot)
+        yield words("about.snapshot", path=story.snapshot)
 
 
-def _gpu(profile: Profile, say: Messages) -> Iterator[Sheet]:
+def _gpu(profile: Profile) -> Iterator[Block]:
     gpu = profile.gpu
     if gpu is None:
         return
-    told = [say("about.gpu")]
+    yield words("about.gpu")
     if gpu.throttle:
-        told.append(say("about.throttle", reasons=", ".join(gpu.throttle)))
+        yield words("about.throttle", reasons=tuple(_reasons(gpu)))
     if gpu.other_processes:
-        told.append(say("about.gpu_others", n=gpu.other_processes))
-    rows = [*_gpu_shares(profile, gpu, say), *_gpu_amounts(gpu, say)]
-    yield Sheet(name="gpu", columns=("reading", "value"), rows=tuple(rows), sentences=tuple(told))
+        yield words("about.gpu_others", n=str(gpu.other_processes))
+    yield Table(columns=("reading", "value"), rows=(*_gpu_shares(profile, gpu), *_gpu_amounts(gpu)))
 
 
-def _gpu_shares(profile: Profile, gpu: GpuReadings, say: Messages) -> Iterator[tuple[str, str]]:
+def _reasons(gpu: GpuReadings) -> Iterator[str]:
+    for name in gpu.throttle:
+        share = gpu.throttle_shares.get(name)
+        yield name if share is None else f"{name} ({format_share(share)})"
+
+
+def _gpu_shares(profile: Profile, gpu: GpuReadings) -> Iterator[tuple[Text, ...]]:
     shares = {
         "util": gpu.util_share,
         "busy": profile.device_busy_share,
@@ -280,150 +462,131 @@ def _gpu_shares(profile: Profile, gpu: GpuReadings, say: Messages) -> Iterator[t
     }
     for name, share in shares.items():
         if share is not None:
-            yield say(f"gpu.{name}"), format_share(share)
+            yield words(f"gpu.{name}"), format_share(share)
 
 
-def _gpu_amounts(gpu: GpuReadings, say: Messages) -> Iterator[tuple[str, str]]:
-    amounts: tuple[tuple[str, float | None, float | None, Callable[[float], str]], ...] = (
+def _gpu_amounts(gpu: GpuReadings) -> Iterator[tuple[Text, ...]]:
+    amounts: tuple[tuple[str, float | None, float | None, Callable[[float], Text]], ...] = (
         ("memory", gpu.memory_used_bytes, gpu.memory_total_bytes, format_bytes),
-        ("power", gpu.power_w, gpu.power_limit_w, lambda w: say("gpu.watts", value=f"{w:.0f}")),
-        ("clock", gpu.clock_mhz, gpu.max_clock_mhz, lambda f: say("gpu.mhz", value=f"{f:.0f}")),
-        ("temperature", gpu.temperature_c, None, lambda t: say("gpu.celsius", value=f"{t:.0f}")),
+        ("power", gpu.power_w, gpu.power_limit_w, lambda w: words("gpu.watts", value=f"{w:.0f}")),
+        ("clock", gpu.clock_mhz, gpu.max_clock_mhz, lambda f: words("gpu.mhz", value=f"{f:.0f}")),
+        ("temperature", gpu.temperature_c, None, lambda t: words("gpu.celsius", value=f"{t:.0f}")),
     )
     for name, value, limit, write in amounts:
         if value is not None:
             text = write(value)
             if limit is not None:
-                text = say("gpu.of", value=text, limit=write(limit))
-            yield say(f"gpu.{name}"), text
+                text = words("gpu.of", value=text, limit=write(limit))
+            yield words(f"gpu.{name}"), text
     received, sent = gpu.pcie_rx_bytes_per_s, gpu.pcie_tx_bytes_per_s
     if received is not None and sent is not None:
-        one, other = _bandwidth(received, say), _bandwidth(sent, say)
-        yield say("gpu.pcie"), say("gpu.both", one=one, other=other)
+        one, other = _bandwidth(received), _bandwidth(sent)
+        yield words("gpu.pcie"), words("gpu.both", one=one, other=other)
 
 
-def _syncs(profile: Profile, say: Messages) -> Iterator[Sheet]:
-    yield Sheet(
-        name="syncs",
+def _syncs(profile: Profile) -> Iterator[Block]:
+    if not profile.syncs:
+        return
+    yield words("about.syncs_cpu" if profile.device_kind == "cpu" else "about.syncs")
+    yield Table(
         columns=("line", "what", "times", "cost"),
         rows=tuple(
-            (sync.line, sync.what, f"{sync.per_step:g}", _known(sync.ms_per_step, format_ms, say))
+            (
+                sync.line or UNKNOWN,
+                sync.what,
+                f"{sync.per_step:.3g}",
+                _known(sync.ms_per_step, format_ms),
+            )
             for sync in profile.syncs
         ),
-        sentences=(say("about.syncs"),),
     )
 
 
-def _ranks(profile: Profile, say: Messages) -> Iterator[Sheet]:
-    behind = tuple(
-        say("about.straggler", rank=rank.rank, because=say.translated(rank.because))
-        for rank in profile.ranks
-        if rank.is_straggler
-    )
-    yield Sheet(
-        name="ranks",
-        columns=("rank", "ms_per_step", "communication", "speed"),
+def _ranks(profile: Profile) -> Iterator[Block]:
+    """Yield the ranks, those with most work of their own first, and who holds up the others."""
+    ranks = sorted(profile.ranks, key=_own_ms, reverse=True)
+    if not ranks:
+        return
+    yield words("about.ranks")
+    yield _spread(ranks)
+    for rank in ranks:
+        if rank.is_straggler:
+            because = written(rank.because)
+            yield words("about.straggler", rank=str(rank.rank), because=because)
+    yield Table(
+        columns=("rank", "ms_per_step", *RANK_PHASES, "communication", "speed"),
         rows=tuple(
             (
                 str(rank.rank),
                 f"{rank.step_ms:.2f}",
-                _known(rank.exposed_communication_ms, format_ms, say),
+                *(format_count(rank.phases_ms[name]) for name in RANK_PHASES),
+                _known(rank.exposed_communication_ms, format_count),
                 format_rate(rank.samples_per_s),
             )
-            for rank in profile.ranks
+            for rank in ranks
         ),
-        sentences=(say("about.ranks"), *behind),
     )
 
 
-def _trace(profile: Profile, say: Messages) -> Iterator[Sheet]:
+def _own_ms(rank: RankFacts) -> float:
+    return rank.step_ms - (rank.exposed_communication_ms or 0.0)
+
+
+def _spread(ranks: list[RankFacts]) -> Sentence:
+    """Say how far the ranks are apart, and what they spend on waiting for each other."""
+    n = str(len(ranks))
+    if any(rank.exposed_communication_ms is None for rank in ranks):
+        return words("about.ranks_unseen", n=n)
+    shares = [(rank.exposed_communication_ms or 0.0) / (rank.step_ms or 1.0) for rank in ranks]
+    return words(
+        "about.ranks_spread",
+        n=n,
+        low=format_ms(_own_ms(ranks[-1])),
+        high=format_ms(_own_ms(ranks[0])),
+        share=format_share(statistics.median(shares)),
+    )
+
+
+def _trace(profile: Profile) -> Iterator[Block]:
     trace = profile.trace
     if trace is None:
         return
     entries = (trace.kernels or trace.operators)[:MOST_ENTRIES]
-    told = [say("about.trace", n=trace.steps, time=format_ms(trace.step_ms))]
+    yield words("about.trace", n=str(trace.steps), time=format_ms(trace.step_ms))
     if trace.idle is not None:
-        told.append(
-            say(
-                "about.idle",
-                idle=format_share(trace.idle.idle_share),
-                host=format_share(trace.idle.host_wait_share),
-                kernel=format_share(trace.idle.kernel_wait_share),
-                other=format_share(trace.idle.other_share),
-            )
+        yield words(
+            "about.idle",
+            idle=format_share(trace.idle.idle_share),
+            host=format_share(trace.idle.host_wait_share),
+            kernel=format_share(trace.idle.kernel_wait_share),
+            other=format_share(trace.idle.other_share),
         )
+    if trace.exposed_communication_ms:
+        yield words("about.exposed", time=format_ms(trace.exposed_communication_ms))
+    if trace.layout_conversion_share:
+        yield words("about.layouts", share=format_share(trace.layout_conversion_share))
+    if trace.tensor_core_share is not None:
+        yield words("about.tensor_cores", share=format_share(trace.tensor_core_share))
     if trace.path:
-        told.append(say("about.trace_file", path=trace.path, size=format_bytes(trace.file_bytes)))
-    yield Sheet(
-        name="trace",
+        yield words("about.trace_file", path=trace.path, size=format_bytes(trace.file_bytes))
+    yield Table(
         columns=("kernel" if trace.kernels else "operator", "times", "ms_per_step", "share"),
         rows=tuple(
-            (entry.name, f"{entry.calls_per_step:g}", format_count(entry.ms_per_step, 3), share)
+            (
+                entry.name,
+                f"{entry.calls_per_step:g}",
+                format_count(entry.ms_per_step, 3),
+                format_share(entry.share),
+            )
             for entry in entries
-            for share in [format_share(entry.share)]
         ),
         shares=tuple(min(1.0, entry.share) for entry in entries),
-        sentences=tuple(told),
     )
 
 
-def _trimmed(sheet: Sheet, say: Messages) -> Sheet:
-    """Return the table without the columns in which nothing is known."""
-    unknown = say("reading.unknown")
-    kept = [
-        place
-        for place in range(len(sheet.columns))
-        if place == 0 or any(row[place] != unknown for row in sheet.rows)
-    ]
-    return replace(
-        sheet,
-        columns=tuple(sheet.columns[place] for place in kept),
-        rows=tuple(tuple(row[place] for place in kept) for row in sheet.rows),
-    )
+def _bandwidth(per_s: float) -> Sentence:
+    return words("limit.bandwidth", size=format_bytes(per_s))
 
 
-def _bandwidth(per_s: float, say: Messages) -> str:
-    return say("limit.bandwidth", size=format_bytes(per_s))
-
-
-def _known(value: float | None, write: Callable[[float], str], say: Messages) -> str:
-    return say("reading.unknown") if value is None else write(value)
-
-
-def pipeline_sheets(profile: Profile, say: Messages) -> Iterator[Sheet]:
-    """Return the table of a sample's legs, where samples were looked at."""
-    pipeline = profile.pipeline
-    if pipeline is None:
-        return
-    fed = "about.pipeline_fed" if pipeline.is_fed else "about.pipeline_starved"
-    told = say(
-        "about.pipeline",
-        needed=format_count(pipeline.cores_needed),
-        rate=format_rate(pipeline.samples_per_s),
-        n=pipeline.samples,
-    )
-    sentences = [told, say(fed, cores=f"{pipeline.usable_cores:.0f}")]
-    for lever in declared("prepared_by"):
-        if pipeline.legs_of(lever) and not pipeline.is_fed:
-            packed = format_count(pipeline.cores_without(lever))
-            sentences.append(say("about.pipeline_packed", cores=packed))
-    yield Sheet(
-        name="pipeline",
-        columns=("leg", "cpu_ms", "share", "blocked_ms", "sample_bytes", "techniques"),
-        rows=tuple(_row(stage, say) for stage in pipeline.stages),
-        shares=tuple(stage.share for stage in pipeline.stages),
-        kinds=("data_wait",) * len(pipeline.stages),
-        sentences=tuple(sentences),
-    )
-
-
-def _row(stage: Stage, say: Messages) -> tuple[str, ...]:
-    unknown = say("reading.unknown")
-    return (
-        say.known("stage", stage.name),
-        f"{stage.cpu_ms:.3f}",
-        format_share(stage.share),
-        f"{stage.wait_ms:.3f}" if stage.wait_ms else unknown,
-        format_bytes(stage.bytes) if stage.bytes is not None else unknown,
-        ", ".join(stage.levers) or unknown,
-    )
+def _known(value: float | None, write: Callable[[float], Text]) -> Text:
+    return UNKNOWN if value is None else write(value)

@@ -3,12 +3,12 @@
 The report on one tuning as Markdown, for a pull request or a wiki.
 """
 
-import re
 from collections.abc import Sequence
 
 from markupsafe import Markup
 
 from flatout.records.ablation import Ablation
+from flatout.reporting.blocks import escaped, fenced
 from flatout.reporting.tables import ascii_only
 from flatout.reporting.templates import render
 from flatout.reporting.tuning.speedup_chart import LadderRow, ladder_rows, ladder_svg
@@ -38,10 +38,6 @@ COLUMNS = (
 )
 """Title, field of `LadderRow`, alignment."""
 
-SPECIAL = re.compile(r"([\\`*\[\]<>#!|~&$]|(?<!\w)_|_(?!\w))")
-"""What Markdown, or HTML inside it, would read as markup; not the `_` inside a name."""
-
-
 NOT_KNOWN = "No instructions for this technique: use the recipe."
 
 
@@ -70,20 +66,11 @@ def ablation_markdown(
         "",
         "Next:",
         "",
-        *block(next_command(ablation, place), "sh"),
+        *fenced(next_command(ablation, place), "sh"),
     ]
     if any(change.lines for change in changes):
         lines += ["", "## The same by hand", "", *_by_hand(changes)]
     return ascii_only("\n".join(lines)) + "\n"
-
-
-def escaped(text: str) -> str:
-    r"""Return the text so that Markdown shows it as it is, on one line.
-
-    >>> escaped("a_b | _c_ <i>")
-    'a_b \\| \\_c\\_ \\<i\\>'
-    """
-    return SPECIAL.sub(r"\\\1", " ".join(text.split()))
 
 
 def _table(rows: Sequence[LadderRow]) -> list[str]:
@@ -97,16 +84,9 @@ def _by_hand(changes: Sequence[HandChange]) -> list[str]:
     lines: list[str] = []
     for change in changes:
         lines += [f"### {escaped(change.label)}", ""]
-        known = block("\n".join(change.lines), "diff") if change.lines else [NOT_KNOWN]
+        known = fenced("\n".join(change.lines), "diff") if change.lines else [NOT_KNOWN]
         lines += [*known, ""]
     return lines[:-1]
-
-
-def block(text: str, language: str) -> list[str]:
-    """Return a fenced block, with a fence longer than any inside."""
-    longest = max((len(run) for run in re.findall(r"`+", text)), default=0)
-    fence = "`" * max(3, longest + 1)
-    return [f"{fence}{language}", text, fence]
 
 
 def ablation_html(

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from flatout.records.trial import Outcome, Trial
 from flatout.records.units import format_duration
-from flatout.reporting.messages import ENGLISH, Messages, messages
+from flatout.reporting.messages import ENGLISH, Messages, messages, named
 from flatout.reporting.tables import (
     ascii_only,
     display_width,
@@ -104,7 +104,7 @@ def _rows(trial: Trial, say: Messages) -> Iterator[tuple[str, str]]:
     yield "outcome", say(f"failure.outcome_{trial.outcome.value}")
     yield "recipe", trial.recipe.label
     for item in trial.not_applied:
-        status = say.known("failure", f"status_{item.status}")
+        status = say.text(named("failure", f"status_{item.status}"))
         what = say("failure.not_applied", technique=item.technique, status=status)
         yield "", f"{what}: {item.why}" if item.why else what
     yield "ran", format_duration(trial.wall_s)

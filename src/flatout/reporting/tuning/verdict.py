@@ -84,7 +84,7 @@ def reasons(ablation: Ablation) -> Iterator[str]:
         yield feeding_words(ablation.feeding)
         yield from _faster_words(ablation, ablation.feeding)
     if not ablation.recipe.choices:
-        ceilings = ceilings_sentence(ablation.baseline, messages(ENGLISH))
+        ceilings = messages(ENGLISH).text(ceilings_sentence(ablation.baseline))
         yield sentence(f"The baseline's ceilings: {ceilings}")
     if any(row.comparison for row in ablation.rows):
         yield _resolution_words(ablation.resolution)

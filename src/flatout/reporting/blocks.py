@@ -1,0 +1,270 @@
+"""What a report consists of, without a language, and the renderers for a terminal and for Markdown.
+
+A report is a list of sections, and a section a list of blocks: sentences, readings, tables with a
+bar in each row, findings, and the command to type next. Words come from the catalogue alone.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+from flatout.records.finding import Finding
+from flatout.records.units import format_share
+from flatout.reporting.messages import ENGLISH, Messages, Sentence, Text, named, words, written
+from flatout.reporting.tables import (
+    Column,
+    advice_words,
+    ascii_only,
+    display_width,
+    labelled,
+    padded,
+    printable,
+    table,
+    wrapped,
+)
+
+WORD_COLUMNS = frozenset(
+    {
+        *("kernel", "operator", "phase", "leg", "techniques", "cause", "reading", "made_in"),
+        *("line", "module", "what", "worker", "shape"),
+    }
+)
+"""Columns that hold words; the others hold numbers, aligned to the right."""
+UNKNOWN = words("reading.unknown")
+FEWEST = 2
+"""Columns that stay however narrow the terminal is: a name and its number."""
+MOST_ROWS = 10
+"""Rows on a terminal: a reader has a minute. The page and Markdown have every row."""
+MAX_WORD = 40
+"""Letters of a cell on a terminal: kernels and modules may have names of any length."""
+BAR_WIDTH = 30
+"""Characters for a whole bar."""
+SPECIAL = re.compile(r"([\\`*\[\]<>#!|~&$]|(?<!\w)_|_(?!\w))")
+"""What Markdown, or HTML inside it, would read as markup; not the `_` inside a name."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """Readings, each behind the name of its label; one without a name is an item of a list."""
+
+    rows: tuple[tuple[str, Text], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """Columns by their names in the catalogue, and rows, each with its bar."""
+
+    columns: tuple[str, ...]
+    rows: tuple[tuple[Text, ...], ...]
+    shares: tuple[float, ...] = ()
+    """Of each row the length of its bar, in [0, 1]; empty where bars would say nothing."""
+    kinds: tuple[str, ...] = ()
+    """Of each row the phase whose colour it has; empty where it has none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Advice:
+    """A finding, and what to do about it."""
+
+    finding: Finding
+    workload: str
+    """What the user would type after `python`."""
+
+    @property
+    def because(self) -> Sentence:
+        """The sentence that proves it."""
+        return words("reading.because", because=written(self.finding.because))
+
+    @property
+    def share(self) -> Sentence:
+        """What share it has, and of what it is one."""
+        of = named("finding_of", "bound" if self.finding.is_bound else self.finding.of)
+        return words("reading.share", share=format_share(self.finding.share), of=of)
+
+    @property
+    def short(self) -> Sentence:
+        """Return its name and its share."""
+        return words("reading.finding_short", code=self.finding.code, share=self.share)
+
+    @property
+    def long(self) -> Sentence:
+        """Return the same with the sentence that proves it."""
+        name = "finding" if self.finding.of == "step" else f"finding_{self.finding.of}"
+        if self.finding.is_bound:
+            name = "finding_bound"
+        share = format_share(self.finding.share)
+        return words(f"reading.{name}", code=self.finding.code, share=share, because=self.because)
+
+    def next(self, say: Messages) -> str:
+        """Return what to do, with the user's script in its commands."""
+        return advice_words(say.translated(self.finding.next), self.workload)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Next:
+    """The command to type next."""
+
+    command: str
+
+
+Block: TypeAlias = Sentence | Facts | Table | Advice | Next
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Section:
+    """Blocks under one title."""
+
+    name: str
+    """Of its title, among the messages `section.*`."""
+    blocks: tuple[Block, ...]
+
+    @property
+    def tables(self) -> tuple[Table, ...]:
+        """Its tables."""
+        return tuple(block for block in self.blocks if isinstance(block, Table))
+
+    @property
+    def sentences(self) -> tuple[Sentence, ...]:
+        """Its sentences."""
+        return tuple(block for block in self.blocks if isinstance(block, Sentence))
+
+
+def known_columns(block: Table) -> Table:
+    """Return the table without the columns in which nothing is known."""
+    kept = [
+        place
+        for place in range(len(block.columns))
+        if place == 0 or any(row[place] != UNKNOWN for row in block.rows)
+    ]
+    return replace(
+        block,
+        columns=tuple(block.columns[place] for place in kept),
+        rows=tuple(tuple(row[place] for place in kept) for row in block.rows),
+    )
+
+
+def safe(text: str, say: Messages) -> str:
+    """Return a report's text without anything that a terminal would act upon; English is ASCII."""
+    return ascii_only(text) if say.language == ENGLISH else printable(text)
+
+
+def label_cell(name: str, say: Messages) -> str:
+    """Return a label, as wide as the widest of the language."""
+    labels = (text for key, text in say.texts.items() if key.startswith("label."))
+    return padded(say(f"label.{name}"), max(map(display_width, labels)))
+
+
+def title_lines(section: Section, say: Messages) -> list[str]:
+    """Return the title of a section on a terminal."""
+    return ["", f"[{say(f'section.{section.name}')}]"]
+
+
+def terminal_lines(block: Block, say: Messages, width: int) -> list[str]:
+    """Return a block as lines of a terminal."""
+    if isinstance(block, Sentence):
+        return wrapped(say.text(block), width)
+    if isinstance(block, Table):
+        return _fitting(block, say, width)
+    if isinstance(block, Next):
+        return [f"{label_cell('next', say)}  {block.command}"]
+    if isinstance(block, Advice):
+        rows: Sequence[tuple[str, Text]] = (("finding", block.long), ("advice", block.next(say)))
+        return [line for row in rows for line in _fact(row, say, width)]
+    return [line for row in block.rows for line in _fact(row, say, width)]
+
+
+def _fact(row: tuple[str, Text], say: Messages, width: int) -> list[str]:
+    name, text = row
+    if not name:
+        return wrapped(say.text(text), width, indent="- ", hanging="  ")
+    return labelled(label_cell(name, say), say.text(text), width)
+
+
+def _fitting(block: Table, say: Messages, width: int) -> list[str]:
+    """Return the table with its bars, or without the last columns that do not fit."""
+    bars = ["#" * round(share * BAR_WIDTH) for share in block.shares]
+    kept = len(block.columns)
+    lines = _table(block, kept, say, bars)
+    if bars and _width(lines) > width:
+        lines = _table(block, kept, say, [])
+    while kept > FEWEST and _width(lines) > width:
+        kept -= 1
+        lines = _table(block, kept, say, [])
+    if len(block.rows) > MOST_ROWS:
+        lines += wrapped(say("about.more_rows", n=len(block.rows) - MOST_ROWS), width)
+    return lines
+
+
+def _width(lines: Sequence[str]) -> int:
+    return max(map(display_width, lines))
+
+
+def _table(block: Table, kept: int, say: Messages, bars: Sequence[str]) -> list[str]:
+    columns = [
+        Column(say(f"column.{name}"), is_number=name not in WORD_COLUMNS)
+        for name in block.columns[:kept]
+    ]
+    rows = [[cut(say.text(cell)) for cell in row[:kept]] for row in block.rows[:MOST_ROWS]]
+    if not bars:
+        return table(columns, rows)
+    return table(
+        [*columns, Column("")], [[*row, bar] for row, bar in zip(rows, bars, strict=False)]
+    )
+
+
+def cut(text: str) -> str:
+    """Return a text without its middle where it is too wide for a cell.
+
+    >>> cut("a" * 30 + "b" * 30)
+    'aaaaaaaaaa...bbbbbbbbbbbbbbbbbbbbbbbbbbb'
+    """
+    if len(text) <= MAX_WORD:
+        return text
+    tail = (MAX_WORD - 3) * 3 // 4
+    return f"{text[: MAX_WORD - 3 - tail]}...{text[-tail:]}"
+
+
+def markdown_lines(section: Section, say: Messages) -> list[str]:
+    """Return a section as lines of Markdown, with its title."""
+    lines = [f"## {say(f'section.{section.name}')}", ""]
+    for block in section.blocks:
+        lines += [*_markdown(block, say), ""]
+    return lines
+
+
+def _markdown(block: Block, say: Messages) -> list[str]:
+    if isinstance(block, Sentence):
+        return [escaped(say.text(block))]
+    if isinstance(block, Next):
+        return fenced(block.command, "sh")
+    if isinstance(block, Advice):
+        return [f"- {escaped(say.text(block.long))}", f"  {escaped(block.next(say))}"]
+    if isinstance(block, Facts):
+        return [f"- {escaped(text)}" for text in fact_texts(block, say)]
+    titles = [say(f"column.{name}") for name in block.columns]
+    rule = ["---" if name in WORD_COLUMNS else "--:" for name in block.columns]
+    body = [[escaped(say.text(cell)) for cell in row] for row in block.rows]
+    return [f"| {' | '.join(cells)} |" for cells in (titles, rule, *body)]
+
+
+def fact_texts(block: Facts, say: Messages) -> Iterator[str]:
+    """Yield each reading with its label before it."""
+    for name, text in block.rows:
+        yield f"{say(f'label.{name}')}: {say.text(text)}" if name else say.text(text)
+
+
+def escaped(text: str) -> str:
+    r"""Return the text so that Markdown shows it as it is, on one line.
+
+    >>> escaped("a_b | _c_ <i>")
+    'a_b \\| \\_c\\_ \\<i\\>'
+    """
+    return SPECIAL.sub(r"\\\1", " ".join(text.split()))
+
+
+def fenced(text: str, language: str) -> list[str]:
+    """Return a fenced block, with a fence longer than any inside."""
+    longest = max((len(run) for run in re.findall(r"`+", text)), default=0)
+    fence = "`" * max(3, longest + 1)
+    return [f"{fence}{language}", text, fence]
