@@ -27,18 +27,17 @@ lint: setup
 	$(BIN)/lint-imports
 	$(BIN)/codespell
 
-# Under two minutes: what to run before each commit.
+# Under two minutes: what to run before each commit. Starts no training.
 check: lint
-	@$(PY) -m compileall -q src benchmarks
-	$(PY) -m pytest -q -m "$(NO_GPU) and not slow"
+	@bash .ci/test "$(PY)" check
 
 # Within twenty minutes: the quick tests and the slow ones marked `smoke`. What CI runs.
 test: lint
-	@bash .ci/test "$(PY)" "$(NO_GPU)" test
+	@bash .ci/test "$(PY)" test
 
-# Everything that needs no GPU, about an hour: before an issue is called resolved.
+# Everything that needs no GPU, under an hour: before an issue is called resolved.
 test-all: lint
-	@bash .ci/test "$(PY)" "$(NO_GPU)" test-all
+	@bash .ci/test "$(PY)" test-all
 
 # What needs a GPU. With the machine's own Python, as `bench-gpu`: nothing is installed, and what its torch warns of
 # (each version of something else) is shown instead of failing a test. Only files with such tests are read.

@@ -1,6 +1,8 @@
 """What every test run needs to know."""
 
+import os
 import signal
+import tempfile
 from multiprocessing import resource_tracker
 from pathlib import Path
 
@@ -40,6 +42,9 @@ def pytest_configure():
     """Let Ctrl-C work in what tests start: a shell ignores it for the jobs in its background."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        # Two queues of tests: neither may find the trials of the other in the cache folder.
+        os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="flatout-test-cache-")
     # Started late it would be a process that some test left behind.
     resource_tracker.ensure_running()
 
