@@ -28,7 +28,7 @@ MEASURES = (
     "techniques/compute/test_scheduled_gc.py",
     "tuning/passes/test_ceilings.py",
     "workflow/test_demo.py",
-    "workflow/test_epochs.py",
+    "agent/test_epochs.py",
     "analysis/test_loader_faults.py",
     "workflow/test_pace.py",
     "workflow/test_ranks.py",

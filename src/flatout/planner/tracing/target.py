@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset, IterableDataset, default_collate
 
-from flatout.agent import task as loop
+from flatout.agent import task_loop as loop
 from flatout.agent.nested import map_leaves
 from flatout.agent.samples import leading_size, tensor_bytes
 from flatout.agent.task import Task
