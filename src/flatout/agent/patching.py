@@ -1,11 +1,140 @@
-"""Attributes of other people's modules that are something else for a while.
+"""Attributes of torch and other libraries that flatout replaces: one place for all of them.
 
-Names of functions that stand where torch's own do: by them they are pickled.
+A patch point is an attribute of a module or class; a patch is one wrapper there. Several may be
+at one point, in a defined order, and each may be taken away, in any order, while the others stay.
+Where other code has replaced the attribute on top of ours, theirs stays: it calls ours by a
+reference that cannot be reached, so our patch is marked as off and is left below it.
 """
 
-import contextlib
+import enum
+import functools
+import os
+import sys
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
+
+Make = Callable[[Any], Any]
+"""Given what is below, returns what takes its place. It is called again when that changes."""
+_NOTHING: Any = object()
+
+
+class Order(enum.IntEnum):
+    """Where a patch is among those of its point; of two alike the later one is outside."""
+
+    GUARD = 0
+    """Innermost: it decides what the script computes, which all others see."""
+    HOOK = 1
+    """Hook points and what measures."""
+    TECHNIQUE = 2
+    """Outermost: a technique may call what is below it twice, or from other threads."""
+
+
+class Patch:
+    """One wrapper at a patch point, on from the beginning; as a context it ends with the block."""
+
+    def __init__(self, owner: Any, name: str, make: Make, order: Order) -> None:
+        self.owner, self.name, self.make, self.order = owner, name, make, order
+        self.by = sys._getframe(2).f_globals.get("__name__", "")
+        """The module that patches."""
+        self.is_on = False
+        self.below: Any = None
+        self.put: Any = _NOTHING
+        """What this patch has put in the place of `below`."""
+        self.apply()
+
+    def apply(self) -> None:
+        """Put it on, again after `undo`."""
+        with _lock:
+            if not self.is_on:
+                self.is_on = True
+                _rebuild(self.owner, self.name, self)
+
+    def undo(self) -> None:
+        """Take it off; patches above it are made again on what was below."""
+        with _lock:
+            if self.is_on:
+                self.is_on = False
+                _rebuild(self.owner, self.name)
+
+    def place_on(self, below: Any) -> Any:
+        """Return what takes the place of `below`: the same object as long as that is the same."""
+        if self.put is _NOTHING or self.below is not below:
+            self.put, self.below = self.made_on(_plain(below)), below
+        return self.put
+
+    def made_on(self, original: Any) -> Any:
+        """Return the wrapper of what is below."""
+        return self.make(original)
+
+    def __enter__(self) -> "Patch":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.undo()
+
+    def __repr__(self) -> str:
+        owner = getattr(self.owner, "__qualname__", getattr(self.owner, "__name__", self.owner))
+        return f"{owner}.{self.name} by {self.by}"
+
+
+class _Passing(Patch):
+    """A patch that passes calls on once it is off, also below what others have put on top."""
+
+    def made_on(self, original: Any) -> Any:
+        made = self.make(original)
+
+        @functools.wraps(made)
+        def passing(*args: Any, **kwargs: Any) -> Any:
+            return (made if self.is_on else original)(*args, **kwargs)
+
+        return passing
+
+
+class _Inherited:
+    """What an attribute is that its owner does not have itself: a base or `__getattr__` has it."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
+_points: dict[tuple[int, str], list[Patch]] = {}
+"""By the owner's identity (the patches keep it alive) and attribute, from the inside out."""
+_lock = threading.RLock()
+
+
+def _renew_lock() -> None:
+    """Forget the lock in a forked child: the thread that held it does not exist there."""
+    global _lock
+    _lock = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_renew_lock)
+
+
+def wrap(owner: Any, name: str, make: Make, *, order: Order = Order.HOOK) -> Patch:
+    """Replace an attribute by what `make` returns for the one that it finds there."""
+    return Patch(owner, name, make, order)
+
+
+def wrap_until_undone(owner: Any, name: str, make: Make, *, order: Order = Order.HOOK) -> Patch:
+    """Wrap, for a patch that is undone while the script runs: it passes calls on from then on.
+
+    The script may have kept a reference to the wrapper. It costs one more call in Python.
+    """
+    return _Passing(owner, name, make, order)
+
+
+def swapped(owner: Any, name: str, value: Any, *, order: Order = Order.HOOK) -> Patch:
+    """Replace an attribute by a value that does not depend on what was there."""
+    return Patch(owner, name, lambda _: value, order)
+
+
+def patches() -> Iterator[Patch]:
+    """Yield the patches that are on: points in the order of their first, each from the inside."""
+    with _lock:
+        found = [patch for point in _points.values() for patch in point if patch.is_on]
+    yield from found
 
 
 def named(function: Callable[..., Any], module: str, name: str) -> Callable[..., Any]:
@@ -19,16 +148,35 @@ def named(function: Callable[..., Any], module: str, name: str) -> Callable[...,
     return function
 
 
-@contextlib.contextmanager
-def swapped(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """Set an attribute while this runs."""
-    had = name in vars(owner)
-    before = vars(owner).get(name)
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        if had:
-            setattr(owner, name, before)
-        else:
-            delattr(owner, name)
+def _rebuild(owner: Any, name: str, new: Patch | None = None) -> None:
+    """Make the chain of a point again: without the patches that are off, and with a new one.
+
+    Only those that nobody has replaced since can be reached.
+    """
+    point = _points.setdefault((id(owner), name), [])
+    before = vars(owner).get(name, _NOTHING)
+    below = _Inherited(getattr(owner, name)) if before is _NOTHING else before
+    num_covered = len(point)
+    while num_covered and point[num_covered - 1].put is below:
+        num_covered -= 1
+        below = point[num_covered].below
+    reached = [patch for patch in point[num_covered:] if patch.is_on]
+    if new is not None and new not in point:
+        reached.append(new)
+    reached.sort(key=lambda patch: patch.order)
+    for patch in reached:
+        below = patch.place_on(below)
+    point[num_covered:] = reached
+    if not point:
+        del _points[id(owner), name]
+    if not isinstance(below, _Inherited):
+        setattr(owner, name, below)
+    elif before is not _NOTHING:
+        delattr(owner, name)
+
+
+def _plain(value: Any) -> Any:
+    """Return what an attribute holds as it is called."""
+    if isinstance(value, _Inherited):
+        return value.value
+    return value.__func__ if isinstance(value, staticmethod) else value

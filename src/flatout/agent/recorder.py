@@ -17,11 +17,12 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn
 
+from flatout.agent import patching
 from flatout.agent.events import Segment
 from flatout.agent.measuring import kernels as one_profiler
 from flatout.agent.measuring.device_clock import DeviceClock
@@ -256,7 +257,11 @@ class Recorder:
         if self.spec.get("ends_when_refused"):
             self.session.on("segment", self._saw_early_segment)
         atexit.register(self.write, "script_ended")
-        previous = sys.excepthook
+        patching.wrap(sys, "excepthook", self.keeping_error)
+        patching.wrap(os, "_exit", self.writing_before)
+
+    def keeping_error(self, previous: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the hook of what ends the script, which keeps it for the result."""
 
         def crashed(
             kind: type[BaseException], error: BaseException, trace: TracebackType | None
@@ -268,19 +273,17 @@ class Recorder:
             self.crashed_at = time.time()
             previous(kind, error, trace)
 
-        sys.excepthook = crashed
-        self.write_before_exit()
+        return crashed
 
-    def write_before_exit(self) -> None:
-        """Write in `os._exit` too: it skips atexit, and forked trainers always end by it."""
-        leave = os._exit
+    def writing_before(self, leave: Callable[[int], NoReturn]) -> Callable[[int], NoReturn]:
+        """Return `os._exit` with the result written: it skips atexit; forked trainers end by it."""
 
         @functools.wraps(leave)
         def exit_now(status: int) -> NoReturn:
             self.session.quietly(self.write)("script_ended")
             leave(status)
 
-        os._exit = exit_now
+        return exit_now
 
     def saw_segments(self, segments: Sequence[Segment]) -> None:
         """Read the load now and then, and stop once the steps are enough."""

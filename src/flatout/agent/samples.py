@@ -2,8 +2,10 @@
 
 import functools
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
+
+from flatout.agent import patching
 
 CHOSEN = "_flatout_chosen"
 """On an iterator: the sizes that its sampler chose."""
@@ -29,28 +31,32 @@ class _Chosen:
 
 def note_chosen(kind: Any) -> None:
     """Keep on every iterator of a loader how many samples its sampler chooses for each batch."""
-    choose = kind._next_index
 
-    @functools.wraps(choose)
-    def next_index(iterator: Any) -> Any:
-        index = choose(iterator)
-        chosen = iterator.__dict__.get(CHOSEN)
-        if chosen is None:
-            chosen = iterator.__dict__[CHOSEN] = _Chosen()
-            chosen.count = iterator._num_yielded  # more than none where an epoch is gone on with
-        chosen.count += 1
-        chosen.sizes.append(size_chosen(index))
-        return index
+    def noting(choose: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        @functools.wraps(choose)
+        def next_index(iterator: Any) -> Any:
+            index = choose(iterator)
+            chosen = iterator.__dict__.get(CHOSEN)
+            if chosen is None:
+                chosen = iterator.__dict__[CHOSEN] = _Chosen()
+                chosen.count = iterator._num_yielded  # more than none where an epoch goes on
+            chosen.count += 1
+            chosen.sizes.append(size_chosen(index))
+            return index
 
-    reset = kind._reset
+        return next_index
 
-    @functools.wraps(reset)
-    def begin_anew(iterator: Any, *args: Any, **kwargs: Any) -> Any:
-        # A loader may keep its iterator, and with it its workers, from epoch to epoch.
-        iterator.__dict__.pop(CHOSEN, None)
-        return reset(iterator, *args, **kwargs)
+    def forgetting(reset: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(reset)
+        def begin_again(iterator: Any, *args: Any, **kwargs: Any) -> Any:
+            # A loader may keep its iterator, and with it its workers, from epoch to epoch.
+            iterator.__dict__.pop(CHOSEN, None)
+            return reset(iterator, *args, **kwargs)
 
-    kind._next_index, kind._reset = next_index, begin_anew
+        return begin_again
+
+    patching.wrap(kind, "_next_index", noting)
+    patching.wrap(kind, "_reset", forgetting)
 
 
 def size_chosen(index: Any) -> int:

@@ -20,6 +20,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from flatout.agent import patching
 from flatout.agent.journal_file import (
     FORBIDDEN,
     JournalWriter,
@@ -35,7 +36,6 @@ from flatout.agent.journal_file import (
     resolve,
     status_of,
 )
-from flatout.agent.patching import named
 
 CLOCK_SLACK_S = 2.0
 """File systems stamp files by clocks that lag behind ours: by a tick, on FAT by two seconds."""
@@ -65,17 +65,18 @@ def announce_torch_save() -> None:
     """Make `torch.save(path)` visible to the journal: it opens its file in C++."""
     import torch
 
-    save = torch.save
+    def announcing(save: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(save)
+        def announced(obj: Any, f: Any, *args: Any, **kwargs: Any) -> Any:
+            if isinstance(f, str | os.PathLike):
+                sys.audit("open", os.fspath(f), "w", 0)
+            result = save(obj, f, *args, **kwargs)
+            sys.audit("flatout.saved")  # any event: the file is there now, so its inode gets noted
+            return result
 
-    @functools.wraps(save)
-    def announced(obj: Any, f: Any, *args: Any, **kwargs: Any) -> Any:
-        if isinstance(f, str | os.PathLike):
-            sys.audit("open", os.fspath(f), "w", 0)
-        result = save(obj, f, *args, **kwargs)
-        sys.audit("flatout.saved")  # any event: the file is there now, so whose it is gets noted
-        return result
+        return patching.named(announced, "torch", "save")
 
-    torch.save = named(announced, "torch", "save")
+    patching.wrap(torch, "save", announcing)
 
 
 class _Hook:

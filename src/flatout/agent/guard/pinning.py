@@ -29,8 +29,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from flatout.agent import patching
 from flatout.agent.nested import map_leaves
-from flatout.agent.patching import named
+from flatout.agent.patching import Order
 
 if TYPE_CHECKING:
     import torch
@@ -131,21 +132,22 @@ def pin_samples(seed: int) -> Undo:
     from torch.utils.data._utils import fetch as module
 
     kind: Any = module._MapDatasetFetcher
-    original = kind.fetch
 
-    @functools.wraps(original)
-    def fetch(fetcher: Any, indices: Any) -> Any:
-        dataset, collate = fetcher.dataset, fetcher.collate_fn
-        fetcher.dataset = _Pinned(dataset, seed)
-        fetcher.collate_fn = _pinned_collate(collate, seed, indices)
-        try:
-            with streams_kept():
-                return original(fetcher, indices)
-        finally:
-            fetcher.dataset, fetcher.collate_fn = dataset, collate
+    def pinned(original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def fetch(fetcher: Any, indices: Any) -> Any:
+            dataset, collate = fetcher.dataset, fetcher.collate_fn
+            fetcher.dataset = _Pinned(dataset, seed)
+            fetcher.collate_fn = _pinned_collate(collate, seed, indices)
+            try:
+                with streams_kept():
+                    return original(fetcher, indices)
+            finally:
+                fetcher.dataset, fetcher.collate_fn = dataset, collate
 
-    kind.fetch = fetch
-    return functools.partial(setattr, kind, "fetch", original)
+        return fetch
+
+    return patching.wrap(kind, "fetch", pinned, order=Order.GUARD).undo
 
 
 class _Pinned:
@@ -234,27 +236,35 @@ def drop_dropout() -> Undo:
     import torch
     from torch.nn import functional
 
-    replaced = _Replaced()
+    patches: list[patching.Patch] = []
+
+    def put(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
+        def placed(original: Any) -> Any:
+            made = make(original)
+            is_local = "<locals>" in made.__qualname__
+            return patching.named(made, owner.__name__, name) if is_local else made
+
+        patches.append(patching.wrap(owner, name, placed, order=Order.GUARD))
+
     for name in NN_DROPOUTS:
-        replaced.put(functional, name, dropout)
+        put(functional, name, lambda _: dropout)
     for name in NN_ALPHA_DROPOUTS:
-        replaced.put(functional, name, alpha_dropout)
+        put(functional, name, lambda _: alpha_dropout)
     for name in DROPOUTS:
-        replaced.put(torch, name, low_level_dropout)
-        replaced.put(torch, f"{name}_", low_level_dropout_)
-    replaced.put(
-        functional,
-        "scaled_dot_product_attention",
-        without_rate(functional.scaled_dot_product_attention),
-    )
-    for owner, name in ((functional, "rrelu"), (functional, "rrelu_")):
-        replaced.put(owner, name, with_mean_slope(getattr(owner, name)))
-    for name in ("rrelu", "rrelu_"):
-        replaced.put(torch, name, with_mean_slope(getattr(torch, name)))
-    low_level: Any = torch._VF
+        put(torch, name, lambda _: low_level_dropout)
+        put(torch, f"{name}_", lambda _: low_level_dropout_)
+    put(functional, "scaled_dot_product_attention", without_rate)
+    for owner in (functional, torch):
+        put(owner, "rrelu", with_mean_slope)
+        put(owner, "rrelu_", with_mean_slope)
     for name in RECURRENT:
-        replaced.put(low_level, name, without_rate_between_layers(getattr(low_level, name)))
-    return replaced.undo
+        put(torch._VF, name, without_rate_between_layers)
+
+    def undo() -> None:
+        for patch in reversed(patches):
+            patch.undo()
+
+    return undo
 
 
 def drop_autocast() -> Undo:
@@ -264,16 +274,16 @@ def drop_autocast() -> Undo:
     """
     import torch
 
-    kind: Any = torch.amp.autocast_mode.autocast
-    original = kind.__init__
+    def disabled(original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def build(autocast: Any, *args: Any, **kwargs: Any) -> None:
+            original(autocast, *args, **kwargs)
+            autocast._enabled = False
 
-    @functools.wraps(original)
-    def build(autocast: Any, *args: Any, **kwargs: Any) -> None:
-        original(autocast, *args, **kwargs)
-        autocast._enabled = False
+        return build
 
-    kind.__init__ = build
-    return functools.partial(setattr, kind, "__init__", original)
+    kind = torch.amp.autocast_mode.autocast
+    return patching.wrap(kind, "__init__", disabled, order=Order.GUARD).undo
 
 
 def keep_random_compile() -> Undo:
@@ -299,11 +309,9 @@ def pin_algorithms() -> Undo:
     import torch
 
     kind: Any = type(torch.backends.cudnn)
-    original = vars(kind).get("benchmark")
-    if original is None:
+    if vars(kind).get("benchmark") is None:
         return _nothing
-    kind.benchmark = _Unheard(original)
-    return functools.partial(setattr, kind, "benchmark", original)
+    return patching.wrap(kind, "benchmark", _Unheard, order=Order.GUARD).undo
 
 
 class _Unheard:
@@ -326,23 +334,6 @@ class _Unheard:
 
 def _nothing() -> None:
     """Put back nothing."""
-
-
-class _Replaced:
-    """Functions that were replaced, to be put back."""
-
-    def __init__(self) -> None:
-        self._originals: list[tuple[Any, str, Any]] = []
-
-    def put(self, owner: Any, name: str, replacement: Any) -> None:
-        self._originals.append((owner, name, getattr(owner, name)))
-        if "<locals>" in replacement.__qualname__:
-            named(replacement, owner.__name__, name)
-        setattr(owner, name, replacement)
-
-    def undo(self) -> None:
-        while self._originals:
-            setattr(*self._originals.pop())
 
 
 def round_once(session: "Session") -> None:

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from flatout.agent import patching
 from flatout.agent.guard.pinning import streams_kept
 from flatout.agent.guard.record import OptimizerRecord
 from flatout.agent.guard.sketches import EarlySteps
@@ -184,15 +185,11 @@ def _unheard() -> Iterator[None]:
     """
     from torch.optim import optimizer as module
 
-    hooks = ("_global_optimizer_pre_hooks", "_global_optimizer_post_hooks")
-    kept = {name: getattr(module, name) for name in hooks}
-    for name in hooks:
-        setattr(module, name, collections.OrderedDict())
-    try:
+    with (
+        patching.swapped(module, "_global_optimizer_pre_hooks", collections.OrderedDict()),
+        patching.swapped(module, "_global_optimizer_post_hooks", collections.OrderedDict()),
+    ):
         yield
-    finally:
-        for name, value in kept.items():
-            setattr(module, name, value)
 
 
 class UpdateNotes:

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from flatout.agent import patching
 from flatout.agent.session import Session
 from flatout.records import phase_clock as phases
 from flatout.records.phase_clock import NAMES
@@ -50,15 +51,13 @@ def install(session: Session) -> None:
     if c10d is None or not hasattr(c10d, "all_reduce"):
         return  # a torch built without it
     wait = _Wait(session)
+    timed = functools.cache(wait.timed)  # what two modules share stays one function
     for name in COLLECTIVES:
         original = getattr(c10d, name, None)
-        if original is None:
-            continue
-        timed = wait.timed(original)
         for module in (c10d, sys.modules["torch.distributed"]):
-            if getattr(module, name, None) is original:
-                setattr(module, name, timed)
-    c10d.Work.wait = wait.timed(c10d.Work.wait)
+            if original is not None and getattr(module, name, None) is original:
+                patching.wrap(module, name, timed)
+    patching.wrap(c10d.Work, "wait", wait.timed)
     session.on("root", wait.follow_backward)
 
 

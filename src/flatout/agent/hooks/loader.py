@@ -15,6 +15,7 @@ from threading import get_ident
 from types import CodeType, FrameType
 from typing import Any
 
+from flatout.agent import patching
 from flatout.agent.events import EMPTY, LoaderSeen, leave_note
 from flatout.agent.samples import note_chosen, samples_of, tensor_bytes
 from flatout.agent.session import Session
@@ -187,7 +188,10 @@ class _Construction:
         self.only = frozenset(session.spec.get("training_loaders", ()))
 
     def install(self, kind: Any) -> None:
-        build = kind.__init__
+        patching.wrap(kind, "__init__", self.through_recipe)
+
+    def through_recipe(self, build: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the constructor, given what the recipe makes of the arguments."""
         signature = inspect.signature(build)
 
         @functools.wraps(build)  # Lightning and Accelerate read the constructor's signature
@@ -205,7 +209,7 @@ class _Construction:
             self._build(build, loader, asked, address, (args, kwargs))
             self._remember(loader, asked, address)
 
-        kind.__init__ = construct
+        return construct
 
     def find_original(self, module: str, asked: Mapping[str, Any]) -> str | None:
         """Return the address of the loader that a framework builds again, None for a new one.
@@ -333,17 +337,19 @@ class _Iteration:
         self.only = frozenset(session.spec.get("training_loaders", ()))
 
     def install(self, dataloader: Any) -> None:
+        patching.wrap(dataloader.DataLoader, "__iter__", self.iterated)
+        patching.wrap(dataloader._BaseDataLoaderIter, "__next__", self.listen)
+        note_chosen(dataloader._BaseDataLoaderIter)
+
+    def iterated(self, start: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """Return the start of an epoch, through the recipe."""
         session = self.session
-        start = dataloader.DataLoader.__iter__
-        draw = dataloader._BaseDataLoaderIter.__next__
 
         @functools.wraps(start)
         def iterate(loader: Any) -> Any:
             return self.begin(start, loader) if session.is_mine() else start(loader)
 
-        dataloader.DataLoader.__iter__ = iterate
-        dataloader._BaseDataLoaderIter.__next__ = self.listen(draw)
-        note_chosen(dataloader._BaseDataLoaderIter)
+        return iterate
 
     def listen(self, draw: Callable[[Any], Any]) -> Callable[[Any], Any]:
         """Return the drawing of a batch in a phase of its own, and what was drawn counted."""

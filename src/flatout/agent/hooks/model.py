@@ -7,6 +7,7 @@ from collections.abc import Callable
 from threading import get_ident
 from typing import Any
 
+from flatout.agent import patching
 from flatout.agent.describe import describe, is_compiled
 from flatout.agent.samples import is_rehearsed, leading_size
 from flatout.agent.session import Session
@@ -58,13 +59,16 @@ class _Roots:
         self.inner: Counter[int] = Counter()
         """By its identity how many live roots a part belongs to."""
         self.shapes: dict[int, set[Any]] = {}
-        self.module_class: Any = torch.nn.Module
         self.weight_class = parametrize.ParametrizationList
-        self.original = torch.nn.Module.__call__
         self.is_compiling = torch.compiler.is_compiling
 
     def install(self) -> None:
-        original, session, is_compiling = self.original, self.session, self.is_compiling
+        self.discovery = patching.wrap(self.torch.nn.Module, "__call__", self.discovering)
+        self.session.on("segment", self.narrow)
+
+    def discovering(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the call of a module, in which roots are found."""
+        session, is_compiling = self.session, self.is_compiling
 
         @functools.wraps(original)
         def discover(module: Any, *args: Any, **kwargs: Any) -> Any:
@@ -72,8 +76,7 @@ class _Roots:
                 return original(module, *args, **kwargs)
             return self.outermost(module, original, args, kwargs)
 
-        self.module_class.__call__ = discover
-        session.on("segment", self.narrow)
+        return discover
 
     def outermost(
         self,
@@ -240,12 +243,13 @@ class _Roots:
             return
         self.session.off("segment", self.narrow)
         self.session.knows_roots = True
-        self.module_class.__call__ = self.original
+        self.discovery.undo()
         for kind in {type(root) for root in self.session.roots}:
-            self._patch(kind)
+            patching.wrap(kind, "__call__", self.listening)
 
-    def _patch(self, kind: Any) -> None:
-        inherited, session, is_compiling = kind.__call__, self.session, self.is_compiling
+    def listening(self, inherited: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the call of a root's class, in which its training calls are found."""
+        session, is_compiling = self.session, self.is_compiling
         is_grad_enabled, is_tracing = (
             self.torch.is_grad_enabled,
             self.torch.compiler.is_dynamo_compiling,
@@ -264,4 +268,4 @@ class _Roots:
                 return inherited(module, *args, **kwargs)
             return self.outermost(module, inherited, args, kwargs)
 
-        kind.__call__ = call
+        return call

@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch
 import functools
+from collections.abc import Callable
 from threading import get_ident
 
+from flatout.agent import patching
 from flatout.agent.session import Session
 from flatout.records import phase_clock as phases
 
@@ -69,18 +71,7 @@ class _Steps:
 
     def install(self, module: Any) -> None:
         session = self.session
-        build = module.Optimizer.__init__
-        keeps_parts = session.touches("optimizer")
-
-        @functools.wraps(build)
-        def construct(optimizer: Any, *args: Any, **kwargs: Any) -> None:
-            build(optimizer, *args, **kwargs)
-            if session.is_mine():
-                session.add_optimizer(weakref.ref(optimizer))
-                if keeps_parts:
-                    session.quietly(keep)(optimizer)
-
-        module.Optimizer.__init__ = construct
+        patching.wrap(module.Optimizer, "__init__", self.remembering)
         handle = module.register_optimizer_step_pre_hook(self.before)
         module.register_optimizer_step_post_hook(self.after)
         hooks: dict[int, Any] = handle.hooks_dict_ref()
@@ -91,6 +82,21 @@ class _Steps:
         # Where steps rest only their end is listened to.
         session.on("rest", lambda: hooks.pop(handle.id, None))
         session.on("look", look)
+
+    def remembering(self, build: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the constructor, with what it builds added to the session."""
+        session = self.session
+        keeps_parts = session.touches("optimizer")
+
+        @functools.wraps(build)
+        def construct(optimizer: Any, *args: Any, **kwargs: Any) -> None:
+            build(optimizer, *args, **kwargs)
+            if session.is_mine():
+                session.add_optimizer(weakref.ref(optimizer))
+                if keeps_parts:
+                    session.quietly(keep)(optimizer)
+
+        return construct
 
     def before(self, optimizer: Any, args: Any, kwargs: Any) -> Any:
         """A step begins, possibly inside another one's closure; return other arguments, or None."""

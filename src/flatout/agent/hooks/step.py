@@ -5,6 +5,7 @@ from collections.abc import Callable
 from threading import get_ident
 from typing import Any
 
+from flatout.agent import patching
 from flatout.agent.events import ELSEWHERE, leave_note
 from flatout.agent.marks import STEP
 from flatout.agent.patching import named
@@ -45,22 +46,11 @@ class _Backward:
     def install(self) -> None:
         """Stand in for backward, for `torch.autograd.grad` and for the gradient scaler."""
         torch = self.torch
-        self.replaced = torch.autograd.backward
-        torch.autograd.backward = self.listening = self.listen(self.replaced)
-        self.session.on("rest", self.rest)
-        self.session.on("look", self.look)
-        torch.autograd.grad = self.differentiate(torch.autograd.grad)
-        torch.amp.GradScaler.scale = self.scale(torch.amp.GradScaler.scale)
-
-    def rest(self) -> None:
-        """Leave backward alone, where nobody has replaced it since."""
-        if self.torch.autograd.backward is self.listening:
-            self.torch.autograd.backward = self.replaced
-
-    def look(self) -> None:
-        """Listen to backward again."""
-        if self.torch.autograd.backward is self.replaced:
-            self.torch.autograd.backward = self.listening
+        backward = patching.wrap(torch.autograd, "backward", self.listen)
+        self.session.on("rest", backward.undo)
+        self.session.on("look", backward.apply)
+        patching.wrap(torch.autograd, "grad", self.differentiate)
+        patching.wrap(torch.amp.GradScaler, "scale", self.scale)
 
     def listen(self, backward: Callable[..., Any]) -> Callable[..., Any]:
         """Return the backward in a phase of its own; an outermost one goes through the recipe."""
@@ -220,16 +210,17 @@ def _hook_save(session: Session) -> None:
     """Give saving a phase of its own, so that a step with a checkpoint is not a steady one."""
     import torch
 
-    save = torch.save
+    def timing(save: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(save)
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            if not session.is_mine():
+                return save(*args, **kwargs)
+            session.clock.push(phases.SAVE)
+            try:
+                return save(*args, **kwargs)
+            finally:
+                session.clock.pop()
 
-    @functools.wraps(save)
-    def timed(*args: Any, **kwargs: Any) -> Any:
-        if not session.is_mine():
-            return save(*args, **kwargs)
-        session.clock.push(phases.SAVE)
-        try:
-            return save(*args, **kwargs)
-        finally:
-            session.clock.pop()
+        return named(timed, "torch", "save")
 
-    torch.save = named(timed, "torch", "save")
+    patching.wrap(torch, "save", timing)

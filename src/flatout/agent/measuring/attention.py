@@ -1,6 +1,7 @@
 """Which of torch's kernels compute attention in a training, and why where it is the slow one."""
 
 import contextlib
+import functools
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
+from flatout.agent import patching
 from flatout.agent.describe import is_compiled
 from flatout.agent.session import Session
 
@@ -43,7 +45,7 @@ class AttentionMeter:
 
     def __init__(self, session: Session) -> None:
         self.session = session
-        self.original: Callable[..., Any] | None = None
+        self.patch: patching.Patch | None = None
 
     def install(self) -> None:
         """Look when a root makes its first call."""
@@ -57,16 +59,19 @@ class AttentionMeter:
         operator is the one that it was compiled with, so putting torch's back would compile all
         of it again.
         """
-        if self.original is not None or is_compiled(module):
-            return
-        self.original = original = getattr(functional, OPERATOR)
+        if self.patch is None and not is_compiled(module):
+            self.patch = patching.wrap_until_undone(functional, OPERATOR, self.looking)
 
-        def looking(*args: Any, **kwargs: Any) -> Any:
+    def looking(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the operator, with its call looked at."""
+
+        @functools.wraps(original)
+        def looked_at(*args: Any, **kwargs: Any) -> Any:
             if may_look():
                 self.session.quietly(self.look)(*args, **kwargs)
             return original(*args, **kwargs)
 
-        setattr(functional, OPERATOR, looking)
+        return looked_at
 
     def look(self, *args: Any, **kwargs: Any) -> None:
         """Note the backend of a call, and look no more."""
@@ -76,9 +81,9 @@ class AttentionMeter:
 
     def end(self, *_: Any) -> None:
         """Put torch's operator back."""
-        if self.original is not None:
-            setattr(functional, OPERATOR, self.original)
-            self.original = None
+        if self.patch is not None:
+            self.patch.undo()
+            self.patch = None
         self.session.off("root", self.begin)
         self.session.off("forward_end", self.end)
 

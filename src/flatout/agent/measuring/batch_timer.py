@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from flatout.agent import patching
+
 if TYPE_CHECKING:
     from flatout.agent.session import Session
 
@@ -126,68 +128,65 @@ def _time_fetch(
     running: dict[int, BatchMeter],
 ) -> None:
     """Time a fetcher's batches; while one is made, `running` has its meter by the fetcher's id."""
-    original = kind.fetch
 
-    @functools.wraps(original)
-    def fetch(fetcher: Any, index: Any) -> Any:
-        meter = find_meter()
-        if meter is None or meter.fetcher:
-            return original(fetcher, index)
-        running[id(fetcher)] = meter
-        try:
-            return meter.fetch(original, fetcher, index)
-        finally:
-            del running[id(fetcher)]
+    def timing(original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def fetch(fetcher: Any, index: Any) -> Any:
+            meter = find_meter()
+            if meter is None or meter.fetcher:
+                return original(fetcher, index)
+            running[id(fetcher)] = meter
+            try:
+                return meter.fetch(original, fetcher, index)
+            finally:
+                del running[id(fetcher)]
 
-    def listen() -> None:
-        if vars(kind)["fetch"] is original:
-            kind.fetch = fetch
+        return fetch
 
-    def leave() -> None:
-        if vars(kind)["fetch"] is fetch:  # nobody has replaced it since
-            kind.fetch = original
-
-    session.on("rest", leave)
-    session.on("look", listen)
-    listen()
+    patch = patching.wrap(kind, "fetch", timing)
+    session.on("rest", patch.undo)
+    session.on("look", patch.apply)
 
 
 def _time_collate(base: Any, running: dict[int, BatchMeter]) -> None:
-    build = base.__init__
+    def timing(build: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(build)
+        def construct(fetcher: Any, *args: Any, **kwargs: Any) -> None:
+            build(fetcher, *args, **kwargs)
+            collate, number = fetcher.collate_fn, id(fetcher)
 
-    @functools.wraps(build)
-    def construct(fetcher: Any, *args: Any, **kwargs: Any) -> None:
-        build(fetcher, *args, **kwargs)
-        collate, number = fetcher.collate_fn, id(fetcher)
+            @functools.wraps(collate, updated=())
+            def timed(data: Any) -> Any:
+                meter = running.get(number)
+                if meter is not None:
+                    meter.begin_collate()
+                return collate(data)
 
-        @functools.wraps(collate, updated=())
-        def timed(data: Any) -> Any:
-            meter = running.get(number)
-            if meter is not None:
-                meter.begin_collate()
-            return collate(data)
+            fetcher.collate_fn = timed
 
-        fetcher.collate_fn = timed
+        return construct
 
-    base.__init__ = construct
+    patching.wrap(base, "__init__", timing)
 
 
 def time_pinning(saw: Callable[[float], None]) -> None:
     """Time the loader's copies to pinned memory; `saw(seconds)` is called in their thread."""
     from torch.utils.data._utils import pin_memory as pinning
 
-    original: Any = pinning.pin_memory
     depth = threading.local()
 
-    @functools.wraps(original)
-    def pin(*args: Any, **kwargs: Any) -> Any:
-        if getattr(depth, "is_inside", False):  # it calls itself for what a batch holds
-            return original(*args, **kwargs)
-        depth.is_inside, began = True, time.perf_counter()
-        try:
-            return original(*args, **kwargs)
-        finally:
-            depth.is_inside = False
-            saw(time.perf_counter() - began)
+    def timing(original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def pin(*args: Any, **kwargs: Any) -> Any:
+            if getattr(depth, "is_inside", False):  # it calls itself for what a batch holds
+                return original(*args, **kwargs)
+            depth.is_inside, began = True, time.perf_counter()
+            try:
+                return original(*args, **kwargs)
+            finally:
+                depth.is_inside = False
+                saw(time.perf_counter() - began)
 
-    pinning.pin_memory = pin
+        return pin
+
+    patching.wrap(pinning, "pin_memory", timing)

@@ -21,6 +21,7 @@ from typing import Any
 
 from torch.autograd import profiler
 
+from flatout.agent import patching
 from flatout.analysis.trace import DEVICE_KINDS, LAUNCH_KINDS, summarise_device
 
 BARRED = "the script uses torch's profiler itself"
@@ -50,9 +51,8 @@ def watch() -> None:
     if _turn.is_watching:
         return
     _turn.is_watching = True
-    kind: Any = profiler.profile
     for name in MOMENTS:
-        setattr(kind, name, _watched(getattr(kind, name)))
+        patching.wrap(profiler.profile, name, _watched)
 
 
 def begin(running: Any, stop: Callable[[], None]) -> bool:

@@ -12,7 +12,7 @@ import gc
 import json
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise
 from pathlib import Path
 from types import FrameType, TracebackType
@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from flatout.agent import patching
 from flatout.agent.events import Segment
 from flatout.agent.measuring import kernels
 from flatout.agent.measuring.allocation_streams import CpuStream
@@ -150,7 +151,10 @@ class MemoryWatch:
         self.session.on("segment", self.saw_segment)
         if self.plan is not None:
             kernels.watch()
-        previous = sys.excepthook
+        patching.wrap(sys, "excepthook", self.seeing_failure)
+
+    def seeing_failure(self, previous: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the hook of what ends the script, which looks at memory that ran out."""
         look = self.session.quietly(self.failed)
 
         def crashed(
@@ -160,7 +164,7 @@ class MemoryWatch:
                 look(f"{kind.__name__}: {error}", trace)
             previous(kind, error, trace)
 
-        sys.excepthook = crashed
+        return crashed
 
     def saw_segment(self, _: Segment) -> None:
         """Look after each of the first steps; measure the second where there is a plan."""

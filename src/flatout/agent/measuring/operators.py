@@ -22,6 +22,7 @@ from typing import Any
 
 from torch.utils import _python_dispatch
 
+from flatout.agent import patching
 from flatout.agent.events import Listener
 from flatout.agent.session import Session
 
@@ -123,10 +124,9 @@ class CopyTimer:
         import torch
 
         self.is_compiling = torch.compiler.is_compiling
-        kind: Any = torch.Tensor
         for name in COPYING:
-            setattr(kind, name, self._copying(getattr(kind, name)))
-        kind.copy_ = self._filling(kind.copy_)
+            patching.wrap(torch.Tensor, name, self._copying)
+        patching.wrap(torch.Tensor, "copy_", self._filling)
 
     def _note(self, began: float, source: Any, target: Any) -> None:
         """Tell of a copy that left the host or came to it."""

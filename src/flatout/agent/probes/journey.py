@@ -10,10 +10,11 @@ import functools
 import os
 import resource
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from flatout.agent import patching
 from flatout.agent.events import Segment
 from flatout.agent.measuring import batch_timer
 from flatout.agent.measuring.batch_timer import BatchMeter
@@ -182,15 +183,16 @@ class JourneyProbe:
         if kind is None:
             self.missing["workers"] = "this torch has no worker iterator that is known here"
             return
-        build = kind.__init__
+        patching.wrap(kind, "__init__", self._noting_workers)
 
+    def _noting_workers(self, build: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(build)
         def construct(iterator: Any, *args: Any, **kwargs: Any) -> None:
             build(iterator, *args, **kwargs)
             if self.session.is_mine():
                 self.fresh += [w.pid for w in getattr(iterator, "_workers", ()) if w.pid]
 
-        kind.__init__ = construct
+        return construct
 
     def _forked(self) -> None:
         self.rows, self.workers, self.fresh = [], {}, []

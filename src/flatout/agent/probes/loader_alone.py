@@ -7,11 +7,12 @@ for a bounded time: what the loader could give if nobody else used the cores.
 import functools
 import itertools
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch.utils.data.dataloader as loading
 
+from flatout.agent import patching
 from flatout.agent.hooks.loader import ADDRESS
 from flatout.agent.samples import samples_of
 from flatout.agent.session import Session
@@ -44,7 +45,10 @@ class LoaderAlone:
 
     def install(self) -> None:
         """Note every loader whose iterator is made."""
-        make = dataloader.DataLoader._get_iterator
+        patching.wrap(dataloader.DataLoader, "_get_iterator", self.noting)
+
+    def noting(self, make: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """Return the making of an iterator, with its loader noted."""
         self.make = make
 
         @functools.wraps(make)
@@ -55,7 +59,7 @@ class LoaderAlone:
                 self.iterators.append(weakref.ref(iterator))
             return iterator
 
-        dataloader.DataLoader._get_iterator = make_noted
+        return make_noted
 
     def result(self) -> Mapping[str, Any]:
         """Drain the training loaders, one after the other: by address when how much came."""

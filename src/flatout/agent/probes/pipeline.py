@@ -19,6 +19,7 @@ import numpy as np
 import torch
 import torch.utils.data.dataloader as loading
 
+from flatout.agent import patching
 from flatout.agent.hooks.loader import ADDRESS
 from flatout.agent.measuring.batch_making import Company, made_here, start_as_worker
 from flatout.agent.measuring.batch_timer import CoreDelay
@@ -70,7 +71,10 @@ class PipelineProbe:
 
     def install(self) -> None:
         """Note every loader whose iterator is made."""
-        make = dataloader.DataLoader._get_iterator
+        patching.wrap(dataloader.DataLoader, "_get_iterator", self.noting)
+
+    def noting(self, make: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """Return the making of an iterator, with its loader noted."""
 
         @functools.wraps(make)
         def make_noted(loader: Any) -> Any:
@@ -78,7 +82,7 @@ class PipelineProbe:
                 self.loaders[loader.__dict__.get(ADDRESS, "")] = loader
             return make(loader)
 
-        dataloader.DataLoader._get_iterator = make_noted
+        return make_noted
 
     def result(self) -> Mapping[str, Any]:
         """Look at the training loader that drew the most batches."""

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import torch.utils.data.dataloader as loading
 
+from flatout.agent import patching
 from flatout.agent.hooks.loader import ADDRESS, as_received
 from flatout.agent.measuring.batch_making import Company
 from flatout.agent.nested import map_leaves
@@ -58,7 +59,11 @@ class Replay:
 
     def install(self) -> None:
         """Stand in where torch makes an iterator: what the hook points put around it stays."""
-        make = dataloader.DataLoader._get_iterator
+        patching.wrap(dataloader.DataLoader, "_get_iterator", self.replaying)
+        self.session.on("root", self.saw_root)
+
+    def replaying(self, make: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """Return the making of an iterator, of which some replay."""
 
         @functools.wraps(make)
         def make_replaying(loader: Any) -> Any:
@@ -67,8 +72,7 @@ class Replay:
                 return make(loader)
             return self.begin(loader, address)
 
-        dataloader.DataLoader._get_iterator = make_replaying
-        self.session.on("root", self.saw_root)
+        return make_replaying
 
     def saw_root(self, root: torch.nn.Module) -> None:
         """Learn which device trains."""

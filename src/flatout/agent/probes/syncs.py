@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from flatout.agent import patching
 from flatout.agent.events import Segment
 from flatout.agent.measuring.operators import operators_of, why_not
 from flatout.agent.measuring.source_lines import SourceLines
@@ -210,17 +211,11 @@ class SyncProbe:
 
     def _watch(self, owner: Any, name: str, what: str) -> None:
         """Replace one call by itself with a look at the clock before and after."""
-        original = getattr(owner, name, None)
-        if original is None:
-            return
-        is_own = name in vars(owner)
-        setattr(owner, name, self._watched(original, what))
-        if is_own:
-            self._undo.append(lambda: setattr(owner, name, original))
-        else:
-            self._undo.append(lambda: delattr(owner, name))
+        if hasattr(owner, name):
+            watched = functools.partial(self._watched, what)
+            self._undo.append(patching.wrap(owner, name, watched).undo)
 
-    def _watched(self, original: Any, what: str) -> Any:
+    def _watched(self, what: str, original: Any) -> Any:
         is_compiling = torch.compiler.is_compiling
 
         @functools.wraps(original)

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 import torch.utils.data.dataloader as loading
 
+from flatout.agent import patching
 from flatout.agent.hooks.loader import ADDRESS
 from flatout.agent.session import Session
 from flatout.agent.worker_start import start_of
@@ -135,7 +136,10 @@ class Scan:
     def install(self) -> None:
         """Stand in where torch makes an iterator: what the hook points put around it stays."""
         self.ahead = [(int(n), int(pre), int(t)) for n, pre, t in self.options["visits"]]
-        make = dataloader.DataLoader._get_iterator
+        patching.wrap(dataloader.DataLoader, "_get_iterator", self.scanning)
+
+    def scanning(self, make: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """Return the making of an iterator, of which one scans."""
         self.make = make
 
         @functools.wraps(make)
@@ -144,7 +148,7 @@ class Scan:
                 return make(loader)
             return self.begin(loader) if self.session.is_mine() else make(loader)
 
-        dataloader.DataLoader._get_iterator = make_scanning
+        return make_scanning
 
     def begin(self, loader: Any) -> Any:
         """Return an iterator of one epoch that draws from the visit under way."""
