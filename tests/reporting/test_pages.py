@@ -54,6 +54,7 @@ def test_tune_shows_its_reports(tuned, leave):
     page = shown("tune")
 
     assert terminal.render_ablation(tuned) in page
+    assert terminal.render_ablation(tuned, details=True) in page
     assert terminal.render_ablation(leave) in page
 
 

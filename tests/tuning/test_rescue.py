@@ -195,5 +195,5 @@ def test_a_script_that_does_not_fit_is_tuned_on_top_of_what_makes_it_run(tmp_pat
     assert found.recipe.names == ("activation_checkpointing",)
     assert [row.verdict for row in found.rows][-1] is Verdict.KEPT
     assert any("ran out of memory in " in event for event in events)
-    text = render_ablation(found, width=100)
+    text = render_ablation(found, width=100, details=True)
     assert "It runs now: with activation_checkpointing" in text

@@ -110,7 +110,7 @@ def test_a_real_script_whose_four_workers_die_runs_with_two(tmp_path):
 
     assert found.needed == ("loader_workers num_workers=2",)
     assert found.notes[0].startswith("unchanged, worker_killed: ")
-    text = render_ablation(found, width=200)
+    text = render_ablation(found, width=200, details=True)
     assert "It runs now: with loader_workers num_workers=2 its loader's workers last" in text
 
 

@@ -19,7 +19,8 @@ from flatout.cli.options import seconds
 @click.option(
     "--budget", default="5m", callback=seconds, show_default=True, help="Time: 90s, 5m, 1h."
 )
-def command(out: Path, budget: float) -> int:
+@click.option("--details", is_flag=True, help="Show every technique with its reasons.")
+def command(out: Path, budget: float, details: bool) -> int:
     """Make a starved training job from photographs, tune it, show the table.
 
     The script is an ordinary one, and it stays in the --out folder with its data: measure, tune
@@ -37,4 +38,4 @@ def command(out: Path, budget: float) -> int:
     left_s = budget - (time.monotonic() - started)
     # A demonstration on a busy machine still ends with its table, which then says so.
     options = TuneOptions(budget_s=left_s, out=out, accepts_load=True)
-    return tune_and_report(workload, options, None)
+    return tune_and_report(workload, options, None, details=details)

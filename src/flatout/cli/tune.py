@@ -28,6 +28,7 @@ PROMISES = ("exact", "rounding", "precision", "training")
     help="Folder for reports and recipe.",
 )
 @json_option
+@click.option("--details", is_flag=True, help="Show every technique with its reasons.")
 @click.option("--only", default="", callback=names, help="Try only these techniques: a,b.")
 @click.option("--skip", default="", callback=names, help="Do not try these techniques: a,b.")
 @click.option("--accept-load", is_flag=True, help="Go on while others keep the machine busy.")
@@ -40,6 +41,7 @@ def command(  # noqa: PLR0913, PLR0917  one argument an option
     numerics: str,
     out: Path,
     json_path: Path | None,
+    details: bool,
     only: tuple[str, ...],
     skip: tuple[str, ...],
     accept_load: bool,
@@ -75,4 +77,4 @@ def command(  # noqa: PLR0913, PLR0917  one argument an option
         resume=resume,
         out=out,
     )
-    return tune_and_report(parse_workload(target, arguments), options, json_path)
+    return tune_and_report(parse_workload(target, arguments), options, json_path, details=details)

@@ -111,7 +111,9 @@ RECIPE = "recipe.toml"
 INTERRUPTED = 130
 
 
-def tune_and_report(workload: Workload, options: TuneOptions, json_path: Path | None) -> int:
+def tune_and_report(
+    workload: Workload, options: TuneOptions, json_path: Path | None, *, details: bool = False
+) -> int:
     """Tune, print the table, write the reports; return the exit code."""
     ensure_writable(options.out)
     if json_path:
@@ -125,7 +127,8 @@ def tune_and_report(workload: Workload, options: TuneOptions, json_path: Path | 
         return 2
     # The table first: should the disk be full, nothing is lost.
     place = place_of(workload, options.out)
-    click.echo(render_ablation(ablation, place=place, width=terminal_width()), nl=False)
+    text = render_ablation(ablation, place=place, width=terminal_width(), details=details)
+    click.echo(text, nl=False)
     write_reports(ablation, options.out, place)
     if json_path:
         write_json(ablation.to_json(), json_path)

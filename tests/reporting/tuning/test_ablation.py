@@ -11,7 +11,7 @@ from flatout.reporting.tuning.verdict import feeding_words, reasons
 
 
 def first_line(ablation):
-    return " ".join(render_ablation(ablation).split("\n\n")[0].split())
+    return " ".join(render_ablation(ablation, details=True).split("\n\n")[0].split())
 
 
 def row_of(text, lever):
@@ -20,22 +20,39 @@ def row_of(text, lever):
 
 @pytest.mark.parametrize("width", [80, 120])
 def test_the_report_of_a_tuning(tuned, snapshot, width):
-    assert render_ablation(tuned, width=width) == snapshot
+    assert render_ablation(tuned, width=width, details=True) == snapshot
 
 
 def test_the_report_of_a_tuning_that_leaves_it(leave, snapshot):
-    assert render_ablation(leave) == snapshot
+    assert render_ablation(leave, details=True) == snapshot
+
+
+def test_the_short_report_of_a_tuning(tuned, snapshot):
+    assert render_ablation(tuned) == snapshot
+
+
+def test_a_short_report_has_what_was_kept_and_25_lines_with_the_files(tuned):
+    tried = replace(tuned.rows[-1], verdict=Verdict.NO_EFFECT)
+    many = replace(tuned, rows=(*tuned.rows, *[tried] * 40), notes=("a long note " * 30,) * 5)
+
+    lines = render_ablation(many).splitlines()
+
+    rows = [line.split()[0] for line in lines[5:] if line[:1].strip()]
+    assert len(lines) <= 24
+    assert {"loader_workers", "bf16_autocast", "regional_compile"} <= set(rows)
+    assert "more techniques were not kept" in " ".join(lines)
+    assert lines[-1] == ("next  flatout run --with flatout-out/recipe.toml train.py --epochs 3")
 
 
 @pytest.mark.parametrize("width", [80, 100, 120])
 def test_no_line_is_wider_than_the_terminal(tuned, width):
-    text = render_ablation(tuned, width=width)
+    text = render_ablation(tuned, width=width, details=True)
 
     assert max(map(len, text.splitlines())) <= width
 
 
 def test_a_wide_terminal_shows_everything_in_one_line(tuned):
-    row = row_of(render_ablation(tuned, width=120), "loader_workers")
+    row = row_of(render_ablation(tuned, width=120, details=True), "loader_workers")
 
     assert row.split() == [
         *("loader_workers", "exact", "1.72x", "1.62x", "1.55-1.70", "3", "245"),
@@ -44,21 +61,25 @@ def test_a_wide_terminal_shows_everything_in_one_line(tuned):
 
 
 def test_baseline_comes_first_and_the_whole_recipe_last(tuned):
-    rows = [line for line in render_ablation(tuned).split("\n\n")[2].splitlines() if line[0] != " "]
+    rows = [
+        line
+        for line in render_ablation(tuned, details=True).split("\n\n")[2].splitlines()
+        if line[0] != " "
+    ]
 
     assert rows[2].startswith("baseline")
     assert rows[-1].startswith("whole recipe")
 
 
 def test_an_interval_that_covers_one_is_no_difference(leave):
-    assert row_of(render_ablation(leave), "fused_optimizer").endswith("no difference")
+    assert row_of(render_ablation(leave, details=True), "fused_optimizer").endswith("no difference")
 
 
 def test_a_small_gain_that_was_shown_is_not_called_no_difference(leave):
     small = Comparison(ratio=1.012, interval=(1.005, 1.019), n=6)
     rows = (replace(leave.rows[0], comparison=small),)
 
-    text = render_ablation(replace(leave, rows=rows))
+    text = render_ablation(replace(leave, rows=rows), details=True)
 
     assert row_of(text, "fused_optimizer").endswith("too small")
 
@@ -70,7 +91,7 @@ def test_a_recipe_that_was_not_confirmed_is_not_called_faster(tuned):
 
     assert line.startswith("Not confirmed yet")
     assert "interrupted" in line
-    assert "flatout tune --resume --out flatout-out" in render_ablation(unconfirmed)
+    assert "flatout tune --resume --out flatout-out" in render_ablation(unconfirmed, details=True)
 
 
 def test_a_confirmation_that_covers_one_is_not_called_faster(tuned):
@@ -85,7 +106,7 @@ def test_a_confirmation_that_covers_one_is_not_called_faster(tuned):
 def test_a_recipe_that_was_given_up_says_so(tuned):
     given_up = replace(tuned, recipe=Recipe(), final_check=LossCheck(status="rejected"))
 
-    text = render_ablation(given_up)
+    text = render_ablation(given_up, details=True)
 
     assert first_line(given_up).startswith("Leave it as it is")
     assert row_of(text, "whole recipe").endswith("not confirmed")
@@ -102,7 +123,7 @@ def test_an_interval_without_an_end_is_unknown(tuned):
     pair = Comparison(ratio=1.5, interval=(0.0, math.inf), n=1, resolution=math.inf)
     rows = (replace(tuned.rows[0], comparison=pair, verdict=Verdict.INCONCLUSIVE),)
 
-    text = render_ablation(replace(tuned, rows=rows, resolution=math.inf))
+    text = render_ablation(replace(tuned, rows=rows, resolution=math.inf), details=True)
 
     assert "inf" not in text.replace("inconclusive", "")
     assert "Resolution unknown" in text
@@ -123,7 +144,7 @@ def test_an_early_end_without_a_result_is_no_answer(leave, stopped, words):
 
 
 def test_compiling_shows_when_it_has_paid_for_itself(tuned):
-    text = " ".join(render_ablation(tuned).split())
+    text = " ".join(render_ablation(tuned, details=True).split())
 
     assert "regional_compile needs 21 s more at the start" in text
     assert "after 1980 steps (31.9 epochs)" in text
@@ -132,11 +153,11 @@ def test_compiling_shows_when_it_has_paid_for_itself(tuned):
 def test_what_was_left_out_of_the_recipe_again_costs_nothing_at_the_start(tuned):
     cut = replace(tuned, recipe=tuned.recipe.without("regional_compile"))
 
-    assert "more at the start" not in " ".join(render_ablation(cut).split())
+    assert "more at the start" not in " ".join(render_ablation(cut, details=True).split())
 
 
 def test_a_hostile_script_name_cannot_move_the_cursor(tuned):
-    text = render_ablation(replace(tuned, workload="\x1b[2Jtrain\u2028.py"))
+    text = render_ablation(replace(tuned, workload="\x1b[2Jtrain\u2028.py"), details=True)
 
     assert text.isascii()
     assert "\x1b" not in text
@@ -163,7 +184,7 @@ def test_another_recipe_that_was_faster_is_named_where_one_is_called_fed(tuned):
 @pytest.mark.parametrize("interval", [(0.97, 1.04), (0.90, 0.95)])
 def test_a_recipe_that_is_no_faster_is_not_what_to_run_next(tuned, interval):
     pair = Comparison(ratio=sum(interval) / 2, interval=interval, n=6)
-    text = render_ablation(replace(tuned, confirmation=pair, needed=()))
+    text = render_ablation(replace(tuned, confirmation=pair, needed=()), details=True)
 
     assert text.startswith("Not faster")
     assert text.splitlines()[-1] == f"next  python {tuned.workload}"

@@ -14,7 +14,15 @@ from flatout.records.units import (
 )
 from flatout.reporting.tables import NOTHING, Column, ascii_only, labelled, sentence, table, wrapped
 from flatout.reporting.tuning.speedup_chart import LadderRow, ladder_rows
-from flatout.reporting.tuning.verdict import HERE, Place, ending, headline, next_command, reasons
+from flatout.reporting.tuning.verdict import (
+    HERE,
+    Place,
+    ending,
+    headline,
+    limits,
+    next_command,
+    reasons,
+)
 
 ESSENTIAL = (
     Column("technique"),
@@ -42,27 +50,70 @@ EVERYTHING = (
 """One row a technique, for terminals of about 120 columns."""
 
 
-def render_ablation(ablation: Ablation, *, place: Place = HERE, width: int = 80) -> str:
-    """Return the report: the answer, the table, what it does not show, what to type next.
+MOST_LINES = 24
+"""Of the short report; the line that names the files makes 25."""
+MOST_POINTS = 3
+
+
+def render_ablation(
+    ablation: Ablation, *, place: Place = HERE, width: int = 80, details: bool = False
+) -> str:
+    """Return the report: the answer, the table, what limits now, what to type next.
 
     Args:
         ablation: What the tuning found.
-        place: Where the recipe lies, for the next command.
-        width: Columns of the terminal. Below what one row needs, a technique takes two rows.
+        place: Where the recipe is, for the next command.
+        width: Columns of the terminal. Below what one row needs, a technique takes two rows of the
+            detailed report.
+        details: Whether to show every row with its readings, and everything the table cannot say.
     """
-    lines = [
+    top = [
         *wrapped(headline(ablation), width),
         "",
         *wrapped(f"{ablation.workload} on {ablation.baseline.device_name}", width),
         "",
-        *_table(ladder_rows(ablation), width),
-        "",
     ]
-    for reason in reasons(ablation):
-        lines += wrapped(reason, width, indent="- ", hanging="  ")
-    lines += wrapped(ending(ablation), width, indent="- ", hanging="  ")
-    lines += ["", f"next  {next_command(ablation, place)}"]
-    return ascii_only("\n".join(lines)) + "\n"
+    end = ["", f"next  {next_command(ablation, place)}"]
+    if details:
+        points = [*reasons(ablation), ending(ablation)]
+        body = [*_table(ladder_rows(ablation), width), ""]
+        body += [line for point in points for line in _point(point, width)]
+    else:
+        body = _short(ablation, width, room=MOST_LINES - len(top) - len(end))
+    return ascii_only("\n".join([*top, *body, *end])) + "\n"
+
+
+def _point(text: str, width: int) -> list[str]:
+    return wrapped(text, width, indent="- ", hanging="  ")
+
+
+def _short(ablation: Ablation, width: int, *, room: int) -> list[str]:
+    """Return the table and what limits now; what was kept is shown, the rest where it fits."""
+    rows = ladder_rows(ablation)
+    least = [i for i, row in enumerate(rows) if row.kind != "technique" or row.is_kept]
+    notes = map(sentence, ablation.notes)
+    points = [
+        *[_point(text, width) for text in (*limits(ablation), *notes)][: MOST_POINTS - 1],
+        _point(ending(ablation), width),
+    ]
+    room -= len(table(ESSENTIAL, [])) + 2  # a blank below the table, and the line on the rest
+    while points and len(least) + sum(map(len, points)) > room:
+        points.pop()
+    room -= sum(map(len, points))
+    others = [i for i in range(len(rows)) if i not in least][: max(0, room - len(least))]
+    shown = [rows[i] for i in sorted([*least, *others])]
+    room -= len(shown)
+    lines = table(ESSENTIAL, [_essential(row) for row in shown])
+    body = lines[: len(lines) - len(shown)]
+    for line, row in zip(lines[len(body) :], shown, strict=True):
+        settings = wrapped(row.settings, width, indent="  ") if row.is_kept else []
+        fits = len(settings) <= room
+        room -= len(settings) * fits
+        body += [line, *settings * fits]
+    hidden = len(rows) - len(shown)
+    rest = f"{hidden} more techniques were not kept; " * bool(hidden)
+    rest += "report.md and --details have the reasons."
+    return [*body, "", *(line for point in points for line in point), *_point(rest, width)]
 
 
 def _table(rows: tuple[LadderRow, ...], width: int) -> list[str]:

@@ -80,12 +80,7 @@ def reasons(ablation: Ablation) -> Iterator[str]:
     yield from _costs(ablation)
     yield from _calibration(ablation)
     yield from _drops(ablation)
-    if ablation.feeding is not None:
-        yield feeding_words(ablation.feeding)
-        yield from _faster_words(ablation, ablation.feeding)
-    if not ablation.recipe.choices:
-        ceilings = messages(ENGLISH).text(ceilings_sentence(ablation.baseline))
-        yield sentence(f"The baseline's ceilings: {ceilings}")
+    yield from limits(ablation)
     if any(row.comparison for row in ablation.rows):
         yield _resolution_words(ablation.resolution)
         yield (
@@ -95,6 +90,16 @@ def reasons(ablation: Ablation) -> Iterator[str]:
     if ablation.final_check or any(row.loss_check.passed for row in ablation.rows):
         yield "The loss checks are short: they catch breakage, not a change of final accuracy."
     yield from (sentence(note) for note in ablation.notes)
+
+
+def limits(ablation: Ablation) -> Iterator[str]:
+    """Yield what limits the training now: the data of a recipe, or what a baseline could gain."""
+    if ablation.feeding is not None:
+        yield feeding_words(ablation.feeding)
+        yield from _faster_words(ablation, ablation.feeding)
+    if not ablation.recipe.choices:
+        ceilings = messages(ENGLISH).text(ceilings_sentence(ablation.baseline))
+        yield sentence(f"The baseline's ceilings: {ceilings}")
 
 
 def feeding_words(feeding: Feeding) -> str:
