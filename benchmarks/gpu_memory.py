@@ -25,13 +25,13 @@ from flatout.planner.allocator_settings import AllocatorSettings
 from flatout.planner.largest_batch import affine, largest_batch, steady_replay
 from flatout.planner.memory_trace import TraceRequest, open_tracer
 from flatout.planner.recorded_snapshot import read_snapshot, replay_recorded
-from flatout.planner.stream import MemoryStream
 from flatout.planner.workspaces import (
     calibration_document,
     file_name,
     find_calibration,
     with_workspaces,
 )
+from flatout.records.memory_stream import MemoryStream
 from flatout.records.units import GIB, format_bytes
 
 SCRIPTS = Path(__file__).parent / "scripts"

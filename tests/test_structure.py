@@ -4,6 +4,7 @@ One technique, one rule, one file, one test, one page; imports flow down.
 """
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -31,6 +32,22 @@ TECHNIQUES = module_names(flatout.techniques)
 RULES = module_names(flatout.rules)
 SOURCES = sorted(SOURCE.rglob("*.py"))
 TESTS = sorted((ROOT / "tests").rglob("test_*.py"))
+
+
+TERMS_OF_OTHERS = {
+    "adafactor": "the name of an optimizer in transformers",
+    "attention_backend": "a field of the profile",
+    "batch_size": "an argument of DataLoader",
+    "expandable_segments": "a key of PYTORCH_ALLOC_CONF",
+    "persistent_workers": "an argument of DataLoader",
+    "tf32": "a number format",
+}
+"""Names of techniques that mean something else, too, and what they mean outside of theirs."""
+NAMING_TECHNIQUES = {
+    "techniques": "their own place",
+    "rules": "a rule names what fixes its finding",
+}
+"""Folders whose files may name techniques, and why."""
 
 
 def relative(path):
@@ -88,6 +105,42 @@ def test_each_test_lies_where_its_source_lies(path):
 
     mirrored = (SOURCE / folder).is_dir()
     assert mirrored or folder.parts[0] in FOLDERS_BESIDE_SOURCE
+
+
+def test_a_technique_is_named_in_its_own_place_only():
+    named = {
+        f"{relative(path)}:{node.lineno}": sorted(names)
+        for path in SOURCES
+        if path.relative_to(SOURCE).parts[0] not in NAMING_TECHNIQUES
+        for node, words in texts_and_imports(path)
+        if (names := words & (set(TECHNIQUES) - set(TERMS_OF_OTHERS)))
+    }
+
+    assert named == {}, "let the technique declare it, and ask flatout.records.catalogue"
+
+
+def test_no_exception_outlives_its_reason():
+    used = {
+        word
+        for path in SOURCES
+        if path.relative_to(SOURCE).parts[0] not in NAMING_TECHNIQUES
+        for _, words in texts_and_imports(path)
+        for word in words
+    }
+
+    assert set(TERMS_OF_OTHERS) <= set(TECHNIQUES) & used
+
+
+def texts_and_imports(path):
+    """Yield each text but docstrings, and each import, with the words in it."""
+    tree = ast.parse(path.read_text())
+    prose = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in prose:
+            yield node, set(re.findall(r"\w+", node.value))
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            modules = [getattr(node, "module", "") or "", *(each.name for each in node.names)]
+            yield node, set(re.findall(r"\w+", " ".join(modules)))
 
 
 def test_no_file_is_too_long():

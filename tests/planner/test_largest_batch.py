@@ -15,7 +15,7 @@ from flatout.planner.largest_batch import (
 )
 from flatout.planner.plan import formula
 from flatout.planner.replay import components_at, replay
-from flatout.planner.stream import Component
+from flatout.records.memory_stream import Component
 from flatout.records.units import MIB
 from tests.support.toy import toy_stream
 

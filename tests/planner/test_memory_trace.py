@@ -10,9 +10,9 @@ import pytest
 from flatout.launch.trial_process import mend_leftovers
 from flatout.planner.largest_batch import affine
 from flatout.planner.memory_trace import TraceRequest, open_tracer, trace_memory
-from flatout.planner.stream import Component, Phase
 from flatout.planner.tracing import script
 from flatout.records.errors import UserError
+from flatout.records.memory_stream import Component, Phase
 from flatout.records.recipe import Choice, Recipe
 from tests.paths import ROOT
 

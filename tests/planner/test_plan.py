@@ -4,18 +4,23 @@ from dataclasses import replace
 
 import pytest
 
+from flatout.analysis import stream_changes as transforms
+from flatout.analysis.stream_changes import loss_indices, regions_of
 from flatout.hardware.catalogue import find_gpu
-from flatout.planner import transforms
 from flatout.planner.device_model import Ground
 from flatout.planner.largest_batch import affine
 from flatout.planner.memory_options import Setup, candidates, ladder
 from flatout.planner.plan import plan_of
 from flatout.planner.replay import replay
-from flatout.planner.stream import Allocation, Component, Phase
-from flatout.planner.transforms import loss_indices, regions_of
 from flatout.planner.workspaces import find_calibration, with_workspaces
+from flatout.records.memory_stream import Allocation, Component, Phase
 from flatout.records.plan import Source
 from flatout.records.units import GIB, MIB
+from flatout.techniques.memory.chunked_cross_entropy import chunked_loss
+from flatout.techniques.model.lora import low_rank
+from flatout.techniques.optimizer.adafactor import with_factored_states
+from flatout.techniques.optimizer.eight_bit_optimizer import with_states_in_bytes
+from flatout.techniques.optimizer.optimizer_in_backward import with_updates_in_backward
 from tests.support.toy import TOKENS, VOCABULARY, toy_stream
 
 
@@ -171,7 +176,7 @@ def test_a_fused_optimizer_has_no_temporaries_and_in_backward_no_gradients():
     stream = toy_stream(1)
 
     fused = transforms.without_optimizer_temporaries(stream)
-    backward = transforms.optimizer_in_backward(stream)
+    backward = with_updates_in_backward(stream)
 
     assert len(fused.events) == len(stream.events) - 2 * 2 * 5
     assert backward.alive()[-1] == stream.alive()[-1] - component_bytes(
@@ -184,8 +189,8 @@ def test_other_optimizers_shrink_their_state_as_their_papers_say():
     stream = toy_stream(1)
     state = component_bytes(stream, Component.OPTIMIZER)
 
-    eight_bit = component_bytes(transforms.eight_bit_optimizer(stream), Component.OPTIMIZER)
-    factored = component_bytes(transforms.adafactor(stream), Component.OPTIMIZER)
+    eight_bit = component_bytes(with_states_in_bytes(stream), Component.OPTIMIZER)
+    factored = component_bytes(with_factored_states(stream), Component.OPTIMIZER)
 
     assert eight_bit == pytest.approx(state * (1 + 4 / 256) / 4, rel=1e-3)
     assert factored < 0.01 * state
@@ -194,7 +199,7 @@ def test_other_optimizers_shrink_their_state_as_their_papers_say():
 def test_lora_leaves_gradients_of_thin_matrices_only():
     stream = toy_stream(1)
 
-    found = transforms.low_rank(stream, rank=16)
+    found = low_rank(stream, rank=16)
 
     expected = 2 * 4 * 16 * ((VOCABULARY + 256) + 4 * (256 + 1024))
     assert component_bytes(found, Component.GRADIENTS) == expected
@@ -215,7 +220,7 @@ def test_a_chunked_loss_makes_log_probabilities_in_parts_and_keeps_the_logits():
     stream = toy_stream(64)
     table = 4 * 64 * TOKENS * VOCABULARY
 
-    found = transforms.chunked_loss(stream, 8)
+    found = chunked_loss(stream, 8)
 
     # Torch's own holds log-probabilities and the gradient of the logits, ours the logits and that.
     assert peak(found) == pytest.approx(peak(stream) + table / 8, abs=table / 8)

@@ -5,7 +5,8 @@ import pytest
 from flatout.hardware.catalogue import find_gpu
 from flatout.planner.allocator_settings import parse_settings
 from flatout.planner.replay import alive_at, components_at, replay
-from flatout.planner.stream import (
+from flatout.planner.workspaces import find_calibration, with_workspaces
+from flatout.records.memory_stream import (
     Allocation,
     Component,
     Draft,
@@ -15,7 +16,6 @@ from flatout.planner.stream import (
     repeated,
     step_bounds,
 )
-from flatout.planner.workspaces import find_calibration, with_workspaces
 from flatout.records.units import MIB
 from tests.support.toy import toy_stream
 

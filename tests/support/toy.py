@@ -1,6 +1,13 @@
 """A made-up training step as the tracer would record it: blocks, a head, Adam, two steps."""
 
-from flatout.planner.stream import Allocation, Component, Mark, MemoryStream, Phase, StreamEvent
+from flatout.records.memory_stream import (
+    Allocation,
+    Component,
+    Mark,
+    MemoryStream,
+    Phase,
+    StreamEvent,
+)
 
 VOCABULARY = 10_000
 WIDTH = 256

@@ -2,10 +2,11 @@
 
 from dataclasses import dataclass
 
+from flatout.analysis.stream_changes import is_half
 from flatout.hardware.catalogue import GpuModel
 from flatout.planner.allocator_settings import AllocatorSettings
-from flatout.planner.stream import MemoryStream
 from flatout.planner.workspaces import Calibration
+from flatout.records.memory_stream import MemoryStream
 from flatout.records.plan import Amount, Source
 
 DEFAULT = AllocatorSettings()
@@ -17,7 +18,6 @@ REACHED_HALF, REACHED_FULL = 0.4, 0.8
 Chosen; they cancel in most ratios."""
 PASSES = 3
 """Times that a tensor passes the memory: written once, read by what follows and by backward."""
-HALF = ("bfloat16", "float16")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,16 +66,24 @@ class Ground:
         """What is reached in half precision."""
         return REACHED_HALF * self.gpu.bf16_flops
 
+    @property
+    def capability(self) -> tuple[int, int] | None:
+        """The compute capability, where the device has one."""
+        return self.gpu.compute_capability
+
+    @property
+    def host_bandwidth(self) -> float:
+        """Bytes a second between the host's memory and the device's."""
+        return self.gpu.host_bandwidth
+
+    @property
+    def has_expandable_segments(self) -> bool:
+        """Whether the allocator is set to grow segments already."""
+        return self.settings.expandable_segments
+
     def traffic_s(self, count: int) -> float:
         """Return how long it takes to write and read these bytes."""
         return PASSES * count / self.gpu.bandwidth
-
-
-def is_half(stream: MemoryStream) -> bool:
-    """Return whether most bytes that products make are of half precision."""
-    made = [a for a in stream.allocations if "mm" in a.operator or "convolution" in a.operator]
-    half = sum(a.size for a in made if a.dtype in HALF)
-    return 2 * half > sum(a.size for a in made)
 
 
 def _made(stream: MemoryStream) -> int:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from flatout.planner.allocator_settings import AllocatorSettings
 from flatout.planner.replay import Replay, replay
-from flatout.planner.stream import Allocation, MemoryStream, NotSteadyError, repeated
+from flatout.records.memory_stream import Allocation, MemoryStream, NotSteadyError, repeated
 from flatout.records.plan import MAX_BATCH, LargestBatch
 
 

@@ -7,27 +7,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from flatout.planner import transforms
+from flatout.analysis import stream_changes as transforms
 from flatout.planner.allocator_settings import AllocatorSettings
-from flatout.planner.device_model import Ground, is_half
+from flatout.planner.device_model import Ground
 from flatout.planner.largest_batch import Accumulation, accumulation, largest_steady_batch
 from flatout.planner.replay import Replay, replay
-from flatout.planner.stream import Component, MemoryStream, Phase
-from flatout.planner.transforms import SOFTMAX, loss_indices, regions_of
+from flatout.records.catalogue import declaring
+from flatout.records.memory_stream import Component, MemoryStream
 from flatout.records.plan import Rung, Source
-
-FORWARD_SHARE = 1 / 3
-"""Of a step's FLOPs: a product costs one in the forward and two in the backward."""
-CHUNKS = 8
-RANK = 16
-"""Of LoRA: the default of its authors' larger models, and of peft's examples."""
-AMPERE = (8, 0)
-"""The first compute capability with bf16."""
-READS_GRADIENTS = ("aten._foreach_norm", "aten.linalg_vector_norm", "aten.reciprocal")
-"""Operators that make one number between backward and update: the norms that clipping takes, and
-the inverse scale of a GradScaler."""
-LARGE_LOSS = 0.05
-"""The loss is worth a chunked one where its logits are this share of all activations."""
+from flatout.records.recipe import Choice
+from flatout.records.technique import Numerics, name_of
 
 Cost = Callable[[MemoryStream, Ground], float]
 
@@ -46,7 +35,9 @@ class Candidate:
     settings: AllocatorSettings | None = None
     """Another allocator's, where the technique is one of it."""
     helps: Callable[[MemoryStream, Ground], bool] = lambda *_: True
-    """Tells whether there is anything to win."""
+    """Returns whether there is anything to win."""
+    group: str
+    """Those of one group do the same work, or are settings of one technique."""
 
 
 def candidates(ground: Ground) -> list[Candidate]:
@@ -54,105 +45,20 @@ def candidates(ground: Ground) -> list[Candidate]:
     expandable = replace(ground.settings, expandable_segments=True)
     found = [
         Candidate(
-            label="expandable_segments",
-            change=_unchanged,
-            cost=_free,
-            why="segments grow instead of being asked for anew: less lies unused",
-            settings=expandable,
-            helps=lambda _, here: not here.settings.expandable_segments,
-        ),
-        Candidate(
-            label="fused_optimizer",
-            change=transforms.without_optimizer_temporaries,
-            cost=_free,
-            why="the update makes no temporaries",
-            helps=_has_optimizer_temporaries,
-        ),
-        Candidate(
-            label="optimizer_in_backward",
-            change=transforms.optimizer_in_backward,
-            cost=_free,
-            why="each gradient is used and freed at once; not with accumulation or clipping",
-            helps=_may_step_in_backward,
-        ),
-        Candidate(
-            label="bf16_autocast",
-            change=transforms.half_precision,
-            cost=_half_cost,
-            why="products in bf16: half the bytes of what they make, tensor cores",
-            helps=_may_be_half,
-        ),
-        Candidate(
-            label="chunked_cross_entropy",
-            change=partial(transforms.chunked_loss, chunks=CHUNKS),
-            cost=_free,
-            why="the probabilities of all tokens never exist at once",
-            helps=_has_large_loss,
-        ),
-        *_checkpointing(),
-        Candidate(
-            label="activation_offload",
-            change=transforms.offloaded,
-            cost=_offload_cost,
-            why="activations wait in the host's memory; the link is the limit",
-            helps=_has_blocks,
-        ),
+            label=Choice(technique=name_of(kind), settings=option.settings).label,
+            change=option.change,
+            cost=option.cost,
+            why=option.why,
+            changes_training=kind.numerics is Numerics.TRAINING,
+            settings=expandable if option.expands_segments else None,
+            helps=option.helps,
+            group=option.group or name_of(kind),
+        )
+        for kind in declaring("memory_options")
+        for option in kind.memory_options()
+        if not option.splits_by
     ]
-    return [*found, *_other_trainings(), *(_sharding(ground) if ground.gpus > 1 else ())]
-
-
-def _checkpointing() -> list[Candidate]:
-    return [
-        Candidate(
-            label="activation_checkpointing mode=selective",
-            change=transforms.selectively_checkpointed,
-            cost=partial(_recompute_cost, keeps_expensive=True),
-            why="all but the results of products is made again: traffic, hardly any FLOPs",
-            helps=_has_blocks,
-        ),
-        Candidate(
-            label="activation_checkpointing mode=budget",
-            change=_half_checkpointed,
-            cost=lambda stream, ground: 1 + (_recompute_cost(stream, ground) - 1) / 2,
-            why="half of the blocks is run twice",
-            helps=_has_blocks,
-        ),
-        Candidate(
-            label="activation_checkpointing mode=full",
-            change=transforms.checkpointed,
-            cost=_recompute_cost,
-            why="every block is run twice: its share of the forward's FLOPs is paid again",
-            helps=_has_blocks,
-        ),
-    ]
-
-
-def _other_trainings() -> list[Candidate]:
-    return [
-        Candidate(
-            label="eight_bit_optimizer",
-            change=transforms.eight_bit_optimizer,
-            cost=_free,
-            why="optimizer state in one byte a number; another optimizer",
-            changes_training=True,
-            helps=_has_state,
-        ),
-        Candidate(
-            label="adafactor",
-            change=transforms.adafactor,
-            cost=_free,
-            why="no first moment, a factored second; another optimizer",
-            changes_training=True,
-            helps=_has_state,
-        ),
-        Candidate(
-            label=f"lora rank={RANK}",
-            change=partial(transforms.low_rank, rank=RANK),
-            cost=_free,
-            why="only thin matrices are trained; another training",
-            changes_training=True,
-        ),
-    ]
+    return [*found, *(_sharding(ground) if ground.gpus > 1 else ())]
 
 
 def _sharding(ground: Ground) -> list[Candidate]:
@@ -167,38 +73,10 @@ def _sharding(ground: Ground) -> list[Candidate]:
             change=partial(transforms.sharded, stage=stage, shards=ground.gpus),
             cost=partial(_sharding_cost, stage=stage),
             why=f"{words[stage]} over {ground.gpus} GPUs; traffic that nothing hides is assumed",
+            group="sharding",
         )
         for stage in (1, 2, 3)
     ]
-
-
-def _may_step_in_backward(stream: MemoryStream, ground: Ground) -> bool:
-    """Return whether a gradient may be used when it comes.
-
-    Not where ranks have yet to average it, another backward adds to it, or all are read at once.
-    """
-    last = stream.steps - 1
-    if ground.gpus > 1 or any(each.operator == transforms.BUCKETS for each in stream.allocations):
-        return False
-    backwards = sum(mark.phase is Phase.BACKWARD and mark.step == last for mark in stream.marks)
-    is_read = any(
-        each.step == last
-        and each.phase in (Phase.BACKWARD, Phase.OPTIMIZER)
-        and not each.shape
-        and each.operator.startswith(READS_GRADIENTS)
-        for each in stream.allocations
-    )
-    return backwards == 1 and not is_read
-
-
-def _half_checkpointed(stream: MemoryStream) -> MemoryStream:
-    """Checkpoint the half of the blocks that holds most: FLOPs are taken to follow bytes."""
-    held: dict[str, int] = {}
-    for region in regions_of(stream):
-        size = sum(stream.allocations[index].size for index in region.inner)
-        held[region.block] = held.get(region.block, 0) + size
-    order = sorted(held, key=lambda block: -held[block])
-    return transforms.checkpointed(stream, order[: -(-len(order) // 2)])
 
 
 def _unchanged(stream: MemoryStream) -> MemoryStream:
@@ -209,95 +87,20 @@ def _free(_stream: MemoryStream, _ground: Ground) -> float:
     return 1.0
 
 
-def _recompute_cost(
-    stream: MemoryStream, ground: Ground, *, keeps_expensive: bool = False
-) -> float:
-    """Return the ratio from the FLOPs of the share of activations that is made again."""
-    keeps = transforms.is_expensive if keeps_expensive else _nothing
-    again = transforms.recomputed(stream, keeps=keeps)
-    added = ground.traffic_s(sum(allocation.size for allocation in again))
-    if not keeps_expensive:
-        total = _activations(stream) or 1
-        share = min(1.0, sum(allocation.size for allocation in again) / total)
-        added += share * FORWARD_SHARE * stream.model_flops / ground.flops_per_s(stream)
-    return _with_added(stream, ground, added)
-
-
-def _offload_cost(stream: MemoryStream, ground: Ground) -> float:
-    """Return the ratio where copies hide behind the step as far as they are shorter than it."""
-    moved = sum(allocation.size for allocation in transforms.recomputed(stream))
-    step = ground.step_s(stream)
-    return max(1.0, moved / ground.gpu.host_bandwidth * 2 / step) if step else 1.0
-
-
-def _half_cost(stream: MemoryStream, ground: Ground) -> float:
-    """Return the ratio of the arithmetic in bf16; traffic is left as it is."""
-    step = ground.step_s(stream)
-    saved = stream.model_flops / ground.flops_per_s(stream)
-    saved -= stream.model_flops / ground.half_flops_per_s
-    return 1 - saved / step if step else 1.0
-
-
-def _may_be_half(stream: MemoryStream, ground: Ground) -> bool:
-    capability = ground.gpu.compute_capability
-    return (capability is None or capability >= AMPERE) and not is_half(stream)
-
-
 def _sharding_cost(stream: MemoryStream, ground: Ground, stage: int) -> float:
     """Return the ratio beside plain data parallelism, which reduces gradients anyway."""
     if stage < 3:
         return 1.0
     parameters = sum(a.size for a in stream.allocations if a.component is Component.PARAMETERS)
     again = parameters * (ground.gpus - 1) / ground.gpus
-    return _with_added(stream, ground, again / ground.gpu.peer_bandwidth)
-
-
-def _with_added(stream: MemoryStream, ground: Ground, added_s: float) -> float:
     step = ground.step_s(stream)
-    return 1 + added_s / step if step else 1.0
-
-
-def _activations(stream: MemoryStream) -> int:
-    last = stream.steps - 1
-    return sum(
-        a.size
-        for a in stream.allocations
-        if a.component is Component.ACTIVATIONS and a.step == last
-    )
-
-
-def _nothing(_allocation: object) -> bool:
-    return False
-
-
-def _has_blocks(stream: MemoryStream, _ground: Ground) -> bool:
-    return bool(regions_of(stream))
-
-
-def _has_state(stream: MemoryStream, _ground: Ground) -> bool:
-    return any(a.component is Component.OPTIMIZER and a.shape for a in stream.allocations)
-
-
-def _has_optimizer_temporaries(stream: MemoryStream, _ground: Ground) -> bool:
-    return transforms.without_optimizer_temporaries(stream).alive() != stream.alive()
-
-
-def _has_large_loss(stream: MemoryStream, _ground: Ground) -> bool:
-    indices = loss_indices(stream)
-    size = sum(stream.allocations[i].size for i in indices if SOFTMAX in _operator(stream, i))
-    return size > LARGE_LOSS * _activations(stream) > 0
-
-
-def _operator(stream: MemoryStream, index: int) -> str:
-    return stream.allocations[index].operator
+    return 1 + again / ground.gpu.peer_bandwidth / step if step else 1.0
 
 
 MOST_TOGETHER = 6
 """Techniques put together at most: what does not fit then does not fit by techniques."""
 MOST_BATCHES = 4
 """Ways of which the largest batch is looked for, each by several replays."""
-SPLIT_RECOMPUTE = 1 / 3
-"""What microbatching at the script level pays: each part's forward is run again."""
 
 At = Callable[[int], MemoryStream]
 
@@ -398,7 +201,7 @@ def _together(
     latest: list[Rung] = []
     for rung in alone:
         option = by_label[rung.choices[0]]
-        rivals = [one for one in chosen if _excludes(option, one)]
+        rivals = [one for one in chosen if one.group == option.group]
         if any(saved[one.label] >= rung.saved_bytes for one in rivals):
             continue
         # A stronger setting of what was chosen takes its place.
@@ -412,16 +215,6 @@ def _together(
         if found.fits:
             break
     return latest
-
-
-def _excludes(one: Candidate, other: Candidate) -> bool:
-    """Return whether two techniques are two settings of one, or do the same work."""
-    groups = (
-        ("activation_checkpointing", "activation_offload"),
-        ("fused_optimizer", "optimizer_in_backward"),
-        ("zero",),
-    )
-    return any(one.label.startswith(group) and other.label.startswith(group) for group in groups)
 
 
 def _changed(stream: MemoryStream, options: Sequence[Candidate]) -> MemoryStream:
@@ -442,14 +235,12 @@ def _smaller_batches(setup: Setup, base: Replay) -> Iterator[Rung]:
     label = f"batch={split.micro_batch} accumulate={split.steps} (by hand)"
     why = "the same samples a step; smaller kernels may be slower, which is not counted"
     yield _rung(setup, (label,), found, base, why=why)
-    yield _rung(
-        setup,
-        (f"microbatching chunks={split.steps}",),
-        found,
-        base,
-        ratio=1 + SPLIT_RECOMPUTE,
-        why="the loop stays as it is; each part's forward is run again",
-    )
+    for kind in declaring("memory_options"):
+        for option in kind.memory_options():
+            if option.splits_by:
+                choice = Choice(technique=name_of(kind), settings={option.splits_by: split.steps})
+                ratio = option.cost(setup.stream, setup.ground)
+                yield _rung(setup, (choice.label,), found, base, ratio=ratio, why=option.why)
 
 
 def _splits(batch: int) -> Iterator[Accumulation]:

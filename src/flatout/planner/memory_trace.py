@@ -23,12 +23,12 @@ from flatout.launch import trial_folders
 from flatout.launch.rollback import rollback
 from flatout.launch.trial_process import TRACE, byte_code, last_output, not_journaled, scratch_root
 from flatout.launch.workloads import parse_workload
-from flatout.planner.stream import MemoryStream, stream_from_json
 from flatout.planner.tracing.script import ScriptTracer
 from flatout.records.errors import UserError
 from flatout.records.files import module_command, with_boot
 from flatout.records.input_files import MAX_OWN_BYTES, read_json
 from flatout.records.json_records import to_plain
+from flatout.records.memory_stream import MemoryStream, stream_from_json
 from flatout.records.recipe import Recipe
 from flatout.records.trial import Workload
 

@@ -11,9 +11,9 @@ from flatout.planner.device_model import Ground
 from flatout.planner.largest_batch import accumulation, largest_batch
 from flatout.planner.memory_options import Setup, ladder
 from flatout.planner.replay import Replay, alive_at, components_at, replay
-from flatout.planner.stream import Component, MemoryStream, Phase
 from flatout.planner.workspaces import has_convolution, with_convolution_bytes
 from flatout.records.memory import TensorAtPeak
+from flatout.records.memory_stream import Component, MemoryStream, Phase
 from flatout.records.plan import Accumulating, Amount, LargestBatch, Plan, Source
 
 COUNTED = (Component.PARAMETERS, Component.ACTIVATIONS, Component.OPTIMIZER)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from flatout.planner.allocator import CachingAllocator, DeviceFullError, Listener
 from flatout.planner.allocator_settings import AllocatorSettings
-from flatout.planner.stream import Component, MemoryStream
+from flatout.records.memory_stream import Component, MemoryStream
 
 if TYPE_CHECKING:
     from flatout.planner.allocator import Block
@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from flatout.planner.allocator import Block
-from flatout.planner.stream import Allocation
+from flatout.records.memory_stream import Allocation
 
 DEFAULT = AllocatorSettings()
 

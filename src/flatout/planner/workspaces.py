@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from flatout.hardware.catalogue import GpuModel
-from flatout.planner.stream import Allocation, Component, Draft, MemoryStream, Phase
 from flatout.records.input_files import read_json
+from flatout.records.memory_stream import Allocation, Component, Draft, MemoryStream, Phase
 from flatout.records.plan import Amount, Source
 
 SCHEMA = "flatout.calibration/1"

@@ -4,9 +4,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import Enum
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 from flatout.records.machine import Machine
+from flatout.records.memory_stream import MemoryStream
 from flatout.records.profile import Profile
 
 
@@ -62,6 +63,46 @@ class Rescue:
     """Techniques that it does not go with; it saves more than each of them."""
 
 
+class PlannedDevice(Protocol):
+    """What a technique may ask of the device that a training is planned for."""
+
+    @property
+    def gpus(self) -> int: ...  # noqa: D102
+    @property
+    def capability(self) -> tuple[int, int] | None: ...  # noqa: D102
+    @property
+    def host_bandwidth(self) -> float: ...  # noqa: D102  bytes a second
+    @property
+    def half_flops_per_s(self) -> float: ...  # noqa: D102
+    @property
+    def has_expandable_segments(self) -> bool: ...  # noqa: D102
+    def flops_per_s(self, stream: MemoryStream) -> float: ...  # noqa: D102
+    def step_s(self, stream: MemoryStream) -> float: ...  # noqa: D102
+    def traffic_s(self, count: int) -> float: ...  # noqa: D102
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryOption:
+    """What a technique makes of a traced step's allocations, for `flatout plan`: a stated model."""
+
+    why: str
+    """One clause for the reader."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    change: Callable[[MemoryStream], MemoryStream] = lambda stream: stream
+    cost: Callable[[MemoryStream, PlannedDevice], float] = lambda *_: 1.0
+    """Step time with it over that without."""
+    helps: Callable[[MemoryStream, PlannedDevice], bool] = lambda *_: True
+    """Returns whether there is anything to win."""
+    expands_segments: bool = False
+    """Whether the allocator's segments grow with it."""
+    group: str = ""
+    """Options of one group do the same work; those of one technique always do."""
+    is_traceable: bool = True
+    """Whether a trace, in which nothing takes time, shows what it does."""
+    splits_by: str = ""
+    """The setting that says into how many parts it splits a batch; `change` is not asked then."""
+
+
 class Technique(ABC):
     """Base of every technique. Subclasses are final, frozen dataclasses of their settings.
 
@@ -108,6 +149,11 @@ class Technique(ABC):
     @abstractmethod
     def predict(self, profile: Profile, machine: Machine) -> Effect:
         """Estimate the change before running anything."""
+
+    @classmethod
+    def memory_options(cls) -> Sequence[MemoryOption]:
+        """Return the settings with which `flatout plan` considers it, if it saves memory."""
+        return ()
 
     def environment(self, variables: Mapping[str, str]) -> Mapping[str, str]:
         """Return the environment that the process starts with."""

@@ -8,21 +8,21 @@ from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from flatout.analysis import stream_changes as transforms
 from flatout.hardware.catalogue import CATALOGUE, GpuModel, find_gpu, model_of
 from flatout.hardware.machine import read_machine
 from flatout.launch.trial_process import mend_leftovers
 from flatout.planner import plan as planner
-from flatout.planner import transforms
 from flatout.planner.allocator_settings import settings_of_environment
 from flatout.planner.device_model import Ground
 from flatout.planner.largest_batch import Affine, NotAffineError, affine, difference, steady_replay
 from flatout.planner.memory_options import Setup, ladder
 from flatout.planner.memory_trace import Trace, TraceRequest, open_tracer
 from flatout.planner.replay import snapshot_of, write_snapshot
-from flatout.planner.stream import MemoryStream, Phase
 from flatout.planner.workspaces import find_calibration, with_environment, with_workspaces
 from flatout.records import catalogue as techniques
 from flatout.records.errors import UserError
+from flatout.records.memory_stream import MemoryStream, Phase
 from flatout.records.plan import MAX_BATCH, Plan
 from flatout.records.recipe import Choice, Recipe
 from flatout.records.technique import seams_of
@@ -269,8 +269,6 @@ class _Tracer:
 
 BY_HAND = "(by hand)"
 """In the labels of what no recipe can do."""
-TIMED = frozenset({"activation_offload"})
-"""Its copies free memory when they are over: a trace has no time in which that could be."""
 TRACED_SEAMS = frozenset({"model", "forward", "optimizer", "end"})
 """Hook points that a trace goes through; what acts elsewhere too, it would show in part only. At
 the end
@@ -286,7 +284,7 @@ def choice_of(label: str) -> Choice | None:
     True
     """
     name, *settings = label.split()
-    if BY_HAND in label or name not in techniques.names() or name in TIMED:
+    if BY_HAND in label or name not in techniques.names() or not _is_traceable(name):
         return None
     seams = seams_of(techniques.technique_class(name))
     if not seams or not seams <= TRACED_SEAMS:
@@ -294,6 +292,10 @@ def choice_of(label: str) -> Choice | None:
     pairs = (part.split("=") for part in settings)
     values = {key: int(value) if value.isdigit() else value for key, value in pairs}
     return Choice(technique=name, settings=values)
+
+
+def _is_traceable(name: str) -> bool:
+    return all(o.is_traceable for o in techniques.technique_class(name).memory_options())
 
 
 def _refusal(stream: MemoryStream, choice: Choice) -> str:

@@ -5,13 +5,19 @@ from collections import Counter
 
 import pytest
 
-from flatout.planner.stream import Component, MemoryStream, Phase, stream_from_json, stream_to_json
 from flatout.planner.tracing import cuda_shim
 from flatout.planner.tracing import trace as tracing
 from flatout.planner.tracing.cuda_shim import ShimRefused, slots_of, virtual_functions
 from flatout.planner.tracing.trace import trace
 from flatout.planner.tracing.training_step import Subject
 from flatout.records.errors import UserError
+from flatout.records.memory_stream import (
+    Component,
+    MemoryStream,
+    Phase,
+    stream_from_json,
+    stream_to_json,
+)
 from tests.paths import ROOT
 from tests.support.truth_models import MODELS, Gpt
 

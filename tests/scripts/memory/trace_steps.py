@@ -19,11 +19,11 @@ from tests.memory.truth_models import (
 from torch import nn
 from torch.nn import functional as F
 
-from flatout.planner.stream import stream_to_json
 from flatout.planner.tracing.child import explained
 from flatout.planner.tracing.simulated_ranks import sharded
 from flatout.planner.tracing.trace import trace
 from flatout.planner.tracing.training_step import Subject
+from flatout.records.memory_stream import stream_to_json
 
 
 class Masked(nn.Module):

@@ -59,10 +59,10 @@ class _Server:
     def trace(self, request: Mapping[str, Any], path: Path) -> None:
         """Trace as asked and write the stream."""
         from flatout.planner.memory_trace import TraceRequest
-        from flatout.planner.stream import stream_to_json
         from flatout.planner.tracing.trace import trace
         from flatout.records import catalogue
         from flatout.records.json_records import from_plain
+        from flatout.records.memory_stream import stream_to_json
 
         asked = from_plain(TraceRequest, request)
         changes = catalogue.build(asked.recipe)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map
 
-from flatout.planner.stream import Component, MemoryStream
+from flatout.records.memory_stream import Component, MemoryStream
 from flatout.records.units import format_bytes
 
 if TYPE_CHECKING:

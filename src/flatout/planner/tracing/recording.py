@@ -27,7 +27,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from flatout.agent.patching import swapped
-from flatout.planner.stream import Component, Mark, Phase, StreamEvent
 from flatout.planner.tracing.operators import (
     UNANSWERED,
     Answers,
@@ -40,6 +39,7 @@ from flatout.planner.tracing.operators import (
 )
 from flatout.planner.tracing.shape_cache import MISSING, ShapeCache
 from flatout.records.errors import UserError
+from flatout.records.memory_stream import Component, Mark, Phase, StreamEvent
 
 if TYPE_CHECKING:
     from types import FrameType

@@ -21,12 +21,12 @@ from flatout.agent.nested import map_leaves
 from flatout.agent.session import Session
 from flatout.launch import trial_folders
 from flatout.launch.trial_process import TRACE, Ending, ProcessOptions, run_process, scratch_root
-from flatout.planner.stream import MemoryStream, stream_from_json, stream_to_json
 from flatout.planner.tracing.script_data import HostData
 from flatout.records import catalogue
 from flatout.records.errors import UserError
 from flatout.records.input_files import MAX_OWN_BYTES, read_json
 from flatout.records.json_records import from_plain, to_plain
+from flatout.records.memory_stream import MemoryStream, stream_from_json, stream_to_json
 from flatout.records.phase_clock import DATA_WAIT
 from flatout.records.recipe import Recipe
 from flatout.records.trial import Workload
@@ -192,7 +192,7 @@ class _ScriptTrace:
 
     def install(self) -> None:
         """Listen to the session."""
-        from flatout.planner.stream import Phase
+        from flatout.records.memory_stream import Phase
 
         on, enter = self.session.on, self.scene.recording.enter
         enter(Phase.SETUP, 0)
@@ -218,8 +218,8 @@ class _ScriptTrace:
 
     def reduces(self, bucket: Any) -> None:
         """Name a bucket of gradients; their order is settled from the second step on only."""
-        from flatout.planner.stream import Component
-        from flatout.planner.transforms import BUCKETS
+        from flatout.analysis.stream_changes import BUCKETS
+        from flatout.records.memory_stream import Component
 
         self.steps = int(self.spec["steps"]) + 1
         recording = self.scene.recording
@@ -230,7 +230,7 @@ class _ScriptTrace:
 
     def at(self) -> Any:
         """Return the phase around an optimizer's step."""
-        from flatout.planner.stream import Phase
+        from flatout.records.memory_stream import Phase
 
         inside = self.scene.recording.phase
         is_inside = inside in (Phase.BACKWARD, Phase.FORWARD) and self.session.clock.stack[-1] == 2
@@ -252,7 +252,7 @@ class _ScriptTrace:
 
     def drew(self, batch: Any, _: str) -> None:
         """A batch was drawn: what goes to the device next is input."""
-        from flatout.planner.stream import Phase
+        from flatout.records.memory_stream import Phase
 
         recording = self.scene.recording
         self.batch = self.session.last_size or self.batch
@@ -268,8 +268,8 @@ class _ScriptTrace:
     def forward(self, root: "nn.Module", args: Any, kwargs: Any) -> None:
         """A root is called: its tensors are inputs, unless they were made by another root."""
         from flatout.agent.samples import leading_size
-        from flatout.planner.stream import Component, Phase
         from flatout.planner.tracing.compiled import call_of
+        from flatout.records.memory_stream import Component, Phase
 
         recording = self.scene.recording
         if id(root) in self.calls:
@@ -292,7 +292,7 @@ class _ScriptTrace:
 
         Of several optimizers each has to step twice, and the trace ends where the first one does.
         """
-        from flatout.planner.stream import Phase
+        from flatout.records.memory_stream import Phase
 
         recording, counts = self.scene.recording, self.session.counts
         self.first = segment.who if self.first is None else self.first
@@ -353,8 +353,8 @@ class _ScriptTrace:
 
     def refuse(self, error: BaseException) -> None:
         """Say in one line why the script could not be traced."""
-        from flatout.planner.stream import Phase
         from flatout.planner.tracing.child import explained
+        from flatout.records.memory_stream import Phase
 
         is_between = self.number > 0 and self.scene.recording.phase is Phase.DATA
         if is_between and self.number >= int(self.spec["steps"]):

@@ -24,7 +24,6 @@ from torch.utils._pytree import tree_leaves
 
 from flatout.agent.measuring.source_lines import SourceLines
 from flatout.agent.patching import swapped
-from flatout.planner.stream import Allocation, Component, MemoryStream, Phase, StreamEvent
 from flatout.planner.tracing.compiled import bounded
 from flatout.planner.tracing.cuda_shim import ShimRefused
 from flatout.planner.tracing.fake_rules import fake_rules
@@ -40,6 +39,7 @@ from flatout.planner.tracing.simulated_gpu import (
 from flatout.planner.tracing.simulated_ranks import pretended_world
 from flatout.planner.tracing.training_step import Subject
 from flatout.records.errors import NotApplicable, UserError
+from flatout.records.memory_stream import Allocation, Component, MemoryStream, Phase, StreamEvent
 from flatout.records.technique import Technique, name_of, seams_of
 
 

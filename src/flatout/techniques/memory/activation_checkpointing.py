@@ -9,15 +9,33 @@ How it is checked: losses and gradients are bit-identical, dropout and batch sta
 """
 
 import copy
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, final
 
+from flatout.analysis.stream_changes import (
+    activation_size,
+    checkpointed,
+    has_blocks,
+    is_expensive,
+    recomputed,
+    regions_of,
+    selectively_checkpointed,
+)
 from flatout.records.errors import NotApplicable
 from flatout.records.machine import Machine
 from flatout.records.memory_pressure import activation_bytes, is_tight
+from flatout.records.memory_stream import MemoryStream
 from flatout.records.profile import Profile
-from flatout.records.technique import Effect, Numerics, Rescue, Technique
+from flatout.records.technique import (
+    Effect,
+    MemoryOption,
+    Numerics,
+    PlannedDevice,
+    Rescue,
+    Technique,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -33,6 +51,10 @@ RECOMPUTED_SHARE = {"full": 1.0, "selective": 0.1}
 2.7 % of the step for GPT-3 (published); small models pay more for their norms and activations."""
 CACHES = ("past_key_values", "past_key_value", "layer_past")
 """What Hugging Face's blocks append keys and values to: a second run would append them again."""
+FORWARD_SHARE = 1 / 3
+"""Of a step's FLOPs: a product costs one in the forward and two in the backward."""
+Change = Callable[[MemoryStream], MemoryStream]
+Cost = Callable[[MemoryStream, PlannedDevice], float]
 
 
 @final
@@ -71,6 +93,41 @@ Where the model calls its blocks (mode "$mode"):
         if any(model.is_compiled for model in profile.models):
             return ()
         return [cls(mode="selective"), cls(mode="budget"), cls()]
+
+    @classmethod
+    def memory_options(cls) -> Sequence[MemoryOption]:
+        """Return what it makes of a traced step."""
+        models: Sequence[tuple[str, str, Change, Cost]] = (
+            (
+                "selective",
+                "all but the results of products is made again: traffic, hardly any FLOPs",
+                selectively_checkpointed,
+                functools.partial(recompute_cost, keeps_expensive=True),
+            ),
+            (
+                "budget",
+                "half of the blocks is run twice",
+                half_checkpointed,
+                lambda stream, device: 1 + (recompute_cost(stream, device) - 1) / 2,
+            ),
+            (
+                "full",
+                "every block is run twice: its share of the forward's FLOPs is paid again",
+                checkpointed,
+                recompute_cost,
+            ),
+        )
+        return [
+            MemoryOption(
+                settings={"mode": mode},
+                why=why,
+                change=change,
+                cost=cost,
+                helps=lambda stream, _: has_blocks(stream),
+                group="activations",
+            )
+            for mode, why, change, cost in models
+        ]
 
     def predict(self, profile: Profile, machine: Machine) -> Effect:
         """Expect a part of forward once more, and a part of the activations less."""
@@ -244,3 +301,27 @@ def _bytes(region: Region) -> int:
 
 def _bytes_per_flop(region: Region) -> float:
     return _bytes(region) / max(1, region.cost[1]) if region.cost else 0.0
+
+
+def half_checkpointed(stream: MemoryStream) -> MemoryStream:
+    """Checkpoint the half of the blocks that holds most: FLOPs are taken to follow bytes."""
+    held: dict[str, int] = {}
+    for region in regions_of(stream):
+        size = sum(stream.allocations[index].size for index in region.inner)
+        held[region.block] = held.get(region.block, 0) + size
+    order = sorted(held, key=lambda block: -held[block])
+    return checkpointed(stream, order[: -(-len(order) // 2)])
+
+
+def recompute_cost(
+    stream: MemoryStream, device: PlannedDevice, *, keeps_expensive: bool = False
+) -> float:
+    """Return the ratio from the FLOPs of the share of activations that is made again."""
+    again = recomputed(stream, keeps=is_expensive if keeps_expensive else lambda _: False)
+    added = device.traffic_s(sum(allocation.size for allocation in again))
+    if not keeps_expensive:
+        total = activation_size(stream) or 1
+        share = min(1.0, sum(allocation.size for allocation in again) / total)
+        added += share * FORWARD_SHARE * stream.model_flops / device.flops_per_s(stream)
+    step = device.step_s(stream)
+    return 1 + added / step if step else 1.0

@@ -12,11 +12,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, final
 
+from flatout.analysis.stream_changes import checkpointed, has_blocks, recomputed
 from flatout.records.errors import NotApplicable
 from flatout.records.machine import Machine
 from flatout.records.memory_pressure import activation_bytes, is_tight
+from flatout.records.memory_stream import MemoryStream
 from flatout.records.profile import Profile
-from flatout.records.technique import Effect, Numerics, Rescue, Technique
+from flatout.records.technique import (
+    Effect,
+    MemoryOption,
+    Numerics,
+    PlannedDevice,
+    Rescue,
+    Technique,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -57,6 +66,20 @@ Around the forward pass; this moves small tensors and parameters too:
         if profile.device_kind == "cpu" or not is_tight(profile, machine):
             return ()
         return [cls()] if activation_bytes(profile) < machine.memory_bytes / 2 else ()
+
+    @classmethod
+    def memory_options(cls) -> Sequence[MemoryOption]:
+        """Return what it makes of a traced step."""
+        return [
+            MemoryOption(
+                why="activations wait in the host's memory; the link is the limit",
+                change=checkpointed,
+                cost=offload_cost,
+                helps=lambda stream, _: has_blocks(stream),
+                group="activations",
+                is_traceable=False,  # copies free memory when they are over
+            )
+        ]
 
     def predict(self, profile: Profile, machine: Machine) -> Effect:
         """Expect both copies to be waited for."""
@@ -110,3 +133,10 @@ def offloaded(
             return call(*args, **kwargs)
 
     return call_offloaded
+
+
+def offload_cost(stream: MemoryStream, device: PlannedDevice) -> float:
+    """Return the ratio where copies hide behind the step as far as they are shorter than it."""
+    moved = sum(allocation.size for allocation in recomputed(stream))
+    step = device.step_s(stream)
+    return max(1.0, moved / device.host_bandwidth * 2 / step) if step else 1.0

@@ -16,7 +16,7 @@ from flatout.records.errors import NotApplicable
 from flatout.records.machine import Machine
 from flatout.records.memory_pressure import is_tight, peak_bytes
 from flatout.records.profile import Profile
-from flatout.records.technique import Effect, Numerics, Rescue, Technique
+from flatout.records.technique import Effect, MemoryOption, Numerics, Rescue, Technique
 
 VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 """Torch 2.9.1 ignores the new name for CUDA without a word (pytorch #183387), and later ones warn
@@ -45,6 +45,18 @@ PYTORCH_ALLOC_CONF=expandable_segments:True PYTORCH_CUDA_ALLOC_CONF=expandable_s
     def candidates(cls, profile: Profile, machine: Machine) -> Sequence["ExpandableSegments"]:
         """Return the technique on CUDA, where memory is tight."""
         return [cls()] if profile.device_kind == "cuda" and is_tight(profile, machine) else ()
+
+    @classmethod
+    def memory_options(cls) -> Sequence[MemoryOption]:
+        """Return what it makes of a traced step."""
+        why = "segments grow instead of being asked for again: less memory is unused"
+        return [
+            MemoryOption(
+                why=why,
+                expands_segments=True,
+                helps=lambda _, device: not device.has_expandable_segments,
+            )
+        ]
 
     def predict(self, profile: Profile, machine: Machine) -> Effect:
         """Expect what no tensor used at the peak back."""

@@ -8,17 +8,21 @@ How it is checked: it changes the training on purpose, so losses are looked at f
 """
 
 import contextlib
+import functools
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import TYPE_CHECKING, Any, ClassVar, final
 
 from flatout.agent.training_device import live_optimizers
+from flatout.analysis.stream_changes import resized
 from flatout.records.errors import NotApplicable
 from flatout.records.machine import Machine
 from flatout.records.memory_pressure import activation_bytes, parameter_bytes, state_bytes
+from flatout.records.memory_stream import Allocation, Component, Draft, MemoryStream, Phase
 from flatout.records.profile import Profile
-from flatout.records.technique import Effect, Numerics, Technique
+from flatout.records.technique import Effect, MemoryOption, Numerics, Technique
 
 if TYPE_CHECKING:
     import torch
@@ -33,6 +37,8 @@ OWN_BYTES = 100 * 10**6
 LINEAR = ("Linear", "Conv1D")
 """Layers by class name; the second is that of GPT-2 in transformers."""
 WRAPPERS = ("DistributedDataParallel", "FullyShardedDataParallel")
+RANK = 16
+"""The default of its authors' larger models, and of peft's examples."""
 
 
 @final
@@ -67,6 +73,17 @@ After the model is made, before the optimizer:
             model.parameters >= MIN_PARAMETERS and model.repeated_blocks for model in profile.models
         )
         return [cls()] if is_large else ()
+
+    @classmethod
+    def memory_options(cls) -> Sequence[MemoryOption]:
+        """Return what it makes of a traced step."""
+        return [
+            MemoryOption(
+                settings={"rank": RANK},
+                why="only thin matrices are trained; another training",
+                change=functools.partial(low_rank, rank=RANK),
+            )
+        ]
 
     def predict(self, profile: Profile, machine: Machine) -> Effect:
         """Expect the weight gradients and most of the optimizer to be gone."""
@@ -185,3 +202,25 @@ def train_only(optimizer: "torch.optim.Optimizer", adapted: Adapted) -> "torch.o
         optimizer.state.pop(parameter, None)
         parameter.grad = None
     return optimizer
+
+
+def low_rank(stream: MemoryStream, rank: int) -> MemoryStream:
+    """LoRA: gradients and optimizer state of two thin matrices beside each frozen one.
+
+    Vectors stay frozen. Activations are kept as they are, which is an upper bound.
+    """
+
+    def size(allocation: Allocation) -> int:
+        if len(allocation.shape) < 2:
+            return 0
+        rows, columns = allocation.shape[0], prod(allocation.shape[1:])
+        itemsize = allocation.size // max(1, rows * columns)
+        return min(allocation.size, rank * (rows + columns) * max(1, itemsize))
+
+    smaller = resized(stream, Component.GRADIENTS, size)
+    smaller = resized(smaller, Component.OPTIMIZER, size)
+    draft = Draft(smaller)
+    for index, allocation in enumerate(smaller.allocations):
+        if allocation.phase is Phase.OPTIMIZER and allocation.component is Component.TEMPORARIES:
+            draft.resize(index, size(allocation))
+    return draft.build()

@@ -9,13 +9,16 @@ How it is checked: for finite losses and gradients only; this changes the traini
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import TYPE_CHECKING, Any, ClassVar, final
 
+from flatout.analysis.stream_changes import FP32_BYTES, has_state, resized
 from flatout.records.errors import NotApplicable
 from flatout.records.machine import Machine
 from flatout.records.memory_pressure import is_tight, state_bytes
+from flatout.records.memory_stream import Allocation, Component, MemoryStream
 from flatout.records.profile import Profile
-from flatout.records.technique import Effect, Numerics, Rescue, Technique
+from flatout.records.technique import Effect, MemoryOption, Numerics, Rescue, Technique
 
 if TYPE_CHECKING:
     import torch
@@ -65,6 +68,17 @@ Where the optimizer is made, with a rate that is relative to each tensor's size:
         """Return the technique for Adam where memory is tight."""
         is_adam = any(optimizer.name in ADAM_NAMES for optimizer in profile.optimizers)
         return [cls()] if is_adam and is_tight(profile, machine) else ()
+
+    @classmethod
+    def memory_options(cls) -> Sequence[MemoryOption]:
+        """Return what it makes of a traced step."""
+        return [
+            MemoryOption(
+                why="no first moment, a factored second; another optimizer",
+                change=with_factored_states,
+                helps=lambda stream, _: has_state(stream),
+            )
+        ]
 
     def predict(self, profile: Profile, machine: Machine) -> Effect:
         """Expect nearly all of the optimizer's state back."""
@@ -133,3 +147,18 @@ def mean_size(parameters: "Sequence[torch.Tensor]") -> float:
     squares = sum(float(p.float().square().sum()) for p in matrices)
     count = sum(p.numel() for p in matrices)
     return max((squares / count) ** 0.5, LEAST_SIZE) if count else 1.0
+
+
+def with_factored_states(stream: MemoryStream) -> MemoryStream:
+    """No first moment, and of matrices only the sums of rows and columns of the second.
+
+    The traced optimizer is taken to be one of Adam's kind: two states a parameter.
+    """
+
+    def size(allocation: Allocation) -> int:
+        if len(allocation.shape) < 2:
+            return allocation.size // 2
+        *lead, rows, columns = allocation.shape
+        return prod(lead) * (rows + columns) * FP32_BYTES // 2
+
+    return resized(stream, Component.OPTIMIZER, size)

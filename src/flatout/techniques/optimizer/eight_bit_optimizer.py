@@ -13,11 +13,18 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, final
 
 from flatout.agent.hooks import optimizer as loaded_parts
+from flatout.analysis.stream_changes import (
+    FP32_BYTES,
+    has_state,
+    resized,
+    without_optimizer_temporaries,
+)
 from flatout.records.errors import NotApplicable
 from flatout.records.machine import Machine
 from flatout.records.memory_pressure import is_tight, state_bytes
+from flatout.records.memory_stream import Allocation, Component, MemoryStream
 from flatout.records.profile import Profile
-from flatout.records.technique import Effect, Numerics, Rescue, Technique
+from flatout.records.technique import Effect, MemoryOption, Numerics, Rescue, Technique
 
 if TYPE_CHECKING:
     import torch
@@ -38,6 +45,10 @@ MOMENTS = {"exp_avg": True, "exp_avg_sq": False, "max_exp_avg_sq": False}
 STATE_KEY = "flatout_low_bits"
 """Where a checkpoint keeps the moments' codes and scales beside the plain moments: packed again, a
 block whose largest moment is negative would get another scale, as no code stands for -1."""
+BLOCK_SIZE = 256
+"""Elements that share a scale in bitsandbytes' optimizers."""
+MIN_8BIT = 4096
+"""bitsandbytes keeps smaller tensors in fp32 (min_8bit_size)."""
 
 
 @final
@@ -69,6 +80,17 @@ Where the optimizer is made, with torchao installed:
         """
         is_adam = any(optimizer.name in ADAM_NAMES for optimizer in profile.optimizers)
         return [cls()] if is_adam and is_tight(profile, machine) else ()
+
+    @classmethod
+    def memory_options(cls) -> Sequence[MemoryOption]:
+        """Return what it makes of a traced step."""
+        return [
+            MemoryOption(
+                why="optimizer state in one byte a number; another optimizer",
+                change=with_states_in_bytes,
+                helps=lambda stream, _: has_state(stream),
+            )
+        ]
 
     def predict(self, profile: Profile, machine: Machine) -> Effect:
         """Expect three quarters of the optimizer's state back."""
@@ -208,3 +230,15 @@ def _filled(buffer: Any, moment: "torch.Tensor", exact: "Sequence[torch.Tensor] 
     for part, one in zip(parts, exact, strict=True):
         part.copy_(one)
     return buffer
+
+
+def with_states_in_bytes(stream: MemoryStream) -> MemoryStream:
+    """One byte a number and one scale for 256 of them instead of fp32, and a fused update."""
+
+    def size(allocation: Allocation) -> int:
+        count = allocation.size // FP32_BYTES
+        if allocation.dtype not in ("float32", "") or count < MIN_8BIT:
+            return allocation.size
+        return count + -(-count // BLOCK_SIZE) * FP32_BYTES
+
+    return resized(without_optimizer_temporaries(stream), Component.OPTIMIZER, size)

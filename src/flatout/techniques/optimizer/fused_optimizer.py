@@ -11,10 +11,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, final
 
+from flatout.analysis.stream_changes import has_optimizer_temporaries, without_optimizer_temporaries
 from flatout.records.errors import NotApplicable
 from flatout.records.machine import Machine
 from flatout.records.profile import Profile
-from flatout.records.technique import Effect, Numerics, Technique
+from flatout.records.technique import Effect, MemoryOption, Numerics, Technique
 
 if TYPE_CHECKING:
     import torch
@@ -43,6 +44,18 @@ Where the optimizer is made:
         del machine
         can_fuse = any(o.has_fused_option and not o.is_fused for o in profile.optimizers)
         return [cls()] if can_fuse and profile.share("optimizer") > 0 else ()
+
+    @classmethod
+    def memory_options(cls) -> Sequence[MemoryOption]:
+        """Return what it makes of a traced step."""
+        return [
+            MemoryOption(
+                why="the update makes no temporaries",
+                change=without_optimizer_temporaries,
+                helps=lambda stream, _: has_optimizer_temporaries(stream),
+                group="update",
+            )
+        ]
 
     def predict(self, profile: Profile, machine: Machine) -> Effect:
         """Expect the optimizer's share to shrink by `SPEEDUP`."""

@@ -15,10 +15,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, final
 
 from flatout.agent.nested import map_leaves
 from flatout.analysis.regime import COMPUTE_CAUSES, addressable_ms
+from flatout.analysis.stream_changes import is_expensive, is_half
 from flatout.records.errors import NotApplicable
 from flatout.records.machine import Machine
+from flatout.records.memory_stream import Component, Draft, MemoryStream
 from flatout.records.profile import ModelFacts, Profile
-from flatout.records.technique import Effect, Numerics, Technique
+from flatout.records.technique import Effect, MemoryOption, Numerics, PlannedDevice, Technique
 
 if TYPE_CHECKING:
     import torch
@@ -37,6 +39,8 @@ for two small GPTs where oneDNN was told to do with AVX-512, 4.3 and 4.4 with AV
 busy cores)."""
 MIN_CAPABILITY = (8, 0)
 """Compute capability from which NVIDIA devices multiply bf16 in hardware (Ampere)."""
+AMPERE = (8, 0)
+"""The first compute capability with bf16."""
 
 
 @final
@@ -61,6 +65,18 @@ Take the loss of output.float().
         if not has_fast_bf16(profile, machine):
             return ()
         return [cls()] if any(is_plain_fp32(model) for model in profile.models) else ()
+
+    @classmethod
+    def memory_options(cls) -> Sequence[MemoryOption]:
+        """Return what it makes of a traced step."""
+        return [
+            MemoryOption(
+                why="products in bf16: half the bytes of what they make, tensor cores",
+                change=half_precision,
+                cost=half_cost,
+                helps=may_be_half,
+            )
+        ]
 
     def predict(self, profile: Profile, machine: Machine) -> Effect:
         """Expect forward and backward to shrink by the device's prior, if it multiplies bf16."""
@@ -166,3 +182,27 @@ def check_root(root: "torch.nn.Module") -> str:
     if any("_original_forward" in vars(module) for module in root.modules()):
         raise NotApplicable("Accelerate runs the model under autocast itself")
     return device_type
+
+
+def half_precision(stream: MemoryStream) -> MemoryStream:
+    """Autocast: what products make has two bytes instead of four; all else stays as it is."""
+    draft = Draft(stream)
+    for index, allocation in enumerate(stream.allocations):
+        is_made = allocation.component in (Component.ACTIVATIONS, Component.TEMPORARIES)
+        if is_made and allocation.dtype == "float32" and is_expensive(allocation):
+            draft.resize(index, -(-allocation.size // 2))
+    return draft.build()
+
+
+def half_cost(stream: MemoryStream, device: PlannedDevice) -> float:
+    """Return the ratio of the arithmetic in bf16; traffic is left as it is."""
+    step = device.step_s(stream)
+    saved = stream.model_flops / device.flops_per_s(stream)
+    saved -= stream.model_flops / device.half_flops_per_s
+    return 1 - saved / step if step else 1.0
+
+
+def may_be_half(stream: MemoryStream, device: PlannedDevice) -> bool:
+    """Return whether the device has bf16 and the step does not compute in half already."""
+    capability = device.capability
+    return (capability is None or capability >= AMPERE) and not is_half(stream)

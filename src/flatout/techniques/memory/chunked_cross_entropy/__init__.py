@@ -13,12 +13,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, final
 
+from flatout.analysis.stream_changes import SOFTMAX, activation_size, loss_indices
 from flatout.hardware.catalogue import model_of
 from flatout.records.errors import NotApplicable
 from flatout.records.machine import Machine
 from flatout.records.memory_pressure import is_tight, peak_bytes
+from flatout.records.memory_stream import Draft, MemoryStream, Phase
 from flatout.records.profile import Profile
-from flatout.records.technique import Effect, Numerics, Rescue, Technique
+from flatout.records.technique import Effect, MemoryOption, Numerics, Rescue, Technique
 from flatout.records.units import MIB
 
 if TYPE_CHECKING:
@@ -53,6 +55,12 @@ SLICES = 8
 each."""
 TOKEN_BYTES = 16
 """Of a batch for each token: its number and its target, 8 bytes each."""
+CHUNKS = 8
+"""Parts of the loss in a plan."""
+LARGE_LOSS = 0.05
+"""The loss is worth a chunked one where its logits are this share of all activations."""
+LOSS_BACKWARD = "nll_loss_backward"
+"""The operator that makes the gradient of the log-probabilities."""
 
 
 @final
@@ -89,6 +97,17 @@ does without them altogether, in the versions that have it:
         is_large = table_bytes(profile) >= found.min_mib * MIB
         is_slow = is_large and saved_ms(profile, machine) > 0
         return [found] if is_wide and (is_slow or is_tight(profile, machine)) else ()
+
+    @classmethod
+    def memory_options(cls) -> Sequence[MemoryOption]:
+        """Return what it makes of a traced step."""
+        return [
+            MemoryOption(
+                why="the probabilities of all tokens never exist at once",
+                change=chunked_loss,
+                helps=lambda stream, _: has_large_loss(stream),
+            )
+        ]
 
     def predict(self, profile: Profile, machine: Machine) -> Effect:
         """Expect two of four tables of logits gone, and three passes over one saved."""
@@ -305,3 +324,36 @@ def _is_table(logits: Any, target: Any, min_bytes: int) -> bool:
     is_float = logits.dtype in (torch.float32, torch.bfloat16, torch.float16)
     size = logits.numel() * logits.element_size()
     return is_float and logits.requires_grad and size >= max(min_bytes, 1)
+
+
+def chunked_loss(stream: MemoryStream, chunks: int = CHUNKS) -> MemoryStream:
+    """The loss is computed a few rows at a time.
+
+    Log-probabilities and their gradient exist in parts. The logits, of which torch's own loss keeps
+    nothing, stay until backward, and so does their gradient.
+    """
+    draft = Draft(stream)
+    logits: int | None = None
+    for index in loss_indices(stream):
+        allocation = stream.allocations[index]
+        is_softmax = SOFTMAX in allocation.operator and allocation.phase is Phase.FORWARD
+        if is_softmax or LOSS_BACKWARD in allocation.operator:
+            draft.resize(index, -(-allocation.size // chunks))
+        if is_softmax and logits is not None:
+            _live_as_long(draft, logits, index)
+        logits = index
+    return draft.build()
+
+
+def _live_as_long(draft: Draft, index: int, other: int) -> None:
+    """Let an allocation live at least until another one dies."""
+    own, wanted = draft.lives[index].death, draft.lives[other].death
+    if own is not None and (wanted is None or own < wanted):
+        draft.die_before(index, wanted)
+
+
+def has_large_loss(stream: MemoryStream) -> bool:
+    """Return whether the loss holds a share of the activations that is worth a chunked one."""
+    allocations = (stream.allocations[index] for index in loss_indices(stream))
+    size = sum(each.size for each in allocations if SOFTMAX in each.operator)
+    return size > LARGE_LOSS * activation_size(stream) > 0

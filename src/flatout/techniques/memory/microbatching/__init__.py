@@ -21,7 +21,7 @@ from flatout.records.errors import NotApplicable
 from flatout.records.machine import Machine
 from flatout.records.memory_pressure import activation_bytes, is_tight, kept_bytes
 from flatout.records.profile import Profile
-from flatout.records.technique import Effect, Numerics, Rescue, Technique
+from flatout.records.technique import Effect, MemoryOption, Numerics, Rescue, Technique
 from flatout.techniques.memory.chunked_cross_entropy import TABLES_HELD, logits_bytes
 
 if TYPE_CHECKING:
@@ -35,6 +35,8 @@ CHUNKS = (2, 8)
 """Offered: half is the cheapest, an eighth leaves little of the activations."""
 LEAST_PART = 8
 """One in so many bytes of the activations is split at least, whatever the logits are taken for."""
+FORWARD_SHARE = 1 / 3
+"""Of a step's FLOPs: what each part's second forward adds."""
 
 
 @final
@@ -73,6 +75,17 @@ In the loop, with a loss that is a mean over samples, for $chunks parts of equal
             return ()
         per_call = profile.samples_per_step_per_rank / max(1.0, profile.backwards_per_step)
         return [cls(chunks=chunks) for chunks in CHUNKS if chunks <= per_call]
+
+    @classmethod
+    def memory_options(cls) -> Sequence[MemoryOption]:
+        """Return what it makes of a traced step."""
+        return [
+            MemoryOption(
+                why="the loop stays as it is; each part's forward is run again",
+                cost=lambda *_: 1 + FORWARD_SHARE,
+                splits_by="chunks",
+            )
+        ]
 
     def predict(self, profile: Profile, machine: Machine) -> Effect:
         """Expect forward twice, and the activations of one part; the logits are joined again."""

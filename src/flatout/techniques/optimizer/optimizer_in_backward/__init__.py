@@ -12,11 +12,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, final
 
+from flatout.analysis.stream_changes import BUCKETS, without_optimizer_temporaries
 from flatout.records.errors import NotApplicable
 from flatout.records.machine import Machine
 from flatout.records.memory_pressure import is_tight, parameter_bytes
+from flatout.records.memory_stream import Component, Draft, MemoryStream, Phase
 from flatout.records.profile import Profile
-from flatout.records.technique import Effect, Numerics, Rescue, Technique
+from flatout.records.technique import (
+    Effect,
+    MemoryOption,
+    Numerics,
+    PlannedDevice,
+    Rescue,
+    Technique,
+)
 
 if TYPE_CHECKING:
     from flatout.techniques.optimizer.optimizer_in_backward.updates_in_backward import Watch
@@ -29,6 +38,9 @@ _WATCHES: "dict[OptimizerInBackward, Watch]" = {}
 """
 COST_SHARE = 0.05
 """Of the step: 0.96x and 0.94x for a small GPT (two runs of the suite techniques, n=3 each)."""
+READS_GRADIENTS = ("aten._foreach_norm", "aten.linalg_vector_norm", "aten.reciprocal")
+"""Operators that make one number between backward and update: the norms that clipping takes, and
+the inverse scale of a GradScaler."""
 
 
 @final
@@ -56,6 +68,18 @@ With an optimizer for each parameter, and no optimizer.step() in the loop:
         is_single = profile.backwards_per_step <= 1 and len(profile.optimizers) == 1
         is_alone = len(profile.ranks) < 2
         return [cls()] if is_single and is_alone and is_tight(profile, machine) else ()
+
+    @classmethod
+    def memory_options(cls) -> Sequence[MemoryOption]:
+        """Return what it makes of a traced step."""
+        return [
+            MemoryOption(
+                why="each gradient is used and freed at once; not with accumulation or clipping",
+                change=with_updates_in_backward,
+                helps=may_step_in_backward,
+                group="update",
+            )
+        ]
 
     def predict(self, profile: Profile, machine: Machine) -> Effect:
         """Expect the gradients back, and a little longer steps."""
@@ -90,3 +114,31 @@ With an optimizer for each parameter, and no optimizer.step() in the loop:
             raise NotApplicable(reason)
         step_in_backward(optimizer)
         return optimizer
+
+
+def with_updates_in_backward(stream: MemoryStream) -> MemoryStream:
+    """Each gradient is used and freed as soon as it is there; one update at a time."""
+    draft = Draft(without_optimizer_temporaries(stream))
+    for index, allocation in enumerate(draft.stream.allocations):
+        if allocation.component is Component.GRADIENTS:
+            draft.die_before(index, draft.lives[index].birth + 1)
+    return draft.build()
+
+
+def may_step_in_backward(stream: MemoryStream, device: PlannedDevice) -> bool:
+    """Return whether a gradient may be used when it comes.
+
+    Not where ranks have yet to average it, another backward adds to it, or all are read at once.
+    """
+    last = stream.steps - 1
+    if device.gpus > 1 or any(each.operator == BUCKETS for each in stream.allocations):
+        return False
+    backwards = sum(mark.phase is Phase.BACKWARD and mark.step == last for mark in stream.marks)
+    is_read = any(
+        each.step == last
+        and each.phase in (Phase.BACKWARD, Phase.OPTIMIZER)
+        and not each.shape
+        and each.operator.startswith(READS_GRADIENTS)
+        for each in stream.allocations
+    )
+    return backwards == 1 and not is_read

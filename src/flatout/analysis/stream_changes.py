@@ -12,7 +12,15 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
-from flatout.planner.stream import Allocation, Component, Draft, Life, MemoryStream, Phase, lives_of
+from flatout.records.memory_stream import (
+    Allocation,
+    Component,
+    Draft,
+    Life,
+    MemoryStream,
+    Phase,
+    lives_of,
+)
 
 BLOCK = re.compile(r"(?:[^.]*[^.\d][^.]*\.)*?\d+(?=\.|$)")
 """A module's name up to its first number: what a model repeats."""
@@ -107,15 +115,10 @@ def _phase_at(stream: MemoryStream, position: int) -> Phase:
     return phase
 
 
-BLOCK_SIZE = 256
-"""Elements that share a scale in bitsandbytes' optimizers."""
-MIN_8BIT = 4096
-"""bitsandbytes keeps smaller tensors in fp32 (min_8bit_size)."""
 FP32_BYTES = 4
 BUCKETS = "buckets"
 """The operator of what data parallelism reduces gradients in."""
-LOSS_BACKWARD = "nll_loss_backward"
-"""The operator that makes the gradient of the log-probabilities."""
+HALF = ("bfloat16", "float16")
 EXPENSIVE = ("mm", "linear", "attention", "convolution")
 """Results of such operators are kept by selective checkpointing: they cost FLOPs to make again."""
 
@@ -126,25 +129,6 @@ def without_optimizer_temporaries(stream: MemoryStream) -> MemoryStream:
     for index, allocation in enumerate(stream.allocations):
         if allocation.phase is Phase.OPTIMIZER and allocation.component is Component.TEMPORARIES:
             draft.drop(index)
-    return draft.build()
-
-
-def optimizer_in_backward(stream: MemoryStream) -> MemoryStream:
-    """Each gradient is used and freed as soon as it is there; one update at a time."""
-    draft = Draft(without_optimizer_temporaries(stream))
-    for index, allocation in enumerate(draft.stream.allocations):
-        if allocation.component is Component.GRADIENTS:
-            draft.die_before(index, draft.lives[index].birth + 1)
-    return draft.build()
-
-
-def half_precision(stream: MemoryStream) -> MemoryStream:
-    """Autocast: what products make has two bytes instead of four; all else stays as it is."""
-    draft = Draft(stream)
-    for index, allocation in enumerate(stream.allocations):
-        is_made = allocation.component in (Component.ACTIVATIONS, Component.TEMPORARIES)
-        if is_made and allocation.dtype == "float32" and is_expensive(allocation):
-            draft.resize(index, -(-allocation.size // 2))
     return draft.build()
 
 
@@ -173,55 +157,6 @@ def with_buckets(stream: MemoryStream) -> MemoryStream:
     return draft.build("gradients are reduced in buckets: a second copy of them is assumed")
 
 
-def eight_bit_optimizer(stream: MemoryStream) -> MemoryStream:
-    """One byte a number and one scale for 256 of them instead of fp32, and a fused update."""
-
-    def size(allocation: Allocation) -> int:
-        count = allocation.size // FP32_BYTES
-        if allocation.dtype not in ("float32", "") or count < MIN_8BIT:
-            return allocation.size
-        return count + -(-count // BLOCK_SIZE) * FP32_BYTES
-
-    return _resized(without_optimizer_temporaries(stream), Component.OPTIMIZER, size)
-
-
-def adafactor(stream: MemoryStream) -> MemoryStream:
-    """No first moment, and of matrices only the sums of rows and columns of the second.
-
-    The traced optimizer is taken to be one of Adam's kind: two states a parameter.
-    """
-
-    def size(allocation: Allocation) -> int:
-        if len(allocation.shape) < 2:
-            return allocation.size // 2
-        *lead, rows, columns = allocation.shape
-        return prod(lead) * (rows + columns) * FP32_BYTES // 2
-
-    return _resized(stream, Component.OPTIMIZER, size)
-
-
-def low_rank(stream: MemoryStream, rank: int) -> MemoryStream:
-    """LoRA: gradients and optimizer state of two thin matrices beside each frozen one.
-
-    Vectors stay frozen. Activations are kept as they are, which is an upper bound.
-    """
-
-    def size(allocation: Allocation) -> int:
-        if len(allocation.shape) < 2:
-            return 0
-        rows, columns = allocation.shape[0], prod(allocation.shape[1:])
-        itemsize = allocation.size // max(1, rows * columns)
-        return min(allocation.size, rank * (rows + columns) * max(1, itemsize))
-
-    smaller = _resized(stream, Component.GRADIENTS, size)
-    smaller = _resized(smaller, Component.OPTIMIZER, size)
-    draft = Draft(smaller)
-    for index, allocation in enumerate(smaller.allocations):
-        if allocation.phase is Phase.OPTIMIZER and allocation.component is Component.TEMPORARIES:
-            draft.resize(index, size(allocation))
-    return draft.build()
-
-
 def sharded(stream: MemoryStream, stage: int, shards: int) -> MemoryStream:
     """ZeRO: optimizer state, from stage 2 on gradients, with 3 parameters, spread over GPUs.
 
@@ -233,7 +168,7 @@ def sharded(stream: MemoryStream, stage: int, shards: int) -> MemoryStream:
     parts += [Component.PARAMETERS] if stage > 2 else []
     result = stream
     for part in parts:
-        result = _resized(result, part, lambda allocation: -(-allocation.size // shards))
+        result = resized(result, part, lambda allocation: -(-allocation.size // shards))
     draft = Draft(result)
     for index, allocation in enumerate(result.allocations):
         if allocation.phase is Phase.OPTIMIZER and allocation.component is Component.TEMPORARIES:
@@ -242,32 +177,6 @@ def sharded(stream: MemoryStream, stage: int, shards: int) -> MemoryStream:
         start = next((mark.at for mark in stream.marks if mark.phase is not Phase.SETUP), 0)
         draft.add(_gathered(stream), start, None)
     return draft.build()
-
-
-def chunked_loss(stream: MemoryStream, chunks: int) -> MemoryStream:
-    """The loss is computed a few rows at a time.
-
-    Log-probabilities and their gradient exist in parts. The logits, of which torch's own loss keeps
-    nothing, stay until backward, and so does their gradient.
-    """
-    draft = Draft(stream)
-    logits: int | None = None
-    for index in loss_indices(stream):
-        allocation = stream.allocations[index]
-        is_softmax = SOFTMAX in allocation.operator and allocation.phase is Phase.FORWARD
-        if is_softmax or LOSS_BACKWARD in allocation.operator:
-            draft.resize(index, -(-allocation.size // chunks))
-        if is_softmax and logits is not None:
-            _live_as_long(draft, logits, index)
-        logits = index
-    return draft.build()
-
-
-def _live_as_long(draft: Draft, index: int, other: int) -> None:
-    """Let an allocation live at least until another one dies."""
-    own, wanted = draft.lives[index].death, draft.lives[other].death
-    if own is not None and (wanted is None or own < wanted):
-        draft.die_before(index, wanted)
 
 
 def checkpointed(
@@ -304,11 +213,6 @@ def selectively_checkpointed(stream: MemoryStream) -> MemoryStream:
     return checkpointed(stream, keeps=is_expensive)
 
 
-def offloaded(stream: MemoryStream) -> MemoryStream:
-    """A block's activations lie on the host from its forward's end to its backward."""
-    return checkpointed(stream)
-
-
 def is_expensive(allocation: Allocation) -> bool:
     """Return whether making a result again would cost FLOPs."""
     return any(word in allocation.operator for word in EXPENSIVE)
@@ -343,9 +247,10 @@ def _after(draft: Draft, index: int, wanted: int) -> int | None:
     return None if death is None else max(death, wanted) + 1
 
 
-def _resized(
+def resized(
     stream: MemoryStream, part: Component, size: Callable[[Allocation], int]
 ) -> MemoryStream:
+    """Return the stream with other sizes of all allocations of one component."""
     draft = Draft(stream)
     for index, allocation in enumerate(stream.allocations):
         if allocation.component is part:
@@ -367,3 +272,35 @@ def _gathered(stream: MemoryStream) -> Allocation:
     return replace(
         example, size=size, component=Component.TEMPORARIES, operator="all_gather", shape=()
     )
+
+
+def is_half(stream: MemoryStream) -> bool:
+    """Return whether most bytes that products make are of half precision."""
+    made = [a for a in stream.allocations if "mm" in a.operator or "convolution" in a.operator]
+    half = sum(a.size for a in made if a.dtype in HALF)
+    return 2 * half > sum(a.size for a in made)
+
+
+def has_blocks(stream: MemoryStream) -> bool:
+    """Return whether a block of the model has activations to give up."""
+    return bool(regions_of(stream))
+
+
+def has_state(stream: MemoryStream) -> bool:
+    """Return whether the optimizer keeps tensors."""
+    return any(a.component is Component.OPTIMIZER and a.shape for a in stream.allocations)
+
+
+def activation_size(stream: MemoryStream) -> int:
+    """Return the bytes of all activations of the last step."""
+    last = stream.steps - 1
+    return sum(
+        a.size
+        for a in stream.allocations
+        if a.component is Component.ACTIVATIONS and a.step == last
+    )
+
+
+def has_optimizer_temporaries(stream: MemoryStream) -> bool:
+    """Return whether a fused update would lower the memory in use at any time."""
+    return without_optimizer_temporaries(stream).alive() != stream.alive()
