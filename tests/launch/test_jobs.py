@@ -14,6 +14,7 @@ from flatout.launch.trial_folders import (
     lives,
     started_ticks,
 )
+from flatout.records.errors import UserError
 
 
 def ended_process():
@@ -125,3 +126,15 @@ def test_an_announcement_that_is_no_such_file_is_no_job(tmp_path, kind):
         path.write_text('{"kind": "run", "workload": "t", "began_at": 1, "owner": ' + text + "}")
 
     assert find_job(tmp_path) is None
+
+
+def test_no_trial_begins_where_a_killed_one_left_originals_in_a_folder_below(tmp_path, monkeypatch):
+    (tmp_path / "work/deep/down").mkdir(parents=True)
+    (tmp_path / "work/deep/down/.flatout-journal-trial-x").write_text("")
+    monkeypatch.setattr(trial_folders, "can_overlay", lambda *_: False)
+
+    with (
+        pytest.raises(UserError, match="put them back first: flatout restore"),
+        trial_folders.hold_working_folder(tmp_path / "work", tmp_path, is_free=False),
+    ):
+        pass

@@ -142,7 +142,8 @@ class JournalWriter:
         descriptor = _open(folder / self.name)
         with contextlib.suppress(OSError):  # a file system without locks
             fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        if any(path.name != self.name and is_used(path) for path in copies_in(folder)):
+        if any(path.name != self.name for path in copies_in(folder)):
+            # Also of one that was killed: whose originals are whose could not be known any more.
             raise OSError(errno.EBUSY, "another trial has moved files aside there")
         with _opened(folder) as number:
             os.fsync(number)

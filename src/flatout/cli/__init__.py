@@ -1,5 +1,6 @@
 """The command line: one verb, one file, imported only when it runs."""
 
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -21,8 +22,22 @@ LOOKING = frozenset({"compare", "doctor", "techniques", "watch"})
 
 
 def main() -> None:
-    """Run flatout as a program: parse, do, exit."""
-    sys.exit(call(sys.argv[1:]))
+    """Run flatout as a program: parse, do, exit.
+
+    SIGTERM and SIGHUP end it as Ctrl-C does, so that the user's files are as before when it is
+    gone. Where they are ignored (nohup) they stay so.
+    """
+    heard: list[int] = []
+
+    def stop(number: int, _frame: object) -> None:
+        heard.append(number)
+        raise KeyboardInterrupt
+
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) == signal.SIG_DFL:
+            signal.signal(number, stop)
+    code = call(sys.argv[1:])
+    sys.exit(128 + heard[0] if heard and code == INTERRUPTED else code)
 
 
 def call(arguments: Sequence[str]) -> int:

@@ -299,9 +299,21 @@ def restore(root: Path, was: Path | None = None) -> tuple[Undone, int]:
     return undone, num_used
 
 
+MAX_SEARCHED = 20_000
+"""Files below a folder among which copies of journals are looked for; more would cost seconds."""
+
+
 def stale_copies(folder: Path) -> list[Path]:
-    """Return the copies of journals in a folder whose trial does not run any more."""
-    return [path for path in copies_in(folder) if not is_used(path)]
+    """Return the copies of journals below a folder whose trial does not run any more."""
+    found: list[Path] = []
+    searched = 0
+    for place, _, names in os.walk(folder):
+        if any(name.startswith(BESIDE) for name in names):
+            found += [path for path in copies_in(Path(place)) if not is_used(path)]
+        searched += len(names)
+        if searched > MAX_SEARCHED:
+            break
+    return found
 
 
 def _restore_trial(copies: Sequence[Path], root: Path, was: Path | None, undone: Undone) -> None:

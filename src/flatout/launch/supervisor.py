@@ -35,6 +35,8 @@ from flatout.launch import overlay
 from flatout.launch.rollback import rollback
 from flatout.records.input_files import MAX_OWN_BYTES, read_json
 
+ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+"""Ends a trial, whoever sends it: some send them to all processes of a user or a container."""
 POLL_S = 0.05
 """How often the child is looked at; a trial lasts seconds."""
 GRACE_S = 2.0
@@ -65,7 +67,8 @@ def main(argv: list[str]) -> int:
     spec["environment"] = json.load(sys.stdin)
     adopt_orphans()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, _raise_exit)
+    for number in ENDING:
+        signal.signal(number, _raise_exit)
     folder = Path(spec["folder"])
     started = time.monotonic()
     ending: dict[str, Any] = {}
@@ -73,6 +76,8 @@ def main(argv: list[str]) -> int:
         child, is_overlaid = _start(spec)
         ending = _watch(child, spec, started) | {"is_overlaid": is_overlaid}
     finally:
+        for number in ENDING:  # a rollback is not left half done
+            signal.signal(number, signal.SIG_IGN)
         ending["orphans"] = len(without_cleaners(descendants(os.getpid())))
         kill_descendants(os.getpid())
         await_descendants(os.getpid())

@@ -9,7 +9,8 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,9 @@ SUPERVISE = (
 )
 """What the supervisor runs: nothing that is installed, or in the user's folder, comes before the
 standard library that it needs."""
+POLL_S = 0.02
+PATIENT = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""Signals that wait for the end of a rollback."""
 MAX_LOG_CHARACTERS = 20_000
 """The end of a script's output that is looked at."""
 TRACE = "memory-"
@@ -144,18 +148,21 @@ def _run_alone(
                 pass_fds=(life_line,) if lock is None else (life_line, lock),
                 start_new_session=True,
             )
-        supervisor.wait()
+        _await(supervisor)
         ending = _read_ending(folder)
         _keep(folder, options.child.get("keep", ()), keep)
     finally:
-        os.close(our_end)
-        os.close(life_line)
-        if supervisor is not None:
-            _end(supervisor)
-            if not (folder / "ending.json").exists():
-                for line in _undo(folder).differences:  # the supervisor was killed
-                    sys.stderr.write(f"flatout: {line}\n")
-        _discard(folder)
+        # A second Ctrl-C waits until the user's files are as before; SIGQUIT does not, and leaves
+        # that to the supervisor.
+        with _uninterrupted():
+            os.close(our_end)
+            os.close(life_line)
+            if supervisor is not None:
+                _end(supervisor)
+                if not (folder / "ending.json").exists():
+                    for line in _undo(folder).differences:  # the supervisor was killed
+                        sys.stderr.write(f"flatout: {line}\n")
+            _discard(folder)
     changed = changed_files(before, workload.folder) if options.is_protected else ()
     for line in ending["kept"]:
         sys.stderr.write(f"flatout: {line}\n")
@@ -180,9 +187,16 @@ def _cache_folders() -> list[Path]:
     named = Path(os.environ.get("XDG_CACHE_HOME", ""))
     if named.is_absolute():
         return [named / "flatout"]
-    with contextlib.suppress(RuntimeError):  # neither HOME nor an entry for this user
-        return [Path.home() / ".cache" / "flatout"]
-    return []
+    home = _home()
+    return [] if home is None else [home / ".cache" / "flatout"]
+
+
+def _home() -> Path | None:
+    """Return the user's home; None where there is neither HOME nor an entry for this user."""
+    try:
+        return Path.home()
+    except RuntimeError:
+        return None
 
 
 def byte_code(environment: Mapping[str, str]) -> dict[str, str]:
@@ -282,14 +296,15 @@ def not_journaled(environment: Mapping[str, str]) -> list[str]:
 
     Memory in /dev/shm is among them: each process would copy what others made there for a batch.
     """
+    home = _home() or scratch_root()
     named = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "HF_HOME", "TORCH_HOME", "TMPDIR")
     return [
         *("/dev", "/proc", "/sys"),
         str(scratch_root()),
-        str(environment.get("XDG_CACHE_HOME") or Path.home() / ".cache"),
+        str(environment.get("XDG_CACHE_HOME") or home / ".cache"),
         str(Path(tempfile.gettempdir()) / f"torchinductor_{user_name()}"),
         # Triton's own: rolled back, every kernel would be compiled and tuned anew in each trial.
-        str(Path(environment.get("TRITON_HOME") or Path.home()) / ".triton"),
+        str(Path(environment.get("TRITON_HOME") or home) / ".triton"),
         *(environment[name] for name in named if environment.get(name)),
     ]
 
@@ -358,6 +373,31 @@ def _keep(folder: Path, names: Sequence[str], keep: Path | None) -> None:
     for name in names:
         for found in folder.glob(name):
             shutil.move(found, keep / found.name)
+
+
+@contextlib.contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Let Ctrl-C and its like wait; what was heard already is raised at the end."""
+    late = None
+    try:
+        signal.pthread_sigmask(signal.SIG_BLOCK, PATIENT)
+    except KeyboardInterrupt as error:  # blocked all the same
+        late = error
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, PATIENT)
+    if late is not None:
+        raise late
+
+
+def _await(supervisor: "subprocess.Popen[bytes]") -> None:
+    """Wait for the supervisor; two interrupts inside of `Popen.wait` would leave it locked."""
+    is_over = False
+    while not is_over:
+        with _uninterrupted():
+            is_over = supervisor.poll() is not None
+        time.sleep(0.0 if is_over else POLL_S)
 
 
 def _end(supervisor: "subprocess.Popen[bytes]") -> None:

@@ -1,0 +1,86 @@
+"""What docs/faults.md promises about code, folders and the page itself."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from flatout.agent import journal_file
+from flatout.agent.journal_file import JournalWriter
+from tests.paths import ROOT
+
+CODE_FROM_DATA = "S102,S301,S302,S306,S307,S701"
+"""ruff's names for exec, pickle, marshal, mktemp, eval, and templates that escape nothing."""
+KNOWN = {
+    "src/flatout/data/values.py": "S301",
+    "src/flatout/kernels/sdpa_rewrite.py": "S102",
+}
+PLANTED = ("json", "torch", "numpy", "click", "rich", "sitecustomize", "usercustomize", "conftest")
+
+
+def test_every_test_that_the_page_names_exists():
+    named = set(re.findall(r"`(test_\w+)`", (ROOT / "docs/faults.md").read_text()))
+    sources = "".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
+
+    assert [name for name in sorted(named) if f"def {name}(" not in sources] == []
+
+
+def test_code_is_made_of_data_in_known_places_only():
+    ruff = Path(sys.executable).with_name("ruff")
+    if not ruff.exists():
+        pytest.skip("ruff is not installed")
+    words = ["check", "--ignore-noqa", "--select", CODE_FROM_DATA, "--output-format", "concise"]
+    done = subprocess.run(
+        [str(ruff), *words, "src"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+
+    found = dict(re.findall(r"^(src/\S+?\.py):\d+:\d+: (S\d+)", done.stdout, re.MULTILINE))
+    assert found == KNOWN
+
+
+@pytest.mark.parametrize("words", [["techniques"], ["compare", "a.json", "a.json"]])
+def test_a_hostile_folder_runs_no_code(tmp_path, words):
+    for name in PLANTED:
+        (tmp_path / f"{name}.py").write_text("open('ran', 'w').close()\n")
+    plain = (ROOT / "tests/reporting/data/profile_busy.json").read_text()
+    (tmp_path / "a.json").write_text(plain)
+    code = "import sys; from flatout.cli import main; main()"
+
+    done = subprocess.run(
+        [sys.executable, "-I", "-c", code, *words],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert done.returncode in (0, 1), done.stderr
+    assert not (tmp_path / "ran").exists()
+
+
+def test_an_original_moves_only_after_its_note_is_on_the_disk(tmp_path, monkeypatch):
+    """Power loss as far as the order of calls shows it: what is written is synced in that call."""
+    calls = []
+    for name in ("write", "fsync"):
+        real = getattr(os, name)
+
+        def noted(number, *data, name=name, real=real):
+            calls.append((name, str(Path(f"/proc/self/fd/{number}").readlink())))
+            return real(number, *data)
+
+        monkeypatch.setattr(journal_file.os, name, noted)
+    (tmp_path / "trial").mkdir()
+    (tmp_path / "work").mkdir()
+    copy = str(tmp_path / "work/.flatout-journal-trial")
+
+    JournalWriter(tmp_path / "trial").note_original("moved", str(tmp_path / "work/a"), "b")
+
+    assert calls == [
+        ("write", str(tmp_path / "trial/journal")),
+        ("fsync", str(tmp_path / "work")),
+        ("write", copy),
+        ("fsync", copy),
+    ]
