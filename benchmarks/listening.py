@@ -11,15 +11,16 @@ import json
 import os
 import random
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from flatout.records.trial_spec import TrialSpec
 
 RESULT = "switched.json"
 ABSENT = object()
 
 
-def install(spec: Mapping[str, Any]) -> None:
+def install(spec: TrialSpec) -> None:
     """Install a measurement as a trial does, and the switch around it."""
     import torch
     from torch.utils.data import dataloader
@@ -54,11 +55,11 @@ FETCHERS = ("_MapDatasetFetcher", "_IterableDatasetFetcher")
 class Switch:
     """Puts the originals back and the listeners in again, and keeps the step times of both."""
 
-    def __init__(self, session: Any, spec: Mapping[str, Any], places: list[Any]) -> None:
+    def __init__(self, session: Any, spec: TrialSpec, places: list[Any]) -> None:
         self.session, self.places = session, places
-        self.path = Path(spec["folder"]) / RESULT
-        self.warmup, self.block = spec["switch"]["warmup"], spec["switch"]["block"]
-        self.random = random.Random(spec["switch"]["seed"])
+        self.path = Path(spec.folder) / RESULT
+        self.warmup, self.block = spec.details["warmup"], spec.details["block"]
+        self.random = random.Random(spec.details["seed"])
         self.owner = os.getpid()
         self.patches: list[tuple[Any, str, Any, Any]] = []
         self.hooks: list[tuple[Any, dict[Any, Any]]] = []

@@ -19,10 +19,9 @@ from benchmarks.bench import Bench, Record, TrialFailedError
 from benchmarks.listening import RESULT
 from flatout.agent.step_sampler import SHORT_S
 from flatout.launch.trial_process import ProcessOptions, run_process
-from flatout.records.json_records import to_plain
-from flatout.records.recipe import Recipe
 from flatout.records.statistics import student_quantile
 from flatout.records.trial import Workload
+from flatout.records.trial_spec import TrialSpec
 from flatout.records.units import format_ms
 from flatout.techniques.compute.cpu_allocator import GLIBC_VARIABLES
 from flatout.workflow.demo import scenarios
@@ -167,20 +166,18 @@ def run_once(bench: Bench, job: Job, seed: int) -> Mapping[str, Any]:
         target=str(job.target), arguments=job.arguments, folder=bench.work, python=sys.executable
     )
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    child = {
-        "mode": "measure",
-        "recipe": to_plain(Recipe()),
-        "measure_s": LIMIT_S,
-        "probes": TIMED_PROBES,
-        "rests_below_s": SHORT_S,
-        "switch": {"warmup": WARMUP, "block": job.block, "seed": seed},
-        "keep": [RESULT],
-    }
+    spec = TrialSpec(
+        measure_s=LIMIT_S,
+        probes=TIMED_PROBES,
+        rests_below_s=SHORT_S,
+        details={"warmup": WARMUP, "block": job.block, "seed": seed},
+    )
     ending = run_process(
         workload,
         ProcessOptions(
             entry="benchmarks.listening",
-            child=child,
+            spec=spec,
+            keep=(RESULT,),
             environment={**os.environ, **GLIBC_VARIABLES, "PYTHONPATH": path},
             limit_s=LIMIT_S,
         ),

@@ -9,6 +9,7 @@ from flatout.agent.hooks.step import _Backward
 from flatout.agent.session import Session
 from flatout.records.errors import NotApplicable
 from flatout.records.technique import Numerics, Technique
+from flatout.records.trial_spec import TrialSpec
 
 NAME = __name__.rpartition(".")[2]
 
@@ -40,7 +41,7 @@ class Late(Technique):
 
 
 def session_of(technique):
-    return Session({"mode": "measure", "recipe": {}, "folder": ""}, (technique,))
+    return Session(TrialSpec(mode="measure", folder=""), (technique,))
 
 
 @pytest.mark.parametrize(

@@ -6,12 +6,13 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from flatout.agent.hooks import loader as seam
 from flatout.agent.session import Session
+from flatout.records.trial_spec import TrialSpec
 from tests.techniques.data.samples import Numbers
 
 
 @pytest.fixture
 def session():
-    return Session({})
+    return Session(TrialSpec())
 
 
 def watched(session):

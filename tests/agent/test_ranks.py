@@ -6,7 +6,7 @@ from flatout.agent.ranks import AHEAD, Ranks, rank_and_size
 def rank_of(number, folder, monkeypatch, size=3):
     monkeypatch.setenv("RANK", str(number))
     monkeypatch.setenv("WORLD_SIZE", str(size))
-    rank = Ranks({"folder": str(folder)})
+    rank = Ranks(str(folder))
     rank.progress(1)
     return rank
 
@@ -59,7 +59,7 @@ def test_leaving_waits_for_the_others(tmp_path, monkeypatch):
 def test_single_process_is_alone(rank, size, tmp_path, monkeypatch):
     monkeypatch.setenv("RANK", rank)
     monkeypatch.setenv("WORLD_SIZE", size)
-    alone = Ranks({"folder": str(tmp_path)})
+    alone = Ranks(str(tmp_path))
 
     alone.progress(5)
     alone.agree_to_stop()
@@ -72,7 +72,7 @@ def test_single_process_is_alone(rank, size, tmp_path, monkeypatch):
 
 
 def test_group_that_is_made_long_after_the_start_is_not_entered(tmp_path, monkeypatch):
-    late = Ranks({"folder": str(tmp_path)})
+    late = Ranks(str(tmp_path))
     late.progress(20)
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")

@@ -10,6 +10,7 @@ from flatout.agent.events import Segment
 from flatout.agent.measuring.kernels import TRACED_STEPS, DeviceTrace
 from flatout.agent.recorder import Recorder
 from flatout.agent.session import Session
+from flatout.records.trial_spec import TrialSpec
 
 TIMED = 20
 
@@ -35,7 +36,7 @@ def recorder(tmp_path, monkeypatch):
     """A recorder that has enough steps on a device and has begun to trace more."""
     monkeypatch.setattr(recording, "KernelTrace", Trace)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-    spec = {"mode": "measure", "folder": str(tmp_path), "measure_s": 9.0, "traces_kernels": True}
+    spec = TrialSpec(folder=str(tmp_path), measure_s=9.0, traces_kernels=True)
     recorder = Recorder(Session(spec))
     recorder.stops = 0
     monkeypatch.setattr(recorder, "_stop", lambda: setattr(recorder, "stops", recorder.stops + 1))

@@ -7,6 +7,7 @@ import pytest
 from flatout.agent.session import Session
 from flatout.records.errors import NotApplicable
 from flatout.records.technique import Numerics, Technique
+from flatout.records.trial_spec import TrialSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +35,7 @@ class Doubler(Technique):
 
 
 def test_technique_changes_the_value():
-    session = Session({}, [Doubler()])
+    session = Session(TrialSpec(), [Doubler()])
 
     assert session.transform("loader", {"batch_size": 4}) == {"batch_size": 8}
     assert list(session.status.values()) == [("applied", "")]
@@ -48,7 +49,7 @@ def test_technique_changes_the_value():
     ],
 )
 def test_technique_in_trouble_leaves_the_value_and_says_so(trouble, status):
-    session = Session({}, [Doubler(trouble=trouble)])
+    session = Session(TrialSpec(), [Doubler(trouble=trouble)])
 
     assert session.transform("loader", {"batch_size": 4}) == {"batch_size": 4}
     assert list(session.status.values()) == [status]
@@ -63,7 +64,7 @@ class Halves(Doubler):
 
 
 def test_a_technique_that_was_refused_at_one_of_its_seams_was_not_applied():
-    session = Session({}, [Halves(trouble="refuse")])
+    session = Session(TrialSpec(), [Halves(trouble="refuse")])
 
     session.transform("loader", {"batch_size": 4})
     session.transform("optimizer", object())
@@ -74,7 +75,7 @@ def test_a_technique_that_was_refused_at_one_of_its_seams_was_not_applied():
 
 def test_a_refusal_counts_only_where_the_technique_never_acted():
     for order in ([{"batch_size": 4}, {}], [{}, {"batch_size": 4}]):
-        session = Session({}, [Picky()])
+        session = Session(TrialSpec(), [Picky()])
         for arguments in order:
             session.transform("loader", arguments)
         session.transform("optimizer", object())
@@ -95,7 +96,7 @@ class Picky(Halves):
 
 @pytest.mark.chaos
 def test_listener_that_fails_is_recorded_and_the_others_go_on():
-    session, heard = Session({}), []
+    session, heard = Session(TrialSpec()), []
 
     def broken(_):
         raise ValueError("probe broke")
@@ -110,11 +111,11 @@ def test_listener_that_fails_is_recorded_and_the_others_go_on():
 
 def test_unknown_event_is_named():
     with pytest.raises(ValueError, match="no event 'batches'"):
-        Session({}).on("batches", print)
+        Session(TrialSpec()).on("batches", print)
 
 
 def test_running_session_keeps_no_segments():
-    session = Session({"mode": "run"})
+    session = Session(TrialSpec(mode="run"))
 
     for _ in range(3):
         session.end_segment(0)
@@ -124,7 +125,7 @@ def test_running_session_keeps_no_segments():
 
 
 def test_a_forked_worker_did_not_train_in_the_thread_that_its_parent_trains_in():
-    session = Session({})
+    session = Session(TrialSpec())
     session.trains_elsewhere = True
 
     session._forked()

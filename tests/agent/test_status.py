@@ -12,6 +12,7 @@ from flatout.agent.events import Segment
 from flatout.agent.session import Session
 from flatout.agent.status import COST, EVERY_S, Publisher, _Loss, device_now
 from flatout.records.phase_clock import NAMES, Clock
+from flatout.records.trial_spec import TrialSpec
 
 
 class Moments:
@@ -31,7 +32,7 @@ def moments():
 
 @pytest.fixture
 def session(moments):
-    session = Session({})
+    session = Session(TrialSpec())
     session.clock = Clock(moments)
     return session
 

@@ -7,6 +7,7 @@ from flatout.agent.hooks.step import MARKED
 from flatout.agent.session import Session
 from flatout.agent.step_sampler import FROM, SHORT_S
 from flatout.records.phase_clock import DATA_WAIT, EVAL, FORWARD, OTHER, SAVE, Clock
+from flatout.records.trial_spec import TrialSpec
 
 STEP_S = 0.002
 BATCH = 32
@@ -17,7 +18,7 @@ class Training:
 
     def __init__(self):
         self.moment = 100.0
-        self.session = Session({"rests_below_s": SHORT_S})
+        self.session = Session(TrialSpec(rests_below_s=SHORT_S))
         self.session.clock = Clock(lambda: self.moment)
         self.session.loaders["a"] = LoaderSeen("a", {"effective_workers": 0}, is_training=True)
         self.session.last_loader, self.session.last_size = "a", BATCH

@@ -6,6 +6,7 @@ import torch
 
 from flatout.agent.recorder import device_facts
 from flatout.agent.session import Session
+from flatout.records.trial_spec import TrialSpec
 
 PLACE = torch.device("cuda:1")
 
@@ -31,7 +32,7 @@ def with_device(monkeypatch, **changes):
     }
     for name, value in (parts | changes).items():
         monkeypatch.setattr(torch.cuda, name, value)
-    session = Session({})
+    session = Session(TrialSpec())
     parameter = SimpleNamespace(device=PLACE)
     session.add_root(SimpleNamespace(parameters=lambda: iter([parameter])))
     return session

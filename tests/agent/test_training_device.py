@@ -8,6 +8,7 @@ import torch
 from flatout.agent import training_device
 from flatout.agent.session import Session
 from flatout.agent.training_device import batch_device, find_cuda_device, find_device, follow
+from flatout.records.trial_spec import TrialSpec
 
 
 def on(*names):
@@ -23,7 +24,7 @@ def optimizer(*names):
 
 
 def session_with(*roots, optimizers=()):
-    session = Session({})
+    session = Session(TrialSpec())
     for each in roots:
         session.add_root(each)
     for each in optimizers:

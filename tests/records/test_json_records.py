@@ -124,7 +124,7 @@ def test_what_is_no_mapping_is_refused():
 
 def test_records_are_read_with_the_standard_library_alone():
     code = (
-        "import sys; import flatout.records.trial, flatout.records.json_records; "
+        "import sys; import flatout.records.trial, flatout.records.trial_spec; "
         "known = set(sys.stdlib_module_names) | {'flatout'}; "
         "print({name.split('.')[0] for name in sys.modules} - known - set(sys.argv[1:]))"
     )

@@ -27,6 +27,7 @@ from torch.nn import functional
 from flatout.agent.session import Session
 from flatout.records import catalogue
 from flatout.records.technique import Numerics, Technique, name_of
+from flatout.records.trial_spec import TrialSpec
 from tests.scripts.techniques.mixture import Mixture
 
 OF_TORCH = ("torch", "torch.nn.functional", "torch.autograd", "torch.random", "torch.optim")
@@ -257,7 +258,7 @@ def digest(tensor):
 
 def once(technique):
     """Return what became of a technique in one training of its own, and what was seen there."""
-    session = Session({"mode": "run", "folder": ""}, [technique])
+    session = Session(TrialSpec(mode="run", folder=""), [technique])
     error, seen = "", Seen()
     try:
         session.start()

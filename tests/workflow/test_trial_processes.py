@@ -4,8 +4,6 @@ import sys
 import pytest
 
 from flatout.launch.trial_process import ProcessOptions, run_process
-from flatout.records.json_records import to_plain
-from flatout.records.recipe import Recipe
 from flatout.records.trial import Workload
 from flatout.tuning.trials import ENTRY
 
@@ -20,12 +18,9 @@ def test_the_environment_of_a_trial_is_in_no_file(tmp_path):
         "print(len(files) > 1, os.environ['MY_TOKEN'] == 'hunter2', found, flush=True)\n"
     )
     workload = Workload(target="look.py", folder=tmp_path, python=sys.executable)
-    child = {"mode": "measure", "recipe": to_plain(Recipe()), "guard": None, "probes": {}}
     environment = {**os.environ, "MY_TOKEN": "hunter2"}
 
-    ending = run_process(
-        workload, ProcessOptions(entry=ENTRY, child=child, environment=environment)
-    )
+    ending = run_process(workload, ProcessOptions(entry=ENTRY, environment=environment))
 
     assert "True True []" in ending.log
 
@@ -42,8 +37,6 @@ def test_a_thread_that_trains_is_noted_before_its_process_ends(tmp_path):
     )
     workload = Workload(target=str(script), folder=tmp_path, python=sys.executable)
 
-    child = {"mode": "measure", "recipe": to_plain(Recipe()), "guard": None, "probes": {}}
-
-    ending = run_process(workload, ProcessOptions(entry=ENTRY, child=child, environment=os.environ))
+    ending = run_process(workload, ProcessOptions(entry=ENTRY, environment=os.environ))
 
     assert ending.trains_elsewhere

@@ -65,7 +65,11 @@ def _enter(spec: Mapping[str, Any]) -> None:
         what = f"{' and '.join(lacking)} not installed there"
         sys.stderr.write(f"flatout: {sys.executable} runs without flatout: {what}\n")
         return
-    importlib.import_module(spec["entry"]).install(spec)
+    # Not before torch: dataclasses take 10 ms, in every process that the script starts.
+    from flatout.records.json_records import from_plain
+    from flatout.records.trial_spec import TrialSpec
+
+    importlib.import_module(spec["entry"]).install(from_plain(TrialSpec, spec))
 
 
 def find_module(

@@ -15,9 +15,8 @@ from flatout.agent.hooks import collectives, loader, model, optimizer, step
 from flatout.agent.session import Session
 from flatout.agent.status import Publisher
 from flatout.records import catalogue
-from flatout.records.json_records import from_plain
-from flatout.records.recipe import Recipe
 from flatout.records.technique import name_of
+from flatout.records.trial_spec import TrialSpec
 
 if TYPE_CHECKING:
     from flatout.agent.recorder import Recorder
@@ -28,22 +27,21 @@ GUARD_RECORDS = "guard*.json"
 """Those of all ranks."""
 
 
-def install(spec: Mapping[str, Any]) -> Session:
+def install(spec: TrialSpec) -> Session:
     """Install everything the trial's specification asks for; called by the boot."""
-    recipe = from_plain(Recipe, spec["recipe"])
-    session = Session(spec, catalogue.build(recipe))
-    _seed(spec.get("seed"))
-    if spec.get("undo"):
+    session = Session(spec, catalogue.build(spec.recipe))
+    _seed(spec.seed)
+    if spec.undo:
         undo_journal.announce_torch_save()
-    if spec.get("guard") is not None:
-        _pin(spec["guard"])
+    if spec.guard is not None:
+        _pin(spec.guard)
     session.start()
-    _publish(session, spec.get("status_folder") or spec["folder"])
+    _publish(session, spec.status_folder or spec.folder)
     for seam in (loader, model, optimizer, step):
         seam.install(session)
-    if spec["mode"] == "run":
+    if spec.mode == "run":
         atexit.register(_tell_not_applied, session)
-        _watch_memory(session, spec["status_folder"], spec.get("plan"))
+        _watch_memory(session, spec.status_folder, spec.plan)
         return session
     from flatout.agent.measuring.attention import AttentionMeter
     from flatout.agent.recorder import Recorder
@@ -51,11 +49,11 @@ def install(spec: Mapping[str, Any]) -> Session:
     AttentionMeter(session).install()
     collectives.install(session)
     recorder = Recorder(session)
-    if spec.get("guard") is not None:
-        _record_for_guard(session, spec["guard"], Path(spec["folder"]) / GUARD_RECORD)
+    if spec.guard is not None:
+        _record_for_guard(session, spec.guard, Path(spec.folder) / GUARD_RECORD)
     recorder.install()
-    _watch_memory(session, spec["folder"])
-    _start_probes(session, recorder, spec.get("probes", {}))
+    _watch_memory(session, spec.folder)
+    _start_probes(session, recorder, spec.probes)
     return session
 
 

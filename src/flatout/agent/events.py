@@ -113,11 +113,11 @@ EMPTY = "empty"
 """A loader came to its end and had not given a batch."""
 
 
-def leave_note(spec: Mapping[str, Any], name: str, found: Mapping[str, Any]) -> None:
+def leave_note(folder: str, name: str, found: Mapping[str, Any]) -> None:
     """Note something once under a name; a process without a trial's folder notes nothing."""
-    if not spec.get("folder"):
+    if not folder:
         return
-    path = Path(spec["folder"]) / f"{name}-{os.getpid()}.json"
+    path = Path(folder) / f"{name}-{os.getpid()}.json"
     with contextlib.suppress(OSError):  # the trial is over
         if not path.exists():
             path.write_text(json.dumps(found), encoding="utf-8")

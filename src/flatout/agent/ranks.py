@@ -9,7 +9,7 @@ import mmap
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +32,8 @@ POLL_S = 0.01
 class Ranks:
     """This process's view of the other ranks; alone until a group or an environment says more."""
 
-    def __init__(self, spec: Mapping[str, Any]) -> None:
-        self.folder = spec.get("folder")
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
         self.rank, self.size = 0, 1
         self.owner = -1
         self.board: memoryview | None = None
@@ -100,7 +100,7 @@ class Ranks:
 
     def _enter(self) -> None:
         found = rank_and_size()
-        if found is None or self.folder is None or found[0] >= MAX_RANKS:
+        if found is None or not self.folder or found[0] >= MAX_RANKS:
             return
         path = Path(self.folder) / BOARD
         with path.open("a+b") as file:

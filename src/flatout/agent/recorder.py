@@ -221,7 +221,7 @@ class Recorder:
         self.session = session
         self.spec = session.spec
         self.device = DeviceClock(session)
-        self.ranks = Ranks(self.spec)
+        self.ranks = Ranks(self.spec.folder)
         self.meter = load_meter()
         self.readings: list[LoadReading] = []
         self.read_at = session.clock.now()
@@ -254,7 +254,7 @@ class Recorder:
         self.garbage.install()
         self.session.on("segments", self.saw_segments)
         self.session.on("enough", self.saw_enough)
-        if self.spec.get("ends_when_refused"):
+        if self.spec.ends_when_refused:
             self.session.on("segment", self._saw_early_segment)
         atexit.register(self.write, "script_ended")
         patching.wrap(sys, "excepthook", self.keeping_error)
@@ -346,7 +346,7 @@ class Recorder:
         self.next_check = max(fewest + 1, int(fewest * CHECK_GROWTH))
         self.check(moment)
         # A wanted number of steps is met the same way in every run: the guard compares them.
-        if self.ranks.is_settled and self.trace is None and self.spec.get("steps") is None:
+        if self.ranks.is_settled and self.trace is None and self.spec.steps is None:
             now = session.clock.now()
             self.check_at = now + (now - moment) / CHECK_SHARE
 
@@ -367,8 +367,8 @@ class Recorder:
 
     def read_load(self) -> None:
         """Note the load of this training: its loader workers and other ranks are not foreign."""
-        root = os.getpid() if self.ranks.is_alone else self.spec.get("root_pid", os.getpid())
-        self.readings.append(self.meter.read(process_tree(root)))
+        root = None if self.ranks.is_alone else self.spec.root_pid
+        self.readings.append(self.meter.read(process_tree(root or os.getpid())))
 
     def load(self) -> dict[str, float]:
         """Return the load while the measured steps ran."""
@@ -390,7 +390,7 @@ class Recorder:
 
     def check(self, moment: float) -> None:
         """Stop when the window is enough, or when time is up."""
-        wanted = self.spec.get("steps")
+        wanted = self.spec.steps
         steps = self.steps.of(self.session.segments)
         if wanted is not None:
             if len(steps) >= wanted:
@@ -398,7 +398,7 @@ class Recorder:
             return
         window = stepping.window_of(steps, self.period())
         # From the first step's end: preparing data and compiling may take longer than the steps.
-        is_late = moment - self.session.segments[0].end > self.spec["measure_s"]
+        is_late = moment - self.session.segments[0].end > self.spec.measure_s
         if window.is_enough and self._awaits_epoch(window) and not is_late:
             return
         if window.is_enough or (is_late and len(window.measured) >= 3):
@@ -420,7 +420,7 @@ class Recorder:
 
     def _begin_trace(self) -> None:
         """On CUDA, look at the kernels of a few more steps; elsewhere stop now."""
-        if not self.device.bounds or not self.spec.get("traces_kernels"):
+        if not self.device.bounds or not self.spec.traces_kernels:
             self._stop()
             return
         if self.device.is_capturing():
@@ -494,7 +494,7 @@ class Recorder:
 
     def _save(self, name: str, found: Mapping[str, Any]) -> None:
         """Write a JSON for the parent, under its final name only when it is whole."""
-        part = Path(self.spec["folder"]) / f"{name}-{os.getpid()}.part"
+        part = Path(self.spec.folder) / f"{name}-{os.getpid()}.part"
         part.write_text(json.dumps(found, default=plain), encoding="utf-8")
         part.replace(part.with_suffix(".json"))
 

@@ -8,7 +8,7 @@ import mmap
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -18,6 +18,7 @@ from flatout.agent.step_sampler import TOLD_TOGETHER, Nap, Pace
 from flatout.records.errors import NotApplicable
 from flatout.records.phase_clock import Clock
 from flatout.records.technique import Technique, name_of, seams_of
+from flatout.records.trial_spec import TrialSpec
 
 if TYPE_CHECKING:
     import torch
@@ -54,9 +55,9 @@ class Session:
     trains_elsewhere = False
     """Whether a thread other than the main one made a backward, which nobody listens to."""
 
-    def __init__(self, spec: Mapping[str, Any], techniques: Iterable[Technique] = ()) -> None:
+    def __init__(self, spec: TrialSpec, techniques: Iterable[Technique] = ()) -> None:
         self.spec = spec
-        self.is_recording = spec.get("mode") not in ("run", "memory")
+        self.is_recording = spec.mode not in ("run", "memory")
         self.techniques = tuple(techniques)
         self.clock = Clock()
         self.segment = Segment()
@@ -73,7 +74,7 @@ class Session:
         """The loss that the script scaled, by the scaled one; kept by the step hook point."""
         self.last_loader = ""
         self.nap = Nap(self)
-        self.pace = Pace(self, spec["rests_below_s"]) if spec.get("rests_below_s") else None
+        self.pace = Pace(self, spec.rests_below_s) if spec.rests_below_s else None
         self.model_facts: list[dict[str, Any]] = []
         self.optimizer_facts: list[dict[str, Any]] = []
         self.reached_at = self.clock.now()
@@ -82,7 +83,7 @@ class Session:
         """Segments of resting steps that nobody was told of yet."""
         self.listeners: dict[str, list[Listener]] = {name: [] for name in EVENTS}
         """By event; a hook point looks here before it calls `fire`, which is what a step feels."""
-        self.signs = _open_signs(spec)
+        self.signs = _open_signs(spec.folder)
         """What the supervisor looks at: a counter, and whether a batch is waited for."""
         self._become_own()
         os.register_at_fork(after_in_child=self._forked)
@@ -94,7 +95,7 @@ class Session:
         What is measured is looked at to the end. The real run may train one model after the other,
         of which two do not fit.
         """
-        return self.spec.get("mode") != "run"
+        return self.spec.mode != "run"
 
     @property
     def roots(self) -> list["torch.nn.Module"]:
@@ -345,9 +346,9 @@ class Session:
             self.thread = NO_THREAD
 
 
-def _open_signs(spec: Mapping[str, Any]) -> "mmap.mmap | bytearray":
-    path = Path(spec.get("folder") or "") / "heartbeat"
-    if not spec.get("folder") or not path.exists():
+def _open_signs(folder: str) -> "mmap.mmap | bytearray":
+    path = Path(folder) / "heartbeat"
+    if not folder or not path.exists():
         return bytearray(2)  # nobody looks
     with path.open("r+b") as file:
         return mmap.mmap(file.fileno(), 0)

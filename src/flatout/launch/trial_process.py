@@ -11,7 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +34,10 @@ from flatout.launch.trial_folders import (
 from flatout.records.errors import UserError
 from flatout.records.files import SOURCE, private_folder, with_boot
 from flatout.records.input_files import MAX_OWN_BYTES, read_json
+from flatout.records.json_records import to_plain
 from flatout.records.secrets import hide_in_text
 from flatout.records.trial import Workload
+from flatout.records.trial_spec import TrialSpec
 
 SUPERVISE = (
     "import sys; sys.path.append(sys.argv.pop(1)); from flatout.launch import supervisor; "
@@ -67,8 +69,10 @@ class ProcessOptions:
 
     entry: str
     """Dotted module whose `install(spec)` runs in the child once torch is imported."""
-    child: Mapping[str, Any] = field(default_factory=dict)
-    """Passed on to `install`, beside the keys that this module adds."""
+    spec: TrialSpec = field(default_factory=TrialSpec)
+    """Passed on to `install`, with what this module fills in."""
+    keep: tuple[str, ...] = ()
+    """Names, with wildcards, of files that the child leaves for its caller."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """The whole environment of the child, before the keys that this module adds."""
     limit_s: float = 300.0
@@ -118,7 +122,7 @@ def run_process(workload: Workload, options: ProcessOptions, keep: Path | None =
     """Run the workload in a supervised child and return its ending.
 
     Everything below the child is gone when this returns, and on an exception too. Files that the
-    child left under the names in `child["keep"]` are moved to the folder `keep`.
+    child left under the names in `options.keep` are moved to the folder `keep`.
     """
     is_free = not options.is_protected or SPEC_VARIABLE in os.environ
     with hold_working_folder(workload.folder, scratch_root(), is_free=is_free) as lock:
@@ -129,7 +133,7 @@ def _run_alone(
     workload: Workload, options: ProcessOptions, keep: Path | None, lock: int | None
 ) -> Ending:
     folder = make_trial_folder(scratch_root())
-    jobs.announce(folder, options.child.get("mode", "trial"), workload.command_line)
+    jobs.announce(folder, options.spec.mode, workload.command_line)
     before = list_files(workload.folder) if options.is_protected else None
     life_line, our_end = os.pipe()
     supervisor: subprocess.Popen[bytes] | None = None
@@ -150,7 +154,7 @@ def _run_alone(
             )
         _await(supervisor)
         ending = _read_ending(folder)
-        _keep(folder, options.child.get("keep", ()), keep)
+        _keep(folder, options.keep, keep)
     finally:
         # A second Ctrl-C waits until the user's files are as before; SIGQUIT does not, and leaves
         # that to the supervisor.
@@ -269,16 +273,18 @@ def _supervisor_spec(
         "life_line": life_line,
         "terminal": _terminal_size(),
         "overlay": options.is_protected and can_overlay(cwd, folder),
-        "child": {
-            **options.child,
-            "entry": options.entry,
-            "folder": str(folder),
-            "prefix": sys.prefix,
-            "seed": options.seed,
-            "descendants_end": True,
-            "undo": str(folder) if options.is_protected else None,
-            "not_journaled": not_journaled(environment),
-        },
+        "child": to_plain(
+            replace(
+                options.spec,
+                entry=options.entry,
+                folder=str(folder),
+                prefix=sys.prefix,
+                seed=options.seed,
+                descendants_end=True,
+                undo=str(folder) if options.is_protected else None,
+                not_journaled=tuple(not_journaled(environment)),
+            )
+        ),
     }
 
 

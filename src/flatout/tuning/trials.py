@@ -27,12 +27,12 @@ from flatout.hardware.counters import CounterSampler, open_sources
 from flatout.launch.trial_process import Ending, ProcessOptions, run_process
 from flatout.records import catalogue
 from flatout.records.errors import describe_exhaustion, is_out_of_memory
-from flatout.records.json_records import to_plain
 from flatout.records.machine import Machine
 from flatout.records.profile import Profile
 from flatout.records.readings import GpuReadings
 from flatout.records.recipe import Recipe
 from flatout.records.trial import Applied, Outcome, Trial, Workload
+from flatout.records.trial_spec import MEASURE_S, TrialSpec
 
 
 def sampler(environment: Mapping[str, str]) -> CounterSampler:
@@ -84,8 +84,6 @@ def _readings(result: Mapping[str, Any], counters: CounterSampler) -> GpuReading
 ENTRY = "flatout.agent.entry"
 MIN_MEASURED = 3
 """Fewer clean steps than this are no measurement, even of a script that ended by itself."""
-MEASURE_S = 25.0
-"""Steady or not, a trial ends after this long in the training loop if it has three clean steps."""
 
 IN_A_THREAD = (
     "the script trains in a thread of its own, and flatout listens to its main thread "
@@ -134,25 +132,24 @@ def run_trial(
         environment = technique.environment(environment)
     if options.cache is not None:
         environment = {**environment, "TORCHINDUCTOR_CACHE_DIR": str(options.cache)}
-    child = {
-        "mode": "guard" if options.guard is not None else "measure",
-        "recipe": to_plain(recipe),
-        "training_loaders": list(recipe.training_loaders),
-        "measure_s": options.measure_s,
-        "ends_when_refused": options.ends_when_refused,
-        "steps": options.steps,
-        "guard": options.guard,
-        "traces_kernels": options.traces_kernels,
-        "rests_below_s": options.rests_below_s,
-        "probes": options.probes,
-        "keep": [GUARD_RECORDS, *options.keep_names],
-    }
+    spec = TrialSpec(
+        mode="guard" if options.guard is not None else "measure",
+        recipe=recipe,
+        measure_s=options.measure_s,
+        ends_when_refused=options.ends_when_refused,
+        steps=options.steps,
+        guard=options.guard,
+        traces_kernels=options.traces_kernels,
+        rests_below_s=options.rests_below_s,
+        probes=options.probes,
+    )
     with sampler(environment) as counters:
         ending = run_process(
             workload,
             ProcessOptions(
                 entry=ENTRY,
-                child=child,
+                spec=spec,
+                keep=(GUARD_RECORDS, *options.keep_names),
                 environment=environment,
                 limit_s=options.limit_s,
                 hang_s=options.hang_s,

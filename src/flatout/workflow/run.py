@@ -33,6 +33,7 @@ from flatout.records.json_records import to_plain
 from flatout.records.recipe import Choice, Recipe
 from flatout.records.technique import Numerics
 from flatout.records.trial import Workload
+from flatout.records.trial_spec import TrialSpec
 from flatout.records.units import format_bytes
 from flatout.tuning.ranking import Search
 from flatout.tuning.rescue import rungs_for, with_rung
@@ -250,7 +251,7 @@ def _train(
     try:
         announce(folder, "run", workload.command_line)
         spec_path = folder / "child.json"
-        spec_path.write_text(json.dumps(_child(recipe, folder, plan)), encoding="utf-8")
+        spec_path.write_text(json.dumps(to_plain(_spec(recipe, folder, plan))), encoding="utf-8")
         armed = armed_environment(environment, spec_path) | {PARENT_VARIABLE: str(os.getpid())}
         with _signals_passed_on() as pass_to:
             child = subprocess.Popen(command_of(workload), cwd=workload.folder, env=armed)
@@ -273,22 +274,15 @@ def with_compile_cache(environment: "Mapping[str, str]", workload: Workload) -> 
     return {"TORCHINDUCTOR_CACHE_DIR": str(cache), **environment}
 
 
-def _child(recipe: Recipe, folder: Path, plan: RunPlan | None) -> dict[str, object]:
-    return {
-        "entry": ENTRY,
-        "mode": "run",
-        "recipe": to_plain(recipe),
-        "training_loaders": list(recipe.training_loaders),
-        "folder": "",
-        "status_folder": str(folder),
-        "plan": plan.for_child() if plan else None,
-        "prefix": sys.prefix,
-        "seed": None,
-        "descendants_end": False,
-        "undo": None,
-        "guard": None,
-        "not_journaled": [],
-    }
+def _spec(recipe: Recipe, folder: Path, plan: RunPlan | None) -> TrialSpec:
+    return TrialSpec(
+        entry=ENTRY,
+        mode="run",
+        recipe=recipe,
+        status_folder=str(folder),
+        plan=plan.for_child() if plan else None,
+        prefix=sys.prefix,
+    )
 
 
 @contextlib.contextmanager

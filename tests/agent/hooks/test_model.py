@@ -19,6 +19,7 @@ from flatout.agent.session import Session
 from flatout.records.profile import ModelFacts
 from flatout.records.recipe import Choice, Recipe
 from flatout.records.trial import Workload
+from flatout.records.trial_spec import TrialSpec
 from flatout.techniques.compile import torch_compile
 from flatout.techniques.compile.regional_compile import RegionalCompile
 from flatout.techniques.compile.torch_compile import TorchCompile
@@ -36,7 +37,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 def trained(*levers, calls=1):
     """Return the session of a model that was called in training, and what it gave."""
-    session = Session({"mode": "measure"}, levers)
+    session = Session(TrialSpec(mode="measure"), levers)
     net = nn.Linear(8, 4)
     _Roots(session).consider(net, nn.Module.__call__)
     run = session.training_calls[id(net)]
@@ -88,7 +89,7 @@ def test_the_technique_that_compiled_a_model_is_named(monkeypatch):
 
 
 def test_a_model_that_no_technique_changes_is_called_without_a_detour():
-    session = Session({"mode": "measure"})
+    session = Session(TrialSpec(mode="measure"))
     net = nn.Linear(8, 4)
 
     _Roots(session).consider(net, nn.Module.__call__)
@@ -98,7 +99,7 @@ def test_a_model_that_no_technique_changes_is_called_without_a_detour():
 
 def test_what_computes_a_weight_is_no_root(monkeypatch):
     monkeypatch.setattr(nn.Module, "__call__", nn.Module.__call__)
-    session = Session({"mode": "measure"})
+    session = Session(TrialSpec(mode="measure"))
     _Roots(session).install()
 
     net = nn.Sequential(orthogonal(nn.Linear(8, 8)), spectral_norm(nn.Linear(8, 4)))
@@ -155,7 +156,7 @@ class Attention(nn.Module):
 @pytest.mark.parametrize("levers", [(), (Bf16Autocast(), Microbatching(chunks=2), SdpaAttention())])
 def test_the_real_run_keeps_no_model_that_the_script_lets_go(monkeypatch, levers):
     monkeypatch.setattr(nn.Module, "__call__", nn.Module.__call__)
-    session = Session({"mode": "run"}, levers)
+    session = Session(TrialSpec(mode="run"), levers)
     roots = _Roots(session)
     roots.install()
     net = Attention().train()
@@ -176,7 +177,7 @@ def test_the_real_run_keeps_no_model_that_the_script_lets_go(monkeypatch, levers
 
 
 def test_what_is_measured_is_kept_to_the_end():
-    session = Session({"mode": "measure"})
+    session = Session(TrialSpec(mode="measure"))
     net = nn.Linear(8, 4)
     _Roots(session).consider(net, nn.Module.__call__)
     alive = weakref.ref(net)
@@ -189,7 +190,7 @@ def test_what_is_measured_is_kept_to_the_end():
 
 
 def test_a_later_model_is_noted_as_unseen_though_the_first_is_gone():
-    session = Session({"mode": "run"})
+    session = Session(TrialSpec(mode="run"))
     net = nn.Linear(8, 4)
     _Roots(session).consider(net, nn.Module.__call__)
     session.knows_roots = True

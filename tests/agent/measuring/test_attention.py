@@ -10,6 +10,7 @@ from flatout.agent.measuring import attention
 from flatout.agent.measuring.attention import OPERATOR, AttentionMeter, unseen
 from flatout.agent.session import Session
 from flatout.kernels import sdpa_rewrite
+from flatout.records.trial_spec import TrialSpec
 from flatout.techniques.compile.torch_compile.compile_watch import CompileWatch
 from flatout.techniques.compute.sdpa_attention import use_fused_attention
 
@@ -44,7 +45,7 @@ def backend_by_dtype(asked):
 
 @pytest.fixture
 def session():
-    found = Session({})
+    found = Session(TrialSpec())
     found.model_facts.append({})
     AttentionMeter(found).install()
     return found

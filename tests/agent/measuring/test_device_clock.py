@@ -10,6 +10,7 @@ from flatout.agent.measuring import device_clock
 from flatout.agent.measuring.device_clock import DeviceClock, phase_seconds
 from flatout.agent.session import Session
 from flatout.records.phase_clock import BACKWARD, FORWARD, NAMES, OTHER
+from flatout.records.trial_spec import TrialSpec
 
 
 class Event:
@@ -52,7 +53,7 @@ def root_on(name):
 
 
 def begin(name="cuda:1"):
-    session = Session({"mode": "measure"})
+    session = Session(TrialSpec(mode="measure"))
     clock = DeviceClock(session)
     session.fire("root", root_on(name))
     return session, clock

@@ -7,6 +7,7 @@ import torch
 
 from flatout.agent.measuring.memory_watch import MemoryWatch, components_of
 from flatout.agent.session import Session
+from flatout.records.trial_spec import TrialSpec
 
 MIB = 2**20
 PLACE = torch.device("cuda:1")
@@ -25,7 +26,7 @@ def device(monkeypatch):
 
 
 def session_on_device():
-    session = Session({})
+    session = Session(TrialSpec())
     root = SimpleNamespace(parameters=lambda: iter([SimpleNamespace(device=PLACE)]))
     session.add_root(root)
     return session

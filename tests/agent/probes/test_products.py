@@ -12,6 +12,7 @@ from flatout.agent.session import Session
 from flatout.analysis.products import attention_flops, seen_products
 from flatout.records import phase_clock as phases
 from flatout.records.trial import Outcome
+from flatout.records.trial_spec import TrialSpec
 from tests.support.probed import SCRIPTS, probed
 
 pytestmark = pytest.mark.slow
@@ -71,7 +72,7 @@ def test_fused_attention_is_counted():
 
 
 def test_products_in_groups_and_in_fp8_are_written_down_and_counted():
-    session = Session({})
+    session = Session(TrialSpec())
     session.clock.push(phases.FORWARD)
     probe = Products(session)
     rows, weights = torch.ones(64, 32).bfloat16(), torch.ones(4, 32, 16).bfloat16()

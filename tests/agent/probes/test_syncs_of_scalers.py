@@ -5,12 +5,13 @@ from torch import nn
 
 from flatout.agent.probes import syncs
 from flatout.agent.session import Session
+from flatout.records.trial_spec import TrialSpec
 
 
 def waits_of(step, monkeypatch):
     """Return what the probe notes of a step; the CPU stands for a device that is waited for."""
     monkeypatch.setattr(syncs, "_is_far", lambda value: isinstance(value, torch.Tensor))
-    probe = syncs.SyncProbe(Session({}), {})
+    probe = syncs.SyncProbe(Session(TrialSpec()), {})
     probe.on_device = True
     probe._watch(torch.Tensor, "item", "item")
     try:

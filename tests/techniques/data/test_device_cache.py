@@ -12,6 +12,7 @@ from torch.utils.data import (
 from flatout.agent import training_device
 from flatout.agent.session import Session
 from flatout.records.errors import NotApplicable
+from flatout.records.trial_spec import TrialSpec
 from flatout.techniques.data import device_cache
 from flatout.techniques.data.device_cache import DeviceCache, batches_on_device
 from flatout.techniques.data.persistent_workers import PersistentWorkers
@@ -246,7 +247,7 @@ def optimizer_on(monkeypatch, name):
     """
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    session = Session({})
+    session = Session(TrialSpec())
     optimizer = torch.optim.SGD([torch.zeros(1, device=name, requires_grad=True)])
     session.add_optimizer(lambda: optimizer)
     monkeypatch.setattr(training_device, "_followed", [lambda: session])

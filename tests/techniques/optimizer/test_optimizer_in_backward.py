@@ -12,6 +12,7 @@ from flatout.agent import training_device
 from flatout.agent.session import Session
 from flatout.records.errors import NotApplicable
 from flatout.records.profile import PeakBytes
+from flatout.records.trial_spec import TrialSpec
 from flatout.techniques.optimizer.optimizer_in_backward import OptimizerInBackward
 from flatout.techniques.optimizer.optimizer_in_backward.updates_in_backward import (
     Watch,
@@ -206,7 +207,7 @@ def test_what_needs_the_gradients_in_between_is_seen_in_the_first_step(spoil, ro
 
 def watched_with_session(monkeypatch, between):
     """Return what stands against it where `between` is done before the first step."""
-    session = Session({"mode": "run"})
+    session = Session(TrialSpec(mode="run"))
     monkeypatch.setattr(training_device, "_followed", [weakref.ref(session)])
     lever, module = OptimizerInBackward(), nn.Linear(4, 4)
     lever.start()

@@ -185,7 +185,7 @@ class _Construction:
         self.session = session
         self.book = AddressBook()
         self.built: list[weakref.ref[Any]] = []
-        self.only = frozenset(session.spec.get("training_loaders", ()))
+        self.only = frozenset(session.spec.recipe.training_loaders)
 
     def install(self, kind: Any) -> None:
         patching.wrap(kind, "__init__", self.through_recipe)
@@ -334,7 +334,7 @@ class _Iteration:
 
     def __init__(self, session: Session) -> None:
         self.session = session
-        self.only = frozenset(session.spec.get("training_loaders", ()))
+        self.only = frozenset(session.spec.recipe.training_loaders)
 
     def install(self, dataloader: Any) -> None:
         patching.wrap(dataloader.DataLoader, "__iter__", self.iterated)
@@ -394,7 +394,7 @@ class _Iteration:
             return
         seen.ends_s.append(took_s)
         if not seen.batches:
-            leave_note(self.session.spec, EMPTY, {"address": seen.address, **seen.asked})
+            leave_note(self.session.spec.folder, EMPTY, {"address": seen.address, **seen.asked})
 
     def begin(self, start: Callable[[Any], Any], loader: Any) -> Any:
         """Start an epoch: torch's iterator, passed through the recipe for training loaders."""

@@ -87,7 +87,7 @@ class _Backward:
         if self.session.trains_elsewhere:
             return
         self.session.trains_elsewhere = True
-        leave_note(self.session.spec, ELSEWHERE, {})
+        leave_note(self.session.spec.folder, ELSEWHERE, {})
 
     def ended(self) -> None:
         """Tell of the end of a backward; without an optimizer it ends the step."""

@@ -49,7 +49,7 @@ class JourneyProbe:
 
     def __init__(self, session: Session, *, times_copies: bool = False) -> None:
         self.session = session
-        self.folder = Path(session.spec["folder"])
+        self.folder = Path(session.spec.folder)
         self.times_copies = times_copies
         self.width = len(NAMES)
         self.parts: dict[int, float] = {}

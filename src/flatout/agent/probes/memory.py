@@ -75,7 +75,7 @@ class MemoryProbe:
         self.steps: int = options.get("steps", STEPS)
         self.listens: bool = options.get("listens", True)
         name = options.get("snapshot")
-        self.snapshot = str(Path(session.spec["folder"]) / name) if name else None
+        self.snapshot = str(Path(session.spec.folder) / name) if name else None
         self.ends: list[StepEnd] = []
         self.operators = 0
         self.facts: dict[str, Any] = {}

@@ -31,7 +31,7 @@ class TraceProbe:
         self.skip = int(options.get("skip", 0))
         self.steps_wanted = int(options.get("steps", ACTIVE_STEPS))
         self.max_bytes = int(options.get("max_bytes", MAX_BYTES))
-        self.folder = Path(session.spec["folder"])
+        self.folder = Path(session.spec.folder)
         self.profiler: Any = None
         self.steps = 0
         self.step_bytes = 0

@@ -30,6 +30,7 @@ from flatout.records.memory_stream import MemoryStream, stream_from_json, stream
 from flatout.records.phase_clock import DATA_WAIT
 from flatout.records.recipe import Recipe
 from flatout.records.trial import Workload
+from flatout.records.trial_spec import TrialSpec
 
 if TYPE_CHECKING:
     from torch import nn
@@ -102,17 +103,15 @@ class ScriptTracer:
             environment = technique.environment(environment)
         if asked.ranks > 1:
             environment = {**environment, **rank_variables(asked.ranks)}
-        child = {
-            "mode": MODE,
-            "recipe": to_plain(asked.recipe),
-            "batch": asked.batch,
-            "device": device,
-            "steps": asked.steps,
-            "capability": list(asked.capability),
-            "keep": [RESULT],
-        }
+        spec = TrialSpec(
+            mode=MODE, recipe=asked.recipe, details={**to_plain(asked), "device": device}
+        )
         options = ProcessOptions(
-            entry=ENTRY, child=child, environment=environment, limit_s=asked.limit_s
+            entry=ENTRY,
+            spec=spec,
+            keep=(RESULT,),
+            environment=environment,
+            limit_s=asked.limit_s,
         )
         with tempfile.TemporaryDirectory(prefix=TRACE, dir=scratch_root()) as name:
             (Path(name) / "spec.json").write_text(
@@ -134,24 +133,26 @@ def _explained(ending: Ending) -> str:
     return f"the script ended with exit code {ending.exit_code} and took no training step{last}"
 
 
-def install(spec: Mapping[str, Any]) -> None:
+def install(spec: TrialSpec) -> None:
     """Set the trace up in the script's process; called by the boot."""
-    recipe = from_plain(Recipe, spec["recipe"])
-    changes = (*catalogue.build(recipe), HostData(batch=spec["batch"]))
+    from flatout.planner.memory_trace import TraceRequest
+
+    asked = from_plain(TraceRequest, spec.details)
+    changes = (*catalogue.build(spec.recipe), HostData(batch=asked.batch))
     session = Session(spec, changes)
-    if spec.get("undo"):
+    if spec.undo:
         undo_journal.announce_torch_save()
     session.start()
     for seam in (loader, model, optimizer, step):
         seam.install(session)
-    _ScriptTrace(session, spec).install()
+    _ScriptTrace(session, asked).install()
 
 
 class _ScriptTrace:
     """Follow the session and write the stream once there were enough steps."""
 
-    def __init__(self, session: Session, spec: Mapping[str, Any]) -> None:
-        self.session, self.spec = session, spec
+    def __init__(self, session: Session, asked: Asked) -> None:
+        self.session, self.asked = session, asked
         self.stack = contextlib.ExitStack()
         self.names: dict[int, str] = {}
         self.number = 0
@@ -163,7 +164,7 @@ class _ScriptTrace:
         """Samples of the batch drawn last, which may be one of an evaluation."""
         self.trained: int | None = None
         """Samples of the largest batch that a step has trained on."""
-        self.steps = int(spec["steps"])
+        self.steps = asked.steps
         self.calls: dict[int, Call | None] = {}
         """The latest call of each compiled root."""
         self.scene: Scene = self._begin()
@@ -172,11 +173,11 @@ class _ScriptTrace:
         """Set the device up and start to record, for the rest of the process."""
         from flatout.planner.tracing import trace
 
-        device = self.spec["device"]
+        device = self.asked.device
         where = self.stack.enter_context(
             trace.scene(
                 device,
-                capability=tuple(self.spec["capability"]),
+                capability=self.asked.capability,
                 is_whole=False,
                 is_real=device == "cpu",
                 moved=self.moved,
@@ -196,7 +197,7 @@ class _ScriptTrace:
 
         on, enter = self.session.on, self.scene.recording.enter
         enter(Phase.SETUP, 0)
-        if self.spec["device"] == "cpu":
+        if self.asked.device == "cpu":
             # What samples are made of comes and goes with each of them, here or in a worker. What a
             # data set keeps from its first sample is missed with it.
             clock = self.session.clock
@@ -221,7 +222,7 @@ class _ScriptTrace:
         from flatout.analysis.stream_changes import BUCKETS
         from flatout.records.memory_stream import Component
 
-        self.steps = int(self.spec["steps"]) + 1
+        self.steps = self.asked.steps + 1
         recording = self.scene.recording
         recording.know(bucket, Component.GRADIENTS)
         birth = recording.find(bucket)
@@ -321,7 +322,7 @@ class _ScriptTrace:
 
         for root in self.session.roots:
             components.know_model(self.scene.recording, root)
-        asked = self.spec["batch"]
+        asked = self.asked.batch
         host = self._host_data()
         batch = self.trained
         if asked is not None and batch != asked:
@@ -346,7 +347,7 @@ class _ScriptTrace:
             return
         self.is_written = True
         text = json.dumps(reply)
-        (Path(self.spec["folder"]) / RESULT).write_text(text, encoding="utf-8")
+        (Path(self.session.spec.folder) / RESULT).write_text(text, encoding="utf-8")
 
     def _host_data(self) -> HostData:
         return next(t for t in self.session.techniques if isinstance(t, HostData))
@@ -357,7 +358,7 @@ class _ScriptTrace:
         from flatout.records.memory_stream import Phase
 
         is_between = self.number > 0 and self.scene.recording.phase is Phase.DATA
-        if is_between and self.number >= int(self.spec["steps"]):
+        if is_between and self.number >= self.asked.steps:
             # Between steps, as an evaluation or a checkpoint is: the steps before it count.
             self._write()
             return
@@ -369,9 +370,9 @@ class _ScriptTrace:
 
     def ended(self) -> None:
         """Say that the script ended without enough steps."""
-        asked, sizes = self.spec["batch"], self._host_data().sizes
+        asked, sizes = self.asked.batch, self._host_data().sizes
         if self.number:
-            if self.number < int(self.spec["steps"]):
+            if self.number < self.asked.steps:
                 self.scene.answers.note(ONE_STEP)
             self._write()
         elif asked is not None and sizes and max(sizes) < asked:
