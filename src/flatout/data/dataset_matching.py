@@ -21,13 +21,14 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property, wraps
+from functools import cache, cached_property, wraps
 from pathlib import Path
 from typing import Any
 from weakref import WeakSet
 
 import numpy as np
 
+from flatout.agent import patching
 from flatout.data import pictures
 from flatout.data.packed_store import Store
 from flatout.data.proof.changes import Watch
@@ -64,7 +65,8 @@ class Redirect:
     def opened(self) -> Iterator[list[int]]:
         """Redirect Pillow in this thread; gives the places that were read, as they are read."""
         read: list[int] = []
-        _install()
+        with _guard:
+            _install()
         before = getattr(_active, "redirect", None)
         _active.redirect = (self, read)
         try:
@@ -91,15 +93,12 @@ _active = threading.local()
 _guard = threading.Lock()
 
 
+@cache
 def _install() -> None:
     """Put the switch into Pillow, once per process; it does nothing where no redirect is active."""
     from PIL import Image
 
-    with _guard:
-        plain = Image.open
-        if getattr(plain, "is_flatout_redirect", False):
-            return
-
+    def redirecting(plain: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(plain)
         def open_redirected(fp: Any, mode: Any = "r", formats: Any = None) -> Any:
             active = getattr(_active, "redirect", None)
@@ -109,8 +108,9 @@ def _install() -> None:
             active[1].append(place)
             return active[0].image(place)
 
-        open_redirected.is_flatout_redirect = True  # type: ignore[attr-defined]
-        Image.open = open_redirected
+        return open_redirected
+
+    patching.wrap(Image, "open", redirecting)
 
 
 COMPARED = 48

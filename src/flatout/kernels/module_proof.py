@@ -15,6 +15,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from flatout.agent import patching
 from flatout.agent.measuring.attention import unseen
 
 TOLERANCE = 1e-9
@@ -88,35 +89,30 @@ def result_of(
 @contextlib.contextmanager
 def plain_computing() -> Iterator[None]:
     """Compute without dropout, autocast and compiled code, so that two runs can be compared."""
-    dropout, functional.dropout = functional.dropout, lambda x, *_, **__: x
     off = [torch.autocast(kind, enabled=False) for kind in ("cpu", "cuda")[: _kinds()]]
-    try:
-        with contextlib.ExitStack() as stack:
-            for context in (*off, torch.compiler.set_stance("force_eager")):
-                stack.enter_context(context)
-            stack.enter_context(unseen())
-            stack.enter_context(_no_attention_dropout())
-            yield
-    finally:
-        functional.dropout = dropout
+    order = patching.Order.TECHNIQUE
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(
+            patching.swapped(functional, "dropout", lambda x, *_, **__: x, order=order)
+        )
+        for context in (*off, torch.compiler.set_stance("force_eager")):
+            stack.enter_context(context)
+        stack.enter_context(unseen())
+        stack.enter_context(
+            patching.wrap(functional, "scaled_dot_product_attention", _without_dropout, order=order)
+        )
+        yield
 
 
 def _kinds() -> int:
     return 2 if torch.cuda.is_available() else 1
 
 
-@contextlib.contextmanager
-def _no_attention_dropout() -> Iterator[None]:
-    operator_, name = functional.scaled_dot_product_attention, "scaled_dot_product_attention"
-
+def _without_dropout(attend: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     def without(*args: Any, **kwargs: Any) -> torch.Tensor:
-        return operator_(*args, **kwargs | {"dropout_p": 0.0})
+        return attend(*args, **kwargs | {"dropout_p": 0.0})
 
-    setattr(functional, name, without)
-    try:
-        yield
-    finally:
-        setattr(functional, name, operator_)
+    return without
 
 
 def doubled(value: torch.Tensor) -> torch.Tensor:

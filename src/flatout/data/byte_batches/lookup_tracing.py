@@ -10,12 +10,13 @@ import functools
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import numpy as np
 import torch
 
+from flatout.agent import patching
 from flatout.data.byte_batches.arrays import ByteArray, LazyArray
 from flatout.data.byte_batches.levels import LEVELS, MIN_BYTES, Grid, Pixels, can_follow, contiguous
 from flatout.data.byte_batches.tensors import FollowTensors, LazyTensor, from_array
@@ -112,17 +113,13 @@ def following() -> Iterator[None]:
     `torch.as_tensor` and `torch.tensor` are replaced by functions that know followed images; other
     threads pass through them to the originals.
     """
-    wanted = [*REPLACED, *replacements()]
-    replaced = [(module, name, getattr(module, name)) for module, name, _ in wanted]
-    for module, name, make in wanted:
-        original = getattr(module, name)
-        setattr(module, name, _only_in_followers(make(original), original))
-    try:
+    with ExitStack() as stack:
+        for module, name, make in (*REPLACED, *replacements()):
+            stack.enter_context(
+                patching.wrap(module, name, functools.partial(_only_in_followers, make))
+            )
         with follow_too():
             yield
-    finally:
-        for module, name, original in replaced:
-            setattr(module, name, original)
 
 
 @contextmanager
@@ -137,9 +134,9 @@ def follow_too() -> Iterator[None]:
         _FOLLOWERS.discard(thread)
 
 
-def _only_in_followers(
-    replacement: Callable[..., Any], original: Callable[..., Any]
-) -> Callable[..., Any]:
+def _only_in_followers(make: Replacement, original: Callable[..., Any]) -> Callable[..., Any]:
+    replacement = make(original)
+
     def choose(*args: Any, **kwargs: Any) -> Any:
         return replacement(*args, **kwargs) if is_following() else original(*args, **kwargs)
 

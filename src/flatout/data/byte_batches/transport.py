@@ -11,7 +11,9 @@ from torch.utils.data import dataloader as iterating
 from torch.utils.data._utils import collate as collating
 from torch.utils.data._utils import fetch as fetching
 
+from flatout.agent import patching
 from flatout.agent.nested import map_leaves
+from flatout.agent.patching import Order
 from flatout.data.byte_batches import ring
 from flatout.data.byte_batches.arrays import ByteArray, LazyArray
 from flatout.data.byte_batches.levels import Pixels, UnfollowableError
@@ -22,8 +24,6 @@ from flatout.data.proof import aliases
 from flatout.data.proof.agreement import find_collation
 from flatout.data.proof.random_streams import HeldStreams, Streams
 
-MARK = "_flatout_bytes"
-"""On the fetcher's class once it follows."""
 HELD = "_flatout_held_streams"
 """On a fetcher: the generators that its samples draw from."""
 
@@ -123,23 +123,19 @@ def unpack(batch: Any, device: torch.device | None = None) -> Any:
     return map_leaves(batch, restore)
 
 
+@functools.cache
 def install() -> None:
     """Make torch's fetchers follow, and its iterators restore, where `PackingCollate` collates."""
-    kind: Any = fetching._MapDatasetFetcher
-    if getattr(kind, MARK, False):
-        return
     collating.default_collate_fn_map[LazyTensor] = _collate_tensors
     collating.default_collate_fn_map[LazyArray] = _collate_arrays
-    _follow_fetches(kind)
+    wrap = functools.partial(patching.wrap, order=Order.TECHNIQUE)
+    wrap(fetching._MapDatasetFetcher, "fetch", _following_fetches)
     for name in ("_SingleProcessDataLoaderIter", "_MultiProcessingDataLoaderIter"):
-        _restore_batches(getattr(iterating, name))
-    _forget_blocks(iterating._MultiProcessingDataLoaderIter)
-    setattr(kind, MARK, True)
+        wrap(getattr(iterating, name), "_next_data", _restoring_batches)
+    wrap(iterating._MultiProcessingDataLoaderIter, "_shutdown_workers", _forgetting_blocks)
 
 
-def _follow_fetches(kind: Any) -> None:
-    original = kind.fetch
-
+def _following_fetches(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def fetch(fetcher: Any, indices: Any) -> Any:
         plan = find_plan(fetcher.collate_fn)
@@ -150,24 +146,22 @@ def _follow_fetches(kind: Any) -> None:
             held = fetcher.__dict__[HELD] = HeldStreams(fetcher.dataset, plan.collate)
         return follow_or_repeat(plan, lambda: original(fetcher, indices), held)
 
-    kind.fetch = fetch
+    return fetch
 
 
-def _restore_batches(kind: Any) -> None:
-    original = kind._next_data
-
+def _restoring_batches(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def next_data(iterator: Any) -> Any:
         batch = original(iterator)
         plan = find_plan(iterator._collate_fn)
         return batch if plan is None else plan.restore_batch(batch)
 
-    kind._next_data = next_data
+    return next_data
 
 
-def _forget_blocks(kind: Any) -> None:
+def _forgetting_blocks(original: Callable[..., Any]) -> Callable[..., Any]:
     """Let what is known of workers' blocks go with the workers."""
-    original, forget, is_ending = kind._shutdown_workers, ring.forget_ended, sys.is_finalizing
+    forget, is_ending = ring.forget_ended, sys.is_finalizing
 
     @functools.wraps(original)
     def shutdown_workers(iterator: Any) -> None:
@@ -175,7 +169,7 @@ def _forget_blocks(kind: Any) -> None:
         if not is_ending():  # Python takes modules apart by then
             forget()
 
-    kind._shutdown_workers = shutdown_workers
+    return shutdown_workers
 
 
 def find_plan(collate: Any) -> PackingCollate | None:

@@ -19,6 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from flatout.agent import patching
 from flatout.data.caching import Store
 from flatout.data.images.decoders import Decoder
 from flatout.data.images.substitution import Swap
@@ -43,14 +44,12 @@ def keep_decoded(store: Store) -> Callable[[], None]:
     """Let Pillow's loading look into the store first; return what undoes that."""
     from PIL import ImageFile
 
-    kind: Any = ImageFile.ImageFile
-    original = kind.load
     _ACTIVE.append(store)
-    kind.load = through_store(original)
+    patch = patching.wrap(ImageFile.ImageFile, "load", through_store)
 
     def undo() -> None:
         _ACTIVE.remove(store)
-        kind.load = original
+        patch.undo()
 
     return undo
 
@@ -132,27 +131,23 @@ def swap_decoder(decoder: Decoder) -> DecoderSwap:
     if _DECODER:
         return _DECODER[0]
     swap = DecoderSwap(decoder=decoder)
-    kind: Any = JpegImagePlugin.JpegImageFile
-    original = kind.load
 
-    @functools.wraps(original)
-    def load(image: Any) -> Any:
-        if swap.trouble or not is_plain(image) or not _decode(swap, image, original):
-            return original(image)
-        return Image.Image.load(image)
+    def decoding(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        @functools.wraps(original)
+        def load(image: Any) -> Any:
+            if swap.trouble or not is_plain(image) or not _decode(swap, image, original):
+                return original(image)
+            return Image.Image.load(image)
 
-    inherits = "load" not in vars(kind)
+        return through_store(load)
+
+    patch = patching.wrap(JpegImagePlugin.JpegImageFile, "load", decoding)
 
     def undo() -> None:
-        if swap not in _DECODER:
-            return
-        if inherits:
-            del kind.load
-        else:
-            kind.load = original
-        _DECODER.clear()
+        if swap in _DECODER:
+            patch.undo()
+            _DECODER.clear()
 
-    kind.load = through_store(load)
     swap.undo = undo
     _DECODER.append(swap)
     return swap

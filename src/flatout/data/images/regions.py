@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 
 from PIL import Image, JpegImagePlugin
 
+from flatout.agent import patching
 from flatout.data.images.decoders import Buffers
 from flatout.data.images.pillow import is_keeping, is_plain, kind_of
 from flatout.data.images.resizing import find_asked
@@ -60,19 +61,14 @@ def swap_regions(decode: Decode) -> RegionSwap:
     if _ACTIVE:
         return _ACTIVE[0]
     swap = RegionSwap(decode=decode)
-    kind: Any = JpegImagePlugin.JpegImageFile
-    before = {name: vars(kind).get(name) for name in ("convert", "crop", "resize")}
-    kind.convert, kind.crop, kind.resize = convert, crop, resize
+    kind = JpegImagePlugin.JpegImageFile
+    patches = [patching.swapped(kind, each.__name__, each) for each in (convert, crop, resize)]
 
     def undo() -> None:
-        if swap not in _ACTIVE:
-            return
-        for name, was in before.items():
-            if was is None:
-                delattr(kind, name)
-            else:
-                setattr(kind, name, was)
-        _ACTIVE.clear()
+        if swap in _ACTIVE:
+            for patch in patches:
+                patch.undo()
+            _ACTIVE.clear()
 
     swap.undo = undo
     _ACTIVE.append(swap)

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from flatout.agent import patching
 from flatout.data.images.substitution import Swap
 
 BICUBIC = 3
@@ -39,26 +40,28 @@ def swap_resize(resample: Resample) -> ResizeSwap:
     if _ACTIVE:
         return _ACTIVE[0]
     swap = ResizeSwap(resample=resample)
-    kind: Any = Image.Image
-    original = kind.resize
 
-    @functools.wraps(original)
-    def resize(
-        image: Any, size: Any, resample: Any = None, box: Any = None, reducing_gap: Any = None
-    ) -> Any:
-        is_usual = image.mode == "RGB" and reducing_gap is None and not swap.trouble
-        asked = find_asked(image.size, size, resample, box) if is_usual else None
-        if asked is None:
-            return original(image, size, resample, box, reducing_gap)
-        image.load()
-        return _resized(swap, image, asked, original)
+    def resampling(original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def resize(
+            image: Any, size: Any, resample: Any = None, box: Any = None, reducing_gap: Any = None
+        ) -> Any:
+            is_usual = image.mode == "RGB" and reducing_gap is None and not swap.trouble
+            asked = find_asked(image.size, size, resample, box) if is_usual else None
+            if asked is None:
+                return original(image, size, resample, box, reducing_gap)
+            image.load()
+            return _resized(swap, image, asked, original)
+
+        return resize
+
+    patch = patching.wrap(Image.Image, "resize", resampling)
 
     def undo() -> None:
         if swap in _ACTIVE:
-            kind.resize = original
+            patch.undo()
             _ACTIVE.clear()
 
-    kind.resize = resize
     swap.undo = undo
     _ACTIVE.append(swap)
     return swap

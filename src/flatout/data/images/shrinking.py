@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 
 from PIL import Image, JpegImagePlugin
 
+from flatout.agent import patching
 from flatout.data.images import regions
 from flatout.data.images.decoders import Buffers
 from flatout.data.images.regions import (
@@ -53,17 +54,15 @@ def swap_shrinking(decode: Decode, gap: float) -> ShrinkSwap:
         return _ACTIVE[0]
     swap = ShrinkSwap(decode=decode, gap=gap)
     parts = regions.swap_regions(decode)
-    kind: Any = JpegImagePlugin.JpegImageFile
-    before = {name: vars(kind)[name] for name in ("convert", "crop", "resize")}
-    kind.convert, kind.crop, kind.resize = convert, crop, resize
+    kind = JpegImagePlugin.JpegImageFile
+    patches = [patching.swapped(kind, each.__name__, each) for each in (convert, crop, resize)]
 
     def undo() -> None:
-        if swap not in _ACTIVE:
-            return
-        for name, was in before.items():
-            setattr(kind, name, was)
-        _ACTIVE.clear()
-        parts.undo()
+        if swap in _ACTIVE:
+            for patch in patches:
+                patch.undo()
+            _ACTIVE.clear()
+            parts.undo()
 
     swap.undo = undo
     _ACTIVE.append(swap)

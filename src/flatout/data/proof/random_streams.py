@@ -26,6 +26,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, _DatasetKind, get_worker_info
 from torch.utils.data._utils import worker as torch_worker
 
+from flatout.agent import patching
 from flatout.data.proof.changes import PLAIN, find_change, held_by, state_of
 from flatout.data.proof.reachable_functions import reached
 from flatout.records.errors import NotApplicable
@@ -103,26 +104,28 @@ class EpochStreams:
         self._start(number)
         if find_change(before, state_of(info.dataset)) is not None:
             self._note(1)
-        make: Callable[..., Any] = _DatasetKind.create_fetcher
         in_collate: list[tuple[Any, Any]] | None = None
 
-        def make_and_start_anew(kind: Any, dataset: Any, *others: Any) -> Any:
-            nonlocal in_collate
-            if dataset is not info.dataset:
-                return make(kind, dataset, *others)
-            if in_collate is None:
-                in_collate = generators_of(others[1])
-            else:
-                set_back([*held, *in_collate])
-                seed_worker(self.seed, number)
-                self._start(number)
-            fetcher = make(kind, dataset, *others)
-            self._look_at(fetcher, dataset, held, counts)
-            return fetcher
+        def restarting(make: Callable[..., Any]) -> Any:
+            def make_and_restart(kind: Any, dataset: Any, *others: Any) -> Any:
+                nonlocal in_collate
+                if dataset is not info.dataset:
+                    return make(kind, dataset, *others)
+                if in_collate is None:
+                    in_collate = generators_of(others[1])
+                else:
+                    set_back([*held, *in_collate])
+                    seed_worker(self.seed, number)
+                    self._start(number)
+                fetcher = make(kind, dataset, *others)
+                self._look_at(fetcher, dataset, held, counts)
+                return fetcher
+
+            return staticmethod(make_and_restart)
 
         # Torch makes a fetcher when a worker starts and whenever an epoch begins in it. This
         # process is a worker: all else that makes one here are loaders inside samples.
-        _DatasetKind.create_fetcher = staticmethod(make_and_start_anew)  # type: ignore[method-assign]
+        patching.wrap(_DatasetKind, "create_fetcher", restarting)
 
     def _look_at(self, fetcher: Any, dataset: Any, held: Generators, counts: Any) -> None:
         """Notice, as batches are made, what a fresh copy of the data set would not have."""

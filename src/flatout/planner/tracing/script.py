@@ -10,12 +10,12 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from flatout.agent import undo_journal
+from flatout.agent import patching, undo_journal
 from flatout.agent.hooks import loader, model, optimizer, step
 from flatout.agent.nested import map_leaves
 from flatout.agent.session import Session
@@ -208,14 +208,17 @@ class _ScriptTrace:
         on("backward", lambda _: enter(Phase.BACKWARD, self.number))
         on("backward_end", self.backward_end)
         on("segment", self.stepped)
-        previous = sys.excepthook
+        patching.wrap(sys, "excepthook", self.refusing)
+        atexit.register(self.ended)
+
+    def refusing(self, previous: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the hook of what ends the script, which refuses the trace for it."""
 
         def crashed(kind: type[BaseException], error: BaseException, trace: Any) -> None:
             previous(kind, error, trace)
             self.refuse(error.with_traceback(trace))
 
-        sys.excepthook = crashed
-        atexit.register(self.ended)
+        return crashed
 
     def reduces(self, bucket: Any) -> None:
         """Name a bucket of gradients; their order is settled from the second step on only."""

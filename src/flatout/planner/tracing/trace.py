@@ -23,7 +23,7 @@ from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
 
 from flatout.agent.measuring.source_lines import SourceLines
-from flatout.agent.patching import swapped
+from flatout.agent.patching import swapped, wrap
 from flatout.planner.tracing.compiled import bounded
 from flatout.planner.tracing.cuda_shim import ShimRefused
 from flatout.planner.tracing.fake_rules import fake_rules
@@ -425,24 +425,22 @@ class _Training:
         if not any("forward" in seams_of(change) for change in self.changes):
             yield
             return
-        kind: Any = nn.Module
-        original = kind.__call__
         inside = [False]
 
-        def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            if module is not self.model or inside[0] or self.at[0] is not Phase.FORWARD:
-                return original(module, *args, **kwargs)
-            inside[0] = True
-            try:
-                return self.call(*args, **kwargs)
-            finally:
-                inside[0] = False
+        def changed(original: Callable[..., Any]) -> Callable[..., Any]:
+            def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+                if module is not self.model or inside[0] or self.at[0] is not Phase.FORWARD:
+                    return original(module, *args, **kwargs)
+                inside[0] = True
+                try:
+                    return self.call(*args, **kwargs)
+                finally:
+                    inside[0] = False
 
-        kind.__call__ = call
-        try:
+            return call
+
+        with wrap(nn.Module, "__call__", changed):
             yield
-        finally:
-            kind.__call__ = original
 
 
 def is_compiled(model: nn.Module) -> bool:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, final
 
+from flatout.agent import patching
 from flatout.agent.describe import is_compiled
 from flatout.analysis.regime import COMPUTE_CAUSES, addressable_ms
 from flatout.records.errors import NotApplicable
@@ -139,24 +140,22 @@ def noting(call: Callable[..., Any]) -> Callable[..., Any]:
 
     waiting = True
 
+    def looking(original: Callable[..., Any]) -> Callable[..., Any]:
+        def looked_at(*given: Any, **named: Any) -> Any:
+            if "now" not in _SEEN and may_look():
+                _SEEN["now"] = _asked(backend_of, *given, **named)
+            return original(*given, **named)
+
+        return looked_at
+
     @functools.wraps(call)
     def noted(*args: Any, **kwargs: Any) -> Any:
         nonlocal waiting
         if not waiting:
             return call(*args, **kwargs)
         waiting = False
-        original = getattr(functional, OPERATOR)
-
-        def looking(*given: Any, **named: Any) -> Any:
-            if "now" not in _SEEN and may_look():
-                _SEEN["now"] = _asked(backend_of, *given, **named)
-            return original(*given, **named)
-
-        setattr(functional, OPERATOR, looking)
-        try:
+        with patching.wrap(functional, OPERATOR, looking, order=patching.Order.TECHNIQUE):
             return call(*args, **kwargs)
-        finally:
-            setattr(functional, OPERATOR, original)
 
     return noted
 

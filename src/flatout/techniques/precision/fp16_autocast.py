@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, final
 
+from flatout.agent import patching
 from flatout.agent.training_device import live_optimizers
 from flatout.analysis.regime import COMPUTE_CAUSES, addressable_ms
 from flatout.records.errors import NotApplicable
@@ -178,7 +179,7 @@ class LossScaling:
         register_optimizer_step_pre_hook(self._before_step)
         register_optimizer_step_post_hook(self._after_step)
         for kind in _scheduler_kinds():
-            kind.step = self._holding(kind.step)
+            patching.wrap(kind, "step", self._holding, order=patching.Order.TECHNIQUE)
         return self.around(backward)
 
     def around(self, backward: Callable[..., Any]) -> Callable[..., Any]:

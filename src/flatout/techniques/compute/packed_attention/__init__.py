@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, final
 
+from flatout.agent import patching
 from flatout.records.errors import NotApplicable
 from flatout.records.machine import Machine
 from flatout.records.profile import Profile
@@ -109,7 +110,7 @@ class InsideTexts:
         self.refused: dict[int, str] = {}
         self.number = 0
         self.documents: Any = None
-        self.original: Any = None
+        self.patch: patching.Patch | None = None
 
     def begin(self, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Take the operator's place for a call with positions."""
@@ -125,16 +126,19 @@ class InsideTexts:
             return
         self.number, self.documents = 0, documents_of(positions)
         self.shape = tuple(positions.shape)
-        self.original = getattr(functional, OPERATOR)
-        setattr(functional, OPERATOR, self.attend)
+        order = patching.Order.TECHNIQUE
+        self.patch = self.patch or patching.wrap(functional, OPERATOR, self.attending, order=order)
+
+    def attending(self, original: Any) -> Any:
+        """Return what attends in the operator's place."""
+        self.original = original
+        return self.attend
 
     def end(self, *_: Any) -> None:
         """Put the operator back."""
-        from torch.nn import functional
-
-        if self.original is not None:
-            setattr(functional, OPERATOR, self.original)
-            self.original = self.documents = None
+        if self.patch is not None:
+            self.patch.undo()
+            self.patch = self.documents = None
 
     def attend(
         self,
@@ -149,16 +153,13 @@ class InsideTexts:
         """Compute one attention: inside of each text where that is proven."""
         number, self.number = self.number, self.number + 1
         fits = (query.shape[0], query.shape[2]) == self.shape and key.shape[2] == query.shape[2]
-        original = self.original
-        if attn_mask is None or is_causal or not fits or not self._may(dropout_p):
+        original, patch = self.original, self.patch
+        if patch is None or attn_mask is None or is_causal or not fits or not self._may(dropout_p):
             result: torch.Tensor = original(
                 query, key, value, attn_mask, dropout_p, is_causal, **rest
             )
             return result
-        from torch.nn import functional
-
-        # What attends below calls the operator itself.
-        setattr(functional, OPERATOR, original)
+        patch.undo()  # what attends below calls the operator itself
         try:
             scale = rest.get("scale")
             if number not in self.proven and number not in self.refused:
@@ -172,7 +173,7 @@ class InsideTexts:
                 query, key, value, given, how=self.how, scale=scale, dropout_p=dropout_p
             )
         finally:
-            setattr(functional, OPERATOR, self.attend)
+            patch.apply()
 
     def _may(self, dropout_p: float) -> bool:
         return self.how == "padded" or dropout_p == 0

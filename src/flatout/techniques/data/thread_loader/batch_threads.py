@@ -20,11 +20,10 @@ import numpy as np
 import torch
 from torch.utils.data._utils import fetch as fetching
 
+from flatout.agent import patching
 from flatout.data.byte_batches.lookup_tracing import follow_too, is_following
 from flatout.data.proof.agreement import find_collation
 
-MARK = "_flatout_threads"
-"""On the fetcher's class once it knows of threads."""
 SEED_BITS = 60
 """Drawn once for each batch: the samples' streams are numbered from there."""
 MAX_DEPTH = 2
@@ -104,13 +103,14 @@ class _Threaded:
         return [sample.result() for sample in begun]
 
 
+@functools.cache
 def install() -> None:
     """Make torch's fetcher use the threads of loaders that collate with `ThreadedCollate`."""
-    kind: Any = fetching._MapDatasetFetcher
-    if getattr(kind, MARK, False):
-        return
-    original = kind.fetch
+    order = patching.Order.TECHNIQUE
+    patching.wrap(fetching._MapDatasetFetcher, "fetch", _threaded, order=order)
 
+
+def _threaded(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def fetch(fetcher: Any, indices: Any) -> Any:
         plan = find_threads(fetcher.collate_fn)
@@ -124,8 +124,7 @@ def install() -> None:
         finally:
             fetcher.dataset = dataset
 
-    kind.fetch = fetch
-    setattr(kind, MARK, True)
+    return fetch
 
 
 def find_threads(collate: Any) -> ThreadedCollate | None:
@@ -152,24 +151,20 @@ def seed_own(number: int) -> None:
 @contextmanager
 def streams_per_thread() -> Iterator[None]:
     """Let the functions of `random` and `numpy.random` use the running thread's own streams."""
-    replaced = [*_bound_to(random, _python()), *_bound_to(np.random, _numpy())]
-    replaced += [(np.random, name, getattr(np.random, name)) for name in NUMPY_FUNCTIONS]
-    for module, name, original in replaced:
-        method = NUMPY_FUNCTIONS.get(name, name) if module is np.random else name
-        setattr(module, name, _dispatch(method, original, is_python=module is random))
-    try:
+    replaced = [(random, name) for name in _bound_to(random, _python())]
+    replaced += [(np.random, name) for name in (*_bound_to(np.random, _numpy()), *NUMPY_FUNCTIONS)]
+    with contextlib.ExitStack() as stack:
+        for module, name in replaced:
+            method = NUMPY_FUNCTIONS.get(name, name) if module is np.random else name
+            dispatched = functools.partial(_dispatch, method, is_python=module is random)
+            stack.enter_context(patching.wrap(module, name, dispatched))
         yield
-    finally:
-        for module, name, original in replaced:
-            setattr(module, name, original)
 
 
-def _bound_to(module: Any, owner: Any) -> list[tuple[Any, str, Any]]:
-    """Return the functions of a module that are methods of its one hidden generator."""
+def _bound_to(module: Any, owner: Any) -> list[str]:
+    """Return the names of a module's functions that are methods of its one hidden generator."""
     found = ((name, value) for name, value in vars(module).items() if callable(value))
-    return [
-        (module, name, value) for name, value in found if getattr(value, "__self__", 0) is owner
-    ]
+    return [name for name, value in found if getattr(value, "__self__", 0) is owner]
 
 
 def _dispatch(name: str, original: Callable[..., Any], *, is_python: bool) -> Callable[..., Any]:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, final
 
+from flatout.agent import patching
 from flatout.analysis.stream_changes import SOFTMAX, activation_size, loss_indices
 from flatout.hardware.catalogue import model_of
 from flatout.records.errors import NotApplicable
@@ -186,13 +187,8 @@ def install(min_bytes: int = 0) -> Callable[[], None]:
     """Let `torch.nn.functional.cross_entropy` slice large tables; return what takes that back."""
     import torch.nn.functional as functions
 
-    original = functions.cross_entropy
-    functions.cross_entropy = _lean_loss(original, min_bytes)
-
-    def undo() -> None:
-        functions.cross_entropy = original
-
-    return undo
+    sliced = functools.partial(_lean_loss, min_bytes=min_bytes)
+    return patching.wrap(functions, "cross_entropy", sliced, order=patching.Order.TECHNIQUE).undo
 
 
 def _lean_loss(original: Callable[..., Any], min_bytes: int) -> Callable[..., Any]:

@@ -14,6 +14,7 @@ import torch
 from torch.optim import Optimizer
 
 from flatout.agent import optimizer_swap as whole_steps
+from flatout.agent import patching
 from flatout.agent.events import tell
 from flatout.agent.optimizer_swap import bare_step
 from flatout.agent.training_device import live_optimizers
@@ -40,15 +41,17 @@ class Watch:
         self.backwards = 0
         self._settings: dict[int, dict[str, Any]] = {}
         """By the identity of a group its numbers when the first backward ended."""
-        self._inherited = "grad" not in vars(torch.nn.Parameter)
-        self._backward = torch.autograd.backward
+        self._patches: list[patching.Patch] = []
         self._is_over = False
 
     def begin(self) -> None:
         """Put a property over the parameters' gradients that notes who asks; count backwards."""
-        self._watch_gradients()
-        backward = self._backward
+        if "grad" not in vars(torch.nn.Parameter):
+            self._watch_gradients()
+        order = patching.Order.TECHNIQUE
+        self._patches.append(patching.wrap(torch.autograd, "backward", self._counting, order=order))
 
+    def _counting(self, backward: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(backward)
         def counted(*args: Any, **kwargs: Any) -> Any:
             self.backwards += not self._is_over
@@ -57,15 +60,13 @@ class Watch:
                 self._note_settings()
             return result
 
-        torch.autograd.backward = counted
+        return counted
 
     def end(self) -> None:
         """Take the property away and count no more."""
         self._is_over = True
-        if self._inherited and "grad" in vars(torch.nn.Parameter):
-            del torch.nn.Parameter.grad
-        if getattr(torch.autograd.backward, "__wrapped__", None) is self._backward:
-            torch.autograd.backward = self._backward
+        for patch in self._patches:
+            patch.undo()
 
     def sees_change(self, optimizer: Optimizer) -> bool:
         """Return whether the numbers of an optimizer's groups were set since the backward."""
@@ -96,8 +97,8 @@ class Watch:
         def remove(parameter: torch.Tensor) -> None:
             inherited.__delete__(parameter)
 
-        if self._inherited:
-            setattr(torch.nn.Parameter, "grad", property(get, put, remove))  # noqa: B010  typed as data
+        watched = property(get, put, remove)
+        self._patches.append(patching.swapped(torch.nn.Parameter, "grad", watched))
 
 
 def find_obstacle(optimizer: Optimizer, watch: Watch) -> str | None:
