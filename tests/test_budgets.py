@@ -1,0 +1,83 @@
+"""Size is a feature: what may grow no further without a decision.
+
+A budget is lowered when a folder shrinks. All that exists today should fit into 52,000 lines.
+"""
+
+import pytest
+
+from benchmarks.structure import (
+    SMALL_LINES,
+    SOURCE,
+    folder_files,
+    folder_lines,
+    importers,
+    modules_of,
+    repeated_classes,
+)
+
+MODULES = modules_of(SOURCE)
+LINES = {
+    "": 300,
+    "agent": 12_300,
+    "analysis": 3_500,
+    "cli": 1_500,
+    "data": 12_200,
+    "guard": 1_200,
+    "hardware": 2_400,
+    "kernels": 3_200,
+    "launch": 1_700,
+    "planner": 7_500,
+    "records": 3_800,
+    "reporting": 4_300,
+    "rules": 1_000,
+    "techniques": 11_900,
+    "tuning": 3_700,
+    "workflow": 3_200,
+}
+FLAT_FILES = 25
+SINGLE_IMPORTER = 90
+PLUG_INS = ("cli", "rules", "techniques", "agent.probes", "tuning.passes", "data.sources")
+"""Packages whose modules are found by name, one idea each."""
+SMALL_ON_PURPOSE = {
+    "flatout.__main__": "what `python -m flatout` needs",
+    "flatout.agent.boot.sitecustomize": "Python finds it by its name",
+    "flatout.data.seeding": "imports torch, which the sampler must not",
+    "flatout.reporting.terminal": "names the reports for the commands",
+}
+
+
+@pytest.mark.parametrize("folder", sorted(folder_lines(MODULES, SOURCE)))
+def test_no_folder_outgrows_its_budget(folder):
+    assert folder_lines(MODULES, SOURCE)[folder] <= LINES[folder]
+
+
+def test_no_folder_is_a_heap_of_files():
+    crowded = {
+        folder: count
+        for folder, count in folder_files(MODULES, SOURCE).items()
+        if count > FLAT_FILES
+    }
+
+    assert crowded == {}
+
+
+def test_small_modules_are_plug_ins_or_have_a_reason():
+    small = {
+        module.name
+        for module in MODULES.values()
+        if module.lines < SMALL_LINES
+        and not module.is_face
+        and not module.name.startswith(tuple(f"flatout.{name}." for name in PLUG_INS))
+    }
+
+    assert small == set(SMALL_ON_PURPOSE)
+
+
+def test_few_modules_serve_a_single_other():
+    users = importers(MODULES)
+
+    assert sum(len(users[name]) == 1 for name in MODULES) <= SINGLE_IMPORTER
+
+
+def test_no_class_name_has_two_meanings():
+    assert repeated_classes(MODULES) == {}
