@@ -15,7 +15,7 @@ from flatout.records.statistics import compare, gather
 from flatout.records.trial import Outcome, Trial, Workload, trial_from_json
 from flatout.records.units import format_interval, format_ratio
 from flatout.tuning.pairs import pace_ms
-from flatout.tuning.trial_runner import JOURNAL, Lab
+from flatout.tuning.trial_runner import JOURNAL, TrialRunner
 
 LIMIT_S = 300.0
 """Wall time of one trial at most."""
@@ -74,7 +74,7 @@ class Arm:
     """One side of an interleaved comparison."""
 
     name: str
-    lab: Lab
+    lab: TrialRunner
     recipe: Recipe = Recipe()
     profiles: list[Profile] = field(default_factory=list)
 
@@ -89,11 +89,11 @@ class Arm:
         return 1e3 * sorted(self.times_s)[len(self.profiles) // 2]
 
 
-def open_lab(bench: Bench, workload: Workload, name: str) -> Lab:
+def open_lab(bench: Bench, workload: Workload, name: str) -> TrialRunner:
     """Return a lab with its journal in a folder of its own."""
     out = bench.work / name
     out.mkdir(parents=True, exist_ok=True)
-    return Lab(workload=workload, machine=bench.machine, out=out, limit_s=LIMIT_S)
+    return TrialRunner(workload=workload, machine=bench.machine, out=out, limit_s=LIMIT_S)
 
 
 def interleave(arms: Sequence[Arm], rounds: int) -> None:

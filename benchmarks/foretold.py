@@ -21,7 +21,7 @@ from flatout.records.units import format_ratio
 from flatout.tuning.extra_profiling import look_closer
 from flatout.tuning.feeding import is_about_data, look
 from flatout.tuning.ranking import Candidate, Search, candidate_of
-from flatout.tuning.trial_runner import Lab
+from flatout.tuning.trial_runner import TrialRunner
 
 NEUTRAL = 0.005
 """A prediction nearer to 1 than this says that nothing changes."""
@@ -66,7 +66,7 @@ class Foretold:
 
 
 def foresee(
-    lab: Lab, profile: Profile, levers: Mapping[str, Mapping[str, Any]]
+    lab: TrialRunner, profile: Profile, levers: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, Candidate]:
     """Return what each technique predicts of the unchanged script, looked at as a tuning does.
 

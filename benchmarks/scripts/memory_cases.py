@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from flatout.planner.tracing.training_step import Subject
+from flatout.planner.tracing.training_step import TrainingStep
 
 CLASSES = 1000
 
@@ -143,16 +143,16 @@ def momentum(model):
     return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 
 
-cnn_fp32 = Subject(model=plain_cnn, batch=images, loss=class_loss, optimizer=momentum)
+cnn_fp32 = TrainingStep(model=plain_cnn, batch=images, loss=class_loss, optimizer=momentum)
 cnn_bf16 = replace(cnn_fp32, autocast="bfloat16")
-resnet_fp32 = Subject(model=residual_cnn, batch=images, loss=class_loss, optimizer=momentum)
+resnet_fp32 = TrainingStep(model=residual_cnn, batch=images, loss=class_loss, optimizer=momentum)
 resnet_fp16 = replace(resnet_fp32, autocast="float16", scales_gradients=True)
-gpt_fp32 = Subject(model=Decoder, batch=texts, loss=token_loss, optimizer=adam)
+gpt_fp32 = TrainingStep(model=Decoder, batch=texts, loss=token_loss, optimizer=adam)
 gpt_bf16 = replace(gpt_fp32, autocast="bfloat16")
 gpt_fused = replace(gpt_bf16, optimizer=fused_adam, accumulate=2)
-vit_fp32 = Subject(model=Patches, batch=images, loss=class_loss, optimizer=adam)
+vit_fp32 = TrainingStep(model=Patches, batch=images, loss=class_loss, optimizer=adam)
 vit_bf16 = replace(vit_fp32, autocast="bfloat16")
-lstm_fp32 = Subject(model=Recurrent, batch=texts, loss=token_loss, optimizer=adam)
+lstm_fp32 = TrainingStep(model=Recurrent, batch=texts, loss=token_loss, optimizer=adam)
 lstm_fp16 = replace(lstm_fp32, autocast="float16", scales_gradients=True)
 clipped_bf16 = replace(gpt_bf16, clip_norm=1.0)
 

@@ -4,7 +4,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from flatout.planner.tracing.training_step import Subject
+from flatout.planner.tracing.training_step import TrainingStep
 
 WIDTH, DEPTH, HEADS, INNER, VOCABULARY = 4096, 32, 32, 11_008, 32_000
 LENGTH, RANK = 1024, 16
@@ -81,4 +81,4 @@ def optimizer(model):
     return torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-4)
 
 
-subject = Subject(model=Decoder, batch=batch, loss=loss, optimizer=optimizer, batch_size=2)
+subject = TrainingStep(model=Decoder, batch=batch, loss=loss, optimizer=optimizer, batch_size=2)

@@ -4,7 +4,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from flatout.planner.tracing.training_step import Subject
+from flatout.planner.tracing.training_step import TrainingStep
 
 WIDTH, DEPTH, HEADS, VOCABULARY, LENGTH = 768, 12, 12, 50_257, 1024
 
@@ -58,7 +58,7 @@ def optimizer(model):
     return torch.optim.AdamW(model.parameters(), lr=6e-4)
 
 
-subject = Subject(
+subject = TrainingStep(
     model=Gpt2,
     batch=batch,
     loss=loss,

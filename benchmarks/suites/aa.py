@@ -18,7 +18,7 @@ from flatout.records.recipe import Recipe
 from flatout.records.statistics import Decision
 from flatout.records.trial import Outcome, Trial, Workload
 from flatout.tuning.pairs import play
-from flatout.tuning.trial_runner import Lab
+from flatout.tuning.trial_runner import TrialRunner
 from flatout.tuning.trials import TrialOptions
 from flatout.workflow.demo import scenarios
 
@@ -76,7 +76,7 @@ def simulate(bench: Bench, seed: int) -> Decision:
     return compare_with_itself(lab)
 
 
-def compare_with_itself(lab: Lab) -> Decision:
+def compare_with_itself(lab: TrialRunner) -> Decision:
     """Return what the tuner's own comparison says about two equal sides."""
     base = Recipe()
     return play(lab, base, replace(base), may_go_on=lambda: True).decision

@@ -22,7 +22,7 @@ from flatout.records.units import format_interval, format_ms, format_rate
 from flatout.reporting.tuning.verdict import feeding_words
 from flatout.tuning.feeding import Costs, feeding_of, find_costs, find_pipeline, free_ms_of
 from flatout.tuning.passes.ceilings import replay_probe
-from flatout.tuning.trial_runner import Lab
+from flatout.tuning.trial_runner import TrialRunner
 from flatout.workflow.demo import make_job
 from flatout.workflow.tune import TuneOptions, tune
 
@@ -61,7 +61,7 @@ class Turn:
 class Limits:
     """What the recipe could reach: with batches that were made before, and by its cores."""
 
-    lab: Lab
+    lab: TrialRunner
     recipe: Recipe
     final: Profile
     turns: list[Turn] = field(default_factory=list)

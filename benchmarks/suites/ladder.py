@@ -27,7 +27,7 @@ from flatout.records.ablation import Ablation, Comparison
 from flatout.records.recipe import Choice, Recipe
 from flatout.records.trial import Outcome, Workload
 from flatout.records.units import format_ms
-from flatout.tuning.trial_runner import Lab
+from flatout.tuning.trial_runner import TrialRunner
 from flatout.workflow.demo import scenarios
 from flatout.workflow.tune import TuneOptions, tune
 
@@ -175,7 +175,7 @@ def measured(script: Script, bench: Bench) -> Result:
 
 
 def climb_by_hand(
-    lab: Lab, bench: Bench
+    lab: TrialRunner, bench: Bench
 ) -> tuple[Recipe, Recipe, tuple[tuple[str, float | None], ...]]:
     """Return what is kept step by step, everything that could act, and what each step showed."""
     recipe = everything = Recipe()
@@ -212,11 +212,13 @@ def arms_of(
     return arms
 
 
-def open_lab(bench: Bench, workload: Workload, out: Path) -> Lab:
+def open_lab(bench: Bench, workload: Workload, out: Path) -> TrialRunner:
     """Return a lab that shares its compile cache with the others of this suite."""
     out.mkdir(parents=True, exist_ok=True)
     cache = bench.work / "compiled"
-    return Lab(workload=workload, machine=bench.machine, out=out, limit_s=LIMIT_S, cache=cache)
+    return TrialRunner(
+        workload=workload, machine=bench.machine, out=out, limit_s=LIMIT_S, cache=cache
+    )
 
 
 def holds(results: Sequence[Result]) -> bool:
@@ -242,7 +244,7 @@ def rows(results: Sequence[Result]) -> list[tuple[str, ...]]:
     return table
 
 
-def _median_ms(lab: Lab, recipe: Recipe) -> float | None:
+def _median_ms(lab: TrialRunner, recipe: Recipe) -> float | None:
     """Return the median step of a few runs.
 
     None where a technique cannot act or the script fails.

@@ -23,7 +23,7 @@ import numpy as np
 
 from benchmarks.bench import Bench, Record, TrialFailedError
 from flatout.data.format import read_header
-from flatout.data.packed_store import Store, evict, resident_share
+from flatout.data.packed_store import PackedStore, evict, resident_share
 from flatout.data.sampler import BlockSampler, OrderOptions, permutation
 from flatout.data.staging import DRAFT
 from flatout.records.units import format_rate, format_ratio
@@ -276,21 +276,21 @@ def read_files(files: Sequence[Path], epoch: int) -> int:
     return sum(len(files[place].read_bytes()) for place in order)
 
 
-def random_order(store: Store, epoch: int) -> Iterable[int]:
+def random_order(store: PackedStore, epoch: int) -> Iterable[int]:
     """Return an epoch in random order."""
     return map(int, permutation(len(store), seed=0, epoch=epoch))
 
 
-def block_order(store: Store, epoch: int) -> Iterable[int]:
+def block_order(store: PackedStore, epoch: int) -> Iterable[int]:
     """Return an epoch in block order, with the kernel reading ahead."""
     sampler = BlockSampler(store, OrderOptions(block=16), is_reordered=False)
     sampler.set_epoch(epoch)
     return sampler
 
 
-def read_store(folder: Path, order: Callable[[Store, int], Iterable[int]], epoch: int) -> int:
+def read_store(folder: Path, order: Callable[[PackedStore, int], Iterable[int]], epoch: int) -> int:
     """Copy records out of the store in an order; it is opened anew, as mapped pages stay."""
-    store = Store(folder)
+    store = PackedStore(folder)
     return sum(len(bytes(store.record(place))) for place in order(store, epoch))
 
 

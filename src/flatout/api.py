@@ -77,7 +77,7 @@ class Tuning:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Prediction:
+class MemoryPrediction:
     """The predicted memory of a training step."""
 
     plan: Plan
@@ -162,7 +162,7 @@ def run(command: Command, *, recipe: RecipeOrPath) -> int:
 
 def plan(
     target: str, *arguments: str, gpu: str | None = None, batch: int | None = None
-) -> Prediction:
+) -> MemoryPrediction:
     """Predict the memory of a training step on a GPU that need not exist here.
 
     Args:
@@ -175,7 +175,7 @@ def plan(
 
     options = planning.PlanOptions(gpu=gpu, batch=batch)
     planned = planning.plan(target, arguments, options)
-    return Prediction(plan=planned.plan, workload=shlex.join((target, *arguments)))
+    return MemoryPrediction(plan=planned.plan, workload=shlex.join((target, *arguments)))
 
 
 def compare(baseline: str | Path, candidate: str | Path) -> Comparison:

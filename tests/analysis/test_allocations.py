@@ -1,10 +1,21 @@
 from flatout.analysis import allocations
-from flatout.analysis.allocations import EARLIER, OWN, Block, Event, Look, Place, StepEnd, replay
+from flatout.analysis.allocations import (
+    EARLIER,
+    OWN,
+    AllocationEvent,
+    AllocationLook,
+    AllocationSite,
+    LiveBlock,
+    StepEnd,
+    replay,
+)
 
-OTHER = Place("other")
-FORWARD = Place("forward", "head", "train.py:5")
-END = Event(9.0, ends_step=True)
-WEIGHT = Block(1_000, Place(EARLIER), 0, Look((250,), "torch.float32", "parameter", "head"))
+OTHER = AllocationSite("other")
+FORWARD = AllocationSite("forward", "head", "train.py:5")
+END = AllocationEvent(9.0, ends_step=True)
+WEIGHT = LiveBlock(
+    1_000, AllocationSite(EARLIER), 0, AllocationLook((250,), "torch.float32", "parameter", "head")
+)
 
 
 def end(*, counts=True, found=None, total=None):
@@ -12,20 +23,20 @@ def end(*, counts=True, found=None, total=None):
 
 
 def step(*events):
-    return [Event(0.0, place=OTHER), *events, END]
+    return [AllocationEvent(0.0, place=OTHER), *events, END]
 
 
 def test_the_peak_holds_what_was_alive_then_and_what_was_there_before():
     events = [
         *step(),
         *step(
-            Event(1.0, 8, 50),
-            Event(2.0, 8, -50),
-            Event(3.0, place=FORWARD),
-            Event(4.0, 8, 300),
-            Event(5.0, 8, look=Look((75,), "torch.float32")),
-            Event(6.0, place=OTHER),
-            Event(7.0, 8, -300),
+            AllocationEvent(1.0, 8, 50),
+            AllocationEvent(2.0, 8, -50),
+            AllocationEvent(3.0, place=FORWARD),
+            AllocationEvent(4.0, 8, 300),
+            AllocationEvent(5.0, 8, look=AllocationLook((75,), "torch.float32")),
+            AllocationEvent(6.0, place=OTHER),
+            AllocationEvent(7.0, 8, -300),
         ),
     ]
 
@@ -42,12 +53,12 @@ def test_the_peak_holds_what_was_alive_then_and_what_was_there_before():
 
 
 def test_what_a_step_leaves_behind_is_counted_by_line_but_for_the_last_step():
-    made = [Event(1.0, place=FORWARD)]
+    made = [AllocationEvent(1.0, place=FORWARD)]
     events = [
         *step(),
-        *step(*made, Event(2.0, 8, 40)),
-        *step(*made, Event(2.0, 16, 40)),
-        *step(*made, Event(2.0, 24, 40)),
+        *step(*made, AllocationEvent(2.0, 8, 40)),
+        *step(*made, AllocationEvent(2.0, 16, 40)),
+        *step(*made, AllocationEvent(2.0, 24, 40)),
     ]
 
     seen = allocations.summary(replay(events, [end(counts=False), *[end()] * 3]))
@@ -57,8 +68,8 @@ def test_what_a_step_leaves_behind_is_counted_by_line_but_for_the_last_step():
 
 
 def test_what_flatout_keeps_itself_is_no_leak():
-    own = {8: Block(4, Place(EARLIER), 0, Look((), "torch.float32", OWN))}
-    events = [*step(), *step(Event(1.0, 8, 4)), *step()]
+    own = {8: LiveBlock(4, AllocationSite(EARLIER), 0, AllocationLook((), "torch.float32", OWN))}
+    events = [*step(), *step(AllocationEvent(1.0, 8, 4)), *step()]
 
     seen = allocations.summary(replay(events, [end(counts=False), *[end(found=own)] * 2]))
 
@@ -75,7 +86,7 @@ def test_the_allocators_own_total_corrects_what_python_cannot_reach():
 
 
 def test_a_step_that_has_not_ended_is_left_out():
-    books = replay([*step(), Event(1.0, 8, 9_999)], [end()])
+    books = replay([*step(), AllocationEvent(1.0, 8, 9_999)], [end()])
 
     assert books.ends == [1_000]
     assert books.peak_bytes == 0

@@ -9,7 +9,7 @@ from flatout.records.profile import PeakBytes
 from flatout.records.technique import Effect
 from flatout.records.trial import Outcome
 from flatout.tuning.ranking import candidate_of
-from flatout.tuning.trial_runner import Lab
+from flatout.tuning.trial_runner import TrialRunner
 from tests.techniques.facts import loader, machine, model, optimizer, profile
 from tests.techniques.guarded import machine as real_machine
 from tests.techniques.guarded import played, workload_of
@@ -82,7 +82,7 @@ def test_what_is_foreseen_of_a_real_script_in_bf16_on_a_cpu_is_what_was_measured
     plain, lowered = (played("naive_gpt.py", *names) for names in ((), ("bf16_autocast",)))
     assert (plain.outcome, lowered.outcome) == (Outcome.OK, Outcome.OK)
     workload = workload_of("naive_gpt.py")
-    lab = Lab(workload=workload, machine=real_machine(), out=tmp_path, limit_s=200.0)
+    lab = TrialRunner(workload=workload, machine=real_machine(), out=tmp_path, limit_s=200.0)
 
     in_fp32 = foresee(lab, plain.profile, levers)
     in_bf16 = {

@@ -159,7 +159,7 @@ LOADER = loader(dataset="TensorDataset", dataset_len=2048, batch_size=256, fetch
 def test_the_time_of_a_rung_is_enough_to_prove_what_helps(rung, seed, tmp_path, monkeypatch):
     world = World(guess=GUESSES[rung.name], seed=seed)
     monkeypatch.setattr(
-        "flatout.workflow.tune.Referee.check", lambda _, recipe: world.check(recipe)
+        "flatout.workflow.tune.GuardChecker.check", lambda _, recipe: world.check(recipe)
     )
 
     def in_its_time(workload, options, tell, machine):

@@ -21,7 +21,7 @@ from flatout.records.technique import Effect, Numerics
 from flatout.records.trial import Outcome, Workload
 from flatout.tuning import ladder
 from flatout.tuning.ranking import Candidate
-from flatout.tuning.state import Ladder
+from flatout.tuning.state import TuningState
 from flatout.tuning.trials import run_trial
 from flatout.workflow import tune as tuning
 from flatout.workflow.measure import measure
@@ -228,7 +228,7 @@ class OnePair:
 
 def test_tune_tries_techniques_and_breaks_nothing(script, tmp_path, monkeypatch):
     # One pair of one technique, at any cost, and no more: what is measured here decides nothing.
-    monkeypatch.setattr(Ladder, "has_time", lambda self, **_: not self.rows)
+    monkeypatch.setattr(TuningState, "has_time", lambda self, **_: not self.rows)
     monkeypatch.setattr(ladder, "rank", lambda *_: [WORKERS])
     # On a busy machine a scan may see that workers and fewer threads help together.
     monkeypatch.setattr(ladder, "find_pair", lambda *_: [])

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, Subset
 
-from flatout.data.caching import Store, cached, fill, is_cached, store_of
+from flatout.data.caching import ByteStore, cached, fill, is_cached, store_of
 from flatout.records.errors import NotApplicable
 
 
@@ -27,7 +27,7 @@ class Batched(Squares):
 
 
 def kept(dataset, budget_bytes=1_000_000):
-    return cached(dataset, Store(slots=200, budget_bytes=budget_bytes))
+    return cached(dataset, ByteStore(slots=200, budget_bytes=budget_bytes))
 
 
 def batches(dataset, **options):

@@ -59,7 +59,9 @@ def test_a_store_asks_for_its_records_only_when_they_are_cold(tmp_path, monkeypa
     np.savez(tmp_path / "rows.npz", x=rows)
     packed(tmp_path / "rows.npz", tmp_path / "a")
     asked = []
-    monkeypatch.setattr(flatout.data.packed_store.Store, "will_need", lambda _, p: asked.append(p))
+    monkeypatch.setattr(
+        flatout.data.packed_store.PackedStore, "will_need", lambda _, p: asked.append(p)
+    )
 
     def epoch():
         asked.clear()

@@ -13,7 +13,7 @@ import pytest
 import flatout.data
 from flatout.data import pictures
 from flatout.data.format import SCHEMA, BadSample, Encoding, read_header
-from flatout.data.packed_store import Store
+from flatout.data.packed_store import PackedStore
 from flatout.data.sources import open_source
 from flatout.records.errors import UserError
 from tests.data.packs import file_bytes, image_folder, packed, tar
@@ -43,7 +43,7 @@ def test_a_shard_outside_the_store_is_not_read(store, name):
     rewrite(store, shards=[{"name": name, "samples": 4, "bytes": 10}])
 
     with pytest.raises(UserError, match="is no name of a file shard"):
-        Store(store)
+        PackedStore(store)
 
 
 def test_a_store_of_the_first_format_is_still_read(store):

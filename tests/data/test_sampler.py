@@ -6,7 +6,7 @@ import torch
 from torch.utils.data import DataLoader
 
 import flatout.data
-from flatout.data.packed_store import Store
+from flatout.data.packed_store import PackedStore
 from flatout.data.sampler import BlockSampler, GlobalOrder, OrderOptions
 from flatout.records.errors import UserError
 from tests.data.packs import packed
@@ -115,9 +115,9 @@ def test_no_sample_that_was_trained_on_is_made_again_to_get_there(stop):
 def test_no_record_of_a_store_that_was_trained_on_is_read_again_to_get_there(tmp_path, monkeypatch):
     (tmp_path / "a.jsonl").write_text("\n".join(f'{{"text": "{"x" * n}"}}' for n in range(103)))
     packed(tmp_path / "a.jsonl", tmp_path / "a")
-    read, plain = [], Store.record
+    read, plain = [], PackedStore.record
     monkeypatch.setattr(
-        Store, "record", lambda self, place: read.append(place) or plain(self, place)
+        PackedStore, "record", lambda self, place: read.append(place) or plain(self, place)
     )
     data, resumed = flatout.data.open(tmp_path / "a", decode="bytes"), order(seed=3)
 

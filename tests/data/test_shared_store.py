@@ -7,7 +7,7 @@ import time
 import pytest
 
 from flatout.data import caching as module
-from flatout.data.caching import Store, shared_store
+from flatout.data.caching import ByteStore, shared_store
 
 RANK = """
 import sys
@@ -149,7 +149,7 @@ def test_where_nothing_can_be_told_each_rank_has_its_own(monkeypatch):
 
     def make(others):
         asked.append(others)
-        return Store(slots=4, budget_bytes=64)
+        return ByteStore(slots=4, budget_bytes=64)
 
     assert shared_store("decoded", make).count == 0
     assert asked == [3]

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from flatout.data import caching as stores
-from flatout.data.caching import Store
+from flatout.data.caching import ByteStore
 from flatout.records.errors import NotApplicable
 
 
 def test_what_was_added_is_found_and_the_rest_is_not():
-    store = Store(slots=100, budget_bytes=10_000)
+    store = ByteStore(slots=100, budget_bytes=10_000)
 
     assert store.add(7, [b"abc", memoryview(b"def")])
 
@@ -24,7 +24,7 @@ def test_what_was_added_is_found_and_the_rest_is_not():
 
 
 def test_a_key_keeps_its_first_value():
-    store = Store(slots=100, budget_bytes=10_000)
+    store = ByteStore(slots=100, budget_bytes=10_000)
     store.add(7, [b"first"])
 
     assert store.add(7, [b"second"])
@@ -33,7 +33,7 @@ def test_a_key_keeps_its_first_value():
 
 
 def test_what_does_not_fit_is_refused_and_the_rest_stays():
-    store = Store(slots=100, budget_bytes=256)
+    store = ByteStore(slots=100, budget_bytes=256)
 
     added = [store.add(key, [bytes(100)]) for key in (1, 2, 3)]
 
@@ -43,7 +43,7 @@ def test_what_does_not_fit_is_refused_and_the_rest_stays():
 
 
 def test_keys_that_meet_in_a_slot_are_told_apart():
-    store = Store(slots=20, budget_bytes=10_000)
+    store = ByteStore(slots=20, budget_bytes=10_000)
     for key in (5, 25, 45):
         store.add(key, [b"%d" % key])
 
@@ -56,7 +56,7 @@ def _add_all(store, first):
 
 
 def test_three_processes_write_at_once_and_nothing_is_lost():
-    store = Store(slots=4000, budget_bytes=1_000_000)
+    store = ByteStore(slots=4000, budget_bytes=1_000_000)
     context = multiprocessing.get_context("fork")
     writers = [context.Process(target=_add_all, args=(store, first)) for first in (1, 2, 3)]
 
@@ -71,7 +71,7 @@ def test_three_processes_write_at_once_and_nothing_is_lost():
 
 @pytest.mark.chaos
 def test_a_writer_killed_in_its_work_locks_nobody_out():
-    store = Store(slots=4000, budget_bytes=1_000_000)
+    store = ByteStore(slots=4000, budget_bytes=1_000_000)
     writer = os.fork()
     if writer == 0:
         with store._locked():
@@ -86,7 +86,7 @@ def _read(store, pipe):
 
 
 def test_a_spawned_process_finds_the_same_memory():
-    store = Store(slots=10, budget_bytes=1_000)
+    store = ByteStore(slots=10, budget_bytes=1_000)
     store.add(3, [b"here"])
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
@@ -107,7 +107,7 @@ def named_memory():
 
 def test_the_memory_has_no_name_and_goes_with_its_last_holder():
     before = named_memory()
-    store = Store(slots=10, budget_bytes=1_000)
+    store = ByteStore(slots=10, budget_bytes=1_000)
     descriptor = store.descriptor
 
     assert named_memory() == before
@@ -115,7 +115,7 @@ def test_the_memory_has_no_name_and_goes_with_its_last_holder():
 
 
 def test_a_store_that_nobody_holds_gives_its_memory_and_its_file_back():
-    store = Store(slots=10, budget_bytes=1_000)
+    store = ByteStore(slots=10, budget_bytes=1_000)
     descriptor, gone = store.descriptor, weakref.ref(store)
 
     del store
@@ -128,11 +128,11 @@ def test_a_store_that_nobody_holds_gives_its_memory_and_its_file_back():
 
 def test_sizes_without_sense_are_refused():
     with pytest.raises(ValueError, match="slots=0"):
-        Store(slots=0, budget_bytes=1)
+        ByteStore(slots=0, budget_bytes=1)
 
 
 def test_it_can_be_pickled_where_it_lives():
-    store = Store(slots=10, budget_bytes=1_000)
+    store = ByteStore(slots=10, budget_bytes=1_000)
     again = pickle.loads(pickle.dumps(store))
 
     store.add(1, [b"x"])
@@ -145,4 +145,4 @@ def test_where_no_process_finds_it_sending_it_says_so(monkeypatch, tmp_path):
     monkeypatch.setattr(stores, "DESCRIPTORS", tmp_path / "none")
 
     with pytest.raises(NotApplicable, match="this system does not have"):
-        pickle.dumps(Store(slots=10, budget_bytes=1_000))
+        pickle.dumps(ByteStore(slots=10, budget_bytes=1_000))

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from flatout.data.format import Encoding, read_header
-from flatout.data.packed_store import Store
+from flatout.data.packed_store import PackedStore
 from flatout.records.errors import UserError
 from tests.data.packs import digest, file_bytes, image_folder, packed, skipped_in
 
@@ -49,7 +49,7 @@ def test_samples_lie_in_a_permutation_of_the_seed(tmp_path):
     packed(source, tmp_path / "a", seed=1)
     packed(source, tmp_path / "b", seed=2)
 
-    first, second = (Store(tmp_path / name).index["original"] for name in "ab")
+    first, second = (PackedStore(tmp_path / name).index["original"] for name in "ab")
     assert sorted(first) == sorted(second) == list(range(40))
     assert list(first) != list(range(40))
     assert list(first) != list(second)
@@ -67,14 +67,14 @@ def test_the_order_of_the_source_is_kept_when_asked(tmp_path):
     header = packed(image_folder(tmp_path / "photos"), tmp_path / "a", is_shuffled=False)
 
     assert header.order == "source"
-    assert list(Store(tmp_path / "a").index["original"]) == list(range(12))
+    assert list(PackedStore(tmp_path / "a").index["original"]) == list(range(12))
 
 
 def test_stored_bytes_are_those_of_the_files(tmp_path):
     source = image_folder(tmp_path / "photos")
     packed(source, tmp_path / "a")
 
-    store = Store(tmp_path / "a")
+    store = PackedStore(tmp_path / "a")
 
     for place, name in enumerate(store.names):
         image, _label = store.parts(place)
@@ -322,7 +322,7 @@ def test_damaged_images_are_left_out_counted_and_named(tmp_path):
     assert "cut off" in reasons["cat/0001.jpeg"]
     assert "not an image" in reasons["dog/0005.jpeg"]
     assert "empty" in reasons["owl/0009.jpeg"]
-    assert set(Store(tmp_path / "a").names).isdisjoint(reasons)
+    assert set(PackedStore(tmp_path / "a").names).isdisjoint(reasons)
 
 
 def test_a_file_that_vanishes_after_the_folder_was_read_is_named(tmp_path):

@@ -15,8 +15,8 @@ from flatout.launch import trial_folders as jobs
 from flatout.launch.folder_lock import hold_folder
 from flatout.launch.trial_process import (
     ProcessOptions,
+    clean_up_stale_trials,
     last_output,
-    mend_leftovers,
     not_journaled,
     run_process,
     scratch_root,
@@ -97,7 +97,7 @@ def test_a_trial_of_another_machine_or_container_is_left_alone(monkeypatch, tmp_
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     folder = leave_trial(tmp_path, **elsewhere)
 
-    mend_leftovers()
+    clean_up_stale_trials()
 
     assert folder.exists()
 
@@ -107,7 +107,7 @@ def test_a_trial_that_ended_here_or_before_this_boot_is_cleared_away(monkeypatch
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     folder = leave_trial(tmp_path, **before)
 
-    mend_leftovers()
+    clean_up_stale_trials()
 
     assert not folder.exists()
 
@@ -117,7 +117,7 @@ def test_a_trial_that_an_older_flatout_left_is_cleared_away(monkeypatch, tmp_pat
     folder = leave_trial(tmp_path)
     (folder / "supervisor.json").write_text(json.dumps({"owner": ended_process()}))
 
-    mend_leftovers()
+    clean_up_stale_trials()
 
     assert not folder.exists()
 
@@ -131,7 +131,7 @@ def test_a_trial_planted_in_a_shared_folder_is_not_rolled_back(monkeypatch, tmp_
     planted.chmod(0o777)
 
     with pytest.raises(UserError, match="other users can write to"):
-        mend_leftovers()
+        clean_up_stale_trials()
 
 
 def test_a_relative_cache_folder_is_not_made_in_the_users_project(monkeypatch, tmp_path):

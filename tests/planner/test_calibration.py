@@ -10,7 +10,7 @@ from flatout.planner.workspaces import (
     find_calibration,
     with_environment,
 )
-from flatout.records.plan import Source
+from flatout.records.plan import NumberSource
 from flatout.records.units import MIB
 
 
@@ -23,7 +23,7 @@ def test_without_a_measurement_everything_is_assumed_with_an_interval(tmp_path, 
     found = find_calibration(find_gpu(name), "2.13.0")
 
     for amount in (found.context, found.convolution_workspace, found.nccl, found.cublas_workspace):
-        assert amount.source is Source.ASSUMED
+        assert amount.source is NumberSource.ASSUMED
         assert amount.low <= amount.bytes <= amount.high
 
 
@@ -56,9 +56,9 @@ def test_a_file_of_this_gpu_is_found_and_that_of_this_torch_preferred(tmp_path, 
     same = find_calibration(find_gpu("l4"), "2.11.1")
     other = find_calibration(find_gpu("l4"), "2.14.0")
 
-    assert (same.context.bytes, same.context.source) == (111, Source.CALIBRATED)
+    assert (same.context.bytes, same.context.source) == (111, NumberSource.CALIBRATED)
     assert same.trace_error == 0.002
-    assert other.context.source is Source.ASSUMED
+    assert other.context.source is NumberSource.ASSUMED
     assert other.context.bytes in (111, 222)
     assert other.trace_error is None
     assert find_calibration(find_gpu("t4"), "2.11.1").context.bytes not in (111, 222)

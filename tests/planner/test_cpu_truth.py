@@ -10,7 +10,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from flatout.planner.tracing.trace import trace
-from flatout.planner.tracing.training_step import Subject
+from flatout.planner.tracing.training_step import TrainingStep
 from tests.support.truth_models import MODELS
 
 WORST = 0.005
@@ -22,7 +22,7 @@ def is_there(name: str) -> bool:
     return name not in EXTRAS or importlib.util.find_spec(EXTRAS[name]) is not None
 
 
-def run(subject: Subject, steps: int) -> None:
+def run(subject: TrainingStep, steps: int) -> None:
     """Train for real: the loop that a Subject stands for."""
     model = subject.model().train()
     optimizer = subject.optimizer(model)
@@ -42,7 +42,7 @@ def run(subject: Subject, steps: int) -> None:
         optimizer.zero_grad(set_to_none=True)
 
 
-def measured_peak(subject: Subject, steps: int = 2) -> int:
+def measured_peak(subject: TrainingStep, steps: int = 2) -> int:
     """Return the most bytes that torch's allocator had given out at any moment of a real run."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         run(subject, steps)

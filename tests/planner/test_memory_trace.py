@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from flatout.launch.trial_process import mend_leftovers
+from flatout.launch.trial_process import clean_up_stale_trials
 from flatout.planner.largest_batch import affine
 from flatout.planner.memory_trace import TraceRequest, open_tracer, trace_memory
 from flatout.planner.tracing import script
@@ -370,7 +370,7 @@ def test_what_a_killed_trace_leaves_is_gone_at_the_next_start(folder, monkeypatc
     (left,) = (cache / "flatout").glob("memory-*")
     end = time.monotonic() + WAIT_S
     while left.exists() and time.monotonic() < end:  # what the killed one started ends by itself
-        mend_leftovers()
+        clean_up_stale_trials()
         time.sleep(0.2)
     assert not left.exists()
     assert list(temporary.iterdir()) == []

@@ -7,14 +7,14 @@ import pytest
 from flatout.analysis import stream_changes as transforms
 from flatout.analysis.stream_changes import loss_indices, regions_of
 from flatout.hardware.catalogue import find_gpu
-from flatout.planner.device_model import Ground
+from flatout.planner.device_model import DeviceModel
 from flatout.planner.largest_batch import affine
 from flatout.planner.memory_options import Setup, candidates, ladder
 from flatout.planner.plan import plan_of
 from flatout.planner.replay import replay
 from flatout.planner.workspaces import find_calibration, with_workspaces
 from flatout.records.memory_stream import Allocation, Component, Phase
-from flatout.records.plan import Source
+from flatout.records.plan import NumberSource
 from flatout.records.units import GIB, MIB
 from flatout.techniques.memory.chunked_cross_entropy import chunked_loss
 from flatout.techniques.model.lora import low_rank
@@ -26,7 +26,7 @@ from tests.support.toy import TOKENS, VOCABULARY, toy_stream
 
 def ground(gpu="l4", gpus=1):
     model = find_gpu(gpu)
-    return Ground(gpu=model, calibration=find_calibration(model, "2.13.0"), gpus=gpus)
+    return DeviceModel(gpu=model, calibration=find_calibration(model, "2.13.0"), gpus=gpus)
 
 
 def setup(batch=16, gpu="l4", layers=4, **given):
@@ -50,7 +50,7 @@ def test_the_components_of_a_plan_add_up_to_what_is_used():
     assert sum(amount.bytes for amount in plan.components.values()) == plan.used.bytes
     assert plan.used.low <= plan.used.bytes <= plan.used.high
     assert plan.allocated.bytes <= plan.reserved.bytes
-    assert plan.components["nccl"].source is Source.ASSUMED
+    assert plan.components["nccl"].source is NumberSource.ASSUMED
     assert plan.fits
     assert plan.spare_bytes == plan.capacity_bytes - plan.used.bytes
 
@@ -154,7 +154,7 @@ def test_a_technique_that_was_traced_is_not_modelled():
     found = ladder(setup(batch=16, traced={label: smaller}))
 
     rung = next(r for r in found if r.choices == (label,))
-    assert rung.source is Source.TRACED
+    assert rung.source is NumberSource.TRACED
     rest = ground().outside.bytes
     assert rung.peak_bytes - rest == pytest.approx(replay(smaller).peak_reserved, abs=40 * MIB)
 

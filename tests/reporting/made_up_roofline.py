@@ -1,6 +1,6 @@
 """A roofline made by hand: no machine measured it."""
 
-from flatout.records.roofline import Advice, DeviceCeilings, Product, Roofline
+from flatout.records.roofline import DeviceCeilings, Product, ProductAdvice, Roofline
 
 CPU = DeviceCeilings(
     device_kind="cpu",
@@ -27,7 +27,7 @@ HEAD = Product(
     ms=90.0,
     n_timed=9,
 )
-PAD = Advice(
+PAD = ProductAdvice(
     kind="pad",
     what="pad the size 5003 to 5056",
     products=(0,),

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from flatout.records.memory import TensorAtPeak
-from flatout.records.plan import Amount, LargestBatch, Plan, Rung, Source
+from flatout.records.plan import Amount, LargestBatch, NumberSource, Plan, Rung
 from flatout.records.units import GIB, MIB
 
 
@@ -22,19 +22,19 @@ def rung(*choices, **given):
 
 
 def plan(used=12 * GIB, **given):
-    context = Amount(bytes=GIB // 2, source=Source.ASSUMED, low=GIB // 4, high=GIB)
+    context = Amount(bytes=GIB // 2, source=NumberSource.ASSUMED, low=GIB // 4, high=GIB)
     made = Plan(
         target="train.py",
         device="NVIDIA L4",
         capacity_bytes=16 * GIB,
         batch=8,
-        allocated=Amount(bytes=used - 2 * GIB, source=Source.TRACED),
-        reserved=Amount(bytes=used - GIB // 2, source=Source.SIMULATED),
-        used=Amount(bytes=used, source=Source.ASSUMED, low=used - GIB, high=used + GIB),
+        allocated=Amount(bytes=used - 2 * GIB, source=NumberSource.TRACED),
+        reserved=Amount(bytes=used - GIB // 2, source=NumberSource.SIMULATED),
+        used=Amount(bytes=used, source=NumberSource.ASSUMED, low=used - GIB, high=used + GIB),
         components={
-            "parameters": Amount(bytes=used - 3 * GIB, source=Source.TRACED),
-            "gradients": Amount(bytes=0, source=Source.TRACED),
-            "fragmentation": Amount(bytes=2 * GIB + GIB // 2, source=Source.SIMULATED),
+            "parameters": Amount(bytes=used - 3 * GIB, source=NumberSource.TRACED),
+            "gradients": Amount(bytes=0, source=NumberSource.TRACED),
+            "fragmentation": Amount(bytes=2 * GIB + GIB // 2, source=NumberSource.SIMULATED),
             "context": context,
         },
         peak_phase="backward",
@@ -61,7 +61,7 @@ def plan(used=12 * GIB, **given):
 
 def too_large(**given):
     ways = (
-        rung("activation_checkpointing mode=full", time_ratio=1.33, source=Source.TRACED),
+        rung("activation_checkpointing mode=full", time_ratio=1.33, source=NumberSource.TRACED),
         rung("adafactor", changes_training=True),
         rung(fits=False, peak_bytes=20 * GIB),
     )

@@ -5,7 +5,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from flatout.planner.tracing.training_step import Subject
+from flatout.planner.tracing.training_step import TrainingStep
 
 VOCABULARY = 1000
 
@@ -292,8 +292,8 @@ def lora() -> nn.Module:
     return get_peft_model(gpt2(), LoraConfig(r=8, target_modules=["c_attn"], fan_in_fan_out=True))
 
 
-def _subject(model, batch, loss, optimizer, **more) -> Subject:
-    return Subject(model=model, batch=batch, loss=loss, optimizer=optimizer, **more)
+def _subject(model, batch, loss, optimizer, **more) -> TrainingStep:
+    return TrainingStep(model=model, batch=batch, loss=loss, optimizer=optimizer, **more)
 
 
 MODELS = {

@@ -9,8 +9,8 @@ from pathlib import Path
 from flatout.hardware.machine import read_machine
 from flatout.records.recipe import Choice, Recipe
 from flatout.records.trial import Workload
-from flatout.tuning.guard_checker import Referee
-from flatout.tuning.trial_runner import Lab
+from flatout.tuning.guard_checker import GuardChecker
+from flatout.tuning.trial_runner import TrialRunner
 from flatout.tuning.trials import TrialOptions, run_trial
 from tests.paths import ROOT
 
@@ -30,8 +30,10 @@ def referee_of(command):
     folder = Path(tempfile.mkdtemp(prefix="flatout-test-"))
     shutil.copytree(SCRIPTS, folder / "work")
     workload = workload_of(command, folder / "work")
-    lab = Lab(workload=workload, machine=machine(), out=folder, limit_s=200.0, runner=noting)
-    return Referee(lab, lambda _: None)
+    lab = TrialRunner(
+        workload=workload, machine=machine(), out=folder, limit_s=200.0, runner=noting
+    )
+    return GuardChecker(lab, lambda _: None)
 
 
 def noting(workload, recipe, host, options):

@@ -37,7 +37,7 @@ def promise_of(name):
 
 def asks_the_guard(name):
     names = {node.id for node in ast.walk(module_of(name)) if isinstance(node, ast.Name)}
-    return bool({"checked", "Referee"} & names)
+    return bool({"checked", "GuardChecker"} & names)
 
 
 COMPARED = {

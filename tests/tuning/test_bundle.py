@@ -139,7 +139,7 @@ def test_a_bundle_that_the_guard_rejects_is_not_kept_and_its_halves_are_tried(
     tmp_path, monkeypatch
 ):
     monkeypatch.setattr(
-        "flatout.workflow.tune.Referee.check",
+        "flatout.workflow.tune.GuardChecker.check",
         lambda _, recipe: LossCheck(
             status="rejected" if "fused_optimizer" in recipe.names else "within", why="other losses"
         ),

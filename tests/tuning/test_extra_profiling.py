@@ -16,7 +16,7 @@ from flatout.techniques.data.worker_threads import WorkerThreads
 from flatout.tuning import trials
 from flatout.tuning.extra_profiling import MOST_SHARE, Looks, look_closer, wanted_probes
 from flatout.tuning.ranking import Search
-from flatout.tuning.trial_runner import Lab
+from flatout.tuning.trial_runner import TrialRunner
 from flatout.tuning.trials import run_trial
 from flatout.workflow.tune import TuneOptions, tune
 from tests.support.results import kernel, traced
@@ -94,7 +94,7 @@ class Counting:
 @pytest.mark.parametrize(("wall_s", "runs"), [(4.9, 1), (5.1, 0)])
 def test_the_look_takes_a_small_part_of_the_time_or_is_left_out(tmp_path, wall_s, runs):
     runner = Counting()
-    lab = Lab(
+    lab = TrialRunner(
         workload=Workload(target="train.py", folder=tmp_path),
         machine=machine(),
         out=tmp_path,
@@ -238,7 +238,7 @@ for batch in DataLoader(Samples(), batch_size=2, num_workers=1):
 @pytest.mark.slow
 def test_techniques_that_read_the_journey_know_it_in_a_tuning(tmp_path):
     (tmp_path / "train.py").write_text(WAITS)
-    lab = Lab(
+    lab = TrialRunner(
         workload=Workload(target="train.py", folder=tmp_path, python=sys.executable),
         machine=machine(),
         out=tmp_path,
@@ -263,7 +263,7 @@ def test_techniques_that_read_the_journey_know_it_in_a_tuning(tmp_path):
 def test_a_cpu_whose_time_goes_into_products_is_promised_little_by_the_compiler(tmp_path):
     script = READS.replace("64, 64", "1024, 1024").replace("512, 64", "512, 1024")
     (tmp_path / "train.py").write_text(script.replace("Linear(64, 1)", "Linear(1024, 1)"))
-    lab = Lab(
+    lab = TrialRunner(
         workload=Workload(target="train.py", folder=tmp_path, python=sys.executable),
         machine=machine(),
         out=tmp_path / "out",

@@ -7,7 +7,7 @@ from flatout.records.recipe import Recipe
 from flatout.records.trial import Outcome, Trial, Workload
 from flatout.reporting.tuning.verdict import feeding_words
 from flatout.tuning.feeding import Costs, feeding_of, find_costs
-from flatout.tuning.trial_runner import Lab
+from flatout.tuning.trial_runner import TrialRunner
 from tests.rules.rank_facts import rank
 from tests.techniques.facts import loader, machine, pipeline, profile
 
@@ -91,7 +91,7 @@ class Threaded:
 
 
 def costs(runner, folder, *, workers=0, **of_profile):
-    lab = Lab(
+    lab = TrialRunner(
         workload=Workload(target="train.py", folder=folder),
         machine=machine(usable_cores=2),
         out=folder,

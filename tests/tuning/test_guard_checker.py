@@ -13,8 +13,8 @@ from flatout.records.ablation import LossCheck
 from flatout.records.recipe import Choice, Recipe
 from flatout.records.trial import Workload
 from flatout.tuning import guard_checker as refereeing
-from flatout.tuning.guard_checker import Referee
-from flatout.tuning.trial_runner import Lab
+from flatout.tuning.guard_checker import GuardChecker
+from flatout.tuning.trial_runner import TrialRunner
 from tests.support.trial_runs import copy_scripts, machine
 
 pytestmark = pytest.mark.slow
@@ -27,8 +27,8 @@ def with_reference(target, *arguments):
         target=target, arguments=arguments, folder=copy_scripts(), python=sys.executable
     )
     out = Path(tempfile.mkdtemp(prefix="flatout-test-"))
-    referee = Referee(
-        Lab(workload=workload, machine=machine(), out=out, limit_s=200.0), lambda _: None
+    referee = GuardChecker(
+        TrialRunner(workload=workload, machine=machine(), out=out, limit_s=200.0), lambda _: None
     )
     referee._make_reference()
     return referee
@@ -159,7 +159,7 @@ def test_script_without_dropout_is_spared_the_second_look(tmp_path):
 def test_recipe_under_which_dropout_is_gone_is_rejected(tmp_path, monkeypatch):
     referee = referee_for(tmp_path, "functional_dropout.py")
     measured = iter([{"0": 0.3}, {"0": 0.0}])
-    monkeypatch.setattr(Referee, "_measure_activity", lambda *_: next(measured))
+    monkeypatch.setattr(GuardChecker, "_measure_activity", lambda *_: next(measured))
 
     check = referee.check(recipe_of("fused_optimizer"))
 
@@ -179,7 +179,7 @@ def test_recipe_under_which_dropout_is_gone_is_rejected(tmp_path, monkeypatch):
 def test_a_recipe_whose_dropout_could_not_be_looked_at_is_not_kept(tmp_path, monkeypatch, measured):
     referee = referee_for(tmp_path, "functional_dropout.py")
     answers = iter(measured)
-    monkeypatch.setattr(Referee, "_measure_activity", lambda *_: next(answers))
+    monkeypatch.setattr(GuardChecker, "_measure_activity", lambda *_: next(answers))
 
     check = referee._look_at_activity(
         recipe_of("fused_optimizer"), "candidate", LossCheck(status="same")

@@ -54,7 +54,7 @@ def test_the_compile_cache_makes_later_trials_cheap():
 def tuned(world, folder, monkeypatch, **options):
     """Tune in the world's own time, with a guard that lets everything pass."""
     monkeypatch.setattr(
-        "flatout.workflow.tune.Referee.check", lambda _, recipe: world.check(recipe)
+        "flatout.workflow.tune.GuardChecker.check", lambda _, recipe: world.check(recipe)
     )
     asked = TuneOptions(out=folder, runner=world, clock=lambda: world.now, **options)
     return tune(WORKLOAD, asked, lambda _: None, MACHINE)

@@ -13,7 +13,7 @@ from flatout.records.technique import Numerics
 from flatout.records.trial import Applied, Outcome, Trial, Workload
 from flatout.reporting.terminal import render_ablation
 from flatout.tuning.ranking import Search
-from flatout.tuning.rescue import Rescue, make_it_run, rungs_for
+from flatout.tuning.rescue import RescuedBaseline, make_it_run, rungs_for
 from flatout.tuning.trial_runner import Budget
 from flatout.tuning.trials import TrialOptions, run_trial
 from flatout.workflow.tune import TuneOptions, tune
@@ -147,7 +147,7 @@ def test_one_optimizer_of_few_bits_takes_the_place_of_the_other():
 
 
 def test_a_technique_that_cannot_act_takes_nothing_s_place():
-    rescue = Rescue(
+    rescue = RescuedBaseline(
         lab=FakeLab({"no such technique"}, refused=("offloaded_optimizer",)),
         tell=lambda _: None,
         may_go_on=lambda: True,

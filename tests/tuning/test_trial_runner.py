@@ -2,12 +2,12 @@
 
 from flatout.records.recipe import Recipe
 from flatout.records.trial import Outcome, Trial, Workload
-from flatout.tuning.trial_runner import Lab
+from flatout.tuning.trial_runner import TrialRunner
 from tests.techniques.facts import machine
 
 
 def lab_of(folder, runner):
-    return Lab(
+    return TrialRunner(
         workload=Workload(target="train.py", folder=folder),
         machine=machine(),
         out=folder,

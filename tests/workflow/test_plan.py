@@ -4,7 +4,7 @@ import pytest
 
 from flatout.hardware.catalogue import CATALOGUE
 from flatout.records.errors import UserError
-from flatout.records.plan import Source
+from flatout.records.plan import NumberSource
 from flatout.records.recipe import Choice, Recipe
 from flatout.workflow import plan as verb
 from flatout.workflow.plan import PlanOptions, choice_of, ground_of, plan
@@ -53,7 +53,9 @@ def test_what_does_not_fit_is_traced_with_the_techniques_that_exist():
     planned = plan(SUBJECT, (), PlanOptions(gpu="1500MiB", batch=256))
 
     rungs = {rung.choices: rung for rung in planned.plan.ladder}
-    traced = [rung for rung in rungs.values() if rung.source is Source.TRACED and rung.choices]
+    traced = [
+        rung for rung in rungs.values() if rung.source is NumberSource.TRACED and rung.choices
+    ]
     assert not planned.plan.fits
     assert traced
     assert all(rung.saved_bytes > 0 for rung in traced)

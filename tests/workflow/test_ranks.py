@@ -13,8 +13,8 @@ from flatout.records.ablation import LossCheck
 from flatout.records.recipe import Choice, Recipe
 from flatout.records.trial import Outcome, Workload
 from flatout.techniques.data.loader_workers import most_workers
-from flatout.tuning.guard_checker import Referee, of_all_ranks
-from flatout.tuning.trial_runner import Lab
+from flatout.tuning.guard_checker import GuardChecker, of_all_ranks
+from flatout.tuning.trial_runner import TrialRunner
 from flatout.tuning.trials import TrialOptions, run_trial
 from tests.support.trial_runs import copy_scripts, machine
 
@@ -139,7 +139,7 @@ def lab_of(out, target, arguments):
         folder=copy_scripts(),
         python=sys.executable,
     )
-    return Lab(workload=workload, machine=machine(), out=out, limit_s=250.0)
+    return TrialRunner(workload=workload, machine=machine(), out=out, limit_s=250.0)
 
 
 def both_recorded(path):
@@ -149,7 +149,7 @@ def both_recorded(path):
 
 def test_every_rank_is_judged(tmp_path):
     lab = lab_of(tmp_path, "-m torch.distributed.run", TORCHRUN)
-    referee = Referee(lab, lambda _: None)
+    referee = GuardChecker(lab, lambda _: None)
 
     check = referee.check(Recipe(choices=(Choice(technique="fused_optimizer"),)))
 
@@ -159,7 +159,7 @@ def test_every_rank_is_judged(tmp_path):
 
 def test_ranks_that_hold_different_parameters_are_judged_each_by_itself(tmp_path):
     launched = TORCHRUN.replace("two_ranks.py", "two_stages.py")
-    referee = Referee(lab_of(tmp_path, "-m torch.distributed.run", launched), lambda _: None)
+    referee = GuardChecker(lab_of(tmp_path, "-m torch.distributed.run", launched), lambda _: None)
 
     check = referee.check(
         Recipe(choices=(Choice(technique="loader_workers", settings={"num_workers": 1}),))

@@ -9,7 +9,7 @@ import pytest
 
 from flatout.cli import call
 from flatout.records.errors import UserError
-from flatout.records.plan import Amount, Plan, Rung, Source
+from flatout.records.plan import Amount, NumberSource, Plan, Rung
 from flatout.records.recipe import Choice, Recipe
 from flatout.records.trial import Workload
 from flatout.workflow.run import (
@@ -27,7 +27,7 @@ MIB = 2**20
 
 
 def amount(size):
-    return Amount(bytes=size, source=Source.TRACED)
+    return Amount(bytes=size, source=NumberSource.TRACED)
 
 
 def rung(*choices, **changes):

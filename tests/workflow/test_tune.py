@@ -122,7 +122,7 @@ def profile(step_ms):
 def guard_that_passes(monkeypatch):
     """The guard has tests of its own; here every recipe trains the same thing."""
     monkeypatch.setattr(
-        "flatout.workflow.tune.Referee.check", lambda *_: LossCheck(status="within")
+        "flatout.workflow.tune.GuardChecker.check", lambda *_: LossCheck(status="within")
     )
 
 
@@ -170,7 +170,7 @@ def test_techniques_that_are_plainly_no_gain_are_given_up_after_one_pair(tmp_pat
 
 def test_faster_recipe_that_trains_something_else_is_rejected(tmp_path, monkeypatch):
     monkeypatch.setattr(
-        "flatout.workflow.tune.Referee.check",
+        "flatout.workflow.tune.GuardChecker.check",
         lambda *_: LossCheck(status="rejected", why="gradient of layer 3 differs by 0.67"),
     )
 
@@ -183,7 +183,7 @@ def test_faster_recipe_that_trains_something_else_is_rejected(tmp_path, monkeypa
 
 def test_recipe_that_could_not_be_compared_is_not_kept(tmp_path, monkeypatch):
     monkeypatch.setattr(
-        "flatout.workflow.tune.Referee.check", lambda *_: LossCheck(status="not_compared")
+        "flatout.workflow.tune.GuardChecker.check", lambda *_: LossCheck(status="not_compared")
     )
 
     ablation = run(World({"bf16_autocast": 0.5}), tmp_path, only=("bf16_autocast",))

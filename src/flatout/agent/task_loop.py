@@ -59,7 +59,7 @@ def split(arguments: Any, size: int, chunks: int) -> list[Any]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class TaskStep:
     """One finished step of a training."""
 
     number: int
@@ -84,7 +84,7 @@ def train(task: Task, steps: int | None = None) -> nn.Module:
     return deque(training_steps(task, steps), maxlen=1).pop().model
 
 
-def training_steps(task: Task, steps: int | None = None) -> Iterator[Step]:
+def training_steps(task: Task, steps: int | None = None) -> Iterator[TaskStep]:
     """Train a task, handing out each step when it is done. The arguments are those of `train`."""
     seed(task.seed)
     device = device_of(task)
@@ -96,7 +96,7 @@ def training_steps(task: Task, steps: int | None = None) -> Iterator[Step]:
         optimizer.zero_grad()
         loss = _gradients(task, model, moved(batch, device))
         optimizer.step()
-        yield Step(number=number, epoch=epoch, loss=loss, model=model)
+        yield TaskStep(number=number, epoch=epoch, loss=loss, model=model)
 
 
 def _gradients(task: Task, model: nn.Module, batch: Any) -> Tensor:

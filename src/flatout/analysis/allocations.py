@@ -22,7 +22,7 @@ OWN = "flatout's own"
 """Kind of the losses that flatout keeps for its report: no leak of the script's."""
 
 
-class Place(NamedTuple):
+class AllocationSite(NamedTuple):
     """Where the training is."""
 
     phase: str
@@ -30,7 +30,7 @@ class Place(NamedTuple):
     line: str = ""
 
 
-class Look(NamedTuple):
+class AllocationLook(NamedTuple):
     """What an allocation holds."""
 
     shape: tuple[int, ...]
@@ -40,43 +40,43 @@ class Look(NamedTuple):
     module: str = ""
 
 
-class Event(NamedTuple):
+class AllocationEvent(NamedTuple):
     """One event: an allocation (`size` above 0), its end (below 0), or a remark (0)."""
 
     at_ms: float
     address: int = 0
     size: int = 0
-    place: Place | None = None
+    place: AllocationSite | None = None
     """From here on the training is there."""
-    look: Look | None = None
+    look: AllocationLook | None = None
     """What lies at the address."""
     ends_step: bool = False
 
 
 @dataclass(slots=True)
-class Block:
+class LiveBlock:
     """One allocation and what is known of it."""
 
     size: int
-    place: Place
+    place: AllocationSite
     step: int = 0
-    look: Look | None = None
+    look: AllocationLook | None = None
 
 
 @dataclass(slots=True)
-class Books:
+class AllocationBooks:
     """The running account of one training process over the observed steps."""
 
-    alive: dict[int, Block] = field(default_factory=dict)
+    alive: dict[int, LiveBlock] = field(default_factory=dict)
     tracked_bytes: int = 0
-    older: tuple[Block, ...] = ()
+    older: tuple[LiveBlock, ...] = ()
     """What was allocated before anybody listened, as last counted."""
     older_bytes: int = 0
     step: int = 0
     by_phase: dict[str, int] = field(default_factory=dict)
     peak_bytes: int = 0
     peak_phase: str = ""
-    peak_blocks: tuple[Block, ...] = ()
+    peak_blocks: tuple[LiveBlock, ...] = ()
     timeline: list[tuple[float, int]] = field(default_factory=list)
     ends: list[int] = field(default_factory=list)
     """Bytes left at the end of each observed step."""
@@ -91,9 +91,9 @@ class Books:
 class StepEnd:
     """What is known at the end of a step beside its events."""
 
-    start: Place
+    start: AllocationSite
     """Where the training was when the step began."""
-    found: Mapping[int, Block]
+    found: Mapping[int, LiveBlock]
     """What was alive at its end, by address."""
     total: int | None
     """What the allocator said is allocated, where it can be asked."""
@@ -101,9 +101,9 @@ class StepEnd:
     """Whether the step is observed, or only brings the account up to date."""
 
 
-def replay(events: Iterable[Event], ends: Sequence[StepEnd]) -> Books:
+def replay(events: Iterable[AllocationEvent], ends: Sequence[StepEnd]) -> AllocationBooks:
     """Return the account of the steps that have ended."""
-    books = Books()
+    books = AllocationBooks()
     for step, end in zip(by_step(events), ends, strict=False):
         enter = observe if end.counts else settle
         enter(books, step, end.start)
@@ -111,9 +111,9 @@ def replay(events: Iterable[Event], ends: Sequence[StepEnd]) -> Books:
     return books
 
 
-def by_step(events: Iterable[Event]) -> Iterator[list[Event]]:
+def by_step(events: Iterable[AllocationEvent]) -> Iterator[list[AllocationEvent]]:
     """Yield the events of each step, in milliseconds since its begin; not those of the last."""
-    step: list[Event] = []
+    step: list[AllocationEvent] = []
     for event in events:
         if event.ends_step:
             yield [each._replace(at_ms=each.at_ms - step[0].at_ms) for each in step]
@@ -122,7 +122,9 @@ def by_step(events: Iterable[Event]) -> Iterator[list[Event]]:
             step.append(event)
 
 
-def settle(books: Books, events: Iterable[Event], start: Place) -> None:
+def settle(
+    books: AllocationBooks, events: Iterable[AllocationEvent], start: AllocationSite
+) -> None:
     """Enter the events of a step that only brings the account up to date."""
     place = start
     for event in events:
@@ -130,7 +132,9 @@ def settle(books: Books, events: Iterable[Event], start: Place) -> None:
         _enter(books, event, place)
 
 
-def observe(books: Books, events: Iterable[Event], start: Place) -> None:
+def observe(
+    books: AllocationBooks, events: Iterable[AllocationEvent], start: AllocationSite
+) -> None:
     """Enter the events of an observed step, in the order in which they happened."""
     place = start
     lives: list[list[Any]] = [[block, -1, None] for block in books.alive.values()]
@@ -151,7 +155,9 @@ def observe(books: Books, events: Iterable[Event], start: Place) -> None:
     _read(books, points, phases, lives)
 
 
-def _enter(books: Books, event: Event, place: Place) -> Block | None:
+def _enter(
+    books: AllocationBooks, event: AllocationEvent, place: AllocationSite
+) -> LiveBlock | None:
     """Enter one event and return the block that it is about."""
     if event.look is not None:
         found = books.alive.get(event.address)
@@ -163,12 +169,12 @@ def _enter(books: Books, event: Event, place: Place) -> Block | None:
     books.tracked_bytes += event.size
     if event.size < 0:
         return books.alive.pop(event.address, None)
-    block = books.alive[event.address] = Block(event.size, place, books.step)
+    block = books.alive[event.address] = LiveBlock(event.size, place, books.step)
     return block
 
 
 def _read(
-    books: Books,
+    books: AllocationBooks,
     points: Sequence[tuple[float, int]],
     phases: Sequence[str],
     lives: Iterable[Sequence[Any]],
@@ -187,7 +193,11 @@ def _read(
 
 
 def close(
-    books: Books, found: Mapping[int, Block], total: int | None = None, *, counts: bool = True
+    books: AllocationBooks,
+    found: Mapping[int, LiveBlock],
+    total: int | None = None,
+    *,
+    counts: bool = True,
 ) -> None:
     """End a step with what is alive now, by address.
 
@@ -210,7 +220,7 @@ def close(
     books.step += 1
 
 
-def grown_by_line(books: Books) -> dict[str, int]:
+def grown_by_line(books: AllocationBooks) -> dict[str, int]:
     """Return the bytes that earlier observed steps left behind, by the line that made them.
 
     What the very last step made is left out: the next one may well free it.
@@ -223,7 +233,7 @@ def grown_by_line(books: Books) -> dict[str, int]:
     return dict(grown.most_common(MAX_TENSORS))
 
 
-def summary(books: Books) -> dict[str, Any]:
+def summary(books: AllocationBooks) -> dict[str, Any]:
     """Return the account as plain values."""
     by_module: Counter[str] = Counter()
     for block in books.peak_blocks:
@@ -241,16 +251,16 @@ def summary(books: Books) -> dict[str, Any]:
     }
 
 
-def _is_own(block: Block) -> bool:
+def _is_own(block: LiveBlock) -> bool:
     return block.look is not None and block.look.kind == OWN
 
 
-def _module_of(block: Block) -> str:
+def _module_of(block: LiveBlock) -> str:
     return (block.look.module if block.look else "") or block.place.module
 
 
-def _plain(block: Block) -> dict[str, Any]:
-    look = block.look or Look((), "")
+def _plain(block: LiveBlock) -> dict[str, Any]:
+    look = block.look or AllocationLook((), "")
     return {
         "bytes": block.size,
         "shape": list(look.shape),

@@ -20,7 +20,7 @@ from flatout.analysis.products import (
     recast,
     resized,
 )
-from flatout.records.roofline import Advice, DeviceCeilings, Product
+from flatout.records.roofline import DeviceCeilings, Product, ProductAdvice
 
 PAD_TO = 64
 """Sizes are padded to multiples of it: a cache line of 2-byte numbers is half of that, a tile of
@@ -73,7 +73,7 @@ def plan(rows: Sequence[Seen], ceilings: DeviceCeilings) -> tuple[Change, ...]:
 
 def advised(
     change: Change, rows: Sequence[Seen], times: Mapping[int, tuple[float, float]]
-) -> Advice:
+) -> ProductAdvice:
     """Return the advice with its measured gain.
 
     Args:
@@ -89,7 +89,7 @@ def advised(
         measured = before_ms / after_ms
         now_ms = sum(rows[place].product.step_ms or 0.0 for place in change.calls)
         saved_ms = now_ms * (1 - 1 / measured)
-    return Advice(
+    return ProductAdvice(
         kind=change.kind,
         what=change.what,
         products=tuple(change.calls),

@@ -29,7 +29,7 @@ SOFTMAX = "_log_softmax"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Region:
+class BlockRegion:
     """One forward of one block."""
 
     block: str
@@ -51,7 +51,7 @@ def block_of(module: str) -> str:
     return match[0] if match else ""
 
 
-def regions_of(stream: MemoryStream) -> list[Region]:
+def regions_of(stream: MemoryStream) -> list[BlockRegion]:
     """Return every forward of every block that has activations to give up."""
     lives = lives_of(stream)
     starts = [mark.at for mark in stream.marks]
@@ -93,7 +93,7 @@ def loss_indices(stream: MemoryStream) -> list[int]:
 
 def _region(
     stream: MemoryStream, lives: list[Life], block: str, indices: list[int]
-) -> Region | None:
+) -> BlockRegion | None:
     last_birth = max(lives[index].birth for index in indices)
     *inner, _result = sorted(indices, key=lambda index: lives[index].birth)
     deaths = [lives[index].death for index in inner]
@@ -103,7 +103,7 @@ def _region(
     wanted = min(known)
     if _phase_at(stream, wanted) is not Phase.BACKWARD:
         return None
-    return Region(block=block, inner=tuple(inner), end=last_birth + 1, wanted=wanted)
+    return BlockRegion(block=block, inner=tuple(inner), end=last_birth + 1, wanted=wanted)
 
 
 def _phase_at(stream: MemoryStream, position: int) -> Phase:
@@ -233,7 +233,7 @@ def recomputed(
     ]
 
 
-def _chosen(stream: MemoryStream, blocks: Iterable[str] | None) -> list[Region]:
+def _chosen(stream: MemoryStream, blocks: Iterable[str] | None) -> list[BlockRegion]:
     regions = regions_of(stream)
     if blocks is None:
         return regions

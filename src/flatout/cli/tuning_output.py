@@ -33,7 +33,7 @@ from flatout.reporting.tables import ascii_only
 from flatout.reporting.terminal import render_ablation, render_failure
 from flatout.reporting.tuning.markdown import ablation_html, ablation_markdown
 from flatout.reporting.tuning.speedup_chart import ladder_svg
-from flatout.reporting.tuning.verdict import Place, hand_changes
+from flatout.reporting.tuning.verdict import ResultPlace, hand_changes
 from flatout.workflow.recipe_files import write_recipe
 from flatout.workflow.tune import BaselineFailedError, TuneOptions, tune
 
@@ -136,16 +136,16 @@ def tune_and_report(
     return INTERRUPTED if ablation.stopped == "interrupted" else 0
 
 
-def place_of(workload: Workload, out: Path) -> Place:
+def place_of(workload: Workload, out: Path) -> ResultPlace:
     """Return how the user types the way to the results."""
     if workload.folder == Path.cwd():
-        return Place(out=str(out))
-    return Place(
+        return ResultPlace(out=str(out))
+    return ResultPlace(
         out=os.path.relpath(out, workload.folder), start_in=os.path.relpath(workload.folder)
     )
 
 
-def write_reports(ablation: Ablation, out: Path, place: Place) -> None:
+def write_reports(ablation: Ablation, out: Path, place: ResultPlace) -> None:
     """Write everything that a tuning leaves behind.
 
     The recipe is written when it is empty too, so that none of an earlier tuning stays there.

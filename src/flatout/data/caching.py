@@ -35,7 +35,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from flatout.data.proof.changes import Watch
+from flatout.data.proof.changes import ChangeWatch
 from flatout.data.proof.dataset_facts import stand_in
 from flatout.data.proof.forked import in_forks
 from flatout.data.values import decode, encode
@@ -110,7 +110,7 @@ DESCRIPTORS = Path("/proc/self/fd")
 """Where Linux shows a process's open files, those without a name too; macOS has no such place."""
 
 
-class Store:
+class ByteStore:
     """Byte strings by key, a number from 1 to 2**64 - 1."""
 
     def __init__(self, *, slots: int, budget_bytes: int) -> None:
@@ -226,7 +226,7 @@ class Store:
                 fcntl.lockf(self.descriptor, fcntl.LOCK_UN, 1)
 
 
-def _renew_lock(reference: "weakref.ref[Store]") -> None:
+def _renew_lock(reference: "weakref.ref[ByteStore]") -> None:
     store = reference()
     if store is not None:
         store._renew_lock()
@@ -261,7 +261,7 @@ MEMORY = "flatout-store"
 """In the name of the memory that a store lies in."""
 
 
-def shared_store(name: str, make: Callable[[int], Store]) -> Store:
+def shared_store(name: str, make: Callable[[int], ByteStore]) -> ByteStore:
     """Return the store that this host's ranks have in common.
 
     Args:
@@ -278,14 +278,14 @@ def shared_store(name: str, make: Callable[[int], Store]) -> Store:
         return make(ranks)
 
 
-def _found_or_made(name: str, make: Callable[[int], Store]) -> Store:
+def _found_or_made(name: str, make: Callable[[int], ByteStore]) -> ByteStore:
     folder = scratch_root() / "stores"
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{_job()}-{name}.json"
     with _alone(folder):
         state = _read(path)
         if state is not None:
-            store = Store.__new__(Store)
+            store = ByteStore.__new__(ByteStore)
             store.__setstate__(state)
             return store
         _clear(folder)
@@ -338,7 +338,7 @@ SOURCE = "_flatout_source"
 WATCH = "_flatout_watch"
 
 
-def cached(dataset: Any, store: Store, watch: Watch | None = None) -> Any:
+def cached(dataset: Any, store: ByteStore, watch: ChangeWatch | None = None) -> Any:
     """Return a data set that keeps its samples in the store, else the same.
 
     Args:
@@ -349,7 +349,7 @@ def cached(dataset: Any, store: Store, watch: Watch | None = None) -> Any:
     Raises:
         NotApplicable: if an object of its class cannot be made to share its attributes.
     """
-    watch = watch or Watch(dataset)
+    watch = watch or ChangeWatch(dataset)
     members = {
         STORE: store,
         SOURCE: dataset,
@@ -365,15 +365,15 @@ def is_cached(dataset: Any) -> bool:
     return hasattr(type(dataset), STORE)
 
 
-def store_of(dataset: Any) -> Store:
+def store_of(dataset: Any) -> ByteStore:
     """Return the store of a data set that came from `cached`."""
-    store: Store = getattr(type(dataset), STORE)
+    store: ByteStore = getattr(type(dataset), STORE)
     return store
 
 
-def watch_of(dataset: Any) -> Watch:
+def watch_of(dataset: Any) -> ChangeWatch:
     """Return what tells whether the script changed a data set that came from `cached`."""
-    watch: Watch = getattr(type(dataset), WATCH)
+    watch: ChangeWatch = getattr(type(dataset), WATCH)
     return watch
 
 

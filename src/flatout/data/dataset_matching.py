@@ -30,8 +30,8 @@ import numpy as np
 
 from flatout.agent import patching
 from flatout.data import pictures
-from flatout.data.packed_store import Store
-from flatout.data.proof.changes import Watch
+from flatout.data.packed_store import PackedStore
+from flatout.data.proof.changes import ChangeWatch
 from flatout.data.proof.dataset_facts import examine, reseed, stand_in
 from flatout.data.proof.forked import ForkedError, in_fork
 from flatout.data.reader import PackedDataset
@@ -43,7 +43,7 @@ from flatout.records.errors import NotApplicable
 class Redirect:
     """Images of a store by the paths of the files they were packed from."""
 
-    def __init__(self, store: Store, root: str) -> None:
+    def __init__(self, store: PackedStore, root: str) -> None:
         self.store, self.root = store, root
 
     @cached_property
@@ -127,7 +127,7 @@ def is_packed(dataset: Any) -> bool:
     return isinstance(dataset, PackedDataset) or hasattr(type(dataset), PACKED)
 
 
-def with_stored_images(dataset: Any, store: Store, root: str = "") -> Any:
+def with_stored_images(dataset: Any, store: PackedStore, root: str = "") -> Any:
     """Return the data set with its image files read from the store, after comparing samples.
 
     Works for any map-style data set that opens its files with Pillow; labels, transforms and
@@ -149,7 +149,7 @@ def with_stored_images(dataset: Any, store: Store, root: str = "") -> Any:
     return _redirected(dataset, redirect, is_aligned=found)
 
 
-def with_stored_samples(dataset: Any, store: Store) -> Any:
+def with_stored_samples(dataset: Any, store: PackedStore) -> Any:
     """Return the data set with whole samples from the store, after comparing samples.
 
     Raises:
@@ -161,14 +161,14 @@ def with_stored_samples(dataset: Any, store: Store) -> Any:
     if not found.is_same:
         raise NotApplicable(f"{found.trouble}, and a store holds one version of each")
     data = PackedDataset(store, order="source")
-    watch = Watch(dataset)
+    watch = ChangeWatch(dataset)
     changed = _replaced(dataset, data, watch)
     _compared(dataset, changed, None)
     _watches.add(watch)
     return changed
 
 
-_watches: WeakSet[Watch] = WeakSet()
+_watches: WeakSet[ChangeWatch] = WeakSet()
 """Of the data sets whose samples come from a store here."""
 
 
@@ -266,7 +266,7 @@ def _redirected(dataset: Any, redirect: Redirect, is_aligned: bool) -> Any:  # n
     return _stand_in(dataset, store, get, get_many, again)
 
 
-def _replaced(dataset: Any, data: PackedDataset, watch: Watch) -> Any:
+def _replaced(dataset: Any, data: PackedDataset, watch: ChangeWatch) -> Any:
     def get(_self: Any, index: Any) -> Any:
         return dataset[index] if watch.is_changed() else stored(index)
 
@@ -289,7 +289,7 @@ def _replaced(dataset: Any, data: PackedDataset, watch: Watch) -> Any:
 
 def _stand_in(
     dataset: Any,
-    store: Store | None,
+    store: PackedStore | None,
     get: Callable[[Any, Any], Any],
     get_many: Callable[[Any, Any], Any],
     again: tuple[Any, ...],
@@ -309,7 +309,7 @@ DEPTH = 3
 class Stored:
     """The store behind a data set."""
 
-    store: Store
+    store: PackedStore
     is_reordered: bool
     """Whether samples are numbered as in the store's source, not as they are stored."""
 
@@ -339,7 +339,7 @@ def store_behind(dataset: Any) -> Stored:
     )
 
 
-def find_store(dataset: Any) -> Store | None:
+def find_store(dataset: Any) -> PackedStore | None:
     """Return the store that a data set reads from, in whatever order; None without one."""
     found = (_stored(inner) for inner in _inside(dataset, DEPTH))
     return next((stored.store for stored in found if stored is not None), None)
@@ -348,7 +348,7 @@ def find_store(dataset: Any) -> Store | None:
 def _stored(dataset: Any) -> Stored | None:
     if isinstance(dataset, PackedDataset):
         return Stored(store=dataset.store, is_reordered=dataset.is_reordered)
-    store: Store | None = getattr(type(dataset), PACKED, None)
+    store: PackedStore | None = getattr(type(dataset), PACKED, None)
     return None if store is None else Stored(store=store, is_reordered=True)
 
 

@@ -214,7 +214,7 @@ MAX_GAP_BYTES = 1 << 16
 """Records that lie closer are asked for in one read: skipping so little costs more than reading."""
 
 
-class Store:
+class PackedStore:
     """The records of a store by their place in stored order.
 
     Can be sent to other processes: each maps the files for itself.
@@ -410,7 +410,7 @@ def _check_places(index: Any, header: Header, path: Path) -> None:
         raise UserError(f"{path} is damaged: a record is outside its file shard; pack again")
 
 
-def check_records(store: Store, places: Sequence[int] | Places) -> None:
+def check_records(store: PackedStore, places: Sequence[int] | Places) -> None:
     """Hold records that this process did not read yet against their checksums, if asked for.
 
     Raises:
@@ -425,7 +425,7 @@ def check_records(store: Store, places: Sequence[int] | Places) -> None:
         store.passed[place] = True
 
 
-def _damage(store: Store, place: int) -> str:
+def _damage(store: PackedStore, place: int) -> str:
     row, shards = store.index[place], store.header.shards
     name = f" ({store.names[place]})" if place < len(store.names) else ""
     return (

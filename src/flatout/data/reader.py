@@ -37,7 +37,7 @@ from torch.utils.data import Dataset, default_collate, get_worker_info
 
 from flatout.data import pictures, values
 from flatout.data.format import Field, Header
-from flatout.data.packed_store import Bytes, Places, Store, check_records
+from flatout.data.packed_store import Bytes, PackedStore, Places, check_records
 from flatout.data.sampler import Slot, sample_seed, seeded
 from flatout.hardware.limits import usable_cores
 from flatout.records.errors import UserError
@@ -96,7 +96,7 @@ SMALL_ROW_BYTES = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
+class BatchLayout:
     """Where the fields lie in each record of a store."""
 
     record_bytes: int
@@ -104,7 +104,7 @@ class Layout:
     """Begin and end of each field's value."""
 
 
-def find_layout(store: Store) -> Layout | None:
+def find_layout(store: PackedStore) -> BatchLayout | None:
     """Return the layout that all records of a store have; None where they differ."""
     fields = store.header.fields
     if not len(store) or not all(is_plain(field) for field in fields):
@@ -114,7 +114,7 @@ def find_layout(store: Store) -> Layout | None:
     spans = _spans(fields)
     if spans[-1][1] != size or (ends - begins != size).any() or (begins % size).any():
         return None
-    return Layout(record_bytes=size, spans=spans)
+    return BatchLayout(record_bytes=size, spans=spans)
 
 
 def is_plain(field: Field) -> bool:
@@ -146,7 +146,7 @@ def dtype_of(field: Field) -> "np.dtype[Any]":
     return np.dtype(np.uint8 if field.kind == "image" else field.dtype)
 
 
-def gather(store: Store, layout: Layout, places: Places, targets: Sequence[Any]) -> None:
+def gather(store: PackedStore, layout: BatchLayout, places: Places, targets: Sequence[Any]) -> None:
     """Copy the fields of these samples, one row each, into a contiguous array for each field."""
     if not len(places):
         return
@@ -167,7 +167,7 @@ def gather(store: Store, layout: Layout, places: Places, targets: Sequence[Any])
                 rows[row] = parts[shard][number]
 
 
-def _records(whole: Bytes, layout: Layout) -> Bytes:
+def _records(whole: Bytes, layout: BatchLayout) -> Bytes:
     return whole.reshape(-1, layout.record_bytes)
 
 
@@ -184,7 +184,7 @@ class PackedDataset(Dataset[Any]):
 
     def __init__(
         self,
-        store: Store,
+        store: PackedStore,
         *,
         decode: Decode = "",
         transform: Callable[[Any], Any] | None = None,
@@ -266,7 +266,7 @@ class PackedDataset(Dataset[Any]):
         return self.header.structure == "single" and is_tensor
 
     @cached_property
-    def _layout(self) -> Layout | None:
+    def _layout(self) -> BatchLayout | None:
         """Where the fields lie in every record, if they are given as they are stored."""
         images = [field for field in self.header.fields if field.kind == "image"]
         is_given_so = self.decode in ("", "tensor") and all(
@@ -395,7 +395,7 @@ def open_packed(
     Raises:
         UserError: if there is no complete store.
     """
-    store = Store(Path(path), is_checked=check)
+    store = PackedStore(Path(path), is_checked=check)
     return PackedDataset(store, decode=decode, transform=transform, order=order, seed=seed)
 
 

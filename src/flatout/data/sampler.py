@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from flatout.data.packed_store import Store
+from flatout.data.packed_store import PackedStore
 from flatout.records.errors import NotApplicable, UserError
 
 Places = np.ndarray[tuple[int], np.dtype[np.int64]]
@@ -296,7 +296,7 @@ class BlockSampler:
     """A sampler of single samples in block order; it lets the kernel read a window ahead."""
 
     def __init__(
-        self, store: Store, options: OrderOptions, *, is_reordered: bool, replaced: Any = None
+        self, store: PackedStore, options: OrderOptions, *, is_reordered: bool, replaced: Any = None
     ) -> None:
         self.store, self.options = store, options
         self.is_reordered = is_reordered
@@ -353,7 +353,7 @@ class BlockSampler:
                 yield
 
 
-def _numbers(store: Store) -> Places:
+def _numbers(store: PackedStore) -> Places:
     """Return the number of each place where samples are numbered as in the source.
 
     Samples that were left out when the store was packed have none: numbers have no holes.

@@ -22,12 +22,7 @@ import numpy as np
 
 from flatout.data.format import ENTRY, HEADER, STAGING, Encoding, Skipped
 from flatout.records.errors import UserError
-from flatout.records.input_files import (
-    MAX_NPZ_BYTES,
-    check_unpacked_size,
-    parse_json,
-    read_json,
-)
+from flatout.records.input_files import MAX_NPZ_BYTES, check_unpacked_size, parse_json, read_json
 from flatout.records.json_records import from_plain
 
 PLAN = "plan.json"
@@ -41,7 +36,7 @@ Entries = np.ndarray[Any, np.dtype[Any]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class PackPlan:
     """Everything that decides what is written."""
 
     kind: str
@@ -66,7 +61,7 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class FinishedPart:
     """What one file shard holds."""
 
     entries: Entries
@@ -160,7 +155,7 @@ def check_empty(folder: Path) -> None:
         raise UserError(f"{folder} is a file; choose a folder that does not exist yet")
 
 
-def agree(folder: Path, plan: Plan) -> Plan:
+def agree(folder: Path, plan: PackPlan) -> PackPlan:
     """Return the plan that an earlier start left here, or keep this one.
 
     Raises:
@@ -173,7 +168,7 @@ def agree(folder: Path, plan: Plan) -> Plan:
         return plan
     try:
         plain = read_json(path)
-        before = from_plain(Plan, plain)
+        before = from_plain(PackPlan, plain)
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise UserError(f"{path} is damaged ({error}); remove {folder} and pack again") from None
     # How long the shards are was estimated; the first estimate stands.
@@ -203,12 +198,12 @@ def part_path(folder: Path, number: int) -> Path:
     return folder / STAGING / f"part-{number:05d}.npz"
 
 
-def missing_shards(folder: Path, plan: Plan) -> list[int]:
+def missing_shards(folder: Path, plan: PackPlan) -> list[int]:
     """Return the file shards that are still to be written."""
     return [n for n in range(plan.shards) if not part_path(folder, n).is_file()]
 
 
-def write_part(folder: Path, number: int, part: Part) -> None:
+def write_part(folder: Path, number: int, part: FinishedPart) -> None:
     """Write down that a file shard is whole, and what it holds."""
     about = {
         "names": list(part.names),
@@ -222,7 +217,7 @@ def write_part(folder: Path, number: int, part: Part) -> None:
     write_whole(part_path(folder, number), stream.getvalue())
 
 
-def read_part(folder: Path, number: int) -> Part:
+def read_part(folder: Path, number: int) -> FinishedPart:
     """Return what a file shard holds.
 
     Raises:
@@ -234,7 +229,7 @@ def read_part(folder: Path, number: int) -> Part:
         with np.load(path, allow_pickle=False) as file:
             about = parse_json(file["about"].tobytes())
             entries = file["entries"].astype(ENTRY)
-        return Part(
+        return FinishedPart(
             entries=entries,
             names=about["names"],
             skipped=[Skipped(**item) for item in about["skipped"]],

@@ -18,7 +18,7 @@ from flatout.data.format import (
     join_record,
     split_record,
 )
-from flatout.data.packed_store import Store
+from flatout.data.packed_store import PackedStore
 from flatout.data.sources.source import Source
 from flatout.data.writer import TICK_SAMPLES, Counter, Tell
 from flatout.records.errors import UserError
@@ -47,7 +47,7 @@ class VerifyShard:
     """The job of a worker: compare the samples of one file shard with the source."""
 
     source: Source
-    store: Store
+    store: PackedStore
 
     def __call__(self, number: int, tick: worker_pool.Tick) -> list[str]:
         """Return what differs."""
@@ -81,7 +81,7 @@ class VerifyShard:
 class CheckShard:
     """The job of a worker: compare the records of one file shard with what the index says."""
 
-    store: Store
+    store: PackedStore
 
     def __call__(self, number: int, tick: worker_pool.Tick) -> list[tuple[int, str]]:
         """Return the places of damaged samples, each with what is wrong."""
@@ -102,7 +102,7 @@ class CheckShard:
 
 
 def _problems(
-    job: VerifyShard | CheckShard, store: Store, number: int, tick: worker_pool.Tick
+    job: VerifyShard | CheckShard, store: PackedStore, number: int, tick: worker_pool.Tick
 ) -> list[tuple[int, str]]:
     """Return the places of one file shard with a problem, each with its words."""
     problems = []
@@ -125,7 +125,7 @@ def verify(source: Source, folder: Path, *, workers: int = 1, tell: Tell) -> Ver
     Raises:
         UserError: if there is no store, or it holds another number of samples than the source.
     """
-    store = Store(folder)
+    store = PackedStore(folder)
     header = store.header
     if header.source["samples"] != len(source):
         raise UserError(
@@ -157,7 +157,7 @@ def check(folder: Path, *, workers: int = 1, tell: Tell) -> tuple[Header, list[s
     Raises:
         UserError: if there is no complete store.
     """
-    store = Store(folder)
+    store = PackedStore(folder)
     counted = Counter(max(1, store.header.samples), 0, tell, "checking")
     names = _names(store)
     problems = _find_inconsistent(store, names)
@@ -171,7 +171,7 @@ def check(folder: Path, *, workers: int = 1, tell: Tell) -> tuple[Header, list[s
     return store.header, problems
 
 
-def _names(store: Store) -> tuple[str, ...]:
+def _names(store: PackedStore) -> tuple[str, ...]:
     """Return the names in the store; none where there are none, or they cannot be read."""
     try:
         return store.names
@@ -179,7 +179,7 @@ def _names(store: Store) -> tuple[str, ...]:
         return ()
 
 
-def _find_inconsistent(store: Store, names: Sequence[str]) -> list[str]:
+def _find_inconsistent(store: PackedStore, names: Sequence[str]) -> list[str]:
     """Return where index, names, list of skipped samples and header contradict each other."""
     header = store.header
     problems = _find_miscounted(store, int(header.source["samples"]))
@@ -195,7 +195,7 @@ def _find_inconsistent(store: Store, names: Sequence[str]) -> list[str]:
     return problems
 
 
-def _find_miscounted(store: Store, samples: int) -> list[str]:
+def _find_miscounted(store: PackedStore, samples: int) -> list[str]:
     """Return what shows that samples come twice, or are missing and not listed as skipped."""
     originals = np.asarray(store.index["original"])
     problems = []

@@ -49,7 +49,7 @@ from flatout.data.format import (
 )
 from flatout.data.sampler import permutation
 from flatout.data.sources.source import Source, fingerprint_of
-from flatout.data.staging import Part, Plan
+from flatout.data.staging import FinishedPart, PackPlan
 from flatout.data.worker_pool import Tick
 from flatout.records.errors import UserError
 from flatout.records.live import Progress
@@ -208,7 +208,7 @@ class WriteShard:
     """The job of a worker."""
 
     source: Source
-    plan: Plan
+    plan: PackPlan
     folder: Path
     order: "np.ndarray[tuple[int], np.dtype[np.int64]]"
 
@@ -275,8 +275,8 @@ class _Records:
         self.file.write(record)
         self.at += len(record)
 
-    def part(self) -> Part:
-        return Part(
+    def part(self) -> FinishedPart:
+        return FinishedPart(
             entries=np.array(self.rows, dtype=ENTRY),
             names=self.names,
             skipped=self.skipped,
@@ -423,9 +423,9 @@ def _beginning(estimate: Estimate, share: float, folder: Path) -> Progress:
     )
 
 
-def _plan(source: Source, options: PackOptions, estimate: Estimate) -> Plan:
+def _plan(source: Source, options: PackOptions, estimate: Estimate) -> PackPlan:
     per_shard = int(options.shard_bytes / max(1.0, estimate.mean_bytes))
-    return Plan(
+    return PackPlan(
         kind=source.contents.kind,
         fingerprint=_fingerprint(source, options.encoding),
         samples=len(source),
@@ -437,14 +437,14 @@ def _plan(source: Source, options: PackOptions, estimate: Estimate) -> Plan:
     )
 
 
-def stored_order(plan: Plan) -> "np.ndarray[tuple[int], np.dtype[np.int64]]":
+def stored_order(plan: PackPlan) -> "np.ndarray[tuple[int], np.dtype[np.int64]]":
     """Return the number in the source of each place in stored order."""
     if plan.is_shuffled:
         return permutation(plan.samples, seed=plan.seed, epoch=0)
     return np.arange(plan.samples, dtype=np.int64)
 
 
-def _write(source: Source, folder: Path, options: PackOptions, plan: Plan, tell: Tell) -> None:
+def _write(source: Source, folder: Path, options: PackOptions, plan: PackPlan, tell: Tell) -> None:
     """Write the file shards that are missing."""
     left = staging.missing_shards(folder, plan)
     counted = Counter(plan.samples, plan.samples - sum(len(plan.span(n)) for n in left), tell)
@@ -480,7 +480,7 @@ class Counter:
         )
 
 
-def _assemble(source: Source, folder: Path, plan: Plan) -> Header:
+def _assemble(source: Source, folder: Path, plan: PackPlan) -> Header:
     """Put index, names and header together from the parts; the header comes last.
 
     Raises:
@@ -515,7 +515,7 @@ def _write_index(folder: Path, entries: staging.Entries) -> None:
     draft.replace(folder / INDEX)
 
 
-def _header(source: Source, plan: Plan, parts: Sequence[Part], skipped: int) -> Header:
+def _header(source: Source, plan: PackPlan, parts: Sequence[FinishedPart], skipped: int) -> Header:
     contents = source.contents
     return Header(
         samples=sum(len(part.entries) for part in parts),
@@ -540,7 +540,7 @@ def _header(source: Source, plan: Plan, parts: Sequence[Part], skipped: int) -> 
     )
 
 
-def _with_shapes(fields: Sequence[Field], parts: Sequence[Part]) -> tuple[Field, ...]:
+def _with_shapes(fields: Sequence[Field], parts: Sequence[FinishedPart]) -> tuple[Field, ...]:
     """Return the fields, each with its shape where all file shards agree on one."""
     full = [part for part in parts if len(part.entries)]
     found = [{part.shapes[place] for part in full} for place in range(len(fields))]

@@ -25,7 +25,7 @@ from flatout.guard.limits import (
     TF32_COLUMN,
     UNSTEADY_COLUMN,
     UPDATE_LIMIT,
-    Column,
+    PromiseLimits,
 )
 from flatout.guard.mismatches import mismatches
 from flatout.guard.obstacles import Trials, find_missing, find_obstacle
@@ -70,7 +70,7 @@ class Reading:
 class _Case:
     """What was measured against the baseline, and what is allowed."""
 
-    column: Column
+    column: PromiseLimits
     candidate: Differences
     scale: Differences = NOTHING
     noise: Differences = NOTHING
@@ -298,7 +298,7 @@ def _size(key: Key, found: SetDifference, own: SetDifference) -> Reading:
 
 
 def _tensors(
-    column: Column,
+    column: PromiseLimits,
     key: Key,
     found: SetDifference,
     references: tuple[SetDifference, SetDifference, SetDifference],

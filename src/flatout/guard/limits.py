@@ -92,7 +92,7 @@ class Limit:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Column:
+class PromiseLimits:
     """What one promise allows."""
 
     gradient: Limit
@@ -107,22 +107,22 @@ class Column:
     """Largest relative difference over the steps: G7."""
 
 
-COLUMNS: Mapping[Numerics, Column] = {
-    Numerics.EXACT: Column(
+COLUMNS: Mapping[Numerics, PromiseLimits] = {
+    Numerics.EXACT: PromiseLimits(
         gradient=Limit(floor=0.0, factor=0.0),
         slope=None,
         buffers=Limit(floor=0.0, factor=0.0),
         second=Limit(floor=0.0, factor=0.0),
         loss=Limit(floor=0.0, factor=0.0),
     ),
-    Numerics.ROUNDING: Column(
+    Numerics.ROUNDING: PromiseLimits(
         gradient=Limit(floor=1e-5, factor=0.01),
         slope=None,
         buffers=Limit(floor=1e-4, factor=0.01),
         second=Limit(floor=1e-5, factor=0.02),
         loss=Limit(floor=1e-4, factor=0.1),
     ),
-    Numerics.PRECISION: Column(
+    Numerics.PRECISION: PromiseLimits(
         gradient=Limit(floor=3 * BF16_ROUNDING, factor=3.0, ceiling=GRADIENT_CEILING),
         slope=Limit(floor=0.03, factor=3.0, ceiling=GRADIENT_CEILING),
         buffers=Limit(floor=0.02, factor=3.0, ceiling=GRADIENT_CEILING),
@@ -132,7 +132,7 @@ COLUMNS: Mapping[Numerics, Column] = {
 }
 
 
-UNSTEADY_COLUMN = Column(
+UNSTEADY_COLUMN = PromiseLimits(
     gradient=Limit(floor=1e-6, factor=0.0),
     slope=None,
     buffers=Limit(floor=1e-6, factor=0.0),
@@ -152,8 +152,8 @@ def _smaller(limit: Limit) -> Limit:
     )
 
 
-def _for_tf32(column: Column) -> Column:
-    return Column(
+def _for_tf32(column: PromiseLimits) -> PromiseLimits:
+    return PromiseLimits(
         gradient=_smaller(column.gradient),
         slope=_smaller(column.slope) if column.slope else None,
         buffers=_smaller(column.buffers),

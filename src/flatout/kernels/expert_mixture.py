@@ -136,7 +136,7 @@ class NoMixtureError(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Way:
+class Routing:
     """One way to choose experts and weigh what they give."""
 
     k: int
@@ -190,7 +190,7 @@ def find_obstacle_or_group(
     return ""
 
 
-def group(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Way:
+def group(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Routing:
     """Replace a mixture's loop by grouped products; return the way it chooses.
 
     Raises:
@@ -327,7 +327,7 @@ def _check_row_wise(expert: nn.Module, graph: fx.Graph) -> None:
 
 def _find_way(
     module: nn.Module, parts: Parts, original: Callable[..., Any], tokens: torch.Tensor
-) -> Way:
+) -> Routing:
     few = _few(tokens)
     expected = _outputs(module, original, few)
     for way in _ways(module, parts, gives_logits=len(expected) > 1):
@@ -356,7 +356,7 @@ def _outputs(
     return tensors_in(output)
 
 
-def _ways(module: nn.Module, parts: Parts, *, gives_logits: bool) -> Iterator[Way]:
+def _ways(module: nn.Module, parts: Parts, *, gives_logits: bool) -> Iterator[Routing]:
     """Yield the ways to choose, those with the script's own numbers first."""
     count = len(getattr(module, parts.experts))
     own = [v for v in vars(module).values() if type(v) is int and 1 <= v <= count]
@@ -364,7 +364,7 @@ def _ways(module: nn.Module, parts: Parts, *, gives_logits: bool) -> Iterator[Wa
         for order in ("softmax first", "choose first", "sigmoid"):
             for shares_add_up in (True, False)[order == "choose first" :]:
                 for in_fp32 in (False, True):
-                    yield Way(
+                    yield Routing(
                         k=k,
                         order=order,
                         shares_add_up=shares_add_up,
@@ -373,7 +373,7 @@ def _ways(module: nn.Module, parts: Parts, *, gives_logits: bool) -> Iterator[Wa
                     )
 
 
-def _forward(parts: Parts, way: Way, *, skips: bool) -> Callable[..., Any]:
+def _forward(parts: Parts, way: Routing, *, skips: bool) -> Callable[..., Any]:
     """Return the mixture's forward in groups.
 
     Args:

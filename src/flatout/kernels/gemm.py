@@ -172,7 +172,7 @@ def _operator(  # noqa: PLR0913, PLR0917  the operator's schema
     width = columns // 2 if activation == "swiglu" else columns
     out = a.new_empty(a.shape[0], width)
     kept = a.new_empty(a.shape[0], columns) if keeps else None
-    call = gemm_launch.Call(
+    call = gemm_launch.KernelCall(
         a=a,
         b=b,
         c=c,

@@ -131,7 +131,7 @@ INTERPRETED_PROCESSORS = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
+class KernelCall:
     """One product to be computed, with the tensors to write to."""
 
     a: torch.Tensor
@@ -163,12 +163,12 @@ def is_interpreted() -> bool:
     return type(tiled_kernel).__name__ == "InterpretedFunction"
 
 
-def fits_descriptors(call: Call) -> bool:
+def fits_descriptors(call: KernelCall) -> bool:
     """Return whether the tensor memory accelerator can fetch both operands."""
     return hasattr(tl, "make_tensor_descriptor") and all(map(_is_fetchable, (call.a, call.b)))
 
 
-def run(call: Call, variant: str) -> None:
+def run(call: KernelCall, variant: str) -> None:
     """Compute the product.
 
     Args:
@@ -211,7 +211,7 @@ def processor_count(device: torch.device) -> int:
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
-def _run_tiled(call: Call, splits: int) -> None:
+def _run_tiled(call: KernelCall, splits: int) -> None:
     m, n, k = call.size
     span = math.ceil(math.ceil(k / splits) / LARGEST_K) * LARGEST_K
     splits = math.ceil(k / span) if k else 1
@@ -278,7 +278,7 @@ def _run_tiled(call: Call, splits: int) -> None:
     )
 
 
-def _run_persistent(call: Call, processors: int) -> None:
+def _run_persistent(call: KernelCall, processors: int) -> None:
     if not fits_descriptors(call):
         raise ValueError(
             f"the persistent kernel needs operands that lie in rows or columns of a multiple of "
@@ -318,7 +318,7 @@ def _run_persistent(call: Call, processors: int) -> None:
     )
 
 
-def _launch(kernel: Any, grid: Any, call: Call, *values: Any, **known: Any) -> None:
+def _launch(kernel: Any, grid: Any, call: KernelCall, *values: Any, **known: Any) -> None:
     """Run a kernel with the fastest tile; the interpreter takes one size for all."""
     if not is_interpreted():
         _tuned(kernel)[grid](*values, **known)
@@ -360,7 +360,7 @@ def _pruned(configs: Any, named: Any, **known: Any) -> Any:
     ]
 
 
-def _what_follows(call: Call) -> dict[str, Any]:
+def _what_follows(call: KernelCall) -> dict[str, Any]:
     return {
         "ACTIVATION": call.activation,
         "HAS_C": call.c is not None and call.beta != 0.0,
@@ -370,7 +370,7 @@ def _what_follows(call: Call) -> dict[str, Any]:
     }
 
 
-def _arithmetic(call: Call) -> dict[str, Any]:
+def _arithmetic(call: KernelCall) -> dict[str, Any]:
     is_tf32 = call.a.dtype == torch.float32 and _allows_tf32()
     widens = is_interpreted() and call.a.dtype == torch.bfloat16
     return {"PRECISION": "tf32" if is_tf32 else "ieee", "WIDENS": widens}
@@ -384,7 +384,7 @@ def _allows_tf32() -> bool:
         return str(torch.backends.cuda.matmul.fp32_precision) == "tf32"
 
 
-def _has_tma(call: Call) -> bool:
+def _has_tma(call: KernelCall) -> bool:
     if call.a.device.type != "cuda" or torch.version.hip or not call.a.shape[1]:
         return False
     is_hopper = torch.cuda.get_device_capability(call.a.device) >= (9, 0)
@@ -406,7 +406,7 @@ def _give_memory() -> None:
     triton.set_allocator(room)
 
 
-def _columns(call: Call) -> int:
+def _columns(call: KernelCall) -> int:
     return call.out.shape[1] * (2 if call.activation == "swiglu" else 1)
 
 

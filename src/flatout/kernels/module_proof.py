@@ -139,7 +139,7 @@ _NO_SETTINGS = (nn.Module, torch.Tensor, type, types.ModuleType)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
+class ModuleFacts:
     """The plain values that a traced forward may have read: it is another one when they change."""
 
     own: Mapping[str, Any]
@@ -160,7 +160,7 @@ class Facts:
         return _are_still(self.named, self.space) and _own(module) == self.own
 
 
-def plain_facts(module: nn.Module) -> Facts:
+def plain_facts(module: nn.Module) -> ModuleFacts:
     """Return the facts of a module as they are now."""
     forward: Any = inspect.unwrap(type(module).forward)
     code, space = getattr(forward, "__code__", None), getattr(forward, "__globals__", {})
@@ -172,7 +172,7 @@ def plain_facts(module: nn.Module) -> Facts:
         if name in words and not isinstance(value, PLAIN)
     }
     names = [] if code is None else [n for n in code.co_names if n in space]
-    return Facts(
+    return ModuleFacts(
         own=_own(module),
         held={name: values for name, values in held.items() if values},
         named={n: space[n] for n in names if isinstance(space[n], PLAIN)},

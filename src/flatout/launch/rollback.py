@@ -47,7 +47,7 @@ Owned = set[int | tuple[int, int]]
 
 
 @dataclass(slots=True, kw_only=True)
-class Place:
+class JournalPlace:
     """What is known when one entry is undone."""
 
     owned: Owned | None = None
@@ -69,7 +69,7 @@ class Place:
         return self.owned is None or bool(self.owned & names)
 
 
-def undo(entry: Entry, place: Place) -> None:
+def undo(entry: Entry, place: JournalPlace) -> None:
     """Undo one entry. Repeating it is harmless: a rollback may be killed and start again.
 
     Raises:
@@ -80,7 +80,7 @@ def undo(entry: Entry, place: Place) -> None:
         _UNDO[entry.kind](Path(entry.path), entry, place)
 
 
-def _remove_new(path: Path, _entry: Entry, place: Place) -> None:
+def _remove_new(path: Path, _entry: Entry, place: JournalPlace) -> None:
     if _is_folder(path) or not place.is_of_trial(path.lstat()):
         place.kept.append(f"{path} was made by another program and stays")
         place.spared.add(str(path))
@@ -88,14 +88,14 @@ def _remove_new(path: Path, _entry: Entry, place: Place) -> None:
     path.unlink()
 
 
-def _remove_folder(path: Path, entry: Entry, place: Place) -> None:
+def _remove_folder(path: Path, entry: Entry, place: JournalPlace) -> None:
     """Remove a new folder with what was written in it; C++ and other programs write unseen."""
     _empty(path, entry.number, place)
     if os.path.lexists(path):
         place.kept.append(f"{path} was made by the trial and stays: another program wrote there")
 
 
-def _empty(path: Path, since: float, place: Place) -> None:
+def _empty(path: Path, since: float, place: JournalPlace) -> None:
     """Remove what is not older and not newer than the trial; the rest was moved here, and stays."""
     if not _is_folder(path):
         latest = min(place.until, time.time() + FUTURE_S)
@@ -112,7 +112,7 @@ def _empty(path: Path, since: float, place: Place) -> None:
             raise
 
 
-def _put_back(path: Path, entry: Entry, place: Place) -> None:
+def _put_back(path: Path, entry: Entry, place: JournalPlace) -> None:
     aside = Path(entry.other or "")
     if not os.path.lexists(aside):
         return
@@ -124,14 +124,14 @@ def _put_back(path: Path, entry: Entry, place: Place) -> None:
     aside.replace(path)
 
 
-def _copy_back(path: Path, entry: Entry, _place: Place) -> None:
+def _copy_back(path: Path, entry: Entry, _place: JournalPlace) -> None:
     aside = Path(entry.other or "")
     if os.path.lexists(aside):
         shutil.copy2(aside, path)  # the same file as before: its folder allows no other
         aside.unlink()
 
 
-def _put_back_tree(path: Path, entry: Entry, place: Place) -> None:
+def _put_back_tree(path: Path, entry: Entry, place: JournalPlace) -> None:
     aside = Path(entry.other or "")
     if os.path.lexists(aside):
         if os.path.lexists(path):
@@ -141,7 +141,7 @@ def _put_back_tree(path: Path, entry: Entry, place: Place) -> None:
         shutil.move(aside, path)  # a rename, but for what was copied to another file system
 
 
-def _restore_link(path: Path, entry: Entry, place: Place) -> None:
+def _restore_link(path: Path, entry: Entry, place: JournalPlace) -> None:
     target, mtime_ns = entry.other or "", int(entry.number)
     if path.is_symlink() and str(path.readlink()) == target:
         return
@@ -154,7 +154,7 @@ def _restore_link(path: Path, entry: Entry, place: Place) -> None:
     os.utime(path, ns=(mtime_ns, mtime_ns), follow_symlinks=False)
 
 
-def _rename_back(source: Path, entry: Entry, place: Place) -> None:
+def _rename_back(source: Path, entry: Entry, place: JournalPlace) -> None:
     """Rename back, unless the rename failed in the trial: then the source is still there."""
     renamed = Path(entry.other or "")
     if os.path.lexists(source):
@@ -171,7 +171,7 @@ def _rename_back(source: Path, entry: Entry, place: Place) -> None:
         raise
 
 
-def _original_name(path: Path, place: Place) -> Path:
+def _original_name(path: Path, place: JournalPlace) -> Path:
     name = _free_name(path, ORIGINAL_SUFFIX)
     place.spared.update((str(path), str(name)))
     place.kept.append(
@@ -180,7 +180,7 @@ def _original_name(path: Path, place: Place) -> Path:
     return name
 
 
-def _keep(path: Path, place: Place) -> None:
+def _keep(path: Path, place: JournalPlace) -> None:
     name = _free_name(path, KEPT_SUFFIX)
     path.rename(name)
     place.spared.add(str(name))
@@ -196,7 +196,7 @@ def _is_folder(path: Path) -> bool:
     return path.is_dir() and not path.is_symlink()
 
 
-_UNDO: dict[str, Callable[[Path, Entry, Place], Any]] = {
+_UNDO: dict[str, Callable[[Path, Entry, JournalPlace], Any]] = {
     "new": _remove_new,
     "folder": _remove_folder,
     "moved": _put_back,
@@ -383,7 +383,7 @@ def _undo_all(
                 undone.failed.append(f"{entry.path} is outside the folder and was left alone")
                 left.append(lines[index])
             else:
-                place = Place(
+                place = JournalPlace(
                     owned=owned.get(index),
                     until=until,
                     is_clock_sure=is_clock_sure,
@@ -406,7 +406,7 @@ def _was_clock_set(entries: Sequence[Entry | None]) -> bool:
     )
 
 
-def _undo_one(entry: Entry, place: Place, undone: Undone) -> bool:
+def _undo_one(entry: Entry, place: JournalPlace, undone: Undone) -> bool:
     try:
         undo(entry, place)
     except (OSError, ValueError, OverflowError) as error:

@@ -218,7 +218,7 @@ def byte_code(environment: Mapping[str, str]) -> dict[str, str]:
     return {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": folder}
 
 
-def mend_leftovers() -> int:
+def clean_up_stale_trials() -> int:
     """Roll back trials and traces that were killed; return how many there were."""
     mended = 0
     root = scratch_root()

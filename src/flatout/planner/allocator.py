@@ -177,7 +177,7 @@ class DeviceFullError(Exception):
 
 
 @dataclass(slots=True)
-class Books:
+class AllocatorBooks:
     """What the allocator counts, as `torch.cuda.memory_stats` does."""
 
     allocated: int = 0
@@ -234,7 +234,7 @@ class CachingAllocator:
         """What the memory fraction leaves; garbage collection works only where it is set."""
         if capacity is not None and settings.memory_fraction is not None:
             self.allowed = int(settings.memory_fraction * capacity)
-        self.books = Books()
+        self.books = AllocatorBooks()
         self.segments: dict[int, int] = {}
         """Address and size of every segment; of an expandable one its whole address space."""
         self._small, self._large = Pool(is_small=True), Pool(is_small=False)

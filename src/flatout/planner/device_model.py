@@ -7,7 +7,7 @@ from flatout.hardware.catalogue import GpuModel
 from flatout.planner.allocator_settings import AllocatorSettings
 from flatout.planner.workspaces import Calibration
 from flatout.records.memory_stream import MemoryStream
-from flatout.records.plan import Amount, Source
+from flatout.records.plan import Amount, NumberSource
 
 DEFAULT = AllocatorSettings()
 MARGINS = {"real": 0.0, "cuda_fake": 0.01, "virtual_cuda": 0.01, "cpu_fake": 0.05}
@@ -21,7 +21,7 @@ PASSES = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ground:
+class DeviceModel:
     """A device to plan for."""
 
     gpu: GpuModel
@@ -37,7 +37,9 @@ class Ground:
         sources = {part.source for part in parts}
         return Amount(
             bytes=sum(part.bytes for part in parts),
-            source=Source.ASSUMED if Source.ASSUMED in sources else Source.CALIBRATED,
+            source=NumberSource.ASSUMED
+            if NumberSource.ASSUMED in sources
+            else NumberSource.CALIBRATED,
             low=sum(part.bytes if part.low is None else part.low for part in parts),
             high=sum(part.bytes if part.high is None else part.high for part in parts),
         )

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from flatout.planner.allocator_settings import AllocatorSettings
-from flatout.planner.replay import Replay, replay
+from flatout.planner.replay import AllocatorReplay, replay
 from flatout.records.memory_stream import Allocation, MemoryStream, NotSteadyError, repeated
 from flatout.records.plan import MAX_BATCH, LargestBatch
 
@@ -146,7 +146,9 @@ def _matched(first: MemoryStream, second: MemoryStream) -> list[tuple[Allocation
 MORE_STEPS = 2
 """Steps played after the traced ones: fragmentation shows from the third on, if at all."""
 
-TOO_MUCH = Replay(peak_allocated=0, peak_reserved=0, peak_at=0, retries_by_step=(), full_at=0)
+TOO_MUCH = AllocatorReplay(
+    peak_allocated=0, peak_reserved=0, peak_at=0, retries_by_step=(), full_at=0
+)
 """Stands for the replay of what cannot fit by its tensors alone."""
 
 
@@ -160,7 +162,7 @@ class Accumulation:
 
 def steady_replay(
     stream: MemoryStream, settings: AllocatorSettings, capacity: int | None
-) -> Replay:
+) -> AllocatorReplay:
     """Return the replay of the stream with a few more steps, where its last can be repeated."""
     try:
         stream = repeated(stream, MORE_STEPS)
@@ -222,16 +224,16 @@ def accumulation(global_batch: int, largest: int) -> Accumulation | None:
     return None
 
 
-def _is_steady(played: Replay) -> bool:
+def _is_steady(played: AllocatorReplay) -> bool:
     return played.fits and not played.steady_retries
 
 
 def _remembered(
     at: Callable[[int], MemoryStream], capacity: int, settings: AllocatorSettings
-) -> Callable[[int], Replay]:
-    seen: dict[int, Replay] = {}
+) -> Callable[[int], AllocatorReplay]:
+    seen: dict[int, AllocatorReplay] = {}
 
-    def played(batch: int) -> Replay:
+    def played(batch: int) -> AllocatorReplay:
         if batch not in seen:
             stream = at(batch)
             # What is asked for is already too much: no need to play where it lies.

@@ -9,20 +9,20 @@ from functools import partial
 
 from flatout.analysis import stream_changes as transforms
 from flatout.planner.allocator_settings import AllocatorSettings
-from flatout.planner.device_model import Ground
+from flatout.planner.device_model import DeviceModel
 from flatout.planner.largest_batch import Accumulation, accumulation, largest_steady_batch
-from flatout.planner.replay import Replay, replay
+from flatout.planner.replay import AllocatorReplay, replay
 from flatout.records.catalogue import declaring
 from flatout.records.memory_stream import Component, MemoryStream
-from flatout.records.plan import Rung, Source
+from flatout.records.plan import NumberSource, Rung
 from flatout.records.recipe import Choice
 from flatout.records.technique import Numerics, name_of
 
-Cost = Callable[[MemoryStream, Ground], float]
+Cost = Callable[[MemoryStream, DeviceModel], float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Candidate:
+class TracedOption:
     """One technique."""
 
     label: str
@@ -34,17 +34,17 @@ class Candidate:
     changes_training: bool = False
     settings: AllocatorSettings | None = None
     """Another allocator's, where the technique is one of it."""
-    helps: Callable[[MemoryStream, Ground], bool] = lambda *_: True
+    helps: Callable[[MemoryStream, DeviceModel], bool] = lambda *_: True
     """Returns whether there is anything to win."""
     group: str
     """Those of one group do the same work, or are settings of one technique."""
 
 
-def candidates(ground: Ground) -> list[Candidate]:
+def candidates(ground: DeviceModel) -> list[TracedOption]:
     """Return all techniques for this device, without those of several GPUs where there is one."""
     expandable = replace(ground.settings, expandable_segments=True)
     found = [
-        Candidate(
+        TracedOption(
             label=Choice(technique=name_of(kind), settings=option.settings).label,
             change=option.change,
             cost=option.cost,
@@ -61,14 +61,14 @@ def candidates(ground: Ground) -> list[Candidate]:
     return [*found, *(_sharding(ground) if ground.gpus > 1 else ())]
 
 
-def _sharding(ground: Ground) -> list[Candidate]:
+def _sharding(ground: DeviceModel) -> list[TracedOption]:
     words = {
         1: "optimizer state is spread",
         2: "optimizer state and gradients are spread",
         3: "parameters are spread too and fetched twice a step",
     }
     return [
-        Candidate(
+        TracedOption(
             label=f"zero stage={stage} gpus={ground.gpus} (by hand)",
             change=partial(transforms.sharded, stage=stage, shards=ground.gpus),
             cost=partial(_sharding_cost, stage=stage),
@@ -83,11 +83,11 @@ def _unchanged(stream: MemoryStream) -> MemoryStream:
     return stream
 
 
-def _free(_stream: MemoryStream, _ground: Ground) -> float:
+def _free(_stream: MemoryStream, _ground: DeviceModel) -> float:
     return 1.0
 
 
-def _sharding_cost(stream: MemoryStream, ground: Ground, stage: int) -> float:
+def _sharding_cost(stream: MemoryStream, ground: DeviceModel, stage: int) -> float:
     """Return the ratio beside plain data parallelism, which reduces gradients anyway."""
     if stage < 3:
         return 1.0
@@ -114,7 +114,7 @@ class Setup:
 
     stream: MemoryStream
     """At the planned batch, with workspaces."""
-    ground: Ground
+    ground: DeviceModel
     at: At | None = None
     """The same at another batch, where that can be said."""
     traced: Mapping[str, MemoryStream] = field(default_factory=dict)
@@ -149,7 +149,7 @@ def ladder(setup: Setup) -> tuple[Rung, ...]:
     )
 
 
-def _with_batch(setup: Setup, rung: Rung, by_label: Mapping[str, Candidate]) -> Rung:
+def _with_batch(setup: Setup, rung: Rung, by_label: Mapping[str, TracedOption]) -> Rung:
     """Return the way with the largest batch that it allows, where that is asked and known."""
     if not (rung.fits and setup.finds_batches and all(c in by_label for c in rung.choices)):
         return rung
@@ -168,15 +168,15 @@ def _order(rung: Rung) -> tuple[bool, bool, float, bool, int]:
     return not rung.fits, rung.changes_training, time, is_change, rung.peak_bytes
 
 
-def _single(setup: Setup, option: Candidate, base: Replay) -> Rung:
+def _single(setup: Setup, option: TracedOption, base: AllocatorReplay) -> Rung:
     stream = setup.traced.get(option.label)
     changed = option.change(setup.stream) if stream is None else stream
     found = _played(setup, changed, option)
-    source = Source.ASSUMED
+    source = NumberSource.ASSUMED
     if stream is not None:
-        source = Source.TRACED
+        source = NumberSource.TRACED
     elif option.settings is not None:
-        source = Source.SIMULATED
+        source = NumberSource.SIMULATED
     return Rung(
         choices=(option.label,),
         peak_bytes=found.peak_reserved + setup.ground.outside.bytes,
@@ -190,14 +190,14 @@ def _single(setup: Setup, option: Candidate, base: Replay) -> Rung:
 
 
 def _together(
-    setup: Setup, options: Sequence[Candidate], singles: Sequence[Rung], base: Replay
+    setup: Setup, options: Sequence[TracedOption], singles: Sequence[Rung], base: AllocatorReplay
 ) -> list[Rung]:
     """Add techniques one at a time, the cheapest byte first, until it fits."""
     by_label = {option.label: option for option in options}
     alone = [r for r in singles if r.choices[0] in by_label and not r.changes_training]
     alone.sort(key=lambda rung: ((rung.time_ratio - 1) / rung.saved_bytes, -rung.saved_bytes))
     saved = {rung.choices[0]: rung.saved_bytes for rung in alone}
-    chosen: list[Candidate] = []
+    chosen: list[TracedOption] = []
     latest: list[Rung] = []
     for rung in alone:
         option = by_label[rung.choices[0]]
@@ -217,13 +217,13 @@ def _together(
     return latest
 
 
-def _changed(stream: MemoryStream, options: Sequence[Candidate]) -> MemoryStream:
+def _changed(stream: MemoryStream, options: Sequence[TracedOption]) -> MemoryStream:
     for option in options:
         stream = option.change(stream)
     return stream
 
 
-def _smaller_batches(setup: Setup, base: Replay) -> Iterator[Rung]:
+def _smaller_batches(setup: Setup, base: AllocatorReplay) -> Iterator[Rung]:
     """Yield the step with its batch in parts: by the user's loop, and by the technique."""
     batch = setup.stream.batch
     if setup.at is None or batch is None or batch < 2:
@@ -256,8 +256,8 @@ def _splits(batch: int) -> Iterator[Accumulation]:
 def _rung(
     setup: Setup,
     choices: tuple[str, ...],
-    found: Replay,
-    base: Replay,
+    found: AllocatorReplay,
+    base: AllocatorReplay,
     *,
     ratio: float = 1.0,
     why: str,
@@ -269,11 +269,11 @@ def _rung(
         time_ratio=ratio,
         fits=found.fits,
         why=why,
-        source=Source.ASSUMED if choices else Source.TRACED,
+        source=NumberSource.ASSUMED if choices else NumberSource.TRACED,
     )
 
 
-def _played(setup: Setup, stream: MemoryStream, *options: Candidate | None) -> Replay:
+def _played(setup: Setup, stream: MemoryStream, *options: TracedOption | None) -> AllocatorReplay:
     """Return the replay on the device; of what does not fit, with its peak on an endless one."""
     settings = setup.ground.settings
     for option in options:
@@ -283,7 +283,7 @@ def _played(setup: Setup, stream: MemoryStream, *options: Candidate | None) -> R
     if found.fits:
         return found
     endless = replay(stream, settings)
-    return Replay(
+    return AllocatorReplay(
         peak_allocated=endless.peak_allocated,
         peak_reserved=endless.peak_reserved,
         peak_at=endless.peak_at,
@@ -292,7 +292,7 @@ def _played(setup: Setup, stream: MemoryStream, *options: Candidate | None) -> R
     )
 
 
-def _largest(setup: Setup, options: Sequence[Candidate]) -> int | None:
+def _largest(setup: Setup, options: Sequence[TracedOption]) -> int | None:
     """Return the largest batch without retries, by the model of the techniques."""
     at = setup.at
     if at is None or not setup.finds_batches or any(c.label in setup.traced for c in options):

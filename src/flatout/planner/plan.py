@@ -7,14 +7,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
 
-from flatout.planner.device_model import Ground
+from flatout.planner.device_model import DeviceModel
 from flatout.planner.largest_batch import accumulation, largest_batch
 from flatout.planner.memory_options import Setup, ladder
-from flatout.planner.replay import Replay, alive_at, components_at, replay
+from flatout.planner.replay import AllocatorReplay, alive_at, components_at, replay
 from flatout.planner.workspaces import has_convolution, with_convolution_bytes
 from flatout.records.memory import TensorAtPeak
 from flatout.records.memory_stream import Component, MemoryStream, Phase
-from flatout.records.plan import Accumulating, Amount, LargestBatch, Plan, Source
+from flatout.records.plan import Accumulating, Amount, LargestBatch, NumberSource, Plan
 
 COUNTED = (Component.PARAMETERS, Component.ACTIVATIONS, Component.OPTIMIZER)
 """The three terms: parameters, activations of the batch, optimizer state."""
@@ -147,7 +147,9 @@ def parts_at(stream: MemoryStream, positions: Sequence[int]) -> dict[str, tuple[
     }
 
 
-def _amounts(stream: MemoryStream, found: Replay, ground: Ground) -> tuple[Amount, Amount]:
+def _amounts(
+    stream: MemoryStream, found: AllocatorReplay, ground: DeviceModel
+) -> tuple[Amount, Amount]:
     """Return allocated and reserved bytes, as wide as trace and workspaces are uncertain."""
     margin = ground.margin(stream)
     spread = ground.calibration.convolution_workspace
@@ -160,13 +162,13 @@ def _amounts(stream: MemoryStream, found: Replay, ground: Ground) -> tuple[Amoun
     less, more = compiled_spread(stream)
     allocated = Amount(
         bytes=found.peak_allocated,
-        source=Source.TRACED,
+        source=NumberSource.TRACED,
         low=int((min(low.peak_allocated, found.peak_allocated) - less) * (1 - margin)),
         high=ceil((max(high.peak_allocated, found.peak_allocated) + more) * (1 + margin)),
     )
     reserved = Amount(
         bytes=found.peak_reserved,
-        source=Source.SIMULATED,
+        source=NumberSource.SIMULATED,
         low=int((min(low.peak_reserved, found.peak_reserved) - less) * (1 - margin)),
         high=ceil((max(high.peak_reserved, found.peak_reserved) + more) * (1 + margin)),
     )
@@ -188,12 +190,12 @@ def compiled_spread(stream: MemoryStream) -> tuple[int, int]:
 def _components(
     at_peak: Mapping[Component, int],
     reserved: Amount,
-    ground: Ground,
+    ground: DeviceModel,
     stream: MemoryStream,
 ) -> dict[str, Amount]:
     """Return the table: what is alive at the peak, what lies between, what lies outside."""
     found = {
-        part.value: Amount(bytes=at_peak.get(part, 0), source=Source.TRACED)
+        part.value: Amount(bytes=at_peak.get(part, 0), source=NumberSource.TRACED)
         for part in Component
         if part is not Component.WORKSPACE
     }
@@ -206,14 +208,14 @@ def _components(
         high=workspace + _more_convolution(stream, ground),
     )
     rest = reserved.bytes - sum(at_peak.values())
-    found["fragmentation"] = Amount(bytes=rest, source=Source.SIMULATED)
+    found["fragmentation"] = Amount(bytes=rest, source=NumberSource.SIMULATED)
     found["context"] = ground.calibration.context
     if ground.gpus > 1:
         found["nccl"] = ground.calibration.nccl
     return found
 
 
-def _more_convolution(stream: MemoryStream, ground: Ground) -> int:
+def _more_convolution(stream: MemoryStream, ground: DeviceModel) -> int:
     """Return how much more a convolution may take than is planned; 0 where there is none."""
     spread = ground.calibration.convolution_workspace
     if not has_convolution(stream):
@@ -222,7 +224,7 @@ def _more_convolution(stream: MemoryStream, ground: Ground) -> int:
 
 
 def _sum(one: Amount, other: Amount) -> Amount:
-    order = list(Source)
+    order = list(NumberSource)
     return Amount(
         bytes=one.bytes + other.bytes,
         source=max(one.source, other.source, key=order.index),

@@ -29,7 +29,7 @@ DEFAULT = AllocatorSettings()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Replay:
+class AllocatorReplay:
     """What the allocator did with a stream."""
 
     peak_allocated: int
@@ -60,7 +60,7 @@ def replay(
     *,
     capacity: int | None = None,
     listener: Listener | None = None,
-) -> Replay:
+) -> AllocatorReplay:
     """Return what becomes of the stream on a device with this capacity."""
     allocator = CachingAllocator(settings, capacity=capacity, listener=listener)
     player = _Player(stream, allocator)
@@ -72,7 +72,7 @@ def replay(
         retries[min(step, len(retries) - 1)] += allocator.books.retries - before
         if full_at is not None:
             break
-    return Replay(
+    return AllocatorReplay(
         peak_allocated=allocator.books.peak_allocated,
         peak_reserved=allocator.books.peak_reserved,
         peak_at=player.peak_at,

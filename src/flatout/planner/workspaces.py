@@ -18,7 +18,7 @@ from typing import Any
 from flatout.hardware.catalogue import GpuModel
 from flatout.records.input_files import read_json
 from flatout.records.memory_stream import Allocation, Component, Draft, MemoryStream, Phase
-from flatout.records.plan import Amount, Source
+from flatout.records.plan import Amount, NumberSource
 
 SCHEMA = "flatout.calibration/1"
 FOLDER = Path(__file__).with_name("calibrations")
@@ -97,7 +97,7 @@ def calibration_document(
         "schema": SCHEMA,
         "gpu": gpu,
         "torch": torch_version,
-        "source": Source.CALIBRATED.value,
+        "source": NumberSource.CALIBRATED.value,
         "amounts": {
             name: {"bytes": count, "low": count, "high": count, "why": why}
             for name, (count, why) in amounts.items()
@@ -129,9 +129,9 @@ def _calibration(
 
     def amount(name: str, fallback: str = "") -> Amount:
         if measured is not None and name in measured["amounts"]:
-            source = Source.CALIBRATED if is_same else Source.ASSUMED
+            source = NumberSource.CALIBRATED if is_same else NumberSource.ASSUMED
             return _amount(measured["amounts"][name], source)
-        return _amount(assumed["amounts"][fallback or name], Source.ASSUMED)
+        return _amount(assumed["amounts"][fallback or name], NumberSource.ASSUMED)
 
     is_new = gpu.compute_capability is not None and gpu.compute_capability >= CUBLAS_SM90
     workspace = "cublas_workspace_sm90" if is_new else "cublas_workspace"
@@ -149,7 +149,7 @@ def _calibration(
     )
 
 
-def _amount(plain: Mapping[str, Any], source: Source) -> Amount:
+def _amount(plain: Mapping[str, Any], source: NumberSource) -> Amount:
     return Amount(
         bytes=int(plain["bytes"]), source=source, low=int(plain["low"]), high=int(plain["high"])
     )

@@ -12,7 +12,7 @@ MAX_BATCH = 1 << 20
 """No search goes beyond: what fits a million samples is not limited by memory."""
 
 
-class Source(Enum):
+class NumberSource(Enum):
     """How a number was come by, the surest first."""
 
     TRACED = "traced"
@@ -26,7 +26,7 @@ class Amount:
     """Bytes with where the number comes from and the interval it lies in."""
 
     bytes: int
-    source: Source
+    source: NumberSource
     low: int | None = None
     """Lower end of the interval; None where the number is exact by construction."""
     high: int | None = None
@@ -55,7 +55,7 @@ class Rung:
     fits: bool
     largest_batch: int | None = None
     why: str = ""
-    source: Source = Source.ASSUMED
+    source: NumberSource = NumberSource.ASSUMED
     """`traced` where the technique itself was traced, `simulated` where only the allocator differs,
     else `assumed`: a stated model changed the trace."""
     changes_training: bool = False

@@ -111,7 +111,7 @@ class Product:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Advice:
+class ProductAdvice:
     """One change of sizes or arithmetic, foreseen and then timed."""
 
     kind: str
@@ -137,7 +137,7 @@ class Roofline:
     step_ms: float | None = None
     products: tuple[Product, ...] = ()
     """The most of the step first."""
-    advice: tuple[Advice, ...] = ()
+    advice: tuple[ProductAdvice, ...] = ()
     attention_flops: float = 0.0
     """Operations of fused attention in a step: products too, but not told apart."""
     notes: tuple[str, ...] = ()

@@ -9,16 +9,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from flatout.records.memory import TensorAtPeak
-from flatout.records.plan import MAX_BATCH, Amount, Plan, Rung, Source
+from flatout.records.plan import MAX_BATCH, Amount, NumberSource, Plan, Rung
 from flatout.records.units import format_bytes, format_ratio
 from flatout.reporting.tables import NOTHING, Column, ascii_only, labelled, table, wrapped
 from flatout.reporting.templates import render
 
 SOURCE_WORDS = {
-    Source.TRACED: "traced",
-    Source.SIMULATED: "simulated",
-    Source.CALIBRATED: "measured on this GPU",
-    Source.ASSUMED: "assumed",
+    NumberSource.TRACED: "traced",
+    NumberSource.SIMULATED: "simulated",
+    NumberSource.CALIBRATED: "measured on this GPU",
+    NumberSource.ASSUMED: "assumed",
 }
 PART_WORDS = {
     "optimizer": "optimizer state",

@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from flatout.records.roofline import Advice, Product, Roofline
+from flatout.records.roofline import Product, ProductAdvice, Roofline
 from flatout.records.units import format_bytes, format_ms, format_rate, format_ratio, format_share
 from flatout.reporting.blocks import escaped, fenced
 from flatout.reporting.tables import (
@@ -135,7 +135,7 @@ def beside(found: Roofline) -> list[str]:
     return told
 
 
-def advice_words(advice: Advice, found: Roofline) -> str:
+def advice_words(advice: ProductAdvice, found: Roofline) -> str:
     """Return one piece of advice with its foreseen and its measured gain."""
     names = f"{len(advice.products)} product{'' if len(advice.products) == 1 else 's'}"
     text = f"{advice.what}: {names}, {format_ratio(advice.predicted_ratio)} foreseen"

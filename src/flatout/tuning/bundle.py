@@ -18,7 +18,7 @@ from flatout.records.technique import Numerics
 from flatout.records.trial import Outcome, Trial
 from flatout.tuning.pairs import Match, row_of
 from flatout.tuning.ranking import Candidate
-from flatout.tuning.state import FIRST_GUARD_TRIALS, FIRST_PAIRS, Ladder
+from flatout.tuning.state import FIRST_GUARD_TRIALS, FIRST_PAIRS, TuningState
 
 WORTH = 1.05
 """Smallest predicted ratio of a passenger: leaving one out again costs as much as trying it."""
@@ -34,7 +34,7 @@ EXCLUSIVE = frozenset({"compile", "optimizer", "precision"})
 
 
 def try_bundle(
-    ladder: Ladder, viable: Sequence[Candidate], pair: Sequence[Candidate], tried: set[str]
+    ladder: TuningState, viable: Sequence[Candidate], pair: Sequence[Candidate], tried: set[str]
 ) -> bool:
     """Play a bundle if one is due before the first of the candidates; tell whether it was.
 
@@ -53,7 +53,7 @@ def try_bundle(
 
 
 def find_bundle(
-    ladder: Ladder, viable: Sequence[Candidate], pair: Sequence[Candidate] = ()
+    ladder: TuningState, viable: Sequence[Candidate], pair: Sequence[Candidate] = ()
 ) -> list[Candidate]:
     """Return the techniques to play as one: a pair, and others where time is short."""
     in_pair = {x.choice.technique for x in pair}
@@ -71,18 +71,18 @@ def find_bundle(
     return list(pair)
 
 
-def passengers_s(ladder: Ladder) -> float:
+def passengers_s(ladder: TuningState) -> float:
     """Return the time to leave each technique out once that came in unproven, two pairs each."""
     unproven = ladder.passengers.intersection(ladder.recipe.names)
     return len(unproven) * 2 * FIRST_PAIRS * ladder.trial_s
 
 
-def drop_order(ladder: Ladder) -> list[Choice]:
+def drop_order(ladder: TuningState) -> list[Choice]:
     """Return the recipe's techniques in the order in which they are left out: passengers first."""
     return sorted(ladder.recipe.choices, key=lambda x: x.technique not in ladder.passengers)
 
 
-def _members(ladder: Ladder, viable: Sequence[Candidate]) -> list[Candidate]:
+def _members(ladder: TuningState, viable: Sequence[Candidate]) -> list[Candidate]:
     """Return one candidate for each technique, and for each family of alternatives.
 
     The one with the farthest-reaching promise is the last: its row stands for all of them.
@@ -103,13 +103,15 @@ def _rival(technique: str, family: str) -> str:
     return family if family in EXCLUSIVE else technique
 
 
-def _is_short(ladder: Ladder, viable: Sequence[Candidate]) -> bool:
+def _is_short(ladder: TuningState, viable: Sequence[Candidate]) -> bool:
     """Return whether time is short for every candidate, its guard and the confirmation."""
     proof_s = (FIRST_GUARD_TRIALS + 2 * ladder.confirm_pairs) * ladder.trial_s
     return ladder.budget.left_s < proof_s + sum(x.cost_s for x in viable)
 
 
-def _goes_first(ladder: Ladder, bundle: Sequence[Candidate], viable: Sequence[Candidate]) -> bool:
+def _goes_first(
+    ladder: TuningState, bundle: Sequence[Candidate], viable: Sequence[Candidate]
+) -> bool:
     """Return whether a bundle fits the time and no single technique promises more for it."""
     # The pairs are played once, the start-ups of all members are paid.
     cost_s = sum(x.cost_s for x in bundle) - (len(bundle) - 1) * ladder.cost_s
@@ -122,7 +124,7 @@ def _goes_first(ladder: Ladder, bundle: Sequence[Candidate], viable: Sequence[Ca
     return not others or hope_per_s > others[0].hope_per_s
 
 
-def _play(ladder: Ladder, bundle: Sequence[Candidate], pair: frozenset[str]) -> set[str]:
+def _play(ladder: TuningState, bundle: Sequence[Candidate], pair: frozenset[str]) -> set[str]:
     """Play the techniques as one recipe; return the labels of those that need no trial any more."""
     paired = pair if pair <= _labels(bundle) else frozenset[str]()
     ladder.has_played_pair |= bool(paired)
@@ -168,7 +170,7 @@ def _halves(bundle: Sequence[Candidate], paired: frozenset[str]) -> list[frozens
     return [_labels(bundle[:middle]), _labels(bundle[middle:])]
 
 
-def _go_on_with(ladder: Ladder, parts: list[frozenset[str]], *, is_pair: bool) -> None:
+def _go_on_with(ladder: TuningState, parts: list[frozenset[str]], *, is_pair: bool) -> None:
     """Play these parts next; a pair by itself leaves the bundle of others to be found."""
     if is_pair and ladder.bundles is None:
         return
@@ -192,7 +194,7 @@ def _refusing(failure: Trial | None) -> frozenset[str]:
     return frozenset(item.technique for item in told or missed)
 
 
-def _note_refusal(ladder: Ladder, refused: Candidate, match: Match) -> set[str]:
+def _note_refusal(ladder: TuningState, refused: Candidate, match: Match) -> set[str]:
     """Note the technique that refused; the others are played again without it."""
     row = ladder.settle(refused, ladder.recipe.plus(refused.choice), match)
     ladder.rows[-1] = replace(row, why=row.why.removeprefix(f"{refused.choice.technique}: "))

@@ -27,7 +27,7 @@ from flatout.tuning.feeding import is_about_data
 from flatout.tuning.passes import find_seen
 from flatout.tuning.passes.detail import OBSERVED_STEPS, UNSEEN_STEPS
 from flatout.tuning.ranking import Search
-from flatout.tuning.trial_runner import Lab
+from flatout.tuning.trial_runner import TrialRunner
 
 UNUSED = "fragmented_memory"
 """What techniques address that need a look at the memory."""
@@ -75,7 +75,9 @@ class Looks:
         )
 
 
-def look_closer(lab: Lab, search: Search, recipe: Recipe, first: Trial, left_s: float) -> Looks:
+def look_closer(
+    lab: TrialRunner, search: Search, recipe: Recipe, first: Trial, left_s: float
+) -> Looks:
     """Look at what the timed steps do not show, where a technique needs it and there is time.
 
     Args:

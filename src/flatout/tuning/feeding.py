@@ -18,7 +18,7 @@ from flatout.records.recipe import Choice, Recipe
 from flatout.tuning.passes import find_seen
 from flatout.tuning.passes.ceilings import replay_probe, replaying_ms
 from flatout.tuning.ranking import Search
-from flatout.tuning.trial_runner import Lab
+from flatout.tuning.trial_runner import TrialRunner
 
 LOOK_S = 1.5
 """Time for a look at the samples, and once more under the profiler."""
@@ -44,7 +44,7 @@ def is_about_data(search: Search) -> bool:
     return any(kind.family == "data" for kind in allowed)
 
 
-def look(lab: Lab, recipe: Recipe, profile: Profile) -> Profile:
+def look(lab: TrialRunner, recipe: Recipe, profile: Profile) -> Profile:
     """Return the profile with what a sample costs by leg, where its loop waits for data."""
     if profile.share("data_wait") < MIN_WAIT_SHARE or not profile.training_loaders:
         return profile
@@ -52,7 +52,7 @@ def look(lab: Lab, recipe: Recipe, profile: Profile) -> Profile:
 
 
 def find_pipeline(
-    lab: Lab, recipe: Recipe, profile: Profile, *, all_cores: bool = False
+    lab: TrialRunner, recipe: Recipe, profile: Profile, *, all_cores: bool = False
 ) -> Pipeline | None:
     """Return what a sample costs by leg under a recipe; None where it could not be seen.
 
@@ -69,7 +69,7 @@ def find_pipeline(
     return pipeline_of(find_seen(trial, "pipeline"), profile, lab.machine, catalogue.names())
 
 
-def find_feeding(lab: Lab, recipe: Recipe, final: Profile) -> Feeding | None:
+def find_feeding(lab: TrialRunner, recipe: Recipe, final: Profile) -> Feeding | None:
     """Return how far a recipe is from what its data allow; None where it could not be measured."""
     if not final.training_loaders or not final.samples_per_step:
         return None
@@ -85,7 +85,7 @@ def free_ms_of(free: Profile) -> float:
     return free.whole_step_ms - replaying_ms(free)
 
 
-def find_costs(lab: Lab, recipe: Recipe, final: Profile, steps: int | None = None) -> Costs:
+def find_costs(lab: TrialRunner, recipe: Recipe, final: Profile, steps: int | None = None) -> Costs:
     """Return what training and making take of the cores that they share.
 
     Both at a time, none waiting for the other: the training with free data, and beside it as many
@@ -132,7 +132,7 @@ def block_sums(values: Sequence[float], size: int) -> list[float]:
     return [sum(values[first : first + size]) for first in whole] or [sum(values)]
 
 
-def _others(lab: Lab, profile: Profile) -> int:
+def _others(lab: TrialRunner, profile: Profile) -> int:
     """Return the cores of a rank beside one."""
     return cores_of(profile, lab.machine) - 1
 

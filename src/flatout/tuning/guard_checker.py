@@ -13,7 +13,7 @@ from flatout.records.ablation import LossCheck
 from flatout.records.recipe import Choice, Recipe
 from flatout.records.technique import Numerics
 from flatout.records.trial import Outcome, Trial
-from flatout.tuning.trial_runner import Lab, key_of
+from flatout.tuning.trial_runner import TrialRunner, key_of
 
 GUARD_STEPS = 20
 """Steps whose losses are compared; gradients and optimizer are looked at in the first three."""
@@ -34,10 +34,10 @@ def calibration_technique() -> str:
 
 
 @dataclass(slots=True)
-class Referee:
+class GuardChecker:
     """Judges recipes against the baseline; runs the reference trials when first asked."""
 
-    lab: Lab
+    lab: TrialRunner
     tell: Callable[[str], None]
     floor: Recipe = Recipe()
     """What takes the unchanged script's place where that does not run."""

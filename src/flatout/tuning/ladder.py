@@ -17,7 +17,7 @@ from flatout.records.units import format_duration
 from flatout.tuning.bundle import WORTH, passengers_s, try_bundle
 from flatout.tuning.pairs import Match
 from flatout.tuning.ranking import TYPICAL_PAIRS, Candidate, find_companion, find_pair, rank
-from flatout.tuning.state import FIRST_GUARD_TRIALS, FIRST_PAIRS, Ladder, Open
+from flatout.tuning.state import FIRST_GUARD_TRIALS, FIRST_PAIRS, Open, TuningState
 
 SINGLE_PAIRS = 4
 """Pairs for one technique while it may still be played together with others."""
@@ -30,7 +30,7 @@ PROMISING = 1.01
 """An undecided technique with a smaller ratio than this brings nothing to the others."""
 
 
-def climb(ladder: Ladder) -> None:
+def climb(ladder: TuningState) -> None:
     """Try one technique after the other, then those that are still open, together and alone.
 
     What was seen to help together goes first as one; with too little time for each, so do the
@@ -66,7 +66,7 @@ def climb(ladder: Ladder) -> None:
     _note_untried(ladder, too_late)
 
 
-def _comes_too_late(ladder: Ladder, candidate: Candidate) -> bool:
+def _comes_too_late(ladder: TuningState, candidate: Candidate) -> bool:
     """Return whether the time left is too short for a candidate, or better spent."""
     left_over = ladder.budget.left_s - ladder.reserve_s - candidate.cost_s
     # With time for one more only, what looks better goes first: all the open ones together.
@@ -79,7 +79,7 @@ def _comes_too_late(ladder: Ladder, candidate: Candidate) -> bool:
     return left_over < 0 and not ladder.is_first_look
 
 
-def _note_untried(ladder: Ladder, too_late: Sequence[Candidate]) -> None:
+def _note_untried(ladder: TuningState, too_late: Sequence[Candidate]) -> None:
     """Say which techniques were not tried, and why."""
     groups: dict[str, list[str]] = {}
     for candidate in too_late:
@@ -97,7 +97,7 @@ def _note_untried(ladder: Ladder, too_late: Sequence[Candidate]) -> None:
     ladder.notes += [f"not tried: {', '.join(group)}: {why}" for why, group in by_reason.items()]
 
 
-def _time_needed(ladder: Ladder) -> str:
+def _time_needed(ladder: TuningState) -> str:
     """Say what a budget would have to be, from what a trial takes here."""
     trials = 1 + 2 * TYPICAL_PAIRS + FIRST_GUARD_TRIALS + 2 * ladder.confirm_pairs
     one, proof = format_duration(ladder.trial_s), format_duration(trials * ladder.trial_s)
@@ -107,21 +107,21 @@ def _time_needed(ladder: Ladder) -> str:
     )
 
 
-def _looked(ladder: Ladder) -> Profile:
+def _looked(ladder: TuningState) -> Profile:
     """Return the recipe's profile with all that was seen beside its timed steps."""
     looked = ladder.looked(ladder.profile, ladder.recipe)
     scan = ladder.scans.of(ladder.recipe, looked, ladder.budget.left_s - ladder.reserve_s)
     return replace(looked, worker_scan=scan)
 
 
-def _pair(ladder: Ladder, looked: Profile) -> list[Candidate]:
+def _pair(ladder: TuningState, looked: Profile) -> list[Candidate]:
     """Return the two techniques that a scan saw to help together, while neither is in use."""
     pair = find_pair(looked, ladder.search, ladder.experience)
     in_use = ladder.settled.union(ladder.recipe.names)
     return [] if any(x.choice.technique in in_use for x in pair) else pair
 
 
-def _viable(ladder: Ladder, looked: Profile, tried: set[str]) -> list[Candidate]:
+def _viable(ladder: TuningState, looked: Profile, tried: set[str]) -> list[Candidate]:
     """Return the candidates that are worth a trial, the most hope first; note the others."""
     found = []
     for candidate in rank(looked, ladder.search, ladder.experience):
@@ -137,7 +137,7 @@ def _viable(ladder: Ladder, looked: Profile, tried: set[str]) -> list[Candidate]
     return found
 
 
-def _try_fewer(ladder: Ladder, candidate: Candidate, failure: Trial) -> str:
+def _try_fewer(ladder: TuningState, candidate: Candidate, failure: Trial) -> str:
     """Try workers that died or hung once more with half of them; return what was tried, or ""."""
     fewer = fewer_workers(failure.recipe, failure.details.get("fault"))
     if fewer is None or candidate.choice.technique != fewer.technique or not ladder.has_time():
@@ -149,7 +149,7 @@ def _try_fewer(ladder: Ladder, candidate: Candidate, failure: Trial) -> str:
     return fewer.label
 
 
-def _try(ladder: Ladder, candidate: Candidate) -> Trial | None:
+def _try(ladder: TuningState, candidate: Candidate) -> Trial | None:
     """Play one candidate against the recipe so far; keep it if it is faster and proven right.
 
     A technique that does not look faster in the first pairs may have made another one worth trying:
@@ -184,7 +184,7 @@ def _leads(match: Match) -> bool:
     return match.comparison is not None and match.comparison.ratio >= Rule().promising
 
 
-def _hopeful(ladder: Ladder) -> list[Open]:
+def _hopeful(ladder: TuningState) -> list[Open]:
     """Return the undecided techniques that look like a gain and could still come in."""
     return [
         item
@@ -193,20 +193,20 @@ def _hopeful(ladder: Ladder) -> list[Open]:
     ]
 
 
-def _hope(ladder: Ladder) -> float:
+def _hope(ladder: TuningState) -> float:
     """Return what the hopeful techniques would bring together, were each what it looks like."""
     bundle = _bundle(ladder)
     return math.prod(_ratio(item) for item in bundle) if len(bundle) > 1 else 1.0
 
 
-def _hope_per_s(ladder: Ladder) -> float:
+def _hope_per_s(ladder: TuningState) -> float:
     """Return the same in logs, for each second of playing them together; 0 where they were."""
     if _labels(_bundle(ladder)) <= ladder.bundled:
         return 0.0
     return LOOKS_HELD * math.log(_hope(ladder)) / ladder.cost_s
 
 
-def _bundle(ladder: Ladder) -> list[Open]:
+def _bundle(ladder: TuningState) -> list[Open]:
     """Return the hopeful techniques; of several settings of a technique the one that looks best."""
     hopeful = sorted(_hopeful(ladder), key=_ratio)
     return list({item.candidate.choice.technique: item for item in hopeful}.values())
@@ -216,7 +216,7 @@ def _labels(items: list[Open]) -> frozenset[str]:
     return frozenset(item.candidate.choice.label for item in items)
 
 
-def _try_together(ladder: Ladder) -> None:
+def _try_together(ladder: TuningState) -> None:
     """Play all undecided techniques that look like a gain at once; keep them if they prove one."""
     bundle = _bundle(ladder)
     if len(bundle) < 2 or _labels(bundle) <= ladder.bundled or not ladder.has_time():
@@ -238,7 +238,7 @@ def _try_together(ladder: Ladder) -> None:
             ladder.rows[place] = replace(item.row, verdict=Verdict.TOGETHER, why=why)
 
 
-def _try_longer(ladder: Ladder) -> None:
+def _try_longer(ladder: TuningState) -> None:
     """Give techniques that are still open the rest of their pairs, the most promising first."""
     while (hopeful := _hopeful(ladder)) and ladder.has_time():
         item = max(hopeful, key=_ratio)
@@ -253,7 +253,7 @@ def _try_longer(ladder: Ladder) -> None:
         ladder.settle(item.candidate, recipe, match)
 
 
-def _try_again(ladder: Ladder) -> None:
+def _try_again(ladder: TuningState) -> None:
     """Try techniques again that noise hid, on top of the recipe so far, while there is time.
 
     Only where their interval left room for what is predicted of them now.

@@ -23,7 +23,7 @@ from flatout.records.statistics import (
 from flatout.records.trial import Outcome, Trial
 from flatout.records.units import format_bytes, format_interval, format_ratio
 from flatout.tuning.ranking import Candidate
-from flatout.tuning.trial_runner import Lab
+from flatout.tuning.trial_runner import TrialRunner
 
 SAME_BATCH = 0.1
 """Samples a step that differ by less are the same: an epoch's last batch is short."""
@@ -57,7 +57,7 @@ class Match:
 
 
 def play(
-    lab: Lab,
+    lab: TrialRunner,
     base: Recipe,
     candidate: Recipe,
     *,
@@ -108,7 +108,7 @@ def play(
 
 
 def _play_pair(
-    lab: Lab, base: Recipe, candidate: Recipe, sides: Sides, *, starts_with_base: bool
+    lab: TrialRunner, base: Recipe, candidate: Recipe, sides: Sides, *, starts_with_base: bool
 ) -> Trial | None:
     """Run one pair; return the trial that failed, if one did."""
     order = [(base, sides.base), (candidate, sides.candidate)]
@@ -126,7 +126,7 @@ def _play_pair(
     return None
 
 
-def _evidence(lab: Lab, sides: Sides, rule: Rule) -> Evidence:
+def _evidence(lab: TrialRunner, sides: Sides, rule: Rule) -> Evidence:
     base_s = [profile.whole_step_ms / 1e3 for profile in sides.base]
     candidate_s = [
         pace_ms(profile, base) / 1e3

@@ -18,14 +18,14 @@ from flatout.records.technique import Numerics, name_of
 from flatout.records.trial import Outcome, Trial
 from flatout.tuning.ranking import Search
 from flatout.tuning.state import progress
-from flatout.tuning.trial_runner import Budget, Lab
+from flatout.tuning.trial_runner import Budget, TrialRunner
 
 
 @dataclass(slots=True, kw_only=True)
-class Rescue:
+class RescuedBaseline:
     """What was tried to make a script run."""
 
-    lab: Lab
+    lab: TrialRunner
     tell: Callable[[str], None]
     may_go_on: Callable[[], bool]
     first: Trial
@@ -108,15 +108,15 @@ class Rescue:
 
 
 def make_it_run(
-    lab: Lab, search: Search, first: Trial, budget: Budget, tell: Callable[[Progress], None]
-) -> Rescue:
+    lab: TrialRunner, search: Search, first: Trial, budget: Budget, tell: Callable[[Progress], None]
+) -> RescuedBaseline:
     """Try techniques until the script runs; at most half of the time goes into that.
 
     Raises:
         UserError: if nothing made it run; the text says what was tried.
     """
     tell(progress(budget, "", event=f"the unchanged script: {first.message}"))
-    rescue = Rescue(
+    rescue = RescuedBaseline(
         lab=lab,
         tell=lambda text: tell(progress(budget, text)),
         may_go_on=lambda: budget.left_s > budget.total_s / 2,
@@ -150,8 +150,8 @@ def with_rung(recipe: Recipe, choice: Choice) -> Recipe:
 
 
 def retry_with_fewer_workers(
-    lab: Lab, search: Search, first: Trial, budget: Budget, tell: Callable[[Progress], None]
-) -> Rescue | None:
+    lab: TrialRunner, search: Search, first: Trial, budget: Budget, tell: Callable[[Progress], None]
+) -> RescuedBaseline | None:
     """Try a script whose own workers died or hang once more with half of them; None if it cannot.
 
     Where that fails too, the first trial that is returned says so.
@@ -160,7 +160,7 @@ def retry_with_fewer_workers(
     if fewer is None or budget.left_s <= 0 or not _may_try(fewer.names[0], search):
         return None
     tell(progress(budget, "", event=f"the unchanged script: {first.message}"))
-    rescue = Rescue(
+    rescue = RescuedBaseline(
         lab=lab,
         tell=lambda _text: tell(progress(budget, f"once more, with {fewer.label}")),
         may_go_on=lambda: True,

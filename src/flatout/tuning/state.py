@@ -10,10 +10,10 @@ from flatout.records.profile import Profile
 from flatout.records.recipe import Recipe
 from flatout.records.statistics import Decision, Rule
 from flatout.tuning.extra_profiling import Looks
-from flatout.tuning.guard_checker import Referee
+from flatout.tuning.guard_checker import GuardChecker
 from flatout.tuning.pairs import Match, event_of, play, row_of
 from flatout.tuning.ranking import TYPICAL_PAIRS, Candidate, Experience, Search
-from flatout.tuning.trial_runner import Budget, Lab
+from flatout.tuning.trial_runner import Budget, TrialRunner
 from flatout.tuning.worker_scan import WorkerScans
 
 Tell = Callable[[Progress], None]
@@ -40,13 +40,13 @@ class Open:
 
 
 @dataclass(slots=True, kw_only=True)
-class Ladder:
+class TuningState:
     """The state of one tuning."""
 
-    lab: Lab
+    lab: TrialRunner
     budget: Budget
     tell: Tell
-    referee: Referee
+    referee: GuardChecker
     search: Search
     confirm_pairs: int
     recipe: Recipe

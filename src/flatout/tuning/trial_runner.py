@@ -53,7 +53,7 @@ class MachineBusyError(Exception):
 
 
 @dataclass(slots=True, kw_only=True)
-class Lab:
+class TrialRunner:
     """Where trials are run. The only mutable thing in a tuning besides the ladder itself."""
 
     workload: Workload

@@ -29,7 +29,7 @@ from flatout.records.recipe import Recipe
 from flatout.records.technique import Numerics
 from flatout.tuning.passes import find_seen
 from flatout.tuning.ranking import Search
-from flatout.tuning.trial_runner import Lab, key_of
+from flatout.tuning.trial_runner import TrialRunner, key_of
 
 WORKERS = ("num_workers", "persistent_workers")
 """Under techniques that set these a scan still holds: they are what it is about."""
@@ -52,7 +52,7 @@ ENDLESS = 10**9
 class WorkerScans:
     """The scans of one tuning: one at its start, and others once the loading was changed."""
 
-    lab: Lab
+    lab: TrialRunner
     search: Search
     known: dict[str, WorkerScan | None] = field(default_factory=dict)
     """By the recipe without its workers."""
@@ -106,7 +106,7 @@ class WorkerScans:
 
 
 def scan(
-    lab: Lab, recipe: Recipe, profile: Profile, max_s: float, *, may_thread: bool = False
+    lab: TrialRunner, recipe: Recipe, profile: Profile, max_s: float, *, may_thread: bool = False
 ) -> WorkerScan | None:
     """Run the script once, changing its number of workers; None where that did not work.
 

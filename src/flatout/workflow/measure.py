@@ -7,7 +7,7 @@ from flatout import rules
 from flatout.agent.step_sampler import SHORT_S
 from flatout.analysis.regime import with_regime
 from flatout.hardware.machine import read_machine
-from flatout.launch.trial_process import mend_leftovers
+from flatout.launch.trial_process import clean_up_stale_trials
 from flatout.records.errors import UserError
 from flatout.records.machine import Machine
 from flatout.records.recipe import Recipe
@@ -52,7 +52,7 @@ def measure(  # noqa: PLR0913  one keyword for each thing a caller may choose
         raise UserError(f"{runs} runs measure nothing; give at least 1")
     if trace is not None:
         check_target(trace)
-    mend_leftovers()
+    clean_up_stale_trials()
     machine = machine or read_machine(torch=False)
     runner = PassRunner(
         workload=workload,

@@ -23,7 +23,7 @@ MAX_NAMED = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Packed:
+class PackResult:
     """A finished store."""
 
     folder: str
@@ -100,7 +100,7 @@ def check(folder: Path, *, workers: int, tell: Tell) -> Checked:
 
 def pack(
     target: str, folder: Path, options: PackOptions, tell: Tell, *, verify: bool = False
-) -> Packed:
+) -> PackResult:
     """Pack a source into a folder, or go on with what an earlier call began there.
 
     Args:
@@ -126,7 +126,7 @@ def pack(
         if verify:
             source = source if was_packed else _opened_anew(target, folder, options)
             found = verifying.verify(source, folder, workers=options.workers, tell=tell)
-    return Packed(
+    return PackResult(
         folder=str(folder),
         header=header,
         seconds=seconds,

@@ -11,10 +11,10 @@ from pathlib import Path
 from flatout.analysis import stream_changes as transforms
 from flatout.hardware.catalogue import CATALOGUE, GpuModel, find_gpu, model_of
 from flatout.hardware.machine import read_machine
-from flatout.launch.trial_process import mend_leftovers
+from flatout.launch.trial_process import clean_up_stale_trials
 from flatout.planner import plan as planner
 from flatout.planner.allocator_settings import settings_of_environment
-from flatout.planner.device_model import Ground
+from flatout.planner.device_model import DeviceModel
 from flatout.planner.largest_batch import Affine, NotAffineError, affine, difference, steady_replay
 from flatout.planner.memory_options import Setup, ladder
 from flatout.planner.memory_trace import Trace, TraceRequest, open_tracer
@@ -67,7 +67,7 @@ class Planned:
     plan: Plan
     stream: MemoryStream
     """With workspaces, at the planned batch."""
-    ground: Ground
+    ground: DeviceModel
 
     def write_snapshot(self, path: Path) -> None:
         """Write the predicted run for torch's memory viewers."""
@@ -96,7 +96,7 @@ def plan(
         raise UserError(
             "--gpu stands behind the script, whose own option it then is; put it before"
         )
-    mend_leftovers()
+    clean_up_stale_trials()
     ground = ground_of(options)
     with open_tracer(target, arguments) as trace:
         tracer = _Tracer(trace=trace, options=options, ground=ground, tell=tell)
@@ -117,14 +117,14 @@ def plan(
     )
 
 
-def ground_of(options: PlanOptions) -> Ground:
+def ground_of(options: PlanOptions) -> DeviceModel:
     """Return the device that is planned for, with what is known of it.
 
     Raises:
         UserError: if there is none here and none was named.
     """
     gpu = find_gpu(options.gpu) if options.gpu else _own_gpu()
-    return Ground(
+    return DeviceModel(
         gpu=gpu,
         calibration=with_environment(find_calibration(gpu, _torch_version()), os.environ),
         settings=settings_of_environment(os.environ),
@@ -162,7 +162,7 @@ class _Tracer:
 
     trace: Trace
     options: PlanOptions
-    ground: Ground
+    ground: DeviceModel
     tell: Tell
 
     def stream(self, batch: int | None, what: str, choice: Choice | None = None) -> MemoryStream:

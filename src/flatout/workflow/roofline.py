@@ -9,12 +9,12 @@ from flatout.analysis.product_advice import Change, advised, plan
 from flatout.analysis.products import Seen, attention_flops, seen_products, tile_share, wave_share
 from flatout.hardware.machine import read_machine
 from flatout.hardware.peaks import Peaks, PeaksOf, read_peaks
-from flatout.launch.trial_process import mend_leftovers, scratch_root
+from flatout.launch.trial_process import clean_up_stale_trials, scratch_root
 from flatout.records.errors import UserError
 from flatout.records.machine import Machine
 from flatout.records.profile import Profile
 from flatout.records.recipe import Recipe
-from flatout.records.roofline import Advice, DeviceCeilings, Product, Roofline
+from flatout.records.roofline import DeviceCeilings, Product, ProductAdvice, Roofline
 from flatout.records.trial import Workload
 from flatout.records.units import format_share
 from flatout.tuning.passes import PassRunner, Tell, products
@@ -78,7 +78,7 @@ def roofline(
         return Roofline(
             ceilings=_ceilings(machine, kind, (), python, tell), environment=_stack(machine)
         )
-    mend_leftovers()
+    clean_up_stale_trials()
     clock = _Clock(limit_s=limit_s)
     runner = PassRunner(
         workload=workload, recipe=recipe, machine=machine, limit_s=limit_s, tell=tell
@@ -175,7 +175,9 @@ def _raised(ceilings: DeviceCeilings, rows: Sequence[Seen]) -> DeviceCeilings:
     return replace(ceilings, gemm_flops_per_s=rates)
 
 
-def _advice(rows: Sequence[Seen], timer: _Timer, ceilings: DeviceCeilings) -> tuple[Advice, ...]:
+def _advice(
+    rows: Sequence[Seen], timer: _Timer, ceilings: DeviceCeilings
+) -> tuple[ProductAdvice, ...]:
     """Return what was foreseen, timed in turn with what it would replace."""
     changes = plan(rows, ceilings)
     groups = [

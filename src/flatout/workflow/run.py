@@ -21,9 +21,9 @@ from flatout.hardware.machine import read_machine
 from flatout.launch.trial_folders import announce
 from flatout.launch.trial_process import (
     armed_environment,
+    clean_up_stale_trials,
     command_of,
     find_noted,
-    mend_leftovers,
     scratch_root,
 )
 from flatout.records import catalogue
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Way:
+class FittingRecipe:
     """Techniques of a plan that would fit."""
 
     choices: tuple[Choice, ...]
@@ -67,7 +67,7 @@ class RunPlan:
     """At the peak of a steady step `allocated` and `reserved`, and the `workspace` in them."""
     fits: bool
     """Whether the script was said to fit as it is."""
-    ways: tuple[Way, ...] = ()
+    ways: tuple[FittingRecipe, ...] = ()
     """What fits, the fastest first."""
 
     def for_child(self) -> dict[str, Any]:
@@ -103,13 +103,13 @@ def read_plan(path: Path) -> RunPlan:
         ) from None
 
 
-def _ways(ladder: Sequence[Mapping[str, Any]]) -> Iterator[Way]:
+def _ways(ladder: Sequence[Mapping[str, Any]]) -> Iterator[FittingRecipe]:
     for rung in ladder:
         if not rung["fits"] or not rung["choices"] or rung.get("changes_training"):
             continue
         choices = tuple(choice_of(label) for label in rung["choices"])
         if all(map(_can_be_built, choices)):
-            yield Way(
+            yield FittingRecipe(
                 choices=choices,
                 saved_bytes=int(rung["saved_bytes"]),
                 time_ratio=float(rung["time_ratio"]),
@@ -209,7 +209,7 @@ def run(workload: Workload, recipe: Recipe, options: RunOptions = RunOptions()) 
     The script owns the terminal, its files and its seeds: nothing is overlaid, rolled back or
     stopped. Techniques that could not be applied are named on stderr by the child itself.
     """
-    mend_leftovers()
+    clean_up_stale_trials()
     code, noted = _train(workload, recipe, options.plan)
     if noted is None:
         return code

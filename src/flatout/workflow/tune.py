@@ -14,7 +14,7 @@ from typing import Any
 
 from flatout.hardware.machine import read_machine
 from flatout.launch.folder_lock import FolderBusyError, hold_folder
-from flatout.launch.trial_process import mend_leftovers, scratch_root
+from flatout.launch.trial_process import clean_up_stale_trials, scratch_root
 from flatout.records.ablation import Ablation, Comparison, Feeding, LossCheck, Row, Verdict
 from flatout.records.errors import UserError
 from flatout.records.machine import Machine
@@ -26,18 +26,18 @@ from flatout.records.trial import Outcome, Trial, Workload
 from flatout.tuning.bundle import drop_order
 from flatout.tuning.extra_profiling import Looks, look_closer
 from flatout.tuning.feeding import find_feeding, is_about_data, look
-from flatout.tuning.guard_checker import Referee
+from flatout.tuning.guard_checker import GuardChecker
 from flatout.tuning.ladder import climb
 from flatout.tuning.pairs import Match, play, verdict_of
 from flatout.tuning.ranking import Search
-from flatout.tuning.rescue import Rescue, make_it_run, retry_with_fewer_workers
+from flatout.tuning.rescue import RescuedBaseline, make_it_run, retry_with_fewer_workers
 from flatout.tuning.script_files import digests_of
-from flatout.tuning.state import Ladder, Tell, progress
+from flatout.tuning.state import Tell, TuningState, progress
 from flatout.tuning.trial_runner import (
     Budget,
-    Lab,
     MachineBusyError,
     Runner,
+    TrialRunner,
     key_of,
     make_out,
     open_journal,
@@ -109,7 +109,7 @@ def tune(
         BaselineFailedError: if the unchanged script gives no measurement.
         UserError: if the out folder cannot be used, or another tuning writes there.
     """
-    mend_leftovers()
+    clean_up_stale_trials()
     machine = machine or read_machine(torch=False)
     make_out(options.out)
     try:
@@ -126,7 +126,7 @@ def _tune(workload: Workload, options: TuneOptions, tell: Tell, machine: Machine
     recorded = open_journal(options.out, _header(workload, machine), resume=options.resume)
     cache = scratch_root() / "compiled" / workload.name
     cache.mkdir(parents=True, exist_ok=True)
-    lab = Lab(
+    lab = TrialRunner(
         workload=workload,
         machine=machine,
         out=options.out,
@@ -150,11 +150,11 @@ def _tune(workload: Workload, options: TuneOptions, tell: Tell, machine: Machine
     floor = replace(floor, training_loaders=_training_loaders(first.profile))
     looks = _look(lab, search, floor, first, budget, tell)
     looked = looks.added_to(first.profile, floor.names, floor.names)
-    ladder = Ladder(
+    ladder = TuningState(
         lab=lab,
         budget=budget,
         tell=tell,
-        referee=Referee(lab, lambda text: tell(progress(budget, text)), floor=floor),
+        referee=GuardChecker(lab, lambda text: tell(progress(budget, text)), floor=floor),
         search=search,
         confirm_pairs=options.confirm_pairs,
         recipe=floor,
@@ -185,7 +185,7 @@ def _header(workload: Workload, machine: Machine) -> dict[str, Any]:
 
 
 def _look(
-    lab: Lab, search: Search, floor: Recipe, first: Trial, budget: Budget, tell: Tell
+    lab: TrialRunner, search: Search, floor: Recipe, first: Trial, budget: Budget, tell: Tell
 ) -> Looks:
     """Look at what the timed steps of the unchanged script do not show."""
     assert first.profile is not None
@@ -197,7 +197,9 @@ def _look(
     return replace(looks, pipeline=look(lab, floor, first.profile).pipeline)
 
 
-def _rescue(lab: Lab, search: Search, first: Trial, budget: Budget, tell: Tell) -> Rescue | None:
+def _rescue(
+    lab: TrialRunner, search: Search, first: Trial, budget: Budget, tell: Tell
+) -> RescuedBaseline | None:
     """Make a script run that does not by itself; None where it does, or nothing is known to help.
 
     Raises:
@@ -208,7 +210,7 @@ def _rescue(lab: Lab, search: Search, first: Trial, budget: Budget, tell: Tell) 
     return retry_with_fewer_workers(lab, search, first, budget, tell)
 
 
-def _climb_and_confirm(ladder: Ladder) -> _Proof:
+def _climb_and_confirm(ladder: TuningState) -> _Proof:
     try:
         climb(ladder)
         _drop_one(ladder)
@@ -220,7 +222,7 @@ def _climb_and_confirm(ladder: Ladder) -> _Proof:
     return _Proof()
 
 
-def _drop_one(ladder: Ladder) -> None:
+def _drop_one(ladder: TuningState) -> None:
     """Leave each kept technique out of the final recipe: the early ones may no longer pay.
 
     The one that was kept last needs no such trial, unless it came in together with others.
@@ -244,7 +246,7 @@ def _drop_one(ladder: Ladder) -> None:
         _judge_drop(ladder, _row_about(ladder, choice), match, without)
 
 
-def _row_about(ladder: Ladder, choice: Choice) -> Row:
+def _row_about(ladder: TuningState, choice: Choice) -> Row:
     """Return the last row on a technique.
 
     Where it came in with others, its own is the earlier one.
@@ -252,7 +254,7 @@ def _row_about(ladder: Ladder, choice: Choice) -> Row:
     return next(row for row in reversed(ladder.rows) if row.choice == choice)
 
 
-def _judge_drop(ladder: Ladder, row: Row, match: Match, without: Recipe) -> None:
+def _judge_drop(ladder: TuningState, row: Row, match: Match, without: Recipe) -> None:
     verdict, why = verdict_of(match, LossCheck(status="same"))
     ladder.rows.append(
         replace(
@@ -277,7 +279,7 @@ def _judge_drop(ladder: Ladder, row: Row, match: Match, without: Recipe) -> None
     ladder.say("", event=f"{row.choice.label}: no longer pays, left out")
 
 
-def _confirm(ladder: Ladder) -> _Proof:
+def _confirm(ladder: TuningState) -> _Proof:
     """Play the whole recipe against the baseline; a recipe that does not hold is given up."""
     if ladder.recipe == ladder.baseline:
         return _Proof()
@@ -298,7 +300,7 @@ def _confirm(ladder: Ladder) -> _Proof:
     )
 
 
-def _confirmed(ladder: Ladder) -> Match:
+def _confirmed(ladder: TuningState) -> Match:
     """Play the confirming pairs; beyond the budget only those that all that was found depends on.
 
     The first are played in any case. One disturbed trial among so few leaves the best recipe
@@ -315,7 +317,7 @@ def _confirmed(ladder: Ladder) -> Match:
     return play(lab, base, recipe, may_go_on=lambda: True, rule=more, earlier=match)
 
 
-def _fed(ladder: Ladder, final: Profile | None) -> Feeding | None:
+def _fed(ladder: TuningState, final: Profile | None) -> Feeding | None:
     """Look how well the confirmed recipe is fed, where the unchanged script was not."""
     if final is None or ladder.looks.pipeline is None or ladder.recipe == ladder.baseline:
         return None
@@ -323,7 +325,7 @@ def _fed(ladder: Ladder, final: Profile | None) -> Feeding | None:
     return find_feeding(ladder.lab, ladder.recipe, final)
 
 
-def _ablation(ladder: Ladder, baseline: Profile, proof: _Proof) -> Ablation:
+def _ablation(ladder: TuningState, baseline: Profile, proof: _Proof) -> Ablation:
     lab = ladder.lab
     pairs = [row.comparison for row in ladder.rows if row.comparison]
     if proof.confirmation:
@@ -362,7 +364,7 @@ def _ablation(ladder: Ladder, baseline: Profile, proof: _Proof) -> Ablation:
     )
 
 
-def _with_processes(profile: Profile, recipe: Recipe, lab: Lab) -> Profile:
+def _with_processes(profile: Profile, recipe: Recipe, lab: TrialRunner) -> Profile:
     """Return the profile with the step of every process in which its recipe was timed."""
     steps_s = lab.step_s.get(key_of(recipe), [])
     return replace(profile, process_steps_ms=tuple(1e3 * step_s for step_s in steps_s))

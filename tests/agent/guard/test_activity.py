@@ -12,7 +12,7 @@ from flatout.agent.guard import activity
 from flatout.agent.guard.activity import (
     SEEDS,
     ActivityRecorder,
-    Spread,
+    ActivitySpread,
     find_activity,
     find_fault,
     find_unknown,
@@ -111,7 +111,7 @@ def test_outputs_one_after_the_other_give_what_they_give_side_by_side(dtype):
         [torch.randn(5, 6, generator=generator).to(dtype).t(), torch.ones((), dtype=dtype)]
         for _ in range(SEEDS)
     ]
-    spread = Spread()
+    spread = ActivitySpread()
 
     for each in outputs:
         spread.add(each)
@@ -137,7 +137,7 @@ def test_a_part_of_a_large_output_deviates_as_the_whole_and_by_nothing_without_d
     plain = torch.randn(400, 512, generator=generator)
     masks = [torch.rand(400, 512, generator=generator) > 0.3 for _ in range(SEEDS)]
     outputs = [[plain * mask] for mask in masks]
-    dropped, kept = Spread(), Spread()
+    dropped, kept = ActivitySpread(), ActivitySpread()
 
     for each in outputs:
         dropped.add(each)
@@ -150,7 +150,7 @@ def test_a_part_of_a_large_output_deviates_as_the_whole_and_by_nothing_without_d
 
 def test_equal_outputs_deviate_by_nothing_at_all_and_masked_ones_do_not_hide_the_rest():
     output = torch.tensor([0.1, 1e4, float("-inf")])
-    equal, other = Spread(), Spread()
+    equal, other = ActivitySpread(), ActivitySpread()
 
     for seed in range(SEEDS):
         equal.add([output])

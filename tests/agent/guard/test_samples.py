@@ -11,7 +11,7 @@ from PIL import Image
 
 from flatout.agent.guard import samples
 from flatout.agent.guard.recorder import GuardRecorder
-from flatout.agent.guard.samples import Memory, Stream, is_on_device, leaves
+from flatout.agent.guard.samples import Memory, SampleStream, is_on_device, leaves
 from tests.guard.loop import FakeSession
 
 Pair = namedtuple("Pair", "image label")
@@ -24,7 +24,7 @@ class Graph:
 
 
 def digest(*values: Any) -> dict[str, list[tuple[int, str]]]:
-    stream = Stream()
+    stream = SampleStream()
     for value in values:
         stream.add(value)
     return stream.to_json()
@@ -131,7 +131,7 @@ def test_a_tensor_on_a_device_is_read_once_as_batch_and_as_argument(
     reads: list[torch.Tensor],
 ) -> None:
     memory = Memory()
-    batches, arguments = Stream(memory), Stream(memory)
+    batches, arguments = SampleStream(memory), SampleStream(memory)
 
     for seed in range(3):
         x = batch(seed=seed)
@@ -149,9 +149,9 @@ def test_a_tensor_that_was_changed_or_is_another_one_is_read_anew(
 ) -> None:
     memory = Memory()
     x = batch()
-    Stream(memory).add(x)
+    SampleStream(memory).add(x)
     x.add_(1.0)
-    changed, copied = Stream(memory), Stream(memory)
+    changed, copied = SampleStream(memory), SampleStream(memory)
 
     changed.add(x)
     copied.add(x.clone())
@@ -162,7 +162,7 @@ def test_a_tensor_that_was_changed_or_is_another_one_is_read_anew(
 
 def test_a_digest_that_stood_elsewhere_reads_anew(reads: list[torch.Tensor]) -> None:
     memory = Memory()
-    batches, arguments = Stream(memory), Stream(memory)
+    batches, arguments = SampleStream(memory), SampleStream(memory)
     arguments.add(batch(seed=1))
     x = batch()
     batches.add(x)

@@ -1,7 +1,7 @@
 import torch
 
 from flatout.agent.measuring.allocation_streams import CudaStream, _woven
-from flatout.analysis.allocations import Event, Place
+from flatout.analysis.allocations import AllocationEvent, AllocationSite
 
 
 def call(action, address, size, at_us):
@@ -14,16 +14,19 @@ def test_remarks_stand_between_the_allocations_that_the_counters_tell():
         call("alloc", 32, 512, 2_000),
         call("free_requested", 16, 100, 4_000),
     ]
-    forward, end = Event(0.0, place=Place("forward")), Event(0.0, ends_step=True)
+    forward, end = (
+        AllocationEvent(0.0, place=AllocationSite("forward")),
+        AllocationEvent(0.0, ends_step=True),
+    )
 
     events = _woven(calls, [(70, [forward]), (71, [forward]), (73, [end])], began=70)
 
     assert events == [
         forward,
-        Event(0.0, 16, 512),
+        AllocationEvent(0.0, 16, 512),
         forward._replace(at_ms=1.0),
-        Event(1.0, 32, 512),
-        Event(3.0, 16, -512),
+        AllocationEvent(1.0, 32, 512),
+        AllocationEvent(3.0, 16, -512),
         end._replace(at_ms=3.0),
     ]
 

@@ -343,7 +343,7 @@ def test_the_blocks_of_ended_workers_are_forgotten_by_several_threads_at_once(mo
 def test_two_threads_of_a_worker_never_get_the_same_block(monkeypatch):
     monkeypatch.setattr(ring, "_OURS", [])
     ring.borrow(5000)
-    both, plain = threading.Barrier(2), ring.Block.is_free.fget
+    both, plain = threading.Barrier(2), ring.RingBlock.is_free.fget
 
     def is_free(block):
         found = plain(block)
@@ -351,7 +351,7 @@ def test_two_threads_of_a_worker_never_get_the_same_block(monkeypatch):
             both.wait(0.3)  # let the other thread look, too, before this one takes the block
         return found
 
-    monkeypatch.setattr(ring.Block, "is_free", property(is_free))
+    monkeypatch.setattr(ring.RingBlock, "is_free", property(is_free))
     with ThreadPoolExecutor(2) as pool:
         (one, _), (other, _) = pool.map(ring.borrow, [5000, 5000])
 

@@ -4,7 +4,7 @@ import os
 import pytest
 from PIL import ExifTags, Image, ImageOps
 
-from flatout.data.caching import Store, fill
+from flatout.data.caching import ByteStore, fill
 from flatout.data.images.decoders import load_decoder
 from flatout.data.images.pillow import keep_decoded, swap_decoder
 from tests.data.photographs import photograph
@@ -12,7 +12,7 @@ from tests.data.photographs import photograph
 
 @pytest.fixture
 def store():
-    kept = Store(slots=100, budget_bytes=10_000_000)
+    kept = ByteStore(slots=100, budget_bytes=10_000_000)
     undo = keep_decoded(kept)
     yield kept
     undo()

@@ -1,6 +1,6 @@
 import pytest
 
-from flatout.data.proof.dataset_facts import ALIKE, Answers
+from flatout.data.proof.dataset_facts import ALIKE, DatasetFacts
 from flatout.records.errors import NotApplicable
 
 
@@ -9,7 +9,7 @@ class Set:
 
 
 def test_a_data_set_is_looked_at_once():
-    answers, asked, data = Answers(), [], Set()
+    answers, asked, data = DatasetFacts(), [], Set()
 
     found = [answers.find(data, lambda: asked.append(1) or "found") for _ in range(3)]
 
@@ -19,7 +19,7 @@ def test_a_data_set_is_looked_at_once():
 
 
 def test_a_refusal_is_given_again_with_its_reason():
-    answers, data = Answers(), Set()
+    answers, data = DatasetFacts(), Set()
 
     def refuse():
         raise NotApplicable("too big")
@@ -31,7 +31,7 @@ def test_a_refusal_is_given_again_with_its_reason():
 
 def test_a_set_that_nobody_looked_at_is_not_known():
     with pytest.raises(NotApplicable, match="before the technique could see"):
-        Answers().known(Set())
+        DatasetFacts().known(Set())
 
 
 class Sized(Set):
@@ -43,7 +43,7 @@ class Sized(Set):
 
 
 def test_of_sets_alike_the_oldest_are_known_no_more():
-    answers, other = Answers(), Sized(7)
+    answers, other = DatasetFacts(), Sized(7)
     answers.find(other, lambda: "other")
     alike = [Sized(5) for _ in range(ALIKE + 2)]
 

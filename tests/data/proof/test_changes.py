@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from flatout.data.proof.changes import Watch, find_change, state_of
+from flatout.data.proof.changes import ChangeWatch, find_change, state_of
 from tests.data.changing import CHANGES, Counting, Sized, Times
 
 OTHERS = {
@@ -105,7 +105,7 @@ def test_attributes_that_come_and_go_are_seen():
 
 def test_what_reading_changes_is_no_change():
     dataset = Counting()
-    watch = Watch(dataset)
+    watch = ChangeWatch(dataset)
 
     with watch.reading():
         dataset[3]
@@ -119,7 +119,7 @@ def test_what_reading_changes_is_no_change():
 
 def test_readers_in_many_threads_are_not_taken_for_the_script():
     dataset = Counting()
-    watch = Watch(dataset)
+    watch = ChangeWatch(dataset)
 
     def read(index):
         changed = watch.is_changed()
@@ -134,7 +134,7 @@ def test_readers_in_many_threads_are_not_taken_for_the_script():
 
 def test_what_changed_once_stays_changed():
     dataset = Sized()
-    watch = Watch(dataset)
+    watch = ChangeWatch(dataset)
     dataset.size = 9
     watch.is_changed()
     dataset.size = 2
@@ -146,7 +146,7 @@ def test_what_changed_once_stays_changed():
 
 
 def test_a_spawned_process_learns_of_a_change_that_came_before_it():
-    watch = Watch(Sized())
+    watch = ChangeWatch(Sized())
     same = pickle.loads(pickle.dumps(watch))
     watch.dataset.size = 9
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from flatout.data.packed_store import Store
+from flatout.data.packed_store import PackedStore
 from flatout.data.sources import open_source
 from flatout.records.errors import UserError
 from tests.data.packs import file_bytes, image_folder, packed, skipped_in
@@ -109,7 +109,7 @@ def test_any_file_name_is_packed(tmp_path):
 
     packed(tmp_path / "p", tmp_path / "a")
 
-    assert set(Store(tmp_path / "a").names) == {f"a b/{name}" for name in names}
+    assert set(PackedStore(tmp_path / "a").names) == {f"a b/{name}" for name in names}
 
 
 def test_nothing_there_is_answered_with_what_can_be_packed(tmp_path):

@@ -9,7 +9,7 @@ from flatout.planner.tracing import cuda_shim
 from flatout.planner.tracing import trace as tracing
 from flatout.planner.tracing.cuda_shim import ShimRefused, slots_of, virtual_functions
 from flatout.planner.tracing.trace import trace
-from flatout.planner.tracing.training_step import Subject
+from flatout.planner.tracing.training_step import TrainingStep
 from flatout.records.errors import UserError
 from flatout.records.memory_stream import (
     Component,
@@ -246,11 +246,11 @@ def test_refuses_a_subject_that_makes_no_sense():
     parts = {"model": Gpt, "batch": None, "loss": None, "optimizer": None}
 
     with pytest.raises(UserError, match="autocast='fp8'"):
-        Subject(**parts, autocast="fp8")
+        TrainingStep(**parts, autocast="fp8")
     with pytest.raises(UserError, match="accumulate=0"):
-        Subject(**parts, accumulate=0)
+        TrainingStep(**parts, accumulate=0)
     with pytest.raises(UserError, match="mask_share"):
-        Subject(**parts, mask_share=0)
+        TrainingStep(**parts, mask_share=0)
 
 
 def test_traces_on_the_host_where_no_device_can_be_pretended(monkeypatch):

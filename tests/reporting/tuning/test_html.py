@@ -4,7 +4,7 @@ import pytest
 
 from flatout.records.recipe import Choice
 from flatout.reporting.tuning.markdown import ablation_html
-from flatout.reporting.tuning.verdict import HandChange, Place
+from flatout.reporting.tuning.verdict import HandChange, ResultPlace
 from tests.reporting.markup import Markup
 
 CHANGES = (
@@ -51,7 +51,7 @@ def test_hostile_names_stay_text(tuned, hostile):
         ablation_html(
             replace(tuned, workload=hostile, rows=(row,), notes=(hostile,)),
             changes,
-            place=Place(out=hostile, start_in=hostile),
+            place=ResultPlace(out=hostile, start_in=hostile),
         )
     )
 

@@ -98,7 +98,7 @@ def written_beyond_32_bits(variant, activation):
     given |= {"residual": far(rows, width, apart)}
     rest = {"alpha": 0.5, "beta": -1.5, "activation": activation}
     out, kept = far(rows, width, apart), far(rows, columns, apart)
-    gemm_launch.run(gemm_launch.Call(**given, **rest, out=out, kept=kept), variant)
+    gemm_launch.run(gemm_launch.KernelCall(**given, **rest, out=out, kept=kept), variant)
     exact = {name: tensor.double() for name, tensor in given.items()}
     before = gemm(
         **{**exact, "residual": None}, **{**rest, "activation": "none"}, variant="reference"

@@ -22,7 +22,7 @@ from torch.nn import functional as F
 from flatout.planner.tracing.child import explained
 from flatout.planner.tracing.simulated_ranks import sharded
 from flatout.planner.tracing.trace import trace
-from flatout.planner.tracing.training_step import Subject
+from flatout.planner.tracing.training_step import TrainingStep
 from flatout.records.memory_stream import stream_to_json
 
 
@@ -79,7 +79,7 @@ def with_values(model, batch):
     return sum(part.sum() for part in model(batch[0]).flatten(0, 1).split(counts))
 
 
-gpt = Subject(model=Gpt, batch=tokens(128), loss=next_token, optimizer=adamw, batch_size=8)
+gpt = TrainingStep(model=Gpt, batch=tokens(128), loss=next_token, optimizer=adamw, batch_size=8)
 bf16 = replace(gpt, autocast="bfloat16")
 SUBJECTS = {
     "gpt": gpt,
@@ -89,7 +89,7 @@ SUBJECTS = {
     "reentrant": replace(bf16, model=lambda: Gpt(checkpoints="reentrant")),
     "accumulated": replace(bf16, accumulate=2),
     "scaled": replace(gpt, autocast="float16", scales_gradients=True, clip_norm=1.0),
-    "cnn": Subject(
+    "cnn": TrainingStep(
         model=small_cnn, batch=images(32), loss=MODELS["small_cnn"].loss, optimizer=momentum
     ),
     "lstm": replace(gpt, model=lambda: Recurrent(nn.LSTM)),

@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 from flatout import Task
-from flatout.planner.tracing.training_step import Subject
+from flatout.planner.tracing.training_step import TrainingStep
 
 WIDTH = 256
 
@@ -47,7 +47,7 @@ def adam(model):
     return torch.optim.AdamW(model.parameters())
 
 
-subject = Subject(model=Model, batch=batch, loss=loss, optimizer=adam, batch_size=16)
+subject = TrainingStep(model=Model, batch=batch, loss=loss, optimizer=adam, batch_size=16)
 task = Task(
     model=Model,
     data=lambda: torch.utils.data.TensorDataset(*batch(64, "cpu")),
@@ -61,7 +61,7 @@ def fails(model, pair):
     raise ValueError(f"no loss for {len(pair)} parts\nand a second line")
 
 
-failing = Subject(model=Model, batch=batch, loss=fails, optimizer=adam)
+failing = TrainingStep(model=Model, batch=batch, loss=fails, optimizer=adam)
 
 
 def loss_of_one(model, pair):
@@ -72,4 +72,4 @@ def loss_of_one(model, pair):
     return nn.functional.cross_entropy(logits.flatten(0, 1), pair[1].flatten())
 
 
-alone = Subject(model=Model, batch=batch, loss=loss_of_one, optimizer=adam, batch_size=1)
+alone = TrainingStep(model=Model, batch=batch, loss=loss_of_one, optimizer=adam, batch_size=1)

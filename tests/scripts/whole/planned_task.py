@@ -3,7 +3,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from flatout import Task
-from flatout.planner.tracing.training_step import Subject
+from flatout.planner.tracing.training_step import TrainingStep
 
 
 def data():
@@ -29,15 +29,17 @@ def broken_loss(model, batch):
     raise ZeroDivisionError("nothing to divide by")
 
 
-subject = Subject(
+subject = TrainingStep(
     model=task.model,
     batch=lambda n, device: (torch.zeros(n, 3, 8, 8, device=device), None),
     loss=lambda model, batch: model(batch[0]).sum(),
     optimizer=task.optimizer,
     batch_size=3,
 )
-broken = Subject(model=task.model, batch=subject.batch, loss=broken_loss, optimizer=task.optimizer)
-deadly = Subject(
+broken = TrainingStep(
+    model=task.model, batch=subject.batch, loss=broken_loss, optimizer=task.optimizer
+)
+deadly = TrainingStep(
     model=lambda: __import__("os").abort(),
     batch=subject.batch,
     loss=subject.loss,

@@ -15,8 +15,8 @@ from flatout.records.recipe import Choice, Recipe
 from flatout.records.trial import Outcome, Workload
 from flatout.techniques.data import device_preprocess
 from flatout.techniques.data.device_preprocess import DevicePreprocess, send_bytes
-from flatout.tuning.guard_checker import Referee
-from flatout.tuning.trial_runner import Lab
+from flatout.tuning.guard_checker import GuardChecker
+from flatout.tuning.trial_runner import TrialRunner
 from flatout.tuning.trials import TrialOptions, run_trial
 from flatout.workflow.demo import scenarios
 from tests.data.photographs import photograph
@@ -188,13 +188,13 @@ def starved_referee(tmp_path_factory):
     workload = Workload(
         target="train.py", arguments=tuple(options.split()), folder=work, python=sys.executable
     )
-    lab = Lab(
+    lab = TrialRunner(
         workload=workload,
         machine=real_machine(),
         out=tmp_path_factory.mktemp("reference"),
         limit_s=200.0,
     )
-    referee = Referee(lab, lambda _: None)
+    referee = GuardChecker(lab, lambda _: None)
     referee._make_reference()
     return referee
 

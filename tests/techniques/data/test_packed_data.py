@@ -17,9 +17,9 @@ from flatout.records.journey import Journey
 from flatout.records.technique import Numerics
 from flatout.records.trial import Outcome
 from flatout.techniques.data.packed_data import PackedData, find_stores, read_from
-from flatout.tuning.guard_checker import Referee
+from flatout.tuning.guard_checker import GuardChecker
 from flatout.tuning.ranking import Search, rank
-from flatout.tuning.trial_runner import Lab
+from flatout.tuning.trial_runner import TrialRunner
 from flatout.tuning.trials import TrialOptions, run_trial
 from flatout.workflow.demo import scenarios
 from tests.data.packs import image_folder, packed, photograph
@@ -354,7 +354,7 @@ def test_an_unmodified_script_trains_on_the_same_numbers(tmp_path):
     assert len(pairs) > 10
     assert all(a == b for a, b in pairs)
 
-    lab = Lab(workload=workload, machine=real_machine(), out=tmp_path, limit_s=200.0)
-    check = Referee(lab, lambda _: None).check(recipe_of("packed_data", path=f"{tmp_path}/a"))
+    lab = TrialRunner(workload=workload, machine=real_machine(), out=tmp_path, limit_s=200.0)
+    check = GuardChecker(lab, lambda _: None).check(recipe_of("packed_data", path=f"{tmp_path}/a"))
 
     assert check.status == "same", check.why

@@ -12,7 +12,7 @@ from torch.utils.data import (
 )
 
 import flatout.data
-from flatout.data.packed_store import Store
+from flatout.data.packed_store import PackedStore
 from flatout.data.reader import PackedDataset
 from flatout.records.errors import NotApplicable
 from flatout.records.journey import Journey
@@ -231,7 +231,7 @@ def cold_pages(store):
 
 @pytest.mark.parametrize("order", ["stored", "source"])
 def test_records_of_a_store_are_there_before_their_batch_and_no_others(cold_store, order):
-    data = Unread(Store(cold_store), order=order)
+    data = Unread(PackedStore(cold_store), order=order)
     drawn = torch.randperm(SAMPLES, generator=torch.Generator().manual_seed(1))
     shuffled = RandomSampler(data, generator=torch.Generator().manual_seed(1))
     built = DataLoader(data, BATCH, sampler=shuffled)

@@ -11,8 +11,8 @@ from flatout.records.trial import Workload
 from flatout.techniques.data.loader_workers import LoaderWorkers
 from flatout.techniques.data.thread_loader import ThreadLoader, batch_threads, load_in_threads
 from flatout.techniques.data.thread_loader.batch_threads import ThreadedCollate
-from flatout.tuning.guard_checker import Referee
-from flatout.tuning.trial_runner import Lab
+from flatout.tuning.guard_checker import GuardChecker
+from flatout.tuning.trial_runner import TrialRunner
 from tests.data.photographs import Photographs, photograph
 from tests.techniques.data.samples import Numbers, Stream
 from tests.techniques.facts import loader, machine, pipeline, profile
@@ -175,9 +175,9 @@ for _ in range(20):
 def test_the_guard_finds_samples_that_draw_random_numbers_the_same(tmp_path):
     (tmp_path / "train.py").write_text(SCRIPT_TO_TRAIN)
     workload = Workload(target="train.py", arguments=(), folder=tmp_path, python=sys.executable)
-    lab = Lab(workload=workload, machine=real_machine(), out=tmp_path, limit_s=200.0)
+    lab = TrialRunner(workload=workload, machine=real_machine(), out=tmp_path, limit_s=200.0)
 
-    verdict = Referee(lab, lambda _: None).check(
+    verdict = GuardChecker(lab, lambda _: None).check(
         Recipe(choices=(Choice(technique="thread_loader", settings={"threads": 2}),))
     )
 

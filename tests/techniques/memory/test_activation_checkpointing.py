@@ -13,7 +13,7 @@ from flatout.records.errors import NotApplicable
 from flatout.records.profile import PeakBytes
 from flatout.techniques.memory.activation_checkpointing import (
     ActivationCheckpointing,
-    Region,
+    RecomputedRegion,
     checkpoint_blocks,
     choose_kept,
 )
@@ -190,7 +190,7 @@ def test_a_saved_model_loads_without_flatout():
 
     assert not any(name.startswith("flatout.") for name in names)
     loaded = torch.load(file, weights_only=False)
-    assert not any(isinstance(vars(m).get("forward"), Region) for m in loaded.modules())
+    assert not any(isinstance(vars(m).get("forward"), RecomputedRegion) for m in loaded.modules())
 
 
 def pickled_names(saved):
@@ -238,7 +238,7 @@ def test_a_cache_of_keys_is_not_filled_twice():
 
 
 def region(size, flops):
-    found = Region(nn.Linear(1, 1), "budget")
+    found = RecomputedRegion(nn.Linear(1, 1), "budget")
     found.cost = (size, flops)
     return found
 

@@ -15,7 +15,7 @@ from flatout.records.profile import PeakBytes
 from flatout.records.trial_spec import TrialSpec
 from flatout.techniques.optimizer.optimizer_in_backward import OptimizerInBackward
 from flatout.techniques.optimizer.optimizer_in_backward.updates_in_backward import (
-    Watch,
+    GradientWatch,
     find_obstacle,
     step_in_backward,
 )
@@ -271,7 +271,7 @@ def test_what_a_script_notes_in_a_group_by_a_name_of_its_own_is_no_rate():
 
 
 def test_watching_leaves_nothing_behind():
-    watch, backward = Watch(), torch.autograd.backward
+    watch, backward = GradientWatch(), torch.autograd.backward
     watch.begin()
 
     watch.end()
@@ -285,7 +285,7 @@ def test_optimizers_that_are_not_torchs_own_are_left_alone():
         def step(self, closure=None):
             return super().step(closure)
 
-    found = find_obstacle(Own(nn.Linear(2, 2).parameters(), lr=0.1), Watch())
+    found = find_obstacle(Own(nn.Linear(2, 2).parameters(), lr=0.1), GradientWatch())
 
     assert "its step is not torch's own" in found
 
@@ -294,7 +294,7 @@ def test_parameters_on_several_devices_are_left_alone():
     """Backward runs in a thread for each device, and both would step at once."""
     layers = nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2, device="meta")])
 
-    found = find_obstacle(torch.optim.SGD(layers.parameters(), lr=0.1), Watch())
+    found = find_obstacle(torch.optim.SGD(layers.parameters(), lr=0.1), GradientWatch())
 
     assert "several devices" in found
 

@@ -55,7 +55,7 @@ class ActivityRecorder:
             return
         self._found[number] = None  # and it stays so where the look fails
         call = self._session.training_calls[id(module)]
-        spread = Spread()
+        spread = ActivitySpread()
         with _kept(module):
             for seed in range(SEEDS):
                 spread.add(_outputs(call, args, kwargs, seed))
@@ -66,7 +66,7 @@ class ActivityRecorder:
         path.write_text(json.dumps({"activity": self._found}), encoding="utf-8")
 
 
-class Spread:
+class ActivitySpread:
     """The relative deviation over seeds, of outputs that are shown one after the other.
 
     The running mean of every number is kept on the CPU (Welford's way, which stays exact where

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from flatout.agent.guard.gradients import GradientNotes
 from flatout.agent.guard.pinning import rounds_to_tf32
 from flatout.agent.guard.record import GuardRecord, rank_path, write_record
-from flatout.agent.guard.samples import Memory, Stream
+from flatout.agent.guard.samples import Memory, SampleStream
 from flatout.agent.guard.sketches import EarlySteps, to_numbers
 from flatout.agent.guard.structure import LaterNotes, describe_modules, name_parameters, of_root
 from flatout.agent.guard.updates import UpdateNotes
@@ -37,8 +37,8 @@ class GuardRecorder:
         self._session = session
         self._path = path
         self._memory = Memory()
-        self._samples: dict[str, Stream] = {}
-        self._arguments: dict[str, Stream] = {}
+        self._samples: dict[str, SampleStream] = {}
+        self._arguments: dict[str, SampleStream] = {}
         self._structure: dict[str, str] = {}
         self._described: set[int] = set()
         self._low_precision = False
@@ -72,14 +72,14 @@ class GuardRecorder:
             session.on(event, listener)
 
     def _on_batch(self, batch: Any, loader_address: str) -> None:
-        self._samples.setdefault(loader_address, Stream(self._memory)).add(batch)
+        self._samples.setdefault(loader_address, SampleStream(self._memory)).add(batch)
 
     def _on_forward(
         self, module: "torch.nn.Module", args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> None:
         number = self._root_number(module)
         place = of_root(number).rstrip(".") or "root0"
-        stream = self._arguments.setdefault(place, Stream(self._memory))
+        stream = self._arguments.setdefault(place, SampleStream(self._memory))
         stream.add({"args": list(args), "kwargs": kwargs})
         if number not in self._described:
             self._described.add(number)

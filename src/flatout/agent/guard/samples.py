@@ -16,7 +16,7 @@ DIGEST_BYTES = 8
 PLAIN = (bool, int, float, complex, str, bytes, np.generic)
 
 
-class Stream:
+class SampleStream:
     """Running digests of all that passes one place, field by field.
 
     A digest covers the rows from the first batch on, joined along the first dimension, so the same

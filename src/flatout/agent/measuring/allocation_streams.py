@@ -15,7 +15,7 @@ from torch._C._profiler import _EventType, _RecordFunctionFast
 from torch.autograd import profiler
 
 from flatout.agent.measuring import kernels
-from flatout.analysis.allocations import Event, Look, Place
+from flatout.analysis.allocations import AllocationEvent, AllocationLook, AllocationSite
 
 PREFIX = "flatout:"
 """Begin of the names of our own remarks among the profiler's events."""
@@ -35,9 +35,9 @@ class CpuStream:
         self.running: Any = None
         self.is_barred = False
         """Whether the script uses the profiler itself: there can be only one."""
-        self._kept: list[Event] = []
-        self._places: dict[Place, str] = {}
-        self._remarks: list[list[Event]] = []
+        self._kept: list[AllocationEvent] = []
+        self._places: dict[AllocationSite, str] = {}
+        self._remarks: list[list[AllocationEvent]] = []
         kernels.watch()
 
     def start(self) -> None:
@@ -48,36 +48,38 @@ class CpuStream:
         else:
             self.is_barred = True
 
-    def at(self, place: Place) -> None:
+    def at(self, place: AllocationSite) -> None:
         """Remark that the training is at this place now."""
         name = self._places.get(place)
         if name is None:
-            name = self._places[place] = self._note([Event(0.0, place=place)])
+            name = self._places[place] = self._note([AllocationEvent(0.0, place=place)])
         with _RecordFunctionFast(name):
             pass
 
-    def saw(self, looks: list[tuple[int, Look]]) -> None:
+    def saw(self, looks: list[tuple[int, AllocationLook]]) -> None:
         """Remark what lies at some addresses now."""
-        with _RecordFunctionFast(self._note([Event(0.0, at, look=look) for at, look in looks])):
+        with _RecordFunctionFast(
+            self._note([AllocationEvent(0.0, at, look=look) for at, look in looks])
+        ):
             pass
 
     def end_step(self) -> None:
         """Remark that a step ends."""
-        with _RecordFunctionFast(self._note([Event(0.0, ends_step=True)])):
+        with _RecordFunctionFast(self._note([AllocationEvent(0.0, ends_step=True)])):
             pass
 
-    def stop(self) -> list[Event]:
+    def stop(self) -> list[AllocationEvent]:
         """End the record and return what happened."""
         running, self.running = self.running, None
         if running is None:
             return self._kept
         running.__exit__(None, None, None)
         found = sorted(_raw(running.kineto_results.experimental_event_tree()), key=_moment)
-        events: list[Event] = []
+        events: list[AllocationEvent] = []
         for at_ns, remark, address, size in found:
             at_ms = (at_ns - found[0][0]) / 1e6
             if remark is None:
-                events.append(Event(at_ms, address, size))
+                events.append(AllocationEvent(at_ms, address, size))
             else:
                 events += [event._replace(at_ms=at_ms) for event in self._remarks[remark]]
         return events
@@ -90,7 +92,7 @@ class CpuStream:
         """Return nothing: there is no pool on the CPU."""
         return {}
 
-    def _note(self, events: list[Event]) -> str:
+    def _note(self, events: list[AllocationEvent]) -> str:
         self._remarks.append(events)
         return f"{PREFIX}{len(self._remarks) - 1}"
 
@@ -141,7 +143,7 @@ class CudaStream:
         self.peaks: dict[str, int] = {}
         self.reserved_peak = 0
         self._began = 0
-        self._remarks: list[tuple[int, list[Event]]] = []
+        self._remarks: list[tuple[int, list[AllocationEvent]]] = []
         self._is_running = False
 
     def start(self) -> None:
@@ -154,24 +156,24 @@ class CudaStream:
         self._began = _calls(self._stats())
         self._is_running = True
 
-    def at(self, place: Place) -> None:
+    def at(self, place: AllocationSite) -> None:
         """Remark that the training is at this place now."""
         stats = self._stats()
-        self._remarks.append((_calls(stats), [Event(0.0, place=place)]))
+        self._remarks.append((_calls(stats), [AllocationEvent(0.0, place=place)]))
         if place.phase != self.phase:
             self._note_peak(stats)
             self.phase = place.phase
 
-    def saw(self, looks: list[tuple[int, Look]]) -> None:
+    def saw(self, looks: list[tuple[int, AllocationLook]]) -> None:
         """Remark what lies at some addresses now."""
-        events = [Event(0.0, address, look=look) for address, look in looks]
+        events = [AllocationEvent(0.0, address, look=look) for address, look in looks]
         self._remarks.append((_calls(self._stats()), events))
 
     def end_step(self) -> None:
         """Remark that a step ends."""
-        self._remarks.append((_calls(self._stats()), [Event(0.0, ends_step=True)]))
+        self._remarks.append((_calls(self._stats()), [AllocationEvent(0.0, ends_step=True)]))
 
-    def stop(self) -> list[Event]:
+    def stop(self) -> list[AllocationEvent]:
         """End the record and return what happened."""
         if not self._is_running:
             return []
@@ -221,10 +223,10 @@ def _calls(stats: Any) -> int:
 
 
 def _woven(
-    calls: list[dict[str, Any]], remarks: list[tuple[int, list[Event]]], began: int
-) -> list[Event]:
+    calls: list[dict[str, Any]], remarks: list[tuple[int, list[AllocationEvent]]], began: int
+) -> list[AllocationEvent]:
     """Return allocations and remarks in the order in which they happened."""
-    events: list[Event] = []
+    events: list[AllocationEvent] = []
     waiting = iter(remarks)
     remark = next(waiting, None)
     zero_us = calls[0].get("time_us", 0) if calls else 0
@@ -234,7 +236,9 @@ def _woven(
             events += [event._replace(at_ms=at_ms) for event in remark[1]]
             remark = next(waiting, None)
         size = -(-call["size"] // ROUNDING_BYTES) * ROUNDING_BYTES
-        events.append(Event(at_ms, call["addr"], size if call["action"] == "alloc" else -size))
+        events.append(
+            AllocationEvent(at_ms, call["addr"], size if call["action"] == "alloc" else -size)
+        )
     at_ms = events[-1].at_ms if events else 0.0
     while remark is not None:
         events += [event._replace(at_ms=at_ms) for event in remark[1]]

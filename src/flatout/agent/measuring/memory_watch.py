@@ -27,21 +27,21 @@ from flatout.agent.measuring.allocation_streams import CpuStream
 from flatout.agent.ranks import rank_and_size
 from flatout.agent.session import Session
 from flatout.agent.training_device import find_cuda_device
-from flatout.analysis.allocations import EARLIER, OWN, Block, Look, Place
+from flatout.analysis.allocations import EARLIER, OWN, AllocationLook, AllocationSite, LiveBlock
 from flatout.records.errors import describe_comparison, is_out_of_memory
 
 PLAIN = (torch.Tensor, torch.nn.Parameter)
 """Classes whose storage is their own; subclasses may wrap others, which are found by themselves."""
 
 
-def find_live(session: Session, device: str) -> dict[int, Block]:
+def find_live(session: Session, device: str) -> dict[int, LiveBlock]:
     """Return what torch's allocator gave to the tensors that Python can reach.
 
     Memory from elsewhere (numpy, shared memory, mapped files) is left out: a storage on it cannot
     be resized.
     """
     kinds = dict(_kinds(session))
-    found: dict[int, Block] = {}
+    found: dict[int, LiveBlock] = {}
     for tensor in _tensors():
         if tensor.device.type != device or tensor.layout is not torch.strided:
             continue
@@ -53,21 +53,23 @@ def find_live(session: Session, device: str) -> dict[int, Block]:
         known = found.get(address)
         # Of all views of a storage the largest tells most.
         if known is None or (known.look and tensor.numel() > _numel(known.look)):
-            look = Look(tuple(tensor.shape), str(tensor.dtype), kind, module)
-            found[address] = Block(size, Place(EARLIER), 0, look)
+            look = AllocationLook(tuple(tensor.shape), str(tensor.dtype), kind, module)
+            found[address] = LiveBlock(size, AllocationSite(EARLIER), 0, look)
     return found
 
 
-def look_of(tensor: Any, device: str) -> tuple[int, Look] | None:
+def look_of(tensor: Any, device: str) -> tuple[int, AllocationLook] | None:
     """Return address and look of an ordinary tensor on the device."""
     if type(tensor) not in PLAIN or tensor.device.type != device:
         return None
     if tensor.layout is not torch.strided:
         return None
-    return tensor.untyped_storage().data_ptr(), Look(tuple(tensor.shape), str(tensor.dtype))
+    return tensor.untyped_storage().data_ptr(), AllocationLook(
+        tuple(tensor.shape), str(tensor.dtype)
+    )
 
 
-def _numel(look: Look) -> int:
+def _numel(look: AllocationLook) -> int:
     count = 1
     for size in look.shape:
         count *= size

@@ -15,7 +15,13 @@ from flatout.agent.measuring.source_lines import SourceLines
 from flatout.agent.session import Session
 from flatout.agent.training_device import find_cuda_device
 from flatout.analysis import allocations
-from flatout.analysis.allocations import Books, Event, Look, Place, StepEnd
+from flatout.analysis.allocations import (
+    AllocationBooks,
+    AllocationEvent,
+    AllocationLook,
+    AllocationSite,
+    StepEnd,
+)
 from flatout.analysis.steps import running_anchor
 from flatout.records import phase_clock as phases
 
@@ -34,7 +40,7 @@ step has some thousand."""
 BARRED = f"memory: {kernels.BARRED}"
 
 
-class Stream(Protocol):
+class AllocationStream(Protocol):
     """Where a device's allocations come from."""
 
     device: str
@@ -43,16 +49,16 @@ class Stream(Protocol):
     def start(self) -> None:
         """Begin to record."""
 
-    def at(self, place: Place) -> None:
+    def at(self, place: AllocationSite) -> None:
         """Remark that the training is at this place now."""
 
-    def saw(self, looks: list[tuple[int, Look]]) -> None:
+    def saw(self, looks: list[tuple[int, AllocationLook]]) -> None:
         """Remark what lies at some addresses now."""
 
     def end_step(self) -> None:
         """Remark that a step ends."""
 
-    def stop(self) -> list[Event]:
+    def stop(self) -> list[AllocationEvent]:
         """End the record and return what happened."""
 
     def total(self) -> int | None:
@@ -79,15 +85,15 @@ class MemoryProbe:
         self.ends: list[StepEnd] = []
         self.operators = 0
         self.facts: dict[str, Any] = {}
-        self.books = Books()
+        self.books = AllocationBooks()
         self.lines = SourceLines()
         self.graphs = KeptGraphs(session)
-        self.stream: Stream | None = None
+        self.stream: AllocationStream | None = None
         self.notes: list[str] = []
         self.seen = 0
         self.modules: list[str] = []
         self.made_by: dict[int, str] = {}
-        self.start_place = Place("other")
+        self.start_place = AllocationSite("other")
         self._undo: list[Callable[[], None]] = []
         kernels.watch()
         session.on("segment", self.saw_segment)
@@ -127,14 +133,14 @@ class MemoryProbe:
         self.notes.append(BARRED)
         self.close()
 
-    def begin_step(self, stream: Stream) -> None:
+    def begin_step(self, stream: AllocationStream) -> None:
         """Start with the next step."""
         self.modules.clear()
         self.made_by.clear()
         self.start_place = self._place()
         stream.at(self.start_place)
 
-    def end_step(self, stream: Stream) -> None:
+    def end_step(self, stream: AllocationStream) -> None:
         """Enter the step that just ended."""
         if stream.is_barred:
             self.give_up()
@@ -202,9 +208,9 @@ class MemoryProbe:
         if self.stream is not None:
             self.stream.at(self._place())
 
-    def _place(self) -> Place:
+    def _place(self) -> AllocationSite:
         phase = phases.NAMES[self.session.clock.stack[-1]]
-        return Place(phase, self._module(), self.lines.here())
+        return AllocationSite(phase, self._module(), self.lines.here())
 
     def _module(self) -> str:
         """Return the module that runs; in backward the one whose forward made the node."""
@@ -215,7 +221,7 @@ class MemoryProbe:
         node = torch._C._current_autograd_node()
         return self.made_by.get(node._sequence_nr(), "") if node is not None else ""
 
-    def _choose_stream(self) -> Stream:
+    def _choose_stream(self) -> AllocationStream:
         device = find_cuda_device(self.session)
         if device is not None:
             return CudaStream(device.index, self.snapshot)

@@ -30,19 +30,19 @@ SHORTEST_EPOCH = 200
 may have been much longer."""
 
 
-def start(session: Session, options: Mapping[str, Any]) -> "Replay":
+def start(session: Session, options: Mapping[str, Any]) -> "BatchReplay":
     """Replay the loaders at the addresses in `options["loaders"]`.
 
     `options["what"]` is `host`, or `device` for batches that lie on the training device already.
     `options["lengths"]` has batches per epoch by address, for streams that have no length.
     `options["company"]` is the number of processes that make batches beside the training.
     """
-    replay = Replay(session, options)
+    replay = BatchReplay(session, options)
     replay.install()
     return replay
 
 
-class Replay:
+class BatchReplay:
     """Replace the iterators of the training loaders by ones that replay."""
 
     def __init__(self, session: Session, options: Mapping[str, Any]) -> None:
@@ -181,7 +181,9 @@ def _replaying_class() -> Any:
     class Replaying(base):  # type: ignore[misc]
         """Draws from a ring once that is full; until then from the data set itself."""
 
-        def __init__(self, loader: Any, replay: Replay, ring: _Ring, length: int | None) -> None:
+        def __init__(
+            self, loader: Any, replay: BatchReplay, ring: _Ring, length: int | None
+        ) -> None:
             super().__init__(loader)
             self.loader = loader
             self.replay, self.ring, self.length = replay, ring, length

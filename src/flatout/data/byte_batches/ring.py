@@ -119,7 +119,7 @@ MAX_BLOCKS = 64
 SMALLEST = 4096
 FREE, BUSY = 0, 1
 
-_OURS: list["Block"] = []
+_OURS: list["RingBlock"] = []
 """In a worker: its blocks."""
 _OURS_LOCK = threading.Lock()
 """Samples may be made, and stacked, in several threads of a worker."""
@@ -130,7 +130,7 @@ _COPYING: dict["Held", Any] = {}
 _COPYING_LOCK = threading.RLock()  # a loader's iterator may be let go of while this thread has it
 
 
-class Block:
+class RingBlock:
     """One block of a worker's."""
 
     __slots__ = ("flag", "is_out", "is_sent", "lease", "memory", "number", "owner")
@@ -262,7 +262,7 @@ def new_shared(count: int) -> torch.Tensor:
     return torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage)
 
 
-def borrow(count: int) -> tuple[torch.Tensor, Block | None]:
+def borrow(count: int) -> tuple[torch.Tensor, RingBlock | None]:
     """Return shared memory for so many bytes, and its block: None where it cannot be kept."""
     with _OURS_LOCK:
         block = _find_free(room_for(count + 1))
@@ -274,13 +274,13 @@ def borrow(count: int) -> tuple[torch.Tensor, Block | None]:
         return torch.from_numpy(lent), block
 
 
-def _find_free(size: int) -> Block | None:
+def _find_free(size: int) -> RingBlock | None:
     """Return a block of this size that nobody uses; None where there are too many of them."""
     if _OURS and _OURS[0].owner != os.getpid():
         _OURS.clear()  # forked off a process that had some
     block = next((x for x in _OURS if x.memory.numel() == size and x.is_free), None)
     if block is None and len(_OURS) < MAX_BLOCKS:
-        block = Block(new_shared(size), len(_OURS))
+        block = RingBlock(new_shared(size), len(_OURS))
         _OURS.append(block)
     return block
 
@@ -297,7 +297,7 @@ def room_for(count: int) -> int:
     return -(-count // step) * step
 
 
-def send(block: Block) -> tuple[int, int, torch.Tensor | None]:
+def send(block: RingBlock) -> tuple[int, int, torch.Tensor | None]:
     """Return what names the block to the training process; called when a batch is pickled."""
     memory = None if block.is_sent else block.memory
     block.flag[0] = BUSY

@@ -20,9 +20,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from flatout.agent import patching
-from flatout.data.caching import Store
+from flatout.data.caching import ByteStore
 from flatout.data.images.decoders import Decoder
-from flatout.data.images.substitution import Swap
+from flatout.data.images.substitution import SubstituteState
 
 MODES = {"L": 1, "RGB": 3, "CMYK": 4, "RGBA": 4}
 """Modes that are kept, with their bytes a pixel: images whose pixels are all there is of them."""
@@ -31,7 +31,7 @@ FORMATS = frozenset({"JPEG", "MPO", "PNG", "BMP", "PPM"})
 orientation out of its tags, and what comes here of TIFF is not compressed: nothing is saved."""
 
 
-_ACTIVE: list[Store] = []
+_ACTIVE: list[ByteStore] = []
 """The store of this process, the latest last."""
 
 
@@ -40,7 +40,7 @@ def is_keeping() -> bool:
     return bool(_ACTIVE)
 
 
-def keep_decoded(store: Store) -> Callable[[], None]:
+def keep_decoded(store: ByteStore) -> Callable[[], None]:
     """Let Pillow's loading look into the store first; return what undoes that."""
     from PIL import ImageFile
 
@@ -114,7 +114,7 @@ def _take(image: Any, pixels: memoryview) -> None:
 
 
 @dataclass(slots=True, kw_only=True)
-class DecoderSwap(Swap):
+class DecoderSwap(SubstituteState):
     """What became of the swap in this process; its kinds are those of `kind_of`."""
 
     decoder: Decoder

@@ -18,7 +18,7 @@ from flatout.agent import patching
 from flatout.data.images.decoders import Buffers
 from flatout.data.images.pillow import is_keeping, is_plain, kind_of
 from flatout.data.images.resizing import find_asked
-from flatout.data.images.substitution import Swap
+from flatout.data.images.substitution import SubstituteState
 from flatout.kernels.region import END
 
 MOST_PART = 0.9
@@ -33,7 +33,7 @@ Decode: TypeAlias = Callable[[bytes, tuple[int, int], Box, int], bool]
 
 
 @dataclass(slots=True, kw_only=True)
-class RegionSwap(Swap):
+class RegionSwap(SubstituteState):
     """What became of the swap in this process; its kinds are those of `pillow.kind_of`."""
 
     decode: Decode

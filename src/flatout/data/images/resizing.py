@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from flatout.agent import patching
-from flatout.data.images.substitution import Swap
+from flatout.data.images.substitution import SubstituteState
 
 BICUBIC = 3
 """Pillow's filter for colour where none is named."""
@@ -23,7 +23,7 @@ Asked: TypeAlias = tuple[tuple[int, int], int, tuple[float, ...]]
 
 
 @dataclass(slots=True, kw_only=True)
-class ResizeSwap(Swap):
+class ResizeSwap(SubstituteState):
     """What became of the swap in this process; its kinds are filters."""
 
     resample: Resample

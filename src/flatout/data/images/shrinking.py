@@ -26,7 +26,7 @@ from flatout.data.images.regions import (
     rounded,
 )
 from flatout.data.images.resizing import find_asked
-from flatout.data.images.substitution import Swap
+from flatout.data.images.substitution import SubstituteState
 
 FRACTIONS = (8, 4, 2)
 """What libjpeg-turbo decodes quickly: one over these."""
@@ -35,7 +35,7 @@ Decode: TypeAlias = Callable[..., bool]
 
 
 @dataclass(slots=True, kw_only=True)
-class ShrinkSwap(Swap):
+class ShrinkSwap(SubstituteState):
     """What became of the swap in this process."""
 
     decode: Decode

@@ -15,7 +15,7 @@ COMPARED_EVERY = 256
 
 
 @dataclass(slots=True, kw_only=True)
-class Swap:
+class SubstituteState:
     """What became of another way in this process."""
 
     made: int = 0
@@ -54,7 +54,7 @@ class InWorker:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Way:
+class Substitute:
     """Another way of making samples."""
 
     name: str
@@ -87,7 +87,7 @@ class Way:
         return "" if swap.made + swap.compared else self.nothing
 
 
-def put_under(loader: Any, way: Way, in_worker: type[InWorker] = InWorker) -> Any:
+def put_under(loader: Any, way: Substitute, in_worker: type[InWorker] = InWorker) -> Any:
     """Swap for a loader that was not iterated yet; asked again, it changes nothing.
 
     Raises:
@@ -109,7 +109,7 @@ def put_under(loader: Any, way: Way, in_worker: type[InWorker] = InWorker) -> An
     return loader
 
 
-def _find_trouble(loader: Any, way: Way) -> str:
+def _find_trouble(loader: Any, way: Substitute) -> str:
     # Techniques are imported where there is no torch, which the proof needs.
     from flatout.data.proof.batches import (
         ALIKE,

@@ -65,7 +65,7 @@ def make_batch(loader: Any, indices: Any, collate: Callable[[Any], Any]) -> Any:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Look:
+class BatchComparison:
     """What is looked at in both batches, and what may differ."""
 
     describe: Callable[[Any], list[Any]]
@@ -78,8 +78,8 @@ def compare_ways(
     plain: Callable[[], Any],
     other: Callable[[], tuple[Any, Any]],
     limit_s: float = LIMIT_S,
-    look: Look | None = None,
-    known: "Known | None" = None,
+    look: BatchComparison | None = None,
+    known: "ReferenceBatch | None" = None,
 ) -> Proof:
     """Run both in forked copies and compare what they made.
 
@@ -103,7 +103,7 @@ def compare_ways(
         batch, facts = other()
         return [look.describe(batch), facts]
 
-    known = known or Known(())
+    known = known or ReferenceBatch(())
     if known.trouble:
         return Proof(trouble=known.trouble)
     _load_formats()
@@ -127,7 +127,7 @@ def compare_first_batches(
     loader: Any,
     other: Callable[[], tuple[Any, Any]],
     most: int = SAMPLES,
-    look: Look | None = None,
+    look: BatchComparison | None = None,
     undo: Callable[[], None] = lambda: None,
 ) -> Proof:
     """Compare a loader's first batch with the one that another way makes of the same samples.
@@ -153,7 +153,7 @@ def compare_first_batches(
 
 
 @dataclass(slots=True)
-class Known:
+class ReferenceBatch:
     """What was made in the script's way."""
 
     key: tuple[Any, ...]
@@ -163,13 +163,13 @@ class Known:
     """Why there is none: the script's own way fails, or takes too long."""
 
 
-def _known_of(loader: Any, key: tuple[Any, ...]) -> Known | None:
+def _known_of(loader: Any, key: tuple[Any, ...]) -> ReferenceBatch | None:
     """Return what is known of a loader, if all that its samples depend on is as it was then."""
     if not loader.num_workers:
         return None  # ways proven before are swapped in here: this is the script's own no more
     collate = loader.collate_fn
     state = state_of(loader.dataset, collate=collate)
-    now = Known((*key, id(collate), Streams().digest()), state)
+    now = ReferenceBatch((*key, id(collate), Streams().digest()), state)
     before = _known.get(loader)
     is_same = before is not None and before.state is not None and before.key == now.key
     if before and before.state and is_same and find_change(before.state, state) is None:
@@ -178,7 +178,7 @@ def _known_of(loader: Any, key: tuple[Any, ...]) -> Known | None:
     return now
 
 
-_known: "WeakKeyDictionary[Any, Known]" = WeakKeyDictionary()
+_known: "WeakKeyDictionary[Any, ReferenceBatch]" = WeakKeyDictionary()
 """Of each loader, what its first batch was in the script's own way."""
 
 
@@ -244,7 +244,7 @@ def _pickled(leaf: Any) -> bytes:
         return b""
 
 
-BITS = Look(describe=digests, difference=_difference)
+BITS = BatchComparison(describe=digests, difference=_difference)
 """The batches have to be the same."""
 
 
@@ -290,5 +290,5 @@ def _means(leaf: Any) -> list[Any]:
     return [str(values.dtype), list(values.shape), means.flatten().tolist()]
 
 
-ALIKE = Look(describe=describe, difference=difference)
+ALIKE = BatchComparison(describe=describe, difference=difference)
 """Labels are the same, pictures alike."""

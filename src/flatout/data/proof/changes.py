@@ -101,7 +101,7 @@ def find_change(before: State, after: State) -> str | None:
     return None
 
 
-class Watch:
+class ChangeWatch:
     """Tells when anybody but the readers that say so changed a data set.
 
     A data set may change by being read: it counts, or opens its files late. So its state is noted
@@ -118,10 +118,10 @@ class Watch:
         self._rests_in = 0
         self._state = state_of(dataset)
 
-    def __reduce__(self) -> tuple[type["Watch"], tuple[Any, str]]:
+    def __reduce__(self) -> tuple[type["ChangeWatch"], tuple[Any, str]]:
         """Look once more before a spawned process gets the data set as it is now."""
         self.is_changed()
-        return Watch, (self.dataset, self.trouble)
+        return ChangeWatch, (self.dataset, self.trouble)
 
     def is_changed(self) -> bool:
         """Return whether it changed since it was read last, now or at an earlier look."""

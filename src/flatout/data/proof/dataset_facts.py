@@ -33,7 +33,7 @@ ALIKE = 2
 epoch would otherwise have all of them, and what is kept for each, in memory."""
 
 
-class Answers(Generic[Found]):
+class DatasetFacts(Generic[Found]):
     """What was found for each data set, by its identity; the set is held so that it keeps its own.
 
     A technique that refuses a loader is asked again at each epoch: it then gives the reason that

@@ -24,7 +24,7 @@ from flatout.data.proof.batches import can_be_compared, compare_first_batches, f
 Collate = Callable[[Any], Any]
 
 
-class Part(Protocol):
+class ProofPart(Protocol):
     """Another way of making a loader's samples, or its batches, with the same bits."""
 
     @property
@@ -49,7 +49,7 @@ class Part(Protocol):
 class HasWay(Protocol):
     """A technique that makes batches in another way."""
 
-    def way(self, loader: Any) -> Part | None:
+    def way(self, loader: Any) -> ProofPart | None:
         """Return the way for a loader, None or NotApplicable for none with the same bits."""
 
 
@@ -114,9 +114,9 @@ def _prove(loader: Any) -> frozenset[str]:
     return frozenset(name for name, trouble in proof.facts.items() if not trouble)
 
 
-def _parts(loader: Any) -> list[Part]:
+def _parts(loader: Any) -> list[ProofPart]:
     """Return the ways that the techniques of the loader's recipe open here, in its order."""
-    parts: list[Part] = []
+    parts: list[ProofPart] = []
     for technique in recipe_of(loader):
         # Whatever is in the way of one, it says itself when its turn comes.
         with suppress(Exception):

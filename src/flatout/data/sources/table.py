@@ -40,7 +40,7 @@ MAX_DIGITS = len(str(-MAX_WHOLE))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Table:
+class TableSource:
     """The rows of a table, already of their types; the file of each is read when asked for."""
 
     contents: Contents
@@ -73,7 +73,7 @@ class Table:
         return stamp_of(Path(self.contents.root, row[self.file_at]))
 
 
-def open_table(path: Path) -> Table:
+def open_table(path: Path) -> TableSource:
     """Return the rows of a table.
 
     Raises:
@@ -107,7 +107,7 @@ def open_table(path: Path) -> Table:
         classes=classes,
         is_named=file_at >= 0,
     )
-    return Table(contents=contents, rows=tuple(zip(*columns, strict=True)), file_at=file_at)
+    return TableSource(contents=contents, rows=tuple(zip(*columns, strict=True)), file_at=file_at)
 
 
 def _read(path: Path) -> tuple[list[str], list[list[str]]]:

@@ -15,11 +15,11 @@ from flatout.records.units import format_bytes
 if TYPE_CHECKING:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    from flatout.planner.tracing.training_step import Subject
+    from flatout.planner.tracing.training_step import TrainingStep
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
+class GraphCall:
     """One call of a compiled module: what it was given, and under which autocast."""
 
     module: nn.Module
@@ -29,15 +29,15 @@ class Call:
     """The type that autocast had on the traced device; None where it was off."""
 
 
-def call_of(module: nn.Module, args: Any, kwargs: Any, device: str) -> Call:
+def call_of(module: nn.Module, args: Any, kwargs: Any, device: str) -> GraphCall:
     """Return a call to be repeated later; of its tensors only the layout is kept."""
     is_on = torch.is_autocast_enabled(device)
     args, kwargs = tree_map(_described, (args, kwargs))
     dtype = torch.get_autocast_dtype(device) if is_on else None
-    return Call(module=module, args=args, kwargs=kwargs, autocast=dtype)
+    return GraphCall(module=module, args=args, kwargs=kwargs, autocast=dtype)
 
 
-def bounded(stream: MemoryStream, subject: "Subject", fake: "FakeTensorMode") -> MemoryStream:
+def bounded(stream: MemoryStream, subject: "TrainingStep", fake: "FakeTensorMode") -> MemoryStream:
     """Return the stream of an eager step with what the compiled one would keep for backward."""
     count, device = stream.batch, torch.device(stream.device)
     assert count is not None
@@ -47,7 +47,7 @@ def bounded(stream: MemoryStream, subject: "Subject", fake: "FakeTensorMode") ->
 
 
 def bounded_by_calls(
-    stream: MemoryStream, calls: Sequence[Call], fake: "FakeTensorMode"
+    stream: MemoryStream, calls: Sequence[GraphCall], fake: "FakeTensorMode"
 ) -> MemoryStream:
     """Return the stream of an eager script with what its compiled modules would keep."""
 
@@ -110,7 +110,7 @@ def _described(leaf: Any) -> Any:
 class _Step(nn.Module):
     """A model with its loss, as one function of the batch."""
 
-    def __init__(self, model: nn.Module, subject: "Subject") -> None:
+    def __init__(self, model: nn.Module, subject: "TrainingStep") -> None:
         super().__init__()
         self.model, self.subject = model, subject
 
@@ -123,7 +123,7 @@ class _Step(nn.Module):
 
 
 def kept_when_compiled(
-    subject: "Subject", count: int, device: torch.device, fake: "FakeTensorMode"
+    subject: "TrainingStep", count: int, device: torch.device, fake: "FakeTensorMode"
 ) -> int:
     """Return the bytes that go from the compiled forward to the compiled backward.
 
@@ -135,7 +135,7 @@ def kept_when_compiled(
         return _kept(_Step(model, subject), (subject.batch(count, device),), {})
 
 
-def kept_of_call(call: Call, device: str, fake: "FakeTensorMode") -> int:
+def kept_of_call(call: GraphCall, device: str, fake: "FakeTensorMode") -> int:
     """Return the bytes that one compiled call keeps, its results among them.
 
     Raises:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from flatout.planner.tracing.training_step import Subject
+from flatout.planner.tracing.training_step import TrainingStep
 from flatout.records.errors import UserError, unknown
 from flatout.records.input_files import read_json
 
@@ -43,7 +43,7 @@ class HfOptions:
     """Whether transformers' own gradient checkpointing is switched on."""
 
 
-def hf_subject(path: str, arguments: Sequence[str] = ()) -> Subject:
+def hf_subject(path: str, arguments: Sequence[str] = ()) -> TrainingStep:
     """Return the training step of the model that a `config.json` describes.
 
     Raises:
@@ -58,7 +58,7 @@ def hf_subject(path: str, arguments: Sequence[str] = ()) -> Subject:
             model.gradient_checkpointing_enable()
         return model
 
-    return Subject(
+    return TrainingStep(
         model=build,
         batch=lambda count, device: _batch(config, kind, options, (count, device)),
         loss=lambda model, batch: model(**batch).loss,

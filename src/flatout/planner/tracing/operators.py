@@ -32,7 +32,7 @@ MAX_NUMEL = 1 << 22
 
 
 @dataclass(slots=True)
-class Answers:
+class OperatorAnswers:
     """How questions to fake tensors are answered, and what is to be told about it."""
 
     mask_share: float = 1.0
@@ -65,7 +65,7 @@ class Answers:
         return max(1, math.ceil(count * self.mask_share)) if count else 0
 
 
-def _scalar(answers: Answers, args: Sequence[Any], _: dict[str, Any]) -> Any:
+def _scalar(answers: OperatorAnswers, args: Sequence[Any], _: dict[str, Any]) -> Any:
     tensor = args[0]
     if not isinstance(tensor, FakeTensor):
         return UNANSWERED
@@ -76,11 +76,11 @@ def _scalar(answers: Answers, args: Sequence[Any], _: dict[str, Any]) -> Any:
     return 1.0 if tensor.dtype.is_floating_point else 1
 
 
-def _agree(_: Answers, args: Sequence[Any], __: dict[str, Any]) -> Any:
+def _agree(_: OperatorAnswers, args: Sequence[Any], __: dict[str, Any]) -> Any:
     return True if isinstance(args[0], FakeTensor) else UNANSWERED
 
 
-def _nonzero(answers: Answers, args: Sequence[Any], _: dict[str, Any]) -> Any:
+def _nonzero(answers: OperatorAnswers, args: Sequence[Any], _: dict[str, Any]) -> Any:
     tensor = args[0]
     if not isinstance(tensor, FakeTensor):
         return UNANSWERED
@@ -88,7 +88,7 @@ def _nonzero(answers: Answers, args: Sequence[Any], _: dict[str, Any]) -> Any:
     return tensor.new_empty((count, tensor.dim()), dtype=torch.int64)
 
 
-def _masked_select(answers: Answers, args: Sequence[Any], _: dict[str, Any]) -> Any:
+def _masked_select(answers: OperatorAnswers, args: Sequence[Any], _: dict[str, Any]) -> Any:
     tensor, mask = args[0], args[1]
     if not isinstance(tensor, FakeTensor):
         return UNANSWERED
@@ -96,7 +96,7 @@ def _masked_select(answers: Answers, args: Sequence[Any], _: dict[str, Any]) -> 
     return tensor.new_empty((answers.bound(chosen, "the size of masked_select()"),))
 
 
-def _index(answers: Answers, args: Sequence[Any], _: dict[str, Any]) -> Any:
+def _index(answers: OperatorAnswers, args: Sequence[Any], _: dict[str, Any]) -> Any:
     tensor, indices = args[0], args[1]
     masks = [each for each in indices if each is not None and each.dtype is torch.bool]
     if not masks or not isinstance(tensor, FakeTensor):
@@ -113,7 +113,7 @@ def _index(answers: Answers, args: Sequence[Any], _: dict[str, Any]) -> Any:
     return aten.index.Tensor(tensor, whole)
 
 
-def _reduced_loss(answers: Answers, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+def _reduced_loss(answers: OperatorAnswers, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Return a loss in the storage of its unreduced form: torch resizes that, and it stays large.
 
     So in `TORCH_META_FUNC(mse_loss)`, aten/src/ATen/native/Loss.cpp, for every device.
@@ -129,7 +129,7 @@ def _reduced_loss(answers: Answers, args: Sequence[Any], kwargs: dict[str, Any])
     return kept.flatten()[:1].view(()) if kept.numel() else UNANSWERED
 
 
-def _unique(answers: Answers, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+def _unique(answers: OperatorAnswers, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     tensor = args[0]
     if not isinstance(tensor, FakeTensor):
         return UNANSWERED
@@ -139,7 +139,7 @@ def _unique(answers: Answers, args: Sequence[Any], kwargs: dict[str, Any]) -> An
     return tensor.new_empty((count,)), places, tensor.new_empty((count,), dtype=torch.int64)
 
 
-def _bincount(answers: Answers, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+def _bincount(answers: OperatorAnswers, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     tensor = args[0]
     if not isinstance(tensor, FakeTensor):
         return UNANSWERED
@@ -148,7 +148,7 @@ def _bincount(answers: Answers, args: Sequence[Any], kwargs: dict[str, Any]) -> 
     return tensor.new_empty((count,), dtype=torch.int64)
 
 
-def _repeat(answers: Answers, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+def _repeat(answers: OperatorAnswers, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     repeats = args[0]
     if not isinstance(repeats, FakeTensor) or kwargs.get("output_size") is not None:
         return UNANSWERED
@@ -156,7 +156,7 @@ def _repeat(answers: Answers, args: Sequence[Any], kwargs: dict[str, Any]) -> An
     return repeats.new_empty((repeats.numel(),), dtype=torch.int64)
 
 
-def _pack(answers: Answers, args: Sequence[Any], _: dict[str, Any]) -> Any:
+def _pack(answers: OperatorAnswers, args: Sequence[Any], _: dict[str, Any]) -> Any:
     """Return sequences without their padding; where lengths are unknown none has any."""
     tensor, lengths, is_batch_first = args
     if not isinstance(tensor, FakeTensor):
@@ -172,7 +172,7 @@ def _pack(answers: Answers, args: Sequence[Any], _: dict[str, Any]) -> Any:
     return data, torch.tensor([sum(end > step for end in ends) for step in range(max(ends))])
 
 
-_RULES: dict[Any, Callable[[Answers, Sequence[Any], dict[str, Any]], Any]] = {
+_RULES: dict[Any, Callable[[OperatorAnswers, Sequence[Any], dict[str, Any]], Any]] = {
     aten._local_scalar_dense.default: _scalar,
     aten.equal.default: _agree,
     aten.mse_loss.default: _reduced_loss,

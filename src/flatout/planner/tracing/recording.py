@@ -29,9 +29,9 @@ from torch.utils.flop_counter import flop_registry
 from flatout.agent.patching import swapped
 from flatout.planner.tracing.operators import (
     UNANSWERED,
-    Answers,
     Give,
     Inside,
+    OperatorAnswers,
     Take,
     completed,
     inside,
@@ -161,7 +161,7 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
         fake: FakeTensorMode | None,
         *,
         is_whole: bool,
-        answers: Answers,
+        answers: OperatorAnswers,
         here: Callable[[], str],
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

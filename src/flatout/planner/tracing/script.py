@@ -35,7 +35,7 @@ from flatout.records.trial_spec import TrialSpec
 if TYPE_CHECKING:
     from torch import nn
 
-    from flatout.planner.tracing.compiled import Call
+    from flatout.planner.tracing.compiled import GraphCall
     from flatout.planner.tracing.trace import Scene
 
 ENTRY = "flatout.planner.tracing.script"
@@ -165,7 +165,7 @@ class _ScriptTrace:
         self.trained: int | None = None
         """Samples of the largest batch that a step has trained on."""
         self.steps = asked.steps
-        self.calls: dict[int, Call | None] = {}
+        self.calls: dict[int, GraphCall | None] = {}
         """The latest call of each compiled root."""
         self.scene: Scene = self._begin()
 

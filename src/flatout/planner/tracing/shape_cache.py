@@ -25,7 +25,7 @@ SEQUENCES = (list, tuple, torch.Size)
 Key = tuple[Any, ...]
 
 
-class Layout(NamedTuple):
+class TensorLayout(NamedTuple):
     """Where the elements of a tensor lie."""
 
     shape: tuple[int, ...]
@@ -38,7 +38,7 @@ class Layout(NamedTuple):
 class Made(NamedTuple):
     """A result, in a storage of its own or in that of an argument."""
 
-    layout: Layout
+    layout: TensorLayout
     of: int | None
     """Place of the argument that it is a view of."""
 
@@ -60,7 +60,7 @@ class ShapeCache:
             if type(value) is FakeTensor or not _add((value,), found):
                 return None
         # Without a tensor the device is another's business.
-        return tuple(found) if Layout in map(type, found) else None
+        return tuple(found) if TensorLayout in map(type, found) else None
 
     def find(self, key: Key, args: Sequence[Any]) -> Any:
         """Return the results again, `MISSING` where they are not known."""
@@ -111,14 +111,14 @@ def _add(values: Any, found: list[Any]) -> bool:
     return True
 
 
-def _layout(tensor: FakeTensor) -> Layout | None:
+def _layout(tensor: FakeTensor) -> TensorLayout | None:
     """Return where a tensor's elements lie; None where there is more to it."""
     if tensor.constant is not None or tensor.layout is not torch.strided:
         return None
     if tensor.is_complex() or tensor.is_neg():
         return None
     shape, offset = tensor.shape, int(tensor.storage_offset())
-    return Layout(shape, tensor.stride(), tensor.dtype, tensor.fake_device, offset)
+    return TensorLayout(shape, tensor.stride(), tensor.dtype, tensor.fake_device, offset)
 
 
 def _entry(func: Any, args: Sequence[Any], output: Any) -> Any:
@@ -174,7 +174,7 @@ def _storage(tensor: Tensor) -> int:
     return place
 
 
-def _span(layout: Layout) -> int:
+def _span(layout: TensorLayout) -> int:
     """Return how many elements lie between a tensor's first and its last, both counted."""
     if 0 in layout.shape:
         return 0

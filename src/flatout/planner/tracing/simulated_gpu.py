@@ -125,17 +125,17 @@ def _pretended(device: VirtualDevice) -> Mapping[str, Mapping[str, Any]]:
         "get_rng_state_all": lambda: [_random_state()],
         "memory_stats": _constantly({}),
         "memory_summary": _constantly(""),
-        "Stream": Stream,
-        "Event": Event,
-        "current_stream": Stream,
-        "default_stream": Stream,
+        "Stream": SimulatedStream,
+        "Event": SimulatedEvent,
+        "current_stream": SimulatedStream,
+        "default_stream": SimulatedStream,
         "stream": lambda stream: contextlib.nullcontext(stream),
     }
     return {
         "cuda": cuda,
         "accelerator": {
             "synchronize": _constantly(None),
-            "current_stream": Stream,
+            "current_stream": SimulatedStream,
             "set_stream": _constantly(None),
             **{name: _constantly(0) for name in zero if hasattr(torch.accelerator, name)},
         },
@@ -226,7 +226,7 @@ class Generator(_generator, metaclass=_Generators):
         return super().__new__(cls)
 
 
-class Event:
+class SimulatedEvent:
     """An event of a stream that never runs: always done."""
 
     def __init__(self, *_: Any, **__: Any) -> None: ...
@@ -249,7 +249,7 @@ class Event:
         return 0.0
 
 
-class Stream:
+class SimulatedStream:
     """A stream that never runs: always done."""
 
     stream_id = 0
@@ -266,7 +266,7 @@ class Stream:
 
     def record_event(self, event: Any = None) -> Any:
         """Return an event that has happened."""
-        return event or Event()
+        return event or SimulatedEvent()
 
     def synchronize(self) -> None:
         """Do nothing."""
@@ -279,7 +279,7 @@ class Stream:
         """Say that no graph is captured."""
         return False
 
-    def __enter__(self) -> "Stream":
+    def __enter__(self) -> "SimulatedStream":
         return self
 
     def __exit__(self, *_: object) -> None: ...

@@ -19,7 +19,7 @@ from torch import Tensor, distributed, nn
 from torch.nn.parallel import distributed as parallel
 
 from flatout.agent.patching import swapped
-from flatout.planner.tracing.training_step import Subject
+from flatout.planner.tracing.training_step import TrainingStep
 
 ALONE = 1
 
@@ -109,7 +109,7 @@ def pretended_world(size: int) -> Iterator[None]:
         distributed.destroy_process_group()
 
 
-def sharded(subject: Subject, count: int) -> Subject:
+def sharded(subject: TrainingStep, count: int) -> TrainingStep:
     """Return the subject with its model sharded over so many devices, as ZeRO stage 3 does it.
 
     Every block of a list of blocks is a unit of FSDP2's, and what is left is another.

@@ -13,7 +13,7 @@ from flatout.agent.nested import map_leaves
 from flatout.agent.samples import leading_size, tensor_bytes
 from flatout.agent.task import Task
 from flatout.agent.task_runner import load_module
-from flatout.planner.tracing.training_step import Subject
+from flatout.planner.tracing.training_step import TrainingStep
 from flatout.records.errors import UserError, unknown
 
 LOOK_S = 3.0
@@ -21,7 +21,7 @@ LOOK_S = 3.0
 LOOK_SAMPLES = 2_000
 
 
-def load_subject(target: str) -> Subject:
+def load_subject(target: str) -> TrainingStep:
     """Return the subject that `file.py:name` names: a Task, a Subject, or a function giving one.
 
     Raises:
@@ -30,14 +30,14 @@ def load_subject(target: str) -> Subject:
     path, _, name = target.rpartition(":")
     module = load_module(Path(path))
     found = getattr(module, name, None)
-    if callable(found) and not isinstance(found, Task | Subject | type):
+    if callable(found) and not isinstance(found, Task | TrainingStep | type):
         found = found()
     if isinstance(found, Task):
         return subject_of(found)
-    if isinstance(found, Subject):
+    if isinstance(found, TrainingStep):
         return replace(found, name=name) if found.name == "subject" else found
     if not hasattr(module, name):
-        kinds = {k for k, v in vars(module).items() if isinstance(v, Task | Subject)}
+        kinds = {k for k, v in vars(module).items() if isinstance(v, Task | TrainingStep)}
         raise UserError(f"{path}: {unknown('Task or Subject', name, kinds)}")
     raise UserError(
         f"{path}: {name} is a {type(found).__name__}; give a flatout.Task, a Subject, or a "
@@ -45,10 +45,10 @@ def load_subject(target: str) -> Subject:
     )
 
 
-def subject_of(task: Task) -> Subject:
+def subject_of(task: Task) -> TrainingStep:
     """Return a Task as the tracer takes it; its data is read for real, once."""
     drawn = _Drawn(task, task.data())
-    return Subject(
+    return TrainingStep(
         model=task.model,
         batch=drawn.batch,
         loss=task.loss,

@@ -27,7 +27,7 @@ from flatout.agent.patching import swapped, wrap
 from flatout.planner.tracing.compiled import bounded
 from flatout.planner.tracing.cuda_shim import ShimRefused
 from flatout.planner.tracing.fake_rules import fake_rules
-from flatout.planner.tracing.operators import Answers
+from flatout.planner.tracing.operators import OperatorAnswers
 from flatout.planner.tracing.recording import Birth, Recording
 from flatout.planner.tracing.simulated_gpu import (
     CAPABILITY,
@@ -37,7 +37,7 @@ from flatout.planner.tracing.simulated_gpu import (
     virtual_cuda,
 )
 from flatout.planner.tracing.simulated_ranks import pretended_world
-from flatout.planner.tracing.training_step import Subject
+from flatout.planner.tracing.training_step import TrainingStep
 from flatout.records.errors import NotApplicable, UserError
 from flatout.records.memory_stream import Allocation, Component, MemoryStream, Phase, StreamEvent
 from flatout.records.technique import Technique, name_of, seams_of
@@ -150,13 +150,13 @@ class Scene:
     """A device to trace on, set up in this process."""
 
     recording: Recording
-    answers: Answers
+    answers: OperatorAnswers
     device: str
     method: str
 
 
 def trace(
-    subject: Subject,
+    subject: TrainingStep,
     *,
     batch: int | None = None,
     changes: Sequence[Technique] = (),
@@ -216,7 +216,7 @@ def scene(
         is_real: Whether to trace a real run on the host.
         moved: Told of parameters that were replaced by `Module.to` and its like.
     """
-    answers = Answers(mask_share=mask_share)
+    answers = OperatorAnswers(mask_share=mask_share)
     with contextlib.ExitStack() as stack:
         virtual = VirtualDevice(capability=capability, note=answers.note)
         method, fake = ("real", None) if is_real else _method(stack, device, virtual)
@@ -311,7 +311,7 @@ def stream_of(
 class _Training:
     """The loop of one subject, with the phases said to the recording."""
 
-    def __init__(self, subject: Subject, where: Scene, changes: Sequence[Technique]) -> None:
+    def __init__(self, subject: TrainingStep, where: Scene, changes: Sequence[Technique]) -> None:
         self.subject, self.recording, self.answers = subject, where.recording, where.answers
         self.device = torch.device(where.device)
         self.changes = changes

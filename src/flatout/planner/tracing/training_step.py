@@ -16,7 +16,7 @@ COUNTS = ("batch_size", "accumulate", "world_size")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Subject:
+class TrainingStep:
     """One training step, described by plain functions. Nothing runs before it is traced."""
 
     model: Callable[[], "nn.Module"]

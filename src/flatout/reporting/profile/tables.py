@@ -6,14 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 
 from flatout.records.catalogue import declared, only_on_request
-from flatout.records.journey import (
-    TRAINING,
-    WORKERS,
-    Leg,
-    Pipeline,
-    Stage,
-    WorkerFacts,
-)
+from flatout.records.journey import TRAINING, WORKERS, Leg, Pipeline, Stage, WorkerFacts
 from flatout.records.memory import MemoryStory, TensorAtPeak
 from flatout.records.profile import PHASES, LoaderFacts, Profile
 from flatout.records.readings import GpuReadings, Limits, RankFacts

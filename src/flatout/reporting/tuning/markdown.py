@@ -15,7 +15,7 @@ from flatout.reporting.tuning.speedup_chart import LadderRow, ladder_rows, ladde
 from flatout.reporting.tuning.verdict import (
     HERE,
     HandChange,
-    Place,
+    ResultPlace,
     ending,
     headline,
     next_command,
@@ -45,7 +45,7 @@ def ablation_markdown(
     ablation: Ablation,
     changes: Sequence[HandChange] = (),
     *,
-    place: Place = HERE,
+    place: ResultPlace = HERE,
 ) -> str:
     """Return the report: the answer, the table, what it does not show, what to do.
 
@@ -93,7 +93,7 @@ def ablation_html(
     ablation: Ablation,
     changes: Sequence[HandChange] = (),
     *,
-    place: Place = HERE,
+    place: ResultPlace = HERE,
 ) -> str:
     """Return the page: the answer, the plot, the table, what it does not show, what to do.
 

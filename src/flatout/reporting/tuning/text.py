@@ -16,7 +16,7 @@ from flatout.reporting.tables import NOTHING, Column, ascii_only, labelled, sent
 from flatout.reporting.tuning.speedup_chart import LadderRow, ladder_rows
 from flatout.reporting.tuning.verdict import (
     HERE,
-    Place,
+    ResultPlace,
     ending,
     headline,
     limits,
@@ -56,7 +56,7 @@ MOST_POINTS = 3
 
 
 def render_ablation(
-    ablation: Ablation, *, place: Place = HERE, width: int = 80, details: bool = False
+    ablation: Ablation, *, place: ResultPlace = HERE, width: int = 80, details: bool = False
 ) -> str:
     """Return the report: the answer, the table, what limits now, what to type next.
 

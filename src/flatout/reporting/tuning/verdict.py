@@ -38,7 +38,7 @@ MAX_RESOLUTION = 3.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class ResultPlace:
     """Where a tuning left its files, as the user would type it."""
 
     out: str = "flatout-out"
@@ -46,7 +46,7 @@ class Place:
     """The folder that the workload starts in; empty for the one the user is in."""
 
 
-HERE = Place()
+HERE = ResultPlace()
 """The default folder, below the one the user is in."""
 
 
@@ -147,13 +147,13 @@ def ending(ablation: Ablation) -> str:
     return f"{took}; it ended because {why}." if why else f"{took}."
 
 
-def next_command(ablation: Ablation, place: Place) -> str:
+def next_command(ablation: Ablation, place: ResultPlace) -> str:
     """Return what to type next."""
     command = _command(ablation, place)
     return f"cd {place.start_in} && {command}" if place.start_in else command
 
 
-def _command(ablation: Ablation, place: Place) -> str:
+def _command(ablation: Ablation, place: ResultPlace) -> str:
     is_cut_short = ablation.stopped in STOPPED_WORDS
     if _is_worth_running(ablation, is_cut_short=is_cut_short):
         return f"flatout run --with {place.out}/recipe.toml {ablation.workload}"

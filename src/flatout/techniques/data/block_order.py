@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, final
 
 import numpy as np
 
-from flatout.data.packed_store import Store
+from flatout.data.packed_store import PackedStore
 from flatout.data.sampler import (
     MAX_BLOCK,
     MAX_VARIANCE_RATIO,
@@ -240,7 +240,7 @@ def _sharing(arguments: Mapping[str, Any]) -> tuple[int, tuple[int, int]]:
     raise NotApplicable("the loader does not shuffle, or samples in a way of its own")
 
 
-def _check_mixing(store: Store, block: int, window: int, batch_size: int) -> None:
+def _check_mixing(store: PackedStore, block: int, window: int, batch_size: int) -> None:
     """Make sure that batches will be like those of a uniform shuffle.
 
     Raises:
@@ -264,7 +264,7 @@ def _check_mixing(store: Store, block: int, window: int, batch_size: int) -> Non
         )
 
 
-def _check_cold(store: Store, window: int) -> None:
+def _check_cold(store: PackedStore, window: int) -> None:
     """Make sure that reads are cold, and that two windows find room.
 
     Raises:

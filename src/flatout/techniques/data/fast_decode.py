@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, final
 
 from flatout.analysis.feeding import fed_change_ms, share_of
-from flatout.data.images.substitution import InWorker, Way, put_under
+from flatout.data.images.substitution import InWorker, Substitute, put_under
 from flatout.records.machine import Machine
 from flatout.records.profile import Profile
 from flatout.records.technique import Effect, Numerics, Technique
@@ -79,7 +79,7 @@ In the data set, for colour JPEGs:
         """Prove once that the pixels are the same, and swap the decoder."""
         return decode_fast(loader, self.decoder)
 
-    def way(self, loader: Any) -> Way:
+    def way(self, loader: Any) -> Substitute:
         """Return what is proven, with the ways of other techniques."""
         del loader
         return way_of(self.decoder)
@@ -101,12 +101,12 @@ def decode_fast(loader: Any, decoder: "Name" = "simplejpeg") -> Any:
     return put_under(loader, way_of(decoder), SwapInWorker)
 
 
-def way_of(decoder: "Name") -> Way:
+def way_of(decoder: "Name") -> Substitute:
     """Return decoding by a library; raises NotApplicable where it is missing."""
     from flatout.data.images.decoders import load_decoder
 
     load_decoder(decoder)
-    return Way(
+    return Substitute(
         name="fast_decode",
         begin=functools.partial(swap, decoder),
         prepare=functools.partial(importlib.import_module, "flatout.data.images.pillow"),

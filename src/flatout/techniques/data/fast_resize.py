@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, final
 
-from flatout.data.images.substitution import InWorker, Way, put_under
+from flatout.data.images.substitution import InWorker, Substitute, put_under
 from flatout.records.errors import NotApplicable
 from flatout.records.machine import Machine
 from flatout.records.profile import Profile
@@ -66,7 +66,7 @@ Before the loader is iterated:
         """Prove once that the bytes are the same, and swap the resampler."""
         return resize_fast(loader)
 
-    def way(self, loader: Any) -> Way:
+    def way(self, loader: Any) -> Substitute:
         """Return what is proven, with the ways of other techniques."""
         del loader
         return way_of()
@@ -88,9 +88,9 @@ def resize_fast(loader: Any) -> Any:
     return put_under(loader, way_of(), ResizeInWorker)
 
 
-def way_of() -> Way:
+def way_of() -> Substitute:
     """Return resizing by vector instructions."""
-    return Way(
+    return Substitute(
         name="fast_resize", begin=swap, prepare=prepare, nothing="Pillow resizes no colour image"
     )
 

@@ -133,12 +133,12 @@ def read_from(dataset: Any, path: str, root: str = "") -> Any:
     from torch.utils.data import IterableDataset
 
     from flatout.data.dataset_matching import with_stored_images, with_stored_samples
-    from flatout.data.packed_store import Store
+    from flatout.data.packed_store import PackedStore
 
     if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__"):
         raise NotApplicable("the data set is iterable: its samples have no numbers")
     try:
-        store = Store(Path(path))
+        store = PackedStore(Path(path))
     except UserError as error:
         raise NotApplicable(str(error)) from None
     if not store.header.is_lossless:

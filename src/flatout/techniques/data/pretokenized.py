@@ -16,7 +16,7 @@ from typing import Any, ClassVar, final
 from flatout.agent.hooks.loader import COLLATE, DATA_SET, tokenizer_place
 from flatout.analysis.feeding import is_starved
 from flatout.data.caching import free_memory_bytes, is_cached, local_ranks
-from flatout.data.proof.dataset_facts import Answers
+from flatout.data.proof.dataset_facts import DatasetFacts
 from flatout.records.errors import NotApplicable
 from flatout.records.machine import Machine
 from flatout.records.profile import Profile
@@ -93,7 +93,7 @@ Once, before the training; with Hugging Face's datasets:
         return late_trouble()
 
 
-TOKENS: Answers[Any] = Answers()
+TOKENS: DatasetFacts[Any] = DatasetFacts()
 """What stands for each data set that tokenises."""
 
 

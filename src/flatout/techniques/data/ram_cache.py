@@ -22,7 +22,7 @@ from flatout.analysis.feeding import MIN_WAIT_SHARE, fed_change_ms, fetch_per_st
 from flatout.analysis.journey import DECODED
 from flatout.data.caching import (
     NO_WAY,
-    Store,
+    ByteStore,
     cached,
     can_be_sent,
     fill,
@@ -35,8 +35,8 @@ from flatout.data.caching import (
     watch_of,
 )
 from flatout.data.images.pillow import keep_decoded
-from flatout.data.proof.changes import Watch
-from flatout.data.proof.dataset_facts import Answers, Repeats, examine
+from flatout.data.proof.changes import ChangeWatch
+from flatout.data.proof.dataset_facts import DatasetFacts, Repeats, examine
 from flatout.data.proof.forked import ForkedError, in_fork
 from flatout.records.errors import NotApplicable
 from flatout.records.machine import Machine
@@ -176,11 +176,11 @@ def fill_store(dataset: Any, *, limit_s: float) -> None:
         fill(make, len(dataset), processes=_processes(), limit_s=limit_s)
 
 
-KEPT: Answers[Any] = Answers()
+KEPT: DatasetFacts[Any] = DatasetFacts()
 """What stands for each data set: one with a store, or itself where its pixels are kept."""
 
 
-_watches: WeakSet[Watch] = WeakSet()
+_watches: WeakSet[ChangeWatch] = WeakSet()
 """Of the data sets whose samples this process keeps."""
 
 
@@ -255,13 +255,13 @@ def _cached(dataset: Any, found: Repeats, budget_bytes: int) -> Any:
         raise NotApplicable(
             f"{needed / 1e9:.1f} GB of samples, and {budget_bytes / 1e9:.1f} GB of memory for them"
         )
-    store = Store(slots=SLOTS_A_KEY * length, budget_bytes=min(needed, budget_bytes))
+    store = ByteStore(slots=SLOTS_A_KEY * length, budget_bytes=min(needed, budget_bytes))
     kept = cached(dataset, store)
     _watches.add(watch_of(kept))
     return kept
 
 
-_decoded: list[Store] = []
+_decoded: list[ByteStore] = []
 """The store of this process for decoded pixels: one for all loaders."""
 
 
@@ -282,10 +282,10 @@ def _keep_pixels(
         if budget_bytes * local_ranks() < LEAST_SHARE * needed:
             raise NotApplicable(f"{needed / 1e9:.1f} GB of pixels do not fit into the memory")
 
-        def make(others: int) -> Store:
+        def make(others: int) -> ByteStore:
             # The budget is this rank's own; a store for all ranks has theirs as well.
             room = budget_bytes if others > 1 else budget_bytes * local_ranks()
-            return Store(slots=SLOTS_A_KEY * length, budget_bytes=min(needed, room))
+            return ByteStore(slots=SLOTS_A_KEY * length, budget_bytes=min(needed, room))
 
         # What is kept is known by its file, so that ranks whose data sets differ may share it.
         store = shared_store("decoded", make)
@@ -301,7 +301,7 @@ def _pixels_of(dataset: Any) -> int:
         return 0
 
     def work() -> int:
-        store = Store(slots=64, budget_bytes=256 * 1024**2)
+        store = ByteStore(slots=64, budget_bytes=256 * 1024**2)
         keep_decoded(store)
         wanted = sorted({0, len(dataset) // 2, len(dataset) - 1})
         for index in wanted:

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, final
 
-from flatout.data.images.substitution import InWorker, Way, put_under
+from flatout.data.images.substitution import InWorker, Substitute, put_under
 from flatout.records.errors import NotApplicable
 from flatout.records.machine import Machine
 from flatout.records.profile import Profile
@@ -65,7 +65,7 @@ Before the loader is iterated:
         """Prove once that the pixels are the same, and swap the decoding."""
         return decode_regions(loader)
 
-    def way(self, loader: Any) -> Way:
+    def way(self, loader: Any) -> Substitute:
         """Return what is proven, with the ways of other techniques."""
         del loader
         return way_of()
@@ -88,9 +88,9 @@ def decode_regions(loader: Any) -> Any:
     return put_under(loader, way_of(), RegionsInWorker)
 
 
-def way_of() -> Way:
+def way_of() -> Substitute:
     """Return decoding of parts."""
-    return Way(
+    return Substitute(
         name="region_decode", begin=swap, prepare=prepare, nothing="no part is cut out of a JPEG"
     )
 

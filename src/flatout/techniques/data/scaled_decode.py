@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, final
 
-from flatout.data.images.substitution import InWorker, Way, put_under
+from flatout.data.images.substitution import InWorker, Substitute, put_under
 from flatout.records.machine import Machine
 from flatout.records.profile import Profile
 from flatout.records.technique import Effect, Numerics, Technique
@@ -90,7 +90,7 @@ def decode_scaled(loader: Any, gap: float = 2.0) -> Any:
         NotApplicable: if there is no compiler, Pillow's library cannot do it, no photograph is so
             large, or the pictures are not alike.
     """
-    way = Way(
+    way = Substitute(
         name="scaled_decode",
         begin=functools.partial(swap, gap),
         prepare=prepare,

@@ -159,7 +159,7 @@ def checkpoint_blocks(
         NotApplicable: if there is nothing to checkpoint; the text says why.
     """
     groups = find_groups(model)
-    regions = [[Region(block, mode) for block in group] for group in groups]
+    regions = [[RecomputedRegion(block, mode) for block in group] for group in groups]
     for region in (region for group in regions for region in group):
         region.block.__dict__["forward"] = region
     if mode == "budget":
@@ -172,7 +172,7 @@ def checkpoint_blocks(
     return undo
 
 
-class Region:
+class RecomputedRegion:
     """Stands for the forward of one block."""
 
     def __init__(self, block: "torch.nn.Module", mode: Mode) -> None:
@@ -202,9 +202,9 @@ class Region:
         """Run the block's own forward."""
         return type(self.block).forward(self.block, *args, **kwargs)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> "Region":
+    def __deepcopy__(self, memo: dict[int, Any]) -> "RecomputedRegion":
         """Follow the block: the copy of a model must not run the original's blocks."""
-        other = Region(copy.deepcopy(self.block, memo), self.mode)
+        other = RecomputedRegion(copy.deepcopy(self.block, memo), self.mode)
         other.is_kept, other.cost = self.is_kept, self.cost
         return other
 
@@ -267,7 +267,7 @@ def _without_cache(kwargs: dict[str, Any]) -> dict[str, Any]:
 
 
 def _choose_after_first_call(
-    model: "torch.nn.Module", regions: list[list[Region]], fraction: float
+    model: "torch.nn.Module", regions: list[list[RecomputedRegion]], fraction: float
 ) -> None:
     """Let the first call run all blocks again and weigh them; then keep what the budget allows."""
 
@@ -280,7 +280,7 @@ def _choose_after_first_call(
     handle = model.register_forward_hook(choose)
 
 
-def choose_kept(regions: Sequence[Region], fraction: float) -> None:
+def choose_kept(regions: Sequence[RecomputedRegion], fraction: float) -> None:
     """Mark the regions that keep their activations: those that save few bytes for their FLOPs.
 
     Blocks are recomputed in the order of bytes saved per FLOP until what the others keep is
@@ -295,11 +295,11 @@ def choose_kept(regions: Sequence[Region], fraction: float) -> None:
             kept -= _bytes(region)
 
 
-def _bytes(region: Region) -> int:
+def _bytes(region: RecomputedRegion) -> int:
     return region.cost[0] if region.cost else 0
 
 
-def _bytes_per_flop(region: Region) -> float:
+def _bytes_per_flop(region: RecomputedRegion) -> float:
     return _bytes(region) / max(1, region.cost[1]) if region.cost else 0.0
 
 

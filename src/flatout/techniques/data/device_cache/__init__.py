@@ -22,8 +22,8 @@ from flatout.agent.training_device import batch_device
 from flatout.analysis.feeding import MIN_WAIT_SHARE, fetch_per_step_ms
 from flatout.data.caching import free_memory_bytes, local_ranks
 from flatout.data.proof import aliases
-from flatout.data.proof.changes import Watch
-from flatout.data.proof.dataset_facts import Answers, examine
+from flatout.data.proof.changes import ChangeWatch
+from flatout.data.proof.dataset_facts import DatasetFacts, examine
 from flatout.data.proof.sampler_draws import check_sampler, drawn_early
 from flatout.records.errors import NotApplicable
 from flatout.records.machine import Machine
@@ -165,9 +165,9 @@ In place of the training loader, for a set that fits:
         return int(self.memory_share * _free(device))
 
 
-RESIDENT: Answers[Resident] = Answers()
+RESIDENT: DatasetFacts[Resident] = DatasetFacts()
 """Sets that are kept, each where it was used last."""
-_watches: WeakSet[Watch] = WeakSet()
+_watches: WeakSet[ChangeWatch] = WeakSet()
 """Of the data sets that this process keeps."""
 
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from flatout.agent.nested import map_leaves
-from flatout.data.proof.changes import Watch
+from flatout.data.proof.changes import ChangeWatch
 from flatout.records.errors import NotApplicable
 
 CHUNK = 256
@@ -21,7 +21,7 @@ class Resident:
 
     def __init__(self, whole: Any, dataset: Any = None) -> None:
         self.whole = whole
-        self.watch = Watch(dataset)
+        self.watch = ChangeWatch(dataset)
         """Tells whether the set was changed since it was collated."""
 
     @property

@@ -19,7 +19,7 @@ from typing import Any, ClassVar, final
 
 from flatout.analysis.feeding import MIN_WAIT_SHARE
 from flatout.data.packed_store import CAN_ADVISE, Ahead, Ask, asking_files, looking_ahead
-from flatout.data.proof.dataset_facts import Answers
+from flatout.data.proof.dataset_facts import DatasetFacts
 from flatout.data.proof.sampler_draws import (
     check_sampler,
     sampler_of,
@@ -125,11 +125,11 @@ In a thread beside the training, for the files of the batches to come, 128 KiB a
         return self.warms_up and find_store(dataset) is not None
 
 
-FILES: Answers[FindFile] = Answers()
+FILES: DatasetFacts[FindFile] = DatasetFacts()
 """What tells the file of a sample."""
-ASKS: Answers[Ask] = Answers()
+ASKS: DatasetFacts[Ask] = DatasetFacts()
 """What asks for the files, or the records, of a batch's samples."""
-WARM_UPS: Answers[WarmUp] = Answers()
+WARM_UPS: DatasetFacts[WarmUp] = DatasetFacts()
 """What brings the files of each data set into the page cache."""
 _warmed: list[WarmUp] = []
 

@@ -28,12 +28,12 @@ from flatout.records.technique import (
 )
 
 if TYPE_CHECKING:
-    from flatout.techniques.optimizer.optimizer_in_backward.updates_in_backward import Watch
+    from flatout.techniques.optimizer.optimizer_in_backward.updates_in_backward import GradientWatch
 
 FREED_SHARE = 0.9
 """Of the gradients: one tensor's is there at a time. Assumed; torchtune publishes 7 % of the whole
 memory."""
-_WATCHES: "dict[OptimizerInBackward, Watch]" = {}
+_WATCHES: "dict[OptimizerInBackward, GradientWatch]" = {}
 """What was seen before the first step, by technique: a recipe's record holds nothing that changes.
 """
 COST_SHARE = 0.05
@@ -93,9 +93,11 @@ With an optimizer for each parameter, and no optimizer.step() in the loop:
 
     def start(self) -> None:
         """Watch who looks at gradients, until the first step."""
-        from flatout.techniques.optimizer.optimizer_in_backward.updates_in_backward import Watch
+        from flatout.techniques.optimizer.optimizer_in_backward.updates_in_backward import (
+            GradientWatch,
+        )
 
-        _WATCHES[self] = Watch()
+        _WATCHES[self] = GradientWatch()
         _WATCHES[self].begin()
 
     def optimizer(self, optimizer: Any) -> Any:

@@ -33,7 +33,7 @@ SET_BETWEEN = (
 )
 
 
-class Watch:
+class GradientWatch:
     """Sees who looks at gradients, and how many backwards make one, until the first step."""
 
     def __init__(self) -> None:
@@ -101,12 +101,12 @@ class Watch:
         self._patches.append(patching.swapped(torch.nn.Parameter, "grad", watched))
 
 
-def find_obstacle(optimizer: Optimizer, watch: Watch) -> str | None:
+def find_obstacle(optimizer: Optimizer, watch: GradientWatch) -> str | None:
     """Return why this optimizer cannot step in backward, or None; asked in its first step."""
     return next(_obstacles(optimizer, watch), None)
 
 
-def _obstacles(optimizer: Optimizer, watch: Watch) -> Iterator[str]:
+def _obstacles(optimizer: Optimizer, watch: GradientWatch) -> Iterator[str]:
     kind = type(optimizer)
     who = whole_steps.find_need(optimizer)
     if who is not None:
