@@ -54,7 +54,7 @@ class Record:
     claim: str
     holds: bool
     finding: str
-    """What was measured, in a few words; the generated table shows it beside the claim."""
+    """What was measured, in a few words; the generated table shows it alongside the claim."""
     table: Sequence[Sequence[str]]
     """Header and rows of the one table of the record's page."""
     raw: Mapping[str, Any]
@@ -64,7 +64,7 @@ class Record:
     recipe: Recipe | None = None
     notes: Sequence[str] = ()
     ablations: Sequence[Ablation] = ()
-    """The tunings behind it: their predictions are set beside what was measured."""
+    """The tunings behind it: their predictions are set alongside what was measured."""
     calibration: Sequence[Sequence[str]] = ()
     """Header and rows of that, where no tuning is behind it."""
 

@@ -1,4 +1,4 @@
-"""What techniques foretold of the unchanged script, beside what they then did to it.
+"""What techniques foretold of the unchanged script, alongside what they then did to it.
 
 A sign is wrong where the technique was measured to do the opposite, beyond its interval, of what
 its `predict` said. Of memory there is no interval: what is closer to 1 than two runs of one
@@ -91,7 +91,7 @@ def foresee(
 def foretold(
     script: str, candidate: Candidate, base: Profile, measured: Comparison, peak_measured: float
 ) -> Foretold:
-    """Return a prediction beside its outcome."""
+    """Return a prediction alongside its outcome."""
     saved, peak = candidate.effect.peak_bytes, peak_bytes(base)
     return Foretold(
         script=script,

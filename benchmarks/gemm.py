@@ -123,7 +123,7 @@ def share_of_cublas(row: Mapping[str, Any]) -> float:
 def share_of(row: Mapping[str, Any], sides: Iterable[str]) -> float:
     """Return our best rate as a share of the best of theirs; 0 where ours ran nowhere or is wrong.
 
-    One wrong variant is enough for that: nobody chooses the right one by its result.
+    One wrong variant is enough for that: no one chooses the right one by its result.
     """
     if not row["is_kernel"] or _wrong(row):
         return 0.0
@@ -191,7 +191,7 @@ def played_as(
 ) -> tuple[Mapping[str, Callable[[], Any]], int, str]:
     """Return what is timed of each side, how many products that is, and words on it.
 
-    All sides of a case are timed in one way: a graph beside plain calls would be no comparison.
+    All sides of a case are timed in one way: a graph alongside plain calls would be no comparison.
     """
     if device == "cpu":
         return sides, 1, "plain calls"

@@ -1,10 +1,10 @@
 """Predicted memory against a GPU's: 24 cases, each in a process of its own, several at a time.
 
-For each case: the plan's allocated and reserved bytes beside torch's own counters, traced in both
-ways that users have: on the device, and with none in sight; the recorded
-snapshot played through the simulator, so that its error and the tracer's are told apart; and for
-four subjects whether the recommended batch fits under a limit, and a batch 3 % larger does not.
-Written without a GPU: it has never run on one.
+For each case: the plan's allocated and reserved bytes alongside torch's own counters, traced in
+both ways that users have: on the device, and with none in sight; the recorded snapshot played
+through the simulator, so that its error and the tracer's are told apart; and for four subjects
+whether the recommended batch fits under a limit, and a batch 3 % larger does not. Written
+without a GPU: it has never run on one.
 """
 
 import json
@@ -88,7 +88,7 @@ def run(seconds: float, bench: Bench, *, smoke: bool = False) -> dict[str, Any]:
         bench.say(f"  memory {words(row)}")
         bench.note({"rows": rows, "limited": [], **summary(rows)})
 
-    # The first one alone: what the process takes beside the allocator is seen on an idle device.
+    # The first one alone: what the process takes alongside the allocator is seen on an idle device.
     keep(guarded(place, cases[0], compared))
     side_by_side(place, cases[1:], compared, keep)
     limited = side_by_side(place, [(name, 0) for name in LIMITED][: 1 if smoke else None], held_to)
@@ -158,7 +158,7 @@ def predicted(place: Place, case: Case, way: str = "simulated") -> dict[str, Any
 
 
 def compared(place: Place, case: Case) -> dict[str, Any]:
-    """Return the prediction of a case beside what torch's allocator did."""
+    """Return the prediction of a case alongside what torch's allocator did."""
     guesses = {way: predicted(place, case, way) for way in WAYS}
     result, snapshot = (place.work / f"memory-{named(case)}.{end}" for end in ("json", "pickle"))
     truth = played_for_real(case, result, snapshot)

@@ -89,7 +89,7 @@ def record_of(results: Results, *, part: str = "base") -> Record:
 
 
 def ablations_of(results: Results) -> list[Ablation]:
-    """Return the tunings that were done: what they predicted stands beside what they measured."""
+    """Return the tunings that were done: what they predicted is alongside what they measured."""
     tunings = []
     for name, entry in results.items():
         if not worked(results, name) or not name.startswith(("tune", "ladder")):
@@ -107,7 +107,7 @@ OTHER_PARTS = (
     "photographs",
     *(f"{verb} {STARVED}" for verb in ("measure", "tune")),
 )
-"""What the names of stages begin with that show something else than flatout by itself."""
+"""What the names of stages begin with that show something else than flatout on its own."""
 
 
 def holds(results: Results) -> bool:
@@ -128,7 +128,7 @@ def _aa_is_reached(result: Mapping[str, Any]) -> bool:
 
 
 def _overhead_is_reached(result: Mapping[str, Any]) -> bool:
-    """Return whether the whole interval, of enough processes, lies below what is allowed."""
+    """Return whether the whole interval, of enough processes, is below what is allowed."""
     is_enough = len(result["processes"]) >= LEAST_PROCESSES
     return is_enough and bool(result["interval"][1] <= 1 + overhead.MOST_SHARE)
 

@@ -25,10 +25,10 @@ from flatout.workflow.tune import BaselineFailedError, TuneOptions, tune
 
 SCRIPTS = Path(__file__).parent / "scripts"
 MARGIN_S = 15.0
-"""What a tuning gets less than its stage: it ends by itself rather than by the stage's alarm."""
+"""What a tuning gets less than its stage: it ends on its own rather than by the stage's alarm."""
 FRAMEWORKS = ("transformers", "lightning")
 ON_DEVICE = "--on-device"
-"""Made-up images lie on the device, as in published rates: computing is what is compared. The
+"""Made-up images are on the device, as in published rates: computing is what is compared. The
 frameworks' own loaders cannot do that, so under them the images come from the host."""
 PEER_STEPS, SMOKE_PEER_STEPS = 25, 8
 """The first of them are not counted."""
@@ -41,7 +41,7 @@ LEAST_PEER_S = 10.0
 SMOKE_BUDGET_S = 20.0
 """Of a tuning that only shows that it works: what it began is still ended properly."""
 OFF_TOPIC = ("data",)
-"""Families of the techniques that are left out: the data are made up and lie in memory, mostly on
+"""Families of the techniques that are left out: the data are made up and are in memory, mostly on
 the
 device. The time goes to the techniques on the computation."""
 
@@ -106,7 +106,7 @@ RUNGS = (
         unit="images",
         part="small",
         most_s=160,
-        off_topic=(*OFF_TOPIC, "compile"),  # for which there is no time beside the adapters
+        off_topic=(*OFF_TOPIC, "compile"),  # for which there is no time alongside the adapters
     ),
     Rung(
         name="lora",
@@ -159,7 +159,7 @@ def workload(bench: Bench, rung: Rung, *, smoke: bool) -> Workload:
 
 
 def tuned(seconds: float, bench: Bench, rung: Rung, *, smoke: bool = False) -> dict[str, Any]:
-    """Tune one script; what it reached stands beside what it began with."""
+    """Tune one script; what it reached is alongside what it began with."""
     out = bench.work / "tune" / f"ladder-{rung.name}"
     budget_s = SMOKE_BUDGET_S if smoke else max(seconds - MARGIN_S, seconds / 2)
     options = TuneOptions(
@@ -184,7 +184,7 @@ class BaselineTracebackError(Exception):
 
 
 class WrongDeviceError(Exception):
-    """A script trained beside the device that everything here is about."""
+    """A script trained alongside the device that everything here is about."""
 
 
 def tune_noted(workload: Workload, options: TuneOptions, bench: Bench) -> Ablation:

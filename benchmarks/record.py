@@ -170,7 +170,7 @@ def scrubbed(value: Any, hidden: Mapping[str, str]) -> Any:
 
 
 def _calibration(record: Record) -> Sequence[Sequence[str]]:
-    """Return what was predicted beside what was measured, from the suite or from its tunings."""
+    """Return what was predicted alongside what was measured, from the suite or from its tunings."""
     return record.calibration or calibration(record.ablations)
 
 

@@ -4,7 +4,7 @@ That is `--set compute`: GPT-2 from a naive script. To prove a technique takes s
 that one script fills most of a call. What comes too late is skipped. `--set gemm,memory` plays two
 sets in one call, into one folder.
 
-For machines that have little but torch and numpy, and no network: the verbs are called as
+For machines that have little but torch and numpy, and no network: the commands are called as
 functions, and what is not installed costs its own stage only. Each stage is a process of its own
 with a time limit of its own. Before the first and after every stage the record so far is written,
 to $OUT when that is set, else to benchmarks/records/.
@@ -51,7 +51,7 @@ TOTAL_S = CALL_S - GRACE_S - 2 * KILL_S - 4.0
 START_S = 10.0
 """To look at the machine, and to start a process for each stage."""
 MARGIN_S = 15.0
-"""What a tuning gets less than its stage: it ends by itself rather than by the stage's alarm."""
+"""What a tuning gets less than its stage: it ends on its own rather than by the stage's alarm."""
 LAST_S = 5.0
 """What a single measurement gets less, for the same reason."""
 MODULES = ("numpy", "PIL", "skimage", "sklearn", "rich", "click", "psutil", "pynvml")

@@ -118,7 +118,7 @@ def mounted(folder: Path, mount: Path, speed: Speed) -> Iterator[Path]:
             _await_mount(mount, server)
             yield mount
         finally:
-            # Detached first: a server that ends under a mount leaves one that nobody answers for.
+            # Detached first: a server that ends under a mount leaves one that no one answers for.
             ctypes.CDLL(None, use_errno=True).umount2(os.fsencode(mount), MNT_DETACH)
             server.terminate()
 

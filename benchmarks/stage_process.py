@@ -70,7 +70,7 @@ def play_outside(
 
     Args:
         command: Starts the process, which plays the stage and writes `path`.
-        seconds: The stage's time, which the process keeps by itself.
+        seconds: The stage's time, which the process keeps on its own.
         path: Where the outcome is written.
         say: Told every line that the process prints.
         grace_s: How long it may take beyond its time.

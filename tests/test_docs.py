@@ -167,7 +167,7 @@ def test_a_technique_s_page_has_a_measured_row_or_says_that_there_is_none(name):
 
     rows = [line for line in text.splitlines() if line.startswith("| ") and RECORD.search(line)]
     assert all((page.parent / link).is_file() for row in rows for link in RECORD.findall(row))
-    # "Not measured on a GPU yet" stands beside a number of a CPU; "Not measured." does not.
+    # "Not measured on a GPU yet" is alongside a number of a CPU; "Not measured." does not.
     assert not rows if NOWHERE.search(text) else rows or "not measured" in text.lower()
 
 

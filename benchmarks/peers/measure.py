@@ -88,7 +88,7 @@ def main() -> None:
         "std": std,
     }
     print(json.dumps(result), flush=True)
-    os._exit(0)  # some loaders do not end by themselves
+    os._exit(0)  # some loaders do not end on their own
 
 
 if __name__ == "__main__":

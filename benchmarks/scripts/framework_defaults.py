@@ -2,7 +2,7 @@
 
 python framework_defaults.py --framework transformers --script naive_gpt2 -- --batch-size 16
 
-Only what the framework does by itself: no precision, no compile, nothing that was asked for.
+Only what the framework does on its own: no precision, no compile, nothing that was asked for.
 """
 
 import argparse

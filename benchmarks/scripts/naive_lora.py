@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 
 
 class Adapted(nn.Module):
-    """A frozen linear layer with a low-rank adapter beside it."""
+    """A frozen linear layer with a low-rank adapter alongside it."""
 
     def __init__(self, before, after, rank):
         super().__init__()
@@ -86,7 +86,7 @@ def parse_arguments():
 
 
 def parts(args):
-    """Return the data set and the model, which lies on the device already."""
+    """Return the data set and the model, which is on the device already."""
     torch.manual_seed(0)
     data = RandomTokens(args.vocabulary, args.context, 64 * args.batch_size)
     device = "cuda" if torch.cuda.is_available() else "cpu"

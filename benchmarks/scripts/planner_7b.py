@@ -11,7 +11,7 @@ LENGTH, RANK = 1024, 16
 
 
 class Adapted(nn.Module):
-    """A frozen product with two thin, trained ones beside it."""
+    """A frozen product with two thin, trained ones alongside it."""
 
     def __init__(self, inner, outer):
         super().__init__()

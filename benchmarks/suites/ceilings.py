@@ -2,7 +2,7 @@
 
 Each round runs the script as it is and with ready batches from memory, side by side, and then the
 ceilings' own passes, as `flatout measure` does. Freed memory is kept in the process throughout: by
-default the allocator gives pages back and faults them in anew, a quarter to a half of these short
+default the allocator gives pages back and faults them in again, a quarter to a half of these short
 steps, by chance twice as often in one process as in the next one.
 """
 
@@ -60,7 +60,7 @@ class Foreseen:
 
     @property
     def off(self) -> float:
-        """How far the foreseen gain lies from the real one, as a share of it."""
+        """How far the foreseen gain is from the real one, as a share of it."""
         return self.gain / self.really.ratio - 1
 
 

@@ -2,7 +2,7 @@
 
 The scenario is tuned as a user would, all techniques up to `precision`. Then these run in turns,
 each in a process of its own: the unchanged script, the recipe, the recipe with batches that were
-made before, and that once more with all cores making samples beside it, which tells what the
+made before, and that once more with all cores making samples alongside it, which tells what the
 cores can make and train on at most. In turns, because the machine is faster at one time than at
 another: the recipe of a turn is compared with the limits of that turn. The lower one of the two
 limits binds.

@@ -2,7 +2,7 @@
 
 By hand means: precision, layout, compilation and so on in the order of the tutorials, each step
 kept where two runs of it are faster than two of what was there. That, and everything switched on,
-are measured once more beside the tuned recipe, in turn and in fresh processes.
+are measured once more alongside the tuned recipe, in turn and in fresh processes.
 """
 
 import statistics
@@ -41,7 +41,7 @@ ROUNDS = 4
 FEWEST_ROUNDS = 2
 """Of the last comparison, and with a smaller budget."""
 HAND_RUNS = 2
-"""Processes that somebody who tunes by hand looks at before keeping a step."""
+"""Processes that someone who tunes by hand looks at before keeping a step."""
 LEAST_OF_BY_HAND = 0.95
 IMAGES = Path(__file__).parent.parent / "scripts" / "naive_images.py"
 

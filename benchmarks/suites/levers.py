@@ -1,8 +1,8 @@
-"""Every technique by itself: what it does to the step and to the memory of a script, kept or not.
+"""Every technique on its own: what it does to the step and to the memory of a script, kept or not.
 
 No claim about a technique is made here beyond that its trial works; the pages of the techniques
 take their numbers from this record. What each technique's `predict` says of the unchanged script
-stands beside what was measured. All arms of a script run once per round, each in a process of
+is alongside what was measured. All arms of a script run once per round, each in a process of
 its own; whoever cannot act on this machine is named with the reason.
 """
 
@@ -33,7 +33,7 @@ RESNET = (
 Techniques = Mapping[str, Mapping[str, Any]]
 """Technique to settings."""
 STORE = "photographs.packed"
-"""Beside the photographs, in the folder where the job runs."""
+"""Alongside the photographs, in the folder where the job runs."""
 ON_GPT: Techniques = {
     "bf16_autocast": {},
     "sdpa_attention": {},
@@ -99,7 +99,7 @@ def subjects(bench: Bench) -> list[Subject]:
 
 
 def pack(job: Workload) -> None:
-    """Pack the job's photographs as pixels, as a user would, beside them."""
+    """Pack the job's photographs as pixels, as a user would, alongside them."""
     words = ["pack", "photographs", STORE, "--encode", "raw"]
     subprocess.run(
         [sys.executable, "-m", "flatout", *words], cwd=job.folder, check=True, capture_output=True

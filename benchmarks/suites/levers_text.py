@@ -1,4 +1,4 @@
-"""Techniques by themselves, as in `techniques`, on language models and texts of many lengths."""
+"""Techniques on their own, as in `techniques`, on language models and texts of many lengths."""
 
 from pathlib import Path
 

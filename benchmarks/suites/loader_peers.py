@@ -123,7 +123,7 @@ def measure(name: str, folder: Path, formats: Path) -> Mapping[str, Any] | str:
 def record_of(
     measured: Mapping[str, Sequence[Mapping[str, Any]]], missing: Mapping[str, str]
 ) -> Record:
-    """Return the record; the claim is about each class of loaders by itself."""
+    """Return the record; the claim is about each class of loaders on its own."""
     aims = [(leads(measured, is_raw=kind == "raw"), f"ahead from {kind}") for kind in CLASSES]
     aims += targets(measured)
     whole = [name for name in measured if name in OURS and name not in APART]

@@ -2,7 +2,7 @@
 
 Both states alternate inside one process, some steps each; see `benchmarks.listening`. The process
 is the unit: its number is the median over its pairs of blocks. Freed memory is kept in the process:
-which pages the allocator gives back and faults in anew is chance, and hides what listening takes.
+which pages the allocator gives back and faults in again is chance, and hides what listening takes.
 """
 
 import json
@@ -71,7 +71,7 @@ class Overhead:
 
     @property
     def holds(self) -> bool:
-        """Whether the whole interval lies below what is allowed."""
+        """Whether the whole interval is below what is allowed."""
         return self.interval[1] <= self.job.most_share
 
 

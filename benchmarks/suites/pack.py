@@ -289,7 +289,7 @@ def block_order(store: PackedStore, epoch: int) -> Iterable[int]:
 
 
 def read_store(folder: Path, order: Callable[[PackedStore, int], Iterable[int]], epoch: int) -> int:
-    """Copy records out of the store in an order; it is opened anew, as mapped pages stay."""
+    """Copy records out of the store in an order; it is opened again, as mapped pages stay."""
     store = PackedStore(folder)
     return sum(len(bytes(store.record(place))) for place in order(store, epoch))
 

@@ -1,8 +1,8 @@
 """Predicted peak memory of a training step, by flatout and by what else there is, and the truth.
 
 On the CPU, where the truth is torch.profiler's memory events of a real run. DeepSpeed's estimators
-are their published formulas; accelerate's function is called where it is installed. Beside it the
-time of a plan: GPT-2 124M, and a 7B model with LoRA for a GPU that is not there.
+are their published formulas; accelerate's function is called where it is installed. Alongside it
+the time of a plan: GPT-2 124M, and a 7B model with LoRA for a GPU that is not there.
 """
 
 import json

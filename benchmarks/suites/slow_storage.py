@@ -41,7 +41,7 @@ DRAWN = 256
 BATCH = 64
 BATCHES_AHEAD = 4
 STEP_S = 0.4
-"""Of the training that reading ahead is tried beside; it sleeps, as one on a device does."""
+"""Of the training that reading ahead is tried alongside; it sleeps, as one on a device does."""
 ROUNDS = 4
 LEAST_RATIO = 2.5
 FILES, ONE_BY_ONE = "files at random", "store at random, one by one"
@@ -64,7 +64,7 @@ class Stored:
         return [self.folder / shard.name for shard in read_header(self.folder).shards]
 
     def opened(self) -> PackedDataset:
-        """Open the store anew: a mapped page cannot be dropped."""
+        """Open the store again: a mapped page cannot be dropped."""
         return flatout.data.open(self.folder, decode="bytes")
 
 

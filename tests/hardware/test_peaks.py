@@ -28,7 +28,7 @@ def test_peaks_are_measured_in_a_process_of_their_own():
     assert found.dtype == "float32"
     assert found.threads == 1
     assert 0 < found.own_share < 1.1
-    # A computer from 1990 and one that nobody has built yet.
+    # A computer from 1990 and one that no one has built yet.
     assert 1e8 < found.gemm_flops_per_s < 1e16
     assert 1e8 < found.memory_bytes_per_s < 1e14
     assert 1e8 < found.copy_bytes_per_s < 1e14

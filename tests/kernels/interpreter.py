@@ -31,7 +31,7 @@ def printed(script, **variables):
         text=True,
         check=False,
     )
-    # A kernel with another way beside it logs why it could not be used, and goes on.
+    # A kernel with another way alongside it logs why it could not be used, and goes on.
     if NO_INTERPRETER in done.stderr:
         pytest.skip("this Triton's interpreter cannot work with this numpy")
     assert done.returncode == 0, done.stderr[-3_000:]

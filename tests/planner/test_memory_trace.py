@@ -369,7 +369,7 @@ def test_what_a_killed_trace_leaves_is_gone_at_the_next_start(folder, monkeypatc
     assert done.returncode == -signal.SIGKILL
     (left,) = (cache / "flatout").glob("memory-*")
     end = time.monotonic() + WAIT_S
-    while left.exists() and time.monotonic() < end:  # what the killed one started ends by itself
+    while left.exists() and time.monotonic() < end:  # what the killed one started ends on its own
         clean_up_stale_trials()
         time.sleep(0.2)
     assert not left.exists()

@@ -67,7 +67,7 @@ def test_what_a_sample_takes_to_make_is_what_it_takes_beside_the_training():
 
     found = feeding_of(final(), 50.0, looked(decode=5.0, transform=5.0, transport=2.0), costs)
 
-    # Sending a batch is no part of making it, and was seen by itself.
+    # Sending a batch is no part of making it, and was seen on its own.
     assert (found.made_ms, found.cores_per_s, found.decode_per_s) == (15.0, 100, 200)
 
 

@@ -64,7 +64,7 @@ def test_both_are_played_first_and_as_one(tmp_path):
         "cpu_threads": {"threads": 1},
         "bf16_autocast": {},
     }
-    # Two settings of the workers by themselves would have cost six trials each.
+    # Two settings of the workers on their own would have cost six trials each.
     played = next(label for label in world.asked if label != "baseline")
     assert "loader_workers" in played
     assert "cpu_threads" in played
@@ -77,7 +77,7 @@ def test_a_pair_that_does_not_hold_in_fresh_pairs_is_not_kept(tmp_path):
     assert not set(BOTH) & set(ablation.recipe.names)
     row = next(row for row in ablation.rows if row.together_with)
     assert (row.verdict, row.together_with) == (Verdict.WORSE, ("loader_workers",))
-    # Workers alone were seen to bring nothing, and threads alone leave nobody a core.
+    # Workers alone were seen to bring nothing, and threads alone leave no one a core.
     assert sum("cpu_threads" in label for label in ablation_labels(ablation)) == 1
 
 

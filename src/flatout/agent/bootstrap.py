@@ -26,7 +26,7 @@ PARENT_VARIABLE = "FLATOUT_PARENT"
 
 
 NEEDED = ("numpy", "psutil")
-"""What the modules in the script's own processes import beside torch."""
+"""What the modules in the script's own processes import alongside torch."""
 
 
 def arm() -> None:

@@ -1,12 +1,12 @@
 """Which paths a call means, what is there before it, and what is left. For the journal.
 
-The file of a trial's journal, and its copies beside the originals that the trial touches.
+The file of a trial's journal, and its copies alongside the originals that the trial touches.
 
 The whole journal is in the trial's folder, in the cache. What may hide an original is written
 once more into the original's own folder: there it is found when the cache is gone, as after the
 end of a container, and `flatout restore` needs nothing else.
 
-Only these entries wait for the disk, once each: without them nobody would know which name an
+Only these entries wait for the disk, once each: without them no one would know which name an
 original had. A lost note of a new file costs nothing but that the file stays, and a script may make
 thousands.
 """
@@ -68,7 +68,7 @@ def boot_id() -> str | None:
 
 
 def clock_offset_s() -> float:
-    """Return the wall clock's lead over a clock that nobody sets: it changes when one sets it."""
+    """Return the wall clock's lead over a clock that no one sets: it changes when one sets it."""
     return time.time() - time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
@@ -218,7 +218,7 @@ def _line(kind: str, path: str, other: str | None, number: float) -> bytes:
 
 
 _OURS = re.compile(rf"\..*\.flatout-\d+-\d+|{re.escape(BESIDE)}.*", re.DOTALL)
-"""Names of what was moved aside, and of the journals beside it."""
+"""Names of what was moved aside, and of the journals alongside it."""
 
 
 def resolve(raw: Any, dir_fd: int | None, *, follows: bool = False) -> str | None:
@@ -243,7 +243,7 @@ def _folder_of(dir_fd: int) -> str:
 def can_rename(source: str, target: str) -> bool:
     """Return whether a rename may change anything.
 
-    False where it will fail for what stands there.
+    False where it will fail for what is there.
     """
     moved = status_of(source)
     if moved is None or is_at_or_below(target, source):
@@ -283,7 +283,7 @@ def is_folder(path: str) -> bool:
 
 
 def is_at_or_below(path: str, root: str) -> bool:
-    """Return whether a path is `root` or lies below it.
+    """Return whether a path is `root` or is below it.
 
     >>> is_at_or_below("/data/old", "/data"), is_at_or_below("/data-old", "/data")
     (True, False)
@@ -292,7 +292,7 @@ def is_at_or_below(path: str, root: str) -> bool:
 
 
 def move(path: str, aside: str) -> None:
-    """Leave nothing of a file: it is about to be made anew."""
+    """Leave nothing of a file: it is about to be made again."""
     Path(path).rename(aside)
 
 

@@ -40,7 +40,7 @@ def _mapping(value: Mapping[Any, Any], change: Callable[[Any], Any]) -> Any:
         return value
     if not isinstance(value, MutableMapping):
         return type(value)(changed)  # type: ignore[call-arg]
-    # A copy keeps what a constructor cannot: a default factory, attributes beside the items.
+    # A copy keeps what a constructor cannot: a default factory, attributes alongside the items.
     rebuilt = copy.copy(value)
     for key, item in changed.items():
         rebuilt[key] = item

@@ -203,7 +203,7 @@ def become(
 
 
 def bare_step(kind: type[Optimizer]) -> Callable[..., Any]:
-    """Return the step of a class without the hooks around it: nobody hears of it."""
+    """Return the step of a class without the hooks around it: no one hears of it."""
     step: Any = kind.step
     if not getattr(step, "hooked", False):
         return kind.step

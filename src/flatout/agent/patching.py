@@ -151,7 +151,7 @@ def named(function: Callable[..., Any], module: str, name: str) -> Callable[...,
 def _rebuild(owner: Any, name: str, new: Patch | None = None) -> None:
     """Make the chain of a point again: without the patches that are off, and with a new one.
 
-    Only those that nobody has replaced since can be reached.
+    Only those that no one has replaced since can be reached.
     """
     point = _points.setdefault((id(owner), name), [])
     before = vars(owner).get(name, _NOTHING)

@@ -127,7 +127,7 @@ def kill_own_descendants() -> None:
 
 
 def await_descendants(pid: int, limit_s: float = CLEAN_UP_S) -> None:
-    """Let what is left below `pid` end by itself, and kill what does not in time."""
+    """Let what is left below `pid` end on its own, and kill what does not in time."""
     _await(lambda: descendants(pid), limit_s)
 
 

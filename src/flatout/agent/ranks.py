@@ -1,6 +1,6 @@
 """The ranks of a multi-process training on this machine: they stop at one step, together.
 
-A rank that ended by itself would leave the others in a collective that nobody completes. So the
+A rank that ended on its own would leave the others in a collective that no one completes. So the
 first rank writes into shared memory at which segment everybody stops, some segments ahead of the
 rank that is furthest, and all leave only once the last of them has written its result.
 """

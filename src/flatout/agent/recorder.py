@@ -70,7 +70,7 @@ class StepsSoFar:
 
     def __init__(self) -> None:
         self.first: Segment | None = None
-        """Begin anew when it changes: the script's own marks forget what came before them."""
+        """Begin again when it changes: the script's own marks forget what came before them."""
         self.rows: list[Row] = []
         self.singles: list[Step] = []
 
@@ -111,7 +111,7 @@ def rows_of(segments: Sequence[Segment], *, with_losses: bool = False) -> list[d
 
 
 GROWTH = 1.15
-"""Segments are grouped anew when there are this many times more: grouping a thousand takes a
+"""Segments are grouped again when there are this many times more: grouping a thousand takes a
 millisecond, and the steps of a small model no longer."""
 
 
@@ -248,7 +248,7 @@ class Recorder:
         self.garbage = GarbageClock(session)
 
     def install(self) -> None:
-        """Follow the session, and write when the script ends by itself too."""
+        """Follow the session, and write when the script ends on its own too."""
         self.read_load()
         one_profiler.watch()
         self.garbage.install()
@@ -257,10 +257,10 @@ class Recorder:
         if self.spec.ends_when_refused:
             self.session.on("segment", self._saw_early_segment)
         atexit.register(self.write, "script_ended")
-        patching.wrap(sys, "excepthook", self.keeping_error)
-        patching.wrap(os, "_exit", self.writing_before)
+        patching.wrap(sys, "excepthook", self._keeping_error)
+        patching.wrap(os, "_exit", self._writing_before)
 
-    def keeping_error(self, previous: Callable[..., Any]) -> Callable[..., Any]:
+    def _keeping_error(self, previous: Callable[..., Any]) -> Callable[..., Any]:
         """Return the hook of what ends the script, which keeps it for the result."""
 
         def crashed(
@@ -275,7 +275,7 @@ class Recorder:
 
         return crashed
 
-    def writing_before(self, leave: Callable[[int], NoReturn]) -> Callable[[int], NoReturn]:
+    def _writing_before(self, leave: Callable[[int], NoReturn]) -> Callable[[int], NoReturn]:
         """Return `os._exit` with the result written: it skips atexit; forked trainers end by it."""
 
         @functools.wraps(leave)
@@ -372,7 +372,7 @@ class Recorder:
 
     def load(self) -> dict[str, float]:
         """Return the load while the measured steps ran."""
-        # Anew: on a device the segments' seconds are its own by now.
+        # Again: on a device the segments' seconds are its own by now.
         window = stepping.window_of(stepping.steps_of(rows_of(self._timed())), self.period())
         readings = self.readings[: self.timed_readings]
         if not window.measured or len(readings) < 2:
@@ -405,7 +405,7 @@ class Recorder:
             self._begin_trace()
 
     def _awaits_epoch(self, window: stepping.Window) -> bool:
-        """Return whether starting the workers anew is yet to be seen and comes soon.
+        """Return whether starting the workers again is yet to be seen and comes soon.
 
         The first start holds imports and page faults; what an epoch pays is seen from the second.
         """

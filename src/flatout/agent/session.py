@@ -53,7 +53,7 @@ class Session:
     trains_unseen = False
     """Whether an optimizer that began after that search trains parameters that no root holds."""
     trains_elsewhere = False
-    """Whether a thread other than the main one made a backward, which nobody listens to."""
+    """Whether a thread other than the main one made a backward, which no one listens to."""
 
     def __init__(self, spec: TrialSpec, techniques: Iterable[Technique] = ()) -> None:
         self.spec = spec
@@ -80,7 +80,7 @@ class Session:
         self.reached_at = self.clock.now()
         self._optimizers: list[Any] = []
         self._untold: list[Segment] = []
-        """Segments of resting steps that nobody was told of yet."""
+        """Segments of resting steps that no one was told of yet."""
         self.listeners: dict[str, list[Listener]] = {name: [] for name in EVENTS}
         """By event; a hook point looks here before it calls `fire`, which is what a step feels."""
         self.signs = _open_signs(spec.folder)
@@ -276,7 +276,7 @@ class Session:
         self.fire("segments", told)
 
     def forget(self) -> None:
-        """Begin the record anew: what was found so far were not the script's own steps."""
+        """Begin the record again: what was found so far were not the script's own steps."""
         self.segments.clear()
         self.counts.clear()
         self._untold.clear()
@@ -349,6 +349,6 @@ class Session:
 def _open_signs(folder: str) -> "mmap.mmap | bytearray":
     path = Path(folder) / "heartbeat"
     if not folder or not path.exists():
-        return bytearray(2)  # nobody looks
+        return bytearray(2)  # no one looks
     with path.open("r+b") as file:
         return mmap.mmap(file.fileno(), 0)

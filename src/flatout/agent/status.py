@@ -1,6 +1,6 @@
-"""What a training process tells about itself: a small file, written anew at most twice a second.
+"""What a training process tells about itself: a small file, written again at most twice a second.
 
-It lies in the job's folder and is replaced as a whole, so that reading it disturbs nobody.
+It is in the job's folder and is replaced as a whole, so that reading it disturbs no one.
 """
 
 import atexit
@@ -19,7 +19,7 @@ from flatout.agent.training_device import find_cuda_device
 from flatout.records.phase_clock import NAMES
 
 EVERY_S = 0.5
-"""Nobody reads faster."""
+"""No one reads faster."""
 COST = 1000
 """The pause after a record is this many times as long as writing it took: on a slow disk too, it
 costs at most 0.1 % of the time."""
@@ -84,7 +84,7 @@ class Publisher:
             part.write_text(json.dumps(self._record(moment)), encoding="utf-8")
             part.replace(part.with_suffix(".json"))
         except OSError:
-            self.is_ended = True  # the folder is gone: nobody watches any more
+            self.is_ended = True  # the folder is gone: no one watches any more
             return
         self._ask_for_loss()
         self.next_at = moment + max(EVERY_S, COST * (now() - began))

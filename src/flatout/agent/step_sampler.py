@@ -9,7 +9,7 @@ How often a step is looked into: with short ones the looking itself would be wha
 
 Around short steps the hook points rest most of the time. Of a resting step its end is listened
 to, its batches, and the roots' calls, where an evaluation shows; its phases and other counts are
-those of the steps beside it that were looked into, which are drawn at random so that nothing
+those of the steps alongside it that were looked into, which are drawn at random so that nothing
 periodic in a script falls between them.
 """
 
@@ -71,7 +71,7 @@ class Pace:
         return burst * (steps + next(self.draws))
 
     def _may_rest(self) -> bool:
-        """Return whether one step is like the other, and nobody waits for each."""
+        """Return whether one step is like the other, and no one waits for each."""
         session = self.session
         if session.is_marked or session.techniques or len(session.counts) != 1:
             return False

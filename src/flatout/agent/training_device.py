@@ -41,7 +41,7 @@ def find_device(session: Session) -> "torch.device | None":
 def find_cuda_device(session: Session) -> "torch.device | None":
     """Return the CUDA device of the training; None where it runs on the CPU.
 
-    The process's current device stands in while no parameter is known, and where all parameters lie
+    The process's current device is in while no parameter is known, and where all parameters lie
     on the CPU between the steps although something was allocated on the device.
     """
     import torch

@@ -347,7 +347,7 @@ class _Hook:
         self.made.update(dict.fromkeys((path, *below(path))))
 
     def _aside(self, path: str) -> str:
-        """Return a free name beside the path."""
+        """Return a free name alongside the path."""
         name = Path(path).name[:MAX_NAME]
         while True:
             number = next(self.numbers)
@@ -398,6 +398,6 @@ def _is_writing(mode: Any, flags: int) -> bool:
 
 
 def _open_heartbeat(folder: Path) -> int | None:
-    with contextlib.suppress(OSError):  # where no supervisor is, nobody looks
+    with contextlib.suppress(OSError):  # where no supervisor is, no one looks
         return os.open(folder / "heartbeat", os.O_WRONLY | os.O_CLOEXEC)
     return None

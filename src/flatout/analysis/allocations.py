@@ -49,7 +49,7 @@ class AllocationEvent(NamedTuple):
     place: AllocationSite | None = None
     """From here on the training is there."""
     look: AllocationLook | None = None
-    """What lies at the address."""
+    """What is at the address."""
     ends_step: bool = False
 
 
@@ -89,7 +89,7 @@ class AllocationBooks:
 
 @dataclass(frozen=True, slots=True)
 class StepEnd:
-    """What is known at the end of a step beside its events."""
+    """What is known at the end of a step alongside its events."""
 
     start: AllocationSite
     """Where the training was when the step began."""

@@ -56,7 +56,7 @@ def of_load(load: Mapping[str, float], profile: Profile, machine: Machine) -> tu
 
 
 def of_device(readings: GpuReadings | None) -> tuple[str, ...]:
-    """Return how the device itself spoilt a trial: lowered clocks, somebody else's work."""
+    """Return how the device itself spoilt a trial: lowered clocks, someone else's work."""
     if readings is None:
         return ()
     found = [

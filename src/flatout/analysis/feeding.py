@@ -1,7 +1,7 @@
 """What feeding a step takes, and what the step would be if it took less. Pure; from a profile.
 
 Making batches and training share the cores: where workers make them, the step is as long as the
-slowest of three: what the loop does by itself, one worker's part of the loading, and all that the
+slowest of three: what the loop does on its own, one worker's part of the loading, and all that the
 cores have to do.
 """
 
@@ -148,7 +148,7 @@ def fed_step_ms(profile: Profile, machine: Machine, then: Loading, *, workers: f
     if not workers:
         made_ms = then.cpu_ms + then.blocked_ms
         if not workers_before:
-            # A look at samples by themselves may take longer than the loop was seen to wait.
+            # A look at samples on their own may take longer than the loop was seen to wait.
             made_ms *= profile.phases_ms["data_wait"] / max(now.cpu_ms + now.blocked_ms, 1e-9)
         return rest_ms + made_ms
     way_ms = _way_ms(profile, cores, then, workers)
@@ -169,9 +169,9 @@ def share_of(profile: Profile, *stages: str, otherwise: float) -> float:
     """Return the part of a sample's making that some stages take.
 
     Args:
-        profile: With the pipeline's diagnosis, where somebody looked.
+        profile: With the pipeline's diagnosis, where someone looked.
         stages: Names as in `flatout.records.journey.STAGES`.
-        otherwise: What is taken for it where nobody looked.
+        otherwise: What is taken for it where no one looked.
     """
     pipeline = profile.pipeline
     if pipeline is None:

@@ -18,6 +18,7 @@ from typing import Any
 
 from flatout.analysis.memory import rises, slope_of
 from flatout.analysis.steps import Window, block_means
+from flatout.analysis.worker_log import named
 from flatout.records.catalogue import declared
 from flatout.records.journey import (
     STAGES,
@@ -32,7 +33,6 @@ from flatout.records.journey import (
 from flatout.records.machine import Machine
 from flatout.records.phase_clock import NAMES
 from flatout.records.profile import Profile
-from flatout.records.worker_log import named
 
 ORDER = (
     *("read", "decode", "collate", "pin", "queue", "sampler", "h2d"),
@@ -198,7 +198,7 @@ def _is_enough(readings: Sequence[tuple[float, float]]) -> bool:
 
 
 def readings_of(name: str, records: Sequence[Mapping[str, float]]) -> list[tuple[float, float]]:
-    """Return the moments and values at which a value that is read seldom was read anew.
+    """Return the moments and values at which a value that is read seldom was read again.
 
     >>> readings_of("x", [{"at_s": 1, "x": 5}, {"at_s": 2, "x": 5}, {"at_s": 3, "x": 7}])
     [(3, 7)]

@@ -102,7 +102,7 @@ def slope_of(points: Sequence[tuple[float, float]]) -> float:
 MIN_MS = 0.1
 """On the CPU a call that takes less in a step waits for nothing and is as cheap as any other."""
 MAX_POINTS = 20
-"""Lines kept; a reader mends one after the other."""
+"""Lines kept; a reader fixes one after the other."""
 
 
 def sync_points(seen: Mapping[str, Any]) -> tuple[SyncPoint, ...]:

@@ -66,7 +66,7 @@ def wave_share(
 def aligned_bytes(m: int, n: int, k: int, layout: str, element_bytes: int) -> int:
     """Return the largest power of two, up to a cache line, that divides every row fetched.
 
-    A row is what lies together in memory: K numbers of a left operand by rows, M by columns.
+    A row is what is together in memory: K numbers of a left operand by rows, M by columns.
 
     >>> aligned_bytes(8192, 50304, 768, "NT", 2), aligned_bytes(8192, 50257, 768, "NT", 2)
     (128, 2)
@@ -292,7 +292,7 @@ def _convolution(call: Call, name: str, count: float) -> Product:
 def _grouped(call: Call, count: float) -> Product:
     """Return products in groups as one batch, each of the average size; the work is exact.
 
-    How large each group is stands in the numbers of a tensor, which nobody waits for.
+    The size of each group is in a tensor, which no one waits for.
     """
     left, right = call["arguments"][:2]
     sizes = [*left["shape"][-2:], right["shape"][-1]]

@@ -243,7 +243,7 @@ def epoch_start_ms(result: Mapping[str, Any], window: Window) -> float:
 
 
 def _slower_start_s(window: Window) -> float:
-    """Return what the first step of an epoch computes longer than others beside its workers."""
+    """Return what the first step of an epoch computes longer than others alongside its workers."""
     if window.period <= 1:
         return 0.0
     compute = [NAMES.index(name) for name in ("forward", "backward", "optimizer")]

@@ -77,7 +77,7 @@ def loaders_per_s(seen: Mapping[str, Any]) -> float | None:
 
 COMPUTE = ("forward", "backward", "optimizer")
 COMPUTE_CAUSES = ("gemm", "bandwidth", "compute")
-"""Causes that lie in the kernels themselves."""
+"""Causes that are in the kernels themselves."""
 SMALL_WORK_CAUSES = ("launch", "bandwidth", "compute")
 """Causes that fusing operations takes away."""
 PRODUCTS = re.compile(
@@ -250,7 +250,8 @@ def is_lowered_on_cpu(profile: Profile) -> bool:
 def idle_share(profile: Profile) -> float:
     """Return the share of the time in which the device had nothing to do, as far as is known.
 
-    It is what waits of the host may cost at most: a wait for a busy device costs nothing by itself.
+    It is what waits of the host may cost at most: a wait for a busy device costs nothing on its
+    own.
     """
     seen = profile.trace.idle.idle_share if profile.trace and profile.trace.idle else 1.0
     return min(max(0.0, 1 - profile.device_busy_share), seen)

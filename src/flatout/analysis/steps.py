@@ -48,7 +48,7 @@ class Step:
     forwards: int
     backwards: int
     is_dirty: bool
-    """Whether evaluation, saving or the start of a loader's iterator lies in it."""
+    """Whether evaluation, saving or the start of a loader's iterator is in it."""
     losses: tuple[float, ...]
     communication: tuple[float, ...] = NOTHING
     """Seconds in collectives, by the phase they were called in."""
@@ -121,10 +121,10 @@ def find_anchor(whos: Sequence[int]) -> int:
 
 
 def trainings_of(whos: Sequence[int]) -> list[slice]:
-    """Return where each of the trainings lies that follow each other, mostly one.
+    """Return where each of the trainings is that follow each other, mostly one.
 
     Optimizers that take turns belong to one training; one that begins where all others have ended
-    begins another: the next fold, the next model, or an optimizer built anew in each epoch.
+    begins another: the next fold, the next model, or an optimizer built again in each epoch.
 
     >>> trainings_of([0, 1, 0, 1, 0, 1]), trainings_of([0, 0, 0, 1, 1, 1])
     ([slice(0, 6, None)], [slice(0, 3, None), slice(3, 6, None)])
@@ -245,7 +245,7 @@ def window_of(steps: Sequence[Step], period: int = 1) -> Window:
 def whole_epochs(window: Window, epoch_steps: int) -> list[list[Step]]:
     """Return the measured steps of each epoch of which nearly all were measured.
 
-    An epoch lies between steps that hold the start of a loader, an evaluation or a save.
+    An epoch is between steps that hold the start of a loader, an evaluation or a save.
     """
     measured = {id(step) for step in window.measured}
     epochs: list[list[Step]] = [[]]
@@ -272,7 +272,7 @@ def wanted_starts(epoch_s: float) -> int:
 def find_warm(walls: Sequence[float]) -> tuple[int, bool]:
     """Return the index of the first steady step, and whether one was found.
 
-    Steady: it and the next two lie within three robust standard deviations, or 5 %, of the median
+    Steady: it and the next two are within three robust standard deviations, or 5 %, of the median
     of the second half. At most half is dropped.
 
     >>> find_warm([9.0, 3.0, 1.0, 1.0, 1.01, 1.0, 0.99, 1.0])

@@ -82,7 +82,7 @@ LAUNCH_KINDS = ("cuda_runtime", "cuda_driver", "hip_runtime")
 TOP = 10
 """Rows kept: the tenth kernel of a training step rarely holds two percent of it."""
 KERNEL_WAIT_US = 0.03
-"""Gap between queued kernels that is nobody's fault: the default of Holistic Trace Analysis
+"""Gap between queued kernels that is no one's fault: the default of Holistic Trace Analysis
 (`consecutive_kernel_delay`, 30 ns), so that the split can be compared with it."""
 COMMUNICATION = ("nccl", "rccl")
 LAYOUT = ("nchwtonhwc", "nhwctonchw", "tensortransform", "converttensor")

@@ -1,4 +1,4 @@
-"""The command line: one verb, one file, imported only when it runs."""
+"""The command line: one command, one file, imported only when it runs."""
 
 import signal
 import sys
@@ -10,15 +10,15 @@ from flatout.cli.commands import flatout
 from flatout.records.errors import UserError
 
 USER_ERROR = 2
-"""Something the user can mend; also when the script itself failed in a trial."""
+"""Something the user can fix; also when the script itself failed in a trial."""
 INTERNAL_ERROR = 70
 """`EX_SOFTWARE` of sysexits.h."""
 INTERRUPTED = 130
 """128 + SIGINT, as shells have it."""
 UNDONE = frozenset({"measure", "plan", "roofline", "tune"})
-"""The verbs that undo what the script wrote."""
+"""The commands that undo what the script wrote."""
 LOOKING = frozenset({"compare", "doctor", "techniques", "watch"})
-"""The verbs that run no script and change nothing. The others are there to write."""
+"""The commands that run no script and change nothing. The others are there to write."""
 
 
 def main() -> None:
@@ -43,7 +43,7 @@ def main() -> None:
 def call(arguments: Sequence[str]) -> int:
     """Run one command line and return its exit code; every error ends here.
 
-    Only when nobody reads the output any more (`flatout doctor | head -1`) click exits by itself,
+    Only when no one reads the output any more (`flatout doctor | head -1`) click exits on its own,
     with code 1 and in silence.
     """
     try:

@@ -1,4 +1,4 @@
-"""The group of verbs. It knows their summaries, so that `--help` imports none of them.
+"""The group of commands. It knows their summaries, so that `--help` imports none of them.
 
 Plain click: `flatout --help` has to start in less than 0.2 s. Typer builds on a private copy of
 click since 0.20-something, without a public way to a lazy group or to the parser's errors, and
@@ -18,7 +18,7 @@ SUMMARIES = {
     "measure": "Show where the time and the memory of a training step go.",
     "tune": "Try what would help, keep what measurably does, prove it.",
     "run": "Train with a recipe: the real training, the unmodified script.",
-    "plan": "Say whether a training step fits a GPU that need not be there.",
+    "plan": "Say whether a training step fits a GPU that does not exist here.",
     "roofline": "Show what the device can do, and how near each matrix product comes to it.",
     "pack": "Put a data set into a fast, shuffled, resumable format.",
     "container": "Write a Dockerfile with the stack that was measured.",
@@ -27,18 +27,18 @@ SUMMARIES = {
     "restore": "Put back what a killed trial had moved aside in a folder.",
     "techniques": "List the techniques and what each may do to the numbers.",
 }
-"""The verbs in the order of first use; the file of each has the same name and summary."""
+"""The commands in the order of first use; the file of each has the same name and summary."""
 
 
 class Verbs(click.Group):
-    """A group that imports a verb's file when that verb runs."""
+    """A group that imports a command's file when that command runs."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return the verbs."""
+        """Return the commands."""
         return list(SUMMARIES)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command:
-        """Import one verb."""
+        """Import one command."""
         if cmd_name not in SUMMARIES:
             raise click.UsageError(unknown("command", cmd_name, SUMMARIES), ctx)
         command: click.Command = importlib.import_module(f"flatout.cli.{cmd_name}").command

@@ -1,4 +1,4 @@
-"""The verb `compare`."""
+"""The command `compare`."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The verb `container`."""
+"""The command `container`."""
 
 from pathlib import Path
 

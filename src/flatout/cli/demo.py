@@ -1,4 +1,4 @@
-"""The verb `demo`."""
+"""The command `demo`."""
 
 import time
 from pathlib import Path

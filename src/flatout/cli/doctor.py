@@ -1,4 +1,4 @@
-"""The verb `doctor`."""
+"""The command `doctor`."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The verb `measure`.
+"""The command `measure`.
 
 What `measure` does around measuring: tell what runs, print the report, write the files.
 """

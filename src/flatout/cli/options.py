@@ -1,4 +1,4 @@
-"""What several verbs share: the script with its arguments, and the types of options."""
+"""What several commands share: the script with its arguments, and the types of options."""
 
 import re
 import shutil

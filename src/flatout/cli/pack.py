@@ -1,4 +1,4 @@
-"""The verb `pack`."""
+"""The command `pack`."""
 
 import signal
 import sys
@@ -160,7 +160,7 @@ def heeding_ctrl_c(tell: Tell) -> Iterator[Tell]:
     previous = signal.getsignal(signal.SIGINT)
     is_main = threading.current_thread() is threading.main_thread()
     if previous is not signal.default_int_handler or not is_main:
-        yield tell  # ignored, or somebody else's
+        yield tell  # ignored, or someone else's
         return
 
     def hear(number: int, _frame: object) -> None:

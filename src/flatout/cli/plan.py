@@ -1,4 +1,4 @@
-"""The verb `plan`."""
+"""The command `plan`."""
 
 from pathlib import Path
 
@@ -43,7 +43,7 @@ def command(  # noqa: PLR0913, PLR0917  one argument an option
     html_path: Path | None,
     snapshot_path: Path | None,
 ) -> int:
-    """Say whether a training step fits a GPU that need not be there.
+    """Say whether a training step fits a GPU that does not exist here.
 
     And what would make it fit. Nothing is trained, and no GPU is needed. The numbers were not
     compared with a GPU yet. SCRIPT may be a file, file.py:name for a Task or a function that

@@ -1,4 +1,4 @@
-"""The verb `restore`."""
+"""The command `restore`."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The verb `roofline`."""
+"""The command `roofline`."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The verb `run`."""
+"""The command `run`."""
 
 import shlex
 from pathlib import Path

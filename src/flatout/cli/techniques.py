@@ -1,4 +1,4 @@
-"""The verb `techniques`."""
+"""The command `techniques`."""
 
 from pathlib import Path
 

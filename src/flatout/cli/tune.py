@@ -1,4 +1,4 @@
-"""The verb `tune`."""
+"""The command `tune`."""
 
 from pathlib import Path
 

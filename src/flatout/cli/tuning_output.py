@@ -40,7 +40,7 @@ from flatout.workflow.tune import BaselineFailedError, TuneOptions, tune
 
 @contextmanager
 def display(budget_s: float) -> Iterator[Tell]:
-    """Give the function that a long verb tells its progress to. Writes to stderr.
+    """Give the function that a long command tells its progress to. Writes to stderr.
 
     Args:
         budget_s: What a full bar stands for.

@@ -1,4 +1,4 @@
-"""The verb `watch`."""
+"""The command `watch`."""
 
 import contextlib
 import json

@@ -1,4 +1,4 @@
-"""A data set whose samples are made once: the store stands in front of `__getitem__`.
+"""A data set whose samples are made once: the store is in front of `__getitem__`.
 
 The result is of a class derived from the data set's own and shares its attributes, so that a
 script which asks `loader.dataset` anything finds what it knows. Once the script changes the data
@@ -8,9 +8,9 @@ How much host memory is free for this process, its container and its siblings co
 
 A store of byte strings by number, shared by forked processes and gone with the last of them.
 
-It lies in anonymous memory: a file without a name, so that nothing is left behind however its
+It is in anonymous memory: a file without a name, so that nothing is left behind however its
 processes end, kill -9 included, and neither /dev/shm nor a disk has to have room. Nothing is ever
-evicted: what fits stays, the rest is made anew each time.
+evicted: what fits stays, the rest is made again each time.
 
 One store for all ranks of a training on a host: each would otherwise keep the same files.
 
@@ -258,7 +258,7 @@ PROC = Path("/proc")
 STARTED = 21
 """Place of the start time in /proc/PID/stat, counted from 0 and without the name; proc(5)."""
 MEMORY = "flatout-store"
-"""In the name of the memory that a store lies in."""
+"""In the name of the memory that a store is in."""
 
 
 def shared_store(name: str, make: Callable[[int], ByteStore]) -> ByteStore:
@@ -372,7 +372,7 @@ def store_of(dataset: Any) -> ByteStore:
 
 
 def watch_of(dataset: Any) -> ChangeWatch:
-    """Return what tells whether the script changed a data set that came from `cached`."""
+    """Return what says whether the script changed a data set that came from `cached`."""
     watch: ChangeWatch = getattr(type(dataset), WATCH)
     return watch
 

@@ -62,7 +62,7 @@ class Pictures(Protocol):
         ...
 
     def others(self, places: Numbers) -> list[torch.Tensor]:
-        """Return the fields beside the picture, a tensor each."""
+        """Return the fields alongside the picture, a tensor each."""
         ...
 
 
@@ -130,7 +130,7 @@ def cropped(
         source: what `flatout.data.open` or `flatout.data.load_pictures` gave.
         crops: what becomes of each picture.
         seed: draws the crops as a function of seed, epoch and sample; the epoch comes with
-            `flatout.data.GlobalOrder`. None draws from torch's stream, anew for each batch.
+            `flatout.data.GlobalOrder`. None draws from torch's stream, again for each batch.
 
     Raises:
         UserError: if the samples have no picture, or fields that do not stack.

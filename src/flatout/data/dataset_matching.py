@@ -7,7 +7,7 @@ else, whenever it is asked for sample i itself.
 Let a data set that opens its images with Pillow find them in a packed store instead.
 
 `Image.open(path)`, and `Image.open(file)` for an open file, give the store's image where the path
-lies below the folder that was packed. Everything else of the data set stays as it is.
+is below the folder that was packed. Everything else of the data set stays as it is.
 
 Put a packed store under a user's data set, after comparing samples of both.
 

@@ -1,4 +1,4 @@
-"""The packed format: what lies in the folder, and how a record is laid out. See its page in docs.
+"""The packed format: what is in the folder, and how a record is laid out. See its page in docs.
 
 Everything is little-endian and can be read with NumPy and `json` alone; nothing is pickled.
 
@@ -80,7 +80,7 @@ ENTRY = np.dtype(
         ("hash", "u1", (HASH_BYTES,)),
     ]
 )
-"""One row of the index: where the record lies, which sample of the source it was, its label (or
+"""One row of the index: where the record is, which sample of the source it was, its label (or
 `NO_LABEL`), the CRC-32 of the stored bytes, the BLAKE2b of the sample as the source gave it."""
 
 

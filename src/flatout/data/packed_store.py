@@ -2,7 +2,7 @@
 
 Ask the kernel for bytes before they are needed: `posix_fadvise(WILLNEED)`, also in a thread.
 
-The advice starts reads that nobody waits for; when a worker reads the file its pages are there.
+The advice starts reads that no one waits for; when a worker reads the file its pages are there.
 
 Tell by page faults whether reads of mapped files wait for storage, and ask beforehand while so.
 
@@ -208,7 +208,7 @@ def evict(path: Path) -> None:
 Places = np.ndarray[Any, np.dtype[np.int64]]
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 MAX_MAPPED_BYTES = 64 << 20
-"""Of a store's files, counted as this process's memory: mapping a record's pages anew takes a
+"""Of a store's files, counted as this process's memory: mapping a record's pages again takes a
 hundredth of the time that cropping it takes."""
 MAX_GAP_BYTES = 1 << 16
 """Records that lie closer are asked for in one read: skipping so little costs more than reading."""

@@ -177,7 +177,7 @@ def rebuilt(batch: Any, changes: Mapping[str, Any]) -> Any:
 def packed(batch: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return the rows of a padded batch put behind one another in fewer rows, None if none is won.
 
-    The rows keep their order inside a row that is filled first-fit. `position_ids` begin anew with
+    The rows keep their order inside a row that is filled first-fit. `position_ids` begin again with
     each sample; that is how causal models of Hugging Face tell samples apart, so there is no mask.
     The first label of a sample is left out: it would be predicted from the sample before.
     """

@@ -25,7 +25,7 @@ Numbers: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
 Uniforms: TypeAlias = np.ndarray[Any, np.dtype[np.float64]]
 
 TRIES = 10
-"""Boxes that are drawn until one lies inside the image; torchvision's number."""
+"""Boxes that are drawn until one is inside the image; torchvision's number."""
 DRAWS = 4 * TRIES + 1
 """Numbers a sample draws: area, ratio, top and left for each try, and the flip."""
 GOLDEN = 0x9E3779B97F4A7C15
@@ -181,7 +181,7 @@ class Undecoded:
     def part(self, box: Sequence[int]) -> torch.Tensor:
         """Return height x width x 3 bytes that are valid inside the box alone.
 
-        The memory is used again once nobody refers to it.
+        The memory is used again once no one refers to it.
         """
         height, width, _ = self.shape
         edges = (box[LEFT], box[TOP], box[LEFT] + box[WIDTH], box[TOP] + box[HEIGHT])

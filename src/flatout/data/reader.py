@@ -4,7 +4,7 @@ Right for data sets whose work is done outside of Python's interpreter lock, suc
 packed samples of one shape: their batches are a few calls into torch and numpy. Samples that Python
 code makes belong in a `DataLoader`'s worker processes.
 
-Memory for batches that is used again once nobody refers to it.
+Memory for batches that is used again once no one refers to it.
 
 A batch of 64 normalised photographs has 38.5 MB: fresh memory of that size is given back to the
 system with each batch and zeroed with the next, which costs as much as filling it.
@@ -97,7 +97,7 @@ SMALL_ROW_BYTES = 4096
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchLayout:
-    """Where the fields lie in each record of a store."""
+    """Where the fields are in each record of a store."""
 
     record_bytes: int
     spans: tuple[tuple[int, int], ...]
@@ -267,7 +267,7 @@ class PackedDataset(Dataset[Any]):
 
     @cached_property
     def _layout(self) -> BatchLayout | None:
-        """Where the fields lie in every record, if they are given as they are stored."""
+        """Where the fields are in every record, if they are given as they are stored."""
         images = [field for field in self.header.fields if field.kind == "image"]
         is_given_so = self.decode in ("", "tensor") and all(
             field.holder != "pil" and field.shape is not None and field.shape[-1] == 3
@@ -319,7 +319,7 @@ class PackedDataset(Dataset[Any]):
 
 
 class Gathered(Sequence[Any]):
-    """Samples of a batch that already lie in one tensor per field; `collate` takes these."""
+    """Samples of a batch that already are in one tensor per field; `collate` takes these."""
 
     def __init__(self, header: Header, columns: Sequence[torch.Tensor]) -> None:
         self.header = header
@@ -361,7 +361,7 @@ class Stacked(list[Any]):
 
 
 def collate(samples: Sequence[Any]) -> Any:
-    """Return a batch as torch's `default_collate` does; one that lies together is not copied."""
+    """Return a batch as torch's `default_collate` does; one that is together is not copied."""
     if isinstance(samples, Gathered | Stacked):
         return samples.batch()
     return default_collate(list(samples))
@@ -381,7 +381,7 @@ def open_packed(
     Args:
         path: the folder that `flatout pack` wrote.
         decode: what becomes of images: `tensor` (uint8, height x width x RGB; the default),
-            `numpy` (the same), `view` (of raw pixels where they lie in the file: nothing is copied,
+            `numpy` (the same), `view` (of raw pixels where they are in the file: nothing is copied,
             nothing may be written), `pil`, `bytes`, or a function of the stored file's bytes.
         transform: applied to the first value of a sample, as torchvision's data sets do; to the
             whole sample where it is a mapping.
@@ -455,7 +455,7 @@ __all__ = ["Gathered", "PackedDataset", "Slot", "Stacked", "collate", "open_pack
 
 
 AHEAD = 1
-"""Batches that wait beside those in the making."""
+"""Batches that wait alongside those in the making."""
 
 
 class BatchThreads:

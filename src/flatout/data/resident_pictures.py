@@ -165,7 +165,7 @@ PART = 64
 
 
 class ResidentPictures:
-    """Pictures and the fields beside them, as one tensor each."""
+    """Pictures and the fields alongside them, as one tensor each."""
 
     def __init__(
         self,

@@ -182,7 +182,7 @@ class OrderOptions:
 def check_alone() -> None:
     """Make sure that the order this process draws is the only one of the training.
 
-    Nobody sees to it that ranks draw the same order in the place of a `RandomSampler`: their seeds
+    No one sees to it that ranks draw the same order in the place of a `RandomSampler`: their seeds
     may differ, and so may what they drew before. Each would then take its part of another order,
     and samples would be missed. Accelerate shares a loader out like that after it was made.
 
@@ -206,7 +206,7 @@ class GlobalOrder:
     """A batch sampler: every sample once an epoch, in an order of seed and epoch alone.
 
     Rank r of w takes the slots r, r + w, ... of each global batch: so the samples of a global batch
-    do not depend on the number of ranks. Where it stands is a few integers.
+    do not depend on the number of ranks. Its position is a few integers.
 
         order = GlobalOrder(len(data), 256, OrderOptions(seed=0))
         loader = DataLoader(data, batch_sampler=order, num_workers=4)
@@ -259,7 +259,7 @@ class GlobalOrder:
         self.epoch, self.next_batch = epoch + 1, 0
 
     def state_dict(self) -> dict[str, int]:
-        """Return which order it is, and where it stands: epoch, next global batch."""
+        """Return which order it is, and where it is: epoch, next global batch."""
         return {**self._kind(), "epoch": self.epoch, "next_batch": self.next_batch}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:

@@ -94,7 +94,7 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def _acquired(folder: Path) -> int:
-    """Return the lock's descriptor, once nobody else has it."""
+    """Return the lock's descriptor, once no one else has it."""
     give_up = time.monotonic() + LOCK_WAIT_S
     while time.monotonic() < give_up:
         descriptor = _opened(folder)
@@ -119,7 +119,7 @@ def _opened(folder: Path) -> int | None:
 
 
 def _is_ours(descriptor: int, folder: Path) -> bool:
-    """Lock, and tell whether the file is still the one that others will find there."""
+    """Lock, and say whether the file is still the one that others will find there."""
     with contextlib.suppress(OSError):
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return os.path.samestat(os.fstat(descriptor), (folder / STAGING / LOCK).stat())
@@ -137,7 +137,7 @@ def _tidy(folder: Path, made: Sequence[Path]) -> None:
     if (folder / STAGING / PLAN).is_file():
         return
     shutil.rmtree(folder / STAGING, ignore_errors=True)
-    with contextlib.suppress(OSError):  # a folder in which something lies stays
+    with contextlib.suppress(OSError):  # a folder in which something is stays
         for path in made:
             path.rmdir()
 
@@ -171,7 +171,7 @@ def agree(folder: Path, plan: PackPlan) -> PackPlan:
         before = from_plain(PackPlan, plain)
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise UserError(f"{path} is damaged ({error}); remove {folder} and pack again") from None
-    # How long the shards are was estimated; the first estimate stands.
+    # How long the shards are was estimated; the first estimate is.
     changed = [
         name
         for name in ("kind", "fingerprint", "samples", "encoding", "seed", "is_shuffled", "on_bad")
@@ -194,7 +194,7 @@ def remove_drafts(folder: Path) -> None:
 
 
 def part_path(folder: Path, number: int) -> Path:
-    """Return where the part of a file shard lies."""
+    """Return where the part of a file shard is."""
     return folder / STAGING / f"part-{number:05d}.npz"
 
 

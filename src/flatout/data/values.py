@@ -1,6 +1,6 @@
 """Values of a sample as payload bytes and back: numbers, texts, bytes, JSON, arrays, images.
 
-Samples as bytes and back: tensors and arrays as they lie in memory, the rest pickled.
+Samples as bytes and back: tensors and arrays as they are in memory, the rest pickled.
 
 What comes back is equal bit by bit, writable, and shares no memory with what was stored.
 """
@@ -47,7 +47,7 @@ def decode(data: bytes | memoryview) -> Any:
 
 
 class _Pickler(pickle.Pickler):
-    """Takes plain tensors out of the pickle, as numpy arrays do by themselves."""
+    """Takes plain tensors out of the pickle, as numpy arrays do on their own."""
 
     def reducer_override(self, thing: Any) -> Any:
         """Return how a plain tensor is made again; everything else pickles its own way."""

@@ -74,7 +74,7 @@ def failures_worded() -> Iterator[None]:
 
 
 def start_method() -> str:
-    """Return how workers start: forked where that is safe, anew where there are threads."""
+    """Return how workers start: forked where that is safe, again where there are threads."""
     has_threads = threading.active_count() > 1 or "torch" in sys.modules
     is_linux = sys.platform.startswith("linux")
     return "fork" if is_linux and not has_threads else "spawn"

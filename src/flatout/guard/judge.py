@@ -303,7 +303,7 @@ def _tensors(
     found: SetDifference,
     references: tuple[SetDifference, SetDifference, SetDifference],
 ) -> Iterator[Reading]:
-    """Compare tensor by tensor, beside the calibration, the repeat and one rounding."""
+    """Compare tensor by tensor, alongside the calibration, the repeat and one rounding."""
     scale, noise, own = references
     check, is_exact = NAMES[key[2]], column.gradient.factor == 0
     gradient = column.gradient
@@ -335,7 +335,7 @@ def _tensors(
 def _loss(case: _Case) -> Iterator[Reading]:
     """Compare the first losses by the promise, later ones by the band of bf16.
 
-    Training amplifies rounding by itself (a ResNet by four orders of magnitude in five steps), so
+    Training amplifies rounding on its own (a ResNet by four orders of magnitude in five steps), so
     that another order of summation soon differs like another precision. So does an exact promise
     where the script itself repeats up to rounding only.
     """

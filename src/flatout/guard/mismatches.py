@@ -11,7 +11,7 @@ from flatout.guard.differences import Key, by_key
 
 SETTINGS, LATER = "settings", "later"
 """Stand for the place of what an optimizer is set to, and of what goes on after the first step,
-beside the places of samples."""
+alongside the places of samples."""
 EARLY_STEPS = 3
 """Steps whose settings must be equal; later ones may follow a loss, as a rate on a plateau does."""
 SLACK_BATCHES = 8

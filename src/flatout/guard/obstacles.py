@@ -26,7 +26,7 @@ from flatout.records.technique import Numerics
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Trials:
-    """The records that one judgement stands on."""
+    """The records that one judgement is on."""
 
     baseline: GuardRecord
     candidate: GuardRecord

@@ -1,4 +1,4 @@
-"""Counters of GPUs, sampled beside a training: from the driver's library, in another process.
+"""Counters of GPUs, sampled alongside a training: from the driver's library, in another process.
 
 The training process is left alone: a thread of flatout's own process asks the driver some times a
 second, and afterwards the samples are cut to the measured window. Both sides read CLOCK_MONOTONIC.

@@ -18,7 +18,7 @@ PCI_VENDORS = frozenset({"0x10de", "0x1002"})
 
 PCI_COMPUTE_CLASSES = ("0x0302", "0x1200")
 """3D controller and processing accelerator. Plain display cards are left out: many machines have
-one that nobody means to train on."""
+one that no one means to train on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,7 +187,7 @@ def memory_of(nvml: Any, handle: Any) -> tuple[int, int]:
 def _instances(
     nvml: Any, handle: Any, index: int, capability: tuple[int, int] | None
 ) -> tuple[Gpu, ...]:
-    """Return the parts that a GPU is split into; none where it is not, or nobody tells."""
+    """Return the parts that a GPU is split into; none where it is not, or no one tells."""
     found: list[Gpu] = []
     with contextlib.suppress(nvml.NVMLError, AttributeError):
         if not nvml.nvmlDeviceGetMigMode(handle)[0]:

@@ -109,7 +109,7 @@ THROTTLE_BITS = {
     0x80: "power brake",
     0x100: "display clock",
 }
-"""nvmlClocksEventReasons of nvml.h. Idle (0x1) is left out: it slows down nobody's work."""
+"""nvmlClocksEventReasons of nvml.h. Idle (0x1) is left out: it slows down no one's work."""
 WHOLE_PERCENT = 100
 KIB = 1024
 """NVML tells PCIe traffic in KiB/s."""
@@ -262,10 +262,10 @@ class NvidiaCounters:
         try:
             found = self.nvml.nvmlDeviceGetProcessUtilization(self.handle, self.last_stamp)
         except (self.nvml.NVMLError, AttributeError) as error:
-            # "Not found" is the answer when nobody ran anything since the last question.
+            # "Not found" is the answer when no one ran anything since the last question.
             is_quiet = type(error).__name__ == "NVMLError_NotFound"
             return {} if is_quiet else None
-        # Drivers add places that nobody filled, with shares and stamps of any size.
+        # Drivers add places that no one filled, with shares and stamps of any size.
         found = [item for item in found if item.smUtil <= WHOLE_PERCENT]
         self.last_stamp = max([self.last_stamp, *(int(item.timeStamp) for item in found)])
         told: dict[int, list[float]] = {}
@@ -306,7 +306,7 @@ def _opened(nvml: Any, handles: list[tuple[Any, str]]) -> Sources:
     found: list[CounterSource] = []
     for handle, uuid in handles:
         try:
-            nvml.nvmlInit()  # counted: each reader holds the library by itself
+            nvml.nvmlInit()  # counted: each reader holds the library on its own
         except nvml.NVMLError as error:
             return Sources(found=tuple(found), trouble=str(error))
         found.append(NvidiaCounters(nvml, handle, uuid))

@@ -1,6 +1,6 @@
 """What the hardware reaches at most, measured: matrix products, memory, copies to the device.
 
-A data sheet's number is reached by nobody; a large square product in the same arithmetic is what
+A data sheet's number is reached by no one; a large square product in the same arithmetic is what
 this machine really does. `python -m flatout.hardware.peaks DEVICE DTYPE THREADS` measures in a
 process of its own and prints JSON; `read_peaks` starts it and keeps what it found. Rates of a CUDA
 device were not measured on a GPU yet.
@@ -95,7 +95,7 @@ class Peaks:
 
     @property
     def is_sound(self) -> bool:
-        """Whether nobody else used the cores meanwhile."""
+        """Whether no one else used the cores meanwhile."""
         return self.own_share >= MIN_OWN_SHARE
 
 
@@ -122,7 +122,7 @@ class PeaksOf:
 def read_peaks(wanted: PeaksOf, cache: Path, python: str) -> Peaks:
     """Return the peaks kept in the folder `cache`; measured with `python` where there are none.
 
-    Peaks that were measured beside other work are returned and not kept.
+    Peaks that were measured alongside other work are returned and not kept.
 
     Raises:
         ValueError: if this device or arithmetic cannot be measured; says why.

@@ -1,4 +1,4 @@
-"""Fast operators, each beside its plain reference."""
+"""Fast operators, each alongside its plain reference."""
 
 from flatout.kernels.gemm import gemm
 

@@ -1,6 +1,6 @@
 """C sources of this package, compiled once with the machine's own compiler and loaded.
 
-Torch's compiler needs the same compiler for a CPU. What was compiled lies in flatout's cache, under
+Torch's compiler needs the same compiler for a CPU. What was compiled is in flatout's cache, under
 a name that changes with the source, the compiler and the processor.
 """
 
@@ -27,7 +27,7 @@ LIMIT_S = 60.0
 
 @functools.cache
 def load_library(name: str) -> ctypes.CDLL:
-    """Return the library of `<name>.c` beside this module.
+    """Return the library of `<name>.c` alongside this module.
 
     Raises:
         NotApplicable: if there is no compiler, or it fails.
@@ -79,7 +79,7 @@ def find_compiler() -> str:
 
 
 def _cached_path(source: Path, compiler: str) -> Path:
-    """Return where the library lies: homes are shared by machines with other processors."""
+    """Return where the library is: homes are shared by machines with other processors."""
     what = (source.read_bytes(), _identity(compiler), " ".join(FLAGS).encode(), _processor())
     digest = hashlib.blake2b(b"\0".join(what), digest_size=10).hexdigest()
     return scratch_root() / "libraries" / f"{source.stem}-{digest}.so"

@@ -47,7 +47,7 @@ def grouped_linear(
         weights: One of each group, outputs by inputs.
         biases: The same, None for none.
         counts: Rows of each group.
-        sizes: The same beside the rows; without it they travel there, and a GPU is waited for.
+        sizes: The same alongside the rows; without it they travel there, and a GPU is waited for.
     """
     if x.is_cuda:
         kind = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else x.dtype
@@ -178,7 +178,7 @@ def mixtures(root: nn.Module) -> list[tuple[str, nn.Module]]:
 def find_obstacle_or_group(
     module: nn.Module, call: tuple[tuple[Any, ...], dict[str, Any]] | None
 ) -> str:
-    """Compute a mixture in groups from now on; return what stands against it, or ""."""
+    """Compute a mixture in groups from now on; return what is against it, or ""."""
     if call is None:
         return "it was not called"
     try:

@@ -26,7 +26,7 @@ from flatout.kernels.gemm_triton import finish_kernel, persistent_kernel, tiled_
 
 SHARED_BYTES = 227 * 1024
 """Shared memory of one block on Hopper, at most (CUDA programming guide, compute capability 9.0);
-less elsewhere: then Triton gives a tile up by itself."""
+less elsewhere: then Triton gives a tile up on its own."""
 MOST_ACCUMULATED = 256 * 128
 """Elements of all accumulators of a block. 256 threads with 255 registers hold twice as many
 numbers; the other half is for addresses and operands."""
@@ -176,7 +176,7 @@ def run(call: KernelCall, variant: str) -> None:
         variant: `tiled`, `split_k`, `persistent`, or `auto`.
 
     Raises:
-        ValueError: if `persistent` is asked for and the operands do not lie as it needs them.
+        ValueError: if `persistent` is asked for and the operands do not are as it needs them.
     """
     m, n, k = call.size
     processors = processor_count(call.a.device)
@@ -340,7 +340,7 @@ def _tuned(kernel: Any) -> Any:
     ]
     names = set(kernel.arg_names)
     wanted = ("m", "n", "k", "ACTIVATION", "SPLITS", "HAS_C", "KEEPS", "A_TURNED", "B_TURNED")
-    strides = ("s_am", "s_bk")  # which side lies together
+    strides = ("s_am", "s_bk")  # which side is together
     key = [name for name in (*wanted, *strides) if name in names]
     return triton.autotune(configs, key=key, prune_configs_by={"early_config_prune": _pruned})(
         kernel

@@ -38,7 +38,7 @@ WHOLE_NUMBERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """One axis of the result, or several that lie in memory like one."""
+    """One axis of the result, or several that are in memory like one."""
 
     size: int
     source: int

@@ -4,9 +4,9 @@
 
 `flatout.kernels.lookup` runs it. Names in capitals are known when it is compiled.
 
-Legend: the result is (n, i, j, k), in the order in which it lies in memory, n being mostly the
+Legend: the result is (n, i, j, k), in the order in which it is in memory, n being mostly the
 picture. `s_n` is the stride of the source along n, `o_n` that of the result, and so on. Values are
-moved as whole numbers of their size, so a float arrives as it stands in the table.
+moved as whole numbers of their size, so a float arrives as it is in the table.
 """
 
 import triton

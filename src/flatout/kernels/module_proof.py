@@ -133,7 +133,7 @@ def tensors_in(value: Any) -> list[torch.Tensor]:
 
 PLAIN = (bool, int, float, str, type(None))
 _OF_EVERY_MODULE = frozenset(vars(nn.Module()))
-"""Attributes; among them whether it trains, which is asked for by itself."""
+"""Attributes; among them whether it trains, which is asked for on its own."""
 _GONE = object()
 _NO_SETTINGS = (nn.Module, torch.Tensor, type, types.ModuleType)
 

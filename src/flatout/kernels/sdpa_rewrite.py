@@ -274,7 +274,7 @@ def attend(  # noqa: PLR0913  one for each part of the formula
 
 
 def is_causal_mask(mask: torch.Tensor, rows: int, columns: int) -> bool:
-    """Return whether a mask hides exactly what lies in the future, and nothing else."""
+    """Return whether a mask hides exactly what is in the future, and nothing else."""
     if rows != columns or tuple(mask.shape[-2:]) != (rows, columns):
         return False
     flat = mask.reshape(-1, rows, columns)
@@ -356,7 +356,7 @@ def capture(root: nn.Module, modules: Sequence[nn.Module], call: Callable[[], An
             for buffer, before in buffers:
                 buffer.copy_(before)
         # Torch 2.9 hands the real call the casts that autocast made here, without gradients: the
-        # weights would get none (pytorch issue 158232, mended by pull request 165068).
+        # weights would get none (pytorch issue 158232, fixed by pull request 165068).
         torch.clear_autocast_cache()
     return [seen.get(id(module)) for module in modules]
 
@@ -364,7 +364,7 @@ def capture(root: nn.Module, modules: Sequence[nn.Module], call: Callable[[], An
 def find_obstacle_or_replace(
     module: nn.Module, call: tuple[tuple[Any, ...], dict[str, Any]] | None
 ) -> str:
-    """Replace a module's attention, given one call of it; return what stands against it, or ""."""
+    """Replace a module's attention, given one call of it; return what is against it, or ""."""
     if call is None:
         return "it was not called"
     try:

@@ -1,4 +1,4 @@
-"""Windows of pictures that lie in memory, mirrored and normalised, a whole batch in one call.
+"""Windows of pictures that are in memory, mirrored and normalised, a whole batch in one call.
 
 The plain reference is `flatout.data.crop_batches.crop`, picture by picture with torch.
 """
@@ -25,7 +25,7 @@ def cut_windows(
     target: torch.Tensor,
     normal: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> bool:
-    """Cut one window of each of these pictures into a batch; return False if one lies outside.
+    """Cut one window of each of these pictures into a batch; return False if one is outside.
 
     Args:
         images: uint8, count x height x width x 3, contiguous, in host memory.
@@ -96,7 +96,7 @@ class RowWriter:
             target: side x side x 3, contiguous; uint8, or float32 where it is normalised.
 
         Raises:
-            ValueError: if the window does not lie in the picture.
+            ValueError: if the window does not are in the picture.
         """
         sides, edges = (ctypes.c_int64 * 2)(*picture.shape[:2]), (ctypes.c_int64 * COLUMNS)(*box)
         source, row = picture.data_ptr(), target.data_ptr()

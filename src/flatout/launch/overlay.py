@@ -19,7 +19,7 @@ def can_overlay(folder: Path, scratch: Path) -> bool:
     """Return whether `folder` may be overlaid with its upper layer in `scratch`.
 
     Not when another file system is mounted below it (it would look empty), when the scratch
-    folder lies inside it, or when its name holds characters that mount options split at.
+    folder is inside it, or when its name holds characters that mount options split at.
     """
     folder, scratch = folder.resolve(), scratch.resolve()
     if set(str(folder) + str(scratch)) & set(",:\\"):

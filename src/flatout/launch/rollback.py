@@ -1,4 +1,4 @@
-"""Roll back a trial by its journal, or by the copies of it that lie in the user's folders.
+"""Roll back a trial by its journal, or by the copies of it that are in the user's folders.
 
 Undo one entry of a trial's journal; nothing that the trial did not make is deleted.
 
@@ -33,11 +33,11 @@ from flatout.agent.journal_file import (
 )
 
 MAX_STEP_S = 5.0
-"""The wall clock was set if it moved by more than this against the one that nobody sets."""
+"""The wall clock was set if it moved by more than this against the one that no one sets."""
 FUTURE_S = 2.0
 """How far clocks of file systems may run ahead of ours."""
 KEPT_SUFFIX = ".flatout-kept"
-"""Added to what stands in the way and may be the user's: a subprocess moved it, unseen by us."""
+"""Added to what is in the way and may be the user's: a subprocess moved it, unseen by us."""
 ORIGINAL_SUFFIX = ".flatout-original"
 """Added to what was there before the trial, where another program has put something newer since."""
 

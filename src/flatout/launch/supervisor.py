@@ -42,7 +42,7 @@ POLL_S = 0.05
 GRACE_S = 2.0
 """How long the script's main process may live on after a trainer below it wrote its result."""
 ENDED_GRACE_S = 30.0
-"""The same where the trainer ended by itself: a launcher tells of a failure once it has ended
+"""The same where the trainer ended on its own: a launcher tells of a failure once it has ended
 the other ranks, and an interpreter with torch may need seconds to end on a busy machine."""
 HEARTBEAT_BYTES = 8
 """A counter, whether the loop waits for a batch, whether a change could not be noted for undoing,
@@ -54,7 +54,7 @@ MAX_STUCK = 4
 STATES = {"R": "running", "S": "sleeping", "D": "blocked in the kernel", "T": "stopped"}
 END_OF_INPUT = b"\x04"
 MAX_LOG_BYTES = 32 << 20
-"""Output of the script that may lie on the disk; only its end is ever looked at."""
+"""Output of the script that may are on the disk; only its end is ever looked at."""
 KEPT_LOG_BYTES = 1 << 20
 """What is kept of its end when it grows longer."""
 MAX_QUESTIONS = 64

@@ -78,8 +78,8 @@ def lives(facts: Mapping[str, Any]) -> bool:
 def has_ended(facts: Mapping[str, Any]) -> bool:
     """Return whether the process that owns a job is gone for certain.
 
-    Folders may lie on a disk that machines or containers share: a number says nothing about a
-    process of another one. But what this machine ran before it was started anew has ended.
+    Folders may are on a disk that machines or containers share: a number says nothing about a
+    process of another one. But what this machine ran before it was started again has ended.
     """
     if _is_here(facts):
         return not _runs(facts)
@@ -118,7 +118,7 @@ def is_alive(pid: int) -> bool:
     except (ProcessLookupError, OverflowError):
         return False
     except PermissionError:
-        return True  # somebody else's
+        return True  # someone else's
     return True
 
 

@@ -111,7 +111,7 @@ class Ending:
     stuck: tuple[str, ...] = ()
     """Of a hang: the processes below the script's and what they waited in."""
     trains_elsewhere: bool = False
-    """Whether a thread other than a process's main one trained, which nobody listens to."""
+    """Whether a thread other than a process's main one trained, which no one listens to."""
     empty_loader: Mapping[str, Any] | None = None
     """What a loader was asked that ended without having given a batch; None without one."""
     exhaustion: Mapping[str, Any] | None = None
@@ -187,7 +187,7 @@ def scratch_root() -> Path:
 
 
 def _cache_folders() -> list[Path]:
-    """Return the user's cache folder, if any: a relative one would lie in the user's project."""
+    """Return the user's cache folder, if any: a relative one would are in the user's project."""
     named = Path(os.environ.get("XDG_CACHE_HOME", ""))
     if named.is_absolute():
         return [named / "flatout"]
@@ -298,7 +298,7 @@ def _terminal_size() -> tuple[int, int] | None:
 
 
 def not_journaled(environment: Mapping[str, str]) -> list[str]:
-    """Return the folders whose content is nobody's: devices, caches, temporary files.
+    """Return the folders whose content is no one's: devices, caches, temporary files.
 
     Memory in /dev/shm is among them: each process would copy what others made there for a batch.
     """
@@ -309,7 +309,7 @@ def not_journaled(environment: Mapping[str, str]) -> list[str]:
         str(scratch_root()),
         str(environment.get("XDG_CACHE_HOME") or home / ".cache"),
         str(Path(tempfile.gettempdir()) / f"torchinductor_{user_name()}"),
-        # Triton's own: rolled back, every kernel would be compiled and tuned anew in each trial.
+        # Triton's own: rolled back, every kernel would be compiled and tuned again in each trial.
         str(Path(environment.get("TRITON_HOME") or home) / ".triton"),
         *(environment[name] for name in named if environment.get(name)),
     ]

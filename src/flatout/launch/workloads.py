@@ -18,7 +18,7 @@ def parse_workload(target: str, arguments: Sequence[str]) -> Workload:
     """Return the workload: a script, `file.py:name` for a Task, or `-m` with a module first.
 
     Args:
-        target: What stands where the script stands.
+        target: What is where the script is.
         arguments: Everything after it, untouched.
 
     Raises:

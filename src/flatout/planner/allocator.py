@@ -1,4 +1,4 @@
-"""A simulation of torch's caching allocator on a device that need not be there.
+"""A simulation of torch's caching allocator on a device that does not exist here.
 
 It follows c10/cuda/CUDACachingAllocator.cpp: two pools, rounding, best fit, splitting, merging,
 garbage collection, expandable segments, streams, and what happens when the device is full. Private
@@ -129,7 +129,7 @@ class Pool:
         ]
 
     def add_unmapped(self, block: Block) -> None:
-        """Take in address space that no memory stands behind."""
+        """Take in address space that no memory is behind."""
         insort(self._unmapped.setdefault(block.stream, []), block.address)
         self._by_address[block.address] = block
 

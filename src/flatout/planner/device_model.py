@@ -1,4 +1,4 @@
-"""What a plan stands on: the device, what it takes beside tensors, and how far to trust a trace."""
+"""What a plan is on: the device, what it takes alongside tensors, and how far to trust a trace."""
 
 from dataclasses import dataclass
 
@@ -31,7 +31,7 @@ class DeviceModel:
 
     @property
     def outside(self) -> Amount:
-        """What lies outside the allocator: the context and, with several GPUs, NCCL."""
+        """What is outside the allocator: the context and, with several GPUs, NCCL."""
         parts = [self.calibration.context]
         parts += [self.calibration.nccl] if self.gpus > 1 else []
         sources = {part.source for part in parts}

@@ -236,7 +236,7 @@ def _remembered(
     def played(batch: int) -> AllocatorReplay:
         if batch not in seen:
             stream = at(batch)
-            # What is asked for is already too much: no need to play where it lies.
+            # What is asked for is already too much: no need to play where it is.
             is_hopeless = max(stream.alive(), default=0) > capacity
             seen[batch] = TOO_MUCH if is_hopeless else steady_replay(stream, settings, capacity)
         return seen[batch]

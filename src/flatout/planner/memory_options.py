@@ -88,7 +88,7 @@ def _free(_stream: MemoryStream, _ground: DeviceModel) -> float:
 
 
 def _sharding_cost(stream: MemoryStream, ground: DeviceModel, stage: int) -> float:
-    """Return the ratio beside plain data parallelism, which reduces gradients anyway."""
+    """Return the ratio alongside plain data parallelism, which reduces gradients anyway."""
     if stage < 3:
         return 1.0
     parameters = sum(a.size for a in stream.allocations if a.component is Component.PARAMETERS)

@@ -4,7 +4,7 @@
         stream = trace(TraceRequest(batch=8))
 
 The process stays between the requests, so that torch is imported once. A script is another matter:
-each request runs it anew, to the end of its second step.
+each request runs it again, to the end of its second step.
 """
 
 import contextlib

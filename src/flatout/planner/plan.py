@@ -1,6 +1,6 @@
 """Put a plan together: from a traced stream to components, the peak moment and the ladder.
 
-The classic estimate M = P*D_param + B*A*D_act + O*D_opt, beside what was traced.
+The classic estimate M = P*D_param + B*A*D_act + O*D_opt, alongside what was traced.
 """
 
 from collections.abc import Mapping, Sequence
@@ -193,7 +193,7 @@ def _components(
     ground: DeviceModel,
     stream: MemoryStream,
 ) -> dict[str, Amount]:
-    """Return the table: what is alive at the peak, what lies between, what lies outside."""
+    """Return the table: what is alive at the peak, what is between, what is outside."""
     found = {
         part.value: Amount(bytes=at_peak.get(part, 0), source=NumberSource.TRACED)
         for part in Component

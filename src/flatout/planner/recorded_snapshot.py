@@ -21,7 +21,7 @@ TO_DEVICE = frozenset({"segment_free", "segment_unmap"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedReplay:
-    """A recorded run beside the simulated one."""
+    """A recorded run alongside the simulated one."""
 
     recorded_reserved: int
     """Largest bytes that the real allocator held."""
@@ -79,7 +79,7 @@ def replay_recorded(
     device: int = 0,
     capacity: int | None = None,
 ) -> RecordedReplay:
-    """Return the recorded run beside a simulated one that gets the same requests."""
+    """Return the recorded run alongside a simulated one that gets the same requests."""
     entries: Sequence[Mapping[str, Any]] = snapshot["device_traces"][device]
     simulated: list[int] = []
 

@@ -1,10 +1,10 @@
 """Add to a stream what no tracer sees: the workspaces of cuBLAS, cuDNN and attention kernels.
 
-The sizes come from a calibration; those inside attention follow from the tensors beside them.
+The sizes come from a calibration; those inside attention follow from the tensors alongside them.
 
-What a GPU takes beside the tensors: context, libraries' workspaces, NCCL. Read from a file.
+What a GPU takes alongside the tensors: context, libraries' workspaces, NCCL. Read from a file.
 
-One JSON file a GPU and torch version lies in `calibrations/`; `benchmarks/run_gpu.py` writes them.
+One JSON file a GPU and torch version is in `calibrations/`; `benchmarks/run_gpu.py` writes them.
 Where there is none, `assumed.json` is taken, and its numbers say so.
 """
 

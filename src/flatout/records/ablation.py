@@ -201,7 +201,7 @@ class Ablation:
     """Why it ended: `finished`, `budget`, `interrupted`, `machine busy`, `baseline failed`."""
     notes: tuple[str, ...] = ()
     feeding: Feeding | None = None
-    """How far the final recipe is from what its data allow; None where nobody looked."""
+    """How far the final recipe is from what its data allow; None where no one looked."""
     needed: tuple[str, ...] = ()
     """Techniques that make the script run at all: unchanged, it runs out of memory. The baseline
     and
@@ -214,7 +214,7 @@ class Ablation:
 
     @property
     def calibration(self) -> tuple[Prediction, ...]:
-        """What was predicted of each technique beside what was measured."""
+        """What was predicted of each technique alongside what was measured."""
         return tuple(
             Prediction(
                 technique=row.choice.technique,

@@ -26,7 +26,7 @@ Base = TypeVar("Base")
 def module_names(package: ModuleType) -> dict[str, str]:
     """Map each file or folder in the package's sub-folders to its module path, importing none.
 
-    Files beside the sub-folders are not in the catalog: shared code may live there.
+    Files alongside the sub-folders are not in the catalog: shared code may live there.
     """
     names: dict[str, str] = {}
     for root in package.__path__:

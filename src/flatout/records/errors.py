@@ -14,7 +14,7 @@ from flatout.records.units import format_bytes
 
 
 class UserError(ValueError):
-    """A mistake the user can mend: one clear line with what to do next, exit code 2."""
+    """A mistake the user can fix: one clear line with what to do next, exit code 2."""
 
 
 class NotApplicable(Exception):  # noqa: N818  an answer, not an error

@@ -23,9 +23,9 @@ OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 def private_folder(path: Path) -> Path:
-    """Return a folder of this user's that nobody else can read or write, made where it is missing.
+    """Return a folder of this user's that no one else can read or write, made where it is missing.
 
-    What lies in it is loaded as code or put back over the user's files, so a folder that somebody
+    What is in it is loaded as code or put back over the user's files, so a folder that someone
     else made, linked to or could write into is refused: what is in it may be theirs.
 
     Raises:
@@ -61,7 +61,7 @@ def private_folder(path: Path) -> Path:
 
 
 def replace_text(path: Path, text: str) -> None:
-    """Write beside the target and rename, so that a full disk leaves the old file as it was.
+    """Write alongside the target and rename, so that a full disk leaves the old file as it was.
 
     A link stays one, and a device, a pipe or an open descriptor (`/dev/stdout`) is written into:
     to rename over it would take it, or what was written there before, away from everybody.
@@ -140,7 +140,7 @@ def _umask() -> int:
 
 
 SOURCE = Path(__file__).parent.parent.parent
-"""Where flatout lies: often site-packages, so it is never put in front of the standard library."""
+"""Where flatout is: often site-packages, so it is never put in front of the standard library."""
 BOOT = SOURCE / "flatout" / "agent" / "boot"
 RUN_MODULE = (
     "import sys, os; sys.path[:] = [p for p in sys.path if p not in ('', os.getcwd())]; "

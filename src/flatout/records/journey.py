@@ -72,7 +72,7 @@ STAGES = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
-    """One leg of a sample's way, measured alone and beside nothing."""
+    """One leg of a sample's way, measured alone and alongside nothing."""
 
     name: str
     """One of `STAGES`; `python` is the data set's own code and what is not told apart."""
@@ -104,7 +104,7 @@ class Pipeline:
     """Cores that there are for it: those of this process, over the ranks on the host."""
     missing: Mapping[str, str] = field(default_factory=dict)
     is_repeated: bool | None = None
-    """Whether a sample is the same each time it is made; None where nobody looked."""
+    """Whether a sample is the same each time it is made; None where no one looked."""
 
     @property
     def is_fed(self) -> bool:
@@ -127,7 +127,7 @@ class Pipeline:
 AS_GOOD = 1.03
 """Fewer workers whose batch takes so much longer are as good: one visit repeats to about this."""
 CLEARLY = 1.05
-"""What fewer threads beside the workers must add to be worth a second technique."""
+"""What fewer threads alongside the workers must add to be worth a second technique."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,7 +158,7 @@ class WorkerScan:
     """Workers that the script, or the recipe so far, has."""
     paces: tuple[WorkerPace, ...]
     epoch_batches: int | None = None
-    """Batches after which workers are started anew; None where they live on."""
+    """Batches after which workers are started again; None where they live on."""
     stopped: str = ""
     """Why larger numbers were not visited; empty where all were."""
     with_threads: tuple[WorkerPace, ...] = ()
@@ -171,7 +171,7 @@ class WorkerScan:
 
     @property
     def best_pair(self) -> WorkerPace | None:
-        """The workers that are best with fewer threads beside them; None where that adds little.
+        """The workers that are best with fewer threads alongside them; None where that adds little.
 
         Of as good ones the most: the cores are short, and techniques that make the computation
         shorter will leave more of them to the workers.

@@ -78,25 +78,26 @@ class Stack:
     shm_gib: int
     """Shared memory for the batches of loader workers."""
     recipe: str = ""
-    """File name of the recipe, beside the Dockerfile; empty for none."""
+    """File name of the recipe, alongside the Dockerfile; empty for none."""
     source: str = ""
-    """What flatout is installed from: a wheel or a folder beside the Dockerfile, or an address."""
+    """What flatout is installed from: a wheel or a folder alongside the Dockerfile, or an address.
+    """
     extras: tuple[str, ...] = ()
     """Extras of flatout that the recipe's techniques need."""
     requirements: str = ""
-    """File name of the script's own requirements, beside the Dockerfile; empty for none."""
+    """File name of the script's own requirements, alongside the Dockerfile; empty for none."""
     script: str = "train.py"
     about: str = ""
     """Where the stack was measured."""
 
     @property
     def is_copied(self) -> bool:
-        """Whether flatout lies beside the Dockerfile."""
+        """Whether flatout is alongside the Dockerfile."""
         return bool(self.source) and "://" not in self.source
 
     @property
     def copy_of_source(self) -> str:
-        """Where flatout lies in the container; pip wants a wheel's own name."""
+        """Where flatout is in the container; pip wants a wheel's own name."""
         name = PurePosixPath(self.source).name
         return f"/opt/{name if name.endswith(ARCHIVES) else 'flatout'}"
 

@@ -51,7 +51,7 @@ class Clock:
             self._mark(self.stack[-1])
 
     def lap(self) -> list[float]:
-        """Return the seconds per phase since the last lap and start anew."""
+        """Return the seconds per phase since the last lap and start again."""
         moment = self.now()
         self.totals[self.stack[-1]] += moment - self.since
         self.since = moment

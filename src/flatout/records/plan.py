@@ -1,4 +1,4 @@
-"""A Plan: predicted memory of one training step on a device that need not be there."""
+"""A Plan: predicted memory of one training step on a device that does not exist here."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -23,7 +23,7 @@ class NumberSource(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Amount:
-    """Bytes with where the number comes from and the interval it lies in."""
+    """Bytes with where the number comes from and the interval it is in."""
 
     bytes: int
     source: NumberSource
@@ -48,7 +48,7 @@ class Rung:
     choices: tuple[str, ...]
     """Labels of the techniques, `technique setting=value`; empty for the script as it is."""
     peak_bytes: int
-    """Reserved plus what lies outside the allocator."""
+    """Reserved plus what is outside the allocator."""
     saved_bytes: int
     time_ratio: float
     """Predicted step time over that of the script as it is; 1.0 where nothing is paid."""
@@ -83,7 +83,7 @@ class Plan:
     allocated: Amount
     reserved: Amount
     used: Amount
-    """Reserved and what lies outside the allocator: context, NCCL."""
+    """Reserved and what is outside the allocator: context, NCCL."""
     components: Mapping[str, Amount]
     """At the peak: `parameters`, `gradients`, `optimizer`, `activations`, `inputs`, `buffers`,
     `temporaries`, `workspace`, `fragmentation`, `context`, `nccl`."""

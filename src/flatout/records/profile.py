@@ -167,7 +167,7 @@ class ModelFacts:
     is_compiled: bool = False
     """Whether it or a part of it is compiled, by the script or by a technique."""
     compiled_by: str = ""
-    """The technique that compiled it; empty where the script did, or nobody."""
+    """The technique that compiled it; empty where the script did, or no one."""
     used_autocast: bool = False
     """Whether it ran under autocast, the script's or a technique's."""
     calls_per_step: float = 1.0
@@ -270,9 +270,9 @@ class Profile:
     ranks: tuple[RankFacts, ...] = ()
     """Every process of a multi-process training; empty for one."""
     pipeline: Pipeline | None = None
-    """What a sample costs by leg, and the cores that feed a device; None where nobody looked."""
+    """What a sample costs by leg, and the cores that feed a device; None where no one looked."""
     worker_scan: WorkerScan | None = None
-    """Its pace with each number of loader workers; None where nobody looked."""
+    """Its pace with each number of loader workers; None where no one looked."""
     trace: TraceSummary | None = None
     """What a trace of a few steps showed; None where none was asked for."""
     regime: Regime | None = None

@@ -1,6 +1,6 @@
 """What a trace of a few steps showed, summed up.
 
-What instruments beside the training showed: the device's counters, waits, limits, ranks.
+What instruments alongside the training showed: the device's counters, waits, limits, ranks.
 """
 
 from collections.abc import Mapping

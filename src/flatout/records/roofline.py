@@ -31,7 +31,7 @@ class DeviceCeilings:
     processors: int | None = None
     """Streaming multiprocessors of a GPU."""
     is_sound: bool = True
-    """Whether nobody else used the cores meanwhile."""
+    """Whether no one else used the cores meanwhile."""
     missing: Mapping[str, str] = field(default_factory=dict)
     """Arithmetic that could not be measured, each with the reason."""
 

@@ -123,7 +123,7 @@ class Technique(ABC):
     moves_random_stream: ClassVar[bool] = False
     """Whether the same seed draws other dropout masks (channels_last and inductor do)."""
     extra: ClassVar[str] = ""
-    """What it needs beside flatout itself, as an extra of `pyproject.toml`."""
+    """What it needs alongside flatout itself, as an extra of `pyproject.toml`."""
     by_hand: ClassVar[str] = ""
     """What to change in the script to have the same without flatout: lines that start with `- `
     are taken out, with `+ ` put in, others are plain words. `$name` stands for a setting."""

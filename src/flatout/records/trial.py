@@ -60,7 +60,7 @@ class Outcome(Enum):
     NAN = "nan"
     TOO_SHORT = "too_short"
     NO_STEPS = "no_steps"
-    """The script ended by itself and no training step was seen."""
+    """The script ended on its own and no training step was seen."""
     REFUSED = "refused"
     """A technique of the recipe refused, and the process ended at once: nothing was measured."""
 
@@ -96,7 +96,7 @@ class Trial:
     undone: int = 0
     """Writes of the script that were overlaid or rolled back."""
     guard_path: str | None = None
-    """Where the guard's record lies, for a guard trial."""
+    """Where the guard's record is, for a guard trial."""
     details: Mapping[str, Any] = field(default_factory=dict)
 
     @property

@@ -43,7 +43,7 @@ class TrialSpec:
     entry: str = ""
     """Dotted module whose `install(spec)` runs once torch is imported."""
     folder: str = ""
-    """Where results go; empty where nobody reads any."""
+    """Where results go; empty where no one reads any."""
     status_folder: str = ""
     """Where `flatout watch` looks, if that is not `folder`."""
     prefix: str = ""

@@ -2,7 +2,7 @@
 
 A stack as a Dockerfile.
 
-The report of `doctor`: what stands between this machine and good training.
+The report of `doctor`: what is between this machine and good training.
 """
 
 import shlex

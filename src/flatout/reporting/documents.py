@@ -52,7 +52,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def write_text(text: str, path: Path) -> None:
-    """Write beside the target and rename, so that a full disk leaves the old file as it was.
+    """Write alongside the target and rename, so that a full disk leaves the old file as it was.
 
     Raises:
         UserError: if the folder or the file cannot be written.
@@ -83,7 +83,7 @@ def ensure_file_writable(path: Path) -> None:
     """Try a file that is going to be written: better now than after the measurement.
 
     Raises:
-        UserError: if it is a folder, or nothing can be written beside it.
+        UserError: if it is a folder, or nothing can be written alongside it.
     """
     if path.is_dir():
         raise UserError(_is_folder(path))

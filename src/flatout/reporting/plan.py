@@ -56,7 +56,7 @@ def used_words(plan: Plan) -> str:
 
 
 def amount_words(amount: Amount) -> str:
-    """Return bytes with the interval they lie in.
+    """Return bytes with the interval they are in.
 
     >>> from flatout.records.units import MIB
     >>> amount_words(Amount(bytes=MIB, source=Source.TRACED, low=MIB, high=2 * MIB))
@@ -95,7 +95,7 @@ def peak_words(plan: Plan) -> str:
 
 
 def formula_words(plan: Plan) -> str:
-    """Set the classic estimate beside the plan, with what it misses."""
+    """Set the classic estimate alongside the plan, with what it misses."""
     if plan.formula_bytes is None:
         return ""
     off = plan.formula_bytes / max(1, plan.used.bytes) - 1
@@ -109,7 +109,7 @@ def formula_words(plan: Plan) -> str:
 
 
 def batch_words(plan: Plan) -> str:
-    """Say which batches fit; empty where nobody asked."""
+    """Say which batches fit; empty where no one asked."""
     batches = plan.largest_batch
     if batches is None or not batches.with_retries:
         return "" if batches is None else "not even one sample fits"
@@ -142,7 +142,7 @@ def rung_cost(rung: Rung) -> str:
 
 
 def time_words(rung: Rung) -> str:
-    """Return the predicted step time beside that of the script as it is."""
+    """Return the predicted step time alongside that of the script as it is."""
     if abs(rung.time_ratio - 1) < SMALL_TIME:
         return "same time"
     return f"{format_ratio(rung.time_ratio)} the time"
@@ -175,7 +175,7 @@ def fits_words(plan: Plan, rung: Rung) -> str:
 
 
 def shown(rungs: Sequence[Rung], most: int) -> list[Rung]:
-    """Return the first ways, and the script as it is wherever it stands."""
+    """Return the first ways, and the script as it is wherever it is."""
     first = list(rungs[:most])
     return first + [rung for rung in rungs[most:] if not rung.choices]
 
@@ -296,7 +296,7 @@ ORDER = (
     *("parameters", "buffers", "optimizer", "gradients"),
     *("inputs", "activations", "temporaries", "workspace"),
 )
-"""From the ground up: what stays lies below what comes and goes."""
+"""From the ground up: what stays is below what comes and goes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,7 +1,7 @@
 """The rules that read a profile: one bottleneck, one file under `runtime`, found by its name.
 
 A rule is a module with `check(profile, machine)`. It may name in `MENDED_BY` the techniques that
-mend its bottleneck: with one of them in use, what the script says of itself no longer holds.
+fix its bottleneck: with one of them in use, what the script says of itself no longer holds.
 """
 
 import importlib

@@ -23,11 +23,11 @@ from flatout.tuning.state import FIRST_GUARD_TRIALS, FIRST_PAIRS, TuningState
 WORTH = 1.05
 """Smallest predicted ratio of a passenger: leaving one out again costs as much as trying it."""
 MOST_COST = 1.5
-"""Times the cost of a technique that starts at once: what costs more is tried by itself, after
+"""Times the cost of a technique that starts at once: what costs more is tried on its own, after
 them."""
 PROMISES = (Numerics.ROUNDING, Numerics.PRECISION)
 """Promises of the techniques that are played as one: they act on the computation. Those on the data
-change what the loader's processes and the threads leave each other, and are tried by themselves,
+change what the loader's processes and the threads leave each other, and are tried on their own,
 but for the workers and threads that a scan saw to help together."""
 EXCLUSIVE = frozenset({"compile", "optimizer", "precision"})
 """Families whose techniques are alternatives: a model is compiled once."""
@@ -36,13 +36,13 @@ EXCLUSIVE = frozenset({"compile", "optimizer", "precision"})
 def try_bundle(
     ladder: TuningState, viable: Sequence[Candidate], pair: Sequence[Candidate], tried: set[str]
 ) -> bool:
-    """Play a bundle if one is due before the first of the candidates; tell whether it was.
+    """Play a bundle if one is due before the first of the candidates; say whether it was.
 
     Args:
-        ladder: Where the tuning stands.
+        ladder: Where the tuning is.
         viable: The candidates that are worth a trial, the one with the most hope first.
         pair: Two techniques that were seen to help together.
-        tried: Labels of what is not to be tried by itself any more; what came in or refused is
+        tried: Labels of what is not to be tried on its own any more; what came in or refused is
             added.
     """
     bundle = find_bundle(ladder, viable, pair)
@@ -171,7 +171,7 @@ def _halves(bundle: Sequence[Candidate], paired: frozenset[str]) -> list[frozens
 
 
 def _go_on_with(ladder: TuningState, parts: list[frozenset[str]], *, is_pair: bool) -> None:
-    """Play these parts next; a pair by itself leaves the bundle of others to be found."""
+    """Play these parts next; a pair on its own leaves the bundle of others to be found."""
     if is_pair and ladder.bundles is None:
         return
     ladder.bundles = [*parts, *(ladder.bundles or [frozenset()])[1:]]

@@ -1,4 +1,4 @@
-"""What a tuning looks at once beside the timed steps: memory, operators, a batch's journey.
+"""What a tuning looks at once alongside the timed steps: memory, operators, a batch's journey.
 
 Timed steps show phases and, on CUDA, kernels. What the allocator does, how batches are made and,
 on the CPU, which operators take the time: to see that would change the timed steps, so one more
@@ -42,7 +42,7 @@ MOST_SHARE = 0.05
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Looks:
-    """What was seen of the unchanged script; each is empty where nobody looked."""
+    """What was seen of the unchanged script; each is empty where no one looked."""
 
     pipeline: Pipeline | None = None
     """What a sample costs by leg."""

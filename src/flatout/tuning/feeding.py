@@ -34,7 +34,7 @@ class Costs:
     trained_ms: float = 0.0
     """CPU time of a training step; none where another device trains."""
     made_ms: float | None = None
-    """CPU time to make a sample beside that training; None where nobody saw both at a time."""
+    """CPU time to make a sample alongside that training; None where no one saw both at a time."""
 
 
 def is_about_data(search: Search) -> bool:
@@ -88,11 +88,11 @@ def free_ms_of(free: Profile) -> float:
 def find_costs(lab: TrialRunner, recipe: Recipe, final: Profile, steps: int | None = None) -> Costs:
     """Return what training and making take of the cores that they share.
 
-    Both at a time, none waiting for the other: the training with free data, and beside it as many
-    processes as fill the cores, at least as many as the recipe has workers. By themselves they take
-    less: 115 ms a step against 121 in the training itself (measured, 2 cores, 2 workers), as what
-    takes turns on a core takes its caches, too. On one thread: several of them spin while they wait
-    for each other, and what they spin is no work that has to be done.
+    Both at a time, none waiting for the other: the training with free data, and alongside it as
+    many processes as fill the cores, at least as many as the recipe has workers. By themselves they
+    take less: 115 ms a step against 121 in the training itself (measured, 2 cores, 2 workers), as
+    what takes turns on a core takes its caches, too. On one thread: several of them spin while they
+    wait for each other, and what they spin is no work that has to be done.
 
     Args:
         lab: Runs the recipe once more.
@@ -133,7 +133,7 @@ def block_sums(values: Sequence[float], size: int) -> list[float]:
 
 
 def _others(lab: TrialRunner, profile: Profile) -> int:
-    """Return the cores of a rank beside one."""
+    """Return the cores of a rank alongside one."""
     return cores_of(profile, lab.machine) - 1
 
 

@@ -51,7 +51,7 @@ class GuardChecker:
     _baseline_path: str | None = None
     _activity: dict[str, float | None] | None = None
     _activity_unknown: str | None = None
-    """Why the baseline's is not known; empty where it is, None while nobody looked."""
+    """Why the baseline's is not known; empty where it is, None while no one looked."""
     _verdicts: dict[str, LossCheck] | None = None
 
     def check(self, recipe: Recipe) -> LossCheck:
@@ -92,7 +92,7 @@ class GuardChecker:
         if check.status != "rejected" or not is_precision or not self._calibration:
             return check
         if self._baseline[0].low_precision:
-            return check  # it rounds everything by itself
+            return check  # it rounds everything on its own
         if not self._judged(recipe, records, self._calibration).passed:
             return check  # further off than bf16 itself: no ceiling did that
         if self._rounded is None:
@@ -175,7 +175,7 @@ class GuardChecker:
         checks = [aa(first, second) for first, second in pairs]
         self.aa_check = of_all_ranks(checks, len(self._baseline), len(self._repeat))
         self.tell("guard: calibration in bf16")
-        # A script that runs in bf16 by itself is compared with itself in full precision.
+        # A script that runs in bf16 on its own is compared with itself in full precision.
         recipe = self.floor
         if not self._baseline[0].low_precision:
             recipe = recipe.plus(Choice(technique=calibration_technique()))

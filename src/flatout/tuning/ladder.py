@@ -22,7 +22,7 @@ from flatout.tuning.state import FIRST_GUARD_TRIALS, FIRST_PAIRS, Open, TuningSt
 SINGLE_PAIRS = 4
 """Pairs for one technique while it may still be played together with others."""
 LOOKS_HELD = 0.5
-"""Share of a gain that is left when it is measured anew: what looks best in two noisy pairs is so
+"""Share of a gain that is left when it is measured again: what looks best in two noisy pairs is so
 partly by luck."""
 MORE_SHARE = (SINGLE_PAIRS - FIRST_PAIRS) / TYPICAL_PAIRS
 """What the further pairs of one technique cost, of a candidate's typical cost."""
@@ -108,7 +108,7 @@ def _time_needed(ladder: TuningState) -> str:
 
 
 def _looked(ladder: TuningState) -> Profile:
-    """Return the recipe's profile with all that was seen beside its timed steps."""
+    """Return the recipe's profile with all that was seen alongside its timed steps."""
     looked = ladder.looked(ladder.profile, ladder.recipe)
     scan = ladder.scans.of(ladder.recipe, looked, ladder.budget.left_s - ladder.reserve_s)
     return replace(looked, worker_scan=scan)
@@ -180,7 +180,7 @@ def _try(ladder: TuningState, candidate: Candidate) -> Trial | None:
 
 
 def _leads(match: Match) -> bool:
-    """Return whether a technique looks faster by itself: then its next pairs come first."""
+    """Return whether a technique looks faster on its own: then its next pairs come first."""
     return match.comparison is not None and match.comparison.ratio >= Rule().promising
 
 
@@ -245,7 +245,7 @@ def _try_longer(ladder: TuningState) -> None:
         ladder.undecided.remove(item)
         recipe = ladder.recipe.plus(item.candidate.choice)
         ladder.say(item.candidate.choice.label)
-        # What was played on top of another recipe says little here: it starts anew.
+        # What was played on top of another recipe says little here: it starts again.
         is_same = item.base == ladder.recipe
         match = ladder.play(recipe, Rule(), earlier=item.match if is_same else None)
         if is_same:

@@ -68,7 +68,7 @@ def play(
     """Run pairs AB, BA, AB, ... until the rule decides, pairs run out, or time does.
 
     Where the last trial before was one of the base, for another candidate, it serves the first pair
-    too. Each comparison by itself is as it was, and a candidate costs three trials, not four.
+    too. Each comparison on its own is as it was, and a candidate costs three trials, not four.
     A candidate that shows no gain worth waiting for after `rule.patience` pairs is set aside: the
     time is better spent on the next one. That can only turn an answer into "inconclusive".
     """

@@ -87,7 +87,7 @@ class Experience:
     """What a tuning has learned about its own predictions and trials."""
 
     outcomes: Mapping[str, Sequence[tuple[float, float]]] = field(default_factory=dict)
-    """By family: predicted and measured ratio of each technique that was tried by itself."""
+    """By family: predicted and measured ratio of each technique that was tried on its own."""
     trial_s: float = 10.0
     """Wall time of one trial of the recipe so far."""
 
@@ -128,7 +128,7 @@ def rank(
 def find_companion(
     before: Profile, after: Profile, candidate: Candidate, search: Search
 ) -> Candidate | None:
-    """Return the technique that a candidate by itself made worth trying, if there is one.
+    """Return the technique that a candidate on its own made worth trying, if there is one.
 
     Workers on a machine without a free core wait for the training's threads: only both techniques
     together help, and one at a time neither would be kept.
@@ -144,7 +144,7 @@ def find_companion(
 def find_pair(profile: Profile, search: Search, experience: Experience) -> list[Candidate]:
     """Return workers and the fewer threads that a scan saw to be best together; often none.
 
-    What both bring is the second one's prediction: by themselves workers without a core bring
+    What both bring is the second one's prediction: on their own workers without a core bring
     little, and fewer threads without workers less than nothing.
     """
     scan = profile.worker_scan

@@ -18,7 +18,7 @@ import flatout
 from flatout.records.trial import Workload
 
 INSTALLED = {"site-packages", "dist-packages"}
-"""Folders of packages, which nobody mends between two tunings."""
+"""Folders of packages, which no one fixes between two tunings."""
 MAX_BYTES = 1 << 20
 """A larger file on the command line is data or a checkpoint, not something written by hand."""
 PYTHON = ("", ".py", ".pyw")
@@ -83,7 +83,7 @@ def _find_text(path: Path) -> bytes | None:
         if not stat.S_ISREG(status.st_mode) or status.st_size > MAX_BYTES:
             return None
         return path.read_bytes()
-    except (OSError, ValueError):  # a word that is too long for a name, or a file of somebody else
+    except (OSError, ValueError):  # a word that is too long for a name, or a file of someone else
         return None
 
 

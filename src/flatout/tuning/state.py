@@ -1,4 +1,4 @@
-"""Where a tuning stands: the recipe so far, what was tried, and the time that is left."""
+"""Where a tuning is: the recipe so far, what was tried, and the time that is left."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -56,7 +56,7 @@ class TuningState:
     """Of the recipe so far."""
     scans: WorkerScans
     looks: Looks = field(default_factory=Looks)
-    """What was seen of the unchanged script beside its timed steps."""
+    """What was seen of the unchanged script alongside its timed steps."""
     rows: list[Row] = field(default_factory=list)
     played: set[str] = field(default_factory=set)
     """Labels of the techniques of every recipe that was played."""
@@ -154,7 +154,7 @@ class TuningState:
         self.tell(progress(self.budget, trying, self.best_ratio, event=event))
 
     def looked(self, profile: Profile, recipe: Recipe) -> Profile:
-        """Return a timed profile with what the looks beside the timed steps say of its recipe."""
+        """Return a timed profile with what the closer looks say of its recipe."""
         return self.looks.added_to(profile, recipe.names, self.floor.names)
 
     def settle(
@@ -186,7 +186,7 @@ class TuningState:
 def with_attention_of(before: Profile, now: Profile) -> Profile:
     """Return a profile whose compiled models run attention on what they ran it on before.
 
-    Nobody sees that in compiled code, and which kernel comes first can be asked for there as well.
+    No one sees that in compiled code, and which kernel comes first can be asked for there as well.
     """
     known = {model.name: model for model in before.models if model.attention_backend}
     models = [
@@ -199,7 +199,7 @@ def with_attention_of(before: Profile, now: Profile) -> Profile:
 
 
 def progress(budget: Budget, trying: str, best_ratio: float = 1.0, *, event: str = "") -> Progress:
-    """Return where a tuning stands in its budget."""
+    """Return where a tuning is in its budget."""
     return Progress(
         trying=trying,
         done_share=min(1.0, budget.elapsed_s / budget.total_s),

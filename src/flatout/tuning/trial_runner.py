@@ -41,7 +41,7 @@ HEADER_WORDS = {
     "cpu": "the CPU",
     "cores": "the number of usable cores",
 }
-"""What a journal's trials belong to, beside the script's files."""
+"""What a journal's trials belong to, alongside the script's files."""
 MOST_FILES = 3
 """Changed files that are named: a checkout of another branch changes all."""
 
@@ -115,7 +115,7 @@ class TrialRunner:
         return trial
 
     def again(self, recipe: Recipe) -> Trial:
-        """Return the trial of this recipe that ran last of all, as a base; else time it anew."""
+        """Return the trial of this recipe that ran last of all, as a base; else time it again."""
         latest, self.latest = self.latest, None
         if latest is not None and key_of(latest.recipe) == key_of(recipe):
             return latest
@@ -284,7 +284,7 @@ def _changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
         return changes  # another script: that its files are others says nothing more
     was, files = before["files"], now["files"]
     mended = [name for name in was if name in files and was[name] != files[name]]
-    changed = sorted(mended or was.keys() ^ files.keys())  # a mended script may import others
+    changed = sorted(mended or was.keys() ^ files.keys())  # a fixed script may import others
     more = [f"{len(changed) - MOST_FILES} more"] if len(changed) > MOST_FILES else []
     return changes + [f"{name} changed since" for name in changed[:MOST_FILES] + more]
 

@@ -1,6 +1,6 @@
 """Run one recipe once in a fresh process and say how it went.
 
-What is read beside a trial, from flatout's own process, and what it says about the numbers.
+What is read alongside a trial, from flatout's own process, and what it says about the numbers.
 """
 
 import math
@@ -83,7 +83,7 @@ def _readings(result: Mapping[str, Any], counters: CounterSampler) -> GpuReading
 
 ENTRY = "flatout.agent.entry"
 MIN_MEASURED = 3
-"""Fewer clean steps than this are no measurement, even of a script that ended by itself."""
+"""Fewer clean steps than this are no measurement, even of a script that ended on its own."""
 
 IN_A_THREAD = (
     "the script trains in a thread of its own, and flatout listens to its main thread "
@@ -327,7 +327,7 @@ def _ran_out_of_memory(ending: Ending, result: Mapping[str, Any] | None) -> bool
 
 
 def _was_killed(ending: Ending) -> bool:
-    """Tell of a -9 that was not ours: the kernel's out-of-memory killer, or somebody else."""
+    """Tell of a -9 that was not ours: the kernel's out-of-memory killer, or someone else."""
     return ending.exit_code == -9 and ending.why == "ended"
 
 

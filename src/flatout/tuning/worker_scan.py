@@ -59,7 +59,7 @@ class WorkerScans:
     latest: WorkerScan | None = None
 
     def of(self, recipe: Recipe, profile: Profile, left_s: float) -> WorkerScan | None:
-        """Return the scan that holds under a recipe; None where nobody looked.
+        """Return the scan that holds under a recipe; None where no one looked.
 
         Args:
             recipe: The recipe so far.

@@ -1,4 +1,4 @@
-"""The verb `compare`: two stored results, side by side, for people and for CI gates."""
+"""The command `compare`: two stored results, side by side, for people and for CI gates."""
 
 import math
 from collections.abc import Callable, Mapping

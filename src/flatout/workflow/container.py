@@ -1,4 +1,4 @@
-"""The verb `container`: the stack of this machine, to be written as a Dockerfile."""
+"""The command `container`: the stack of this machine, to be written as a Dockerfile."""
 
 import re
 from dataclasses import replace
@@ -29,12 +29,12 @@ def stack_of(
 
     Args:
         machine: What was measured; its torch decides the kind.
-        recipe: A recipe to run with; it has to lie beside the Dockerfile.
-        requirements: The script's own packages, beside the Dockerfile too.
+        recipe: A recipe to run with; it has to are alongside the Dockerfile.
+        requirements: The script's own packages, alongside the Dockerfile too.
         script: What is trained, for the command in the first lines.
 
     Raises:
-        UserError: if no torch is installed, or a file is missing or lies elsewhere.
+        UserError: if no torch is installed, or a file is missing or is elsewhere.
     """
     if not machine.torch_version:
         raise UserError("torch is not installed here: there is no stack to write down")

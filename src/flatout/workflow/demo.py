@@ -1,4 +1,7 @@
-"""The verb `demo`: a training job starved of data, made from real photographs, and its tuning."""
+"""The command `demo`.
+
+A training job starved of data, made from real photographs, and its tuning.
+"""
 
 import importlib.util
 import shutil
@@ -44,7 +47,7 @@ def demo(out: Path, budget_s: float, tell: Callable[[Progress], None]) -> Ablati
 
 
 def make_job(out: Path, images: int = 0) -> Workload:
-    """Copy the script into a folder of its own, make its photographs beside it, return the job.
+    """Copy the script into a folder of its own, make its photographs alongside it, return the job.
 
     Args:
         out: The folder for it.

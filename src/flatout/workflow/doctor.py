@@ -4,7 +4,7 @@ Where training will run, and why it would land on the CPU.
 
 What the host gives this process: cores, memory, shared memory, files, disk.
 
-Python, torch and what they need beside them.
+Python, torch and what they need alongside them.
 """
 
 import os
@@ -22,10 +22,10 @@ from flatout.records.machine import Machine
 from flatout.records.units import GIB, MIB, format_bytes, format_share
 
 BUSY_SHARE = 0.05
-"""Above a twentieth, somebody else's work shows in step times."""
+"""Above a twentieth, someone else's work shows in step times."""
 
 HELD_SHARE = 0.02
-"""An idle driver holds below a hundredth of a GPU's memory; a CUDA context of somebody more."""
+"""An idle driver holds below a hundredth of a GPU's memory; a CUDA context of someone more."""
 
 REINSTALL = "pip uninstall torch, then install it with the command that pytorch.org gives for CUDA"
 

@@ -1,4 +1,4 @@
-"""The verb `measure`: where the time and the memory of a training step go."""
+"""The command `measure`: where the time and the memory of a training step go."""
 
 from dataclasses import replace
 from pathlib import Path

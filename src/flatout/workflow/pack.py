@@ -1,4 +1,4 @@
-"""The verb `pack`: a source into a packed store, and the proof that both are equal."""
+"""The command `pack`: a source into a packed store, and the proof that both are equal."""
 
 import json
 import time

@@ -1,4 +1,7 @@
-"""The verb `plan`: will a training step fit a GPU that need not be there, and what would help."""
+"""The command `plan`.
+
+Will a training step fit a GPU that does not exist here, and what would help.
+"""
 
 import os
 import time
@@ -205,7 +208,7 @@ class _Tracer:
         """Return the setup with the first ways of the ladder traced, where the step does not fit.
 
         What a script cannot do is then known before anybody relies on it. The notes say why a
-        technique was left out, or why it stands on its model.
+        technique was left out, or why it is on its model.
         """
         limit = self.ground.limit(setup.stream)
         if steady_replay(setup.stream, self.ground.settings, limit).fits:

@@ -184,7 +184,7 @@ def _only_key(plain: Mapping[str, Any], name: str, allowed: str) -> dict[str, An
 
 
 def _choices(plain: Mapping[str, Any]) -> tuple[Choice, ...]:
-    """Return the techniques, each there once: of two settings nobody could tell which holds."""
+    """Return the techniques, each there once: of two settings no one could tell which holds."""
     choices: dict[str, Choice] = {}
     for choice in map(_choice, _entries(plain)):
         if choice.technique in choices:

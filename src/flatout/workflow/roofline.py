@@ -1,4 +1,4 @@
-"""The verb `roofline`: what the device can do, and what each product of a step gets of it."""
+"""The command `roofline`: what the device can do, and what each product of a step gets of it."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -24,7 +24,7 @@ ARITHMETIC = {
     "cpu": ("float32", "bfloat16"),
     "cuda": ("float32", "tf32", "bfloat16", "float16"),
 }
-"""What is measured of each device, beside what a script uses."""
+"""What is measured of each device, alongside what a script uses."""
 FEWEST_LEFT_S = 5.0
 """With less time left nothing is timed."""
 MOST_OF_STEP = 1.2
@@ -37,7 +37,7 @@ KINDS = {"rocm": "cuda"}
 
 @dataclass(slots=True, kw_only=True)
 class _Clock:
-    """The verb's time."""
+    """The command's time."""
 
     limit_s: float
     started: float = field(default_factory=time.monotonic)
@@ -167,7 +167,10 @@ def _with_shares(product: Product, ceilings: DeviceCeilings) -> Product:
 
 
 def _raised(ceilings: DeviceCeilings, rows: Sequence[Seen]) -> DeviceCeilings:
-    """Return ceilings that no product was seen above: then the peak was measured beside others."""
+    """Return ceilings that no product was seen above.
+
+    Then the peak was measured alongside others.
+    """
     rates = dict(ceilings.gemm_flops_per_s)
     for product in (row.product for row in rows):
         if product.dtype in rates and product.intensity >= ceilings.ridge(product.dtype):

@@ -1,6 +1,6 @@
-"""The verb `run`: the real training, unmodified, with a recipe.
+"""The command `run`: the real training, unmodified, with a recipe.
 
-Beside a real training: the plan it is held against, and what comes after memory ran out.
+Alongside a real training: the plan it is held against, and what comes after memory ran out.
 """
 
 import contextlib
@@ -163,7 +163,7 @@ def next_recipes(recipe: Recipe, plan: RunPlan | None) -> Iterator[Recipe]:
 
 
 def tell(text: str) -> None:
-    """Say something beside the script's own output."""
+    """Say something alongside the script's own output."""
     sys.stderr.write(f"flatout: {text}\n")
     sys.stderr.flush()
 
@@ -193,14 +193,14 @@ PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signa
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOptions:
-    """What a run does beside the training."""
+    """What a run does alongside the training."""
 
     plan: RunPlan | None = None
     """Held against the second step."""
     adapts: bool = False
     """Whether it starts again, with techniques that save memory, when that ran out."""
     resume_arguments: tuple[str, ...] = ()
-    """What the script is given beside its own arguments when it starts again."""
+    """What the script is given alongside its own arguments when it starts again."""
 
 
 def run(workload: Workload, recipe: Recipe, options: RunOptions = RunOptions()) -> int:
@@ -326,7 +326,7 @@ def _is_told_alone() -> bool:
     """Return whether an interrupt comes to this process and not to the script.
 
     A terminal tells all in its foreground, and `timeout` a whole group: a second interrupt would
-    end a script that is saving. Only to the first process of a container nobody else is known.
+    end a script that is saving. Only to the first process of a container no one else is known.
     """
     if os.getpid() != 1:
         return False

@@ -1,4 +1,4 @@
-"""The verb `tune`: try techniques one at a time, keep what measurably helps, prove it.
+"""The command `tune`: try techniques one at a time, keep what measurably helps, prove it.
 
 The ladder: rank by predicted gain, try the best on top of the recipe so far, keep it or not, go
 on; what was seen to help together goes first as one, with too little time for each the
@@ -46,7 +46,8 @@ from flatout.tuning.trials import run_trial
 from flatout.tuning.worker_scan import WorkerScans
 
 RECORDS = 3
-"""Version of what a journal holds beside the trials' own schema: those of another are not read."""
+"""Version of what a journal holds alongside the trials' own schema: those of another are not read.
+"""
 WARM = (
     "an earlier tuning of this script left a compile cache: without it, techniques that "
     "compile may "
@@ -61,7 +62,7 @@ DROP_PAIRS = 4
 
 
 class BaselineFailedError(UserError):
-    """The script does not run by itself; its trial says why."""
+    """The script does not run on its own; its trial says why."""
 
     def __init__(self, trial: Trial) -> None:
         super().__init__(f"the unchanged script did not give a measurement: {trial.message}")
@@ -200,7 +201,7 @@ def _look(
 def _rescue(
     lab: TrialRunner, search: Search, first: Trial, budget: Budget, tell: Tell
 ) -> RescuedBaseline | None:
-    """Make a script run that does not by itself; None where it does, or nothing is known to help.
+    """Make a script run that does not on its own; None where it does, or nothing is known to help.
 
     Raises:
         UserError: if it runs out of memory with every technique, too.

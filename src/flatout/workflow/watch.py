@@ -1,4 +1,4 @@
-"""The verb `watch`: look at a running job, at the GPUs and at the host, again and again."""
+"""The command `watch`: look at a running job, at the GPUs and at the host, again and again."""
 
 import datetime
 import time

@@ -153,7 +153,7 @@ def test_a_training_that_waits_for_its_samples_is_faster_with_a_worker(slow_data
     assert [visit["threads"] for visit in visits[:4]] == [0, 0, 0, 1]
     assert order[4:] == [*reversed(order[-len(order[4:]) // 2 :]), *order[-len(order[4:]) // 2 :]]
     assert {0} < set(order[4:]) <= {0, 1, 3}
-    # 4 samples of 20 ms and a step of 200 ms: after each other, or beside each other.
+    # 4 samples of 20 ms and a step of 200 ms: after each other, or alongside each other.
     best = best_ms(visits)
     assert best[0] > 279
     assert 199 < best[1] < best[0]

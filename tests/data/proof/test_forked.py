@@ -99,7 +99,7 @@ def room_for_two_files():
 
 
 def room_for_one_process():
-    os.setuid(54321)  # for root there is no limit, and of this user there is nobody else
+    os.setuid(54321)  # for root there is no limit, and of this user there is no one else
     return 2
 
 

@@ -33,7 +33,7 @@ def test_frozen_experts_are_no_more_than_the_whole_model():
 
     finding = check(profile(models=(ModelFacts(**facts),)), machine())
 
-    # 6 experts of 8 x 8 + 8 beside a gate of 8 x 6 + 6.
+    # 6 experts of 8 x 8 + 8 alongside a gate of 8 x 6 + 6.
     assert "which hold 89 % of its parameters" in finding.because
     assert finding.share == pytest.approx(432 / 486)
     assert finding.is_bound

@@ -57,7 +57,7 @@ def test_summary_of_a_real_trace_names_its_operators():
     trace = profile.trace
     calls = {entry.name: entry.calls_per_step for entry in trace.operators}
     assert trace.steps == 5
-    # More where an evaluation lies between the traced steps.
+    # More where an evaluation is between the traced steps.
     assert calls["aten::addmm"] >= 2
     assert 0 < sum(entry.share for entry in trace.operators) < 1
     assert trace.missing["kernels"] == "no device kernels in the trace"

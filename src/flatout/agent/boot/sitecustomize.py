@@ -18,7 +18,7 @@ except ImportError:
 if sys.version_info >= (3, 10):  # noqa: UP036  an older one that the script starts runs unobserved
     import importlib.util
 
-    # By its place: through sys.path, all that is installed beside flatout would be found, too.
+    # By its place: through sys.path, all that is installed alongside flatout would be found, too.
     _package = os.path.dirname(os.path.dirname(_here))  # noqa: PTH120
     _init = os.path.join(_package, "__init__.py")  # noqa: PTH118
     _spec = importlib.util.spec_from_file_location("flatout", _init)

@@ -132,7 +132,7 @@ class GradientNotes:
 def scale_at_step(optimizer: "torch.optim.Optimizer") -> float:
     """Return what the gradients must still be divided by when the step begins.
 
-    A fused optimizer gets the gradient scaler's scale handed over and divides by itself; for all
+    A fused optimizer gets the gradient scaler's scale handed over and divides on its own; for all
     others the scaler has divided before.
     """
     scale = getattr(optimizer, "grad_scale", None)

@@ -11,7 +11,7 @@ Switches of a guard trial, the same on both sides: what chance decides is taken 
 Each returns a function that switches back. All must be set right after torch was imported, in
 every process that imports it (spawned loader workers too).
 
-What a script by itself makes of one rounding: its inputs and weights are rounded to bf16, once.
+What a script on its own makes of one rounding: its inputs and weights are rounded to bf16, once.
 
 Some networks amplify whatever happens below: deep ones with BatchNorm, before they are trained.
 One rounding of their images moves their gradients by a fifth, so that bf16 cannot be held to less.
@@ -230,7 +230,7 @@ def drop_dropout() -> Undo:
 
     The rates in the modules stay as they are: the guard compares them. Covered are `nn.Dropout` and
     its kin, the functional forms, `scaled_dot_product_attention`, multi-head attention, dropout
-    between recurrent layers, and the random slopes of `rrelu`. Masks that a script draws by itself
+    between recurrent layers, and the random slopes of `rrelu`. Masks that a script draws on its own
     are not covered, and `torch.jit.script` cannot compile the replaced functions.
     """
     import torch

@@ -155,7 +155,7 @@ def read_record(path: Path) -> GuardRecord:
 
 
 def rank_path(path: Path, rank: int) -> Path:
-    """Return where a rank leaves its record: the first rank at the path, the others beside it.
+    """Return where a rank leaves its record: the first rank at the path, the others alongside it.
 
     >>> rank_path(Path("guard.json"), 0).name, rank_path(Path("guard.json"), 3).name
     ('guard.json', 'guard-rank3.json')

@@ -40,9 +40,9 @@ class SampleStream:
 class Memory:
     """What tensors on a device did to a digest in this step, for those that pass two places.
 
-    A batch that lies on the device is an argument of the call as well: copying and hashing it twice
+    A batch that is on the device is an argument of the call as well: copying and hashing it twice
     would take most of the time of a guard trial. Only the very same object counts, unchanged since,
-    and only where both digests stood at the same point. What is on the CPU is read anew: a worker
+    and only where both digests stood at the same point. What is on the CPU is read again: a worker
     may write into its memory, and no version tells.
     """
 

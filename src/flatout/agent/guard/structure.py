@@ -1,6 +1,6 @@
 """What happens after the first steps, whose numbers are compared: plain facts that rounding leaves.
 
-A model that is left in eval mode, or a running average that stands still, shows in no gradient of
+A model that is left in eval mode, or a running average that is still, shows in no gradient of
 the first steps and, with every dropout off, in no loss of the later ones.
 
 What the model and its optimizers are made of, as plain text and plain numbers.

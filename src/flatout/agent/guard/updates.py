@@ -156,7 +156,7 @@ def _find_kind(path: str, live: "torch.optim.Optimizer") -> Any:
 def _rebuild(kind: Any, live: "torch.optim.Optimizer", groups: list[dict[str, Any]]) -> Any:
     """Make an optimizer the way unpickling does.
 
-    No constructor runs: it may have arguments that nobody recorded, and the hook points listen
+    No constructor runs: it may have arguments that no one recorded, and the hook points listen
     to it.
     """
     shadow = kind.__new__(kind)
@@ -193,7 +193,7 @@ def _unheard() -> Iterator[None]:
 
 
 class UpdateNotes:
-    """The first steps of every optimizer beside the shadow of the reference's optimizer."""
+    """The first steps of every optimizer alongside the shadow of the reference's optimizer."""
 
     def __init__(
         self, steps: int, reference: str | Path | None, early: EarlySteps | None = None

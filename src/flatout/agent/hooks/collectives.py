@@ -1,4 +1,4 @@
-"""The collective hook point: how long the training thread stands in communication with other ranks.
+"""The collective hook point: how long the training thread is in communication with other ranks.
 
 Every collective of `torch.distributed` is timed on the host, and so is the end of a backward in
 which DistributedDataParallel waits for its last bucket. With gloo that is the time in which the

@@ -214,7 +214,7 @@ class _Construction:
     def find_original(self, module: str, asked: Mapping[str, Any]) -> str | None:
         """Return the address of the loader that a framework builds again, None for a new one.
 
-        Accelerate builds every loader anew in one place, training and evaluation alike.
+        Accelerate builds every loader again in one place, training and evaluation alike.
         """
         self.built = [reference for reference in self.built if reference() is not None]
         if not module.startswith(REBUILDERS):

@@ -63,10 +63,10 @@ class _Roots:
         self.is_compiling = torch.compiler.is_compiling
 
     def install(self) -> None:
-        self.discovery = patching.wrap(self.torch.nn.Module, "__call__", self.discovering)
+        self.discovery = patching.wrap(self.torch.nn.Module, "__call__", self._discovering)
         self.session.on("segment", self.narrow)
 
-    def discovering(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def _discovering(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """Return the call of a module, in which roots are found."""
         session, is_compiling = self.session, self.is_compiling
 

@@ -1,6 +1,6 @@
 """The optimizer hook point: which optimizers exist, and where their steps begin and end.
 
-What an optimizer loaded beside torch's own parts, kept for the technique that wrote it.
+What an optimizer loaded alongside torch's own parts, kept for the technique that wrote it.
 
 A script loads its optimizer before the first step, and techniques act in that step: by then
 torch has passed over what it does not know.

@@ -24,7 +24,7 @@ PREFIX = "flatout:"
 class CpuStream:
     """Record the allocations of some steps, in one run of the profiler.
 
-    It must not end and start anew in between: the ends of steps lie within `Optimizer.step`, which
+    It must not end and start again in between: the ends of steps are within `Optimizer.step`, which
     torch records too, and a record that ends in another run than it began in writes to memory that
     is no longer its own.
     """
@@ -57,7 +57,7 @@ class CpuStream:
             pass
 
     def saw(self, looks: list[tuple[int, AllocationLook]]) -> None:
-        """Remark what lies at some addresses now."""
+        """Remark what is at some addresses now."""
         with _RecordFunctionFast(
             self._note([AllocationEvent(0.0, at, look=look) for at, look in looks])
         ):
@@ -85,7 +85,7 @@ class CpuStream:
         return events
 
     def total(self) -> int | None:
-        """Return None: nobody keeps the sum of what was allocated before."""
+        """Return None: no one keeps the sum of what was allocated before."""
         return None
 
     def facts(self) -> dict[str, Any]:
@@ -165,7 +165,7 @@ class CudaStream:
             self.phase = place.phase
 
     def saw(self, looks: list[tuple[int, AllocationLook]]) -> None:
-        """Remark what lies at some addresses now."""
+        """Remark what is at some addresses now."""
         events = [AllocationEvent(0.0, address, look=look) for address, look in looks]
         self._remarks.append((_calls(self._stats()), events))
 

@@ -23,7 +23,7 @@ _UNSEEN: list[None] = []
 
 @contextlib.contextmanager
 def unseen() -> Iterator[None]:
-    """Run calls of a model that are not the training's: nobody notes what their attention runs on.
+    """Run calls of a model that are not the training's: no one notes what their attention runs on.
 
     Two forwards are compared in float64, which no fused kernel of a GPU takes: what ran there says
     nothing of the training.

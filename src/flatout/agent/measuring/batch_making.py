@@ -1,4 +1,4 @@
-"""Processes beside this one that make a loader's batches, so that no core is idle.
+"""Processes alongside this one that make a loader's batches, so that no core is idle.
 
 What a sample takes of a core is more when the other cores work, too: they share caches, the way to
 the memory and often the execution units themselves. So a limit of all cores is measured on all.
@@ -24,7 +24,7 @@ from flatout.agent.processes import die_with_parent
 from flatout.agent.samples import samples_in, size_chosen
 
 dataloader: Any = loading
-"""Its fetchers are nobody's public interface, and torch gives them no types."""
+"""Its fetchers are no one's public interface, and torch gives them no types."""
 
 
 def made_here(loader: Any) -> Iterator[Any]:

@@ -32,7 +32,7 @@ class DeviceClock:
         session.on("root", self.begin)
 
     def begin(self, root: Any) -> None:
-        """Start when the root lies on a CUDA device."""
+        """Start when the root is on a CUDA device."""
         import torch
 
         parameter = next(iter(root.parameters()), None)

@@ -4,7 +4,7 @@ Runs after the measured steps, never during them. Not measured on a GPU yet.
 
 Torch's profiler is one for the whole process: ours gives way to the script's own.
 
-A second one beside a first ends its record or raises, and in a line of the script's. Scripts
+A second one alongside a first ends its record or raises, and in a line of the script's. Scripts
 prepare theirs some steps before they start it, so both moments are watched. A script that was seen
 to use it is left alone from then on.
 """
@@ -231,7 +231,7 @@ def busy_share(events: Iterable[Mapping[str, Any]], lasted_s: float = 0.0) -> fl
 def copied_to_device_s(events: Iterable[Mapping[str, Any]]) -> float:
     """Return the seconds in which copies from the host ran and no kernel: the step waits for these.
 
-    A copy on a stream of its own, beside the computation, costs the step nothing.
+    A copy on a stream of its own, alongside the computation, costs the step nothing.
 
     >>> copied_to_device_s([
     ...     {"kind": "gpu_memcpy", "name": "Memcpy HtoD", "start_s": 0.0, "length_s": 2.0},

@@ -1,10 +1,10 @@
-"""Autograd graphs that outlive their step: somebody keeps a loss and with it all of its past.
+"""Autograd graphs that outlive their step: someone keeps a loss and with it all of its past.
 
 Tensors that are alive now, by the address of their storage.
 
 What holds the memory of a training process, as it goes and when there is no more of it.
 
-Beside every trial and every run. It looks after the first steps only, and once more when an
+Alongside every trial and every run. It looks after the first steps only, and once more when an
 exception says that memory ran out: that look is what tells which component grew.
 """
 
@@ -31,7 +31,7 @@ from flatout.analysis.allocations import EARLIER, OWN, AllocationLook, Allocatio
 from flatout.records.errors import describe_comparison, is_out_of_memory
 
 PLAIN = (torch.Tensor, torch.nn.Parameter)
-"""Classes whose storage is their own; subclasses may wrap others, which are found by themselves."""
+"""Classes whose storage is their own; subclasses may wrap others, which are found on their own."""
 
 
 def find_live(session: Session, device: str) -> dict[int, LiveBlock]:
@@ -184,7 +184,7 @@ class MemoryWatch:
         """Start to measure the next step, on the CPU.
 
         CUDA's allocator keeps the peak since its statistics were reset, and they are the script's
-        own: it may log them at the end of its run, and nobody else resets them.
+        own: it may log them at the end of its run, and no one else resets them.
         """
         if find_cuda_device(self.session) is not None:
             return

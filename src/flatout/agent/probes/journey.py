@@ -1,6 +1,6 @@
 """Follows a batch from the disk to the weights: shares the timed pass.
 
-In the training process it splits the phases of the session's clock: what lies in the data wait
+In the training process it splits the phases of the session's clock: what is in the data wait
 (fetch, collate, pinning), what copies to the device took wherever they happened, the loss between
 forward and backward. In the loader's workers it times every batch and lets each write a record of
 its own counters now and then. See docs/journey.md for how each number is taken.
@@ -20,8 +20,8 @@ from flatout.agent.measuring import batch_timer
 from flatout.agent.measuring.batch_timer import BatchMeter
 from flatout.agent.measuring.operators import TO_DEVICE, CopyTimer
 from flatout.agent.session import Session
+from flatout.analysis.worker_log import OwnBytes, WorkerLog, read_io, read_log, read_pss, thinned
 from flatout.records.phase_clock import NAMES
-from flatout.records.worker_log import OwnBytes, WorkerLog, read_io, read_log, read_pss, thinned
 
 PARTS = ("read", "decode", "collate", "pin", "h2d", "loss", "sync", "h2d_bytes")
 """What is taken out of the phases: seconds, and at the end bytes."""
@@ -54,8 +54,8 @@ class JourneyProbe:
         self.width = len(NAMES)
         self.parts: dict[int, float] = {}
         """Of the running segment. What is kept for each segment stays below 512 bytes: Python has
-        a place of its own for those, and a larger one would lie where the tensors come and go,
-        whose memory then faults in anew at each step (0.6 ms of a step of 27 ms)."""
+        a place of its own for those, and a larger one would are where the tensors come and go,
+        whose memory then faults in again at each step (0.6 ms of a step of 27 ms)."""
         self.rows: list[tuple[Segment, list[float], dict[int, float]]] = []
         self.calls = 0
         self.missing: dict[str, str] = {}

@@ -1,7 +1,7 @@
 """Drain the training loader at full speed, in the training process, with nothing else running.
 
 When the steps of the pass are over, one more iterator of each training loader is made and drained
-for a bounded time: what the loader could give if nobody else used the cores.
+for a bounded time: what the loader could give if no one else used the cores.
 """
 
 import functools
@@ -18,9 +18,9 @@ from flatout.agent.samples import samples_of
 from flatout.agent.session import Session
 
 dataloader: Any = loading
-"""Its iterators are nobody's public interface, and torch gives them no types."""
+"""Its iterators are no one's public interface, and torch gives them no types."""
 MAX_S = 4.0
-"""Long enough for a rate of a few percent, short beside the other passes."""
+"""Long enough for a rate of a few percent, short alongside the other passes."""
 MAX_BATCHES = 400
 
 

@@ -28,7 +28,7 @@ from flatout.records import phase_clock as phases
 AFTER = 3
 """Steps before the first look: by then the optimizer has its state and the roots are known."""
 SETTLING = 2
-"""Steps in which what is freed and made anew in every step comes to be known."""
+"""Steps in which what is freed and made again in every step comes to be known."""
 STEPS = 8
 """Observed steps: a slope over fewer is not robust, and each costs many times an ordinary one."""
 FEW_STEPS = 4
@@ -53,7 +53,7 @@ class AllocationStream(Protocol):
         """Remark that the training is at this place now."""
 
     def saw(self, looks: list[tuple[int, AllocationLook]]) -> None:
-        """Remark what lies at some addresses now."""
+        """Remark what is at some addresses now."""
 
     def end_step(self) -> None:
         """Remark that a step ends."""
@@ -230,7 +230,7 @@ class MemoryProbe:
         return CpuStream()
 
     def _follow_phases(self) -> None:
-        """Listen to the clock beside whoever listens already."""
+        """Listen to the clock alongside whoever listens already."""
         clock = self.session.clock
         earlier = clock._mark
         changed = self.session.quietly(self.changed_phase)

@@ -27,10 +27,10 @@ from flatout.agent.nested import map_leaves
 from flatout.agent.processes import die_with_parent
 from flatout.agent.samples import samples_in, tensor_bytes
 from flatout.agent.session import Session
-from flatout.records.worker_log import read_io
+from flatout.analysis.worker_log import read_io
 
 dataloader: Any = loading
-"""Its fetchers are nobody's public interface, and torch gives them no types."""
+"""Its fetchers are no one's public interface, and torch gives them no types."""
 MAX_S = 3.0
 """Time for batches as they are, and once more under the profiler."""
 MAX_BATCHES = 40
@@ -51,7 +51,7 @@ def start(session: Session, options: Mapping[str, Any]) -> "PipelineProbe":
     """Watch which loaders train.
 
     `max_s` in the options bounds the looking; `company` is the number of processes that make
-    batches beside it.
+    batches alongside it.
     """
     company = Company(options.get("company", 0))
     probe = PipelineProbe(session, options.get("max_s", MAX_S), company)
@@ -152,7 +152,7 @@ class PipelineProbe:
         return cpu_s, max(cpu_s, wall_s - (delay.read_s() - began_s))
 
     def profiled(self, batches: Iterator[Any], profiler: cProfile.Profile) -> dict[str, float]:
-        """Return the seconds that each function took by itself while batches were made."""
+        """Return the seconds that each function took on its own while batches were made."""
         began = time.perf_counter()
         for made in itertools.count(1):
             profiler.enable()

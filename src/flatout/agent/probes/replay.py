@@ -21,21 +21,21 @@ from flatout.agent.nested import map_leaves
 from flatout.agent.session import Session
 
 dataloader: Any = loading
-"""Its iterators are nobody's public interface, and torch gives them no types."""
+"""Its iterators are no one's public interface, and torch gives them no types."""
 RING = 4
 """Batches that are replayed in turn: mixed shapes stay mixed, and memory stays small."""
 DEVICE = "device"
 SHORTEST_EPOCH = 200
-"""Batches at least in an epoch whose length nobody knows: a stream that ended with the timed run
+"""Batches at least in an epoch whose length no one knows: a stream that ended with the timed run
 may have been much longer."""
 
 
 def start(session: Session, options: Mapping[str, Any]) -> "BatchReplay":
     """Replay the loaders at the addresses in `options["loaders"]`.
 
-    `options["what"]` is `host`, or `device` for batches that lie on the training device already.
+    `options["what"]` is `host`, or `device` for batches that are on the training device already.
     `options["lengths"]` has batches per epoch by address, for streams that have no length.
-    `options["company"]` is the number of processes that make batches beside the training.
+    `options["company"]` is the number of processes that make batches alongside the training.
     """
     replay = BatchReplay(session, options)
     replay.install()
@@ -54,7 +54,7 @@ class BatchReplay:
         self.rings: dict[tuple[str, int], _Ring] = {}
         self.company = Company(options.get("company", 0))
         self.trained_s: list[float] = []
-        """CPU seconds of this process from one batch to the next, beside the company."""
+        """CPU seconds of this process from one batch to the next, alongside the company."""
         self._given_s: float | None = None
 
     def install(self) -> None:

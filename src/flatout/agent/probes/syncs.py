@@ -83,7 +83,7 @@ OPERATORS: Mapping[str, str] = {
 }
 """Operators that may wait, on a device there is to wait for."""
 PRINTED = ("print",)
-"""What runs dozens of small operators itself; nobody looks at each of them."""
+"""What runs dozens of small operators itself; no one looks at each of them."""
 
 
 AFTER = 3
@@ -210,7 +210,7 @@ class SyncProbe:
         return not ELSEWHERE.intersection(self.session.clock.stack)
 
     def _watch(self, owner: Any, name: str, what: str) -> None:
-        """Replace one call by itself with a look at the clock before and after."""
+        """Replace one call on its own with a look at the clock before and after."""
         if hasattr(owner, name):
             watched = functools.partial(self._watched, what)
             self._undo.append(patching.wrap(owner, name, watched).undo)

@@ -20,11 +20,11 @@ from flatout.agent import patching
 from flatout.agent.hooks.loader import ADDRESS
 from flatout.agent.session import Session
 from flatout.agent.worker_start import start_of
+from flatout.analysis.worker_log import read_pss
 from flatout.records.errors import NotApplicable
-from flatout.records.worker_log import read_pss
 
 dataloader: Any = loading
-"""Its iterators are nobody's public interface, and torch gives them no types."""
+"""Its iterators are no one's public interface, and torch gives them no types."""
 LEAST_S = 2.0
 """Time on one number once its workers are under way; with 1.2 s visits differed by 2 to 15 %."""
 LEAST_BATCHES = 8
@@ -131,7 +131,7 @@ class Scan:
     pss_bytes: float = 0.0
     """Memory of one worker, on average, when last looked at."""
     epoch_batches: int | None = None
-    """Batches after which the loader starts its workers anew; None where they live on."""
+    """Batches after which the loader starts its workers again; None where they live on."""
 
     def install(self) -> None:
         """Stand in where torch makes an iterator: what the hook points put around it stays."""

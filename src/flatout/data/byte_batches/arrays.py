@@ -53,7 +53,7 @@ class ByteArray(np.ndarray[Any, Any]):
 class LazyArray(Keeping, NDArrayOperatorsMixin):
     """Stands for the array that arithmetic on an image of bytes would have given.
 
-    Whatever it does not know is asked of that array, which is then computed. Once somebody was
+    Whatever it does not know is asked of that array, which is then computed. Once someone was
     given a part of the array's memory, or wrote into it, the array is kept, and all that follows is
     done with it.
     """

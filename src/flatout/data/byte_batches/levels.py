@@ -100,7 +100,7 @@ class Pixels:
         return self.laid_out(self.view[keys], self._axis_after(keys))
 
     def _axis_after(self, keys: Sequence[Any]) -> int | None:
-        """Return where the channels' axis lies once an index put new axes before it."""
+        """Return where the channels' axis is once an index put new axes before it."""
         if self.axis is None:
             return None
         place = -1

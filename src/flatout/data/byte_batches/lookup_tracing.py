@@ -38,7 +38,7 @@ def _lookup(original: Callable[..., Any]) -> Callable[..., Any]:
     def look_up(source: Any, table: Any, *args: Any, **kwargs: Any) -> Any:
         if args or kwargs or not is_scaling(source, table):
             return original(source, table, *args, **kwargs)
-        # A copy: the array may be filled anew for the next sample.
+        # A copy: the array may be filled again for the next sample.
         values = np.array(source, order="K", subok=False)
         levels = np.ascontiguousarray(np.array(table).reshape(LEVELS, -1).T)
         axis = None if len(levels) == 1 else values.ndim - 1

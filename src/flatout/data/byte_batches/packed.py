@@ -63,7 +63,7 @@ class Packed:
     def pin_memory(self, device: Any = None) -> "Packed":
         """Return the same in page-locked memory; the loader's pinning thread asks for it.
 
-        A block of the ring is locked where it lies, and nothing is copied.
+        A block of the ring is locked where it is, and nothing is copied.
         """
         self.is_pinned = True
         if self.held is not None and self.held.lock(None):
@@ -169,7 +169,7 @@ def find_replay(packed: Packed) -> Replay | None:
 
 
 def _which_fit(steps: Sequence[Step], probe: Any, dtype: "np.dtype[Any]") -> list[bool]:
-    """Tell of each step whether its result has the type of the whole, so can lie in its place."""
+    """Tell of each step whether its result has the type of the whole, so can are in its place."""
     value, fits = probe, []
     for name, constant, is_turned in steps:
         value = _step(name, _of_channel(constant, 0), is_turned, value, None)

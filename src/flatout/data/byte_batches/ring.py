@@ -1,9 +1,9 @@
 """Shared memory for batches that goes back and forth between a worker and the training process.
 
 A loader's worker allocates shared memory for every batch, and the kernel clears and maps each page
-of it anew: 0.15 ms for an image of 0.15 MB, more than writing it. Here a worker keeps a few blocks;
-one byte at the end of each tells whether the training process is done with it. A block is sent
-once, then only named. All of it is anonymous and goes with its processes.
+of it again: 0.15 ms for an image of 0.15 MB, more than writing it. Here a worker keeps a few
+blocks; one byte at the end of each says whether the training process is done with it. A block is
+sent once, then only named. All of it is anonymous and goes with its processes.
 
 Where the batch goes to a CUDA device, the training process locks a block's pages when it first gets
 it. The device then copies from the block itself, and the worker has it back once it has. The pages
@@ -124,7 +124,7 @@ _OURS: list["RingBlock"] = []
 _OURS_LOCK = threading.Lock()
 """Samples may be made, and stacked, in several threads of a worker."""
 _THEIRS: dict[tuple[int, int], "Shared"] = {}
-"""In the training process: what lies behind a worker's process id and a block's number."""
+"""In the training process: what is behind a worker's process id and a block's number."""
 _COPYING: dict["Held", Any] = {}
 """Blocks from which a device may still copy, each with the event that comes after the copy."""
 _COPYING_LOCK = threading.RLock()  # a loader's iterator may be let go of while this thread has it
@@ -148,7 +148,7 @@ class RingBlock:
 
     @property
     def is_free(self) -> bool:
-        """Whether nobody uses it: no view of it is left here, and what was sent is given back."""
+        """Whether no one uses it: no view of it is left here, and what was sent is given back."""
         is_back = not self.is_out or int(self.flag[0]) == FREE
         return is_back and self.lease() is None
 
@@ -164,7 +164,7 @@ class Shared:
         self._count = threading.RLock()  # a user may be let go of while this thread counts
 
     def begin(self) -> None:
-        """Count one more field of a batch that lies here: a script may give one twice."""
+        """Count one more field of a batch that is here: a script may give one twice."""
         with self._count:
             self._users += 1
 
@@ -176,7 +176,7 @@ class Shared:
                 self._flag[0] = FREE
 
     def lock(self, device: torch.device | None) -> bool:
-        """Lock the pages, once; tell whether they are."""
+        """Lock the pages, once; say whether they are."""
         place = None if self._is_locked is not None else find_place(device)
         if place is not None:
             unlock = lock(self.memory, place)
@@ -208,7 +208,7 @@ class Held:
         shared.begin()
 
     def lock(self, device: torch.device | None) -> bool:
-        """Lock the block's pages where that can be done; tell whether they are.
+        """Lock the block's pages where that can be done; say whether they are.
 
         Args:
             device: that copies from them; None where that is not known yet.
@@ -275,7 +275,7 @@ def borrow(count: int) -> tuple[torch.Tensor, RingBlock | None]:
 
 
 def _find_free(size: int) -> RingBlock | None:
-    """Return a block of this size that nobody uses; None where there are too many of them."""
+    """Return a block of this size that no one uses; None where there are too many of them."""
     if _OURS and _OURS[0].owner != os.getpid():
         _OURS.clear()  # forked off a process that had some
     block = next((x for x in _OURS if x.memory.numel() == size and x.is_free), None)

@@ -167,7 +167,7 @@ class LazyTensor(Keeping, torch.Tensor):
     def as_subclass(self, kind: Any) -> Any:
         """Stay as it is for torchvision's names for tensors: a batch of them is a plain tensor.
 
-        Torch lets nobody but the class itself have a say in this.
+        Torch lets no one but the class itself have a say in this.
         """
         if kind.__module__.startswith("torchvision."):
             return self
@@ -229,7 +229,7 @@ def _is_image(value: Any) -> bool:
 
 def _begin(value: torch.Tensor) -> Pixels:
     with torch._C.DisableTorchFunction():
-        # A copy, in the same order of axes: the data set may fill its buffer anew.
+        # A copy, in the same order of axes: the data set may fill its buffer again.
         pixels = follow(value.detach().clone().numpy())
     pixels.grid.levels = torch.from_numpy(pixels.grid.levels)
     return pixels

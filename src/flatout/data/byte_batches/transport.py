@@ -94,7 +94,7 @@ def _packed(pixels: Pixels) -> Any:
 
 
 def _refuse_hidden(leaf: Any) -> None:
-    """Refuse an object of the script's own that holds what is followed: nobody would restore it."""
+    """Refuse an object of the script's own that holds what is followed: no one would restore it."""
     if isinstance(leaf, torch.Tensor) or not hasattr(leaf, "__dict__"):
         return
     held = leaves(list(vars(leaf).values()))
@@ -188,7 +188,7 @@ def follow_or_repeat(
     Args:
         plan: how to follow.
         fetch: makes the batch.
-        held: the generators, beside the global ones, that it draws from.
+        held: the generators, alongside the global ones, that it draws from.
     """
     streams = Streams()
     if held is not None:

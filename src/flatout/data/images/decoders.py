@@ -121,7 +121,7 @@ def _opened(pillow: Any, data: bytes, decode: Callable[[bytes], Any]) -> None:
 
 
 class Buffers(threading.local):
-    """Memory for pixels that is used again once nobody refers to it: new memory is faulted in.
+    """Memory for pixels that is used again once no one refers to it: new memory is faulted in.
 
     Decoding into memory that is there took 0.73 ms, into new memory 0.95 ms (measured).
     """

@@ -5,7 +5,7 @@ CMYK, grey, several tiles, a subclass, a truncated file) stays with Pillow, with
 
 Keep what Pillow decoded: a photograph that is loaded again is copied instead of decoded.
 
-For data sets that change their samples at random: what lies before the randomness, the decoding
+For data sets that change their samples at random: what is before the randomness, the decoding
 of a file, is the same each time. `Image.open` still reads the header, so that size, mode, format
 and EXIF are what they always were; only the pixels come from the store.
 """
@@ -82,7 +82,7 @@ def through_store(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 def _key_of(image: Any) -> int | None:
-    """Return a number for the file as it lies there now and the way it is decoded."""
+    """Return a number for the file as it is there now and the way it is decoded."""
     if not image.tile or image.format not in FORMATS or image.mode not in MODES:
         return None
     file = getattr(image, "fp", None)

@@ -2,7 +2,7 @@
 
 `Image.open(...)` and `convert("RGB")` give an image whose pixels are not made yet. If the first
 thing that is asked of it is a part (`crop`, or `resize` with a box), that part is decoded, in its
-place among pixels that nobody reads; whatever else is asked decodes the whole, as always.
+place among pixels that no one reads; whatever else is asked decodes the whole, as always.
 """
 
 import functools
@@ -190,7 +190,7 @@ def _part_of_resize(size: tuple[int, int], to_size: Any, kind: Any, box: Any) ->
 
 
 def inside(size: tuple[int, int], box: Box, most: float = MOST_PART) -> Box | None:
-    """Return what of a part lies inside; None if that is nothing, or more than `most` of it."""
+    """Return what of a part is inside; None if that is nothing, or more than `most` of it."""
     width, height = size
     left, top = max(0, box[0]), max(0, box[1])
     right, bottom = min(width, box[2]), min(height, box[3])

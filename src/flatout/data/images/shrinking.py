@@ -157,7 +157,7 @@ def _shrunk(image: Shrinkable, to_size: tuple[int, int], kind: int, box: Any) ->
         return None
     file, (x, y, end_x, end_y) = image.file, image.box
     size = (-(-file.size[0] // by), -(-file.size[1] // by))
-    # Only what lies inside the part may show, as if it had been cut out at its full size.
+    # Only what is inside the part may show, as if it had been cut out at its full size.
     edges = (x // by, y // by, -(-end_x // by), -(-end_y // by))
     area = inside(size, edges, most=1.0)
     if area is None:

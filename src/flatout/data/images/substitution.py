@@ -30,7 +30,7 @@ class SubstituteState:
     """Puts the script's own way back."""
 
     def is_compared(self, kind: Any) -> bool:
-        """Count one more sample of a kind; tell whether it is made both ways."""
+        """Count one more sample of a kind; say whether it is made both ways."""
         number = self.seen[kind] = self.seen.get(kind, 0) + 1
         return number <= FIRST_COMPARED or number % COMPARED_EVERY == 0
 

@@ -6,7 +6,7 @@ A prefetcher by hand (`with torch.cuda.stream(side): x = x.cuda(non_blocking=Tru
 batch on the device copies nothing, and its stream reads what another stream may still be writing.
 Such a script keeps the copies to itself: batches are handed out on the CPU from then on.
 
-Tell whether what is followed has memory in common with what somebody else holds.
+Whether what is followed has memory in common with what someone else holds.
 """
 
 import functools
@@ -38,9 +38,9 @@ class LentGrid(Grid):
 
 
 class Keeping:
-    """What stands for a computed image until somebody may see that image's own memory.
+    """What stands for a computed image until someone may see that image's own memory.
 
-    Once somebody was given a part of it, or wrote into it, it is kept, and all that follows is done
+    Once someone was given a part of it, or wrote into it, it is kept, and all that follows is done
     with it.
     """
 
@@ -77,14 +77,14 @@ class Keeping:
 
 
 def refuse_shared(pixels: Pixels, what: str) -> None:
-    """Make sure that nobody else sees the memory of an image that may change.
+    """Make sure that no one else sees the memory of an image that may change.
 
     Args:
         pixels: the image.
         what: what happens to the image, as in "is changed in place".
 
     Raises:
-        UnfollowableError: if somebody does, who would not see the change.
+        UnfollowableError: if someone does, who would not see the change.
     """
     lender = getattr(pixels.grid, "lender", None)
     # The lender is counted here, in the attribute and as the argument.

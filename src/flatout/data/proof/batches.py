@@ -1,6 +1,6 @@
 """Prove on a script's own samples that another way to make batches gives the same ones.
 
-Two copies of the process are forked at the same moment, so that every random stream stands alike in
+Two copies of the process are forked at the same moment, so that every random stream is alike in
 both, those that a data set keeps for itself included. Each makes the loader's first batch, one in
 the script's way and one in the other; the digests are compared here.
 
@@ -183,7 +183,7 @@ _known: "WeakKeyDictionary[Any, ReferenceBatch]" = WeakKeyDictionary()
 
 
 def _load_formats() -> None:
-    """Let Pillow import its usual formats here: each copy, and each worker, would do it anew."""
+    """Let Pillow import its usual formats here: each copy, and each worker, would do it again."""
     pillow = sys.modules.get("PIL.Image")
     if pillow is not None:
         pillow.preinit()

@@ -21,7 +21,7 @@ from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 ELEMENTS = 16
-"""Elements that are looked at of a list: one that is filled anew shows in nearly any of them. A
+"""Elements that are looked at of a list: one that is filled again shows in nearly any of them. A
 lone element that changes in place among many more is not seen."""
 NUMBERS = 256
 """Elements that are looked at of an array, which are often zeros: these cost a few microseconds."""

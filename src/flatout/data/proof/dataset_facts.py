@@ -2,7 +2,7 @@
 
 What stands for an array is refused by code that knows true arrays only. Such an error ends the
 following and the batch is made again, unless the data set itself catches it: then it would hand out
-another sample than it does by itself, and nobody would see it.
+another sample than it does on its own, and no one would see it.
 
 Answers about a data set that are found once and given at each epoch, refusals included.
 
@@ -29,7 +29,8 @@ from flatout.records.errors import NotApplicable
 
 Found = TypeVar("Found")
 ALIKE = 2
-"""Sets of one class and length that are known at a time. A script that builds its set anew for each
+"""Sets of one class and length that are known at a time. A script that builds its set again for
+each
 epoch would otherwise have all of them, and what is kept for each, in memory."""
 
 
@@ -62,7 +63,7 @@ class DatasetFacts(Generic[Found]):
         """Return what was found earlier.
 
         Raises:
-            NotApplicable: what looking raised, or because nobody looked.
+            NotApplicable: what looking raised, or because no one looked.
         """
         _, answer = self._known.get(id(dataset), (None, NotApplicable(UNSEEN)))
         if isinstance(answer, NotApplicable):

@@ -2,14 +2,14 @@
 
 The random streams of a process: where they stand, and back there.
 
-Start the random streams of workers that live on anew in each epoch, as new workers would.
+Start the random streams of workers that live on again in each epoch, as new workers would.
 
 Torch seeds a worker when it starts: its global streams from the epoch's base seed and its number,
 then the script's `worker_init_fn`. A worker that lives on keeps its streams where they are. Here it
 hears the next epoch's seed and does all of that again, and what the data set holds of random number
 generators goes back to where a fresh copy of the data set has it.
 
-The random number generators that samples and their collation draw from, beside the global ones.
+The random number generators that samples and their collation draw from, alongside the global ones.
 
 A batch that is made a second time is to have the draws that the first time had.
 """
@@ -46,7 +46,7 @@ class Streams:
         return hashlib.blake2b(pickle.dumps(parts), digest_size=16).hexdigest()
 
     def set_back(self) -> None:
-        """Put them there again. A forked copy needs it: Python seeds `random` anew there."""
+        """Put them there again. A forked copy needs it: Python seeds `random` again there."""
         torch.default_generator.set_state(self.torch)
         random.setstate(self.python)
         np.random.set_state(self.numpy)
@@ -159,7 +159,7 @@ def check_loader(loader: Any) -> None:
     """Make sure that the workers of a loader run torch's own loop.
 
     Raises:
-        NotApplicable: if they run another one, in which nobody would hear of an epoch.
+        NotApplicable: if they run another one, in which no one would hear of an epoch.
     """
     if type(loader)._get_iterator is not DataLoader._get_iterator:
         raise NotApplicable(f"{type(loader).__name__} has a way of its own to run its workers")
@@ -178,7 +178,7 @@ def seed_worker(base_seed: int, number: int) -> None:
 
 
 def generators_of(dataset: Any, **others: Any) -> list[tuple[Any, Any]]:
-    """Return the random number generators that a data set holds, each with where it stands."""
+    """Return the random number generators that a data set holds, each with where it is."""
     found = [value for _, value in held_by(dataset, **others) if _state(value) is not None]
     return [(value, _state(value)) for value in {id(value): value for value in found}.values()]
 
@@ -197,7 +197,7 @@ def set_back(generators: Generators) -> None:
 
 
 def are_where_they_were(generators: Generators) -> bool:
-    """Return whether nobody drew from generators since `generators_of` returned them."""
+    """Return whether no one drew from generators since `generators_of` returned them."""
     return all(_is_same(_state(generator), state) for generator, state in generators)
 
 
@@ -266,7 +266,10 @@ class HeldStreams:
         self._noted = generators_of(None, **self._generators)
 
     def set_back(self) -> None:
-        """Put them to where they were noted last; those made since are made anew when asked for."""
+        """Put them to where they were noted last.
+
+        Those made since are made again when asked for.
+        """
         set_back(self._noted)
         for now, before in self._held:
             for name in [name for name in now if now[name] is not before.get(name)]:

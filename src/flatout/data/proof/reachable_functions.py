@@ -18,7 +18,7 @@ from typing import Any
 METHODS = frozenset({"__getitem__", "__getitems__", "__call__", "forward"})
 """Through which samples, or parts of them, are asked for."""
 HOLDERS = frozenset({"dataset", "datasets", "transform", "transforms", "target_transform"})
-"""Attributes behind which more of a sample's making lies, though a library made the object."""
+"""Attributes behind which more of a sample's making is, though a library made the object."""
 LIBRARIES = sys.stdlib_module_names | {
     *("torch", "torchvision", "albumentations", "flatout", "numpy", "PIL", "cv2", "scipy"),
     *("pandas", "skimage", "imageio", "matplotlib", "tqdm", "h5py", "lmdb"),

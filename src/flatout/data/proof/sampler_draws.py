@@ -48,7 +48,7 @@ def settled_numbers(sampler: Any) -> int | None:
 
     A `RandomSampler` that was given a generator draws from it again once the numbers of its first
     draw are used up, even where it needs no more. A script may draw from the same generator
-    meanwhile, or leave the epoch before. Without one it makes its own, which nobody else has.
+    meanwhile, or leave the epoch before. Without one it makes its own, which no one else has.
     """
     from torch.utils.data import RandomSampler
 

@@ -12,7 +12,7 @@ KINDS = (
     "or a data set as module:name or file.py:name"
 )
 SPLITS = "dataset_dict.json"
-"""What Hugging Face `datasets` writes beside the folders of a set's splits."""
+"""What Hugging Face `datasets` writes alongside the folders of a set's splits."""
 TABLES = (".csv", ".tsv")
 LINES = (".jsonl", ".ndjson", ".txt")
 ARRAYS = (".npy", ".npz")

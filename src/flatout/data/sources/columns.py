@@ -1,6 +1,6 @@
 """Parquet and Arrow files, and folders that Hugging Face `datasets` saved. Needs pyarrow.
 
-Parquet cannot be read in random order, so it is written out as Arrow once, beside the pack that
+Parquet cannot be read in random order, so it is written out as Arrow once, alongside the pack that
 is being made, and removed with the rest of what an unfinished pack keeps. What was written out is
 used again only for the very file it was made of.
 """
@@ -302,7 +302,7 @@ def _plain(cell: Any) -> Any:
 
 
 def _class_names(path: Path, label: str, schema: Any) -> tuple[str, ...]:
-    """Return the names that Hugging Face keeps beside a label column."""
+    """Return the names that Hugging Face keeps alongside a label column."""
     info = path / "dataset_info.json"
     try:
         if info.is_file():

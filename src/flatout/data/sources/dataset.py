@@ -133,6 +133,6 @@ def _from_file(path: Path) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     if str(path.resolve().parent) not in sys.path:
-        sys.path.insert(0, str(path.resolve().parent))  # what lies beside a script is importable
+        sys.path.insert(0, str(path.resolve().parent))  # what is alongside a script is importable
     spec.loader.exec_module(module)
     return module

@@ -1,7 +1,7 @@
 """WebDataset tars: consecutive members that share their name up to its first dot are one sample.
 
 A tar is indexed once; after that, members are read by their offsets, in any order. Members that
-are links, lie outside the archive's folder, or come twice are never followed or overwritten.
+are links, are outside the archive's folder, or come twice are never followed or overwritten.
 """
 
 import io

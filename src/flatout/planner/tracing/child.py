@@ -126,4 +126,4 @@ def _is_users(name: str) -> bool:
 if __name__ == "__main__":
     code = main(sys.argv[1:])
     sys.stderr.flush()
-    os._exit(code)  # to take a traced model apart would take a second, and serve nobody
+    os._exit(code)  # to take a traced model apart would take a second, and serve no one

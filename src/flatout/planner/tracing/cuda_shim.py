@@ -26,7 +26,7 @@ CUDA, META = 1, 14
 GUARDS = 16
 """Places of that table that are looked at; it holds one for each device type, 20 and more."""
 HEADER_SLOTS = 2
-"""What stands before the functions of a table: offset to top, and the type's description."""
+"""What is before the functions of a table: offset to top, and the type's description."""
 RETURN_TRUE = (
     bytes.fromhex("b801000000c3"),  # x86-64: mov eax, 1; ret
     bytes.fromhex("20008052c0035fd6"),  # AArch64: mov w0, 1; ret
@@ -164,7 +164,7 @@ class _Code:
         self.ranges = [(int(low, 16), int(high, 16)) for low, _, high in ranges]
 
     def holds(self, address: int | None) -> bool:
-        """Return whether an address lies in code."""
+        """Return whether an address is in code."""
         return address is not None and any(low <= address < high for low, high in self.ranges)
 
     def length(self, table: Any) -> int:

@@ -10,7 +10,7 @@ from flatout.records.errors import UserError, unknown
 from flatout.records.input_files import read_json
 
 SEQUENCE = 512
-"""Tokens of a sample, where nobody says another number and the model takes as many."""
+"""Tokens of a sample, where no one says another number and the model takes as many."""
 MELS_FRAMES = 3000
 """Frames of a speech sample: the 30 seconds of Whisper's."""
 HEADS = ("CausalLM", "LMHead", "MaskedLM", "ForConditional", "Seq2SeqLM", "ImageClass", "Sequence")

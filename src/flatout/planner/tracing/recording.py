@@ -178,7 +178,7 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Whether the kernels are those of the host, without running."""
         self.phase, self.step = Phase.SETUP, 0
         self.looks_away: Callable[[], bool] = lambda: False
-        """Tells whether what is made now is none of the training's memory."""
+        """Whether what is made now is none of the training's memory."""
         self._alive: dict[int, int] = {}
         self._ends: dict[int, _End] = {}
 
@@ -190,7 +190,7 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.marks.append(Mark(len(self.events), phase, step))
 
     def know(self, tensor: Any, component: Component, module: str = "") -> None:
-        """Say what a tensor is for, if it lies on the device."""
+        """Say what a tensor is for, if it is on the device."""
         birth = self.find(_local(tensor))
         if birth is not None:
             birth.component = component
@@ -201,7 +201,7 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return self.find(_local(tensor))
 
     def find(self, tensor: Tensor) -> Birth | None:
-        """Return the allocation that a tensor lies in."""
+        """Return the allocation that a tensor is in."""
         if tensor.device.type != self.device or tensor.layout is not torch.strided:
             return None
         place = self._alive.get(tensor.untyped_storage()._cdata)
@@ -440,6 +440,6 @@ def _builds_module() -> bool:
 
 
 def _local(tensor: Any) -> Tensor:
-    """Return what lies on this device of a tensor that is spread over several."""
+    """Return what is on this device of a tensor that is spread over several."""
     local: Tensor = getattr(tensor, "_local_tensor", tensor)
     return local

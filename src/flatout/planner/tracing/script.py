@@ -71,7 +71,7 @@ class Asked(Protocol):
 
 
 class ScriptTracer:
-    """Traces a script, anew for each request."""
+    """Traces a script, again for each request."""
 
     def __init__(self, workload: Workload, environment: Mapping[str, str] = os.environ) -> None:
         self.workload = workload
@@ -208,10 +208,10 @@ class _ScriptTrace:
         on("backward", lambda _: enter(Phase.BACKWARD, self.number))
         on("backward_end", self.backward_end)
         on("segment", self.stepped)
-        patching.wrap(sys, "excepthook", self.refusing)
+        patching.wrap(sys, "excepthook", self._refusing)
         atexit.register(self.ended)
 
-    def refusing(self, previous: Callable[..., Any]) -> Callable[..., Any]:
+    def _refusing(self, previous: Callable[..., Any]) -> Callable[..., Any]:
         """Return the hook of what ends the script, which refuses the trace for it."""
 
         def crashed(kind: type[BaseException], error: BaseException, trace: Any) -> None:

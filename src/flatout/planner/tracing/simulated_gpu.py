@@ -18,7 +18,7 @@ from flatout.agent.patching import swapped
 from flatout.planner.tracing import cuda_shim, layer_kernels
 
 CAPABILITY = (9, 0)
-"""Of the pretended device, where nobody says another: Hopper."""
+"""Of the pretended device, where no one says another: Hopper."""
 BUILT_WITH = torch._C._show_config()
 """Asked for where a device is pretended, a build without CUDA would fail."""
 TOTAL_BYTES = 2**47

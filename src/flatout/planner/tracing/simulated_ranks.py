@@ -5,7 +5,7 @@ The environment of the first of several ranks that torchrun would start.
 One rank of many in a script: its process group exchanges nothing, its buckets are real.
 
 `DistributedDataParallel` works with its own reducer, so that gradient buckets are what torch makes
-of them: in their first order from the beginning on, built anew before the second step.
+of them: in their first order from the beginning on, built again before the second step.
 """
 
 import contextlib

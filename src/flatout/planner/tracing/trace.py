@@ -324,7 +324,7 @@ class _Training:
         self.at = (Phase.SETUP, 0)
 
     def enter(self, phase: Phase, step: int) -> None:
-        """Begin a phase, with nothing left of the one before that nobody holds."""
+        """Begin a phase, with nothing left of the one before that no one holds."""
         gc.collect()
         self.at = (phase, step)
         self.recording.enter(phase, step)

@@ -33,7 +33,7 @@ class TrainingStep:
     accumulate: int = 1
     """Micro-batches of an optimizer step."""
     scales_gradients: bool = False
-    """Whether a GradScaler stands between loss and optimizer."""
+    """Whether a GradScaler is between loss and optimizer."""
     clip_norm: float | None = None
     """Gradients are clipped to this norm before the optimizer's step."""
     world_size: int = 1

@@ -224,7 +224,7 @@ def _y(value: float, top: float) -> float:
 
 
 MAIN_READINGS = ("step_time", "speed", "device_busy", "peak_memory")
-"""What stands in large letters; the words in brackets go below."""
+"""What is in large letters; the words in brackets go below."""
 
 WHOLE_ROWS = frozenset({"journey", "workers", "largest", "gpu"})
 """Sections with many columns, or with drawings; the others stand two in a row."""

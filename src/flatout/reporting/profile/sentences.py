@@ -57,7 +57,7 @@ def _waiting(profile: Profile) -> Sentence:
 def known_ceilings(profile: Profile) -> list[tuple[str, float]]:
     """Return the ceilings that say something, by name.
 
-    On a CPU nothing is copied to a device. Without a loader nobody saw what data cost.
+    On a CPU nothing is copied to a device. Without a loader no one saw what data cost.
     """
     ceilings = profile.ceilings
     has_data = bool(profile.training_loaders) or profile.phases_ms[WAIT] > 0

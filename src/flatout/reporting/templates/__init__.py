@@ -14,7 +14,7 @@ def render(name: str, values: Mapping[str, Any]) -> str:
 
 
 def read_text(name: str) -> str:
-    """Return a file beside the templates as it is."""
+    """Return a file alongside the templates as it is."""
     return files(__name__).joinpath(name).read_text(encoding="utf-8")
 
 

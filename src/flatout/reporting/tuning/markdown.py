@@ -52,7 +52,7 @@ def ablation_markdown(
     Args:
         ablation: What the tuning found.
         changes: The recipe by hand.
-        place: Where the recipe lies, for the next command.
+        place: Where the recipe is, for the next command.
     """
     lines = [
         f"# {escaped(headline(ablation))}",
@@ -100,7 +100,7 @@ def ablation_html(
     Args:
         ablation: What the tuning found.
         changes: The recipe by hand.
-        place: Where the recipe lies, for the next command.
+        place: Where the recipe is, for the next command.
     """
     return render(
         "ladder.html.j2",

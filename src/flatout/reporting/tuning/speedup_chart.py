@@ -170,7 +170,7 @@ def _rate_words(per_s: float | None) -> str:
 
 
 WIDTH = 400
-"""About a phone's width, so that nothing is scaled down there; each label stands above its bar."""
+"""About a phone's width, so that nothing is scaled down there; each label is above its bar."""
 MARGIN = 8
 ROW_HEIGHT = 48
 TOP = 54
@@ -194,7 +194,7 @@ class Bar:
     whisker: str
     """The path of the interval; empty where there is none."""
     note: str
-    """What stands at the right: the multiple and the verdict."""
+    """What is at the right: the multiple and the verdict."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

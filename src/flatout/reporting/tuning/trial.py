@@ -33,7 +33,7 @@ MORE_TIME = 3
 TRACEBACK = "Traceback (most recent call last):"
 """What an error of Python's begins with."""
 RANKS = "ranks"
-"""The advice where a script was started by itself that several processes run."""
+"""The advice where a script was started on its own that several processes run."""
 DEVICE = "device"
 """The advice where a script asks for a device that torch does not find: no edit makes one."""
 NO_DATA = "empty_data"
@@ -143,7 +143,7 @@ def _label(name: str, say: Messages) -> str:
 
 def _headline(trial: Trial, say: Messages) -> str:
     said = say.translated(trial.message)
-    # What a trial says of the script is the headline; what torch or Python said stands behind one.
+    # What a trial says of the script is the headline; what torch or Python said is behind one.
     if said == trial.message and not said.startswith("the script"):
         headline = say(f"failure.head_{trial.outcome.value}")
         said = ": ".join(part for part in (headline, said) if part)

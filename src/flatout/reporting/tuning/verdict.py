@@ -31,7 +31,7 @@ STOPPED_WORDS = {
 FEWEST_PREDICTIONS = 2
 """One prediction shows nothing about the next."""
 WORTH_LOOKING = 1.15
-"""From this ceiling on data is worth a look, as for the rule `data_wait`: then nobody is told that
+"""From this ceiling on data is worth a look, as for the rule `data_wait`: then no one is told that
 nothing is worth changing."""
 MAX_RESOLUTION = 3.0
 """A tuning that could not even have shown a factor of three knows nothing about the noise."""
@@ -291,11 +291,11 @@ def hand_changes(
 
 
 def _filled(text: str, settings: dict[str, Any]) -> tuple[str, ...]:
-    """Put the settings in for `$name`; a name that is no setting stays as it stands."""
+    """Put the settings in for `$name`; a name that is no setting stays as it is."""
     values = {name: _source(value) for name, value in settings.items()}
     return tuple(Template(text.strip("\n")).safe_substitute(values).splitlines())
 
 
 def _source(value: Any) -> str:
-    """Return a setting as it stands in a script; texts go without quotes, the lines have them."""
+    """Return a setting as it is in a script; texts go without quotes, the lines have them."""
     return value if isinstance(value, str) else repr(value)

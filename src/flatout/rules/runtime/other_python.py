@@ -42,9 +42,9 @@ def check(profile: Profile, machine: Machine) -> Finding | None:
 
 
 def _outside(profile: Profile) -> str:
-    """Return what was seen. What was not lies in the rest: making batches, or the forward pass.
+    """Return what was seen. What was not is in the rest: making batches, or the forward pass.
 
-    Models that are not trained, such as a teacher or a frozen encoder, lie there always.
+    Models that are not trained, such as a teacher or a frozen encoder, are there always.
     """
     seen = f"{'trained model' if profile.models else 'backward'} and optimizer"
     return f"loading, {seen}" if profile.training_loaders else seen
@@ -53,7 +53,7 @@ def _outside(profile: Profile) -> str:
 def _parts_ms(profile: Profile) -> dict[str, float]:
     """Return the parts of the rest that can be told apart.
 
-    Of the legs on the training thread the loss lies in the rest alone; what is neither it nor the
+    Of the legs on the training thread the loss is in the rest alone; what is neither it nor the
     leg `other`, which evaluation belongs to, are copies.
     """
     legs = profile.journey.legs if profile.journey else ()

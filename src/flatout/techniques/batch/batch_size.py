@@ -158,7 +158,7 @@ def scale_rate(
         own[:] = [group["lr"] for group in groups]
         if not is_due():
             return
-        # Of all groups: one that is added later is no reason to begin anew.
+        # Of all groups: one that is added later is no reason to begin again.
         count = min(warm_up_steps, max(group.get(RAMPED, 0) for group in groups)) + 1
         now = 1 + (factor - 1) * count / (warm_up_steps + 1)
         for group in groups:

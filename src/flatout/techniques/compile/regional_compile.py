@@ -57,7 +57,7 @@ Once the model is on its device, for its repeated blocks:
 
     @classmethod
     def candidates(cls, profile: Profile, machine: Machine) -> Sequence["RegionalCompile"]:
-        """Return the technique for models with repeated blocks that nobody compiled."""
+        """Return the technique for models with repeated blocks that no one compiled."""
         del machine
         if any(model.is_compiled or model.input_shapes > MAX_SHAPES for model in profile.models):
             return ()

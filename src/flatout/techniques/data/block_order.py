@@ -268,7 +268,7 @@ def _check_cold(store: PackedStore, window: int) -> None:
     """Make sure that reads are cold, and that two windows find room.
 
     Raises:
-        NotApplicable: if the store lies in the page cache, or a window is too large for it.
+        NotApplicable: if the store is in the page cache, or a window is too large for it.
     """
     from flatout.data.packed_store import resident_share
 

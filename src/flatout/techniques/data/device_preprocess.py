@@ -156,7 +156,7 @@ def send_bytes(loader: Any, device: "torch.device | str | None" = None) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bytes:
-    """The way that a loader's images take as bytes, which can be proven beside those of others."""
+    """How a loader's images travel as bytes; proven together with other techniques."""
 
     device: "torch.device | None" = None
     name: ClassVar[str] = "device_preprocess"

@@ -1,7 +1,7 @@
 """Load batches in worker processes.
 
 What it does: sets `num_workers` and `prefetch_factor` of the training loaders, so that reading,
-decoding and collating run beside the training step.
+decoding and collating run alongside the training step.
 When it helps: the step waits for data while cores are free.
 What it costs: memory per worker, shared memory for the batches in flight, and cores.
 How it is checked: sample order and the trainer's random stream are bit-identical for every number
@@ -48,7 +48,7 @@ UNEVEN_GAIN = 0.5
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoaderWorkers(Technique):
-    """Load batches in worker processes, beside the training step."""
+    """Load batches in worker processes, alongside the training step."""
 
     family: ClassVar[str] = "data"
     addresses: ClassVar[frozenset[str]] = frozenset({"data_wait"})
@@ -153,7 +153,7 @@ def worker_counts(profile: Profile, machine: Machine) -> tuple[int, ...]:
     """Return the numbers of workers worth a trial; the present one is left out.
 
     Where the running training was seen with several, the best of them; and where that does not tell
-    enough, then the first of what is to be expected as well. Where nobody looked, all of that:
+    enough, then the first of what is to be expected as well. Where no one looked, all of that:
     what the step needs by its own profile, twice that, and the most that the cores feed.
     Once a number was kept, its neighbours: a quarter more and a quarter less. Where cores are short
     the most come first: the prediction sees no difference then, but later techniques that
@@ -178,7 +178,8 @@ def is_telling(profile: Profile) -> bool:
     scan = profile.worker_scan
     if scan is None:
         return False
-    # Workers with fewer threads beside them were seen as well: that is the other half of the cores.
+    # Workers with fewer threads alongside them were seen as well: that is the other half of the
+    # cores.
     if scan.with_threads:
         return True
     best = scan.ratio(scan.best.num_workers, than=scan.now)

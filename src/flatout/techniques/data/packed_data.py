@@ -28,7 +28,7 @@ from flatout.techniques.data.read_ahead import blocked_share, is_cold
 STORES = "FLATOUT_PACKED"
 """Environment variable: folders of packed stores, separated as in PATH."""
 PATTERN = f"*.packed/{HEADER}"
-"""Stores that are found by themselves: in the folder where flatout runs."""
+"""Stores that are found on their own: in the folder where flatout runs."""
 READ_SHARE, DECODE_SHARE = 0.02, 0.40
 """Of loading a photograph: 0.025 ms to read and 1.39 ms to decode, of 3.5 ms (research on the input
 pipeline, files in the page cache)."""

@@ -1,9 +1,9 @@
 """Keep the loader's worker processes alive from one epoch to the next.
 
 What it does: sets `persistent_workers=True` on the training loaders, and draws from the random
-stream what a loader that starts anew draws, so that the trainer's stream stays where it was. The
+stream what a loader that starts again draws, so that the trainer's stream stays where it was. The
 workers hear that seed and start their own streams with it, as new ones would. Where the script
-changed the data set since the workers were started, they are started anew; so they are where it
+changed the data set since the workers were started, they are started again; so they are where it
 has an iterator with batches left when it asks for another one.
 When it helps: epochs are short and starting the workers takes a visible part of them.
 What it costs: the workers' memory stays in use between epochs.
@@ -55,7 +55,7 @@ By hand this moves the random stream at every epoch's start; flatout's technique
 
     @classmethod
     def candidates(cls, profile: Profile, machine: Machine) -> Sequence["PersistentWorkers"]:
-        """Return the technique when workers are started anew in epochs short enough to feel it."""
+        """Return the technique when workers are started again in epochs short enough to feel it."""
         del machine
         if not any(_restarts(loader) for loader in profile.training_loaders):
             return ()
@@ -83,7 +83,7 @@ By hand this moves the random stream at every epoch's start; flatout's technique
         return {**arguments, "persistent_workers": _Added(1)}
 
     def epoch(self, loader: Any) -> Any:
-        """Draw the seed that a loader which starts its workers anew would draw, or start them so.
+        """Draw the seed that a loader which starts its workers again would draw, or start them so.
 
         The workers have a copy of the data set: what the script changed since is not in it.
         """
@@ -97,7 +97,7 @@ By hand this moves the random stream at every epoch's start; flatout's technique
         return loader
 
     def end(self) -> str:
-        """Say in how many epochs the workers were started anew after all."""
+        """Say in how many epochs the workers were started again after all."""
         changed = [change for change in _changes if change]
         if not changed:
             return ""
@@ -131,7 +131,7 @@ class _Copied:
 
 _copied: "WeakKeyDictionary[DataLoader[Any], _Copied]" = WeakKeyDictionary()
 _changes: list[str] = []
-"""Of each epoch but a loader's first: why its workers were started anew; empty if they lived."""
+"""Of each epoch but a loader's first: why its workers were started again; empty if they lived."""
 
 
 class _Added(int):
@@ -187,7 +187,7 @@ def _keep_or_end(loader: "DataLoader[Any]", streams: "EpochStreams", now: _Copie
 
 
 class _Lone:
-    """Holds a thing that nobody else holds, as a loader its iterator."""
+    """Holds a thing that no one else holds, as a loader its iterator."""
 
     def __init__(self) -> None:
         self._iterator = object()
@@ -203,7 +203,7 @@ def is_held(loader: Any) -> bool:
 
 
 def is_given_out(iterator: Any) -> bool:
-    """Return whether all batches of an epoch were given out, though nobody was told of its end.
+    """Return whether all batches of an epoch were given out, though no one was told of its end.
 
     Lightning, and loops that count their batches, never ask for more.
     """
@@ -235,7 +235,7 @@ def _references(holder: Any) -> int:
 def draw_missing_seed(loader: "DataLoader[Any]") -> int:
     """Draw what a non-persistent loader draws at the start of an epoch and a persistent one omits.
 
-    Returns the base seed of the workers, which one that starts anew would give to them.
+    Returns the base seed of the workers, which one that starts again would give to them.
 
     A new iterator starts the index sampler once, draws the workers' base seed from the loader's
     generator (the trainer's own where it has none), and starts the sampler again. A persistent one

@@ -31,7 +31,7 @@ from flatout.techniques.data.ram_cache import (
 )
 
 MEMORY_SHARE = 0.5
-"""Share of the free memory that the tokens may take: they are small beside pictures."""
+"""Share of the free memory that the tokens may take: they are small alongside pictures."""
 
 
 @final

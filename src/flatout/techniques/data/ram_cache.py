@@ -52,10 +52,10 @@ DECODED_SAVED = 0.8
 """Of reading and decoding, what is left is the header and a copy of the pixels: 0.15 of 0.95 ms for
 a photograph of 500x375 (measured, one core)."""
 USUAL_DECODING = 0.35
-"""Part of a loader's work that reading and decoding take where nobody looked: 1.0 of 3.0 ms for
+"""Part of a loader's work that reading and decoding take where no one looked: 1.0 of 3.0 ms for
 a classic pipeline (measured)."""
 IN_MEMORY = "TensorDataset"
-"""A data set whose samples lie in memory already."""
+"""A data set whose samples are in memory already."""
 SLOTS_A_KEY = 2
 """A table at half load finds a key in two looks."""
 

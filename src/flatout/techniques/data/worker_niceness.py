@@ -3,9 +3,9 @@
 What it does: lowers the priority of every worker process (its nice value, as `nice` does).
 When it helps: workers and the training want more cores than there are. At the same priority the
 training is put off in the middle of a step, and its threads wait for the one that has no core.
-What it costs: batches come later; a training of one thread on the CPU loses by that. Beside other
-programs on the machine the workers get less.
-How it is checked: samples and their order are the same, bit for bit.
+What it costs: batches come later; a training of one thread on the CPU loses by that. Alongside
+other programs on the machine the workers get less. How it is checked: samples and their order
+are the same, bit for bit.
 """
 
 import os
@@ -55,7 +55,7 @@ Where the training loader is made:
         """Return the technique where workers delay a training on threads or on a device."""
         del machine
         is_crowded = profile.delay_share > CROWDED_SHARE and workers_now(profile)
-        # One thread on a CPU waits for nobody but the workers' batches, which would come later.
+        # One thread on a CPU waits for no one but the workers' batches, which would come later.
         is_one = profile.device_kind == "cpu" and profile.cpu_threads <= 1
         return [cls()] if is_crowded and not is_one and hasattr(os, "nice") else ()
 
@@ -93,7 +93,7 @@ class StepBack:
     """A `worker_init_fn` that lowers the priority, then does what the script asked for."""
 
     wanted: int
-    """The nice value that a worker ends up with, however often it is started anew."""
+    """The nice value that a worker ends up with, however often it is started again."""
     then: Callable[[int], None] | None = None
 
     def __call__(self, number: int) -> None:

@@ -1,7 +1,7 @@
 """Let each loader worker compute with one thread.
 
 What it does: in every worker process, switches off the threads that OpenCV, BLAS and OpenMP
-libraries start by themselves. Torch does so for its own threads in workers already.
+libraries start on their own. Torch does so for its own threads in workers already.
 When it helps: workers use more than one core each, so that several of them fight for the cores.
 What it costs: a worker that had cores to itself is slower.
 How it is checked: the samples are compared; sums in a BLAS product may round differently.
@@ -141,7 +141,7 @@ def threaded(profile: Profile) -> list[WorkerFacts]:
 
 
 def started_ms(profile: Profile, machine: Machine) -> float:
-    """Return what dearer starts of workers take of a step, where each epoch starts them anew."""
+    """Return what dearer starts of workers take of a step, where each epoch starts them again."""
     loaders = [x for x in profile.training_loaders if not x.persistent_workers]
     workers = max((x.workers for x in loaders), default=0)
     if not profile.epoch_steps or not profile.epoch_start_ms:

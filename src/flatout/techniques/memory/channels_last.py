@@ -102,7 +102,7 @@ _STRAYS: dict[str, tuple[list[str], int]] = {}
 _REASONS: list[str] = []
 """Of each root why it was left alone; empty for one that was converted."""
 _FOLLOWING: "weakref.WeakSet[torch.optim.Optimizer]" = weakref.WeakSet()
-"""Optimizers whose states lie as the weights do."""
+"""Optimizers whose states are as the weights do."""
 
 
 def find_obstacle(root: "torch.nn.Module") -> str | None:
@@ -118,7 +118,7 @@ def find_obstacle(root: "torch.nn.Module") -> str | None:
 def noting(call: Callable[..., Output], root: "torch.nn.Module") -> Callable[..., Output]:
     """Return the call, whose first run notes which convolutions are given the other format.
 
-    Not for compiled models: what is inside of them is not called as it stands there.
+    Not for compiled models: what is inside of them is not called as it is there.
     """
     waiting = True
 
@@ -159,7 +159,7 @@ def store_channels_last(model: "torch.nn.Module") -> "torch.nn.Module":
 
 
 def follow_weights(optimizer: "torch.optim.Optimizer") -> "torch.optim.Optimizer":
-    """Let an optimizer's states lie as its weights do, loaded ones too; saved ones are contiguous.
+    """Let an optimizer's states are as its weights do, loaded ones too; saved ones are contiguous.
 
     Fused kernels walk weights and states side by side: of two formats the one on the CPU mixes the
     elements up, the one on CUDA ends the training. A checkpoint may go on where weights are stored
@@ -192,7 +192,7 @@ def _contiguous_states(_optimizer: Any, saved: dict[str, Any]) -> dict[str, Any]
     states = {
         key: {name: _contiguous(value) for name, value in state.items()}
         if isinstance(state, dict)
-        else state  # an optimizer may keep a value of its own beside its parameters
+        else state  # an optimizer may keep a value of its own alongside its parameters
         for key, state in saved["state"].items()
     }
     return {**saved, "state": states}

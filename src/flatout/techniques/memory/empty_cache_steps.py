@@ -3,7 +3,7 @@
 What it does: calls the device's `empty_cache` after every Nth optimizer step.
 When it helps: the allocator holds blocks that no longer fit, and has to flush in mid-step: lengths
 that vary, a validation between training steps.
-What it costs: the flushed blocks are asked for anew in the next step. The last resort.
+What it costs: the flushed blocks are asked for again in the next step. The last resort.
 How it is checked: it changes addresses only, losses are bit-identical.
 """
 
@@ -25,7 +25,7 @@ COST_SHARE = 0.10
 torch_empty_cache_steps); published without N, taken here for each flushed step."""
 MIN_FRAGMENTATION = 0.15
 """Share of the reserved memory without a tensor: what the default allocator wastes anyway is 5 to
-16 % (simulated), and flushing does not mend that."""
+16 % (simulated), and flushing does not fix that."""
 
 
 @final

@@ -1,4 +1,4 @@
-"""Compute linear layers of odd widths with zeros beside them, on widths that kernels take.
+"""Compute linear layers of odd widths with zeros alongside them, on widths that kernels take.
 
 What it does: pads weight and input of such layers with zeros inside of their forward, to multiples
 of 8, and cuts the extra columns off. Parameters, keys and shapes stay as they are.

@@ -47,7 +47,7 @@ Where the output layer is made, best for a model that is trained from scratch:
 
     @classmethod
     def candidates(cls, profile: Profile, machine: Machine) -> Sequence["PadVocabulary"]:
-        """Return the technique for models with a large odd output layer that nobody compiled."""
+        """Return the technique for models with a large odd output layer that no one compiled."""
         del machine
         return [cls()] if any(map(_is_odd, profile.models)) else ()
 

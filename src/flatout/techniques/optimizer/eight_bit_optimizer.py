@@ -43,7 +43,8 @@ MIN_ELEMENTS = 4096
 MOMENTS = {"exp_avg": True, "exp_avg_sq": False, "max_exp_avg_sq": False}
 """Names of the moments and whether they have a sign."""
 STATE_KEY = "flatout_low_bits"
-"""Where a checkpoint keeps the moments' codes and scales beside the plain moments: packed again, a
+"""Where a checkpoint keeps the moments' codes and scales alongside the plain moments: packed again,
+a
 block whose largest moment is negative would get another scale, as no code stands for -1."""
 BLOCK_SIZE = 256
 """Elements that share a scale in bitsandbytes' optimizers."""
@@ -170,7 +171,7 @@ def _rates_to_tensors(optimizer: Any, *_: Any) -> None:
 
 
 def _plain(_optimizer: Any, state_dict: dict[str, Any]) -> dict[str, Any]:
-    """Return the state as the plain optimizer has it, and beside it what the moments are here."""
+    """Return the state as the plain optimizer has it, and what the moments are here."""
     return {
         **state_dict,
         "state": {

@@ -99,7 +99,7 @@ def switch_to_fused(optimizer: "torch.optim.Optimizer") -> None:
     """
     for group in [*optimizer.param_groups, optimizer.defaults]:
         group["fused"], group["foreach"] = True, None
-    # GradScaler asks for this flag: the fused implementation unscales by itself.
+    # GradScaler asks for this flag: the fused implementation unscales on its own.
     optimizer._step_supports_amp_scaling = True  # type: ignore[attr-defined]
     optimizer.register_load_state_dict_pre_hook(_load_fused)
     if "momentum" in optimizer.defaults:
@@ -234,4 +234,4 @@ OBSTACLES: tuple[tuple[Callable[[Any], bool], str], ...] = (
     (_is_not_floating, "it has parameters that are not floating-point numbers"),
     (_is_elsewhere, "it has parameters on a device without fused kernels"),
 )
-"""What stands against fusing, checked in this order; the later ones need the earlier ones."""
+"""What is against fusing, checked in this order; the later ones need the earlier ones."""

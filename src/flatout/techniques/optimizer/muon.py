@@ -222,7 +222,7 @@ class _Beside:
 
 
 def may_step(optimizer: "torch.optim.Optimizer", beside: "torch.optim.Optimizer") -> bool:
-    """Do GradScaler's part for what steps beside an optimizer that does it by itself.
+    """Do GradScaler's part for what steps alongside an optimizer that does it on its own.
 
     To a fused one the scaler leaves the unscaling of gradients, and steps with infinite ones. It
     sets `found_inf`, and `grad_scale` where the script did not unscale, while such a step runs.

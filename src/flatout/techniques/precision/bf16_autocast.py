@@ -178,7 +178,7 @@ def check_root(root: "torch.nn.Module") -> str:
     device_type = floating[0].device.type
     if torch.is_autocast_enabled(device_type):
         raise NotApplicable("the script runs the model under autocast itself")
-    # Accelerate wraps `forward` in its own autocast and keeps the original beside it.
+    # Accelerate wraps `forward` in its own autocast and keeps the original alongside it.
     if any("_original_forward" in vars(module) for module in root.modules()):
         raise NotApplicable("Accelerate runs the model under autocast itself")
     return device_type

@@ -63,7 +63,7 @@ Once the model is on its device, in bf16:
 
     @classmethod
     def candidates(cls, profile: Profile, machine: Machine) -> Sequence["Fp8Training"]:
-        """Return the technique for large models that nobody compiled, on a device with fp8."""
+        """Return the technique for large models that no one compiled, on a device with fp8."""
         is_open = not any(model.is_compiled for model in profile.models)
         return [cls()] if has_fp8(profile, machine) and is_large(profile) and is_open else ()
 

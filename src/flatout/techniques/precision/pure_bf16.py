@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     import torch
 
 STEP_BYTES = 80
-"""Memory that a step in fp32 crosses for each parameter, beside the optimizer's own: copies of
+"""Memory that a step in fp32 crosses for each parameter, alongside the optimizer's own: copies of
 weights and gradients to fp32, noise, sum and mask, what is infinite, and the way back. Counted; a
 small language model took 6 ns for each, 13e9 B/s on two cores (the record of levers_text)."""
 LOW_BITS = 16
@@ -158,9 +158,9 @@ def to_bf16(model: "torch.nn.Module") -> "list[torch.Tensor]":
 def _counts_positions(module: "torch.nn.Module", name: str, buffer: "torch.Tensor") -> bool:
     """Return whether a buffer seems to hold frequencies, and bf16 cannot say them.
 
-    They are computed anew in each process and not saved, or are called so. Of a frequency near 0.87
-    bf16 loses up to 0.2 %: at position 4096 that is an angle of several radians. Finished tables
-    of sines are rounded as any activation is.
+    They are computed again in each process and not saved, or are called so. Of a frequency near
+    0.87 bf16 loses up to 0.2 %: at position 4096 that is an angle of several radians. Finished
+    tables of sines are rounded as any activation is.
     """
     is_row = buffer.dim() <= 1
     is_remade = name in module._non_persistent_buffers_set
@@ -286,7 +286,7 @@ def round_stochastically(value: "torch.Tensor") -> "torch.Tensor":
     bits = value.contiguous().view(torch.int32)
     noise = torch.randint(0, 1 << LOW_BITS, bits.shape, dtype=torch.int32, device=value.device)
     raised = (bits + noise) & -(1 << LOW_BITS)
-    # Beside the largest number the sum would become an infinity, and of a NaN anything.
+    # Alongside the largest number the sum would become an infinity, and of a NaN anything.
     kept = torch.where(value.isfinite() & (value.abs() < LARGEST), raised, bits)
     return kept.view(torch.float32).bfloat16()
 

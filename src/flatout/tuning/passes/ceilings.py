@@ -1,7 +1,7 @@
 """What a step could gain at most, by runs in which one cause costs nothing.
 
 The script as it is, the same with its first batches replayed, on a device with replayed batches
-that lie there already, and once more as it is: side by side, because a machine drifts. Then its
+that are there already, and once more as it is: side by side, because a machine drifts. Then its
 operations are counted, its loader is drained alone, and the hardware's own peaks are measured.
 """
 
@@ -96,7 +96,7 @@ def ceilings_of(plain_ms: float, host: Profile, device: Profile) -> Ceilings:
     Args:
         plain_ms: The step as it is.
         host: With replayed batches.
-        device: With replayed batches that lie on the training device; on the CPU the same run.
+        device: With replayed batches that are on the training device; on the CPU the same run.
     """
     copies_ms = max(0.0, host.whole_step_ms - device.whole_step_ms)
     compute_ms = sum(device.phases_ms[name] for name in COMPUTE)
@@ -137,7 +137,7 @@ def replay_probe(
     Args:
         profile: With the loaders.
         what: Where the batches lie.
-        company: Processes that make batches of them beside the training.
+        company: Processes that make batches of them alongside the training.
     """
     loaders = profile.training_loaders
     return {
@@ -245,7 +245,7 @@ def _with_peaks(profile: Profile, dtype: str, runner: PassRunner) -> Profile:
 
 
 def _sound_peaks(wanted: PeaksOf, python: str, least: float) -> Peaks:
-    """Return the peaks; measured anew if this training was faster than those that were kept."""
+    """Return the peaks; measured again if this training was faster than those that were kept."""
     peaks = read_peaks(wanted, scratch_root(), python)
     if peaks.gemm_flops_per_s < least:
         forget_peaks(wanted, scratch_root())

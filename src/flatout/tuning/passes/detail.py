@@ -23,7 +23,7 @@ SLOW_STEP_MS = 1_000.0
 OBSERVED_STEPS = 8
 """Steps whose memory is followed, where they are fast."""
 SNAPSHOT = "memory-snapshot.pickle"
-"""Torch's own record of a GPU's memory, for pytorch.org/memory_viz; written beside a trace."""
+"""Torch's own record of a GPU's memory, for pytorch.org/memory_viz; written alongside a trace."""
 
 
 def add(profile: Profile, runner: PassRunner) -> Profile:

@@ -22,7 +22,8 @@ FILES = "trace-*.json.gz"
 MIN_SKIP, MAX_SKIP = 3, 20
 """Steps before the trace: what was warm-up in the timed pass, within these bounds."""
 PROFILER_STEPS = 6
-"""Steps beside the traced ones: to warm the profiler up twice, to weigh one, and some to spare."""
+"""Steps alongside the traced ones: to warm the profiler up twice, to weigh one, and some to spare.
+"""
 
 
 def add(profile: Profile, runner: PassRunner) -> Profile:

@@ -89,7 +89,7 @@ Once the model is on its device:
 
     @classmethod
     def candidates(cls, profile: Profile, machine: Machine) -> Sequence["TorchCompile"]:
-        """Return the technique for models that nobody else compiled, by how their shapes vary."""
+        """Return the technique for models that no one else compiled, by how their shapes vary."""
         del machine
         if not profile.models or any(map(is_compiled_elsewhere, profile.models)):
             return ()
@@ -97,7 +97,7 @@ Once the model is on its device:
         by_length = [cls(shapes="lengths")] if shapes > 1 and _is_text(profile) else []
         if shapes > MAX_SHAPES:
             return [cls(shapes="dynamic"), *by_length]
-        # Gradients lie in the graph's memory: a second backward would overwrite what it adds to.
+        # Gradients are in the graph's memory: a second backward would overwrite what it adds to.
         is_alone = profile.backwards_per_step <= 1
         is_fixed = profile.device_kind == "cuda" and shapes == 1 and is_alone
         has_graphs = is_fixed and _may_wait_for_launches(profile)
@@ -209,7 +209,7 @@ def saved_path(name: str) -> Path:
 
 
 def load_compiled(path: Path) -> bool:
-    """Take in what `save_compiled` kept; tell whether there was anything of this torch's."""
+    """Take in what `save_compiled` kept; say whether there was anything of this torch's."""
     import torch
 
     if not path.is_file() or not hasattr(torch.compiler, "load_cache_artifacts"):

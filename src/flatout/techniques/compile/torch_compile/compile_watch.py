@@ -1,6 +1,6 @@
 """What the compiler did behind the scenes: silent falls back to eager, and compiling for ever.
 
-Torch compiles a function anew for each input that its last version does not fit. After a few times
+Torch compiles a function again for each input that its last version does not fit. After a few times
 it gives up, says so in a log that a trial hides, and runs the function eagerly from then on.
 """
 

@@ -15,7 +15,7 @@ LEAST = 1e-9
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Documents:
-    """Where the documents lie in rows of tokens."""
+    """Where the documents are in rows of tokens."""
 
     rows: torch.Tensor
     """Of each document longer than one token its places in all tokens, padded with its last."""
@@ -29,7 +29,7 @@ class Documents:
 
 
 def documents_of(positions: torch.Tensor) -> Documents:
-    """Return the documents in rows: positions begin anew, at 0, with each of them."""
+    """Return the documents in rows: positions begin again, at 0, with each of them."""
     starts = positions == 0
     starts[:, 0] = True
     numbers = starts.flatten().cumsum(0) - 1

@@ -71,7 +71,7 @@ In place of the training loader, for a set that fits:
 
     @classmethod
     def candidates(cls, profile: Profile, machine: Machine) -> Sequence["DeviceCache"]:
-        """Return the technique when data or copies show in the step and the set fits beside it."""
+        """Return the technique where data or copies show in the step and the set fits as well."""
         loaders = profile.training_loaders
         if len(loaders) != 1 or profile.share("data_wait", "h2d") < MIN_WAIT_SHARE:
             return ()
@@ -216,7 +216,7 @@ def picking(resident: Resident, own: Any, *, looks: bool) -> Any:
 
     Args:
         resident: the set.
-        own: how the loader fetches by itself.
+        own: how the loader fetches on its own.
         looks: whether a change shows in the next batch, as it does without workers, and not only
             in the next epoch.
     """
@@ -239,7 +239,7 @@ def batches_on_device(loader: Any, device: Any, *, make_s: float = 300.0) -> Ite
     Where the set was changed since it was collated, its batches are made and then sent.
 
     Raises:
-        NotApplicable: if the set changes by itself, does not stack or does not fit.
+        NotApplicable: if the set changes on its own, does not stack or does not fit.
     """
     check_loader(arguments_of(loader))
     budget_bytes = int(0.9 * _free(device))

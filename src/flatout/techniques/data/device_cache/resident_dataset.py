@@ -22,7 +22,7 @@ class Resident:
     def __init__(self, whole: Any, dataset: Any = None) -> None:
         self.whole = whole
         self.watch = ChangeWatch(dataset)
-        """Tells whether the set was changed since it was collated."""
+        """Whether the set was changed since it was collated."""
 
     @property
     def bytes(self) -> int:
@@ -32,7 +32,7 @@ class Resident:
         return sum(sizes)
 
     def is_on(self, device: Any) -> bool:
-        """Return whether all of it lies on a device."""
+        """Return whether all of it is on a device."""
         import torch
 
         wanted = torch.device(device)

@@ -1,6 +1,6 @@
 """Ask for what the coming batches will read before a worker reads it.
 
-What it does: finds out which file lies behind each sample by watching what a few samples open, or
+What it does: finds out which file is behind each sample by watching what a few samples open, or
 which record of a packed store, then tells the kernel to read those of the next batches, in the
 order of the loader's sampler. Asked to, it has all files read as soon as the loader is made, if
 they fit into the free memory.
@@ -53,7 +53,7 @@ class ReadAhead(Technique):
     numerics: ClassVar[Numerics] = Numerics.EXACT
     stages: ClassVar[tuple[str, ...]] = ("read",)
     by_hand: ClassVar[str] = """
-In a thread beside the training, for the files of the batches to come, 128 KiB at a time:
+In a thread alongside the training, for the files of the batches to come, 128 KiB at a time:
 + os.posix_fadvise(descriptor, begin, 128 << 10, os.POSIX_FADV_WILLNEED)
 """
 

@@ -3,7 +3,7 @@
 A thread asks the kernel for one stretch of files after the other and waits until the last of it has
 come: what workers read meanwhile does not queue behind the whole set.
 
-Which file lies behind a sample: seen by watching what is opened, then read off the data set.
+Which file is behind a sample: seen by watching what is opened, then read off the data set.
 
 A few samples are made in a forked copy of the process while every `open` is noted. Where one list
 of the data set names those files at their places, it names the files of all other samples too.
@@ -118,7 +118,7 @@ def _rule(
 ) -> FindFile | None:
     """Return the rule from names to files, where one folder and one ending fit all that was seen.
 
-    The name may be the whole path, or what stands between a folder and an ending.
+    The name may be the whole path, or what is between a folder and an ending.
     """
     known: set[tuple[str, str]] | None = None
     for number, paths in zip(numbers, opened, strict=True):

@@ -1,7 +1,7 @@
 """Put several short texts into one row, so that a causal model computes no padding.
 
 What it does: at every training call takes the padded batch apart and packs its samples into fewer
-rows; positions begin anew with each sample, by which the model keeps samples apart.
+rows; positions begin again with each sample, by which the model keeps samples apart.
 When it helps: a causal language model of Hugging Face that computes its own loss, fed with padded
 batches.
 What it costs: reading the lengths waits for the device once a step; rows of one batch differ in

@@ -42,7 +42,7 @@ CPU time; two workers made 562. Without floats, bytes from simplejpeg gained 8-1
 HOLDING = ("python", "normalise", "collate")
 """Stages that hold the interpreter's lock for most of their time."""
 USUAL_HOLDING = 0.3
-"""Part of a classic pipeline that does, where nobody looked."""
+"""Part of a classic pipeline that does, where no one looked."""
 LEAST_GAIN = 1.2
 """How much faster than one thread they have to be: 1.0 where none lets the others run."""
 MEASURED = 3

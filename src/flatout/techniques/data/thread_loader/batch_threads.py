@@ -2,7 +2,7 @@
 
 A sample's streams are seeded from the batch and its place in it, so that what is drawn does not
 depend on which thread came first. Python's `random` and numpy's `numpy.random` are given to each
-thread anew; torch's stream and generators that a data set keeps cannot be shared like that.
+thread again; torch's stream and generators that a data set keeps cannot be shared like that.
 """
 
 import contextlib

@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     import torch
 
 SLICE_BYTES = 16 * 2**20
-"""Of a slice in fp32: some 80 rows of GPT-2's vocabulary. Small beside any table worth slicing."""
+"""Of a slice in fp32: some 80 rows of GPT-2's vocabulary. Small alongside any table worth slicing.
+"""
 MIN_CLASSES = 4096
 """Of the widest layer, for the technique to be offered: fewer are seldom a vocabulary."""
 TABLES_SAVED = 2
@@ -42,7 +43,7 @@ writes the gradient of the loss, reads it and the probabilities, and writes that
 (its kernels). Sliced: forward reads one, backward reads and writes one: 3; slices stay in a cache.
 """
 CPU_BYTES_PER_S = 10e9
-"""What a CPU gives tables in fresh memory, where nobody measured it: assumed; a gain of 22 ms for a
+"""What a CPU gives tables in fresh memory, where no one measured it: assumed; a gain of 22 ms for a
 table of 41 MB, as in the record of levers_text, is 6e9 on two cores."""
 LEAST_SHARE = 0.02
 """Of the step that has to be saved, for the technique to be offered where memory is not tight: less

@@ -168,7 +168,7 @@ HEAD_LOSS: Any = _HeadLoss.apply
 
 
 def _scaled(table: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
-    """Scale in place: nobody else has it, and a second table of a vocabulary is not small."""
+    """Scale in place: no one else has it, and a second table of a vocabulary is not small."""
     return table.mul_(factor) if table.dtype == torch.float32 else table.float() * factor
 
 

@@ -179,7 +179,7 @@ def in_parts(call: Callable[..., Any], model: "torch.nn.Module", chunks: int) ->
 
 
 def without_cache(module: "torch.nn.Module", kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a call, with a cache for generating switched off if nobody asked.
+    """Return the arguments of a call, with a cache for generating switched off if no one asked.
 
     Hugging Face's models return one by default, in training too: an object that nothing joins.
     """

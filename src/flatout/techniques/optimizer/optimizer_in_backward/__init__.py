@@ -1,6 +1,6 @@
 """Update each parameter inside backward and free its gradient at once.
 
-What it does: watches the first step; if nobody needs the gradients between backward and step, each
+What it does: watches the first step; if no one needs the gradients between backward and step, each
 later backward updates a parameter as soon as its gradient is whole.
 When it helps: gradients fill a good part of the memory: large models, small batches.
 What it costs: an update per tensor instead of one for all: more launches on a GPU. It does not go

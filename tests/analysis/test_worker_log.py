@@ -3,7 +3,7 @@ import os
 import signal
 import time
 
-from flatout.records.worker_log import (
+from flatout.analysis.worker_log import (
     FIELDS,
     MAX_KEPT,
     PREFIX,

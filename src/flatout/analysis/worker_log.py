@@ -72,7 +72,7 @@ def read_io(proc: Path) -> tuple[float, float]:
 
 
 def read_anonymous(proc: Path) -> float:
-    """Return the resident bytes that lie in no file and are shared by nobody, or minus the error.
+    """Return the resident bytes that are in no file and are shared by no one, or minus the error.
 
     A counter of the kernel's, read at once. What a fork shares counts from the start: pages that
     are copied when they are written to show in the proportional set size alone.

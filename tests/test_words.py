@@ -1,0 +1,67 @@
+"""Plain English, and torch's own terms: words that a native engineer would not use here."""
+
+import io
+import re
+import tokenize
+
+import pytest
+
+from tests.paths import ROOT
+
+REFUSED = {
+    "Tell whether": "Return whether",
+    "Tells whether": "Whether",
+    "anew": "again",
+    "beside": "next to, alongside, besides",
+    "by itself": "alone, on its own",
+    "lever": "technique",
+    "levers": "techniques",
+    "mend": "fix",
+    "mended": "fixed",
+    "mends": "fixes",
+    "need not be there": "does not exist here",
+    "nobody": "no one, no code, nothing",
+    "of yours": "your",
+    "seam": "hook point",
+    "seams": "hook points",
+    "somebody": "someone, other code",
+}
+"""What is refused in comments and docstrings of the source and on the pages, and what to write."""
+PATTERN = re.compile(rf"\b({'|'.join(REFUSED)})\b", re.IGNORECASE)
+SOURCES = sorted((ROOT / "src").rglob("*.py"))
+PAGES = sorted([*(ROOT / "docs").rglob("*.md"), *ROOT.glob("*.md")])
+HISTORY = "CHANGELOG.md"
+"""Tells of versions in the words of their time."""
+
+
+def prose_of(path):
+    """Return the comments and docstrings of a module."""
+    text = path.read_text()
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type == tokenize.COMMENT or token.string.startswith('"""'):
+            yield token.start[0], token.string
+
+
+def refused(text):
+    return sorted({word.lower() for word in PATTERN.findall(text)})
+
+
+def relative(path):
+    return str(path.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=relative)
+def test_comments_and_docstrings_use_plain_words(path):
+    found = {line: words for line, text in prose_of(path) if (words := refused(text))}
+
+    assert found == {}
+
+
+@pytest.mark.parametrize("path", [p for p in PAGES if p.name != HISTORY], ids=relative)
+def test_pages_use_plain_words(path):
+    # Names in code, paths and anchors are what they are.
+    prose = re.sub(
+        r"`[^`]*`|\]\([^)]*\)", "", re.sub(r"```.*?```", "", path.read_text(), flags=re.S)
+    )
+
+    assert refused(prose) == []
