@@ -10,6 +10,7 @@ import torch
 from PIL import Image
 from torch import nn
 
+from flatout.agent import patching
 from flatout.agent.guard.pinning import drop_dropout
 from flatout.agent.undo_journal import announce_torch_save
 from flatout.data import dataset_matching
@@ -25,9 +26,16 @@ functions = nn.functional
 
 
 def redirected():
-    plain = Image.open
+    # Another test of this process may have installed it: once more, whatever was there.
+    dataset_matching._install.cache_clear()
     dataset_matching._install()
-    return functools.partial(setattr, Image, "open", plain)
+    patch = [p for p in patching.patches() if (p.owner, p.name) == (Image, "open")][-1]
+
+    def undo():
+        patch.undo()
+        dataset_matching._install.cache_clear()
+
+    return undo
 
 
 def announced():

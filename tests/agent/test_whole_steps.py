@@ -84,7 +84,7 @@ def test_a_technique_that_acts_around_steps_is_refused_where_they_are_in_backwar
     net, optimizer = trained
     step_in_backward(optimizer)
 
-    with pytest.raises(NotApplicable, match="optimizer_in_backward updates each parameter"):
+    with pytest.raises(NotApplicable, match="each parameter is updated in the backward pass"):
         act(net, optimizer)
 
 

@@ -12,11 +12,11 @@ from flatout.data.caching import ByteStore, shared_store
 RANK = """
 import sys
 from flatout.data.caching import shared_store
-from flatout.data.caching import Store
+from flatout.data.caching import ByteStore
 
 def make(others):
     print("made", others, flush=True)
-    return Store(slots=64, budget_bytes=1 << 16)
+    return ByteStore(slots=64, budget_bytes=1 << 16)
 
 store = shared_store("decoded", make)
 for word in iter(sys.stdin.readline, ""):

@@ -114,6 +114,7 @@ os.register_at_fork(after_in_child=_renew_lock)
 
 def wrap(owner: Any, name: str, make: Make, *, order: Order = Order.HOOK) -> Patch:
     """Replace an attribute by what `make` returns for the one that it finds there."""
+    getattr(owner, name)  # an attribute that is not there cannot be wrapped
     return Patch(owner, name, make, order)
 
 
@@ -122,11 +123,12 @@ def wrap_until_undone(owner: Any, name: str, make: Make, *, order: Order = Order
 
     The script may have kept a reference to the wrapper. It costs one more call in Python.
     """
+    getattr(owner, name)
     return _Passing(owner, name, make, order)
 
 
 def swapped(owner: Any, name: str, value: Any, *, order: Order = Order.HOOK) -> Patch:
-    """Replace an attribute by a value that does not depend on what was there."""
+    """Replace an attribute by a value that does not depend on what was there, if anything."""
     return Patch(owner, name, lambda _: value, order)
 
 
@@ -155,7 +157,7 @@ def _rebuild(owner: Any, name: str, new: Patch | None = None) -> None:
     """
     point = _points.setdefault((id(owner), name), [])
     before = vars(owner).get(name, _NOTHING)
-    below = _Inherited(getattr(owner, name)) if before is _NOTHING else before
+    below = _Inherited(getattr(owner, name, None)) if before is _NOTHING else before
     num_covered = len(point)
     while num_covered and point[num_covered - 1].put is below:
         num_covered -= 1

@@ -59,7 +59,7 @@ def amount_words(amount: Amount) -> str:
     """Return bytes with the interval they are in.
 
     >>> from flatout.records.units import MIB
-    >>> amount_words(Amount(bytes=MIB, source=Source.TRACED, low=MIB, high=2 * MIB))
+    >>> amount_words(Amount(bytes=MIB, source=NumberSource.TRACED, low=MIB, high=2 * MIB))
     '1.0 MiB (1.0 MiB to 2.0 MiB)'
     """
     text = format_bytes(amount.bytes)

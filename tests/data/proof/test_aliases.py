@@ -198,7 +198,7 @@ def test_batches_for_a_prefetcher_by_hand_are_copied_by_it(monkeypatch):
 
 
 def kept_set(monkeypatch, **options):
-    monkeypatch.setattr(device_cache, "RESIDENT", device_cache.Answers())
+    monkeypatch.setattr(device_cache, "RESIDENT", device_cache.DatasetFacts())
     dataset = TensorDataset(torch.arange(24.0).reshape(12, 2), torch.arange(12))
     asked = {"dataset": dataset, "batch_size": 4, **options}
     return DataLoader(**DeviceCache().loader(asked)), asked

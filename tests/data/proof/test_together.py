@@ -12,8 +12,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from flatout.agent.hooks.loader import note_recipe, recipe_of
 from flatout.data.byte_batches.transport import PackingCollate
-from flatout.data.images import resizing
-from flatout.data.proof import joint_proof
+from flatout.data.images import resizing, substitution
 from flatout.data.proof.agreement import find_collation, find_link
 from flatout.data.proof.joint_proof import is_proven
 from flatout.records.errors import NotApplicable
@@ -122,7 +121,7 @@ def test_without_workers_nothing_is_left_begun_by_the_trial(paths):
 def test_one_way_with_other_bits_is_refused_and_the_others_prove_alone(paths, monkeypatch):
     def wrong():
         swap = resizing.swap_resize(lambda _image, size, _kind, _box: Image.new("RGB", size))
-        monkeypatch.setattr(joint_proof, "FIRST_COMPARED", 0)
+        monkeypatch.setattr(substitution, "FIRST_COMPARED", 0)
         return swap
 
     monkeypatch.setattr(fast_resize, "swap", wrong)

@@ -1,10 +1,10 @@
 """Train low-rank adapters of the linear layers instead of the layers.
 
-What it does: freezes the model, puts a LoRA adapter of peft alongside each linear layer but the
-last, and gives the script's optimizer the adapters' parameters in place of the model's. When it
-helps: fine-tuning a large pretrained model: no weight gradients, hardly any states. What it
-costs: another training with fewer degrees of freedom; checkpoints with other keys. How it is
-checked: it changes the training on purpose, so losses are looked at for damage only.
+What it does: freezes the model, puts a LoRA adapter of peft next to each linear layer but the
+last, and gives the script's optimizer the adapters' parameters in place of the model's.
+When it helps: fine-tuning a large pretrained model: no weight gradients, hardly any states.
+What it costs: another training with fewer degrees of freedom; checkpoints with other keys.
+How it is checked: it changes the training on purpose, so losses are looked at for damage only.
 """
 
 import contextlib
