@@ -21,7 +21,7 @@ from flatout.records.memory_stream import (
 from tests.paths import ROOT
 from tests.support.truth_models import MODELS, Gpt
 
-SCRIPT = ROOT / "tests/memory/scripts/trace_steps.py"
+SCRIPT = ROOT / "tests/scripts/memory/trace_steps.py"
 NAMES = (
     *("gpt", "bf16", "fused", "checkpointed", "reentrant", "accumulated", "scaled", "cnn"),
     *("lstm", "gru", "masked", "masked_half", "shapeless", "summed", "compiled", "sharded"),

@@ -4,8 +4,8 @@ import json
 from dataclasses import replace
 
 import torch
-from tests.memory.test_cpu_truth import measured_peak
-from tests.memory.truth_models import MODELS
+from tests.planner.test_cpu_truth import measured_peak
+from tests.support.truth_models import MODELS
 
 from flatout.planner.plan import compiled_spread
 from flatout.planner.tracing.trace import trace

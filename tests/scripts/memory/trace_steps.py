@@ -5,7 +5,7 @@ import sys
 from dataclasses import replace
 
 import torch
-from tests.memory.truth_models import (
+from tests.support.truth_models import (
     MODELS,
     Gpt,
     Recurrent,

@@ -44,7 +44,7 @@ def seen(script):
 def alone(script):
     """Return the profile of a script of the compatibility tests."""
     folder = Path(tempfile.mkdtemp(prefix="flatout-test-"))
-    shutil.copy(TESTS / "compat/scripts" / script, folder)
+    shutil.copy(TESTS / "scripts/public" / script, folder)
     try:
         return detailed(folder, script)
     finally:
