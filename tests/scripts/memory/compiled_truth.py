@@ -4,11 +4,11 @@ import json
 from dataclasses import replace
 
 import torch
-from tests.planner.test_cpu_truth import measured_peak
-from tests.support.truth_models import MODELS
 
 from flatout.planner.plan import compiled_spread
 from flatout.planner.tracing.trace import trace
+from tests.planner.test_cpu_truth import measured_peak
+from tests.support.truth_models import MODELS
 
 if __name__ == "__main__":
     plain = MODELS["small_cnn"]

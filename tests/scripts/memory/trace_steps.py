@@ -5,6 +5,14 @@ import sys
 from dataclasses import replace
 
 import torch
+from torch import nn
+from torch.nn import functional as F
+
+from flatout.planner.tracing.child import explained
+from flatout.planner.tracing.simulated_ranks import sharded
+from flatout.planner.tracing.trace import trace
+from flatout.planner.tracing.training_step import TrainingStep
+from flatout.records.memory_stream import stream_to_json
 from tests.support.truth_models import (
     MODELS,
     Gpt,
@@ -16,14 +24,6 @@ from tests.support.truth_models import (
     small_cnn,
     tokens,
 )
-from torch import nn
-from torch.nn import functional as F
-
-from flatout.planner.tracing.child import explained
-from flatout.planner.tracing.simulated_ranks import sharded
-from flatout.planner.tracing.trace import trace
-from flatout.planner.tracing.training_step import TrainingStep
-from flatout.records.memory_stream import stream_to_json
 
 
 class Masked(nn.Module):
