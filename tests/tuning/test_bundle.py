@@ -75,7 +75,7 @@ def test_one_after_the_other_there_would_be_time_for_two_at_most(tmp_path, monke
     ablation = tuned(Timed(FOUR, noise=0.002), tmp_path)
 
     assert 1 <= len(ablation.recipe.names) <= 2
-    assert any("lack of time" in note for note in ablation.notes)
+    assert any("no time" in note for note in ablation.notes)
 
 
 def test_the_row_that_stands_for_all_has_the_farthest_reaching_promise(tmp_path):
@@ -162,8 +162,8 @@ def test_techniques_that_all_hurt_end_without_a_recipe(tmp_path):
 def test_techniques_that_were_played_only_as_one_are_not_called_untried(tmp_path):
     ablation = tuned(Timed(dict.fromkeys(FOUR, 1.1), noise=0.002), tmp_path, budget_s=8.0)
 
-    (note,) = [note for note in ablation.notes if "for lack of time" in note]
-    assert note.startswith("not tried by itself for lack of time: ")
+    (note,) = [note for note in ablation.notes if "no time" in note]
+    assert note.startswith("not tried alone, no time: ")
     assert all(name in note for name in FOUR)
 
 
@@ -177,6 +177,7 @@ def test_another_setting_of_a_technique_that_was_played_is_called_untried():
         trial_s=1.0,
         cost_s=6.0,
         confirm_pairs=3,
+        search=SimpleNamespace(only=()),
     )
     choices = [
         Choice(technique="torch_compile", settings={"mode": mode})
@@ -186,8 +187,8 @@ def test_another_setting_of_a_technique_that_was_played_is_called_untried():
     climbing._note_untried(ladder, [SimpleNamespace(choice=x, ratio=1.4) for x in choices])
 
     assert sorted(ladder.notes[:2]) == [
-        "not tried by itself for lack of time: torch_compile mode=default (predicted 1.40x)",
-        "not tried for lack of time: torch_compile mode=max-autotune (predicted 1.40x)",
+        "not tried alone, no time: torch_compile mode=default (predicted 1.40x)",
+        "not tried, no time: torch_compile mode=max-autotune (predicted 1.40x)",
     ]
 
 

@@ -12,6 +12,8 @@ from flatout.tuning.guard_checker import _without_training
 from tests.workflow.test_tune import PHASES, World, profile, run, verdicts
 from tests.workflow.test_tune import guard_that_passes as guard_that_passes
 
+TRAINING = Numerics.TRAINING
+
 
 class Idle(World):
     """A world whose optimizer takes a fixed share of the baseline's step."""
@@ -33,8 +35,9 @@ def test_a_technique_whose_best_case_could_not_show_is_named_and_not_tried(tmp_p
     ablation = run(world, tmp_path, only=("fused_optimizer",))
 
     assert ablation.rows == ()
-    assert "not tried: fused_optimizer: optimizer is 0.3 % of the step: at most 1.00x" in (
-        ablation.notes
+    assert (
+        "not tried, impossible: fused_optimizer: optimizer is 0.3 % of the step: at most 1.00x"
+        in (ablation.notes)
     )
     assert world.asked == ["baseline"]
 
@@ -124,3 +127,38 @@ def test_a_technique_that_only_saves_memory_is_tried_though_it_promises_no_time(
 
     assert lever in verdicts(ablation)
     assert ablation.stopped == "finished"
+
+
+class Lowered(World):
+    """A script that runs in bf16 on the CPU, where compiling was seen to bring nothing so far."""
+
+    def __call__(self, *asked):
+        trial = super().__call__(*asked)
+        if trial.profile is None:
+            return trial
+        models = tuple(replace(x, used_autocast=True) for x in trial.profile.models)
+        return replace(trial, profile=replace(trial.profile, models=models))
+
+
+def test_a_technique_that_is_predicted_to_bring_nothing_is_tried_while_there_is_time(tmp_path):
+    ablation = run(Lowered({"torch_compile": 0.8}), tmp_path, only=("torch_compile",))
+
+    assert verdicts(ablation) == {"torch_compile": Verdict.KEPT}
+    assert ablation.rows[0].predicted_ratio == pytest.approx(1.0)
+
+
+def test_what_there_was_no_time_for_is_not_called_impossible(tmp_path):
+    ablation = run(Lowered({}), tmp_path, only=("torch_compile",), budget_s=0.0001)
+
+    (note,) = [note for note in ablation.notes if note.startswith("not tried")]
+    assert note.startswith("not tried, no time: torch_compile mode=default")
+    assert "(predicted 1.00x)" in note
+
+
+def test_a_technique_that_was_asked_for_and_finds_nothing_is_named(tmp_path):
+    ablation = run(World({}), tmp_path, only=("bf16_autocast", "length_buckets"), numerics=TRAINING)
+
+    assert (
+        "not tried, impossible: length_buckets: it acts on nothing that was seen of this script on "
+        "this machine"
+    ) in ablation.notes

@@ -117,7 +117,10 @@ class Timed(Shared):
 
 @pytest.mark.parametrize("bundles", [None, [], [frozenset({"bf16_autocast", "tf32"})]])
 def test_a_pair_of_a_late_scan_is_played_whatever_was_played_as_one_before(bundles):
-    pair = [SimpleNamespace(choice=SimpleNamespace(technique=n, label=n), cost_s=1.0) for n in BOTH]
+    pair = [
+        SimpleNamespace(choice=SimpleNamespace(technique=n, label=n), cost_s=1.0, is_promising=True)
+        for n in BOTH
+    ]
     ladder = SimpleNamespace(
         bundles=bundles,
         has_played_pair=False,

@@ -104,9 +104,9 @@ def _rival(technique: str, family: str) -> str:
 
 
 def _is_short(ladder: TuningState, viable: Sequence[Candidate]) -> bool:
-    """Return whether time is short for every candidate, its guard and the confirmation."""
+    """Return whether time is short for what promises a gain, its guard and the confirmation."""
     proof_s = (FIRST_GUARD_TRIALS + 2 * ladder.confirm_pairs) * ladder.trial_s
-    return ladder.budget.left_s < proof_s + sum(x.cost_s for x in viable)
+    return ladder.budget.left_s < proof_s + sum(x.cost_s for x in viable if x.is_promising)
 
 
 def _goes_first(
@@ -118,7 +118,7 @@ def _goes_first(
     left_over = ladder.budget.left_s - ladder.reserve_s - cost_s
     if left_over < 0 and not ladder.is_first_look:
         return False
-    hope_per_s = sum(x.trust * math.log(x.ratio) for x in bundle) / max(cost_s, 1e-3)
+    hope_per_s = sum(x.hope for x in bundle) / max(cost_s, 1e-3)
     in_bundle = {x.choice.technique for x in bundle}
     others = [x for x in viable[:1] if x.choice.technique not in in_bundle]
     return not others or hope_per_s > others[0].hope_per_s

@@ -16,7 +16,14 @@ from flatout.records.trial import Trial
 from flatout.records.units import format_duration
 from flatout.tuning.bundle import WORTH, passengers_s, try_bundle
 from flatout.tuning.pairs import Match
-from flatout.tuning.ranking import TYPICAL_PAIRS, Candidate, find_companion, find_pair, rank
+from flatout.tuning.ranking import (
+    TYPICAL_PAIRS,
+    WORTH_A_TRIAL,
+    Candidate,
+    find_companion,
+    find_pair,
+    rank,
+)
 from flatout.tuning.state import FIRST_GUARD_TRIALS, FIRST_PAIRS, Open, TuningState
 
 SINGLE_PAIRS = 4
@@ -54,7 +61,7 @@ def climb(ladder: TuningState) -> None:
             continue
         tried.add(candidate.choice.label)
         if _comes_too_late(ladder, candidate):
-            ladder.stopped = "budget"
+            ladder.stopped = "budget" if candidate.is_promising else ladder.stopped
             too_late.append(candidate)
             continue
         failure = _try(ladder, candidate)
@@ -84,17 +91,28 @@ def _note_untried(ladder: TuningState, too_late: Sequence[Candidate]) -> None:
     groups: dict[str, list[str]] = {}
     for candidate in too_late:
         label = candidate.choice.label
-        what = "not tried by itself" if label in ladder.played else "not tried"
+        what = "not tried alone" if label in ladder.played else "not tried"
         groups.setdefault(what, []).append(f"{label} (predicted {candidate.ratio:.2f}x)")
     for what, group in sorted(groups.items()):
-        ladder.notes.append(f"{what} for lack of time: {', '.join(group)}")
+        ladder.notes.append(f"{what}, no time: {', '.join(group)}")
     if too_late:
         ladder.notes.append(_time_needed(ladder))
     ladder.notes += ladder.scans.notes()
     by_reason: dict[str, list[str]] = {}
-    for label, why in ladder.passed_over.items():
+    for label, why in (ladder.passed_over | _without_use(ladder, too_late)).items():
         by_reason.setdefault(why, []).append(label)
-    ladder.notes += [f"not tried: {', '.join(group)}: {why}" for why, group in by_reason.items()]
+    ladder.notes += [
+        f"not tried, impossible: {', '.join(group)}: {why}" for why, group in by_reason.items()
+    ]
+
+
+def _without_use(ladder: TuningState, too_late: Sequence[Candidate]) -> dict[str, str]:
+    """Return the techniques that the user asked for and that nothing here speaks of."""
+    known = {row.choice.technique for row in ladder.rows}
+    known |= {label.split()[0] for label in (*ladder.passed_over, *ladder.played)}
+    known |= {candidate.choice.technique for candidate in too_late}
+    why = "it acts on nothing that was seen of this script on this machine"
+    return {name: why for name in ladder.search.only if name not in known}
 
 
 def _time_needed(ladder: TuningState) -> str:
@@ -256,7 +274,7 @@ def _try_longer(ladder: TuningState) -> None:
 def _try_again(ladder: TuningState) -> None:
     """Try techniques again that noise hid, on top of the recipe so far, while there is time.
 
-    Only where their interval left room for what is predicted of them now.
+    Only where their interval left room for a gain that can be shown.
     """
     hidden = [item for item in ladder.undecided if item.base != ladder.recipe]
     ranked = rank(_looked(ladder), ladder.search, ladder.experience) if hidden else []
@@ -266,7 +284,7 @@ def _try_again(ladder: TuningState) -> None:
         if item is None or choice.technique in ladder.settled.union(ladder.recipe.names):
             continue
         most = item.row.comparison.interval[1] if item.row.comparison else math.inf
-        if most < candidate.ratio or candidate.find_reason_against(ladder.finest) is not None:
+        if most < WORTH_A_TRIAL or candidate.find_reason_against(ladder.finest) is not None:
             continue
         if not ladder.has_time():
             return

@@ -1,13 +1,15 @@
 """Which technique to try next: candidates for this profile on this machine, by hope per second.
 
 A prediction counts for as much as those of its family were worth in this tuning so far, and for the
-less the longer it takes to try it. That decides the order only: what is predicted to show a gain is
-tried all the same, while there is time.
+less the longer it takes to try it. That decides the order only: what is predicted to do nothing is
+tried all the same, while there is time. Only what cannot help is left out: a technique that acts on
+too small a share of the step.
 """
 
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from statistics import NormalDist
 
 from flatout.analysis.regime import best_case, is_hopeless
 from flatout.records import catalogue
@@ -17,7 +19,7 @@ from flatout.records.recipe import Choice
 from flatout.records.technique import Effect, Numerics, Technique
 
 WORTH_A_TRIAL = 1.02
-"""A predicted gain below this cannot pass the rule, so it is not tried."""
+"""A gain below this cannot pass the rule: what could bring no more at best is not tried."""
 TYPICAL_PAIRS = 3
 """Pairs that a candidate takes when it is clearly better or clearly not."""
 WARM_SHARE = 0.2
@@ -47,24 +49,38 @@ class Candidate:
     """What trying it takes."""
     trust: float = 1.0
     """What this tuning's own outcomes leave of the family's predicted log ratios."""
+    deviation: float = 0.0
+    """How far the log of the step's ratio may be off the predicted one: one standard deviation."""
+
+    @property
+    def hope(self) -> float:
+        """The gain to be expected of a trial, in logs: what turns out slower is not kept.
+
+        For a normal log ratio this is the expected improvement of Mockus (1978). A prediction of
+        no gain that may be far off is worth a trial, a sure one is not.
+        """
+        mean, most = self.trust * math.log(self.ratio), math.log(self.bound.ratio)
+        if self.deviation <= 0:
+            return min(max(0.0, mean), most)
+        normal, z = NormalDist(), mean / self.deviation
+        return min(mean * normal.cdf(z) + self.deviation * normal.pdf(z), most)
 
     @property
     def hope_per_s(self) -> float:
-        """The gain to be expected for each second of trying, in logs."""
-        return self.trust * math.log(self.ratio) / self.cost_s
+        """The same for each second of trying."""
+        return self.hope / self.cost_s
 
     @property
-    def is_worth_a_trial(self) -> bool:
-        """Whether the predicted gain could be shown at all."""
-        return self.ratio >= WORTH_A_TRIAL
+    def is_promising(self) -> bool:
+        """Whether a gain that can be shown is to be expected; the others are tried last."""
+        return self.hope >= math.log(WORTH_A_TRIAL)
 
     def find_reason_against(self, smallest: float) -> str | None:
-        """Return why a trial is a waste, given the smallest gain that could show, or None."""
+        """Return why it cannot help, given the smallest gain that could show, or None."""
         if self.effect.peak_bytes < 0 and self.ratio <= 1:
             return None  # offered where memory is tight: what it saves is worth knowing
-        if is_hopeless(self.bound, max(smallest, WORTH_A_TRIAL)):
-            return self.bound.why
-        return None if self.is_worth_a_trial else f"predicted {self.ratio:.2f}x at most"
+        is_impossible = is_hopeless(self.bound, max(smallest, WORTH_A_TRIAL))
+        return self.bound.why if is_impossible else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,7 +138,7 @@ def rank(
         if search.allows(name, kind.numerics)
         for option in kind.candidates(profile, search.machine)
     ]
-    return sorted(found, key=lambda candidate: -candidate.hope_per_s)
+    return sorted(found, key=lambda candidate: (-candidate.hope_per_s, -candidate.ratio))
 
 
 def find_companion(
@@ -137,7 +153,7 @@ def find_companion(
     for found in rank(after, search):
         is_new = found.choice.label not in known
         if is_new and found.choice.technique != candidate.choice.technique:
-            return found if found.is_worth_a_trial else None
+            return found if found.is_promising else None
     return None
 
 

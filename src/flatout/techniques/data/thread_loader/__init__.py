@@ -74,13 +74,12 @@ A loader with one worker whose data set makes its batches in a thread pool:
 
     @classmethod
     def candidates(cls, profile: Profile, machine: Machine) -> Sequence["ThreadLoader"]:
-        """Return as many threads as there are cores, where they would outdo the loop's workers."""
+        """Return as many threads as there are cores, where the loop waits for its batches."""
         loaders = [x for x in profile.training_loaders if not x.is_iterable]
         threads = min(machine.usable_cores, MOST_THREADS)
         if not loaders or threads < 2 or profile.share("data_wait") < MIN_WAIT_SHARE:
             return ()
-        found = cls(threads=threads)
-        return [found] if found.predict(profile, machine).step_ms < 0 else []
+        return [cls(threads=threads)]
 
     def predict(self, profile: Profile, machine: Machine) -> Effect:
         """Expect what as many workers would bring, less what the interpreter's lock takes.
