@@ -30,7 +30,7 @@ MEASURES = (
     "workflow/test_demo.py",
     "agent/test_epochs.py",
     "analysis/test_loader_faults.py",
-    "workflow/test_pace.py",
+    "workflow/test_skipped_steps.py",
     "workflow/test_ranks.py",
     "tuning/test_rescue.py",
 )

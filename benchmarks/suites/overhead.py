@@ -17,7 +17,7 @@ from typing import Any
 
 from benchmarks.bench import Bench, Record, TrialFailedError
 from benchmarks.listening import RESULT
-from flatout.agent.step_sampler import SHORT_S
+from flatout.agent.step_sampler import SHORT_STEP_S
 from flatout.launch.trial_process import ProcessOptions, run_process
 from flatout.records.statistics import student_quantile
 from flatout.records.trial import Workload
@@ -169,7 +169,7 @@ def run_once(bench: Bench, job: Job, seed: int) -> Mapping[str, Any]:
     spec = TrialSpec(
         measure_s=LIMIT_S,
         probes=TIMED_PROBES,
-        rests_below_s=SHORT_S,
+        skips_below_s=SHORT_STEP_S,
         details={"warmup": WARMUP, "block": job.block, "seed": seed},
     )
     ending = run_process(

@@ -1,11 +1,19 @@
-"""What is kept of steps of which only the end is noted: the same as if each had been recorded."""
+"""Which steps are sampled, and what is kept of the others: the same as if each were recorded."""
+
+import itertools
 
 import pytest
 
 from flatout.agent.events import LoaderSeen
 from flatout.agent.hooks.step import MARKED
 from flatout.agent.session import Session
-from flatout.agent.step_sampler import FROM, SHORT_S
+from flatout.agent.step_sampler import (
+    ALL_AT_FIRST,
+    MAX_NOTED,
+    MAX_SKIPPED,
+    MIN_SKIPPED,
+    SHORT_STEP_S,
+)
 from flatout.records.phase_clock import DATA_WAIT, EVAL, FORWARD, OTHER, SAVE, Clock
 from flatout.records.trial_spec import TrialSpec
 
@@ -18,7 +26,7 @@ class Training:
 
     def __init__(self):
         self.moment = 100.0
-        self.session = Session(TrialSpec(rests_below_s=SHORT_S))
+        self.session = Session(TrialSpec(skips_below_s=SHORT_STEP_S))
         self.session.clock = Clock(lambda: self.moment)
         self.session.loaders["a"] = LoaderSeen("a", {"effective_workers": 0}, is_training=True)
         self.session.last_loader, self.session.last_size = "a", BATCH
@@ -28,14 +36,14 @@ class Training:
         """Draw, train, and end a step; spend half of it in another phase if asked to."""
         session = self.session
         for _ in range(batches):
-            if session.rest_left:
-                session.drawn += 1
+            if session.sampler.skips_left:
+                session.sampler.drawn += 1
             else:
                 session.segment.batches += 1
                 session.segment.samples += BATCH
                 session.loaders["a"].batches += 1
         self.moment += STEP_S / 2
-        if not session.rest_left:
+        if not session.sampler.skips_left:
             session.clock.push(FORWARD)
             session.clock.pop()
         if inside is not None:
@@ -44,7 +52,7 @@ class Training:
             self.moment += STEP_S
             session.clock.pop()
         self.moment += STEP_S / 2
-        if session.rest_left and session.nap.noted():
+        if session.sampler.skips_left and session.sampler.note_end():
             self.noted += 1
         else:
             session.end_segment(who)
@@ -58,7 +66,7 @@ def training():
 def test_noted_steps_have_their_lengths_ends_and_batches(training):
     for _ in range(200):
         training.step()
-    training.session.wake()
+    training.session.record_noted()
 
     segments = training.session.segments
     assert training.noted > 100
@@ -71,11 +79,19 @@ def test_noted_steps_have_their_lengths_ends_and_batches(training):
 
 
 @pytest.mark.parametrize("inside", [EVAL, SAVE])
-def test_a_resting_step_that_evaluates_or_saves_says_so_and_its_neighbours_do_not(training, inside):
-    unusual = {FROM + 9, FROM + 10, FROM + 40, FROM + 41, FROM + 42, FROM + 43, FROM + 44}
+def test_a_skipped_step_that_evaluates_or_saves_says_so_and_its_neighbours_do_not(training, inside):
+    unusual = {
+        ALL_AT_FIRST + 9,
+        ALL_AT_FIRST + 10,
+        ALL_AT_FIRST + 40,
+        ALL_AT_FIRST + 41,
+        ALL_AT_FIRST + 42,
+        ALL_AT_FIRST + 43,
+        ALL_AT_FIRST + 44,
+    }
     for number in range(100):
         training.step(inside=inside if number in unusual else None)
-    training.session.wake()
+    training.session.record_noted()
 
     assert training.noted > 30
     for number, segment in enumerate(training.session.segments):
@@ -89,7 +105,7 @@ def test_accumulated_batches_belong_to_their_own_steps(training):
     wanted = [1 + number % 3 for number in range(100)]
     for batches in wanted:
         training.step(batches=batches)
-    training.session.wake()
+    training.session.record_noted()
 
     assert [segment.batches for segment in training.session.segments] == wanted
     assert training.session.loaders["a"].batches == sum(wanted)
@@ -105,15 +121,15 @@ def test_an_epoch_s_first_batch_is_counted_once_and_another_loader_s_batches_are
             session.clock.pop()
             session.segment.batches += 1
             session.loaders["b"].batches += 1
-            if session.rest_left:
-                session.nap.turn_to(session.loaders["b"], 8)
-                session.drawn += 3
+            if session.sampler.skips_left:
+                session.sampler.change_loader(session.loaders["b"], 8)
+                session.sampler.drawn += 3
             else:
                 session.segment.batches += 3
                 session.loaders["b"].batches += 3
             evaluations += 1
         training.step(batches=0 if number % 23 == 20 else 1)
-    session.wake()
+    session.record_noted()
 
     assert session.loaders["b"].batches == 4 * evaluations
     assert session.loaders["a"].batches == 200 - evaluations
@@ -133,7 +149,7 @@ def test_listeners_hear_of_every_step_once_and_in_order(training):
     assert len(told) > 280
 
 
-def test_the_script_s_own_marks_begin_anew_in_the_middle_of_a_rest(training):
+def test_the_script_s_own_marks_begin_again_while_steps_are_skipped(training):
     session = training.session
     while training.noted < 3:
         training.step()
@@ -145,10 +161,10 @@ def test_the_script_s_own_marks_begin_anew_in_the_middle_of_a_rest(training):
 
     assert session.counts == {MARKED: 20}
     assert [segment.who for segment in session.segments] == [MARKED] * 20
-    assert all(segment.is_whole for segment in session.segments)
+    assert all(segment.is_sampled for segment in session.segments)
 
 
-def test_where_each_end_is_waited_for_none_is_only_noted(training):
+def test_where_each_end_is_waited_for_every_step_is_recorded(training):
     training.session.on("lap", lambda _: None)
 
     for _ in range(100):
@@ -156,3 +172,102 @@ def test_where_each_end_is_waited_for_none_is_only_noted(training):
 
     assert training.noted == 0
     assert len(training.session.segments) == 100
+
+
+def sampled_of(session, count, *, step_s=0.002, who=0):
+    """Make steps of a length; return which of them were sampled."""
+    seen = []
+    for _ in range(count):
+        seen.append(session.segment.is_sampled)
+        session.clock.totals[4] += step_s
+        session.end_segment(who)
+    return seen
+
+
+def test_one_short_step_in_fifteen_is_sampled_at_no_fixed_distance():
+    session = Session(TrialSpec(skips_below_s=SHORT_STEP_S))
+
+    seen = sampled_of(session, 12_000)
+
+    assert all(seen[:ALL_AT_FIRST])
+    sampled = [
+        index for index, is_sampled in enumerate(seen) if is_sampled and index > ALL_AT_FIRST
+    ]
+    assert len(sampled) == pytest.approx(12_000 / 15, rel=0.05)
+    gaps = [after - before - 1 for before, after in itertools.pairwise(sampled)]
+    assert set(gaps) == {MAX_SKIPPED - 1, MAX_SKIPPED, MAX_SKIPPED + 1}
+    for period in (2, 3, 5, 10):
+        by_phase = [sum(index % period == p for index in sampled) for p in range(period)]
+        assert min(by_phase) > 0.7 * len(sampled) / period
+
+
+def test_listeners_hear_of_skipped_steps_several_at_a_time():
+    session = Session(TrialSpec(skips_below_s=SHORT_STEP_S))
+    told, ended, waiting = [], [], []
+    session.on("segment", told.append)
+    session.on("lap", ended.append)
+    session.on("lap", lambda _: waiting.append(len(ended) - len(told)))
+
+    sampled_of(session, 1_000)
+
+    assert len(ended) == 1_000
+    assert told == ended[: len(told)]
+    assert len(ended) - len(told) <= MAX_NOTED
+    assert max(waiting) in range(MAX_SKIPPED, MAX_NOTED + 2)
+
+
+@pytest.mark.parametrize(
+    ("step_s", "gap"), [(0.04, 7), (0.0499, 6), (0.02, MAX_SKIPPED), (0.1, MIN_SKIPPED)]
+)
+def test_longer_steps_are_sampled_more_often(step_s, gap):
+    seen = sampled_of(Session(TrialSpec(skips_below_s=1.0)), 2_000, step_s=step_s)
+
+    sampled = [
+        index for index, is_sampled in enumerate(seen) if is_sampled and index > ALL_AT_FIRST
+    ]
+    gaps = [after - before - 1 for before, after in itertools.pairwise(sampled)]
+    assert sum(gaps) / len(gaps) == pytest.approx(gap, rel=0.05)
+
+
+def test_long_steps_are_all_sampled():
+    assert all(
+        sampled_of(Session(TrialSpec(skips_below_s=SHORT_STEP_S)), 100, step_s=1.2 * SHORT_STEP_S)
+    )
+
+
+def test_steps_that_become_long_are_sampled_again():
+    session = Session(TrialSpec(skips_below_s=SHORT_STEP_S))
+    sampled_of(session, 100)
+
+    seen = sampled_of(session, 100, step_s=1.2 * SHORT_STEP_S)
+
+    assert all(seen[20:])
+
+
+@pytest.mark.parametrize("event", ["batch", "forward", "before_step", "after_step"])
+def test_who_listens_to_every_step_hears_every_step(event):
+    session = Session(TrialSpec(skips_below_s=SHORT_STEP_S))
+    session.on(event, lambda *_: None)
+
+    assert all(sampled_of(session, 100))
+
+
+def test_without_being_asked_no_step_is_skipped():
+    assert all(sampled_of(Session(TrialSpec()), 100))
+
+
+def test_steps_of_several_optimizers_are_all_sampled():
+    session = Session(TrialSpec(skips_below_s=SHORT_STEP_S))
+
+    assert all(sampled_of(session, 1, who=n % 2)[0] for n in range(100))
+
+
+def test_batches_that_come_in_bursts_are_sampled_in_bursts():
+    session = Session(TrialSpec(skips_below_s=SHORT_STEP_S))
+    session.loaders["here"] = LoaderSeen("here", {"effective_workers": 3})
+    session.last_loader = "here"
+
+    seen = sampled_of(session, 300)[ALL_AT_FIRST:]
+
+    bursts = "".join("x" if is_sampled else " " for is_sampled in seen).split()
+    assert {len(burst) for burst in bursts[1:-1]} == {3}

@@ -7,7 +7,7 @@ from flatout.records.errors import UserError
 from flatout.records.plan import NumberSource
 from flatout.records.recipe import Choice, Recipe
 from flatout.workflow import plan as verb
-from flatout.workflow.plan import PlanOptions, choice_of, ground_of, plan
+from flatout.workflow.plan import PlanOptions, ground_of, plan, traceable_choice
 from tests.paths import ROOT
 
 SCRIPTS = ROOT / "tests/scripts/whole"
@@ -157,7 +157,9 @@ def test_a_script_without_a_step_is_refused_in_one_line():
 
 
 def test_every_technique_that_is_traced_exists():
-    assert choice_of("activation_checkpointing mode=selective").settings == {"mode": "selective"}
-    assert choice_of("microbatching chunks=2").settings == {"chunks": 2}
-    assert choice_of("expandable_segments") is None
-    assert choice_of("batch=8 accumulate=2 (by hand)") is None
+    assert traceable_choice("activation_checkpointing mode=selective").settings == {
+        "mode": "selective"
+    }
+    assert traceable_choice("microbatching chunks=2").settings == {"chunks": 2}
+    assert traceable_choice("expandable_segments") is None
+    assert traceable_choice("batch=8 accumulate=2 (by hand)") is None

@@ -14,7 +14,6 @@ from flatout.records.recipe import Choice, Recipe
 from flatout.records.trial import Workload
 from flatout.workflow.run import (
     RunOptions,
-    choice_of,
     next_recipes,
     read_plan,
     run,
@@ -185,7 +184,7 @@ def test_the_plans_ways_come_first_and_only_those_that_fit_and_train_the_same(tm
     ],
 )
 def test_a_label_becomes_the_choice_that_it_came_from(label, settings):
-    choice = choice_of(label)
+    choice = Choice.from_label(label)
 
     assert choice.settings == settings
     assert choice.label == label

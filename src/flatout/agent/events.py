@@ -31,16 +31,16 @@ EVENTS = (
     "lap",
     "segment",
     "segments",
-    "rest",
-    "look",
+    "skipping",
+    "sampling",
     "enough",
     "stop",
 )
 """Names that a listener may register for; see `flatout.agent.session.Session.on`. `lap`
-comes as each segment ends, `segment` where steps rest some steps later, for one after the other,
-and `segments` at the same moment with a list of them;
-`rest` comes before steps that rest, `look` before one that is looked into again; a probe fires
-`enough` when it has seen what it was started for: the run ends with the step."""
+comes as each segment ends, `segment` where steps are skipped some steps later, for one after the
+other, and `segments` at the same moment with a list of them; `skipping` comes before skipped steps,
+`sampling` before one that is sampled again (`flatout.agent.step_sampler`); a probe fires `enough`
+when it has seen what it was started for: the run ends with the step."""
 
 Listener = Callable[..., None]
 
@@ -54,9 +54,8 @@ class Segment:
     seconds: list[float] = field(default_factory=list)
     """By phase, as `flatout.records.phase_clock.NAMES`."""
     end: float = 0.0
-    is_whole: bool = True
-    """False where the hook points rested: then its length and its batches are its own, not its
-    phases."""
+    is_sampled: bool = True
+    """False for a skipped step: its length and batches are known, its phases are not."""
     batches: int = 0
     samples: int = 0
     batch_bytes: int = 0

@@ -93,7 +93,7 @@ def rows_of(segments: Sequence[Segment], *, with_losses: bool = False) -> list[d
     return [
         {
             "who": s.who,
-            "is_whole": s.is_whole,
+            "is_sampled": s.is_sampled,
             "seconds": s.seconds,
             "end": s.end,
             "batches": s.batches,
@@ -488,7 +488,7 @@ class Recorder:
             return  # a process of the script that trained nothing
         self.is_written = True
         self.read_load()
-        self.session.wake()
+        self.session.record_noted()
         self.session.fire("stop")
         self._save("result", self.result(why))
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from flatout.agent.describe import describe, describe_optimizer
 from flatout.agent.events import EVENTS, Listener, LoaderSeen, Segment
-from flatout.agent.step_sampler import TOLD_TOGETHER, Nap, Pace
+from flatout.agent.step_sampler import MAX_NOTED, StepSampler
 from flatout.records.errors import NotApplicable
 from flatout.records.phase_clock import Clock
 from flatout.records.technique import Technique, name_of, seams_of
@@ -44,10 +44,6 @@ class Session:
     scaler: Any = None
     is_marked = False
     """Whether the script delimits its steps itself, with `flatout.step`."""
-    drawn = 0
-    """Batches drawn in resting steps, which no segment has counted yet."""
-    rest_left = 0
-    """Segments, the running one included, whose steps are not looked into."""
     knows_roots = False
     """Whether the search for roots is over."""
     trains_unseen = False
@@ -73,14 +69,13 @@ class Session:
         self.unscaled: Any = {}
         """The loss that the script scaled, by the scaled one; kept by the step hook point."""
         self.last_loader = ""
-        self.nap = Nap(self)
-        self.pace = Pace(self, spec.rests_below_s) if spec.rests_below_s else None
+        self.sampler = StepSampler(self, spec.skips_below_s)
         self.model_facts: list[dict[str, Any]] = []
         self.optimizer_facts: list[dict[str, Any]] = []
         self.reached_at = self.clock.now()
         self._optimizers: list[Any] = []
-        self._untold: list[Segment] = []
-        """Segments of resting steps that no one was told of yet."""
+        self._unreported: list[Segment] = []
+        """Segments that listeners have not seen yet: those of skipped steps wait."""
         self.listeners: dict[str, list[Listener]] = {name: [] for name in EVENTS}
         """By event; a hook point looks here before it calls `fire`, which is what a step feels."""
         self.signs = _open_signs(spec.folder)
@@ -243,54 +238,36 @@ class Session:
 
     def end_segment(self, who: int) -> None:
         """Close the running segment: an outermost optimizer step, or backward, has ended."""
-        if self.nap.ends:
-            self.wake()
+        sampler = self.sampler
+        if sampler.ends:
+            self.record_noted()
         segment = self.segment
         segment.who = who
         segment.seconds = self.clock.lap()
         segment.end = self.clock.since
         self._record(segment)
-        if self.rest_left:
-            self.nap.fill(segment)
-            # Not ended by what is unusual: looks would then come in step with epochs.
-            self.rest_left -= 1
-            if self.rest_left:
-                self.nap.begin()
-            else:
-                self.fire("look")
-        elif self.pace is not None:
-            self.rest_left = self.pace.rest()
-            if self.rest_left:
-                self.nap.begin()
-                self.fire("rest")
-        self.segment = Segment(is_whole=not self.rest_left)
+        sampler.recorded(segment)
+        self.segment = Segment(is_sampled=not sampler.skips_left)
         self.beat()
         if self.listeners["lap"]:
             self.fire("lap", segment)
-        if not segment.is_whole and len(self._untold) < TOLD_TOGETHER:
-            self._untold.append(segment)
-            return
-        told, self._untold = [*self._untold, segment], []
-        for one in told if self.listeners["segment"] else ():
-            self.fire("segment", one)
-        self.fire("segments", told)
+        if segment.is_sampled or len(self._unreported) > MAX_NOTED:
+            ended, self._unreported = self._unreported, []
+            for one in ended if self.listeners["segment"] else ():
+                self.fire("segment", one)
+            self.fire("segments", ended)
 
     def forget(self) -> None:
         """Begin the record again: what was found so far were not the script's own steps."""
         self.segments.clear()
         self.counts.clear()
-        self._untold.clear()
-        self.nap, self.drawn = Nap(self), 0
-        if self.rest_left:
-            self.rest_left = 0
-            self.segment.is_whole = True
-            self.fire("look")
+        self._unreported.clear()
+        self.sampler.reset()
 
-    def wake(self) -> None:
-        """Record the steps of which only the end was noted."""
-        for segment in self.nap.segments():
+    def record_noted(self) -> None:
+        """Record the skipped steps of which only the end was noted."""
+        for segment in self.sampler.take_noted():
             self._record(segment)
-            self._untold.append(segment)
 
     def beat(self) -> None:
         """Show the supervisor that the training is alive."""
@@ -299,6 +276,7 @@ class Session:
     def _record(self, segment: Segment) -> None:
         if self.is_recording:
             self.segments.append(segment)
+        self._unreported.append(segment)
         self.counts[segment.who] = self.counts.get(segment.who, 0) + 1
 
     def _apply(
@@ -337,9 +315,9 @@ class Session:
         self._become_own()
         self.clock = Clock()
         self.segment, self.segments, self.counts = Segment(), [], {}
-        self.pace, self.rest_left, self._untold = None, 0, []
-        self.nap = Nap(self)
-        self.fire("look")
+        self._unreported = []
+        self.sampler.reset()
+        self.sampler.below_s = 0.0
         self.errors.clear()
         self.trains_elsewhere = False
         if threading.current_thread() is not threading.main_thread():

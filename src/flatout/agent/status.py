@@ -110,7 +110,7 @@ class Publisher:
         rows, self.rows = self.rows, []
         for segment in rows:
             self.samples += segment.samples
-            for phase, value in enumerate(segment.seconds if segment.is_whole else ()):
+            for phase, value in enumerate(segment.seconds if segment.is_sampled else ()):
                 self.totals[phase] += value
 
     def _begin(self) -> None:

@@ -1,16 +1,15 @@
-"""Steps of which nothing but the end is noted, until one is looked into again.
+"""Sample a few of the short steps in detail, and note only the end of the others.
 
-Between two looks a step that was like the others leaves two numbers behind: the moment of its end,
-and how many batches had been drawn. The segments are made of them when the rest is over, in one go,
-which a short step feels far less than a record made in each: what runs once in a step finds its
-code and data pushed out of the caches by the training, and takes five times as long.
+Listening at every hook point takes 70 us of a step in warm caches, and 0.3 ms where the training
+has taken the caches for itself: of a short step too much. So short steps have a duty cycle. A
+sampled step is recorded in full. Of a skipped one only its end, its batches and the roots' calls
+(where an evaluation shows) are listened to; its phases and counts are taken to be those of the
+sampled steps around it. The gaps between samples are random, so that nothing periodic in a script
+falls between them.
 
-How often a step is looked into: with short ones the looking itself would be what is measured.
-
-Around short steps the hook points rest most of the time. Of a resting step its end is listened
-to, its batches, and the roots' calls, where an evaluation shows; its phases and other counts are
-those of the steps alongside it that were looked into, which are drawn at random so that nothing
-periodic in a script falls between them.
+A skipped step that was like the others leaves two numbers: the moment of its end, and how many
+batches had been drawn. Segments are made of them later, all at once: what runs once per step finds
+its code and data pushed out of the caches by the training, and takes five times as long.
 """
 
 import itertools
@@ -18,140 +17,112 @@ import random
 import sys
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from flatout.agent.session import Session
 from flatout.agent.events import LoaderSeen, Segment
 from flatout.records.phase_clock import NAMES, OTHER
 
-FROM = 12
-"""Segments before the first rest: the roots are known by then and the first costs are over."""
-SHORT_S = 0.05
-"""Steps below this rest: listening takes 70 us of a step in warm caches and 0.3 ms where the
-training has taken the caches for itself, which is 1 % of a step of 30 ms."""
-LOOK_EVERY_S = 0.3
-"""Time between two looks, about: one takes up to 0.6 ms in caches that the training has taken."""
-FEWEST, MOST = 3, 14
-"""Steps between two looks, on average: so many at least and at most, however long one is."""
-AROUND = (-1, 0, 1)
-"""Drawn with equal chances and added to the steps between two looks."""
+if TYPE_CHECKING:
+    from flatout.agent.session import Session
+
+SHORT_STEP_S = 0.05
+"""Below this most steps are skipped: 0.3 ms for listening is 1 % of a step of 30 ms."""
+ALL_AT_FIRST = 12
+"""Steps before the first skipped one: the roots are known by then and first costs are over."""
+SAMPLE_EVERY_S = 0.3
+"""Time between two samples, about."""
+MIN_SKIPPED, MAX_SKIPPED = 3, 14
+"""Bounds of the mean gap between two samples in steps, however long a step is."""
+JITTER = (-1, 0, 1)
+"""Added to a gap with equal chances."""
+JITTER_PERIOD = 509
+"""Random numbers drawn before they repeat; prime, unlike a script's own period."""
 LATEST = 5
-"""Segments whose median says how long a step is now."""
-PERIOD_OF_DRAWS = 509
-"""Gaps drawn before they come again; prime, as no script's own period is."""
-ALONE = ("batch", "forward", "before_step", "after_step", "backward_end")
-"""Events that must have no listener: what listens there wants every step."""
+"""Steps whose median says how long a step is now."""
+MAX_NOTED = 16
+"""Skipped steps until they are recorded and reported to listeners: each time finds the
+listeners cold in the caches, which is what a short step feels most."""
+EACH_STEP = ("batch", "forward", "before_step", "after_step", "backward_end")
+"""Events whose listeners need every step, so that none is skipped."""
 
 
-class Pace:
-    """Decides after each step that was looked into how many follow that are not."""
+class StepSampler:
+    """Decides which steps are sampled, and holds the notes of those that are skipped."""
+
+    skips_left = 0
+    """Steps to skip, the running one included; 0 while steps are sampled."""
+    drawn = 0
+    """Batches drawn in skipped steps, which no segment has counted yet."""
 
     def __init__(self, session: "Session", below_s: float) -> None:
         self.session = session
         self.below_s = below_s
-        draws = random.Random(0)
-        self.draws = itertools.cycle([draws.choice(AROUND) for _ in range(PERIOD_OF_DRAWS)])
-        self.in_burst = 0
-
-    def rest(self) -> int:
-        """Return the number of segments to rest from now on."""
-        session = self.session
-        if len(session.segments) < FROM or not self._may_rest():
-            return 0
-        walls = sorted(sum(segment.seconds) for segment in session.segments[-LATEST:])
-        step_s = walls[len(walls) // 2]
-        if step_s >= self.below_s:
-            return 0
-        self.in_burst += 1
-        # Batches come from workers in bursts, one of each: so many steps make one look.
-        burst = self._workers()
-        if self.in_burst < burst:
-            return 0
-        self.in_burst = 0
-        steps = min(max(round(LOOK_EVERY_S / max(step_s, 1e-6)), FEWEST), MOST)
-        return burst * (steps + next(self.draws))
-
-    def _may_rest(self) -> bool:
-        """Return whether one step is like the other, and no one waits for each."""
-        session = self.session
-        if session.is_marked or session.techniques or len(session.counts) != 1:
-            return False
-        if min(session.counts) < 0:
-            return False  # no optimizer: backward ends the steps
-        distributed = sys.modules.get("torch.distributed")
-        if distributed is not None and distributed.is_available() and distributed.is_initialized():
-            return False  # what a step waits for other ranks is told apart by its phases
-        return not any(session.listeners[event] for event in ALONE)
-
-    def _workers(self) -> int:
-        seen = self.session.loaders.get(self.session.last_loader)
-        return max(1, int(seen.asked.get("effective_workers") or 1)) if seen else 1
-
-
-TOLD_TOGETHER = 16
-"""Segments of resting steps that wait at most to be told: each telling finds its listeners
-cold in the caches, which is what a short step feels most."""
-
-
-class Nap:
-    """The resting steps since the last one that was recorded in full."""
-
-    def __init__(self, session: "Session") -> None:
-        self.session = session
+        self.jitter = itertools.cycle(random.Random(0).choices(JITTER, k=JITTER_PERIOD))
+        self.sampled_in_a_row = 0
         self.ends: list[float] = []
-        self.drawn: list[int] = []
+        self.drawn_at: list[int] = []
         """Batches drawn since the last full record, at each of those ends."""
-        self.may_last = False
+        self.may_note = False
         self.began = 0.0
         self.changes = 0
         self.who = 0
         self.size = 0
         self.seen: LoaderSeen | None = None
 
-    def begin(self) -> None:
-        """Rest from now on, in full where every step's end is waited for: a device's clock is."""
-        session = self.session
-        clock = session.clock
-        self.may_last = len(clock.stack) == 1 and not session.listeners["lap"]
-        self.began, self.changes = clock.since, clock.changes
-        self.who = next(iter(session.counts))
-        seen = session.loaders.get(session.last_loader)
-        if self.seen is None or (seen is not None and seen.is_training):
-            self.seen, self.size = seen, session.last_size  # not those of an evaluation just now
+    def reset(self) -> None:
+        """Sample from now on, and drop what was noted of skipped steps."""
+        self.ends, self.drawn_at, self.drawn, self.seen = [], [], 0, None
+        if self.skips_left:
+            self.skips_left = 0
+            self.session.segment.is_sampled = True
+            self.session.fire("sampling")
 
-    def noted(self) -> bool:
-        """Note the end of a step; return False where it is to be recorded in full.
+    def recorded(self, segment: Segment) -> None:
+        """Decide on the next step after one was recorded in full."""
+        if self.skips_left:
+            self._count_drawn(segment)
+            # An unusual step does not end the gap: samples would then fall on epochs' starts.
+            self.skips_left -= 1
+            if not self.skips_left:
+                self.session.fire("sampling")
+        elif self.below_s:
+            self.skips_left = self._gap()
+            if self.skips_left:
+                self.session.fire("skipping")
+        if self.skips_left:
+            self._start_noting()
+
+    def note_end(self) -> bool:
+        """Note the end of a skipped step; return False where it has to be recorded in full.
 
         That is each of so many, and one in which anything but training happened: evaluation, saving
         and the start of an epoch all change the clock's phase.
         """
         session = self.session
         clock = session.clock
-        if clock.changes != self.changes or not self.may_last or len(self.ends) == TOLD_TOGETHER:
+        if clock.changes != self.changes or not self.may_note or len(self.ends) == MAX_NOTED:
             return False
         # No phase has changed: all the time since then is this step's.
         clock.since = clock.now()
         self.ends.append(clock.since)
-        self.drawn.append(session.drawn)
+        self.drawn_at.append(self.drawn)
         signs = session.signs
-        signs[0] = (signs[0] + 1) % 256  # as `Session.beat` does
-        session.rest_left -= 1
-        if not session.rest_left:
-            session.segment.is_whole = True
-            session.fire("look")
+        signs[0] = (signs[0] + 1) % 256  # `Session.beat`, without the call
+        self.skips_left -= 1
+        if not self.skips_left:
+            session.segment.is_sampled = True
+            session.fire("sampling")
         return True
 
-    def segments(self) -> list[Segment]:
+    def take_noted(self) -> list[Segment]:
         """Return the segments of the noted steps, and take them out of the running one."""
-        session = self.session
         found, since, before = [], self.began, 0
-        for end, drawn in zip(self.ends, self.drawn, strict=True):
+        for end, drawn in zip(self.ends, self.drawn_at, strict=True):
             seconds = [0.0] * len(NAMES)
             seconds[OTHER] = end - since
             batches = drawn - before
             found.append(
                 Segment(
                     who=self.who,
-                    is_whole=False,
+                    is_sampled=False,
                     seconds=seconds,
                     end=end,
                     batches=batches,
@@ -159,23 +130,63 @@ class Nap:
                 )
             )
             since, before = end, drawn
-        session.drawn -= before
+        self.drawn -= before
         if self.seen is not None:
             self.seen.batches += before
-        self.ends, self.drawn, self.began = [], [], since
+        self.ends, self.drawn_at, self.began = [], [], since
         return found
 
-    def turn_to(self, seen: LoaderSeen | None, size: int) -> None:
-        """Batches come from another loader, or in a new epoch, from now on."""
-        self.session.wake()
-        self.fill(self.session.segment)
+    def change_loader(self, seen: LoaderSeen | None, size: int) -> None:
+        """Count the batches so far; later ones come from another loader, or in a new epoch."""
+        self.session.record_noted()
+        self._count_drawn(self.session.segment)
         self.seen, self.size = seen, size
 
-    def fill(self, segment: Segment) -> None:
-        """Count in a resting step that is recorded in full what draws leave out."""
-        session, drawn = self.session, self.session.drawn
-        session.drawn = 0
+    def _count_drawn(self, segment: Segment) -> None:
+        drawn, self.drawn = self.drawn, 0
         segment.batches += drawn
         segment.samples += drawn * self.size
         if self.seen is not None:
             self.seen.batches += drawn
+
+    def _start_noting(self) -> None:
+        session = self.session
+        clock = session.clock
+        # A device's clock waits for every step's end.
+        self.may_note = len(clock.stack) == 1 and not session.listeners["lap"]
+        self.began, self.changes = clock.since, clock.changes
+        self.who = next(iter(session.counts))
+        seen = session.loaders.get(session.last_loader)
+        if self.seen is None or (seen is not None and seen.is_training):
+            self.seen, self.size = seen, session.last_size  # not those of an evaluation just now
+
+    def _gap(self) -> int:
+        """Return the number of steps to skip from now on."""
+        segments = self.session.segments
+        if len(segments) < ALL_AT_FIRST or not self._may_skip():
+            return 0
+        walls = sorted(sum(segment.seconds) for segment in segments[-LATEST:])
+        step_s = walls[len(walls) // 2]
+        if step_s >= self.below_s:
+            return 0
+        self.sampled_in_a_row += 1
+        # Workers deliver one batch each at about the same time: so many steps are one sample.
+        seen = self.session.loaders.get(self.session.last_loader)
+        burst = max(1, int(seen.asked.get("effective_workers") or 1)) if seen else 1
+        if self.sampled_in_a_row < burst:
+            return 0
+        self.sampled_in_a_row = 0
+        steps = min(max(round(SAMPLE_EVERY_S / max(step_s, 1e-6)), MIN_SKIPPED), MAX_SKIPPED)
+        return burst * (steps + next(self.jitter))
+
+    def _may_skip(self) -> bool:
+        """Return whether steps are alike and no listener needs each of them."""
+        session = self.session
+        if session.is_marked or session.techniques or len(session.counts) != 1:
+            return False
+        if min(session.counts) < 0:
+            return False  # no optimizer: backward ends the steps
+        distributed = sys.modules.get("torch.distributed")
+        if distributed is not None and distributed.is_available() and distributed.is_initialized():
+            return False  # only phases separate waiting for other ranks from computing
+        return not any(session.listeners[event] for event in EACH_STEP)

@@ -78,7 +78,9 @@ def measured_rows(
     """Return of each measured step its parts, which add up to the host's time of the step."""
     ends = [step.end for step in window.steps]
     seconds = {segment["end"]: segment["seconds"] for segment in segments}
-    by_step: dict[float, dict[Key, float]] = {step.end: defaultdict(float) for step in window.whole}
+    by_step: dict[float, dict[Key, float]] = {
+        step.end: defaultdict(float) for step in window.sampled
+    }
     for row in seen["rows"]:
         place = bisect_left(ends, row["end"])
         if place < len(ends) and ends[place] in by_step and row["end"] in seconds:
@@ -255,7 +257,7 @@ def _own_facts(
     made_s = sum(value for row in rows for (part, _), value in row.items() if part in MADE)
     if change is None or not made_s:
         return
-    share = made_s / sum(step.wall_s for step in window.whole)
+    share = made_s / sum(step.wall_s for step in window.sampled)
     yield _facts(OWN, [change], profile.step_ms.median / 1e3, share * change["at_s"])
 
 

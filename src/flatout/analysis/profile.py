@@ -83,7 +83,7 @@ def summarise(result: Mapping[str, Any], machine: Machine) -> Profile:
     device = result["device"]
     start_ms = epoch_start_ms(result, window)
     whole_s = step_s + (start_ms / 1e3 / epoch_steps if epoch_steps else 0.0)
-    samples = _mean([s.samples for s in window.whole])
+    samples = _mean([s.samples for s in window.sampled])
     losses = losses_of(window.steps)
     busy = device.get("busy_share")
     compute = sum(phases[name] for name in ("forward", "backward", "optimizer"))
@@ -106,8 +106,8 @@ def summarise(result: Mapping[str, Any], machine: Machine) -> Profile:
         warmup_ms=1e3 * sum(step.wall_s for step in window.steps[: window.warmup_steps]),
         first_step_ms=1e3 * window.steps[0].wall_s,
         losses=tuple(losses[:MAX_LOSSES]),
-        batches_per_step=_mean([s.batches for s in window.whole]),
-        backwards_per_step=_mean([s.backwards for s in window.whole]),
+        batches_per_step=_mean([s.batches for s in window.sampled]),
+        backwards_per_step=_mean([s.backwards for s in window.sampled]),
         samples_per_step=samples,
         eval_ms=_eval_ms(window, phases),
         epoch_start_ms=start_ms,
@@ -141,7 +141,7 @@ def _steps_ms(window: Window) -> tuple[tuple[float, ...], ...]:
     """Return the phases of each measured step; copies to a device are not told apart there."""
     other = NAMES.index("other")
     rows = []
-    for step in window.whole[:MAX_STEPS_KEPT]:
+    for step in window.sampled[:MAX_STEPS_KEPT]:
         by_name = dict(zip(NAMES[:other], step.seconds[:other], strict=True))
         by_name["other"] = sum(step.seconds[other:])
         rows.append(tuple(round(1e3 * by_name.get(name, 0.0), 4) for name in PHASES))
@@ -154,7 +154,7 @@ def _phases_ms(window: Window, step_ms: float, result: Mapping[str, Any]) -> dic
     Medians, because one step with a log line or a garbage collection would move a mean; their sum
     differs from the median step by a few percent, and the scaling spreads that evenly.
     """
-    columns = zip(*(step.seconds for step in window.whole), strict=True)
+    columns = zip(*(step.seconds for step in window.sampled), strict=True)
     by_name = {
         name: 1e3 * statistics.median(block_means(list(column), window.period))
         for name, column in zip(NAMES, columns, strict=True)
@@ -173,7 +173,7 @@ def _phases_ms(window: Window, step_ms: float, result: Mapping[str, Any]) -> dic
 
 def _eval_ms(window: Window, phases: Mapping[str, float]) -> float:
     """Return the part of `other` in which the trained model was evaluated."""
-    column = [step.seconds[NAMES.index("eval")] for step in window.whole]
+    column = [step.seconds[NAMES.index("eval")] for step in window.sampled]
     return min(phases["other"], 1e3 * statistics.median(block_means(column, window.period)))
 
 
@@ -202,7 +202,7 @@ def _loader(item: Mapping[str, Any], window: Window) -> LoaderFacts:
     sizes = item["batch_bytes"]
     names = {f for f in LoaderFacts.__dataclass_fields__ if f in item}
     wait = NAMES.index("data_wait")
-    waits = [step.seconds[wait] / max(1, step.batches) for step in window.whole]
+    waits = [step.seconds[wait] / max(1, step.batches) for step in window.sampled]
     is_measured = item["is_training"] and not item["num_workers"] and waits
     return LoaderFacts(
         **{name: item[name] for name in names}
@@ -220,7 +220,7 @@ def _model(item: Mapping[str, Any], number: int, window: Window) -> ModelFacts:
         | {
             "dtypes": tuple(item["dtypes"]),
             "calls_per_step": _mean(
-                [step.calls[number] if number < len(step.calls) else 0 for step in window.whole]
+                [step.calls[number] if number < len(step.calls) else 0 for step in window.sampled]
             ),
         }
     )
@@ -233,7 +233,7 @@ def epoch_start_ms(result: Mapping[str, Any], window: Window) -> float:
     that batch takes longer, while all workers make their first batches on its cores.
     """
     wait = NAMES.index("data_wait")
-    wait_s = statistics.median(step.seconds[wait] for step in window.whole)
+    wait_s = statistics.median(step.seconds[wait] for step in window.sampled)
     loaders = [x for x in result["loaders"] if x["is_training"] and x["starts_s"]]
     if len(loaders) != 1 or len(loaders[0]["starts_s"]) < 2:
         return 0.0
@@ -251,7 +251,7 @@ def _slower_start_s(window: Window) -> float:
         is_dirty: [sum(s.seconds[i] for i in compute) for s in steps]
         for is_dirty, steps in (
             (True, [step for step in window.steps[1:] if step.is_dirty]),
-            (False, window.whole),
+            (False, window.sampled),
         )
     }
     if not times[True]:
@@ -265,7 +265,7 @@ def _epoch_steps(result: Mapping[str, Any], window: Window) -> int | None:
     The median, because frameworks that fetch one batch ahead show one less at an epoch's end.
     """
     lengths = [x["steps_per_epoch"] for x in result["loaders"] if x["is_training"]]
-    batches = statistics.median([step.batches for step in window.whole] or [1])
+    batches = statistics.median([step.batches for step in window.sampled] or [1])
     if len(lengths) != 1 or lengths[0] is None or batches < 1:
         return None
     return max(1, int(lengths[0] / batches))
@@ -295,7 +295,7 @@ def _notes(result: Mapping[str, Any], window: Window, busy: float | None) -> lis
 
 def _draws_batches(window: Window) -> bool:
     """Return whether steps drew from an iterator that no `DataLoader` of torch made."""
-    return any(step.batches for step in window.whole)
+    return any(step.batches for step in window.sampled)
 
 
 def _left_out(window: Window) -> list[str]:

@@ -141,7 +141,7 @@ def _communication_ms(result: Mapping[str, Any]) -> dict[str, float] | None:
     if result["device"]["kind"] != "cpu":
         return None
     window = window_in(result)
-    columns = zip(*(step.communication for step in window.whole), strict=True)
+    columns = zip(*(step.communication for step in window.sampled), strict=True)
     by_name = {
         name: 1e3 * statistics.median(block_means(list(column), window.period))
         for name, column in zip(NAMES, columns, strict=True)

@@ -16,7 +16,7 @@ MIN_WINDOW_S = 0.5
 FAST_STEP_S = 0.010
 MIN_FAST_STEPS = 50
 """Below 10 ms a step, 50 steps are needed: SD 5.7 % at 5 steps, 3.0 % at 50."""
-MIN_FAST_LOOKS = 16
+MIN_FAST_SAMPLES = 16
 """Of those looked into: phases and counts are theirs."""
 WARM_TOLERANCE = 0.05
 """A step within 5 % of the later steps' median counts as steady even where their spread is tiny."""
@@ -54,8 +54,8 @@ class Step:
     """Seconds in collectives, by the phase they were called in."""
     calls: tuple[int, ...] = ()
     """Forwards of each root, by order of discovery."""
-    is_whole: bool = True
-    """Whether it was looked into: a resting step has its length and no phases or counts."""
+    is_sampled: bool = True
+    """False for a skipped step, of which the length is known and no phases or counts."""
 
     @property
     def wall_s(self) -> float:
@@ -80,15 +80,15 @@ class Window:
     """Steps over which the time is averaged before the median is taken."""
 
     @property
-    def whole(self) -> tuple[Step, ...]:
-        """The measured steps that were looked into: phases and counts are theirs."""
-        return tuple(step for step in self.measured if step.is_whole) or self.measured
+    def sampled(self) -> tuple[Step, ...]:
+        """The sampled ones of the measured steps: phases and counts are theirs."""
+        return tuple(step for step in self.measured if step.is_sampled) or self.measured
 
     @property
     def is_enough(self) -> bool:
         """Whether the window makes a trial."""
-        looked_into = sum(step.is_whole for step in self.measured)
-        if not self.is_warm or looked_into < MIN_STEPS * self.period:
+        sampled = sum(step.is_sampled for step in self.measured)
+        if not self.is_warm or sampled < MIN_STEPS * self.period:
             return False  # phases are those of these steps
         total_s = sum(step.wall_s for step in self.measured)
         if total_s < MIN_WINDOW_S:
@@ -96,8 +96,8 @@ class Window:
         is_fast = total_s / len(self.measured) < FAST_STEP_S
         if not is_fast:
             return True
-        enough = MIN_FAST_STEPS * self.period, MIN_FAST_LOOKS * self.period
-        return len(self.measured) >= enough[0] and looked_into >= enough[1]
+        enough = MIN_FAST_STEPS * self.period, MIN_FAST_SAMPLES * self.period
+        return len(self.measured) >= enough[0] and sampled >= enough[1]
 
 
 Row = Mapping[str, Any]
@@ -193,7 +193,7 @@ def _merge(group: Sequence[Mapping[str, Any]]) -> Step:
             losses=tuple(part["losses"]),
             communication=tuple(part.get("communication") or NOTHING),
             calls=tuple(part.get("calls", ())),
-            is_whole=part.get("is_whole", True),
+            is_sampled=part.get("is_sampled", True),
         )
     seconds = [sum(phase) for phase in zip(*(part["seconds"] for part in group), strict=True)]
     evaluated = sum(part["evals"] + part["loader_starts"] for part in group)
@@ -210,7 +210,7 @@ def _merge(group: Sequence[Mapping[str, Any]]) -> Step:
         calls=tuple(
             map(sum, itertools.zip_longest(*(part.get("calls", ()) for part in group), fillvalue=0))
         ),
-        is_whole=all(part.get("is_whole", True) for part in group),
+        is_sampled=all(part.get("is_sampled", True) for part in group),
     )
 
 

@@ -1,8 +1,11 @@
 """A Recipe: the chosen techniques with their settings, and where they go in the workload."""
 
+import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
+
+from flatout.records.input_files import parse_json
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,6 +24,24 @@ class Choice:
         'cpu_threads threads=2'
         """
         return " ".join([self.technique, *(f"{k}={v}" for k, v in self.settings.items())])
+
+    @staticmethod
+    def from_label(label: str) -> "Choice":
+        """Return the choice that has this label.
+
+        >>> Choice.from_label("microbatching chunks=8").settings
+        {'chunks': 8}
+        """
+        name, *settings = label.split()
+        pairs = (setting.partition("=") for setting in settings)
+        return Choice(technique=name, settings={key: _value_of(text) for key, _, text in pairs})
+
+
+def _value_of(text: str) -> Any:
+    """Return a setting as JSON would have it, else the text."""
+    with contextlib.suppress(ValueError):
+        return parse_json(text.lower() if text in ("True", "False") else text)
+    return text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

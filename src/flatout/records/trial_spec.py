@@ -30,8 +30,8 @@ class TrialSpec:
     ends_when_refused: bool = False
     """Whether a technique that refuses ends the trial in its first steps."""
     traces_kernels: bool = False
-    rests_below_s: float = 0.0
-    """Steps shorter than this are mostly not looked into; 0 looks into all."""
+    skips_below_s: float = 0.0
+    """Most steps shorter than this are skipped (`flatout.agent.step_sampler`); 0 samples all."""
     probes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Probes of `flatout.agent.probes` by name, with their options."""
     guard: Mapping[str, Any] | None = None

@@ -116,8 +116,8 @@ class TrialOptions:
     cache: Path | None = None
     """Compile cache shared by the trials of one tuning; None leaves the user's."""
     traces_kernels: bool = False
-    rests_below_s: float = 0.0
-    """Steps shorter than this are mostly not looked into; see `flatout.agent.step_sampler`."""
+    skips_below_s: float = 0.0
+    """Most steps shorter than this are skipped; see `flatout.agent.step_sampler`."""
     probes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Probes of `flatout.agent.probes` by name, with their options."""
 
@@ -140,7 +140,7 @@ def run_trial(
         steps=options.steps,
         guard=options.guard,
         traces_kernels=options.traces_kernels,
-        rests_below_s=options.rests_below_s,
+        skips_below_s=options.skips_below_s,
         probes=options.probes,
     )
     with sampler(environment) as counters:

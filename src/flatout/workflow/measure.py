@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from flatout import rules
-from flatout.agent.step_sampler import SHORT_S
+from flatout.agent.step_sampler import SHORT_STEP_S
 from flatout.analysis.regime import with_regime
 from flatout.hardware.machine import read_machine
 from flatout.launch.trial_process import clean_up_stale_trials
@@ -83,7 +83,7 @@ def _time(runner: PassRunner, runs: int) -> Trial:
             break
         # The limit alone ends such a run: preparing data may be silent for minutes.
         trial = runner.run(
-            "the steps as they are", TIMED_PROBES, traces_kernels=True, rests_below_s=SHORT_S
+            "the steps as they are", TIMED_PROBES, traces_kernels=True, skips_below_s=SHORT_STEP_S
         )
         if trial.profile is None:
             return trial

@@ -239,7 +239,7 @@ class _Tracer:
         found = {}
         for rung in ladder(quick):
             for label in rung.choices:
-                choice = choice_of(label)
+                choice = traceable_choice(label)
                 if choice is not None:
                     found[label] = choice
         return found
@@ -278,23 +278,21 @@ the end
 a technique tells what became of it, and changes nothing."""
 
 
-def choice_of(label: str) -> Choice | None:
+def traceable_choice(label: str) -> Choice | None:
     """Return the technique that a rung's label names, where a trace can show what it does.
 
-    >>> choice_of("activation_checkpointing mode=full").settings
+    >>> traceable_choice("activation_checkpointing mode=full").settings
     {'mode': 'full'}
-    >>> choice_of("zero stage=3 gpus=8 (by hand)") is None
+    >>> traceable_choice("zero stage=3 gpus=8 (by hand)") is None
     True
     """
-    name, *settings = label.split()
+    name = label.split()[0]
     if BY_HAND in label or name not in techniques.names() or not _is_traceable(name):
         return None
     seams = seams_of(techniques.technique_class(name))
     if not seams or not seams <= TRACED_SEAMS:
         return None
-    pairs = (part.split("=") for part in settings)
-    values = {key: int(value) if value.isdigit() else value for key, value in pairs}
-    return Choice(technique=name, settings=values)
+    return Choice.from_label(label)
 
 
 def _is_traceable(name: str) -> bool:

@@ -28,7 +28,7 @@ from flatout.launch.trial_process import (
 )
 from flatout.records import catalogue
 from flatout.records.errors import UserError, describe_exhaustion
-from flatout.records.input_files import parse_json, read_json
+from flatout.records.input_files import read_json
 from flatout.records.json_records import to_plain
 from flatout.records.recipe import Choice, Recipe
 from flatout.records.technique import Numerics
@@ -107,31 +107,13 @@ def _ways(ladder: Sequence[Mapping[str, Any]]) -> Iterator[FittingRecipe]:
     for rung in ladder:
         if not rung["fits"] or not rung["choices"] or rung.get("changes_training"):
             continue
-        choices = tuple(choice_of(label) for label in rung["choices"])
+        choices = tuple(Choice.from_label(label) for label in rung["choices"])
         if all(map(_can_be_built, choices)):
             yield FittingRecipe(
                 choices=choices,
                 saved_bytes=int(rung["saved_bytes"]),
                 time_ratio=float(rung["time_ratio"]),
             )
-
-
-def choice_of(label: str) -> Choice:
-    """Return the choice that a label stands for.
-
-    >>> choice_of("microbatching chunks=8").settings
-    {'chunks': 8}
-    """
-    name, *settings = label.split()
-    pairs = (setting.partition("=") for setting in settings)
-    return Choice(technique=name, settings={key: _value(text) for key, _, text in pairs})
-
-
-def _value(text: str) -> Any:
-    """Return a setting as JSON would have it, else the text."""
-    with contextlib.suppress(ValueError):
-        return parse_json(text.lower() if text in ("True", "False") else text)
-    return text
 
 
 def _can_be_built(choice: Choice) -> bool:

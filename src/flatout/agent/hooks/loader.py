@@ -353,19 +353,19 @@ class _Iteration:
 
     def listen(self, draw: Callable[[Any], Any]) -> Callable[[Any], Any]:
         """Return the drawing of a batch in a phase of its own, and what was drawn counted."""
-        session, signs = self.session, self.session.signs
+        session, sampler, signs = self.session, self.session.sampler, self.session.signs
 
         @functools.wraps(draw)
         def draw_next(iterator: Any) -> Any:
             if get_ident() != session.thread:
                 return draw(iterator)
-            if session.rest_left and STARTED not in iterator.__dict__:
+            if sampler.skips_left and STARTED not in iterator.__dict__:
                 signs[1] = 1
                 try:
                     batch = draw(iterator)
                 finally:
                     signs[1] = 0
-                session.drawn += 1  # counted where the rest ends
+                sampler.drawn += 1  # counted when the next step is sampled
                 return batch
             clock = session.clock
             clock.push(phases.DATA_WAIT)
@@ -435,8 +435,8 @@ class _Iteration:
         seen = session.loaders.get(address)
         size = samples_of(iterator, batch, seen.asked["effective_batch_size"] if seen else None)
         segment.samples += size
-        if session.rest_left:
-            session.nap.turn_to(seen, size)
+        if session.sampler.skips_left:
+            session.sampler.change_loader(seen, size)
         session.last_size = size
         session.last_loader = address
         if seen is not None:

@@ -249,7 +249,8 @@ class _Roots:
 
     def listening(self, inherited: Callable[..., Any]) -> Callable[..., Any]:
         """Return the call of a root's class, in which its training calls are found."""
-        session, is_compiling = self.session, self.is_compiling
+        session, sampler = self.session, self.session.sampler
+        is_compiling = self.is_compiling
         is_grad_enabled, is_tracing = (
             self.torch.is_grad_enabled,
             self.torch.compiler.is_dynamo_compiling,
@@ -262,7 +263,8 @@ class _Roots:
             run = None if is_tracing() else calls.get(id(module))
             if run is None or get_ident() != session.thread or session.clock.stack[-1] in INSIDE:
                 return inherited(module, *args, **kwargs)
-            if session.rest_left and module.training and is_grad_enabled() and session.loaders:
+            is_skipped = sampler.skips_left and module.training and is_grad_enabled()
+            if is_skipped and session.loaders:
                 return run(*args, **kwargs)
             if is_compiling():  # an export, which Dynamo knows nothing of
                 return inherited(module, *args, **kwargs)

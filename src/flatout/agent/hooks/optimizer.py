@@ -76,12 +76,12 @@ class _Steps:
         module.register_optimizer_step_post_hook(self.after)
         hooks: dict[int, Any] = handle.hooks_dict_ref()
 
-        def look() -> None:
+        def listen_again() -> None:
             hooks[handle.id] = self.before
 
-        # Where steps rest only their end is listened to.
-        session.on("rest", lambda: hooks.pop(handle.id, None))
-        session.on("look", look)
+        # Of a skipped step only the end is listened to.
+        session.on("skipping", lambda: hooks.pop(handle.id, None))
+        session.on("sampling", listen_again)
 
     def remembering(self, build: Callable[..., Any]) -> Callable[..., Any]:
         """Return the constructor, with what it builds added to the session."""
@@ -148,11 +148,11 @@ class _Steps:
             return
         stack = session.clock.stack
         if phases.OPTIMIZER not in stack:
-            # The session began inside this step, or it rests: then the one that ends steps counts,
-            # which may have called others.
-            number = optimizer.__dict__.get(READY)
-            is_end = session.rest_left and number in session.counts and not session.is_marked
-            if is_end and not session.nap.noted():
+            # The session began inside this step, or it is skipped: then the one that ends steps
+            # counts, which may have called others.
+            sampler, number = session.sampler, optimizer.__dict__.get(READY)
+            is_end = sampler.skips_left and number in session.counts and not session.is_marked
+            if is_end and not sampler.note_end():
                 session.end_segment(number)
             return
         _leave_step(session.clock)

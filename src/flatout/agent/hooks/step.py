@@ -47,8 +47,8 @@ class _Backward:
         """Stand in for backward, for `torch.autograd.grad` and for the gradient scaler."""
         torch = self.torch
         backward = patching.wrap(torch.autograd, "backward", self.listen)
-        self.session.on("rest", backward.undo)
-        self.session.on("look", backward.apply)
+        self.session.on("skipping", backward.undo)
+        self.session.on("sampling", backward.apply)
         patching.wrap(torch.autograd, "grad", self.differentiate)
         patching.wrap(torch.amp.GradScaler, "scale", self.scale)
 
@@ -64,7 +64,7 @@ class _Backward:
             if get_ident() != session.thread:
                 self.note_elsewhere()
                 return backward(tensors, *args, **kwargs)
-            if session.rest_left and not session.listeners["backward"]:
+            if session.sampler.skips_left and not session.listeners["backward"]:
                 return (self.outermost or backward)(tensors, *args, **kwargs)
             is_outermost = phases.BACKWARD not in session.clock.stack
             if is_outermost and session.is_recording:

@@ -144,8 +144,8 @@ def _time_fetch(
         return fetch
 
     patch = patching.wrap(kind, "fetch", timing)
-    session.on("rest", patch.undo)
-    session.on("look", patch.apply)
+    session.on("skipping", patch.undo)
+    session.on("sampling", patch.apply)
 
 
 def _time_collate(base: Any, running: dict[int, BatchMeter]) -> None:

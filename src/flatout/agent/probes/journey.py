@@ -115,7 +115,7 @@ class JourneyProbe:
 
     def saw_copy(self, way: str, began: float, ended: float, source: Any) -> None:
         """Count a copy, unless it is part of making a batch, which is timed as a whole."""
-        if not self.session.is_mine() or self.own.meter.fetcher or self.session.rest_left:
+        if not self.session.is_mine() or self.own.meter.fetcher or self.session.sampler.skips_left:
             return
         part = H2D if way == TO_DEVICE else SYNC
         inner_began, inner_s = self.last_copy
@@ -161,7 +161,7 @@ class JourneyProbe:
     def saw_segments(self, segments: Sequence[Segment]) -> None:
         """Close the row of a segment; of several the last alone may have been looked into."""
         segment = segments[-1]
-        if segment.is_whole:
+        if segment.is_sampled:
             self.calls += 1
             # The host's seconds: on a GPU the device's replace them later.
             self.rows.append((segment, segment.seconds, self.parts))

@@ -1,4 +1,4 @@
-"""Short steps that are mostly not looked into tell the same as those that are."""
+"""A run that skips most of its short steps reports the same as one that samples each."""
 
 import pytest
 
@@ -15,16 +15,16 @@ STEPS = 60
 
 
 def played(command, below_s):
-    return trial_of(command, rests_below_s=below_s, steps=STEPS)
+    return trial_of(command, skips_below_s=below_s, steps=STEPS)
 
 
 @pytest.mark.parametrize("command", ["plain_loop.py", "accumulation.py"])
-def test_a_run_that_rests_knows_what_one_that_does_not_knows(command):
-    resting, watching = (played(command, below_s) for below_s in (ANY, 0.0))
+def test_a_run_that_skips_steps_knows_what_one_that_samples_all_knows(command):
+    skipping, sampling = (played(command, below_s) for below_s in (ANY, 0.0))
 
-    assert resting.outcome is watching.outcome is Outcome.OK
-    assert resting.details["errors"] == []
-    found, wanted = resting.profile, watching.profile
+    assert skipping.outcome is sampling.outcome is Outcome.OK
+    assert skipping.details["errors"] == []
+    found, wanted = skipping.profile, sampling.profile
     assert len(found.steps_ms) < 0.6 * found.step_ms.n
     assert len(wanted.steps_ms) == min(wanted.step_ms.n, MAX_STEPS_KEPT)
     for name in ("samples_per_step", "batches_per_step", "backwards_per_step", "epoch_steps"):
@@ -34,28 +34,28 @@ def test_a_run_that_rests_knows_what_one_that_does_not_knows(command):
     assert min(found.phases_ms[name] for name in ("forward", "backward", "optimizer")) > 0
 
 
-def test_evaluation_and_new_epochs_are_seen_at_rest_too():
-    resting = played("plain_loop.py", ANY).profile
+def test_evaluation_and_new_epochs_are_seen_in_skipped_steps():
+    skipping = played("plain_loop.py", ANY).profile
 
-    training, evaluation = resting.loaders
+    training, evaluation = skipping.loaders
     assert (training.is_training, evaluation.is_training) == (True, False)
     assert training.epochs_started > 1
     drawn = training.batches_drawn / training.epochs_started
-    assert drawn == pytest.approx(resting.epoch_steps, rel=0.2)
+    assert drawn == pytest.approx(skipping.epoch_steps, rel=0.2)
 
 
-def test_an_optimizer_that_steps_another_ends_one_step_at_rest_too():
-    resting, watching = (played("nested_optimizers.py", below_s) for below_s in (ANY, 0.0))
+def test_an_optimizer_that_steps_another_ends_one_skipped_step():
+    skipping, sampling = (played("nested_optimizers.py", below_s) for below_s in (ANY, 0.0))
 
-    assert resting.details["errors"] == []
-    found, wanted = resting.profile, watching.profile
+    assert skipping.details["errors"] == []
+    found, wanted = skipping.profile, sampling.profile
     assert len(found.steps_ms) < 0.6 * found.step_ms.n
     for name in ("samples_per_step", "batches_per_step", "backwards_per_step", "epoch_steps"):
         assert getattr(found, name) == getattr(wanted, name)
     assert found.phases_ms["optimizer"] > 0
 
 
-def test_what_rests_by_itself_never_rests_at_steps_that_differ():
+def test_steps_of_several_optimizers_are_never_skipped():
     gan = played("gan.py", ANY).profile
 
     assert len(gan.steps_ms) == min(gan.step_ms.n, MAX_STEPS_KEPT)
