@@ -332,14 +332,17 @@ def test_candidates_differ_and_are_its_own(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_it_predicts_a_gain_that_the_step_can_give(name):
+    is_of_memory = bool(kind_of(name).addresses & OF_MEMORY)
+    gains = []
     for candidate, found, host in offered(name):
         effect = candidate.predict(found, host)
 
         assert -found.step_ms.median < effect.step_ms
-        is_of_memory = bool(kind_of(name).addresses & OF_MEMORY)
-        assert effect.peak_bytes < 0 or (effect.step_ms < 0 and not is_of_memory)
+        gains.append(effect.peak_bytes < 0 or (effect.step_ms < 0 and not is_of_memory))
         assert effect.startup_s >= 0
         assert effect.why
+    # Some may be predicted to be slower: they are tried last.
+    assert any(gains)
 
 
 @pytest.mark.parametrize("name", NAMES)

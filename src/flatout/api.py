@@ -138,6 +138,7 @@ def tune(
         UserError: if there is no such script, or an argument is not allowed.
         BaselineFailedError: if the unchanged script cannot be measured.
     """
+    from flatout.tuning.history import history_path
     from flatout.workflow import tune as tuning
     from flatout.workflow.recipe_files import write_recipe
 
@@ -147,6 +148,7 @@ def tune(
         only=tuple(only),
         skip=tuple(skip),
         out=Path(out),
+        history=history_path(),
     )
     ablation = tuning.tune(_workload(command), options, lambda _: None)
     write_recipe(ablation.recipe, Path(out) / "recipe.toml")

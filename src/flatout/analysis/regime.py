@@ -240,13 +240,6 @@ def addressable_ms(
     return whole_ms * sum(share for cause, share in known.items() if cause in causes) / total
 
 
-def is_lowered_on_cpu(profile: Profile) -> bool:
-    """Return whether a CPU computes a model in lower precision than fp32."""
-    if profile.device_kind != "cpu":
-        return False
-    return any(m.used_autocast or {"bfloat16", "float16"} & {*m.dtypes} for m in profile.models)
-
-
 def idle_share(profile: Profile) -> float:
     """Return the share of the time in which the device had nothing to do, as far as is known.
 

@@ -28,6 +28,7 @@ def command(out: Path, budget: float, details: bool) -> int:
     """
     from flatout.cli.tuning_output import tune_and_report
     from flatout.reporting.documents import ensure_writable
+    from flatout.tuning.history import history_path
     from flatout.workflow.demo import make_job
     from flatout.workflow.tune import TuneOptions
 
@@ -37,5 +38,5 @@ def command(out: Path, budget: float, details: bool) -> int:
     workload = make_job(out)
     left_s = budget - (time.monotonic() - started)
     # A demonstration on a busy machine still ends with its table, which then says so.
-    options = TuneOptions(budget_s=left_s, out=out, accepts_load=True)
+    options = TuneOptions(budget_s=left_s, out=out, accepts_load=True, history=history_path())
     return tune_and_report(workload, options, None, details=details)

@@ -11,12 +11,16 @@ SCHEMA = "flatout.techniques/1"
 
 @click.command("techniques")
 @json_option
-def command(json_path: Path | None) -> int:
+@click.option("--history", is_flag=True, help="Show what earlier tunings here found.")
+@click.option("--forget-history", is_flag=True, help="Delete that.")
+def command(json_path: Path | None, *, history: bool, forget_history: bool) -> int:
     """List the techniques and what each may do to the numbers.
 
     The promises, mildest first: exact, rounding, precision, training. 'flatout tune --numerics'
     sets the ceiling.
     """
+    if history or forget_history:
+        return _history(is_deleted=forget_history)
     from flatout.records import catalogue
     from flatout.reporting.documents import write_json
     from flatout.reporting.terminal import render_techniques
@@ -35,4 +39,19 @@ def command(json_path: Path | None) -> int:
             for name, kind in classes.items()
         ]
         write_json({"schema": SCHEMA, "techniques": levers}, json_path)
+    return 0
+
+
+def _history(*, is_deleted: bool) -> int:
+    """Show what tunings on this machine found, or delete it."""
+    from flatout.reporting.terminal import render_history
+    from flatout.tuning.history import history_path, read_history
+
+    path = history_path()
+    if is_deleted:
+        was_there = path.exists()
+        path.unlink(missing_ok=True)
+        click.echo(f"deleted {path}" if was_there else f"nothing to delete: there is no {path}")
+        return 0
+    click.echo(render_history(read_history(path), path, width=terminal_width()), nl=False)
     return 0

@@ -59,6 +59,7 @@ def command(  # noqa: PLR0913, PLR0917  one argument an option
     from flatout.records import catalogue
     from flatout.records.errors import UserError
     from flatout.records.technique import Numerics
+    from flatout.tuning.history import history_path
     from flatout.workflow.tune import TuneOptions
 
     for name in (*only, *skip):
@@ -76,5 +77,6 @@ def command(  # noqa: PLR0913, PLR0917  one argument an option
         accepts_load=accept_load,
         resume=resume,
         out=out,
+        history=history_path(),
     )
     return tune_and_report(parse_workload(target, arguments), options, json_path, details=details)

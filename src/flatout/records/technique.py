@@ -1,14 +1,26 @@
-"""A Technique: one technique that makes training faster or smaller."""
+"""A Technique: one technique that makes training faster or smaller.
 
+What is known about techniques before they are tried is data, not code: `priors.toml`. It says in
+which order they are tried, and never keeps one out.
+"""
+
+import functools
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import Enum
+from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
 from flatout.records.machine import Machine
 from flatout.records.memory_stream import MemoryStream
 from flatout.records.profile import Profile
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 
 class Numerics(Enum):
@@ -226,6 +238,76 @@ def name_of(technique: Technique | type[Technique]) -> str:
     """Return the name of a technique: that of its module."""
     kind = technique if isinstance(technique, type) else type(technique)
     return kind.__module__.rpartition(".")[2]
+
+
+ANY = "any"
+"""The case that holds where a more special one is not known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TechniquePrior:
+    """What is known about one technique in one case."""
+
+    speedup: float = 1.0
+    """Of the part of the step that it acts on."""
+    spread: float = 1.25
+    """How far that may be off, as a factor: one standard deviation of its logarithm."""
+    source: str = "nothing is known but the step that was measured"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EarlierResult:
+    """What one tuning on this machine found of one technique."""
+
+    at: str
+    """When the tuning ended, UTC."""
+    script: str
+    device: str
+    technique: str
+    predicted: float
+    ratio: float
+    interval: tuple[float, float | None]
+    """None above where one pair left it open."""
+    n: int
+    verdict: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+
+def prior_of(technique: str, case: str = ANY) -> TechniquePrior:
+    """Return what is known about a technique in a case, else in any, else nothing.
+
+    >>> prior_of("bf16_autocast", "cpu").speedup, prior_of("bf16_autocast", "cuda").speedup
+    (2.0, 1.6)
+    >>> prior_of("loader_workers").spread
+    1.25
+    """
+    known = priors().get(technique, {})
+    general = case.partition("_")[0]
+    return known.get(case) or known.get(general) or known.get(ANY) or TechniquePrior()
+
+
+def case_of(profile: Profile) -> str:
+    """Return the case of a profile: the kind of its device, and low precision on a CPU apart."""
+    is_lowered = any(
+        model.used_autocast or {"bfloat16", "float16"} & {*model.dtypes} for model in profile.models
+    )
+    is_on_cpu = profile.device_kind == "cpu"
+    return "cpu_lowered" if is_on_cpu and is_lowered else profile.device_kind
+
+
+@functools.cache
+def priors() -> Mapping[str, Mapping[str, TechniquePrior]]:
+    """Return all priors, by technique and case."""
+    text = Path(__file__).with_name("priors.toml").read_text(encoding="utf-8")
+    return {
+        technique: {case: TechniquePrior(**facts) for case, facts in cases.items()}
+        for technique, cases in tomllib.loads(text).items()
+    }
+
+
+def prior_for(technique: Technique | type[Technique], profile: Profile) -> TechniquePrior:
+    """Return what is known about a technique on such a device before it is tried."""
+    return prior_of(name_of(technique), case_of(profile))
 
 
 def seams_of(technique: Technique | type[Technique]) -> frozenset[str]:

@@ -1,4 +1,4 @@
-"""The list of techniques.
+"""The list of techniques, and what earlier tunings found of them.
 
 A stack as a Dockerfile.
 
@@ -7,10 +7,12 @@ The report of `doctor`: what is between this machine and good training.
 
 import shlex
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from flatout.records.finding import BAD, OK, WARN, Check
 from flatout.records.machine import Machine, Stack
-from flatout.records.technique import Technique
+from flatout.records.technique import EarlierResult, Technique
+from flatout.records.units import format_ratio
 from flatout.reporting.tables import Column, ascii_only, labelled, table, wrapped
 from flatout.reporting.templates import render
 
@@ -62,6 +64,36 @@ def _headline(machine: Machine, checks: Sequence[Check]) -> str:
     if warned:
         return f"{where}; it works, and {warned} of {len(checks)} checks may cost speed."
     return f"{where}; all {len(checks)} checks are well."
+
+
+def render_history(results: Sequence[EarlierResult], path: Path, *, width: int = 80) -> str:
+    """Return what earlier tunings on this machine found, the latest last."""
+    if not results:
+        shown = wrapped(f"No tuning on this machine has compared a technique yet ({path}).", width)
+        return ascii_only("\n".join([*shown, "", "next  flatout tune train.py"])) + "\n"
+    columns = [Column("when"), Column("script"), Column("technique")]
+    columns += [Column(title, is_number=True) for title in ("predicted", "ratio", "n")]
+    cells = [
+        [
+            one.at[:10],
+            one.script,
+            one.technique,
+            format_ratio(one.predicted),
+            format_ratio(one.ratio),
+            str(one.n),
+            one.verdict,
+        ]
+        for one in results
+    ]
+    shown = [
+        *wrapped(f"{len(results)} results on this machine, kept in {path}.", width),
+        *wrapped("The next tuning orders its techniques by them; none is left out for it.", width),
+        "",
+        *table([*columns, Column("verdict")], cells),
+        "",
+        "next  flatout techniques --forget-history deletes them",
+    ]
+    return ascii_only("\n".join(shown)) + "\n"
 
 
 def render_techniques(classes: Mapping[str, type[Technique]], *, width: int = 80) -> str:

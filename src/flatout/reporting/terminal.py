@@ -1,6 +1,6 @@
 """Reports for a terminal: verdict, why, next command. Plain ASCII, no colour needed."""
 
-from flatout.reporting.doctor import render_doctor, render_techniques
+from flatout.reporting.doctor import render_doctor, render_history, render_techniques
 from flatout.reporting.profile.text import render_profile
 from flatout.reporting.roofline import render_roofline
 from flatout.reporting.tuning.text import render_ablation, render_contrast
@@ -11,6 +11,7 @@ __all__ = [
     "render_contrast",
     "render_doctor",
     "render_failure",
+    "render_history",
     "render_profile",
     "render_roofline",
     "render_techniques",

@@ -16,7 +16,7 @@ from flatout.records import catalogue
 from flatout.records.machine import Machine
 from flatout.records.profile import Bound, Profile
 from flatout.records.recipe import Choice
-from flatout.records.technique import Effect, Numerics, Technique
+from flatout.records.technique import Effect, Numerics, Technique, prior_for
 
 WORTH_A_TRIAL = 1.02
 """A gain below this cannot pass the rule: what could bring no more at best is not tried."""
@@ -51,6 +51,8 @@ class Candidate:
     """What this tuning's own outcomes leave of the family's predicted log ratios."""
     deviation: float = 0.0
     """How far the log of the step's ratio may be off the predicted one: one standard deviation."""
+    learned: float = 0.0
+    """How far the log ratio is expected to be above the predicted one, from earlier tunings."""
 
     @property
     def hope(self) -> float:
@@ -59,7 +61,8 @@ class Candidate:
         For a normal log ratio this is the expected improvement of Mockus (1978). A prediction of
         no gain that may be far off is worth a trial, a sure one is not.
         """
-        mean, most = self.trust * math.log(self.ratio), math.log(self.bound.ratio)
+        mean = self.trust * math.log(self.ratio) + self.learned
+        most = math.log(self.bound.ratio)
         if self.deviation <= 0:
             return min(max(0.0, mean), most)
         normal, z = NormalDist(), mean / self.deviation
@@ -106,6 +109,17 @@ class Experience:
     """By family: predicted and measured ratio of each technique that was tried on its own."""
     trial_s: float = 10.0
     """Wall time of one trial of the recipe so far."""
+    errors: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    """By technique: logs of measured over predicted ratios in earlier tunings on this machine."""
+
+    def learned(self, technique: str) -> float:
+        """Return the mean error of a technique's predictions; the prior counts as one tuning.
+
+        >>> Experience(errors={"x": [0.2, 0.4]}).learned("x")
+        0.2
+        """
+        errors = self.errors.get(technique, ())
+        return round(sum(errors) / (1 + len(errors)), 9)
 
     def trust_in(self, family: str) -> float:
         """Return the slope of measured against predicted log ratios, drawn towards 1.
@@ -208,4 +222,6 @@ def candidate_of(
         family=option.family,
         cost_s=experience.cost_s(option.family, effect.startup_s),
         trust=experience.trust_in(option.family),
+        deviation=math.log(prior_for(option, profile).spread) * min(1.0, bound.share),
+        learned=experience.learned(name),
     )

@@ -11,6 +11,7 @@ from flatout.records.recipe import Recipe
 from flatout.records.statistics import Decision, Rule
 from flatout.tuning.extra_profiling import Looks
 from flatout.tuning.guard_checker import GuardChecker
+from flatout.tuning.history import Errors
 from flatout.tuning.pairs import Match, event_of, play, row_of
 from flatout.tuning.ranking import TYPICAL_PAIRS, Candidate, Experience, Search
 from flatout.tuning.trial_runner import Budget, TrialRunner
@@ -57,6 +58,8 @@ class TuningState:
     scans: WorkerScans
     looks: Looks = field(default_factory=Looks)
     """What was seen of the unchanged script alongside its timed steps."""
+    earlier: Errors = field(default_factory=dict)
+    """What earlier tunings on this machine say of predictions."""
     rows: list[Row] = field(default_factory=list)
     played: set[str] = field(default_factory=set)
     """Labels of the techniques of every recipe that was played."""
@@ -111,7 +114,7 @@ class TuningState:
                 family = technique_class(row.choice.technique).family
                 pair = (row.predicted_ratio, row.comparison.ratio)
                 outcomes.setdefault(family, []).append(pair)
-        return Experience(outcomes=outcomes, trial_s=self.trial_s)
+        return Experience(outcomes=outcomes, trial_s=self.trial_s, errors=self.earlier)
 
     @property
     def reserve_s(self) -> float:

@@ -205,8 +205,12 @@ def make_out(out: Path) -> None:
         raise UserError(f"cannot write to {out}: {error.strerror}; choose another --out") from None
 
 
-def open_journal(out: Path, header: Mapping[str, Any], *, resume: bool) -> dict[str, list[Trial]]:
-    """Start the journal, or read the one of an interrupted tuning; return its trials by key.
+def open_journal(
+    out: Path, header: Mapping[str, Any], *, resume: bool
+) -> tuple[Mapping[str, Any], dict[str, list[Trial]]]:
+    """Start the journal, or read the one of an interrupted tuning.
+
+    Returned are its header, which says what the tuning began with, and its trials by key.
 
     Raises:
         UserError: if there is nothing to resume, or the journal belongs to another tuning.
@@ -215,7 +219,7 @@ def open_journal(out: Path, header: Mapping[str, Any], *, resume: bool) -> dict[
     try:
         if not resume:
             path.write_text(json.dumps({"header": header}) + "\n", encoding="utf-8")
-            return {}
+            return header, {}
         lines = _whole_lines(path)
     except FileNotFoundError:
         raise UserError(
@@ -243,8 +247,10 @@ def _whole_lines(path: Path) -> list[bytes]:
 
 def _read_journal(
     path: Path, lines: list[bytes], header: Mapping[str, Any]
-) -> dict[str, list[Trial]]:
-    """Return the trials by key; what cannot be read might be of another script or machine.
+) -> tuple[Mapping[str, Any], dict[str, list[Trial]]]:
+    """Return the header and the trials by key.
+
+    What cannot be read might be of another script or machine.
 
     Raises:
         UserError: if the journal is another tuning's, or a line of it cannot be read.
@@ -252,7 +258,8 @@ def _read_journal(
     recorded: dict[str, list[Trial]] = {}
     number = 1
     try:
-        if changes := _changes(dict(parse_json(lines[0])["header"]), header):
+        begun = dict(parse_json(lines[0])["header"])
+        if changes := _changes(begun, header):
             raise UserError(
                 f"{path} belongs to another tuning: {'; '.join(changes)}; "
                 "run tune without --resume, or choose another --out"
@@ -268,7 +275,7 @@ def _read_journal(
             f"line {number} of {path} cannot be read, so nothing is taken from it; "
             "run tune without --resume"
         ) from None
-    return recorded
+    return begun, recorded
 
 
 def _changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

@@ -27,6 +27,7 @@ from flatout.tuning.bundle import drop_order
 from flatout.tuning.extra_profiling import Looks, look_closer
 from flatout.tuning.feeding import find_feeding, is_about_data, look
 from flatout.tuning.guard_checker import GuardChecker
+from flatout.tuning.history import append_results, errors_on, read_history
 from flatout.tuning.ladder import climb
 from flatout.tuning.pairs import Match, play, verdict_of
 from flatout.tuning.ranking import Search
@@ -84,6 +85,8 @@ class TuneOptions:
     accepts_load: bool = False
     """Go on where other work keeps the machine busy; the report says so."""
     confirm_pairs: int = CONFIRM_PAIRS
+    history: Path | None = None
+    """File of what earlier tunings on this machine found; None neither reads nor writes one."""
     runner: Runner = run_trial
     clock: Callable[[], float] = time.monotonic
     """Tells the seconds that the budget counts."""
@@ -124,7 +127,9 @@ def tune(
 
 def _tune(workload: Workload, options: TuneOptions, tell: Tell, machine: Machine) -> Ablation:
     budget = Budget(total_s=options.budget_s, clock=options.clock)
-    recorded = open_journal(options.out, _header(workload, machine), resume=options.resume)
+    begun, recorded = open_journal(
+        options.out, _header(workload, machine, options.history), resume=options.resume
+    )
     cache = scratch_root() / "compiled" / workload.name
     cache.mkdir(parents=True, exist_ok=True)
     lab = TrialRunner(
@@ -163,22 +168,38 @@ def _tune(workload: Workload, options: TuneOptions, tell: Tell, machine: Machine
         profile=looked,
         scans=WorkerScans(lab=lab, search=search),
         looks=looks,
+        earlier=begun.get("earlier", {}),
         rows=list(rescue.rows()) if rescue else [],
         settled={choice.technique for choice in floor.choices},
         notes=rescue.notes() if rescue else [],
     )
     proof = _climb_and_confirm(ladder)
-    return _ablation(ladder, looked, proof)
+    ablation = _ablation(ladder, looked, proof)
+    if options.history is not None:
+        append_results(options.history, ablation, workload.name, _device_of(machine))
+    return ablation
 
 
-def _header(workload: Workload, machine: Machine) -> dict[str, Any]:
-    """Return what a recorded trial tells about: with anything else it is not compared."""
+def _device_of(machine: Machine) -> str:
+    """Return what a tuning's findings hold for."""
     devices = machine.devices or (machine.device,)
+    return ", ".join(device.name for device in devices)
+
+
+def _header(workload: Workload, machine: Machine, history: Path | None) -> dict[str, Any]:
+    """Return what a journal's trials belong to, and what is known at the beginning.
+
+    The trials are not compared with those of anything else. A resumed tuning orders by what was
+    known when it began, or it would ask for other trials than those that it recorded.
+    """
+    device = _device_of(machine)
+    earlier = read_history(history) if history is not None else []
     return {
+        "earlier": errors_on(device, earlier),
         "records": RECORDS,
         "workload": workload.command_line,
         "torch": machine.torch_version,
-        "device": ", ".join(device.name for device in devices),
+        "device": device,
         "cpu": machine.cpu_name,
         "cores": machine.usable_cores,
         "files": digests_of(workload),

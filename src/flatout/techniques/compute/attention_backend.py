@@ -19,13 +19,9 @@ from flatout.analysis.regime import COMPUTE_CAUSES, addressable_ms
 from flatout.records.errors import NotApplicable
 from flatout.records.machine import Machine
 from flatout.records.profile import Profile
-from flatout.records.technique import Effect, Numerics, Technique
+from flatout.records.technique import Effect, Numerics, Technique, prior_for
 
 Backend = Literal["flash", "efficient", "cudnn"]
-SPEEDUP = 1.25
-"""Of attention. FA3's paper has for H100, 16k tokens, forward: cuDNN 413 against flash attention's
-324 TFLOP/s at heads of 64, 600 against 370 at 128 (published); efficient to flash is taken alike.
-"""
 SHARE = 0.15
 """Of forward and backward that is attention, where no trace tells: assumed."""
 HOPPER = (9, 0)
@@ -75,11 +71,11 @@ Around the whole training, backward too, for cuDNN:
         return [cls(backend=backend) for backend in found]
 
     def predict(self, profile: Profile, machine: Machine) -> Effect:
-        """Expect attention's assumed part of forward and backward to shrink by `SPEEDUP`."""
+        """Expect attention's assumed part of forward and backward to shrink by its prior."""
         del machine
         compute_ms = addressable_ms(profile, ("forward", "backward"), COMPUTE_CAUSES)
         return Effect(
-            step_ms=-compute_ms * SHARE * (1 - 1 / SPEEDUP),
+            step_ms=-compute_ms * SHARE * (1 - 1 / prior_for(self, profile).speedup),
             why=f"attention on {self.backend}, some {SHARE:.0%} of forward and backward",
         )
 

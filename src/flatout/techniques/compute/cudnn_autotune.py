@@ -14,12 +14,10 @@ from flatout.analysis.regime import COMPUTE_CAUSES, addressable_ms
 from flatout.records.errors import NotApplicable
 from flatout.records.machine import Machine
 from flatout.records.profile import Profile
-from flatout.records.technique import Effect, Numerics, Technique
+from flatout.records.technique import Effect, Numerics, Technique, prior_for
 
 MAX_SHAPES = 4
 """With more input shapes, measuring again for each costs more than it brings: an assumption."""
-SPEEDUP = 1.1
-"""Forward and backward of convolutional models: general knowledge, 1.0 to 1.3; not measured."""
 STARTUP_S = 2.0
 """Trying the algorithms of each convolution once: general knowledge, seconds; not measured."""
 
@@ -46,11 +44,11 @@ At the start of the script:
         return [cls()] if is_useful else ()
 
     def predict(self, profile: Profile, machine: Machine) -> Effect:
-        """Expect forward and backward to shrink by `SPEEDUP`."""
+        """Expect forward and backward to shrink by its prior."""
         del machine
         compute_ms = addressable_ms(profile, ("forward", "backward"), COMPUTE_CAUSES)
         return Effect(
-            step_ms=-compute_ms * (1 - 1 / SPEEDUP),
+            step_ms=-compute_ms * (1 - 1 / prior_for(self, profile).speedup),
             startup_s=STARTUP_S,
             why="the fastest algorithm for each convolution",
         )

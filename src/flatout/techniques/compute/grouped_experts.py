@@ -20,7 +20,7 @@ from flatout.analysis.regime import addressable_ms
 from flatout.records.errors import NotApplicable
 from flatout.records.machine import Machine
 from flatout.records.profile import ModelFacts, Profile
-from flatout.records.technique import Effect, Numerics, Technique
+from flatout.records.technique import Effect, Numerics, Technique, prior_for
 
 if TYPE_CHECKING:
     import torch
@@ -29,8 +29,6 @@ MIN_EXPERTS = 4
 """A loop over fewer costs few launches; as the rule `expert_loop` has it."""
 MIN_SHARE = 0.05
 """Experts that hold less of the model than a twentieth are not what the step waits for."""
-SPEEDUP = 1.3
-"""Of the experts' part of forward and backward: assumed, the trial decides."""
 _OUTCOME: dict[str, str] = {}
 """Of each mixture that was looked at why it was left alone, empty where it was replaced."""
 
@@ -62,13 +60,13 @@ In place of the loop over experts, with the tokens sorted by expert and the weig
         return [cls()] if any(_share(m) >= MIN_SHARE for m in profile.models) else ()
 
     def predict(self, profile: Profile, machine: Machine) -> Effect:
-        """Expect the experts' part of the computation to shrink by `SPEEDUP`."""
+        """Expect the experts' part of the computation to shrink by its prior."""
         del machine
         model = max(profile.models, key=_share, default=None)
         share, count = (_share(model), model.experts) if model else (0.0, 0)
         compute_ms = addressable_ms(profile, ("forward", "backward"))
         return Effect(
-            step_ms=-compute_ms * share * (1 - 1 / SPEEDUP),
+            step_ms=-compute_ms * share * (1 - 1 / prior_for(self, profile).speedup),
             why=f"{count} experts, some {100 * share:.0f} % of the model, in groups",
         )
 

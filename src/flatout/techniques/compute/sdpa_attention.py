@@ -15,22 +15,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, final
 
 from flatout.agent.describe import softmax_modules
-from flatout.analysis.regime import SMALL_WORK_CAUSES, addressable_ms, is_lowered_on_cpu
+from flatout.analysis.regime import SMALL_WORK_CAUSES, addressable_ms
 from flatout.records.errors import NotApplicable
 from flatout.records.machine import Machine
 from flatout.records.profile import Profile
-from flatout.records.technique import Effect, Numerics, Technique
+from flatout.records.technique import Effect, Numerics, Technique, prior_for
 
 if TYPE_CHECKING:
     import torch
 
-SPEEDUP = 1.15
-"""Forward and backward. A small GPT on a CPU with AMX: 1.11 at 256 tokens, 1.54 at 1024
-(measured)."""
-LOWERED_SPEEDUP = 0.85
-"""The same in bf16 on a CPU: 0.84 at 512 tokens (the record of ladder). Attention alone, with its
-backward, is 0.36, 0.60 and 0.68 times as fast as by hand at 128, 256 and 512 tokens, 1.04 and 1.18
-times at 1024 and 2048 (measured on one core with AMX)."""
 LOOKED = "flatout looked at {count} modules with a softmax: {why}"
 
 
@@ -58,11 +51,11 @@ In the attention module, for a causal mask:
         return [cls()] if any(m.softmax_modules for m in profile.models) else ()
 
     def predict(self, profile: Profile, machine: Machine) -> Effect:
-        """Expect forward and backward to shrink by `SPEEDUP`, in bf16 on a CPU to grow."""
+        """Expect forward and backward to shrink by its prior, in bf16 on a CPU to grow."""
         del machine
         compute_ms = addressable_ms(profile, ("forward", "backward"), SMALL_WORK_CAUSES)
         count = sum(model.softmax_modules for model in profile.models)
-        speedup = LOWERED_SPEEDUP if is_lowered_on_cpu(profile) else SPEEDUP
+        speedup = prior_for(self, profile).speedup
         return Effect(
             step_ms=-compute_ms * (1 - 1 / speedup),
             why=f"{count} modules that may write attention out, one operator in place of five",

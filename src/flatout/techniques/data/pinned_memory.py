@@ -13,13 +13,10 @@ from typing import Any, ClassVar, final
 from flatout.records.errors import NotApplicable
 from flatout.records.machine import Machine
 from flatout.records.profile import Profile
-from flatout.records.technique import Effect, Numerics, Technique
+from flatout.records.technique import Effect, Numerics, Technique, prior_for
 
 MIN_COPY_SHARE = 0.02
 """Below this share of copies, free copies could not give the 1.02x that keeps a technique."""
-PINNED_SPEEDUP = 2.0
-"""Copies from page-locked memory against pageable ones: general knowledge (about 25 against 12
-GB/s on PCIe 4), not measured here."""
 
 
 @final
@@ -46,11 +43,11 @@ Where the training loader is made, and where its batches go to the device:
         return [cls()] if any(not x.pin_memory for x in profile.training_loaders) else ()
 
     def predict(self, profile: Profile, machine: Machine) -> Effect:
-        """Expect the copies to take `PINNED_SPEEDUP` less time."""
+        """Expect the copies to take less time, by its prior."""
         del machine
         copies_ms = profile.phases_ms["h2d"]
         return Effect(
-            step_ms=-copies_ms * (1 - 1 / PINNED_SPEEDUP),
+            step_ms=-copies_ms * (1 - 1 / prior_for(self, profile).speedup),
             why=f"{copies_ms:.1f} ms of copies per step from pageable memory",
         )
 

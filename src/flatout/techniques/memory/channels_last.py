@@ -19,17 +19,12 @@ from flatout.analysis.regime import COMPUTE_CAUSES, addressable_ms
 from flatout.records.errors import NotApplicable
 from flatout.records.machine import Machine
 from flatout.records.profile import Profile
-from flatout.records.technique import Effect, Numerics, Technique
+from flatout.records.technique import Effect, Numerics, Technique, prior_for
 
 if TYPE_CHECKING:
     import torch
 
 Output = TypeVar("Output")
-
-SPEEDUP = 1.2
-"""Forward and backward. CPU: 1.16-1.26 for a small ResNet in fp32, 1.2-1.35 in bf16 (measured,
-AMX). V100 with mixed precision: 1.22 for a ResNet-50, 1.08-1.35 for other CNNs
-(PyTorch's channels_last tutorial, published)."""
 
 
 @final
@@ -55,14 +50,14 @@ Once the model is on its device, and for each batch of images:
         return [cls()] if is_useful else ()
 
     def predict(self, profile: Profile, machine: Machine) -> Effect:
-        """Expect forward and backward to shrink by `SPEEDUP`, or by what converts layouts now."""
+        """Expect forward and backward to shrink by its prior, or by what converts layouts now."""
         del machine
         compute_ms = addressable_ms(profile, ("forward", "backward"), COMPUTE_CAUSES)
         weights = sum(model.conv_weights for model in profile.models)
         converting = (profile.trace.layout_conversion_share if profile.trace else None) or 0.0
         why = f"{weights} convolutions in the format their kernels prefer"
         return Effect(
-            step_ms=-compute_ms * max(1 - 1 / SPEEDUP, converting),
+            step_ms=-compute_ms * max(1 - 1 / prior_for(self, profile).speedup, converting),
             why=f"{why}; {converting:.0%} of the kernels' time converts" if converting else why,
         )
 

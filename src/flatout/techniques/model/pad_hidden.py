@@ -18,16 +18,13 @@ from flatout.analysis.regime import COMPUTE_CAUSES, addressable_ms
 from flatout.records.errors import NotApplicable
 from flatout.records.machine import Machine
 from flatout.records.profile import ModelFacts, Profile
-from flatout.records.technique import Effect, Numerics, Technique
+from flatout.records.technique import Effect, Numerics, Technique, prior_for
 
 if TYPE_CHECKING:
     import torch
 
 MIN_SHARE = 0.05
 """Of the model's weights in such layers: less is no part of the step that shows."""
-SPEEDUP = 1.1
-"""Of these layers: assumed, below the 1.15 that an output layer gained on a CPU with AMX. A cube of
-1000 against 1024 showed no change there (measured)."""
 
 
 @final
@@ -52,12 +49,12 @@ Where the layers are made, best for a model that is trained from scratch:
         return [cls()] if is_gpu and any(_share(m) >= MIN_SHARE for m in profile.models) else ()
 
     def predict(self, profile: Profile, machine: Machine) -> Effect:
-        """Expect the odd layers' share of the products to shrink by `SPEEDUP`."""
+        """Expect the odd layers' share of the products to shrink by its prior."""
         del machine
         compute_ms = addressable_ms(profile, ("forward", "backward"), COMPUTE_CAUSES)
         share = max(map(_share, profile.models), default=0.0)
         return Effect(
-            step_ms=-compute_ms * share * (1 - 1 / SPEEDUP),
+            step_ms=-compute_ms * share * (1 - 1 / prior_for(self, profile).speedup),
             why=f"layers with {share:.0%} of the weights on aligned widths",
         )
 

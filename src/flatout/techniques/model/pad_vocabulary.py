@@ -17,7 +17,7 @@ from flatout.analysis.regime import COMPUTE_CAUSES, addressable_ms
 from flatout.records.errors import NotApplicable
 from flatout.records.machine import Machine
 from flatout.records.profile import ModelFacts, Profile
-from flatout.records.technique import Effect, Numerics, Technique
+from flatout.records.technique import Effect, Numerics, Technique, prior_for
 
 if TYPE_CHECKING:
     import torch
@@ -26,9 +26,6 @@ MULTIPLE = 64
 """Of 16-byte alignment (8 in bf16) and of the tiles' width."""
 MIN_VOCABULARY = 4096
 """A smaller output layer is no part of the step that shows: an assumption."""
-SPEEDUP = 1.15
-"""The layer's own forward and backward in bf16, 50257 to 50304 columns, on a CPU with AMX, without
-the copies (measured)."""
 
 
 @final
@@ -52,13 +49,13 @@ Where the output layer is made, best for a model that is trained from scratch:
         return [cls()] if any(map(_is_odd, profile.models)) else ()
 
     def predict(self, profile: Profile, machine: Machine) -> Effect:
-        """Expect the output layer's share of the products to shrink by `SPEEDUP`."""
+        """Expect the output layer's share of the products to shrink by its prior."""
         del machine
         compute_ms = addressable_ms(profile, ("forward", "backward"), COMPUTE_CAUSES)
         share = max((head_share(m) for m in profile.models if _is_odd(m)), default=0.0)
         share = min(share, 0.9)
         return Effect(
-            step_ms=-compute_ms * share * (1 - 1 / SPEEDUP),
+            step_ms=-compute_ms * share * (1 - 1 / prior_for(self, profile).speedup),
             why=f"the output layer, some {100 * share:.0f} % of the products, on aligned columns",
         )
 

@@ -15,14 +15,10 @@ from flatout.records.errors import NotApplicable
 from flatout.records.machine import Machine
 from flatout.records.memory_pressure import activation_bytes, parameter_bytes
 from flatout.records.profile import OptimizerFacts, Profile
-from flatout.records.technique import Effect, Numerics, Technique
+from flatout.records.technique import Effect, Numerics, Technique, prior_for
 
 if TYPE_CHECKING:
     import torch
-
-SPEEDUP = 1.3
-"""The optimizer's own time on a CPU: whole steps 1.00 to 1.07 where it was a tenth to a fifth of
-them (measured, AMX)."""
 
 
 @final
@@ -46,14 +42,14 @@ Where the optimizer is made:
         return [cls()] if is_slow and profile.share("optimizer") > 0 else ()
 
     def predict(self, profile: Profile, machine: Machine) -> Effect:
-        """Expect the optimizer's share to shrink by `SPEEDUP`, for a copy of the parameters.
+        """Expect the optimizer's share to shrink by its prior, for a copy of the parameters.
 
         What the backward held is free by then: the copy raises the peak by what does not fit there.
         """
         del machine
         optimizer_ms = profile.step_ms.median * profile.share("optimizer")
         return Effect(
-            step_ms=-optimizer_ms * (1 - 1 / SPEEDUP),
+            step_ms=-optimizer_ms * (1 - 1 / prior_for(self, profile).speedup),
             peak_bytes=max(0, parameter_bytes(profile) - activation_bytes(profile)),
             why=f"groups of tensors instead of one after the other in {optimizer_ms:.1f} ms",
         )

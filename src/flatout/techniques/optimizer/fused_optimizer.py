@@ -15,14 +15,10 @@ from flatout.analysis.stream_changes import has_optimizer_temporaries, without_o
 from flatout.records.errors import NotApplicable
 from flatout.records.machine import Machine
 from flatout.records.profile import Profile
-from flatout.records.technique import Effect, MemoryOption, Numerics, Technique
+from flatout.records.technique import Effect, MemoryOption, Numerics, Technique, prior_for
 
 if TYPE_CHECKING:
     import torch
-
-SPEEDUP = 2.5
-"""The optimizer's own time: 22 to 8 ms (DPA-2, published) on a GPU against foreach. Whole
-steps on a CPU: 1.05 for a GPT, 1.29 for an MLP, 1.08 for a ResNet (measured)."""
 
 
 @final
@@ -58,11 +54,11 @@ Where the optimizer is made:
         ]
 
     def predict(self, profile: Profile, machine: Machine) -> Effect:
-        """Expect the optimizer's share to shrink by `SPEEDUP`."""
+        """Expect the optimizer's share to shrink by its prior."""
         del machine
         optimizer_ms = profile.step_ms.median * profile.share("optimizer")
         return Effect(
-            step_ms=-optimizer_ms * (1 - 1 / SPEEDUP),
+            step_ms=-optimizer_ms * (1 - 1 / prior_for(self, profile).speedup),
             why=f"one pass instead of many over the parameters in {optimizer_ms:.1f} ms",
         )
 

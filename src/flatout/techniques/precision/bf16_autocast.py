@@ -20,19 +20,20 @@ from flatout.records.errors import NotApplicable
 from flatout.records.machine import Machine
 from flatout.records.memory_stream import Component, Draft, MemoryStream
 from flatout.records.profile import ModelFacts, Profile
-from flatout.records.technique import Effect, MemoryOption, Numerics, PlannedDevice, Technique
+from flatout.records.technique import (
+    Effect,
+    MemoryOption,
+    Numerics,
+    PlannedDevice,
+    Technique,
+    prior_for,
+)
 
 if TYPE_CHECKING:
     import torch
 
 Output = TypeVar("Output")
 
-CPU_SPEEDUP = 2.0
-"""Forward and backward on a CPU with AMX: 1.70-2.27 for a small ResNet, 1.78-2.1 for a small GPT
-(measured); AVX-512 bf16 without AMX was not measured and shares the prior."""
-CUDA_SPEEDUP = 1.6
-"""GPT-2 124M on one H100: 42.9k against 27.0k tokens/s in fp32 (Schwartz 2025, published). A ResNet
-50 on an A100 gains 2.63 even against TF32 (NVIDIA DeepLearningExamples, published)."""
 CPU_SLOWDOWN = 2.0
 """Forward and backward on a CPU without bf16 units, where every product is emulated: 1.1 and 1.8
 for two small GPTs where oneDNN was told to do with AVX-512, 4.3 and 4.4 with AVX2 (measured on two
@@ -82,7 +83,7 @@ Take the loss of output.float().
         """Expect forward and backward to shrink by the device's prior, if it multiplies bf16."""
         if lacks_bf16(profile, machine):
             return emulated(profile, "bf16", CPU_SLOWDOWN)
-        speedup = CPU_SPEEDUP if profile.device_kind == "cpu" else CUDA_SPEEDUP
+        speedup = prior_for(self, profile).speedup
         compute_ms = addressable_ms(profile, ("forward", "backward"), COMPUTE_CAUSES)
         return Effect(
             step_ms=-compute_ms * (1 - 1 / speedup),

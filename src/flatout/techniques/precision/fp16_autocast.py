@@ -22,7 +22,7 @@ from flatout.analysis.regime import COMPUTE_CAUSES, addressable_ms
 from flatout.records.errors import NotApplicable
 from flatout.records.machine import Machine
 from flatout.records.profile import Profile
-from flatout.records.technique import Effect, Numerics, Technique
+from flatout.records.technique import Effect, Numerics, Technique, prior_for
 from flatout.techniques.precision.bf16_autocast import (
     autocast_to,
     check_root,
@@ -35,9 +35,6 @@ if TYPE_CHECKING:
 
 Output = TypeVar("Output")
 
-SPEEDUP = 2.0
-"""Forward and backward; below the 3.26 of a ResNet-50 on a V100 (NVIDIA DeepLearningExamples,
-published), since smaller products gain less. Not measured."""
 CPU_SLOWDOWN = 17.0
 """Kernels of forward and backward on a CPU without fp16 units: 128 ms became 2.2 s for a small
 language model on two cores (the record of levers_text)."""
@@ -90,13 +87,14 @@ Step the scheduler only where the scale did not fall.
         return [cls()] if any(is_plain_fp32(model) for model in profile.models) else ()
 
     def predict(self, profile: Profile, machine: Machine) -> Effect:
-        """Expect the kernels to shrink by `SPEEDUP`, if the device multiplies fp16."""
+        """Expect the kernels to shrink by its prior, if the device multiplies fp16."""
         if lacks_fp16(profile, machine):
             return emulated(profile, "fp16", CPU_SLOWDOWN)
         compute_ms = addressable_ms(profile, ("forward", "backward"), COMPUTE_CAUSES)
+        speedup = prior_for(self, profile).speedup
         return Effect(
-            step_ms=-compute_ms * (1 - 1 / SPEEDUP),
-            why=f"kernels in forward and backward, {compute_ms:.1f} ms, {SPEEDUP:.1f} times faster",
+            step_ms=-compute_ms * (1 - 1 / speedup),
+            why=f"kernels in forward and backward, {compute_ms:.1f} ms, {speedup:.1f} times faster",
         )
 
     def forward(self, call: Callable[..., Any], root: Any) -> Callable[..., Any]:

@@ -16,7 +16,7 @@ from flatout.analysis.regime import addressable_ms
 from flatout.records.errors import NotApplicable
 from flatout.records.machine import Machine
 from flatout.records.profile import Profile
-from flatout.records.technique import Effect, Numerics, Technique
+from flatout.records.technique import Effect, Numerics, Technique, prior_for
 from flatout.techniques.compile.torch_compile import (
     check_compilable,
     compile_in_place,
@@ -30,9 +30,6 @@ if TYPE_CHECKING:
 
 MIN_CAPABILITY = (8, 9)
 """Compute capability from which NVIDIA devices multiply fp8 (Ada, Hopper)."""
-SPEEDUP = 1.25
-"""The products; Llama 3 8B on 8 H100: tensorwise +25 % of the whole step (torchao, published).
-Small models get slower: nanochat's d12 (published)."""
 MIN_PARAMETERS = 1_000_000_000
 """From a billion parameters on products are large enough: fp8 gained 27 % at 3B and little below 1B
 (llm-foundry, published)."""
@@ -68,17 +65,18 @@ Once the model is on its device, in bf16:
         return [cls()] if has_fp8(profile, machine) and is_large(profile) and is_open else ()
 
     def predict(self, profile: Profile, machine: Machine) -> Effect:
-        """Expect the products of forward and backward to shrink by `SPEEDUP` where it pays."""
+        """Expect the products of forward and backward to shrink by its prior where it pays."""
         if not has_fp8(profile, machine) or not is_large(profile):
             return Effect(
                 startup_s=startup_s(profile),
                 why="no fp8 on this device, or products too small for it: nothing gets faster",
             )
+        speedup = prior_for(self, profile).speedup
         products_ms = addressable_ms(profile, ("forward", "backward"), ("gemm", "compute"))
         return Effect(
-            step_ms=-products_ms * (1 - 1 / SPEEDUP),
+            step_ms=-products_ms * (1 - 1 / speedup),
             startup_s=startup_s(profile),
-            why=f"products in fp8, {products_ms:.1f} ms {SPEEDUP:.2f} times faster",
+            why=f"products in fp8, {products_ms:.1f} ms {speedup:.2f} times faster",
         )
 
     def model(self, root: Any) -> Any:

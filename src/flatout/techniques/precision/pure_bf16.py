@@ -20,12 +20,11 @@ from flatout.records.errors import NotApplicable
 from flatout.records.machine import Machine
 from flatout.records.memory_pressure import activation_bytes, kept_bytes, parameter_bytes
 from flatout.records.profile import Profile
-from flatout.records.technique import Effect, Numerics, Technique
+from flatout.records.technique import Effect, Numerics, Technique, prior_for
 from flatout.techniques.memory.chunked_cross_entropy import logits_bytes, memory_bytes_per_s
 from flatout.techniques.precision.bf16_autocast import (
     CPU_SLOWDOWN,
-    CPU_SPEEDUP,
-    CUDA_SPEEDUP,
+    Bf16Autocast,
     check_root,
     emulated,
     has_fast_bf16,
@@ -77,7 +76,7 @@ The model, and an optimizer that rounds stochastically:
         if lacks_bf16(profile, machine):
             slower = emulated(profile, "bf16", CPU_SLOWDOWN)
             return replace(slower, step_ms=slower.step_ms + rounding_ms)
-        speedup = CPU_SPEEDUP if profile.device_kind == "cpu" else CUDA_SPEEDUP
+        speedup = prior_for(Bf16Autocast, profile).speedup
         compute_ms = addressable_ms(profile, ("forward", "backward"), COMPUTE_CAUSES)
         logits = logits_bytes(profile)
         saved = min(parameter_bytes(profile) // 2, activation_bytes(profile))

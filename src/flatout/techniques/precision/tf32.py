@@ -14,11 +14,8 @@ from flatout.analysis.regime import COMPUTE_CAUSES, addressable_ms
 from flatout.records.errors import NotApplicable
 from flatout.records.machine import Machine
 from flatout.records.profile import Profile
-from flatout.records.technique import Effect, Numerics, Technique
+from flatout.records.technique import Effect, Numerics, Technique, prior_for
 
-SPEEDUP = 1.5
-"""Forward and backward. GPT-2 124M on one H100 at batch 1: 46.6k against 27.0k tokens/s for the
-whole step, 1.73 (Schwartz 2025, published); less, since convolutions use TF32 by default."""
 MIN_CAPABILITY = (8, 0)
 """Compute capability from which NVIDIA devices have TF32 (Ampere)."""
 
@@ -45,12 +42,12 @@ At the start of the script:
         return [cls()] if is_fp32 else ()
 
     def predict(self, profile: Profile, machine: Machine) -> Effect:
-        """Expect forward and backward to shrink by `SPEEDUP`, where there is TF32."""
+        """Expect forward and backward to shrink by its prior, where there is TF32."""
         if not has_tf32(profile, machine):
             return Effect(why="this device has no TF32: nothing gets faster")
         compute_ms = addressable_ms(profile, ("forward", "backward"), COMPUTE_CAUSES)
         return Effect(
-            step_ms=-compute_ms * (1 - 1 / SPEEDUP),
+            step_ms=-compute_ms * (1 - 1 / prior_for(self, profile).speedup),
             why=f"fp32 products in {compute_ms:.1f} ms of forward and backward",
         )
 

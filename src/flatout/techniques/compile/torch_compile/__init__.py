@@ -17,35 +17,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, final
 
 from flatout.agent.nested import map_leaves
-from flatout.analysis.regime import SMALL_WORK_CAUSES, addressable_ms, is_lowered_on_cpu, is_split
+from flatout.analysis.regime import SMALL_WORK_CAUSES, addressable_ms, is_split
 from flatout.launch.trial_process import scratch_root
 from flatout.records.errors import NotApplicable
 from flatout.records.machine import Machine
 from flatout.records.profile import ModelFacts, Profile
-from flatout.records.technique import Effect, Numerics, Technique
+from flatout.records.technique import Effect, Numerics, Technique, case_of, prior_of
 from flatout.techniques.compile.torch_compile.compile_watch import CompileWatch, recorded_graphs
 
 if TYPE_CHECKING:
     import torch
 
-SPEEDUP = 1.15
-"""Forward and backward. CPU: 1.16 for a small ResNet, 1.01 for a small GPT in fp32, 1.2 in bf16
-(measured, AMX). H100: 1.15 for GPT-2, 1.16 for an 8B model (Schwartz 2025,
-torchtitan, published); from 0.95 for long GEMM-bound steps to 3.1 for launch-bound ones on B200."""
-LOWERED_SPEEDUP = 1.0
-"""In bf16 on a CPU: 0.91 for a small GPT, 0.83 by its blocks, 0.77 for a small ResNet, 0.99 and
-1.10 for other GPTs (measured in the records of slow_compute, ladder and already_tuned, AMX)."""
-FUSED_SPEEDUP = 2.0
-"""Of the time outside products, where a trace tells it: a chain of operations reads and writes its
-tensors once. Assumed; with 70 % of the time in products it gives 1.18, near the published 1.15."""
 STARTUP_S_PER_MODULE = 0.5
 """Cold compilation. A ResNet of some 60 modules took 37 s, a GPT of some 36 modules 12.7 s on 2
 cores (measured): 0.35 to 0.6 s for each."""
-GRAPH_SPEEDUP = 1.3
-"""With CUDA graphs, where launches are what is waited for: forward and backward of a 1B model on
-B200 went from 12.6 to 8.1 ms (ml-engineering, published), 1.55 on top of the compiler."""
 MIN_LAUNCH_SHARE = 0.02
 """Share of the step that the device waits for launches from which graphs are offered."""
+NAME = __name__.rpartition(".")[2]
 SAVED_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,99}")
 MAX_SHAPES = 8
 """Torch's recompile limit: beyond it the model silently runs eagerly."""
@@ -302,7 +290,7 @@ def find_trouble(device_type: str) -> str | None:
 
 def is_compiled_elsewhere(model: ModelFacts) -> bool:
     """Return whether a model was compiled, and not by this technique with other settings."""
-    return model.is_compiled and model.compiled_by != __name__.rpartition(".")[2]
+    return model.is_compiled and model.compiled_by != NAME
 
 
 def saved_ms(profile: Profile) -> float:
@@ -320,7 +308,8 @@ def graph_saved_ms(profile: Profile) -> float:
     is_fused = any(model.is_compiled for model in profile.models)
     left_ms = waiting_ms if is_fused else waiting_ms / _speedup(profile)
     # Where the waits for launches are known, one launch for all kernels leaves none of them.
-    return -left_ms if is_split(profile) else -left_ms * (1 - 1 / GRAPH_SPEEDUP)
+    speedup = prior_of(NAME, "graphs").speedup
+    return -left_ms if is_split(profile) else -left_ms * (1 - 1 / speedup)
 
 
 def startup_s(profile: Profile) -> float:
@@ -330,9 +319,10 @@ def startup_s(profile: Profile) -> float:
 
 def _speedup(profile: Profile) -> float:
     """Return what fusing is predicted to do to all of forward and backward, or to its part."""
-    if is_lowered_on_cpu(profile):
-        return LOWERED_SPEEDUP
-    return FUSED_SPEEDUP if is_split(profile) else SPEEDUP
+    case = case_of(profile)
+    if is_split(profile) and case != "cpu_lowered":
+        case = "outside_products"
+    return prior_of(NAME, case).speedup
 
 
 def _may_wait_for_launches(profile: Profile) -> bool:

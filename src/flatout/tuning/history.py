@@ -1,0 +1,94 @@
+"""What earlier tunings on this machine found: a local file, one line for each technique tried.
+
+The next tuning orders by it. It never keeps a technique out, and nothing of it leaves the machine.
+"""
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime, timezone
+from pathlib import Path
+
+from flatout.launch.trial_process import scratch_root
+from flatout.records.ablation import Ablation
+from flatout.records.errors import UserError
+from flatout.records.input_files import MAX_OWN_BYTES, parse_json, read_bytes
+from flatout.records.json_records import from_plain, to_plain
+from flatout.records.technique import EarlierResult
+
+FILE = "history.jsonl"
+Errors = Mapping[str, Sequence[float]]
+"""By technique: how far the logs of measured ratios were above those predicted."""
+
+
+def history_path() -> Path:
+    """Return where this user's history on this machine is."""
+    return scratch_root() / FILE
+
+
+def read_history(path: Path) -> list[EarlierResult]:
+    """Return all results, the oldest first; a line that cannot be read is left out.
+
+    Raises:
+        UserError: if the file is there and cannot be read.
+    """
+    try:
+        lines = read_bytes(path, MAX_OWN_BYTES).splitlines()
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"{path} cannot be read: {error}; 'flatout techniques --forget-history' deletes it"
+        ) from None
+    return [one for line in lines if (one := _result(line)) is not None]
+
+
+def _result(line: bytes) -> EarlierResult | None:
+    """Return one line; None for another version's, or half of one of a process that was killed."""
+    try:
+        return from_plain(EarlierResult, parse_json(line))
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        return None
+
+
+def errors_on(device: str, results: Iterable[EarlierResult]) -> dict[str, list[float]]:
+    """Return the errors of the predictions on one device.
+
+    >>> one = EarlierResult(at="", script="a", device="CPU", technique="x", predicted=1.0,
+    ...     ratio=1.25, interval=(1.2, 1.3), n=3, verdict="kept")
+    >>> errors_on("CPU", [one]), errors_on("another CPU", [one])
+    ({'x': [0.22314355131420976]}, {})
+    """
+    errors: dict[str, list[float]] = {}
+    for one in results:
+        if one.device == device and one.predicted > 0 and one.ratio > 0:
+            errors.setdefault(one.technique, []).append(math.log(one.ratio / one.predicted))
+    return errors
+
+
+def append_results(path: Path, ablation: Ablation, script: str, device: str) -> None:
+    """Append what a tuning found of each technique that was compared on its own."""
+    now = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    lines = [
+        json.dumps(
+            to_plain(
+                EarlierResult(
+                    at=now,
+                    script=script,
+                    device=device,
+                    technique=row.choice.technique,
+                    predicted=row.predicted_ratio,
+                    ratio=row.comparison.ratio,
+                    interval=row.comparison.interval,
+                    n=row.comparison.n,
+                    verdict=row.verdict.value,
+                    settings=row.choice.settings,
+                )
+            )
+        )
+        for row in ablation.rows
+        if row.stage == "add" and row.comparison and row.predicted_ratio and not row.together_with
+    ]
+    if lines:
+        with path.open("a", encoding="utf-8") as file:
+            file.write("".join(f"{line}\n" for line in lines))
