@@ -83,7 +83,7 @@ def test_what_was_saved_in_groups_is_no_choice_of_the_script():
 @pytest.mark.parametrize(
     ("make", "why"),
     [
-        (lambda p: torch.optim.SGD(p, lr=1, foreach=False), "chose its implementation"),
+        (lambda p: torch.optim.SGD(p, lr=1, foreach=True), "chose its implementation"),
         (lambda p: torch.optim.AdamW(p, fused=True), "fused"),
         (lambda p: torch.optim.LBFGS(p), "no foreach"),
         (lambda p: torch.optim.AdamW(p, lr=torch.tensor(1e-3)), "rate is a tensor"),
@@ -92,6 +92,14 @@ def test_what_was_saved_in_groups_is_no_choice_of_the_script():
 def test_others_are_left_alone_with_the_reason(make, why):
     with pytest.raises(NotApplicable, match=why):
         ForeachOptimizer().optimizer(make(network().parameters()))
+
+
+def test_what_a_script_switches_off_is_no_choice_against_it():
+    stepper = torch.optim.SGD(network().parameters(), lr=1, foreach=False)
+
+    ForeachOptimizer().optimizer(stepper)
+
+    assert stepper.param_groups[0]["foreach"] is True
 
 
 def test_it_is_offered_where_torch_goes_from_tensor_to_tensor():
@@ -106,6 +114,9 @@ def test_it_is_offered_where_torch_goes_from_tensor_to_tensor():
 
     assert found.predict(looped, machine()).step_ms == pytest.approx(-20 * (1 - 1 / 1.3))
     assert ForeachOptimizer.candidates(on_gpu, machine()) == ()
+    off = optimizer(has_foreach_option=True, is_foreach=False)
+    switched_off = profile(kind="cuda", phases_ms={"optimizer": 20.0}, optimizers=(off,))
+    assert ForeachOptimizer.candidates(switched_off, machine())
     assert ForeachOptimizer.candidates(profile(), machine()) == ()
 
 

@@ -293,7 +293,6 @@ def _complex():
     [
         (lambda: torch.optim.RMSprop(network().parameters()), "no fused implementation"),
         (lambda: torch.optim.AdamW(network().parameters(), fused=True), "chose"),
-        (lambda: torch.optim.AdamW(network().parameters(), fused=False), "chose"),
         (lambda: torch.optim.AdamW(network().parameters(), foreach=True), "chose"),
         (lambda: OwnStep(network().parameters()), "a step of its own"),
         (_differentiable, "differentiable"),
@@ -317,6 +316,15 @@ def test_an_optimizer_that_cannot_be_fused_is_left_as_it_is(build, reason):
 
     after = [{k: v for k, v in g.items() if k != "params"} for g in stepper.param_groups]
     assert after == before
+
+
+@pytest.mark.parametrize("switched_off", [{"fused": False}, {"foreach": None}, {"foreach": False}])
+def test_what_a_script_switches_off_is_no_choice_against_it(switched_off):
+    stepper = torch.optim.AdamW(network().parameters(), **switched_off)
+
+    FusedOptimizer().optimizer(stepper)
+
+    assert [(g["fused"], g["foreach"]) for g in stepper.param_groups] == [(True, None)]
 
 
 def test_only_the_optimizers_share_can_be_gained():

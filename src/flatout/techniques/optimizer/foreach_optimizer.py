@@ -87,7 +87,8 @@ def find_obstacle(optimizer: "torch.optim.Optimizer") -> str | None:
             group.get("differentiable") for group in groups
         ),
         "its rate is a tensor, which Adam does not take in groups": _has_tensor_rate(optimizer),
-        "on CUDA torch works in groups by itself": all(p.is_cuda for p in parameters),
+        "on CUDA torch works in groups already": all(p.is_cuda for p in parameters)
+        and all(group.get("foreach") is None for group in groups),
     }
     return next((why for why, is_true in obstacles.items() if is_true), None)
 
@@ -95,8 +96,8 @@ def find_obstacle(optimizer: "torch.optim.Optimizer") -> str | None:
 def _is_chosen(optimizer: "torch.optim.Optimizer") -> bool:
     # Groups that were loaded say what the technique chose when they were saved.
     is_loaded = len(optimizer.state) > 0
-    is_set = any(group.get("foreach") is not None for group in optimizer.param_groups)
-    return optimizer.defaults.get("foreach") is not None or (is_set and not is_loaded)
+    is_set = any(group.get("foreach") for group in optimizer.param_groups)
+    return bool(optimizer.defaults.get("foreach")) or (is_set and not is_loaded)
 
 
 def _has_tensor_rate(optimizer: "torch.optim.Optimizer") -> bool:
@@ -110,4 +111,4 @@ def _has_tensor_rate(optimizer: "torch.optim.Optimizer") -> bool:
 def _is_looped(facts: OptimizerFacts, device_kind: str) -> bool:
     if facts.is_fused or not facts.has_foreach_option:
         return False
-    return facts.is_foreach is None and device_kind == "cpu"
+    return facts.is_foreach is False or (facts.is_foreach is None and device_kind == "cpu")

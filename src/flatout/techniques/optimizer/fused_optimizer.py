@@ -165,16 +165,15 @@ def _is_without_option(optimizer: Any) -> bool:
 
 
 def _goes_on_fused(optimizer: Any) -> bool:
-    is_own = optimizer.defaults["fused"] is not None
+    is_own = bool(optimizer.defaults["fused"])
     is_fused = all(group["fused"] for group in optimizer.param_groups)
     return is_fused and not is_own and len(optimizer.state) > 0
 
 
 def _is_chosen(optimizer: Any) -> bool:
-    return any(
-        group["fused"] is not None or group.get("foreach") is not None
-        for group in optimizer.param_groups
-    )
+    # False is what most scripts write for "not on this device", as num_workers=0 is for loaders:
+    # only what is switched on is taken for a choice.
+    return any(group["fused"] or group.get("foreach") for group in optimizer.param_groups)
 
 
 def _has_own_step(optimizer: Any) -> bool:
