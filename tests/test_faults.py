@@ -18,7 +18,11 @@ KNOWN = {
     "src/flatout/data/values.py": "S301",
     "src/flatout/kernels/sdpa_rewrite.py": "S102",
 }
-PLANTED = ("json", "torch", "numpy", "click", "rich", "sitecustomize", "usercustomize", "conftest")
+COMMAND = "import sys; from flatout.cli import main; main()"
+PLANTED = (
+    *("json", "torch", "numpy", "click", "rich", "pathlib", "tomllib"),
+    *("sitecustomize", "usercustomize", "conftest"),
+)
 
 
 def test_every_test_that_the_page_names_exists():
@@ -41,16 +45,16 @@ def test_code_is_made_of_data_in_known_places_only():
     assert found == KNOWN
 
 
+@pytest.mark.parametrize("start", [["-I", "-c", COMMAND], ["-m", "flatout"]])
 @pytest.mark.parametrize("words", [["techniques"], ["compare", "a.json", "a.json"]])
-def test_a_hostile_folder_runs_no_code(tmp_path, words):
+def test_a_hostile_folder_runs_no_code(tmp_path, start, words):
     for name in PLANTED:
         (tmp_path / f"{name}.py").write_text("open('ran', 'w').close()\n")
     plain = (ROOT / "tests/reporting/data/profile_busy.json").read_text()
     (tmp_path / "a.json").write_text(plain)
-    code = "import sys; from flatout.cli import main; main()"
 
     done = subprocess.run(
-        [sys.executable, "-I", "-c", code, *words],
+        [sys.executable, *start, *words],
         cwd=tmp_path,
         capture_output=True,
         text=True,

@@ -1,11 +1,14 @@
 """How flatout learns of a module's import, however that module was installed."""
 
 import importlib.util
+import os
+import subprocess
 import sys
 
 import pytest
 
-from flatout.agent.bootstrap import AfterImport
+from flatout.agent.bootstrap import SPEC_VARIABLE, AfterImport
+from flatout.records.files import with_boot
 
 NAME = "installed_by_a_finder"
 
@@ -78,3 +81,20 @@ def test_beside_a_hook_that_asks_all_others_a_module_on_a_path_is_found(
     importlib.import_module(NAME)
 
     assert seen == [2]
+
+
+@pytest.mark.parametrize("said", ["[", "[" * 5000, "1" * 5000])
+def test_a_process_whose_specification_was_damaged_does_not_begin(tmp_path, said):
+    (tmp_path / "child.json").write_text(said)
+    environment = {**with_boot(os.environ), SPEC_VARIABLE: str(tmp_path / "child.json")}
+
+    done = subprocess.run(
+        [sys.executable, "-c", "print('ran')"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert (done.returncode, done.stdout) == (1, "")
+    assert f"flatout: {tmp_path / 'child.json'}: " in done.stderr

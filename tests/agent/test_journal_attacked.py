@@ -352,6 +352,78 @@ def test_a_second_trial_does_not_begin_to_move_files_where_one_is_at_work(tmp_pa
     assert listing(work) == reference(tmp_path)
 
 
+BOTH_WRITE = {
+    "a new file that both make": ("Path('f').write_text('a')", "Path('f').write_text('b')"),
+    "a file that one moved to another folder": (
+        "os.rename('model.pt', 'old/m.pt')",
+        "os.remove('old/m.pt')",
+    ),
+    "a file in a folder that one moved": (
+        "os.rename('old', 'older')",
+        "Path('older/b.txt').write_text('b')",
+    ),
+    "a folder in which one changed a file": (
+        "Path('old/b.txt').write_text('a')",
+        "os.rename('old', 'older')",
+    ),
+    "a tree that one removed": ("shutil.rmtree('old')", "Path('old').mkdir()"),
+    "a folder that one made": ("os.mkdir('n')", "Path('n/f').write_text('b')"),
+}
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+@pytest.mark.parametrize("name", BOTH_WRITE)
+def test_of_two_live_trials_that_change_one_file_the_second_ends(tmp_path, name, order):
+    work = filled(tmp_path)
+    before = listing(work)
+    folders = [tmp_path / name for name in ("trial-a", "trial-b")]
+    held = []
+    for folder in folders:
+        folder.mkdir()
+        held.append(journal_file.open_claims(folder))  # as the supervisor does
+    first, second = (command(tmp_path, body) for body in BOTH_WRITE[name])
+    first[2] += "print('ready', flush=True); time.sleep(60)"
+    first[-2], second[-2] = map(str, folders)
+    a = subprocess.Popen(first, cwd=work, stdout=subprocess.PIPE)
+    try:
+        a.stdout.readline()
+        b = subprocess.run(second, cwd=work, capture_output=True, text=True, check=False)
+    finally:
+        a.kill()
+        a.communicate()
+    undone = [rollback(folders[index]) for index in order]
+    for number in held:
+        os.close(number)
+
+    assert b.returncode == UNRECORDED_EXIT_CODE
+    assert "another trial that runs uses it" in b.stderr
+    assert listing(work) == before
+    assert [one.differences for one in undone] == [(), ()]
+
+
+def test_trials_with_files_of_their_own_do_not_disturb_each_other(tmp_path):
+    work = filled(tmp_path)
+    before = listing(work)
+    bodies = (
+        "Path('old/b.txt').write_text('a'); Path('m').write_text('')",
+        "Path('out/best.pt').unlink(); Path('n').write_text('b'); Path('empty/n').write_text('')",
+    )
+    folders, held = [], []
+    for name, body in zip("ab", bodies, strict=True):
+        folders.append(tmp_path / f"trial-{name}")
+        folders[-1].mkdir()
+        held.append(journal_file.open_claims(folders[-1]))
+        argv = command(tmp_path, body)
+        argv[-2] = str(folders[-1])
+        subprocess.run(argv, cwd=work, check=True)
+
+    undone = [rollback(folder).differences for folder in folders]
+    for number in held:
+        os.close(number)
+
+    assert (listing(work), undone) == (before, [(), ()])
+
+
 def reference(tmp_path):
     work = tmp_path / "reference"
     work.mkdir()

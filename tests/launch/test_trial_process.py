@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from flatout.agent.journal_file import open_claims
 from flatout.launch import trial_folders
 from flatout.launch import trial_folders as jobs
 from flatout.launch.folder_lock import hold_folder
@@ -206,6 +207,31 @@ def test_a_trial_that_fills_the_disk_fails_for_that_and_everything_is_as_before(
     assert [path.name for path in (tmp_path / "data").iterdir()] == ["mine"]
     assert (tmp_path / "data" / "mine").read_text() == "the user's"
     assert list((tmp_path / "cache" / "flatout").glob("trial-*")) == []
+
+
+def test_a_trial_ends_before_it_changes_what_another_one_that_runs_has_changed(
+    monkeypatch, tmp_path
+):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    shared = tmp_path / "shared"
+    shared.write_text("the user's")
+    other = scratch_root() / "trial-other"
+    for name in ("work", str(other)):
+        (tmp_path / name).mkdir()
+    (tmp_path / "work" / "train.py").write_text(f"open({str(shared)!r}, 'w').write('x')")
+    workload = Workload(target="train.py", folder=tmp_path / "work", python=sys.executable)
+    options = ProcessOptions(entry="nothing", environment={"HOME": str(tmp_path / "home")})
+    number = open_claims(other)
+    os.write(number, b"\0%b\0" % os.fsencode(shared))
+
+    refused = run_process(workload, options)
+    left = shared.read_text()
+    os.close(number)  # the other trial has ended
+    done = run_process(workload, options)
+
+    assert (refused.why, left) == ("unrecorded", "the user's")
+    assert "let another trial that changes it end first" in outcome_of(refused, TrialOptions())[1]
+    assert (done.why, done.exit_code, shared.read_text()) == ("ended", 0, "the user's")
 
 
 def test_a_second_trial_in_a_folder_waits_and_is_refused_in_the_end(monkeypatch, tmp_path, capsys):

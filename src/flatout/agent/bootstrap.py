@@ -7,7 +7,6 @@ OMP_NUM_THREADS before its own `import torch` must still get its way.
 import importlib
 import importlib.abc
 import importlib.machinery
-import json
 import os
 import random
 import sys
@@ -18,6 +17,7 @@ from types import ModuleType
 from typing import Any
 
 from flatout.agent.processes import cleans_up, die_with_lasting_parent, die_with_parent
+from flatout.records.input_files import MAX_OWN_BYTES, read_json
 
 SPEC_VARIABLE = "FLATOUT_SPEC"
 """Environment variable with the path of the trial's specification."""
@@ -36,9 +36,11 @@ def arm() -> None:
         # Taken away: what a real training starts lives as long as it would without flatout.
         die_with_parent(int(os.environ.pop(PARENT_VARIABLE)))
     try:
-        spec = json.loads(Path(path).read_text(encoding="utf-8"))
+        spec = read_json(path, MAX_OWN_BYTES)
     except OSError:
         return  # the trial is over and its folder gone: a late child of the script
+    except ValueError as error:
+        raise SystemExit(f"flatout: {path}: {error}") from None  # without it nothing is undone
     if cleans_up(sys.orig_argv):
         if spec["descendants_end"]:
             warnings.simplefilter("ignore")  # what others left: flatout itself has ended them

@@ -9,6 +9,9 @@ end of a container, and `flatout restore` needs nothing else.
 Only these entries wait for the disk, once each: without them no one would know which name an
 original had. A lost note of a new file costs nothing but that the file stays, and a script may make
 thousands.
+
+Two trials that run at the same time change different files: each claims a path, with all below it,
+before its first change there, and ends instead where another one has claimed it.
 """
 
 import contextlib
@@ -22,15 +25,16 @@ import shutil
 import stat
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from flatout.records.input_files import parse_json
+from flatout.records.input_files import MAX_OWN_BYTES, parse_json, read_bytes
 
 JOURNAL_NAME = "journal"
-FAILED_NAME = "journal.failed"
-"""Entries that could not be undone; the next rollback tries them again."""
+CLAIMS_NAME = "claims"
+"""Paths that the trial changes, between NUL bytes. Its supervisor makes the file; without it, as in
+a trial that a trial's script started, nothing is claimed."""
 BESIDE = ".flatout-journal-"
 """What the name of a copy begins with; the trial's name follows."""
 FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
@@ -76,8 +80,11 @@ class JournalWriter:
     """Appends entries; forked children share its files, others open the same ones."""
 
     def __init__(self, folder: Path) -> None:
+        self.folder = folder
         self.name = BESIDE + folder.name
         self.main = _open(folder / JOURNAL_NAME)
+        self.claims = open_claims(folder) if (folder / CLAIMS_NAME).exists() else None
+        self.claimed: set[str] = set()
         self.beside: dict[str, int | None] = {}
         self.begun: set[int] = set()
 
@@ -85,8 +92,9 @@ class JournalWriter:
         """Write an entry without which nothing of the user's can be lost.
 
         Raises:
-            UnrecordedError: if it cannot be written whole.
+            UnrecordedError: if it cannot be written whole, or another trial is at work there.
         """
+        self._claim(path)
         line = _line(kind, path, other, number)
         self._append(self.main, line, path)
         copy = self.beside.get(str(Path(path).parent))
@@ -99,6 +107,9 @@ class JournalWriter:
         Raises:
             UnrecordedError: if it cannot be, or another trial is at work in that folder.
         """
+        self._claim(path)
+        if kind == "renamed":
+            self._claim(other)
         line = _line(kind, path, other, number)
         self._append(self.main, line, path)
         copy = self._beside(str(Path(path).parent))
@@ -126,6 +137,24 @@ class JournalWriter:
         if written < len(line):
             raise UnrecordedError(path, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
 
+    def _claim(self, path: str) -> None:
+        """Claim a path and all below it.
+
+        Raises:
+            UnrecordedError: if another trial that runs has claimed that, or a part of it.
+        """
+        places = [path, *map(str, Path(path).parents)]
+        if self.claims is None or self.claimed.intersection(places):
+            return
+        # First claimed, then compared: of two that do so at once, at least one sees the other.
+        self._append(self.claims, b"\0%b\0" % os.fsencode(path), path)
+        marks = [b"\0%b\0" % os.fsencode(place) for place in places]
+        for file in self.folder.parent.glob(f"*/{CLAIMS_NAME}"):
+            theirs = b"" if file.parent == self.folder else _claims_of(file)
+            if any(mark in theirs for mark in (*marks, b"\0%b/" % os.fsencode(path))):
+                raise UnrecordedError(path, OSError(errno.EBUSY, "another trial that runs uses it"))
+        self.claimed.add(path)
+
     def _beside(self, folder: str) -> int | None:
         known = self.beside.get(folder)
         if folder in self.beside and (known is None or os.fstat(known).st_nlink):
@@ -148,6 +177,28 @@ class JournalWriter:
         with _opened(folder) as number:
             os.fsync(number)
         return descriptor
+
+
+def open_claims(folder: Path) -> int:
+    """Return a trial's file of claims; they hold as long as a process keeps one of these open."""
+    descriptor = _open(folder / CLAIMS_NAME)
+    with contextlib.suppress(OSError):  # a file system without locks
+        fcntl.flock(descriptor, fcntl.LOCK_SH)
+    return descriptor
+
+
+def _claims_of(file: Path) -> bytes:
+    """Return what another trial claims; nothing of one that has ended.
+
+    Raises:
+        OSError: if that cannot be known.
+    """
+    try:
+        return read_bytes(file, MAX_OWN_BYTES) if is_used(file) else b""
+    except FileNotFoundError:
+        return b""  # it was rolled back
+    except ValueError as error:
+        raise OSError(errno.EFBIG, str(error)) from None
 
 
 def entry_of(line: bytes) -> Entry | None:
@@ -184,16 +235,6 @@ def is_used(copy: Path) -> bool:
     except OSError as error:
         return error.errno == errno.EWOULDBLOCK
     return False
-
-
-def write_lines(path: Path, lines: Sequence[bytes]) -> None:
-    """Replace a journal's lines, whole or not at all."""
-    part = path.with_name(f"{path.name}.part")
-    with part.open("wb") as file:
-        file.writelines(lines)
-        file.flush()
-        os.fsync(file.fileno())
-    part.replace(path)
 
 
 @contextlib.contextmanager
@@ -277,7 +318,7 @@ def status_of(path: str) -> os.stat_result | None:
         return None
 
 
-def is_folder(path: str) -> bool:
+def is_folder(path: str | Path) -> bool:
     """Return whether a path is a folder and not a link to one."""
     return Path(path).is_dir() and not Path(path).is_symlink()
 

@@ -20,7 +20,6 @@ from typing import Any
 from flatout.agent.journal_file import (
     BESIDE,
     CLOCK,
-    FAILED_NAME,
     JOURNAL_NAME,
     Entry,
     boot_id,
@@ -28,10 +27,12 @@ from flatout.agent.journal_file import (
     copies_in,
     entry_of,
     is_at_or_below,
+    is_folder,
     is_used,
-    write_lines,
 )
 
+FAILED_NAME = "journal.failed"
+"""Entries that could not be undone; the next rollback tries them again."""
 MAX_STEP_S = 5.0
 """The wall clock was set if it moved by more than this against the one that no one sets."""
 FUTURE_S = 2.0
@@ -81,7 +82,7 @@ def undo(entry: Entry, place: JournalPlace) -> None:
 
 
 def _remove_new(path: Path, _entry: Entry, place: JournalPlace) -> None:
-    if _is_folder(path) or not place.is_of_trial(path.lstat()):
+    if is_folder(path) or not place.is_of_trial(path.lstat()):
         place.kept.append(f"{path} was made by another program and stays")
         place.spared.add(str(path))
         return
@@ -97,7 +98,7 @@ def _remove_folder(path: Path, entry: Entry, place: JournalPlace) -> None:
 
 def _empty(path: Path, since: float, place: JournalPlace) -> None:
     """Remove what is not older and not newer than the trial; the rest was moved here, and stays."""
-    if not _is_folder(path):
+    if not is_folder(path):
         latest = min(place.until, time.time() + FUTURE_S)
         is_new = place.is_clock_sure and since <= path.lstat().st_mtime <= latest
         if is_new and str(path) not in place.spared:
@@ -116,7 +117,7 @@ def _put_back(path: Path, entry: Entry, place: JournalPlace) -> None:
     aside = Path(entry.other or "")
     if not os.path.lexists(aside):
         return
-    if _is_folder(path):
+    if is_folder(path):
         _keep(path, place)
     elif os.path.lexists(path) and not place.is_of_trial(path.lstat()):
         aside.rename(_original_name(path, place))
@@ -145,7 +146,7 @@ def _restore_link(path: Path, entry: Entry, place: JournalPlace) -> None:
     target, mtime_ns = entry.other or "", int(entry.number)
     if path.is_symlink() and str(path.readlink()) == target:
         return
-    if _is_folder(path):
+    if is_folder(path):
         _keep(path, place)
     elif os.path.lexists(path) and not place.is_of_trial(path.lstat()):
         path = _original_name(path, place)
@@ -190,10 +191,6 @@ def _keep(path: Path, place: JournalPlace) -> None:
 def _free_name(path: Path, suffix: str) -> Path:
     names = (path.with_name(f"{path.name}{suffix}{number or ''}") for number in itertools.count())
     return next(name for name in names if not os.path.lexists(name))
-
-
-def _is_folder(path: Path) -> bool:
-    return path.is_dir() and not path.is_symlink()
 
 
 _UNDO: dict[str, Callable[[Path, Entry, JournalPlace], Any]] = {
@@ -257,13 +254,13 @@ def rollback(folder: Path, *, ended: bool = True) -> Undone:
     if missed or failed.exists():  # the power went, or something failed the last time
         lines = sorted(lines + missed, key=_time_of)
         with contextlib.suppress(OSError):  # on a full disk without the means to go on later
-            write_lines(journal, lines)
+            _write_lines(journal, lines)
             failed.unlink(missing_ok=True)
     cut = _cut_from(journal, lines)
     left = _undo_all(lines, until, undone, lambda index: cut(index))
     if left:
         with contextlib.suppress(OSError):
-            write_lines(failed, left)
+            _write_lines(failed, left)
     needed = {Path(one, name) for one in _folders(left)}
     for copy in set(places) - needed:  # now also where folders have their old names again
         with contextlib.suppress(OSError):
@@ -466,6 +463,16 @@ def _lines(path: Path) -> list[bytes]:
     with contextlib.suppress(OSError):
         return path.read_bytes().splitlines(keepends=True)
     return []
+
+
+def _write_lines(path: Path, lines: Sequence[bytes]) -> None:
+    """Replace a journal's lines, whole or not at all."""
+    part = path.with_name(f"{path.name}.part")
+    with part.open("wb") as file:
+        file.writelines(lines)
+        file.flush()
+        os.fsync(file.fileno())
+    part.replace(path)
 
 
 def _time_of(line: bytes) -> int:

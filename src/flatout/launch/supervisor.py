@@ -22,6 +22,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from flatout.agent.journal_file import open_claims
 from flatout.agent.processes import (
     adopt_orphans,
     await_descendants,
@@ -33,7 +34,7 @@ from flatout.agent.processes import (
 from flatout.agent.undo_journal import UNRECORDED_SIGN
 from flatout.launch import overlay
 from flatout.launch.rollback import rollback
-from flatout.records.input_files import MAX_OWN_BYTES, read_json
+from flatout.records.input_files import MAX_OWN_BYTES, parse_json, read_json
 
 ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 """Ends a trial, whoever sends it: some send them to all processes of a user or a container."""
@@ -63,8 +64,8 @@ MAX_QUESTIONS = 64
 
 def main(argv: list[str]) -> int:
     """Supervise one trial and write its ending; the exit code says only that we worked."""
-    spec = json.loads(Path(argv[1]).read_text(encoding="utf-8"))
-    spec["environment"] = json.load(sys.stdin)
+    spec = read_json(argv[1], MAX_OWN_BYTES)
+    spec["environment"] = parse_json(sys.stdin.read())
     adopt_orphans()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for number in ENDING:
@@ -73,6 +74,8 @@ def main(argv: list[str]) -> int:
     started = time.monotonic()
     ending: dict[str, Any] = {}
     try:
+        if spec["lock"] is not None:
+            open_claims(folder)  # they hold until this process ends
         child, is_overlaid = _start(spec)
         ending = _watch(child, spec, started) | {"is_overlaid": is_overlaid}
     finally:

@@ -17,11 +17,10 @@ from typing import Any
 
 from flatout.agent.bootstrap import SPEC_VARIABLE
 from flatout.agent.events import ELSEWHERE, EMPTY
-from flatout.agent.journal_file import FAILED_NAME
 from flatout.agent.processes import kill_descendants, kill_started_with
 from flatout.launch import trial_folders as jobs
 from flatout.launch.overlay import can_overlay
-from flatout.launch.rollback import Undone, rollback
+from flatout.launch.rollback import FAILED_NAME, Undone, rollback
 from flatout.launch.supervisor import RESERVE
 from flatout.launch.trial_folders import (
     changed_files,

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from flatout.agent.journal_file import open_claims
 from flatout.launch import trial_folders
 from flatout.launch.rollback import rollback
 from flatout.launch.trial_process import TRACE, byte_code, last_output, not_journaled, scratch_root
@@ -26,7 +27,7 @@ from flatout.launch.workloads import parse_workload
 from flatout.planner.tracing.script import ScriptTracer
 from flatout.records.errors import UserError
 from flatout.records.files import module_command, with_boot
-from flatout.records.input_files import MAX_OWN_BYTES, read_json
+from flatout.records.input_files import MAX_OWN_BYTES, parse_json, read_json
 from flatout.records.json_records import to_plain
 from flatout.records.memory_stream import MemoryStream, stream_from_json
 from flatout.records.recipe import Recipe
@@ -122,11 +123,13 @@ class _Process:
 
     def __enter__(self) -> "_Process":
         self.folder = Path(tempfile.mkdtemp(prefix=TRACE, dir=scratch_root()))
+        self.claims = open_claims(self.folder)
         return self
 
     def __exit__(self, *_: object) -> None:
         self.end()
         undone = rollback(self.folder)
+        os.close(self.claims)
         for line in undone.differences:
             sys.stderr.write(f"flatout: {line}\n")
         if not undone.failed:
@@ -174,7 +177,7 @@ class _Process:
         if not line:
             self.end()
             return None
-        reply: dict[str, str] = json.loads(line)
+        reply: dict[str, str] = parse_json(line)
         return reply
 
     def next_line(self, limit_s: float) -> str:

@@ -10,7 +10,6 @@ import math
 import os
 import stat
 import sys
-import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +79,8 @@ def check_unpacked_size(path: str | Path, max_bytes: int) -> None:
         OSError: if it cannot be read.
         ValueError: if it is no archive, or unpacks to more.
     """
+    import zipfile  # not in every process of a script
+
     if not stat.S_ISREG(Path(path).stat().st_mode):
         raise ValueError("it is no regular file")
     try:

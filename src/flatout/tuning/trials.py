@@ -207,7 +207,8 @@ def outcome_of(ending: Ending, options: TrialOptions) -> tuple[Outcome, str]:
         return Outcome.CRASH, (
             "the trial was ended before the script changed a file, because the change could not be "
             f"noted for undoing ({ending.error}): make room on the disks of the cache folder and "
-            "of the script's files; everything was put back"
+            "of the script's files, or let another trial that changes it end first; everything was "
+            "put back"
         )
     return _outcome(ending, options)
 

@@ -1,6 +1,5 @@
 """The command `pack`: a source into a packed store, and the proof that both are equal."""
 
-import json
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from flatout.data.sources.source import Source
 from flatout.data.verify import MAX_PROBLEMS, Verification
 from flatout.data.writer import PackOptions, Tell
 from flatout.records.errors import UserError
+from flatout.records.input_files import parse_json
 
 SCHEMA = "flatout.pack/1"
 CHECK_SCHEMA = "flatout.pack_check/1"
@@ -157,7 +157,7 @@ def _opened_anew(target: str, folder: Path, options: PackOptions) -> Source:
 def _first_skipped(folder: Path) -> tuple[str, ...]:
     try:
         with (folder / SKIPPED).open(encoding="utf-8") as file:
-            rows = [json.loads(line) for _, line in zip(range(MAX_NAMED), file, strict=False)]
-    except OSError as error:
-        raise UserError(f"{folder / SKIPPED} cannot be read: {error.strerror}") from None
-    return tuple(f"{row['name']}: {row['reason']}" for row in rows)
+            rows = [parse_json(line) for _, line in zip(range(MAX_NAMED), file, strict=False)]
+        return tuple(f"{row['name']}: {row['reason']}" for row in rows)
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise UserError(f"{folder / SKIPPED} cannot be read: {error}") from None

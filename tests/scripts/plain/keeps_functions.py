@@ -16,7 +16,7 @@ for place in PLACES:
         if isinstance(value, types.FunctionType) and "flatout" in value.__code__.co_filename:
             assert pickle.loads(pickle.dumps(value)) is value, (place.__name__, name)
             seen.append(name)
-assert {"save", "linear", "cross_entropy"} <= set(seen), seen
+assert {"save", "cross_entropy"} <= set(seen), seen
 
 net = nn.Linear(8, 5000)
 optimizer = torch.optim.SGD(net.parameters(), lr=0.1)

@@ -20,18 +20,19 @@ from flatout.agent import undo_journal
 from flatout.agent.processes import die_with_parent
 from flatout.planner.tracing.script import rank_variables
 from flatout.records.errors import UserError
+from flatout.records.input_files import MAX_OWN_BYTES, parse_json, read_json
 
 
 def main(arguments: list[str]) -> int:
     """Serve the requests until standard input ends."""
     die_with_parent()
-    spec = json.loads(Path(arguments[0]).read_text(encoding="utf-8"))
+    spec = read_json(arguments[0], MAX_OWN_BYTES)
     folder = Path(spec["folder"])
     undo_journal.install(folder, tuple(spec["not_journaled"]))
     server = _Server(spec, folder)
     with os.fdopen(spec["replies"], "w", encoding="utf-8") as replies:
         for number, line in enumerate(sys.stdin):
-            reply = server.answer(json.loads(line), folder / f"stream-{number}.json")
+            reply = server.answer(parse_json(line), folder / f"stream-{number}.json")
             replies.write(json.dumps(reply) + "\n")
             replies.flush()
     return 0
