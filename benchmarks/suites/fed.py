@@ -19,7 +19,8 @@ from flatout.records.profile import Profile
 from flatout.records.recipe import Recipe
 from flatout.records.statistics import compare, gather
 from flatout.records.units import format_interval, format_ms, format_rate
-from flatout.reporting.tuning.verdict import feeding_words
+from flatout.reporting.messages import ENGLISH, messages
+from flatout.reporting.tuning.verdict import fed
 from flatout.tuning.feeding import Costs, feeding_of, find_costs, find_pipeline, free_ms_of
 from flatout.tuning.passes.ceilings import replay_probe
 from flatout.tuning.trial_runner import TrialRunner
@@ -139,7 +140,8 @@ def record_of(recipe: Recipe, arms: Sequence[Arm], limits: Limits) -> Record:
         claim=f"the tuned script is within {1 - LEAST_SHARE:.0%} of the lower one of its limits",
         holds=LEAST_SHARE <= share.ratio <= MOST_SHARE,
         finding=f"{100 * share.ratio:.1f} % of its limit ({format_interval(*share.interval)}, "
-        f"n={share.n}), turn by turn; by the middle of each: {feeding_words(found)}",
+        f"n={share.n}), turn by turn; by the middle of each: "
+        f"{messages(ENGLISH).text(fed(found))}",
         table=[
             ("", "step", "samples/s", "ratio", "95 % interval", "n"),
             ("unchanged", format_ms(plain.median_ms), "", "1.00x", "", str(len(plain.times_s))),

@@ -27,6 +27,9 @@ LAYERS = (
     "profile/tables.py",
     "profile/text.py",
     "profile/html.py",
+    "tuning/markdown.py",
+    "tuning/speedup_chart.py",
+    "tuning/verdict.py",
 )
 USERS = [SOURCE / name for name in LAYERS]
 

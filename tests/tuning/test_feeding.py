@@ -5,7 +5,8 @@ import pytest
 from flatout.records.ablation import Ablation, Feeding, ablation_from_json
 from flatout.records.recipe import Recipe
 from flatout.records.trial import Outcome, Trial, Workload
-from flatout.reporting.tuning.verdict import feeding_words
+from flatout.reporting.messages import ENGLISH, messages
+from flatout.reporting.tuning.verdict import fed
 from flatout.tuning.feeding import Costs, feeding_of, find_costs
 from flatout.tuning.trial_runner import TrialRunner
 from tests.rules.rank_facts import rank
@@ -155,7 +156,7 @@ def test_another_device_takes_nothing_from_the_cores(tmp_path):
     ],
 )
 def test_a_reader_is_told_the_distance_and_which_limit_it_is(rates, expected):
-    assert feeding_words(Feeding(samples_per_s=97.0, **rates)) == expected
+    assert messages(ENGLISH).text(fed(Feeding(samples_per_s=97.0, **rates))) == expected
 
 
 def test_the_ablations_json_brings_it_back():

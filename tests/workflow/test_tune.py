@@ -18,7 +18,7 @@ from flatout.records.profile import (
 )
 from flatout.records.technique import Numerics
 from flatout.records.trial import Applied, Outcome, Trial, Workload
-from flatout.reporting.tables import verdict_words
+from flatout.reporting.tuning.verdict import verdict_of
 from flatout.workflow.tune import BaselineFailedError, TuneOptions, tune
 
 MACHINE = Machine(
@@ -165,7 +165,7 @@ def test_techniques_that_are_plainly_no_gain_are_given_up_after_one_pair(tmp_pat
 
     row = ablation.rows[0]
     assert (row.verdict, row.comparison.n) == (Verdict.NO_EFFECT, 1)
-    assert verdict_words(row) == "no gain"
+    assert verdict_of(row).code == "verdict.no_gain"
 
 
 def test_faster_recipe_that_trains_something_else_is_rejected(tmp_path, monkeypatch):

@@ -26,7 +26,7 @@ def command(out: Path, budget: float, details: bool) -> int:
     The script is an ordinary one, and it stays in the --out folder with its data: measure, tune
     and run it yourself.
     """
-    from flatout.cli.tuning_output import tune_and_report
+    from flatout.cli.tuning_output import ReportForm, tune_and_report
     from flatout.reporting.documents import ensure_writable
     from flatout.tuning.history import history_path
     from flatout.workflow.demo import make_job
@@ -39,4 +39,4 @@ def command(out: Path, budget: float, details: bool) -> int:
     left_s = budget - (time.monotonic() - started)
     # A demonstration on a busy machine still ends with its table, which then says so.
     options = TuneOptions(budget_s=left_s, out=out, accepts_load=True, history=history_path())
-    return tune_and_report(workload, options, None, details=details)
+    return tune_and_report(workload, options, ReportForm(details=details))

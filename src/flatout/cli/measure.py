@@ -12,7 +12,15 @@ from pathlib import Path
 import click
 from rich.console import Console
 
-from flatout.cli.options import ScriptCommand, json_option, script, seconds, terminal_width
+from flatout.cli.options import (
+    ScriptCommand,
+    json_option,
+    language_option,
+    script,
+    seconds,
+    show,
+    terminal_width,
+)
 from flatout.records.profile import Profile
 from flatout.records.recipe import Recipe
 from flatout.records.trial import Trial, Workload
@@ -67,14 +75,14 @@ def report(trial: Trial, workload: Workload, reports: Reports) -> int:
 
     if trial.profile is None:
         text = render_failure(trial, workload=words, width=width, language=language)
-        _print(text, is_error=True)
+        show(text, is_error=True)
         if trial.partial is not None:
             # What a failed script leaves is worth little without its notes.
-            _print("\n" + shown(trial.partial, details=True))
+            show("\n" + shown(trial.partial, details=True))
             _write(trial.partial, words, reports)
         return 2
     # The terminal first: should the disk be full, nothing is lost.
-    _print(shown(trial.profile, details=reports.details))
+    show(shown(trial.profile, details=reports.details))
     _write(trial.profile, words, reports)
     return 0
 
@@ -97,14 +105,7 @@ def _measuring(what: str, say: Messages) -> str:
 
 
 def _line(text: str) -> None:
-    _print(text + "\n", is_error=True)
-
-
-def _print(text: str, *, is_error: bool = False) -> None:
-    """Write the text as far as the stream's encoding goes; what it lacks is escaped."""
-    stream = sys.stderr if is_error else sys.stdout
-    encoding = stream.encoding or "ascii"
-    click.echo(text.encode(encoding, "backslashreplace").decode(encoding), nl=False, err=is_error)
+    show(text + "\n", is_error=True)
 
 
 PATH = click.Path(path_type=Path)
@@ -114,14 +115,7 @@ PATH = click.Path(path_type=Path)
 @json_option
 @click.option("--html", "html_path", type=PATH, help="Write the report as one HTML file too.")
 @click.option("--markdown", "markdown_path", type=PATH, help="Write the report as Markdown too.")
-@click.option(
-    "--lang",
-    "language",
-    type=click.Choice(["en", "ko"]),
-    default="en",
-    show_default=True,
-    help="Language of the reports.",
-)
+@language_option
 @click.option("--details", is_flag=True, help="Show everything that was measured.")
 @click.option("--quick", is_flag=True, help="Only the timed run, none that looks closer.")
 @click.option(

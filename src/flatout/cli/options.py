@@ -2,6 +2,7 @@
 
 import re
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -74,6 +75,23 @@ json_option = click.option(
     type=click.Path(path_type=Path),
     help="Write the result as JSON to this file too.",
 )
+
+
+language_option = click.option(
+    "--lang",
+    "language",
+    type=click.Choice(["en", "ko"]),
+    default="en",
+    show_default=True,
+    help="Language of the reports.",
+)
+
+
+def show(text: str, *, is_error: bool = False) -> None:
+    """Write the text as far as the stream's encoding goes; what it lacks is escaped."""
+    stream = sys.stderr if is_error else sys.stdout
+    encoding = stream.encoding or "ascii"
+    click.echo(text.encode(encoding, "backslashreplace").decode(encoding), nl=False, err=is_error)
 
 
 def terminal_width() -> int:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from flatout.cli.options import ScriptCommand, json_option, names, script, seconds
+from flatout.cli.options import ScriptCommand, json_option, language_option, names, script, seconds
 
 PROMISES = ("exact", "rounding", "precision", "training")
 
@@ -28,6 +28,7 @@ PROMISES = ("exact", "rounding", "precision", "training")
     help="Folder for reports and recipe.",
 )
 @json_option
+@language_option
 @click.option("--details", is_flag=True, help="Show every technique with its reasons.")
 @click.option("--only", default="", callback=names, help="Try only these techniques: a,b.")
 @click.option("--skip", default="", callback=names, help="Do not try these techniques: a,b.")
@@ -41,6 +42,7 @@ def command(  # noqa: PLR0913, PLR0917  one argument an option
     numerics: str,
     out: Path,
     json_path: Path | None,
+    language: str,
     details: bool,
     only: tuple[str, ...],
     skip: tuple[str, ...],
@@ -54,7 +56,7 @@ def command(  # noqa: PLR0913, PLR0917  one argument an option
     recipe go into the --out folder. Ctrl-C ends with the table so far, and --resume goes on from
     there.
     """
-    from flatout.cli.tuning_output import tune_and_report
+    from flatout.cli.tuning_output import ReportForm, tune_and_report
     from flatout.launch.workloads import parse_workload
     from flatout.records import catalogue
     from flatout.records.errors import UserError
@@ -79,4 +81,5 @@ def command(  # noqa: PLR0913, PLR0917  one argument an option
         out=out,
         history=history_path(),
     )
-    return tune_and_report(parse_workload(target, arguments), options, json_path, details=details)
+    form = ReportForm(json_path=json_path, details=details, language=language)
+    return tune_and_report(parse_workload(target, arguments), options, form)

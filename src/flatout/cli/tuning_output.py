@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import click
@@ -17,7 +18,7 @@ from rich.progress import Progress as Bar
 from rich.progress_bar import ProgressBar
 from rich.text import Text
 
-from flatout.cli.options import terminal_width
+from flatout.cli.options import show, terminal_width
 from flatout.records import catalogue
 from flatout.records.ablation import Ablation
 from flatout.records.live import Progress, Tell
@@ -29,6 +30,7 @@ from flatout.reporting.documents import (
     write_json,
     write_text,
 )
+from flatout.reporting.messages import ENGLISH
 from flatout.reporting.tables import ascii_only
 from flatout.reporting.terminal import render_ablation, render_failure
 from flatout.reporting.tuning.markdown import ablation_html, ablation_markdown
@@ -111,27 +113,45 @@ RECIPE = "recipe.toml"
 INTERRUPTED = 130
 
 
-def tune_and_report(
-    workload: Workload, options: TuneOptions, json_path: Path | None, *, details: bool = False
-) -> int:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportForm:
+    """How a tuning is reported."""
+
+    json_path: Path | None = None
+    details: bool = False
+    language: str = ENGLISH
+
+
+def tune_and_report(workload: Workload, options: TuneOptions, form: ReportForm) -> int:
     """Tune, print the table, write the reports; return the exit code."""
     ensure_writable(options.out)
-    if json_path:
-        ensure_file_writable(json_path)
+    if form.json_path:
+        ensure_file_writable(form.json_path)
     try:
         with display(options.budget_s) as tell:
             ablation = tune(workload, options, tell)
     except BaselineFailedError as error:
-        text = render_failure(error.trial, workload=workload.command_line, width=terminal_width())
-        click.echo(text, nl=False, err=True)
+        text = render_failure(
+            error.trial,
+            workload=workload.command_line,
+            width=terminal_width(),
+            language=form.language,
+        )
+        show(text, is_error=True)
         return 2
     # The table first: should the disk be full, nothing is lost.
     place = place_of(workload, options.out)
-    text = render_ablation(ablation, place=place, width=terminal_width(), details=details)
-    click.echo(text, nl=False)
-    write_reports(ablation, options.out, place)
-    if json_path:
-        write_json(ablation.to_json(), json_path)
+    text = render_ablation(
+        ablation,
+        place=place,
+        width=terminal_width(),
+        details=form.details,
+        language=form.language,
+    )
+    show(text)
+    write_reports(ablation, options.out, place, form.language)
+    if form.json_path:
+        write_json(ablation.to_json(), form.json_path)
     click.echo(f"files {options.out}/: ladder.html, ladder.svg, report.md, ablation.json, {RECIPE}")
     return INTERRUPTED if ablation.stopped == "interrupted" else 0
 
@@ -145,7 +165,7 @@ def place_of(workload: Workload, out: Path) -> ResultPlace:
     )
 
 
-def write_reports(ablation: Ablation, out: Path, place: ResultPlace) -> None:
+def write_reports(ablation: Ablation, out: Path, place: ResultPlace, language: str) -> None:
     """Write everything that a tuning leaves behind.
 
     The recipe is written when it is empty too, so that none of an earlier tuning stays there.
@@ -153,6 +173,8 @@ def write_reports(ablation: Ablation, out: Path, place: ResultPlace) -> None:
     changes = hand_changes(ablation.recipe, catalogue.technique_class)
     write_recipe(ablation.recipe, out / RECIPE)
     write_json(ablation.to_json(), out / "ablation.json")
-    write_text(ablation_markdown(ablation, changes, place=place), out / "report.md")
-    write_text(ladder_svg(ablation), out / "ladder.svg")
-    write_text(ablation_html(ablation, changes, place=place), out / "ladder.html")
+    markdown = ablation_markdown(ablation, changes, place=place, language=language)
+    write_text(markdown, out / "report.md")
+    write_text(ladder_svg(ablation, language), out / "ladder.svg")
+    page = ablation_html(ablation, changes, place=place, language=language)
+    write_text(page, out / "ladder.html")

@@ -28,6 +28,7 @@ WORD_COLUMNS = frozenset(
     {
         *("kernel", "operator", "phase", "leg", "techniques", "cause", "reading", "made_in"),
         *("line", "module", "what", "worker", "shape"),
+        *("technique", "settings", "promise", "loss_check", "verdict"),
     }
 )
 """Columns that hold words; the others hold numbers, aligned to the right."""
@@ -61,6 +62,8 @@ class Table:
     """Of each row the length of its bar, in [0, 1]; empty where bars would say nothing."""
     kinds: tuple[str, ...] = ()
     """Of each row the phase whose colour it has; empty where it has none."""
+    details: tuple[Text, ...] = ()
+    """Of each row what a terminal shows below it; with any, a terminal shows all rows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,6 +186,8 @@ def _fact(row: tuple[str, Text], say: Messages, width: int) -> list[str]:
 
 def _fitting(block: Table, say: Messages, width: int) -> list[str]:
     """Return the table with its bars, or without the last columns that do not fit."""
+    if block.details:
+        return _with_details(block, say, width)
     bars = ["#" * round(share * BAR_WIDTH) for share in block.shares]
     kept = len(block.columns)
     lines = _table(block, kept, say, bars)
@@ -196,15 +201,26 @@ def _fitting(block: Table, say: Messages, width: int) -> list[str]:
     return lines
 
 
+def _with_details(block: Table, say: Messages, width: int) -> list[str]:
+    cells = [[say.text(cell) for cell in row] for row in block.rows]
+    lines = table(columns_of(block.columns, say), cells)
+    head = len(lines) - len(cells)
+    for line, detail in zip(lines[head:], block.details, strict=True):
+        lines += [line, *wrapped(say.text(detail), width, indent="  ")]
+    return [*lines[:head], *lines[head + len(cells) :]]
+
+
+def columns_of(names: Sequence[str], say: Messages) -> list[Column]:
+    """Return the columns of a terminal's table: words to the left, numbers to the right."""
+    return [Column(say(f"column.{name}"), is_number=name not in WORD_COLUMNS) for name in names]
+
+
 def _width(lines: Sequence[str]) -> int:
     return max(map(display_width, lines))
 
 
 def _table(block: Table, kept: int, say: Messages, bars: Sequence[str]) -> list[str]:
-    columns = [
-        Column(say(f"column.{name}"), is_number=name not in WORD_COLUMNS)
-        for name in block.columns[:kept]
-    ]
+    columns = columns_of(block.columns[:kept], say)
     rows = [[cut(say.text(cell)) for cell in row[:kept]] for row in block.rows[:MOST_ROWS]]
     if not bars:
         return table(columns, rows)
@@ -242,7 +258,7 @@ def _markdown(block: Block, say: Messages) -> list[str]:
         return [f"- {escaped(say.text(block.long))}", f"  {escaped(block.next(say))}"]
     if isinstance(block, Facts):
         return [f"- {escaped(text)}" for text in fact_texts(block, say)]
-    titles = [say(f"column.{name}") for name in block.columns]
+    titles = [" ".join(say(f"column.{name}").split()) for name in block.columns]
     rule = ["---" if name in WORD_COLUMNS else "--:" for name in block.columns]
     body = [[escaped(say.text(cell)) for cell in row] for row in block.rows]
     return [f"| {' | '.join(cells)} |" for cells in (titles, rule, *body)]

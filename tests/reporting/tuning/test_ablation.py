@@ -1,4 +1,5 @@
 import math
+import re
 from dataclasses import replace
 
 import pytest
@@ -6,8 +7,11 @@ import pytest
 from flatout.records.ablation import Comparison, Feeding, LossCheck, Verdict
 from flatout.records.profile import Ceilings
 from flatout.records.recipe import Recipe
+from flatout.reporting.messages import messages
 from flatout.reporting.terminal import render_ablation
-from flatout.reporting.tuning.verdict import feeding_words, reasons
+from flatout.reporting.tuning.verdict import fed, reasons
+
+ENGLISH = messages("en")
 
 
 def first_line(ablation):
@@ -164,17 +168,19 @@ def test_a_hostile_script_name_cannot_move_the_cursor(tuned):
 
 
 def test_a_recipe_that_was_faster_than_its_limit_is_fed_and_no_more():
-    fed = feeding_words(Feeding(samples_per_s=102.0, free_data_per_s=150.0, cores_per_s=100.0))
+    feeding = Feeding(samples_per_s=102.0, free_data_per_s=150.0, cores_per_s=100.0)
 
-    assert "102 %" not in fed
-    assert fed.startswith("Fed: 102 samples/s, no less than what the cores can make (100);")
+    text = ENGLISH.text(fed(feeding))
+
+    assert "102 %" not in text
+    assert text.startswith("Fed: 102 samples/s, no less than what the cores can make (100);")
 
 
 def test_another_recipe_that_was_faster_is_named_where_one_is_called_fed(tuned):
     feeding = Feeding(samples_per_s=100.0, free_data_per_s=100.0, cores_per_s=150.0)
     rows = (replace(tuned.rows[0], samples_per_s=124.0),)
 
-    told = "\n".join(reasons(replace(tuned, feeding=feeding, rows=rows)))
+    told = "\n".join(map(ENGLISH.text, reasons(replace(tuned, feeding=feeding, rows=rows))))
 
     assert "what free data would give this recipe" in told
     assert f"Data is not all: with {rows[0].choice.technique} (" in told
@@ -196,3 +202,15 @@ def test_much_to_gain_from_data_is_not_called_nothing_worth_changing(leave):
 
     assert text.startswith("No gain found: 2 techniques tried")
     assert "up to 9.00x" in text
+
+
+def test_the_report_of_a_tuning_is_said_in_korean(tuned, leave):
+    for ablation in (tuned, leave):
+        rows = tuple(replace(row, why="") for row in ablation.rows)
+        check = replace(ablation.aa_check, why="") if ablation.aa_check else None
+        own = replace(ablation, rows=rows, aa_check=check, notes=())
+
+        text = render_ablation(own, language="ko", width=120, details=True)
+
+        assert not re.search(r"[a-z]+ (the|of|is|that|not) [a-z]+", text)
+        assert text.splitlines()[-1].startswith(messages("ko")("label.next"))

@@ -1,6 +1,6 @@
-"""The report on one tuning as one HTML file: nothing is loaded from anywhere.
+"""The report on one tuning as Markdown, for a pull request or a wiki, and as one HTML file.
 
-The report on one tuning as Markdown, for a pull request or a wiki.
+The page loads nothing from anywhere.
 """
 
 from collections.abc import Sequence
@@ -8,10 +8,20 @@ from collections.abc import Sequence
 from markupsafe import Markup
 
 from flatout.records.ablation import Ablation
-from flatout.reporting.blocks import escaped, fenced
-from flatout.reporting.tables import ascii_only
+from flatout.reporting.blocks import (
+    WORD_COLUMNS,
+    Facts,
+    Next,
+    Section,
+    escaped,
+    fenced,
+    markdown_lines,
+    safe,
+)
+from flatout.reporting.messages import ENGLISH, messages
 from flatout.reporting.templates import render
-from flatout.reporting.tuning.speedup_chart import LadderRow, ladder_rows, ladder_svg
+from flatout.reporting.tuning.speedup_chart import ladder_rows, ladder_svg
+from flatout.reporting.tuning.text import EVERYTHING, table_of
 from flatout.reporting.tuning.verdict import (
     HERE,
     HandChange,
@@ -20,25 +30,8 @@ from flatout.reporting.tuning.verdict import (
     headline,
     next_command,
     reasons,
+    where,
 )
-
-COLUMNS = (
-    ("technique", "technique", "---"),
-    ("settings", "settings", "---"),
-    ("promise", "promise", "---"),
-    ("predicted", "predicted", "--:"),
-    ("ratio", "ratio", "--:"),
-    ("interval", "interval", "--:"),
-    ("n", "n", "--:"),
-    ("samples/s", "samples_per_s", "--:"),
-    ("device busy", "busy", "--:"),
-    ("peak memory", "memory", "--:"),
-    ("loss check", "loss_check", "---"),
-    ("verdict", "verdict", "---"),
-)
-"""Title, field of `LadderRow`, alignment."""
-
-NOT_KNOWN = "No instructions for this technique: use the recipe."
 
 
 def ablation_markdown(
@@ -46,6 +39,7 @@ def ablation_markdown(
     changes: Sequence[HandChange] = (),
     *,
     place: ResultPlace = HERE,
+    language: str = ENGLISH,
 ) -> str:
     """Return the report: the answer, the table, what it does not show, what to do.
 
@@ -53,40 +47,30 @@ def ablation_markdown(
         ablation: What the tuning found.
         changes: The recipe by hand.
         place: Where the recipe is, for the next command.
+        language: One of `flatout.reporting.messages.LANGUAGES`.
     """
+    say = messages(language)
+    columns = (EVERYTHING[0], "settings", *EVERYTHING[1:])
+    points = Facts(rows=tuple(("", text) for text in (*reasons(ablation), ending(ablation))))
+    sections = (
+        Section(name="tried", blocks=(table_of(ladder_rows(ablation, say), columns),)),
+        Section(name="notes", blocks=(points,)),
+        Section(name="next", blocks=(Next(command=next_command(ablation, place)),)),
+    )
     lines = [
-        f"# {escaped(headline(ablation))}",
+        f"# {escaped(say.text(headline(ablation)))}",
         "",
-        f"{escaped(ablation.workload)} on {escaped(ablation.baseline.device_name)}",
+        escaped(say.text(where(ablation))),
         "",
-        *_table(ladder_rows(ablation)),
-        "",
-        *(f"- {escaped(reason)}" for reason in reasons(ablation)),
-        f"- {ending(ablation)}",
-        "",
-        "Next:",
-        "",
-        *fenced(next_command(ablation, place), "sh"),
+        *(line for section in sections for line in markdown_lines(section, say)),
     ]
     if any(change.lines for change in changes):
-        lines += ["", "## The same by hand", "", *_by_hand(changes)]
-    return ascii_only("\n".join(lines)) + "\n"
-
-
-def _table(rows: Sequence[LadderRow]) -> list[str]:
-    titles = [title for title, _field, _align in COLUMNS]
-    body = [[escaped(getattr(row, field)) for _title, field, _align in COLUMNS] for row in rows]
-    rule = [align for _title, _field, align in COLUMNS]
-    return [f"| {' | '.join(cells)} |" for cells in (titles, rule, *body)]
-
-
-def _by_hand(changes: Sequence[HandChange]) -> list[str]:
-    lines: list[str] = []
-    for change in changes:
-        lines += [f"### {escaped(change.label)}", ""]
-        known = fenced("\n".join(change.lines), "diff") if change.lines else [NOT_KNOWN]
-        lines += [*known, ""]
-    return lines[:-1]
+        lines += [f"## {say('section.by_hand')}", ""]
+        for change in changes:
+            known = fenced("\n".join(change.lines), "diff") if change.lines else []
+            known = known or [say("tuning.no_instructions")]
+            lines += [f"### {escaped(change.label)}", "", *known, ""]
+    return safe("\n".join(lines[:-1]), say) + "\n"
 
 
 def ablation_html(
@@ -94,6 +78,7 @@ def ablation_html(
     changes: Sequence[HandChange] = (),
     *,
     place: ResultPlace = HERE,
+    language: str = ENGLISH,
 ) -> str:
     """Return the page: the answer, the plot, the table, what it does not show, what to do.
 
@@ -101,17 +86,22 @@ def ablation_html(
         ablation: What the tuning found.
         changes: The recipe by hand.
         place: Where the recipe is, for the next command.
+        language: One of `flatout.reporting.messages.LANGUAGES`.
     """
+    say = messages(language)
     return render(
         "ladder.html.j2",
         {
-            "headline": headline(ablation),
+            "say": say,
+            "headline": say.text(headline(ablation)),
             "workload": ablation.workload,
-            "device": ablation.baseline.device_name,
+            "where": say.text(where(ablation)),
             # The plot was escaped when it was rendered.
-            "plot": Markup(ladder_svg(ablation)),  # noqa: S704  made by us
-            "rows": ladder_rows(ablation),
-            "reasons": [*reasons(ablation), ending(ablation)],
+            "plot": Markup(ladder_svg(ablation, language)),  # noqa: S704  made by us
+            "columns": EVERYTHING[1:],
+            "words": WORD_COLUMNS,
+            "rows": ladder_rows(ablation, say),
+            "reasons": [say.text(text) for text in (*reasons(ablation), ending(ablation))],
             "next_command": next_command(ablation, place),
             "changes": changes if any(change.lines for change in changes) else (),
         },

@@ -7,25 +7,26 @@ import math
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 from flatout.records.ablation import Ablation, Comparison, Verdict
-from flatout.records.profile import Profile
+from flatout.records.profile import PeakBytes, Profile
 from flatout.records.technique import Numerics
-from flatout.records.units import MAX_RATIO_END, format_rate, format_ratio
-from flatout.reporting.tables import (
-    NOTHING,
-    busy_words,
-    interval_words,
-    loss_words,
-    memory_words,
-    pairs_words,
-    ratio_words,
-    settings_words,
-    verdict_words,
+from flatout.records.units import (
+    MAX_RATIO_END,
+    format_bytes,
+    format_interval,
+    format_rate,
+    format_ratio,
+    format_share,
 )
+from flatout.reporting.messages import ENGLISH, Messages, messages
+from flatout.reporting.tables import NOTHING
 from flatout.reporting.templates import render
-from flatout.reporting.tuning.verdict import headline
+from flatout.reporting.tuning.verdict import headline, loss_of, verdict_of
 
+Cells = dict[str, Any]
+"""Cells of a row by the names of their fields."""
 KEPT = (Verdict.KEPT, Verdict.TOGETHER)
 """Verdicts of the techniques that came in, alone or with others."""
 
@@ -40,12 +41,12 @@ class LadderRow:
     settings: str = ""
     promise: str = NOTHING
     predicted: str = NOTHING
-    ratio: str = NOTHING
+    measured_ratio: str = NOTHING
     interval: str = NOTHING
-    n: str = NOTHING
+    pairs: str = NOTHING
     samples_per_s: str = NOTHING
-    busy: str = NOTHING
-    memory: str = NOTHING
+    device_busy: str = NOTHING
+    peak_memory: str = NOTHING
     loss_check: str = NOTHING
     verdict: str
     is_kept: bool = False
@@ -57,30 +58,32 @@ class LadderRow:
     """The interval of `times_baseline`, the techniques below it taken as exact."""
 
 
-def ladder_rows(ablation: Ablation) -> tuple[LadderRow, ...]:
+def ladder_rows(ablation: Ablation, say: Messages | None = None) -> tuple[LadderRow, ...]:
     """Return baseline, techniques in the order they were tried, and the whole recipe."""
+    say = say or messages(ENGLISH)
     return (
-        _baseline(ablation),
-        *_techniques(ablation),
-        *([_final(ablation)] if ablation.confirmation else []),
+        _baseline(ablation, say),
+        *_techniques(ablation, say),
+        *([_final(ablation, say)] if ablation.confirmation else []),
     )
 
 
-def _baseline(ablation: Ablation) -> LadderRow:
+def _baseline(ablation: Ablation, say: Messages) -> LadderRow:
+    needed = ", ".join(ablation.needed)
     row = LadderRow(
         kind="baseline",
-        technique="baseline",
-        settings=f"with {', '.join(ablation.needed)}" if ablation.needed else "",
-        ratio=format_ratio(1.0),
-        loss_check=loss_words(ablation.aa_check),
-        verdict="so that it runs" if ablation.needed else "as it is",
+        technique=say("tuning.baseline"),
+        settings=say("tuning.with", techniques=needed) if needed else "",
+        measured_ratio=format_ratio(1.0),
+        loss_check=say.text(loss_of(ablation.aa_check)),
+        verdict=say("verdict.so_that_it_runs" if needed else "verdict.as_it_is"),
         is_kept=True,
         times_baseline=1.0,
     )
     return _with_readings(row, ablation.baseline)
 
 
-def _techniques(ablation: Ablation) -> Iterator[LadderRow]:
+def _techniques(ablation: Ablation, say: Messages) -> Iterator[LadderRow]:
     so_far = 1.0
     for row in ablation.rows:
         if row.stage != "add":
@@ -89,17 +92,13 @@ def _techniques(ablation: Ablation) -> Iterator[LadderRow]:
         yield LadderRow(
             kind="technique",
             technique=row.choice.technique,
-            settings=settings_words(row),
+            settings=row.choice.label.removeprefix(row.choice.technique).strip(),
             promise=row.numerics,
             predicted=format_ratio(row.predicted_ratio) if row.predicted_ratio else NOTHING,
-            ratio=ratio_words(pair),
-            interval=interval_words(pair),
-            n=pairs_words(pair),
-            samples_per_s=_rate_words(row.samples_per_s),
-            busy=busy_words(row.device_busy_share),
-            memory=memory_words(row.peak_bytes),
-            loss_check=loss_words(row.loss_check),
-            verdict=verdict_words(row),
+            **_pair_cells(pair),
+            **_reading_cells(row.samples_per_s, row.device_busy_share, row.peak_bytes),
+            loss_check=say.text(loss_of(row.loss_check)),
+            verdict=say.text(verdict_of(row)),
             is_kept=row.verdict in KEPT,
             times_baseline=so_far * pair.ratio if pair and _has_end(pair) else None,
             whisker=_scaled(pair.interval, so_far) if pair else None,
@@ -108,19 +107,17 @@ def _techniques(ablation: Ablation) -> Iterator[LadderRow]:
             so_far *= pair.ratio
 
 
-def _final(ablation: Ablation) -> LadderRow:
+def _final(ablation: Ablation, say: Messages) -> LadderRow:
     pair = ablation.confirmation
     assert pair is not None
     row = LadderRow(
         kind="final",
-        technique="whole recipe",
+        technique=say("tuning.final"),
         settings=" + ".join(ablation.recipe.names),
         promise=_promise(ablation),
-        ratio=ratio_words(pair),
-        interval=interval_words(pair),
-        n=pairs_words(pair),
-        loss_check=loss_words(ablation.final_check),
-        verdict="confirmed" if _is_confirmed(ablation) else "not confirmed",
+        **_pair_cells(pair),
+        loss_check=say.text(loss_of(ablation.final_check)),
+        verdict=say("verdict.confirmed" if _is_confirmed(ablation) else "verdict.not_confirmed"),
         is_kept=_is_confirmed(ablation),
         times_baseline=pair.ratio,
         whisker=_scaled(pair.interval, 1.0),
@@ -157,16 +154,29 @@ def _has_end(pair: Comparison) -> bool:
 
 
 def _with_readings(row: LadderRow, profile: Profile) -> LadderRow:
-    return replace(
-        row,
-        samples_per_s=_rate_words(profile.samples_per_s),
-        busy=busy_words(profile.device_busy_share),
-        memory=memory_words(profile.peak_bytes),
-    )
+    cells = _reading_cells(profile.samples_per_s, profile.device_busy_share, profile.peak_bytes)
+    return replace(row, **cells)
 
 
-def _rate_words(per_s: float | None) -> str:
-    return format_rate(per_s) if per_s else NOTHING
+def _pair_cells(pair: Comparison | None) -> Cells:
+    if pair is None:
+        return {}
+    interval = format_interval(*pair.interval)
+    return {
+        "measured_ratio": format_ratio(pair.ratio),
+        "interval": interval,
+        "pairs": str(pair.n),
+    }
+
+
+def _reading_cells(per_s: float | None, busy: float | None, peak: PeakBytes) -> Cells:
+    """Return the readings; the peak is what the device's tensors took, else the process."""
+    held = peak.allocated or peak.device
+    return {
+        "samples_per_s": format_rate(per_s) if per_s else NOTHING,
+        "device_busy": NOTHING if busy is None else format_share(busy),
+        "peak_memory": format_bytes(held) if held else NOTHING,
+    }
 
 
 WIDTH = 400
@@ -206,9 +216,10 @@ class Tick:
     is_baseline: bool
 
 
-def ladder_svg(ablation: Ablation) -> str:
+def ladder_svg(ablation: Ablation, language: str = ENGLISH) -> str:
     """Return the plot as one SVG file: it needs no script, no font and no network."""
-    rows = [row for row in ladder_rows(ablation) if row.times_baseline is not None]
+    say = messages(language)
+    rows = [row for row in ladder_rows(ablation, say) if row.times_baseline is not None]
     top = _top(rows)
     names = Counter(row.technique for row in rows)
     bars = [
@@ -225,8 +236,11 @@ def ladder_svg(ablation: Ablation) -> str:
             "left": MARGIN,
             "top": TOP,
             "bar_height": BAR_HEIGHT,
-            "title": headline(ablation),
-            "description": _description(rows),
+            "title": say.text(headline(ablation)),
+            "caption": say("tuning.chart_scale"),
+            "description": say(
+                "tuning.chart", bars="; ".join(_read_aloud(row, say) for row in rows)
+            ),
         },
     )
 
@@ -288,7 +302,7 @@ def _round_step(least: float) -> float:
     return next(power * m for m in (1.0, 2.0, 5.0, 10.0) if power * m >= least - 1e-9)
 
 
-def _description(rows: list[LadderRow]) -> str:
-    """Return the plot in words, for those who do not see it."""
-    parts = [f"{row.technique}: {row.times_baseline:.2f} times, {row.verdict}" for row in rows]
-    return "Speed as a multiple of the baseline. " + "; ".join(parts) + "."
+def _read_aloud(row: LadderRow, say: Messages) -> str:
+    """Return a bar in words, for those who do not see it."""
+    times = f"{row.times_baseline:.2f}"
+    return say("tuning.chart_bar", technique=row.technique, times=times, verdict=row.verdict)

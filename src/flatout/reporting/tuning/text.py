@@ -1,7 +1,6 @@
-"""The report of `compare`: two stored results, side by side.
+"""The report on one tuning on a terminal, and that of `compare` on two stored results."""
 
-The report on one tuning: the table of techniques, and what it means.
-"""
+from collections.abc import Sequence
 
 from flatout.records.ablation import Ablation, Contrast, Quantity
 from flatout.records.units import (
@@ -12,6 +11,8 @@ from flatout.records.units import (
     format_ratio,
     format_share,
 )
+from flatout.reporting.blocks import Facts, Table, columns_of, safe, terminal_lines
+from flatout.reporting.messages import ENGLISH, Messages, Text, messages, words
 from flatout.reporting.tables import NOTHING, Column, ascii_only, labelled, sentence, table, wrapped
 from flatout.reporting.tuning.speedup_chart import LadderRow, ladder_rows
 from flatout.reporting.tuning.verdict import (
@@ -21,42 +22,29 @@ from flatout.reporting.tuning.verdict import (
     headline,
     limits,
     next_command,
+    notes,
     reasons,
+    where,
 )
 
-ESSENTIAL = (
-    Column("technique"),
-    Column("promise"),
-    Column("predicted", is_number=True),
-    Column("ratio", is_number=True),
-    Column("interval", is_number=True),
-    Column("n", is_number=True),
-    Column("verdict"),
-)
+PROOF = ("technique", "promise", "predicted", "measured_ratio", "interval", "pairs")
+READINGS = ("samples_per_s", "device_busy", "peak_memory", "loss_check")
+ESSENTIAL = (*PROOF, "verdict")
 """What a reader needs to judge a technique; fits 80 columns. The rest goes on a second line."""
-EVERYTHING = (
-    Column("technique"),
-    Column("promise"),
-    Column("predicted", is_number=True),
-    Column("ratio", is_number=True),
-    Column("interval", is_number=True),
-    Column("n", is_number=True),
-    Column("samples\nper s", is_number=True),
-    Column("device\nbusy", is_number=True),
-    Column("peak\nmemory", is_number=True),
-    Column("loss\ncheck"),
-    Column("verdict"),
-)
+EVERYTHING = (*PROOF, *READINGS, "verdict")
 """One row a technique, for terminals of about 120 columns."""
-
-
 MOST_LINES = 24
 """Of the short report; the line that names the files makes 25."""
 MOST_POINTS = 3
 
 
 def render_ablation(
-    ablation: Ablation, *, place: ResultPlace = HERE, width: int = 80, details: bool = False
+    ablation: Ablation,
+    *,
+    place: ResultPlace = HERE,
+    width: int = 80,
+    details: bool = False,
+    language: str = ENGLISH,
 ) -> str:
     """Return the report: the answer, the table, what limits now, what to type next.
 
@@ -66,90 +54,87 @@ def render_ablation(
         width: Columns of the terminal. Below what one row needs, a technique takes two rows of the
             detailed report.
         details: Whether to show every row with its readings, and everything the table cannot say.
+        language: One of `flatout.reporting.messages.LANGUAGES`.
     """
+    say = messages(language)
+    rows = ladder_rows(ablation, say)
     top = [
-        *wrapped(headline(ablation), width),
+        *terminal_lines(headline(ablation), say, width),
         "",
-        *wrapped(f"{ablation.workload} on {ablation.baseline.device_name}", width),
+        *terminal_lines(where(ablation), say, width),
         "",
     ]
-    end = ["", f"next  {next_command(ablation, place)}"]
+    end = ["", f"{say('label.next')}  {next_command(ablation, place)}"]
     if details:
-        points = [*reasons(ablation), ending(ablation)]
-        body = [*_table(ladder_rows(ablation), width), ""]
-        body += [line for point in points for line in _point(point, width)]
+        body = [*_lines(rows, say, width), ""]
+        for point in (*reasons(ablation), ending(ablation)):
+            body += _point(point, say, width)
     else:
-        body = _short(ablation, width, room=MOST_LINES - len(top) - len(end))
-    return ascii_only("\n".join([*top, *body, *end])) + "\n"
+        body = _short(ablation, rows, say, width, room=MOST_LINES - len(top) - len(end))
+    return safe("\n".join([*top, *body, *end]), say) + "\n"
 
 
-def _point(text: str, width: int) -> list[str]:
-    return wrapped(text, width, indent="- ", hanging="  ")
+def _point(text: Text, say: Messages, width: int) -> list[str]:
+    return terminal_lines(Facts(rows=(("", text),)), say, width)
 
 
-def _short(ablation: Ablation, width: int, *, room: int) -> list[str]:
+def _short(
+    ablation: Ablation, rows: Sequence[LadderRow], say: Messages, width: int, *, room: int
+) -> list[str]:
     """Return the table and what limits now; what was kept is shown, the rest where it fits."""
-    rows = ladder_rows(ablation)
     least = [i for i, row in enumerate(rows) if row.kind != "technique" or row.is_kept]
-    notes = map(sentence, ablation.notes)
-    points = [
-        *[_point(text, width) for text in (*limits(ablation), *notes)][: MOST_POINTS - 1],
-        _point(ending(ablation), width),
-    ]
-    room -= len(table(ESSENTIAL, [])) + 2  # a blank below the table, and the line on the rest
+    known = [_point(text, say, width) for text in (*limits(ablation), *notes(ablation))]
+    points = [*known[: MOST_POINTS - 1], _point(ending(ablation), say, width)]
+    room -= len(table(columns_of(ESSENTIAL, say), [])) + 2  # a blank line, and the last one
     while points and len(least) + sum(map(len, points)) > room:
         points.pop()
     room -= sum(map(len, points))
     others = [i for i in range(len(rows)) if i not in least][: max(0, room - len(least))]
     shown = [rows[i] for i in sorted([*least, *others])]
     room -= len(shown)
-    lines = table(ESSENTIAL, [_essential(row) for row in shown])
-    body = lines[: len(lines) - len(shown)]
-    for line, row in zip(lines[len(body) :], shown, strict=True):
-        settings = wrapped(row.settings, width, indent="  ") if row.is_kept else []
-        fits = len(settings) <= room
-        room -= len(settings) * fits
-        body += [line, *settings * fits]
+    details = []
+    for row in shown:
+        needed = len(wrapped(row.settings, width, indent="  ")) if row.is_kept else 0
+        details.append(row.settings if 0 < needed <= room else "")
+        room -= needed if needed <= room else 0
+    body = terminal_lines(table_of(shown, ESSENTIAL, details), say, width)
     hidden = len(rows) - len(shown)
-    rest = f"{hidden} more techniques were not kept; " * bool(hidden)
-    rest += "report.md and --details have the reasons."
-    return [*body, "", *(line for point in points for line in point), *_point(rest, width)]
+    rest = words("tuning.hidden", n=str(hidden)) if hidden else words("tuning.more")
+    return [*body, "", *(line for point in points for line in point), *_point(rest, say, width)]
 
 
-def _table(rows: tuple[LadderRow, ...], width: int) -> list[str]:
+def _lines(rows: Sequence[LadderRow], say: Messages, width: int) -> list[str]:
     """Return the table with one line a technique, or two where that is too wide."""
-    lines = table(EVERYTHING, [_everything(row) for row in rows])
-    if max(map(len, lines)) <= width:
-        seconds = [row.settings for row in rows]
-    else:
-        lines = table(ESSENTIAL, [_essential(row) for row in rows])
-        seconds = [_rest(row) for row in rows]
-    head = len(lines) - len(rows)
-    together = lines[:head]
-    for line, second in zip(lines[head:], seconds, strict=True):
-        together += [line, *wrapped(second, width, indent="  ")]
-    return together
+    wide = table(
+        columns_of(EVERYTHING, say), [[str(getattr(row, c)) for c in EVERYTHING] for row in rows]
+    )
+    if max(map(len, wide)) <= width:
+        return terminal_lines(
+            table_of(rows, EVERYTHING, [row.settings for row in rows]), say, width
+        )
+    details = [_rest(row, say) for row in rows]
+    return terminal_lines(table_of(rows, ESSENTIAL, details), say, width)
 
 
-def _essential(row: LadderRow) -> list[str]:
-    return [row.technique, row.promise, row.predicted, row.ratio, row.interval, row.n, row.verdict]
+def table_of(
+    rows: Sequence[LadderRow], columns: Sequence[str], details: Sequence[str] = ()
+) -> Table:
+    """Return columns of the rows as a block, with a line below each row that has details."""
+    return Table(
+        columns=tuple(columns),
+        rows=tuple(tuple(getattr(row, name) for name in columns) for row in rows),
+        details=tuple(details),
+    )
 
 
-def _everything(row: LadderRow) -> list[str]:
-    costs = [row.samples_per_s, row.busy, row.memory, row.loss_check]
-    return [*_essential(row)[:-1], *costs, row.verdict]
-
-
-def _rest(row: LadderRow) -> str:
+def _rest(row: LadderRow, say: Messages) -> str:
     """Return what the essential columns leave out, as a phrase; what is unknown is left out."""
-    known = [
-        (row.settings, ""),
-        (row.samples_per_s, " samples/s"),
-        (row.busy, " busy"),
-        (row.memory, " peak"),
-        (row.loss_check, ""),
-    ]
-    return ", ".join(value + unit for value, unit in known if value not in ("", NOTHING))
+    known = [row.settings] if row.settings else []
+    for name in READINGS:
+        value = getattr(row, name)
+        if value != NOTHING:
+            known.append(say(f"tuning.{name}", value=value))
+    return ", ".join(known)
 
 
 FORMATS = {

@@ -1,8 +1,6 @@
-"""A recipe by hand: what to change in the script to have the same without flatout.
+"""What a tuning says in sentences (headline, reasons, next command), and its recipe by hand.
 
-These are instructions, not a diff of the user's source: flatout has not read it.
-
-What a tuning says, in sentences: the headline, the reasons, the next command.
+The changes by hand are instructions, not a diff of the user's source: flatout has not read it.
 """
 
 import math
@@ -11,28 +9,36 @@ from dataclasses import dataclass
 from string import Template
 from typing import Any
 
-from flatout.records.ablation import FREE_DATA, Ablation, Feeding, Row
+from flatout.records.ablation import (
+    FREE_DATA,
+    Ablation,
+    Comparison,
+    Feeding,
+    LossCheck,
+    Row,
+    Verdict,
+)
 from flatout.records.catalogue import setter_of
 from flatout.records.recipe import Recipe
 from flatout.records.technique import Technique
-from flatout.records.units import format_duration, format_rate, format_ratio, format_share
-from flatout.reporting.messages import ENGLISH, messages
-from flatout.reporting.profile.sentences import MORE, ceilings_sentence
-from flatout.reporting.tables import drop_words, gain_words, loss_words, sentence, verdict_words
+from flatout.records.units import (
+    MAX_RATIO_END,
+    format_duration,
+    format_interval,
+    format_rate,
+    format_share,
+)
+from flatout.reporting.messages import Sentence, Text, named, words, written
+from flatout.reporting.profile.sentences import MORE, ceilings_sentence, times
 
-STOPPED_WORDS = {
-    "budget": "the budget left no time for more",
-    "interrupted": "it was interrupted",
-    "machine busy": "other work kept the machine busy",
-    "baseline failed": "the unchanged script did not run",
-}
+STOPPED = ("budget", "interrupted", "machine busy", "baseline failed")
 """Why a tuning ended early."""
 
 FEWEST_PREDICTIONS = 2
 """One prediction shows nothing about the next."""
 WORTH_LOOKING = 1.15
-"""From this ceiling on data is worth a look, as for the rule `data_wait`: then no one is told that
-nothing is worth changing."""
+"""From this ceiling on data is worth a look, as for the rule `data_wait`: then the report does not
+say that nothing is worth changing."""
 MAX_RESOLUTION = 3.0
 """A tuning that could not even have shown a factor of three knows nothing about the noise."""
 
@@ -50,7 +56,7 @@ HERE = ResultPlace()
 """The default folder, below the one the user is in."""
 
 
-def headline(ablation: Ablation) -> str:
+def headline(ablation: Ablation) -> Sentence:
     """Return the answer of a tuning in one sentence.
 
     A gain is claimed only where the whole recipe was confirmed against the baseline.
@@ -60,91 +66,137 @@ def headline(ablation: Ablation) -> str:
         return _nothing_kept(ablation)
     if ablation.needed and len(ablation.needed) == len(ablation.recipe.choices):
         is_of_workers = ablation.needed[0].split()[0] == setter_of("num_workers")
-        how = "its loader's workers last" if is_of_workers else "it fits into memory"
-        return f"It runs now: with {', '.join(ablation.needed)} {how}, unchanged not."
-    kept = f"{len(ablation.recipe.choices)} of {len(_tried(ablation))} techniques kept"
-    if pair is None:
-        ending = STOPPED_WORDS.get(ablation.stopped, "it ended early")
-        return f"Not confirmed yet: {kept}, but {ending} before the whole recipe was proven."
-    if pair.covers_one or pair.ratio < 1:
-        return f"Not faster: {kept}, but the whole recipe shows {gain_words(pair)}."
-    return f"{gain_words(pair)}: {kept}, {_training_words(ablation)}."
-
-
-def reasons(ablation: Ablation) -> Iterator[str]:
-    """Yield what the table cannot say, one sentence each."""
-    yield from _script_words(ablation)
-    yield from (
-        sentence(f"{row.choice.technique}: {row.why}") for row in _ladder(ablation) if row.why
+        name = "runs_workers" if is_of_workers else "runs_memory"
+        return words(f"tuning.{name}", needed=tuple(ablation.needed))
+    kept = words(
+        "tuning.kept", n=str(len(ablation.recipe.choices)), tried=str(len(_tried(ablation)))
     )
+    if pair is None:
+        return words("tuning.unconfirmed", kept=kept, why=stop_reason(ablation))
+    if pair.covers_one or pair.ratio < 1:
+        return words("tuning.not_faster", kept=kept, gain=gain(pair))
+    return words("tuning.faster", gain=gain(pair), kept=kept, training=_training(ablation))
+
+
+def where(ablation: Ablation) -> Sentence:
+    """Return what was tuned, and on which device."""
+    device = ablation.baseline.device_name
+    return words("tuning.where", workload=ablation.workload, device=device)
+
+
+def gain(pair: Comparison) -> Sentence:
+    """Return what a comparison shows, with its interval and n."""
+    name = "faster" if pair.ratio > 1 else "slower"
+    if pair.covers_one:
+        name = "no_difference"
+    if pair.interval[1] > MAX_RATIO_END:
+        name = "undecided"
+    proof = words(
+        "gain.proof" if pair.n != 1 else "gain.proof_one",
+        interval=format_interval(*pair.interval),
+        n=str(pair.n),
+    )
+    return words(f"gain.{name}", ratio=times(pair.ratio), proof=proof)
+
+
+def verdict_of(row: Row) -> Sentence:
+    """Return the verdict on a technique; an interval that covers 1 is no difference."""
+    pair = row.comparison
+    if row.verdict is Verdict.NO_EFFECT and pair:
+        if pair.n == 1 or pair.interval[1] < 1:
+            return words("verdict.no_gain")
+        if pair.covers_one:
+            return words("verdict.no_difference")
+    return words(f"verdict.{row.verdict.value}")
+
+
+def loss_of(check: LossCheck | None) -> Text:
+    """Return what the guard says about a recipe, in two words."""
+    return named("loss", check.status) if check else words("reading.unknown")
+
+
+def stop_reason(ablation: Ablation) -> Sentence:
+    """Return why a tuning ended before all was tried."""
+    code = ablation.stopped if ablation.stopped in STOPPED else "early"
+    return words(f"stopped.{code.replace(' ', '_')}")
+
+
+def reasons(ablation: Ablation) -> Iterator[Sentence]:
+    """Yield what the table cannot say, one sentence each."""
+    check = ablation.aa_check
+    if check is not None:
+        why = words("tuning.in_brackets", text=written(check.why)) if check.why else ""
+        yield words("tuning.twice", check=loss_of(check), why=why)
+    for row in ablation.rows:
+        if row.stage == "add" and row.why:
+            yield words("tuning.why", technique=row.choice.technique, why=written(row.why))
     yield from _costs(ablation)
     yield from _calibration(ablation)
-    yield from _drops(ablation)
+    for row in ablation.rows:
+        if row.stage == "drop":
+            yield _left_out(row)
     yield from limits(ablation)
     if any(row.comparison for row in ablation.rows):
-        yield _resolution_words(ablation.resolution)
-        yield (
-            "Each technique was tried on top of those kept above it, in fresh and "
-            "interleaved processes."
-        )
+        yield _resolution(ablation.resolution)
+        yield words("tuning.how")
     if ablation.final_check or any(row.loss_check.passed for row in ablation.rows):
-        yield "The loss checks are short: they catch breakage, not a change of final accuracy."
-    yield from (sentence(note) for note in ablation.notes)
+        yield words("tuning.short_checks")
+    yield from notes(ablation)
 
 
-def limits(ablation: Ablation) -> Iterator[str]:
+def notes(ablation: Ablation) -> Iterator[Sentence]:
+    """Yield what the tuning noted on its way."""
+    return (words("tuning.note", note=written(note)) for note in ablation.notes)
+
+
+def limits(ablation: Ablation) -> Iterator[Sentence]:
     """Yield what limits the training now: the data of a recipe, or what a baseline could gain."""
     if ablation.feeding is not None:
-        yield feeding_words(ablation.feeding)
-        yield from _faster_words(ablation, ablation.feeding)
+        yield fed(ablation.feeding)
+        yield from _faster_ones(ablation, ablation.feeding)
     if not ablation.recipe.choices:
-        ceilings = messages(ENGLISH).text(ceilings_sentence(ablation.baseline))
-        yield sentence(f"The baseline's ceilings: {ceilings}")
+        yield words("tuning.ceilings", ceilings=ceilings_sentence(ablation.baseline))
 
 
-def feeding_words(feeding: Feeding) -> str:
-    """Say how far a recipe is from what its data allow, and which limit is the lower one.
-
-    >>> feeding_words(Feeding(samples_per_s=97, free_data_per_s=150, cores_per_s=100, made_ms=20))
-    'Fed at 97 % of what the cores can make: 97.0 of 100 samples/s; free data would give 150.'
-    >>> feeding_words(Feeding(samples_per_s=102, free_data_per_s=150, cores_per_s=100))
-    'Fed: 102 samples/s, no less than what the cores can make (100); free data would give 150.'
-    """
-    if feeding.binds == FREE_DATA:
-        limit, other = (
-            "what free data would give this recipe",
-            f"the cores could make {format_rate(feeding.cores_per_s)}",
-        )
-    else:
-        limit = "what the cores can make"
-        other = f"free data would give {format_rate(feeding.free_data_per_s)}"
-    if feeding.decode_per_s is not None and feeding.binds != FREE_DATA:
-        other += f", decoding alone would allow {format_rate(feeding.decode_per_s)}"
-    measured = format_rate(feeding.measured_limit_per_s)
+def fed(feeding: Feeding) -> Sentence:
+    """Return how far a recipe is from what its data allow, and which limit is the lower one."""
+    is_free_data = feeding.binds == FREE_DATA
+    limit = words("tuning.limit_free_data" if is_free_data else "tuning.limit_cores")
+    other: tuple[Text, ...] = (
+        words("tuning.cores_could", rate=format_rate(feeding.cores_per_s))
+        if is_free_data
+        else words("tuning.free_data_could", rate=format_rate(feeding.free_data_per_s)),
+    )
+    if feeding.decode_per_s is not None and not is_free_data:
+        other = (*other, words("tuning.decoding_could", rate=format_rate(feeding.decode_per_s)))
+    rate = format_rate(feeding.samples_per_s)
     if feeding.samples_per_s >= feeding.measured_limit_per_s:
-        rate = format_rate(feeding.samples_per_s)
-        return f"Fed: {rate} samples/s, no less than {limit} ({measured}); {other}."
-    rates = f"{format_rate(feeding.samples_per_s)} of {format_rate(feeding.limit_per_s)} samples/s"
-    return f"Fed at {format_share(feeding.share)} of {limit}: {rates}; {other}."
+        most = format_rate(feeding.measured_limit_per_s)
+        return words("tuning.fed", rate=rate, limit=limit, most=most, other=other)
+    most, share = format_rate(feeding.limit_per_s), format_share(feeding.share)
+    return words("tuning.fed_at", share=share, limit=limit, rate=rate, most=most, other=other)
 
 
-def _faster_words(ablation: Ablation, feeding: Feeding) -> Iterator[str]:
-    """Say which recipe that was tried trained faster than the one that is called fed."""
+def _faster_ones(ablation: Ablation, feeding: Feeding) -> Iterator[Sentence]:
+    """Yield which recipe that was tried trained faster than the one that is called fed."""
     rate = max(feeding.samples_per_s, feeding.free_data_per_s)
     rows = [row for row in ablation.rows if (row.samples_per_s or 0.0) > MORE * rate]
     best = max(rows, key=lambda row: row.samples_per_s or 0.0, default=None)
     if best is not None:
-        yield (
-            f"Data is not all: with {best.choice.technique} ({verdict_words(best)}) it made "
-            f"{format_rate(best.samples_per_s or 0.0)} samples/s."
+        yield words(
+            "tuning.data_is_not_all",
+            technique=best.choice.technique,
+            verdict=verdict_of(best),
+            rate=format_rate(best.samples_per_s or 0.0),
         )
 
 
-def ending(ablation: Ablation) -> str:
-    """Say how long the tuning took and why it ended."""
-    took = f"Tuning took {format_duration(ablation.cost_s)}"
-    why = STOPPED_WORDS.get(ablation.stopped)
-    return f"{took}; it ended because {why}." if why else f"{took}."
+def ending(ablation: Ablation) -> Sentence:
+    """Return how long the tuning took and why it ended."""
+    took = format_duration(ablation.cost_s)
+    if ablation.stopped in STOPPED:
+        return words("tuning.took_stopped", time=took, why=stop_reason(ablation))
+    return words("tuning.took", time=took)
 
 
 def next_command(ablation: Ablation, place: ResultPlace) -> str:
@@ -154,7 +206,7 @@ def next_command(ablation: Ablation, place: ResultPlace) -> str:
 
 
 def _command(ablation: Ablation, place: ResultPlace) -> str:
-    is_cut_short = ablation.stopped in STOPPED_WORDS
+    is_cut_short = ablation.stopped in STOPPED
     if _is_worth_running(ablation, is_cut_short=is_cut_short):
         return f"flatout run --with {place.out}/recipe.toml {ablation.workload}"
     if is_cut_short:
@@ -170,95 +222,75 @@ def _is_worth_running(ablation: Ablation, *, is_cut_short: bool) -> bool:
     return bool(ablation.needed) or pair is None or not (pair.covers_one or pair.ratio < 1)
 
 
-def _resolution_words(resolution: float) -> str:
+def _resolution(resolution: float) -> Sentence:
     if resolution > MAX_RESOLUTION:
-        return "Resolution unknown: too few pairs, or too much noise, to tell what could be shown."
-    return (
-        f"Resolution {format_ratio(resolution)}: a smaller gain cannot be shown at this machine's "
-        "noise; such a technique is inconclusive, which is not the same as no gain."
-    )
+        return words("tuning.resolution_unknown")
+    return words("tuning.resolution", ratio=times(resolution))
 
 
 def _tried(ablation: Ablation) -> set[str]:
     return {row.choice.technique for row in ablation.rows}
 
 
-def _ladder(ablation: Ablation) -> list[Row]:
-    return [row for row in ablation.rows if row.stage == "add"]
-
-
-def _nothing_kept(ablation: Ablation) -> str:
-    tried = f"{len(_tried(ablation))} technique{'s' * (len(_tried(ablation)) != 1)} tried"
+def _nothing_kept(ablation: Ablation) -> Sentence:
+    number = len(_tried(ablation))
+    tried = words("tuning.tried" if number != 1 else "tuning.tried_one", n=str(number))
     if ablation.confirmation is not None:
-        return f"Leave it as it is: {tried}, and the recipe that they gave did not hold."
-    if why := STOPPED_WORDS.get(ablation.stopped):
-        return f"No answer yet: {tried}, none kept, and {why}."
+        return words("tuning.leave_it", tried=tried)
+    if ablation.stopped in STOPPED:
+        return words("tuning.no_answer", tried=tried, why=stop_reason(ablation))
     free_data = ablation.baseline.ceilings.free_data
-    ceiling = format_ratio(free_data)
-    if free_data >= WORTH_LOOKING:
-        return (
-            f"No gain found: {tried}, none of them a gain that could be shown; free data would "
-            f"give up to {ceiling}, which takes a change of the data set or its loader."
-        )
-    return (
-        f"Nothing worth changing: {tried}, none of them a gain that could be shown; "
-        f"free data would give at most {ceiling}."
-    )
+    name = "no_gain" if free_data >= WORTH_LOOKING else "nothing"
+    return words(f"tuning.{name}", tried=tried, ceiling=times(free_data))
 
 
-def _training_words(ablation: Ablation) -> str:
+def _training(ablation: Ablation) -> Sentence:
     check = ablation.final_check
     if check is None or not check.passed:
-        return "training not proven the same"
-    if check.status == "on_purpose":
-        return "training changed on purpose, looked at for damage only"
-    if check.status == "same":
-        return "losses and gradients bit-identical"
-    return "losses and gradients within the guard's limits"
+        return words("tuning.training_unproven")
+    known = {"on_purpose": "on_purpose", "same": "same"}
+    return words(f"tuning.training_{known.get(check.status, 'within')}")
 
 
-def _script_words(ablation: Ablation) -> Iterator[str]:
-    check = ablation.aa_check
-    if check is None:
-        return
-    why = f" ({check.why})" if check.why else ""
-    yield sentence(f"The unchanged script run twice: {loss_words(check)}{why}")
-
-
-def _costs(ablation: Ablation) -> Iterator[str]:
+def _costs(ablation: Ablation) -> Iterator[Sentence]:
     epoch = ablation.baseline.epoch_steps
     for row in ablation.kept:
         # A technique that was kept may have been left out of the recipe again.
         if row.break_even_steps is None or row.choice.technique not in ablation.recipe.names:
             continue
-        epochs = f" ({row.break_even_steps / epoch:.1f} epochs)" if epoch else ""
-        yield (
-            f"{row.choice.technique} needs {format_duration(row.startup_s)} more at the start "
-            f"and has paid that back after {row.break_even_steps} steps{epochs}."
+        epochs = f"{row.break_even_steps / epoch:.1f}" if epoch else ""
+        yield words(
+            "tuning.cost",
+            technique=row.choice.technique,
+            time=format_duration(row.startup_s),
+            steps=str(row.break_even_steps),
+            epochs=words("tuning.cost_epochs", n=epochs) if epochs else "",
         )
 
 
-def _calibration(ablation: Ablation) -> Iterator[str]:
+def _calibration(ablation: Ablation) -> Iterator[Sentence]:
     """Say how far the predictions were off, so that a reader knows what the next ones are worth."""
     known = ablation.calibration
     if len(known) < FEWEST_PREDICTIONS:
         return
     off = sorted(known, key=lambda item: abs(math.log(item.error)))
     middle, worst = off[len(off) // 2], off[-1]
-    factor = math.exp(abs(math.log(middle.error)))
-    yield (
-        f"Predictions of {len(known)} techniques were off by a factor of {factor:.2f} in the "
-        "middle; "
-        f"the worst was {worst.technique}, {format_ratio(worst.predicted)} predicted and "
-        f"{format_ratio(worst.measured)} measured."
+    yield words(
+        "tuning.predictions",
+        n=str(len(known)),
+        factor=f"{math.exp(abs(math.log(middle.error))):.2f}",
+        worst=worst.technique,
+        predicted=times(worst.predicted),
+        measured=times(worst.measured),
     )
 
 
-def _drops(ablation: Ablation) -> Iterator[str]:
-    for row in ablation.rows:
-        if row.stage == "drop":
-            name = row.choice.technique
-            yield f"The final recipe with {name} against without: {drop_words(row)}."
+def _left_out(row: Row) -> Sentence:
+    """Say what a kept technique still brings in the final recipe."""
+    name = {Verdict.KEPT: "pays", Verdict.NO_EFFECT: "pays_not", Verdict.WORSE: "pays_not"}
+    shown = words("tuning.shown", gain=gain(row.comparison)) if row.comparison else ""
+    known = words(f"tuning.drop_{name.get(row.verdict, 'undecided')}", shown=shown)
+    return words("tuning.drop", technique=row.choice.technique, known=known)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
