@@ -63,7 +63,6 @@ FEEDS = (
     CLASSIC,
     Feed(name="fast_decode", levers=("fast_decode",)),
     Feed(name="region_decode", levers=("region_decode",)),
-    Feed(name="thread_loader", levers=("thread_loader",)),
     Feed(name="fast_resize", levers=("fast_resize",)),
     Feed(name="device_preprocess", levers=("device_preprocess",)),
     Feed(name="fast_resize + device_preprocess", levers=("fast_resize", "device_preprocess")),
@@ -83,7 +82,6 @@ MARKS = {
     "fast_decode": "SwapInWorker",
     "fast_resize": "ResizeInWorker",
     "region_decode": "RegionsInWorker",
-    "thread_loader": "ThreadedCollate",
 }
 """What a technique leaves on the loader; a technique that was refused would be measured as nothing.
 """
@@ -97,27 +95,9 @@ def run(bench: Bench, rounds: int = ROUNDS, photographs: int = PHOTOGRAPHS) -> R
     measured: dict[str, list[Mapping[str, Any]]] = {feed.name: [] for feed in FEEDS}
     for number in range(rounds):
         for feed in FEEDS if number % 2 == 0 else FEEDS[::-1]:
-            if feed.name in measured:
-                feed_once(bench, feed, folder, measured)
+            measured[feed.name].append(measure(bench, feed, folder))
         bench.say(f"  round {number + 1} of {rounds}")
     return record_of(measured)
-
-
-def feed_once(
-    bench: Bench, feed: Feed, folder: Path, measured: dict[str, list[Mapping[str, Any]]]
-) -> None:
-    """Add one measurement; a feed whose threads do not pay on this machine is left out.
-
-    Raises:
-        TrialFailedError: if another technique did nothing.
-    """
-    try:
-        measured[feed.name].append(measure(bench, feed, folder))
-    except TrialFailedError as error:
-        if "thread_loader was not applied" not in str(error):
-            raise
-        bench.say(f"  left out: {error}")
-        del measured[feed.name]
 
 
 def measure(bench: Bench, feed: Feed, folder: Path, *options: str) -> Mapping[str, Any]:
@@ -153,7 +133,6 @@ def record_of(measured: Mapping[str, Sequence[Mapping[str, Any]]]) -> Record:
     """Return the record of all rounds."""
     pillow = gain(measured, PILLOW.name)
     fast = gain(measured, DECODER.name)
-    left_out = [feed.name for feed in FEEDS if feed.name not in measured]
     return Record(
         theme=THEME,
         claim=(
@@ -184,7 +163,6 @@ def record_of(measured: Mapping[str, Sequence[Mapping[str, Any]]]) -> Record:
             "bit by bit.",
             "The first batch holds the proof on the script's own samples.",
             *aims(measured),
-            *(f"Left out, because its threads did not let each other run: {x}" for x in left_out),
         ],
     )
 

@@ -57,7 +57,6 @@ ON_RESNET: Techniques = {
 }
 ON_PHOTOGRAPHS: Techniques = {
     "loader_workers": {"num_workers": 8},
-    "thread_loader": {},
     "ram_cache": {},
     "device_preprocess": {},
     "fast_decode": {},

@@ -23,9 +23,8 @@ ASSIGNED = {
     ("agent/bootstrap.py", "spec.loader.exec_module"),
     ("agent/measuring/batch_timer.py", "fetcher.collate_fn"),
     ("data/proof/random_streams.py", "fetcher.fetch"),
-    # Tests pretend a CUDA that is not there, so these may be put in more than once.
+    # A mark on flatout's own wrapper.
     ("data/proof/aliases.py", "setattr entered"),
-    ("data/proof/aliases.py", "setattr place"),
     # A class of flatout's own.
     ("data/byte_batches/arrays.py", "setattr LazyArray"),
 }
@@ -40,13 +39,11 @@ from flatout.agent.measuring import batch_timer, kernels, operators
 from flatout.agent.session import Session
 from flatout.data.byte_batches import transport
 from flatout.records.trial_spec import TrialSpec
-from flatout.techniques.data.thread_loader import batch_threads
 
 session = Session(TrialSpec(mode="measure", folder=""))
 for hook in (loader, model, optimizer, step, collectives):
     hook.install(session)
 transport.install()
-batch_threads.install()
 batch_timer.install(session, lambda: None)
 operators.CopyTimer(lambda *_: None).install()
 kernels.watch()
@@ -145,7 +142,6 @@ def test_patches_are_in_their_order_and_undone_out_of_order_leave_nothing():
         "agent.guard.pinning",
         "agent.measuring.batch_timer",
         "data.byte_batches.transport",
-        "techniques.data.thread_loader.batch_threads",
     ]
     names = {name.partition(" by ")[0] for name, _ in found}
     assert names >= {

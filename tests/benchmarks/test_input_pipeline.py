@@ -40,17 +40,6 @@ def test_the_claim_needs_both_ratios(pillow, decoder, holds):
     assert "0.50 s (aim 0.5 s, met); 1.00 of the classic's memory (aim 1.2, met)" in note
 
 
-def test_threads_that_do_not_pay_are_left_out_and_named():
-    found = measured(**{PILLOW.name: 1000, DECODER.name: 1250})
-    del found["thread_loader"]
-
-    record = input_pipeline.record_of(found)
-
-    assert record.holds
-    assert any("thread_loader" in note for note in record.notes)
-    assert len(record.table) == len(FEEDS)
-
-
 def test_every_technique_of_the_suite_exists_and_leaves_a_mark():
     levers = {lever for feed in FEEDS for lever in feed.levers}
 

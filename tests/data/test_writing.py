@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from flatout.data.byte_batches.levels import UnfollowableError
-from flatout.data.byte_batches.lookup_tracing import following
+from flatout.data.byte_batches.lookup_tracing import Following
 from flatout.data.byte_batches.transport import PackingCollate
 from tests.data.tails import Pictures, noisy_pictures
 
@@ -299,7 +299,7 @@ def test_pictures_of_which_some_are_written_into_make_one_batch(pictures):
 
 
 def test_a_picture_whose_view_is_in_use_is_not_written_into(pictures):
-    with following():
+    with Following().opened():
         x = scaled(pictures[0])
         turned = x.T
 
@@ -333,14 +333,14 @@ SAME_ANSWER = {
 def test_whatever_is_asked_of_a_scaled_picture_has_the_arrays_answer(pictures, ask):
     wanted = ask(scaled(pictures[0]))
 
-    with following():
+    with Following().opened():
         found = ask(scaled(pictures[0]))
 
     assert found == wanted
 
 
 def test_a_scaled_picture_is_true_or_false_as_its_array_is(pictures):
-    with following():
+    with Following().opened():
         x = scaled(pictures[0])
         with pytest.raises(ValueError, match="ambiguous"):
             bool(x)
@@ -351,7 +351,7 @@ def test_a_scaled_picture_is_true_or_false_as_its_array_is(pictures):
 
 
 def test_setting_what_an_array_has_cannot_be_followed(pictures):
-    with following():
+    with Following().opened():
         x = scaled(pictures[0])
 
         with pytest.raises(UnfollowableError, match="shape"):

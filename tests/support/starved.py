@@ -13,7 +13,6 @@ from tests.workflow.test_tune import profile
 STEP_MS, DATA_MS = 127.0, 89.0
 FACTORS = {
     "loader_workers": 0.87,
-    "thread_loader": 0.94,
     "ram_cache": 0.90,
     "bf16_autocast": 0.86,
     "channels_last": 0.92,

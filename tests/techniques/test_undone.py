@@ -28,7 +28,6 @@ ON_TEXTS = {"dynamic_padding", "packed_attention", "pretokenized", "sequence_pac
 ON_FILES = {"block_order", "device_preprocess", "length_buckets", "packed_data", "read_ahead"}
 ELSEWHERE = {
     "cpu_allocator": "acts on the environment of a process that is yet to start",
-    "thread_loader": "acts where threads are measured to be faster",
 }
 ACTING = sorted({*NAMES} - ON_CUDA - ON_TEXTS - ON_FILES - {*ELSEWHERE})
 """What acts on this training: all that needs no device, texts or data sets it does not have."""

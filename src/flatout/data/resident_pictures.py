@@ -1,13 +1,11 @@
 """Decoded pictures of one size in memory, on the device where there is one, to be cropped there.
 
-On a GPU the crops, mirrored and normalised, of a whole batch are one kernel where there is Triton,
-else one indexing operation and one product; on a CPU with a compiler one call into C, without one
-they are taken out one by one. Each way reads a cropped byte once.
+On a GPU the crops, mirrored and normalised, of a whole batch are one indexing operation and one
+product; on a CPU with a compiler one call into C, without one they are taken out one by one.
 
 The pictures of a packed store as tensors: raw pixels where they lie, files decoded.
 """
 
-import functools
 import threading
 import warnings
 from collections.abc import Sequence
@@ -18,7 +16,6 @@ import numpy as np
 import torch
 
 from flatout.data import pictures, values
-from flatout.data.byte_batches.levels import LEVELS
 from flatout.data.byte_batches.ring import sent
 from flatout.data.format import Header
 from flatout.data.packed_store import check_records
@@ -35,7 +32,6 @@ from flatout.data.random_crops import (
     undecoded,
 )
 from flatout.data.reader import SCALARS, PackedDataset, empty_batch
-from flatout.kernels.lookup import windows_looked_up
 from flatout.kernels.windows import MOST_SIDE, can_cut, cut_windows
 from flatout.records.errors import UserError
 
@@ -234,14 +230,8 @@ class ResidentPictures:
 
     def _cut_there(self, places: torch.Tensor, found: torch.Tensor, crops: Crops) -> torch.Tensor:
         rows, where = sent(places, self.device), sent(found, self.device)
-
-        def plain() -> torch.Tensor:
-            cut = cut_out(self.images, rows, where, crops.side)
-            return _valued(cut, crops.mean, crops.std)
-
-        levels = _levels(self.device, tuple(crops.mean), tuple(crops.std))
-        whole = windows_looked_up(self.images, rows, where, levels, crops.side, plain)
-        return whole.permute(0, 3, 1, 2) if crops.mean else whole
+        cut = cut_out(self.images, rows, where, crops.side)
+        return normalised(cut, crops.mean, crops.std) if crops.mean else cut
 
     def _cut_here(self, places: Numbers, crops: Crops, found: Numbers) -> torch.Tensor:
         dtype = torch.float32 if crops.mean else torch.uint8
@@ -270,19 +260,6 @@ def cut_out(
     across = torch.where(where[:, FLIP, None].bool(), side - 1 - steps, steps)
     ys, xs = where[:, TOP, None] + steps, where[:, LEFT, None] + across
     return images[rows[:, None, None], ys[:, :, None], xs[:, None, :]]
-
-
-def _valued(images: torch.Tensor, mean: Sequence[float], std: Sequence[float]) -> torch.Tensor:
-    """Return what becomes of bytes, channels last: themselves where there is no mean."""
-    return normalised(images, mean, std).permute(0, 2, 3, 1) if mean else images
-
-
-@functools.lru_cache(maxsize=8)
-def _levels(device: torch.device, mean: tuple[float, ...], std: tuple[float, ...]) -> torch.Tensor:
-    """Return what becomes of each level of a byte there, a row for each channel."""
-    every = torch.arange(LEVELS, dtype=torch.uint8)[None, None, :, None]
-    every = every.expand(1, 1, LEVELS, CHANNELS).contiguous().to(device)
-    return _valued(every, mean, std)[0, 0].t().contiguous()
 
 
 def load_pictures(

@@ -1,113 +1,17 @@
-"""The ring's blocks: page-locked for a device, and never written to while somebody reads them.
-
-The device is not here: CUDA's calls are recorded, and a copy that is under way is a view of the
-block, which sees whatever is written there before the event says that it has ended.
-"""
+"""The ring's blocks are never written to while anyone reads them."""
 
 import contextlib
-import gc
-import logging
 import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
-import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from flatout.data.byte_batches import packed as packing
 from flatout.data.byte_batches import ring
-from flatout.data.byte_batches import ring as page_locking
 from flatout.data.byte_batches.packed import Packed, restored, shared_bytes
 from flatout.data.byte_batches.transport import PackingCollate
-from tests.data.plain_pictures import plain_loader
-
-CUDA = torch.device("cuda")
-
-
-class Runtime:
-    """CUDA as far as page-locking and copying ask for it, and what it was asked."""
-
-    def __init__(self):
-        self.locked, self.unlocked, self.events = {}, [], []
-        self.refusal = 0
-        self.is_done = True
-        self.is_initialized = True
-        self.in_use, self.taken = {1}, set()
-
-    def cudaHostRegister(self, at, count, flags):  # noqa: N802  CUDA's name
-        assert flags == page_locking.PORTABLE
-        if not self.refusal:
-            self.locked[at] = count
-        return self.refusal
-
-    def cudaHostUnregister(self, at):  # noqa: N802  CUDA's name
-        assert self.locked.pop(at)
-        self.unlocked.append(at)
-        return 0
-
-    def event(self):
-        made = Event(self)
-        self.events.append(made)
-        return made
-
-
-class Event:
-    def __init__(self, runtime):
-        self.runtime, self.stream = runtime, None
-        self.has_ended = False
-
-    def record(self, stream):
-        self.stream = stream
-
-    def query(self):
-        assert self.stream == f"stream of {CUDA}"
-        return self.has_ended or self.runtime.is_done
-
-
-class Current:
-    """Stands for `torch.cuda.device`."""
-
-    def __init__(self, runtime, device):
-        assert device in runtime.in_use, "a context would be made"
-        runtime.taken.add(device)
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        return None
-
-
-@pytest.fixture
-def runtime(monkeypatch):
-    made = Runtime()
-    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: made.is_initialized)
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
-    monkeypatch.setattr(torch.cuda, "cudart", lambda: made)
-    monkeypatch.setattr(torch.cuda, "device", lambda device: Current(made, device))
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
-    monkeypatch.setattr(
-        torch._C, "_cuda_hasPrimaryContext", lambda number: number in made.in_use, raising=False
-    )
-    monkeypatch.setattr(torch.cuda, "Event", made.event)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: f"stream of {device}")
-    monkeypatch.setattr(page_locking, "_TROUBLE", [])
-    monkeypatch.setattr(ring, "_THEIRS", {})
-    monkeypatch.setattr(ring, "_COPYING", {})
-    return made
-
-
-@pytest.fixture
-def copies(monkeypatch):
-    """Let what is sent to the device stay a view: of the memory that is being copied."""
-    monkeypatch.setattr(packing, "sent", lambda values, _device: values)
-    seen = []
-    monkeypatch.setattr(
-        packing, "looked_up", lambda values, _levels, _axis: seen.append(values) or values
-    )
-    return seen
 
 
 def in_use(count=5000, number=0):
@@ -116,129 +20,6 @@ def in_use(count=5000, number=0):
     memory[-1] = ring.BUSY
     values, held = ring.receive(os.getpid(), number, memory, count)
     return memory, values, held
-
-
-def packed(values, held):
-    return Packed(values, torch.arange(256.0)[None], None, None, held)
-
-
-def test_a_block_is_locked_once_and_whole(runtime, copies):
-    memory, values, held = in_use()
-
-    for _ in range(3):
-        restored(packed(values, held), CUDA)
-        values, held = ring.receive(os.getpid(), 0, None, 5000)
-
-    assert runtime.locked == {memory.data_ptr(): memory.numel()}
-    assert len(copies) == 3
-
-
-def test_the_pinning_thread_locks_the_block_and_copies_nothing(runtime):
-    memory, values, held = in_use()
-    batch = packed(values, held)
-
-    assert batch.pin_memory() is batch
-    assert batch.bytes.data_ptr() == memory.data_ptr()
-    assert list(runtime.locked) == [memory.data_ptr()]
-    assert int(memory[-1]) == ring.BUSY
-
-
-def test_a_block_goes_back_once_its_copy_has_ended_and_not_before(runtime, copies):
-    runtime.is_done = False
-    memory, values, held = in_use()
-
-    restored(packed(values, held), CUDA)
-    del values, held
-    gc.collect()
-    ring.give_back_copied()
-    assert int(memory[-1]) == ring.BUSY
-    runtime.events[0].has_ended = True
-    ring.give_back_copied()
-
-    assert int(memory[-1]) == ring.FREE
-    assert not ring._COPYING
-
-
-def test_a_batch_that_fails_on_the_device_keeps_its_block_until_the_copy_has_ended(
-    runtime, monkeypatch, copies
-):
-    def fail(*_):
-        raise torch.OutOfMemoryError
-
-    monkeypatch.setattr(packing, "looked_up", fail)
-    runtime.is_done = False
-    memory, values, held = in_use()
-
-    with pytest.raises(torch.OutOfMemoryError):
-        restored(packed(values, held), CUDA)
-
-    assert int(memory[-1]) == ring.BUSY
-
-
-def test_locks_go_with_the_block_and_before_its_memory(runtime, copies):
-    memory, values, held = in_use()
-    restored(packed(values, held), CUDA)
-    ring.give_back_copied()
-    at = memory.data_ptr()
-    del memory, values, held, copies[:]
-
-    ring._THEIRS.clear()
-    gc.collect()
-
-    assert runtime.unlocked == [at]
-    assert runtime.locked == {}
-
-
-def test_where_locking_is_refused_batches_are_copied_and_it_is_said_once(
-    runtime, copies, caplog, monkeypatch
-):
-    runtime.refusal = 2
-    pinned = []
-    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda x: pinned.append(x) or x.clone())
-
-    with caplog.at_level(logging.WARNING):
-        for number in range(3):
-            memory, values, held = in_use(number=number)
-            batch = packed(values, held).pin_memory()
-            assert int(memory[-1]) == ring.FREE
-            assert batch.bytes.data_ptr() != memory.data_ptr()
-
-    assert len(pinned) == 3
-    assert [record.message.count("ulimit -l") for record in caplog.records] == [1]
-
-
-def test_nothing_is_asked_of_a_cuda_that_was_not_woken(runtime):
-    runtime.is_initialized = False
-    _, _, held = in_use()
-
-    assert not held.lock(CUDA)
-    assert runtime.locked == {}
-    runtime.is_initialized = True
-    assert held.lock(CUDA)
-
-
-@pytest.mark.parametrize("device", [None, torch.device("cuda", 2)])
-def test_a_block_is_locked_through_the_batchs_device_or_one_that_is_in_use(runtime, device):
-    _, _, held = in_use()
-    runtime.in_use = set()
-
-    assert not page_locking.find_place(None)
-    runtime.in_use = {2}
-    assert held.lock(device)
-
-    assert runtime.taken == {2}
-
-
-def test_without_a_thread_to_be_had_nothing_is_locked(runtime, monkeypatch, caplog):
-    def start(_):
-        raise RuntimeError("can't start new thread")
-
-    monkeypatch.setattr(threading.Thread, "start", start)
-    _, _, held = in_use()
-
-    with caplog.at_level(logging.WARNING):
-        assert not held.lock(CUDA)
-    assert "can't start new thread" in caplog.text
 
 
 def test_a_loader_that_pins_gives_pinned_values_on_the_cpu_too(monkeypatch):
@@ -356,41 +137,3 @@ def test_two_threads_of_a_worker_never_get_the_same_block(monkeypatch):
         (one, _), (other, _) = pool.map(ring.borrow, [5000, 5000])
 
     assert one.data_ptr() != other.data_ptr()
-
-
-@pytest.mark.parametrize("options", [{}, {"persistent_workers": True}])
-def test_a_worker_never_writes_where_a_copy_is_under_way(runtime, copies, options):
-    loader = plain_loader(workers=1, **options)
-    loader.collate_fn.device, pictures = CUDA, loader.dataset.pictures
-    runtime.is_done = False
-
-    found = list(loader)
-    are_right = [shows(view, numbers, pictures) for view, numbers in found]
-    runtime.is_done = True
-    again = [[shows(view, numbers, pictures) for view, numbers in loader] for _ in range(2)]
-
-    assert are_right == [True] * 12
-    assert again == [[True] * 12] * 2
-    assert len({view.data_ptr() for view, _ in found}) == 12
-
-
-@pytest.mark.parametrize("end", [list, next])
-def test_blocks_are_unlocked_when_their_workers_have_ended(runtime, copies, end):
-    loader = plain_loader(workers=1)
-    loader.collate_fn.device = CUDA
-    iterator = iter(loader)
-
-    end(iterator)
-    assert runtime.locked or runtime.unlocked
-    copies.clear()
-    del iterator
-    gc.collect()
-
-    assert runtime.locked == {}
-    assert ring._THEIRS == {}
-
-
-def shows(view, numbers, pictures):
-    """Return whether a block still holds the pictures of its batch."""
-    wanted = [np.asarray(pictures[number]).transpose(2, 0, 1) for number in numbers.tolist()]
-    return np.array_equal(view.numpy(), np.stack(wanted))

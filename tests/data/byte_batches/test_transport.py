@@ -6,10 +6,10 @@ import torch
 from PIL import Image
 from torch.utils.data import DataLoader
 
-from flatout.data.byte_batches import ring, transport
+from flatout.data.byte_batches import transport
 from flatout.data.byte_batches.arrays import LazyArray
 from flatout.data.byte_batches.levels import UnfollowableError
-from flatout.data.byte_batches.lookup_tracing import following
+from flatout.data.byte_batches.lookup_tracing import Following
 from flatout.data.byte_batches.packed import Packed, restored
 from flatout.data.byte_batches.transport import PackingCollate, leaves
 from tests.data.plain_pictures import plain_loader
@@ -224,7 +224,7 @@ def test_a_batch_of_the_scripts_own_class_is_made_the_ordinary_way(pictures):
 
 
 def test_other_threads_and_later_code_see_numpy_as_it_is(pictures):
-    with following():
+    with Following().opened():
         assert isinstance(np.asarray(pictures[0], dtype=np.float32), LazyArray)
 
     assert type(np.asarray(pictures[0], dtype=np.float32)) is np.ndarray
@@ -232,7 +232,7 @@ def test_other_threads_and_later_code_see_numpy_as_it_is(pictures):
 
 
 def test_writing_into_a_scaled_picture_cannot_be_followed(pictures):
-    with following():
+    with Following().opened():
         scaled = np.asarray(pictures[0], dtype=np.float32) / 255
 
         with pytest.raises(UnfollowableError):
@@ -266,7 +266,7 @@ def test_a_gpu_gives_the_same_bits(pictures, tail):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("options", [{}, {"pin_memory": True}, {"persistent_workers": True}])
-def test_a_gpu_gets_the_pictures_of_each_batch_from_locked_blocks(options):
+def test_a_gpu_gets_the_pictures_of_each_batch_while_workers_go_on(options):
     loader = plain_loader(workers=2, **options)
     loader.collate_fn.device = torch.device("cuda")
     originals = loader.dataset.pictures
@@ -282,4 +282,3 @@ def test_a_gpu_gets_the_pictures_of_each_batch_from_locked_blocks(options):
         wanted = [torch.as_tensor(numpy_arithmetic(originals[n])) for n in numbers.tolist()]
         assert values.is_cuda
         assert torch.equal(values.cpu(), torch.stack(wanted))
-    assert ring._TROUBLE == []

@@ -167,13 +167,7 @@ class _Pinned:
         if not many:
             return None
 
-        each = getattr(self.dataset, "_flatout_each", None)
-
         def pinned(indices: Any) -> Any:
-            if each is not None:  # made one by one in threads: seeded one by one there
-                return each(
-                    indices, [functools.partial(_reseed, self.seed, index) for index in indices]
-                )
             _reseed(self.seed, indices)
             return many(indices)
 

@@ -8,6 +8,7 @@ from numpy.lib.mixins import NDArrayOperatorsMixin
 
 from flatout.agent.nested import map_leaves
 from flatout.data.byte_batches.levels import (
+    Followed,
     Grid,
     Pixels,
     UnfollowableError,
@@ -15,22 +16,20 @@ from flatout.data.byte_batches.levels import (
     column,
     follow,
     planes,
+    refuse_shared,
 )
-from flatout.data.proof.aliases import Keeping, refuse_shared, shares_memory
 
 FOLLOWED = ("add", "subtract", "multiply", "divide")
 """The arithmetic that is followed. Each is rounded correctly by every processor, so that 256 levels
 and a whole image agree to the bit; functions such as `power` need not."""
 READING = frozenset(
     (
-        *("all", "any", "argmax", "argmin", "argpartition", "argsort", "choose", "clip"),
-        *("compress", "cumprod", "cumsum", "dot", "dump", "dumps", "flags", "flatten", "item"),
-        *("itemsize", "max", "mean", "min", "nbytes", "nonzero", "prod", "ptp", "repeat", "round"),
-        *("searchsorted", "size", "std", "strides", "sum", "take", "tobytes", "tofile", "tolist"),
-        *("trace", "var"),
+        *("all", "any", "argmax", "argmin", "flags", "flatten", "item", "itemsize", "max", "mean"),
+        *("min", "nbytes", "size", "std", "strides", "sum", "tobytes", "tolist", "var"),
     )
 )
-"""Attributes of an array that give nothing of its memory away and write nothing into it."""
+"""Attributes of an array, and functions, that give nothing of its memory away and write nothing
+into it: what scripts log and check."""
 
 
 class ByteArray(np.ndarray[Any, Any]):
@@ -50,13 +49,8 @@ class ByteArray(np.ndarray[Any, Any]):
         return _plainly(ufunc, method, inputs, kwargs)
 
 
-class LazyArray(Keeping, NDArrayOperatorsMixin):
-    """Stands for the array that arithmetic on an image of bytes would have given.
-
-    Whatever it does not know is asked of that array, which is then computed. Once someone was
-    given a part of the array's memory, or wrote into it, the array is kept, and all that follows is
-    done with it.
-    """
+class LazyArray(Followed, NDArrayOperatorsMixin):
+    """Stands for the array that arithmetic on an image of bytes would have given."""
 
     __slots__ = ("_pixels", "made")
     __array_priority__ = 1000
@@ -64,7 +58,6 @@ class LazyArray(Keeping, NDArrayOperatorsMixin):
     def __init__(self, pixels: Pixels) -> None:
         self._pixels = pixels
         self.made: np.ndarray[Any, Any] | None = None
-        """The array itself, once it is kept."""
 
     @property  # type: ignore[misc]
     def __class__(self) -> Any:
@@ -139,7 +132,7 @@ class LazyArray(Keeping, NDArrayOperatorsMixin):
     def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
         if copy or (dtype is not None and np.dtype(dtype) != self.dtype):
             return np.array(self.read(), dtype, order="K", copy=True)
-        return self.keep(self.read())
+        return self.settle()
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
         inputs = tuple(map(_settled, inputs))
@@ -156,24 +149,23 @@ class LazyArray(Keeping, NDArrayOperatorsMixin):
     ) -> Any:
         if function is np.transpose and len(args) <= 2 and not kwargs:
             return self.transpose(*args[1:])
-        return _called(function, args, kwargs)
+        is_reading = function.__name__ in READING and "out" not in kwargs
+        plain = _read_leaf if is_reading else _settled_leaf
+        return function(*map_leaves(list(args), plain), **map_leaves(dict(kwargs), plain))
 
     def __getitem__(self, key: Any) -> Any:
         part = None if self.made is not None else self.pixels.part(key)
         if part is not None:
             return LazyArray(part)
-        values = self.read()
-        found = values[key]
-        if np.may_share_memory(found, values):
-            self.keep(values)
-        return found
+        found = self.read()[key]
+        return found if isinstance(found, np.generic) else self.settle()[key]
 
     def __setitem__(self, key: Any, value: Any) -> None:
         # Also where the array is kept: `numpy.random.shuffle` takes this for a list of its rows.
         raise UnfollowableError("an image is written to after it was scaled")
 
     def __iter__(self) -> Iterator[Any]:
-        return iter(self.keep(self.read()))
+        return iter(self.settle())
 
     def __len__(self) -> int:
         return len(self._pixels.view if self.made is None else self.made)
@@ -181,7 +173,7 @@ class LazyArray(Keeping, NDArrayOperatorsMixin):
     def __getattr__(self, name: str) -> Any:
         if not hasattr(np.ndarray, name):  # in numpy's words
             raise AttributeError(f"'numpy.ndarray' object has no attribute '{name}'")
-        return getattr(self.read() if name in READING else self.keep(self.read()), name)
+        return getattr(self.read() if name in READING else self.settle(), name)
 
 
 def _asked(name: str) -> Callable[..., Any]:
@@ -289,58 +281,26 @@ def _operated(ufunc: Any, inputs: Sequence[Any]) -> LazyArray | None:
 
 
 def _settled(value: Any) -> Any:
-    """Return the array of an image that was kept; anything else as it is."""
+    """Return the array of an image that was computed; anything else as it is."""
     return value.made if isinstance(value, LazyArray) and value.made is not None else value
 
 
-def _plain(value: Any) -> Any:
-    """Return a value with true arrays, also in the lists that `stack` and its like take."""
-    return map_leaves(value, _plain_leaf)
-
-
-def _plain_leaf(value: Any) -> Any:
+def _read_leaf(value: Any) -> Any:
     if isinstance(value, LazyArray):
         return value.read()
     return value.view(np.ndarray) if isinstance(value, ByteArray) else value
 
 
-def _called(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Let a function of numpy's have true arrays; those that it hands out again are kept."""
-    lent: list[np.ndarray[Any, Any]] = []
-    lazy: list[LazyArray] = []
-
-    def lend(value: Any) -> Any:
-        if not isinstance(value, LazyArray) or value.made is not None:
-            return _plain_leaf(value)
-        made = computed(value.pixels)
-        # What is written here would be lost: numpy is to refuse.
-        made.flags.writeable = False
-        lent.append(made)
-        lazy.append(value)
-        return made
-
-    try:
-        found = function(*map_leaves(list(args), lend), **map_leaves(dict(kwargs), lend))
-    except ValueError as error:
-        if lent and "read-only" in str(error):
-            raise UnfollowableError(
-                f"numpy.{function.__name__} writes into a scaled image"
-            ) from error
-        raise
-    if not any(shares_memory(found, made) for made in lent):
-        return found
-    for image in lazy:
-        image.keep(image.read())
-    # Once more, with arrays that are kept: a part of those can be written to.
-    return function(*map_leaves(list(args), _plain_leaf), **map_leaves(dict(kwargs), _plain_leaf))
+def _settled_leaf(value: Any) -> Any:
+    return value.settle() if isinstance(value, LazyArray) else _read_leaf(value)
 
 
 def _plainly(ufunc: Any, method: str, inputs: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Let numpy do it, with true arrays."""
-    options = {name: _plain(value) for name, value in kwargs.items() if name != "out"}
+    """Let numpy do it, with true arrays: what a ufunc returns is memory of its own."""
+    options = {name: _read_leaf(value) for name, value in kwargs.items() if name != "out"}
     if "out" in kwargs:
         targets = tuple(map(_settled, kwargs["out"]))
         if any(isinstance(item, LazyArray) for item in targets):
             raise UnfollowableError(f"numpy.{ufunc.__name__} writes into a scaled image")
-        options["out"] = tuple(map(_plain, targets))
-    return getattr(ufunc, method)(*map(_plain, inputs), **options)
+        options["out"] = tuple(map(_read_leaf, targets))
+    return getattr(ufunc, method)(*map_leaves(list(inputs), _read_leaf), **options)

@@ -42,6 +42,17 @@ class Grid:
         """How to do the same with numpy; None where only the levels are known."""
 
 
+class LentGrid(Grid):
+    """The levels of a tensor that has its memory from an array."""
+
+    __slots__ = ("lender",)
+
+    def __init__(self, levels: Any, lender: Grid) -> None:
+        super().__init__(levels, lender.steps)
+        self.lender = lender
+        """The levels of the array: as long as others hold them, the array lives."""
+
+
 class Pixels:
     """An image of bytes and what its values have become."""
 
@@ -123,6 +134,65 @@ class Pixels:
     def has_other_views(self) -> bool:
         """Return whether a change in place would show elsewhere."""
         return sys.getrefcount(self.grid) > 2  # our attribute and the argument
+
+
+def refuse_shared(pixels: Pixels, what: str) -> None:
+    """Make sure that no one else sees the memory of an image that may change.
+
+    Args:
+        pixels: the image.
+        what: what happens to the image, as in "is changed in place".
+
+    Raises:
+        UnfollowableError: if someone does, who would not see the change.
+    """
+    lender = getattr(pixels.grid, "lender", None)
+    # The lender is counted here, in the attribute and as the argument.
+    is_lent = lender is not None and sys.getrefcount(lender) > 3
+    if is_lent or pixels.has_other_views():
+        raise UnfollowableError(f"an image {what} while a view of it is in use")
+
+
+class Followed:
+    """What stands for a computed image until it is used in a way that is not followed.
+
+    It is computed then, and everything after that is done with the computed image.
+    """
+
+    __slots__ = ()
+    _pixels: Pixels
+    made: Any
+    """The image itself, once it was computed for good; None before."""
+
+    @property
+    def pixels(self) -> Pixels:
+        """The bytes and what became of them.
+
+        Raises:
+            UnfollowableError: if the image was computed, which may say something else by now.
+        """
+        if self.made is not None:
+            raise UnfollowableError("a scaled image may have been written to")
+        return self._pixels
+
+    @pixels.setter
+    def pixels(self, pixels: Pixels) -> None:
+        self._pixels = pixels  # type: ignore[misc]  # in the slots of the classes below
+
+    def read(self) -> Any:
+        """Return the image for a use that neither writes into it nor hands out its memory."""
+        raise NotImplementedError
+
+    def settle(self) -> Any:
+        """Compute the image for good and return it.
+
+        Raises:
+            UnfollowableError: if others see the same memory, who would not see it change.
+        """
+        if self.made is None:
+            refuse_shared(self._pixels, "is computed")
+            self.made = self.read()
+        return self.made
 
 
 def contiguous(values: "np.ndarray[Any, Any]") -> "np.ndarray[Any, Any]":

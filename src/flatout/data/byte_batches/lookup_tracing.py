@@ -10,7 +10,7 @@ import functools
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -70,7 +70,7 @@ def _merge(original: Callable[..., Any]) -> Callable[..., Any]:
         if not any(isinstance(plane, LazyArray) for plane in planes):
             return original(planes, *args, **kwargs)
         if args or kwargs or not _are_alike(planes):
-            plain = [x.read() if isinstance(x, LazyArray) else x for x in planes]
+            plain = [x.settle() if isinstance(x, LazyArray) else x for x in planes]
             return original(plain, *args, **kwargs)
         parts = [plane.pixels for plane in planes]
         levels = np.concatenate([part.grid.levels for part in parts])
@@ -96,51 +96,46 @@ def _are_alike(planes: Sequence[Any]) -> bool:
 Replacement = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
-_FOLLOWERS: set[int] = set()
-"""Threads that follow now."""
+class Following:
+    """Follows what a thread computes from images, Pillow's and tensors of bytes, while it is open.
 
-
-def is_following() -> bool:
-    """Return whether the running thread follows."""
-    return threading.get_ident() in _FOLLOWERS
-
-
-@contextmanager
-def following() -> Iterator[None]:
-    """Follow what the running thread computes from images: Pillow's, and tensors of bytes.
-
-    For its duration `numpy.asarray`, `numpy.array`, `numpy.ascontiguousarray`, `torch.from_numpy`,
-    `torch.as_tensor` and `torch.tensor` are replaced by functions that know followed images; other
-    threads pass through them to the originals.
+    `numpy.asarray`, `numpy.array`, `numpy.ascontiguousarray`, `torch.from_numpy`, `torch.as_tensor`
+    and `torch.tensor` are then functions that know followed images; other threads pass through them
+    to the originals. It is opened for every batch, and its patches are made once.
     """
-    with ExitStack() as stack:
+
+    def __init__(self) -> None:
+        self.threads: set[int] = set()
+        """Those that have it open."""
+        self._patches: dict[tuple[str, str], patching.Patch] = {}
+
+    @contextmanager
+    def opened(self) -> Iterator[None]:
+        """Follow in the running thread."""
+        self.threads.add(threading.get_ident())
         for module, name, make in (*REPLACED, *replacements()):
-            stack.enter_context(
-                patching.wrap(module, name, functools.partial(_only_in_followers, make))
-            )
-        with follow_too():
-            yield
+            patch = self._patches.get((module.__name__, name))
+            if patch is None:
+                replacing = functools.partial(self._replacing, make)
+                self._patches[module.__name__, name] = patching.wrap(module, name, replacing)
+            else:
+                patch.apply()
+        try:
+            with FollowTensors():
+                yield
+        finally:
+            self.threads.discard(threading.get_ident())
+            for patch in self._patches.values() if not self.threads else ():
+                patch.undo()
 
+    def _replacing(self, make: Replacement, original: Callable[..., Any]) -> Callable[..., Any]:
+        replacement = make(original)
 
-@contextmanager
-def follow_too() -> Iterator[None]:
-    """Follow in this thread as well, while another one is `following`."""
-    thread = threading.get_ident()
-    _FOLLOWERS.add(thread)
-    try:
-        with FollowTensors():
-            yield
-    finally:
-        _FOLLOWERS.discard(thread)
+        def choose(*args: Any, **kwargs: Any) -> Any:
+            is_followed = threading.get_ident() in self.threads
+            return replacement(*args, **kwargs) if is_followed else original(*args, **kwargs)
 
-
-def _only_in_followers(make: Replacement, original: Callable[..., Any]) -> Callable[..., Any]:
-    replacement = make(original)
-
-    def choose(*args: Any, **kwargs: Any) -> Any:
-        return replacement(*args, **kwargs) if is_following() else original(*args, **kwargs)
-
-    return choose
+        return choose
 
 
 def _is_picture(value: Any) -> bool:

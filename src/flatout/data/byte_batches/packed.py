@@ -9,7 +9,6 @@ import torch
 from flatout.data.byte_batches import ring
 from flatout.data.byte_batches.levels import LEVELS, Step, planes
 from flatout.data.byte_batches.ring import sent
-from flatout.kernels.lookup import looked_up
 
 BLOCK = "_flatout_block"
 """On a tensor in a worker: its block of the ring; None where it has none."""
@@ -61,24 +60,16 @@ class Packed:
         return _unpickled, (values, raw, rows, kind, meaning)
 
     def pin_memory(self, device: Any = None) -> "Packed":
-        """Return the same in page-locked memory; the loader's pinning thread asks for it.
-
-        A block of the ring is locked where it is, and nothing is copied.
-        """
-        self.is_pinned = True
-        if self.held is not None and self.held.lock(None):
-            return self
+        """Return the same in page-locked memory; the loader's pinning thread asks for it."""
         pinned = self.bytes.pin_memory() if device is None else self.bytes.pin_memory(device)
-        self.give_back(None)
+        self.give_back()
         made = Packed(pinned, self.levels, self.axis, self.steps)
         made.is_pinned = True
         return made
 
-    def give_back(self, device: torch.device | None) -> None:
-        """Tell the worker that its memory was read, or will be once the device has copied it."""
-        if self.held is not None and device is not None and device.type == "cuda":
-            self.held.give_back_copied(device)
-        elif self.held is not None:
+    def give_back(self) -> None:
+        """Tell the worker that its memory was read."""
+        if self.held is not None:
             self.held.give_back()
 
 
@@ -104,22 +95,34 @@ def restored(packed: Packed, device: torch.device | None = None) -> torch.Tensor
 
     On the CPU the recorded arithmetic is done again, plane by plane, if it gives the same 256
     levels; else, and on a device, whose division may round differently, the levels are looked up.
-    A CUDA device copies from the ring while we go on: a block is in use until it has.
     """
     try:
         if device is None or device.type == "cpu":
             return _computed(packed)
-        return _on_device(packed, device)
+        # What is sent was copied to page-locked memory before this returns.
+        return looked_up(sent(packed.bytes, device), sent(packed.levels, device), packed.axis)
     finally:
-        packed.give_back(device)
+        packed.give_back()
 
 
-def _on_device(packed: Packed, device: torch.device) -> torch.Tensor:
-    if packed.held is not None and device.type == "cuda":
-        ring.give_back_copied()
-        packed.held.lock(device)
-    levels, values = sent(packed.levels, device), sent(packed.bytes, device)
-    return looked_up(values, levels, packed.axis)
+def looked_up(values: torch.Tensor, levels: torch.Tensor, axis: int | None) -> torch.Tensor:
+    """Return the value of each byte, on the device of the bytes.
+
+    Args:
+        values: uint8, any shape and strides.
+        levels: 256 values, a row for each channel or one for all.
+        axis: of the channels; None where all have the same values.
+
+    >>> levels = torch.arange(256.0)[None] / 2
+    >>> looked_up(torch.tensor([[4, 255]], dtype=torch.uint8), levels, None)
+    tensor([[  2.0000, 127.5000]])
+    """
+    places = values.long()
+    if axis is not None and len(levels) > 1:
+        sides = [1] * values.dim()
+        sides[axis] = -1
+        places += (torch.arange(len(levels), device=values.device) * LEVELS).view(sides)
+    return levels.reshape(-1)[places]
 
 
 def _computed(packed: Packed) -> torch.Tensor:

@@ -5,20 +5,12 @@ of it again: 0.15 ms for an image of 0.15 MB, more than writing it. Here a worke
 blocks; one byte at the end of each says whether the training process is done with it. A block is
 sent once, then only named. All of it is anonymous and goes with its processes.
 
-Where the batch goes to a CUDA device, the training process locks a block's pages when it first gets
-it. The device then copies from the block itself, and the worker has it back once it has. The pages
-stay locked until the workers have ended.
-
 Send what a batch needs to a device without waiting for what the device has still to do.
-
-Page-lock memory that another process made: a CUDA device copies from it while we go on.
 """
 
-import logging
 import os
 import threading
 import weakref
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -36,84 +28,6 @@ def sent(values: torch.Tensor, device: torch.device) -> torch.Tensor:
     return pinned.to(device, non_blocking=True)
 
 
-PORTABLE = 1
-"""`cudaHostRegisterPortable`: locked for every device of the process."""
-_TROUBLE: list[str] = []
-"""Why nothing is locked any more: said once, and not tried again."""
-
-
-def find_place(device: torch.device | None) -> int | None:
-    """Return the number of a device through which to lock; None for not now.
-
-    Locking makes a context where there is none, and whoever asks need not have made the training's
-    device current: each rank would put one on the first GPU. Where CUDA was not woken yet nothing
-    is done: what forks later could not use the device.
-
-    Args:
-        device: that will copy; None for any that is in use.
-    """
-    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        return None
-    if device is not None:
-        return torch.cuda.current_device() if device.index is None else device.index
-    return next(filter(_is_used, range(torch.cuda.device_count())), None)
-
-
-def _is_used(number: int) -> bool:
-    library: Any = torch._C  # its stubs leave this out without CUDA
-    return bool(library._cuda_hasPrimaryContext(number))
-
-
-def lock(memory: torch.Tensor, device: int) -> Callable[[], None] | None:
-    """Lock a tensor's pages, and return what unlocks them; None where that cannot be done."""
-    if _TROUBLE:
-        return None
-    owner = os.getpid()
-    at, count = memory.data_ptr(), memory.numel()
-    error = _asked(device, lambda runtime: runtime.cudaHostRegister(at, count, PORTABLE))
-    if error:
-        _TROUBLE.append(error)
-        logging.getLogger(__name__).warning(
-            "flatout: batches are copied once more, into page-locked memory, because memory that "
-            "loader workers share cannot be locked (%s); `ulimit -l` may limit it",
-            error,
-        )
-        return None
-
-    def unlock() -> None:
-        # A forked copy of the process has no part in the device's locks.
-        if os.getpid() == owner:
-            with torch.cuda.device(device):
-                torch.cuda.cudart().cudaHostUnregister(at)  # type: ignore[no-untyped-call]
-
-    return unlock
-
-
-def _asked(device: int, ask: Callable[[Any], Any]) -> str:
-    """Ask CUDA's runtime for something; return why it was refused, or nothing.
-
-    In a thread of its own: the runtime keeps an error for the thread that got it, and torch would
-    find it after its next kernel and take it for that one's.
-    """
-    found: list[str] = []
-
-    def work() -> None:
-        try:
-            with torch.cuda.device(device):
-                code = int(ask(torch.cuda.cudart()))  # type: ignore[no-untyped-call]
-            found.append(f"CUDA error {code}" if code else "")
-        except Exception as error:  # noqa: BLE001  whatever it is, memory stays as it was
-            found.append(f"{type(error).__name__}: {error}")
-
-    try:
-        thread = threading.Thread(target=work, name="flatout-page-locking", daemon=True)
-        thread.start()
-        thread.join()
-    except RuntimeError as error:  # no more threads are to be had
-        return str(error)
-    return found[0] if found else "its thread ended"
-
-
 MAX_BLOCKS = 64
 """Blocks of one worker at most: what it sends beyond that is not used again."""
 SMALLEST = 4096
@@ -125,9 +39,6 @@ _OURS_LOCK = threading.Lock()
 """Samples may be made, and stacked, in several threads of a worker."""
 _THEIRS: dict[tuple[int, int], "Shared"] = {}
 """In the training process: what is behind a worker's process id and a block's number."""
-_COPYING: dict["Held", Any] = {}
-"""Blocks from which a device may still copy, each with the event that comes after the copy."""
-_COPYING_LOCK = threading.RLock()  # a loader's iterator may be let go of while this thread has it
 
 
 class RingBlock:
@@ -159,7 +70,6 @@ class Shared:
     def __init__(self, memory: torch.Tensor) -> None:
         self.memory = memory
         self._flag = flag_of(memory)
-        self._is_locked: bool | None = None
         self._users = 0
         self._count = threading.RLock()  # a user may be let go of while this thread counts
 
@@ -175,27 +85,6 @@ class Shared:
             if not self._users:
                 self._flag[0] = FREE
 
-    def lock(self, device: torch.device | None) -> bool:
-        """Lock the pages, once; say whether they are."""
-        place = None if self._is_locked is not None else find_place(device)
-        if place is not None:
-            unlock = lock(self.memory, place)
-            self._is_locked = unlock is not None
-            if unlock is not None:
-                # Holds the memory: it has to be unlocked while it is still mapped.
-                weakref.finalize(self, _unlock, unlock, self.memory).atexit = False
-        return bool(self._is_locked)
-
-    @property
-    def is_locked(self) -> bool:
-        """Whether a device copies from it without waiting."""
-        return bool(self._is_locked)
-
-
-def _unlock(unlock: Any, memory: torch.Tensor) -> None:
-    unlock()
-    del memory
-
 
 class Held:
     """A block in use in the training process; given back when it is let go."""
@@ -207,14 +96,6 @@ class Held:
         self.owner = os.getpid()
         shared.begin()
 
-    def lock(self, device: torch.device | None) -> bool:
-        """Lock the block's pages where that can be done; say whether they are.
-
-        Args:
-            device: that copies from them; None where that is not known yet.
-        """
-        return self.shared is not None and self.shared.lock(device)
-
     def give_back(self) -> None:
         """Let the worker write to it again."""
         shared, self.shared = self.shared, None
@@ -222,29 +103,8 @@ class Held:
         if shared is not None and self.owner == os.getpid():
             shared.end()
 
-    def give_back_copied(self, device: torch.device) -> None:
-        """Let the worker write to it again once the device has copied what it was told to."""
-        if self.shared is None or not self.shared.is_locked:
-            self.give_back()  # such copies were waited for
-            return
-        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        event.record(torch.cuda.current_stream(device))
-        with _COPYING_LOCK:
-            _COPYING[self] = event
-
     def __del__(self) -> None:
         self.give_back()
-
-
-def give_back_copied() -> None:
-    """Give back the blocks whose copies have ended; waits for none."""
-    with _COPYING_LOCK:
-        # An iterator that is let go of between any two lines comes here too, in this thread.
-        for held in list(_COPYING):
-            event = _COPYING.get(held)
-            if event is not None and event.query():
-                held.give_back()
-                _COPYING.pop(held, None)
 
 
 def flag_of(memory: torch.Tensor) -> Any:
@@ -310,7 +170,7 @@ def receive(
 ) -> tuple[torch.Tensor, Held]:
     """Return so many bytes of a block that a worker sent, and what gives it back."""
     if memory is not None:
-        _forget_the_dead()
+        forget_ended()
         _THEIRS[owner, number] = Shared(memory)
     shared = _THEIRS[owner, number]
     return shared.memory[:count], Held(shared)
@@ -318,11 +178,6 @@ def receive(
 
 def forget_ended() -> None:
     """Let go of the blocks of ended workers; one that is in use goes when it is given back."""
-    give_back_copied()
-    _forget_the_dead()
-
-
-def _forget_the_dead() -> None:
     for owner, number in list(_THEIRS):
         if not _is_alive(owner):
             _THEIRS.pop((owner, number), None)  # threads of several loaders look at the same time

@@ -1,13 +1,8 @@
-"""Images of bytes in torch that are followed rather than computed with.
-
-Lend true tensors, for one call of torch, in place of images that are followed.
-
-Stack followed images of one batch into one array of bytes that means the same.
-"""
+"""Images of bytes in torch that are followed rather than computed with, and stacked as bytes."""
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,15 +12,17 @@ from torch.overrides import TorchFunctionMode
 
 from flatout.data.byte_batches.levels import (
     MIN_BYTES,
+    Followed,
     Grid,
+    LentGrid,
     Pixels,
     UnfollowableError,
     column,
     follow,
     planes,
+    refuse_shared,
 )
 from flatout.data.byte_batches.packed import shared_bytes
-from flatout.data.proof.aliases import Keeping, LentGrid, leads_to, refuse_shared
 
 
 def computed(pixels: Pixels) -> torch.Tensor:
@@ -40,67 +37,6 @@ def computed(pixels: Pixels) -> torch.Tensor:
         for channel, (target, plane) in enumerate(pairs):
             target.copy_(levels[channel if len(levels) > 1 else 0][plane.long()])
     return made
-
-
-def exchanged(kind: type, value: Any, change: Callable[[Any], Any]) -> Any:
-    """Return a value with all of a kind, also in lists and the like, exchanged for others."""
-    if isinstance(value, kind):
-        return change(value)
-    if isinstance(value, list | tuple):
-        parts = [exchanged(kind, item, change) for item in value]
-        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
-    if isinstance(value, dict):
-        return {key: exchanged(kind, item, change) for key, item in value.items()}
-    return value
-
-
-def called(kind: type, func: Any, args: Any, kwargs: Any) -> Any:
-    """Let a function of torch's have true tensors; what it writes or hands out again is kept.
-
-    Args:
-        kind: the type of what stands for tensors.
-        func: the function.
-        args: its arguments.
-        kwargs: those given by name.
-
-    Raises:
-        UnfollowableError: if the function changes in place what stands for a tensor, or hands out
-            memory that others see as well.
-    """
-    _refuse_writing(kind, func, args, kwargs)
-    lent: dict[int, tuple[Any, Tensor, int | None]] = {}
-
-    def lend(lazy: Any) -> Tensor:
-        if id(lazy) not in lent:
-            made = computed(lazy.pixels)
-            lent[id(lazy)] = lazy, made, _version(made)
-        return lent[id(lazy)][1]
-
-    found = func(*exchanged(kind, args, lend), **exchanged(kind, kwargs, lend))
-    for lazy, made, version in lent.values():
-        with torch._C.DisableTorchFunction():
-            start, length = made.data_ptr(), made.numel() * made.element_size()
-            is_written = version is None or _version(made) != version
-            if is_written or leads_to(found, start, length):
-                lazy.keep(made)
-    return found
-
-
-def _version(made: Tensor) -> int | None:
-    """Return how often a tensor was written to; torch does not count it of inference's."""
-    return None if made.is_inference() else made._version
-
-
-def _refuse_writing(kind: type, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    name = str(getattr(func, "__name__", func)).partition(".")[0]
-    is_in_place = name in ("__setitem__", "__set__") or (
-        (name.endswith("_") and not name.endswith("__")) or name.startswith("__i")
-    )
-    writes = (args and isinstance(args[0], kind) and is_in_place) or isinstance(
-        kwargs.get("out"), kind
-    )
-    if writes and name not in ("__index__", "__invert__", "__int__"):
-        raise UnfollowableError(f"torch's {name} writes into a scaled image")
 
 
 def stacked(images: Sequence[Pixels]) -> Pixels | None:
@@ -145,7 +81,7 @@ KNOWN_TYPES = {
 """Types in which numpy could do the same."""
 
 
-class LazyTensor(Keeping, torch.Tensor):
+class LazyTensor(Followed, torch.Tensor):
     """Stands for the tensor that arithmetic on an image of bytes would have given.
 
     It has no memory: code that reaches for it fails or has it computed, and never sees the bytes.
@@ -171,8 +107,11 @@ class LazyTensor(Keeping, torch.Tensor):
         """
         if kind.__module__.startswith("torchvision."):
             return self
-        made = computed(self._pixels) if self.made is None else self.made
-        return self.keep(made).as_subclass(kind)
+        return self.settle().as_subclass(kind)
+
+    def read(self) -> Tensor:
+        """Return the tensor for a use that neither writes into it nor hands out its memory."""
+        return computed(self._pixels) if self.made is None else self.made
 
     @classmethod
     def __torch_function__(
@@ -188,7 +127,8 @@ class LazyTensor(Keeping, torch.Tensor):
         if func in METADATA:
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **kwargs)
-        return called(LazyTensor, func, args, kwargs)
+        plain = LazyTensor.read if func in READING else LazyTensor.settle
+        return func(*_exchanged(args, plain), **_exchanged(kwargs, plain))
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
@@ -196,7 +136,8 @@ class LazyTensor(Keeping, torch.Tensor):
     ) -> Any:
         # Torch declares this as a method of an instance and calls it on the class.
         del types
-        return called(LazyTensor, func, _settled(args), _settled(kwargs or {}))
+        plain = LazyTensor.settle
+        return func(*_exchanged(args, plain), **_exchanged(kwargs or {}, plain))
 
 
 class FollowTensors(TorchFunctionMode):
@@ -242,8 +183,20 @@ def from_array(pixels: Pixels) -> LazyTensor:
 
 
 def _settled(value: Any) -> Any:
-    """Return tensors that were kept in place of what stood for them."""
-    return exchanged(LazyTensor, value, lambda lazy: lazy if lazy.made is None else lazy.made)
+    """Return tensors that were computed for good in place of what stood for them."""
+    return _exchanged(value, lambda lazy: lazy if lazy.made is None else lazy.made)
+
+
+def _exchanged(value: Any, change: Callable[[Any], Any]) -> Any:
+    """Return a value with followed tensors, also in lists and the like, exchanged for others."""
+    if isinstance(value, LazyTensor):
+        return change(value)
+    if isinstance(value, list | tuple):
+        parts = [_exchanged(item, change) for item in value]
+        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+    if isinstance(value, dict):
+        return {key: _exchanged(item, change) for key, item in value.items()}
+    return value
 
 
 def _arithmetic(name: str, *, is_turned: bool = False) -> Callable[..., Any]:
@@ -450,6 +403,11 @@ def _metadata() -> set[Any]:
 
 HANDLERS = _handlers()
 METADATA = _metadata()
+READING = frozenset(
+    _named("all", "allclose", "any", "equal", "isfinite", "isnan", "max", "mean", "min", "std")
+    + _named("sum", "var", "tolist")
+)
+"""Operations whose results are new memory and that write nothing: what scripts log and check."""
 STARTERS = frozenset(
     _named("float", "double", "half", "bfloat16", "to", "type", "div", "__truediv__", "mul")
     + _named("__mul__", "true_divide", "sub", "__sub__")

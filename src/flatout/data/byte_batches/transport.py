@@ -17,7 +17,7 @@ from flatout.agent.patching import Order
 from flatout.data.byte_batches import ring
 from flatout.data.byte_batches.arrays import ByteArray, LazyArray
 from flatout.data.byte_batches.levels import Pixels, UnfollowableError
-from flatout.data.byte_batches.lookup_tracing import following
+from flatout.data.byte_batches.lookup_tracing import Following
 from flatout.data.byte_batches.packed import Packed, restored, shared_bytes
 from flatout.data.byte_batches.tensors import LazyTensor, computed, from_array
 from flatout.data.proof import aliases
@@ -44,6 +44,7 @@ class PackingCollate:
         """Why batches are made the ordinary way, once they are."""
         self.packed = 0
         """Fields that left as bytes."""
+        self.following = Following()
         install()
 
     def __call__(self, samples: Any) -> Any:
@@ -194,7 +195,7 @@ def follow_or_repeat(
     if held is not None:
         held.note()
     try:
-        with following():
+        with plan.following.opened():
             return fetch()
     except (Exception, UnfollowableError) as error:  # noqa: BLE001  the user's code runs here
         reason = f"{type(error).__name__}: {error}"
