@@ -14,6 +14,7 @@ import click
 import pytest
 
 import flatout.rules
+import flatout.rules.source
 from flatout.cli.commands import flatout as command_line
 from flatout.records import catalogue
 from flatout.records.catalogue import module_names
@@ -24,7 +25,13 @@ from tests.paths import ROOT
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 RECIPES = sorted((ROOT / "recipes").rglob("*.toml"))
 NAMES = catalogue.names()
-CODES = sorted(module_names(flatout.rules))
+CODES = sorted(
+    {
+        *(set(module_names(flatout.rules)) - set(module_names(flatout.rules.source)))
+        - {path.name for path in (ROOT / "src/flatout/rules/source").iterdir()},
+        *module_names(flatout.rules.source),
+    }
+)
 BLOCK = re.compile(r"^```(\w+)([^\n]*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"(?<!!)\[[^\]\n]+\]\(([^)\s]+)\)")
 TARGET = re.compile(r"^([a-z][a-z-]*):", re.MULTILINE)

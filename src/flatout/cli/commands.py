@@ -16,6 +16,7 @@ SUMMARIES = {
     "demo": "Make a starved training job from photographs, tune it, show the table.",
     "doctor": "Look at everything around a training that decides how fast it runs.",
     "measure": "Show where the time and the memory of a training step go.",
+    "check": "Find what makes trainings slow, large or wrong in their source.",
     "tune": "Try what would help, keep what measurably does, prove it.",
     "run": "Train with a recipe: the real training, the unmodified script.",
     "plan": "Say whether a training step fits a GPU that does not exist here.",

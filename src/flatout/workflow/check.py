@@ -1,0 +1,344 @@
+"""Check the source of trainings: find the files, ask the rules, write the fixes."""
+
+import contextlib
+import difflib
+import hashlib
+import json
+import os
+import queue
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from flatout.analysis.source.script import NotAnalysableError
+from flatout.hardware.limits import usable_cores
+from flatout.launch.trial_process import scratch_root
+from flatout.records.errors import UserError
+from flatout.records.files import linked, module_command, replace_text
+from flatout.records.finding import CheckedFile, SourceCheck, SourceFinding
+from flatout.rules import source
+from flatout.workflow.check_worker import ABOUT_TRAINING, decode, read_bytes
+
+MAX_S = 10.0
+"""For one file."""
+FILES_A_WORKER = 16
+"""Fewer are checked sooner by one process than by two that have to start."""
+MOST_WORKERS = 8
+MOST_REMEMBERED = 50_000
+"""Files in the cache; most have no findings and take 100 bytes."""
+LEFT_OUT = frozenset({"__pycache__", "node_modules", "site-packages"})
+NOTHING: Mapping[str, Any] = {"findings": [], "notes": [], "not_analysable": ""}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Codes:
+    """Which rules speak, as the command line and `pyproject.toml` say."""
+
+    select: tuple[str, ...] = ()
+    ignore: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    path: Path
+    data: bytes = b""
+    not_analysable: str = ""
+    is_named: bool = False
+    key: str = field(default="")
+
+
+def check(paths: Sequence[Path], codes: Codes | None = None) -> SourceCheck:
+    """Return what the rules find in files, and in the Python files below folders.
+
+    Nothing of what is read is imported or run.
+
+    Raises:
+        UserError: if a path does not exist or a code is unknown.
+    """
+    wanted = _wanted(paths, codes or Codes())
+    files = [_read(path, is_named=is_named) for path, is_named in _python_files(paths)]
+    answers = _answers(files)
+    return SourceCheck(files=tuple(_checked(file, answers, wanted) for file in files))
+
+
+def diff(found: SourceCheck) -> str:
+    """Return the fixes of all findings, safe and suggested, as a unified diff."""
+    parts: list[str] = []
+    for each, text, _encoding, new in _fixed(found, suggested=True):
+        parts += difflib.unified_diff(
+            text.splitlines(keepends=True),
+            new.splitlines(keepends=True),
+            f"a/{each.path.lstrip('/')}",
+            f"b/{each.path.lstrip('/')}",
+        )
+    return "".join(line if line.endswith("\n") else f"{line}\n{NO_END}\n" for line in parts)
+
+
+NO_END = "\\ No newline at end of file"
+
+
+def fix(found: SourceCheck, *, suggested: bool) -> SourceCheck:
+    """Write the fixes into the files, and return what is left.
+
+    Args:
+        found: What `check` returned.
+        suggested: Whether fixes that may change results are written, too.
+
+    Raises:
+        UserError: if a file cannot be written.
+    """
+    made = 0
+    left = {each.path: each for each in found.files}
+    for each, _text, encoding, new in _fixed(found, suggested=suggested):
+        _write(Path(each.path), new.encode(encoding))
+        wanted = {finding.code for finding in each.findings}
+        findings = tuple(f for f in source.check_text(new)[0] if f.code in wanted)
+        made += max(1, len(each.findings) - len(findings))
+        left[each.path] = replace(each, findings=findings)
+    return SourceCheck(files=tuple(left.values()), fixed=made)
+
+
+def _fixed(found: SourceCheck, *, suggested: bool) -> Iterator[tuple[CheckedFile, str, str, str]]:
+    """Yield the files that fixes change: the text, its encoding, and the new text."""
+    for each in found.files:
+        codes = {f.code for f in each.findings if f.fix and (suggested or f.fix.is_safe)}
+        if not codes:
+            continue
+        try:
+            data = read_bytes(Path(each.path))
+            text, encoding = decode(data)
+            if text.encode(encoding) != data:
+                continue  # an encoding with several spellings of a character: better left alone
+            new, _made = source.fixed_text(text, codes, suggested=suggested)
+        except NotAnalysableError:
+            continue  # changed since it was checked
+        if new != text:
+            yield each, text, encoding, new
+
+
+def _write(path: Path, data: bytes) -> None:
+    """Replace a file's content in one go, its mode and a link to it kept."""
+    target = linked(path)
+    try:
+        mode = target.stat().st_mode
+        descriptor, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
+        draft = Path(name)
+        try:
+            with os.fdopen(descriptor, "wb") as stream:
+                stream.write(data)
+            draft.chmod(mode & 0o7777)
+            draft.replace(target)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                draft.unlink()
+            raise
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+# Files
+
+
+def _python_files(paths: Sequence[Path]) -> list[tuple[Path, bool]]:
+    """Return the files to check, each once, with whether it was named itself."""
+    found: dict[Path, bool] = {}
+    for path in paths:
+        if not os.path.lexists(path):
+            raise UserError(f"there is no {path}; give Python files or folders")
+        if path.is_dir():
+            found.update(dict.fromkeys(_below(path), False) | found)
+        else:
+            found[path] = True
+    return sorted(found.items())
+
+
+def _below(folder: Path) -> Iterator[Path]:
+    """Yield the Python files below a folder; links to folders are not followed."""
+    for here, folders, files in os.walk(folder):
+        folders[:] = sorted(
+            name
+            for name in folders
+            if name not in LEFT_OUT
+            and not name.startswith(".")
+            and not os.path.lexists(os.path.join(here, name, "pyvenv.cfg"))  # noqa: PTH118  fast
+        )
+        yield from (Path(here, name) for name in files if name.endswith((".py", ".pyw")))
+
+
+def _read(path: Path, *, is_named: bool) -> _File:
+    try:
+        data = read_bytes(path)
+    except NotAnalysableError as error:
+        return _File(path, not_analysable=str(error), is_named=is_named)
+    return _File(path, data, is_named=is_named, key=hashlib.sha256(data).hexdigest())
+
+
+def _wanted(paths: Sequence[Path], codes: Codes) -> frozenset[str]:
+    written = _settings(paths)
+    return source.selected(codes.select or written.select, (*codes.ignore, *written.ignore))
+
+
+def _settings(paths: Sequence[Path]) -> Codes:
+    """Return `[tool.flatout.check]` of the nearest pyproject.toml at or above the first path."""
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
+    start = paths[0].absolute() if paths else Path.cwd()
+    for folder in (start, *start.parents):
+        path = folder / "pyproject.toml"
+        if not path.is_file():
+            continue
+        try:
+            table = tomllib.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError, RecursionError) as error:
+            raise UserError(f"cannot read {path}: {error}") from error
+        written = table.get("tool", {}).get("flatout", {}).get("check", {})
+        return Codes(select=_words(written, "select", path), ignore=_words(written, "ignore", path))
+    return Codes()
+
+
+def _words(table: Mapping[str, Any], key: str, path: Path) -> tuple[str, ...]:
+    value = table.get(key, [])
+    if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
+        raise UserError(f'{path}: {key} in [tool.flatout.check] is a list such as ["DL02", "MEM"]')
+    return tuple(value)
+
+
+def _checked(
+    file: _File, answers: Mapping[str, Mapping[str, Any]], wanted: Collection[str]
+) -> CheckedFile:
+    path = str(file.path)
+    if file.not_analysable:
+        return CheckedFile(path=path, not_analysable=file.not_analysable, is_named=file.is_named)
+    answer = answers[file.key]
+    findings = (SourceFinding.from_plain(plain) for plain in answer["findings"])
+    return CheckedFile(
+        path=path,
+        findings=tuple(finding for finding in findings if finding.code in wanted),
+        not_analysable=answer["not_analysable"],
+        notes=tuple(answer["notes"]),
+        is_named=file.is_named,
+    )
+
+
+# Answers, remembered or asked for
+
+
+def _answers(files: Sequence[_File]) -> dict[str, Mapping[str, Any]]:
+    """Return what was found in each content, by its key."""
+    place = _cache_file()
+    known = _remembered(place)
+    answers: dict[str, Mapping[str, Any]] = {}
+    unknown: dict[str, Path] = {}
+    for file in files:
+        if not any(word in file.data for word in ABOUT_TRAINING):
+            answers[file.key] = NOTHING
+        elif file.key in known:
+            answers[file.key] = known[file.key]
+        else:
+            unknown[file.key] = file.path
+    if unknown:
+        answers.update(_ask(unknown))
+        if place is not None:
+            _remember(place, {**known, **{key: answers[key] for key in unknown}})
+    return answers
+
+
+def _cache_file() -> Path | None:
+    """Return the file of this version of the rules; None where nothing can be kept."""
+    try:
+        folder = scratch_root() / "check"
+        folder.mkdir(mode=0o700, exist_ok=True)
+    except (OSError, UserError):
+        return None
+    return folder / f"{source.version()}.json"
+
+
+def _remembered(place: Path | None) -> dict[str, Mapping[str, Any]]:
+    if place is None:
+        return {}
+    try:
+        known = json.loads(place.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return known if isinstance(known, dict) else {}
+
+
+def _remember(place: Path, answers: Mapping[str, Mapping[str, Any]]) -> None:
+    latest = dict(list(answers.items())[-MOST_REMEMBERED:])
+    with contextlib.suppress(OSError):
+        replace_text(place, json.dumps(latest, separators=(",", ":")))
+        for old in place.parent.glob("*.json"):
+            if old != place:
+                old.unlink()
+
+
+def _ask(paths: Mapping[str, Path]) -> dict[str, Mapping[str, Any]]:
+    """Return what processes of their own find in files, by key."""
+    count = min(usable_cores(), MOST_WORKERS, -(-len(paths) // FILES_A_WORKER))
+    waiting: queue.SimpleQueue[tuple[str, Path]] = queue.SimpleQueue()
+    for item in paths.items():
+        waiting.put(item)
+    answers: dict[str, Mapping[str, Any]] = {}
+    threads = [threading.Thread(target=_work, args=(waiting, answers)) for _ in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return answers
+
+
+def _work(
+    waiting: "queue.SimpleQueue[tuple[str, Path]]", answers: dict[str, Mapping[str, Any]]
+) -> None:
+    worker: subprocess.Popen[bytes] | None = None
+    while True:
+        try:
+            key, path = waiting.get_nowait()
+        except queue.Empty:
+            break
+        worker = worker or _start()
+        answer = _asked(worker, path)
+        if answer is None:
+            _end(worker)
+            worker = None
+            why = f"the parser ended, or took more than {MAX_S:.0f} s"
+            answer = {**NOTHING, "not_analysable": why}
+        answers[key] = answer
+    if worker is not None:
+        _end(worker)
+
+
+def _start() -> "subprocess.Popen[bytes]":
+    command = module_command(sys.executable, "flatout.workflow.check_worker")
+    return subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    )
+
+
+def _end(worker: "subprocess.Popen[bytes]") -> None:
+    with contextlib.suppress(OSError):  # what it has not read is lost with it
+        worker.communicate()
+
+
+def _asked(worker: "subprocess.Popen[bytes]", path: Path) -> dict[str, Any] | None:
+    """Return what a worker says about a file, None where it ended instead."""
+    assert worker.stdin is not None
+    assert worker.stdout is not None
+    limit = threading.Timer(MAX_S, worker.kill)
+    limit.start()
+    try:
+        worker.stdin.write(json.dumps(str(path)).encode() + b"\n")
+        worker.stdin.flush()
+        line = worker.stdout.readline()
+        return json.loads(line) if line.endswith(b"\n") else None
+    except (OSError, ValueError):
+        return None
+    finally:
+        limit.cancel()

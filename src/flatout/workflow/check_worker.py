@@ -1,0 +1,90 @@
+"""A process that checks one file after another: a path a line in, what was found a line out.
+
+It never imports what it reads. A file that ends it, or keeps it busy, ends nothing else.
+"""
+
+import io
+import json
+import os
+import resource
+import stat
+import sys
+import tokenize
+from pathlib import Path
+from typing import Any
+
+from flatout.analysis.source.script import NotAnalysableError
+from flatout.rules import source
+
+MAX_BYTES = 2 << 20
+"""The largest source of transformers has a tenth of it; what is larger is data."""
+MAX_MEMORY_BYTES = 1 << 30
+ABOUT_TRAINING = (b"torch", b"accelerat", b"lightning", b"transformers")
+"""A file without any of these words has nothing to check."""
+
+
+def read_bytes(path: Path) -> bytes:
+    """Return a file's content.
+
+    Raises:
+        NotAnalysableError: if it is no file, too large, or not to be read.
+    """
+    try:
+        # A pipe would block; what is opened is what is looked at.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        with os.fdopen(descriptor, "rb") as stream:
+            found = os.fstat(descriptor)
+            if not stat.S_ISREG(found.st_mode):
+                raise NotAnalysableError("not a regular file")
+            if found.st_size > MAX_BYTES:
+                raise NotAnalysableError(
+                    f"{found.st_size / 2**20:.1f} MiB; at most {MAX_BYTES >> 20} MiB are read"
+                )
+            return stream.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise NotAnalysableError(error.strerror or str(error)) from None
+
+
+def decode(data: bytes) -> tuple[str, str]:
+    """Return a source's text, line ends kept, and its encoding.
+
+    Raises:
+        NotAnalysableError: if the bytes are not what the encoding says.
+    """
+    try:
+        encoding, _lines = tokenize.detect_encoding(io.BytesIO(data).readline)
+        return data.decode(encoding), encoding
+    except (SyntaxError, LookupError) as error:
+        raise NotAnalysableError(f"not text: {getattr(error, 'msg', error)}") from None
+    except UnicodeDecodeError as error:
+        raise NotAnalysableError(f"not {error.encoding}: byte {error.start}") from None
+
+
+def check_bytes(data: bytes) -> dict[str, Any]:
+    """Return what is found in a source, as plain values."""
+    try:
+        if not any(word in data for word in ABOUT_TRAINING):
+            return {"findings": [], "notes": [], "not_analysable": ""}
+        findings, notes = source.check_text(decode(data)[0])
+    except NotAnalysableError as error:
+        return {"findings": [], "notes": [], "not_analysable": " ".join(str(error).split())}
+    except MemoryError:
+        return {"findings": [], "notes": [], "not_analysable": "needs more than 1 GiB"}
+    plain = [finding.to_plain() for finding in findings]
+    return {"findings": plain, "notes": notes, "not_analysable": ""}
+
+
+def main() -> None:
+    """Answer until there are no more paths."""
+    resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
+    for line in sys.stdin.buffer:
+        try:
+            answer = check_bytes(read_bytes(Path(json.loads(line))))
+        except NotAnalysableError as error:
+            answer = {"findings": [], "notes": [], "not_analysable": str(error)}
+        sys.stdout.write(json.dumps(answer) + "\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,43 @@
+import pytest
+
+from tests.rules.source.scenario import codes_in, fixed
+
+DATASET = """
+import torch
+from PIL import Image
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+class Photos(Dataset):
+    def __getitem__(self, i):
+        {work}
+data = {data}
+loader = DataLoader(data, batch_size=8{more})
+"""
+
+
+def script(work="return Image.open(self.paths[i])", data="Photos()", more=""):
+    return DATASET.format(work=work, data=data, more=more)
+
+
+@pytest.mark.parametrize("more", ["", ", num_workers=0", ", shuffle=True"])
+def test_a_loader_of_files_without_workers_is_found(more):
+    assert codes_in(script(more=more)) == {"DL02": [9]}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"more": ", num_workers=2"},
+        {"more": ", num_workers=args.workers"},
+        {"more": ", **options"},
+        {"work": "return self.images[i]"},
+        {"data": "TensorDataset(torch.zeros(3))"},
+        {"data": "load(args)"},
+    ],
+)
+def test_it_is_silent_where_workers_may_be_there_or_no_work_is_seen(changes):
+    assert "DL02" not in codes_in(script(**changes))
+
+
+def test_the_fix_gives_workers_and_keeps_the_rest():
+    assert "DataLoader(data, batch_size=8, num_workers=4)" in fixed(script(), "DL02")
+    assert "batch_size=8, num_workers=4)" in fixed(script(more=", num_workers=0"), "DL02")

@@ -1,0 +1,72 @@
+import pytest
+
+from tests.rules.source.scenario import codes_in, fixed
+
+STEP = """
+import torch
+for x, y in loader:
+    loss = criterion(model(x), y)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    {line}
+"""
+
+
+@pytest.mark.parametrize(
+    ("line", "after"),
+    [
+        ("total += loss  # summed", "total += loss.detach()  # summed"),
+        ("losses.append(loss)", "losses.append(loss.detach())"),
+        ("total += loss * len(x)", "total += (loss * len(x)).detach()"),
+    ],
+)
+def test_a_loss_kept_with_its_graph_is_found_and_detached_safely(line, after):
+    text = STEP.format(line=line)
+
+    assert codes_in(text) == {"MEM01": [8]}
+    assert fixed(text, "MEM01", suggested=False) == STEP.format(line=after)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "total += loss.detach()",
+        "total += loss.item()",
+        "total += float(loss)",
+        "total += len(x)",
+        "sizes.append(loss.shape)",
+    ],
+)
+def test_what_has_no_graph_is_left_alone(line):
+    assert "MEM01" not in codes_in(STEP.format(line=line))
+
+
+def test_a_sum_that_is_trained_on_needs_its_graph():
+    text = """
+import torch
+for batch in loader:
+    total = 0
+    for x in batch:
+        loss = model(x)
+        total += loss
+    total.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+    assert "MEM01" not in codes_in(text)
+
+
+def test_a_sum_over_steps_that_is_trained_on_later_needs_its_graph():
+    text = """
+import torch
+total = 0
+for x in loader:
+    loss = model(x)
+    loss.backward(retain_graph=True)
+    optimizer.step()
+    optimizer.zero_grad()
+    total += loss
+total.backward()
+"""
+    assert "MEM01" not in codes_in(text)

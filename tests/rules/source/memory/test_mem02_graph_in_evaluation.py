@@ -1,0 +1,61 @@
+import pytest
+
+from tests.rules.source.scenario import codes_in, fixed
+
+EVALUATE = """
+import torch
+{decorator}
+def evaluate(model, loader):
+    model.eval()
+    text = '''
+      as it is'''
+    {before}
+    for x, y in loader:  # batches
+        out = model(x)
+        note = '''two
+lines'''
+        {line}
+    return out
+"""
+
+
+def script(decorator="", before="pass", line="pass"):
+    return EVALUATE.format(decorator=decorator, before=before, line=line)
+
+
+def test_an_evaluation_with_graphs_is_found():
+    assert codes_in(script()) == {"MEM02": [9]}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"decorator": "@torch.no_grad()"},
+        {"decorator": "@torch.inference_mode()"},
+        {"before": "torch.set_grad_enabled(False)"},
+        {"before": "model.train()"},
+        {"line": "torch.autograd.grad(out, x)"},
+        {"line": "out.backward()"},
+        {"before": "x.requires_grad_()"},
+    ],
+)
+def test_it_is_silent_where_gradients_are_off_or_wanted(changes):
+    assert "MEM02" not in codes_in(script(**changes))
+
+
+def test_it_is_silent_where_the_callers_turn_gradients_off():
+    text = script() + "with torch.no_grad():\n    evaluate(m, l)\n"
+
+    assert codes_in(text) == {}
+
+
+def test_the_fix_indents_code_and_comments_but_not_the_inside_of_texts():
+    assert fixed(script(), "MEM02").splitlines()[8:] == [
+        "    with torch.no_grad():",
+        "        for x, y in loader:  # batches",
+        "            out = model(x)",
+        "            note = '''two",
+        "lines'''",
+        "            pass",
+        "    return out",
+    ]

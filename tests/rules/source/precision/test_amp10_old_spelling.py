@@ -1,0 +1,38 @@
+import pytest
+
+from tests.rules.source.scenario import codes_in, fixed
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("torch.cuda.amp.autocast()", 'torch.autocast("cuda")'),
+        ("torch.cuda.amp.autocast(enabled=on)", 'torch.autocast("cuda", enabled=on)'),
+        (
+            "torch.cuda.amp.GradScaler(init_scale=2.0)",
+            'torch.amp.GradScaler("cuda", init_scale=2.0)',
+        ),
+        ("torch.cpu.amp.autocast()", 'torch.autocast("cpu")'),
+    ],
+)
+def test_the_old_names_become_the_new_ones_by_a_safe_fix(before, after):
+    text = f"import torch\nx = {before}\n"
+
+    assert codes_in(text) == {"AMP10": [2]}
+    assert fixed(text, "AMP10", suggested=False) == f"import torch\nx = {after}\n"
+
+
+def test_torch_is_imported_where_only_the_old_name_was():
+    text = "from torch.cuda.amp import autocast\nwith autocast():\n    pass\n"
+
+    assert fixed(text, "AMP10", suggested=False).splitlines() == [
+        "from torch.cuda.amp import autocast",
+        "import torch",
+        'with torch.autocast("cuda"):',
+        "    pass",
+    ]
+
+
+def test_the_new_names_and_other_functions_are_left_alone():
+    assert codes_in('import torch\nwith torch.autocast("cuda"):\n    pass\n') == {}
+    assert codes_in("import torch\nfrom mine import autocast\nautocast()\n") == {}

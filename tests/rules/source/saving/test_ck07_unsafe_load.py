@@ -1,0 +1,14 @@
+from tests.rules.source.scenario import codes_in, fixed
+
+
+def test_unpickling_is_found_and_turned_off():
+    text = "from torch import load\nx = load(path, weights_only=False)\n"
+
+    assert codes_in(text) == {"CK07": [2]}
+    assert fixed(text, "CK07").endswith("x = load(path, weights_only=True)\n")
+
+
+def test_the_default_of_torch_and_other_loaders_are_left_alone():
+    text = "import torch, numpy\ntorch.load(p)\ntorch.load(p, weights_only=True)\nnumpy.load(p)\n"
+
+    assert codes_in(text) == {}

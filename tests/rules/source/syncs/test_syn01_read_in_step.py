@@ -1,0 +1,77 @@
+import pytest
+
+from tests.rules.source.scenario import codes_in, fixed
+
+STEP = """
+import torch
+total = 0.0
+for step, (x, y) in enumerate(loader):
+    out = model(x.cuda())
+    loss = criterion(out, y)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    {line}
+model.eval()
+"""
+
+
+def script(line):
+    return STEP.format(line=line)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "total += loss.item()",
+        "losses.append(float(loss))",
+        "print(step, loss)",
+        "print(f'loss {loss:.3f}')",
+        "correct = (out.argmax(1) == y).sum().item()",
+        "scores = out.detach().cpu()",
+        "scores = torch.sigmoid(out).tolist()",
+        "if rank == 0: print(loss.item())",
+    ],
+)
+def test_a_read_in_every_step_is_found(line):
+    assert codes_in(script(line))["SYN01"] == [10]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "total += loss.detach()",
+        "if step % 100 == 0: print(loss.item())",
+        "if args.log_every: print(loss.item())",
+        "print(step, len(y), out.shape)",
+        "seen = int(x.size(0))",
+        "total += values.item()",
+    ],
+)
+def test_rare_reads_and_reads_of_other_things_are_left_alone(line):
+    assert "SYN01" not in codes_in(script(line))
+
+
+def test_a_step_in_a_function_that_a_loop_calls_is_a_step():
+    text = """
+import torch
+def train_step(x):
+    loss = model(x.cuda())
+    loss.backward()
+    optimizer.step()
+    return loss.item()
+for x in loader:
+    optimizer.zero_grad()
+    train_step(x)
+"""
+    assert codes_in(text)["SYN01"] == [7]
+
+
+def test_without_a_device_there_is_nothing_to_wait_for():
+    assert "SYN01" not in codes_in(script("total += loss.item()").replace("x.cuda()", "x"))
+
+
+def test_the_fix_keeps_a_sum_on_the_device_only_where_it_is_shown_alone():
+    assert "total += loss.detach()" in fixed(script("total += loss.item()"), "SYN01")
+    rounded = script("total += loss.item()") + "history.append(round(total))\n"
+    assert fixed(rounded, "SYN01") == rounded

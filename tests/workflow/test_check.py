@@ -1,0 +1,284 @@
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from flatout.records.errors import UserError
+from flatout.records.finding import SourceCheck, SourceFinding
+from flatout.workflow import check as checking
+from flatout.workflow.check import Codes, check, diff, fix
+
+FOUND = "import torch\nx = torch.zeros(3).cuda()\n"
+FIXED = 'import torch\nx = torch.zeros(3, device="cuda")\n'
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    """An empty folder, and a cache of its own."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    folder = tmp_path / "project"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    return folder
+
+
+def codes(found):
+    return {path: finding.code for path, finding in found.findings()}
+
+
+def why(found):
+    return {each.path: each.not_analysable for each in found.files if each.not_analysable}
+
+
+def test_files_below_a_folder_are_checked_and_those_of_others_are_not(project):
+    for name in ("a.py", "deep/b.py", ".venv/c.py", "env/d.py", "__pycache__/e.py", "f.txt"):
+        (project / name).parent.mkdir(exist_ok=True)
+        (project / name).write_text(FOUND)
+    (project / "env/pyvenv.cfg").touch()
+
+    assert codes(check([Path()])) == {"a.py": "SYN10", "deep/b.py": "SYN10"}
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"import torch\n\xff\xfe", "not utf-8: byte 13"),
+        (b"import torch\nx = '\0'\n", "source code string cannot contain null bytes"),
+        (b"import torch\nprint 'hello'\n", "line 2: Missing parentheses in call to 'print'"),
+        (b"import torch\nx = " + b"(" * 10_000 + b")" * 10_000, "too many nested parentheses"),
+        (b"import torch\nx = " + b"-" * 10_000 + b"1\n", "nested too deeply"),
+        (b"import torch\nx = " + b"+".join([b"1"] * 200_000), "nested too deeply"),
+        (b"import torch\nx = '" + b"a" * (50 << 20) + b"'\n", "50.0 MiB; at most 2 MiB"),
+        (b"# -*- coding: klingon -*-\nimport torch\n", "not text: unknown encoding"),
+        (b"import torch\nif x:\n\ty\n        z\n", "inconsistent use of tabs"),
+    ],
+)
+def test_what_is_no_python_gets_one_line_and_ends_nothing(project, content, reason):
+    (project / "bad.py").write_bytes(content)
+    (project / "good.py").write_text(FOUND)
+
+    found = check([Path()])
+
+    assert list(why(found)) == ["bad.py"]
+    assert reason in why(found)["bad.py"]
+    assert "\n" not in why(found)["bad.py"]
+    assert codes(found) == {"good.py": "SYN10"}
+
+
+def test_pipes_and_loops_of_links_are_named_and_do_not_block(project):
+    os.mkfifo(project / "pipe.py")
+    (project / "loop.py").symlink_to("loop.py")
+    (project / "around").symlink_to(project)
+    (project / "good.py").write_text(FOUND)
+
+    found = check([Path()])
+
+    assert why(found) == {
+        "pipe.py": "not a regular file",
+        "loop.py": "Too many levels of symbolic links",
+    }
+    assert codes(found) == {"good.py": "SYN10"}
+
+
+def test_nothing_of_a_repository_is_run(project):
+    ran = project / "ran"
+    for name in ("torch", "sitecustomize", "conftest", "json", "ast", "click", "tokenize"):
+        (project / f"{name}.py").write_text(f"import torch\nopen({str(ran)!r}, 'w')\n")
+    (project / "train.py").write_text(FOUND)
+    flatout = Path(sys.executable).parent / "flatout"
+
+    done = subprocess.run(
+        [flatout, "check", "."], cwd=project, capture_output=True, text=True, check=False
+    )
+
+    assert done.returncode == 1, done.stderr
+    assert "train.py:2:5: SYN10" in done.stdout
+    assert not ran.exists()
+
+
+def test_a_file_that_ends_the_worker_ends_no_other(project, monkeypatch):
+    for number in range(3):
+        (project / f"{number}.py").write_text(FOUND + "#" * number)
+    dying = [sys.executable, "-c", "import sys; sys.stdin.readline(); sys.exit(1)"]
+    real = checking.module_command
+    commands = iter([dying])
+    monkeypatch.setattr(checking, "module_command", lambda *words: next(commands, real(*words)))
+
+    found = check([Path()])
+
+    assert list(why(found)) == ["0.py"]
+    assert set(codes(found)) == {"1.py", "2.py"}
+
+
+def test_a_file_that_takes_too_long_is_given_up(project, monkeypatch):
+    (project / "slow.py").write_text(FOUND)
+    sleeping = [sys.executable, "-c", "import time; time.sleep(60)"]
+    monkeypatch.setattr(checking, "module_command", lambda *words: sleeping)
+    monkeypatch.setattr(checking, "MAX_S", 0.5)
+    start = time.monotonic()
+
+    found = check([Path()])
+
+    assert "took more than" in why(found)["slow.py"]
+    assert time.monotonic() - start < 30
+
+
+def test_what_was_found_is_remembered_by_content(project, monkeypatch):
+    (project / "a.py").write_text(FOUND)
+    first = check([Path()])
+    shutil.copy("a.py", "b.py")
+    monkeypatch.setattr(checking, "_ask", lambda paths: pytest.fail(f"asked for {paths}"))
+
+    again = check([Path()])
+
+    assert codes(again) == {"a.py": "SYN10", "b.py": "SYN10"}
+    assert again.files[0] == first.files[0]
+
+
+def test_a_damaged_cache_is_made_again(project):
+    (project / "a.py").write_text(FOUND)
+    check([Path()])
+    for path in (project.parent / "cache").rglob("check/*.json"):
+        path.write_text("{")
+
+    assert codes(check([Path()])) == {"a.py": "SYN10"}
+
+
+@pytest.mark.parametrize(
+    ("options", "settings", "left"),
+    [
+        (Codes(), "", {"SYN10", "DS01"}),
+        (Codes(select=("ds",)), "", {"DS01"}),
+        (Codes(ignore=("SYN10",)), "", {"DS01"}),
+        (Codes(), 'ignore = ["DS"]', {"SYN10"}),
+        (Codes(), 'select = ["SYN10"]', {"SYN10"}),
+        (Codes(select=("DS01",)), 'select = ["SYN10"]', {"DS01"}),
+        (Codes(ignore=("DS",)), 'ignore = ["SYN"]', set()),
+    ],
+)
+def test_codes_are_chosen_by_options_and_in_pyproject(project, options, settings, left):
+    (project / "pyproject.toml").write_text(f"[tool.flatout.check]\n{settings}\n")
+    (project / "a").mkdir()
+    (project / "a/b.py").write_text(FOUND + "m = torch.nn.DataParallel(m)\n")
+
+    found = check([Path("a")], options)
+
+    assert {finding.code for _path, finding in found.findings()} == left
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ('select = ["XYZ1"]', "unknown code 'XYZ1'"),
+        ("ignore = 3", "ignore in .tool.flatout.check. is a list"),
+        ("ignore = [", "cannot read"),
+    ],
+)
+def test_a_wrong_setting_is_refused_with_a_reason(project, settings, said):
+    (project / "pyproject.toml").write_text(f"[tool.flatout.check]\n{settings}\n")
+
+    with pytest.raises(UserError, match=said):
+        check([Path()])
+
+
+def test_a_comment_silences_its_line(project):
+    comments = [
+        "",
+        "  # flatout: ignore",
+        "  # flatout: ignore[SYN10]",
+        "  # noqa",
+        "  # flatout: ignore[DS01, syn10]",
+        "  # flatout: ignore[DS01]",
+    ]
+    lines = ["import torch", *(f"x = torch.zeros(3).cuda(){comment}" for comment in comments)]
+    (project / "a.py").write_text("\n".join(lines))
+
+    found = check([Path()])
+
+    assert [finding.line for _path, finding in found.findings()] == [2, 5, 7]
+
+
+@pytest.mark.parametrize(
+    "start", [b"", b"\xef\xbb\xbf", "# -*- coding: latin-1 -*-\nä = 1\n".encode("latin-1")]
+)
+@pytest.mark.parametrize("end", [b"\n", b"\r\n"])
+def test_a_fix_keeps_every_other_byte(project, start, end):
+    before = (
+        start
+        + FOUND.encode().replace(b"\n", end)
+        + "# f\u00fcr".encode("latin-1" if b"latin" in start else "utf-8")
+    )
+    path = project / "a.py"
+    path.write_bytes(before)
+    path.chmod(0o755)
+
+    left = fix(check([Path()]), suggested=False)
+
+    assert path.read_bytes() == before.replace(b"(3).cuda()", b'(3, device="cuda")')
+    assert path.stat().st_mode & 0o777 == 0o755
+    assert (left.fixed, left.count()) == (1, 0)
+
+
+def test_files_without_a_fix_are_not_written(project):
+    for name, text in {
+        "a.py": "import torch\nm = torch.nn.DataParallel(m)\n",
+        "b.py": "x=1",
+    }.items():
+        (project / name).write_text(text)
+        (project / name).chmod(0o444)
+    before = {path: path.stat().st_mtime_ns for path in project.iterdir()}
+
+    fix(check([Path()]), suggested=True)
+
+    assert {path: path.stat().st_mtime_ns for path in project.iterdir()} == before
+
+
+def test_a_fix_goes_through_a_link_and_keeps_it(project):
+    (project / "real").mkdir()
+    (project / "real/a.py").write_text(FOUND)
+    (project / "a.py").symlink_to("real/a.py")
+
+    fix(check([Path("a.py")]), suggested=False)
+
+    assert (project / "a.py").is_symlink()
+    assert (project / "real/a.py").read_text() == FIXED
+
+
+def test_the_diff_can_be_applied_and_writes_nothing(project):
+    (project / "a.py").write_text("import torch\nx = torch.rand(3).cuda()")
+
+    text = diff(check([Path()]))
+
+    assert (project / "a.py").read_text().endswith(".cuda()")
+    subprocess.run(["patch", "-p1"], input=text, text=True, check=True, cwd=project)
+    assert (project / "a.py").read_text() == 'import torch\nx = torch.rand(3, device="cuda")'
+
+
+def test_a_finding_survives_its_way_between_processes():
+    found = check_one(FOUND)
+
+    assert SourceFinding.from_plain(json.loads(json.dumps(found.to_plain()))) == found
+
+
+def check_one(text):
+    from flatout.rules import source
+
+    return source.check_text(text)[0][0]
+
+
+def test_a_path_that_does_not_exist_is_refused(project):
+    with pytest.raises(UserError, match=r"there is no gone\.py"):
+        check([Path("gone.py")])
+
+
+def test_a_named_file_that_cannot_be_analysed_is_misuse(project):
+    (project / "bad.py").write_text("import torch\n(")
+
+    assert check([Path("bad.py")]).exit_code == 2
+    assert check([Path()]).exit_code == 0
+    assert SourceCheck(files=()).exit_code == 0
