@@ -30,10 +30,12 @@ from flatout.data.staging import part_path, read_part
 from flatout.launch.rollback import restore
 from flatout.launch.trial_folders import announce, find_job, has_ended
 from flatout.launch.trial_process import _results
+from flatout.launch.workloads import parse_workload
 from flatout.records.errors import UserError
 from flatout.records.profile import profile_from_json
 from flatout.records.recipe import Recipe
 from flatout.records.trial import Outcome, Trial
+from flatout.tuning.script_files import digests_of
 from flatout.tuning.trial_runner import JOURNAL, open_journal
 from flatout.workflow.recipe_files import read_recipe
 from flatout.workflow.run import read_plan
@@ -280,7 +282,34 @@ def fuzz_trial_folder(dice, folder):
     _results(made)
 
 
+def fuzz_script(dice, folder):
+    """A script in which a Task, and what it imports, is looked for without running it."""
+    around = dice.choice(
+        [
+            ("-", ""),
+            ("not ", ""),
+            ("[", "]"),
+            ("(lambda:", ")"),
+            ("a.", "b"),
+            ("f(", ")"),
+            ("1+", ""),
+        ]
+    )
+    deep = dice.choice([3, 50, 500, 5_000, 100_000])
+    nested = f"x = {around[0] * deep}1{around[1] * deep}\n".encode()
+    blocks = "".join(f"{' ' * level}if 1:\n" for level in range(dice.choice([3, 90, 120])))
+    text = b"import json, torch\nfrom . import there\nclass task:\n    pass\n"
+    text += dice.choice(
+        [b"", nested, blocks.encode() + b"pass\n", "x = '\u2028'\n".encode("utf-16")]
+    )
+    ends = dice.choice([b"\n", b"\r", b"\r\n", b"\0\n"])
+    text = dice.choice([b"", b"\xef\xbb\xbf", b"#!/usr/bin/python2\n"]) + text.replace(b"\n", ends)
+    (folder / "train.py").write_bytes(damaged(text, dice) if dice.random() < 0.5 else text)
+    digests_of(parse_workload(f"{folder / 'train.py'}:task", ()))
+
+
 PARSERS = {
+    fuzz_script: 60,
     fuzz_recipe: 150,
     fuzz_tuning_journal: 60,
     fuzz_undo_journal: 60,

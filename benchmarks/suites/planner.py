@@ -26,7 +26,7 @@ CASES = (
     *("small_cnn", "resnet_50", "unet", "bert", "gpt2", "vit", "gpt", "lstm", "gru"),
     *("experts", "diffusion", "lora", "checkpointed", "accumulated"),
 )
-"""Of tests/memory/truth_models.py."""
+"""Of tests/support/truth_models.py."""
 TOOLS = (
     *("flatout", "MemTracker", "classic formula"),
     *("accelerate", "DeepSpeed ZeRO-2", "DeepSpeed ZeRO-3"),

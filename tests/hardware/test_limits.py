@@ -7,6 +7,7 @@ from flatout.hardware.limits import (
     cgroup_folders,
     host_memory_bytes,
     memory_limit_bytes,
+    memory_shortage,
     quota_cores,
     shm_bytes,
     swap_bytes,
@@ -133,6 +134,43 @@ def test_the_tightest_memory_limit_counts_and_the_unlimited_number_does_not(tmp_
     )
 
     assert memory_limit_bytes(root) == 500_000_000
+
+
+@pytest.mark.parametrize(
+    ("cgroup", "mounts", "files"),
+    [
+        (
+            "0::/a/b\n",
+            MOUNT_V2.format(top="/"),
+            {
+                "a/b/memory.events": "low 0\nhigh 0\nmax 913\noom 4\noom_kill 3\noom_group_kill 0",
+                "a/memory.events": "oom_kill 2",
+                "a/b/memory.pressure": "some avg10=0.00 avg60=0.00 avg300=0.00 total=2500000\n"
+                "full avg10=0.00 avg60=0.00 avg300=0.00 total=1000",
+            },
+        ),
+        (
+            "2:memory:/a\n",
+            MOUNTS_V1.format(top="/"),
+            {
+                "memory/a/memory.oom_control": "oom_kill_disable 0\nunder_oom 0\noom_kill 3",
+                "memory/a/memory.pressure": "some avg10=0.00 avg60=0.00 avg300=0.00 total=2500000",
+            },
+        ),
+    ],
+)
+def test_kills_for_memory_and_waits_for_it_are_those_the_kernel_counted(
+    tmp_path, cgroup, mounts, files
+):
+    root = host(tmp_path, cgroup=cgroup, mounts=mounts, files=files)
+
+    assert memory_shortage(root) == (3, 2.5)
+
+
+def test_where_the_kernel_counts_nothing_nothing_was_short(tmp_path):
+    root = host(tmp_path, cgroup="0::/\n", mounts=MOUNT_V2.format(top="/"), files={})
+
+    assert memory_shortage(root) == (0, 0.0)
 
 
 def test_without_a_memory_limit_there_is_none(tmp_path):

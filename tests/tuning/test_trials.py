@@ -9,13 +9,16 @@ import subprocess
 import sys
 import termios
 import time
+from dataclasses import replace
 
 import psutil
 import pytest
 
-from flatout.launch.trial_process import Ending
-from flatout.records.trial import Outcome
-from flatout.tuning.trials import TrialOptions, outcome_of
+from flatout.hardware.limits import MemoryShortage
+from flatout.launch import trial_process
+from flatout.launch.trial_process import Ending, ProcessOptions, run_process
+from flatout.records.trial import Outcome, Workload
+from flatout.tuning.trials import TrialOptions, _shortage_words, outcome_of
 from tests.left_behind import left_behind, left_since
 from tests.support.trial_runs import copy_scripts, trial_of
 
@@ -175,6 +178,40 @@ def test_out_of_memory_is_told_where_the_script_was_too_slow_to_end():
 
     assert outcome is Outcome.OOM
     assert "ran out of memory" in message
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "shortage", "outcome", "words"),
+    [
+        (-9, MemoryShortage(1, 0.0), Outcome.OOM, "out of memory, as the kernel counted"),
+        (-9, MemoryShortage(0, 0.0), Outcome.OOM, "the kernel counted no such kill"),
+        (1, MemoryShortage(2, 0.0), Outcome.CRASH, "the kernel killed 2 processes of this control"),
+    ],
+)
+def test_a_kill_for_memory_is_known_by_the_kernels_count(exit_code, shortage, outcome, words):
+    ending = Ending(
+        why="ended", exit_code=exit_code, results=(), log="", wall_s=1.0, shortage=shortage
+    )
+
+    found, message = outcome_of(ending, TrialOptions())
+
+    assert found is outcome
+    assert words in message
+
+
+def test_a_trial_that_waits_for_memory_says_so(monkeypatch, tmp_path):
+    """Near-limit thrash: it fits, but pages are thrown out and read again."""
+    counts = iter([MemoryShortage(5, 1.0), MemoryShortage(5, 10_001.0)])
+    monkeypatch.setattr(trial_process, "memory_shortage", lambda: next(counts))
+    (tmp_path / "train.py").touch()
+    workload = Workload(target="train.py", folder=tmp_path, python=sys.executable)
+
+    ending = run_process(workload, ProcessOptions(entry="nothing"))
+
+    assert ending.shortage == (0, 10_000.0)
+    (note,) = _shortage_words(replace(ending, wall_s=40_000.0))
+    assert note.startswith("processes of this control group waited for memory in 25 % of the time")
+    assert not list(_shortage_words(replace(ending, wall_s=200_000.0)))
 
 
 def test_the_frame_around_a_launchers_words_is_not_what_it_said():

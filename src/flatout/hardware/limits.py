@@ -9,6 +9,7 @@ import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 ROOT = Path("/")
 BALLOONED_SHARE = 0.9
@@ -52,6 +53,31 @@ def memory_limit_bytes(root: Path = ROOT) -> int | None:
             if text.isdigit() and int(text) < host:
                 limits.append(int(text))
     return min(limits, default=None)
+
+
+class MemoryShortage(NamedTuple):
+    """What the kernel has counted for the control groups of this process, and for those above."""
+
+    num_kills: int
+    """Processes that it killed because memory ran out, in the group or on the whole machine."""
+    stalled_s: float
+    """Time in which a process of the group waited for memory: reclaimed, swapped or read again."""
+
+
+def memory_shortage(root: Path = ROOT) -> MemoryShortage:
+    """Return the kernel's counts since the group was made; zeros where it keeps none.
+
+    Reaching a limit is not among them: files that were read fill a group up to it, at no cost.
+    """
+    kills, stalled = [0], [0]
+    for folder in cgroup_folders("memory", root):
+        for name in ("memory.events", "memory.oom_control"):  # of version 2, of version 1
+            kills += map(
+                int, re.findall(r"^oom_kill (\d+)$", read_text(folder / name), re.MULTILINE)
+            )
+        text = read_text(folder / "memory.pressure")
+        stalled += map(int, re.findall(r"^some .*\btotal=(\d+)", text, re.MULTILINE))
+    return MemoryShortage(num_kills=max(kills), stalled_s=max(stalled) / 1e6)
 
 
 def host_memory_bytes(root: Path = ROOT) -> int:

@@ -18,6 +18,7 @@ from typing import Any
 from flatout.agent.bootstrap import SPEC_VARIABLE
 from flatout.agent.events import ELSEWHERE, EMPTY
 from flatout.agent.processes import kill_descendants, kill_started_with
+from flatout.hardware.limits import MemoryShortage, memory_shortage
 from flatout.launch import trial_folders as jobs
 from flatout.launch.overlay import can_overlay
 from flatout.launch.rollback import FAILED_NAME, Undone, rollback
@@ -115,6 +116,8 @@ class Ending:
     """What a loader was asked that ended without having given a batch; None without one."""
     exhaustion: Mapping[str, Any] | None = None
     """What held the memory when there was no more; None where that was not seen."""
+    shortage: MemoryShortage = MemoryShortage(0, 0.0)
+    """What the kernel counted while it ran, for all processes of flatout's control group."""
 
 
 def run_process(workload: Workload, options: ProcessOptions, keep: Path | None = None) -> Ending:
@@ -134,6 +137,7 @@ def _run_alone(
     folder = make_trial_folder(scratch_root())
     jobs.announce(folder, options.spec.mode, workload.command_line)
     before = list_files(workload.folder) if options.is_protected else None
+    shortage = memory_shortage()
     life_line, our_end = os.pipe()
     supervisor: subprocess.Popen[bytes] | None = None
     try:
@@ -169,7 +173,11 @@ def _run_alone(
     changed = changed_files(before, workload.folder) if options.is_protected else ()
     for line in ending["kept"]:
         sys.stderr.write(f"flatout: {line}\n")
-    return Ending(**ending, changed_files=changed)
+    now = memory_shortage()
+    during = MemoryShortage(
+        max(0, now.num_kills - shortage.num_kills), max(0.0, now.stalled_s - shortage.stalled_s)
+    )
+    return Ending(**ending, changed_files=changed, shortage=during)
 
 
 def scratch_root() -> Path:

@@ -103,8 +103,10 @@ def _top_level_names(path: Path) -> set[str]:
         tree = ast.parse(path.read_bytes(), filename=str(path))
     except SyntaxError as error:
         raise UserError(
-            f"{path}, line {error.lineno}: {error.msg}; mend it until 'python {path}' starts"
+            f"{path}, line {error.lineno}: {error.msg}; fix it until 'python {path}' starts"
         ) from error
+    except (ValueError, RecursionError, MemoryError) as error:  # NUL bytes; thousands of levels
+        raise UserError(f"{path} cannot be parsed: {error or 'it is nested too deep'}") from error
     names: set[str] = set()
     for statement in tree.body:
         if isinstance(statement, ast.FunctionDef | ast.ClassDef):

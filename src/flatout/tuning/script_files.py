@@ -93,7 +93,7 @@ def _imported(path: Path, text: bytes, roots: Sequence[Path]) -> Iterator[Path]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             tree = ast.parse(text, filename=str(path))
-    except (SyntaxError, ValueError, RecursionError):
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
         return  # its trial says what is wrong with it
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):

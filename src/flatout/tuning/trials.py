@@ -6,7 +6,7 @@ What is read alongside a trial, from flatout's own process, and what it says abo
 import math
 import os
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,11 @@ from flatout.records.readings import GpuReadings
 from flatout.records.recipe import Recipe
 from flatout.records.trial import Applied, Outcome, Trial, Workload
 from flatout.records.trial_spec import MEASURE_S, TrialSpec
+from flatout.records.units import format_share
+
+STALLED_SHARE = 0.1
+"""Time in which some process waited for memory, from which on it is said: of less, a step shows
+little, and mere start-up reads files that long."""
 
 
 def sampler(environment: Mapping[str, str]) -> CounterSampler:
@@ -166,8 +171,8 @@ def _trial(recipe: Recipe, ending: Ending, machine: Machine, options: TrialOptio
     profile = None
     if result is not None and outcome in (Outcome.OK, Outcome.NAN) and options.guard is None:
         profile = add_ranks(summarise(result, machine), ending.results, machine)
-        if outcome is Outcome.NAN:
-            profile = replace(profile, notes=(*profile.notes, message))
+        said = [message] if outcome is Outcome.NAN else []
+        profile = replace(profile, notes=(*profile.notes, *said, *_shortage_words(ending)))
     partial = None
     if result is not None and profile is None and options.guard is None:
         partial = _partial(ending, result, machine)
@@ -210,14 +215,17 @@ def outcome_of(ending: Ending, options: TrialOptions) -> tuple[Outcome, str]:
             "of the script's files, or let another trial that changes it end first; everything was "
             "put back"
         )
-    return _outcome(ending, options)
+    outcome, message = _outcome(ending, options)
+    if outcome is Outcome.CRASH and ending.shortage.num_kills:
+        message = "; ".join((message, *_shortage_words(ending)))
+    return outcome, message
 
 
 def _outcome(ending: Ending, options: TrialOptions) -> tuple[Outcome, str]:
     result = _crashed(ending) or leading(ending.results)
     if _ran_out_of_memory(ending, result):
         if _was_killed(ending):
-            return Outcome.OOM, "the script was killed: out of memory, unless somebody else did it"
+            return Outcome.OOM, _killed_words(ending)
         where = f" {describe_exhaustion(ending.exhaustion)}" if ending.exhaustion else ""
         return Outcome.OOM, f"the script ran out of memory{where}"
     if result is not None and result["why"] == "refused":
@@ -330,6 +338,34 @@ def _ran_out_of_memory(ending: Ending, result: Mapping[str, Any] | None) -> bool
 def _was_killed(ending: Ending) -> bool:
     """Tell of a -9 that was not ours: the kernel's out-of-memory killer, or someone else."""
     return ending.exit_code == -9 and ending.why == "ended"
+
+
+def _killed_words(ending: Ending) -> str:
+    if ending.shortage.num_kills:
+        return (
+            "the script was killed: out of memory, as the kernel counted in its control group "
+            "(a container's limit, or the machine's memory)"
+        )
+    return (
+        "the script was killed: out of memory, unless somebody else did it; the kernel counted no "
+        "such kill in this control group"
+    )
+
+
+def _shortage_words(ending: Ending) -> Iterator[str]:
+    """Say what slowed or killed processes near the limit of memory."""
+    kills, stalled_s = ending.shortage
+    if kills:
+        yield (
+            f"the kernel killed {kills} process{'es' if kills > 1 else ''} of this control group "
+            "because memory ran out, while the training ran"
+        )
+    if stalled_s >= STALLED_SHARE * ending.wall_s > 0:
+        yield (
+            f"processes of this control group waited for memory in "
+            f"{format_share(stalled_s / ending.wall_s)} of the time: its limit is near, and steps "
+            "are slower than with more memory or fewer workers"
+        )
 
 
 def _fault(ending: Ending) -> Fault | None:
