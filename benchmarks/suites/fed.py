@@ -15,11 +15,11 @@ from dataclasses import dataclass, field, replace
 from benchmarks.bench import Arm, Bench, Record, cells, comparison, interleave, open_lab
 from flatout.records.ablation import Comparison, Feeding
 from flatout.records.journey import Pipeline
+from flatout.records.messages import ENGLISH, messages
 from flatout.records.profile import Profile
 from flatout.records.recipe import Recipe
 from flatout.records.statistics import compare, gather
 from flatout.records.units import format_interval, format_ms, format_rate
-from flatout.reporting.messages import ENGLISH, messages
 from flatout.reporting.tuning.verdict import fed
 from flatout.tuning.feeding import Costs, feeding_of, find_costs, find_pipeline, free_ms_of
 from flatout.tuning.passes.ceilings import replay_probe

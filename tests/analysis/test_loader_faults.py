@@ -12,9 +12,9 @@ import pytest
 
 from flatout.analysis.loader_faults import FAULTS, fewer_workers, find_fault, half_of_own_workers
 from flatout.hardware.machine import read_machine
+from flatout.records.messages import messages
 from flatout.records.recipe import Choice, Recipe
 from flatout.records.trial import Outcome, Workload
-from flatout.reporting.messages import messages
 from flatout.reporting.terminal import render_failure
 from flatout.tuning.trials import TrialOptions, run_trial
 from tests.left_behind import left_behind, left_since
@@ -87,7 +87,7 @@ def test_a_loader_that_has_nothing_to_give_is_named_in_place_of_the_missing_step
     assert "flatout.step" not in trial.message
     said = " ".join(render_failure(trial).split())
     assert "look where its samples come from" in said
-    assert re.search("[a-z]{4}", messages("ko").translated(trial.message)[:20]) is None
+    assert re.search("[a-z]{4}", messages("ko").text(trial.message)[:20]) is None
 
 
 IN_SMALL_SHM = [

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from flatout.records.journey import TRAINING, WORKERS, Journey, Leg, WorkerFacts
 from flatout.records.memory import MemoryStory, TensorAtPeak
+from flatout.records.messages import words
 from flatout.records.profile import PHASES, Ceilings
 from flatout.records.readings import GpuReadings, Limits, RankFacts, SyncPoint
 from tests.rules.pipeline_facts import pipeline
@@ -57,7 +58,7 @@ def filled(profile, name="layer4.1.conv2"):
                 because="it waits 40 ms longer for data than the others",
             ),
         ),
-        notes=("the step times had not become steady when the measurement ended", name),
+        notes=(words("note.not_steady"), name),
     )
 
 

@@ -1,24 +1,23 @@
 import ast
+import copy
+import pickle
 import re
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from flatout import rules
 from flatout.records.machine import Device, Machine
-from flatout.reporting import messages as catalogue
-from flatout.reporting.messages import FIELD, LANGUAGES, fields_of, messages
+from flatout.records.messages import FIELD, LANGUAGES, fields_of, messages, words
 from flatout.rules.runtime.sync_in_step import ADVICE
-from flatout.tuning import passes
+from tests.paths import ROOT
 from tests.reporting.full_profile import filled
 from tests.rules.journey_facts import journey
 from tests.rules.memory_facts import story, sync
 from tests.rules.pipeline_facts import pipeline
 from tests.techniques.facts import gpu, loader, model, optimizer, profile
 
-SOURCE = Path(catalogue.__file__).parent.parent
-TOLD_IN_ENGLISH = "the step times had not become steady when the measurement ended"
+SOURCE = ROOT / "src/flatout/reporting"
 NAMES = sorted(messages("en").texts)
 OTHERS = [language for language in LANGUAGES if language != "en"]
 LAYERS = (
@@ -30,6 +29,9 @@ LAYERS = (
     "tuning/markdown.py",
     "tuning/speedup_chart.py",
     "tuning/verdict.py",
+)
+MODULES = sorted(
+    path for path in SOURCE.parent.rglob("*.py") if "words(" in path.read_text(encoding="utf-8")
 )
 USERS = [SOURCE / name for name in LAYERS]
 
@@ -90,23 +92,42 @@ def test_no_sentence_of_a_report_stands_outside_the_catalogue(path):
     assert [text for text in found if len(text.split()) > 2] == []
 
 
-def test_a_note_from_elsewhere_is_said_in_the_other_language():
-    assert has_hangul(messages("ko").translated(TOLD_IN_ENGLISH))
-    assert messages("en").translated(TOLD_IN_ENGLISH) == TOLD_IN_ENGLISH
+def test_a_sentence_is_its_english_text_and_is_said_in_the_other_language():
+    gain = words("unit.ratio", value="2.62")
+    sentence = words("headline.data", share="62 %", gain=gain)
+
+    said = messages("ko").text(sentence)
+
+    assert sentence == "62 % of each step waits for data; at most 2.62x if data were free."
+    assert has_hangul(said)
+    assert [part for part in ("62 %", "2.62") if part not in said] == []
 
 
-def test_numbers_and_names_in_a_sentence_from_elsewhere_are_kept():
-    told = messages("ko").translated(
-        "the step waits 131 ms of 212 ms for its batch (62 %, n=30) with 0 loader workers; "
-        "with data for free it would be 2.62x as fast"
-    )
+def test_a_sentence_can_be_copied_and_pickled():
+    sentence = words("note.drift", share="12 %")
 
-    assert has_hangul(told)
-    assert [part for part in ("131 ms", "212 ms", "62 %", "n=30", "2.62") if part not in told] == []
+    for again in (copy.deepcopy(sentence), pickle.loads(pickle.dumps(sentence))):
+        assert again == sentence
+        assert messages("ko").text(again) == messages("ko").text(sentence)
 
 
-def test_what_nobody_translated_stays_as_it_is():
-    assert messages("ko").translated("a sentence of somebody's") == "a sentence of somebody's"
+def test_what_is_no_sentence_of_the_catalogue_stays_as_it_is():
+    assert messages("ko").text("a script's own words") == "a script's own words"
+
+
+def literal_codes(path):
+    """Yield the names of messages that a module writes out."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        is_call = isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+        if is_call and node.func.id == "words" and node.args:
+            argument = node.args[0]
+            if isinstance(argument, ast.Constant):
+                yield argument.value
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(SOURCE.parent)))
+def test_every_message_that_is_named_is_in_the_catalogue(path):
+    assert set(literal_codes(path)) <= set(NAMES)
 
 
 def test_a_field_that_holds_braces_is_shown_as_it_is():
@@ -114,17 +135,10 @@ def test_a_field_that_holds_braces_is_shown_as_it_is():
 
 
 @pytest.mark.parametrize("code", rules.codes())
-def test_the_sentences_of_a_rule_are_recognised(code):
+def test_a_rule_has_its_sentences_in_the_catalogue(code):
     names = {name for name in NAMES if name.startswith(f"finding.{code}.")}
 
     assert {name.split(".")[2].partition("_")[0] for name in names} >= {"because"}
-
-
-def test_what_is_measured_is_told_in_the_other_language():
-    said = messages("ko").translated
-
-    assert has_hangul(said("the steps as they are"))
-    assert all(has_hangul(said(f"no time was left for the {name} pass")) for name in passes.NAMES)
 
 
 MACHINE = Machine(
@@ -158,7 +172,7 @@ def test_what_the_rules_say_is_said_in_the_other_language(starved, workers, is_f
     assert {finding.code for finding in found} >= {
         *("data_wait", "other_python", "slow_optimizer", "fp32_on_fast_bf16", "sync_in_step"),
     }
-    assert [text for text in said if not has_hangul(messages("ko").translated(text))] == []
+    assert [text for text in said if not has_hangul(messages("ko").text(text))] == []
 
 
 OTHER = profile(phases_ms={"other": 100.0})
@@ -189,8 +203,4 @@ def test_what_a_rule_says_in_one_case_only_is_said_in_the_other_language(facts):
 
     said = [text for finding in found for text in (finding.because, finding.next)]
     assert said
-    assert [text for text in said if not has_hangul(messages("ko").translated(text))] == []
-
-
-def test_a_rule_that_failed_is_told_in_the_other_language():
-    assert has_hangul(messages("ko").translated("rule data_wait failed: KeyError: 'step'"))
+    assert [text for text in said if not has_hangul(messages("ko").text(text))] == []

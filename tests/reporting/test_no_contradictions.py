@@ -11,10 +11,10 @@ from flatout import rules
 from flatout.analysis.profile import ceilings_of
 from flatout.analysis.regime import best_case, data_share, held_to_phases, with_regime
 from flatout.records.journey import TRAINING, WORKERS, Journey, Pipeline, Stage
+from flatout.records.messages import LANGUAGES, messages
 from flatout.records.profile import PHASES, Ceilings, Spread, most_times
 from flatout.records.readings import IdleSplit, Limits, RankFacts, SyncPoint, TraceSummary
 from flatout.records.units import format_bytes, format_ratio, format_share
-from flatout.reporting.messages import LANGUAGES, messages
 from flatout.reporting.profile import sentences
 from flatout.reporting.profile.tables import details
 from flatout.reporting.terminal import render_profile

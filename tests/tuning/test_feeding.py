@@ -3,9 +3,9 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from flatout.records.ablation import Ablation, Feeding, ablation_from_json
+from flatout.records.messages import ENGLISH, messages
 from flatout.records.recipe import Recipe
 from flatout.records.trial import Outcome, Trial, Workload
-from flatout.reporting.messages import ENGLISH, messages
 from flatout.reporting.tuning.verdict import fed
 from flatout.tuning.feeding import Costs, feeding_of, find_costs
 from flatout.tuning.trial_runner import TrialRunner

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from flatout.records.machine import Machine
+from flatout.records.messages import words
 from flatout.records.profile import Profile
 from flatout.records.readings import GpuReadings
 from flatout.records.units import format_share
@@ -41,17 +42,14 @@ def of_load(load: Mapping[str, float], profile: Profile, machine: Machine) -> tu
     delay = load.get("delay_share", 0.0)
     found = []
     if foreign > max(FOREIGN_LIMIT, floor):
-        found.append(f"other processes took {format_share(foreign)} of the cores")
+        found.append(words("note.foreign", share=format_share(foreign)))
     if steal > max(STEAL_LIMIT, floor):
-        found.append(f"other virtual machines took {format_share(steal)} of the cores (steal)")
+        found.append(words("note.steal", share=format_share(steal)))
     workers = sum(loader.num_workers for loader in profile.training_loaders)
     is_oversubscribed = workers + profile.cpu_threads > machine.usable_cores
     is_delayed = not is_oversubscribed and delay > DELAY_LIMIT
     if not found and is_delayed and foreign > max(FOREIGN_WITH_DELAY, floor):
-        found.append(
-            f"the training waited for a core {format_share(delay)} of the time while other "
-            f"processes took {format_share(foreign)} of the cores"
-        )
+        found.append(words("note.delayed", delay=format_share(delay), share=format_share(foreign)))
     return tuple(found)
 
 
@@ -60,15 +58,15 @@ def of_device(readings: GpuReadings | None) -> tuple[str, ...]:
     if readings is None:
         return ()
     found = [
-        f"the GPU lowered its clocks in {format_share(share)} of the samples: {name}"
+        words("note.clocks", share=format_share(share), name=name)
         for name, share in readings.throttle_shares.items()
         if name in SLOWDOWNS and share >= THROTTLE_LIMIT
     ]
     working = readings.other_processes - readings.other_idle_processes
     if working == 1:
-        found.append("another process computes on the same GPU")
+        found.append(words("note.other_gpu"))
     elif working > 1:
-        found.append(f"{working} other processes compute on the same GPU")
+        found.append(words("note.other_gpus", n=str(working)))
     return tuple(found)
 
 
@@ -79,10 +77,7 @@ def notes_on(readings: GpuReadings | None) -> tuple[str, ...]:
     found = []
     capped = readings.throttle_shares.get("power cap", 0.0)
     if capped >= THROTTLE_LIMIT:
-        found.append(f"the GPU ran at its power limit in {format_share(capped)} of the samples")
+        found.append(words("note.power_limit", share=format_share(capped)))
     if readings.other_idle_processes:
-        found.append(
-            f"{readings.other_idle_processes} other process(es) hold memory on the same GPU and "
-            "ran next to nothing meanwhile"
-        )
+        found.append(words("note.idle_others", n=str(readings.other_idle_processes)))
     return tuple(found)

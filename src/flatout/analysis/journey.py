@@ -31,6 +31,7 @@ from flatout.records.journey import (
     WorkerFacts,
 )
 from flatout.records.machine import Machine
+from flatout.records.messages import words
 from flatout.records.phase_clock import NAMES
 from flatout.records.profile import Profile
 
@@ -301,11 +302,11 @@ def _missing(
     ):
         codes = {int(-record[name]) for record in refused if record[name] < 0}
         if codes:
-            missing[what] = f"{path} may not be read here: {_reason(min(codes))}"
+            missing[what] = words("note.not_allowed", path=path, why=_reason(min(codes)))
     if seen["processes"] and not any(fact.number >= 0 for fact in facts):
-        missing["workers"] = "no worker made two batches in the measured steps"
+        missing["workers"] = words("note.no_batches")
     if not seen["times_copies"]:
-        missing["h2d, sync"] = "the model is on the CPU: nothing is copied to a device"
+        missing["h2d, sync"] = words("note.on_cpu")
     return missing
 
 

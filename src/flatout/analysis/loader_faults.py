@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from flatout.records.catalogue import setter_of
+from flatout.records.messages import words
 from flatout.records.recipe import Choice, Recipe
 
 SIGBUS = -7
@@ -236,16 +237,15 @@ the data set Images has no sample'
     """
     name, samples, size = loader["dataset"], loader["dataset_len"], loader["batch_size"]
     if samples == 0:
-        why = f"the data set {name} has no sample"
+        why = words("trial.no_sample", name=name)
     elif loader["drop_last"] and size:
-        held = f"the {samples} samples of {name}" if samples else f"what {name} yields"
-        why = f"of {held} comes no whole batch of {size}, and drop_last=True leaves out the rest"
+        known = {"name": name, "size": str(size)}
+        why = words("trial.few_yielded", **known)
+        if samples:
+            why = words("trial.few_samples", **known, n=str(samples))
     elif loader["is_iterable"]:
-        why = f"the iterable data set {name} yields no sample"
+        why = words("trial.yields_none", name=name)
     else:
-        why = f"its sampler names none of the {samples} samples of {name}"
+        why = words("trial.none_named", n=str(samples), name=name)
     made_by = INNERMOST.findall(loader["address"])[0]
-    return (
-        f"the script ended without a training step: its loader of {made_by} had "
-        f"nothing to give, {why}"
-    )
+    return words("trial.empty_loader", place=made_by, why=why)

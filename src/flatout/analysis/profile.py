@@ -20,6 +20,7 @@ from flatout.analysis.steps import (
 from flatout.analysis.trace import of_steps
 from flatout.records.json_records import from_plain
 from flatout.records.machine import Machine
+from flatout.records.messages import words
 from flatout.records.phase_clock import EVAL, NAMES
 from flatout.records.profile import (
     MAX_STEPS_KEPT,
@@ -45,11 +46,6 @@ MAX_LOSSES = 1_000
 """Losses kept in a profile; a plot needs no more."""
 TELLING_SHARE = 0.1
 """From a tenth of a run on, what is left out of its steps may be what is worth looking at."""
-NO_LOADER = "no DataLoader fed the training: making batches is part of `other`"
-FOREIGN_LOADER = (
-    "a loader of another kind than torch's DataLoader fed the training: its wait is measured, "
-    "techniques on loaders do not reach it"
-)
 
 
 def window_in(result: Mapping[str, Any]) -> Window:
@@ -272,24 +268,21 @@ def _epoch_steps(result: Mapping[str, Any], window: Window) -> int | None:
 
 
 def _notes(result: Mapping[str, Any], window: Window, busy: float | None) -> list[str]:
-    notes = []
+    notes: list[str] = []
     if not window.is_warm:
-        notes.append("the step times had not become steady when the measurement ended")
+        notes.append(words("note.not_steady"))
     if not window.are_clean:
-        notes.append("nearly every step holds an evaluation, a save or a loader start: all count")
+        notes.append(words("note.unclean"))
     notes += _left_out(window)
     if not any(item["is_training"] for item in result["loaders"]):
-        notes.append(FOREIGN_LOADER if _draws_batches(window) else NO_LOADER)
+        notes.append(words("note.foreign_loader" if _draws_batches(window) else "note.no_loader"))
     if not result["models"]:
-        notes.append("no root module was seen: the forward pass is part of `other`")
+        notes.append(words("note.no_root"))
     if result.get("trains_unseen"):
-        notes.append(
-            "a model that is trained later was not seen: its forward pass is part of `other`, "
-            "and techniques on models act on the first one only"
-        )
+        notes.append(words("note.later_model"))
     if result["device"]["kind"] == "cuda" and busy is None:
-        notes.append("no kernel trace: device busy is the share of the compute phases")
-    notes += [f"a probe failed and was skipped: {text}" for text in result["errors"]]
+        notes.append(words("note.no_trace"))
+    notes += [words("note.probe_failed", error=text) for text in result["errors"]]
     return notes
 
 
@@ -306,10 +299,7 @@ def _left_out(window: Window) -> list[str]:
     run_s = sum(step.wall_s for step in window.steps)
     if left_s < TELLING_SHARE * run_s:
         return []
-    return [
-        f"evaluations or rollouts (calls without gradients) took {format_ms(1e3 * left_s)} of the "
-        f"{format_ms(1e3 * run_s)} seen: the steps that hold them are left out"
-    ]
+    return [words("note.left_out", left=format_ms(1e3 * left_s), run=format_ms(1e3 * run_s))]
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -8,6 +8,7 @@ from typing import Any
 from flatout.analysis.profile import summarise, window_in
 from flatout.analysis.steps import block_means
 from flatout.records.machine import Machine
+from flatout.records.messages import Text, named, words
 from flatout.records.phase_clock import NAMES
 from flatout.records.profile import PHASES, Profile
 from flatout.records.readings import RankFacts
@@ -66,9 +67,9 @@ def add_ranks(profile: Profile, results: Sequence[Mapping[str, Any]], machine: M
     ]
     size = int(ranked[0]["ranks"]["world_size"])
     missing = size - len(views)
-    notes = [f"the phases are those of rank {views[0].rank} of {size}"] if views else []
+    notes = [words("note.phases_of_rank", rank=str(views[0].rank), size=str(size))] if views else []
     if missing:
-        notes.append(f"{missing} of {size} ranks are not in these numbers: not on this machine")
+        notes.append(words("note.ranks_missing", missing=str(missing), size=str(size)))
     return replace(
         profile,
         samples_per_s=sum(view.profile.samples_per_s for view in views),
@@ -125,15 +126,21 @@ def _because(view: RankView, views: Sequence[RankView], lag: Mapping[str, float]
     """Return the phase in which the rank is behind, and a larger batch where there is one."""
     phase = max(lag, key=lambda name: lag[name])
     own = view.own_ms[phase]
-    text = (
-        f"{phase.replace('_', ' ')} takes it {format_ms(own)} a step "
-        f"against {format_ms(own - lag[phase])} on the others"
-    )
+    known: dict[str, Text] = {
+        "phase": named("phase", phase),
+        "own": format_ms(own),
+        "others": format_ms(own - lag[phase]),
+    }
     others = statistics.median(o.profile.samples_per_step for o in views if o is not view)
     own_samples = view.profile.samples_per_step
     if others and own_samples >= MORE_SAMPLES * others:
-        text += f"; its steps hold {own_samples:g} samples against {others:g}"
-    return text
+        return words(
+            "note.straggler_samples",
+            **known,
+            samples=f"{own_samples:g}",
+            other_samples=f"{others:g}",
+        )
+    return words("note.straggler", **known)
 
 
 def _communication_ms(result: Mapping[str, Any]) -> dict[str, float] | None:

@@ -21,11 +21,11 @@ from flatout.cli.options import (
     show,
     terminal_width,
 )
+from flatout.records.messages import ENGLISH, Messages, messages
 from flatout.records.profile import Profile
 from flatout.records.recipe import Recipe
 from flatout.records.trial import Trial, Workload
 from flatout.reporting.documents import ensure_file_writable, write_json, write_text
-from flatout.reporting.messages import ENGLISH, Messages, messages
 from flatout.reporting.profile.html import profile_html
 from flatout.reporting.profile.text import profile_markdown
 from flatout.reporting.tables import printable
@@ -100,7 +100,7 @@ def _write(profile: Profile, workload: str, reports: Reports) -> None:
 
 
 def _measuring(what: str, say: Messages) -> str:
-    shown = say("progress.measuring", what=say.translated(what)) if what else say("progress.start")
+    shown = say("progress.measuring", what=say.text(what)) if what else say("progress.start")
     return printable(shown)
 
 

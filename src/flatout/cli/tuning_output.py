@@ -22,6 +22,7 @@ from flatout.cli.options import show, terminal_width
 from flatout.records import catalogue
 from flatout.records.ablation import Ablation
 from flatout.records.live import Progress, Tell
+from flatout.records.messages import ENGLISH
 from flatout.records.trial import Workload
 from flatout.records.units import format_duration, format_ratio
 from flatout.reporting.documents import (
@@ -30,7 +31,6 @@ from flatout.reporting.documents import (
     write_json,
     write_text,
 )
-from flatout.reporting.messages import ENGLISH
 from flatout.reporting.tables import ascii_only
 from flatout.reporting.terminal import render_ablation, render_failure
 from flatout.reporting.tuning.markdown import ablation_html, ablation_markdown

@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from flatout.records.finding import Finding
+from flatout.records.messages import ENGLISH, Messages, Sentence, Text, named, words, written
 from flatout.records.units import format_share
-from flatout.reporting.messages import ENGLISH, Messages, Sentence, Text, named, words, written
 from flatout.reporting.tables import (
     Column,
     advice_words,
@@ -101,7 +101,7 @@ class Advice:
 
     def next(self, say: Messages) -> str:
         """Return what to do, with the user's script in its commands."""
-        return advice_words(say.translated(self.finding.next), self.workload)
+        return advice_words(say.text(self.finding.next), self.workload)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from flatout.records.catalogue import module_names
 from flatout.records.machine import Machine
+from flatout.records.messages import words
 from flatout.records.profile import Profile
 
 if TYPE_CHECKING:
@@ -46,7 +47,9 @@ def add_findings(profile: Profile, machine: Machine, in_use: Collection[str] = (
         try:
             finding = rule.check(profile, machine)
         except Exception as error:  # noqa: BLE001  the report must be written all the same
-            failed.append(f"rule {code} failed: {type(error).__name__}: {error}")
+            failed.append(
+                words("note.rule_failed", code=code, error=f"{type(error).__name__}: {error}")
+            )
             continue
         if finding is not None:
             found.append(finding)

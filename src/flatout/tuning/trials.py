@@ -28,6 +28,7 @@ from flatout.launch.trial_process import Ending, ProcessOptions, run_process
 from flatout.records import catalogue
 from flatout.records.errors import describe_exhaustion, is_out_of_memory
 from flatout.records.machine import Machine
+from flatout.records.messages import words
 from flatout.records.profile import Profile
 from flatout.records.readings import GpuReadings
 from flatout.records.recipe import Recipe
@@ -90,10 +91,6 @@ ENTRY = "flatout.agent.entry"
 MIN_MEASURED = 3
 """Fewer clean steps than this are no measurement, even of a script that ended on its own."""
 
-IN_A_THREAD = (
-    "the script trains in a thread of its own, and flatout listens to its main thread "
-    "only: train in that one, as by calling the thread's function"
-)
 REFUSALS = ("not_applicable", "failed")
 """What becomes of a technique that was asked and did not act."""
 
@@ -227,7 +224,8 @@ def _outcome(ending: Ending, options: TrialOptions) -> tuple[Outcome, str]:
         if _was_killed(ending):
             return Outcome.OOM, _killed_words(ending)
         where = f" {describe_exhaustion(ending.exhaustion)}" if ending.exhaustion else ""
-        return Outcome.OOM, f"the script ran out of memory{where}"
+        text = words("trial.out_of_memory")
+        return Outcome.OOM, f"{text}{where}" if where else text
     if result is not None and result["why"] == "refused":
         return Outcome.REFUSED, "a technique of the recipe cannot be applied"
     if result is not None and result["why"] == "done":
@@ -271,10 +269,10 @@ def _cut_short(ending: Ending, options: TrialOptions) -> tuple[Outcome, str] | N
     if ending.why not in ("hang", "limit"):
         return None
     if ending.trains_elsewhere and not any(result["segments"] for result in ending.results):
-        return Outcome.NO_STEPS, IN_A_THREAD
-    text = f"no sign of training for {options.hang_s:.0f} s"
+        return Outcome.NO_STEPS, words("trial.other_thread")
+    text = words("trial.silent", seconds=f"{options.hang_s:.0f}")
     if ending.why == "limit":
-        text = f"the script was not done within {options.limit_s:.0f} s"
+        text = words("trial.over_limit", seconds=f"{options.limit_s:.0f}")
     if ending.waits_for_batch and ending.why == "hang":
         hung = BY_CODE["worker_hung"].sentence("")
         states = f" (processes below it: {'; '.join(ending.stuck)})" if ending.stuck else ""
@@ -294,13 +292,10 @@ def _ended(
     if result is not None and result["segments"]:
         return _judged(result, options)
     if result is not None and result["trains_elsewhere"]:
-        return Outcome.NO_STEPS, IN_A_THREAD
+        return Outcome.NO_STEPS, words("trial.other_thread")
     if ending.empty_loader is not None:
         return Outcome.NO_STEPS, emptiness(ending.empty_loader)
-    return Outcome.NO_STEPS, (
-        "the script ended and no training step was seen: no optimizer step and no backward; "
-        "where it trains all the same, put each step into `with flatout.step():`"
-    )
+    return Outcome.NO_STEPS, words("trial.no_step")
 
 
 def _judged(result: Mapping[str, Any], options: TrialOptions) -> tuple[Outcome, str]:
@@ -308,22 +303,22 @@ def _judged(result: Mapping[str, Any], options: TrialOptions) -> tuple[Outcome, 
     losses = losses_of(window.steps)
     if any(not math.isfinite(loss) for loss in losses):
         first = next(i for i, loss in enumerate(losses) if not math.isfinite(loss))
-        return Outcome.NAN, f"the loss was not finite at step {first + 1}"
+        return Outcome.NAN, words("trial.not_finite", step=str(first + 1))
     if options.steps is not None:
         if len(window.steps) >= options.steps:
             return Outcome.OK, ""
         # A guard trial of a short script compares what there is.
         return Outcome.OK, f"the script made only {_steps(len(window.steps))}"
     if len(window.measured) < MIN_MEASURED:
-        return Outcome.TOO_SHORT, (
-            f"the script made {_steps(len(window.steps))}, at least {MIN_STEPS + 3} are needed; "
-            "let it train longer"
+        least = str(MIN_STEPS + 3)
+        return Outcome.TOO_SHORT, words(
+            "trial.too_few", steps=_steps(len(window.steps)), least=least
         )
     return Outcome.OK, ""
 
 
 def _steps(count: int) -> str:
-    return f"{count} training step{'' if count == 1 else 's'}"
+    return words("trial.one_step") if count == 1 else words("trial.some_steps", n=str(count))
 
 
 def _ran_out_of_memory(ending: Ending, result: Mapping[str, Any] | None) -> bool:
@@ -341,15 +336,7 @@ def _was_killed(ending: Ending) -> bool:
 
 
 def _killed_words(ending: Ending) -> str:
-    if ending.shortage.num_kills:
-        return (
-            "the script was killed: out of memory, as the kernel counted in its control group "
-            "(a container's limit, or the machine's memory)"
-        )
-    return (
-        "the script was killed: out of memory, unless somebody else did it; the kernel counted no "
-        "such kill in this control group"
-    )
+    return words("trial.killed_counted" if ending.shortage.num_kills else "trial.killed")
 
 
 def _shortage_words(ending: Ending) -> Iterator[str]:
@@ -406,11 +393,11 @@ def _crash_line(ending: Ending, result: Mapping[str, Any] | None) -> str:
         return str(result["crash"]).splitlines()[-1][:300]
     if ending.exit_code is not None and ending.exit_code < 0:
         number = -ending.exit_code
-        return f"the script was ended by signal {number} ({signal.strsignal(number)})"
+        return words("trial.by_signal", number=str(number), name=signal.strsignal(number) or "")
     # A launcher's last line is a rule of its frame.
     lines = [line for line in ending.log.splitlines() if any(map(str.isalnum, line))]
     last = lines[-1][:300] if lines else ""
-    return f"the script failed with exit code {ending.exit_code}: {last}"
+    return words("trial.exit_code", code=str(ending.exit_code), last=last)
 
 
 def applied_of(recipe: Recipe, results: Sequence[Mapping[str, Any]]) -> tuple[Applied, ...]:

@@ -2,8 +2,8 @@ from dataclasses import replace
 
 import pytest
 
+from flatout.records.messages import messages
 from flatout.records.profile import PHASES
-from flatout.reporting.messages import messages
 from flatout.reporting.profile import html
 from tests.reporting.full_profile import filled
 

@@ -7,6 +7,7 @@ import pytest
 from flatout.analysis.journey import techniques_of
 from flatout.records.journey import TRAINING, Journey
 from flatout.records.memory import MemoryStory, TensorAtPeak
+from flatout.records.messages import LANGUAGES, messages
 from flatout.records.profile import PHASES, profile_from_json
 from flatout.records.readings import (
     GpuReadings,
@@ -19,7 +20,6 @@ from flatout.records.readings import (
 )
 from flatout.records.units import GIB, KIB, MIB
 from flatout.reporting.blocks import terminal_lines
-from flatout.reporting.messages import LANGUAGES, messages
 from flatout.reporting.profile.sentences import left_out
 from flatout.reporting.profile.tables import details, find_least_copy_ms
 from flatout.reporting.tables import display_width

@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 
 from flatout.records.ablation import Comparison, Feeding, LossCheck, Verdict
+from flatout.records.messages import messages
 from flatout.records.profile import Ceilings
 from flatout.records.recipe import Recipe
-from flatout.reporting.messages import messages
 from flatout.reporting.terminal import render_ablation
 from flatout.reporting.tuning.verdict import fed, reasons
 

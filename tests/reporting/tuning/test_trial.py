@@ -3,6 +3,7 @@ from dataclasses import replace
 
 import pytest
 
+from flatout.records.messages import words
 from flatout.records.recipe import Choice, Recipe
 from flatout.records.trial import Applied, Outcome
 from flatout.reporting.terminal import render_failure
@@ -89,15 +90,14 @@ def test_a_failure_is_told_in_the_other_language(crash, outcome):
 @pytest.mark.parametrize(
     "message",
     [
-        "the script made 1 training step, at least 7 are needed; let it train longer",
-        "the script made 3 training steps, at least 7 are needed; let it train longer",
-        "the script was ended by signal 11 (Segmentation fault)",
-        "the loss was not finite at step 4",
-        "no sign of training for 60 s",
-        "the script was not done within 90 s",
+        words("trial.too_few", steps=words("trial.one_step"), least="7"),
+        words("trial.by_signal", number="11", name="Segmentation fault"),
+        words("trial.not_finite", step="4"),
+        words("trial.silent", seconds="60"),
+        words("trial.over_limit", seconds="90"),
     ],
 )
-def test_what_a_trial_says_is_told_in_the_other_language(crash, message):
+def test_what_a_trial_says_is_said_in_the_other_language(crash, message):
     trial = replace(crash, message=message)
 
     headline = render_failure(trial, language="ko", width=200).splitlines()[0]

@@ -37,7 +37,7 @@ MAX_OPERATORS = 100_000
 """Operators after which `FEW_STEPS` are enough: the profiler holds each until the end. An ordinary
 step has some thousand."""
 
-BARRED = f"memory: {kernels.BARRED}"
+BARRED = ("own_profiler", "")
 
 
 class AllocationStream(Protocol):
@@ -89,7 +89,8 @@ class MemoryProbe:
         self.lines = SourceLines()
         self.graphs = KeptGraphs(session)
         self.stream: AllocationStream | None = None
-        self.notes: list[str] = []
+        self.notes: list[tuple[str, str]] = []
+        """Names of notes in the catalogue, and the reason that one has."""
         self.seen = 0
         self.modules: list[str] = []
         self.made_by: dict[int, str] = {}
@@ -117,7 +118,7 @@ class MemoryProbe:
             return
         reason = why_not(self.session) if self.listens else "this pass does without"
         if reason:
-            self.notes.append(f"memory: no modules, and lines of phases only: {reason}")
+            self.notes.append(("no_modules", reason))
         else:
             operators = operators_of(self.session)
             operators.before.append(self.session.quietly(self.before_operator))
@@ -174,7 +175,7 @@ class MemoryProbe:
         """Return the books."""
         self.close()
         if not self.books.ends and BARRED not in self.notes:
-            self.notes.append("memory: the script ended before a step could be observed")
+            self.notes.append(("memory_too_short", ""))
         return {
             **allocations.summary(self.books),
             **self.facts,
@@ -226,7 +227,7 @@ class MemoryProbe:
         if device is not None:
             return CudaStream(device.index, self.snapshot)
         if self.snapshot:
-            self.notes.append("memory: torch writes snapshots of CUDA memory only")
+            self.notes.append(("no_snapshot", ""))
         return CpuStream()
 
     def _follow_phases(self) -> None:

@@ -106,7 +106,7 @@ class SyncProbe:
         self.session = session
         self.listens: bool = options.get("listens", True)
         self.lines = SourceLines()
-        self.notes: list[str] = []
+        self.notes: list[tuple[str, str]] = []
         self.seen = 0
         self.steps = 0
         self.on_device = False
@@ -149,7 +149,7 @@ class SyncProbe:
             for name in DEVICE_CALLS:
                 self._watch(torch.cuda, name, name)
         if reason:
-            self.notes.append(f"syncs: only methods of tensors were watched: {reason}")
+            self.notes.append(("only_methods", reason))
             return
         for name in FUNCTIONS:
             self._watch(torch, name, METHODS[name])
@@ -167,7 +167,7 @@ class SyncProbe:
         while self._undo:
             self._undo.pop()()
         if not self.steps:
-            self.notes.append("syncs: no training step without an evaluation was seen")
+            self.notes.append(("syncs_unseen", ""))
         points = [[line, what, *total] for (line, what), total in self.waits.items()]
         return {
             "on_device": self.on_device,

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
+from flatout.records.messages import ENGLISH, Messages, messages, written
 from flatout.records.profile import PHASES, Profile
 from flatout.records.units import format_bytes, format_ms, format_rate, format_share
 from flatout.reporting.blocks import WORD_COLUMNS, Advice
-from flatout.reporting.messages import ENGLISH, Messages, messages, written
 from flatout.reporting.profile.sentences import headline, left_out, readings, warnings
 from flatout.reporting.profile.tables import details, phases
 from flatout.reporting.templates import read_text, render
@@ -239,7 +239,7 @@ def profile_html(profile: Profile, *, workload: str = "train.py", language: str 
     Args:
         profile: What was measured.
         workload: What the user would type after `python`.
-        language: One of `flatout.reporting.messages.LANGUAGES`.
+        language: One of `flatout.records.messages.LANGUAGES`.
     """
     say = messages(language)
     style = read_text("profile.css")

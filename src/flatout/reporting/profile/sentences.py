@@ -3,9 +3,9 @@
 import math
 from collections.abc import Iterator, Sequence
 
+from flatout.records.messages import Sentence, Text, words, written
 from flatout.records.profile import PHASES, Profile, Regime, most_times
 from flatout.records.units import format_bytes, format_ms, format_rate, format_ratio, format_share
-from flatout.reporting.messages import Sentence, Text, words, written
 
 WORTH_A_HEADLINE = 0.10
 """A wait below a tenth of the step is not what a reader should look at first."""

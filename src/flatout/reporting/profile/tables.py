@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from flatout.records.catalogue import declared, only_on_request
 from flatout.records.journey import TRAINING, WORKERS, Leg, Pipeline, Stage, WorkerFacts
 from flatout.records.memory import MemoryStory, TensorAtPeak
+from flatout.records.messages import Sentence, Text, named, words, written
 from flatout.records.profile import PHASES, LoaderFacts, Profile
 from flatout.records.readings import GpuReadings, Limits, RankFacts
 from flatout.records.units import (
@@ -28,7 +29,6 @@ from flatout.reporting.blocks import (
     Table,
     known_columns,
 )
-from flatout.reporting.messages import Sentence, Text, named, words, written
 from flatout.reporting.profile.sentences import (
     add_up,
     ceilings_sentence,
@@ -42,6 +42,7 @@ from flatout.reporting.profile.sentences import (
     warnings,
 )
 
+START_METHODS = ("fork", "spawn", "forkserver")
 MOST_MODULES = 8
 """Modules shown: what is below the eighth is hardly what fills a device."""
 DATA_LEGS = ("read", "decode", "collate", "queue", "pin", "sampler")
@@ -279,7 +280,8 @@ def _workers(profile: Profile) -> Iterator[Block]:
 
 def _started(loader: LoaderFacts) -> Iterator[Sentence]:
     """Say how the workers start, and what that risks; only fork takes over what is alive."""
-    yield Sentence(f"about.started_{loader.start_method}", otherwise=loader.start_method)
+    if loader.start_method in START_METHODS:
+        yield words(f"about.started_{loader.start_method}")
     if loader.start_reason:
         yield words("about.start_reason", why=written(loader.start_reason))
     if loader.start_method == "fork" and loader.cuda_at_start:

@@ -1,5 +1,6 @@
 """The report on one profile for a terminal, short or with every detail, and as Markdown."""
 
+from flatout.records.messages import ENGLISH, Messages, Text, messages
 from flatout.records.profile import Profile
 from flatout.reporting.blocks import (
     Advice,
@@ -11,7 +12,6 @@ from flatout.reporting.blocks import (
     terminal_lines,
     title_lines,
 )
-from flatout.reporting.messages import ENGLISH, Messages, Text, messages
 from flatout.reporting.profile.sentences import ceilings_sentence, readings
 from flatout.reporting.profile.tables import sections
 from flatout.reporting.tables import wrapped
@@ -40,7 +40,7 @@ def render_profile(
         profile: What was measured.
         workload: What the user would type after `python`.
         width: Columns of the terminal.
-        language: One of `flatout.reporting.messages.LANGUAGES`.
+        language: One of `flatout.records.messages.LANGUAGES`.
         details: Whether to show everything, in as many lines as it takes.
     """
     say = messages(language)
@@ -133,7 +133,7 @@ def profile_markdown(
     Args:
         profile: What was measured.
         workload: What the user would type after `python`.
-        language: One of `flatout.reporting.messages.LANGUAGES`.
+        language: One of `flatout.records.messages.LANGUAGES`.
     """
     say = messages(language)
     answer, *others = sections(profile, workload)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from markupsafe import Markup
 
 from flatout.records.ablation import Ablation
+from flatout.records.messages import ENGLISH, messages
 from flatout.reporting.blocks import (
     WORD_COLUMNS,
     Facts,
@@ -18,7 +19,6 @@ from flatout.reporting.blocks import (
     markdown_lines,
     safe,
 )
-from flatout.reporting.messages import ENGLISH, messages
 from flatout.reporting.templates import render
 from flatout.reporting.tuning.speedup_chart import ladder_rows, ladder_svg
 from flatout.reporting.tuning.text import EVERYTHING, table_of
@@ -47,7 +47,7 @@ def ablation_markdown(
         ablation: What the tuning found.
         changes: The recipe by hand.
         place: Where the recipe is, for the next command.
-        language: One of `flatout.reporting.messages.LANGUAGES`.
+        language: One of `flatout.records.messages.LANGUAGES`.
     """
     say = messages(language)
     columns = (EVERYTHING[0], "settings", *EVERYTHING[1:])
@@ -86,7 +86,7 @@ def ablation_html(
         ablation: What the tuning found.
         changes: The recipe by hand.
         place: Where the recipe is, for the next command.
-        language: One of `flatout.reporting.messages.LANGUAGES`.
+        language: One of `flatout.records.messages.LANGUAGES`.
     """
     say = messages(language)
     return render(

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from flatout.records.ablation import Ablation, Comparison, Verdict
+from flatout.records.messages import ENGLISH, Messages, messages
 from flatout.records.profile import PeakBytes, Profile
 from flatout.records.technique import Numerics
 from flatout.records.units import (
@@ -20,7 +21,6 @@ from flatout.records.units import (
     format_ratio,
     format_share,
 )
-from flatout.reporting.messages import ENGLISH, Messages, messages
 from flatout.reporting.tables import NOTHING
 from flatout.reporting.templates import render
 from flatout.reporting.tuning.verdict import headline, loss_of, verdict_of

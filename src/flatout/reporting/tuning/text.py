@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from flatout.records.ablation import Ablation, Contrast, Quantity
+from flatout.records.messages import ENGLISH, Messages, Text, messages, words
 from flatout.records.units import (
     format_bytes,
     format_interval,
@@ -12,7 +13,6 @@ from flatout.records.units import (
     format_share,
 )
 from flatout.reporting.blocks import Facts, Table, columns_of, safe, terminal_lines
-from flatout.reporting.messages import ENGLISH, Messages, Text, messages, words
 from flatout.reporting.tables import NOTHING, Column, ascii_only, labelled, sentence, table, wrapped
 from flatout.reporting.tuning.speedup_chart import LadderRow, ladder_rows
 from flatout.reporting.tuning.verdict import (
@@ -54,7 +54,7 @@ def render_ablation(
         width: Columns of the terminal. Below what one row needs, a technique takes two rows of the
             detailed report.
         details: Whether to show every row with its readings, and everything the table cannot say.
-        language: One of `flatout.reporting.messages.LANGUAGES`.
+        language: One of `flatout.records.messages.LANGUAGES`.
     """
     say = messages(language)
     rows = ladder_rows(ablation, say)

@@ -3,9 +3,9 @@
 import textwrap
 from collections.abc import Iterator
 
+from flatout.records.messages import ENGLISH, Messages, Sentence, messages, named
 from flatout.records.trial import Outcome, Trial
 from flatout.records.units import format_duration
-from flatout.reporting.messages import ENGLISH, Messages, messages, named
 from flatout.reporting.tables import (
     ascii_only,
     display_width,
@@ -71,7 +71,7 @@ def render_failure(
         trial: How it ended.
         workload: What the user would type after `python`.
         width: Columns of the terminal; the script's own output is never wrapped.
-        language: One of `flatout.reporting.messages.LANGUAGES`.
+        language: One of `flatout.records.messages.LANGUAGES`.
     """
     say = messages(language)
     lines = wrapped(_headline(trial, say), width)
@@ -142,9 +142,9 @@ def _label(name: str, say: Messages) -> str:
 
 
 def _headline(trial: Trial, say: Messages) -> str:
-    said = say.translated(trial.message)
+    said = say.text(trial.message)
     # What a trial says of the script is the headline; what torch or Python said is behind one.
-    if said == trial.message and not said.startswith("the script"):
+    if not isinstance(trial.message, Sentence) and not said.startswith("the script"):
         headline = say(f"failure.head_{trial.outcome.value}")
         said = ": ".join(part for part in (headline, said) if part)
     return sentence(said[:1].upper() + said[1:])

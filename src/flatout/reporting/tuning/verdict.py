@@ -19,6 +19,7 @@ from flatout.records.ablation import (
     Verdict,
 )
 from flatout.records.catalogue import setter_of
+from flatout.records.messages import Sentence, Text, named, words, written
 from flatout.records.recipe import Recipe
 from flatout.records.technique import Technique
 from flatout.records.units import (
@@ -28,7 +29,6 @@ from flatout.records.units import (
     format_rate,
     format_share,
 )
-from flatout.reporting.messages import Sentence, Text, named, words, written
 from flatout.reporting.profile.sentences import MORE, ceilings_sentence, times
 
 STOPPED = ("budget", "interrupted", "machine busy", "baseline failed")

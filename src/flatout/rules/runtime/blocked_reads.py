@@ -4,9 +4,10 @@ from flatout.analysis.feeding import cores_of, useful_workers, workers_now
 from flatout.records.finding import Finding
 from flatout.records.journey import Journey
 from flatout.records.machine import Machine
+from flatout.records.messages import words
 from flatout.records.profile import Profile
 from flatout.records.units import format_bytes, format_ms, format_share
-from flatout.rules.runtime.data_wait import FOREIGN
+from flatout.rules.runtime.data_wait import foreign
 
 MIN_WAIT = 0.10
 """Below a tenth of the step, waiting for data is not worth a reader's time."""
@@ -25,13 +26,18 @@ def check(profile: Profile, machine: Machine) -> Finding | None:
         return None
     known = [facts.storage_bytes_per_step for facts in profile.journey.workers]
     stored = sum(count or 0.0 for count in known)
+    name = "because" if stored else "because_cached"
+    if not set(known) - {None}:
+        name = "because_unknown"
     return Finding(
         code="blocked_reads",
         share=wait * blocked / made,
-        because=(
-            f"of the {format_ms(made)} that making a step's batch takes, {format_ms(blocked)} "
-            f"({format_share(blocked / made)}) are blocked in reading samples: storage, network or "
-            f"a lock, not computing{_stored(stored) if set(known) - {None} else ''}"
+        because=words(
+            f"finding.blocked_reads.{name}",
+            made=format_ms(made),
+            blocked=format_ms(blocked),
+            share=format_share(blocked / made),
+            **({"size": format_bytes(stored)} if name == "because" else {}),
         ),
         next=_next(profile, machine),
         evidence={
@@ -49,23 +55,12 @@ def _made_ms(journey: Journey) -> tuple[float, float]:
     return sum(leg.ms for leg in legs), sum(leg.ms for leg in legs if leg.name == "read")
 
 
-def _stored(count: float) -> str:
-    return f"; {format_bytes(count)} a step came from storage" if count else "; none from storage"
-
-
 def _next(profile: Profile, machine: Machine) -> str:
     if not profile.training_loaders:
-        return FOREIGN
+        return foreign()
     tune = "flatout tune --only loader_workers,persistent_workers train.py"
     useful, now = useful_workers(profile, machine), workers_now(profile)
     if now >= useful:
-        return (
-            "more workers do not help: copy the data to a local disk, or pack it into few large "
-            "files: flatout pack"
-        )
-    if useful <= cores_of(profile, machine):
-        return f"let up to {useful} workers read at the same time: {tune}"
-    return (
-        f"blocked workers need no core, so up to {useful} of them help: "
-        f"{tune}; beyond that, copy the data to a local disk or pack it into few large files"
-    )
+        return words("finding.blocked_reads.next_local", command="flatout pack")
+    name = "next_more" if useful <= cores_of(profile, machine) else "next_pack"
+    return words(f"finding.blocked_reads.{name}", n=str(useful), command=tune)

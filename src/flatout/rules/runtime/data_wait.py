@@ -3,6 +3,7 @@
 from flatout.analysis.feeding import cores_of, useful_workers, workers_now
 from flatout.records.finding import Finding
 from flatout.records.machine import Machine
+from flatout.records.messages import Text, words
 from flatout.records.profile import Profile
 from flatout.records.units import format_ms, format_ratio, format_share
 
@@ -14,11 +15,11 @@ of diagnostics. A wait while the device works off its queue costs nothing."""
 
 DIFFERENT = 0.01
 """Shares that differ by more are two numbers to a reader, who has to be told why."""
-CHEAPER = "make loading itself cheaper: smaller images, fewer transforms per sample"
-FOREIGN = (
-    "give the loader more workers in the script: it is another kind than torch's DataLoader, which "
-    "techniques do not reach; then flatout measure again"
-)
+
+
+def foreign() -> str:
+    """Return what helps where the loader is of another kind than torch's."""
+    return words("finding.data_wait.next_foreign")
 
 
 def check(profile: Profile, machine: Machine) -> Finding | None:
@@ -28,18 +29,13 @@ def check(profile: Profile, machine: Machine) -> Finding | None:
         return None
     wait_ms, step_ms = profile.phases_ms["data_wait"], profile.step_ms.median
     workers, cores = workers_now(profile), cores_of(profile, machine)
-    known = f" with {workers} loader workers" if profile.training_loaders else ""
     return Finding(
         code="data_wait",
         share=share,
-        because=(
-            f"the step waits {format_ms(wait_ms)} of {format_ms(step_ms)} for its batch "
-            f"({format_share(wait_ms / step_ms)}, n={profile.step_ms.n}){known}; "
-            f"{_gain(profile)}"
-        ),
+        because=_because(profile, workers),
         next=_next(workers, cores, useful_workers(profile, machine))
         if profile.training_loaders
-        else FOREIGN,
+        else foreign(),
         evidence={
             "data_wait_ms": wait_ms,
             "step_ms": step_ms,
@@ -50,31 +46,41 @@ def check(profile: Profile, machine: Machine) -> Finding | None:
     )
 
 
-def _gain(profile: Profile) -> str:
-    """Say what free data gives; where it is less than the wait, which part of that is lost."""
-    times, share = format_ratio(profile.ceilings.free_data), profile.lost_to_data
-    if profile.share("data_wait") - share > DIFFERENT:
-        return (
-            f"a run with free data was {times} as fast, so {format_share(share)} of the step is "
-            "lost to the wait"
-        )
-    return f"with data for free it would be {times} as fast"
+def _because(profile: Profile, workers: int) -> str:
+    """Return the wait; where free data gives less than it, also which part of that is lost."""
+    wait_ms, step_ms = profile.phases_ms["data_wait"], profile.step_ms.median
+    lost = profile.lost_to_data
+    fields: dict[str, Text] = {
+        "wait": format_ms(wait_ms),
+        "step": format_ms(step_ms),
+        "share": format_share(wait_ms / step_ms),
+        "n": str(profile.step_ms.n),
+        "gain": format_ratio(profile.ceilings.free_data)[:-1],
+    }
+    name = "because"
+    if profile.training_loaders:
+        fields["workers"] = str(workers)
+    else:
+        name += "_foreign"
+    if profile.share("data_wait") - lost > DIFFERENT:
+        name += "_less"
+        fields["lost"] = format_share(lost)
+    return words(f"finding.data_wait.{name}", **fields)
 
 
 def _next(workers: int, cores: int, useful: int) -> str:
+    tune = "flatout tune --only loader_workers"
     if workers == 0:
-        return (
-            "load in worker processes: "
-            "flatout tune --only loader_workers,persistent_workers train.py"
-        )
+        command = f"{tune},persistent_workers train.py"
+        return words("finding.data_wait.next_workers", command=command)
     if workers > max(cores, useful):
-        return (
-            f"{workers} workers share {cores} cores: fewer may be faster: "
-            "flatout tune --only loader_workers,cpu_threads train.py"
+        return words(
+            "finding.data_wait.next_fewer",
+            workers=str(workers),
+            cores=str(cores),
+            command=f"{tune},cpu_threads train.py",
         )
     if workers >= useful:
-        return f"more workers do not help: {CHEAPER}"
-    return (
-        f"try up to {useful} workers: flatout tune --only loader_workers train.py; "
-        f"beyond that, {CHEAPER}"
-    )
+        return words("finding.data_wait.next_cheaper")
+    command = f"{tune} train.py"
+    return words("finding.data_wait.next_other", workers=str(useful), command=command)

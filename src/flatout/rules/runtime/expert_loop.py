@@ -2,6 +2,7 @@
 
 from flatout.records.finding import Finding
 from flatout.records.machine import Machine
+from flatout.records.messages import words
 from flatout.records.profile import ModelFacts, Profile
 from flatout.records.units import format_share
 
@@ -20,19 +21,17 @@ def check(profile: Profile, machine: Machine) -> Finding | None:
     share = _share(profile, model)
     if share < MIN_SHARE:
         return None
-    held = format_share(_held(model))
     return Finding(
         code="expert_loop",
         share=share,
         is_bound=True,
-        because=(
-            f"{model.name} keeps {model.experts} experts as separate modules, "
-            f"which hold {held} of its parameters"
+        because=words(
+            "finding.expert_loop.because",
+            model=model.name,
+            experts=str(model.experts),
+            share=format_share(_held(model)),
         ),
-        next=(
-            "flatout tune --only grouped_experts: the same products in groups, where that is "
-            "proven equal; else stack the experts' weights (torch.nn.functional.grouped_mm)"
-        ),
+        next=words("finding.expert_loop.next"),
         evidence={
             "experts": float(model.experts),
             "expert_parameters": float(model.expert_parameters),

@@ -2,6 +2,7 @@
 
 from flatout.records.finding import Finding
 from flatout.records.machine import Machine
+from flatout.records.messages import words
 from flatout.records.profile import Profile
 from flatout.records.units import format_ms, format_share
 
@@ -27,15 +28,13 @@ def check(profile: Profile, machine: Machine) -> Finding | None:
     return Finding(
         code="exposed_communication",
         share=share,
-        because=(
-            f"{format_ms(exposed_ms)} of {format_ms(step_ms)} ({format_share(share)}) pass in "
-            "communication between ranks while nothing is computed"
+        because=words(
+            "finding.exposed_communication.because",
+            exposed=format_ms(exposed_ms),
+            step=format_ms(step_ms),
+            share=format_share(share),
         ),
-        next=(
-            "communicate less often or less: a larger batch on each rank, model.no_sync() for all "
-            "but the last of accumulated batches, gradients in bf16 "
-            "(torch.distributed.algorithms.ddp_comm_hooks), fewer ranks; then flatout measure again"
-        ),
+        next=words("finding.exposed_communication.next"),
         evidence={"exposed_ms": exposed_ms, "step_ms": step_ms},
     )
 

@@ -3,6 +3,7 @@
 from flatout.analysis.regime import COMPUTE_CAUSES, addressable_ms
 from flatout.records.finding import Finding
 from flatout.records.machine import Machine
+from flatout.records.messages import words
 from flatout.records.profile import Profile
 from flatout.records.units import format_ms, format_share
 
@@ -40,12 +41,19 @@ def check(profile: Profile, machine: Machine) -> Finding | None:
     return Finding(
         code="fp32_on_fast_bf16",
         share=LOST_SHARE * compute_share,
-        because=(
-            f"fp32 computing in {', '.join(names)} takes {format_ms(compute_ms)} of "
-            f"{format_ms(profile.step_ms.median)} ({format_share(compute_share)}, "
-            f"n={profile.step_ms.n}); {device or 'this device'} multiplies bf16 in hardware"
+        because=words(
+            "finding.fp32_on_fast_bf16.because",
+            names=tuple(names),
+            compute=format_ms(compute_ms),
+            step=format_ms(profile.step_ms.median),
+            share=format_share(compute_share),
+            n=str(profile.step_ms.n),
+            device=device or words("finding.fp32_on_fast_bf16.this_device"),
         ),
-        next="lower the precision under the guard: flatout tune --only bf16_autocast train.py",
+        next=words(
+            "finding.fp32_on_fast_bf16.next",
+            command="flatout tune --only bf16_autocast train.py",
+        ),
         evidence={"compute_ms": compute_ms, "step_ms": profile.step_ms.median},
     )
 

@@ -2,6 +2,7 @@
 
 from flatout.records.finding import Finding
 from flatout.records.machine import Machine
+from flatout.records.messages import words
 from flatout.records.profile import Profile
 from flatout.records.units import format_bytes, format_share
 
@@ -26,19 +27,21 @@ def check(profile: Profile, machine: Machine) -> Finding | None:
     is_short = retries > 0 or story.reserved_bytes >= NEARLY_FULL * room
     if unused < MIN_SHARE * room or not is_short or _is_set(machine):
         return None
-    flushed = f", and was flushed {retries} times to make room" if retries else ""
+    known = {
+        "reserved": format_bytes(story.reserved_bytes),
+        "room": format_bytes(room),
+        "share": format_share(story.fragmentation_share),
+    }
     return Finding(
         code="fragmented_memory",
         share=min(unused / room, 1.0),
         of="device",
-        because=(
-            f"the allocator holds {format_bytes(story.reserved_bytes)} of {format_bytes(room)}, "
-            f"{format_share(story.fragmentation_share)} of it used by no tensor at the peak"
-            f"{flushed}"
-        ),
-        next=(
-            "let segments grow instead of cutting them up: "
-            "flatout tune --only expandable_segments train.py"
+        because=words("finding.fragmented_memory.because_flushed", **known, n=str(retries))
+        if retries
+        else words("finding.fragmented_memory.because", **known),
+        next=words(
+            "finding.fragmented_memory.next",
+            command="flatout tune --only expandable_segments train.py",
         ),
         evidence={
             "reserved_bytes": float(story.reserved_bytes),

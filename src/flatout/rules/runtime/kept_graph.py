@@ -2,6 +2,7 @@
 
 from flatout.records.finding import Finding
 from flatout.records.machine import Machine
+from flatout.records.messages import words
 from flatout.records.profile import Profile
 from flatout.records.units import format_bytes
 
@@ -25,11 +26,13 @@ def check(profile: Profile, machine: Machine) -> Finding | None:
         code="kept_graph",
         share=min(share, 1.0),
         of="memory",
-        because=(
-            f"{names} keeps the autograd graph of every step: {nodes:.0f} nodes "
-            f"({format_bytes(nodes * NODE_BYTES)} of the host's memory) more after each of "
-            f"{story.steps} steps"
+        because=words(
+            "finding.kept_graph.because",
+            names=names,
+            nodes=f"{nodes:.0f}",
+            size=format_bytes(nodes * NODE_BYTES),
+            n=str(story.steps),
         ),
-        next=f"add the loss without its past: .detach() or .item() where {names} is added to",
+        next=words("finding.kept_graph.next", names=names),
         evidence={"nodes_per_step": nodes, "steps": float(story.steps)},
     )

@@ -2,6 +2,7 @@
 
 from flatout.records.finding import Finding
 from flatout.records.machine import Machine
+from flatout.records.messages import words
 from flatout.records.profile import Profile
 from flatout.records.units import format_share
 
@@ -26,13 +27,12 @@ def check(profile: Profile, machine: Machine) -> Finding | None:
         code="math_attention",
         share=share,
         is_bound=True,
-        because=(
-            f"the attention of {slow.name} runs on torch's math backend: {slow.attention_why}; "
-            f"it is some part of forward and backward, {format_share(share)} of the step"
+        because=words(
+            "finding.math_attention.because",
+            model=slow.name,
+            why=slow.attention_why,
+            share=format_share(share),
         ),
-        next=(
-            "take away what keeps the fused kernels out: give is_causal or a mask of booleans in "
-            "place of numbers, lower the precision on a GPU, drop no attention weights on a CPU"
-        ),
+        next=words("finding.math_attention.next"),
         evidence={"share": share},
     )

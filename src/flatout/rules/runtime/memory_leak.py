@@ -2,6 +2,7 @@
 
 from flatout.records.finding import Finding
 from flatout.records.machine import Machine
+from flatout.records.messages import words
 from flatout.records.profile import Profile
 from flatout.records.units import format_bytes
 
@@ -24,21 +25,20 @@ def check(profile: Profile, machine: Machine) -> Finding | None:
     if share < MIN_SHARE:
         return None
     line = next(iter(story.leak_by_line), "")
-    where = f", made at {line}" if line else ""
+    known = {
+        "size": format_bytes(story.leak_bytes_per_step),
+        "n": str(story.steps),
+        "steps": f"{room / story.leak_bytes_per_step:,.0f}",
+        "room": format_bytes(room),
+    }
     return Finding(
         code="memory_leak",
         share=min(share, 1.0),
         of="memory",
-        because=(
-            f"each step leaves {format_bytes(story.leak_bytes_per_step)} behind{where} "
-            f"(n={story.steps} steps); {room / story.leak_bytes_per_step:,.0f} steps fill "
-            f"the {format_bytes(room)} there are"
-        ),
-        next=(
-            "look for what keeps it: a list that grows, a metric without .detach() or .item(), "
-            "a closure, a cache without a limit; a buffer that is still filling (replay, "
-            "shuffling) looks the same: measure again once it is full"
-        ),
+        because=words("finding.memory_leak.because_line", **known, line=line)
+        if line
+        else words("finding.memory_leak.because", **known),
+        next=words("finding.memory_leak.next"),
         evidence={
             "leak_bytes_per_step": story.leak_bytes_per_step,
             "memory_bytes": float(room),

@@ -5,6 +5,7 @@ from flatout.records.catalogue import only_on_request, setter_of
 from flatout.records.finding import Finding
 from flatout.records.journey import Pipeline
 from flatout.records.machine import Machine
+from flatout.records.messages import named, words
 from flatout.records.profile import Profile
 from flatout.records.units import format_count, format_ms, format_rate, format_share
 
@@ -21,12 +22,14 @@ def check(profile: Profile, machine: Machine) -> Finding | None:
     return Finding(
         code="short_of_cores",
         share=share,
-        because=(
-            f"a sample takes {format_ms(pipeline.cpu_ms)} of one core, so "
-            f"{format_count(pipeline.cores_needed)} cores feed one device at the "
-            f"{format_rate(pipeline.samples_per_s)} samples/s it takes when data is free, and "
-            f"{format_count(pipeline.usable_cores)} are there; "
-            f"{format_share(costly.share)} of it is {costly.name}"
+        because=words(
+            "finding.short_of_cores.because",
+            made=format_ms(pipeline.cpu_ms),
+            needed=format_count(pipeline.cores_needed),
+            rate=format_rate(pipeline.samples_per_s),
+            cores=format_count(pipeline.usable_cores),
+            share=format_share(costly.share),
+            leg=named("stage", costly.name),
         ),
         next=_next(pipeline, workers_now(profile), useful_workers(profile, machine)),
         evidence={
@@ -45,13 +48,13 @@ def _next(pipeline: Pipeline, workers: int, useful: int) -> str:
     if workers < useful:
         made = format_rate(1e3 * pipeline.usable_cores / pipeline.cpu_ms)
         only = ",".join([setter_of("num_workers"), *best])
-        return (
-            f"up to {useful} workers help (they make {made} samples/s at most), beyond them "
-            f"cheaper samples do: flatout tune --only {only} train.py"
+        return words(
+            "finding.short_of_cores.next_workers",
+            cores=str(useful),
+            rate=made,
+            command=f"flatout tune --only {only} train.py",
         )
     if not best:
-        return "more workers cannot help: make a sample cheaper, or store it in a cheaper form"
-    return (
-        "more workers cannot help, cheaper samples do: "
-        f"flatout tune --only {','.join(best)} train.py"
-    )
+        return words("finding.short_of_cores.next_none")
+    command = f"flatout tune --only {','.join(best)} train.py"
+    return words("finding.short_of_cores.next_techniques", command=command)

@@ -2,6 +2,7 @@
 
 from flatout.records.finding import Finding
 from flatout.records.machine import Machine
+from flatout.records.messages import words
 from flatout.records.profile import OptimizerFacts, Profile
 from flatout.records.units import format_ms, format_share
 
@@ -23,9 +24,13 @@ def check(profile: Profile, machine: Machine) -> Finding | None:
     return Finding(
         code="slow_optimizer",
         share=share,
-        because=(
-            f"{names} takes {format_ms(optimizer_ms)} of {format_ms(step_ms)} "
-            f"({format_share(share)}, n={profile.step_ms.n})"
+        because=words(
+            "finding.slow_optimizer.because",
+            names=names,
+            time=format_ms(optimizer_ms),
+            step=format_ms(step_ms),
+            share=format_share(share),
+            n=str(profile.step_ms.n),
         ),
         next=_next(profile.optimizers, profile.device_kind),
         evidence={
@@ -44,14 +49,13 @@ def _describe(facts: OptimizerFacts) -> str:
 def _next(optimizers: tuple[OptimizerFacts, ...], device_kind: str) -> str:
     slow = [facts for facts in optimizers if not facts.is_fused]
     if any(facts.has_fused_option for facts in slow):
-        return "update in one pass: flatout tune --only fused_optimizer train.py"
+        command = "flatout tune --only fused_optimizer train.py"
+        return words("finding.slow_optimizer.next_fused", command=command)
     in_groups = [facts for facts in slow if facts.has_foreach_option]
     if any(facts.is_foreach is False for facts in in_groups):
-        return "foreach=False updates one tensor after the other: leave it out and measure again"
+        return words("finding.slow_optimizer.next_one_by_one")
     # Left to torch, it goes by groups on CUDA, and from tensor to tensor on the CPU.
     if device_kind == "cpu" and any(facts.is_foreach is None for facts in in_groups):
-        return "update in groups of tensors: flatout tune --only foreach_optimizer train.py"
-    return (
-        "nothing faster is left for this update; more samples per step would spread it, "
-        "but that changes the training"
-    )
+        command = "flatout tune --only foreach_optimizer train.py"
+        return words("finding.slow_optimizer.next_groups", command=command)
+    return words("finding.slow_optimizer.next_nothing")

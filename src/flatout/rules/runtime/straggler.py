@@ -4,6 +4,7 @@ import statistics
 
 from flatout.records.finding import Finding
 from flatout.records.machine import Machine
+from flatout.records.messages import words
 from flatout.records.profile import Profile
 from flatout.records.readings import RankFacts
 
@@ -17,15 +18,18 @@ def check(profile: Profile, machine: Machine) -> Finding | None:
     others = [_own_ms(rank) for rank in profile.ranks if rank is not last]
     lag_ms = _own_ms(last) - statistics.median(others)
     count = len(others)
-    waiting = "the other rank" if count == 1 else f"{count} others"
     return Finding(
         code="straggler",
         share=max(0.0, min(1.0, lag_ms / last.step_ms)),
-        because=f"rank {last.rank} holds up {waiting}: {last.because}",
-        next=(
-            "give every rank the same work and the same means: batches of one size, samples of one "
-            "length, loader workers and cores of its own; then flatout measure again"
+        because=words(
+            "finding.straggler.because",
+            rank=str(last.rank),
+            others=words("finding.straggler.one_other")
+            if count == 1
+            else words("finding.straggler.others", n=str(count)),
+            why=last.because,
         ),
+        next=words("finding.straggler.next"),
         evidence={"rank": float(last.rank), "lag_ms": lag_ms, "ranks": float(count + 1)},
     )
 

@@ -3,6 +3,7 @@
 from flatout.analysis.regime import idle_share
 from flatout.records.finding import Finding
 from flatout.records.machine import Machine
+from flatout.records.messages import words
 from flatout.records.profile import Profile
 from flatout.records.readings import SyncPoint
 from flatout.records.units import format_ms, format_share
@@ -11,32 +12,15 @@ MIN_SHARE = 0.03
 """Below 3 % of the step, what a wait costs is within the noise of most comparisons."""
 MAX_LINES = 3
 """Lines named in the sentence; the report's table has more."""
-AGAIN = "; then flatout measure again"
-TOLD = (
-    "where only a log or a metric needs the value: keep it on the device (.detach()) and read it "
-    "every tenth step or one step later"
-)
-DECIDED = (
-    "decide on the device (torch.where, a multiplication by the condition), or on the value of the "
-    "step before"
-)
-COPIED = (
-    "what the next step needs has to be waited for: make it smaller; copy the rest with "
-    "non_blocking=True into pinned memory and read it one step later"
-)
-SHAPED = (
-    "where the shape may stay, use torch.where or a multiplication by the mask: the size of what "
-    "this call returns is known to the device alone"
-)
 ADVICE = {
-    **dict.fromkeys(("item", "float", "print", "tolist", "complex"), TOLD),
-    **dict.fromkeys(("bool", "int", "equal", "allclose", "in"), DECIDED),
-    **dict.fromkeys(("to cpu", "numpy"), COPIED),
-    **dict.fromkeys(("boolean index", "nonzero", "masked_select", "unique", "bincount"), SHAPED),
-    "synchronize": "leave synchronize out of the loop: reading a value waits by itself",
-    "empty_cache": "leave empty_cache out of the loop: the allocator reuses what is free",
+    **dict.fromkeys(("item", "float", "print", "tolist", "complex"), "logged"),
+    **dict.fromkeys(("bool", "int", "equal", "allclose", "in"), "decided"),
+    **dict.fromkeys(("to cpu", "numpy"), "copied"),
+    **dict.fromkeys(("boolean index", "nonzero", "masked_select", "unique", "bincount"), "shaped"),
+    "synchronize": "synchronize",
+    "empty_cache": "empty_cache",
 }
-"""What helps, by what is waited for."""
+"""What helps, by what is waited for: names of its messages."""
 
 
 def check(profile: Profile, machine: Machine) -> Finding | None:
@@ -58,12 +42,14 @@ def check(profile: Profile, machine: Machine) -> Finding | None:
     return Finding(
         code="sync_in_step",
         share=share,
-        because=(
-            f"calls in which the host waits cost up to {format_ms(cost_ms)} of "
-            f"{format_ms(step_ms)} ({format_share(share)}): "
-            f"{', '.join(_named(sync) for sync in costly[:MAX_LINES])}"
+        because=words(
+            "finding.sync_in_step.because",
+            cost=format_ms(cost_ms),
+            step=format_ms(step_ms),
+            share=format_share(share),
+            lines=tuple(_named(sync) for sync in costly[:MAX_LINES]),
         ),
-        next=ADVICE[costly[0].what] + AGAIN,
+        next=words(f"finding.sync_in_step.next_{ADVICE[costly[0].what]}"),
         evidence={
             "cost_ms": cost_ms,
             "wait_ms": wait_ms,

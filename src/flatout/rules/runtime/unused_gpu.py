@@ -2,6 +2,7 @@
 
 from flatout.records.finding import Finding
 from flatout.records.machine import Machine
+from flatout.records.messages import words
 from flatout.records.profile import Profile
 from flatout.records.units import format_ms, format_share
 
@@ -27,14 +28,14 @@ def check(profile: Profile, machine: Machine) -> Finding | None:
         code="unused_gpu",
         share=share,
         is_bound=True,
-        because=(
-            f"{format_ms(compute_ms)} of {format_ms(profile.step_ms.median)} "
-            f"({format_share(share)}, n={profile.step_ms.n}) are computed on the CPU, and "
-            f"{device.name} is not used"
+        because=words(
+            "finding.unused_gpu.because",
+            compute=format_ms(compute_ms),
+            step=format_ms(profile.step_ms.median),
+            share=format_share(share),
+            n=str(profile.step_ms.n),
+            device=device.name,
         ),
-        next=(
-            f'move the model and each batch to it, .to("{NAMES.get(device.kind, device.kind)}"); '
-            "where the script means to and does not: flatout doctor"
-        ),
+        next=words("finding.unused_gpu.next", device=NAMES.get(device.kind, device.kind)),
         evidence={"compute_ms": compute_ms, "step_ms": profile.step_ms.median},
     )

@@ -2,6 +2,7 @@
 
 from flatout.records.finding import Finding
 from flatout.records.machine import Machine
+from flatout.records.messages import words
 from flatout.records.profile import Profile
 from flatout.records.units import GIB, MIB, format_bytes
 
@@ -28,16 +29,17 @@ def check(profile: Profile, machine: Machine) -> Finding | None:
         code="worker_growth",
         share=min(1.0, share),
         of="memory",
-        because=(
-            f"the {count} loader workers hold {format_bytes(held)} and grow by "
-            f"{growth / MIB:.2f} MiB a step, {format_bytes(STEPS * growth)} in {STEPS:,} steps; "
-            f"the {machine.memory_bytes / GIB:.0f} GiB of this machine last for {left:,.0f} more"
+        because=words(
+            "finding.worker_growth.because",
+            n=str(count),
+            held=format_bytes(held),
+            growth=f"{growth / MIB:.2f} MiB",
+            more=format_bytes(STEPS * growth),
+            steps=f"{STEPS:,}",
+            size=f"{machine.memory_bytes / GIB:.0f} GiB",
+            left=f"{left:,.0f}",
         ),
-        next=(
-            "keep what the data set holds in one numpy array or tensor, not in lists or dicts of "
-            "Python objects: reading those copies their pages into every worker; "
-            "then flatout measure train.py"
-        ),
+        next=words("finding.worker_growth.next"),
         evidence={
             "growth_bytes_per_step": growth,
             "worker_bytes": float(held),

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from flatout.records.machine import Machine
+from flatout.records.messages import words
 from flatout.records.profile import Profile
 from flatout.records.recipe import Recipe
 from flatout.records.trial import Outcome, Trial, Workload
@@ -58,7 +59,7 @@ def add_all(profile: Profile, runner: PassRunner, names: tuple[str, ...] = NAMES
     """Return the profile after every pass for which there is time."""
     for name in names:
         if runner.left_s < runner.last_wall_s:
-            profile = with_note(profile, f"no time was left for the {name} pass")
+            profile = with_note(profile, words("note.no_time", name=name))
             continue
         profile = importlib.import_module(f"{__name__}.{name}").add(profile, runner)
     return profile

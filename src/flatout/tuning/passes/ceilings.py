@@ -17,6 +17,7 @@ from flatout.analysis.regime import flops_of_step, held_to_phases, loaders_per_s
 from flatout.hardware.peaks import Peaks, PeaksOf, forget_peaks, read_peaks
 from flatout.launch.trial_process import scratch_root
 from flatout.records import catalogue
+from flatout.records.messages import words
 from flatout.records.profile import Ceilings, Profile, most_times
 from flatout.records.readings import Limits
 from flatout.records.units import format_share
@@ -48,14 +49,14 @@ class _Side:
 
     def run(self, runner: PassRunner) -> None:
         """Run the script once; a pass that gives no number says why."""
-        trial = runner.run(f"the steps {self.name}", self.probes)
+        trial = runner.run(words(f"progress.{self.name}"), self.probes)
         seen = find_seen(trial, "replay") if self.probes else {"replayed": 1}
         if trial.profile is None:
             self.trouble = trial.message
         elif not seen:
-            self.trouble = "the probe failed: " + "; ".join(trial.details["errors"])
+            self.trouble = words("note.replay_failed", errors="; ".join(trial.details["errors"]))
         elif not seen["replayed"]:
-            self.trouble = "no batch was replayed: the loader has a way of its own to iterate"
+            self.trouble = words("note.not_replayed")
         else:
             self.profile = trial.profile
             self.steps_ms.append(trial.profile.whole_step_ms)
@@ -70,21 +71,24 @@ def with_ceilings(profile: Profile, runner: PassRunner) -> Profile:
     """Return the profile with ceilings from replays between two runs of the script as it is."""
     addresses = [loader.address for loader in profile.training_loaders]
     if not addresses:
-        return with_note(profile, "ceilings are not measured: no DataLoader feeds the training")
-    plain = _Side("as they are", {})
-    host = _Side("with replayed batches", replay_probe(profile, "host"))
-    device = _Side("with batches on the device", replay_probe(profile, "device"))
+        return with_note(profile, words("note.mean_passes"))
+    plain = _Side("plain", {})
+    host = _Side("replayed", replay_probe(profile, "host"))
+    device = _Side("on_device", replay_probe(profile, "device"))
     sides = [plain, host, *([device] if profile.device_kind != "cpu" else []), plain]
     for side in sides:
         if runner.left_s < runner.last_wall_s:
-            profile = with_note(profile, f"no time was left for the steps {side.name}")
+            profile = with_note(
+                profile, words("note.no_time_steps", what=words(f"progress.{side.name}"))
+            )
             break
         side.run(runner)
         if side.trouble:
-            profile = with_note(profile, f"the steps {side.name} were not measured: {side.trouble}")
+            what = words(f"progress.{side.name}")
+            profile = with_note(profile, words("note.side_failed", what=what, why=side.trouble))
             break
     if not plain.steps_ms or host.profile is None:
-        return with_note(profile, "ceilings follow from the phases, they are not measured")
+        return with_note(profile, words("note.derived"))
     measured = ceilings_of(plain.step_ms, host.profile, device.profile or host.profile)
     measured = replace(measured, slowed_share=slowed_share(profile, host.profile))
     return _with_drift(profile, held_to_phases(profile, measured), plain)
@@ -156,33 +160,25 @@ def replay_probe(
 def _with_drift(profile: Profile, measured: Ceilings, plain: _Side) -> Profile:
     drift = max(plain.steps_ms) / min(plain.steps_ms) - 1
     if drift > MOST_DRIFT:
-        return with_note(
-            profile,
-            f"the two runs beside the replays differ by {format_share(drift)}: "
-            "ceilings follow from the phases, they are not measured",
-        )
+        return with_note(profile, words("note.drift_too_large", share=format_share(drift)))
     profile = replace(profile, ceilings=measured)
     if drift <= DRIFT:
         return profile
-    return with_note(
-        profile,
-        f"the two runs beside the replays differ by {format_share(drift)}: "
-        "the ceilings are no surer than that",
-    )
+    return with_note(profile, words("note.drift", share=format_share(drift)))
 
 
 def with_limits(profile: Profile, runner: PassRunner) -> Profile:
     """Return the profile with a step's operations, the loader alone, and the machine's peaks."""
     if runner.left_s < runner.last_wall_s:
-        return with_note(profile, "no time was left for the limits")
+        return with_note(profile, words("note.no_time_limits"))
     trial = runner.run(
-        "the operations of a step, and the loader alone",
+        words("progress.flops"),
         {"flops": {}, "loader_alone": {}, "pipeline": {}},
         steps=LIMIT_STEPS,
     )
     missing: dict[str, str] = {}
     if trial.profile is None:
-        return with_note(profile, f"the limits were not measured: {trial.message}")
+        return with_note(profile, words("note.limits_failed", why=trial.message))
     flops = _flops(find_seen(trial, "flops"), missing)
     looked = find_seen(trial, "pipeline")
     found = pipeline_of(looked, profile, runner.machine, catalogue.names())
@@ -199,13 +195,13 @@ def with_limits(profile: Profile, runner: PassRunner) -> Profile:
 
 def _flops(seen: Mapping[str, Any] | None, missing: dict[str, str]) -> Mapping[str, float]:
     if seen is None:
-        missing["flops_per_step"] = "the counter failed in this script"
+        missing["flops_per_step"] = words("note.counter_failed")
         return {}
     if seen["uncounted"]:
-        missing["flops_per_step"] = f"not all is counted: {', '.join(seen['uncounted'])}"
+        missing["flops_per_step"] = words("note.not_counted", names=tuple(seen["uncounted"]))
     flops = flops_of_step(seen["segments"])
     if not any(flops.values()):
-        missing["flops_per_step"] = "no matrix product, convolution or attention was seen"
+        missing["flops_per_step"] = words("note.no_products")
     return flops
 
 
@@ -214,9 +210,9 @@ def _loader_rate(
 ) -> float | None:
     rate = loaders_per_s(seen) if seen else None
     if not profile.training_loaders:
-        missing["loader_samples_per_s"] = "no DataLoader feeds the training"
+        missing["loader_samples_per_s"] = words("note.no_feeding")
     elif rate is None:
-        missing["loader_samples_per_s"] = "the loader could not be drained by itself"
+        missing["loader_samples_per_s"] = words("note.not_drained")
     return rate
 
 
@@ -233,14 +229,14 @@ def _with_peaks(profile: Profile, dtype: str, runner: PassRunner) -> Profile:
         torch_version=str(profile.environment.get("torch", "")),
         driver="" if on_cpu else str(runner.machine.facts.get("driver", "")),
     )
-    runner.tell("the peaks of the machine")
+    runner.tell(words("progress.peaks"))
     try:
         peaks = _sound_peaks(wanted, runner.workload.python, least_rate(profile))
     except ValueError as reason:
         missing = {**limits.missing, "gemm_flops_per_s": str(reason)}
         return replace(profile, limits=replace(limits, missing=missing))
     if not peaks.is_sound:
-        profile = with_note(profile, "others used the cores while the peaks were measured: too low")
+        profile = with_note(profile, words("note.low_peaks"))
     return with_peaks(profile, peaks)
 
 

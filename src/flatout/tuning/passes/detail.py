@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from flatout.analysis.memory import memory_story, sync_points
+from flatout.records.messages import words
 from flatout.records.profile import Profile
 from flatout.records.trial import Trial
 from flatout.tuning.passes import PassRunner, find_seen, with_note
@@ -40,20 +41,20 @@ def add(profile: Profile, runner: PassRunner) -> Profile:
 
 def _look(profile: Profile, runner: PassRunner, folder: Path) -> Profile:
     steps = MANY_STEPS if profile.step_ms.median < SLOW_STEP_MS else FEW_STEPS
-    what = "memory and waits, step by step"
+    what = words("progress.detail")
     snapshot = SNAPSHOT if _wants_snapshot(profile, runner) else None
     options: dict[str, Any] = {"steps": steps, "keep": folder, "keep_names": (SNAPSHOT,)}
     trial = runner.run(what, _probes(steps, snapshot, listens=True), **options)
     if not _has_worked(trial):
         # Watching every operator is what can go wrong; the rest works without.
-        profile = with_note(profile, f"detail pass: {_reason(trial)}; run again with less detail")
+        profile = with_note(profile, words("note.detail_again", why=_reason(trial)))
         trial = runner.run(what, _probes(steps, snapshot, listens=False), **options)
     memory, syncs = find_seen(trial, "memory"), find_seen(trial, "syncs")
     if memory is None and syncs is None:
-        return with_note(profile, f"no detail pass: {_reason(trial)}")
+        return with_note(profile, words("note.no_detail", why=_reason(trial)))
     for seen in (memory, syncs):
-        for note in seen["notes"] if seen else ():
-            profile = with_note(profile, note)
+        for name, why in seen["notes"] if seen else ():
+            profile = with_note(profile, words(f"note.{name}", why=why))
     return replace(
         profile,
         memory=memory_story(memory) if memory else None,

@@ -14,6 +14,7 @@ from typing import Any
 from flatout.agent.probes.trace import ACTIVE_STEPS
 from flatout.analysis.trace import summarise_trace
 from flatout.records.errors import UserError
+from flatout.records.messages import words
 from flatout.records.profile import Profile
 from flatout.records.units import format_bytes
 from flatout.tuning.passes import PassRunner, find_seen, with_note
@@ -31,7 +32,7 @@ def add(profile: Profile, runner: PassRunner) -> Profile:
     skip = min(max(profile.warmup_steps, MIN_SKIP), MAX_SKIP)
     with tempfile.TemporaryDirectory() as folder:
         trial = runner.run(
-            f"a trace of up to {ACTIVE_STEPS} steps",
+            words("progress.trace", n=str(ACTIVE_STEPS)),
             {"trace": {"skip": skip, "steps": ACTIVE_STEPS}},
             steps=skip + ACTIVE_STEPS + PROFILER_STEPS,
             keep=Path(folder),
@@ -39,9 +40,12 @@ def add(profile: Profile, runner: PassRunner) -> Profile:
         )
         seen = find_seen(trial, "trace")
         if seen is None:
-            return with_note(profile, f"no trace: {trial.message or 'the profiler failed'}")
+            return with_note(
+                profile,
+                words("note.no_trace_file", why=trial.message or words("note.profiler_failed")),
+            )
         if not seen["file"]:
-            return with_note(profile, f"no trace: {seen['why']}")
+            return with_note(profile, words("note.no_trace_file", why=seen["why"]))
         return _read(profile, runner, Path(folder) / seen["file"], seen)
 
 
@@ -88,7 +92,7 @@ def _read(profile: Profile, runner: PassRunner, file: Path, seen: Mapping[str, A
         events = json.load(text)["traceEvents"]
     summary = summarise_trace(events)
     if summary is None:
-        return with_note(profile, "no trace: the profiler recorded no whole step")
+        return with_note(profile, words("note.no_trace_file", why=words("note.no_whole_step")))
     if runner.trace_path is None:
         return replace(profile, trace=summary)
     size = file.stat().st_size
