@@ -19,20 +19,20 @@ MODULES = modules_of(SOURCE)
 LINES = {
     "": 300,
     "agent": 12_350,
-    "analysis": 5_150,
-    "cli": 1_650,
-    "data": 11_850,
+    "analysis": 3_950,
+    "cli": 1_500,
+    "data": 11_750,
     "guard": 1_200,
     "hardware": 2_400,
     "kernels": 2_750,
     "launch": 1_750,
     "planner": 6_600,
-    "records": 4_300,
+    "records": 4_050,
     "reporting": 4_350,
-    "rules": 4_200,
-    "techniques": 11_650,
-    "tuning": 3_750,
-    "workflow": 3_700,
+    "rules": 1_000,
+    "techniques": 11_600,
+    "tuning": 3_600,
+    "workflow": 3_150,
 }
 FLAT_FILES = 25
 SINGLE_IMPORTER = 90

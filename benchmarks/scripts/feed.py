@@ -72,7 +72,7 @@ def chain(function, inner="__wrapped__"):
     """Return the kinds of a function and of what it is wrapped around."""
     names = []
     while function is not None:
-        names.append(type(function).__name__)
+        names.append(getattr(function, "name", type(function).__name__))
         function = getattr(function, inner, None)
     return names
 

@@ -79,9 +79,9 @@ FEEDS = (
 )
 MARKS = {
     "device_preprocess": "PackingCollate",
-    "fast_decode": "SwapInWorker",
-    "fast_resize": "ResizeInWorker",
-    "region_decode": "RegionsInWorker",
+    "fast_decode": "fast_decode",
+    "fast_resize": "fast_resize",
+    "region_decode": "region_decode",
 }
 """What a technique leaves on the loader; a technique that was refused would be measured as nothing.
 """

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, Dataset
 
 import flatout.data
 from flatout.data.format import Encoding
-from flatout.data.images import regions, shrinking
+from flatout.data.images import substitution
 from flatout.techniques.data.scaled_decode import decode_scaled
 from tests.data.packs import packed
 from tests.data.photographs import tensor_of
@@ -49,7 +49,7 @@ def plain(folder, tmp_path_factory):
 @pytest.fixture
 def undo():
     yield
-    for swap in [*shrinking._ACTIVE, *regions._ACTIVE]:
+    for swap in [*substitution._SWAPS.values()]:
         swap.undo()
 
 

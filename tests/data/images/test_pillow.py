@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageFile, UnidentifiedImageError
 
-from flatout.data.images.decoders import Decoder, installed, load_decoder, without_exif
+from flatout.data.images.decoders import Decoder, installed, load_decoder
 from flatout.data.images.pillow import swap_decoder
 from flatout.data.images.substitution import FIRST_COMPARED, InWorker
 from flatout.records.errors import NotApplicable
@@ -176,7 +176,7 @@ def test_a_decoder_that_gives_other_pixels_is_given_up():
 
 
 @pytest.mark.parametrize("options", KINDS)
-@pytest.mark.parametrize("name", ["torchcodec", "opencv"])
+@pytest.mark.parametrize("name", ["opencv"])
 def test_the_other_decoders_give_the_same_pixels_too(name, options):
     if name not in installed():
         pytest.skip(f"needs {name}")
@@ -191,39 +191,6 @@ def test_the_other_decoders_give_the_same_pixels_too(name, options):
     assert swap.made == FIRST_COMPARED
 
 
-def with_fill(data, count):
-    """Return a JPEG with bytes before its first APP1 that may stand before any marker."""
-    head, mark, rest = data.partition(b"\xff\xe1")
-    return head + b"\xff" * count + mark + rest
-
-
-@pytest.mark.parametrize("count", [0, 1, 5])
-def test_a_turn_that_follows_on_fill_bytes_is_taken_away_as_well(count):
-    data = with_fill(jpeg(exif=turned(6)), count)
-
-    found = without_exif(data)
-
-    assert len(found) == len(data)
-    assert found.count(b"\xff\xfe") == data.count(b"\xff\xfe") + 1
-    assert Image.open(io.BytesIO(data)).getexif()[0x0112] == 6
-    assert 0x0112 not in Image.open(io.BytesIO(found)).getexif()
-
-
-@pytest.mark.parametrize(
-    "harm",
-    [
-        lambda data: data[:2] + b"junk" + data[2:],
-        lambda data: data[:30],
-        lambda data: data[:2],
-        lambda data: data[:2] + b"\xff\xd8" + data[2:],
-        lambda data: data[:2] + b"\xff" * 9,
-    ],
-)
-def test_a_header_that_is_no_row_of_segments_is_left_to_pillow(harm):
-    with pytest.raises(ValueError, match=r"JPEG|picture"):
-        without_exif(harm(jpeg(exif=turned(6))))
-
-
 def test_a_missing_package_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "simplejpeg", None)
 
@@ -231,25 +198,11 @@ def test_a_missing_package_is_named(monkeypatch):
         load_decoder("simplejpeg")
 
 
-def test_a_torchcodec_without_image_decoders_counts_as_missing(tmp_path, monkeypatch):
-    (tmp_path / "torchcodec").mkdir()
-    (tmp_path / "torchcodec/__init__.py").write_text("import no_such_library")
-    monkeypatch.syspath_prepend(tmp_path)
-    for name in [name for name in sys.modules if name.partition(".")[0] == "torchcodec"]:
-        monkeypatch.delitem(sys.modules, name)
-
-    assert "torchcodec" not in installed()
-    (tmp_path / "torchcodec/libtorchcodec_image.so").touch()
-    assert "torchcodec" in installed()
-    with pytest.raises(NotApplicable, match="that fits this torch"):
-        load_decoder("torchcodec")
-
-
 def test_a_worker_swaps_and_then_does_what_the_script_asked():
     pytest.importorskip("simplejpeg")
     asked = []
 
-    InWorker(lambda: swap_decoder(load_decoder("simplejpeg")), asked.append)(7)
+    InWorker("a way", lambda: swap_decoder(load_decoder("simplejpeg")), asked.append)(7)
 
     swap_decoder(load_decoder("simplejpeg")).undo()
     assert asked == [7]

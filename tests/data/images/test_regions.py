@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from PIL import Image, ImageOps, JpegImagePlugin
 
-from flatout.data.images import pillow, regions
-from flatout.data.images.regions import Later, swap_regions
-from flatout.data.images.substitution import COMPARED_EVERY, FIRST_COMPARED
+from flatout.data.images import lazy_jpegs, pillow
+from flatout.data.images.lazy_jpegs import LazyImage, RegionSwap, swap_regions
+from flatout.data.images.substitution import COMPARED_EVERY, FIRST_COMPARED, find_swap
 from flatout.kernels.region import decode_region
 from tests.data.photographs import photograph
 
@@ -30,7 +30,7 @@ def path(tmp_path):
 
 def in_both_ways(path, make):
     """Return what is made of a picture by Pillow, and with parts; the swap is on."""
-    (swap,) = regions._ACTIVE
+    swap = find_swap(RegionSwap)
     found = make(Image.open(path).convert("RGB"))
     swap.undo()
     expected = make(Image.open(path).convert("RGB"))
@@ -117,10 +117,10 @@ def test_files_are_closed_where_pillow_closes_them(swap, path):
 def test_an_image_of_which_nothing_was_asked_knows_its_facts(swap, path):
     later = Image.open(path).convert("RGB")
 
-    assert type(later) is Later
+    assert type(later) is LazyImage
     assert (later.size, later.width, later.mode, later.format) == (SIZE, SIZE[0], "RGB", None)
     assert later.getbands() == ("R", "G", "B")
-    assert type(later) is Later
+    assert type(later) is LazyImage
     assert np.asarray(later).shape == (SIZE[1], SIZE[0], 3)
     assert type(later) is Image.Image
 
@@ -154,13 +154,13 @@ def test_while_decoded_pictures_are_kept_nothing_is_left_for_later(swap, path, m
     monkeypatch.setattr(pillow, "_ACTIVE", [object()])
 
     with Image.open(path) as image:
-        assert regions.file_of(image) is None
+        assert lazy_jpegs.file_of(image) is None
 
 
 def test_other_pixels_are_noticed_and_the_whole_is_decoded_from_then_on(path):
-    def wrong(data, size, box, pixels):
+    def wrong(data, size, box, pixels, *_):
         # Left alone, the memory may hold the right pixels of an earlier image.
-        ctypes.memset(pixels, 7, regions.PIXEL_BYTES * size[0] * size[1])
+        ctypes.memset(pixels, 7, lazy_jpegs.PIXEL_BYTES * size[0] * size[1])
         return True
 
     swap = swap_regions(wrong)

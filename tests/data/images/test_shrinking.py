@@ -5,8 +5,14 @@ import numpy as np
 import pytest
 from PIL import Image, ImageFilter, JpegImagePlugin
 
-from flatout.data.images import regions, shrinking
-from flatout.data.images.shrinking import Shrinkable, fraction_of, swap_shrinking
+from flatout.data.images.lazy_jpegs import (
+    LazyImage,
+    RegionSwap,
+    ShrinkSwap,
+    fraction_of,
+    swap_shrinking,
+)
+from flatout.data.images.substitution import find_swap
 from flatout.kernels.region import decode_region
 from tests.data.photographs import photograph
 
@@ -29,11 +35,11 @@ def path(tmp_path):
 
 
 def in_both_ways(path, make):
-    (swap,) = shrinking._ACTIVE
+    swap = find_swap(ShrinkSwap)
     found = make(Image.open(path).convert("RGB"))
     swap.undo()
     expected = make(Image.open(path).convert("RGB"))
-    swap_shrinking(swap.decode, swap.gap)
+    swap_shrinking(swap.regions.decode, swap.gap)
     return expected, found
 
 
@@ -107,7 +113,7 @@ def test_a_jpeg_that_was_not_converted_is_shrunk_too(swap, path):
 def test_a_part_waits_and_knows_its_size(swap, path):
     part = Image.open(path).convert("RGB").crop((20, 10, 90, 60))
 
-    assert type(part) is Shrinkable
+    assert type(part) is LazyImage
     assert (part.size, part.mode) == ((70, 50), "RGB")
     assert np.asarray(part).shape == (50, 70, 3)
     assert type(part) is Image.Image
@@ -145,4 +151,4 @@ def test_undone_pillow_is_as_it_was(path):
     swap.undo()
 
     assert dict(vars(JpegImagePlugin.JpegImageFile)) == before
-    assert regions._ACTIVE == shrinking._ACTIVE == []
+    assert find_swap(RegionSwap) is find_swap(ShrinkSwap) is None

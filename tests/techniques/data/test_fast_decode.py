@@ -5,9 +5,8 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from flatout.data.images import decoders, pillow
+from flatout.data.images import decoders, substitution
 from flatout.records.errors import NotApplicable
-from flatout.techniques.data import fast_decode
 from flatout.techniques.data.fast_decode import FastDecode, decode_fast
 from flatout.tuning.ranking import WORTH_A_TRIAL
 from tests.data.photographs import Photographs, photograph
@@ -24,7 +23,7 @@ pytestmark = pytest.mark.skipif(
 @pytest.fixture(autouse=True)
 def undo():
     yield
-    for swap in list(pillow._DECODER):
+    for swap in list(substitution._SWAPS.values()):
         swap.undo()
 
 
@@ -54,7 +53,7 @@ def test_in_the_training_process_images_come_from_the_other_decoder(paths):
 
     seen(built)
 
-    (swap,) = pillow._DECODER
+    (swap,) = substitution._SWAPS.values()
     assert (swap.compared, swap.made, swap.trouble) == (4, 8, "")
 
 
@@ -64,9 +63,9 @@ def test_workers_swap_and_the_training_process_does_not(paths):
 
     FastDecode().epoch(built)
 
-    assert isinstance(built.worker_init_fn, fast_decode.SwapInWorker)
+    assert built.worker_init_fn.name == "fast_decode"
     assert built.worker_init_fn.then == asked.append
-    assert pillow._DECODER == []
+    assert substitution._SWAPS == {}
 
 
 @pytest.mark.parametrize(
@@ -81,7 +80,7 @@ def test_workers_swap_and_the_training_process_does_not(paths):
 def test_where_there_is_no_jpeg_nothing_is_swapped_and_it_says_why(tmp_path, dataset, reason):
     with pytest.raises(NotApplicable, match=reason):
         FastDecode().epoch(DataLoader(dataset(tmp_path), 1))
-    assert pillow._DECODER == []
+    assert substitution._SWAPS == {}
 
 
 def test_a_decoder_with_other_pixels_is_refused_by_name(paths, monkeypatch):
@@ -128,7 +127,7 @@ def test_both_decoders_are_timed_here_and_one_that_is_missing_is_not():
     assert decoders.decoding_ratio("opencv") > 0
 
 
-@pytest.mark.parametrize("there", [("opencv",), ("torchcodec", "opencv"), ("simplejpeg", "opencv")])
+@pytest.mark.parametrize("there", [("opencv",), ("simplejpeg", "opencv")])
 def test_the_first_of_those_that_are_there_is_offered(monkeypatch, there):
     monkeypatch.setattr(decoders, "installed", lambda: there)
 

@@ -6,11 +6,11 @@ import torch
 from PIL import Image
 from torch.utils.data import DataLoader, Dataset
 
-from flatout.data.images import resizing
+from flatout.data.images import pillow, substitution
 from flatout.kernels import compiled
 from flatout.records.errors import NotApplicable
 from flatout.techniques.data import fast_resize
-from flatout.techniques.data.fast_resize import FastResize, ResizeInWorker, resize_fast
+from flatout.techniques.data.fast_resize import FastResize, resize_fast
 from tests.data.photographs import Photographs, photograph, tensor_of
 from tests.techniques.data.samples import Numbers, Stream
 from tests.techniques.facts import machine, pipeline, profile, starved
@@ -21,7 +21,7 @@ PROMISE = ("pictures.py", {})
 @pytest.fixture(autouse=True)
 def undo():
     yield
-    for swap in list(resizing._ACTIVE):
+    for swap in list(substitution._SWAPS.values()):
         swap.undo()
 
 
@@ -68,7 +68,7 @@ def test_in_the_training_process_images_come_from_the_other_resampler(paths):
 
     seen(built)
 
-    (swap,) = resizing._ACTIVE
+    (swap,) = substitution._SWAPS.values()
     assert (swap.trouble, swap.compared + swap.made) == ("", 60)
     assert swap.made >= 40
 
@@ -79,9 +79,9 @@ def test_workers_swap_and_the_training_process_does_not(paths):
 
     FastResize().epoch(built)
 
-    assert isinstance(built.worker_init_fn, ResizeInWorker)
+    assert built.worker_init_fn.name == "fast_resize"
     assert built.worker_init_fn.then == asked.append
-    assert resizing._ACTIVE == []
+    assert substitution._SWAPS == {}
 
 
 @pytest.mark.parametrize(
@@ -96,12 +96,12 @@ def test_workers_swap_and_the_training_process_does_not(paths):
 def test_where_nothing_is_resized_nothing_is_swapped_and_it_says_why(paths, dataset, reason):
     with pytest.raises(NotApplicable, match=reason):
         FastResize().epoch(DataLoader(dataset(paths), 1))
-    assert resizing._ACTIVE == []
+    assert substitution._SWAPS == {}
 
 
 def test_a_resampler_with_other_bytes_is_refused(paths, monkeypatch):
     def wrong():
-        return resizing.swap_resize(lambda _image, size, _kind, _box: Image.new("RGB", size))
+        return pillow.swap_resize(lambda _image, size, _kind, _box: Image.new("RGB", size))
 
     monkeypatch.setattr(fast_resize, "swap", wrong)
 

@@ -6,13 +6,14 @@ import torch
 from PIL import Image
 from torch.utils.data import DataLoader, Dataset
 
-from flatout.data.images import regions, resizing
+from flatout.data.images import lazy_jpegs, substitution
+from flatout.data.images.pillow import ResizeSwap
 from flatout.kernels import compiled
 from flatout.kernels.region import open_library
 from flatout.records.errors import NotApplicable
 from flatout.techniques.data import region_decode
 from flatout.techniques.data.fast_resize import resize_fast
-from flatout.techniques.data.region_decode import RegionDecode, RegionsInWorker, decode_regions
+from flatout.techniques.data.region_decode import RegionDecode, decode_regions
 from tests.data.photographs import Photographs, photograph, tensor_of
 from tests.techniques.data.samples import Numbers, Stream
 from tests.techniques.facts import machine, pipeline, profile, starved
@@ -23,7 +24,7 @@ PROMISE = ("pictures.py", {})
 @pytest.fixture(autouse=True)
 def undo():
     yield
-    for swap in [*regions._ACTIVE, *resizing._ACTIVE]:
+    for swap in [*substitution._SWAPS.values()]:
         swap.undo()
 
 
@@ -74,7 +75,7 @@ def test_with_the_other_resampler_they_are_the_same_as_well(paths):
     decode_regions(resize_fast(built))
 
     assert seen(built) == expected
-    (parts,), (resized,) = regions._ACTIVE, resizing._ACTIVE
+    parts, resized = map(substitution.find_swap, (lazy_jpegs.RegionSwap, ResizeSwap))
     assert parts.trouble == resized.trouble == ""
     assert parts.made >= 30
     assert resized.made >= 20
@@ -86,9 +87,9 @@ def test_workers_swap_and_the_training_process_does_not(paths):
 
     RegionDecode().epoch(built)
 
-    assert isinstance(built.worker_init_fn, RegionsInWorker)
+    assert built.worker_init_fn.name == "region_decode"
     assert built.worker_init_fn.then == asked.append
-    assert regions._ACTIVE == []
+    assert substitution._SWAPS == {}
 
 
 @pytest.mark.parametrize(
@@ -103,17 +104,17 @@ def test_workers_swap_and_the_training_process_does_not(paths):
 def test_where_nothing_is_cut_out_nothing_is_swapped_and_it_says_why(paths, dataset, reason):
     with pytest.raises(NotApplicable, match=reason):
         RegionDecode().epoch(DataLoader(dataset(paths), 1))
-    assert regions._ACTIVE == []
+    assert substitution._SWAPS == {}
 
 
 def test_a_decoder_with_other_pixels_is_refused(paths, monkeypatch):
-    def fill(_data, size, _box, pixels):
+    def fill(_data, size, _box, pixels, *_):
         # Left alone, the memory may hold the right pixels of an earlier image.
-        ctypes.memset(pixels, 7, regions.PIXEL_BYTES * size[0] * size[1])
+        ctypes.memset(pixels, 7, lazy_jpegs.PIXEL_BYTES * size[0] * size[1])
         return True
 
     def wrong():
-        return regions.swap_regions(fill)
+        return lazy_jpegs.swap_regions(fill)
 
     monkeypatch.setattr(region_decode, "swap", wrong)
 

@@ -5,11 +5,12 @@ import torch
 from PIL import Image, ImageFilter
 from torch.utils.data import DataLoader, Dataset
 
-from flatout.data.images import regions, shrinking
+from flatout.data.images import substitution
+from flatout.data.images.lazy_jpegs import swap_shrinking
 from flatout.kernels import compiled
 from flatout.records.errors import NotApplicable
 from flatout.techniques.data import scaled_decode
-from flatout.techniques.data.scaled_decode import ScaledDecode, ShrinkingInWorker
+from flatout.techniques.data.scaled_decode import ScaledDecode
 from tests.data.photographs import photograph, tensor_of
 from tests.techniques.data.samples import Stream
 from tests.techniques.facts import machine, starved
@@ -20,7 +21,7 @@ PROMISE = ("pictures.py --size 8", {})
 @pytest.fixture(autouse=True)
 def undo():
     yield
-    for swap in [*shrinking._ACTIVE, *regions._ACTIVE]:
+    for swap in [*substitution._SWAPS.values()]:
         swap.undo()
 
 
@@ -67,7 +68,7 @@ def test_batches_are_alike_and_labels_the_same(paths, workers):
         assert (one.float() - two.float()).abs().mean() < 1.0
         assert not torch.equal(one, two)
     if workers:
-        assert isinstance(built.worker_init_fn, ShrinkingInWorker)
+        assert built.worker_init_fn.name == "scaled_decode"
 
 
 @pytest.mark.parametrize(
@@ -81,13 +82,11 @@ def test_batches_are_alike_and_labels_the_same(paths, workers):
 def test_where_nothing_is_shrunk_nothing_is_swapped_and_it_says_why(paths, dataset, reason):
     with pytest.raises(NotApplicable, match=reason):
         ScaledDecode().epoch(DataLoader(dataset(paths), 1))
-    assert shrinking._ACTIVE == regions._ACTIVE == []
+    assert substitution._SWAPS == {}
 
 
 def test_pictures_that_are_not_alike_are_refused(paths, monkeypatch):
-    monkeypatch.setattr(
-        scaled_decode, "swap", lambda gap: shrinking.swap_shrinking(lambda *_: True, gap)
-    )
+    monkeypatch.setattr(scaled_decode, "swap", lambda gap: swap_shrinking(lambda *_: True, gap))
 
     with pytest.raises(NotApplicable, match="not alike"):
         ScaledDecode().epoch(DataLoader(Small(paths), 4))

@@ -81,7 +81,7 @@ def test_the_scripts_own_start_of_a_worker_is_still_done(monkeypatch):
 def test_a_loader_steps_back_once():
     loader = WorkerNiceness().epoch(loader_of(Numbers(), worker_init_fn=print))
     once = loader.worker_init_fn
-    loader.worker_init_fn = InWorker(print, once)  # another technique's, on top
+    loader.worker_init_fn = InWorker("a way", print, once)  # another technique's, on top
 
     assert WorkerNiceness().epoch(loader).worker_init_fn.then is once
     assert once.then is print

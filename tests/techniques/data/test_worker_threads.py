@@ -105,7 +105,7 @@ def test_without_workers_there_is_nothing_to_limit():
 def test_a_loader_is_not_limited_twice():
     loader = WorkerThreads().epoch(DataLoader(Numbers(), num_workers=1, worker_init_fn=print))
     once = loader.worker_init_fn
-    loader.worker_init_fn = InWorker(print, once)  # another technique's, on top
+    loader.worker_init_fn = InWorker("a way", print, once)  # another technique's, on top
 
     assert WorkerThreads().epoch(loader).worker_init_fn.then is once
     assert once == OneThread(print)

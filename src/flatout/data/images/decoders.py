@@ -9,21 +9,18 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from flatout.records.errors import NotApplicable
 
-Name: TypeAlias = Literal["simplejpeg", "torchcodec", "opencv"]
+Name: TypeAlias = Literal["simplejpeg", "opencv"]
 PACKAGES: dict[Name, str] = {
     "simplejpeg": "simplejpeg",
-    "torchcodec": "torchcodec",
     "opencv": "cv2",
 }
 """Name of the decoder -> module that has it, in the order in which they are offered."""
 HINTS = {
     "simplejpeg": "pip install 'flatout[jpeg]'",
-    "torchcodec": "install a torchcodec with image decoders (0.16 or newer) that fits this torch",
     "opencv": "install opencv-python",
 }
 
@@ -31,13 +28,8 @@ MEASURED = 9
 """Times that both decoders are timed, in turns; the best of each counts."""
 UNKNOWN_RATIO = 0.7
 """0.67 to 0.84 were measured with Pillow 13 on two machines, 1.0 on a third."""
-APP1, COMMENT, SCAN, FILL = b"\xe1", b"\xfe", b"\xda", b"\xff"
-"""Markers of a JPEG: of a block that may be EXIF, of a comment, of the picture itself; and what may
-stand before a marker any number of times."""
 END = b"\xff\xd9"
 """Marker of the end of a picture."""
-SHORT = frozenset((0x00, 0x01, *range(0xD0, 0xDA)))
-"""Second bytes of what has no length."""
 MAX_BUFFERS = 8
 """Images in flight in one thread whose memory is kept."""
 
@@ -55,16 +47,7 @@ class Decoder:
 
 def installed() -> tuple[Name, ...]:
     """Return the names of the decoders whose packages are there, importing none."""
-    return tuple(name for name in PACKAGES if _is_installed(name))
-
-
-def _is_installed(name: Name) -> bool:
-    spec = importlib.util.find_spec(PACKAGES[name])
-    if spec is None or name != "torchcodec":
-        return spec is not None
-    # Looked for by file: before 0.16 it decoded videos only, and importing it imports torch.
-    folders = spec.submodule_search_locations or ()
-    return any(any(Path(folder).glob("libtorchcodec_image.*")) for folder in folders)
+    return tuple(name for name in PACKAGES if importlib.util.find_spec(PACKAGES[name]))
 
 
 def load_decoder(name: Name) -> Decoder:
@@ -74,7 +57,7 @@ def load_decoder(name: Name) -> Decoder:
         NotApplicable: if its package is not installed, or does not load.
     """
     makers: dict[Name, Callable[[], Decoder]]
-    makers = {"simplejpeg": _simplejpeg, "torchcodec": _torchcodec, "opencv": _opencv}
+    makers = {"simplejpeg": _simplejpeg, "opencv": _opencv}
     try:
         return makers[name]()
     except (ImportError, OSError) as error:
@@ -156,17 +139,6 @@ def _simplejpeg() -> Decoder:
     return Decoder(name="simplejpeg", decode=decode, layout="RGBX")
 
 
-def _torchcodec() -> Decoder:
-    from torchcodec.decoders import decode_jpeg
-
-    def decode(data: bytes) -> Any:
-        refuse_cut(data)
-        # Channels first by its strides only: in memory they are last, so this is no copy.
-        return decode_jpeg(without_exif(data), mode="RGB").permute(1, 2, 0).numpy()
-
-    return Decoder(name="torchcodec", decode=decode, layout="RGB")
-
-
 def refuse_cut(data: bytes) -> None:
     r"""Leave a file without its end to Pillow, which knows what to say: others fill it up in grey.
 
@@ -177,32 +149,6 @@ def refuse_cut(data: bytes) -> None:
     """
     if not data.rstrip(b"\0").endswith(END):
         raise ValueError("the file is cut off")
-
-
-def without_exif(data: bytes) -> bytes:
-    r"""Return a JPEG whose EXIF blocks are marked as comments: torchcodec turns pictures by them.
-
-    Raises:
-        ValueError: if what comes before the picture is not a row of segments.
-
-    >>> without_exif(b"\xff\xd8\xff\xe1\x00\x0aExif\0\0MM\xff\xda\x00\x02")[:6]
-    b'\xff\xd8\xff\xfe\x00\n'
-    """
-    place = 2
-    # Segments up to the picture: a marker, then a length that counts its own two bytes.
-    while data[place : place + 2] != FILL + SCAN:
-        if data[place : place + 1] != FILL or place + 4 > len(data):
-            raise ValueError(f"no segment begins at byte {place} of this JPEG")
-        kind = data[place + 1 : place + 2]
-        if kind == FILL:
-            place += 1
-            continue
-        if kind[0] in SHORT:
-            raise ValueError(f"marker {kind.hex()} does not belong before a picture")
-        if kind == APP1:
-            data = data[: place + 1] + COMMENT + data[place + 2 :]
-        place += 2 + int.from_bytes(data[place + 2 : place + 4], "big")
-    return data
 
 
 def _opencv() -> Decoder:

@@ -1,4 +1,4 @@
-"""Let another decoder make the pixels of Pillow's JPEGs, where it was seen to give the same.
+"""Another decoder and another resampler under Pillow, where they were seen to give the same pixels.
 
 Only plain colour JPEGs that are loaded whole take the other way; whatever is unusual (`draft`,
 CMYK, grey, several tiles, a subclass, a truncated file) stays with Pillow, with its own errors.
@@ -17,12 +17,12 @@ import os
 import pickle
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 from flatout.agent import patching
 from flatout.data.caching import ByteStore
 from flatout.data.images.decoders import Decoder
-from flatout.data.images.substitution import SubstituteState
+from flatout.data.images.substitution import SubstituteState, put_on
 
 MODES = {"L": 1, "RGB": 3, "CMYK": 4, "RGBA": 4}
 """Modes that are kept, with their bytes a pixel: images whose pixels are all there is of them."""
@@ -120,37 +120,23 @@ class DecoderSwap(SubstituteState):
     decoder: Decoder
 
 
-_DECODER: list[DecoderSwap] = []
-"""The swap of this process; at most one."""
-
-
 def swap_decoder(decoder: Decoder) -> DecoderSwap:
     """Put a decoder under Pillow's JPEG images, for this process; return what becomes of it."""
     from PIL import Image, JpegImagePlugin
 
-    if _DECODER:
-        return _DECODER[0]
-    swap = DecoderSwap(decoder=decoder)
+    def patch(swap: DecoderSwap) -> list[patching.Patch]:
+        def decoding(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
+            @functools.wraps(original)
+            def load(image: Any) -> Any:
+                if swap.trouble or not is_plain(image) or not _decode(swap, image, original):
+                    return original(image)
+                return Image.Image.load(image)
 
-    def decoding(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        @functools.wraps(original)
-        def load(image: Any) -> Any:
-            if swap.trouble or not is_plain(image) or not _decode(swap, image, original):
-                return original(image)
-            return Image.Image.load(image)
+            return through_store(load)
 
-        return through_store(load)
+        return [patching.wrap(JpegImagePlugin.JpegImageFile, "load", decoding)]
 
-    patch = patching.wrap(JpegImagePlugin.JpegImageFile, "load", decoding)
-
-    def undo() -> None:
-        if swap in _DECODER:
-            patch.undo()
-            _DECODER.clear()
-
-    swap.undo = undo
-    _DECODER.append(swap)
-    return swap
+    return put_on(DecoderSwap(decoder=decoder), patch)
 
 
 def is_plain(image: Any) -> bool:
@@ -225,3 +211,90 @@ def _compare(swap: DecoderSwap, image: Any, pixels: Any, original: Callable[[Any
     if not np.array_equal(pixels[..., order], theirs):
         name = getattr(image, "filename", "") or "an image"
         swap.trouble = f"{swap.decoder.name} decodes {name} to other pixels than Pillow"
+
+
+BICUBIC = 3
+"""Pillow's filter for colour where none is named."""
+FILTERS = frozenset({1, 2, 3, 4, 5})
+"""Lanczos, bilinear, bicubic, box and Hamming, by Pillow's numbers."""
+Resample: TypeAlias = Callable[[Any, tuple[int, int], int, tuple[float, ...]], Any]
+"""Image, size, filter and box to an image; None where it cannot."""
+Asked: TypeAlias = tuple[tuple[int, int], int, tuple[float, float, float, float]]
+
+
+@dataclass(slots=True, kw_only=True)
+class ResizeSwap(SubstituteState):
+    """What became of the swap in this process; its kinds are filters."""
+
+    resample: Resample
+
+
+def swap_resize(resample: Resample) -> ResizeSwap:
+    """Put a resampler under Pillow's `resize`, for this process; return what becomes of it.
+
+    Only RGB images whose memory is in one piece take the other way, with the five filters that
+    average; whatever is unusual (`reducing_gap`, another mode, a box outside the image) stays with
+    Pillow, with its own errors.
+    """
+    from PIL import Image
+
+    def patch(swap: ResizeSwap) -> list[patching.Patch]:
+        def resampling(original: Callable[..., Any]) -> Callable[..., Any]:
+            @functools.wraps(original)
+            def resize(
+                image: Any,
+                size: Any,
+                resample: Any = None,
+                box: Any = None,
+                reducing_gap: Any = None,
+            ) -> Any:
+                is_usual = image.mode == "RGB" and reducing_gap is None and not swap.trouble
+                asked = find_asked(image.size, size, resample, box) if is_usual else None
+                if asked is None:
+                    return original(image, size, resample, box, reducing_gap)
+                image.load()
+                return _resized(swap, image, asked, original)
+
+            return resize
+
+        return [patching.wrap(Image.Image, "resize", resampling)]
+
+    return put_on(ResizeSwap(resample=resample), patch)
+
+
+def find_asked(image_size: tuple[int, int], size: Any, resample: Any, box: Any) -> Asked | None:
+    """Return what a call of `resize` asks for; None where Pillow should answer itself.
+
+    >>> find_asked((8, 6), (4, 3), None, None)
+    ((4, 3), 3, (0, 0, 8, 6))
+    >>> find_asked((8, 6), (8, 6), 2, None), find_asked((8, 6), (4, 3), 2, (0, 0, 9, 6))
+    (None, None)
+    """
+    try:
+        width, height = size
+        kind = BICUBIC if resample is None else int(resample)
+        whole = (0, 0, *image_size)
+        left, top, right, bottom = edges = whole if box is None else tuple(box)
+        fits = 0 <= left < right <= image_size[0] and 0 <= top < bottom <= image_size[1]
+    except (TypeError, ValueError):
+        return None
+    is_made = type(width) is int and type(height) is int and width > 0 and height > 0
+    is_copy = (width, height) == tuple(image_size) and edges == whole
+    if not (fits and is_made) or is_copy or kind not in FILTERS:
+        return None
+    return (width, height), kind, (left, top, right, bottom)
+
+
+def _resized(swap: ResizeSwap, image: Any, asked: Asked, original: Callable[..., Any]) -> Any:
+    size, kind, box = asked
+    made = swap.resample(image, size, kind, box)
+    if made is None:
+        return original(image, size, kind, box)
+    if not swap.is_compared(kind):
+        swap.made += 1
+        return made
+    expected = original(image, size, kind, box)
+    swap.compared += 1
+    if made.tobytes() != expected.tobytes():
+        swap.trouble = f"an image of {image.width} x {image.height} comes out different"
+    return expected

@@ -1,9 +1,12 @@
 """Put another way of making samples under a loader, once it was seen to give the same batches."""
 
-from collections.abc import Callable
+import importlib
+import importlib.util
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
+from flatout.agent.patching import Patch
 from flatout.records.errors import NotApplicable
 
 FIRST_COMPARED = 4
@@ -35,12 +38,54 @@ class SubstituteState:
         return number <= FIRST_COMPARED or number % COMPARED_EVERY == 0
 
 
+SwapT = TypeVar("SwapT", bound=SubstituteState)
+_SWAPS: dict[type, SubstituteState] = {}
+"""The swap of each kind that is on in this process: it replaces functions of Pillow's, which belong
+to the process."""
+
+
+def put_on(swap: SwapT, patch: Callable[[SwapT], Sequence[Patch]]) -> SwapT:
+    """Put a swap on for this process and return it; or the one of its kind that is on already."""
+    known = find_swap(type(swap))
+    if known is not None:
+        return known
+    patches = patch(swap)
+
+    def undo() -> None:
+        if _SWAPS.get(type(swap)) is swap:
+            del _SWAPS[type(swap)]
+            for each in patches:
+                each.undo()
+
+    swap.undo = undo
+    _SWAPS[type(swap)] = swap
+    return swap
+
+
+def find_swap(kind: type[SwapT]) -> SwapT | None:
+    """Return the swap of a kind that is on in this process, None without one."""
+    found = _SWAPS.get(kind)
+    return found if isinstance(found, kind) else None
+
+
+def prepare(module: str) -> None:
+    """Import here what is put under Pillow, not in each copy and worker.
+
+    Raises:
+        NotApplicable: if there is no Pillow.
+    """
+    if importlib.util.find_spec("PIL") is None:
+        raise NotApplicable("Pillow is not installed")
+    importlib.import_module(module)
+
+
 class InWorker:
     """A loader's `worker_init_fn` that swaps something, then does what the script asked for."""
 
-    def __init__(self, begin: Callable[[], Any], then: Callable[[int], Any] | None) -> None:
-        self.begin = begin
-        self.then = then
+    def __init__(
+        self, name: str, begin: Callable[[], Any], then: Callable[[int], Any] | None
+    ) -> None:
+        self.name, self.begin, self.then = name, begin, then
 
     def start_here(self) -> None:
         """Swap in this process, whatever it is."""
@@ -87,7 +132,7 @@ class Substitute:
         return "" if swap.made + swap.compared else self.nothing
 
 
-def put_under(loader: Any, way: Substitute, in_worker: type[InWorker] = InWorker) -> Any:
+def put_under(loader: Any, way: Substitute) -> Any:
     """Swap for a loader that was not iterated yet; asked again, it changes nothing.
 
     Raises:
@@ -98,39 +143,16 @@ def put_under(loader: Any, way: Substitute, in_worker: type[InWorker] = InWorker
     if known.get(swapped):
         return loader
     if refused not in known:
-        known[refused] = _find_trouble(loader, way)
+        # Techniques are imported where there is no torch, which the proof needs.
+        from flatout.data.proof.batches import ALIKE
+        from flatout.data.proof.joint_proof import find_trouble
+
+        known[refused] = find_trouble(loader, way, ALIKE if way.is_lossy else None)
     if known[refused]:
         raise NotApplicable(known[refused])
     if loader.num_workers:
-        loader.worker_init_fn = in_worker(way.begin, loader.worker_init_fn)
+        loader.worker_init_fn = InWorker(way.name, way.begin, loader.worker_init_fn)
     else:
         way.begin()
     known[swapped] = True
     return loader
-
-
-def _find_trouble(loader: Any, way: Substitute) -> str:
-    # Techniques are imported where there is no torch, which the proof needs.
-    from flatout.data.proof.batches import (
-        ALIKE,
-        BITS,
-        can_be_compared,
-        compare_first_batches,
-        first_batch,
-    )
-    from flatout.data.proof.joint_proof import is_proven
-
-    if is_proven(loader, way.name):
-        return ""
-    trouble = can_be_compared(loader)
-    if trouble:
-        return trouble
-    way.prepare()
-
-    def swapped() -> tuple[Any, Any]:
-        collate, trouble = way.try_under(loader.collate_fn)
-        return first_batch(loader, collate), trouble()
-
-    look = ALIKE if way.is_lossy else BITS
-    proof = compare_first_batches(loader, swapped, look=look, undo=way.undo_here)
-    return proof.trouble or str(proof.facts)

@@ -15,7 +15,6 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -23,7 +22,6 @@ from torch.utils.data import IterableDataset
 from torch.utils.data._utils import fetch as fetching
 
 from flatout.data.byte_batches.transport import leaves, unpack
-from flatout.data.proof.changes import State, find_change, state_of
 from flatout.data.proof.forked import in_forks
 from flatout.data.proof.random_streams import Streams
 
@@ -74,112 +72,42 @@ class BatchComparison:
     """Of two descriptions, the script's first; empty where they are the same or close enough."""
 
 
-def compare_ways(
-    plain: Callable[[], Any],
+def compare_first_batches(
+    loader: Any,
     other: Callable[[], tuple[Any, Any]],
-    limit_s: float = LIMIT_S,
     look: BatchComparison | None = None,
-    known: "ReferenceBatch | None" = None,
+    undo: Callable[[], None] = lambda: None,
 ) -> Proof:
-    """Run both in forked copies and compare what they made.
+    """Compare a loader's first batch with the one that another way makes of the same samples.
 
     Args:
-        plain: Makes a batch in the script's way.
-        other: Makes it in the other way; returns it with facts, plain JSON values.
-        limit_s: Longest time for both.
+        loader: Makes the batches.
+        other: Makes one in the other way; returns it with facts, plain JSON values.
         look: What is compared; every bit if not given.
-        known: What the script's way gave before, which takes the place of `plain`; noted in it
-            where it holds nothing yet.
+        undo: Goes the script's way again in a copy of this process, in which the other way may be
+            at work for another loader already.
     """
-    look = look or BITS
+    look, collate = look or BITS, loader.collate_fn
     streams = Streams()
 
     def make_plain() -> Any:
         streams.set_back()
-        return look.describe(plain())
+        undo()
+        return look.describe(first_batch(loader, collate))
 
     def make_other() -> Any:
         streams.set_back()
         batch, facts = other()
         return [look.describe(batch), facts]
 
-    known = known or ReferenceBatch(())
-    if known.trouble:
-        return Proof(trouble=known.trouble)
     _load_formats()
-    works = dict(zip(WAYS, (make_plain, make_other), strict=True))
-    if known.described is not None:
-        del works[WAYS[0]]
-    made = dict(zip(works, in_forks(list(works.values()), limit_s), strict=True))
-    troubles = {name: _trouble_of(result, name, limit_s) for name, result in made.items()}
-    known.trouble = troubles.get(WAYS[0], "")
-    values = {
-        name: result["value"] for name, result in made.items() if result and "value" in result
-    }
-    known.described = values.get(WAYS[0], known.described)
-    if any(troubles.values()):
-        return Proof(trouble=next(filter(None, troubles.values())))
-    found, facts = values[WAYS[1]]
-    return Proof(trouble=look.difference(known.described or [], found), facts=facts)
-
-
-def compare_first_batches(
-    loader: Any,
-    other: Callable[[], tuple[Any, Any]],
-    most: int = SAMPLES,
-    look: BatchComparison | None = None,
-    undo: Callable[[], None] = lambda: None,
-) -> Proof:
-    """Compare a loader's first batch with the one that another way makes of the same samples.
-
-    Several techniques prove themselves one after the other before the first batch: as long as
-    nothing changed, the script's own one is made for the first of them only.
-
-    Args:
-        loader: Makes the batches.
-        other: Makes one in the other way; returns it with facts, plain JSON values.
-        most: Samples that are compared.
-        look: What is compared; every bit if not given.
-        undo: Goes the script's way again in a copy of this process, in which the other way may be
-            at work for another loader already.
-    """
-    look, collate = look or BITS, loader.collate_fn
-
-    def plain() -> Any:
-        undo()
-        return first_batch(loader, collate, most)
-
-    return compare_ways(plain, other, LIMIT_S, look, _known_of(loader, (most, look.describe)))
-
-
-@dataclass(slots=True)
-class ReferenceBatch:
-    """What was made in the script's way."""
-
-    key: tuple[Any, ...]
-    state: State | None = None
-    described: list[Any] | None = None
-    trouble: str = ""
-    """Why there is none: the script's own way fails, or takes too long."""
-
-
-def _known_of(loader: Any, key: tuple[Any, ...]) -> ReferenceBatch | None:
-    """Return what is known of a loader, if all that its samples depend on is as it was then."""
-    if not loader.num_workers:
-        return None  # ways proven before are swapped in here: this is the script's own no more
-    collate = loader.collate_fn
-    state = state_of(loader.dataset, collate=collate)
-    now = ReferenceBatch((*key, id(collate), Streams().digest()), state)
-    before = _known.get(loader)
-    is_same = before is not None and before.state is not None and before.key == now.key
-    if before and before.state and is_same and find_change(before.state, state) is None:
-        return before
-    _known[loader] = now
-    return now
-
-
-_known: "WeakKeyDictionary[Any, ReferenceBatch]" = WeakKeyDictionary()
-"""Of each loader, what its first batch was in the script's own way."""
+    results = in_forks([make_plain, make_other], LIMIT_S)
+    for result, name in zip(results, WAYS, strict=True):
+        trouble = _trouble_of(result, name)
+        if trouble:
+            return Proof(trouble=trouble)
+    expected, (found, facts) = (result["value"] for result in results if result is not None)
+    return Proof(trouble=look.difference(expected, found), facts=facts)
 
 
 def _load_formats() -> None:
@@ -189,10 +117,10 @@ def _load_formats() -> None:
         pillow.preinit()
 
 
-def _trouble_of(result: dict[str, Any] | None, name: str, limit_s: float) -> str:
+def _trouble_of(result: dict[str, Any] | None, name: str) -> str:
     """Return why a way gave nothing; empty where it gave a batch."""
     if result is None:
-        return f"{name} took more than {limit_s:.0f} s for the first samples"
+        return f"{name} took more than {LIMIT_S:.0f} s for the first samples"
     if "error" in result:
         return f"a sample could not be made in {name}: {result['error']}"
     return ""

@@ -1,9 +1,4 @@
-"""Put another way of making samples under a loader, once it was seen to give the same batches.
-
-The way itself is a function that swaps something for the whole process, in each worker or, without
-workers, here. Whether it gives the same is found out in forked copies of this process.
-
-Prove the ways of a recipe's techniques at once, together, as its loader is going to use them.
+"""Prove the ways of a recipe's techniques at once, together, as its loader is going to use them.
 
 A proof keeps the training waiting for its first batch, and one technique alone shows nothing of
 how it goes with the others. So the first technique that is asked tries the ways of all of them
@@ -19,7 +14,12 @@ from weakref import WeakKeyDictionary
 
 from flatout.agent.hooks.loader import recipe_of
 from flatout.data.byte_batches.transport import PackingCollate
-from flatout.data.proof.batches import can_be_compared, compare_first_batches, first_batch
+from flatout.data.proof.batches import (
+    BatchComparison,
+    can_be_compared,
+    compare_first_batches,
+    first_batch,
+)
 
 Collate = Callable[[Any], Any]
 
@@ -87,6 +87,29 @@ def is_proven(loader: Any, name: str) -> bool:
         _tried[loader] = _Tried(loader.dataset, loader.collate_fn, has_workers, names)
     tried = _tried[loader]
     return name in tried.names and tried.is_still(loader)
+
+
+def find_trouble(loader: Any, way: ProofPart, look: BatchComparison | None = None) -> str:
+    """Return why a loader's batches cannot be made in another way; empty where they can.
+
+    Args:
+        loader: That was not iterated yet.
+        way: The other way; tried in a forked copy of the process unless it is proven.
+        look: What is compared; every bit if not given.
+    """
+    if is_proven(loader, way.name):
+        return ""
+    trouble = can_be_compared(loader)
+    if trouble:
+        return trouble
+    way.prepare()
+
+    def other() -> tuple[Any, Any]:
+        collate, trouble = way.try_under(loader.collate_fn)
+        return first_batch(loader, collate), trouble()
+
+    proof = compare_first_batches(loader, other, look, way.undo_here)
+    return proof.trouble or str(proof.facts)
 
 
 def _prove(loader: Any) -> frozenset[str]:

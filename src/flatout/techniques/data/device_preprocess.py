@@ -138,7 +138,8 @@ def send_bytes(loader: Any, device: "torch.device | str | None" = None) -> Any:
     import torch
 
     from flatout.data.byte_batches.transport import find_plan
-    from flatout.data.proof.joint_proof import is_proven
+    from flatout.data.proof.batches import can_be_compared
+    from flatout.data.proof.joint_proof import find_trouble
 
     target = None if device is None else torch.device(device)
     if target is not None and target.type == "cuda":
@@ -147,7 +148,8 @@ def send_bytes(loader: Any, device: "torch.device | str | None" = None) -> Any:
         return loader
     known, way = loader.__dict__, Bytes(device=target)
     if REFUSED not in known:
-        known[REFUSED] = "" if is_proven(loader, way.name) else _find_trouble(loader, way)
+        known[REFUSED] = can_be_compared(loader) or _find_obstacle(loader)
+        known[REFUSED] = known[REFUSED] or find_trouble(loader, way)
     if known[REFUSED]:
         raise NotApplicable(known[REFUSED])
     loader.collate_fn = way.plan(loader.collate_fn)
@@ -178,23 +180,6 @@ class Bytes:
         """Collate as bytes; return what tells then why that did not come to pass, if so."""
         plan = self.plan(collate)
         return plan, lambda: "" if plan.packed else plan.trouble or NOTHING
-
-
-def _find_trouble(loader: Any, way: Bytes) -> str:
-    """Return why a loader's batches cannot travel so; the way is tried in a forked process."""
-    from flatout.data.proof.batches import can_be_compared, compare_first_batches, first_batch
-
-    trouble = can_be_compared(loader) or _find_obstacle(loader)
-    if trouble:
-        return trouble
-    way.prepare()
-
-    def in_bytes() -> tuple[Any, Any]:
-        collate, trouble = way.try_under(loader.collate_fn)
-        return first_batch(loader, collate), trouble()
-
-    proof = compare_first_batches(loader, in_bytes)
-    return proof.trouble or str(proof.facts)
 
 
 def _find_obstacle(loader: Any) -> str:

@@ -11,13 +11,12 @@ the first images of each kind in every worker, and on one in 256 after that.
 """
 
 import functools
-import importlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, final
 
 from flatout.analysis.feeding import fed_change_ms, share_of
-from flatout.data.images.substitution import InWorker, Substitute, put_under
+from flatout.data.images.substitution import Substitute, prepare, put_under
 from flatout.records.machine import Machine
 from flatout.records.profile import Profile
 from flatout.records.technique import Effect, Numerics, Technique
@@ -50,7 +49,7 @@ In the data set, for colour JPEGs:
 + image = Image.fromarray(simplejpeg.decode_jpeg(open(path, "rb").read()))
 """
 
-    decoder: Literal["simplejpeg", "torchcodec", "opencv"] = "simplejpeg"
+    decoder: Literal["simplejpeg", "opencv"] = "simplejpeg"
     """The library that decodes."""
 
     @classmethod
@@ -85,10 +84,6 @@ In the data set, for colour JPEGs:
         return way_of(self.decoder)
 
 
-class SwapInWorker(InWorker):
-    """A worker that swaps the decoder first."""
-
-
 def decode_fast(loader: Any, decoder: "Name" = "simplejpeg") -> Any:
     """Let a `DataLoader`'s Pillow images be decoded by another library, bit for bit the same.
 
@@ -98,7 +93,7 @@ def decode_fast(loader: Any, decoder: "Name" = "simplejpeg") -> Any:
     Raises:
         NotApplicable: if the library is missing, no JPEG is opened, or it gives other pixels.
     """
-    return put_under(loader, way_of(decoder), SwapInWorker)
+    return put_under(loader, way_of(decoder))
 
 
 def way_of(decoder: "Name") -> Substitute:
@@ -109,7 +104,7 @@ def way_of(decoder: "Name") -> Substitute:
     return Substitute(
         name="fast_decode",
         begin=functools.partial(swap, decoder),
-        prepare=functools.partial(importlib.import_module, "flatout.data.images.pillow"),
+        prepare=functools.partial(prepare, "flatout.data.images.pillow"),
         nothing=NOTHING if decoder == "simplejpeg" else NOTHING_WHOLE,
     )
 

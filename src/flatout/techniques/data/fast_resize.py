@@ -12,13 +12,11 @@ samples before the first batch, of the first images of each filter in every work
 """
 
 import functools
-import importlib.util
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, final
 
-from flatout.data.images.substitution import InWorker, Substitute, put_under
-from flatout.records.errors import NotApplicable
+from flatout.data.images.substitution import Substitute, prepare, put_under
 from flatout.records.machine import Machine
 from flatout.records.profile import Profile
 from flatout.records.technique import Effect, Numerics, Technique
@@ -72,10 +70,6 @@ Before the loader is iterated:
         return way_of()
 
 
-class ResizeInWorker(InWorker):
-    """A worker that swaps the resampler first."""
-
-
 def resize_fast(loader: Any) -> Any:
     """Let a `DataLoader`'s Pillow images be resized by vector instructions, to the same bytes.
 
@@ -85,21 +79,19 @@ def resize_fast(loader: Any) -> Any:
     Raises:
         NotApplicable: if there is no compiler, nothing is resized, or it gives other bytes.
     """
-    return put_under(loader, way_of(), ResizeInWorker)
+    return put_under(loader, way_of())
 
 
 def way_of() -> Substitute:
     """Return resizing by vector instructions."""
     return Substitute(
-        name="fast_resize", begin=swap, prepare=prepare, nothing="Pillow resizes no colour image"
+        name="fast_resize", begin=swap, prepare=prepared, nothing="Pillow resizes no colour image"
     )
 
 
-def prepare() -> None:
+def prepared() -> None:
     """Compile and import here, not in each copy and worker; raises where that cannot be."""
-    if importlib.util.find_spec("PIL") is None:
-        raise NotApplicable("Pillow is not installed")
-    importlib.import_module("flatout.data.images.resizing")
+    prepare("flatout.data.images.pillow")
     from flatout.kernels.resample import find_order
 
     find_order()
@@ -107,7 +99,7 @@ def prepare() -> None:
 
 def swap() -> Any:
     """Swap the resampler of this process; return what becomes of it."""
-    from flatout.data.images.resizing import swap_resize
+    from flatout.data.images.pillow import swap_resize
     from flatout.kernels.resample import find_order, resampled
 
     return swap_resize(functools.partial(resampled, order=find_order()))

@@ -11,13 +11,11 @@ the first images of each kind in every worker, then of one in 256. The library t
 one that Pillow decodes with.
 """
 
-import importlib.util
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, final
 
-from flatout.data.images.substitution import InWorker, Substitute, put_under
-from flatout.records.errors import NotApplicable
+from flatout.data.images.substitution import Substitute, prepare, put_under
 from flatout.records.machine import Machine
 from flatout.records.profile import Profile
 from flatout.records.technique import Effect, Numerics, Technique
@@ -71,10 +69,6 @@ Before the loader is iterated:
         return way_of()
 
 
-class RegionsInWorker(InWorker):
-    """A worker that swaps the decoding first."""
-
-
 def decode_regions(loader: Any) -> Any:
     """Let only those parts of a `DataLoader`'s JPEGs be decoded that are cut out of them.
 
@@ -85,21 +79,19 @@ def decode_regions(loader: Any) -> Any:
         NotApplicable: if there is no compiler, Pillow's library cannot do it, nothing is cut out of
             JPEGs, or it gives other pixels.
     """
-    return put_under(loader, way_of(), RegionsInWorker)
+    return put_under(loader, way_of())
 
 
 def way_of() -> Substitute:
     """Return decoding of parts."""
     return Substitute(
-        name="region_decode", begin=swap, prepare=prepare, nothing="no part is cut out of a JPEG"
+        name="region_decode", begin=swap, prepare=prepared, nothing="no part is cut out of a JPEG"
     )
 
 
-def prepare() -> None:
+def prepared() -> None:
     """Compile and import here, not in each copy and worker; raises where that cannot be."""
-    if importlib.util.find_spec("PIL") is None:
-        raise NotApplicable("Pillow is not installed")
-    importlib.import_module("flatout.data.images.regions")
+    prepare("flatout.data.images.lazy_jpegs")
     from flatout.kernels.region import open_library
 
     open_library()
@@ -107,7 +99,7 @@ def prepare() -> None:
 
 def swap() -> Any:
     """Swap the decoding of this process; return what becomes of it."""
-    from flatout.data.images.regions import swap_regions
+    from flatout.data.images.lazy_jpegs import swap_regions
     from flatout.kernels.region import decode_region, open_library
 
     open_library()

@@ -15,13 +15,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, final
 
-from flatout.data.images.substitution import InWorker, Substitute, put_under
+from flatout.data.images.substitution import Substitute, put_under
 from flatout.records.machine import Machine
 from flatout.records.profile import Profile
 from flatout.records.technique import Effect, Numerics, Technique
 from flatout.techniques.data.device_preprocess import waits_for_pillow
 from flatout.techniques.data.fast_decode import USUAL_SHARE
-from flatout.techniques.data.region_decode import prepare
+from flatout.techniques.data.region_decode import prepared
 
 SAVED_PART = 0.5
 """Of the time in decoding, where photographs are large enough; how large they are is not known
@@ -72,10 +72,6 @@ In the data set, before the photograph is converted, cropped or resized:
         return decode_scaled(loader, self.gap)
 
 
-class ShrinkingInWorker(InWorker):
-    """A worker that swaps the decoding first."""
-
-
 def decode_scaled(loader: Any, gap: float = 2.0) -> Any:
     """Let a `DataLoader`'s large JPEGs be decoded at a fraction of their size. Lossy.
 
@@ -93,16 +89,16 @@ def decode_scaled(loader: Any, gap: float = 2.0) -> Any:
     way = Substitute(
         name="scaled_decode",
         begin=functools.partial(swap, gap),
-        prepare=prepare,
+        prepare=prepared,
         nothing="no JPEG is so much larger than what it is resized to",
         is_lossy=True,
     )
-    return put_under(loader, way, ShrinkingInWorker)
+    return put_under(loader, way)
 
 
 def swap(gap: float) -> Any:
     """Swap the decoding of this process; return what becomes of it."""
-    from flatout.data.images.shrinking import swap_shrinking
+    from flatout.data.images.lazy_jpegs import swap_shrinking
     from flatout.kernels.region import decode_region, open_library
 
     open_library()
