@@ -22,7 +22,7 @@ LINES = {
     "analysis": 3_950,
     "cli": 1_500,
     "data": 11_750,
-    "guard": 1_200,
+    "guard": 1_250,
     "hardware": 2_400,
     "kernels": 2_750,
     "launch": 1_750,
@@ -31,7 +31,7 @@ LINES = {
     "reporting": 4_350,
     "rules": 1_000,
     "techniques": 11_600,
-    "tuning": 3_600,
+    "tuning": 3_850,
     "workflow": 3_150,
 }
 FLAT_FILES = 25

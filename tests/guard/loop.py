@@ -99,6 +99,8 @@ class Setting:
     threads: int = 1
     rounds: bool = False
     """Round inputs and weights to bf16, once."""
+    nudges: bool = False
+    """Move the last digits of each of them instead."""
     autocast: bool = False
     compile: bool = False
     channels_last: bool = False
@@ -144,8 +146,8 @@ def train(
     torch.manual_seed(0)
     session = FakeSession()
     spec = {"reference": str(reference)} if reference else {}
-    if setting.rounds:
-        round_once(session)
+    if setting.rounds or setting.nudges:
+        round_once(session, to_bf16=not setting.nudges)
     GuardRecorder(session, spec, path)
     try:
         with session.hooked():

@@ -1,3 +1,4 @@
+import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -6,10 +7,20 @@ from typing import Any
 import pytest
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from flatout.guard.judge import judge
+from flatout.agent.guard.record import GuardRecord
+from flatout.guard.judge import judge, judge_trials
+from flatout.guard.obstacles import Trials
 from flatout.records.technique import Numerics
 from tests.guard.faults import FAULTS, UPDATE_FAULTS
+from tests.guard.loop import Setting
 from tests.guard.runs import PLAIN, base
+
+
+@functools.cache
+def nudged(case: str, setting: Setting) -> GuardRecord:
+    """Return the record of a baseline whose inputs and weights have other last digits."""
+    return base(case, setting).run(replace(setting, nudges=True, steps=3))
+
 
 PAIRS = [(fault, case) for fault, item in FAULTS.items() for case in item.cases]
 
@@ -24,6 +35,26 @@ def test_a_fault_is_rejected_even_by_the_widest_limits(name: str, case: str) -> 
     assert check.status == "rejected", check
     fired = {key for key, share in check.worst.items() if share > 1}
     assert fired & fault.seen_by, check
+
+
+@pytest.mark.parametrize(("name", "case"), PAIRS)
+def test_a_fault_is_rejected_by_limits_that_this_training_widened(name: str, case: str) -> None:
+    fault = FAULTS[name]
+    runs = base(case, fault.baseline)
+
+    check = judge_trials(
+        Trials(
+            baseline=runs.record,
+            candidate=runs.run(fault.setting),
+            calibration=runs.calibration,
+            repeat=runs.repeat,
+            promise=Numerics.ROUNDING,
+            changes_threads=False,
+            nudged=nudged(case, fault.baseline),
+        )
+    )
+
+    assert check.status == "rejected", check
 
 
 @pytest.mark.parametrize(("name", "case"), PAIRS)

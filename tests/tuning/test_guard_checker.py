@@ -11,6 +11,7 @@ import pytest
 
 from flatout.records.ablation import LossCheck
 from flatout.records.recipe import Choice, Recipe
+from flatout.records.technique import Numerics
 from flatout.records.trial import Workload
 from flatout.tuning import guard_checker as refereeing
 from flatout.tuning.guard_checker import GuardChecker
@@ -198,7 +199,7 @@ def test_a_rank_that_left_no_record_is_never_passed_over(tmp_path, monkeypatch):
 
     def judged(repeat):
         referee._baseline, referee._repeat = (record, record), repeat
-        return referee._judged(recipe_of("pinned_memory"), (record, record), ())
+        return referee._judged(Numerics.EXACT, recipe_of("pinned_memory"), (record, record))
 
     assert judged((record, record)).status == "same"
     assert judged((record,)).status == "not_compared"

@@ -62,8 +62,8 @@ def _record_for_guard(session: Session, guard: Mapping[str, Any], path: Path) ->
     from flatout.agent.guard.pinning import round_once
     from flatout.agent.guard.recorder import GuardRecorder
 
-    if guard.get("rounds"):
-        round_once(session)
+    if guard.get("rounds") or guard.get("nudges"):
+        round_once(session, to_bf16=not guard.get("nudges"))
     if guard.get("activity"):
         ActivityRecorder(session, path)
     else:

@@ -19,6 +19,7 @@ from flatout.guard.limits import (
     COLUMNS,
     DEAD_SHARE,
     EARLY_LOSSES,
+    NUDGED_FACTOR,
     ROUNDED_FACTOR,
     SHARE_CAP,
     SIZE_LIMIT,
@@ -52,6 +53,8 @@ ORDER = (
 DIVERGED = 1.5
 """A training technique whose last losses exceed the first one by this factor does damage."""
 LAST_LOSSES = 5
+WIDEST = COLUMNS[Numerics.PRECISION]
+"""What `rounding`'s limits are never widened beyond: no fault of the study got through it."""
 NOTHING = Differences(sets={}, buffers={}, losses=())
 ABSENT = SetDifference(moved=False, tensors={}, together=0.0)
 EQUAL = TensorDifference(error=0.0, slope=0.0, share=0.0, is_live=True)
@@ -76,6 +79,8 @@ class _Case:
     noise: Differences = NOTHING
     own: Differences = NOTHING
     """What the script makes of one rounding."""
+    nudged: Differences = NOTHING
+    """What it makes of other last digits of its inputs and weights."""
     notes: tuple[str, ...] = field(default=())
 
 
@@ -196,6 +201,7 @@ def _case(trials: Trials) -> _Case:
     scale = differences(baseline, trials.calibration) if trials.calibration else NOTHING
     noise = differences(baseline, trials.repeat) if trials.repeat else NOTHING
     own = differences(baseline, trials.rounded) if trials.rounded else NOTHING
+    nudged = differences(baseline, trials.nudged) if trials.nudged else NOTHING
     notes = [*update_notes(baseline, trials.candidate), *_record_notes(trials)]
     column = COLUMNS[trials.promise]
     if trials.promise is Numerics.ROUNDING and _is_low_precision(baseline, scale):
@@ -210,10 +216,15 @@ def _case(trials: Trials) -> _Case:
         column = UNSTEADY_COLUMN if trials.promise is Numerics.EXACT else column
         notes.append("the script repeats only up to rounding: limits widened to 3x that")
     if trials.rounded is not None:
-        largest = max((item.together for item in own.sets.values()), default=0.0)
         notes.append(
-            f"one rounding of its inputs and weights moves this script's gradients by {largest:.2g}"
+            "one rounding of its inputs and weights moves this script's gradients by "
+            f"{_largest(own):.2g}"
             ": limits widened to 3x that"
+        )
+    if trials.nudged is not None:
+        notes.append(
+            "the last digits of its inputs and weights move this script's gradients by "
+            f"{_largest(nudged):.2g}: limits widened to {NUDGED_FACTOR:.0f}x that"
         )
     return _Case(
         column=column,
@@ -221,8 +232,13 @@ def _case(trials: Trials) -> _Case:
         scale=scale,
         noise=noise,
         own=own,
+        nudged=nudged,
         notes=tuple(notes),
     )
+
+
+def _largest(found: Differences) -> float:
+    return max((item.together for item in found.sets.values()), default=0.0)
 
 
 def _record_notes(trials: Trials) -> Iterator[str]:
@@ -267,12 +283,14 @@ def _readings(case: _Case) -> Iterator[Reading]:
         scale = case.scale.sets.get(key, ABSENT)
         noise = case.noise.sets.get(key, ABSENT)
         own = case.own.sets.get(key, ABSENT)
+        nudged = case.nudged.sets.get(key, ABSENT)
         if case.own.sets:
             yield _size(key, found, own)
         if not found.moved or key[1] == 1:
-            yield from _tensors(case.column, key, found, (scale, noise, own))
+            yield from _tensors(case.column, key, found, (scale, noise, own, nudged))
         if found.moved:
             limit = case.column.second.of(scale.together, noise.together, own.together)
+            limit = _widened(limit, nudged.together, WIDEST.second.of(scale.together, 0.0))
             text = f"{_name(key)} differs by {found.together:.2g}, limit {limit:.2g}"
             share = _share(found.together, limit)
             yield Reading(check="second_gradient", share=share, text=text)
@@ -282,9 +300,20 @@ def _readings(case: _Case) -> Iterator[Reading]:
             case.noise.buffers.get(name, 0.0),
             case.own.buffers.get(name, 0.0),
         )
+        widest = WIDEST.buffers.of(case.scale.buffers.get(name, 0.0), 0.0)
+        limit = _widened(limit, case.nudged.buffers.get(name, 0.0), widest)
         text = f"buffer {name} differs by {value:.2g}, limit {limit:.2g}"
         yield Reading(check="buffers", share=_share(value, limit), text=text)
     yield from _loss(case)
+
+
+def _widened(limit: float, nudged: float, widest: float) -> float:
+    """Return a limit of `rounding` for a script that amplifies it; the precision limit at most.
+
+    >>> _widened(1e-4, 0.5, 1e-2), _widened(1e-4, 0.0, 1e-2)
+    (0.01, 0.0001)
+    """
+    return max(limit, min(NUDGED_FACTOR * nudged, widest))
 
 
 def _size(key: Key, found: SetDifference, own: SetDifference) -> Reading:
@@ -301,10 +330,10 @@ def _tensors(
     column: PromiseLimits,
     key: Key,
     found: SetDifference,
-    references: tuple[SetDifference, SetDifference, SetDifference],
+    references: tuple[SetDifference, SetDifference, SetDifference, SetDifference],
 ) -> Iterator[Reading]:
-    """Compare tensor by tensor, alongside the calibration, the repeat and one rounding."""
-    scale, noise, own = references
+    """Compare tensor by tensor, alongside calibration, repeat, rounded and nudged inputs."""
+    scale, noise, own, nudged = references
     check, is_exact = NAMES[key[2]], column.gradient.factor == 0
     gradient = column.gradient
     if found.moved and not is_exact:
@@ -319,7 +348,11 @@ def _tensors(
         # One repeat may hit or miss a tensor of few numbers by chance: none is taken to repeat
         # better than half of them do.
         lifted = rounded.error
-        limit = gradient.of(max(natural.error, middle), max(usual.error, noise.median), lifted)
+        calibrated = max(natural.error, middle)
+        limit = gradient.of(calibrated, max(usual.error, noise.median), lifted)
+        # A single ReLU that a last digit switches moves its tensor a thousand times as far as the
+        # others, and which one that is, is chance: the largest counts for each.
+        limit = _widened(limit, nudged.largest, WIDEST.gradient.of(calibrated, 0.0))
         text = f"{_name(key)} of {name} differs by {tensor.error:.2g}, limit {limit:.2g}"
         yield Reading(check=check, share=_share(tensor.error, limit), text=text)
         if column.slope is not None and not found.moved:
@@ -345,6 +378,8 @@ def _loss(case: _Case) -> Iterator[Reading]:
         column = COLUMNS[Numerics.PRECISION] if is_late and not is_strict else case.column
         noise = case.noise.later_loss if is_late else case.noise.early_loss
         limit = column.loss.of(case.scale.loss, noise)
+        nudged = case.nudged.later_loss if is_late else case.nudged.early_loss
+        limit = _widened(limit, nudged, WIDEST.loss.of(case.scale.loss, 0.0))
         text = f"loss {number + 1} differs by {value:.2g}, limit {limit:.2g}"
         yield Reading(check="loss", share=_share(value, limit), text=text)
 

@@ -36,6 +36,8 @@ class Trials:
     changes_threads: bool
     rounded: GuardRecord | None = None
     """Of the untouched script with its inputs and weights rounded to bf16; lifts the ceilings."""
+    nudged: GuardRecord | None = None
+    """Of the same with the last digits of these numbers moved; widens the limits of `rounding`."""
 
     @property
     def computed(self) -> set[tuple[str, str]]:

@@ -120,6 +120,8 @@ class LossCheck:
     steps: int = 0
     worst: Mapping[str, float] = field(default_factory=dict)
     """Largest value per check as a share of its limit; above 1 rejects."""
+    promise: str = ""
+    """The weaker promise that the recipe keeps, where it missed that of its techniques."""
 
     @property
     def passed(self) -> bool:

@@ -146,6 +146,8 @@ def _play(ladder: TuningState, bundle: Sequence[Candidate], pair: frozenset[str]
     place = len(ladder.rows)
     row = ladder.settle(_all_of(bundle), recipe, match, together_with=names)
     parts: list[frozenset[str]] = []
+    if row.verdict is Verdict.REJECTED and (guilty := ladder.find_guilty(recipe)):
+        return _go_on_without(ladder, bundle, frozenset(x.label for x in guilty), paired)
     if row.verdict is not Verdict.KEPT:
         parts = _halves(bundle, paired)
     _go_on_with(ladder, parts, is_pair=paired == _labels(bundle))
@@ -160,6 +162,18 @@ def _play(ladder: TuningState, bundle: Sequence[Candidate], pair: frozenset[str]
         for x in others
     ]
     return set(_labels(bundle))
+
+
+def _go_on_without(
+    ladder: TuningState, bundle: Sequence[Candidate], guilty: frozenset[str], paired: frozenset[str]
+) -> set[str]:
+    """Note which techniques the guard rejects, and play the others next."""
+    named = ", ".join(sorted(guilty))
+    row = ladder.rows[-1]
+    ladder.rows[-1] = replace(row, why=f"{row.why}; what the guard rejects of them: {named}")
+    gone = guilty | paired if guilty & paired else guilty
+    _go_on_with(ladder, [_labels(bundle) - gone], is_pair=paired == _labels(bundle))
+    return set(gone)
 
 
 def _halves(bundle: Sequence[Candidate], paired: frozenset[str]) -> list[frozenset[str]]:

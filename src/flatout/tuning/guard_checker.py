@@ -1,7 +1,7 @@
 """Does a recipe still train the same thing? Guard trials and the judge, for one tuning."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from flatout.agent.guard.activity import find_activity, find_fault, find_unknown, is_active
@@ -41,6 +41,8 @@ class GuardChecker:
     tell: Callable[[str], None]
     floor: Recipe = Recipe()
     """What takes the unchanged script's place where that does not run."""
+    ceiling: Numerics = Numerics.EXACT
+    """The weakest promise that the user allows: what misses its own may still keep a weaker one."""
     aa_check: LossCheck | None = None
     _baseline: tuple[GuardRecord, ...] = ()
     """One for each rank, as the other two."""
@@ -48,6 +50,10 @@ class GuardChecker:
     _calibration: tuple[GuardRecord, ...] = ()
     _rounded: tuple[GuardRecord, ...] | None = None
     """The baseline with inputs and weights rounded once; run where a ceiling is in the way."""
+    _nudged: tuple[GuardRecord, ...] | None = None
+    """The same with their last digits moved; run where a limit of `rounding` is in the way."""
+    _weaker: dict[str, Numerics] = field(default_factory=dict)
+    """Techniques that missed their own promise, and the one that they keep here."""
     _baseline_path: str | None = None
     _activity: dict[str, float | None] | None = None
     _activity_unknown: str | None = None
@@ -61,6 +67,10 @@ class GuardChecker:
         if key not in self._verdicts:
             self._verdicts[key] = self._judge(recipe)
         return self._verdicts[key]
+
+    def note_weaker(self, technique: str, promise: str) -> None:
+        """Hold a technique to the weaker promise that it keeps here, on top of any recipe."""
+        self._weaker[technique] = Numerics(promise)
 
     def _judge(self, recipe: Recipe) -> LossCheck:
         if self.aa_check is None:
@@ -85,24 +95,90 @@ class GuardChecker:
         check = self._compare(recipe, records)
         return self._look_at_activity(recipe, name, check) if check.passed else check
 
+    def promise_of(self, recipe: Recipe) -> Numerics:
+        """Return the mildest promise that covers a recipe, from what its techniques kept here."""
+        kept = [self._weaker[name] for name in recipe.names if name in self._weaker]
+        return max([promise_of(recipe), *kept], key=lambda numerics: numerics.rank)
+
+    def find_guilty(
+        self, base: Recipe, recipe: Recipe, may_go_on: Callable[[], bool]
+    ) -> tuple[Choice, ...]:
+        """Return what of a rejected recipe the guard rejects; empty where time ran out before.
+
+        By bisection: the shortest beginning of what came in that is rejected ends with a guilty
+        technique. It is taken out, until the rest passes.
+
+        Args:
+            base: What it was tried on top of, which passes.
+            recipe: With more techniques, in the order in which they are suspected last.
+            may_go_on: Whether there is time for another guard trial.
+        """
+        suspects = [choice for choice in recipe.choices if choice not in base.choices]
+        guilty: list[Choice] = []
+        while suspects and not self.check(with_all(base, suspects)).passed:
+            passes, fails = 0, len(suspects)
+            while fails - passes > 1:
+                if not may_go_on():
+                    return ()
+                middle = (passes + fails) // 2
+                if self.check(with_all(base, suspects[:middle])).passed:
+                    passes = middle
+                else:
+                    fails = middle
+            guilty.append(suspects.pop(fails - 1))
+            if suspects and not may_go_on():
+                return ()
+        return tuple(guilty)
+
     def _compare(self, recipe: Recipe, records: tuple[GuardRecord, ...]) -> LossCheck:
-        """Judge every rank's record; ask how far rounding carries where a ceiling is in the way."""
-        check = self._judged(recipe, records, ())
-        is_precision = promise_of(recipe) is Numerics.PRECISION
-        if check.status != "rejected" or not is_precision or not self._calibration:
+        """Judge a recipe by its own promise, then by each weaker one that the user allows."""
+        own = self.promise_of(recipe)
+        check = first = self._compare_as(own, recipe, records)
+        for promise in (Numerics.ROUNDING, Numerics.PRECISION):
+            is_weaker = promise.rank > own.rank and self.ceiling.allows(promise)
+            if check.status == "rejected" and is_weaker:
+                check = self._compare_as(promise, recipe, records)
+                why = f"it misses {own.value} ({first.why}) and keeps {promise.value}: {check.why}"
+                check = replace(check, promise=promise.value, why=why)
+        return check if check.passed else first
+
+    def _compare_as(
+        self, promise: Numerics, recipe: Recipe, records: tuple[GuardRecord, ...]
+    ) -> LossCheck:
+        """Judge every rank's record; ask how far rounding carries where a limit is in the way."""
+        check = self._judged(promise, recipe, records)
+        if check.status != "rejected" or not self._calibration or self._baseline[0].low_precision:
+            return check  # in low precision a script rounds everything on its own
+        if promise is Numerics.PRECISION:
+            # What is further off than bf16 itself no ceiling did.
+            if self._judged(promise, recipe, records, rounded=self._calibration).passed:
+                if self._rounded is None:
+                    self._rounded = self._perturbed("rounded", rounds=True)
+                check = self._judged(promise, recipe, records, rounded=self._rounded)
             return check
-        if self._baseline[0].low_precision:
-            return check  # it rounds everything on its own
-        if not self._judged(recipe, records, self._calibration).passed:
-            return check  # further off than bf16 itself: no ceiling did that
-        if self._rounded is None:
-            self.tell("guard: one rounding of inputs and weights")
-            trial = self._trial(self.floor, "rounded", steps=ROUNDED_STEPS, rounds=True)
-            self._rounded = _records(trial)
-        return self._judged(recipe, records, self._rounded) if self._rounded else check
+        # What fails the widest limits needs no trial more.
+        if (
+            promise is Numerics.EXACT
+            or not self._judged(Numerics.PRECISION, recipe, records).passed
+        ):
+            return check
+        if self._nudged is None:
+            self._nudged = self._perturbed("nudged", nudges=True)
+        return self._judged(promise, recipe, records, nudged=self._nudged)
+
+    def _perturbed(self, name: str, **how: bool) -> tuple[GuardRecord, ...]:
+        """Return records of the baseline with other inputs and weights; empty where it failed."""
+        self.tell(f"guard: the unchanged script with {name} inputs and weights")
+        return _records(self._trial(self.floor, name, steps=ROUNDED_STEPS, **how))
 
     def _judged(
-        self, recipe: Recipe, records: Sequence[GuardRecord], rounded: Sequence[GuardRecord]
+        self,
+        promise: Numerics,
+        recipe: Recipe,
+        records: Sequence[GuardRecord],
+        *,
+        rounded: Sequence[GuardRecord] = (),
+        nudged: Sequence[GuardRecord] = (),
     ) -> LossCheck:
         """Judge every rank's record against the same rank's of the baseline."""
         count = len(self._baseline)
@@ -113,17 +189,19 @@ class GuardChecker:
                     candidate=record,
                     calibration=calibration,
                     repeat=repeat,
-                    promise=promise_of(recipe),
+                    promise=promise,
                     changes_threads=catalogue.setter_of("threads") in recipe.names,
                     rounded=own,
+                    nudged=moved,
                 )
             )
-            for baseline, record, calibration, repeat, own in zip(
+            for baseline, record, calibration, repeat, own, moved in zip(
                 self._baseline,
                 records,
                 self._calibration or (None,) * count,
                 self._repeat,
                 rounded or (None,) * count,
+                nudged or (None,) * count,
                 strict=False,
             )
         ]
@@ -134,7 +212,7 @@ class GuardChecker:
 
     def _look_at_activity(self, recipe: Recipe, name: str, check: LossCheck) -> LossCheck:
         """Reject a recipe under which dropout no longer acts: the judge compares with it off."""
-        if promise_of(recipe) is Numerics.EXACT:
+        if self.promise_of(recipe) is Numerics.EXACT and not check.promise:
             return check  # those act on data and memory only, never on the model
         if self._activity_unknown is None:
             self._activity = self._measure_activity(self.floor, "baseline")
@@ -193,6 +271,17 @@ class GuardChecker:
             **switches,
         }
         return self.lab.guard(recipe, name, spec, steps)
+
+
+def with_all(recipe: Recipe, choices: Sequence[Choice]) -> Recipe:
+    """Return the recipe with more choices.
+
+    >>> with_all(Recipe(), [Choice(technique="a"), Choice(technique="b")]).names
+    ('a', 'b')
+    """
+    for choice in choices:
+        recipe = recipe.plus(choice)
+    return recipe
 
 
 def promise_of(recipe: Recipe) -> Numerics:

@@ -248,6 +248,12 @@ def _try_together(ladder: TuningState) -> None:
     match = ladder.play(recipe, Rule())
     names = tuple(item.candidate.choice.technique for item in others)
     row = ladder.settle(last.candidate, recipe, match, together_with=names)
+    if row.verdict is Verdict.REJECTED and (guilty := ladder.find_guilty(recipe)):
+        labels = {choice.label for choice in guilty}
+        ladder.undecided = [x for x in ladder.undecided if x.candidate.choice.label not in labels]
+        why = f"{row.why}; what the guard rejects of them: {', '.join(sorted(labels))}"
+        ladder.rows[-1] = replace(row, why=why)
+        _try_together(ladder)
     if row.verdict is Verdict.KEPT:
         ladder.undecided.clear()
         for item in others:

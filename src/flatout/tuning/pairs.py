@@ -166,7 +166,7 @@ def row_of(candidate: Candidate, base: Recipe, match: Match, check: LossCheck) -
     startup_s, break_even = _break_even(match)
     row = Row(
         choice=candidate.choice,
-        numerics=candidate.numerics.value,
+        numerics=check.promise or candidate.numerics.value,
         verdict=verdict,
         on_top_of=tuple(name for name in base.names if name != candidate.choice.technique),
         comparison=match.comparison,
@@ -194,7 +194,8 @@ def verdict_of(match: Match, check: LossCheck) -> tuple[Verdict, str]:
     if match.failure is not None:
         return _failed(match.failure)
     if match.decision is Decision.KEPT:
-        return (Verdict.KEPT, "") if check.passed else (Verdict.REJECTED, check.why)
+        kept_why = check.why if check.promise else ""
+        return (Verdict.KEPT, kept_why) if check.passed else (Verdict.REJECTED, check.why)
     if match.decision is Decision.WORSE:
         return Verdict.WORSE, ""
     if match.decision is Decision.NO_EFFECT:

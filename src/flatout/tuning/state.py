@@ -7,7 +7,7 @@ from flatout.records.ablation import LossCheck, Row, Verdict
 from flatout.records.catalogue import technique_class
 from flatout.records.live import Progress
 from flatout.records.profile import Profile
-from flatout.records.recipe import Recipe
+from flatout.records.recipe import Choice, Recipe
 from flatout.records.statistics import Decision, Rule
 from flatout.tuning.extra_profiling import Looks
 from flatout.tuning.guard_checker import GuardChecker
@@ -172,6 +172,8 @@ class TuningState:
         check = LossCheck(status="skipped", why="not faster, so there was nothing to check")
         if match.decision is Decision.KEPT:
             check = self.referee.check(recipe)
+            if check.passed and check.promise and not together_with:
+                self.referee.note_weaker(candidate.choice.technique, check.promise)
         row = replace(row_of(candidate, self.recipe, match, check), together_with=together_with)
         if together_with:
             names = f"together with {', '.join(together_with)}"
@@ -184,6 +186,16 @@ class TuningState:
             self.best_ratio *= match.comparison.ratio if match.comparison else 1.0
         self.say("", event=event_of(row))
         return row
+
+    def find_guilty(self, recipe: Recipe) -> tuple[Choice, ...]:
+        """Return what the guard rejects of a recipe that it rejected, as far as there is time."""
+        guilty = self.referee.find_guilty(
+            self.recipe, recipe, lambda: self.budget.left_s > self.reserve_s
+        )
+        for choice in guilty:
+            self.settled.add(choice.technique)
+            self.say("", event=f"{choice.label}: the guard rejects it, the others go on")
+        return guilty
 
 
 def with_attention_of(before: Profile, now: Profile) -> Profile:

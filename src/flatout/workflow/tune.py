@@ -160,7 +160,9 @@ def _tune(workload: Workload, options: TuneOptions, tell: Tell, machine: Machine
         lab=lab,
         budget=budget,
         tell=tell,
-        referee=GuardChecker(lab, lambda text: tell(progress(budget, text)), floor=floor),
+        referee=GuardChecker(
+            lab, lambda text: tell(progress(budget, text)), floor=floor, ceiling=options.numerics
+        ),
         search=search,
         confirm_pairs=options.confirm_pairs,
         recipe=floor,
@@ -308,6 +310,8 @@ def _confirm(ladder: TuningState) -> _Proof:
     ladder.say("the whole recipe against the baseline")
     match = _confirmed(ladder)
     check = ladder.referee.check(ladder.recipe)
+    if match.decision is Decision.KEPT and not check.passed and _without_guilty(ladder, check):
+        return _confirm(ladder)
     if match.decision is not Decision.KEPT or not check.passed:
         ladder.notes.append(
             f"the recipe ({ladder.recipe.label}) was not confirmed: "
@@ -320,6 +324,20 @@ def _confirm(ladder: TuningState) -> _Proof:
         check=check,
         feeding=_fed(ladder, match.candidate),
     )
+
+
+def _without_guilty(ladder: TuningState, check: LossCheck) -> bool:
+    """Take what the guard rejects out of the final recipe; say whether that leaves anything."""
+    guilty = ladder.referee.find_guilty(ladder.baseline, ladder.recipe, lambda: True)
+    rest = ladder.recipe
+    for choice in guilty:
+        rest = rest.without(choice.technique)
+    if not guilty or rest == ladder.baseline:
+        return False
+    names = ", ".join(choice.technique for choice in guilty)
+    ladder.notes.append(f"the guard rejects the whole recipe for {names}: {check.why}")
+    ladder.recipe = rest
+    return True
 
 
 def _confirmed(ladder: TuningState) -> Match:

@@ -158,3 +158,73 @@ def test_what_autograd_keeps_of_an_argument_stays_usable():
     (loss + model(x).sum()).backward()
 
     assert model.weight.grad is not None
+
+
+def convolutions(layers=9, width=32):
+    """Return a CNN in which a last digit may switch a ReLU, and with it a whole gradient."""
+    found, channels = [], 3
+    for layer in range(layers):
+        stride = 2 if layer % 3 == 2 else 1
+        convolution = nn.Conv2d(channels, width, 3, padding=1, stride=stride)
+        found += [convolution, nn.BatchNorm2d(width), nn.ReLU()]
+        channels = width
+    return nn.Sequential(*found, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, 10))
+
+
+def images(step):
+    draw = torch.Generator().manual_seed(step)
+    return torch.randn(32, 3, 32, 32, generator=draw), torch.randint(10, (32,), generator=draw)
+
+
+SHORT = replace(PLAIN, steps=2)
+
+
+@functools.cache
+def of_convolutions():
+    pictures = Case(model=convolutions, batch=images, loss=F.cross_entropy, last="31.weight")
+    return Base(pictures, SHORT)
+
+
+def rounding(candidate, *, with_nudges):
+    base = of_convolutions()
+    nudged = base.run(replace(SHORT, nudges=True)) if with_nudges else None
+    return judge_trials(
+        Trials(
+            baseline=base.record,
+            candidate=candidate,
+            calibration=base.calibration,
+            repeat=base.repeat,
+            promise=Numerics.ROUNDING,
+            changes_threads=False,
+            nudged=nudged,
+        )
+    )
+
+
+@pytest.mark.slow  # the kernels of a CPU, and with them the last digits, are its own
+def test_another_layout_passes_where_last_digits_explain_how_far_it_is_off():
+    candidate = of_convolutions().run(replace(SHORT, channels_last=True))
+
+    check = rounding(candidate, with_nudges=True)
+
+    assert check.status == "within", check.why
+    assert "the last digits of its inputs and weights move this script's gradients" in check.why
+
+
+def test_bf16_is_no_rounding_though_last_digits_move_much():
+    check = rounding(of_convolutions().run(replace(SHORT, autocast=True)), with_nudges=True)
+
+    assert check.status == "rejected"
+
+
+def test_last_digits_are_moved_without_the_scripts_generators():
+    session, model, x = FakeSession(), nn.Linear(300, 20), torch.randn(40, 300)
+    before, state = x.clone(), torch.get_rng_state()
+    round_once(session, to_bf16=False)
+
+    session.fire("forward", model, (x,), {})
+
+    moved = (x / before - 1).abs() * 2**23
+    assert 15 <= moved.min() <= moved.max() <= 17
+    assert 0.4 < (x > before).float().mean() < 0.6
+    assert torch.equal(torch.get_rng_state(), state)
