@@ -13,6 +13,7 @@ import random
 import resource
 import shutil
 import signal
+import tempfile
 import traceback
 from pathlib import Path
 
@@ -227,7 +228,11 @@ def fuzz_undo_journal(dice, folder):
         (work / name).write_text(name)
     known = [["moved", "model.pt", ".m.flatout-1-0", 0], ["new", "deep", None, 0]]
     known += [["gone", "deep", "17", 5], ["made", "model.pt", None, 5], ["folder", "n", None, 1.0]]
-    known += [["renamed", "a", "b", 5], ["tree", "t", "u", 1.0], ["link", "l", "../outside", 7]]
+    known += [
+        ["renamed", "a", "b", 5],
+        ["tree", "t", ".u.flatout-1-1", 1.0],
+        ["link", "l", "../outside", 7],
+    ]
     lines = [
         [kind, str(work / path), other and str(work / other), number, 10 + at]
         for at, (kind, path, other, number) in enumerate(dice.sample(known, 5))
@@ -333,7 +338,7 @@ MAX_SECONDS = 120
 
 
 def limited(work, *arguments):
-    """Do something in a child that may take so much memory and time, and give its result."""
+    """Do something in a child that may take so much memory and time, in a folder that stays."""
     child = os.fork()
     if child == 0:
         code = 1
@@ -346,7 +351,11 @@ def limited(work, *arguments):
             resource.setrlimit(resource.RLIMIT_DATA, (data + MAX_BYTES, data + MAX_BYTES))
             signal.signal(signal.SIGALRM, signal.SIG_DFL)
             signal.alarm(MAX_SECONDS)
-            work(*arguments)
+            with tempfile.TemporaryDirectory() as here:
+                os.chdir(here)
+                Path("mine").touch()
+                work(*arguments)
+                assert Path("mine").exists()
             code = 0
         except BaseException:  # noqa: BLE001  whatever it was is shown by pytest
             traceback.print_exc()

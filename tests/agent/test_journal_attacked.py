@@ -470,12 +470,13 @@ def test_a_planted_journal_changes_nothing_outside_the_folder(tmp_path):
     work = tmp_path / "work"
     work.mkdir()
     (work / "link").symlink_to(tmp_path)
-    (work / "x").write_text("planted")
+    planted = work / ".x.flatout-1-0"
+    planted.write_text("planted")
     lines = [
-        journal_file._line("moved", str(tmp_path / "secret"), str(work / "x"), 0),
-        journal_file._line("moved", str(work / "link/secret"), str(work / "x"), 0),
+        journal_file._line("moved", str(tmp_path / "secret"), str(planted), 0),
+        journal_file._line("moved", str(work / "link/secret"), str(planted), 0),
         journal_file._line("renamed", str(work / "got"), str(tmp_path / "secret"), 0),
-        journal_file._line("tree", str(work / ".."), str(work / "x"), 0),
+        journal_file._line("tree", str(work / ".."), str(planted), 0),
         journal_file._line("new", str(tmp_path / "secret"), None, 0),
     ]
     (work / ".flatout-journal-trial-x").write_bytes(b"".join(lines))
@@ -484,6 +485,29 @@ def test_a_planted_journal_changes_nothing_outside_the_folder(tmp_path):
 
     assert (tmp_path / "secret").read_text() == "mine"
     assert len(undone.failed) == len(lines)
+
+
+@pytest.mark.parametrize("other", [None, "", ".", "aside", "/", "a\0b"])
+@pytest.mark.parametrize("kind", ["moved", "copied", "tree", "renamed"])
+def test_a_damaged_entry_does_not_touch_the_current_folder(tmp_path, monkeypatch, kind, other):
+    """shutil.move copies a folder and removes it where it cannot be renamed, "." too."""
+    work, here = filled(tmp_path), tmp_path / "here"
+    (here / "aside").mkdir(parents=True)
+    (here / "aside" / "mine").write_text("mine")
+    monkeypatch.chdir(here)
+    before = listing(work)
+    line = journal_file._line(kind, str(work / "gone"), other, 0)
+    (work / ".flatout-journal-trial-x").write_bytes(line)
+    (tmp_path / "trial").mkdir()
+    (tmp_path / "trial" / "journal").write_bytes(line)
+
+    restore(work)
+    if other != "/":
+        rollback(tmp_path / "trial")
+
+    assert (here / "aside" / "mine").read_text() == "mine"
+    (work / ".flatout-journal-trial-x").unlink(missing_ok=True)
+    assert listing(work) == before
 
 
 def test_what_could_not_be_put_back_is_named_and_tried_again(tmp_path, monkeypatch):

@@ -1,6 +1,4 @@
-"""Which paths a call means, what is there before it, and what is left. For the journal.
-
-The file of a trial's journal, and its copies alongside the originals that the trial touches.
+"""The file of a trial's journal, its copies alongside the originals, and the paths a call means.
 
 The whole journal is in the trial's folder, in the cache. What may hide an original is written
 once more into the original's own folder: there it is found when the cache is gone, as after the
@@ -212,11 +210,18 @@ def entry_of(line: bytes) -> Entry | None:
     kind, path, other, number, when = values
     is_sound = isinstance(kind, str) and isinstance(path, str) and Path(path).is_absolute()
     is_sound = is_sound and (other is None or isinstance(other, str)) and "\0" not in path
-    if not is_sound or type(number) not in (int, float) or type(when) is not int:
-        return None
-    if not math.isfinite(number) or (kind == "gone" and not (other or "0").isdecimal()):
+    is_sound = is_sound and type(number) in (int, float) and type(when) is int
+    if not is_sound or not math.isfinite(number) or not _may_have(kind, other or ""):
         return None
     return Entry(kind, path, other, number, when)
+
+
+def _may_have(kind: str, other: str) -> bool:
+    """Return whether an entry can have this second field; "" as a path is the current folder."""
+    if kind == "gone":
+        return not other or other.isdecimal()
+    is_ours = kind == "renamed" or bool(_OURS.fullmatch(Path(other).name))
+    return kind not in _WITH_ORIGINAL or (is_ours and Path(other).is_absolute())
 
 
 def copies_in(folder: Path) -> list[Path]:
@@ -258,6 +263,7 @@ def _line(kind: str, path: str, other: str | None, number: float) -> bytes:
     )
 
 
+_WITH_ORIGINAL = ("moved", "copied", "tree", "renamed")
 _OURS = re.compile(rf"\..*\.flatout-\d+-\d+|{re.escape(BESIDE)}.*", re.DOTALL)
 """Names of what was moved aside, and of the journals alongside it."""
 
