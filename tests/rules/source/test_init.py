@@ -64,3 +64,7 @@ def test_tabs_and_windows_line_ends_stay_as_they_are(rule, newline):
     assert (newline == "\r\n") == ("\r\n" in fixed)
     assert "\n" not in fixed.replace(newline, "")
     compile(fixed, rule, "exec")
+
+
+def test_there_are_more_than_forty_rules():
+    assert len(RULES) > 40

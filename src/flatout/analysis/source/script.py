@@ -226,6 +226,12 @@ class Script:
             {"torch", "accelerate", "lightning", "pytorch_lightning", "transformers"}
         )
 
+    @cached_property
+    def words(self) -> frozenset[str]:
+        """All names and attributes of the script."""
+        found = {node.id for node in self.nodes(ast.Name)}
+        return frozenset(found | {node.attr for node in self.nodes(ast.Attribute)})
+
     def qualified(self, node: ast.AST | None) -> str:
         """Return the dotted name that a name or attribute means after imports, "" if unknown.
 

@@ -407,3 +407,39 @@ def divides_by(node: ast.AST, number: ast.expr) -> bool:
             if wanted in text:
                 return True
     return False
+
+
+# Data sets
+
+MAP = "torch.utils.data.Dataset"
+ITERABLE = "torch.utils.data.IterableDataset"
+
+
+def dataset_classes(script: Script, *bases: str) -> list[ast.ClassDef]:
+    """Return the classes of the file that derive from one of torch's data sets."""
+    wanted = set(bases) or {MAP, ITERABLE}
+    return [owner for owner in script.nodes(ast.ClassDef) if script.bases(owner) & wanted]
+
+
+def worker_functions(script: Script) -> Iterator[tuple[Function, str]]:
+    """Yield what runs in a worker process: how samples are read, and functions that collate."""
+    for owner in dataset_classes(script):
+        for name in ("__getitem__", "__iter__", "__getitems__"):
+            if (function := script.method(owner, name)) is not None:
+                yield function, f"{owner.name}.{name}"
+    for call in script.calls("torch.utils.data.DataLoader"):
+        collate = argument(call, "collate_fn", 6)
+        name = last_name(collate)
+        if isinstance(collate, ast.Name) and name in script.functions:
+            yield script.functions[name], name
+
+
+def worker_count(call: ast.Call) -> object:
+    """Return a loader's number of workers where it is written as a number, else None."""
+    workers = argument(call, "num_workers", 5)
+    return 0 if workers is None else constant(workers)
+
+
+def may_have_workers(call: ast.Call) -> bool:
+    """Return whether a loader is given workers: a number above 0, or a value from elsewhere."""
+    return argument(call, "num_workers", 5) is not None and worker_count(call) != 0

@@ -1,0 +1,27 @@
+"""Workers copy tensors that are in memory already."""
+
+from collections.abc import Iterator
+
+from flatout.analysis.source.edits import set_argument, suggested
+from flatout.analysis.source.script import Issue, Script, argument
+from flatout.analysis.source.training import train_loaders, worker_count
+
+
+def check(script: Script) -> Iterator[Issue]:
+    """Report loaders of a `TensorDataset` with workers."""
+    for call in train_loaders(script):
+        dataset = argument(call, "dataset", 0)
+        workers = worker_count(call)
+        if dataset is None or not isinstance(workers, int) or workers < 1:
+            continue
+        if script.called(script.origin(dataset)) != "torch.utils.data.TensorDataset":
+            continue
+        yield Issue(
+            node=call,
+            because=(
+                "the samples are in memory: workers that pick rows and send them back take longer "
+                "than picking them here"
+            ),
+            instead="num_workers=0, or keep the tensors on the GPU and index them there",
+            fix=suggested(set_argument(script, call, "num_workers", "0")),
+        )

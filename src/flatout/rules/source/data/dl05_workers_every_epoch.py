@@ -1,0 +1,35 @@
+"""Workers end with every epoch and start again for the next."""
+
+import ast
+from collections.abc import Iterator
+
+from flatout.analysis.source.edits import set_argument, suggested
+from flatout.analysis.source.script import Issue, Script, argument, constant, has_unpacked
+from flatout.analysis.source.training import loops_over, train_loaders, worker_count
+
+
+def check(script: Script) -> Iterator[Issue]:
+    """Report loaders with workers, not persistent, that a loop within a loop draws from."""
+    for call in train_loaders(script):
+        workers = worker_count(call)
+        kept = argument(call, "persistent_workers")
+        if not isinstance(workers, int) or workers < 1 or has_unpacked(call):
+            continue
+        if kept is not None and constant(kept) is not False:
+            continue
+        if not any(is_repeated(script, loop) for loop in loops_over(script, call)):
+            continue
+        yield Issue(
+            node=call,
+            because=(
+                f"{workers} workers end with every epoch and start again, data set and all: the "
+                "first batch of each epoch waits for them"
+            ),
+            instead="persistent_workers=True",
+            fix=suggested(set_argument(script, call, "persistent_workers", "True")),
+        )
+
+
+def is_repeated(script: Script, loop: ast.For) -> bool:
+    """Return whether a loop is within another one."""
+    return bool(script.loops(loop))

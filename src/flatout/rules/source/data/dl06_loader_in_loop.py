@@ -1,0 +1,40 @@
+"""A loader is made, or started, again for every batch."""
+
+import ast
+from collections.abc import Iterator
+
+from flatout.analysis.source.script import Issue, Script
+from flatout.analysis.source.training import may_have_workers, step_parts, train_loaders
+
+
+def check(script: Script) -> Iterator[Issue]:
+    """Report `next(iter(loader))` in a loop, and loaders that a step or every epoch makes."""
+    for call in script.nodes(ast.Call):
+        match call:
+            case ast.Call(
+                func=ast.Name(id="next"),
+                args=[ast.Call(func=ast.Name(id="iter"), args=[drawn]), *_],
+            ) if script.called(script.origin(drawn)) == "torch.utils.data.DataLoader":
+                if script.loops(call):
+                    yield Issue(
+                        node=call,
+                        because=(
+                            "each call starts the loader from the beginning, workers and all, for "
+                            "one batch"
+                        ),
+                        instead="one iterator before the loop, and a new one when it is used up",
+                    )
+    steps: set[ast.AST] = {part.node for part in step_parts(script)}
+    for call in train_loaders(script):
+        inside = script.loops(call)
+        if any(loop in steps for loop in inside):
+            because = "every step makes a loader of its own"
+        elif inside and may_have_workers(call) and _trains_in(steps, inside[-1]):
+            because = "every epoch makes a loader of its own: its workers start again each time"
+        else:
+            continue
+        yield Issue(node=call, because=because, instead="make the loader once, before the loop")
+
+
+def _trains_in(steps: set[ast.AST], loop: ast.AST) -> bool:
+    return any(node in steps for node in ast.walk(loop))

@@ -1,0 +1,25 @@
+"""Every text is padded to the longest that the model takes."""
+
+import ast
+from collections.abc import Iterator
+
+from flatout.analysis.source.script import Issue, Script, argument, constant
+
+
+def check(script: Script) -> Iterator[Issue]:
+    """Report `padding="max_length"` in the file of a training."""
+    if not ({"backward", "DataLoader", "Trainer"} & script.words):
+        return
+    for call in script.nodes(ast.Call):
+        padding = argument(call, "padding")
+        is_tokenizer = "token" in script.source(call.func).lower()
+        if padding is None or constant(padding) != "max_length" or not is_tokenizer:
+            continue
+        yield Issue(
+            node=call,
+            because="short texts are filled up to the full length: the model computes the padding",
+            instead=(
+                "no padding here, and a collate_fn that pads each batch to its own longest text "
+                "(DataCollatorWithPadding)"
+            ),
+        )

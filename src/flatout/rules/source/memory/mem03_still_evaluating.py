@@ -1,0 +1,42 @@
+"""The model goes on training in evaluation mode."""
+
+import ast
+from collections.abc import Iterator
+
+from flatout.analysis.source.edits import insert_before, suggested
+from flatout.analysis.source.script import Issue, Script
+from flatout.analysis.source.training import step_parts
+
+
+def check(script: Script) -> Iterator[Issue]:
+    """Report loops of epochs that call `model.eval()` and train, but never `model.train()`."""
+    trains_again = {script.source(call.func.value) for call in script.methods("train")}  # type: ignore[attr-defined]
+    for part in step_parts(script):
+        epochs = script.loops(part.node)
+        if not epochs:
+            continue
+        epoch = epochs[0]
+        for call in script.within(epoch, ast.Call):
+            match call.func:
+                case ast.Attribute(value=owner, attr="eval") if not call.args:
+                    model = script.source(owner)
+                case _:
+                    continue
+            if model in trains_again or part.node in script.ancestors(call):
+                continue
+            if not _is_trained(script, part.node, model):
+                continue
+            yield Issue(
+                node=call,
+                because=(
+                    f"{model} stays in evaluation mode for the next epoch: no dropout, and batch "
+                    "norm no longer learns its statistics"
+                ),
+                instead=f"{model}.train() at the start of each epoch",
+                fix=suggested(insert_before(script, epoch.body[0], f"{model}.train()")),
+            )
+            return
+
+
+def _is_trained(script: Script, step: ast.AST, model: str) -> bool:
+    return any(script.source(call.func) == model for call in script.within(step, ast.Call))

@@ -1,0 +1,36 @@
+"""The graph is kept after the only backward that uses it."""
+
+import ast
+from collections.abc import Iterator
+
+from flatout.analysis.source.edits import remove_argument, suggested
+from flatout.analysis.source.script import Issue, Script, argument, constant
+from flatout.analysis.source.training import step_parts
+
+
+def check(script: Script) -> Iterator[Issue]:
+    """Report `backward(retain_graph=True)` where a step has no other backward."""
+    for part in step_parts(script):
+        others = script.calls("torch.autograd.grad")
+        if len(part.backwards) != 1 or others or len(script.methods("backward")) > 1:
+            continue
+        call = part.backwards[0]
+        if constant(argument(call, "retain_graph", 1)) is not True:
+            continue
+        inner = script.loops(call)
+        if inner and inner[0] is not part.node:
+            continue  # a loop over outputs of one graph
+        if _is_carried(script, part.node):
+            continue
+        yield Issue(
+            node=call,
+            because="the graph of the step stays in memory although nothing goes through it again",
+            instead="backward() without retain_graph; .detach() what the next step takes over",
+            fix=suggested(remove_argument(script, call, "retain_graph")),
+        )
+
+
+def _is_carried(script: Script, step: ast.AST) -> bool:
+    """Return whether a step may use tensors of the one before, as recurrent states do."""
+    names = {name for name in script.words if name in {"hidden", "state", "hx", "h0", "memory"}}
+    return any(isinstance(n, ast.Name) and n.id in names for n in ast.walk(step))

@@ -1,0 +1,28 @@
+"""A training on a GPU computes in fp32."""
+
+import re
+from collections.abc import Iterator
+
+from flatout.analysis.source.script import Issue, Script
+from flatout.analysis.source.training import backward_loss, step_parts, uses_device
+
+LOWER = re.compile(
+    r"autocast|bfloat16|bf16|float16|fp16|GradScaler|deepspeed|Accelerator|Fabric|precision|apex"
+    r"|MixedPrecision|torchao|(?<![a-zA-Z])(amp|half)(?![a-zA-Z])"
+)
+"""Words of a file that has something to do with lower precision already."""
+
+
+def check(script: Script) -> Iterator[Issue]:
+    """Report the first step of a file that trains on a GPU and never lowers the precision."""
+    if not uses_device(script) or LOWER.search(script.text):
+        return
+    for part in step_parts(script)[:1]:
+        loss = backward_loss(script, part.backwards[0])
+        if loss is None:
+            continue
+        yield Issue(
+            node=part.backwards[0],
+            because="forward and backward run in fp32; tensor cores are far faster in bf16",
+            instead='with torch.autocast("cuda", torch.bfloat16): around model and loss',
+        )

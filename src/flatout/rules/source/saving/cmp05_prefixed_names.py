@@ -1,0 +1,57 @@
+"""The names in a checkpoint begin with `_orig_mod.`, so that only a compiled model can load it."""
+
+import ast
+from collections.abc import Iterator
+
+from flatout.analysis.source.edits import replaced, suggested
+from flatout.analysis.source.script import Issue, Script
+from flatout.records.finding import Fix
+
+
+def check(script: Script) -> Iterator[Issue]:
+    """Report `model.state_dict()` that is saved after `model = torch.compile(model)`."""
+    saved = [
+        call for save in script.calls("torch.save") for call in ast.walk(save) if _is_state(call)
+    ]
+    if not saved or "_orig_mod" in script.text:
+        return
+    for made in script.calls("torch.compile"):
+        match script.parents[made]:
+            case ast.Assign(targets=[ast.Name(id=name) as target]) if made.args:
+                pass
+            case _:
+                continue
+        uses = [
+            call
+            for call in saved
+            if isinstance(call.func.value, ast.Name)  # type: ignore[attr-defined]
+            and call.func.value.id == name  # type: ignore[attr-defined]
+            and script.scope(call) is script.scope(target)
+            and call.lineno > made.lineno  # type: ignore[attr-defined]
+        ]
+        if uses:
+            yield Issue(
+                node=made,
+                because=(
+                    f"line {uses[0].lineno} saves the state of the wrapper: every name begins with "  # type: ignore[attr-defined]
+                    "_orig_mod., and the plain model does not find its weights"
+                ),
+                instead=f"{name}.compile(), which compiles in place and keeps the names",
+                fix=_fix(script, made, name),
+            )
+
+
+def _is_state(node: ast.AST) -> bool:
+    return (
+        isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr == "state_dict"
+    )
+
+
+def _fix(script: Script, made: ast.Call, name: str) -> Fix | None:
+    given = made.args[0]
+    if not isinstance(given, ast.Name) or given.id != name or len(made.args) > 1:
+        return None
+    options = ", ".join(script.source(keyword) for keyword in made.keywords)
+    return suggested(replaced(script, script.parents[made], f"{name}.compile({options})"))

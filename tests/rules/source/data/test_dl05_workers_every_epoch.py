@@ -1,0 +1,34 @@
+import pytest
+
+from tests.rules.source.scenario import codes_in, fixed
+
+EPOCHS = """
+from torch.utils.data import DataLoader
+loader = DataLoader(
+    data,
+    num_workers=2,{more}  # of two cores
+)
+for epoch in range(3):
+    for i, (x, y) in enumerate(loader):
+        pass
+"""
+
+
+def test_workers_of_each_epoch_are_found():
+    text = EPOCHS.format(more="")
+
+    assert codes_in(text) == {"DL05": [3]}
+    assert "    num_workers=2,  # of two cores\n    persistent_workers=True,\n)" in fixed(
+        text, "DL05"
+    )
+
+
+@pytest.mark.parametrize("more", [" persistent_workers=True,", " persistent_workers=args.keep,"])
+def test_workers_that_stay_are_left_alone(more):
+    assert codes_in(EPOCHS.format(more=more)) == {}
+
+
+def test_a_single_epoch_is_left_alone():
+    text = EPOCHS.format(more="").replace("for epoch in range(3)", "if True")
+
+    assert codes_in(text) == {}

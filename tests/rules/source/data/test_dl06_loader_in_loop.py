@@ -1,0 +1,37 @@
+import pytest
+
+from tests.rules.source.scenario import codes_in
+
+HEAD = "from torch.utils.data import DataLoader\nloader = DataLoader(data)\n"
+TRAIN = """
+import torch
+from torch.utils.data import DataLoader
+for epoch in range(3):
+    {made}
+    for x in loader:
+        optimizer.zero_grad()
+        loss = model(x)
+        loss.backward()
+        optimizer.step()
+"""
+
+
+def test_a_loader_that_starts_for_each_batch_is_found():
+    assert codes_in(f"{HEAD}while True:\n    x = next(iter(loader))\n") == {"DL06": [4]}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "x = next(iter(loader))\n",
+        "it = iter(loader)\nwhile True:\n    x = next(it)\n",
+        "while True:\n    x = next(iter(names))\n",
+    ],
+)
+def test_one_look_one_iterator_and_other_things_are_left_alone(text):
+    assert codes_in(HEAD + text) == {}
+
+
+def test_a_loader_of_each_epoch_is_found_where_workers_start():
+    assert codes_in(TRAIN.format(made="loader = DataLoader(d, num_workers=n)"))["DL06"] == [5]
+    assert "DL06" not in codes_in(TRAIN.format(made="loader = DataLoader(d)"))

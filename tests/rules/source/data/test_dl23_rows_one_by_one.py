@@ -1,0 +1,33 @@
+import pytest
+
+from tests.rules.source.scenario import codes_in, fixed
+
+HEAD = "import torch, numpy as np\nimages = torch.zeros(9, 3)\nrows = np.load('rows.npy')\n"
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("torch.stack([images[i] for i in picked])", "images[picked]"),
+        ("np.stack([rows[k] for k in order])", "rows[order]"),
+    ],
+)
+def test_rows_that_are_picked_one_by_one_are_found(before, after):
+    text = f"{HEAD}batch = {before}\n"
+
+    assert codes_in(text) == {"DL23": [4]}
+    assert fixed(text, "DL23") == f"{HEAD}batch = {after}\n"
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "torch.stack([data[i] for i in picked])",
+        "torch.stack([images[i] * 2 for i in picked])",
+        "torch.stack([images[i] for i in picked if i])",
+        "torch.stack([images[i] for i in picked], dim=1)",
+        "torch.stack([images[0] for i in picked])",
+    ],
+)
+def test_other_lists_are_left_alone(expression):
+    assert codes_in(f"{HEAD}batch = {expression}\n") == {}

@@ -1,0 +1,25 @@
+import pytest
+
+from tests.rules.source.scenario import codes_in
+
+CODE = "import torch\nfrom torch import nn\nmodel = make()\n{first}\n{second}\n"
+OPTIMIZER = "optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)"
+
+
+def test_a_layer_that_is_replaced_too_late_is_found():
+    text = CODE.format(first=OPTIMIZER, second="model.head.fc = nn.Linear(3, 4)")
+
+    assert codes_in(text) == {"LP09": [5]}
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ("model.fc = nn.Linear(3, 4)", OPTIMIZER),
+        (OPTIMIZER, "other.fc = nn.Linear(3, 4)"),
+        (OPTIMIZER, "model.criterion_name = 'mse'"),
+        (OPTIMIZER, f"{OPTIMIZER}\nmodel.fc = load()"),
+    ],
+)
+def test_other_orders_and_other_models_are_left_alone(first, second):
+    assert codes_in(CODE.format(first=first, second=second)) == {}

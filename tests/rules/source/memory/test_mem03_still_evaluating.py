@@ -1,0 +1,25 @@
+from tests.rules.source.scenario import codes_in, fixed
+
+EPOCHS = """
+import torch
+for epoch in range(3):
+    {first}
+    for x in loader:
+        optimizer.zero_grad()
+        net(x).backward()
+        optimizer.step()
+    {last}
+"""
+
+
+def test_a_model_that_is_never_switched_back_is_found_and_switched():
+    text = EPOCHS.format(first="pass", last="net.eval()")
+
+    assert codes_in(text) == {"MEM03": [9]}
+    assert "range(3):\n    net.train()\n    pass" in fixed(text, "MEM03")
+
+
+def test_models_that_are_switched_and_others_are_left_alone():
+    assert codes_in(EPOCHS.format(first="net.train()", last="net.eval()")) == {}
+    assert codes_in(EPOCHS.format(first="pass", last="teacher.eval()")) == {}
+    assert codes_in(EPOCHS.format(first="pass", last="pass")) == {}

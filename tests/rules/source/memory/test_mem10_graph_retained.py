@@ -1,0 +1,35 @@
+import pytest
+
+from tests.rules.source.scenario import codes_in, fixed
+
+STEP = """
+import torch
+for x in loader:
+    optimizer.zero_grad()
+    loss = model(x)
+    {backward}
+    optimizer.step()
+"""
+KEEP = "loss.backward(retain_graph=True)"
+
+
+def test_a_graph_that_is_kept_for_nothing_is_found_and_freed():
+    text = STEP.format(backward=KEEP)
+
+    assert codes_in(text) == {"MEM10": [6]}
+    assert fixed(text, "MEM10") == STEP.format(backward="loss.backward()")
+
+
+@pytest.mark.parametrize(
+    "backward",
+    [
+        "loss.backward()",
+        f"{KEEP}\n    other.backward()",
+        f"{KEEP}\n    g = torch.autograd.grad(loss, x)",
+        f"hidden = model(x)\n    {KEEP}",
+        "loss.backward(retain_graph=args.keep)",
+        f"for loss in losses: {KEEP}",
+    ],
+)
+def test_graphs_that_may_be_used_again_are_left_alone(backward):
+    assert "MEM10" not in codes_in(STEP.format(backward=backward))

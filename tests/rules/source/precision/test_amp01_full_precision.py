@@ -1,0 +1,24 @@
+import pytest
+
+from tests.rules.source.scenario import all_codes_in
+
+STEP = """
+import torch
+for x in loader:
+    optimizer.zero_grad()
+    loss = model(x{copy})
+    loss.backward()
+    optimizer.step()
+{more}
+"""
+
+
+def test_a_training_in_fp32_on_a_gpu_is_found_once():
+    assert all_codes_in(STEP.format(copy=".cuda()", more=""))["AMP01"] == [6]
+
+
+@pytest.mark.parametrize(
+    ("copy", "more"), [("", ""), (".cuda()", "scaler = GradScaler()"), (".cuda()", "model.half()")]
+)
+def test_the_cpu_and_any_lower_precision_are_left_alone(copy, more):
+    assert "AMP01" not in all_codes_in(STEP.format(copy=copy, more=more))

@@ -1,0 +1,26 @@
+from tests.rules.source.scenario import codes_in, fixed
+
+STEP = """
+import torch
+from torch.nn.utils import clip_grad_norm_
+def step(x):
+    self.optimizer.zero_grad()
+    self.scaler.scale(model(x)).backward()
+    {line}
+    self.scaler.step(self.optimizer)
+    self.scaler.update()
+"""
+CLIP = "clip_grad_norm_(model.parameters(), 1.0)"
+
+
+def test_clipping_of_scaled_gradients_is_found_and_unscaled():
+    text = STEP.format(line=CLIP)
+
+    assert codes_in(text) == {"AMP03": [7]}
+    assert f"    self.scaler.unscale_(self.optimizer)\n    {CLIP}\n" in fixed(text, "AMP03")
+
+
+def test_unscaled_and_unclipped_gradients_are_left_alone():
+    assert codes_in(STEP.format(line=f"self.scaler.unscale_(self.optimizer)\n    {CLIP}")) == {}
+    assert codes_in(STEP.format(line="pass")) == {}
+    assert codes_in(STEP.format(line=CLIP).replace("self.scaler.scale(model(x))", "model(x)")) == {}

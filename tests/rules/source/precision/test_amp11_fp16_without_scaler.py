@@ -1,0 +1,36 @@
+import pytest
+
+from tests.rules.source.scenario import codes_in
+
+CODE = """
+import torch
+for x in loader:
+    optimizer.zero_grad()
+    with {autocast}:
+        loss = model(x)
+    {backward}
+    optimizer.step()
+"""
+
+
+@pytest.mark.parametrize(
+    "autocast", ['torch.autocast("cuda")', "torch.autocast('cuda', torch.float16)"]
+)
+def test_fp16_without_a_scaler_is_found(autocast):
+    found = codes_in(CODE.format(autocast=autocast, backward="loss.backward()"))
+
+    assert found == {"AMP11": [5]}
+
+
+@pytest.mark.parametrize(
+    ("autocast", "backward"),
+    [
+        ("torch.autocast('cuda', torch.bfloat16)", "loss.backward()"),
+        ("torch.autocast('cuda')", "scaler.scale(loss).backward()"),
+        ("torch.autocast('cuda', enabled=on)", "loss.backward()"),
+        ("torch.autocast('cpu')", "loss.backward()"),
+        ("torch.autocast(kind)", "loss.backward()"),
+    ],
+)
+def test_bf16_scaled_and_unknown_precision_is_left_alone(autocast, backward):
+    assert codes_in(CODE.format(autocast=autocast, backward=backward)) == {}
