@@ -285,7 +285,7 @@ def test_resumed_tuning_repeats_no_trial_and_reaches_the_same_end(tmp_path):
     assert ablation.recipe.names == whole.recipe.names
     assert ablation.stopped == "finished"
     lines = (tmp_path / "journal.jsonl").read_text().splitlines()
-    looks = 3  # at operators, samples and numbers of workers; they were recorded too
+    looks = 4  # at operators, samples, numbers of workers, and a screen: all recorded
     assert len(lines) == 1 + looks + 9 + len(resumed.asked)
 
 

@@ -99,6 +99,8 @@ class Comparison:
     """Number of pairs."""
     resolution: float = 1.0
     """The smallest gain these pairs could have shown: below it, nothing is known."""
+    source: str = "pairs"
+    """`pairs` of fresh processes, or `screen`: blocks of steps of one process, n of them."""
 
     @property
     def covers_one(self) -> bool:

@@ -115,6 +115,34 @@ class MemoryOption:
     """The setting that says into how many parts it splits a batch; `change` is not asked then."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunningTraining:
+    """What a technique that is switched while the script trains may act on."""
+
+    roots: Sequence[Any]
+    """Root modules, in the order of their first training call."""
+    optimizers: Sequence[Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Switch:
+    """How one technique is switched between two whole steps of a training that runs."""
+
+    turn: Callable[[bool], None] = lambda _: None
+    """Switches the process, the models or the optimizers on or off; they are off at first. Called
+    at the end of a whole step, so what it takes belongs to no step."""
+    call: Callable[[Callable[..., Any], Any], Callable[..., Any]] | None = None
+    """Returns what runs in place of a root's training call while it is on, as `forward` does; asked
+    when the script makes such a call."""
+    check: Callable[[], None] = lambda: None
+    """Asked after steps with it on; raises `NotApplicable` where it did nothing after all."""
+    is_last: bool = False
+    """Whether it is screened last: it compiles for what the others set, and compiles again for
+    anything else."""
+    comes_rarely: bool = False
+    """Whether it acts in a few steps only: then the mean step says more than the middle one."""
+
+
 class Technique(ABC):
     """Base of every technique. Subclasses are final, frozen dataclasses of their settings.
 
@@ -152,6 +180,8 @@ class Technique(ABC):
     """Whether the guard sees from it how bf16 rounds each tensor of the unchanged training."""
     rescues: ClassVar[tuple["Rescue", ...]] = ()
     """How it makes a script run that ran out of memory."""
+    partners: ClassVar[frozenset[str]] = frozenset()
+    """Families whose techniques change what it brings: screened together, it is asked how."""
 
     @classmethod
     @abstractmethod
@@ -205,6 +235,16 @@ class Technique(ABC):
     def optimizer(self, optimizer: Any) -> Any:
         """Return the optimizer, changed in place; called before its first step."""
         return optimizer
+
+    def switch(self, training: RunningTraining) -> Switch:
+        """Return how it is switched on and off while the script trains.
+
+        Called once, some steps into a training that runs without it. Raise `NotApplicable` where
+        there is nothing to change. A technique that does not override this is only ever measured in
+        processes of its own.
+        """
+        del training
+        raise NotImplementedError
 
     def end(self) -> str:
         """Look back when the training or the trial ends; return what a reader should know.
@@ -308,6 +348,12 @@ def priors() -> Mapping[str, Mapping[str, TechniquePrior]]:
 def prior_for(technique: Technique | type[Technique], profile: Profile) -> TechniquePrior:
     """Return what is known about a technique on such a device before it is tried."""
     return prior_of(name_of(technique), case_of(profile))
+
+
+def can_switch(technique: Technique | type[Technique]) -> bool:
+    """Return whether a technique can be switched on and off while a script trains."""
+    kind = technique if isinstance(technique, type) else type(technique)
+    return kind.switch is not Technique.switch
 
 
 def seams_of(technique: Technique | type[Technique]) -> frozenset[str]:

@@ -88,9 +88,9 @@ def _members(ladder: TuningState, viable: Sequence[Candidate]) -> list[Candidate
     The one with the farthest-reaching promise is the last: its row stands for all of them.
     """
     found: dict[str, Candidate] = {}
-    in_use = {_rival(name, technique_class(name).family) for name in ladder.recipe.names}
+    in_use = {rival_of(name, technique_class(name).family) for name in ladder.recipe.names}
     for candidate in viable:
-        rival = _rival(candidate.choice.technique, candidate.family)
+        rival = rival_of(candidate.choice.technique, candidate.family)
         is_member = candidate.numerics in PROMISES and candidate.ratio >= WORTH
         # One that is slow to start would make each trial of the others as long as its own.
         if is_member and rival not in in_use and candidate.cost_s <= MOST_COST * ladder.cost_s:
@@ -98,7 +98,7 @@ def _members(ladder: TuningState, viable: Sequence[Candidate]) -> list[Candidate
     return sorted(found.values(), key=lambda x: x.numerics.rank)
 
 
-def _rival(technique: str, family: str) -> str:
+def rival_of(technique: str, family: str) -> str:
     """Return what only one technique of a recipe may be."""
     return family if family in EXCLUSIVE else technique
 

@@ -24,6 +24,7 @@ from flatout.tuning.ranking import (
     find_pair,
     rank,
 )
+from flatout.tuning.screening import screen_first
 from flatout.tuning.state import FIRST_GUARD_TRIALS, FIRST_PAIRS, Open, TuningState
 
 SINGLE_PAIRS = 4
@@ -38,13 +39,14 @@ PROMISING = 1.01
 
 
 def climb(ladder: TuningState) -> None:
-    """Try one technique after the other, then those that are still open, together and alone.
+    """Screen what can be switched, try the others one by one, then those that are still open.
 
     What was seen to help together goes first as one; with too little time for each, so do the
     techniques on the computation. Those that stay open are played together as soon as that promises
     more for its time than the next technique does.
     """
-    tried: set[str] = set()
+    ranked = rank(_looked(ladder), ladder.search, ladder.experience)
+    tried = screen_first(ladder, ranked)
     too_late: list[Candidate] = []
     while True:
         looked = _looked(ladder)

@@ -91,7 +91,7 @@ class TuningState:
 
         Fewer pairs than decide without a prior do not know the noise, and count for nothing here.
         """
-        pairs = [row.comparison for row in self.rows if row.comparison]
+        pairs = [x for row in self.rows if (x := row.comparison) and x.source == "pairs"]
         known = [p.resolution for p in pairs if p.n >= Rule().min_pairs_without_prior]
         return min(known, default=1.0)
 

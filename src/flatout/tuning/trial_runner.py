@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from flatout.agent.switching import SCREEN_LOG
 from flatout.analysis import disturbance
 from flatout.records.errors import UserError
 from flatout.records.input_files import MAX_OWN_BYTES, parse_json, read_bytes
@@ -24,6 +25,8 @@ from flatout.records.trial import Outcome, Trial, Workload, trial_from_json
 from flatout.tuning.trials import TrialOptions, run_trial
 
 JOURNAL = "journal.jsonl"
+ENDLESS = 10**9
+"""More steps than any: what runs ends on its own, when it has seen enough."""
 COMPILE_S = 300.0
 """A trial may be silent this long: compiling a deep model took 158 s on two cores."""
 MAX_REPEATS = 3
@@ -138,6 +141,33 @@ class TrialRunner:
     ) -> Trial:
         """Run one trial that is not compared, with probes; `steps` as in `TrialOptions`."""
         return self._run(what, recipe, replace(self._options(), probes=probes, steps=steps))
+
+    def screen(
+        self, recipe: Recipe, options: Mapping[str, Any], number: int, limit_s: float
+    ) -> Trial:
+        """Run one process in which techniques are switched; its log lands in `out/screen/number`.
+
+        Args:
+            recipe: What is on all the time.
+            options: What `flatout.agent.probes.screen` is started with.
+            number: Counts the processes of one screen.
+            limit_s: Time after which the process is ended; what it logged stays.
+        """
+        keep = (self.out / "screen" / str(number)).resolve()
+        keep.mkdir(parents=True, exist_ok=True)
+        kind = f"screen {number}"
+        if not self.recorded.get(f"{kind} {key_of(recipe)}"):
+            for old in keep.iterdir():
+                old.unlink()
+        options_of_trial = replace(
+            self._options(),
+            probes={"screen": options},
+            steps=ENDLESS,
+            limit_s=limit_s,
+            keep=keep,
+            keep_names=(SCREEN_LOG,),
+        )
+        return self._run(kind, recipe, options_of_trial)
 
     def cost_s(self, recipe: Recipe, default: float) -> float:
         """Return what one timed trial of this recipe takes, as far as is known."""

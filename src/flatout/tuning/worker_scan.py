@@ -29,7 +29,7 @@ from flatout.records.recipe import Recipe
 from flatout.records.technique import Numerics
 from flatout.tuning.passes import find_seen
 from flatout.tuning.ranking import Search
-from flatout.tuning.trial_runner import TrialRunner, key_of
+from flatout.tuning.trial_runner import ENDLESS, TrialRunner, key_of
 
 WORKERS = ("num_workers", "persistent_workers")
 """Under techniques that set these a scan still holds: they are what it is about."""
@@ -44,8 +44,6 @@ STILL_STARVED = 0.1
 """Share of the step that waits for data where another scan is worth its time."""
 SHORT_EPOCH_S = 5.0
 """Epochs up to this length are visited whole."""
-ENDLESS = 10**9
-"""Steps that no run reaches: the scan says when it is over."""
 
 
 @dataclass(slots=True, kw_only=True)

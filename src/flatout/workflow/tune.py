@@ -1,9 +1,10 @@
-"""The command `tune`: try techniques one at a time, keep what measurably helps, prove it.
+"""The command `tune`: try techniques, keep what measurably helps, prove it.
 
-The ladder: rank by predicted gain, try the best on top of the recipe so far, keep it or not, go
-on; what was seen to help together goes first as one, with too little time for each the
-techniques on the computation, too. Then leave each kept technique out once more, and confirm the
-whole recipe against the baseline in fresh pairs: winners of many looks are biased upwards.
+First what can be switched while the script trains is screened in one process. Then the ladder: rank
+by predicted gain, try the best on top of the recipe so far, keep it or not, go on; what was seen to
+help together goes first as one, with too little time for each the techniques on the computation,
+too. Then leave each kept technique out once more, where the screen did not, and confirm the whole
+recipe against the baseline in fresh pairs: winners of many looks are biased upwards.
 """
 
 import time
@@ -258,6 +259,8 @@ def _drop_one(ladder: TuningState) -> None:
             continue
         if len(ladder.recipe.choices) < 2 or choice == last or not ladder.has_time():
             continue
+        if _is_sure(_row_about(ladder, choice)):
+            continue
         ladder.say(f"without {choice.technique}")
         without = ladder.recipe.without(choice.technique)
         match = play(
@@ -268,6 +271,12 @@ def _drop_one(ladder: TuningState) -> None:
             rule=Rule(max_pairs=DROP_PAIRS, min_pairs_to_drop=DROP_AFTER),
         )
         _judge_drop(ladder, _row_about(ladder, choice), match, without)
+
+
+def _is_sure(row: Row) -> bool:
+    """Return whether a screen has left the technique out already, and seen what it does."""
+    pair = row.comparison
+    return pair is not None and pair.source == "screen" and pair.interval[0] > 1
 
 
 def _row_about(ladder: TuningState, choice: Choice) -> Row:
@@ -367,7 +376,7 @@ def _fed(ladder: TuningState, final: Profile | None) -> Feeding | None:
 
 def _ablation(ladder: TuningState, baseline: Profile, proof: _Proof) -> Ablation:
     lab = ladder.lab
-    pairs = [row.comparison for row in ladder.rows if row.comparison]
+    pairs = [x for row in ladder.rows if (x := row.comparison) and x.source == "pairs"]
     if proof.confirmation:
         pairs.append(proof.confirmation)
     recipe = ladder.recipe

@@ -16,11 +16,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, final
 from flatout.records.errors import NotApplicable
 from flatout.records.machine import Machine
 from flatout.records.profile import Profile
-from flatout.records.technique import Effect, Numerics, Technique
+from flatout.records.technique import Effect, Numerics, RunningTraining, Switch, Technique
 from flatout.techniques.compile.torch_compile import (
     MAX_SHAPES,
     check_compilable,
+    check_compiled,
     compile_in_place,
+    compiled_switch,
     compiler_report,
     saved_ms,
     startup_s,
@@ -80,6 +82,17 @@ Once the model is on its device, for its repeated blocks:
         if not compile_blocks(root):
             raise NotApplicable(f"the model has no {MIN_BLOCKS} identical sibling blocks")
         return root
+
+    def switch(self, training: RunningTraining) -> Switch:
+        """Choose between the blocks as they are and what was compiled of them."""
+        groups = [group for root in training.roots for group in chosen_groups(root)]
+        blocks = [block for group in groups for block in group]
+        for root in training.roots:
+            check_compilable(root)
+        if not blocks:
+            raise NotApplicable(f"the model has no {MIN_BLOCKS} identical sibling blocks")
+        watch_compiler(versions_of(groups))
+        return Switch(turn=compiled_switch(blocks), check=check_compiled, is_last=True)
 
     def end(self) -> str:
         """Say what was compiled, unless torch gave it up."""

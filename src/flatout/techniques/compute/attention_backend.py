@@ -19,7 +19,14 @@ from flatout.analysis.regime import COMPUTE_CAUSES, addressable_ms
 from flatout.records.errors import NotApplicable
 from flatout.records.machine import Machine
 from flatout.records.profile import Profile
-from flatout.records.technique import Effect, Numerics, Technique, prior_for
+from flatout.records.technique import (
+    Effect,
+    Numerics,
+    RunningTraining,
+    Switch,
+    Technique,
+    prior_for,
+)
 
 Backend = Literal["flash", "efficient", "cudnn"]
 SHARE = 0.15
@@ -87,6 +94,11 @@ Around the whole training, backward too, for cuDNN:
             _SEEN["now"] = self.backend, COMPILED
             return preferring(self.backend, call)
         return preferring(self.backend, noting(call))
+
+    def switch(self, training: RunningTraining) -> Switch:
+        """Ask for the kernel, or leave torch's own order."""
+        self.forward(lambda: None, training.roots[0])  # refuses where it cannot act
+        return Switch(turn=lambda is_on: _prefer(self.backend) if is_on else stop_preferring())
 
     def end(self) -> str:
         """Put torch's own order back and say what attention ran on."""

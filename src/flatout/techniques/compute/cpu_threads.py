@@ -11,9 +11,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, final
 
+from flatout.records.errors import NotApplicable
 from flatout.records.machine import Machine
 from flatout.records.profile import Profile
-from flatout.records.technique import Effect, Numerics, Technique
+from flatout.records.technique import Effect, Numerics, RunningTraining, Switch, Technique
 
 VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 """What OpenMP and MKL read when they are loaded."""
@@ -81,6 +82,16 @@ At the start of the script:
     def start(self) -> None:
         """Set torch's threads: it does not follow the variables everywhere."""
         set_threads(self.threads)
+
+    def switch(self, training: RunningTraining) -> Switch:
+        """Set torch's threads, and put them back as they were."""
+        import torch
+
+        before = torch.get_num_threads()
+        if before == self.threads:
+            raise NotApplicable(f"the training has {before} threads already")
+        del training
+        return Switch(turn=lambda is_on: set_threads(self.threads if is_on else before))
 
 
 def set_threads(threads: int) -> None:

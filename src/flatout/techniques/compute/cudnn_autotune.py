@@ -14,7 +14,14 @@ from flatout.analysis.regime import COMPUTE_CAUSES, addressable_ms
 from flatout.records.errors import NotApplicable
 from flatout.records.machine import Machine
 from flatout.records.profile import Profile
-from flatout.records.technique import Effect, Numerics, Technique, prior_for
+from flatout.records.technique import (
+    Effect,
+    Numerics,
+    RunningTraining,
+    Switch,
+    Technique,
+    prior_for,
+)
 
 MAX_SHAPES = 4
 """With more input shapes, measuring again for each costs more than it brings: an assumption."""
@@ -69,3 +76,15 @@ At the start of the script:
             raise NotApplicable("the script asked for deterministic algorithms")
         torch.backends.cudnn.benchmark = True
         return root
+
+    def switch(self, training: RunningTraining) -> Switch:
+        """Set torch's switch; what cuDNN has measured it keeps."""
+        from torch.backends import cudnn
+
+        self.model(training.roots[0])
+
+        def turn(is_on: bool) -> None:  # noqa: FBT001  called by position
+            cudnn.benchmark = is_on
+
+        turn(False)  # noqa: FBT003
+        return Switch(turn=turn)

@@ -18,7 +18,7 @@ from typing import Any, ClassVar, final
 from flatout.records.errors import NotApplicable
 from flatout.records.machine import Machine
 from flatout.records.profile import Profile
-from flatout.records.technique import Effect, Numerics, Technique
+from flatout.records.technique import Effect, Numerics, RunningTraining, Switch, Technique
 
 MIN_SHARE = 0.005
 """Share of the step in the collector from which the technique is offered: a quarter of what shows.
@@ -78,6 +78,26 @@ And in the loop:
             _SCHEDULE.append(collect_every(self.every))
         optimizer.register_step_post_hook(_tick)
         return optimizer
+
+    def switch(self, training: RunningTraining) -> Switch:
+        """Freeze what exists and end the automatic collection, or leave it to Python.
+
+        Blocks are shorter than the time between two collections of the schedule: none is made.
+        """
+        if not gc.isenabled():
+            raise NotApplicable("the script switched the automatic collection off itself")
+        del training
+
+        def turn(is_on: bool) -> None:  # noqa: FBT001  called by position
+            if is_on:
+                gc.collect()
+                gc.freeze()
+                gc.disable()
+            else:
+                gc.unfreeze()
+                gc.enable()
+
+        return Switch(turn=turn, comes_rarely=True)
 
     def end(self) -> str:
         """Leave the collection to Python again."""

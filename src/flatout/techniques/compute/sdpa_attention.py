@@ -19,7 +19,14 @@ from flatout.analysis.regime import SMALL_WORK_CAUSES, addressable_ms
 from flatout.records.errors import NotApplicable
 from flatout.records.machine import Machine
 from flatout.records.profile import Profile
-from flatout.records.technique import Effect, Numerics, Technique, prior_for
+from flatout.records.technique import (
+    Effect,
+    Numerics,
+    RunningTraining,
+    Switch,
+    Technique,
+    prior_for,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -78,6 +85,33 @@ In the attention module, for a causal mask:
             return call(*args, **kwargs)
 
         return first_looked_at
+
+    def switch(self, training: RunningTraining) -> Switch:
+        """Choose between the forwards as they are and what replaces them, proven in one call."""
+        found = [module for root in training.roots for _, module in softmax_modules(root)]
+        modules = [module for module in found if "forward" not in vars(module)]
+        if not modules:
+            raise NotApplicable("no module of the model's own takes a softmax")
+        ready: list[tuple[Any, Any]] = []
+
+        def turn(is_on: bool) -> None:  # noqa: FBT001  called by position
+            for module, forward in ready:
+                if is_on:
+                    module.__dict__["forward"] = forward
+                else:
+                    module.__dict__.pop("forward", None)
+
+        def check() -> None:
+            if not ready:
+                ready.extend((m, m.__dict__["forward"]) for m in modules if "forward" in vars(m))
+            if not ready:
+                self.end()  # says why none was replaced
+
+        return Switch(
+            turn=turn,
+            call=lambda call, root: call if ready else self.forward(call, root),
+            check=check,
+        )
 
     def end(self) -> str:
         """Say how many modules were replaced, and on which backend they run."""

@@ -19,7 +19,14 @@ from flatout.analysis.regime import COMPUTE_CAUSES, addressable_ms
 from flatout.records.errors import NotApplicable
 from flatout.records.machine import Machine
 from flatout.records.profile import Profile
-from flatout.records.technique import Effect, Numerics, Technique, prior_for
+from flatout.records.technique import (
+    Effect,
+    Numerics,
+    RunningTraining,
+    Switch,
+    Technique,
+    prior_for,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -36,6 +43,7 @@ class ChannelsLast(Technique):
     addresses: ClassVar[frozenset[str]] = frozenset({"forward", "backward"})
     numerics: ClassVar[Numerics] = Numerics.ROUNDING
     moves_random_stream: ClassVar[bool] = True
+    partners: ClassVar[frozenset[str]] = frozenset({"precision"})
     by_hand: ClassVar[str] = """
 Once the model is on its device, and for each batch of images:
 + model = model.to(memory_format=torch.channels_last)
@@ -71,6 +79,23 @@ Once the model is on its device, and for each batch of images:
         for optimizer in _FOLLOWING:
             lay_out_states(optimizer)
         return with_channels_last_inputs(call if is_compiled(root) else noting(call, root))
+
+    def switch(self, training: RunningTraining) -> Switch:
+        """Convert weights, gradients and states at the switch, inputs in the calls."""
+        roots = [root for root in training.roots if find_obstacle(root) is None]
+        if not roots:
+            raise NotApplicable(str(find_obstacle(training.roots[0])))
+
+        def turn(is_on: bool) -> None:  # noqa: FBT001  called by position
+            for root in roots:
+                convert(root, is_channels_last=is_on)
+            for optimizer in training.optimizers:
+                lay_out_states(optimizer)
+
+        return Switch(
+            turn=turn,
+            call=lambda call, root: with_channels_last_inputs(call) if root in roots else call,
+        )
 
     def optimizer(self, optimizer: Any) -> Any:
         """Lay out what it loaded, or loads later, like the weights."""
@@ -151,6 +176,20 @@ def store_channels_last(model: "torch.nn.Module") -> "torch.nn.Module":
 
     model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     return model
+
+
+def convert(model: "torch.nn.Module", *, is_channels_last: bool) -> None:
+    """Convert 4-d parameters, buffers and gradients in place to either format.
+
+    Gradients too: a script may add to them, and fused kernels walk them side by side with weights.
+    """
+    import torch
+
+    wanted = torch.channels_last if is_channels_last else torch.contiguous_format
+    model.to(memory_format=wanted)  # type: ignore[call-overload]
+    for parameter in model.parameters():
+        if parameter.grad is not None and _is_image(parameter.grad):
+            parameter.grad = _laid_out(parameter.grad, parameter)
 
 
 def follow_weights(optimizer: "torch.optim.Optimizer") -> "torch.optim.Optimizer":

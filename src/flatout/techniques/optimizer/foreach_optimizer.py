@@ -11,11 +11,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, final
 
+from flatout.agent.switching import OptimizerGroups
 from flatout.records.errors import NotApplicable
 from flatout.records.machine import Machine
 from flatout.records.memory_pressure import activation_bytes, parameter_bytes
 from flatout.records.profile import OptimizerFacts, Profile
-from flatout.records.technique import Effect, Numerics, Technique, prior_for
+from flatout.records.technique import (
+    Effect,
+    Numerics,
+    RunningTraining,
+    Switch,
+    Technique,
+    prior_for,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -61,6 +69,11 @@ Where the optimizer is made:
             raise NotApplicable(reason)
         update_in_groups(optimizer)
         return optimizer
+
+    def switch(self, training: RunningTraining) -> Switch:
+        """Set the groups' flag; the state is the same."""
+        groups = OptimizerGroups(training.optimizers, find_obstacle)
+        return Switch(turn=lambda is_on: groups.turn({"foreach": True} if is_on else None))
 
 
 def update_in_groups(optimizer: "torch.optim.Optimizer") -> "torch.optim.Optimizer":

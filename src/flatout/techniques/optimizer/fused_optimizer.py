@@ -11,11 +11,20 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, final
 
+from flatout.agent.switching import OptimizerGroups
 from flatout.analysis.stream_changes import has_optimizer_temporaries, without_optimizer_temporaries
 from flatout.records.errors import NotApplicable
 from flatout.records.machine import Machine
 from flatout.records.profile import Profile
-from flatout.records.technique import Effect, MemoryOption, Numerics, Technique, prior_for
+from flatout.records.technique import (
+    Effect,
+    MemoryOption,
+    Numerics,
+    RunningTraining,
+    Switch,
+    Technique,
+    prior_for,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -69,6 +78,27 @@ Where the optimizer is made:
             raise NotApplicable(reason)
         switch_to_fused(optimizer)
         return optimizer
+
+    def switch(self, training: RunningTraining) -> Switch:
+        """Set the groups' flags; step counts are where the implementation that is on wants them."""
+        groups = OptimizerGroups(training.optimizers, find_obstacle_while_running)
+        return Switch(turn=lambda is_on: turn_fused(groups, is_on=is_on))
+
+
+def turn_fused(groups: OptimizerGroups, *, is_on: bool) -> None:
+    """Switch optimizers that have made steps to their fused implementation, or back."""
+    import torch
+
+    groups.turn({"fused": True, "foreach": None} if is_on else None)
+    for optimizer in groups.optimizers:
+        optimizer._step_supports_amp_scaling = is_on
+        if is_on and "momentum" in optimizer.defaults:
+            groups.handles.append(optimizer.register_step_pre_hook(_give_buffers))
+        for parameter, state in optimizer.state.items():
+            count = state.get("step")
+            if isinstance(count, torch.Tensor):
+                # On another device than the parameter's each step would wait for the count.
+                state["step"] = count.to(parameter.device if is_on else "cpu", torch.float32)
 
 
 def fuse(optimizer: "torch.optim.Optimizer") -> "torch.optim.Optimizer":
@@ -154,6 +184,12 @@ def _is_whole(group: dict[str, Any], states: dict[Any, Any]) -> bool:
 def find_obstacle(optimizer: "torch.optim.Optimizer") -> str | None:
     """Return why an optimizer cannot be fused now, or None."""
     return next((text for is_true, text in OBSTACLES if is_true(optimizer)), None)
+
+
+def find_obstacle_while_running(optimizer: "torch.optim.Optimizer") -> str | None:
+    """Return why an optimizer that has made steps cannot be switched, or None."""
+    others = [(is_true, text) for is_true, text in OBSTACLES if is_true is not _has_state]
+    return next((text for is_true, text in others if is_true(optimizer)), None)
 
 
 def _parameters(optimizer: Any) -> Iterator[Any]:

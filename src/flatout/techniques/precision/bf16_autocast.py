@@ -25,6 +25,8 @@ from flatout.records.technique import (
     MemoryOption,
     Numerics,
     PlannedDevice,
+    RunningTraining,
+    Switch,
     Technique,
     prior_for,
 )
@@ -94,6 +96,11 @@ Take the loss of output.float().
         """Put the call under autocast, unless the script chose a precision itself."""
         device_type = check_root(root)
         return autocast_bf16(call, device_type)
+
+    def switch(self, training: RunningTraining) -> Switch:
+        """Choose for each call: nothing of autocast outlives it."""
+        del training
+        return Switch(call=self.forward)
 
 
 def autocast_bf16(call: Callable[..., Output], device_type: str) -> Callable[..., Output]:

@@ -14,7 +14,14 @@ from flatout.analysis.regime import COMPUTE_CAUSES, addressable_ms
 from flatout.records.errors import NotApplicable
 from flatout.records.machine import Machine
 from flatout.records.profile import Profile
-from flatout.records.technique import Effect, Numerics, Technique, prior_for
+from flatout.records.technique import (
+    Effect,
+    Numerics,
+    RunningTraining,
+    Switch,
+    Technique,
+    prior_for,
+)
 
 MIN_CAPABILITY = (8, 0)
 """Compute capability from which NVIDIA devices have TF32 (Ampere)."""
@@ -69,6 +76,12 @@ At the start of the script:
         allow_tf32()
         return root
 
+    def switch(self, training: RunningTraining) -> Switch:
+        """Set torch's switch, and put it back as it was."""
+        self.model(training.roots[0])
+        forbid_tf32()
+        return Switch(turn=lambda is_on: allow_tf32() if is_on else forbid_tf32())
+
 
 def has_tf32(profile: Profile, machine: Machine) -> bool:
     """Return whether the device that trained rounds fp32 products to TF32 when it may."""
@@ -89,6 +102,16 @@ def allow_tf32() -> None:
         torch.backends.cuda.matmul.fp32_precision = "tf32"
     else:
         torch.set_float32_matmul_precision("high")
+
+
+def forbid_tf32() -> None:
+    """Have CUDA matrix products of fp32 computed in fp32, by the same switch as `allow_tf32`."""
+    import torch
+
+    if _speaks_newer_family():
+        torch.backends.cuda.matmul.fp32_precision = "ieee"
+    else:
+        torch.set_float32_matmul_precision("highest")
 
 
 def is_allowed() -> bool:

@@ -22,7 +22,15 @@ from flatout.launch.trial_process import scratch_root
 from flatout.records.errors import NotApplicable
 from flatout.records.machine import Machine
 from flatout.records.profile import ModelFacts, Profile
-from flatout.records.technique import Effect, Numerics, Technique, case_of, prior_of
+from flatout.records.technique import (
+    Effect,
+    Numerics,
+    RunningTraining,
+    Switch,
+    Technique,
+    case_of,
+    prior_of,
+)
 from flatout.techniques.compile.torch_compile.compile_watch import CompileWatch, recorded_graphs
 
 if TYPE_CHECKING:
@@ -114,6 +122,16 @@ Once the model is on its device:
         watch_compiler()
         compile_in_place(root, mode=self.mode, shapes=self.shapes)
         return root
+
+    def switch(self, training: RunningTraining) -> Switch:
+        """Choose between the module as it is and what was compiled of it, ready alongside it."""
+        if self.mode == "reduce-overhead" and not next(training.roots[0].parameters()).is_cuda:
+            raise NotApplicable("CUDA graphs need the model on a CUDA device")
+        for root in training.roots:
+            check_compilable(root)
+        watch_compiler()
+        turn = compiled_switch(training.roots, mode=self.mode, shapes=self.shapes)
+        return Switch(turn=turn, call=self.forward, check=check_compiled, is_last=True)
 
     def forward(self, call: Callable[..., Any], root: Any) -> Callable[..., Any]:
         """Mark what varies."""
@@ -240,6 +258,36 @@ def compile_in_place(
     if mode == "reduce-overhead":
         # Inside the module and not around its training calls: evaluation replays graphs too.
         module._compiled_call_impl = with_own_outputs(module._compiled_call_impl)  # type: ignore[arg-type]
+
+
+def compiled_switch(
+    modules: "Sequence[torch.nn.Module]", *, mode: Mode = "default", shapes: Shapes = "auto"
+) -> Callable[[bool], None]:
+    """Return what switches modules between compiled and not; nothing is compiled before a call."""
+    ready: list[tuple[torch.nn.Module, Any]] = []
+
+    def turn(is_on: bool) -> None:  # noqa: FBT001  called by position
+        if is_on and not ready:
+            for module in modules:
+                compile_in_place(module, mode=mode, shapes=shapes)
+                _COMPILED.discard(module)  # another technique of the screen may be next
+                ready.append((module, module._compiled_call_impl))
+        for module, compiled in ready:
+            module._compiled_call_impl = compiled if is_on else None
+
+    return turn
+
+
+def check_compiled() -> None:
+    """Make sure that the compiler goes on.
+
+    Raises:
+        NotApplicable: if it gave up since this was asked last.
+    """
+    for watch in _WATCHES:
+        reason, watch.gave_up = watch.gave_up, ""
+        if reason:
+            raise NotApplicable(f"torch gave up compiling, silently: {reason[:200]}")
 
 
 def _call(module: "torch.nn.Module", *args: Any, **kwargs: Any) -> Any:

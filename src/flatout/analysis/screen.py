@@ -1,0 +1,536 @@
+"""Screening: each technique's own effect, from blocks of steps of one training that switched them.
+
+Equal trials in fresh processes differ by 2 to 7 %; blocks of steps inside one process by some 2 %,
+and what drifts cancels where settings alternate at random. A pair of processes says something about
+one technique, a block of a balanced design says something about all of them.
+
+The design is two-level: a Hadamard matrix and its fold-over, in which no main effect is confounded
+with the interaction of two others (resolution IV: Box, Hunter and Hunter, Statistics for
+Experimenters, chapter 6). Columns are dealt again for each replicate, so that what is confounded in
+one of them is not in the next. Log block times are fitted with Huber's weights (Huber, Robust
+Statistics, chapter 7). Pure; runs in the training process, which decides with it what to switch
+next, and in flatout's own, which reports.
+"""
+
+import itertools
+import math
+import random
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from flatout.records.statistics import Rule, student_quantile
+
+Array = npt.NDArray[np.float64]
+Cell = tuple[str, ...]
+"""Labels of the techniques that are on in a block."""
+NOTHING_ON: Cell = ()
+BEND = 1.345
+"""Deviations beyond which a residual is bent: 95 % efficient where the noise is normal (Huber)."""
+FEWEST_FREE = 4
+"""Degrees of freedom from which an interval says anything."""
+LOAD_LIMIT = 0.10
+"""Share of the cores that others took, from which a block is thrown away. Ticks of 10 ms make a
+share of 5 % of a block of 0.4 s on two cores out of four of them."""
+FEWEST_BLOCKS = 2
+"""Blocks with a technique on, and without it, from which it is in the fit."""
+SURPRISE = 4.0
+"""Deviations from which an interaction that no one named is taken into the fit."""
+MOST_SURPRISES = 3
+SMALLEST_GAIN = math.log(1.01)
+"""A technique with a smaller effect within the best recipe is left out of what is proposed."""
+MOST_REPLICATES = 12
+CREDIT_REPLICATES = (4, 12)
+"""Fewest and most visits to the best recipe without one of its techniques, for its own effect."""
+CREDIT_WIDTH = math.log(1.02)
+"""Half of the interval from which a technique's own effect is known well enough."""
+SCREEN_UNTIL, LAST_UNTIL = 0.5, 0.75
+"""Shares of the time at which the first techniques, and those that come last, have had theirs; what
+is left measures each technique's own effect within the best recipe."""
+MOST_CELLS = 4096
+"""Recipes that are looked through for the best one; with more techniques each is judged alone."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScreenFactor:
+    """One technique with its settings, as a factor of the design."""
+
+    label: str
+    group: str = ""
+    """Of the techniques of one group at most one is on; the label where there is no other."""
+    partners: tuple[str, ...] = ()
+    """Labels of those with which its interaction is always fitted."""
+    is_last: bool = False
+    """Whether it is screened once the others are settled: it depends on what they set."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScreenBlock:
+    """Some steps of a training with one setting."""
+
+    on: Cell
+    step_s: float
+    """The middle step, or the mean where work comes in bursts."""
+    steps: int
+    samples: float = 0.0
+    """Samples a step; 0 where they are not known."""
+    load_share: float = 0.0
+    """Share of the cores that other processes and other virtual machines took."""
+    left_out: str = ""
+    """Why it does not count; empty where it does."""
+    process: int = 0
+    """Which process it ran in, where there was more than one."""
+    stage: str = ""
+    """Which part of the plan it belongs to: what drifts between two parts is in no effect."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScreenEffect:
+    """What one technique does to the step, in logs: above 0 it is faster."""
+
+    log_ratio: float
+    error: float
+    freedom: int
+    n: int
+    """Blocks with it on, or without it, that counted: the fewer of both."""
+
+    def bound(self, confidence: float, side: int) -> float:
+        """Return the one-sided bound, `side` -1 for the lower and +1 for the upper one."""
+        return self.log_ratio + side * student_quantile(confidence, self.freedom) * self.error
+
+    @property
+    def ratio(self) -> float:
+        """The ratio of the steps: above 1 it is faster."""
+        return math.exp(self.log_ratio)
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """The 95 % interval of the ratio."""
+        return math.exp(self.bound(0.975, -1)), math.exp(self.bound(0.975, +1))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScreenFit:
+    """A robust fit of log step times."""
+
+    factors: tuple[ScreenFactor, ...]
+    terms: tuple[Cell, ...]
+    """What each coefficient stands for: one technique, or two that are on together; after the other
+    columns, which no question is asked about."""
+    coefficients: Array
+    covariance: Array
+    freedom: int
+    residual_sd: float
+    counts: dict[str, int] = field(default_factory=dict)
+
+    def contrast(self, with_it: Collection[str], without: Collection[str]) -> ScreenEffect | None:
+        """Return what the first recipe gains on the second; None where that was not seen."""
+        fitted = {name for term in self.terms for name in term}
+        if not {*with_it}.symmetric_difference(without) <= fitted:
+            return None
+        start = len(self.coefficients) - len(self.terms)
+        vector = np.zeros(len(self.coefficients))
+        for place, term in enumerate(self.terms, start):
+            vector[place] = float({*term} <= {*without}) - float({*term} <= {*with_it})
+        differing = {*with_it}.symmetric_difference(without)
+        return ScreenEffect(
+            log_ratio=float(vector @ self.coefficients),
+            error=math.sqrt(max(0.0, float(vector @ self.covariance @ vector))),
+            freedom=self.freedom,
+            n=min((self.counts[name] for name in differing), default=0),
+        )
+
+    def effect(self, label: str, recipe: Collection[str]) -> ScreenEffect | None:
+        """Return a technique's own effect on top of the others of a recipe."""
+        others = _without_rivals(label, recipe, self.factors)
+        return self.contrast({*others, label}, others)
+
+    def best(self) -> Cell:
+        """Return the recipe with the shortest fitted step, without what brings next to nothing."""
+        known = {name for term in self.terms for name in term}
+        groups: dict[str, list[str]] = {}
+        for factor in self.factors:
+            if factor.label in known:
+                groups.setdefault(factor.group or factor.label, []).append(factor.label)
+        if math.prod(len(labels) + 1 for labels in groups.values()) > MOST_CELLS:
+            cells: Iterable[Cell] = [self._each_alone(groups)]
+        else:
+            options = [[(), *((label,) for label in labels)] for labels in groups.values()]
+            cells = (tuple(itertools.chain(*parts)) for parts in itertools.product(*options))
+        found = min(cells, key=self._fitted)
+        return tuple(name for name in found if self._is_worth(name, found))
+
+    def _each_alone(self, groups: dict[str, list[str]]) -> Cell:
+        leaders = (
+            min(labels, key=lambda name: self._fitted((name,))) for labels in groups.values()
+        )
+        return tuple(name for name in leaders if self._fitted((name,)) < 0)
+
+    def _fitted(self, cell: Cell) -> float:
+        own = self.coefficients[len(self.coefficients) - len(self.terms) :]
+        on = {*cell}
+        return float(sum(c for c, term in zip(own, self.terms, strict=True) if {*term} <= on))
+
+    def _is_worth(self, label: str, recipe: Cell) -> bool:
+        effect = self.effect(label, recipe)
+        if effect is None or effect.log_ratio < SMALLEST_GAIN:
+            return False
+        return effect.bound(0.9, -1) > 0
+
+
+def _without_rivals(
+    label: str, recipe: Collection[str], factors: Sequence[ScreenFactor]
+) -> set[str]:
+    group = {factor.label: factor.group or factor.label for factor in factors}
+    return {name for name in recipe if group.get(name) != group.get(label)}
+
+
+def counting(blocks: Sequence[ScreenBlock]) -> list[ScreenBlock]:
+    """Return the blocks that count: whole ones, without those in which others took the cores.
+
+    Where most are disturbed, all are kept: then that is what the machine is like, and the interval
+    says it.
+    """
+    whole = [block for block in blocks if not block.left_out]
+    quiet = [block for block in whole if block.load_share <= LOAD_LIMIT]
+    return quiet if 2 * len(quiet) >= len(whole) else whole
+
+
+def fit_blocks(blocks: Sequence[ScreenBlock], factors: Sequence[ScreenFactor]) -> ScreenFit | None:
+    """Fit the log of the blocks' steps; None where there are too few blocks for any interval.
+
+    Fitted are the techniques that were seen both on and off, the interactions that they name, and
+    of all others those that stick out of the residuals.
+    """
+    used = counting(blocks)
+    labels = [f.label for f in factors if _num_rarer(used, f.label) >= FEWEST_BLOCKS]
+    if not labels or len(used) < 2:
+        return None
+    y = np.log([block.step_s for block in used])
+    terms: list[Cell] = [(label,) for label in labels]
+    nuisance = _nuisance(used)
+    for factor in factors:
+        pairs = [(factor.label, other) for other in factor.partners]
+        terms += [pair for pair in pairs if _is_estimable(used, nuisance, [*terms, pair])]
+    if not _is_estimable(used, nuisance, terms):
+        return None
+    terms = _with_surprises(used, y, nuisance, terms, labels)
+    coefficients, covariance, sd = _huber(_matrix(used, nuisance, terms), y)
+    return ScreenFit(
+        factors=tuple(factors),
+        terms=tuple(terms),
+        coefficients=coefficients,
+        covariance=covariance,
+        freedom=len(used) - len(coefficients),
+        residual_sd=sd,
+        counts={label: _num_rarer(used, label) for label in labels},
+    )
+
+
+def _num_rarer(blocks: Sequence[ScreenBlock], label: str) -> int:
+    on = sum(label in block.on for block in blocks)
+    return min(on, len(blocks) - on)
+
+
+def _nuisance(blocks: Sequence[ScreenBlock]) -> Array:
+    """Return the columns that are no technique: parts of the plan, samples that vary."""
+    parts = sorted({(block.process, block.stage) for block in blocks})
+    columns = [[float((b.process, b.stage) == part) for b in blocks] for part in parts]
+    samples = np.array([block.samples for block in blocks])
+    if samples.min() > 0 and np.ptp(samples) > 0.01 * samples.mean():
+        columns.append(list(np.log(samples / samples.mean())))
+    return np.column_stack(columns).astype(np.float64)
+
+
+def _matrix(blocks: Sequence[ScreenBlock], nuisance: Array, terms: Sequence[Cell]) -> Array:
+    rows = [[float({*term} <= {*block.on}) for term in terms] for block in blocks]
+    return np.column_stack([nuisance, np.array(rows, dtype=float)])
+
+
+def _is_estimable(blocks: Sequence[ScreenBlock], nuisance: Array, terms: Sequence[Cell]) -> bool:
+    matrix = _matrix(blocks, nuisance, terms)
+    num_rows, num_columns = matrix.shape
+    if num_rows - num_columns < FEWEST_FREE:
+        return False
+    return bool(np.linalg.matrix_rank(matrix) == num_columns)
+
+
+def _with_surprises(
+    blocks: Sequence[ScreenBlock],
+    y: Array,
+    nuisance: Array,
+    terms: list[Cell],
+    labels: Sequence[str],
+) -> list[Cell]:
+    """Return the terms with the interactions that the residuals ask for, the strongest first."""
+    for _ in range(MOST_SURPRISES):
+        named = {frozenset(term) for term in terms}
+        pairs = [p for p in itertools.combinations(labels, 2) if frozenset(p) not in named]
+        matrix = _matrix(blocks, nuisance, terms)
+        num_free = len(y) - matrix.shape[1] - 1
+        if not pairs or num_free < FEWEST_FREE:
+            return terms
+        coefficients, _, sd = _huber(matrix, y)
+        residuals = np.clip(y - matrix @ coefficients, -BEND * sd, BEND * sd)
+        columns = _matrix(blocks, nuisance[:, :0], pairs)
+        columns -= matrix @ np.linalg.lstsq(matrix, columns, rcond=None)[0]
+        sizes = np.linalg.norm(columns, axis=0)
+        # What the other terms say already has nothing left of its own.
+        steep = np.where(sizes > 0.1, np.abs(residuals @ columns) / np.maximum(sizes, 0.1), 0.0)
+        place = int(np.argmax(steep))
+        left = math.sqrt(max(float(residuals @ residuals) - steep[place] ** 2, 1e-12) / num_free)
+        if steep[place] < SURPRISE * left:
+            return terms
+        terms = [*terms, pairs[place]]
+    return terms
+
+
+def _huber(matrix: Array, y: Array) -> tuple[Array, Array, float]:
+    """Return coefficients, their covariance and the residuals' deviation, by reweighting."""
+    n, p = matrix.shape
+    weights = np.ones(n)
+    for _ in range(50):
+        root = np.sqrt(weights)
+        coefficients = np.linalg.lstsq(matrix * root[:, None], y * root, rcond=None)[0]
+        sizes = np.abs(y - matrix @ coefficients)
+        # Of n residuals p may be next to nothing, whatever the noise: they are passed over.
+        scale = max(float(np.median(np.sort(sizes)[p - 1 :])) / 0.6745, 1e-6)
+        before, weights = weights, np.minimum(1.0, BEND * scale / np.maximum(sizes, 1e-12))
+        if np.abs(before - weights).max() < 1e-6:
+            break
+    bent = np.minimum(sizes / scale, BEND)
+    inner = max(float(np.mean(sizes < BEND * scale)), 0.1)
+    correction = 1 + p / n * (1 - inner) / inner
+    variance = (correction * scale / inner) ** 2 * float(np.sum(bent**2)) / (n - p)
+    covariance = variance * np.linalg.inv(matrix.T @ matrix)
+    return np.asarray(coefficients, np.float64), covariance, math.sqrt(variance)
+
+
+def hadamard(order: int) -> Array:
+    """Return a Hadamard matrix of at least an order: Sylvester's doubling, or Paley's of primes.
+
+    >>> hadamard(3).shape, hadamard(9).shape, hadamard(17).shape
+    ((4, 4), (12, 12), (20, 20))
+    """
+    size = 1 if order <= 1 else 2 if order == 2 else -(-order // 4) * 4
+    while True:
+        found = _sylvester(size) if size & (size - 1) == 0 else _paley(size)
+        if found is not None:
+            return found
+        size += 4
+
+
+def _sylvester(size: int) -> Array:
+    matrix = np.ones((1, 1))
+    while len(matrix) < size:
+        matrix = np.block([[matrix, matrix], [matrix, -matrix]])
+    return matrix
+
+
+def _paley(size: int) -> Array | None:
+    """Return Paley's first construction, for a prime of 3 modulo 4 below the size."""
+    prime = size - 1
+    if prime % 4 != 3 or any(prime % d == 0 for d in range(2, math.isqrt(prime) + 1)):
+        return None
+    squares = {x * x % prime for x in range(1, prime)}
+    matrix = np.ones((size, size))
+    for row, column in itertools.product(range(prime), repeat=2):
+        difference = (column - row) % prime
+        matrix[row + 1, column + 1] = 1.0 if difference in squares else -1.0
+    return matrix
+
+
+def replicate(groups: Sequence[Sequence[str]], deal: random.Random) -> list[Cell]:
+    """Return the cells of one replicate in random order: each group on in half of them.
+
+    Where a group has several techniques, its cells that are on go to them in turn.
+    """
+    base = hadamard(max(2, len(groups)))
+    # Columns of either sign: of four techniques both halves of all cells come in turn.
+    signs = np.array([deal.choice((1.0, -1.0)) for _ in base])
+    design = np.vstack([base, -base]) * signs
+    columns = deal.sample(range(base.shape[1]), len(groups))
+    turns = [itertools.cycle(deal.sample(list(labels), len(labels))) for labels in groups]
+    cells = [
+        tuple(next(turn) for turn, column in zip(turns, columns, strict=True) if row[column] > 0)
+        for row in deal.sample(list(design), len(design))
+    ]
+    return [tuple(sorted(cell)) for cell in cells]
+
+
+class ScreenPlan:
+    """Which cell comes next, given the blocks so far; the same blocks always give the same cells.
+
+    Each technique is first on alone, which pays its start-up and shows whether it works. Then come
+    replicates of the design, in which those whose interval is settled leave it. Those that come
+    last follow on top of what the others settled. At the end the best recipe takes turns with
+    itself less one technique: each one's own effect within it.
+    """
+
+    def __init__(self, factors: Sequence[ScreenFactor], *, seed: int = 0) -> None:
+        self.factors = tuple(factors)
+        self.open = [factor.label for factor in factors]
+        """Labels of the techniques of which it is not known whether they help."""
+        self.on: list[str] = []
+        """Those that are settled to help, and those of the best guess once their time is over."""
+        self.stage = "introduce screen"
+        """`introduce screen`, `screen`, `introduce last`, `last`, `credit` or `over`."""
+        self.rounds = 0
+        """Replicates of the present stage."""
+        self.credit_from = 0
+        """Blocks before the stage in which techniques are left out of the best recipe."""
+        self._deal = random.Random(seed)
+        self._queue: list[Cell] = []
+        self._introduced: set[str] = set()
+
+    def drop(self, label: str) -> None:
+        """Leave out a technique that failed or has nothing to act on."""
+        self.factors = tuple(factor for factor in self.factors if factor.label != label)
+        self.open = [name for name in self.open if name != label]
+        self.on = [name for name in self.on if name != label]
+        self._queue = [tuple(name for name in cell if name != label) for cell in self._queue]
+
+    def next_cell(self, blocks: Sequence[ScreenBlock], used_share: float) -> Cell | None:
+        """Return the techniques of the next block; None once nothing is left to be seen.
+
+        Args:
+            blocks: All blocks so far.
+            used_share: Share of the time that is used, in [0, 1].
+        """
+        if used_share >= 1:
+            self.stage = "over"
+        while not self._queue and self.stage != "over":
+            self._refill(blocks, used_share)
+        return self._queue.pop(0) if self._queue and self.stage != "over" else None
+
+    def _refill(self, blocks: Sequence[ScreenBlock], used_share: float) -> None:
+        if self.stage == "introduce screen":
+            self._introduce(is_last=False)
+            self.stage = "screen"
+        elif self.stage == "screen":
+            is_over = self._screened(blocks, used_share, SCREEN_UNTIL, is_last=False)
+            if is_over:
+                self.stage, self.rounds = "introduce last", 0
+        elif self.stage == "introduce last":
+            self._introduce(is_last=True)
+            self.stage = "last"
+        elif self.stage == "last":
+            if self._screened(blocks, used_share, LAST_UNTIL, is_last=True):
+                self.stage, self.rounds, self.credit_from = "credit", 0, len(blocks)
+        else:
+            self._credit(blocks)
+
+    def _labels(self, *, is_last: bool) -> list[str]:
+        return [f.label for f in self.factors if f.is_last == is_last]
+
+    def _introduce(self, *, is_last: bool) -> None:
+        new = [x for x in self._labels(is_last=is_last) if x not in self._introduced]
+        self._introduced |= {*new}
+        if new:
+            rest = tuple(self.on)
+            self._queue = [rest, *(tuple(sorted([*rest, label])) for label in new)]
+
+    def _screened(
+        self, blocks: Sequence[ScreenBlock], used_share: float, until: float, *, is_last: bool
+    ) -> bool:
+        """Add a replicate, unless all is settled or the time is over; return whether it is."""
+        self._settle(blocks, is_last=is_last)
+        labels = self._labels(is_last=is_last)
+        groups: dict[str, list[str]] = {}
+        for factor in self.factors:
+            if factor.label in self.open and factor.label in labels:
+                groups.setdefault(factor.group or factor.label, []).append(factor.label)
+        if not groups or used_share >= until or self.rounds >= MOST_REPLICATES:
+            self._guess(blocks, labels)
+            return True
+        self.rounds += 1
+        rest = [name for name in self.on if not any(name in g for g in groups.values())]
+        self._queue = [
+            tuple(sorted({*rest, *cell})) for cell in replicate([*groups.values()], self._deal)
+        ]
+        return False
+
+    def _settle(self, blocks: Sequence[ScreenBlock], *, is_last: bool) -> None:
+        """Take those out of the design whose interval says enough, as the rule for pairs has it."""
+        fit = fit_blocks(blocks, self.factors)
+        if fit is None or self.rounds == 0:
+            return
+        rule = Rule()
+        best = {*fit.best(), *self.on}
+        for label in [x for x in self.open if x in self._labels(is_last=is_last)]:
+            effect = fit.effect(label, best)
+            if effect is None:
+                continue
+            rival = next((x for x in best if x != label and self._are_rivals(x, label)), None)
+            against = (
+                fit.contrast({*_without_rivals(label, best, self.factors), label}, best)
+                if rival
+                else None
+            )
+            is_beaten = against is not None and against.bound(rule.drop_confidence, +1) < (
+                SMALLEST_GAIN
+            )
+            if is_beaten or effect.bound(rule.drop_confidence, +1) < math.log(rule.gain):
+                self.open.remove(label)
+                continue
+            has_rivals = any(self._are_rivals(x, label) for x in self.open if x != label)
+            if not has_rivals and effect.bound(rule.keep_confidence, -1) > math.log(rule.gain):
+                self.open.remove(label)
+                self.on = [x for x in self.on if not self._are_rivals(x, label)] + [label]
+
+    def _are_rivals(self, one: str, other: str) -> bool:
+        group = {factor.label: factor.group or factor.label for factor in self.factors}
+        return group.get(one) == group.get(other)
+
+    def _guess(self, blocks: Sequence[ScreenBlock], labels: Collection[str]) -> None:
+        """Take on what the fit says of those that stay open; the last stage asks again."""
+        fit = fit_blocks(blocks, self.factors)
+        best = fit.best() if fit else ()
+        self.on += [x for x in best if x in labels and x in self.open and x not in self.on]
+
+    def _credit(self, blocks: Sequence[ScreenBlock]) -> None:
+        """Visit the best recipe, and it less each technique, until each one's effect is known."""
+        fewest, most = CREDIT_REPLICATES
+        best = tuple(sorted(self.on))
+        effects = own_effects(blocks[self.credit_from :], self.factors, best)
+        is_known = len(effects) == len(best) and all(
+            effect.bound(0.975, +1) - effect.log_ratio < CREDIT_WIDTH for effect in effects.values()
+        )
+        if not best or self.rounds >= most or (self.rounds >= fewest and is_known):
+            self.stage = "over"
+            return
+        self.rounds += 1
+        cells = [best, best, *(tuple(x for x in best if x != label) for label in best)]
+        if len(best) > 1:
+            cells.append(())
+        self._queue = self._deal.sample(cells, len(cells))
+
+
+def own_effects(
+    blocks: Sequence[ScreenBlock], factors: Sequence[ScreenFactor], best: Cell
+) -> dict[str, ScreenEffect]:
+    """Return each technique's effect within a recipe, from blocks of it with one of them left out.
+
+    No model of how they act together is in it: only the recipe and its neighbours are compared.
+    """
+    near = [block for block in blocks if len({*best} - {*block.on}) <= 1]
+    near = [block for block in near if {*block.on} <= {*best}]
+    alone = [ScreenFactor(label=f.label) for f in factors if f.label in best]
+    fit = fit_blocks(near, alone)
+    found = {label: fit.effect(label, best) for label in best} if fit else {}
+    return {label: effect for label, effect in found.items() if effect is not None}
+
+
+def find_suspects(on: Cell, blocks: Sequence[ScreenBlock]) -> list[str]:
+    """Return the techniques that may be why a block failed: those that no whole block had on.
+
+    All that were on where each of them has worked before.
+
+    >>> worked = ScreenBlock(on=("a",), step_s=1.0, steps=3)
+    >>> find_suspects(("a", "b"), [worked]), find_suspects(("a",), [worked])
+    (['b'], ['a'])
+    """
+    proven = {label for block in blocks for label in block.on if block.steps}
+    return [label for label in on if label not in proven] or list(on)

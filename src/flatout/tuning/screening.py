@@ -1,0 +1,403 @@
+"""The screen: the first experiment of a tuning, in which one process says something on everything.
+
+The script trains once while techniques are switched on and off between its steps; from that each
+technique has its own effect with an interval, and the best recipe follows. It is then raced against
+the recipe so far in fresh processes, as everything that is kept. What cannot be switched while the
+script trains goes the other way: one after the other, in pairs of processes.
+"""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from flatout.agent.switching import SCREEN_LOG
+from flatout.analysis.regime import is_hopeless
+from flatout.analysis.screen import (
+    NOTHING_ON,
+    Cell,
+    ScreenBlock,
+    ScreenEffect,
+    ScreenFactor,
+    ScreenFit,
+    counting,
+    find_suspects,
+    fit_blocks,
+    own_effects,
+)
+from flatout.records.ablation import Comparison, LossCheck, Row, Verdict
+from flatout.records.catalogue import technique_class
+from flatout.records.json_records import from_plain
+from flatout.records.recipe import Recipe
+from flatout.records.statistics import Decision, Rule
+from flatout.records.technique import can_switch
+from flatout.records.trial import Trial
+from flatout.records.units import format_interval, format_ratio
+from flatout.tuning.bundle import rival_of
+from flatout.tuning.pairs import Match
+from flatout.tuning.passes import find_seen
+from flatout.tuning.ranking import WORTH_A_TRIAL, Candidate
+from flatout.tuning.state import TuningState, with_attention_of
+
+FEWEST = 2
+"""Techniques from which a screen pays: one alone is raced in pairs at once."""
+MOST = 12
+"""Techniques in one screen, those with the most hope first."""
+SHARE = 0.35
+"""Of the time before the confirmation: the races, the guard and what cannot be switched need the
+rest."""
+LEAST_S = 15.0
+"""A screen of less time than this ends in its introductions."""
+MOST_PROCESSES = 3
+"""Processes, where a technique ends one of them: it is named, and the others go on without it."""
+SLOW_START = 3.0
+"""Times the wall time of a trial that a screen may take beyond its own time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Screened:
+    """What a screen has shown."""
+
+    effects: Mapping[str, ScreenEffect] = field(default_factory=dict)
+    """By label each technique's own effect within the best recipe, or on top of it."""
+    best: Cell = NOTHING_ON
+    refused: Mapping[str, str] = field(default_factory=dict)
+    failed: Mapping[str, str] = field(default_factory=dict)
+    startup_s: Mapping[str, float] = field(default_factory=dict)
+    blocks: int = 0
+    thrown_away: int = 0
+    """Blocks that other work disturbed, or that were not training alone."""
+    steps: int = 0
+    residual_sd: float = 0.0
+
+    @property
+    def least_certain(self) -> str | None:
+        """The technique of the best recipe whose gain is the least sure, where it is not sure."""
+        open_ones = [x for x in self.best if self.effects[x].bound(0.998, -1) < math.log(1.02)]
+        return min(
+            open_ones,
+            key=lambda x: self.effects[x].log_ratio / max(self.effects[x].error, 1e-9),
+            default=None,
+        )
+
+
+def screen_first(ladder: TuningState, ranked: Sequence[Candidate]) -> set[str]:
+    """Screen what can be switched, race what it proposes; return labels that need no trial more.
+
+    Args:
+        ladder: Where the tuning is: nothing was tried yet.
+        ranked: All candidates, those with the most hope first; predictions forbid none of them.
+    """
+    chosen = switchable(ladder, ranked)
+    max_s = SHARE * (ladder.budget.left_s - ladder.reserve_s)
+    if len(chosen) < FEWEST:
+        return set()
+    if max_s < LEAST_S:
+        ladder.notes.append(
+            "too little time to screen techniques in one process: they were compared in pairs"
+        )
+        return set()
+    ladder.say("all techniques that can be switched, in one process")
+    found = _screen(ladder, chosen, max_s)
+    if not found.effects:
+        ladder.notes.append(
+            f"the script trains too few steps to be screened in one process ({found.steps}): "
+            "its techniques were compared in pairs of fresh processes"
+        )
+        _note_lost(ladder, chosen, found)
+        return {*found.failed}
+    _note_lost(ladder, chosen, found)
+    ladder.notes.append(_words(found))
+    by_label = {x.choice.label: x for x in chosen}
+    raced = _race(ladder, found, by_label)
+    return _note_effects(ladder, found, by_label, raced)
+
+
+def switchable(ladder: TuningState, ranked: Sequence[Candidate]) -> list[Candidate]:
+    """Return the candidates to be screened: what can be switched, and is not hopeless by physics.
+
+    What saves memory only is left to pairs, which read the peak.
+    """
+    found = []
+    for candidate in ranked:
+        is_known = candidate.choice.technique in ladder.recipe.names
+        saves_only = candidate.effect.peak_bytes < 0 and candidate.ratio <= 1
+        if is_known or saves_only or is_hopeless(candidate.bound, WORTH_A_TRIAL):
+            continue
+        if can_switch(technique_class(candidate.choice.technique)):
+            found.append(candidate)
+    return found[:MOST]
+
+
+def factors_of(candidates: Sequence[Candidate]) -> list[dict[str, Any]]:
+    """Return the techniques as the probe wants them: with their rivals and their partners."""
+    families = {x.choice.label: x.family for x in candidates}
+    found = []
+    for candidate in candidates:
+        choice = candidate.choice
+        partners = technique_class(choice.technique).partners
+        found.append(
+            {
+                "label": choice.label,
+                "technique": choice.technique,
+                "settings": dict(choice.settings),
+                "group": rival_of(choice.technique, candidate.family),
+                "partners": [label for label, family in families.items() if family in partners],
+            }
+        )
+    return found
+
+
+def _screen(ladder: TuningState, chosen: Sequence[Candidate], max_s: float) -> Screened:
+    """Run the screen, in a fresh process again where a technique ended it."""
+    choices = factors_of(chosen)
+    blocks: list[ScreenBlock] = []
+    lost: dict[str, str] = {}
+    refused: dict[str, str] = {}
+    startup_s: dict[str, float] = {}
+    last: Mapping[str, Any] = {}
+    credit_from = steps = 0
+    for number in range(MOST_PROCESSES):
+        options = {"choices": choices, "max_s": max_s / (number + 1), "seed": number}
+        limit_s = max_s + max(60.0, SLOW_START * ladder.trial_s)
+        folder = ladder.lab.out / "screen" / str(number)
+        trial = ladder.lab.screen(ladder.recipe, options, number, limit_s)
+        last = find_seen(trial, "screen") or read_log(folder, trial, blocks)
+        own = [replace(block, process=number) for block in blocks_of(last)]
+        credit_from = len(blocks) + int(last.get("credit_from", 0))
+        blocks += own
+        steps += int(last.get("steps", 0))
+        startup_s |= last.get("startup_s", {})
+        refused |= last.get("refused", {})
+        new = {k: v for k, v in last.get("failed", {}).items() if k not in lost}
+        lost |= new
+        choices = [x for x in choices if x["label"] not in {*lost, *refused}]
+        # A technique that was switched off in a process that went on is no reason for another one.
+        if not last.get("ended_early") or not new or len(choices) < FEWEST:
+            break
+    usable = [x for x in blocks if not {*x.on} & {*lost, *refused}]
+    credit = [x for x in blocks[credit_from:] if x in usable]
+    effects, best, fit = judge(usable, credit, choices, last)
+    return Screened(
+        effects=effects,
+        best=best,
+        refused=refused,
+        failed=lost,
+        startup_s=startup_s,
+        blocks=len(usable),
+        thrown_away=len(usable) - len(counting(usable)),
+        steps=steps,
+        residual_sd=fit.residual_sd if fit else 0.0,
+    )
+
+
+def judge(
+    blocks: Sequence[ScreenBlock],
+    credit: Sequence[ScreenBlock],
+    choices: Sequence[Mapping[str, Any]],
+    seen: Mapping[str, Any],
+) -> tuple[dict[str, ScreenEffect], Cell, ScreenFit | None]:
+    """Return each technique's effect, the best recipe and the fit of all blocks.
+
+    The effect of one in the best recipe is from the blocks in which it alone was left out, where
+    there were enough of them: that is what it does there, without any model.
+    """
+    factors = [
+        ScreenFactor(label=x["label"], group=x["group"], partners=tuple(x["partners"]))
+        for x in choices
+    ]
+    fit = fit_blocks(blocks, factors)
+    if fit is None:
+        return {}, NOTHING_ON, None
+    labels = [factor.label for factor in factors]
+    own = own_effects(credit, factors, tuple(x for x in seen.get("on", ()) if x in labels))
+    best = tuple(own) or fit.best()
+    effects = {label: own.get(label) or fit.effect(label, best) for label in labels}
+    known = {label: effect for label, effect in effects.items() if effect is not None}
+    best = tuple(
+        x for x in best if x in known and known[x].bound(0.9, -1) > 0 and known[x].ratio >= 1.01
+    )
+    return known, best, fit
+
+
+def blocks_of(seen: Mapping[str, Any]) -> list[ScreenBlock]:
+    """Return the blocks that a probe, or its log, holds."""
+    return [from_plain(ScreenBlock, block) for block in seen.get("blocks", ())]
+
+
+def read_log(folder: Path, trial: Trial, before: Sequence[ScreenBlock]) -> Mapping[str, Any]:
+    """Return what a process that ended badly had noted, and blame who was on last."""
+    logs = [_whole_lines(path) for path in folder.glob(SCREEN_LOG)]
+    rows = [json.loads(line) for line in max(logs, key=len, default=[])]
+    blocks = [row["block"] for row in rows if "block" in row]
+    on = tuple(rows[-1].get("on", ())) if rows else NOTHING_ON
+    known = [*before, *(from_plain(ScreenBlock, block) for block in blocks)]
+    failed = {}
+    if on:
+        blamed = find_suspects(on, known)[-1]
+        failed[blamed] = f"the script ended while it was on: {trial.message or trial.outcome.value}"
+    steps = sum(block["steps"] for block in blocks)
+    return {"blocks": blocks, "failed": failed, "steps": steps, "ended_early": True}
+
+
+def _whole_lines(path: Path) -> list[str]:
+    text = path.read_text(encoding="utf-8")
+    return text[: text.rfind("\n") + 1].splitlines()
+
+
+def _words(found: Screened) -> str:
+    thrown = f", {found.thrown_away} of them thrown away" if found.thrown_away else ""
+    return (
+        f"{len(found.effects)} techniques were screened in one process: {found.blocks} blocks of "
+        f"steps{thrown}, equal ones differ by {100 * found.residual_sd:.1f} %"
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Raced:
+    """What became of the recipes that a screen proposed."""
+
+    kept: Cell = NOTHING_ON
+    check: LossCheck = LossCheck(status="skipped", why="not faster, so there was nothing to check")
+    guilty: Mapping[str, LossCheck] = field(default_factory=dict)
+    """What the guard rejects of them."""
+
+
+def _race(ladder: TuningState, found: Screened, by_label: Mapping[str, Candidate]) -> Raced:
+    """Race what the screen proposes in fresh processes.
+
+    The best recipe goes first, then it without what is the least certain. What the guard rejects is
+    left out, and the rest races again.
+    """
+    guilty: dict[str, LossCheck] = {}
+    waiting = [found.best]
+    if found.least_certain and len(found.best) > 1:
+        waiting.append(tuple(x for x in found.best if x != found.least_certain))
+    while waiting:
+        cell = waiting.pop(0)
+        if not cell:
+            break
+        recipe = ladder.recipe
+        for label in cell:
+            recipe = recipe.plus(by_label[label].choice)
+        ladder.say(recipe.label)
+        match = ladder.play(recipe, Rule())
+        _note_race(ladder, recipe, match)
+        if match.decision is not Decision.KEPT or match.candidate is None:
+            continue
+        check = ladder.referee.check(recipe)
+        if check.passed:
+            if check.promise:
+                ladder.notes.append(f"the recipe of the screen: {check.why}")
+            ladder.recipe = recipe
+            ladder.profile = with_attention_of(ladder.profile, match.candidate)
+            ladder.settled |= {by_label[label].choice.technique for label in cell}
+            ladder.best_ratio *= match.comparison.ratio if match.comparison else 1.0
+            return Raced(kept=cell, check=check, guilty=guilty)
+        named = {choice.label for choice in ladder.find_guilty(recipe)}
+        guilty |= dict.fromkeys(named or cell, check)
+        waiting = [tuple(x for x in cell if x not in guilty)]
+    return Raced(guilty=guilty)
+
+
+def _note_race(ladder: TuningState, recipe: Recipe, match: Match) -> None:
+    ladder.played |= {choice.label for choice in recipe.choices}
+    pair = match.comparison
+    shown = "it gave no measurement"
+    if pair is not None:
+        shown = f"{format_ratio(pair.ratio)} ({format_interval(*pair.interval)}, n={pair.n} pairs)"
+    text = f"the recipe of the screen in fresh processes: {shown}"
+    ladder.notes.append(f"{text}: {recipe.label}")
+    ladder.say("", event=text)
+
+
+def _note_lost(ladder: TuningState, chosen: Sequence[Candidate], found: Screened) -> None:
+    """Add a row for each technique that failed; one that cannot be switched here gets its pairs."""
+    for candidate in chosen:
+        why = found.failed.get(candidate.choice.label)
+        if why is not None:
+            row = _row(ladder, candidate, Verdict.FAILED, None)
+            ladder.rows.append(replace(row, why=f"while it was screened: {why}"))
+
+
+def _note_effects(
+    ladder: TuningState,
+    found: Screened,
+    by_label: Mapping[str, Candidate],
+    raced: Raced,
+) -> set[str]:
+    """Add a row for each technique with its own effect; return what needs no trial any more."""
+    done, kept = {*found.failed}, raced.kept
+    on_top_of = tuple(by_label[label].choice.technique for label in kept)
+    for label, effect in found.effects.items():
+        candidate = by_label[label]
+        rivals = {rival_of(x.choice.technique, x.family) for x in map(by_label.get, kept) if x}
+        is_rival = rival_of(candidate.choice.technique, candidate.family) in rivals
+        verdict, why = verdict_of_effect(effect, is_rival=is_rival)
+        if label in kept:
+            verdict, why = Verdict.KEPT, ""
+        elif label in raced.guilty:
+            verdict, why = Verdict.REJECTED, raced.guilty[label].why
+        elif label in found.best:
+            verdict, why = Verdict.INCONCLUSIVE, "not faster in fresh processes"
+        others = tuple(x for x in on_top_of if x != candidate.choice.technique)
+        row = _row(ladder, candidate, verdict, effect)
+        startup_s = found.startup_s.get(label, 0.0)
+        ladder.rows.append(
+            replace(
+                row,
+                on_top_of=others,
+                why=why,
+                startup_s=startup_s,
+                break_even_steps=_break_even(ladder, startup_s, effect) if label in kept else None,
+                loss_check=raced.check if label in kept else row.loss_check,
+            )
+        )
+        if verdict is not Verdict.INCONCLUSIVE:
+            done.add(label)
+    return done
+
+
+def verdict_of_effect(effect: ScreenEffect, *, is_rival: bool) -> tuple[Verdict, str]:
+    """Return what a screen says about a technique that it does not propose."""
+    if effect.bound(0.998, +1) < 0:
+        return Verdict.WORSE, ""
+    if effect.bound(0.95, +1) < math.log(Rule().gain):
+        return Verdict.NO_EFFECT, ""
+    if is_rival:
+        return Verdict.NO_EFFECT, "another one of its kind is faster"
+    return Verdict.INCONCLUSIVE, "the screen did not settle it"
+
+
+def _row(
+    ladder: TuningState, candidate: Candidate, verdict: Verdict, effect: ScreenEffect | None
+) -> Row:
+    return Row(
+        choice=candidate.choice,
+        numerics=candidate.numerics.value,
+        verdict=verdict,
+        on_top_of=ladder.floor.names,
+        comparison=comparison_of(effect) if effect else None,
+        loss_check=LossCheck(status="skipped"),
+        predicted_ratio=candidate.ratio,
+        bound_ratio=candidate.bound.ratio if math.isfinite(candidate.bound.ratio) else None,
+    )
+
+
+def comparison_of(effect: ScreenEffect) -> Comparison:
+    """Return an effect as the table has it."""
+    return Comparison(
+        ratio=effect.ratio,
+        interval=effect.interval,
+        n=effect.n,
+        resolution=Rule().gain * math.exp(effect.bound(0.998, +1) - effect.log_ratio),
+        source="screen",
+    )
+
+
+def _break_even(ladder: TuningState, startup_s: float, effect: ScreenEffect) -> int | None:
+    """Return the steps that pay a start-up back, in the recipe as it is now."""
+    saved_s = ladder.profile.whole_step_ms / 1e3 * (effect.ratio - 1)
+    return int(startup_s / saved_s) + 1 if startup_s >= 1.0 and saved_s > 0 else None

@@ -1,0 +1,131 @@
+"""Screens of real small trainings: what is switched when, and what becomes of what fails."""
+
+import json
+
+import pytest
+
+from flatout.analysis.screen import ScreenBlock
+from flatout.records.json_records import from_plain
+from flatout.records.trial import Outcome
+from tests.support.probed import SCRIPTS, probed
+
+SCRIPT = SCRIPTS / "switched.py"
+ENDLESS = 10**9
+pytestmark = pytest.mark.slow
+
+
+def choice(technique, group="", **settings):
+    label = " ".join([technique, *(f"{k}={v}" for k, v in settings.items())])
+    return {
+        "label": label,
+        "technique": technique,
+        "settings": settings,
+        "group": group or technique,
+        "partners": [],
+    }
+
+
+FUSED, FOREACH = (choice(name, "optimizer") for name in ("fused_optimizer", "foreach_optimizer"))
+COLLECT = choice("scheduled_gc")
+
+
+def screened(kind, *choices, steps=100_000, max_s=6.0, script=SCRIPT):
+    trial = probed(
+        script,
+        kind,
+        str(steps),
+        probes={"screen": {"choices": list(choices), "max_s": max_s, "seed": 0}},
+        steps=ENDLESS,
+    )
+    seen = trial.details["probes"].get("screen") or {}
+    return trial, seen, [from_plain(ScreenBlock, block) for block in seen.get("blocks", ())]
+
+
+@pytest.mark.smoke
+def test_a_screen_visits_each_technique_alone_and_then_both_together():
+    trial, seen, blocks = screened("plain", FUSED, COLLECT)
+
+    assert trial.outcome is Outcome.OK
+    assert not trial.details["errors"]
+    assert [block.on for block in blocks[:3]] == [(), ("fused_optimizer",), ("scheduled_gc",)]
+    assert {"fused_optimizer", "scheduled_gc"} in [{*block.on} for block in blocks]
+    assert {block.steps for block in blocks} == {seen["block_steps"]}
+    assert seen["startup_s"].keys() == {"fused_optimizer", "scheduled_gc"}
+    assert seen["failed"] == seen["refused"] == {}
+
+
+def test_of_two_implementations_of_the_optimizer_one_is_on_at_a_time():
+    _, seen, blocks = screened("plain", FUSED, FOREACH)
+
+    assert seen["failed"] == {}
+    assert {frozenset(block.on) for block in blocks} <= {
+        frozenset(),
+        frozenset({"fused_optimizer"}),
+        frozenset({"foreach_optimizer"}),
+    }
+
+
+def test_a_step_of_two_optimizers_is_whole_before_anything_is_switched():
+    trial, seen, blocks = screened("gan", FUSED, COLLECT)
+
+    assert not trial.details["errors"]
+    assert len(blocks) > 3
+    # Two critic steps of four samples belong to each step, and one of the model.
+    assert {block.samples for block in blocks} == {8.0}
+    assert seen["failed"] == {}
+
+
+def test_accumulated_gradients_make_one_step():
+    trial, seen, blocks = screened("accumulating", FUSED, COLLECT)
+
+    assert not trial.details["errors"]
+    assert len(blocks) > 3
+    assert seen["failed"] == {}
+
+
+def test_steps_with_an_evaluation_are_left_out_of_their_block():
+    _, seen, blocks = screened("evaluating", FUSED, COLLECT)
+
+    assert {block.steps for block in blocks} <= {*range(1, seen["block_steps"] + 1)}
+    # An evaluation takes 50 ms where a step takes 3: in none of the blocks it is the middle step.
+    assert max(block.step_s for block in blocks if not block.left_out) < 0.05
+
+
+def test_a_technique_that_ruins_the_loss_is_named_and_ends_the_process():
+    _, seen, _ = screened("ruined", FUSED, COLLECT)
+
+    assert seen["failed"] == {"fused_optimizer": "the loss was not finite"}
+    assert seen["ended_early"] is True
+
+
+def test_a_script_that_breaks_leaves_a_log_of_what_was_on(tmp_path):
+    trial = probed(
+        SCRIPT,
+        "breaks",
+        "100000",
+        probes={"screen": {"choices": [FUSED, COLLECT], "max_s": 6.0, "seed": 0}},
+        steps=ENDLESS,
+        keep=tmp_path,
+        keep_names=("screen-*.jsonl",),
+    )
+
+    (log,) = tmp_path.glob("screen-*.jsonl")
+    rows = [json.loads(line) for line in log.read_text().splitlines()]
+    assert trial.outcome is Outcome.CRASH
+    assert rows[-1] == {"on": ["fused_optimizer"]}
+    assert rows[1]["block"]["on"] == []
+
+
+def test_a_script_of_too_few_steps_ends_before_its_screen():
+    trial, seen, blocks = screened("plain", FUSED, COLLECT, steps=30)
+
+    assert trial.outcome is Outcome.OK
+    assert seen["stage"] != "over"
+    assert len(blocks) <= 1
+
+
+def test_what_has_nothing_to_act_on_is_refused_with_its_reason():
+    _, seen, blocks = screened("plain", FUSED, COLLECT, choice("channels_last"))
+
+    assert "no 2-d convolutions" in seen["refused"]["channels_last"]
+    assert not any("channels_last" in block.on for block in blocks)

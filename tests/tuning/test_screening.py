@@ -1,0 +1,192 @@
+"""A tuning whose first experiment is a screen, on trials made up from a known truth."""
+
+import json
+import math
+from dataclasses import asdict, dataclass, field
+
+import pytest
+
+from flatout.analysis.screen import ScreenBlock, ScreenFactor, ScreenPlan
+from flatout.records.ablation import LossCheck, Verdict, ablation_from_json
+from flatout.records.trial import Outcome, Trial
+from flatout.tuning.screening import read_log
+from tests.workflow.test_tune import World, run
+
+COMPUTE = ("bf16_autocast", "fused_optimizer", "foreach_optimizer", "torch_compile")
+
+
+@dataclass
+class ScreenedWorld(World):
+    """Runs screens too: blocks of a training in which each technique has its true factor."""
+
+    blocks: int = 120
+    """Blocks for which the script trains enough."""
+    ends: dict[str, str] = field(default_factory=dict)
+    """Techniques that end the process of a screen, and what the trial's message is then."""
+    screens: int = 0
+
+    def __call__(self, workload, recipe, machine, options):
+        if "screen" not in options.probes:
+            return super().__call__(workload, recipe, machine, options)
+        self.screens += 1
+        choices = options.probes["screen"]["choices"]
+        plan = ScreenPlan(
+            [
+                ScreenFactor(
+                    label=x["label"], group=x["group"], is_last="compile" in x["technique"]
+                )
+                for x in choices
+            ]
+        )
+        names = {x["label"]: x["technique"] for x in choices}
+        blocks = []
+        while (cell := plan.next_cell(blocks, len(blocks) / self.blocks)) is not None:
+            for label in cell:
+                if names[label] in self.ends:
+                    return self.ended(recipe, options, blocks, cell, names[label])
+            factor = math.prod(self.factors.get(names[x], 1.0) for x in cell)
+            step_s = 0.1 * factor * math.exp(self.random.gauss(0, self.noise))
+            stage = plan.stage.removeprefix("introduce ")
+            blocks.append(ScreenBlock(on=cell, step_s=step_s, steps=4, stage=stage))
+        seen = {
+            "blocks": [asdict(block) for block in blocks],
+            "on": sorted(plan.on),
+            "credit_from": plan.credit_from,
+            "refused": {},
+            "failed": {},
+            "startup_s": {},
+            "ended_early": False,
+            "steps": 4 * len(blocks),
+        }
+        return Trial(
+            recipe=recipe, outcome=Outcome.OK, wall_s=5.0, details={"probes": {"screen": seen}}
+        )
+
+    def ended(self, recipe, options, blocks, cell, name):
+        rows = [row for block in blocks for row in ({"on": block.on}, {"block": asdict(block)})]
+        text = "".join(json.dumps(row) + "\n" for row in [*rows, {"on": cell}])
+        (options.keep / "screen-1.jsonl").write_text(text + '{"block"')
+        return Trial(recipe=recipe, outcome=Outcome.CRASH, message=self.ends[name], wall_s=1.0)
+
+
+@pytest.fixture(autouse=True)
+def guard_that_passes(monkeypatch):
+    monkeypatch.setattr(
+        "flatout.workflow.tune.GuardChecker.check", lambda *_: LossCheck(status="within")
+    )
+
+
+def rows_of(ablation):
+    return {row.choice.technique: row for row in ablation.rows if row.stage == "add"}
+
+
+def test_each_technique_of_the_recipe_has_its_own_effect(tmp_path):
+    factors = {"bf16_autocast": 0.5, "fused_optimizer": 0.85, "torch_compile": 0.8}
+    world = ScreenedWorld(factors)
+
+    ablation = run(world, tmp_path, only=COMPUTE)
+
+    rows = rows_of(ablation)
+    assert {*ablation.recipe.names} == {*factors}
+    for name, factor in factors.items():
+        assert rows[name].verdict is Verdict.KEPT
+        assert rows[name].comparison.source == "screen"
+        assert rows[name].comparison.ratio == pytest.approx(1 / factor, rel=0.03)
+    assert ablation.confirmation.ratio == pytest.approx(1 / math.prod(factors.values()), rel=0.05)
+    assert ablation.confirmation.source == "pairs"
+
+
+def test_a_screen_takes_fewer_trials_than_one_technique_after_the_other(tmp_path):
+    factors = {"bf16_autocast": 0.5, "fused_optimizer": 0.85, "torch_compile": 0.8}
+    screened, paired = ScreenedWorld(factors), World(factors)
+
+    run(screened, tmp_path / "screened", only=COMPUTE)
+    run(paired, tmp_path / "paired", only=COMPUTE)
+
+    assert len(screened.asked) + screened.screens < len(paired.asked)
+
+
+def test_what_the_screen_calls_no_gain_is_not_tried_again_in_pairs(tmp_path):
+    world = ScreenedWorld({"bf16_autocast": 0.5, "fused_optimizer": 1.3})
+
+    ablation = run(world, tmp_path, only=COMPUTE)
+
+    assert rows_of(ablation)["fused_optimizer"].verdict is Verdict.WORSE
+    assert not any("fused" in label for label in world.asked)
+
+
+def test_where_nothing_helps_the_recipe_stays_empty(tmp_path):
+    ablation = run(ScreenedWorld({}), tmp_path, only=COMPUTE)
+
+    assert ablation.recipe.choices == ()
+    assert Verdict.KEPT not in {row.verdict for row in ablation.rows}
+
+
+def test_a_script_of_too_few_steps_is_tuned_in_pairs_and_the_report_says_so(tmp_path):
+    world = ScreenedWorld({"bf16_autocast": 0.5, "fused_optimizer": 0.8}, blocks=3)
+
+    ablation = run(world, tmp_path, only=("bf16_autocast", "fused_optimizer"))
+
+    assert {*ablation.recipe.names} == {"bf16_autocast", "fused_optimizer"}
+    assert any("too few steps to be screened" in note for note in ablation.notes)
+    assert {row.comparison.source for row in ablation.rows if row.comparison} == {"pairs"}
+
+
+def test_a_technique_that_ends_the_process_is_named_and_the_others_are_screened(tmp_path):
+    world = ScreenedWorld(
+        {"bf16_autocast": 0.5, "torch_compile": 0.8}, ends={"fused_optimizer": "killed"}
+    )
+
+    ablation = run(world, tmp_path, only=COMPUTE)
+
+    row = rows_of(ablation)["fused_optimizer"]
+    assert row.verdict is Verdict.FAILED
+    assert "killed" in row.why
+    assert world.screens == 2
+    assert {*ablation.recipe.names} == {"bf16_autocast", "torch_compile"}
+
+
+def test_the_guard_rejects_one_and_the_rest_is_kept(tmp_path, monkeypatch):
+    def check(_, recipe):
+        is_wrong = "bf16_autocast" in recipe.names
+        return LossCheck(status="rejected" if is_wrong else "within", why="gradients differ")
+
+    monkeypatch.setattr("flatout.workflow.tune.GuardChecker.check", check)
+    world = ScreenedWorld({"bf16_autocast": 0.5, "fused_optimizer": 0.8, "torch_compile": 0.8})
+
+    ablation = run(world, tmp_path, only=COMPUTE)
+
+    assert {*ablation.recipe.names} == {"fused_optimizer", "torch_compile"}
+    assert rows_of(ablation)["bf16_autocast"].verdict is Verdict.REJECTED
+
+
+def test_a_screen_is_a_row_of_the_journal_and_is_not_run_again(tmp_path):
+    factors = {"bf16_autocast": 0.5, "fused_optimizer": 0.85}
+    run(ScreenedWorld(factors, interrupt_after=3), tmp_path, only=COMPUTE)
+    resumed = ScreenedWorld(factors, seed=1)
+
+    ablation = run(resumed, tmp_path, only=COMPUTE, resume=True)
+
+    assert resumed.screens == 0
+    assert {*ablation.recipe.names} == {*factors}
+
+
+def test_the_source_of_a_number_is_in_the_file(tmp_path):
+    ablation = run(ScreenedWorld({"bf16_autocast": 0.5}), tmp_path, only=COMPUTE)
+
+    again = ablation_from_json(json.loads(json.dumps(ablation.to_json())))
+
+    assert rows_of(again)["bf16_autocast"].comparison.source == "screen"
+
+
+def test_a_log_that_was_cut_off_blames_what_was_on_last(tmp_path):
+    block = asdict(ScreenBlock(on=("one",), step_s=1.0, steps=3))
+    rows = [{"on": []}, {"on": ["one"]}, {"block": block}, {"on": ["one", "other"]}]
+    text = "".join(json.dumps(row) + "\n" for row in rows)
+    (tmp_path / "screen-7.jsonl").write_text(text + '{"blo')
+    trial = Trial(recipe=None, outcome=Outcome.CRASH, message="signal 11")
+
+    seen = read_log(tmp_path, trial, [])
+
+    assert seen["failed"] == {"other": "the script ended while it was on: signal 11"}
+    assert len(seen["blocks"]) == 1
