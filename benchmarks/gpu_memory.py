@@ -20,18 +20,19 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.bench import Bench
+from benchmarks.recorded_snapshot import read_snapshot, replay_recorded
 from flatout.hardware.catalogue import GpuModel, model_of
 from flatout.planner.allocator_settings import AllocatorSettings
 from flatout.planner.largest_batch import affine, largest_batch, steady_replay
 from flatout.planner.memory_trace import TraceRequest, open_tracer
-from flatout.planner.recorded_snapshot import read_snapshot, replay_recorded
 from flatout.planner.workspaces import (
-    calibration_document,
+    SCHEMA,
     file_name,
     find_calibration,
     with_workspaces,
 )
 from flatout.records.memory_stream import MemoryStream
+from flatout.records.plan import NumberSource
 from flatout.records.units import GIB, format_bytes
 
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -291,6 +292,34 @@ def calibration(place: Place, rows: Sequence[Mapping[str, Any]]) -> dict[str, An
             errors[name] = max(seen)
     document = calibration_document(place.gpu.name, place.torch, amounts, errors)
     return {"file": file_name(place.gpu.name, place.torch), "document": document}
+
+
+def calibration_document(
+    gpu: str,
+    torch_version: str,
+    amounts: Mapping[str, tuple[int, str]],
+    errors: Mapping[str, float],
+) -> dict[str, Any]:
+    """Return what a calibration file holds, for those who measured.
+
+    Args:
+        gpu: the catalogue's name.
+        torch_version: with which it was measured.
+        amounts: bytes and how they were measured, by name; context, convolution_workspace, nccl and
+            `cublas_workspace`.
+        errors: `trace` and `reserve`, the largest relative errors seen.
+    """
+    return {
+        "schema": SCHEMA,
+        "gpu": gpu,
+        "torch": torch_version,
+        "source": NumberSource.CALIBRATED.value,
+        "amounts": {
+            name: {"bytes": count, "low": count, "high": count, "why": why}
+            for name, (count, why) in amounts.items()
+        },
+        "errors": dict(errors),
+    }
 
 
 def named(case: Case) -> str:

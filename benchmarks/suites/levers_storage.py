@@ -31,7 +31,6 @@ ON_LARGE: Techniques = {
     "scaled_decode": {},
 }
 ON_FILES: Techniques = {"read_ahead": {}}
-ON_STORE: Techniques = {"block_order": {}}
 
 
 def run(bench: Bench, rounds: int = ROUNDS) -> Record:
@@ -58,7 +57,7 @@ def subjects(bench: Bench) -> list[Subject]:
         Subject(
             name="a store that is not cached, 1 worker",
             workload=workload(SAMPLES, bench, "--store", str(store)),
-            levers=ON_STORE,
+            levers=ON_FILES,
         ),
     ]
 

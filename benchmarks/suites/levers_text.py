@@ -15,7 +15,6 @@ SHORT_EPOCHS = ("--workers", "2", "--texts", "200", "--pad", "longest")
 ON_LANGUAGE: Techniques = {
     "chunked_cross_entropy": {},
     "pad_vocabulary": {},
-    "pad_hidden": {},
     "microbatching": {"chunks": 2},
     "device_cache": {},
     "lora": {},

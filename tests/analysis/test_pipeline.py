@@ -122,11 +122,11 @@ def test_what_keeps_samples_is_of_no_use_after_a_stage_that_makes_each_anew():
 
 
 def test_what_needs_no_decoding_is_known_by_its_stages():
-    stages = found(known=("packed_data", "scaled_decode", "block_order")).stages
+    stages = found(known=("packed_data", "scaled_decode", "read_ahead")).stages
     levers = {stage.name: stage.levers for stage in stages if stage.levers}
 
     assert levers == {
-        "read": ("packed_data", "block_order"),
+        "read": ("read_ahead", "packed_data"),
         "decode": ("packed_data", "scaled_decode"),
     }
 

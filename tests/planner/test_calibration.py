@@ -2,10 +2,10 @@ import json
 
 import pytest
 
+from benchmarks.gpu_memory import calibration_document
 from flatout.hardware.catalogue import CATALOGUE, find_gpu
 from flatout.planner import workspaces
 from flatout.planner.workspaces import (
-    calibration_document,
     file_name,
     find_calibration,
     with_environment,

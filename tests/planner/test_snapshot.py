@@ -5,8 +5,8 @@ import pickle
 
 import pytest
 
+from benchmarks.recorded_snapshot import read_snapshot, replay_recorded
 from flatout.planner.allocator_settings import parse_settings
-from flatout.planner.recorded_snapshot import read_snapshot, replay_recorded
 from flatout.planner.replay import replay, snapshot_of, write_snapshot
 from flatout.records.errors import UserError
 from tests.support.toy import toy_stream

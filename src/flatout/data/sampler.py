@@ -10,7 +10,7 @@ Augmentation as a function of seed, epoch and sample, for any data set.
 """
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -26,9 +26,6 @@ MIN_BLOCK, MAX_BLOCK = 8, 16
 MIN_WINDOW = 4096
 """Samples that are mixed: 16 batches of 256 or more; below, batches of two epochs resemble each
 other (0.060 of a batch stays together at 4,096, 0.044 by chance)."""
-MAX_VARIANCE_RATIO = 1.5
-"""Spread of the classes' counts in a batch over that of a uniform shuffle. 100 batches of 256 from
-1,000 classes stay below 1.05; a buffer of 1,000 over sorted samples has 12."""
 ORDERS, BLOCKS, WINDOWS, SAMPLES = range(4)
 """What a stream of keys is for: streams of one seed never repeat each other."""
 
@@ -96,28 +93,6 @@ def seeded(seed: int) -> Iterator[None]:
         yield
     finally:
         streams.set_back()
-
-
-def variance_ratio(labels: Sequence[int] | np.ndarray[Any, Any], batch_size: int) -> float:
-    """Return how much more unevenly classes fall into batches than by a uniform shuffle.
-
-    Args:
-        labels: the label of each slot, in the order to be judged.
-        batch_size: slots in a batch; a last shorter batch is left out.
-    """
-    found = np.unique(np.asarray(labels), return_inverse=True)[1].reshape(-1)
-    whole = len(found) // batch_size * batch_size
-    classes = int(found.max()) + 1 if len(found) else 0
-    if classes < 2 or whole < 2 * batch_size:
-        return 1.0
-    rows = found[:whole].reshape(-1, batch_size)
-    numbers = np.arange(len(rows))[:, None] * classes + rows
-    counts = np.bincount(numbers.ravel(), minlength=len(rows) * classes).reshape(-1, classes)
-    shares = np.bincount(found[:whole], minlength=classes) / whole
-    # Drawing without replacement: the hypergeometric variance, in all classes together.
-    expected = batch_size * shares * (1 - shares) * (whole - batch_size) / (whole - 1)
-    measured = ((counts - batch_size * shares) ** 2).mean(axis=0)
-    return float(measured.sum() / expected.sum())
 
 
 def _sorted_keys(count: int, seed: int, epoch: int, purpose: int) -> Places:
@@ -295,15 +270,10 @@ class GlobalOrder:
 class BlockSampler:
     """A sampler of single samples in block order; it lets the kernel read a window ahead."""
 
-    def __init__(
-        self, store: PackedStore, options: OrderOptions, *, is_reordered: bool, replaced: Any = None
-    ) -> None:
+    def __init__(self, store: PackedStore, options: OrderOptions, *, is_reordered: bool) -> None:
         self.store, self.options = store, options
         self.is_reordered = is_reordered
         """Whether the data set numbers the samples as the source did."""
-        self.replaced = replaced
-        """The script's own sampler: it goes on to be told which epoch comes next, or what it draws
-        from is drawn from."""
         self.epoch = 0
 
     def set_epoch(self, epoch: int) -> None:
@@ -315,7 +285,8 @@ class BlockSampler:
         return len(range(options.rank, len(self.store), options.world_size))
 
     def __iter__(self) -> Iterator[int]:
-        epoch = self._begin()
+        # At once: a loop that leaves each epoch early has another order every time.
+        epoch, self.epoch = self.epoch, self.epoch + 1
         places = self.options.places(len(self.store), epoch)
         numbers = _numbers(self.store) if self.is_reordered else None
         ahead = self._ahead(places)
@@ -323,24 +294,6 @@ class BlockSampler:
             if count % AHEAD_SLOTS == 0:
                 next(ahead, None)
             yield Slot(int(place if numbers is None else numbers[place]), epoch)
-        if hasattr(self.replaced, "epoch"):
-            # Only now: of ranks that share an order, one that looks at a first batch would be an
-            # epoch ahead of the others.
-            self.epoch = max(self.epoch, epoch + 1)
-
-    def _begin(self) -> int:
-        """Return the number of the epoch that begins; a drawn one after a sampler that draws."""
-        if self.replaced is None:
-            # At once: a loop that leaves each epoch early has another order every time.
-            self.epoch += 1
-            return self.epoch - 1
-        if hasattr(self.replaced, "epoch"):
-            return max(self.epoch, int(self.replaced.epoch))
-        import torch
-
-        # As torch's own random sampler draws its seed: a script may make a loader for each epoch.
-        drawn = torch.empty((), dtype=torch.int64).random_(generator=self.replaced.generator)
-        return int(drawn.item())
 
     def _ahead(self, places: Places) -> Iterator[None]:
         """Ask for the first window at once, then for the next one bit by bit, in stored order."""

@@ -78,34 +78,6 @@ def with_environment(calibration: Calibration, variables: Mapping[str, str]) -> 
     return replace(calibration, cublas_workspace=asked)
 
 
-def calibration_document(
-    gpu: str,
-    torch_version: str,
-    amounts: Mapping[str, tuple[int, str]],
-    errors: Mapping[str, float],
-) -> dict[str, Any]:
-    """Return what a calibration file holds, for those who measured.
-
-    Args:
-        gpu: the catalogue's name.
-        torch_version: with which it was measured.
-        amounts: bytes and how they were measured, by name; context, convolution_workspace, nccl and
-            `cublas_workspace`.
-        errors: `trace` and `reserve`, the largest relative errors seen.
-    """
-    return {
-        "schema": SCHEMA,
-        "gpu": gpu,
-        "torch": torch_version,
-        "source": NumberSource.CALIBRATED.value,
-        "amounts": {
-            name: {"bytes": count, "low": count, "high": count, "why": why}
-            for name, (count, why) in amounts.items()
-        },
-        "errors": dict(errors),
-    }
-
-
 def file_name(gpu: str, torch_version: str) -> str:
     """Return the name of a calibration's file.
 

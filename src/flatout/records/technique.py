@@ -156,6 +156,8 @@ class Technique(ABC):
 
     family: ClassVar[str]
     """Folder name under `techniques/`."""
+    excludes_family: ClassVar[bool] = False
+    """Whether no other technique of its family can act with it: a model is compiled once."""
     addresses: ClassVar[frozenset[str]]
     """Phases, finding codes or codes of loader faults this technique can help with."""
     numerics: ClassVar[Numerics]

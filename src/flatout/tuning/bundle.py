@@ -29,8 +29,6 @@ PROMISES = (Numerics.ROUNDING, Numerics.PRECISION)
 """Promises of the techniques that are played as one: they act on the computation. Those on the data
 change what the loader's processes and the threads leave each other, and are tried on their own,
 but for the workers and threads that a scan saw to help together."""
-EXCLUSIVE = frozenset({"compile", "optimizer", "precision"})
-"""Families whose techniques are alternatives: a model is compiled once."""
 
 
 def try_bundle(
@@ -88,9 +86,9 @@ def _members(ladder: TuningState, viable: Sequence[Candidate]) -> list[Candidate
     The one with the farthest-reaching promise is the last: its row stands for all of them.
     """
     found: dict[str, Candidate] = {}
-    in_use = {rival_of(name, technique_class(name).family) for name in ladder.recipe.names}
+    in_use = {rival_of(name) for name in ladder.recipe.names}
     for candidate in viable:
-        rival = rival_of(candidate.choice.technique, candidate.family)
+        rival = rival_of(candidate.choice.technique)
         is_member = candidate.numerics in PROMISES and candidate.ratio >= WORTH
         # One that is slow to start would make each trial of the others as long as its own.
         if is_member and rival not in in_use and candidate.cost_s <= MOST_COST * ladder.cost_s:
@@ -98,9 +96,10 @@ def _members(ladder: TuningState, viable: Sequence[Candidate]) -> list[Candidate
     return sorted(found.values(), key=lambda x: x.numerics.rank)
 
 
-def rival_of(technique: str, family: str) -> str:
+def rival_of(technique: str) -> str:
     """Return what only one technique of a recipe may be."""
-    return family if family in EXCLUSIVE else technique
+    kind = technique_class(technique)
+    return kind.family if kind.excludes_family else technique
 
 
 def _is_short(ladder: TuningState, viable: Sequence[Candidate]) -> bool:

@@ -143,7 +143,7 @@ def factors_of(candidates: Sequence[Candidate]) -> list[dict[str, Any]]:
                 "label": choice.label,
                 "technique": choice.technique,
                 "settings": dict(choice.settings),
-                "group": rival_of(choice.technique, candidate.family),
+                "group": rival_of(choice.technique),
                 "partners": [label for label, family in families.items() if family in partners],
             }
         )
@@ -333,8 +333,8 @@ def _note_effects(
     on_top_of = tuple(by_label[label].choice.technique for label in kept)
     for label, effect in found.effects.items():
         candidate = by_label[label]
-        rivals = {rival_of(x.choice.technique, x.family) for x in map(by_label.get, kept) if x}
-        is_rival = rival_of(candidate.choice.technique, candidate.family) in rivals
+        rivals = {rival_of(x.choice.technique) for x in map(by_label.get, kept) if x}
+        is_rival = rival_of(candidate.choice.technique) in rivals
         verdict, why = verdict_of_effect(effect, is_rival=is_rival)
         if label in kept:
             verdict, why = Verdict.KEPT, ""

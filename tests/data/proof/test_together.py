@@ -11,9 +11,8 @@ from PIL import Image
 from torch.utils.data import DataLoader, Dataset
 
 from flatout.agent.hooks.loader import note_recipe, recipe_of
-from flatout.data.byte_batches.transport import PackingCollate
+from flatout.data.byte_batches.transport import find_plan
 from flatout.data.images import pillow, substitution
-from flatout.data.proof.agreement import find_collation
 from flatout.data.proof.joint_proof import is_proven
 from flatout.records.errors import NotApplicable
 from flatout.techniques.data import fast_resize
@@ -105,7 +104,7 @@ def test_the_script_s_way_and_all_others_are_gone_once(paths):
     assert MADE.value - before == 2
     assert all(is_proven(loader, name) for name in NAMES)
     assert {"fast_resize", "region_decode"} <= set(begun(loader))
-    assert find_collation(loader.collate_fn, PackingCollate)
+    assert find_plan(loader.collate_fn)
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -140,7 +139,7 @@ def test_one_way_with_other_bits_is_refused_and_the_others_prove_alone(paths, mo
     assert list(reasons) == ["FastResize"]
     assert not any(is_proven(loader, name) for name in NAMES)
     assert "region_decode" in begun(loader)
-    assert find_collation(loader.collate_fn, PackingCollate)
+    assert find_plan(loader.collate_fn)
     assert "fast_resize" not in begun(loader)
 
 

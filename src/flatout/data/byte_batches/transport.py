@@ -21,7 +21,6 @@ from flatout.data.byte_batches.lookup_tracing import Following
 from flatout.data.byte_batches.packed import Packed, restored, shared_bytes
 from flatout.data.byte_batches.tensors import LazyTensor, computed, from_array
 from flatout.data.proof import aliases
-from flatout.data.proof.agreement import find_collation
 from flatout.data.proof.random_streams import HeldStreams, Streams
 
 HELD = "_flatout_held_streams"
@@ -174,8 +173,10 @@ def _forgetting_blocks(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def find_plan(collate: Any) -> PackingCollate | None:
-    """Return the packing collation under what others wrapped around it."""
-    return find_collation(collate, PackingCollate)
+    """Return the packing collation under what others wrapped around it, as `__wrapped__`."""
+    while collate is not None and not isinstance(collate, PackingCollate):
+        collate = getattr(collate, "__wrapped__", None)
+    return collate
 
 
 def follow_or_repeat(

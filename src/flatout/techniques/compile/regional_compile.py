@@ -48,6 +48,7 @@ class RegionalCompile(Technique):
     """Compile identical blocks once."""
 
     family: ClassVar[str] = "compile"
+    excludes_family: ClassVar[bool] = True
     addresses: ClassVar[frozenset[str]] = frozenset({"forward", "backward"})
     numerics: ClassVar[Numerics] = Numerics.ROUNDING
     moves_random_stream: ClassVar[bool] = True

@@ -148,7 +148,7 @@ class _Added(int):
 
 def _streams_of(loader: "DataLoader[Any]") -> "EpochStreams":
     """Return what starts the streams of a loader's workers, put there before its first epoch."""
-    from flatout.data.proof.agreement import find_link
+    from flatout.data.images.substitution import find_link
     from flatout.data.proof.random_streams import EpochStreams, check_loader
 
     found = find_link(loader, EpochStreams)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, final
 
 from flatout.analysis.feeding import workers_now
-from flatout.data.proof.agreement import find_link
+from flatout.data.images.substitution import find_link
 from flatout.records.errors import NotApplicable
 from flatout.records.machine import Machine
 from flatout.records.profile import Profile

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, ClassVar, final
 
 from flatout.analysis.feeding import cores_of, is_starved, worker_facts
-from flatout.data.proof.agreement import find_link
+from flatout.data.images.substitution import find_link
 from flatout.records.errors import NotApplicable
 from flatout.records.journey import WorkerFacts
 from flatout.records.machine import Machine

@@ -43,6 +43,7 @@ class Adafactor(Technique):
     """Let Adam become Adafactor."""
 
     family: ClassVar[str] = "optimizer"
+    excludes_family: ClassVar[bool] = True
     addresses: ClassVar[frozenset[str]] = frozenset({"out_of_memory"})
     numerics: ClassVar[Numerics] = Numerics.TRAINING
     rescues: ClassVar[tuple[Rescue, ...]] = (

@@ -58,6 +58,7 @@ class EightBitOptimizer(Technique):
     """Keep Adam's moments in 8 bits."""
 
     family: ClassVar[str] = "optimizer"
+    excludes_family: ClassVar[bool] = True
     addresses: ClassVar[frozenset[str]] = frozenset({"out_of_memory"})
     numerics: ClassVar[Numerics] = Numerics.TRAINING
     rescues: ClassVar[tuple[Rescue, ...]] = (

@@ -35,6 +35,7 @@ class ForeachOptimizer(Technique):
     """Update the parameters in groups of tensors."""
 
     family: ClassVar[str] = "optimizer"
+    excludes_family: ClassVar[bool] = True
     addresses: ClassVar[frozenset[str]] = frozenset({"optimizer", "slow_optimizer"})
     numerics: ClassVar[Numerics] = Numerics.ROUNDING
     by_hand: ClassVar[str] = """

@@ -41,6 +41,7 @@ class FourBitOptimizer(Technique):
     """Keep Adam's moments in 4 bits."""
 
     family: ClassVar[str] = "optimizer"
+    excludes_family: ClassVar[bool] = True
     addresses: ClassVar[frozenset[str]] = frozenset({"out_of_memory"})
     numerics: ClassVar[Numerics] = Numerics.TRAINING
     rescues: ClassVar[tuple[Rescue, ...]] = (

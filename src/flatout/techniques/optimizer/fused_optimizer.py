@@ -36,6 +36,7 @@ class FusedOptimizer(Technique):
     """Update all parameters in one pass."""
 
     family: ClassVar[str] = "optimizer"
+    excludes_family: ClassVar[bool] = True
     addresses: ClassVar[frozenset[str]] = frozenset({"optimizer", "slow_optimizer"})
     numerics: ClassVar[Numerics] = Numerics.ROUNDING
     by_hand: ClassVar[str] = """

@@ -36,6 +36,7 @@ class Muon(Technique):
     """Update hidden weight matrices with Muon."""
 
     family: ClassVar[str] = "optimizer"
+    excludes_family: ClassVar[bool] = True
     addresses: ClassVar[frozenset[str]] = frozenset({"optimizer"})
     numerics: ClassVar[Numerics] = Numerics.TRAINING
     by_hand: ClassVar[str] = """

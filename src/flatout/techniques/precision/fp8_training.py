@@ -43,6 +43,7 @@ class Fp8Training(Technique):
     """Multiply in fp8 in the linear layers."""
 
     family: ClassVar[str] = "precision"
+    excludes_family: ClassVar[bool] = True
     addresses: ClassVar[frozenset[str]] = frozenset({"forward", "backward"})
     numerics: ClassVar[Numerics] = Numerics.TRAINING
     moves_random_stream: ClassVar[bool] = True

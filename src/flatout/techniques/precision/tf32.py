@@ -33,6 +33,7 @@ class Tf32(Technique):
     """Allow TF32 in fp32 matrix products."""
 
     family: ClassVar[str] = "precision"
+    excludes_family: ClassVar[bool] = True
     addresses: ClassVar[frozenset[str]] = frozenset({"forward", "backward"})
     numerics: ClassVar[Numerics] = Numerics.PRECISION
     by_hand: ClassVar[str] = """

@@ -56,6 +56,7 @@ class TorchCompile(Technique):
     """Compile the whole model."""
 
     family: ClassVar[str] = "compile"
+    excludes_family: ClassVar[bool] = True
     addresses: ClassVar[frozenset[str]] = frozenset({"forward", "backward"})
     numerics: ClassVar[Numerics] = Numerics.ROUNDING
     moves_random_stream: ClassVar[bool] = True

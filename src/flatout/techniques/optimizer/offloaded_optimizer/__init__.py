@@ -40,6 +40,7 @@ class OffloadedOptimizer(Technique):
     """Step on the host."""
 
     family: ClassVar[str] = "optimizer"
+    excludes_family: ClassVar[bool] = True
     addresses: ClassVar[frozenset[str]] = frozenset({"out_of_memory"})
     numerics: ClassVar[Numerics] = Numerics.ROUNDING
     rescues: ClassVar[tuple[Rescue, ...]] = (

@@ -49,6 +49,7 @@ class OptimizerInBackward(Technique):
     """Update parameters inside backward."""
 
     family: ClassVar[str] = "optimizer"
+    excludes_family: ClassVar[bool] = True
     addresses: ClassVar[frozenset[str]] = frozenset({"out_of_memory"})
     numerics: ClassVar[Numerics] = Numerics.EXACT
     rescues: ClassVar[tuple[Rescue, ...]] = (Rescue(cost=0.02),)
