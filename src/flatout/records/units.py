@@ -29,7 +29,8 @@ def format_bytes(count: float) -> str:
         return f"{count / KIB:.1f} KiB"
     if 0 < size < 0.5:
         return "<1 byte"
-    return "1 byte" if round(count) == 1 else f"{count:.0f} bytes"
+    whole = f"{count:.0f}"
+    return "1 byte" if whole == "1" else f"{whole} bytes"
 
 
 def with_prefix(count: float) -> tuple[float, str]:
@@ -73,6 +74,8 @@ def format_duration(seconds: float) -> str:
     >>> format_duration(7.2), format_duration(95), format_duration(3700)
     ('7 s', '1 min 35 s', '1 h 1 min')
     """
+    if not math.isfinite(seconds):
+        return f"{seconds:.0f} s"
     whole = round(seconds)
     if whole < 60:
         return f"{whole} s"
@@ -138,7 +141,7 @@ def _three_figures(value: float) -> str:
         return f"{value:.0f}"
     if value >= 10:
         return f"{value:.1f}"
-    return f"{value:.2f}" if value >= 0.1 or value <= 0 else _small(value)
+    return _small(value) if 0 < value < 0.1 else f"{value:.2f}"
 
 
 def _small(value: float) -> str:
