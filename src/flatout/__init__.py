@@ -8,6 +8,7 @@ from flatout.agent.marks import step
 __version__ = "0.1.0"
 _LAZY = {
     "Task": "flatout.agent.task",
+    "check": "flatout.api",
     "compare": "flatout.api",
     "measure": "flatout.api",
     "plan": "flatout.api",
@@ -16,7 +17,7 @@ _LAZY = {
 }
 """Where each public name is. Imported when asked for: training scripts import flatout too, and
 must not load the command line's modules."""
-__all__ = ["Task", "__version__", "compare", "measure", "plan", "run", "step", "tune"]
+__all__ = ["Task", "__version__", "check", "compare", "measure", "plan", "run", "step", "tune"]
 
 
 def __getattr__(name: str) -> Any:

@@ -12,6 +12,7 @@ from pathlib import Path
 from flatout.launch.workloads import parse_workload
 from flatout.records.ablation import Ablation
 from flatout.records.ablation import Contrast as Comparison
+from flatout.records.finding import SourceCheck, SourceFinding
 from flatout.records.plan import Plan
 from flatout.records.profile import Profile
 from flatout.records.recipe import Recipe
@@ -89,6 +90,27 @@ class MemoryPrediction:
 
     def _repr_html_(self) -> str:
         return plan_html(self.plan, workload=self.workload)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckedSource:
+    """What the rules on source found."""
+
+    found: SourceCheck
+
+    @property
+    def findings(self) -> tuple[tuple[str, SourceFinding], ...]:
+        """Each finding with the path of its file."""
+        return tuple(self.found.findings())
+
+    def __str__(self) -> str:
+        """Return the report as the terminal shows it."""
+        from flatout.reporting.check import check_text
+
+        return check_text(self.found)
+
+    def _repr_html_(self) -> str:
+        return _preformatted(str(self))
 
 
 def measure(
@@ -185,6 +207,25 @@ def compare(baseline: str | Path, candidate: str | Path) -> Comparison:
     from flatout.workflow import compare as comparing
 
     return comparing.compare(read_json(Path(baseline)), read_json(Path(candidate)))
+
+
+def check(
+    *paths: str | Path, select: Sequence[str] = (), ignore: Sequence[str] = ()
+) -> CheckedSource:
+    """Read the source of trainings, run nothing of it, and return what rules find.
+
+    Args:
+        paths: Python files and folders.
+        select: Codes, or their letters, that count; all where empty.
+        ignore: Those that do not.
+
+    Raises:
+        UserError: if a path does not exist or a code is unknown.
+    """
+    from flatout.workflow import check as checking
+
+    codes = checking.Codes(select=tuple(select), ignore=tuple(ignore))
+    return CheckedSource(found=checking.check([Path(path) for path in paths], codes))
 
 
 def _workload(command: Command) -> Workload:

@@ -26,6 +26,18 @@ def test_findings_are_listed_with_what_to_write_and_exit_with_1(script, capsys):
     )
 
 
+def test_the_python_function_returns_the_same(script):
+    import flatout
+
+    found = flatout.check("train.py", select=["SYN"])
+
+    assert [(path, finding.code, finding.line) for path, finding in found.findings] == [
+        ("train.py", "SYN10", 2),
+        ("train.py", "SYN10", 3),
+    ]
+    assert str(found).startswith("train.py:2:5: SYN10")
+
+
 def test_a_file_without_findings_exits_with_0(script, capsys):
     script.write_text("import torch\n")
 

@@ -178,6 +178,19 @@ class Script:
             child = ancestor
         return found
 
+    def are_alternatives(self, one: ast.AST, other: ast.AST) -> bool:
+        """Return whether two nodes are in different branches of one `if`."""
+        path = [other, *self.ancestors(other)]
+        child = one
+        for ancestor in self.ancestors(one):
+            if isinstance(ancestor, ast.If) and ancestor in path:
+                there = path[path.index(ancestor) - 1]
+                return (child in ancestor.body and there in ancestor.orelse) or (
+                    child in ancestor.orelse and there in ancestor.body
+                )
+            child = ancestor
+        return False
+
     def statement(self, node: ast.AST) -> ast.stmt:
         """Return the innermost statement that a node is in, or the node."""
         while not isinstance(node, ast.stmt):

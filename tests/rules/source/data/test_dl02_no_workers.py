@@ -38,6 +38,13 @@ def test_it_is_silent_where_workers_may_be_there_or_no_work_is_seen(changes):
     assert "DL02" not in codes_in(script(**changes))
 
 
+def test_a_training_on_the_cpu_needs_its_cores_itself():
+    step = "for x in loader:\n    opt.zero_grad()\n    model(x{copy}).backward()\n    opt.step()\n"
+
+    assert "DL02" not in codes_in(script() + step.format(copy=""))
+    assert "DL02" in codes_in(script() + step.format(copy=".cuda()"))
+
+
 def test_the_fix_gives_workers_and_keeps_the_rest():
     assert "DataLoader(data, batch_size=8, num_workers=4)" in fixed(script(), "DL02")
     assert "batch_size=8, num_workers=4)" in fixed(script(more=", num_workers=0"), "DL02")

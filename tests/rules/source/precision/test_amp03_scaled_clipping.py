@@ -20,6 +20,20 @@ def test_clipping_of_scaled_gradients_is_found_and_unscaled():
     assert f"    self.scaler.unscale_(self.optimizer)\n    {CLIP}\n" in fixed(text, "AMP03")
 
 
+def test_clipping_in_the_branch_without_a_scaler_is_left_alone():
+    text = """
+import torch
+from torch.nn.utils import clip_grad_norm_
+if amp:
+    scaler.scale(loss).backward()
+    scaler.step(optimizer)
+else:
+    loss.backward()
+    clip_grad_norm_(model.parameters(), 1.0)
+"""
+    assert codes_in(text) == {}
+
+
 def test_unscaled_and_unclipped_gradients_are_left_alone():
     assert codes_in(STEP.format(line=f"self.scaler.unscale_(self.optimizer)\n    {CLIP}")) == {}
     assert codes_in(STEP.format(line="pass")) == {}

@@ -12,7 +12,7 @@ from flatout.analysis.source.script import (
     has_unpacked,
     last_name,
 )
-from flatout.analysis.source.training import train_loaders
+from flatout.analysis.source.training import step_parts, train_loaders, uses_device
 
 READS = frozenset(
     [
@@ -35,7 +35,7 @@ WORKERS = "4"
 
 def check(script: Script) -> Iterator[Issue]:
     """Report loaders without workers whose samples take work: a file, a decoder, a transform."""
-    for call in train_loaders(script):
+    for call in train_loaders(script) if uses_device(script) or not step_parts(script) else ():
         workers = argument(call, "num_workers", 5)
         if has_unpacked(call) or (workers is not None and constant(workers) != 0):
             continue
@@ -58,7 +58,7 @@ def work_of(script: Script, dataset: ast.expr) -> str:
     if name in {"torch.utils.data.Subset", "torch.utils.data.ConcatDataset"} and made.args:  # type: ignore[attr-defined]
         return work_of(script, made.args[0])  # type: ignore[attr-defined]
     if name.startswith("torchvision.datasets."):
-        return "this data set decodes and transforms images"
+        return "torchvision makes and transforms each image"
     owner = script.class_of(dataset)
     getter = owner and script.method(owner, "__getitem__")
     for call in ast.walk(getter) if getter else ():

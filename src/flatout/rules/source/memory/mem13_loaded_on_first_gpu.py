@@ -8,9 +8,12 @@ from flatout.analysis.source.script import Issue, Script, argument, has_unpacked
 
 def check(script: Script) -> Iterator[Issue]:
     """Report `torch.load` without `map_location` in scripts of several ranks."""
+    loads = script.calls("torch.load")
     if not script.calls("torch.distributed.init_process_group"):
         return
-    for call in script.calls("torch.load"):
+    if any(argument(call, "map_location", 1) is not None for call in loads):
+        return  # the script knows: the one without is often that of a single process
+    for call in loads:
         if argument(call, "map_location", 1) is not None or has_unpacked(call):
             continue
         yield Issue(

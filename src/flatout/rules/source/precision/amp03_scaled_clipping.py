@@ -19,7 +19,11 @@ def check(script: Script) -> Iterator[Issue]:
     for call in script.calls(*CLIPS):
         place = script.function(call) or script.tree
         scaled = [
-            each for each in backwards(script) if _is_scaled(each) and _in(script, each, place)
+            each
+            for each in backwards(script)
+            if _is_scaled(each)
+            and (script.function(each) or script.tree) is place
+            and not script.are_alternatives(each, call)
         ]
         inner = list(script.within(place, ast.Call))
         if not scaled or any(last_name(each.func) == "unscale_" for each in inner):
@@ -50,7 +54,3 @@ def check(script: Script) -> Iterator[Issue]:
 def _is_scaled(call: ast.Call) -> bool:
     owner = call.func.value  # type: ignore[attr-defined]
     return isinstance(owner, ast.Call) and last_name(owner.func) == "scale"
-
-
-def _in(script: Script, node: ast.AST, place: ast.AST) -> bool:
-    return (script.function(node) or script.tree) is place
