@@ -30,7 +30,7 @@ LINES = {
     "records": 4_350,
     "reporting": 4_550,
     "rules": 4_200,
-    "techniques": 11_550,
+    "techniques": 11_100,
     "tuning": 4_300,
     "workflow": 3_700,
 }

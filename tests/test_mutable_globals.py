@@ -43,7 +43,6 @@ ALLOWED = {
     "techniques.compile.torch_compile": (END, "_COMPILED", "_WATCHES"),
     "techniques.compute.attention_backend": (UNDONE, "_ORDERS", "_SEEN"),
     "techniques.compute.grouped_experts": (END, "_OUTCOME"),
-    "techniques.compute.packed_attention": (END, "_SEEN"),
     "techniques.compute.scheduled_gc": (UNDONE, "_OFF", "_SCHEDULE"),
     "techniques.compute.sdpa_attention": (END, "_OUTCOME"),
     "techniques.data.device_cache": (END, "_watches"),

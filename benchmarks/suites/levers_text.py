@@ -25,7 +25,6 @@ ON_EXPERTS: Techniques = {"grouped_experts": {}}
 ON_FIXED: Techniques = {
     "dynamic_padding": {},
     "sequence_packing": {},
-    "packed_attention": {},
 }
 ON_LONGEST: Techniques = {"length_buckets": {}}
 ON_NARROW: Techniques = {"pretokenized": {}}

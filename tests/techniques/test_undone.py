@@ -21,10 +21,10 @@ ROOT = HERE.parents[1]
 NAMES = catalogue.names()
 ON_CUDA = {
     *("activation_offload", "attention_backend", "cudnn_autotune", "device_prefetch"),
-    *("empty_cache_steps", "expandable_segments", "fp8_training", "offloaded_optimizer"),
+    *("expandable_segments", "fp8_training", "offloaded_optimizer"),
     *("pinned_memory", "tf32"),
 }
-ON_TEXTS = {"dynamic_padding", "packed_attention", "pretokenized", "sequence_packing"}
+ON_TEXTS = {"dynamic_padding", "pretokenized", "sequence_packing"}
 ON_FILES = {"device_preprocess", "length_buckets", "packed_data", "read_ahead"}
 ELSEWHERE = {
     "cpu_allocator": "acts on the environment of a process that is yet to start",
