@@ -57,3 +57,13 @@ def test_what_the_script_cannot_run_without_does_not_confirm_a_recipe_that_was_g
     last = last_row(tuned, workers, bf16, recipe=needed, needed=("loader_workers",))
 
     assert (last.promise, last.verdict, last.is_kept) == ("precision", "not confirmed", False)
+
+
+def test_a_number_from_a_screen_is_told_apart_from_pairs(tuned):
+    bf16 = row(tuned, "bf16_autocast")
+    screened = replace(bf16, comparison=replace(bf16.comparison, n=24, source="screen"))
+
+    rows = ladder_rows(replace(tuned, rows=(screened,)))
+
+    assert rows[1].pairs == "24 blocks"
+    assert rows[-1].pairs.isdigit()

@@ -95,7 +95,7 @@ def _techniques(ablation: Ablation, say: Messages) -> Iterator[LadderRow]:
             settings=row.choice.label.removeprefix(row.choice.technique).strip(),
             promise=row.numerics,
             predicted=format_ratio(row.predicted_ratio) if row.predicted_ratio else NOTHING,
-            **_pair_cells(pair),
+            **_pair_cells(pair, say),
             **_reading_cells(row.samples_per_s, row.device_busy_share, row.peak_bytes),
             loss_check=say.text(loss_of(row.loss_check)),
             verdict=say.text(verdict_of(row)),
@@ -115,7 +115,7 @@ def _final(ablation: Ablation, say: Messages) -> LadderRow:
         technique=say("tuning.final"),
         settings=" + ".join(ablation.recipe.names),
         promise=_promise(ablation),
-        **_pair_cells(pair),
+        **_pair_cells(pair, say),
         loss_check=say.text(loss_of(ablation.final_check)),
         verdict=say("verdict.confirmed" if _is_confirmed(ablation) else "verdict.not_confirmed"),
         is_kept=_is_confirmed(ablation),
@@ -158,14 +158,14 @@ def _with_readings(row: LadderRow, profile: Profile) -> LadderRow:
     return replace(row, **cells)
 
 
-def _pair_cells(pair: Comparison | None) -> Cells:
+def _pair_cells(pair: Comparison | None, say: Messages) -> Cells:
     if pair is None:
         return {}
     interval = format_interval(*pair.interval)
     return {
         "measured_ratio": format_ratio(pair.ratio),
         "interval": interval,
-        "pairs": str(pair.n),
+        "pairs": say("gain.blocks", n=str(pair.n)) if pair.source == "screen" else str(pair.n),
     }
 
 

@@ -84,6 +84,12 @@ def where(ablation: Ablation) -> Sentence:
     return words("tuning.where", workload=ablation.workload, device=device)
 
 
+def _proof_of(pair: Comparison) -> str:
+    if pair.source == "screen":
+        return "gain.proof_blocks"
+    return "gain.proof" if pair.n != 1 else "gain.proof_one"
+
+
 def gain(pair: Comparison) -> Sentence:
     """Return what a comparison shows, with its interval and n."""
     name = "faster" if pair.ratio > 1 else "slower"
@@ -92,7 +98,7 @@ def gain(pair: Comparison) -> Sentence:
     if pair.interval[1] > MAX_RATIO_END:
         name = "undecided"
     proof = words(
-        "gain.proof" if pair.n != 1 else "gain.proof_one",
+        _proof_of(pair),
         interval=format_interval(*pair.interval),
         n=str(pair.n),
     )
