@@ -2,14 +2,17 @@
 
 import json
 import math
+import sys
 from dataclasses import asdict, dataclass, field
 
 import pytest
 
 from flatout.analysis.screen import ScreenBlock, ScreenFactor, ScreenPlan
 from flatout.records.ablation import LossCheck, Verdict, ablation_from_json
-from flatout.records.trial import Outcome, Trial
+from flatout.records.trial import Outcome, Trial, Workload
 from flatout.tuning.screening import read_log
+from flatout.workflow.tune import TuneOptions, tune
+from tests.support.probed import SCRIPTS
 from tests.workflow.test_tune import World, run
 
 COMPUTE = ("bf16_autocast", "fused_optimizer", "foreach_optimizer", "torch_compile")
@@ -171,12 +174,60 @@ def test_a_screen_is_a_row_of_the_journal_and_is_not_run_again(tmp_path):
     assert {*ablation.recipe.names} == {*factors}
 
 
+def test_a_tuning_that_is_interrupted_in_its_screen_goes_on_with_the_screen(tmp_path):
+    class Interrupted(ScreenedWorld):
+        def __call__(self, workload, recipe, machine, options):
+            if "screen" in options.probes:
+                raise KeyboardInterrupt
+            return super().__call__(workload, recipe, machine, options)
+
+    factors = {"bf16_autocast": 0.5, "fused_optimizer": 0.85}
+    before = run(Interrupted(factors), tmp_path, only=COMPUTE)
+    resumed = ScreenedWorld(factors)
+
+    ablation = run(resumed, tmp_path, only=COMPUTE, resume=True)
+
+    assert before.stopped == "interrupted"
+    assert resumed.screens == 1
+    assert {*ablation.recipe.names} == {*factors}
+
+
 def test_the_source_of_a_number_is_in_the_file(tmp_path):
     ablation = run(ScreenedWorld({"bf16_autocast": 0.5}), tmp_path, only=COMPUTE)
 
     again = ablation_from_json(json.loads(json.dumps(ablation.to_json())))
 
     assert rows_of(again)["bf16_autocast"].comparison.source == "screen"
+
+
+@pytest.mark.slow
+def test_a_real_script_is_screened_and_the_screen_is_in_its_journal(tmp_path):
+    options = {
+        "out": tmp_path / "out",
+        "budget_s": 90.0,
+        "only": ("fused_optimizer", "foreach_optimizer"),
+        "accepts_load": True,
+    }
+    script = Workload(
+        target=str(SCRIPTS / "switched.py"),
+        arguments=("plain", "100000"),
+        folder=tmp_path,
+        python=sys.executable,
+    )
+
+    ablation = tune(script, TuneOptions(**options), lambda _: None)
+
+    lines = (tmp_path / "out/journal.jsonl").read_text().splitlines()
+    (seen,) = [
+        row["trial"]["details"]["probes"]["screen"]
+        for row in map(json.loads, lines[1:])
+        if row["key"].startswith("screen 0 ")
+    ]
+    assert any("screened in one process" in str(note) for note in ablation.notes)
+    assert rows_of(ablation).keys() == {"fused_optimizer", "foreach_optimizer"}
+    assert any(r.comparison.source == "screen" for r in ablation.rows if r.comparison)
+    assert len(seen["blocks"]) > 8
+    assert seen["failed"] == seen["refused"] == {}
 
 
 def test_a_log_that_was_cut_off_blames_what_was_on_last(tmp_path):

@@ -41,6 +41,8 @@ SURPRISE = 4.0
 MOST_SURPRISES = 3
 SMALLEST_GAIN = math.log(1.01)
 """A technique with a smaller effect within the best recipe is left out of what is proposed."""
+FEWEST_REPLICATES = 2
+"""Replicates before a technique leaves the design: one has too few blocks to know its own noise."""
 MOST_REPLICATES = 12
 CREDIT_REPLICATES = (4, 12)
 """Fewest and most visits to the best recipe without one of its techniques, for its own effect."""
@@ -455,7 +457,7 @@ class ScreenPlan:
     def _settle(self, blocks: Sequence[ScreenBlock], *, is_last: bool) -> None:
         """Take those out of the design whose interval says enough, as the rule for pairs has it."""
         fit = fit_blocks(blocks, self.factors)
-        if fit is None or self.rounds == 0:
+        if fit is None or self.rounds < FEWEST_REPLICATES:
             return
         rule = Rule()
         best = {*fit.best(), *self.on}

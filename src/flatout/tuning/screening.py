@@ -306,6 +306,8 @@ def _note_race(ladder: TuningState, recipe: Recipe, match: Match) -> None:
     ladder.played |= {choice.label for choice in recipe.choices}
     pair = match.comparison
     shown = "it gave no measurement"
+    if match.failure is not None:
+        shown += f" ({match.failure.message or match.failure.outcome.value})"
     if pair is not None:
         shown = f"{format_ratio(pair.ratio)} ({format_interval(*pair.interval)}, n={pair.n} pairs)"
     text = f"the recipe of the screen in fresh processes: {shown}"

@@ -129,3 +129,23 @@ def test_what_has_nothing_to_act_on_is_refused_with_its_reason():
 
     assert "no 2-d convolutions" in seen["refused"]["channels_last"]
     assert not any("channels_last" in block.on for block in blocks)
+
+
+def test_ranks_switch_at_the_same_step_and_end_together(tmp_path):
+    trial = probed(
+        "-m torch.distributed.run",
+        *f"--standalone --nproc-per-node 2 {SCRIPTS / 'switched_ranks.py'}".split(),
+        probes={"screen": {"choices": [FUSED, COLLECT], "max_s": 4.0, "seed": 0}},
+        steps=ENDLESS,
+        keep=tmp_path,
+        keep_names=("screen-*.jsonl",),
+    )
+
+    logs = [
+        [row for row in map(json.loads, path.read_text().splitlines()) if "on" in row]
+        for path in tmp_path.glob("screen-*.jsonl")
+    ]
+    assert trial.outcome is Outcome.OK, trial.message + trial.traceback
+    assert len(logs) == 2
+    assert logs[0] == logs[1]
+    assert len(logs[0]) > 3
