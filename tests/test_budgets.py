@@ -19,7 +19,7 @@ MODULES = modules_of(SOURCE)
 LINES = {
     "": 300,
     "agent": 13_000,
-    "analysis": 5_700,
+    "analysis": 6_000,
     "cli": 1_700,
     "data": 11_450,
     "guard": 1_250,
@@ -27,7 +27,7 @@ LINES = {
     "kernels": 2_750,
     "launch": 1_750,
     "planner": 6_400,
-    "records": 4_350,
+    "records": 4_400,
     "reporting": 4_550,
     "rules": 4_200,
     "techniques": 11_100,

@@ -17,7 +17,7 @@ INTERRUPTED = 130
 """128 + SIGINT, as shells have it."""
 UNDONE = frozenset({"measure", "plan", "roofline", "tune"})
 """The commands that undo what the script wrote."""
-LOOKING = frozenset({"compare", "doctor", "techniques", "watch"})
+LOOKING = frozenset({"compare", "patch", "doctor", "techniques", "watch"})
 """The commands that run no script and change nothing. The others are there to write."""
 
 

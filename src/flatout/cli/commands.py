@@ -19,6 +19,7 @@ SUMMARIES = {
     "check": "Find what makes trainings slow, large or wrong in their source.",
     "tune": "Try what would help, keep what measurably does, prove it.",
     "run": "Train with a recipe: the real training, the unmodified script.",
+    "patch": "Write a recipe as a diff of the script.",
     "plan": "Say whether a training step fits a GPU that does not exist here.",
     "roofline": "Show what the device can do, and how near each matrix product comes to it.",
     "pack": "Put a data set into a fast, shuffled, resumable format.",

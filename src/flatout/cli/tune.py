@@ -34,6 +34,7 @@ PROMISES = ("exact", "rounding", "precision", "training")
 @click.option("--skip", default="", callback=names, help="Do not try these techniques: a,b.")
 @click.option("--accept-load", is_flag=True, help="Go on while others keep the machine busy.")
 @click.option("--resume", is_flag=True, help="Go on where a tuning with this --out ended.")
+@click.option("--patch", is_flag=True, help="Write the recipe as a diff of the script, too.")
 @script
 def command(  # noqa: PLR0913, PLR0917  one argument an option
     target: str,
@@ -48,6 +49,7 @@ def command(  # noqa: PLR0913, PLR0917  one argument an option
     skip: tuple[str, ...],
     accept_load: bool,
     resume: bool,
+    patch: bool,
 ) -> int:
     """Try what would help, keep what measurably does, prove it.
 
@@ -82,4 +84,18 @@ def command(  # noqa: PLR0913, PLR0917  one argument an option
         history=history_path(),
     )
     form = ReportForm(json_path=json_path, details=details, language=language)
-    return tune_and_report(parse_workload(target, arguments), options, form)
+    code = tune_and_report(parse_workload(target, arguments), options, form)
+    if patch and code == 0:
+        _write_patch(target, out)
+    return code
+
+
+def _write_patch(target: str, out: Path) -> None:
+    from flatout.reporting.documents import write_text
+    from flatout.workflow.patch import patch
+    from flatout.workflow.recipe_files import read_recipe
+
+    made = patch(read_recipe(out / "recipe.toml"), Path(target.partition(":")[0]))
+    write_text(made.diff, out / "recipe.diff")
+    named = f"; not in it: {', '.join(made.left_out)}" if made.left_out else ""
+    click.echo(f"patch {out / 'recipe.diff'}{named}")

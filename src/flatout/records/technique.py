@@ -143,6 +143,27 @@ class Switch:
     """Whether it acts in a few steps only: then the mean step says more than the middle one."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceForm:
+    """What a technique is in the text of a script; `$name` stands for a setting."""
+
+    loader: Mapping[str, str] = field(default_factory=dict)
+    """Arguments of the training `DataLoader`."""
+    copy: str = ""
+    """An argument of the calls that copy its batches to the device."""
+    optimizer: Mapping[str, str] = field(default_factory=dict)
+    """Arguments of the optimizer, if it is one of `optimizers`."""
+    optimizers: tuple[str, ...] = ()
+    start: str = ""
+    """A line after the imports."""
+    model: str = ""
+    """A line above the loops of the training; `$model` is the model."""
+    around_forward: str = ""
+    """The header of a block around model and loss; `$device` is the kind of device."""
+    only_with: Mapping[str, Any] = field(default_factory=dict)
+    """Settings for which this holds; with others no form is known."""
+
+
 class Technique(ABC):
     """Base of every technique. Subclasses are final, frozen dataclasses of their settings.
 
@@ -169,6 +190,8 @@ class Technique(ABC):
     by_hand: ClassVar[str] = ""
     """What to change in the script to have the same without flatout: lines that start with `- `
     are taken out, with `+ ` put in, others are plain words. `$name` stands for a setting."""
+    source: ClassVar["SourceForm | None"] = None
+    """The same for `flatout patch`, which writes it; None where no place in a text is clear."""
     stages: ClassVar[tuple[str, ...]] = ()
     """Stages of a sample (`flatout.records.journey.STAGES`) that it takes away or makes cheaper."""
     keeps_samples: ClassVar[bool] = False

@@ -395,6 +395,17 @@ def _iterated(node: ast.expr) -> Iterator[ast.expr]:
             yield from _iterated(each)
 
 
+def copies(script: Script, loop: ast.For) -> list[ast.Call]:
+    """Return the copies to a device of what a loop draws."""
+    drawn = {node.id for node in ast.walk(loop.target) if isinstance(node, ast.Name)}
+    # `for i, data in enumerate(loader): x, y = data`
+    for each in script.within(loop, ast.Assign):
+        if root_name(each.value) in drawn and isinstance(each.value, ast.Name | ast.Subscript):
+            drawn |= {n.id for t in each.targets for n in ast.walk(t) if isinstance(n, ast.Name)}
+    moved = [call for call in script.within(loop, ast.Call) if is_device_move(script, call)]
+    return [call for call in moved if root_name(call.func) in drawn]
+
+
 def divides_by(node: ast.AST, number: ast.expr) -> bool:
     """Return whether something below a node is divided by a number, by its last name."""
     wanted = last_name(number) or str(constant(number))

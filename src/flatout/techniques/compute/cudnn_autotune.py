@@ -18,6 +18,7 @@ from flatout.records.technique import (
     Effect,
     Numerics,
     RunningTraining,
+    SourceForm,
     Switch,
     Technique,
     prior_for,
@@ -41,6 +42,7 @@ class CudnnAutotune(Technique):
 At the start of the script:
 + torch.backends.cudnn.benchmark = True
 """
+    source: ClassVar[SourceForm | None] = SourceForm(start="torch.backends.cudnn.benchmark = True")
 
     @classmethod
     def candidates(cls, profile: Profile, machine: Machine) -> Sequence["CudnnAutotune"]:

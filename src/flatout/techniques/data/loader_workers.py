@@ -30,7 +30,7 @@ from flatout.analysis.feeding import (
 from flatout.records.errors import NotApplicable
 from flatout.records.machine import Machine
 from flatout.records.profile import Profile
-from flatout.records.technique import Effect, Numerics, Technique
+from flatout.records.technique import Effect, Numerics, SourceForm, Technique
 
 COPY_MS_PER_MB = 1.2
 """CPU time to move a batch from a worker to the trainer, over the whole process tree: measured as
@@ -59,6 +59,9 @@ Where the training loader is made:
 + DataLoader(..., num_workers=$num_workers, prefetch_factor=$prefetch_factor)
 Where flatout says that it forks or spawns them instead: multiprocessing_context="fork" or "spawn".
 """
+    source: ClassVar[SourceForm | None] = SourceForm(
+        loader={"num_workers": "$num_workers", "prefetch_factor": "$prefetch_factor"}
+    )
 
     num_workers: int = 2
     """Worker processes of each training loader."""

@@ -20,7 +20,7 @@ from flatout.data.proof.changes import find_change, state_of
 from flatout.records.errors import NotApplicable
 from flatout.records.machine import Machine
 from flatout.records.profile import LoaderFacts, Profile
-from flatout.records.technique import Effect, Numerics, Technique
+from flatout.records.technique import Effect, Numerics, SourceForm, Technique
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
@@ -52,6 +52,7 @@ Where the training loader is made:
 + DataLoader(..., persistent_workers=True)
 By hand this moves the random stream at every epoch's start; flatout's technique does not.
 """
+    source: ClassVar[SourceForm | None] = SourceForm(loader={"persistent_workers": "True"})
 
     @classmethod
     def candidates(cls, profile: Profile, machine: Machine) -> Sequence["PersistentWorkers"]:

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, final
 from flatout.records.errors import NotApplicable
 from flatout.records.machine import Machine
 from flatout.records.profile import Profile
-from flatout.records.technique import Effect, Numerics, Technique, prior_for
+from flatout.records.technique import Effect, Numerics, SourceForm, Technique, prior_for
 
 MIN_COPY_SHARE = 0.02
 """Below this share of copies, free copies could not give the 1.02x that keeps a technique."""
@@ -33,6 +33,9 @@ Where the training loader is made, and where its batches go to the device:
 + DataLoader(..., pin_memory=True)
 + batch = batch.to(device, non_blocking=True)
 """
+    source: ClassVar[SourceForm | None] = SourceForm(
+        loader={"pin_memory": "True"}, copy="non_blocking=True"
+    )
 
     @classmethod
     def candidates(cls, profile: Profile, machine: Machine) -> Sequence["PinnedMemory"]:

@@ -23,6 +23,7 @@ from flatout.records.technique import (
     Effect,
     Numerics,
     RunningTraining,
+    SourceForm,
     Switch,
     Technique,
     prior_for,
@@ -49,6 +50,9 @@ Once the model is on its device, and for each batch of images:
 + model = model.to(memory_format=torch.channels_last)
 + images = images.to(memory_format=torch.channels_last)
 """
+    source: ClassVar[SourceForm | None] = SourceForm(
+        model="$model.to(memory_format=torch.channels_last)"
+    )
 
     @classmethod
     def candidates(cls, profile: Profile, machine: Machine) -> Sequence["ChannelsLast"]:

@@ -21,6 +21,7 @@ from flatout.records.technique import (
     MemoryOption,
     Numerics,
     RunningTraining,
+    SourceForm,
     Switch,
     Technique,
     prior_for,
@@ -43,6 +44,9 @@ class FusedOptimizer(Technique):
 Where the optimizer is made:
 + optimizer = AdamW(..., fused=True)
 """
+    source: ClassVar[SourceForm | None] = SourceForm(
+        optimizer={"fused": "True"}, optimizers=("Adam", "AdamW", "SGD", "Adagrad")
+    )
 
     @classmethod
     def candidates(cls, profile: Profile, machine: Machine) -> Sequence["FusedOptimizer"]:

@@ -26,6 +26,7 @@ from flatout.records.technique import (
     Numerics,
     PlannedDevice,
     RunningTraining,
+    SourceForm,
     Switch,
     Technique,
     prior_for,
@@ -62,6 +63,9 @@ Around the forward pass, and nothing else:
 +     output = model(...)
 Take the loss of output.float().
 """
+    source: ClassVar[SourceForm | None] = SourceForm(
+        around_forward="with torch.autocast($device, dtype=torch.bfloat16):"
+    )
 
     @classmethod
     def candidates(cls, profile: Profile, machine: Machine) -> Sequence["Bf16Autocast"]:

@@ -18,6 +18,7 @@ from flatout.records.technique import (
     Effect,
     Numerics,
     RunningTraining,
+    SourceForm,
     Switch,
     Technique,
     prior_for,
@@ -40,6 +41,9 @@ class Tf32(Technique):
 At the start of the script:
 + torch.set_float32_matmul_precision("high")
 """
+    source: ClassVar[SourceForm | None] = SourceForm(
+        start='torch.set_float32_matmul_precision("high")'
+    )
 
     @classmethod
     def candidates(cls, profile: Profile, machine: Machine) -> Sequence["Tf32"]:

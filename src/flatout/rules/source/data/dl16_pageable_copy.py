@@ -1,6 +1,5 @@
 """Batches are copied to the GPU from pageable memory."""
 
-import ast
 from collections.abc import Iterator
 
 from flatout.analysis.source.edits import set_argument, suggested
@@ -10,9 +9,8 @@ from flatout.analysis.source.script import (
     argument,
     constant,
     has_unpacked,
-    root_name,
 )
-from flatout.analysis.source.training import is_device_move, loops_over, train_loaders
+from flatout.analysis.source.training import copies, loops_over, train_loaders
 
 
 def check(script: Script) -> Iterator[Issue]:
@@ -39,14 +37,3 @@ def check(script: Script) -> Iterator[Issue]:
             instead="pin_memory=True here, and non_blocking=True in the copy",
             fix=suggested(edits),
         )
-
-
-def copies(script: Script, loop: ast.For) -> list[ast.Call]:
-    """Return the copies to a device of what a loop draws."""
-    drawn = {node.id for node in ast.walk(loop.target) if isinstance(node, ast.Name)}
-    # `for i, data in enumerate(loader): x, y = data`
-    for each in script.within(loop, ast.Assign):
-        if root_name(each.value) in drawn and isinstance(each.value, ast.Name | ast.Subscript):
-            drawn |= {n.id for t in each.targets for n in ast.walk(t) if isinstance(n, ast.Name)}
-    moved = [call for call in script.within(loop, ast.Call) if is_device_move(script, call)]
-    return [call for call in moved if root_name(call.func) in drawn]

@@ -26,6 +26,7 @@ from flatout.records.technique import (
     Effect,
     Numerics,
     RunningTraining,
+    SourceForm,
     Switch,
     Technique,
     case_of,
@@ -64,6 +65,9 @@ class TorchCompile(Technique):
 Once the model is on its device:
 + model.compile()
 """
+    source: ClassVar[SourceForm | None] = SourceForm(
+        model='$model.compile(mode="$mode")', only_with={"shapes": "auto"}
+    )
 
     mode: Mode = "default"
     """`reduce-overhead` replays CUDA graphs: one launch for all kernels, for one fixed shape."""

@@ -1,0 +1,127 @@
+import subprocess
+
+import pytest
+
+from flatout.records.errors import UserError
+from flatout.records.recipe import Choice, Recipe
+from flatout.workflow.patch import patch
+
+SCRIPT = """\
+import torch
+from torch.utils.data import DataLoader
+
+device = torch.device("cuda")
+loader = DataLoader(data, batch_size=8, shuffle=True)  # the photographs
+model = Net().to(device)
+optimizer = torch.optim.AdamW(
+    model.parameters(),
+    lr=1e-3,
+)
+for epoch in range(3):
+    model.train()
+    for x, y in loader:
+        x, y = x.to(device), y.to(device)
+        # as usual
+        output = model(x)
+        loss = criterion(output, y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+"""
+
+
+@pytest.fixture
+def patched(tmp_path):
+    """Return the script after the diff of a recipe, applied by `patch`, and what was left out."""
+
+    def change(*choices, text=SCRIPT):
+        path = tmp_path / "train.py"
+        path.write_text(text)
+        made = patch(Recipe(choices=choices), path)
+        if made.diff:
+            subprocess.run(["patch", "-p1", path], input=made.diff, text=True, check=True)
+        compile(path.read_text(), "train.py", "exec")
+        return path.read_text(), made.left_out
+
+    return change
+
+
+def test_loader_arguments_go_to_the_training_loader(patched):
+    text, left_out = patched(
+        Choice(technique="loader_workers", settings={"num_workers": 3, "prefetch_factor": 4}),
+        Choice(technique="pinned_memory"),
+        Choice(technique="persistent_workers"),
+    )
+
+    assert left_out == ()
+    assert (
+        "DataLoader(data, batch_size=8, shuffle=True, num_workers=3, prefetch_factor=4, "
+        "pin_memory=True, persistent_workers=True)  # the photographs"
+    ) in text
+    assert "x.to(device, non_blocking=True), y.to(device, non_blocking=True)" in text
+
+
+def test_autocast_is_around_model_and_loss_only(patched):
+    text, _ = patched(Choice(technique="bf16_autocast"))
+
+    assert text == SCRIPT.replace(
+        "        output = model(x)\n        loss = criterion(output, y)\n",
+        "        with torch.autocast(device.type, dtype=torch.bfloat16):\n"
+        "            output = model(x)\n            loss = criterion(output, y)\n",
+    )
+
+
+def test_the_optimizer_gets_an_argument_on_a_line_of_its_own(patched):
+    text, _ = patched(Choice(technique="fused_optimizer"))
+
+    assert "    lr=1e-3,\n    fused=True,\n)" in text
+
+
+def test_lines_for_the_model_are_above_the_epochs_and_switches_after_the_imports(patched):
+    text, left_out = patched(
+        Choice(technique="torch_compile"),
+        Choice(technique="channels_last"),
+        Choice(technique="tf32"),
+        Choice(technique="cudnn_autotune"),
+    )
+
+    assert left_out == ()
+    lines = text.splitlines()
+    assert 'torch.set_float32_matmul_precision("high")' in lines[2:4]
+    assert "torch.backends.cudnn.benchmark = True" in lines[2:4]
+    epochs = lines.index("for epoch in range(3):")
+    assert lines[epochs - 2 : epochs] == [
+        'model.compile(mode="default")',
+        "model.to(memory_format=torch.channels_last)",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "before", "after"),
+    [
+        (
+            "loader_workers",
+            "loader = DataLoader(data, batch_size=8, shuffle=True)",
+            "loader = make()",
+        ),
+        ("fused_optimizer", "torch.optim.AdamW(", "make("),
+        ("bf16_autocast", "output = model(x)", "output = model(x) + other(x); other.train()"),
+        (
+            "torch_compile",
+            "    for x, y in loader:",
+            "    def step(model):\n     for x, y in loader:",
+        ),
+        ("scheduled_gc", "", ""),
+    ],
+)
+def test_what_has_no_clear_place_is_left_out_and_named(patched, name, before, after):
+    text = SCRIPT.replace(before, after) if before else SCRIPT
+
+    assert patched(Choice(technique=name), text=text) == (text, (name,))
+
+
+def test_what_is_no_python_is_refused(tmp_path):
+    (tmp_path / "train.py").write_text("import torch\n(")
+
+    with pytest.raises(UserError, match="cannot be patched"):
+        patch(Recipe(choices=(Choice(technique="tf32"),)), tmp_path / "train.py")
