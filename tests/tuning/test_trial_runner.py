@@ -48,3 +48,19 @@ def test_a_guard_trial_without_a_record_is_not_judged_by_an_earlier_one_s(tmp_pa
     lab.guard(Recipe(), "candidate-0", {}, 2)
 
     assert found == [["notes.txt"]]
+
+
+def test_what_a_killed_trial_was_compiling_is_not_read_by_the_next(tmp_path):
+    outcomes = iter([Outcome.CRASH, Outcome.HANG])
+    lab = lab_of(
+        tmp_path, lambda _workload, recipe, *_: Trial(recipe=recipe, outcome=next(outcomes))
+    )
+    lab.cache = tmp_path / "compiled"
+    half = lab.cache / "pz" / "main.so"
+    half.parent.mkdir(parents=True)
+    half.write_bytes(b"ELF")
+
+    lab.time(Recipe())
+    assert half.exists()
+    lab.time(Recipe())
+    assert list(lab.cache.iterdir()) == []

@@ -8,6 +8,7 @@ it has time for another way now.
 import errno
 import json
 import os
+import shutil
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -37,6 +38,8 @@ ACCEPTED_BUSY_AFTER = 2
 """From this many on, an accepted load is taken to stay: repeating would only double the time."""
 BUSY_AFTER = 6
 """From this many timed trials on, more disturbed than not means the machine is busy."""
+KILLED = (Outcome.HANG, Outcome.OOM)
+"""What becomes of trials that are ended from outside, at any moment."""
 HEADER_WORDS = {
     "workload": "the command line",
     "torch": "torch",
@@ -188,6 +191,10 @@ class TrialRunner:
             self.replayed_s += trial.wall_s
         else:
             trial = self.runner(self.workload, recipe, self.machine, options)
+            if trial.outcome in KILLED and self.cache is not None:
+                # One that was killed while it compiled leaves half a library, which the next loads.
+                shutil.rmtree(self.cache, ignore_errors=True)
+                self.cache.mkdir(parents=True, exist_ok=True)
             self._note({"key": key, "trial": trial.to_json()})
         self.wall_s[key] = trial.wall_s
         if trial.outcome is not Outcome.REFUSED:  # those are over at once
