@@ -24,7 +24,7 @@ LINES = {
     "data": 11_450,
     "guard": 1_250,
     "hardware": 2_400,
-    "kernels": 2_750,
+    "kernels": 2_650,
     "launch": 1_750,
     "planner": 6_400,
     "records": 4_400,

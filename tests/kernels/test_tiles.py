@@ -7,7 +7,6 @@ from flatout.kernels.gemm_launch import (
     SHARED_BYTES,
     TILES,
     Tile,
-    split_count,
     tiles_worth_trying,
 )
 
@@ -52,11 +51,3 @@ def test_shared_memory_counts_both_operands_and_all_stages():
 
     assert tile.shared_bytes(2) == (128 * 32 + 32 * 64) * 2 * 3
     assert tile.shared_bytes(2, operands=3) == (128 * 32 + 2 * 32 * 64) * 2 * 3
-
-
-@pytest.mark.parametrize(
-    ("m", "n", "k", "parts"),
-    [(128, 128, 65536, 16), (4096, 4096, 4096, 1), (128, 128, 600, 1), (1024, 1024, 8192, 2)],
-)
-def test_k_is_cut_where_processors_would_idle(m, n, k, parts):
-    assert split_count(m, n, k, 132) == parts

@@ -75,7 +75,7 @@ def activation_gradient(
     return gradient
 
 
-VARIANTS = ("auto", "tiled", "split_k", "persistent", "reference")
+VARIANTS = ("auto", "tiled", "persistent", "reference")
 """Ways to compute it; `auto` takes what suits shape and device."""
 KERNEL_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 SCHEMA = (

@@ -12,7 +12,6 @@ wins, so a handful that fits is timed.
 """
 
 import functools
-import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ import torch
 import triton
 import triton.language as tl
 
-from flatout.kernels.gemm_triton import finish_kernel, persistent_kernel, tiled_kernel
+from flatout.kernels.gemm_triton import persistent_kernel, tiled_kernel
 
 SHARED_BYTES = 227 * 1024
 """Shared memory of one block on Hopper, at most (CUDA programming guide, compute capability 9.0);
@@ -33,11 +32,6 @@ numbers; the other half is for addresses and operands."""
 MANY_TILES = 256
 """With so many of the largest tile every processor has more than one to work on, and less than half
 of it is not tried: each tile takes seconds to compile. Chosen, not measured."""
-SPLIT_TILE = 128
-"""The tile that the number of parts along K is chosen for."""
-LEAST_SPLIT_K = 512
-"""A part shorter than this spends more time on adding up than it saves. Chosen, not measured."""
-MOST_SPLITS = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,17 +99,6 @@ def tiles_worth_trying(
     return tuple(tile for tile in large if tile.m * tile.n >= least)
 
 
-def split_count(m: int, n: int, k: int, processors: int) -> int:
-    """Return into how many parts K is cut so that every processor has a tile to work on.
-
-    >>> split_count(128, 128, 65536, 132), split_count(8192, 8192, 8192, 132)
-    (16, 1)
-    """
-    tiles = math.ceil(m / SPLIT_TILE) * math.ceil(n / SPLIT_TILE)
-    parts = min(processors // max(tiles, 1), k // LEAST_SPLIT_K, MOST_SPLITS)
-    return 1 << (parts.bit_length() - 1) if parts > 1 else 1
-
-
 GROUP = 8
 """Rows of tiles that are worked on together, so that their right operands are still in the cache
 (Triton's tutorial 03)."""
@@ -123,8 +106,6 @@ WIDEST = 2**31 - 1
 """Offsets beyond this need 64 bits."""
 TMA_BYTES = 16
 """Alignment that the tensor memory accelerator asks of addresses and strides."""
-LARGEST_K = max(tile.k for tile in TILES)
-"""Parts along K begin at multiples of it, so that every tile fits into a part."""
 INTERPRETED_TILE = Tile(m=32, n=32, k=32, warps=1, stages=1)
 INTERPRETED_PROCESSORS = 4
 """Programs of the persistent kernel in the interpreter: fewer than there are tiles."""
@@ -173,21 +154,18 @@ def run(call: KernelCall, variant: str) -> None:
 
     Args:
         call: What to compute.
-        variant: `tiled`, `split_k`, `persistent`, or `auto`.
+        variant: `tiled`, `persistent`, or `auto`.
 
     Raises:
         ValueError: if `persistent` is asked for and the operands do not are as it needs them.
     """
-    m, n, k = call.size
-    processors = processor_count(call.a.device)
-    parts = split_count(m, n, k, processors)
     if variant == "auto":
-        variant = "split_k" if parts > 1 else "persistent" if _has_tma(call) else "tiled"
+        variant = "persistent" if _has_tma(call) else "tiled"
     with on_device(call.a.device):
         if variant == "persistent":
-            _run_persistent(call, processors)
+            _run_persistent(call, processor_count(call.a.device))
         else:
-            _run_tiled(call, max(parts, 2) if variant == "split_k" else 1)
+            _run_tiled(call)
 
 
 @contextmanager
@@ -211,17 +189,11 @@ def processor_count(device: torch.device) -> int:
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
-def _run_tiled(call: KernelCall, splits: int) -> None:
+def _run_tiled(call: KernelCall) -> None:
     m, n, k = call.size
-    span = math.ceil(math.ceil(k / splits) / LARGEST_K) * LARGEST_K
-    splits = math.ceil(k / span) if k else 1
-    width = _columns(call)
-    parts = call.out
-    if splits > 1:
-        parts = torch.empty(splits, m, width, device=call.out.device, dtype=torch.float32)
 
-    def grid(meta: Any) -> tuple[int, int]:
-        return triton.cdiv(m, meta["BLOCK_M"]) * triton.cdiv(n, meta["BLOCK_N"]), splits
+    def grid(meta: Any) -> tuple[int]:
+        return (triton.cdiv(m, meta["BLOCK_M"]) * triton.cdiv(n, meta["BLOCK_N"]),)
 
     c, residual, kept = (_or(tensor, call.out) for tensor in (call.c, call.residual, call.kept))
     _launch(
@@ -235,11 +207,9 @@ def _run_tiled(call: KernelCall, splits: int) -> None:
         residual,
         call.out,
         kept,
-        parts,
         m,
         n,
         k,
-        span if splits > 1 else max(k, 1),
         *call.a.stride(),
         *call.b.stride(),
         *c.stride(),
@@ -249,32 +219,8 @@ def _run_tiled(call: KernelCall, splits: int) -> None:
         call.alpha,
         call.beta,
         **_what_follows(call),
-        SPLITS=splits,
         WIDE=call.is_wide,
         **_arithmetic(call),
-    )
-    if splits == 1:
-        return
-    rows, cols = (32, 32) if is_interpreted() else (32, 128)
-    finish_kernel[triton.cdiv(m, rows), triton.cdiv(n, cols)](
-        parts,
-        c,
-        _or(call.bias, call.out),
-        residual,
-        call.out,
-        kept,
-        m,
-        n,
-        *c.stride(),
-        *residual.stride(),
-        *call.out.stride(),
-        *kept.stride(),
-        call.alpha,
-        call.beta,
-        **_what_follows(call),
-        SPLITS=splits,
-        BLOCK_M=rows,
-        BLOCK_N=cols,
     )
 
 
@@ -339,7 +285,7 @@ def _tuned(kernel: Any) -> Any:
         for tile in TILES
     ]
     names = set(kernel.arg_names)
-    wanted = ("m", "n", "k", "ACTIVATION", "SPLITS", "HAS_C", "KEEPS", "A_TURNED", "B_TURNED")
+    wanted = ("m", "n", "k", "ACTIVATION", "HAS_C", "KEEPS", "A_TURNED", "B_TURNED")
     strides = ("s_am", "s_bk")  # which side is together
     key = [name for name in (*wanted, *strides) if name in names]
     return triton.autotune(configs, key=key, prune_configs_by={"early_config_prune": _pruned})(
@@ -404,10 +350,6 @@ def _give_memory() -> None:
         return torch.empty(size, device="cuda", dtype=torch.int8)  # the current one
 
     triton.set_allocator(room)
-
-
-def _columns(call: KernelCall) -> int:
-    return call.out.shape[1] * (2 if call.activation == "swiglu" else 1)
 
 
 def _or(tensor: torch.Tensor | None, other: torch.Tensor) -> torch.Tensor:

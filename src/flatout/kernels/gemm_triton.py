@@ -1,6 +1,6 @@
 # mypy: ignore-errors
 # What Triton compiles is no Python that a type checker could follow.
-"""The kernels of the product, in Triton: tiles in groups, parts along K, descriptors on Hopper.
+"""The kernels of the product, in Triton: tiles in groups, descriptors on Hopper.
 
 `flatout.kernels.gemm_launch` runs them. Names in capitals are known when a kernel is compiled.
 
@@ -82,19 +82,18 @@ def _finish(
 
 @triton.jit
 def tiled_kernel(
-    a, b, c, bias, residual, out, kept, parts, m, n, k, span,
+    a, b, c, bias, residual, out, kept, m, n, k,
     s_am, s_ak, s_bk, s_bn, s_cm, s_cn, s_rm, s_rn, s_om, s_on, s_km, s_kn, alpha, beta,
     ACTIVATION: tl.constexpr, HAS_C: tl.constexpr, HAS_BIAS: tl.constexpr,
-    HAS_RESIDUAL: tl.constexpr, KEEPS: tl.constexpr, SPLITS: tl.constexpr, WIDE: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr, KEEPS: tl.constexpr, WIDE: tl.constexpr,
     PRECISION: tl.constexpr, WIDENS: tl.constexpr, GROUP_M: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):
-    """Compute one tile; with SPLITS one part of it along K, into `parts`."""
-    part = tl.program_id(1)
+    """Compute one tile."""
     row, col = _place(tl.program_id(0), tl.cdiv(m, BLOCK_M), tl.cdiv(n, BLOCK_N), GROUP_M)
     rows = row * BLOCK_M + tl.arange(0, BLOCK_M)
     cols = col * BLOCK_N + tl.arange(0, BLOCK_N)
-    ks = part * span + tl.arange(0, BLOCK_K)
+    ks = tl.arange(0, BLOCK_K)
     step, beside = BLOCK_K, n
     if WIDE:
         rows, cols, ks = rows.to(tl.int64), cols.to(tl.int64), ks.to(tl.int64)
@@ -104,9 +103,8 @@ def tiled_kernel(
     b_tile = b + ks[:, None] * s_bk + (cols % n)[None, :] * s_bn
     total = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
     up = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
-    last = min(k, (part + 1) * span)
-    for start in range(part * span, last, BLOCK_K):
-        there = start + tl.arange(0, BLOCK_K) < last
+    for start in range(0, k, BLOCK_K):
+        there = start + tl.arange(0, BLOCK_K) < k
         left = tl.load(a_tile, mask=there[None, :], other=0.0)
         right = tl.load(b_tile, mask=there[:, None], other=0.0)
         total = _dot(left, right, total, PRECISION, WIDENS)
@@ -115,45 +113,6 @@ def tiled_kernel(
             up = _dot(left, right, up, PRECISION, WIDENS)
         a_tile += step * s_ak
         b_tile += step * s_bk
-    if SPLITS == 1:
-        _finish(
-            total, up, rows, cols, m, n,
-            c, s_cm, s_cn, bias, residual, s_rm, s_rn, out, s_om, s_on, kept, s_km, s_kn,
-            alpha, beta, ACTIVATION, HAS_C, HAS_BIAS, HAS_RESIDUAL, KEEPS,
-        )
-    else:
-        inside = (rows[:, None] < m) & (cols[None, :] < n)
-        columns = n
-        if ACTIVATION == "swiglu":
-            columns = 2 * n
-        spot = parts + (part.to(tl.int64) * m + rows)[:, None] * columns + cols[None, :]
-        tl.store(spot, total, mask=inside)
-        if ACTIVATION == "swiglu":
-            tl.store(spot + n, up, mask=inside)
-
-
-@triton.jit
-def finish_kernel(
-    parts, c, bias, residual, out, kept, m, n,
-    s_cm, s_cn, s_rm, s_rn, s_om, s_on, s_km, s_kn, alpha, beta,
-    ACTIVATION: tl.constexpr, HAS_C: tl.constexpr, HAS_BIAS: tl.constexpr,
-    HAS_RESIDUAL: tl.constexpr, KEEPS: tl.constexpr, SPLITS: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-):
-    """Add up the parts along K, always in the same order, and finish."""
-    rows = (tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)).to(tl.int64)
-    cols = (tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)).to(tl.int64)
-    inside = (rows[:, None] < m) & (cols[None, :] < n)
-    total = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
-    up = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
-    columns = n
-    if ACTIVATION == "swiglu":
-        columns = 2 * n
-    for part in tl.static_range(SPLITS):
-        spot = parts + (part * m + rows)[:, None] * columns + cols[None, :]
-        total += tl.load(spot, mask=inside, other=0.0)
-        if ACTIVATION == "swiglu":
-            up += tl.load(spot + n, mask=inside, other=0.0)
     _finish(
         total, up, rows, cols, m, n,
         c, s_cm, s_cn, bias, residual, s_rm, s_rn, out, s_om, s_on, kept, s_km, s_kn,

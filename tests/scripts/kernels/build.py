@@ -15,7 +15,7 @@ from flatout.kernels.gemm_launch import tiles_worth_trying
 
 HOPPER = GPUTarget("cuda", 90, 32)
 POINTERS = dict.fromkeys(("a", "b", "c", "bias", "residual", "out", "kept"), "*bf16")
-OTHERS = {"parts": "*fp32", "alpha": "fp32", "beta": "fp32"}
+OTHERS = {"alpha": "fp32", "beta": "fp32"}
 ONES = {"s_ak": 1, "s_bn": 1, "s_cn": 1, "s_rn": 1, "s_on": 1, "s_kn": 1}
 ALIGNED = ("m", "n", "k", "s_am", "s_bk", "s_a", "s_b", "s_cm", "s_rm", "s_om", "s_km")
 FOLLOWS = {"HAS_C": True, "HAS_BIAS": True, "HAS_RESIDUAL": True, "KEEPS": True}
@@ -52,32 +52,23 @@ def main():
         for tile in tiles_worth_trying(4096, 4096, 2, right_sides=sides):
             name = f"{activation} {tile.m}x{tile.n}x{tile.k}"
             turns = {"A_TURNED": False, "B_TURNED": True, "PROGRAMS": 132}
-            found[f"tiled {name}"] = build(
-                kernels.tiled_kernel, tile, ACTIVATION=activation, SPLITS=1
-            )
+            found[f"tiled {name}"] = build(kernels.tiled_kernel, tile, ACTIVATION=activation)
             found[f"persistent {name}"] = build(
                 kernels.persistent_kernel, tile, ACTIVATION=activation, **turns
             )
     tile = tiles_worth_trying(64, 64, 2)[0]
-    found["parts"] = build(kernels.tiled_kernel, tile, ACTIVATION="gelu", SPLITS=4)
-    found["finish"] = build(kernels.finish_kernel, tile, ACTIVATION="gelu", SPLITS=4)
     wide = {"WIDE": True, "ACTIVATION": "relu2"}
-    found["tiled wide"] = build(kernels.tiled_kernel, tile, SPLITS=1, **wide)
-    found["tiled wide swiglu"] = build(
-        kernels.tiled_kernel, tile, SPLITS=1, WIDE=True, ACTIVATION="swiglu"
-    )
+    found["tiled wide"] = build(kernels.tiled_kernel, tile, **wide)
+    found["tiled wide swiglu"] = build(kernels.tiled_kernel, tile, WIDE=True, ACTIVATION="swiglu")
     turns = {"A_TURNED": False, "B_TURNED": True, "PROGRAMS": 132}
     found["persistent wide"] = build(kernels.persistent_kernel, tile, **wide, **turns)
     # Triton compiles a size of 1 in: every kernel has to take that too.
     for size in ("m", "n", "k"):
         one = {size: 1, "ACTIVATION": "swiglu"}
         turns = {"A_TURNED": True, "B_TURNED": False, "PROGRAMS": 132}
-        found[f"tiled {size}=1"] = build(kernels.tiled_kernel, tile, SPLITS=4, **one)
-        found[f"tiled {size}=1 wide"] = build(
-            kernels.tiled_kernel, tile, SPLITS=1, **one, WIDE=True
-        )
+        found[f"tiled {size}=1"] = build(kernels.tiled_kernel, tile, **one)
+        found[f"tiled {size}=1 wide"] = build(kernels.tiled_kernel, tile, **one, WIDE=True)
         found[f"persistent {size}=1"] = build(kernels.persistent_kernel, tile, **one, **turns)
-        found[f"finish {size}=1"] = build(kernels.finish_kernel, tile, SPLITS=4, **one)
     json.dump(found, sys.stdout)
 
 

@@ -12,7 +12,7 @@ from flatout.kernels.gemm_launch import Tile
 
 TILE = Tile(m=64, n=64, k=64, warps=4, stages=4)
 TENSORS = ("a", "b", "c", "bias", "residual", "out", "kept")
-LINE_UP = (*TENSORS, "parts", "m", "n", "k", "span", "s_a", "s_b", "s_am", "s_bn", "s_om")
+LINE_UP = (*TENSORS, "m", "n", "k", "s_a", "s_b", "s_am", "s_bn", "s_om")
 WHAT_FOLLOWS = {
     "HAS_C": True,
     "HAS_BIAS": True,
@@ -33,8 +33,6 @@ def kind_of(name, known):
         return "constexpr"
     if name in TENSORS:
         return "*bf16"
-    if name == "parts":
-        return "*fp32"
     return "fp32" if name in ("alpha", "beta") else "i32"
 
 
@@ -72,9 +70,5 @@ for activation, a_turned, b_turned in itertools.product(
         B_TURNED=b_turned,
         PROGRAMS=132,
     )
-for splits in (1, 4):
-    found[f"tiled {splits}"] = compiled(
-        gemm_triton.tiled_kernel, ACTIVATION="gelu", SPLITS=splits, s_ak=1, s_bk=1
-    )
-found["finish"] = compiled(gemm_triton.finish_kernel, ACTIVATION="relu2", SPLITS=4)
+found["tiled"] = compiled(gemm_triton.tiled_kernel, ACTIVATION="gelu", s_ak=1, s_bk=1)
 print(json.dumps(found))
