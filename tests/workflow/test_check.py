@@ -1,16 +1,20 @@
+import io
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from flatout.records.errors import UserError
 from flatout.records.finding import SourceCheck, SourceFinding
 from flatout.workflow import check as checking
+from flatout.workflow import check_worker
 from flatout.workflow.check import Codes, check, diff, fix
 
 FOUND = "import torch\nx = torch.zeros(3).cuda()\n"
@@ -126,6 +130,28 @@ def test_a_file_that_takes_too_long_is_given_up(project, monkeypatch):
 
     assert "took more than" in why(found)["slow.py"]
     assert time.monotonic() - start < 30
+
+
+def test_a_file_that_keeps_the_parser_busy_gives_up_on_its_own(monkeypatch):
+    monkeypatch.setattr(check_worker, "MAX_S", 0.2)
+    monkeypatch.setattr(check_worker.source, "check_text", lambda text: spin())
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=[json.dumps(__file__).encode()]))
+    said = io.StringIO()
+    monkeypatch.setattr(sys, "stdout", said)
+    monkeypatch.setattr(check_worker.resource, "setrlimit", lambda *limits: None)
+    before = signal.getsignal(signal.SIGPROF)
+
+    try:
+        check_worker.main()
+    finally:
+        signal.signal(signal.SIGPROF, before)
+
+    assert "takes more than" in json.loads(said.getvalue())["not_analysable"]
+
+
+def spin():
+    while True:
+        pass
 
 
 def test_what_was_found_is_remembered_by_content(project, monkeypatch):
@@ -282,3 +308,54 @@ def test_a_named_file_that_cannot_be_analysed_is_misuse(project):
     assert check([Path("bad.py")]).exit_code == 2
     assert check([Path()]).exit_code == 0
     assert SourceCheck(files=()).exit_code == 0
+
+
+TRAINS = """
+import sys
+import torch
+
+
+def pick():
+    return "cpu"
+
+
+device = pick()
+torch.manual_seed(0)
+data = torch.randn(64, 8)
+model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Dropout(0.1), torch.nn.Linear(16, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+total = torch.zeros(1).to(device)  # a sum
+for x in data.split(8):
+    bias = torch.full((1,), 0.5).to(device)
+    with torch.cpu.amp.autocast():
+        loss = (model(x) - bias).pow(2).mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    total += loss
+    print(repr(loss.item()), file=sys.stderr)
+print(repr(total.item()))
+"""
+
+
+@pytest.mark.slow
+def test_a_script_trains_to_the_same_losses_after_its_safe_fixes(project):
+    path = project / "train.py"
+    path.write_text(TRAINS)
+    before = losses(path)
+
+    left = fix(check([path]), suggested=False)
+
+    text = path.read_text()
+    assert left.fixed == 4
+    assert 'torch.autocast("cpu")' in text
+    assert "total += loss.detach()" in text
+    assert text.count("device=device") == 2
+    assert losses(path) == before
+
+
+def losses(path):
+    command = [sys.executable, "-W", "ignore", path]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stderr.count("\n") == 8
+    return done.stderr, done.stdout

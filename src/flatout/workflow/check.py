@@ -24,8 +24,8 @@ from flatout.records.finding import CheckedFile, SourceCheck, SourceFinding
 from flatout.rules import source
 from flatout.workflow.check_worker import ABOUT_TRAINING, decode, read_bytes
 
-MAX_S = 10.0
-"""For one file."""
+MAX_S = 60.0
+"""Of wall time for one file, whose process gives up on its own after 10 s of CPU time."""
 FILES_A_WORKER = 16
 """Fewer are checked sooner by one process than by two that have to start."""
 MOST_WORKERS = 8
@@ -69,7 +69,7 @@ def check(paths: Sequence[Path], codes: Codes | None = None) -> SourceCheck:
 def diff(found: SourceCheck) -> str:
     """Return the fixes of all findings, safe and suggested, as a unified diff."""
     parts: list[str] = []
-    for each, text, _encoding, new in _fixed(found, suggested=True):
+    for each, text, _encoding, new, _made in _fixed(found, suggested=True):
         parts += difflib.unified_diff(
             text.splitlines(keepends=True),
             new.splitlines(keepends=True),
@@ -94,17 +94,19 @@ def fix(found: SourceCheck, *, suggested: bool) -> SourceCheck:
     """
     made = 0
     left = {each.path: each for each in found.files}
-    for each, _text, encoding, new in _fixed(found, suggested=suggested):
+    for each, _text, encoding, new, count in _fixed(found, suggested=suggested):
         _write(Path(each.path), new.encode(encoding))
         wanted = {finding.code for finding in each.findings}
         findings = tuple(f for f in source.check_text(new)[0] if f.code in wanted)
-        made += max(1, len(each.findings) - len(findings))
+        made += count
         left[each.path] = replace(each, findings=findings)
     return SourceCheck(files=tuple(left.values()), fixed=made)
 
 
-def _fixed(found: SourceCheck, *, suggested: bool) -> Iterator[tuple[CheckedFile, str, str, str]]:
-    """Yield the files that fixes change: the text, its encoding, and the new text."""
+def _fixed(
+    found: SourceCheck, *, suggested: bool
+) -> Iterator[tuple[CheckedFile, str, str, str, int]]:
+    """Yield the files that fixes change: text, encoding, new text, number of fixes."""
     for each in found.files:
         codes = {f.code for f in each.findings if f.fix and (suggested or f.fix.is_safe)}
         if not codes:
@@ -114,11 +116,11 @@ def _fixed(found: SourceCheck, *, suggested: bool) -> Iterator[tuple[CheckedFile
             text, encoding = decode(data)
             if text.encode(encoding) != data:
                 continue  # an encoding with several spellings of a character: better left alone
-            new, _made = source.fixed_text(text, codes, suggested=suggested)
+            new, made = source.fixed_text(text, codes, suggested=suggested)
         except NotAnalysableError:
             continue  # changed since it was checked
         if new != text:
-            yield each, text, encoding, new
+            yield each, text, encoding, new, made
 
 
 def _write(path: Path, data: bytes) -> None:

@@ -7,6 +7,7 @@ import io
 import json
 import os
 import resource
+import signal
 import stat
 import sys
 import tokenize
@@ -19,6 +20,8 @@ from flatout.rules import source
 MAX_BYTES = 2 << 20
 """The largest source of transformers has a tenth of it; what is larger is data."""
 MAX_MEMORY_BYTES = 1 << 30
+MAX_S = 10.0
+"""Of CPU time: on a busy machine a large file is not given up for it."""
 ABOUT_TRAINING = (b"torch", b"accelerat", b"lightning", b"transformers")
 """A file without any of these words has nothing to check."""
 
@@ -60,6 +63,14 @@ def decode(data: bytes) -> tuple[str, str]:
         raise NotAnalysableError(f"not {error.encoding}: byte {error.start}") from None
 
 
+class TooLongError(BaseException):
+    """A file took too long. No rule's `except Exception` holds it."""
+
+
+def _give_up(_number: int, _frame: object) -> None:
+    raise TooLongError
+
+
 def check_bytes(data: bytes) -> dict[str, Any]:
     """Return what is found in a source, as plain values."""
     try:
@@ -68,6 +79,9 @@ def check_bytes(data: bytes) -> dict[str, Any]:
         findings, notes = source.check_text(decode(data)[0])
     except NotAnalysableError as error:
         return {"findings": [], "notes": [], "not_analysable": " ".join(str(error).split())}
+    except TooLongError:
+        why = f"takes more than {MAX_S:.0f} s"
+        return {"findings": [], "notes": [], "not_analysable": why}
     except MemoryError:
         return {"findings": [], "notes": [], "not_analysable": "needs more than 1 GiB"}
     plain = [finding.to_plain() for finding in findings]
@@ -77,11 +91,14 @@ def check_bytes(data: bytes) -> dict[str, Any]:
 def main() -> None:
     """Answer until there are no more paths."""
     resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
+    signal.signal(signal.SIGPROF, _give_up)
     for line in sys.stdin.buffer:
+        signal.setitimer(signal.ITIMER_PROF, MAX_S)
         try:
             answer = check_bytes(read_bytes(Path(json.loads(line))))
         except NotAnalysableError as error:
             answer = {"findings": [], "notes": [], "not_analysable": str(error)}
+        signal.setitimer(signal.ITIMER_PROF, 0)
         sys.stdout.write(json.dumps(answer) + "\n")
         sys.stdout.flush()
 

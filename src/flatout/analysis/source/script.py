@@ -320,12 +320,14 @@ class Script:
 
     def calls_of(self, function: Function) -> list[ast.Call]:
         """Return the calls of a function of this file, by its name."""
-        return [
-            call
-            for call in self.nodes(ast.Call)
-            if (isinstance(call.func, ast.Name) and call.func.id == function.name)
-            or (isinstance(call.func, ast.Attribute) and call.func.attr == function.name)
-        ]
+        return self._calls_by_last_name.get(function.name, [])
+
+    @cached_property
+    def _calls_by_last_name(self) -> dict[str, list[ast.Call]]:
+        found: dict[str, list[ast.Call]] = defaultdict(list)
+        for call in self.nodes(ast.Call):
+            found[last_name(call.func)].append(call)
+        return found
 
     # Values
 

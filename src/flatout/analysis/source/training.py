@@ -6,6 +6,7 @@ is spread over files is not seen, and rules say nothing about it.
 """
 
 import ast
+import functools
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -90,6 +91,7 @@ def is_optimizer_step(script: Script, call: ast.Call) -> bool:
     return bool(STEPPED.search(script.source(owner))) and "sched" not in script.source(owner)
 
 
+@functools.lru_cache(maxsize=1)  # a dozen rules ask for those of one script
 def step_parts(script: Script) -> list[StepPart]:
     """Return what runs once a step, one for each loop or function that has a backward."""
     found: dict[ast.AST, list[ast.Call]] = {}
@@ -162,7 +164,10 @@ def _is_after_skip(script: Script, statement: ast.stmt) -> bool:
 def uses_device(script: Script) -> bool:
     """Return whether the script moves anything to a device other than the CPU."""
     text = script.text
-    return "cuda" in text or "accelerat" in text or bool(device_moves(script))
+    if "cuda" in text or "accelerat" in text or device_moves(script):
+        return True
+    named = (each.value for each in script.nodes(ast.keyword) if each.arg == "device")
+    return any(is_device(script, value) for value in named)
 
 
 def device_moves(script: Script) -> list[ast.Call]:
