@@ -127,7 +127,7 @@ def guard_that_passes(monkeypatch):
 
 
 def run(world, tmp_path, **options):
-    given = {"budget_s": 600.0, "runner": world} | options
+    given = {"budget_s": 600.0, "runner": world, "wait": lambda _most_s: None} | options
     return tune(WORKLOAD, TuneOptions(out=tmp_path, **given), lambda _: None, MACHINE)
 
 
@@ -309,7 +309,9 @@ def test_accepted_load_that_stays_is_not_waited_for(tmp_path):
 
     run(world, tmp_path, only=("bf16_autocast",), accepts_load=True)
 
-    assert world.asked == ["baseline", "baseline", "baseline", "bf16_autocast"]
+    # The first trial once more, then three pairs: none of theirs is repeated.
+    assert world.asked.count("baseline") == 2 + 3
+    assert world.asked.count("bf16_autocast") == 3
 
 
 @pytest.mark.chaos

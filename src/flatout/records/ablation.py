@@ -200,6 +200,8 @@ class Ablation:
     """The script against itself: whether it repeats."""
     resolution: float = 1.0
     """The smallest gain that could be shown here."""
+    foreign_shares: tuple[float, ...] = ()
+    """Part of the cores that other processes used during each timed trial."""
     cost_s: float = 0.0
     stopped: str = ""
     """Why it ended: `finished`, `budget`, `interrupted`, `machine busy`, `baseline failed`."""
@@ -248,6 +250,7 @@ class Ablation:
             },
             "aa_check": to_plain(self.aa_check) if self.aa_check else None,
             "resolution": self.resolution,
+            "foreign_shares": list(self.foreign_shares),
             "cost_s": self.cost_s,
             "stopped": self.stopped,
             "calibration": [to_plain(item) | {"error": item.error} for item in self.calibration],

@@ -17,11 +17,6 @@ from flatout.records.machine import Machine
 from flatout.records.memory_stream import MemoryStream
 from flatout.records.profile import Profile
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
 
 class Numerics(Enum):
     """What a technique may do to the numbers, mildest first. The guard checks it."""
@@ -363,6 +358,12 @@ def case_of(profile: Profile) -> str:
 @functools.cache
 def priors() -> Mapping[str, Mapping[str, TechniquePrior]]:
     """Return all priors, by technique and case."""
+    # Here: the script's own Python, which reads records too, may be older and have no tomli.
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
+
     text = Path(__file__).with_name("priors.toml").read_text(encoding="utf-8")
     return {
         technique: {case: TechniquePrior(**facts) for case, facts in cases.items()}

@@ -284,7 +284,11 @@ def _try_again(ladder: TuningState) -> None:
 
     Only where their interval left room for a gain that can be shown.
     """
-    hidden = [item for item in ladder.undecided if item.base != ladder.recipe]
+    hidden = [
+        item
+        for item in ladder.undecided
+        if item.base != ladder.recipe or (item.match.disturbed and not item.row.comparison)
+    ]
     ranked = rank(_looked(ladder), ladder.search, ladder.experience) if hidden else []
     for candidate in ranked:
         choice = candidate.choice
@@ -297,6 +301,8 @@ def _try_again(ladder: TuningState) -> None:
         if not ladder.has_time():
             return
         ladder.undecided.remove(item)
+        if item.match.disturbed and item.row in ladder.rows:
+            ladder.rows.remove(item.row)
         recipe = ladder.recipe.plus(choice)
         ladder.say(choice.label)
         ladder.settle(candidate, recipe, ladder.play(recipe, Rule()))

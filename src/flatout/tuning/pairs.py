@@ -23,7 +23,7 @@ from flatout.records.statistics import (
 from flatout.records.trial import Outcome, Trial
 from flatout.records.units import format_bytes, format_interval, format_ratio
 from flatout.tuning.ranking import Candidate
-from flatout.tuning.trial_runner import TrialRunner
+from flatout.tuning.trial_runner import TrialRunner, foreign_share_of
 
 SAME_BATCH = 0.1
 """Samples a step that differ by less are the same: an epoch's last batch is short."""
@@ -35,6 +35,10 @@ class Sides:
 
     base: list[Profile] = field(default_factory=list)
     candidate: list[Profile] = field(default_factory=list)
+    loaded: int = 0
+    """Pairs under a load that the user accepted."""
+    disturbed: list[str] = field(default_factory=list)
+    """What spoilt the pairs that do not count."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +58,8 @@ class Match:
     """To go on from, should more pairs be wanted."""
     ran_out: bool = False
     """Whether the budget ended the comparison."""
+    disturbed: str = ""
+    """What kept a pair from being measured, where that ended the comparison."""
 
 
 def play(
@@ -75,7 +81,7 @@ def play(
     sides = earlier.sides if earlier else Sides()
     evidence = _evidence(lab, sides, rule) if sides.base else None
     decision, ran_out = Decision.UNDECIDED, False
-    for number in range(len(sides.base), rule.max_pairs):
+    while (number := len(sides.base)) < rule.max_pairs:
         if rule.looks_ahead and evidence is not None and not can_decide(evidence, rule):
             break
         if number >= max(1, rule.at_least) and not may_go_on():
@@ -90,8 +96,15 @@ def play(
                 candidate=None,
                 failure=failure,
             )
+        if len(sides.base) == number:  # the pair does not count
+            if len(sides.disturbed) >= MOST_DISTURBED:
+                break
+            continue
         evidence = _evidence(lab, sides, rule)
         decision = decide(evidence, rule)
+        if sides.loaded and len(sides.base) < LOADED_PAIRS:
+            decision = Decision.UNDECIDED
+            continue
         if decision is not Decision.UNDECIDED and number + 1 >= rule.at_least:
             break
         if number + 1 >= rule.patience and evidence.mean < math.log(rule.promising):
@@ -104,15 +117,20 @@ def play(
         first_candidate=sides.candidate[0] if sides.candidate else None,
         sides=sides,
         ran_out=ran_out,
+        disturbed=sides.disturbed[-1] if len(sides.disturbed) >= MOST_DISTURBED else "",
     )
 
 
 def _play_pair(
     lab: TrialRunner, base: Recipe, candidate: Recipe, sides: Sides, *, starts_with_base: bool
 ) -> Trial | None:
-    """Run one pair; return the trial that failed, if one did."""
-    order = [(base, sides.base), (candidate, sides.candidate)]
-    for recipe, side in order if starts_with_base else order[::-1]:
+    """Run one pair; return the trial that failed, if one did.
+
+    A pair of which other work disturbed a trial does not count; under a load that the user accepts,
+    one whose sides saw different loads.
+    """
+    pair: dict[bool, Trial] = {}
+    for recipe in (base, candidate) if starts_with_base else (candidate, base):
         if recipe is candidate:
             trial = lab.time(recipe, must_apply=True)
         else:
@@ -121,8 +139,23 @@ def _play_pair(
             return trial
         if recipe is candidate and trial.not_applied:
             return trial
-        side.append(trial.profile)
+        why = trial.details.get("disturbed", "")
+        if why and not lab.accepts_load:
+            sides.disturbed.append(why)
+            return None
+        pair[recipe is base] = trial
         lab.latest = trial if recipe is base else None
+    shares = [foreign_share_of(trial) for trial in pair.values()]
+    is_loaded = any(trial.details.get("disturbed") for trial in pair.values())
+    if is_loaded and max(shares) - min(shares) > SAME_LOAD:
+        sides.disturbed.append(f"other processes took {shares[0]:.0%} and {shares[1]:.0%} of it")
+        return None
+    sides.loaded += is_loaded
+    first, second = pair[True].profile, pair[False].profile
+    assert first is not None
+    assert second is not None
+    sides.base.append(first)
+    sides.candidate.append(second)
     return None
 
 
@@ -155,6 +188,12 @@ def _middle(profiles: list[Profile]) -> Profile | None:
     return sorted(profiles, key=lambda profile: profile.whole_step_ms)[len(profiles) // 2]
 
 
+MOST_DISTURBED = 2
+"""Disturbed pairs after which a comparison is set aside; each trial was repeated already."""
+SAME_LOAD = 0.1
+"""Part of the cores: pairs whose sides saw foreign loads that differ by more do not count."""
+LOADED_PAIRS = 3
+"""Pairs at least before anything is said of a candidate under a load that the user accepted."""
 MIN_STARTUP_S = 1.0
 """A longer start-up than the base's by less than this is noise, not compilation."""
 
@@ -200,7 +239,10 @@ def verdict_of(match: Match, check: LossCheck) -> tuple[Verdict, str]:
         return Verdict.WORSE, ""
     if match.decision is Decision.NO_EFFECT:
         return Verdict.NO_EFFECT, ""
-    return Verdict.INCONCLUSIVE, "the budget ran out" if match.ran_out else ""
+    why = "the budget ran out" if match.ran_out else ""
+    if match.disturbed:
+        why = f"not measured: the machine was busy ({match.disturbed})"
+    return Verdict.INCONCLUSIVE, why
 
 
 def _memory_line(before: PeakBytes, after: PeakBytes) -> str:

@@ -15,6 +15,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from flatout.agent.switching import SCREEN_LOG
 from flatout.analysis import disturbance
 from flatout.records.errors import UserError
@@ -32,6 +34,8 @@ COMPILE_S = 300.0
 """A trial may be silent this long: compiling a deep model took 158 s on two cores."""
 MAX_REPEATS = 3
 """How often one trial is run at most while others disturb it."""
+MOST_WAIT_S, QUIET_S = 20.0, 1.0
+"""How long a disturbed trial's repeat waits for quiet, and how long it has to be quiet."""
 MAX_ACCEPTED_REPEATS = 2
 """The same where the load is accepted: it will not be gone the third time."""
 ACCEPTED_BUSY_AFTER = 2
@@ -81,8 +85,12 @@ class TrialRunner:
     """Wall time of the latest trial, by recipe and kind."""
     latest: Trial | None = None
     """The trial that ran last, where it was the base of a comparison."""
+    wait: Callable[[float], None] = lambda _most_s: None
+    """Waits until other processes leave the cores alone, for so many seconds at most."""
     timed: int = 0
     disturbed: int = 0
+    foreign_shares: list[float] = field(default_factory=list)
+    """Part of the cores that other processes used during each timed trial."""
     replayed_s: float = 0.0
     """Time the replayed trials took when they ran."""
 
@@ -107,8 +115,12 @@ class TrialRunner:
             if trial.outcome is not Outcome.OK or trial.profile is None:
                 return trial
             self.timed += 1
-            if not is_disturbed(trial, trial.profile, self.machine):
-                break
+            self.foreign_shares.append(foreign_share_of(trial))
+            why = disturbances(trial, trial.profile, self.machine)
+            if not why:
+                self._keep_time(recipe, trial.profile)
+                return trial
+            trial = replace(trial, details={**trial.details, "disturbed": why})
             self.disturbed += 1
             enough = ACCEPTED_BUSY_AFTER if self.accepts_load else BUSY_AFTER
             is_busy = self.timed >= enough and 2 * self.disturbed > self.timed
@@ -116,9 +128,14 @@ class TrialRunner:
                 raise MachineBusyError
             if not self.may_repeat() or (self.accepts_load and is_busy):
                 break
-        if trial.profile is not None:
-            self.step_s.setdefault(key_of(recipe), []).append(trial.profile.whole_step_ms / 1e3)
+            if not self.accepts_load:
+                self.wait(MOST_WAIT_S)
+        if self.accepts_load and trial.profile is not None:
+            self._keep_time(recipe, trial.profile)
         return trial
+
+    def _keep_time(self, recipe: Recipe, profile: Profile) -> None:
+        self.step_s.setdefault(key_of(recipe), []).append(profile.whole_step_ms / 1e3)
 
     def again(self, recipe: Recipe) -> Trial:
         """Return the trial of this recipe that ran last of all, as a base; else time it again."""
@@ -224,10 +241,27 @@ def key_of(recipe: Recipe) -> str:
     )
 
 
-def is_disturbed(trial: Trial, profile: Profile, machine: Machine) -> bool:
-    """Return whether other work on the machine or on its device spoilt a trial."""
+def disturbances(trial: Trial, profile: Profile, machine: Machine) -> str:
+    """Return how other work on the machine or on its device spoilt a trial, "" if none did."""
     load = trial.details.get("load", {})
-    return bool(disturbance.of_load(load, profile, machine) or disturbance.of_device(profile.gpu))
+    found = disturbance.of_load(load, profile, machine) or disturbance.of_device(profile.gpu)
+    return "; ".join(found)
+
+
+def foreign_share_of(trial: Trial) -> float:
+    """Return the part of the cores that other processes used during a trial."""
+    return float(trial.details.get("load", {}).get("foreign_share", 0.0))
+
+
+def wait_for_quiet(most_s: float) -> None:
+    """Return once other processes leave the cores alone, after so many seconds at the latest.
+
+    Between two trials flatout itself does nothing: whatever is busy then is someone else's.
+    """
+    ends = time.monotonic() + most_s
+    while time.monotonic() < ends:
+        if psutil.cpu_percent(interval=QUIET_S) <= 100 * disturbance.FOREIGN_LIMIT:
+            return
 
 
 def make_out(out: Path) -> None:

@@ -43,6 +43,7 @@ from flatout.tuning.trial_runner import (
     key_of,
     make_out,
     open_journal,
+    wait_for_quiet,
 )
 from flatout.tuning.trials import run_trial
 from flatout.tuning.worker_scan import WorkerScans
@@ -91,6 +92,8 @@ class TuneOptions:
     runner: Runner = run_trial
     clock: Callable[[], float] = time.monotonic
     """Tells the seconds that the budget counts."""
+    wait: Callable[[float], None] = wait_for_quiet
+    """Waits for other processes to leave the cores alone, for so many seconds at most."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,6 +145,7 @@ def _tune(workload: Workload, options: TuneOptions, tell: Tell, machine: Machine
         was_compiled=any(cache.iterdir()),
         accepts_load=options.accepts_load,
         may_repeat=lambda: budget.left_s > 0,
+        wait=options.wait,
         runner=options.runner,
         recorded=recorded,
     )
@@ -318,6 +322,8 @@ def _confirm(ladder: TuningState) -> _Proof:
         return _Proof()
     ladder.say("the whole recipe against the baseline")
     match = _confirmed(ladder)
+    if match.disturbed and match.decision is Decision.UNDECIDED:
+        raise MachineBusyError  # what was found stays, and says that it was not confirmed
     check = ladder.referee.check(ladder.recipe)
     if match.decision is Decision.KEPT and not check.passed and _without_guilty(ladder, check):
         return _confirm(ladder)
@@ -393,7 +399,11 @@ def _ablation(ladder: TuningState, baseline: Profile, proof: _Proof) -> Ablation
     if lab.disturbed:
         ladder.notes.append(
             f"{lab.disturbed} of {lab.timed} trials were disturbed by other work "
-            + ("and some of them count" if lab.accepts_load else "and were repeated")
+            + (
+                "and count where both sides saw the same load"
+                if lab.accepts_load
+                else "and do not count"
+            )
         )
     return Ablation(
         workload=lab.workload.command_line,
@@ -407,6 +417,7 @@ def _ablation(ladder: TuningState, baseline: Profile, proof: _Proof) -> Ablation
         feeding=proof.feeding,
         aa_check=ladder.referee.aa_check,
         resolution=max((pair.resolution for pair in pairs), default=1.0),
+        foreign_shares=tuple(lab.foreign_shares),
         cost_s=ladder.budget.elapsed_s + lab.replayed_s,
         stopped=ladder.stopped,
         notes=tuple(ladder.notes),

@@ -4,6 +4,7 @@ The changes by hand are instructions, not a diff of the user's source: flatout h
 """
 
 import math
+import statistics
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from string import Template
@@ -80,8 +81,12 @@ def headline(ablation: Ablation) -> Sentence:
 
 def where(ablation: Ablation) -> Sentence:
     """Return what was tuned, and on which device."""
-    device = ablation.baseline.device_name
-    return words("tuning.where", workload=ablation.workload, device=device)
+    place = {"workload": ablation.workload, "device": ablation.baseline.device_name}
+    shares = ablation.foreign_shares
+    if not shares:
+        return words("tuning.where", **place)
+    middle, most = format_share(statistics.median(shares)), format_share(max(shares))
+    return words("tuning.where_noisy", **place, middle=middle, most=most)
 
 
 def _proof_of(pair: Comparison) -> str:

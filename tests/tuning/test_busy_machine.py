@@ -1,0 +1,113 @@
+"""No verdict comes from a trial that other work on the machine disturbed."""
+
+from dataclasses import dataclass, field, replace
+
+from flatout.records.ablation import Verdict, ablation_from_json
+from flatout.reporting.terminal import render_ablation
+from tests.workflow.test_tune import World, run, verdicts
+from tests.workflow.test_tune import guard_that_passes as guard_that_passes
+
+LEVERS = ("bf16_autocast",)
+
+
+@dataclass
+class Shared(World):
+    """A machine on which others take cores during chosen trials; those are ten times slower."""
+
+    busy: dict[int, float] = field(default_factory=dict)
+    """By number of the trial the part of the cores that others take."""
+
+    def __call__(self, *asked):
+        trial = super().__call__(*asked)
+        share = self.busy.get(len(self.asked) - 1, 0.0)
+        if not share or trial.profile is None or asked[3].probes:
+            return trial
+        slow = replace(trial.profile.step_ms, median=10 * trial.profile.step_ms.median)
+        load = {"foreign_share": share, "delay_share": 0.5, "steal_share": 0.0, "wall_s": 2.0}
+        profile = replace(trial.profile, step_ms=slow)
+        return replace(trial, profile=profile, details={"load": load})
+
+
+def busy_for(label):
+    """Return a machine that is busy whenever one recipe runs."""
+
+    @dataclass
+    class Always(Shared):
+        def __call__(self, *asked):
+            self.busy = {len(self.asked): 0.48} if asked[1].label == label else {}
+            return super().__call__(*asked)
+
+    return Always
+
+
+def test_a_technique_whose_trials_were_all_disturbed_is_not_measured(tmp_path):
+    names = ("bf16_autocast", "fused_optimizer")
+    world = busy_for("bf16_autocast")({"bf16_autocast": 0.5, "fused_optimizer": 0.8})
+
+    ablation = run(world, tmp_path, only=names)
+
+    rows = [row for row in ablation.rows if row.choice.technique == "bf16_autocast"]
+    assert all(row.verdict is Verdict.INCONCLUSIVE for row in rows)
+    assert all(row.comparison is None for row in rows)
+    assert all(row.why.startswith("not measured: the machine was busy (other") for row in rows)
+
+
+def test_a_disturbed_pair_is_played_again(tmp_path):
+    world = Shared({"bf16_autocast": 0.5}, busy={2: 0.48, 3: 0.48, 4: 0.48})
+    waits = []
+
+    ablation = run(world, tmp_path, only=LEVERS, wait=waits.append)
+
+    assert verdicts(ablation) == {"bf16_autocast": Verdict.KEPT}
+    assert ablation.recipe.names == LEVERS
+    assert abs(ablation.confirmation.ratio - 2) < 0.1
+    assert waits  # for quiet, before a disturbed trial was run again
+
+
+def test_under_an_accepted_load_a_pair_counts_only_if_both_sides_saw_it(tmp_path):
+    world = Shared({"bf16_autocast": 0.5}, busy={3: 0.48, 4: 0.48, 5: 0.48})
+
+    ablation = run(world, tmp_path, only=LEVERS, accepts_load=True)
+
+    assert verdicts(ablation) == {"bf16_autocast": Verdict.KEPT}
+    assert abs(ablation.confirmation.ratio - 2) < 0.1
+
+
+def test_one_loaded_pair_is_not_enough_to_give_a_technique_up(tmp_path):
+    load = {"foreign_share": 0.5, "delay_share": 0.8, "steal_share": 0.0, "wall_s": 2.0}
+
+    ablation = run(
+        World({"bf16_autocast": 1.6}, load=load), tmp_path, only=LEVERS, accepts_load=True
+    )
+
+    assert ablation.rows[0].comparison.n >= 3
+
+
+def test_a_recipe_whose_confirmation_was_disturbed_stays_and_is_called_unconfirmed(
+    tmp_path, monkeypatch
+):
+    world = Shared({"bf16_autocast": 0.5}, noise=0.001)
+    original = world.__class__.__call__
+
+    def later(self, *asked):
+        kept = self.asked.count("bf16_autocast") >= 3
+        self.busy = {len(self.asked): 0.6} if kept else {}
+        return original(self, *asked)
+
+    monkeypatch.setattr(Shared, "__call__", later)
+
+    ablation = run(world, tmp_path, only=LEVERS)
+
+    assert ablation.stopped == "machine busy"
+    assert ablation.recipe.names == LEVERS
+    assert ablation.confirmation is None
+
+
+def test_the_report_begins_with_how_noisy_the_machine_was(tmp_path):
+    world = Shared({"bf16_autocast": 0.5}, busy={2: 0.48})
+
+    ablation = ablation_from_json(run(world, tmp_path, only=LEVERS).to_json())
+
+    assert max(ablation.foreign_shares) == 0.48
+    (line,) = [x for x in render_ablation(ablation).splitlines() if "of the cores, at most" in x]
+    assert line.endswith("others took 0 % of the cores, at most 48 %")
