@@ -163,8 +163,9 @@ def notes(ablation: Ablation) -> Iterator[Sentence]:
 def limits(ablation: Ablation) -> Iterator[Sentence]:
     """Yield what limits the training now: the data of a recipe, or what a baseline could gain."""
     if ablation.feeding is not None:
-        yield fed(ablation.feeding)
-        yield from _faster_ones(ablation, ablation.feeding)
+        # A recipe that was faster refutes the claim that this one is fed: only one of them is said.
+        faster = [*_faster_ones(ablation, ablation.feeding)]
+        yield from faster or [fed(ablation.feeding)]
     if not ablation.recipe.choices:
         yield words("tuning.ceilings", ceilings=ceilings_sentence(ablation.baseline))
 
