@@ -318,6 +318,8 @@ def test_what_it_rescues_with_are_settings_it_takes(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_some_slow_training_is_offered_it(name):
+    if "ranks" in kind_of(name).sets:
+        pytest.skip("how many devices a training gets is the user's decision")
     assert offered(name)
 
 
@@ -342,7 +344,7 @@ def test_it_predicts_a_gain_that_the_step_can_give(name):
         assert effect.startup_s >= 0
         assert effect.why
     # Some may be predicted to be slower: they are tried last.
-    assert any(gains)
+    assert any(gains) or not offered(name)
 
 
 @pytest.mark.parametrize("name", NAMES)

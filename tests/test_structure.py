@@ -47,6 +47,7 @@ TERMS_OF_OTHERS = {
     "adafactor": "the name of an optimizer in transformers",
     "attention_backend": "a field of the profile",
     "batch_size": "an argument of DataLoader",
+    "data_parallel": "a function of torch.nn.parallel",
     "expandable_segments": "a key of PYTORCH_ALLOC_CONF",
     "persistent_workers": "an argument of DataLoader",
     "tf32": "a number format",

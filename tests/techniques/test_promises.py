@@ -65,6 +65,8 @@ def test_what_is_said_of_a_promise_that_is_not_played_is_true(name):
     if said.startswith("acts on a CUDA device only: "):
         on_cpu = [case for case in CASES if case[0].device_kind == "cpu"]
         assert not any(catalogue.technique_class(name).candidates(*case) for case in on_cpu)
+    elif said == "this module compares with one process":
+        assert not any(catalogue.technique_class(name).candidates(*case) for case in CASES)
     elif said == "this module asks the guard":
         assert asks_the_guard(name)
     elif said.startswith("asked of the guard in "):

@@ -33,32 +33,52 @@ from flatout.cli.options import ScriptCommand, script
     default="",
     help="What the script is given to resume when it starts again, in one quoted text.",
 )
+@click.option("--gpus", type=click.IntRange(min=1), help="Train on so many GPUs of this machine.")
+@click.option(
+    "--ranks",
+    type=click.IntRange(min=1),
+    help="As --gpus, without GPUs: so many processes train together on the CPU.",
+)
+@click.option(
+    "--zero",
+    type=click.IntRange(0, 3),
+    default=0,
+    show_default=True,
+    help="Shard over the GPUs: 2 the gradients and optimizer states, 3 the weights too.",
+)
 @script
-def command(
+def command(  # noqa: PLR0913, PLR0917  one argument an option
     target: str,
     arguments: tuple[str, ...],
     recipe_path: Path | None,
     plan_path: Path | None,
     on_oom: str,
     resume_args: str,
+    gpus: int | None,
+    ranks: int | None,
+    zero: int,
 ) -> int:
     """Train with a recipe: the real training, the unmodified script.
 
     SCRIPT is a Python file, file.py:name for a Task, or -m followed by a module. At least one of
-    --with, --plan and --on-oom adapt has to be given. The script keeps its terminal, its files and
-    its seeds, and its exit code is flatout's.
+    --with, --plan, --gpus, --ranks and --on-oom adapt has to be given. With --gpus a script that
+    was written for one GPU trains on several, each with its part of every batch. The script keeps
+    its terminal, its files and its seeds, and its exit code is flatout's.
     """
     from flatout.launch.workloads import parse_workload
     from flatout.records.errors import UserError
     from flatout.records.recipe import Recipe
     from flatout.workflow.recipe_files import read_recipe
-    from flatout.workflow.run import RunOptions, read_plan, run
+    from flatout.workflow.run import RunOptions, read_plan, run, spread_over
 
-    if recipe_path is None and plan_path is None and on_oom == "stop":
+    spread = gpus or ranks
+    if recipe_path is None and plan_path is None and on_oom == "stop" and spread is None:
         raise UserError(
             f"run needs a recipe, as in: flatout run --with recipe.toml {target}; "
             f"'flatout tune {target}' writes one"
         )
+    if gpus is not None and ranks is not None:
+        raise UserError("--gpus and --ranks are the same choice: give one of them")
     workload = parse_workload(target, arguments)
     options = RunOptions(
         plan=read_plan(plan_path) if plan_path else None,
@@ -66,4 +86,6 @@ def command(
         resume_arguments=tuple(shlex.split(resume_args)),
     )
     recipe = read_recipe(recipe_path) if recipe_path else Recipe()
+    if spread is not None:
+        workload, recipe = spread_over(workload, recipe, spread, zero=zero, needs_gpus=bool(gpus))
     return run(workload, recipe, options)

@@ -45,6 +45,7 @@ SUPERVISE = (
 )
 """What the supervisor runs: nothing that is installed, or in the user's folder, comes before the
 standard library that it needs."""
+RANK_LAUNCHER = Path(__file__).with_name("rank_launcher.py")
 POLL_S = 0.02
 PATIENT = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Signals that wait for the end of a rollback."""
@@ -244,12 +245,16 @@ def clean_up_stale_trials() -> int:
 
 
 def command_of(workload: Workload) -> list[str]:
-    """Return the argv that runs the workload, exactly as a user would."""
+    """Return the argv that runs the workload, exactly as a user would, or in several ranks."""
     if workload.is_task:
-        return [workload.python, "-m", "flatout.agent.task_runner", workload.target]
-    if workload.target.startswith("-m "):
-        return [workload.python, "-m", workload.target[3:], *workload.arguments]
-    return [workload.python, workload.target, *workload.arguments]
+        command = [workload.python, "-m", "flatout.agent.task_runner", workload.target]
+    elif workload.target.startswith("-m "):
+        command = [workload.python, "-m", workload.target[3:], *workload.arguments]
+    else:
+        command = [workload.python, workload.target, *workload.arguments]
+    if workload.ranks == 1:
+        return command
+    return [workload.python, "-P", str(RANK_LAUNCHER), str(workload.ranks), *command]
 
 
 def armed_environment(environment: Mapping[str, str], child_spec: Path) -> dict[str, str]:

@@ -169,7 +169,8 @@ def _build(choice: Choice) -> Technique:
 
 def _check_settings(kind: type[Technique], name: str, settings: Mapping[str, Any]) -> None:
     hints = typing.get_type_hints(kind)
-    allowed = {item.name: hints[item.name] for item in fields(kind)}  # type: ignore[arg-type]
+    settings_of = [item.name for item in fields(kind) if item.init]  # type: ignore[arg-type]
+    allowed = {name: hints[name] for name in settings_of}
     for setting, value in settings.items():
         if setting not in allowed:
             raise UserError(f"{name}: {unknown('setting', setting, allowed)}")

@@ -276,7 +276,8 @@ class Technique(ABC):
 
     def settings(self) -> dict[str, Any]:
         """Return the settings as plain values, for the recipe."""
-        return {item.name: getattr(self, item.name) for item in fields(self)}  # type: ignore[arg-type]
+        kept = [item.name for item in fields(self) if item.init]  # type: ignore[arg-type]
+        return {name: getattr(self, name) for name in kept}
 
 
 SEAM_METHODS = (

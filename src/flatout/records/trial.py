@@ -29,6 +29,8 @@ class Workload:
     python: str = "python"
     """The interpreter that runs it."""
     is_task: bool = False
+    ranks: int = 1
+    """Processes that run it together, each with its part of every batch."""
 
     @property
     def name(self) -> str:

@@ -210,6 +210,25 @@ def run(workload: Workload, recipe: Recipe, options: RunOptions = RunOptions()) 
     return code
 
 
+def spread_over(
+    workload: Workload, recipe: Recipe, ranks: int, *, zero: int, needs_gpus: bool
+) -> tuple[Workload, Recipe]:
+    """Return what trains a script for one device in several ranks.
+
+    Raises:
+        UserError: where the machine has too few GPUs, or the stage of ZeRO is not offered.
+    """
+    found = len(read_machine(torch=False).devices)
+    if needs_gpus and found < ranks:
+        raise UserError(
+            f"--gpus {ranks}: this machine has {found}; --ranks {ranks} trains on the CPU"
+        )
+    if zero == 1:
+        raise UserError("--zero 1 is not offered: --zero 2 saves more and sends as much")
+    choice = Choice(technique=catalogue.setter_of("ranks"), settings={"ranks": ranks, "zero": zero})
+    return replace(workload, ranks=ranks), recipe.plus(choice)
+
+
 def _tell_restart(workload: Workload, recipe: Recipe, options: RunOptions) -> None:
     tell(f"starting again in a fresh process with {recipe.label}")
     if options.resume_arguments:

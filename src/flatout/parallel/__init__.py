@@ -1,0 +1,1 @@
+"""A training on several ranks: how batches, random numbers and gradients are shared out."""

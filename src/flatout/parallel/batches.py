@@ -1,0 +1,432 @@
+"""Each rank's part of every batch: the ranks together see what one process would see.
+
+A loader that feeds the training chooses its batches as always, alike on every rank, and each rank
+fetches its part of them. The global batch stays what the script asked for. Evaluation is left
+alone: every rank evaluates everything, so what the script counts there needs no reduction.
+
+Which loader feeds the training shows at its first backward. Until then batches are whole on every
+rank, which trains exactly the same and is only slower.
+"""
+
+import functools
+import random
+import sys
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch.utils.data import IterableDataset, get_worker_info
+
+from flatout.agent import patching
+from flatout.agent.samples import leading_size
+from flatout.data.proof.random_streams import Streams
+from flatout.parallel.group import MAX_SEED, say, seed_all
+
+CONTAINERS = (Mapping, list, tuple)
+LATEST = 4
+"""Batches of a loader among which the one that a model is called with is looked for."""
+RANK_SEEDS = 1_000_003
+"""Distance between the seeds of two ranks: more than workers a loader has."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Which part of a batch is one rank's, in order of ranks; sizes differ by one at most."""
+
+    rank: int
+    ranks: int
+
+    def of(self, samples: int) -> slice:
+        """Return where this rank's samples are in a batch.
+
+        >>> Part(0, 2).of(5), Part(1, 2).of(5)
+        (slice(0, 3, None), slice(3, 5, None))
+        """
+        whole, left = divmod(samples, self.ranks)
+        start = self.rank * whole + min(self.rank, left)
+        return slice(start, start + whole + (self.rank < left))
+
+    def weight(self, samples: int) -> float:
+        """Return the share that this rank's mean has in the mean over a batch.
+
+        >>> Part(0, 2).weight(5), Part(0, 4).weight(8)
+        (0.6, 0.25)
+        """
+        found = self.of(samples)
+        return float(found.stop - found.start) / samples
+
+    def take(self, chosen: list[Any]) -> list[Any]:
+        """Return this rank's of the chosen samples; one that weighs nothing where it has none."""
+        return chosen[self.of(len(chosen))] or chosen[:1]
+
+
+def part_of_batch(batch: Any, part: Part, samples: int) -> Any:
+    """Return this rank's part of a batch that was made whole: tensors by their first dimension.
+
+    Raises:
+        ValueError: where the batch holds nothing that is cut so, or something that cannot be.
+    """
+    where = part.of(samples)
+    if where.start == where.stop:
+        where = slice(0, 1)
+    found = 0
+
+    def cut(item: Any) -> Any:
+        nonlocal found
+        if isinstance(item, torch.Tensor | np.ndarray):
+            is_cut = bool(item.ndim) and len(item) == samples
+            found += is_cut
+            return item[where] if is_cut else item
+        if isinstance(item, list | tuple) and len(item) == samples and not _holds_tensors(item):
+            return item[where]
+        if item is not None and not isinstance(item, (*CONTAINERS, str, bytes, int, float)):
+            raise ValueError(f"a batch with a {type(item).__name__} cannot be cut")
+        return item
+
+    cut_batch = _changed(batch, cut)
+    if not found:
+        raise ValueError("the batch holds no tensor with one row a sample")
+    return cut_batch
+
+
+def _changed(item: Any, change: Callable[[Any], Any]) -> Any:
+    """Return an item changed; a container that is left as it is with its entries changed."""
+    made = change(item)
+    if made is not item or not isinstance(item, CONTAINERS):
+        return made
+    if isinstance(item, Mapping):
+        entries = {key: _changed(value, change) for key, value in item.items()}
+        return entries if type(item) is dict else type(item)(entries)  # type: ignore[call-arg]
+    values = [_changed(value, change) for value in item]
+    return type(item)(*values) if hasattr(item, "_fields") else type(item)(values)
+
+
+def _holds_tensors(items: Sequence[Any]) -> bool:
+    return any(isinstance(one, torch.Tensor | Mapping) for one in items)
+
+
+class SharedStreams:
+    """Random streams that all ranks draw from alike, apart from those that are each rank's own.
+
+    Samplers choose by the shared ones, so all ranks choose the same; dropout and random
+    augmentation draw from the rank's own, so they differ from rank to rank.
+    """
+
+    def __init__(self, part: Part) -> None:
+        self.rank = part.rank
+        self.shared = Streams()
+        self._own: Streams | None = None
+        if part.rank:
+            seed_all(self._rank_seed())
+
+    def _rank_seed(self) -> int:
+        return (torch.initial_seed() + self.rank * RANK_SEEDS) % 2**63
+
+    def install(self) -> None:
+        """Let what the script seeds, saves and puts back be the streams that all ranks share."""
+        for owner in (torch, torch.random):
+            patching.wrap(owner, "manual_seed", self._seeding)
+            patching.wrap(owner, "get_rng_state", self._reading)
+            patching.wrap(owner, "set_rng_state", self._seeding)
+
+    def _seeding(self, seed: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(seed)
+        def seeded(*args: Any, **kwargs: Any) -> Any:
+            result = seed(*args, **kwargs)
+            if self._own is None and _is_scripts(sys._getframe(1)):
+                self.shared.torch = torch.default_generator.get_state()
+                if self.rank:
+                    torch.default_generator.manual_seed(self._rank_seed())
+            return result
+
+        return seeded
+
+    def _reading(self, read: Callable[[], Any]) -> Callable[[], Any]:
+        @functools.wraps(read)
+        def state() -> Any:
+            return self.shared.torch.clone() if _is_scripts(sys._getframe(1)) else read()
+
+        return state
+
+    def begin(self) -> None:
+        """Draw from the shared streams until `end`."""
+        self._own = Streams()
+        self.shared.set_back()
+
+    def end(self) -> None:
+        """Draw from the rank's own streams again."""
+        if self._own is not None:
+            self.shared = Streams()
+            self._own.set_back()
+            self._own = None
+
+    @contextmanager
+    def drawing(self) -> Iterator[None]:
+        """Draw from the shared streams inside; a block inside another one does nothing more."""
+        if self._own is not None:
+            yield
+            return
+        self.begin()
+        try:
+            yield
+        finally:
+            self.end()
+
+
+def _is_scripts(frame: FrameType) -> bool:
+    """Return whether the script calls: torch itself puts states back, as checkpointing does."""
+    module = str(frame.f_globals.get("__name__", ""))
+    return not module.startswith(("torch.", "flatout."))
+
+
+class RankSeeds:
+    """A `worker_init_fn` that gives the workers of each rank streams of their own."""
+
+    def __init__(self, rank: int, then: Any) -> None:
+        self.rank, self.then = rank, then
+
+    def __call__(self, worker: int) -> None:
+        """Seed a worker that starts, and then do what the script wants."""
+        seed = (torch.initial_seed() + self.rank * RANK_SEEDS) % 2**63
+        random.seed(seed)
+        np.random.seed(seed % MAX_SEED)
+        torch.manual_seed(seed)
+        object.__setattr__(get_worker_info(), "seed", seed)
+        if self.then is not None:
+            self.then(worker)
+
+
+class Feed:
+    """What one loader gives to this rank."""
+
+    def __init__(self, part: Part, *, cuts_batches: bool) -> None:
+        self.part = part
+        self.cuts_batches = cuts_batches
+        """Whether batches are made whole and cut: those of streams, and of samplers of no lists."""
+        self.trains = False
+        """Whether a backward followed a batch of it."""
+        self.shares = False
+        """Whether batches that are chosen from now on are shared out."""
+        self.sizes: deque[tuple[int, int]] = deque()
+        """Of the chosen batches that the loop has not had yet: samples, and how many of them are
+        this rank's."""
+        self.is_used = True
+        """Whether a backward followed the last batch that was shared out."""
+        self.is_whole = False
+        """Whether its batches stay whole for good, since they cannot be cut."""
+
+
+class SharedBatches:
+    """A batch sampler's batches, of which each rank gets its part."""
+
+    def __init__(self, batches: Any, feed: Feed, streams: SharedStreams) -> None:
+        self.batches, self.feed, self.streams = batches, feed, streams
+
+    def __iter__(self) -> Iterator[Any]:
+        self.feed.sizes.clear()
+        with self.streams.drawing():
+            source = iter(self.batches)
+        return self._choose(source)
+
+    def _choose(self, source: Iterator[Any]) -> Iterator[Any]:
+        feed = self.feed
+        while True:
+            with self.streams.drawing():
+                chosen = next(source, None)
+            if chosen is None:
+                return
+            if feed.shares and isinstance(chosen, list) and chosen:
+                own = feed.part.take(chosen)
+                feed.sizes.append((len(chosen), len(own)))
+                yield own
+            else:
+                count = len(chosen) if isinstance(chosen, list) else 0
+                feed.sizes.append((count, count))
+                yield chosen
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "batches":  # a copy that has nothing yet
+            raise AttributeError(name)
+        return getattr(self.batches, name)
+
+
+class Feeds:
+    """All loaders of this rank, and which part of which batch the loop works on."""
+
+    def __init__(self, part: Part) -> None:
+        self.part = part
+        self.streams: SharedStreams | None = None
+        self.by_loader: weakref.WeakKeyDictionary[Any, Feed] = weakref.WeakKeyDictionary()
+        self.drawn: dict[int, _SharedIterator] = {}
+        """The iterators that gave batches since the last backward."""
+        self.worked_on = 0
+        """Samples in the last training call of a model; 0 where that was not seen."""
+        self.has_drawn = False
+        self.warned = False
+
+    def begin(self, loader: Any, *, is_training: bool) -> None:
+        """Make a loader ready for an iterator, which is then made from the shared streams."""
+        if self.streams is None:
+            self.streams = SharedStreams(self.part)
+            self.streams.install()
+        feed = self.by_loader.get(loader)
+        if feed is None:
+            is_stream = isinstance(loader.dataset, IterableDataset)
+            feed = Feed(self.part, cuts_batches=is_stream or loader.batch_sampler is None)
+            self.by_loader[loader] = feed
+            if not feed.cuts_batches:
+                shared = SharedBatches(loader.batch_sampler, feed, self.streams)
+                loader.__dict__["batch_sampler"] = shared  # DataLoader forbids setting it
+        feed.shares = feed.trains and is_training
+        self.streams.begin()
+
+    def iterate(self, batches: Iterator[Any], loader: Any) -> Iterator[Any]:
+        """Return the iterator that the loop draws from; it was made since `begin`."""
+        if self.streams is not None:
+            self.streams.end()
+        return _SharedIterator(batches, self.by_loader[loader], self)
+
+    def had(self, iterator: "_SharedIterator", samples: int, own: int) -> None:
+        """Note that the loop has a batch, of how many samples, and how many of them are here."""
+        feed, is_shared = iterator.feed, own < samples
+        if is_shared and not feed.is_used and not self.warned:
+            self.warned = True
+            say(
+                "batches of the training loader were drawn without a backward: what the script "
+                "counted of them is of this rank's part only"
+            )
+        feed.is_used = not is_shared
+        self.has_drawn = True
+        weight = self.part.weight(samples) if is_shared else 1 / self.part.ranks
+        iterator.latest.append((own, weight))
+        iterator.count += torch.is_grad_enabled()
+        key = id(iterator)
+        self.drawn.pop(key, None)  # the latest comes last
+        self.drawn[key] = weakref.proxy(iterator, lambda _: self.drawn.pop(key, None))
+
+    def weight(self) -> float:
+        """Return the share of this rank's mean in the mean over the batch worked on.
+
+        That is the latest one with as many samples as the model was called with: Accelerate draws
+        one batch ahead, and the last one of an epoch is mostly smaller.
+        """
+        latest = [one for iterator in self.drawn.values() for one in iterator.latest]
+        fitting = [weight for own, weight in latest if own == self.worked_on]
+        return (fitting or [weight for _, weight in latest] or [1 / self.part.ranks])[-1]
+
+    def trained(self) -> None:
+        """Note a backward: a loader that gave one batch since the last one feeds the training.
+
+        What only looks at data, or evaluates, draws several, or lets go of its iterator.
+        """
+        for iterator in self.drawn.values():
+            feed = iterator.feed
+            if iterator.count == 1 and not feed.is_whole:
+                feed.trains = feed.shares = True
+            iterator.count, feed.is_used = 0, True
+
+
+class _SharedIterator:
+    """A loader's iterator that notes how each batch was shared out, and cuts whole ones."""
+
+    def __init__(self, batches: Iterator[Any], feed: Feed, feeds: Feeds) -> None:
+        self.batches, self.feed, self.feeds = batches, feed, feeds
+        self.latest: deque[tuple[int, float]] = deque(maxlen=LATEST)
+        """Of the latest batches: samples that are here, and this rank's share in the mean."""
+        self.count = 0
+        """Batches since the last backward, drawn while gradients were on."""
+
+    def __iter__(self) -> "_SharedIterator":
+        return self
+
+    def __next__(self) -> Any:
+        feed, feeds = self.feed, self.feeds
+        try:
+            if not feed.cuts_batches:
+                batch = next(self.batches)
+                feeds.had(self, *(feed.sizes.popleft() if feed.sizes else (0, 0)))
+                return batch
+            assert feeds.streams is not None
+            with feeds.streams.drawing():  # a stream in this process draws alike on every rank
+                batch = next(self.batches)
+        except StopIteration:
+            self.count += 2  # whoever draws to the end before a backward does not train
+            raise
+        samples = own = leading_size(batch)
+        if feed.shares and samples:
+            try:
+                batch = part_of_batch(batch, feed.part, samples)
+                own = max(1, len(range(samples)[feed.part.of(samples)]))
+            except ValueError as error:
+                say(f"each rank trains on whole batches, which gains nothing: {error}")
+                feed.is_whole, feed.trains, feed.shares = True, False, False
+        feeds.had(self, samples, own)
+        return batch
+
+    def __len__(self) -> int:
+        return len(self.batches)  # type: ignore[arg-type]
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "batches":
+            raise AttributeError(name)
+        return getattr(self.batches, name)
+
+
+class _Gather(torch.autograd.Function):
+    """The rows of all ranks, in order; each rank goes on with all of them, alike.
+
+    So every rank has the gradient of all rows, and its own part times the ranks is what the ranks'
+    gradients sum up to: nothing is sent in backward.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, rows: torch.Tensor, part: Part) -> torch.Tensor:
+        ctx.part, ctx.rows = part, len(rows)
+        found = [torch.empty_like(rows) for _ in range(part.ranks)]
+        dist.all_gather(found, rows)
+        return torch.cat(found)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        start = ctx.part.rank * ctx.rows
+        return grad[start : start + ctx.rows] * ctx.part.ranks, None
+
+
+def gathered(output: Any, samples: int, part: Part) -> Any:
+    """Return the outputs of all ranks' parts as of one batch, for a loss over all of it.
+
+    Args:
+        output: of a model that was called with this rank's part.
+        samples: of the part; the same on every rank.
+        part: this rank's.
+
+    Rows are put together in order of the ranks, numbers (a loss) averaged. Gradients flow back to
+    each rank's own part, summed over the ranks: averaged as DDP does they are those of the batch.
+    """
+
+    def gather(item: Any) -> Any:
+        if not isinstance(item, torch.Tensor) or not item.is_floating_point():
+            return item
+        if item.ndim == 0:
+            return _Gather.apply(item[None], part).mean()  # type: ignore[no-untyped-call]
+        if len(item) == samples:
+            return _Gather.apply(item.contiguous(), part)  # type: ignore[no-untyped-call]
+        return item
+
+    return _changed(output, gather)
+
+
+def leading(things: Sequence[Any]) -> int:
+    """Return the first dimension that all tensors among the arguments of a call share, else 0."""
+    sizes = {len(one) for one in things if isinstance(one, torch.Tensor) and one.ndim}
+    return sizes.pop() if len(sizes) == 1 else 0

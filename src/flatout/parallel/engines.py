@@ -1,0 +1,220 @@
+"""What keeps the ranks' models alike: torch's DistributedDataParallel, or FSDP2 in place.
+
+Neither wraps the script's model. DDP's reducer is told of every backward and not of forwards: so
+two forwards before one backward, two backwards after them, and networks that train in turns (a
+GAN) are reduced as well, which a model wrapped in DDP leaves out in silence.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from flatout.parallel.group import say, stop
+
+BUCKET_BYTES = 250 << 20
+"""Bytes that are sent together where a model's state is made alike, as DDP does."""
+
+
+def make_alike(tensors: Iterable[torch.Tensor]) -> None:
+    """Give every rank the values of rank 0."""
+    found = [tensor.detach() for tensor in tensors]
+    if found:
+        world = dist.distributed_c10d._get_default_group()
+        dist._broadcast_coalesced(world, found, BUCKET_BYTES, 0)  # type: ignore[attr-defined]
+
+
+class Replicas:
+    """A whole model on every rank; DDP averages the gradients while backward runs."""
+
+    def __init__(self) -> None:
+        self.engines: list[nn.parallel.DistributedDataParallel] = []
+        self.roots: list[nn.Module] = []
+        self.covered: set[int] = set()
+
+    def add(self, root: nn.Module) -> None:
+        """Take on a root model: rank 0's values, and its gradients averaged from now on."""
+        if not any(one is root for one in self.roots):
+            self.roots.append(root)
+            make_alike([*root.parameters(), *root.buffers()])
+        self._cover(root.parameters())
+
+    def _cover(self, parameters: Iterable[nn.Parameter]) -> None:
+        new = [p for p in parameters if p.requires_grad and id(p) not in self.covered]
+        if new:
+            self.covered |= {id(parameter) for parameter in new}
+            held = nn.ParameterList(new)
+            self.engines.append(
+                nn.parallel.DistributedDataParallel(held, find_unused_parameters=True)
+            )
+
+    def before_epoch(self) -> None:
+        """Take on what is trained from now on (a layer thawed), and make the buffers alike.
+
+        Statistics of batch normalisation come from each rank's own part; evaluation and what is
+        saved have rank 0's.
+        """
+        for root in self.roots:
+            self.add(root)
+        make_alike(buffer for root in self.roots for buffer in root.buffers())
+
+    def before_backward(self, outputs: Sequence[torch.Tensor]) -> None:
+        """Expect a gradient of each parameter that the outputs depend on."""
+        for engine in self.engines:
+            engine._pre_forward()  # type: ignore[no-untyped-call]
+            engine.reducer.prepare_for_backward(list(outputs))
+
+    def adopt(self, optimizer: torch.optim.Optimizer) -> None:
+        """Average the gradients of what the optimizer trains and no model holds, too."""
+        self._cover(p for group in optimizer.param_groups for p in group["params"])
+
+    def check(self, optimizer: torch.optim.Optimizer, steps: int) -> None:
+        """Stop where the ranks' parameters differ: something trains that backward does not see."""
+        sums = [
+            torch.stack((p.detach().double().sum(), p.detach().double().abs().sum()))
+            for group in optimizer.param_groups
+            for p in group["params"]
+        ]
+        if not sums:
+            return
+        own = torch.stack(sums).nan_to_num().flatten()
+        first = own.clone()
+        dist.broadcast(first, 0)
+        if not torch.equal(own, first):
+            stop(
+                f"after step {steps} the parameters differ from rank 0's: the script changes them "
+                "apart from backward and step, so it cannot be spread over ranks as it is"
+            )
+
+
+class Shards:
+    """A model of which each rank keeps a part (FSDP2, ZeRO-2 or 3)."""
+
+    def __init__(self, ranks: int, shard: int, *, reshards: bool) -> None:
+        from torch.distributed.device_mesh import init_device_mesh
+
+        kind = "cuda" if dist.get_backend() == "nccl" else "cpu"
+        axes = {"dp_replicate": ranks // shard} if shard < ranks else {}
+        axes["dp_shard"] = shard
+        self.mesh = init_device_mesh(kind, tuple(axes.values()), mesh_dim_names=tuple(axes))
+        self.reshards = reshards
+        self.roots: list[nn.Module] = []
+        self.replaced: dict[int, nn.Parameter] = {}
+        self.counts: dict[int, int] = {}
+
+    def add(self, root: nn.Module) -> None:
+        """Shard a root model in place: its repeated blocks one by one, then what is left."""
+        from torch.distributed.fsdp import fully_shard
+
+        if any(one is root for one in self.roots):
+            return
+        self.roots.append(root)
+        make_alike([*root.parameters(), *root.buffers()])
+        before = dict(root.named_parameters())
+        for block in blocks_of(root):
+            fully_shard(block, mesh=self.mesh, reshard_after_forward=self.reshards)
+        fully_shard(root, mesh=self.mesh, reshard_after_forward=self.reshards)
+        after = dict(root.named_parameters())
+        self.replaced |= {id(before[name]): after[name] for name in before}
+        self.counts[id(root)] = len(before)
+        root.register_state_dict_post_hook(_gather_state)  # type: ignore[no-untyped-call]
+        root.register_load_state_dict_pre_hook(_share_state)  # type: ignore[no-untyped-call]
+
+    def before_epoch(self) -> None:
+        """Make the buffers alike, as `Replicas.before_epoch` does."""
+        make_alike(buffer for root in self.roots for buffer in root.buffers())
+
+    def before_backward(self, outputs: Sequence[torch.Tensor]) -> None:
+        """FSDP2 sees backward by hooks of its own."""
+
+    def adopt(self, optimizer: torch.optim.Optimizer) -> None:
+        """Let an optimizer that was made before its model was sharded step on the shards."""
+        for group in optimizer.param_groups:
+            group["params"] = [self.replaced.get(id(p), p) for p in group["params"]]
+        for parameter in list(optimizer.state):
+            new = self.replaced.get(id(parameter))
+            if new is not None:
+                optimizer.state[new] = {
+                    name: _shared_as(value, new)
+                    for name, value in optimizer.state.pop(parameter).items()
+                }
+        optimizer.register_state_dict_post_hook(_gather_optimizer)
+        optimizer.register_load_state_dict_pre_hook(_share_optimizer)
+
+    def check(self, optimizer: torch.optim.Optimizer, steps: int) -> None:
+        """Stop where a parameter vanished, or an optimizer steps on one that is no shard."""
+        for root in self.roots:
+            count = sum(1 for _ in root.parameters())
+            if count != self.counts[id(root)]:
+                stop(f"after step {steps} the model has {count} parameters, not all it had")
+        if any(id(p) in self.replaced for group in optimizer.param_groups for p in group["params"]):
+            stop("an optimizer steps on parameters that were sharded since: make it later")
+
+
+def blocks_of(root: nn.Module) -> list[nn.Module]:
+    """Return the repeated blocks of a model: entries of a list that are of one kind."""
+    return [
+        block
+        for module in root.modules()
+        if isinstance(module, nn.ModuleList | nn.Sequential) and len(module) > 1
+        for block in module
+        if len({type(one) for one in module}) == 1 and any(True for _ in block.parameters())
+    ]
+
+
+def _gather_state(_module: nn.Module, state: Any, prefix: str, _metadata: Any) -> None:
+    """Give a state as the plain script has it; every rank takes part."""
+    for name in [name for name in state if name.startswith(prefix)]:
+        state[name] = _whole(state[name])
+
+
+def _share_state(module: nn.Module, state: Any, prefix: str, *_others: Any) -> None:
+    for name, parameter in module.named_parameters():
+        if prefix + name in state:
+            state[prefix + name] = _shared_as(state[prefix + name], parameter)
+
+
+def _gather_optimizer(_optimizer: Any, state: dict[str, Any]) -> dict[str, Any]:
+    state["state"] = {
+        number: {name: _whole(value) for name, value in one.items()}
+        for number, one in state["state"].items()
+    }
+    return state
+
+
+def _share_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> dict[str, Any]:
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    numbers = [number for group in state["param_groups"] for number in group["params"]]
+    by_number = dict(zip(numbers, parameters, strict=False))
+    shared = {
+        number: {name: _shared_as(value, by_number[number]) for name, value in one.items()}
+        for number, one in state["state"].items()
+    }
+    return {**state, "state": shared}
+
+
+def _whole(value: Any) -> Any:
+    return value.full_tensor() if hasattr(value, "full_tensor") else value
+
+
+def _shared_as(value: Any, parameter: Any) -> Any:
+    """Return a tensor of a parameter's shape sharded as the parameter is; others as they are."""
+    from torch.distributed.tensor import DTensor, distribute_tensor
+
+    is_plain = isinstance(value, torch.Tensor) and not isinstance(value, DTensor)
+    if not isinstance(parameter, DTensor) or not is_plain or value.shape != parameter.shape:
+        return value
+    on_mesh = value.detach().to(parameter.device)
+    return distribute_tensor(on_mesh, parameter.device_mesh, parameter.placements)
+
+
+def warn_of_batch_statistics(root: nn.Module) -> None:
+    """Say once that batch normalisation sees a part of the batch only."""
+    norm = next((m for m in root.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)), None)
+    if norm is not None and not isinstance(norm, nn.SyncBatchNorm):
+        say(
+            f"{type(norm).__name__} takes its statistics from each rank's part of the batch, "
+            "as under DistributedDataParallel: losses differ a little from one process's"
+        )

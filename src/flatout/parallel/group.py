@@ -1,0 +1,119 @@
+"""The process group of a training that flatout spreads over ranks; the script knows nothing of it.
+
+Launchers name a rank in environment variables. Once the group is there they are taken away, so that
+the script, Accelerate and Transformers take themselves to be alone and do not spread anything too.
+"""
+
+import atexit
+import datetime
+import os
+import random
+import sys
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from flatout.agent import patching
+
+LAUNCH_VARIABLES = (
+    "RANK",
+    "WORLD_SIZE",
+    "LOCAL_RANK",
+    "LOCAL_WORLD_SIZE",
+    "GROUP_RANK",
+    "GROUP_WORLD_SIZE",
+    "ROLE_RANK",
+    "ROLE_WORLD_SIZE",
+    "ROLE_NAME",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+)
+"""What torchrun sets; variables that begin with TORCHELASTIC_ are taken away too."""
+WAIT = datetime.timedelta(minutes=10)
+"""How long a rank waits for the others in one exchange: evaluation and saving take a while."""
+FAILED = 2
+"""Exit code of a rank that cannot go on without training something wrong."""
+MAX_SEED = 2**32
+"""Seeds that numpy takes are below."""
+
+
+def stop(reason: str) -> NoReturn:
+    """End this rank, and with it the training: an exception may be caught, and the others train on.
+
+    Args:
+        reason: what is in the way and what to do, for the user.
+    """
+    sys.stdout.flush()
+    sys.stderr.write(f"flatout: rank {dist.get_rank() if dist.is_initialized() else 0}: {reason}\n")
+    sys.stderr.flush()
+    os._exit(FAILED)
+
+
+def say(text: str) -> None:
+    """Say something once, from rank 0."""
+    if dist.get_rank() == 0:
+        sys.stderr.write(f"flatout: {text}\n")
+
+
+def join(ranks: int) -> bool:
+    """Enter the group that the environment describes, and seed all ranks alike.
+
+    Returns:
+        Whether this process is a rank: launchers, loader workers and other children are none.
+    """
+    if "RANK" not in os.environ or "MASTER_PORT" not in os.environ:
+        return False
+    size = int(os.environ["WORLD_SIZE"])
+    if size != ranks:
+        stop(f"the recipe is for {ranks} ranks and {size} were started: give --ranks {ranks}")
+    backend = "gloo"
+    if torch.cuda.is_available():
+        if not dist.is_nccl_available():
+            stop("this build of torch has no NCCL, which several GPUs need")
+        backend, device = "nccl", int(os.environ.get("LOCAL_RANK", "0"))
+        torch.cuda.set_device(min(device, torch.cuda.device_count() - 1))
+    try:
+        dist.init_process_group(backend, timeout=WAIT)
+    except (RuntimeError, ValueError) as error:
+        stop(f"the ranks found no way to each other: {error}")
+    atexit.register(_leave)
+    for name in list(os.environ):
+        if name in LAUNCH_VARIABLES or name.startswith("TORCHELASTIC_"):
+            del os.environ[name]
+    patching.wrap(dist, "init_process_group", _refuse_second)
+    seed = torch.tensor([int.from_bytes(os.urandom(4), "little")], device=device_of_group())
+    dist.broadcast(seed, 0)
+    seed_all(int(seed))
+    return True
+
+
+def device_of_group() -> torch.device:
+    """Return the device whose tensors the group exchanges."""
+    if dist.get_backend() == "nccl":
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")
+
+
+def seed_all(seed: int) -> None:
+    """Seed the global generators of Python, numpy and torch."""
+    random.seed(seed)
+    np.random.seed(seed % MAX_SEED)
+    torch.manual_seed(seed)
+
+
+def _leave() -> None:
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def _refuse_second(_original: Callable[..., Any]) -> Callable[..., Any]:
+    def refuse(*_args: Any, **_kwargs: Any) -> NoReturn:
+        stop(
+            "the script starts its own process group: start it as it is meant to be, with "
+            "'flatout run --with recipe.toml -m torch.distributed.run ...', without --ranks"
+        )
+
+    return refuse

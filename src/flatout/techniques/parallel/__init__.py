@@ -1,0 +1,1 @@
+"""Techniques that spread one training over several ranks."""

@@ -1,0 +1,122 @@
+"""Train on several GPUs or processes, each with its part of every batch.
+
+What it does: starts from a script for one device. Every rank runs it, gets its part of each batch
+of the training loader, and the gradients are averaged (DDP, or FSDP2 with the model sharded).
+When it helps: a step takes far longer than sending the gradients.
+What it costs: small steps, few samples a rank, loaders that are what the training waits for.
+How it is checked: losses and weights of one process with the same global batch, in the tests; the
+ranks' parameters are compared with each other while it trains.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, final
+
+from flatout.records.errors import NotApplicable
+from flatout.records.machine import Machine
+from flatout.records.profile import Profile
+from flatout.records.technique import Effect, Numerics, Technique
+
+if TYPE_CHECKING:
+    from flatout.parallel.training import ParallelTraining
+
+ZERO_STAGES = (0, 2, 3)
+"""ZeRO-1 needs another optimizer class than the script's; stage 2 saves more at the same cost."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataParallel(Technique):
+    """Share each batch out over ranks that train one model."""
+
+    family: ClassVar[str] = "parallel"
+    addresses: ClassVar[frozenset[str]] = frozenset({"forward", "backward"})
+    numerics: ClassVar[Numerics] = Numerics.ROUNDING
+    sets: ClassVar[tuple[str, ...]] = ("ranks", "zero")
+    by_hand: ClassVar[str] = """
+Start the script with torchrun --nproc-per-node $ranks, and in it:
++ torch.distributed.init_process_group()
++ model = torch.nn.parallel.DistributedDataParallel(model)
++ sampler = torch.utils.data.DistributedSampler(dataset)
+Give the loader that sampler and a batch size divided by $ranks, call sampler.set_epoch(epoch) in
+each epoch, and print and save on rank 0 only.
+"""
+
+    ranks: int = 2
+    """Processes that train, one for each GPU."""
+    zero: int = 0
+    """0: a whole model on every rank; 2: gradients and optimizer states sharded; 3: weights too."""
+    shard: int = 0
+    """Ranks that share one copy of the model, for `zero` 2 and 3; 0 for all of them."""
+    acting: list[Any] = field(default_factory=list, init=False, repr=False, compare=False)
+    """What acts in this process: empty, or the one training."""
+
+    def __post_init__(self) -> None:
+        if self.ranks < 1:
+            raise ValueError(f"ranks={self.ranks}: a training has at least one")
+        if self.zero not in ZERO_STAGES:
+            raise ValueError(f"zero={self.zero}: give 0, 2 or 3")
+        if self.shard and (self.zero == 0 or self.ranks % self.shard):
+            raise ValueError(
+                f"shard={self.shard}: needs zero 2 or 3, and has to divide {self.ranks} ranks"
+            )
+
+    @classmethod
+    def candidates(cls, profile: Profile, machine: Machine) -> Sequence["DataParallel"]:
+        """Return nothing: how many ranks a training gets is the user's decision."""
+        del profile, machine
+        return ()
+
+    def predict(self, profile: Profile, machine: Machine) -> Effect:
+        """Expect the step divided by the ranks; what they send each other is not in a profile."""
+        del machine
+        saved_ms = profile.step_ms.median * (1 - 1 / self.ranks)
+        return Effect(step_ms=-saved_ms, why=f"each rank has 1/{self.ranks} of a batch, at best")
+
+    def start(self) -> None:
+        """Join the other ranks, where this process is one."""
+        from flatout.parallel.training import ParallelTraining
+
+        training = ParallelTraining.join(self.ranks, zero=self.zero, shard=self.shard)
+        if training is not None:
+            self.acting.append(training)
+
+    def loader(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Give the workers of each rank random streams of their own."""
+        found: Mapping[str, Any] = self._training.loader(arguments)
+        return found
+
+    def epoch(self, loader: Any) -> Any:
+        """Share out the batches of a loader that feeds the training."""
+        self._training.epoch(loader)
+        return loader
+
+    def batches(self, batches: Iterator[Any], loader: Any) -> Iterator[Any]:
+        """Note of each batch how it was shared out."""
+        found: Iterator[Any] = self._training.batches(batches, loader)
+        return found
+
+    def model(self, root: Any) -> Any:
+        """Keep the model alike on all ranks."""
+        self._training.model(root)
+        return root
+
+    def forward(self, call: Callable[..., Any], root: Any) -> Callable[..., Any]:
+        """Share out the inputs of a script that has no loader."""
+        return self._training.forward(call, root)
+
+    def backward(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        """Average the gradients over the ranks, weighted by the samples of each."""
+        return self._training.backward(call)
+
+    def optimizer(self, optimizer: Any) -> Any:
+        """Let the optimizer step on what this rank has, and compare the ranks now and then."""
+        self._training.optimizer(optimizer)
+        return optimizer
+
+    @property
+    def _training(self) -> "ParallelTraining":
+        if not self.acting:
+            raise NotApplicable("this process is no rank: start it with --ranks or --gpus")
+        found: ParallelTraining = self.acting[0]
+        return found
