@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from flatout.analysis.source.script import NotAnalysableError
 from flatout.rules import source
 from flatout.workflow.check_worker import MAX_BYTES, decode
 from tests.paths import ROOT
@@ -101,7 +102,12 @@ def comments(text):
 
 def check(data):
     text, encoding = decode(data)
-    findings, failed = source.check_text(text)
+    try:
+        findings, failed = source.check_text(text)
+    except NotAnalysableError:
+        with pytest.raises(SyntaxError):  # torch ships files for newer versions of Python
+            compile(text, "refused", "exec", dont_inherit=True)
+        return 0
     assert failed == []
     assert text.encode(encoding) == data
     if not any(finding.fix for finding in findings):
