@@ -21,7 +21,7 @@ ROOT = HERE.parents[1]
 NAMES = catalogue.names()
 ON_CUDA = {
     *("activation_offload", "attention_backend", "cudnn_autotune", "device_prefetch"),
-    *("expandable_segments", "fp8_training", "offloaded_optimizer"),
+    *("empty_cache_steps", "expandable_segments", "fp8_training", "offloaded_optimizer"),
     *("pinned_memory", "tf32"),
 }
 ON_TEXTS = {"dynamic_padding", "pretokenized", "sequence_packing"}

@@ -50,7 +50,7 @@ def test_a_profile_with_kernels_of_its_own_keeps_them():
 @pytest.mark.parametrize(
     ("lever", "lost"),
     [
-        ("activation_checkpointing", "memory"),
+        ("empty_cache_steps", "memory"),
         ("bf16_autocast", "trace"),
         ("loader_workers", "journey"),
     ],
@@ -185,6 +185,8 @@ def tuned(pretended, lever, folder, monkeypatch):
 @pytest.mark.parametrize(
     ("lever", "device"),
     [
+        ("empty_cache_steps", {"fragmentation": 0.3, "held_gib": 70}),
+        ("empty_cache_steps", {"fragmentation": 0.05, "retries": 2}),
         ("expandable_segments", {"retries": 1}),
     ],
 )
@@ -198,6 +200,8 @@ def test_techniques_for_a_device_are_tried_where_the_look_shows_what_they_need(
 @pytest.mark.parametrize(
     ("lever", "device"),
     [
+        ("empty_cache_steps", {"fragmentation": 0.05, "held_gib": 70}),
+        ("empty_cache_steps", {"fragmentation": 0.3, "held_gib": 40}),
         ("expandable_segments", {}),
     ],
 )

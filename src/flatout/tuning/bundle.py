@@ -18,7 +18,7 @@ from flatout.records.technique import Numerics
 from flatout.records.trial import Outcome, Trial
 from flatout.tuning.pairs import Match, row_of
 from flatout.tuning.ranking import Candidate
-from flatout.tuning.state import FIRST_GUARD_TRIALS, FIRST_PAIRS, TuningState
+from flatout.tuning.state import FIRST_GUARD_TRIALS, FIRST_PAIRS, TuningState, settle_guilty
 
 WORTH = 1.05
 """Smallest predicted ratio of a passenger: leaving one out again costs as much as trying it."""
@@ -145,7 +145,7 @@ def _play(ladder: TuningState, bundle: Sequence[Candidate], pair: frozenset[str]
     place = len(ladder.rows)
     row = ladder.settle(_all_of(bundle), recipe, match, together_with=names)
     parts: list[frozenset[str]] = []
-    if row.verdict is Verdict.REJECTED and (guilty := ladder.find_guilty(recipe)):
+    if row.verdict is Verdict.REJECTED and (guilty := settle_guilty(ladder, recipe)):
         return _go_on_without(ladder, bundle, frozenset(x.label for x in guilty), paired)
     if row.verdict is not Verdict.KEPT:
         parts = _halves(bundle, paired)

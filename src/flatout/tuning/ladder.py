@@ -25,7 +25,7 @@ from flatout.tuning.ranking import (
     rank,
 )
 from flatout.tuning.screening import screen_first
-from flatout.tuning.state import FIRST_GUARD_TRIALS, FIRST_PAIRS, Open, TuningState
+from flatout.tuning.state import FIRST_GUARD_TRIALS, FIRST_PAIRS, Open, TuningState, settle_guilty
 
 SINGLE_PAIRS = 4
 """Pairs for one technique while it may still be played together with others."""
@@ -250,7 +250,7 @@ def _try_together(ladder: TuningState) -> None:
     match = ladder.play(recipe, Rule())
     names = tuple(item.candidate.choice.technique for item in others)
     row = ladder.settle(last.candidate, recipe, match, together_with=names)
-    if row.verdict is Verdict.REJECTED and (guilty := ladder.find_guilty(recipe)):
+    if row.verdict is Verdict.REJECTED and (guilty := settle_guilty(ladder, recipe)):
         labels = {choice.label for choice in guilty}
         ladder.undecided = [x for x in ladder.undecided if x.candidate.choice.label not in labels]
         why = f"{row.why}; what the guard rejects of them: {', '.join(sorted(labels))}"

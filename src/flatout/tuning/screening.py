@@ -39,7 +39,7 @@ from flatout.tuning.bundle import rival_of
 from flatout.tuning.pairs import Match
 from flatout.tuning.passes import find_seen
 from flatout.tuning.ranking import WORTH_A_TRIAL, Candidate
-from flatout.tuning.state import TuningState, with_attention_of
+from flatout.tuning.state import TuningState, settle_guilty, with_attention_of
 
 FEWEST = 2
 """Techniques from which a screen pays: one alone is raced in pairs at once."""
@@ -296,7 +296,7 @@ def _race(ladder: TuningState, found: Screened, by_label: Mapping[str, Candidate
             ladder.settled |= {by_label[label].choice.technique for label in cell}
             ladder.best_ratio *= match.comparison.ratio if match.comparison else 1.0
             return Raced(kept=cell, check=check, guilty=guilty)
-        named = {choice.label for choice in ladder.find_guilty(recipe)}
+        named = {choice.label for choice in settle_guilty(ladder, recipe)}
         guilty |= dict.fromkeys(named or cell, check)
         waiting = [tuple(x for x in cell if x not in guilty)]
     return Raced(guilty=guilty)

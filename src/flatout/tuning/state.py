@@ -187,15 +187,16 @@ class TuningState:
         self.say("", event=event_of(row))
         return row
 
-    def find_guilty(self, recipe: Recipe) -> tuple[Choice, ...]:
-        """Return what the guard rejects of a recipe that it rejected, as far as there is time."""
-        guilty = self.referee.find_guilty(
-            self.recipe, recipe, lambda: self.budget.left_s > self.reserve_s
-        )
-        for choice in guilty:
-            self.settled.add(choice.technique)
-            self.say("", event=f"{choice.label}: the guard rejects it, the others go on")
-        return guilty
+
+def settle_guilty(state: TuningState, recipe: Recipe) -> tuple[Choice, ...]:
+    """Return what the guard rejects of a recipe that it rejected, as far as there is time."""
+    guilty = state.referee.find_guilty(
+        state.recipe, recipe, lambda: state.budget.left_s > state.reserve_s
+    )
+    for choice in guilty:
+        state.settled.add(choice.technique)
+        state.say("", event=f"{choice.label}: the guard rejects it, the others go on")
+    return guilty
 
 
 def with_attention_of(before: Profile, now: Profile) -> Profile:
