@@ -13,6 +13,7 @@ ASSIGNED = {
     # Settings of torch, which a technique or a measurement is about: values, not code.
     ("agent/guard/pinning.py", "config.fallback_random"),
     ("techniques/compute/cudnn_autotune.py", "torch.backends.cudnn.benchmark"),
+    ("techniques/compute/cudnn_autotune.py", "cudnn.benchmark"),
     ("techniques/precision/tf32.py", "torch.backends.cuda.matmul.fp32_precision"),
     ("workflow/products_alone.py", "torch.backends.cudnn.allow_tf32"),
     ("techniques/data/worker_threads.py", "os.environ"),

@@ -92,7 +92,6 @@ def test_what_is_foreseen_of_a_real_script_in_bf16_on_a_cpu_is_what_was_measured
     assert all(candidate.ratio > 1.02 for candidate in in_fp32.values()), in_fp32
     assert in_bf16["sdpa_attention"].ratio < 1
     assert in_bf16["torch_compile"].ratio == in_bf16["regional_compile"].ratio == 1
-    assert all(candidate.find_reason_against(1.02) for candidate in in_bf16.values())
 
 
 def test_the_memory_of_techniques_on_a_small_model_is_not_promised_away():
@@ -154,10 +153,9 @@ def test_no_sign_is_wrong_of_the_language_model_in_the_record(
     assert WRONG not in (found.sign, found.peak_sign), (found.candidate.ratio, found.peak_predicted)
 
 
-def test_a_technique_that_is_hopeless_on_a_cpu_without_units_for_it_is_never_tried():
+def test_a_technique_that_a_cpu_has_no_units_for_is_promised_nothing():
     host = machine(cpu_features=frozenset({"avx2", "avx512f"}))
 
     for name in ("fp16_autocast", "bf16_autocast", "tf32", "fp8_training"):
         candidate = candidate_of(name, kind(name)(), LANGUAGE, host)
         assert candidate.ratio <= 1
-        assert candidate.find_reason_against(1.02)

@@ -13,6 +13,7 @@ from flatout.records.machine import Device
 from flatout.records.profile import ModelFacts, OptimizerFacts, PeakBytes, Spread
 from flatout.records.trial import Applied, Outcome, Trial
 from flatout.workflow.tune import tune
+from tests.support.screens import play_screen, seen_of
 from tests.techniques.facts import loader, machine, profile
 
 H200 = Device(kind="cuda", name="NVIDIA H200", memory_bytes=150 * 10**9, compute_capability=(9, 0))
@@ -29,6 +30,8 @@ MACHINE = machine(
 STEPS = 15
 """Warm-up, measured and traced steps of one trial."""
 GUARD_STEPS = 20
+SCREEN_STEPS = 8
+"""Steps of one block of a screen, and what is left out after a switch."""
 FIRST_GUARD, MORE_GUARD = 5, 2
 """Guard trials of the first recipe, and of each further one."""
 HELPS = {
@@ -83,16 +86,45 @@ class World:
     def step_ms(self, names):
         return self.guess.step_ms * math.prod(HELPS.get(name, 1.0) for name in names)
 
+    def compiling_s(self, names):
+        """Return what compiling takes; compiled before, it comes from the cache."""
+        if not COMPILERS.intersection(names):
+            return 0.0
+        model = frozenset(names) - {"fused_optimizer", "foreach_optimizer"}
+        is_known = model in self.is_compiled
+        self.is_compiled.add(model)
+        return self.guess.warm_s if is_known else self.guess.cold_s
+
     def trial_s(self, names, steps):
-        compiled = COMPILERS.intersection(names)
-        compiling_s = 0.0
-        if compiled:
-            is_known = frozenset(names) in self.is_compiled
-            compiling_s = self.guess.warm_s if is_known else self.guess.cold_s
-            self.is_compiled.add(frozenset(names))
-        return self.guess.start_s + steps * self.step_ms(names) / 1e3 + compiling_s
+        return self.guess.start_s + steps * self.step_ms(names) / 1e3 + self.compiling_s(names)
+
+    def screen(self, recipe, asked):
+        """Return a screen that takes its time: start, blocks, and whatever is compiled in it."""
+        began, longest, seen = self.now, [0.0], set()
+        self.now += self.guess.start_s
+        first = self.now
+        played = play_screen(
+            asked["choices"],
+            lambda names: self.step_ms(names) / 1e3,
+            lambda _: ((self.now - first) / asked["max_s"], longest[0] / asked["max_s"]),
+            0.005,
+            self.random,
+        )
+        for cell, names, plan, blocks in played:  # noqa: B007
+            startup_s = 0.0 if cell in seen else self.compiling_s(names)
+            seen.add(cell)
+            longest[0] = max(longest[0], startup_s)
+            self.now += startup_s + SCREEN_STEPS * self.step_ms(names) / 1e3
+        return Trial(
+            recipe=recipe,
+            outcome=Outcome.OK,
+            wall_s=self.now - began,
+            details={"probes": {"screen": seen_of(plan, blocks)}},
+        )
 
     def __call__(self, workload, recipe, machine, options):
+        if "screen" in options.probes:
+            return self.screen(recipe, options.probes["screen"])
         wall_s = self.trial_s(recipe.names, options.steps or STEPS)
         self.now += wall_s
         if options.probes:

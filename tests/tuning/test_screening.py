@@ -7,12 +7,13 @@ from dataclasses import asdict, dataclass, field
 
 import pytest
 
-from flatout.analysis.screen import ScreenBlock, ScreenFactor, ScreenPlan
+from flatout.analysis.screen import ScreenBlock
 from flatout.records.ablation import LossCheck, Verdict, ablation_from_json
 from flatout.records.trial import Outcome, Trial, Workload
 from flatout.tuning.screening import read_log
 from flatout.workflow.tune import TuneOptions, tune
 from tests.support.probed import SCRIPTS
+from tests.support.screens import play_screen, seen_of
 from tests.workflow.test_tune import World, run
 
 COMPUTE = ("bf16_autocast", "fused_optimizer", "foreach_optimizer", "torch_compile")
@@ -32,35 +33,18 @@ class ScreenedWorld(World):
         if "screen" not in options.probes:
             return super().__call__(workload, recipe, machine, options)
         self.screens += 1
-        choices = options.probes["screen"]["choices"]
-        plan = ScreenPlan(
-            [
-                ScreenFactor(
-                    label=x["label"], group=x["group"], is_last="compile" in x["technique"]
-                )
-                for x in choices
-            ]
+        played = play_screen(
+            options.probes["screen"]["choices"],
+            lambda names: 0.1 * math.prod(self.factors.get(name, 1.0) for name in names),
+            lambda blocks: [len(blocks) / self.blocks],
+            self.noise,
+            self.random,
         )
-        names = {x["label"]: x["technique"] for x in choices}
-        blocks = []
-        while (cell := plan.next_cell(blocks, len(blocks) / self.blocks)) is not None:
-            for label in cell:
-                if names[label] in self.ends:
-                    return self.ended(recipe, options, blocks, cell, names[label])
-            factor = math.prod(self.factors.get(names[x], 1.0) for x in cell)
-            step_s = 0.1 * factor * math.exp(self.random.gauss(0, self.noise))
-            stage = plan.stage.removeprefix("introduce ")
-            blocks.append(ScreenBlock(on=cell, step_s=step_s, steps=4, stage=stage))
-        seen = {
-            "blocks": [asdict(block) for block in blocks],
-            "on": sorted(plan.on),
-            "credit_from": plan.credit_from,
-            "refused": {},
-            "failed": {},
-            "startup_s": {},
-            "ended_early": False,
-            "steps": 4 * len(blocks),
-        }
+        for cell, names, plan, blocks in played:  # noqa: B007
+            guilty = [name for name in names if name in self.ends]
+            if guilty:
+                return self.ended(recipe, options, blocks[:-1], cell, guilty[0])
+        seen = seen_of(plan, blocks)
         return Trial(
             recipe=recipe, outcome=Outcome.OK, wall_s=5.0, details={"probes": {"screen": seen}}
         )

@@ -10,7 +10,9 @@ from flatout.tuning.extra_profiling import Looks, wanted_probes
 from flatout.tuning.ranking import Search
 from tests.test_contract import CASES
 
-NAMES = catalogue.names()
+BY_THE_USER = ("data_parallel",)
+"""How many processes train is the user's decision: `flatout run --gpus`, no tuning offers it."""
+NAMES = [name for name in catalogue.names() if name not in BY_THE_USER]
 BY_FEEDING = ("data",)
 """Families for which `tune` tries what a sample costs."""
 

@@ -149,9 +149,14 @@ class ScreenFit:
         others = _without_rivals(label, recipe, self.factors)
         return self.contrast({*others, label}, others)
 
-    def best(self) -> Cell:
-        """Return the recipe with the shortest fitted step, without what brings next to nothing."""
+    def best(self, among: Collection[str] | None = None) -> Cell:
+        """Return the recipe with the shortest fitted step, without what brings next to nothing.
+
+        Args:
+            among: Labels of the techniques that it may hold; None for all.
+        """
         known = {name for term in self.terms for name in term}
+        known = known if among is None else known & {*among}
         groups: dict[str, list[str]] = {}
         for factor in self.factors:
             if factor.label in known:
@@ -381,11 +386,14 @@ class ScreenPlan:
         """`introduce screen`, `screen`, `introduce last`, `last`, `credit` or `over`."""
         self.rounds = 0
         """Replicates of the present stage."""
-        self.credit_from = 0
-        """Blocks before the stage in which techniques are left out of the best recipe."""
+        self.credit_from: int | None = None
+        """Blocks before the stage in which techniques are left out of the best recipe; None where
+        the time was over before it."""
         self._deal = random.Random(seed)
         self._queue: list[Cell] = []
         self._introduced: set[str] = set()
+        self._visited: set[Cell] = set()
+        self._startup_share = 0.0
 
     def drop(self, label: str) -> None:
         """Leave out a technique that failed or has nothing to act on."""
@@ -394,41 +402,53 @@ class ScreenPlan:
         self.on = [name for name in self.on if name != label]
         self._queue = [tuple(name for name in cell if name != label) for cell in self._queue]
 
-    def next_cell(self, blocks: Sequence[ScreenBlock], used_share: float) -> Cell | None:
+    def next_cell(
+        self, blocks: Sequence[ScreenBlock], used_share: float, startup_share: float = 0.0
+    ) -> Cell | None:
         """Return the techniques of the next block; None once nothing is left to be seen.
 
         Args:
             blocks: All blocks so far.
             used_share: Share of the time that is used, in [0, 1].
+            startup_share: What starting one of those that come last takes of the time.
         """
+        self._startup_share = startup_share
         if used_share >= 1:
             self.stage = "over"
         while not self._queue and self.stage != "over":
             self._refill(blocks, used_share)
-        return self._queue.pop(0) if self._queue and self.stage != "over" else None
+        if not self._queue or self.stage == "over":
+            return None
+        cell = self._queue.pop(0)
+        self._visited.add(cell)
+        return cell
 
     def _refill(self, blocks: Sequence[ScreenBlock], used_share: float) -> None:
         if self.stage == "introduce screen":
-            self._introduce(is_last=False)
+            self._introduce(self._labels(is_last=False))
             self.stage = "screen"
         elif self.stage == "screen":
             is_over = self._screened(blocks, used_share, SCREEN_UNTIL, is_last=False)
             if is_over:
                 self.stage, self.rounds = "introduce last", 0
         elif self.stage == "introduce last":
-            self._introduce(is_last=True)
-            self.stage = "last"
+            # One after the other, the most hopeful first: each may compile the whole model.
+            new = [x for x in self._labels(is_last=True) if x not in self._introduced]
+            is_first = len(new) == len(self._labels(is_last=True))
+            if new and (is_first or used_share + self._startup_share < LAST_UNTIL):
+                self._introduce(new[:1])
+            else:
+                self.stage = "last"
         elif self.stage == "last":
             if self._screened(blocks, used_share, LAST_UNTIL, is_last=True):
                 self.stage, self.rounds, self.credit_from = "credit", 0, len(blocks)
         else:
-            self._credit(blocks)
+            self._credit(blocks, used_share)
 
     def _labels(self, *, is_last: bool) -> list[str]:
         return [f.label for f in self.factors if f.is_last == is_last]
 
-    def _introduce(self, *, is_last: bool) -> None:
-        new = [x for x in self._labels(is_last=is_last) if x not in self._introduced]
+    def _introduce(self, new: Sequence[str]) -> None:
         self._introduced |= {*new}
         if new:
             rest = tuple(self.on)
@@ -442,9 +462,12 @@ class ScreenPlan:
         labels = self._labels(is_last=is_last)
         groups: dict[str, list[str]] = {}
         for factor in self.factors:
-            if factor.label in self.open and factor.label in labels:
+            is_known = factor.label in labels and factor.label in self._introduced
+            if factor.label in self.open and is_known:
                 groups.setdefault(factor.group or factor.label, []).append(factor.label)
-        if not groups or used_share >= until or self.rounds >= MOST_REPLICATES:
+        # What was started has cost its time already: it is compared at least once.
+        is_late = used_share >= until and self.rounds >= int(is_last)
+        if not groups or is_late or self.rounds >= MOST_REPLICATES:
             self._guess(blocks, labels)
             return True
         self.rounds += 1
@@ -460,7 +483,8 @@ class ScreenPlan:
         if fit is None or self.rounds < FEWEST_REPLICATES:
             return
         rule = Rule()
-        best = {*fit.best(), *self.on}
+        # Of two that are equal one has to stay: what has left the design beats no other.
+        best = {*fit.best([*self.open, *self.on]), *self.on}
         for label in [x for x in self.open if x in self._labels(is_last=is_last)]:
             effect = fit.effect(label, best)
             if effect is None:
@@ -489,22 +513,26 @@ class ScreenPlan:
     def _guess(self, blocks: Sequence[ScreenBlock], labels: Collection[str]) -> None:
         """Take on what the fit says of those that stay open; the last stage asks again."""
         fit = fit_blocks(blocks, self.factors)
-        best = fit.best() if fit else ()
-        self.on += [x for x in best if x in labels and x in self.open and x not in self.on]
+        best = fit.best([*self.open, *self.on]) if fit else ()
+        self.on += [x for x in best if x in labels and x not in self.on]
 
-    def _credit(self, blocks: Sequence[ScreenBlock]) -> None:
+    def _credit(self, blocks: Sequence[ScreenBlock], used_share: float) -> None:
         """Visit the best recipe, and it less each technique, until each one's effect is known."""
         fewest, most = CREDIT_REPLICATES
         best = tuple(sorted(self.on))
         effects = own_effects(blocks[self.credit_from :], self.factors, best)
-        is_known = len(effects) == len(best) and all(
+        last = {*self._labels(is_last=True)}
+        less = [tuple(x for x in best if x != label) for label in best]
+        if used_share + self._startup_share >= 1:  # no time to compile another model
+            less = [cell for cell in less if cell in self._visited or not last & {*cell}]
+        is_known = len(effects) == len(less) and all(
             effect.bound(0.975, +1) - effect.log_ratio < CREDIT_WIDTH for effect in effects.values()
         )
         if not best or self.rounds >= most or (self.rounds >= fewest and is_known):
             self.stage = "over"
             return
         self.rounds += 1
-        cells = [best, best, *(tuple(x for x in best if x != label) for label in best)]
+        cells = [best, best, *less]
         if len(best) > 1:
             cells.append(())
         self._queue = self._deal.sample(cells, len(cells))

@@ -16,6 +16,8 @@ from flatout.parallel.group import say, stop
 
 BUCKET_BYTES = 250 << 20
 """Bytes that are sent together where a model's state is made alike, as DDP does."""
+LOOKED_THROUGH = 8
+"""Backwards whose graphs are searched for what is trained and belongs to no model."""
 
 
 def make_alike(tensors: Iterable[torch.Tensor]) -> None:
@@ -33,6 +35,7 @@ class Replicas:
         self.engines: list[nn.parallel.DistributedDataParallel] = []
         self.roots: list[nn.Module] = []
         self.covered: set[int] = set()
+        self.backwards = 0
 
     def add(self, root: nn.Module) -> None:
         """Take on a root model: rank 0's values, and its gradients averaged from now on."""
@@ -41,14 +44,21 @@ class Replicas:
             make_alike([*root.parameters(), *root.buffers()])
         self._cover(root.parameters())
 
-    def _cover(self, parameters: Iterable[nn.Parameter]) -> None:
-        new = [p for p in parameters if p.requires_grad and id(p) not in self.covered]
+    def _cover(self, leaves: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+        """Average the gradients of leaves from now on; return those for which that is new."""
+        by_id = {id(one): one for one in leaves if one.requires_grad}
+        new = [one for key, one in by_id.items() if key not in self.covered]
         if new:
-            self.covered |= {id(parameter) for parameter in new}
-            held = nn.ParameterList(new)
-            self.engines.append(
-                nn.parallel.DistributedDataParallel(held, find_unused_parameters=True)
+            self.covered |= {*by_id}
+            held = nn.Module()  # nn.ParameterList would make parameters of its own of plain tensors
+            for number, leaf in enumerate(new):
+                held._parameters[str(number)] = leaf  # type: ignore[assignment]
+            # Values are alike already; writing them again would spoil a graph that holds them.
+            engine = nn.parallel.DistributedDataParallel(
+                held, find_unused_parameters=True, init_sync=False
             )
+            self.engines.append(engine)
+        return new
 
     def before_epoch(self) -> None:
         """Take on what is trained from now on (a layer thawed), and make the buffers alike.
@@ -62,13 +72,20 @@ class Replicas:
 
     def before_backward(self, outputs: Sequence[torch.Tensor]) -> None:
         """Expect a gradient of each parameter that the outputs depend on."""
+        self.backwards += 1
+        if self.backwards <= LOOKED_THROUGH:
+            self._cover(leaves_of(outputs))
         for engine in self.engines:
             engine._pre_forward()  # type: ignore[no-untyped-call]
             engine.reducer.prepare_for_backward(list(outputs))
 
     def adopt(self, optimizer: torch.optim.Optimizer) -> None:
         """Average the gradients of what the optimizer trains and no model holds, too."""
-        self._cover(p for group in optimizer.param_groups for p in group["params"])
+        new = self._cover(p for group in optimizer.param_groups for p in group["params"])
+        for leaf in new:
+            if leaf.grad is not None:  # of a backward before
+                dist.all_reduce(leaf.grad)
+                leaf.grad /= dist.get_world_size()
 
     def check(self, optimizer: torch.optim.Optimizer, steps: int) -> None:
         """Stop where the ranks' parameters differ: something trains that backward does not see."""
@@ -87,6 +104,23 @@ class Replicas:
                 f"after step {steps} the parameters differ from rank 0's: the script changes them "
                 "apart from backward and step, so it cannot be spread over ranks as it is"
             )
+
+
+def leaves_of(outputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Return what a backward through the outputs gives gradients to, in the order of the graph."""
+    found: dict[int, torch.Tensor] = {}
+    seen: set[Any] = set()
+    waiting = [one.grad_fn for one in outputs if one.grad_fn is not None]
+    while waiting:
+        node = waiting.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        leaf = getattr(node, "variable", None)  # of AccumulateGrad
+        if leaf is not None:
+            found[id(leaf)] = leaf
+        waiting += [following for following, _ in node.next_functions if following is not None]
+    return [*found.values()]
 
 
 class Shards:

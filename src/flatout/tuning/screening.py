@@ -157,8 +157,9 @@ def _screen(ladder: TuningState, chosen: Sequence[Candidate], max_s: float) -> S
     lost: dict[str, str] = {}
     refused: dict[str, str] = {}
     startup_s: dict[str, float] = {}
+    credit: list[ScreenBlock] = []
     last: Mapping[str, Any] = {}
-    credit_from = steps = 0
+    steps = 0
     for number in range(MOST_PROCESSES):
         options = {"choices": choices, "max_s": max_s / (number + 1), "seed": number}
         limit_s = max_s + max(60.0, SLOW_START * ladder.trial_s)
@@ -166,8 +167,9 @@ def _screen(ladder: TuningState, chosen: Sequence[Candidate], max_s: float) -> S
         trial = ladder.lab.screen(ladder.recipe, options, number, limit_s)
         last = find_seen(trial, "screen") or read_log(folder, trial, blocks)
         own = [replace(block, process=number) for block in blocks_of(last)]
-        credit_from = len(blocks) + int(last.get("credit_from", 0))
+        begins = last.get("credit_from")
         blocks += own
+        credit = own[begins:] if begins is not None else []
         steps += int(last.get("steps", 0))
         startup_s |= last.get("startup_s", {})
         refused |= last.get("refused", {})
@@ -178,7 +180,7 @@ def _screen(ladder: TuningState, chosen: Sequence[Candidate], max_s: float) -> S
         if not last.get("ended_early") or not new or len(choices) < FEWEST:
             break
     usable = [x for x in blocks if not {*x.on} & {*lost, *refused}]
-    credit = [x for x in blocks[credit_from:] if x in usable]
+    credit = [x for x in credit if x in usable]
     effects, best, fit = judge(usable, credit, choices, last)
     return Screened(
         effects=effects,
@@ -212,8 +214,9 @@ def judge(
     if fit is None:
         return {}, NOTHING_ON, None
     labels = [factor.label for factor in factors]
-    own = own_effects(credit, factors, tuple(x for x in seen.get("on", ()) if x in labels))
-    best = tuple(own) or fit.best()
+    on = tuple(x for x in seen.get("on", ()) if x in labels) if credit else NOTHING_ON
+    own = own_effects(credit, factors, on)
+    best = on or fit.best()
     effects = {label: own.get(label) or fit.effect(label, best) for label in labels}
     known = {label: effect for label, effect in effects.items() if effect is not None}
     best = tuple(
@@ -291,6 +294,7 @@ def _race(ladder: TuningState, found: Screened, by_label: Mapping[str, Candidate
         if check.passed:
             if check.promise:
                 ladder.notes.append(f"the recipe of the screen: {check.why}")
+            ladder.race = match if ladder.recipe == ladder.baseline else None
             ladder.recipe = recipe
             ladder.profile = with_attention_of(ladder.profile, match.candidate)
             ladder.settled |= {by_label[label].choice.technique for label in cell}

@@ -75,6 +75,8 @@ class TuningState:
     passengers: frozenset[str] = frozenset()
     """Techniques that came in as one without a proof of their own."""
     best_ratio: float = 1.0
+    race: Match | None = None
+    """That of the recipe so far against the unchanged script, where a screen proposed it."""
     passed_over: dict[str, str] = field(default_factory=dict)
     """Techniques that were not tried, each with the reason; the latest profile decides."""
     notes: list[str] = field(default_factory=list)
@@ -180,7 +182,7 @@ class TuningState:
             row = replace(row, why=f"{names}: {row.why}" if row.why else names)
         self.rows.append(row)
         if row.verdict is Verdict.KEPT and match.candidate is not None:
-            self.recipe = recipe
+            self.recipe, self.race = recipe, None
             self.profile = with_attention_of(self.profile, match.candidate)
             self.settled |= {candidate.choice.technique, *together_with} if together_with else set()
             self.best_ratio *= match.comparison.ratio if match.comparison else 1.0

@@ -312,7 +312,7 @@ def _judge_drop(ladder: TuningState, row: Row, match: Match, without: Recipe) ->
         return
     if match.base is None or not ladder.referee.check(without).passed:
         return
-    ladder.recipe, ladder.profile = without, match.base
+    ladder.recipe, ladder.profile, ladder.race = without, match.base, None
     ladder.say("", event=f"{row.choice.label}: no longer pays, left out")
 
 
@@ -351,19 +351,25 @@ def _without_guilty(ladder: TuningState, check: LossCheck) -> bool:
         return False
     names = ", ".join(choice.technique for choice in guilty)
     ladder.notes.append(f"the guard rejects the whole recipe for {names}: {check.why}")
-    ladder.recipe = rest
+    ladder.recipe, ladder.race = rest, None
     return True
 
 
 def _confirmed(ladder: TuningState) -> Match:
-    """Play the confirming pairs; beyond the budget only those that all that was found depends on.
+    """Play the confirming pairs, or what is missing of them where a screen's recipe raced already.
 
-    The first are played in any case. One disturbed trial among so few leaves the best recipe
+    The first are played in any case, beyond the budget only those that all that was found depends
+    on. One disturbed trial among so few leaves the best recipe
     undecided: where it promises a gain all the same, as many pairs again are played.
     """
     rule = Rule(at_least=ladder.confirm_pairs, patience=Rule().max_pairs)
     lab, base, recipe = ladder.lab, ladder.baseline, ladder.recipe
-    match = play(lab, base, recipe, may_go_on=lambda: ladder.budget.left_s > 0, rule=rule)
+    race = ladder.race
+    if race and race.comparison and race.comparison.n >= ladder.confirm_pairs:
+        return race
+    match = play(
+        lab, base, recipe, may_go_on=lambda: ladder.budget.left_s > 0, rule=rule, earlier=race
+    )
     is_open = match.ran_out and match.decision is Decision.UNDECIDED
     if not is_open or match.comparison is None or match.comparison.ratio < rule.promising:
         return match

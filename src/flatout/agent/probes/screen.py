@@ -41,8 +41,6 @@ WANTED_BLOCKS = 50
 """Blocks for which the steps of one are shortened to two, where steps are long."""
 SETTLE, SETTLE_FIRST = 1, 3
 """Steps left out after a switch, and after a switch to what was never on before: it compiles."""
-MOST_STARTUP = 2.0
-"""Times its own time that a screen may take, start-ups included."""
 NOT_FINITE = "the loss was not finite"
 MIXED = "an evaluation, a save or the start of an epoch was in most of its steps"
 
@@ -150,7 +148,7 @@ class Screening:
             "on": sorted(self.plan.on) if self.plan else [],
             "open": list(self.plan.open) if self.plan else [],
             "stage": self.plan.stage if self.plan else "",
-            "credit_from": self.plan.credit_from if self.plan else 0,
+            "credit_from": self.plan.credit_from if self.plan else None,
             "refused": self.board.refused,
             "failed": self.board.failed,
             "startup_s": self.startup_s,
@@ -252,11 +250,10 @@ class Screening:
     def _next_block(self) -> None:
         assert self.plan is not None
         max_s = float(self.options["max_s"])
-        mine = {"took_s": self._elapsed_s(), "startup_s": sum(self.startup_s.values())}
+        mine = {"took_s": self._elapsed_s(), "startup_s": max([0.0, *self.startup_s.values()])}
         first = self._shared(mine)[0]
-        # Compiling is paid once, and is no reason to see less of the others; up to a limit.
-        used_s = max(first["took_s"] - first["startup_s"], first["took_s"] / MOST_STARTUP)
-        cell = self.plan.next_cell(self.blocks, used_s / max_s)
+        shares = first["took_s"] / max_s, first["startup_s"] / max_s
+        cell = self.plan.next_cell(self.blocks, *shares)
         if cell is None:
             self._finish("")
             return
