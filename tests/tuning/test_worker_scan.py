@@ -3,12 +3,21 @@ from dataclasses import replace
 
 import pytest
 
+from flatout.records.journey import TRAINING, Journey, Leg
+from flatout.records.profile import Spread
 from flatout.records.readings import RankFacts
 from flatout.records.recipe import Choice, Recipe
 from flatout.records.technique import Numerics
 from flatout.records.trial import Outcome, Trial
 from flatout.tuning.ranking import Search
-from flatout.tuning.worker_scan import WorkerScans, beside_fewer_threads, describe, scan_of, visits
+from flatout.tuning.worker_scan import (
+    WorkerScans,
+    beside_fewer_threads,
+    describe,
+    scan,
+    scan_of,
+    visits,
+)
 from tests.techniques.facts import GIB, loader, machine, profile
 
 WORKERS = Choice(technique="loader_workers", settings={"num_workers": 4})
@@ -20,6 +29,7 @@ SEEN = {
     ],
     "epoch_batches": None,
     "stopped": "",
+    "unvisited": [],
 }
 
 
@@ -35,15 +45,27 @@ def rank(number):
 class LabThatSees:
     """Answers every look with the same visits."""
 
-    def __init__(self, seen=SEEN):
+    def __init__(self, *seen, wall_s=1.0):
         self.machine = machine(usable_cores=2)
-        self.seen = seen
+        self.seen = seen or (SEEN,)
+        self.wall_s = wall_s
         self.looks = []
 
     def look(self, what, recipe, probes, steps):
+        seen = self.seen[min(len(self.looks), len(self.seen) - 1)]
         self.looks.append((recipe.names, probes["worker_scan"]))
-        found = {"probes": {"worker_scan": self.seen} if self.seen else {}}
-        return Trial(recipe=recipe, outcome=Outcome.OK, wall_s=1.0, details=found)
+        found = {"probes": {"worker_scan": seen} if seen else {}}
+        return Trial(recipe=recipe, outcome=Outcome.OK, wall_s=self.wall_s, details=found)
+
+
+def visited(unvisited, **batch_ms):
+    """Return what one process saw: `w0=100.0` for the pace without workers."""
+    visits = [
+        {"num_workers": int(n[1:]), "prefetch_factor": 2, "threads": 0, "batch_ms": ms}
+        | {"start_ms": 10.0}
+        for n, ms in batch_ms.items()
+    ]
+    return SEEN | {"visits": visits, "unvisited": unvisited}
 
 
 def scans(lab=None, **search):
@@ -183,7 +205,7 @@ def test_a_step_that_still_waits_is_scanned_again_where_there_may_be_more_worker
 
 
 def test_a_scan_that_failed_is_not_repeated():
-    lab = LabThatSees(seen=None)
+    lab = LabThatSees(None)
     known = scans(lab)
 
     assert [known.of(Recipe(), waiting(), 100.0) for _ in range(2)] == [None, None]
@@ -236,3 +258,73 @@ def test_short_epochs_are_visited_whole(epoch_steps, is_short):
     scans(lab).of(Recipe(), waiting(epoch_steps=epoch_steps), 100.0)
 
     assert lab.looks[0][1]["whole_epochs"] is is_short
+
+
+def blocked(**changes):
+    """Return a step without workers that waits for storage for nearly all of its time."""
+    seen = Journey(legs=(leg("read", 190.0), leg("decode", 9.0), leg("collate", 1.0)))
+    known = {"step_ms": Spread(median=210.0, p10=210.0, p90=210.0, n=20)}
+    return waiting(phases_ms={"data_wait": 200.0}, journey=seen, **known, **changes)
+
+
+def leg(name, ms):
+    return Leg(name=name, where=TRAINING, ms=ms, share=0.1)
+
+
+def test_loading_that_waits_is_visited_with_more_workers_than_the_cores_keep_busy():
+    assert [n for n, _ in visits(blocked(), machine(usable_cores=2))] == [0, 1, 2, 4, 8, 16, 32]
+    assert [n for n, _ in visits(waiting(), machine(usable_cores=2))] == [0, 1, 2, 4, 8]
+
+
+def test_a_script_that_ends_early_is_started_again_for_the_numbers_it_was_not_seen_with():
+    lab = LabThatSees(
+        visited([[2, 2, 0], [4, 2, 0], [8, 2, 0]], w0=100.0, w1=60.0),
+        # Another process, in which everything takes twice as long.
+        visited([[4, 2, 0], [2, 2, 0]], w0=200.0, w8=40.0),
+        visited([[2, 2, 0]], w0=100.0, w4=24.0),
+        visited([], w0=100.0, w2=50.0),
+    )
+
+    found = scan(lab, Recipe(), waiting(), 20.0)
+
+    assert [options["visits"][1:] for _, options in lab.looks[1:]] == [
+        [(8, 2, 0), (4, 2, 0), (2, 2, 0)],
+        [(2, 2, 0), (4, 2, 0)],
+        [(2, 2, 0)],
+    ]
+    assert {pace.num_workers: pace.mean_ms for pace in found.paces} == pytest.approx(
+        {0: 100.0, 1: 60.0, 2: 50.0, 4: 24.0, 8: 20.0}
+    )
+    assert found.best.num_workers == 8
+    assert not found.stopped
+
+
+def test_it_is_started_again_only_while_the_scan_has_time_and_that_is_said():
+    lab = LabThatSees(visited([[4, 2, 0]], w0=100.0, w1=60.0), wall_s=25.0)
+
+    found = scan(lab, Recipe(), waiting(), 20.0)
+
+    assert len(lab.looks) == 1
+    assert "the script ended before it was seen with 4" in describe(found)
+
+
+def test_a_script_that_shows_no_other_number_is_not_started_again():
+    lab = LabThatSees(visited([[1, 2, 0], [2, 2, 0]], w0=100.0))
+
+    assert scan(lab, Recipe(), waiting(), 20.0) is None
+    assert len(lab.looks) == 1
+
+
+def test_a_training_on_the_cpu_is_scanned_again_where_its_loading_waits():
+    few = visited([], w0=200.0, w1=150.0, w2=100.0, w4=190.0)
+    lab = LabThatSees(few)
+    known = scans(lab)
+    known.of(Recipe(), blocked(), 400.0)
+    known.of(Recipe(choices=(BF16,)), blocked(), 400.0)
+    assert len(lab.looks) == 2
+
+    lab = LabThatSees(few)
+    known = scans(lab)
+    known.of(Recipe(), waiting(), 400.0)
+    known.of(Recipe(choices=(BF16,)), waiting(), 400.0)
+    assert len(lab.looks) == 1

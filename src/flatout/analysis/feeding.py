@@ -25,8 +25,9 @@ SHM_FACTOR = 1.5
 """Shared memory to have free per byte in flight; workers are killed by SIGBUS when it runs out."""
 DEFAULT_PREFETCH = 2
 """Torch's own `prefetch_factor`."""
-MOST_PER_CORE = 4
-"""Workers at most for a core, however long they are blocked: each needs its memory."""
+MOST_PER_CORE, MOST_PER_CORE_BLOCKED = 4, 16
+"""Workers at most for a core, and where they wait for storage or a lock for most of the time: each
+needs its memory."""
 MEMORY_SHARE = 0.5
 """Share of the host's memory that all workers together may come to hold."""
 MIN_DELAY_SHARE = 0.10
@@ -40,6 +41,11 @@ class Loading:
     cpu_ms: float
     blocked_ms: float = 0.0
     """Waiting for storage or a lock: it needs a worker, but no core."""
+
+    @property
+    def is_blocked(self) -> bool:
+        """Whether most of it is waiting: then more workers help than there are cores."""
+        return self.blocked_ms > self.cpu_ms
 
 
 def loading(profile: Profile, cores: int) -> Loading:

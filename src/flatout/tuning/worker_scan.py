@@ -5,6 +5,7 @@ tried as any other technique, in fresh pairs.
 """
 
 import math
+import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,8 +14,8 @@ from flatout.analysis.feeding import (
     DEFAULT_PREFETCH,
     MEMORY_SHARE,
     MOST_PER_CORE,
+    MOST_PER_CORE_BLOCKED,
     cores_of,
-    fetch_per_step_ms,
     fitting_prefetch,
     is_crowded,
     is_starved,
@@ -42,6 +43,9 @@ TIME_SHARE, LATER_SHARE = 0.1, 0.05
 MOST_SCANS = 3
 STILL_STARVED = 0.1
 """Share of the step that waits for data where another scan is worth its time."""
+MOST_OVERTIME = 2.0
+"""Times the scan's time that it may take where the script ends before all numbers were visited, and
+is started again for the others."""
 SHORT_EPOCH_S = 5.0
 """Epochs up to this length are visited whole."""
 
@@ -55,6 +59,8 @@ class WorkerScans:
     known: dict[str, WorkerScan | None] = field(default_factory=dict)
     """By the recipe without its workers."""
     latest: WorkerScan | None = None
+    is_blocked: bool = False
+    """Whether the unchanged loading waits for storage or a lock more than it computes."""
 
     def of(self, recipe: Recipe, profile: Profile, left_s: float) -> WorkerScan | None:
         """Return the scan that holds under a recipe; None where no one looked.
@@ -69,6 +75,9 @@ class WorkerScans:
         key = _key(recipe)
         max_s = min(MOST_S, (LATER_SHARE if self.known else TIME_SHARE) * left_s)
         if key not in self.known and max_s >= LEAST_S and self._is_due(profile):
+            if not self.known:
+                cores = cores_of(profile, self.lab.machine)
+                self.is_blocked = loading(profile, cores).is_blocked
             may_thread = self.search.allows(setter_of("threads"), Numerics.ROUNDING)
             self.known[key] = scan(self.lab, recipe, profile, max_s, may_thread=may_thread)
             self.latest = self.known[key]
@@ -78,8 +87,8 @@ class WorkerScans:
         """Return whether another scan may show another number."""
         if not self.known:
             return True
-        # On the CPU the cores are what is short, and a scan has shown that already.
-        if profile.device_kind == "cpu":
+        # Where making batches takes the cores of the training, a scan has shown that already.
+        if profile.device_kind == "cpu" and not self.is_blocked:
             return False
         if len(self.known) >= MOST_SCANS or profile.share("data_wait") < STILL_STARVED:
             return False
@@ -106,7 +115,10 @@ class WorkerScans:
 def scan(
     lab: TrialRunner, recipe: Recipe, profile: Profile, max_s: float, *, may_thread: bool = False
 ) -> WorkerScan | None:
-    """Run the script once, changing its number of workers; None where that did not work.
+    """Run the script, changing its number of workers on the way; None where that did not work.
+
+    A script that ends too early is started again for the numbers that it was not seen with, the
+    largest first. Each process has the present number, to which the others are ratios.
 
     Args:
         lab: Runs the script.
@@ -116,17 +128,59 @@ def scan(
         may_thread: Whether the training's threads may be changed, too.
     """
     fewer_threads = beside_fewer_threads(profile, lab.machine) if may_thread else []
-    options = {
+    options: dict[str, Any] = {
         "address": profile.training_loaders[0].address,
-        "visits": [(*visit, 0) for visit in visits(profile, lab.machine)] + fewer_threads,
+        "visits": [*((*visit, 0) for visit in visits(profile, lab.machine)), *fewer_threads],
         "max_s": max_s,
         "visits_all": profile.device_kind == "cpu",
         "whole_epochs": has_short_epochs(profile),
         "room_bytes": MEMORY_SHARE * lab.machine.memory_bytes,
     }
-    trial = lab.look("numbers of workers", recipe, {"worker_scan": options}, ENDLESS)
-    seen = find_seen(trial, "worker_scan")
-    return scan_of(seen, workers_now(profile)) if seen else None
+    present, found, used_s, last_s = options["visits"][0], [], 0.0, 0.0
+    while used_s + last_s < MOST_OVERTIME * max_s:
+        trial = lab.look("numbers of workers", recipe, {"worker_scan": options}, ENDLESS)
+        last_s = trial.wall_s
+        used_s += last_s
+        seen = find_seen(trial, "worker_scan")
+        if not seen:
+            break
+        found.append(seen)
+        left = [tuple(visit) for visit in seen["unvisited"] if tuple(visit) != present]
+        if not left or len(settings_of(seen)) < 2:
+            break
+        options = options | {"visits": [present, *reversed(left)], "visits_all": True}
+    return scan_of(together(found, workers_now(profile)), workers_now(profile)) if found else None
+
+
+def settings_of(seen: Mapping[str, Any]) -> set[tuple[int, int]]:
+    """Return the numbers of workers, each with the training's threads, that a process visited."""
+    return {(visit["num_workers"], visit["threads"]) for visit in seen["visits"]}
+
+
+def together(found: Sequence[Mapping[str, Any]], now: int) -> Mapping[str, Any]:
+    """Return the visits of several processes as of one, as fast as the first is at present."""
+    first, *others = found
+    visits = [*first["visits"]]
+    for seen in others:
+        paces = [
+            [visit["batch_ms"] for visit in one["visits"] if _is_at(visit, now)]
+            for one in (first, seen)
+        ]
+        if all(paces):
+            factor = statistics.geometric_mean(paces[0]) / statistics.geometric_mean(paces[1])
+            visits += [
+                {**visit, "batch_ms": factor * visit["batch_ms"]}
+                for visit in seen["visits"]
+                if not _is_at(visit, now)
+            ]
+    left = found[-1]["unvisited"]
+    numbers = ", ".join(str(number) for number in sorted({visit[0] for visit in left}))
+    ended = f"the script ended before it was seen with {numbers}" if left else ""
+    return {**first, "visits": visits, "stopped": found[-1]["stopped"] or ended}
+
+
+def _is_at(visit: Mapping[str, Any], now: int) -> bool:
+    return bool(visit["num_workers"] == now and not visit["threads"])
 
 
 def has_short_epochs(profile: Profile) -> bool:
@@ -137,17 +191,21 @@ def has_short_epochs(profile: Profile) -> bool:
 def visits(profile: Profile, machine: Machine) -> list[tuple[int, int]]:
     """Return the numbers to visit and their `prefetch_factor`: the present one, then doublings.
 
-    Up to four a core: blocked loading needs more workers than cores, and spinning threads of a
-    training on the CPU leave theirs to whoever is many.
+    Up to four a core: spinning threads of a training on the CPU leave theirs to whoever is many.
+    Loading that waits more than it computes may need more, up to twice what hides it all.
     """
     (loader,) = profile.training_loaders
     now, cores = workers_now(profile), cores_of(profile, machine)
     rest_ms = max(profile.step_ms.median - profile.phases_ms["data_wait"], 1e-3)
-    needed = min(fetch_per_step_ms(profile, cores) / rest_ms, cores)
+    load = loading(profile, cores)
+    all_of_it = (load.cpu_ms + load.blocked_ms) / rest_ms
+    most: float = MOST_PER_CORE * cores
+    if load.is_blocked:
+        most = max(most, min(MOST_PER_CORE_BLOCKED * cores, 2 * all_of_it))
     counts, number = [], 1
-    while number <= MOST_PER_CORE * cores:
+    while number <= most:
         # A fourth of what the step needs by its own profile cannot be the best.
-        if number != now and 4 * number >= needed:
+        if number != now and 4 * number >= min(all_of_it, cores):
             counts.append(number)
         number *= 2
     return [(now, _prefetch(loader, now, machine)), *_fitting(counts, loader, machine)]
@@ -164,7 +222,7 @@ def beside_fewer_threads(profile: Profile, machine: Machine) -> list[tuple[int, 
         return []
     (loader,) = profile.training_loaders
     load = loading(profile, cores)
-    if load.blocked_ms > load.cpu_ms:
+    if load.is_blocked:
         return []  # workers that wait need no core
     rest_ms = max(profile.step_ms.median - profile.phases_ms["data_wait"], 1e-3)
     part = load.cpu_ms / (load.cpu_ms + rest_ms * min(threads, cores))

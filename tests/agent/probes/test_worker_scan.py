@@ -69,6 +69,15 @@ def test_the_best_and_the_present_number_are_visited_again():
     assert again([*first, one_thread]) == [(2, 2, 1), (4, 2, 0), (2, 2, 0), (0, 2, 0)]
 
 
+def test_numbers_that_the_script_ended_before_are_named():
+    scan = Scan(SimpleNamespace(), {}, visits=[*visited((0, 1.0)), Visit(1, 2, 0.0)])
+    scan.ahead = [(2, 2, 0), (4, 2, 0)]
+
+    assert scan.result()["unvisited"] == [(1, 2, 0), (2, 2, 0), (4, 2, 0)]
+    scan.is_over = True
+    assert scan.result()["unvisited"] == []
+
+
 def test_the_training_has_its_own_threads_back_after_a_visit_with_fewer():
     own = torch.get_num_threads()
     scan = Scan(SimpleNamespace(clock=SimpleNamespace(now=lambda: 0.0)), {})

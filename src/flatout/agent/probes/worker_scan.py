@@ -236,7 +236,14 @@ class Scan:
             ],
             "epoch_batches": self.epoch_batches,
             "stopped": self.stopped,
+            "unvisited": self._unvisited(),
         }
+
+    def _unvisited(self) -> list[tuple[int, int, int]]:
+        """Return what the script ended before: it was neither seen nor left out."""
+        if self.is_over or self.rounds > 1:
+            return []
+        return [visit.setting for visit in self.visits if not visit.batches] + self.ahead
 
     def _next_visit(self) -> None:
         workers, prefetch, threads = self.ahead.pop(0)

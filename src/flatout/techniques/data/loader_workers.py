@@ -18,7 +18,7 @@ from flatout.agent.worker_start import REASON, start_with
 from flatout.analysis.feeding import (
     DEFAULT_PREFETCH,
     MEMORY_SHARE,
-    MOST_PER_CORE,
+    MOST_PER_CORE_BLOCKED,
     cores_of,
     fitting_prefetch,
     is_crowded,
@@ -216,7 +216,7 @@ def most_workers(profile: Profile, machine: Machine) -> int:
     load = loading(profile, cores)
     whole_ms = load.cpu_ms + load.blocked_ms
     blocked_share = load.blocked_ms / whole_ms if whole_ms else 0.0
-    most = round(cores / max(1 - blocked_share, 1 / MOST_PER_CORE))
+    most = round(cores / max(1 - blocked_share, 1 / MOST_PER_CORE_BLOCKED))
     sizes = [x.pss_bytes for x in worker_facts(profile) if x.pss_bytes]
     if sizes:
         room = MEMORY_SHARE * machine.memory_bytes / max(1, len(profile.ranks))
