@@ -2,12 +2,33 @@
 
 A Finding: one bottleneck, with the numbers that prove it.
 
+A SourcePlace: the line of a script that a finding comes from, and what to write there.
+
 A SourceFinding: what a source rule says about one place of a script, and the edit that fixes it.
 """
 
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourcePlace:
+    """A line of the user's project where a source rule sees what was measured.
+
+    The names are those of `flatout.check/1`.
+    """
+
+    path: str
+    """From the folder in which the script was started."""
+    line: int
+    code: str
+    """Of the source rule, such as `SYN01`."""
+    message: str
+    instead: str
+    fix: str
+    """`safe`, `suggested` or `none`."""
+    page: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +50,10 @@ class Finding:
     memory of the device."""
     is_bound: bool = False
     """Whether `share` is only known not to be exceeded: the cause is some part of it."""
+    lines: tuple[str, ...] = ()
+    """Lines that were measured, as the profile names them: `train.py:41`."""
+    places: tuple[SourcePlace, ...] = ()
+    """Where `flatout check` sees it in the source."""
 
 
 OK = "ok"

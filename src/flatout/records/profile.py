@@ -139,6 +139,8 @@ class LoaderFacts:
     """Where a tokenizer is held: `data set`, `collate_fn`, or empty for nowhere."""
     pad_share: float | None = None
     """Share of the tokens that the attention mask takes out, in the first batches."""
+    line: str = ""
+    """Where it was built, `train.py:12`; empty in results from before this was kept."""
 
     @property
     def workers(self) -> int:

@@ -5,11 +5,12 @@ bar in each row, findings, and the command to type next. Words come from the cat
 """
 
 import re
+import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from flatout.records.finding import Finding
+from flatout.records.finding import NONE, Finding
 from flatout.records.messages import ENGLISH, Messages, Sentence, Text, named, words, written
 from flatout.records.units import format_share
 from flatout.reporting.tables import (
@@ -99,6 +100,20 @@ class Advice:
         share = format_share(self.finding.share)
         return words(f"reading.{name}", code=self.finding.code, share=share, because=self.because)
 
+    @property
+    def source(self) -> tuple[tuple[str, Text], ...]:
+        """Return the row with its line in the source, none where no rule sees it there."""
+        places = self.finding.places
+        if not places:
+            return ()
+        first = next((place for place in places if place.fix != NONE), places[0])
+        place = f"{first.path}:{first.line} ({first.code})"
+        if len(places) > 1:
+            place = words("reading.source_and_more", place=place, n=str(len(places) - 1))
+        name = "source" if first.fix == NONE else "source_fix"
+        sentence = words(f"reading.{name}", place=place, path=shlex.quote(first.path))
+        return (("source", sentence),)
+
     def next(self, say: Messages) -> str:
         """Return what to do, with the user's script in its commands."""
         return advice_words(say.text(self.finding.next), self.workload)
@@ -172,7 +187,11 @@ def terminal_lines(block: Block, say: Messages, width: int) -> list[str]:
     if isinstance(block, Next):
         return [f"{label_cell('next', say)}  {block.command}"]
     if isinstance(block, Advice):
-        rows: Sequence[tuple[str, Text]] = (("finding", block.long), ("advice", block.next(say)))
+        rows: Sequence[tuple[str, Text]] = (
+            ("finding", block.long),
+            ("advice", block.next(say)),
+            *block.source,
+        )
         return [line for row in rows for line in _fact(row, say, width)]
     return [line for row in block.rows for line in _fact(row, say, width)]
 
@@ -255,7 +274,8 @@ def _markdown(block: Block, say: Messages) -> list[str]:
     if isinstance(block, Next):
         return fenced(block.command, "sh")
     if isinstance(block, Advice):
-        return [f"- {escaped(say.text(block.long))}", f"  {escaped(block.next(say))}"]
+        source = [f"  {escaped(say.text(text))}" for _label, text in block.source]
+        return [f"- {escaped(say.text(block.long))}", f"  {escaped(block.next(say))}", *source]
     if isinstance(block, Facts):
         return [f"- {escaped(text)}" for text in fact_texts(block, say)]
     titles = [" ".join(say(f"column.{name}").split()) for name in block.columns]

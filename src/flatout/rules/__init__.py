@@ -1,25 +1,27 @@
 """The rules that read a profile: one bottleneck, one file under `runtime`, found by its name.
 
 A rule is a module with `check(profile, machine)`. It may name in `MENDED_BY` the techniques that
-fix its bottleneck: with one of them in use, what the script says of itself no longer holds.
+fix its bottleneck: with one of them in use, what the script says of itself no longer holds. In
+`AT_LINES` it names the source rules that see its cause at the lines that were measured, in
+`IN_PROJECT` those whose findings are its cause wherever they are in the project.
 """
 
 import importlib
 import sys
-from collections.abc import Collection
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from types import ModuleType
 
 from flatout.records.catalogue import module_names
+from flatout.records.finding import Finding, SourceFinding, SourcePlace
 from flatout.records.machine import Machine
 from flatout.records.messages import words
 from flatout.records.profile import Profile
 
-if TYPE_CHECKING:
-    from flatout.records.finding import Finding
-
 FAMILY = f"{__name__}.runtime."
 """Rules on a profile live in this folder; rules on source code have another `check`."""
+MOST_JOINED = 3
+"""Findings that get a line of the source: a report grows by no more lines than that."""
 
 
 def codes() -> tuple[str, ...]:
@@ -55,6 +57,53 @@ def add_findings(profile: Profile, machine: Machine, in_use: Collection[str] = (
             found.append(finding)
     ranked = sorted(found, key=lambda finding: (finding.is_bound, -finding.share))
     return replace(profile, findings=tuple(ranked), notes=(*profile.notes, *failed))
+
+
+@dataclass(frozen=True, slots=True)
+class FoundInFile:
+    """A finding in a file of the user's project."""
+
+    path: str
+    """As the user would type it."""
+    names: Collection[str]
+    """The names that a profile may have for the file."""
+    finding: SourceFinding
+
+
+def add_places(profile: Profile, found: Sequence[FoundInFile]) -> Profile:
+    """Return the profile with the lines of the source that its findings come from.
+
+    A finding in the source belongs to one bottleneck, the first that it explains.
+    """
+    modules, left, joined = _modules(), list(found), 0
+    findings = []
+    for finding in profile.findings:
+        rule = importlib.import_module(modules[finding.code])
+        explaining = [each for each in left if _explains(each, finding, rule)]
+        if explaining and joined < MOST_JOINED:
+            left = [each for each in left if each not in explaining]
+            joined += 1
+            finding = replace(finding, places=tuple(map(_place, explaining)))
+        findings.append(finding)
+    return replace(profile, findings=tuple(findings))
+
+
+def _explains(found: FoundInFile, finding: Finding, rule: ModuleType) -> bool:
+    seen = found.finding
+    if seen.code.startswith(getattr(rule, "IN_PROJECT", ())):
+        return True
+    if not seen.code.startswith(getattr(rule, "AT_LINES", ())):
+        return False
+    measured = (line.rpartition(":") for line in finding.lines)
+    return any(
+        name in found.names and seen.line <= int(number) <= seen.end_line
+        for name, _colon, number in measured
+    )
+
+
+def _place(found: FoundInFile) -> SourcePlace:
+    plain = found.finding.to_json(found.path)
+    return SourcePlace(**{name: plain[name] for name in SourcePlace.__dataclass_fields__})
 
 
 def _modules() -> dict[str, str]:

@@ -31,6 +31,28 @@ used from its clone change seldom, and take half a minute to read."""
 
 def digests_of(workload: Workload) -> dict[str, str]:
     """Return the digest of each file, by its path from the working folder."""
+    return {
+        shown(path, workload): hashlib.blake2b(text, digest_size=DIGEST_BYTES).hexdigest()
+        for path, text in files_of(workload)
+    }
+
+
+def shown(path: Path, workload: Workload) -> str:
+    """Return a file's path from the working folder; a whole one where it is elsewhere."""
+    folder = workload.folder.resolve()
+    return str(path.relative_to(folder) if path.is_relative_to(folder) else path)
+
+
+def script_folder(workload: Workload) -> Path:
+    """Return the folder of the file that is run: lines in profiles are named from there."""
+    target = workload.target.rpartition(":")[0] if workload.is_task else workload.target
+    roots = [workload.folder.resolve(), *_own_roots()]
+    started = [path for path in _started(workload, roots) if path.is_file()]
+    return (started[-1] if started else workload.folder / target).parent.resolve()
+
+
+def files_of(workload: Workload) -> Iterator[tuple[Path, bytes]]:
+    """Yield each file with its content, the nearest to the script first."""
     folder = workload.folder.resolve()
     named = [path for path in _named(workload, folder) if _find_text(path) is not None]
     # As Python does: a script's own folder comes first, with links followed.
@@ -38,18 +60,17 @@ def digests_of(workload: Workload) -> dict[str, str]:
     roots = list(dict.fromkeys([*beside, folder, *_own_roots()]))
     waiting = deque([*named, *_started(workload, roots)])
     seen: set[Path] = set()
-    digests: dict[str, str] = {}
-    while waiting and len(digests) < MOST:
+    count = 0
+    while waiting and count < MOST:
         path = waiting.popleft()
         text = None if path in seen else _find_text(path)
         seen.add(path)
         if text is None:
             continue
-        name = path.relative_to(folder) if path.is_relative_to(folder) else path
-        digests[str(name)] = hashlib.blake2b(text, digest_size=DIGEST_BYTES).hexdigest()
+        count += 1
+        yield path, text
         if path.suffix in PYTHON:
             waiting.extend(_imported(path, text, roots))
-    return digests
 
 
 def _named(workload: Workload, folder: Path) -> Iterator[Path]:

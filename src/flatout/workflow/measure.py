@@ -1,6 +1,7 @@
 """The command `measure`: where the time and the memory of a training step go."""
 
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 
 from flatout import rules
@@ -10,12 +11,17 @@ from flatout.hardware.machine import read_machine
 from flatout.launch.trial_process import clean_up_stale_trials
 from flatout.records.errors import UserError
 from flatout.records.machine import Machine
+from flatout.records.profile import Profile
 from flatout.records.recipe import Recipe
 from flatout.records.trial import Trial, Workload
-from flatout.tuning import passes
+from flatout.tuning import passes, script_files
 from flatout.tuning.passes import PassRunner, Tell
 from flatout.tuning.passes.trace import check_target
+from flatout.workflow.check import check
 
+MOST_CHECKED = 50
+"""Files of the project, the nearest to the script first: a large one would take a minute."""
+PYTHON = (".py", ".pyw")
 TIMED_PROBES: dict[str, dict[str, object]] = {"journey": {}}
 """Probes cheap enough for the timed pass, with their options."""
 
@@ -68,7 +74,31 @@ def measure(  # noqa: PLR0913  one keyword for each thing a caller may choose
     names = closer if trace is None else (*closer, "trace")
     profile = with_regime(passes.add_all(trial.profile, runner, names))
     in_use = {item.technique for item in trial.applied if item.status == "applied"}
-    return trial.with_profile(rules.add_findings(profile, machine, in_use))
+    profile = rules.add_findings(profile, machine, in_use)
+    return trial.with_profile(add_places(profile, workload) if profile.findings else profile)
+
+
+def add_places(profile: Profile, workload: Workload) -> Profile:
+    """Return the profile with the lines of the user's files that its findings come from.
+
+    The files are read, never imported. What hinders the check hinders no measurement.
+    """
+    folder = script_files.script_folder(workload)
+    files = {}
+    for path, _text in islice(script_files.files_of(workload), MOST_CHECKED):
+        if path.suffix in PYTHON:
+            files[str(path)] = path.resolve()
+    try:
+        checked = check([Path(path) for path in files])
+    except UserError as error:
+        return passes.with_note(profile, f"the source was not checked: {error}")
+    found = []
+    for checked_path, finding in checked.findings():
+        file = files[checked_path]
+        near = file.relative_to(folder).as_posix() if file.is_relative_to(folder) else ""
+        name = script_files.shown(file, workload)
+        found.append(rules.FoundInFile(name, {near, str(file)}, finding))
+    return rules.add_places(profile, found)
 
 
 def _time(runner: PassRunner, runs: int) -> Trial:

@@ -17,6 +17,7 @@ from typing import Any
 
 from flatout.agent import patching
 from flatout.agent.events import EMPTY, LoaderSeen, leave_note
+from flatout.agent.measuring.source_lines import SourceLines
 from flatout.agent.samples import note_chosen, samples_of, tensor_bytes
 from flatout.agent.session import Session
 from flatout.agent.worker_start import note_start
@@ -184,6 +185,7 @@ class _Construction:
     def __init__(self, session: Session) -> None:
         self.session = session
         self.book = AddressBook()
+        self.lines = SourceLines()
         self.built: list[weakref.ref[Any]] = []
         self.only = frozenset(session.spec.recipe.training_loaders)
 
@@ -207,7 +209,7 @@ class _Construction:
             frame = caller()
             address = self.find_original(builder(frame), asked) or self.book.name(frame)
             self._build(build, loader, asked, address, (args, kwargs))
-            self._remember(loader, asked, address)
+            self._remember(loader, asked, address, frame)
 
         return construct
 
@@ -251,15 +253,19 @@ class _Construction:
                     self.session.note_status(technique, "failed", f"DataLoader refused: {error}")
             build(loader, *args, **kwargs)
 
-    def _remember(self, loader: Any, asked: Mapping[str, Any], address: str) -> None:
+    def _remember(
+        self, loader: Any, asked: Mapping[str, Any], address: str, frame: FrameType | None
+    ) -> None:
         loader.__dict__[ADDRESS] = address
         self.built.append(weakref.ref(loader))
         if address not in self.session.loaders:
-            self.session.quietly(self._note_facts)(loader, asked, address)
+            facts = {"effective_workers": loader.num_workers, "line": self.lines.of(frame)}
+            self.session.quietly(self._note_facts)(loader, asked, address, facts)
 
-    def _note_facts(self, loader: Any, asked: Mapping[str, Any], address: str) -> None:
-        facts = _facts(loader, asked) | {"effective_workers": loader.num_workers}
-        self.session.loaders[address] = LoaderSeen(address, facts)
+    def _note_facts(
+        self, loader: Any, asked: Mapping[str, Any], address: str, facts: Mapping[str, Any]
+    ) -> None:
+        self.session.loaders[address] = LoaderSeen(address, {**_facts(loader, asked), **facts})
 
 
 def _asked(

@@ -309,6 +309,7 @@ def _finding(advice: Advice, say: Messages) -> dict[str, str | float]:
         "width": round(100 * min(1.0, max(0.0, advice.finding.share)), 1),
         "because": say.text(advice.because),
         "next": advice.next(say),
+        "source": "".join(say.text(text) for _label, text in advice.source),
     }
 
 

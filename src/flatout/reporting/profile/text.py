@@ -101,20 +101,16 @@ def _short(
 
 
 def _findings(found: list[Advice], say: Messages, width: int, room: int) -> list[str]:
-    """Return the findings: their names, then what to do, then the proof, as long as they fit."""
-    forms = [
-        (
-            _fact("finding", block.short, say, width),
-            [
-                *_fact("finding", block.short, say, width),
-                *_fact("advice", block.next(say), say, width),
-            ],
-            terminal_lines(block, say, width),
-        )
-        for block in found
-    ]
-    shown = [short for short, _advised, _long in forms]
-    for form in (1, 2):
+    """Return the findings: names, then lines in the source, what to do, proof, as they fit."""
+    forms = []
+    for block in found:
+        short = _fact("finding", block.short, say, width)
+        source = terminal_lines(Facts(rows=block.source), say, width)
+        advice = _fact("advice", block.next(say), say, width)
+        long = terminal_lines(block, say, width)
+        forms.append(([*short], [*short, *source], [*short, *advice, *source], long))
+    shown = [lines[0] for lines in forms]
+    for form in (1, 2, 3):
         for number, lines in enumerate(forms):
             if sum(map(len, shown)) - len(shown[number]) + len(lines[form]) <= room:
                 shown[number] = lines[form]

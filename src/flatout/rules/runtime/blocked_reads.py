@@ -14,6 +14,8 @@ MIN_WAIT = 0.10
 MIN_BLOCKED = 0.50
 """Least share of a batch's making that is blocked: from half on it decides what helps."""
 MADE = ("read", "decode", "collate")
+AT_LINES = ("DL02", "DL03", "DL04", "DL05", "DL06")
+IN_PROJECT = ("DL23",)
 
 
 def check(profile: Profile, machine: Machine) -> Finding | None:
@@ -40,6 +42,7 @@ def check(profile: Profile, machine: Machine) -> Finding | None:
             **({"size": format_bytes(stored)} if name == "because" else {}),
         ),
         next=_next(profile, machine),
+        lines=tuple(loader.line for loader in profile.training_loaders if loader.line),
         evidence={
             "blocked_ms": blocked,
             "made_ms": made,

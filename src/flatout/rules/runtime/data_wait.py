@@ -15,6 +15,7 @@ of diagnostics. A wait while the device works off its queue costs nothing."""
 
 DIFFERENT = 0.01
 """Shares that differ by more are two numbers to a reader, who has to be told why."""
+AT_LINES = ("DL02", "DL03", "DL04", "DL05", "DL06")
 
 
 def foreign() -> str:
@@ -36,6 +37,7 @@ def check(profile: Profile, machine: Machine) -> Finding | None:
         next=_next(workers, cores, useful_workers(profile, machine))
         if profile.training_loaders
         else foreign(),
+        lines=tuple(loader.line for loader in profile.training_loaders if loader.line),
         evidence={
             "data_wait_ms": wait_ms,
             "step_ms": step_ms,

@@ -9,6 +9,7 @@ from flatout.records.units import format_ms, format_share
 MIN_SHARE = 0.25
 """A quarter of the step in communication that nothing hides: the number of DS02 in the catalogue
 of diagnostics."""
+IN_PROJECT = ("DS01", "DS08")
 
 
 def check(profile: Profile, machine: Machine) -> Finding | None:

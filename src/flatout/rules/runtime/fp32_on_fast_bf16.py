@@ -26,6 +26,7 @@ a step is about, however short it is."""
 MENDED_BY = frozenset({"bf16_autocast", "fp16_autocast", "fp8_training", "pure_bf16"})
 MIN_CAPABILITY = (8, 0)
 """Compute capability from which NVIDIA devices multiply bf16 in hardware (Ampere)."""
+IN_PROJECT = ("AMP01",)
 
 
 def check(profile: Profile, machine: Machine) -> Finding | None:

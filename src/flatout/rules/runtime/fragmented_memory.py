@@ -14,6 +14,7 @@ VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 SETTING = "expandable_segments:True"
 NEARLY_FULL = 0.80
 """Share of the device that is reserved: with more room left fragmentation costs nothing."""
+IN_PROJECT = ("SYN04",)
 
 
 def check(profile: Profile, machine: Machine) -> Finding | None:

@@ -12,6 +12,7 @@ NODE_BYTES = 780
 """Host memory of one autograd node: the growth of the resident size over 249 steps of 50 linear
 layers whose loss was kept, by nodes (torch 2.13 on Linux). Tensors that a node still holds come on
 top; those are seen as a memory leak."""
+IN_PROJECT = ("MEM01", "MEM10")
 
 
 def check(profile: Profile, machine: Machine) -> Finding | None:

@@ -9,6 +9,7 @@ from flatout.records.units import format_share
 MATH = "math"
 MIN_SHARE = 0.10
 """Below a tenth of the step in forward and backward, attention is not worth a reader's time."""
+IN_PROJECT = ("LP07",)
 
 
 def check(profile: Profile, machine: Machine) -> Finding | None:

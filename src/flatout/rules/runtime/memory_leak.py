@@ -13,6 +13,7 @@ MIN_SHARE = 0.01
 purpose look like that."""
 MIN_OBSERVED = 4
 """Observed steps: over fewer, one odd step looks like a slope."""
+IN_PROJECT = ("MEM01", "MEM04", "MEM10")
 
 
 def check(profile: Profile, machine: Machine) -> Finding | None:

@@ -12,6 +12,7 @@ MIN_SHARE = 0.10
 MIN_PART = 0.10
 """A part below a tenth of the rest is not named."""
 EVALUATION = "evaluation"
+IN_PROJECT = ("SYN05", "SYN08")
 
 
 def check(profile: Profile, machine: Machine) -> Finding | None:

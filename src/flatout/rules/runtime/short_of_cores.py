@@ -11,6 +11,7 @@ from flatout.records.units import format_count, format_ms, format_rate, format_s
 
 MIN_SHARE = 0.10
 """Below a tenth of the step in waiting, cheaper samples are not worth a reader's time."""
+AT_LINES = ("DL02", "DL03", "DL04", "DL05", "DL06")
 
 
 def check(profile: Profile, machine: Machine) -> Finding | None:
@@ -32,6 +33,7 @@ def check(profile: Profile, machine: Machine) -> Finding | None:
             leg=named("stage", costly.name),
         ),
         next=_next(pipeline, workers_now(profile), useful_workers(profile, machine)),
+        lines=tuple(loader.line for loader in profile.training_loaders if loader.line),
         evidence={
             "cores_needed": pipeline.cores_needed,
             "usable_cores": pipeline.usable_cores,

@@ -21,6 +21,7 @@ ADVICE = {
     "empty_cache": "empty_cache",
 }
 """What helps, by what is waited for: names of its messages."""
+AT_LINES = ("SYN",)
 
 
 def check(profile: Profile, machine: Machine) -> Finding | None:
@@ -50,6 +51,7 @@ def check(profile: Profile, machine: Machine) -> Finding | None:
             lines=tuple(_named(sync) for sync in costly[:MAX_LINES]),
         ),
         next=words(f"finding.sync_in_step.next_{ADVICE[costly[0].what]}"),
+        lines=tuple(sync.line for sync in costly),
         evidence={
             "cost_ms": cost_ms,
             "wait_ms": wait_ms,
