@@ -18,7 +18,7 @@ from benchmarks.structure import (
 MODULES = modules_of(SOURCE)
 LINES = {
     "": 300,
-    "agent": 13_000,
+    "agent": 13_150,
     "analysis": 6_000,
     "cli": 1_700,
     "data": 11_450,
@@ -32,7 +32,7 @@ LINES = {
     "reporting": 4_550,
     "rules": 4_200,
     "techniques": 11_300,
-    "tuning": 4_400,
+    "tuning": 4_500,
     "workflow": 3_800,
 }
 FLAT_FILES = 25

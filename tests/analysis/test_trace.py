@@ -205,3 +205,31 @@ def test_cutting_spans_agrees_with_counting_points():
     assert {p for a, b in left for p in range(a, b)} == covered
     assert length(left) == len(covered)
     assert merged(left) == left
+
+
+def test_an_operators_time_goes_to_the_places_that_called_it_by_their_work():
+    seen = {
+        "steps": 2,
+        "traced_ms": 200.0,
+        "operators": [
+            ["aten::mm", 8, 100.0],
+            ["aten::bernoulli_", 2, 40.0],
+            ["aten::add_", 9, 6.0],
+        ],
+        "places": [
+            ["aten::mm", "layers.* (Linear)", "model.py:3", 30.0],
+            ["aten::mm", "head (Linear)", "model.py:9", 10.0],
+            ["aten::bernoulli_", "head (Linear)", "model.py:9", 5.0],
+            ["aten::add_", "", "", 1.0],  # of the optimizer: nobody's line
+        ],
+    }
+
+    found = summarise_operators(seen).consumers
+
+    assert [(one.module, one.line) for one in found] == [
+        ("layers.* (Linear)", "model.py:3"),
+        ("head (Linear)", "model.py:9"),
+    ]
+    # Of 100 ms of products three quarters and one; the masks are all the head's.
+    assert [one.share for one in found] == pytest.approx([75 / 200, (25 + 40) / 200])
+    assert [x.name for x in found[1].operators] == ["aten::bernoulli_", "aten::mm"]

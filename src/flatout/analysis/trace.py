@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from flatout.analysis.regime import is_product
-from flatout.records.readings import IdleSplit, TraceEntry, TraceSummary
+from flatout.records.readings import Consumer, IdleSplit, TraceEntry, TraceSummary
 
 Span = tuple[float, float]
 
@@ -79,6 +79,8 @@ STEP = "ProfilerStep#"
 """How torch's profiler names the span of a step."""
 DEVICE_KINDS = ("kernel", "gpu_memcpy", "gpu_memset")
 LAUNCH_KINDS = ("cuda_runtime", "cuda_driver", "hip_runtime")
+TOP_OF_ONE = 3
+"""Operators that are named of one place."""
 TOP = 10
 """Rows kept: the tenth kernel of a training step rarely holds two percent of it."""
 KERNEL_WAIT_US = 0.03
@@ -200,9 +202,45 @@ def summarise_operators(seen: Mapping[str, Any]) -> TraceSummary | None:
         steps=steps,
         step_ms=step_ms,
         operators=tuple(entries[:TOP]),
+        consumers=find_consumers(entries, seen.get("places", ())),
         product_share=_product_share([(name, own_ms) for name, _, own_ms in times]),
     )
     return _without_device(summary)
+
+
+def find_consumers(
+    entries: Sequence[TraceEntry], places: Iterable[Sequence[Any]]
+) -> tuple[Consumer, ...]:
+    """Return the places that take the most, the largest first.
+
+    Args:
+        entries: The operators' own times.
+        places: Of operators their module, line and work there: an operator's time is shared out by
+            work, as no one timed its calls apart.
+    """
+    by_name: dict[str, dict[tuple[str, str], float]] = {}
+    for name, module, line, work in places:
+        by_name.setdefault(name, {})[module, line] = work
+    parts: dict[tuple[str, str], list[TraceEntry]] = {}
+    for entry in entries:
+        works = by_name.get(entry.name, {})
+        total = sum(works.values())
+        for place, work in works.items() if total else ():
+            part = work / total
+            parts.setdefault(place, []).append(
+                replace(entry, ms_per_step=part * entry.ms_per_step, share=part * entry.share)
+            )
+    parts.pop(("", ""), None)
+    found = [
+        Consumer(
+            module=module,
+            line=line,
+            share=sum(entry.share for entry in own),
+            operators=tuple(sorted(own, key=lambda entry: -entry.share)[:TOP_OF_ONE]),
+        )
+        for (module, line), own in parts.items()
+    ]
+    return tuple(sorted(found, key=lambda one: -one.share)[:TOP])
 
 
 def span(event: Event) -> Span:

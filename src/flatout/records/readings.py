@@ -107,6 +107,20 @@ class TraceEntry:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Consumer:
+    """One place of the user's code, with all that its operators take forward and backward."""
+
+    module: str
+    """Its name in the model, with the numbers of repeated layers left open; empty outside one."""
+    line: str
+    """`file.py:line`; empty where none of the user's was running."""
+    share: float
+    """Of the traced step."""
+    operators: tuple[TraceEntry, ...] = ()
+    """The largest of its operators, each with its part of the time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class IdleSplit:
     """Shares of the traced time in which the device ran nothing, by cause."""
 
@@ -134,6 +148,8 @@ class TraceSummary:
     """Largest first; empty where no device was traced."""
     operators: tuple[TraceEntry, ...] = ()
     """By self time on the host, largest first."""
+    consumers: tuple[Consumer, ...] = ()
+    """Places of the user's code with the most of the operators' own time; looked for on a CPU."""
     idle: IdleSplit | None = None
     exposed_communication_ms: float | None = None
     """Time of a step in which the device ran communication kernels and nothing else."""

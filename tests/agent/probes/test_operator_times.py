@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from flatout.agent.probes.operator_times import AFTER, STEPS, own_times
+from flatout.analysis.trace import summarise_operators
 from flatout.records.trial import Outcome
 from tests.support.probed import SCRIPTS, probed
 
@@ -50,3 +51,24 @@ def test_looking_changes_no_loss():
     plain = probed(script, "plain", probes={}, steps=steps)
 
     assert watched.profile.losses[:steps] == plain.profile.losses[:steps]
+
+
+@pytest.mark.slow
+def test_what_takes_the_most_is_named_by_module_and_line_forward_and_backward():
+    script = SCRIPTS / "dropped.py"
+    trial = probed(script, probes={"operator_times": {}}, steps=AFTER + STEPS + 1)
+
+    assert trial.outcome is Outcome.OK, trial.traceback
+    found = summarise_operators(trial.details["probes"]["operator_times"])
+    (line,) = [
+        number
+        for number, text in enumerate(script.read_text().splitlines(), 1)
+        if "self.drop(" in text
+    ]
+    first = found.consumers[0]
+    assert (first.module, first.line) == ("*.drop (Dropout)", f"dropped.py:{line}")
+    assert {x.name for x in first.operators} >= {"aten::bernoulli_"}
+    assert 0.3 < first.share <= 1
+    # The products of backward belong to the layers that made them forward.
+    layers = next(x for x in found.consumers if x.module == "*.mix (Linear)")
+    assert {x.name for x in layers.operators} >= {"aten::mm"}

@@ -7,6 +7,7 @@ import pytest
 from flatout.records.ablation import Comparison, Feeding, LossCheck, Verdict
 from flatout.records.messages import messages
 from flatout.records.profile import Ceilings
+from flatout.records.readings import Consumer, TraceEntry, TraceSummary
 from flatout.records.recipe import Recipe
 from flatout.reporting.terminal import render_ablation
 from flatout.reporting.tuning.verdict import fed, reasons
@@ -214,3 +215,17 @@ def test_the_report_of_a_tuning_is_said_in_korean(tuned, leave):
 
         assert not re.search(r"[a-z]+ (the|of|is|that|not) [a-z]+", text)
         assert text.splitlines()[-1].startswith(messages("ko")("label.next"))
+
+
+def test_where_nothing_helps_the_places_that_take_the_most_are_named(leave):
+    masks = TraceEntry(name="aten::bernoulli_", calls_per_step=6.0, ms_per_step=29.0, share=0.29)
+    drop = Consumer(
+        module="layers.*.drop (Dropout)", line="model.py:41", share=0.31, operators=(masks,)
+    )
+    slight = replace(drop, module="head (Linear)", share=0.001)
+    trace = TraceSummary(steps=2, step_ms=100.0, consumers=(drop, slight))
+
+    text = render_ablation(replace(leave, baseline=replace(leave.baseline, trace=trace)))
+
+    assert "31 % in layers.*.drop (Dropout), model.py:41 (bernoulli_)" in " ".join(text.split())
+    assert "head" not in text

@@ -1,7 +1,8 @@
-"""What the operators of a few steps take on the CPU, each without those it calls.
+"""What the operators of a few steps take on the CPU, each without those it calls, and where.
 
 Torch's profiler slows small operators by a microsecond or two: for a pass of its own. The making
-of batches is left out where the training process does it itself.
+of batches is left out where the training process does it itself. The step before those that are
+timed shows in which modules and lines the operators are called.
 """
 
 import time
@@ -11,6 +12,7 @@ from typing import Any
 
 from flatout.agent.events import Segment
 from flatout.agent.measuring import kernels
+from flatout.agent.measuring.operator_places import OperatorPlaces
 from flatout.agent.session import Session
 from flatout.analysis.steps import running_anchor
 
@@ -39,8 +41,18 @@ class OperatorTimes:
         self.traced_ms = 0.0
         self.running: Any = None
         self.times: list[list[Any]] = []
+        self.places = OperatorPlaces(session)
+        self.has_looked = False
         kernels.watch()
+        session.on("forward", self.saw_forward)
         session.on("segment", self.saw_segment)
+        session.on("stop", self.places.leave)
+
+    def saw_forward(self, *_: Any) -> None:
+        """Begin to look at places with the first training call of the step before the profile."""
+        if self.seen == AFTER - 1 and not self.has_looked:
+            self.has_looked = True
+            self.places.begin()
 
     def saw_segment(self, segment: Segment) -> None:
         """Begin and end the profile at the ends of steps."""
@@ -48,6 +60,7 @@ class OperatorTimes:
             return
         self.seen += 1
         if self.seen == AFTER:
+            self.places.leave()
             self.begin()
         elif self.running is not None:
             self.steps += 1
@@ -87,6 +100,7 @@ class OperatorTimes:
             "steps": steps,
             "traced_ms": self.traced_ms,
             "operators": self.times if steps else [],
+            "places": self.places.result() if steps else [],
         }
 
 

@@ -9,6 +9,7 @@ from flatout.records.units import format_bytes, format_ms, format_rate, format_r
 
 WORTH_A_HEADLINE = 0.10
 """A wait below a tenth of the step is not what a reader should look at first."""
+MOST_CONSUMERS = 3
 WORTH_A_WORD = 0.01
 """A share below a percent of the step is no part of the answer."""
 COMPUTE = ("forward", "backward", "optimizer")
@@ -126,6 +127,24 @@ def ceilings_sentence(profile: Profile) -> Sentence:
     if slowed < WORTH_A_WORD:
         return text
     return words("reading.ceilings_slowed", ceilings=text, share=format_share(slowed))
+
+
+def consumers_sentences(profile: Profile) -> Iterator[Sentence]:
+    """Yield where in the user's code the most of the step's own work is done, where it was seen."""
+    consumers = profile.trace.consumers if profile.trace else ()
+    parts = tuple(
+        words(
+            "reading.consumer" if one.module else "reading.consumer_line",
+            share=format_share(one.share),
+            module=one.module,
+            line=one.line,
+            operators=", ".join(x.name.rpartition("::")[2] for x in one.operators),
+        )
+        for one in consumers[:MOST_CONSUMERS]
+        if one.share >= WORTH_A_WORD
+    )
+    if parts:
+        yield words("reading.consumers", parts=parts)
 
 
 def left_out(profile: Profile) -> tuple[Sentence, ...]:

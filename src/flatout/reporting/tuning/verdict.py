@@ -30,7 +30,12 @@ from flatout.records.units import (
     format_rate,
     format_share,
 )
-from flatout.reporting.profile.sentences import MORE, ceilings_sentence, times
+from flatout.reporting.profile.sentences import (
+    MORE,
+    ceilings_sentence,
+    consumers_sentences,
+    times,
+)
 
 STOPPED = ("budget", "interrupted", "machine busy", "baseline failed")
 """Why a tuning ended early."""
@@ -168,6 +173,7 @@ def limits(ablation: Ablation) -> Iterator[Sentence]:
         yield from faster or [fed(ablation.feeding)]
     if not ablation.recipe.choices:
         yield words("tuning.ceilings", ceilings=ceilings_sentence(ablation.baseline))
+        yield from consumers_sentences(ablation.baseline)
 
 
 def fed(feeding: Feeding) -> Sentence:
