@@ -244,7 +244,7 @@ def is_tensor(  # noqa: PLR0911  one kind of expression a line
     """Return whether an expression is a tensor on the device, given names of such tensors."""
     match node:
         case ast.Name():
-            return node.id in known
+            return node.id in known and not _is_read(script, node)
         case ast.Attribute():
             return node.attr not in DESCRIBES and is_tensor(script, node.value, known)
         case ast.Subscript() | ast.Starred():
@@ -262,6 +262,12 @@ def is_tensor(  # noqa: PLR0911  one kind of expression a line
         case ast.Call():
             return _is_tensor_call(script, node, known)
     return False
+
+
+def _is_read(script: Script, name: ast.Name) -> bool:
+    """Return whether the last value of a name is a number, as after `loss = loss.item()`."""
+    made = script.origin(name)
+    return isinstance(made, ast.Call) and last_name(made.func) in {*READS, "float", "int", "len"}
 
 
 def _is_tensor_call(script: Script, call: ast.Call, known: set[str] | frozenset[str]) -> bool:
@@ -360,10 +366,14 @@ def _turns_off(script: Script, node: ast.expr) -> bool:
 
 
 def accumulation(script: Script, part: StepPart) -> tuple[ast.If, ast.expr, ast.expr] | None:
-    """Return the `if` that lets the optimizer step every n-th time, the counter and the n."""
+    """Return the `if` that lets the optimizer step every n-th time, the counter and the n.
+
+    An `if` with the backward in it, too, trains on every n-th batch: nothing is accumulated.
+    """
+    trained = {ancestor for call in part.backwards for ancestor in script.ancestors(call)}
     for step in optimizer_steps(script, part.node):
         for ancestor in script.ancestors(step):
-            if ancestor is part.node:
+            if ancestor is part.node or ancestor in trained:
                 break
             if isinstance(ancestor, ast.If) and (found := modulo(ancestor.test)) is not None:
                 return ancestor, *found

@@ -35,3 +35,9 @@ def test_one_look_one_iterator_and_other_things_are_left_alone(text):
 def test_a_loader_of_each_epoch_is_found_where_workers_start():
     assert codes_in(TRAIN.format(made="loader = DataLoader(d, num_workers=n)"))["DL06"] == [5]
     assert "DL06" not in codes_in(TRAIN.format(made="loader = DataLoader(d)"))
+
+
+def test_the_only_batch_of_a_loader_of_its_own_is_left_alone():
+    made = "for data in sets:\n    loader = DataLoader(data)\n    x = next(iter(loader))\n"
+
+    assert codes_in(HEAD + made) == {}

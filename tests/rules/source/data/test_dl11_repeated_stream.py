@@ -27,3 +27,12 @@ def test_a_stream_that_each_worker_reads_whole_is_found():
 )
 def test_a_stream_that_is_divided_or_has_no_workers_is_left_alone(first, more):
     assert codes_in(STREAM.format(first=first, more=more)) == {}
+
+
+def test_an_endless_stream_of_random_samples_differs_from_worker_to_worker():
+    drawn = "while True: yield torch.randint(0, 9, (8,))"
+
+    assert codes_in(STREAM.format(first=drawn, more=", num_workers=2")) == {}
+    assert "DL11" in codes_in(
+        STREAM.format(first="while True: yield self.x", more=", num_workers=2")
+    )

@@ -43,3 +43,8 @@ def test_the_fix_changes_the_loader_and_the_copy():
 
     assert "DataLoader(data, 8, pin_memory=True)" in text
     assert "x.to(device, non_blocking=True)" in text
+
+
+def test_batches_that_the_collate_function_puts_on_the_device_cannot_be_pinned():
+    assert codes_in(script(more=", collate_fn=batcher(device)")) == {}
+    assert codes_in(script(more=", collate_fn=batcher(tokenizer)")) == {"DL16": [6]}

@@ -19,3 +19,9 @@ def test_other_padding_is_left_alone(call):
 
 def test_a_file_that_does_not_train_is_left_alone():
     assert codes_in('import transformers\ntokenizer(text, padding="max_length")\n') == {}
+
+
+def test_a_tpu_wants_one_length():
+    text = f'{CODE}if kind == DistributedType.XLA:\n    tokenizer(text, padding="max_length")\n'
+
+    assert codes_in(text) == {}

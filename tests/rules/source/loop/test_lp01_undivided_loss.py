@@ -39,3 +39,16 @@ def test_the_fix_divides_where_backward_starts():
 )
 def test_divided_losses_and_other_conditions_are_left_alone(first, test):
     assert "LP01" not in codes_in(STEP.format(first=first, test=test))
+
+
+def test_a_training_on_every_nth_batch_alone_accumulates_nothing():
+    text = """
+import torch
+for i in range(args.steps):
+    if i % args.gradient_every == 0:
+        loss = model(x)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+"""
+    assert codes_in(text) == {}

@@ -70,3 +70,10 @@ for x in loader:
 total.backward()
 """
     assert "MEM01" not in codes_in(text)
+
+
+@pytest.mark.parametrize("read", ["loss.item()", "float(loss)", "loss.cpu().tolist()"])
+def test_a_loss_whose_name_has_become_a_number_is_left_alone(read):
+    text = STEP.format(line=f"loss = {read}\n    total += loss")
+
+    assert "MEM01" not in codes_in(text)

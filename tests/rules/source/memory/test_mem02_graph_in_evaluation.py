@@ -59,3 +59,11 @@ def test_the_fix_indents_code_and_comments_but_not_the_inside_of_texts():
         "            pass",
         "    return out",
     ]
+
+
+def test_it_is_silent_where_gradients_are_off_within_the_loop():
+    text = script().replace(
+        "        out = model(x)\n", "        with torch.no_grad():\n            out = model(x)\n"
+    )
+
+    assert codes_in(text) == {}

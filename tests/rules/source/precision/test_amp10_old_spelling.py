@@ -36,3 +36,14 @@ def test_torch_is_imported_where_only_the_old_name_was():
 def test_the_new_names_and_other_functions_are_left_alone():
     assert codes_in('import torch\nwith torch.autocast("cuda"):\n    pass\n') == {}
     assert codes_in("import torch\nfrom mine import autocast\nautocast()\n") == {}
+
+
+def test_what_older_versions_of_torch_get_is_left_alone():
+    text = """
+import torch
+try:
+    scaler = torch.amp.GradScaler("cuda")
+except AttributeError:
+    scaler = torch.cuda.amp.GradScaler()
+"""
+    assert codes_in(text) == {}

@@ -75,3 +75,15 @@ def test_the_fix_keeps_a_sum_on_the_device_only_where_it_is_shown_alone():
     assert "total += loss.detach()" in fixed(script("total += loss.item()"), "SYN01")
     rounded = script("total += loss.item()") + "history.append(round(total))\n"
     assert fixed(rounded, "SYN01") == rounded
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "actions = out.argmax(1).cpu()\n    obs = envs.step(actions)",
+        "obs = self.env.step(out.cpu().numpy())",
+    ],
+)
+def test_an_action_has_to_reach_its_environment(line):
+    assert "SYN01" not in codes_in(script(line))
+    assert "SYN01" in codes_in(script(line.replace("env", "early_stop")))

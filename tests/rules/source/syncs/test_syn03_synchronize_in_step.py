@@ -28,3 +28,9 @@ def test_where_times_are_taken_nothing_is_taken_out():
 
 def test_rare_waits_and_those_outside_are_left_alone():
     assert codes_in(STEP.format(more="", line=f"if step % 50 == 0: {WAIT}")) == {}
+
+
+def test_a_benchmark_without_an_optimizer_waits_for_its_times():
+    text = STEP.format(more="", line=WAIT).replace("    optimizer.step()\n", "")
+
+    assert codes_in(text) == {}

@@ -15,7 +15,9 @@ def check(script: Script) -> Iterator[Issue]:
                 func=ast.Name(id="next"),
                 args=[ast.Call(func=ast.Name(id="iter"), args=[drawn]), *_],
             ) if script.called(script.origin(drawn)) == "torch.utils.data.DataLoader":
-                if script.loops(call):
+                inside = script.loops(call)
+                # A loader that is made in the same loop gives its only batch here.
+                if inside and inside[0] not in script.ancestors(script.origin(drawn)):
                     yield Issue(
                         node=call,
                         because=(

@@ -1,8 +1,9 @@
 """Every worker reads the whole stream."""
 
+import ast
 from collections.abc import Iterator
 
-from flatout.analysis.source.script import Issue, Script, argument
+from flatout.analysis.source.script import Function, Issue, Script, argument, constant
 from flatout.analysis.source.training import (
     ITERABLE,
     dataset_classes,
@@ -10,6 +11,8 @@ from flatout.analysis.source.training import (
     train_loaders,
 )
 
+DRAWS = ("torch.rand", "random.")
+"""What differs from worker to worker without any help; NumPy's numbers do not in every version."""
 SPLITS = ("get_worker_info", "worker_init_fn", "split_by_worker", "worker_id", "num_workers")
 
 
@@ -18,6 +21,8 @@ def check(script: Script) -> Iterator[Issue]:
     for owner in dataset_classes(script, ITERABLE):
         reader = script.method(owner, "__iter__")
         if reader is None or any(word in script.source(owner) for word in SPLITS):
+            continue
+        if _draws_forever(script, reader):
             continue
         loader = next(
             (
@@ -43,3 +48,10 @@ def check(script: Script) -> Iterator[Issue]:
                 "worker.num_workers-th sample from worker.id on"
             ),
         )
+
+
+def _draws_forever(script: Script, reader: Function) -> bool:
+    """Return whether a stream has no end and is drawn: torch seeds each worker differently."""
+    endless = (constant(each.test) for each in script.within(reader, ast.While))
+    drawn = (script.qualified(call.func) for call in script.within(reader, ast.Call))
+    return any(endless) and any(name.startswith(DRAWS) for name in drawn)

@@ -10,13 +10,16 @@ from flatout.analysis.source.script import (
     constant,
     has_unpacked,
 )
-from flatout.analysis.source.training import copies, loops_over, train_loaders
+from flatout.analysis.source.training import DEVICE, copies, loops_over, train_loaders
 
 
 def check(script: Script) -> Iterator[Issue]:
     """Report loaders without pinned memory whose batches a loop copies to a GPU."""
     for call in train_loaders(script):
         pinned = argument(call, "pin_memory", 7)
+        collate = argument(call, "collate_fn", 6)
+        if collate is not None and DEVICE.search(script.source(collate)):
+            continue  # its batches are on the device already, and cannot be pinned
         if has_unpacked(call) or (pinned is not None and constant(pinned) is not False):
             continue
         moves = [move for loop in loops_over(script, call) for move in copies(script, loop)]

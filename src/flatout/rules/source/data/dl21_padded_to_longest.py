@@ -3,7 +3,10 @@
 import ast
 from collections.abc import Iterator
 
-from flatout.analysis.source.script import Issue, Script, argument, constant
+from flatout.analysis.source.script import Issue, Script, argument, constant, names_in
+
+FIXED_SHAPES = frozenset({"XLA", "TPU", "tpu", "xla", "is_tpu", "on_tpu"})
+"""A TPU compiles for every new shape: there the full length is right."""
 
 
 def check(script: Script) -> Iterator[Issue]:
@@ -15,6 +18,8 @@ def check(script: Script) -> Iterator[Issue]:
         is_tokenizer = "token" in script.source(call.func).lower()
         if padding is None or constant(padding) != "max_length" or not is_tokenizer:
             continue
+        if any(FIXED_SHAPES & names_in(test) for test in _tests(script, call)):
+            continue
         yield Issue(
             node=call,
             because="short texts are filled up to the full length: the model computes the padding",
@@ -23,3 +28,10 @@ def check(script: Script) -> Iterator[Issue]:
                 "(DataCollatorWithPadding)"
             ),
         )
+
+
+def _tests(script: Script, node: ast.AST) -> Iterator[ast.expr]:
+    """Yield the conditions under which a node runs."""
+    for ancestor in script.ancestors(node):
+        if isinstance(ancestor, ast.If | ast.IfExp):
+            yield ancestor.test

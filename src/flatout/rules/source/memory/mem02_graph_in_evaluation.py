@@ -11,7 +11,9 @@ from flatout.analysis.source.training import evaluations, is_without_gradients
 def check(script: Script) -> Iterator[Issue]:
     """Report loops that call a model in evaluation mode without `no_grad`."""
     for each in evaluations(script):
-        if is_without_gradients(script, each.loop):
+        calls = script.within(each.loop, ast.Call)
+        called = [call for call in calls if script.source(call.func) == each.model]
+        if all(is_without_gradients(script, call) for call in called):
             continue
         function = script.function(each.loop)
         if function is not None and _takes_gradients(script, function):

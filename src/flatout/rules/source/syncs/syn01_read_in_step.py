@@ -26,6 +26,8 @@ def check(script: Script) -> Iterator[Issue]:
             what = reads(script, call, part)
             if not what or not runs_every_step(script, call, part):
                 continue
+            if _is_acted_on(script, call, part):
+                continue
             yield Issue(
                 node=call,
                 because=f"{what} in every step makes the host wait until the device has caught up",
@@ -50,6 +52,22 @@ def reads(script: Script, call: ast.Call, part: StepPart) -> str:
         case ast.Name(id="print"):
             return "printing a tensor" if _prints(script, call, part) else ""
     return ""
+
+
+def _is_acted_on(script: Script, call: ast.Call, part: StepPart) -> bool:
+    """Return whether an environment steps with the value: the host has to have it."""
+    statement = script.statement(call)
+    targets = statement.targets if isinstance(statement, ast.Assign) else []
+    names = {node.id for t in targets for node in ast.walk(t) if isinstance(node, ast.Name)}
+    for step in script.methods("step"):
+        given = [*step.args, *(keyword.value for keyword in step.keywords)]
+        if part.node in script.ancestors(step) and any(
+            call is each or (isinstance(each, ast.Name) and each.id in names)
+            for value in given
+            for each in ast.walk(value)
+        ):
+            return "env" in script.source(step.func).lower()
+    return False
 
 
 def _prints(script: Script, call: ast.Call, part: StepPart) -> bool:
