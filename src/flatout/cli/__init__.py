@@ -15,7 +15,7 @@ INTERNAL_ERROR = 70
 """`EX_SOFTWARE` of sysexits.h."""
 INTERRUPTED = 130
 """128 + SIGINT, as shells have it."""
-UNDONE = frozenset({"measure", "plan", "roofline", "tune"})
+UNDONE = frozenset({"measure", "plan", "roofline", "survey", "tune"})
 """The commands that undo what the script wrote."""
 LOOKING = frozenset({"compare", "patch", "doctor", "techniques", "watch"})
 """The commands that run no script and change nothing. The others are there to write."""

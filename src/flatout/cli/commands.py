@@ -18,6 +18,7 @@ SUMMARIES = {
     "measure": "Show where the time and the memory of a training step go.",
     "check": "Find what makes trainings slow, large or wrong in their source.",
     "tune": "Try what would help, keep what measurably does, prove it.",
+    "survey": "Show what each known method does to speed and memory here.",
     "run": "Train with a recipe: the real training, the unmodified script.",
     "patch": "Write a recipe as a diff of the script.",
     "plan": "Say whether a training step fits a GPU that does not exist here.",

@@ -28,6 +28,7 @@ def command(out: Path, budget: float, details: bool) -> int:
     """
     from flatout.cli.tuning_output import ReportForm, tune_and_report
     from flatout.reporting.documents import ensure_writable
+    from flatout.reporting.tuning.staged import Article
     from flatout.tuning.history import history_path
     from flatout.workflow.demo import make_job
     from flatout.workflow.tune import TuneOptions
@@ -39,4 +40,4 @@ def command(out: Path, budget: float, details: bool) -> int:
     left_s = budget - (time.monotonic() - started)
     # A demonstration on a busy machine still ends with its table, which then says so.
     options = TuneOptions(budget_s=left_s, out=out, accepts_load=True, history=history_path())
-    return tune_and_report(workload, options, ReportForm(details=details))
+    return tune_and_report(workload, options, ReportForm(details=details, article=Article()))

@@ -35,6 +35,7 @@ from flatout.reporting.tables import ascii_only
 from flatout.reporting.terminal import render_ablation, render_failure
 from flatout.reporting.tuning.markdown import ablation_html, ablation_markdown
 from flatout.reporting.tuning.speedup_chart import ladder_svg
+from flatout.reporting.tuning.staged import Article
 from flatout.reporting.tuning.verdict import ResultPlace, hand_changes
 from flatout.workflow.recipe_files import write_recipe
 from flatout.workflow.tune import BaselineFailedError, TuneOptions, tune
@@ -120,6 +121,8 @@ class ReportForm:
     json_path: Path | None = None
     details: bool = False
     language: str = ENGLISH
+    article: Article | None = None
+    """Whose figures are put next to those that were measured."""
 
 
 def tune_and_report(workload: Workload, options: TuneOptions, form: ReportForm) -> int:
@@ -147,6 +150,7 @@ def tune_and_report(workload: Workload, options: TuneOptions, form: ReportForm) 
         width=terminal_width(),
         details=form.details,
         language=form.language,
+        article=form.article,
     )
     show(text)
     write_reports(ablation, options.out, place, form.language)

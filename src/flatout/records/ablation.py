@@ -2,16 +2,24 @@
 
 How well a training is fed: what it takes, what free data would give, what the cores can make.
 
-An Ablation: trials that differ in one technique each, with verdicts.
+An Ablation: trials that differ in one technique each, with verdicts, and its staged table.
+
+A Survey: the methods of the articles on one script, each alone, whether or not it helps. Which
+methods there are and what the article says of each is data: `survey.toml`.
 """
 
+import functools
 import math
-from collections.abc import Mapping
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 from flatout.records.json_records import from_plain, to_plain
+from flatout.records.messages import Text
 from flatout.records.profile import PeakBytes, Profile, profile_from_json
 from flatout.records.recipe import Choice, Recipe
 
@@ -66,6 +74,87 @@ class Feeding:
     def to_json(self) -> dict[str, Any]:
         """Return a plain JSON mapping."""
         return to_plain(self) | {"binds": self.binds, "share": self.share}
+
+
+SECONDS_A_DAY = 86_400.0
+FASTER = 1.02
+"""A smaller gain between two steps is not called faster: so small a gain is never kept."""
+BUSIER = 0.05
+"""A smaller rise of the utilisation is not called busier."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingLength:
+    """How long the whole training is, as the script says it."""
+
+    steps: float
+    source: str
+    """Where that is from: words of the command line or of the script."""
+
+    def samples(self, baseline: Profile) -> float:
+        """Return the samples that the whole training takes."""
+        return self.steps * baseline.samples_per_step
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StagedRow:
+    """One row of the staged table: the recipe up to one technique. The first has none."""
+
+    technique: str = ""
+    """The label of what was added; empty for the unchanged script."""
+    promise: str = ""
+    alone: float | None = None
+    """Speed over the unchanged script's with this technique only."""
+    alone_source: str = ""
+    """`pairs`, `run` (one run), or `screen`: within the recipe, the others being on."""
+    samples_per_s: float | None = None
+    """With this technique and all before it."""
+    utilisation: float | None = None
+    """NVML's GPU-Util in [0, 1] on a GPU, else the share of the step in which the CPU trains."""
+    peak_bytes: int | None = None
+    source: str = ""
+    """`pairs`: the middle of several runs, or `run`: one."""
+
+
+def staged_row(
+    profile: Profile, source: str, *, technique: str = "", promise: str = ""
+) -> StagedRow:
+    """Return the row of a recipe that was timed."""
+    peak = profile.peak_bytes
+    return StagedRow(
+        technique=technique,
+        promise=promise,
+        samples_per_s=profile.samples_per_s or None,
+        utilisation=utilisation_of(profile),
+        peak_bytes=peak.allocated or peak.device or None,
+        source=source,
+    )
+
+
+def utilisation_of(profile: Profile) -> float:
+    """Return what nvidia-smi would show; on a CPU the busy share."""
+    if profile.gpu_util_share is not None:
+        return profile.gpu_util_share
+    return profile.device_busy_share
+
+
+def misleading(stages: Sequence[StagedRow]) -> StagedRow | None:
+    """Return the first stage that is busier than the one before and no faster, if there is one.
+
+    >>> slow = StagedRow(samples_per_s=50.0, utilisation=0.32)
+    >>> misleading([slow, StagedRow(technique="x", samples_per_s=49.0, utilisation=0.96)]).technique
+    'x'
+    >>> misleading([slow, StagedRow(technique="x", samples_per_s=90.0, utilisation=0.96)])
+    """
+    known = [
+        (stage.samples_per_s, stage.utilisation, stage)
+        for stage in stages
+        if stage.samples_per_s and stage.utilisation is not None
+    ]
+    for (slow, idle, _), (per_s, busy, stage) in pairwise(known):
+        if busy >= idle + BUSIER and per_s < FASTER * slow:
+            return stage
+    return None
 
 
 SCHEMA = "flatout.ablation/1"
@@ -148,6 +237,8 @@ class Row:
     comparison: Comparison | None = None
     samples_per_s: float | None = None
     device_busy_share: float | None = None
+    gpu_util_share: float | None = None
+    """What nvidia-smi showed; None without a GPU."""
     peak_bytes: PeakBytes = PeakBytes()
     loss_check: LossCheck = LossCheck(status="skipped")
     predicted_ratio: float | None = None
@@ -212,6 +303,10 @@ class Ablation:
     """Techniques that make the script run at all: unchanged, it runs out of memory. The baseline
     and
     every comparison are with them."""
+    stages: tuple[StagedRow, ...] = ()
+    """The recipe technique by technique, the unchanged script first; empty where none was kept."""
+    training: TrainingLength | None = None
+    """How long the whole training is; None where the script does not say it plainly."""
 
     @property
     def kept(self) -> tuple[Row, ...]:
@@ -256,6 +351,8 @@ class Ablation:
             "calibration": [to_plain(item) | {"error": item.error} for item in self.calibration],
             "notes": list(self.notes),
             "needed": list(self.needed),
+            "stages": [to_plain(stage) for stage in self.stages],
+            "training": to_plain(self.training) if self.training else None,
         }
 
 
@@ -346,3 +443,116 @@ class Contrast:
     def to_json(self) -> dict[str, Any]:
         """Return the `flatout.contrast/1` mapping."""
         return {"schema": CONTRAST_SCHEMA} | to_plain(self)
+
+
+SURVEY_SCHEMA = "flatout.survey/1"
+SAME_PEAK = 0.02
+"""Peaks that differ by less are equal: fresh processes of one script differ by as much."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MethodPart:
+    """One technique of a method's recipe."""
+
+    technique: str
+    settings: Mapping[str, Any] | None = None
+    """None for what it offers for the script, else its defaults."""
+    offered: bool = False
+    """Whether it is run only with settings that it offers for the script."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Method:
+    """One method, or combination of methods, of the articles."""
+
+    name: str
+    """Of its message, `method.*`."""
+    faster: str = ""
+    """What the article says of the speed: `yes`, `no`, or empty for a combination."""
+    smaller: str = ""
+    """The same of the memory; `maybe`, too."""
+    recipes: tuple[tuple[MethodPart, ...], ...] = ()
+    """What is run; of several the first that can act on the script."""
+    beyond: str = ""
+    """The message that says why one process on one device cannot show it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SurveyRow:
+    """What became of one method."""
+
+    method: str
+    faster: str = ""
+    smaller: str = ""
+    """What the article says."""
+    status: str = "not_measured"
+    """`measured`; `predicted` (memory only, by a stated formula); `impossible` here; `failed`;
+    `not_measured` for lack of time."""
+    recipe: Recipe = Recipe()
+    numerics: str = ""
+    """The weakest promise of its techniques."""
+    comparison: Comparison | None = None
+    """Samples a second over those of the unchanged script."""
+    peak_bytes: PeakBytes = PeakBytes()
+    peak_ratio: float | None = None
+    """Peak memory over that of the unchanged script, of the middle runs."""
+    why: Text = ""
+
+    @property
+    def is_faster(self) -> str:
+        """Whether it was faster: `yes`, `no` (slower), `same`, or empty where not measured."""
+        pair = self.comparison
+        if pair is None:
+            return ""
+        if pair.covers_one:
+            return "same"
+        return "yes" if pair.ratio > 1 else "no"
+
+    @property
+    def is_smaller(self) -> str:
+        """Whether it took less memory: `yes`, `no` (more), `same`, or empty where not known."""
+        if self.peak_ratio is None:
+            return ""
+        if abs(self.peak_ratio - 1) < SAME_PEAK:
+            return "same"
+        return "yes" if self.peak_ratio < 1 else "no"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Survey:
+    """All methods on one script."""
+
+    workload: str
+    baseline: Profile
+    rows: tuple[SurveyRow, ...] = ()
+    cost_s: float = 0.0
+    stopped: str = "finished"
+    """`finished`, `budget`, `interrupted` or `machine busy`."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the `flatout.survey/1` mapping."""
+        return {
+            "schema": SURVEY_SCHEMA,
+            "workload": self.workload,
+            "baseline": {"profile": self.baseline.to_json()},
+            "rows": [
+                to_plain(row) | {"is_faster": row.is_faster, "is_smaller": row.is_smaller}
+                for row in self.rows
+            ],
+            "cost_s": self.cost_s,
+            "stopped": self.stopped,
+            "loss_check": "not_judged",
+        }
+
+
+@functools.cache
+def methods() -> tuple[Method, ...]:
+    """Return the methods in the article's order, the combinations last."""
+    # Here: the script's own Python, which reads records too, may be older and have no tomli.
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
+
+    text = Path(__file__).with_name("survey.toml").read_text(encoding="utf-8")
+    return tuple(from_plain(Method, method) for method in tomllib.loads(text)["method"])

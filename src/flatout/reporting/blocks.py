@@ -29,7 +29,7 @@ WORD_COLUMNS = frozenset(
     {
         *("kernel", "operator", "phase", "leg", "techniques", "cause", "reading", "made_in"),
         *("line", "module", "what", "worker", "shape"),
-        *("technique", "settings", "promise", "loss_check", "verdict"),
+        *("technique", "settings", "promise", "loss_check", "verdict", "stage", "method"),
     }
 )
 """Columns that hold words; the others hold numbers, aligned to the right."""

@@ -224,6 +224,7 @@ def row_of(candidate: Candidate, base: Recipe, match: Match, check: LossCheck) -
         row,
         samples_per_s=shown.samples_per_s,
         device_busy_share=shown.device_busy_share,
+        gpu_util_share=shown.gpu_util_share,
         peak_bytes=shown.peak_bytes,
     )
 

@@ -73,6 +73,21 @@ def files_of(workload: Workload) -> Iterator[tuple[Path, bytes]]:
             waiting.extend(_imported(path, text, roots))
 
 
+def source_of(workload: Workload) -> str:
+    """Return the source of a workload's script; empty where it cannot be read."""
+    folder = workload.folder.resolve()
+    target = workload.target.rpartition(":")[0] if workload.is_task else workload.target
+    is_module = target.startswith("-m ")
+    roots = [folder, *_own_roots()]
+    name = target.removeprefix("-m ")
+    places = [*_places(name, roots), *_places(f"{name}.__main__", roots)] if is_module else []
+    for path in [folder / target, *reversed(places)]:
+        text = _find_text(path)
+        if text:
+            return text.decode("utf-8", "replace")
+    return ""
+
+
 def _named(workload: Workload, folder: Path) -> Iterator[Path]:
     """Yield what the words of the command line would be as files; most are none."""
     target = workload.target.rpartition(":")[0] if workload.is_task else workload.target

@@ -16,7 +16,15 @@ from typing import Any
 from flatout.hardware.machine import read_machine
 from flatout.launch.folder_lock import FolderBusyError, hold_folder
 from flatout.launch.trial_process import clean_up_stale_trials, scratch_root
-from flatout.records.ablation import Ablation, Comparison, Feeding, LossCheck, Row, Verdict
+from flatout.records.ablation import (
+    Ablation,
+    Comparison,
+    Feeding,
+    LossCheck,
+    Row,
+    StagedRow,
+    Verdict,
+)
 from flatout.records.errors import UserError
 from flatout.records.machine import Machine
 from flatout.records.profile import Profile
@@ -34,6 +42,7 @@ from flatout.tuning.pairs import Match, play, verdict_of
 from flatout.tuning.ranking import Search
 from flatout.tuning.rescue import RescuedBaseline, make_it_run, retry_with_fewer_workers
 from flatout.tuning.script_files import digests_of
+from flatout.tuning.staged import TIME_SHARE, Measured, length_of, measure_stages
 from flatout.tuning.state import Tell, TuningState, progress
 from flatout.tuning.trial_runner import (
     Budget,
@@ -130,7 +139,7 @@ def tune(
 
 
 def _tune(workload: Workload, options: TuneOptions, tell: Tell, machine: Machine) -> Ablation:
-    budget = Budget(total_s=options.budget_s, clock=options.clock)
+    budget = Budget(total_s=(1 - TIME_SHARE) * options.budget_s, clock=options.clock)
     begun, recorded = open_journal(
         options.out, _header(workload, machine, options.history), resume=options.resume
     )
@@ -181,7 +190,10 @@ def _tune(workload: Workload, options: TuneOptions, tell: Tell, machine: Machine
         notes=rescue.notes() if rescue else [],
     )
     proof = _climb_and_confirm(ladder)
-    ablation = _ablation(ladder, looked, proof)
+    stages = _stages(ladder, looked, proof, options.budget_s)
+    ablation = replace(
+        _ablation(ladder, looked, proof), stages=stages, training=length_of(workload, looked)
+    )
     if options.history is not None:
         append_results(options.history, ablation, workload.name, _device_of(machine))
     return ablation
@@ -384,6 +396,24 @@ def _fed(ladder: TuningState, final: Profile | None) -> Feeding | None:
         return None
     ladder.say("how well the recipe is fed")
     return find_feeding(ladder.lab, ladder.recipe, final)
+
+
+def _stages(
+    ladder: TuningState, baseline: Profile, proof: _Proof, budget_s: float
+) -> tuple[StagedRow, ...]:
+    """Measure the recipe as it grows, with the time that is left."""
+    ladder.say("the recipe, technique by technique")
+    return measure_stages(
+        Measured(
+            lab=ladder.lab,
+            baseline=baseline,
+            floor=ladder.floor,
+            recipe=ladder.recipe,
+            rows=tuple(ladder.rows),
+            final=proof.final if proof.confirmation else None,
+            left_s=lambda: budget_s - ladder.budget.elapsed_s,
+        )
+    )
 
 
 def _ablation(ladder: TuningState, baseline: Profile, proof: _Proof) -> Ablation:

@@ -21,6 +21,7 @@ from flatout.reporting.blocks import (
 )
 from flatout.reporting.templates import render
 from flatout.reporting.tuning.speedup_chart import ladder_rows, ladder_svg
+from flatout.reporting.tuning.staged import staged_section
 from flatout.reporting.tuning.text import EVERYTHING, table_of
 from flatout.reporting.tuning.verdict import (
     HERE,
@@ -52,8 +53,10 @@ def ablation_markdown(
     say = messages(language)
     columns = (EVERYTHING[0], "settings", *EVERYTHING[1:])
     points = Facts(rows=tuple(("", text) for text in (*reasons(ablation), ending(ablation))))
+    staged = staged_section(ablation)
     sections = (
         Section(name="tried", blocks=(table_of(ladder_rows(ablation, say), columns),)),
+        *((staged,) if staged else ()),
         Section(name="notes", blocks=(points,)),
         Section(name="next", blocks=(Next(command=next_command(ablation, place)),)),
     )
@@ -89,6 +92,7 @@ def ablation_html(
         language: One of `flatout.records.messages.LANGUAGES`.
     """
     say = messages(language)
+    staged = staged_section(ablation)
     return render(
         "ladder.html.j2",
         {
@@ -101,6 +105,8 @@ def ablation_html(
             "columns": EVERYTHING[1:],
             "words": WORD_COLUMNS,
             "rows": ladder_rows(ablation, say),
+            "staged": staged.tables[0] if staged else None,
+            "staged_sentences": [say.text(text) for text in staged.sentences] if staged else (),
             "reasons": [say.text(text) for text in (*reasons(ablation), ending(ablation))],
             "next_command": next_command(ablation, place),
             "changes": changes if any(change.lines for change in changes) else (),

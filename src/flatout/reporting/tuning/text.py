@@ -15,6 +15,7 @@ from flatout.records.units import (
 from flatout.reporting.blocks import Facts, Table, columns_of, safe, terminal_lines
 from flatout.reporting.tables import NOTHING, Column, ascii_only, labelled, sentence, table, wrapped
 from flatout.reporting.tuning.speedup_chart import LadderRow, ladder_rows
+from flatout.reporting.tuning.staged import Article, staged_lines, staged_section
 from flatout.reporting.tuning.verdict import (
     HERE,
     ResultPlace,
@@ -36,6 +37,8 @@ EVERYTHING = (*PROOF, *READINGS, "verdict")
 MOST_LINES = 24
 """Of the short report; the line that names the files makes 25."""
 MOST_POINTS = 3
+MOST_OTHERS = 6
+"""Techniques that are named below the staged table: two or three lines."""
 
 
 def render_ablation(
@@ -45,8 +48,12 @@ def render_ablation(
     width: int = 80,
     details: bool = False,
     language: str = ENGLISH,
+    article: Article | None = None,
 ) -> str:
     """Return the report: the answer, the table, what limits now, what to type next.
+
+    Where a recipe was proven, the table is the staged one, and what was not kept is named below it;
+    with details both tables are shown.
 
     Args:
         ablation: What the tuning found.
@@ -55,9 +62,12 @@ def render_ablation(
             detailed report.
         details: Whether to show every row with its readings, and everything the table cannot say.
         language: One of `flatout.records.messages.LANGUAGES`.
+        article: Whose figures are put next to those that were measured.
     """
     say = messages(language)
     rows = ladder_rows(ablation, say)
+    section = staged_section(ablation, article)
+    staged = staged_lines(section, say, width) if section else []
     top = [
         *terminal_lines(headline(ablation), say, width),
         "",
@@ -69,6 +79,9 @@ def render_ablation(
         body = [*_lines(rows, say, width), ""]
         for point in (*reasons(ablation), ending(ablation)):
             body += _point(point, say, width)
+        body += ["", *staged] if staged else []
+    elif staged:
+        body = [*staged, "", *_below_stages(ablation, rows, say, width)]
     else:
         body = _short(ablation, rows, say, width, room=MOST_LINES - len(top) - len(end))
     return safe("\n".join([*top, *body, *end]), say) + "\n"
@@ -76,6 +89,27 @@ def render_ablation(
 
 def _point(text: Text, say: Messages, width: int) -> list[str]:
     return terminal_lines(Facts(rows=(("", text),)), say, width)
+
+
+def _below_stages(
+    ablation: Ablation, rows: Sequence[LadderRow], say: Messages, width: int
+) -> list[str]:
+    """Return what was not kept, in one sentence, what limits now, and where the rest is."""
+    others = [row for row in rows if row.kind == "technique" and not row.is_kept]
+    named = tuple(
+        words("staged.other", technique=row.technique, ratio=row.measured_ratio, verdict=verdict)
+        if row.measured_ratio != NOTHING
+        else words("staged.other_unmeasured", technique=row.technique, verdict=verdict)
+        for row in others[:MOST_OTHERS]
+        for verdict in [row.verdict]
+    )
+    more = len(others) - len(named)
+    if more:
+        named = (*named, words("staged.more_others", n=str(more)))
+    points: list[Text] = [words("staged.not_kept", techniques=named)] if named else []
+    points += [*limits(ablation)][:1]
+    points += [ending(ablation), words("tuning.more")]
+    return [line for point in points for line in _point(point, say, width)]
 
 
 def _short(

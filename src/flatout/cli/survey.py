@@ -1,0 +1,76 @@
+"""The command `survey`."""
+
+from pathlib import Path
+
+import click
+
+from flatout.cli.options import (
+    ScriptCommand,
+    json_option,
+    language_option,
+    script,
+    seconds,
+    show,
+    terminal_width,
+)
+
+
+@click.command("survey", cls=ScriptCommand)
+@click.option(
+    "--budget", default="10m", callback=seconds, show_default=True, help="Time: 90s, 10m, 1h."
+)
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    default=Path("flatout-survey"),
+    show_default=True,
+    help="Folder for the journal of the trials.",
+)
+@json_option
+@language_option
+@click.option("--accept-load", is_flag=True, help="Go on while others keep the machine busy.")
+@script
+def command(  # noqa: PLR0913, PLR0917  one argument an option
+    target: str,
+    arguments: tuple[str, ...],
+    budget: float,
+    out: Path,
+    json_path: Path | None,
+    language: str,
+    accept_load: bool,
+) -> int:
+    """Show what each known method does to speed and memory here.
+
+    The ten methods for training on one GPU that guides list, and their usual combinations, each
+    alone and whether or not it helps, in pairs of fresh processes. Nothing is kept, and whether the
+    training stays the same is not judged: flatout tune does that. What SCRIPT writes is undone.
+    """
+    from flatout.cli.tuning_output import INTERRUPTED, display
+    from flatout.launch.workloads import parse_workload
+    from flatout.reporting.documents import ensure_file_writable, ensure_writable, write_json
+    from flatout.reporting.survey import render_survey
+    from flatout.reporting.terminal import render_failure
+    from flatout.workflow.survey import SurveyOptions, survey
+    from flatout.workflow.tune import BaselineFailedError
+
+    workload = parse_workload(target, arguments)
+    ensure_writable(out)
+    if json_path:
+        ensure_file_writable(json_path)
+    options = SurveyOptions(out=out, budget_s=budget, accepts_load=accept_load)
+    try:
+        with display(budget) as tell:
+            found = survey(workload, options, tell)
+    except BaselineFailedError as error:
+        text = render_failure(
+            error.trial,
+            workload=workload.command_line,
+            width=terminal_width(),
+            language=language,
+        )
+        show(text, is_error=True)
+        return 2
+    show(render_survey(found, width=terminal_width(), language=language))
+    if json_path:
+        write_json(found.to_json(), json_path)
+    return INTERRUPTED if found.stopped == "interrupted" else 0

@@ -1,0 +1,105 @@
+"""The report of `survey`: the article's table, with what was measured next to it."""
+
+from flatout.records.ablation import Survey, SurveyRow
+from flatout.records.messages import ENGLISH, Sentence, Text, messages, words, written
+from flatout.records.technique import Numerics
+from flatout.records.units import format_duration, format_interval, format_ratio
+from flatout.reporting.blocks import UNKNOWN, Block, Facts, Next, Table, safe, terminal_lines
+from flatout.reporting.tuning.verdict import STOPPED
+
+COLUMNS = (
+    "method",
+    "measured_ratio",
+    "interval",
+    "article_faster",
+    "memory_ratio",
+    "article_smaller",
+)
+
+
+def render_survey(survey: Survey, *, width: int = 80, language: str = ENGLISH) -> str:
+    """Return the report: the answer, the table, what it does not show, what to type next."""
+    say = messages(language)
+    device = survey.baseline.device_name
+    blocks: list[Block | None] = [
+        _headline(survey),
+        None,
+        words("tuning.where", workload=survey.workload, device=device),
+        None,
+        Table(
+            columns=COLUMNS,
+            rows=tuple(_row(row) for row in survey.rows),
+            details=tuple(_detail(row) for row in survey.rows),
+        ),
+        None,
+        Facts(rows=tuple(("", text) for text in _notes(survey))),
+        None,
+        Next(command=next_command(survey)),
+    ]
+    lines: list[str] = []
+    for block in blocks:
+        lines += terminal_lines(block, say, width) if block is not None else [""]
+    return safe("\n".join(lines), say) + "\n"
+
+
+def next_command(survey: Survey) -> str:
+    """Return what to type next: a tuning of what was faster and changes no training by promise."""
+    faster = [row for row in survey.rows if row.is_faster == "yes"]
+    names = {
+        name
+        for row in faster
+        if Numerics.PRECISION.allows(Numerics(row.numerics or "exact"))
+        for name in row.recipe.names
+    }
+    only = f" --only {','.join(sorted(names))}" if names else ""
+    return f"flatout tune{only} {survey.workload}"
+
+
+def _headline(survey: Survey) -> Sentence:
+    measured = [row for row in survey.rows if row.comparison]
+    both = [row for row in measured if row.is_faster == "yes" or row.is_smaller == "yes"]
+    return words(
+        "survey.headline",
+        n=str(len(measured)),
+        all=str(len(survey.rows)),
+        faster=str(sum(row.is_faster == "yes" for row in measured)),
+        smaller=str(sum(row.is_smaller == "yes" for row in measured)),
+        neither=str(len(measured) - len(both)),
+    )
+
+
+def _row(row: SurveyRow) -> tuple[Text, ...]:
+    pair = row.comparison
+    return (
+        words(f"method.{row.method}"),
+        format_ratio(pair.ratio) if pair else UNKNOWN,
+        format_interval(*pair.interval) if pair else UNKNOWN,
+        _says(row.faster),
+        format_ratio(row.peak_ratio) if row.peak_ratio else UNKNOWN,
+        _says(row.smaller),
+    )
+
+
+def _says(answer: str) -> Text:
+    return words(f"survey.says_{answer}") if answer else UNKNOWN
+
+
+def _detail(row: SurveyRow) -> Text:
+    """Return what was run, or why nothing was."""
+    if row.status == "measured":
+        changed = Numerics(row.numerics) is Numerics.TRAINING
+        name = "survey.with_another_training" if changed else "survey.with"
+        return words(name, recipe=row.recipe.label)
+    why = written(str(row.why)) if not isinstance(row.why, Sentence) else row.why
+    return words(f"survey.{row.status}", why=why) if why else words("survey.not_measured_yet")
+
+
+def _notes(survey: Survey) -> tuple[Sentence, ...]:
+    notes = [words("survey.not_judged"), words("survey.memory_is")]
+    if survey.baseline.device_kind != "cpu":
+        notes[1] = words("survey.memory_is_of_tensors")
+    took = format_duration(survey.cost_s)
+    if survey.stopped in STOPPED:
+        why = words(f"stopped.{survey.stopped.replace(' ', '_')}")
+        return (*notes, words("survey.took_stopped", time=took, why=why))
+    return (*notes, words("survey.took", time=took))

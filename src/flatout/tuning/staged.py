@@ -1,0 +1,150 @@
+"""The staged table of a tuning: the recipe measured as it grows, and each technique alone.
+
+What the tuning has timed already is taken from there. The rest is timed once each, while there is
+time: that shows where the gain came from, and decides nothing.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from flatout.analysis.training_length import find_length
+from flatout.records.ablation import Comparison, Row, StagedRow, TrainingLength, staged_row
+from flatout.records.profile import Profile
+from flatout.records.recipe import Choice, Recipe
+from flatout.records.technique import Numerics
+from flatout.records.trial import Outcome, Workload
+from flatout.tuning.pairs import pace_ms
+from flatout.tuning.script_files import source_of
+from flatout.tuning.trial_runner import MachineBusyError, TrialRunner
+
+TIME_SHARE = 0.08
+"""Of a tuning's budget, kept for this table."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """What a tuning knows when its table is made."""
+
+    lab: TrialRunner
+    baseline: Profile
+    floor: Recipe
+    """What the script does not run without."""
+    recipe: Recipe
+    rows: tuple[Row, ...]
+    final: Profile | None
+    """Of the whole recipe, as it was confirmed."""
+    left_s: Callable[[], float]
+
+
+def measure_stages(known: Measured) -> tuple[StagedRow, ...]:
+    """Return the rows of the table, the unchanged script first; none without a proven recipe.
+
+    Ctrl-C and a busy machine end the measuring; the rows are those so far, the others without
+    numbers of their own.
+    """
+    added = [x for x in known.recipe.choices if x not in known.floor.choices]
+    if not added or known.final is None:
+        return ()
+    stages = [staged_row(known.baseline, "pairs")]
+    recipes = [
+        replace(known.recipe, choices=tuple(x for x in known.recipe.choices if x not in added[n:]))
+        for n in range(1, len(added))
+    ]
+    may_run = True
+    for choice, recipe in zip(added, [*recipes, known.recipe], strict=True):
+        stage = StagedRow(technique=choice.label, promise=_promise(known, choice))
+        try:
+            stage = _alone(known, choice, _so_far(known, recipe, stage, may_run), may_run)
+        except (KeyboardInterrupt, MachineBusyError):
+            may_run = False
+            stage = _alone(known, choice, _so_far(known, recipe, stage, may_run), may_run)
+        stages.append(stage)
+    return tuple(stages)
+
+
+def length_of(workload: Workload, baseline: Profile) -> TrainingLength | None:
+    """Return how long the whole training is, where the script says it plainly."""
+    return find_length(source_of(workload), workload.arguments, baseline.epoch_steps)
+
+
+def _so_far(known: Measured, recipe: Recipe, stage: StagedRow, may_run: bool) -> StagedRow:  # noqa: FBT001
+    """Add what the recipe up to this technique gives."""
+    if recipe == known.recipe:
+        assert known.final is not None
+        return staged_row(known.final, "pairs", technique=stage.technique, promise=stage.promise)
+    before = set(recipe.names) - {stage.technique.split()[0]}
+    for row in known.rows:
+        is_this = row.choice.label == stage.technique and {*row.on_top_of} == before
+        if is_this and row.stage == "add" and not row.together_with and row.samples_per_s:
+            return replace(
+                stage,
+                samples_per_s=row.samples_per_s,
+                utilisation=row.device_busy_share
+                if row.gpu_util_share is None
+                else row.gpu_util_share,
+                peak_bytes=row.peak_bytes.allocated or row.peak_bytes.device or None,
+                source="pairs",
+            )
+    profile = _timed(known, recipe) if may_run else None
+    if profile is None:
+        return stage
+    return staged_row(profile, "run", technique=stage.technique, promise=stage.promise)
+
+
+def _alone(known: Measured, choice: Choice, stage: StagedRow, may_run: bool) -> StagedRow:  # noqa: FBT001
+    """Add what the technique gives without the others."""
+    added = [x for x in known.recipe.choices if x not in known.floor.choices]
+    pair, source = _pair_alone(known, choice), "pairs"
+    if pair is not None and pair.source == "pairs":
+        return replace(stage, alone=pair.ratio, alone_source=source)
+    if choice == added[0] and stage.samples_per_s and known.baseline.samples_per_s:
+        # The first step of the recipe is the technique alone.
+        return replace(
+            stage,
+            alone=stage.samples_per_s / known.baseline.samples_per_s,
+            alone_source=stage.source,
+        )
+    profile = _timed(known, known.floor.plus(choice)) if may_run else None
+    if profile is not None:
+        base_ms = known.baseline.whole_step_ms
+        return replace(stage, alone=base_ms / pace_ms(profile, known.baseline), alone_source="run")
+    if pair is not None:
+        return replace(stage, alone=pair.ratio, alone_source=pair.source)
+    return stage
+
+
+def _pair_alone(known: Measured, choice: Choice) -> Comparison | None:
+    """Return the comparison of one technique with the unchanged script, or its effect in a screen.
+
+    A screen's effect is that within the recipe, which its source says.
+    """
+    found = None
+    for row in known.rows:
+        if row.choice != choice or row.stage != "add" or row.together_with or not row.comparison:
+            continue
+        if row.comparison.source == "screen":
+            found = found or row.comparison
+        elif {*row.on_top_of} == {*known.floor.names}:
+            return row.comparison
+    return found
+
+
+def _timed(known: Measured, recipe: Recipe) -> Profile | None:
+    """Time a recipe once, where there is time for it; None where it gave no measurement."""
+    recipe = replace(recipe, training_loaders=known.recipe.training_loaders)
+    if known.left_s() < known.lab.cost_s(recipe, known.lab.cost_s(known.recipe, 0.0)):
+        return None
+    trial = known.lab.time(recipe)
+    is_disturbed = trial.details.get("disturbed") and not known.lab.accepts_load
+    is_sound = trial.outcome is Outcome.OK and not is_disturbed and not trial.not_applied
+    return trial.profile if is_sound else None
+
+
+def _promise(known: Measured, choice: Choice) -> str:
+    """Return what the technique may do to the numbers: its own promise, or a weaker one kept."""
+    ranks = [
+        Numerics(row.numerics).rank
+        for row in known.rows
+        if row.choice.technique == choice.technique and row.stage == "add"
+    ]
+    return list(Numerics)[max(ranks)].value if ranks else ""

@@ -1,0 +1,208 @@
+"""The command `survey`: each method of the articles on a script, alone, whether or not it helps.
+
+Nothing is chosen and nothing is kept: each is compared with the unchanged script in interleaved
+pairs of fresh processes. The guard is not asked, which the report says.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from flatout.hardware.machine import read_machine
+from flatout.launch.folder_lock import FolderBusyError, hold_folder
+from flatout.launch.trial_process import clean_up_stale_trials, scratch_root
+from flatout.records import catalogue
+from flatout.records.ablation import LossCheck, Method, Survey, SurveyRow, Verdict, methods
+from flatout.records.errors import UserError
+from flatout.records.live import Tell
+from flatout.records.machine import Machine
+from flatout.records.memory_pressure import peak_bytes, state_bytes
+from flatout.records.messages import words
+from flatout.records.profile import Profile
+from flatout.records.recipe import Choice, Recipe
+from flatout.records.statistics import Rule
+from flatout.records.technique import Numerics
+from flatout.records.trial import Outcome, Workload
+from flatout.records.units import format_bytes, format_interval, format_ratio
+from flatout.tuning.pairs import Match, play, verdict_of
+from flatout.tuning.state import progress
+from flatout.tuning.trial_runner import (
+    Budget,
+    MachineBusyError,
+    Runner,
+    TrialRunner,
+    make_out,
+    open_journal,
+    wait_for_quiet,
+)
+from flatout.tuning.trials import run_trial
+from flatout.workflow.tune import BaselineFailedError
+
+PAIRS = Rule(at_least=2, max_pairs=3)
+"""Two pairs show a large effect, three a smaller one: thirteen rows are wanted in ten minutes."""
+ZERO_RANKS = 2
+"""Devices for which the memory of ZeRO is predicted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SurveyOptions:
+    """What a survey may do."""
+
+    out: Path
+    """Folder for the journal."""
+    budget_s: float = 600.0
+    methods: Sequence[Method] = ()
+    """By default all of the article's."""
+    accepts_load: bool = False
+    runner: Runner = run_trial
+    clock: Callable[[], float] = time.monotonic
+    wait: Callable[[float], None] = wait_for_quiet
+
+
+def survey(
+    workload: Workload, options: SurveyOptions, tell: Tell, machine: Machine | None = None
+) -> Survey:
+    """Compare each method with the unchanged script; Ctrl-C ends with the rows so far.
+
+    Raises:
+        BaselineFailedError: if the unchanged script gives no measurement.
+        UserError: if the out folder cannot be used, or another tuning writes there.
+    """
+    clean_up_stale_trials()
+    machine = machine or read_machine(torch=False)
+    make_out(options.out)
+    try:
+        with hold_folder(options.out, scratch_root()):
+            return _survey(workload, options, tell, machine)
+    except FolderBusyError:
+        raise UserError(
+            f"another tuning writes to {options.out}: wait for its end, or choose another --out"
+        ) from None
+
+
+def _survey(workload: Workload, options: SurveyOptions, tell: Tell, machine: Machine) -> Survey:
+    budget = Budget(total_s=options.budget_s, clock=options.clock)
+    open_journal(options.out, {"survey": workload.command_line}, resume=False)
+    cache = scratch_root() / "compiled" / workload.name
+    cache.mkdir(parents=True, exist_ok=True)
+    runner = TrialRunner(
+        workload=workload,
+        machine=machine,
+        out=options.out,
+        limit_s=max(120.0, options.budget_s),
+        cache=cache,
+        accepts_load=options.accepts_load,
+        may_repeat=lambda: budget.left_s > 0,
+        wait=options.wait,
+        runner=options.runner,
+    )
+    tell(progress(budget, "the unchanged script", event="measuring the unchanged script"))
+    first = runner.time(Recipe())
+    if first.outcome is not Outcome.OK or first.profile is None:
+        raise BaselineFailedError(first)
+    asked = tuple(options.methods or methods())
+    rows: list[SurveyRow] = []
+    stopped = "finished"
+    try:
+        for method in asked:
+            if budget.left_s <= 0:
+                stopped = "budget"
+                break
+            tell(progress(budget, method.name))
+            rows.append(_row(runner, method, first.profile, budget))
+            tell(progress(budget, "", event=_event(rows[-1])))
+    except KeyboardInterrupt:
+        stopped = "interrupted"
+    except MachineBusyError:
+        stopped = "machine busy"
+    rows += [_empty(method) for method in asked[len(rows) :]]
+    return Survey(
+        workload=workload.command_line,
+        baseline=first.profile,
+        rows=tuple(rows),
+        cost_s=budget.elapsed_s,
+        stopped=stopped,
+    )
+
+
+def _row(runner: TrialRunner, method: Method, profile: Profile, budget: Budget) -> SurveyRow:
+    """Measure one method: the first of its recipes that can act on the script."""
+    empty = _empty(method)
+    if method.beyond:
+        return _predicted(empty, method, profile)
+    loaders = tuple(loader.address for loader in profile.training_loaders)
+    row = replace(empty, status="impossible", why=words("survey.nothing_offered"))
+    for recipe in _recipes(method, profile, runner.machine):
+        recipe = replace(recipe, training_loaders=loaders)
+        base = Recipe(training_loaders=loaders)
+        match = play(runner, base, recipe, may_go_on=lambda: budget.left_s > 0, rule=PAIRS)
+        row = _judged(empty, recipe, match)
+        if row.status != "impossible":
+            break
+    return row
+
+
+def _recipes(method: Method, profile: Profile, machine: Machine) -> Iterator[Recipe]:
+    """Yield the recipes of a method that may act on the script."""
+    for parts in method.recipes:
+        choices = []
+        for part in parts:
+            kind = catalogue.technique_class(part.technique)
+            offered = kind.candidates(profile, machine)
+            if part.offered and not offered:
+                break
+            own = (offered[0] if offered else kind()).settings()
+            settings = own if part.settings is None else part.settings
+            choices.append(Choice(technique=part.technique, settings=settings))
+        else:
+            yield Recipe(choices=tuple(choices))
+
+
+def _judged(empty: SurveyRow, recipe: Recipe, match: Match) -> SurveyRow:
+    promises = [catalogue.technique_class(name).numerics for name in recipe.names]
+    numerics = max(promises, key=lambda promise: promise.rank, default=Numerics.EXACT).value
+    row = replace(empty, recipe=recipe, numerics=numerics)
+    if match.failure is not None:
+        verdict, why = verdict_of(match, LossCheck(status="skipped"))
+        is_refused = verdict is Verdict.NOT_APPLICABLE
+        return replace(row, status="impossible" if is_refused else "failed", why=why)
+    if match.comparison is None or match.candidate is None or match.base is None:
+        return replace(row, why=match.disturbed or words("stopped.budget"))
+    peak, before = match.candidate.peak_bytes, match.base.peak_bytes
+    held, held_before = (p.allocated or p.device for p in (peak, before))
+    return replace(
+        row,
+        status="measured",
+        comparison=match.comparison,
+        peak_bytes=peak,
+        peak_ratio=held / held_before if held and held_before else None,
+    )
+
+
+def _predicted(empty: SurveyRow, method: Method, profile: Profile) -> SurveyRow:
+    """Return what is predicted of the memory: each device keeps its part of the optimizer's state.
+
+    Rajbhandari et al. 2020, stage 1.
+    """
+    saved = state_bytes(profile) * (1 - 1 / ZERO_RANKS)
+    peak = peak_bytes(profile)
+    return replace(
+        empty,
+        status="predicted",
+        peak_ratio=(peak - saved) / peak if peak else None,
+        why=words(method.beyond, n=str(ZERO_RANKS), saved=format_bytes(saved)),
+    )
+
+
+def _empty(method: Method) -> SurveyRow:
+    return SurveyRow(method=method.name, faster=method.faster, smaller=method.smaller)
+
+
+def _event(row: SurveyRow) -> str:
+    """Return one line about a row for the running display."""
+    if row.comparison is None:
+        return f"{row.method}: {row.status.replace('_', ' ')}"
+    interval = format_interval(*row.comparison.interval)
+    memory = f", memory {format_ratio(row.peak_ratio)}" if row.peak_ratio else ""
+    return f"{row.method}: {format_ratio(row.comparison.ratio)} ({interval}){memory}"

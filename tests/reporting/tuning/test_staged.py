@@ -1,0 +1,105 @@
+from dataclasses import replace
+
+import pytest
+
+from flatout.records.ablation import StagedRow, TrainingLength, ablation_from_json, staged_row
+from flatout.reporting.terminal import render_ablation
+from flatout.reporting.tuning.markdown import ablation_html, ablation_markdown
+from flatout.reporting.tuning.staged import Article, columns_of
+
+
+@pytest.fixture
+def staged(tuned):
+    """A tuning whose recipe was measured as it grew."""
+    workers = StagedRow(
+        technique="loader_workers num_workers=2",
+        promise="exact",
+        alone=1.62,
+        alone_source="pairs",
+        samples_per_s=244.7,
+        utilisation=0.6,
+        peak_bytes=1_460_288_880,
+        source="pairs",
+    )
+    bf16 = replace(
+        workers,
+        technique="bf16_autocast",
+        promise="precision",
+        alone=1.1,
+        alone_source="screen",
+        samples_per_s=243.0,
+        utilisation=0.95,
+        source="run",
+    )
+    first = staged_row(tuned.baseline, "pairs")
+    last = staged_row(tuned.final, "pairs", technique="regional_compile", promise="rounding")
+    length = TrainingLength(steps=2200, source="--epochs 100")
+    return replace(tuned, stages=(first, workers, bf16, last), training=length)
+
+
+@pytest.mark.parametrize("language", ["en", "ko"])
+def test_the_report_with_the_staged_table(staged, language, snapshot):
+    report = render_ablation(staged, language=language)
+
+    assert report == snapshot
+    assert len(report.splitlines()) <= 25
+
+
+def test_the_demo_puts_the_figures_of_the_article_next_to_its_own(staged):
+    report = " ".join(render_ablation(staged, article=Article()).split())
+
+    assert "The article: 35 % to 95 % utilisation, 120 to 50 minutes (2.40x)." in report
+    assert "Here: 37 % to 50 %, 2.10x." in report
+
+
+def test_a_step_that_is_busier_and_no_faster_is_named(staged):
+    assert "Busy is not speed: with bf16_autocast" in render_ablation(staged)
+
+    faster = replace(staged.stages[2], samples_per_s=300.0)
+    stages = (*staged.stages[:2], faster, staged.stages[3])
+
+    assert "Busy is not speed" not in render_ablation(replace(staged, stages=stages))
+
+
+def test_without_a_known_length_the_minutes_are_those_of_a_million_samples(staged):
+    unknown = replace(staged, training=None)
+
+    assert "minutes_per_million" in columns_of(unknown)
+    report = render_ablation(unknown)
+    assert "attempts" not in report
+    rate = staged.stages[0].samples_per_s
+    assert f" {1e6 / rate / 60:.0f} " in report
+
+
+def test_a_gpu_is_shown_by_its_gpu_util_and_a_cpu_by_its_busy_share(staged):
+    on_gpu = replace(staged.baseline, device_kind="cuda", gpu_util_share=0.4)
+
+    assert "cpu_busy" in columns_of(staged)
+    assert "gpu_util" in columns_of(replace(staged, baseline=on_gpu))
+
+
+def test_what_was_not_measured_is_a_dash_in_every_form(staged):
+    unknown = StagedRow(technique="bf16_autocast", promise="precision")
+    some = replace(staged, stages=(*staged.stages[:2], unknown, staged.stages[3]))
+
+    row = next(x for x in render_ablation(some).splitlines() if x.startswith("bf16_autocast"))
+    assert row.split() == ["bf16_autocast", "-", "-", "-", "-", "-", "-", "precision"]
+
+
+def test_the_table_is_in_the_page_in_markdown_and_in_the_details(staged):
+    assert "<h2>Step by step to the recipe</h2>" in ablation_html(staged)
+    assert "## Step by step to the recipe" in ablation_markdown(staged)
+    report = render_ablation(staged, details=True, width=130)
+    assert "attempts" in report
+    assert "confirmed" in report
+
+
+def test_the_table_is_in_the_json_and_comes_back(staged):
+    again = ablation_from_json(staged.to_json())
+
+    assert again.stages == staged.stages
+    assert again.training == staged.training
+
+
+def test_a_tuning_without_a_recipe_has_no_such_table(leave):
+    assert "attempts" not in render_ablation(leave, details=True)

@@ -1,0 +1,169 @@
+"""The staged table, made of what a tuning measures: on trials made up from a known truth."""
+
+from dataclasses import replace
+
+import pytest
+
+from flatout.records.ablation import Comparison, Row, Verdict
+from flatout.records.profile import PeakBytes
+from flatout.records.recipe import Choice, Recipe
+from flatout.records.trial import Workload
+from flatout.tuning.script_files import source_of
+from flatout.tuning.staged import Measured, length_of, measure_stages
+from flatout.tuning.trial_runner import MachineBusyError, TrialRunner
+from tests.workflow.test_tune import MACHINE, WORKLOAD, World, profile, run
+from tests.workflow.test_tune import guard_that_passes as guard_that_passes
+
+WORKERS, BF16 = Choice(technique="loader_workers"), Choice(technique="bf16_autocast")
+FACTORS = {"loader_workers": 0.8, "bf16_autocast": 0.5}
+RECIPE = Recipe(choices=(WORKERS, BF16))
+
+
+def known(tmp_path, *rows, left_s=100.0, **facts):
+    world = World(FACTORS, noise=0.0)
+    lab = TrialRunner(workload=WORKLOAD, machine=MACHINE, out=tmp_path, limit_s=60.0, runner=world)
+    given = {
+        "lab": lab,
+        "baseline": profile(100.0),
+        "floor": Recipe(),
+        "recipe": RECIPE,
+        "rows": rows,
+        "final": profile(40.0),
+        "left_s": lambda: left_s,
+    }
+    return Measured(**given | facts), world
+
+
+def row(choice, ratio, *, on_top_of=(), source="pairs", **facts):
+    pair = Comparison(ratio=ratio, interval=(ratio, ratio), n=3, source=source)
+    return Row(
+        choice=choice,
+        numerics="exact",
+        verdict=Verdict.KEPT,
+        on_top_of=on_top_of,
+        comparison=pair,
+        **facts,
+    )
+
+
+def test_what_was_never_timed_is_timed_once_so_far_and_alone(tmp_path):
+    measured, world = known(tmp_path)
+
+    stages = measure_stages(measured)
+
+    assert [stage.technique for stage in stages] == ["", "loader_workers", "bf16_autocast"]
+    assert [stage.source for stage in stages] == ["pairs", "run", "pairs"]
+    assert stages[1].alone == pytest.approx(1.25)
+    assert stages[2].alone == pytest.approx(2.0)
+    assert world.asked == ["loader_workers", "bf16_autocast"]
+
+
+def test_what_pairs_have_shown_is_taken_from_them(tmp_path):
+    rows = (
+        row(
+            WORKERS, 1.3, samples_per_s=21.0, device_busy_share=0.7, peak_bytes=PeakBytes(device=9)
+        ),
+        row(BF16, 1.9, on_top_of=("loader_workers",)),
+    )
+    measured, world = known(tmp_path, *rows)
+
+    _, workers, bf16 = measure_stages(measured)
+
+    assert (workers.alone, workers.alone_source) == (1.3, "pairs")
+    assert (workers.samples_per_s, workers.utilisation, workers.peak_bytes) == (21.0, 0.7, 9)
+    assert world.asked == ["bf16_autocast"], "only what it gives alone was not known"
+    assert bf16.alone_source == "run"
+
+
+def test_without_time_a_screen_says_what_it_saw_and_the_rest_stays_unknown(tmp_path):
+    rows = (row(WORKERS, 1.2, source="screen"), row(BF16, 1.9, source="screen"))
+    measured, world = known(tmp_path, *rows, left_s=-1.0)
+
+    baseline, workers, bf16 = measure_stages(measured)
+
+    assert world.asked == []
+    assert (workers.samples_per_s, workers.utilisation) == (None, None)
+    assert (workers.alone, workers.alone_source) == (1.2, "screen")
+    assert bf16.samples_per_s == profile(40.0).samples_per_s
+    assert baseline.samples_per_s == profile(100.0).samples_per_s
+
+
+def test_a_trial_that_fails_leaves_its_row_without_a_number(tmp_path):
+    measured, world = known(tmp_path)
+    world.broken = ("loader_workers",)
+
+    stage = measure_stages(measured)[1]
+
+    assert (stage.samples_per_s, stage.alone) == (None, None)
+
+
+def test_ctrl_c_ends_the_measuring_and_keeps_the_rows(tmp_path):
+    measured, world = known(tmp_path)
+    world.interrupt_after = 1
+
+    stages = measure_stages(measured)
+
+    assert len(stages) == 3
+    assert stages[1].samples_per_s is not None
+    assert stages[2].alone is None
+
+
+def test_a_busy_machine_ends_the_measuring(tmp_path, monkeypatch):
+    measured, _ = known(tmp_path)
+
+    def busy(*_args, **_options):
+        raise MachineBusyError
+
+    monkeypatch.setattr(TrialRunner, "time", busy)
+
+    assert [stage.samples_per_s is None for stage in measure_stages(measured)] == [
+        False,
+        True,
+        False,
+    ]
+
+
+def test_gpu_util_is_what_the_table_shows_on_a_gpu(tmp_path):
+    on_gpu = replace(profile(100.0), gpu_util_share=0.35)
+    measured, _ = known(tmp_path, baseline=on_gpu, final=replace(profile(40.0), gpu_util_share=0.9))
+
+    stages = measure_stages(measured)
+
+    assert (stages[0].utilisation, stages[-1].utilisation) == (0.35, 0.9)
+
+
+def test_no_table_without_a_proven_recipe(tmp_path):
+    assert measure_stages(known(tmp_path, final=None)[0]) == ()
+    assert measure_stages(known(tmp_path, recipe=Recipe())[0]) == ()
+
+
+def test_what_a_script_needs_to_run_is_part_of_the_unchanged_script(tmp_path):
+    measured, _ = known(tmp_path, floor=Recipe(choices=(WORKERS,)))
+
+    assert [stage.technique for stage in measure_stages(measured)] == ["", "bf16_autocast"]
+
+
+def test_a_tuning_measures_its_recipe_as_it_grows(tmp_path):
+    ablation = run(World(FACTORS), tmp_path)
+
+    assert {stage.technique.split()[0] for stage in ablation.stages[1:]} == set(
+        ablation.recipe.names
+    )
+    speeds = [stage.samples_per_s for stage in ablation.stages]
+    assert speeds == sorted(speeds)
+    assert ablation.stages[-1].samples_per_s == ablation.final.samples_per_s
+
+
+def test_the_length_is_read_from_the_script_that_runs(tmp_path):
+    (tmp_path / "train.py").write_text("max_iters = 5000\n")
+    package = tmp_path / "pkg"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "train.py").write_text("max_iters = 70\n")
+
+    script = Workload(target="train.py", folder=tmp_path, python="python")
+    module = Workload(target="-m pkg.train", folder=tmp_path, python="python")
+
+    assert length_of(script, profile(100.0)).steps == 5000
+    assert length_of(module, profile(100.0)).steps == 70
+    assert source_of(Workload(target="gone.py", folder=tmp_path, python="python")) == ""
