@@ -4,10 +4,10 @@ import pytest
 
 from flatout.records.ablation import Ablation, Feeding, ablation_from_json
 from flatout.records.messages import ENGLISH, messages
-from flatout.records.recipe import Recipe
+from flatout.records.recipe import Choice, Recipe
 from flatout.records.trial import Outcome, Trial, Workload
 from flatout.reporting.tuning.verdict import fed
-from flatout.tuning.feeding import Costs, feeding_of, find_costs
+from flatout.tuning.feeding import Costs, feeding_of, find_costs, note_prepared
 from flatout.tuning.trial_runner import TrialRunner
 from tests.rules.rank_facts import rank
 from tests.techniques.facts import loader, machine, pipeline, profile
@@ -165,3 +165,41 @@ def test_the_ablations_json_brings_it_back():
 
     assert ablation_from_json(made.to_json()).feeding == feeding
     assert made.to_json()["best"]["feeding"]["binds"] == "cores"
+
+
+def images(wait_ms=80.0):
+    """Return a step that waits for images, of whose making decoding is four fifths."""
+    return replace(
+        profile(phases_ms={"data_wait": wait_ms, "forward": 100.0 - wait_ms}, loaders=(loader(),)),
+        pipeline=served(pipeline(read=0.5, decode=8.0, collate=1.5)),
+    )
+
+
+def served(found):
+    stages = tuple(replace(x, levers=techniques_of(x.name)) for x in found.stages)
+    return replace(found, stages=stages)
+
+
+def techniques_of(stage):
+    return ("packed_data",) if stage in ("read", "decode") else ()
+
+
+def test_a_store_that_could_be_made_is_named_where_the_step_still_waits():
+    (note,) = note_prepared(Recipe(), images(), machine())
+
+    assert note.startswith("50 % of the step still waits for data: packed_data is predicted")
+    assert "flatout pack DATA data.packed" in note
+    assert "80% of a sample's time is decoding" in note
+
+
+@pytest.mark.parametrize(
+    ("recipe", "facts"),
+    [
+        (Recipe(), images(wait_ms=5.0)),
+        (Recipe(choices=(Choice(technique="packed_data", settings={"path": "x"}),)), images()),
+        (Recipe(), replace(images(), pipeline=None)),
+        (Recipe(), replace(images(), pipeline=pipeline(normalise=5.0, collate=5.0))),
+    ],
+)
+def test_no_store_is_named_where_none_would_help(recipe, facts):
+    assert note_prepared(recipe, facts, machine()) == []

@@ -13,16 +13,22 @@ from flatout.analysis.journey import pipeline_of
 from flatout.records import catalogue
 from flatout.records.ablation import Feeding
 from flatout.records.journey import Pipeline
+from flatout.records.machine import Machine
 from flatout.records.profile import Profile
 from flatout.records.recipe import Choice, Recipe
+from flatout.records.units import format_ratio, format_share
 from flatout.tuning.passes import find_seen
 from flatout.tuning.passes.ceilings import replay_probe, replaying_ms
-from flatout.tuning.ranking import Search
+from flatout.tuning.ranking import Search, candidate_of
 from flatout.tuning.trial_runner import TrialRunner
 
 LOOK_S = 1.5
 """Time for a look at the samples, and once more under the profiler."""
 LOOK_STEPS = 4
+STILL_WAITING = 0.1
+"""Share of a recipe's step in waiting from which the next thing to do is named."""
+WORTH_PREPARING = 1.1
+"""A predicted gain below this is not worth a command and the disk that it fills."""
 DECODED = ("read", "decode")
 SENT = ("transport", "copy")
 
@@ -67,6 +73,32 @@ def find_pipeline(
     what = "samples on all cores" if all_cores else "samples"
     trial = lab.look(what, recipe, {"pipeline": options}, LOOK_STEPS)
     return pipeline_of(find_seen(trial, "pipeline"), profile, lab.machine, catalogue.names())
+
+
+def note_prepared(recipe: Recipe, profile: Profile, machine: Machine) -> list[str]:
+    """Return what is promised by techniques that need a command of the user's to be tried at all.
+
+    Args:
+        recipe: The recipe that was found.
+        profile: Its step, with the costs of the samples.
+        machine: For its cores.
+    """
+    share, pipeline = profile.share("data_wait"), profile.pipeline
+    if share < STILL_WAITING or pipeline is None:
+        return []
+    found = []
+    for name, command in catalogue.declared("prepared_by").items():
+        if name in recipe.names or not pipeline.legs_of(name):
+            continue
+        option = catalogue.technique_class(name)()
+        promised = candidate_of(name, option, profile, machine)
+        if promised.ratio >= WORTH_PREPARING:
+            found.append(
+                f"{format_share(share)} of the step still waits for data: {name} is predicted to "
+                f"make it {format_ratio(promised.ratio)} as fast ({promised.effect.why}): "
+                f"`{command} DATA data.packed` in this folder, then tune again"
+            )
+    return found
 
 
 def find_feeding(lab: TrialRunner, recipe: Recipe, final: Profile) -> Feeding | None:

@@ -34,7 +34,7 @@ from flatout.records.technique import Numerics
 from flatout.records.trial import Outcome, Trial, Workload
 from flatout.tuning.bundle import drop_order
 from flatout.tuning.extra_profiling import Looks, look_closer
-from flatout.tuning.feeding import find_feeding, is_about_data, look
+from flatout.tuning.feeding import find_feeding, is_about_data, look, note_prepared
 from flatout.tuning.guard_checker import GuardChecker
 from flatout.tuning.history import append_results, errors_on, read_history
 from flatout.tuning.ladder import climb
@@ -430,6 +430,9 @@ def _ablation(ladder: TuningState, baseline: Profile, proof: _Proof) -> Ablation
     if proof.confirmation:
         about["ratio"] = round(proof.confirmation.ratio, 3)
     final = proof.final and _with_processes(proof.final, ladder.recipe, lab)
+    if is_about_data(ladder.search) and ladder.stopped != "interrupted":
+        now = ladder.looked(proof.final or ladder.profile, recipe)
+        ladder.notes += note_prepared(recipe, now, lab.machine)
     if lab.was_compiled and any(row.startup_s for row in ladder.rows):
         ladder.notes.append(WARM)
     if lab.disturbed:

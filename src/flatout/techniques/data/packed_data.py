@@ -109,8 +109,10 @@ def _saved(header: Header | None, profile: Profile) -> tuple[float, float, str]:
     if header is not None and header.source["kind"] not in FILES:
         left = 1 - STORED_MS_SHARE
         return left, left, "samples are stored as the data set makes them"
-    if header is not None and header.encoding.kind in PIXELS:
-        decoding = share_of(profile, "decode", otherwise=DECODE_SHARE)
+    # Where no store was made yet, the kind that saves more is meant.
+    encoding = header.encoding.kind if header is not None else ""
+    decoding = share_of(profile, "decode", otherwise=DECODE_SHARE if encoding else 0.0)
+    if encoding in PIXELS or (header is None and decoding and not is_cold(profile)):
         why = f"images are stored as pixels: {decoding:.0%} of a sample's time is decoding"
         return min(1.0, READ_SHARE + decoding), 0.0, why
     if not is_cold(profile):
