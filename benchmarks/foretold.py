@@ -12,12 +12,12 @@ from typing import Any
 
 from flatout.records import catalogue
 from flatout.records.ablation import Comparison
-from flatout.records.memory_pressure import peak_bytes
 from flatout.records.profile import Profile
 from flatout.records.recipe import Recipe
 from flatout.records.technique import Numerics
 from flatout.records.trial import Outcome, Trial
 from flatout.records.units import format_ratio
+from flatout.techniques.memory_pressure import peak_bytes
 from flatout.tuning.extra_profiling import look_closer
 from flatout.tuning.feeding import is_about_data, look
 from flatout.tuning.ranking import Candidate, Search, candidate_of

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from flatout.agent.describe import describe
+from flatout.agent.describe import describe, describe_optimizer
 
 
 def test_a_frozen_base_in_bf16_is_no_fp32_model():
@@ -44,3 +44,10 @@ def test_a_few_integers_among_the_parameters_are_no_weights():
     model.seed = nn.Parameter(torch.tensor([1, 2]), requires_grad=False)
 
     assert describe(model)["dtypes"] == ["float32"]
+
+
+@pytest.mark.parametrize(("asked", "expected"), [(None, None), (1, True), (0, False)])
+def test_a_number_for_a_switch_of_the_optimizer_is_a_switch(asked, expected):
+    optimizer = torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1, foreach=asked)
+
+    assert describe_optimizer(optimizer)["is_foreach"] is expected

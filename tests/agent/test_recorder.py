@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from flatout.agent import recorder as recording
-from flatout.agent.events import Segment
 from flatout.agent.measuring.kernels import TRACED_STEPS, DeviceTrace
 from flatout.agent.recorder import Recorder
 from flatout.agent.session import Session
+from flatout.records.trial_result import Segment
 from flatout.records.trial_spec import TrialSpec
 
 TIMED = 20
@@ -58,9 +58,9 @@ def test_steps_that_were_told_in_a_group_are_all_counted(recorder):
 
     recorder._end_trace()
 
-    (kernel,) = recorder.device_facts["trace"]["kernels"]
-    assert kernel["calls_per_step"] == pytest.approx(2.0)
-    assert recorder.device_facts["h2d_s_per_segment"] == pytest.approx(0.1)
+    (kernel,) = recorder.traced["trace"].kernels
+    assert kernel.calls_per_step == pytest.approx(2.0)
+    assert recorder.traced["h2d_s_per_segment"] == pytest.approx(0.1)
     assert len(recorder.session.segments) == TIMED
     assert recorder.stops == 1
 
@@ -79,14 +79,14 @@ def test_too_few_steps_do_not_end_the_trace(recorder):
 
     recorder._end_trace()
 
-    assert recorder.device_facts == {}
+    assert recorder.traced == {}
     assert recorder.stops == 0
 
 
 def test_a_script_that_ends_in_the_trace_leaves_the_timed_steps_only(recorder):
     train(recorder, 2)
 
-    assert len(recorder.rows_at_end()) == TIMED
+    assert len(recorder._with_losses()) == TIMED
 
 
 def test_the_load_while_steps_are_traced_is_not_that_of_the_timed_ones(recorder, monkeypatch):

@@ -3,14 +3,16 @@
 import pytest
 
 from flatout.analysis.profile import summarise
+from flatout.records.json_records import from_plain
 from flatout.records.phase_clock import EVAL, FORWARD, NAMES, OTHER
 from flatout.records.profile import profile_from_json
+from flatout.records.trial_result import TrialResult
 from tests.techniques.facts import machine
 
 STEPS = 30
 
 
-def written(*, eval_s=0.0):
+def written(*, eval_s=0.0, marking_s=0.0):
     """Return what a training process wrote whose every step evaluates."""
     seconds = [0.0] * len(NAMES)
     seconds[FORWARD], seconds[OTHER], seconds[EVAL] = 0.06, 0.04 - eval_s, eval_s
@@ -20,7 +22,7 @@ def written(*, eval_s=0.0):
         {"who": 0, "seconds": seconds, "end": 10 + 0.1 * (number + 1), **counts}
         for number in range(STEPS)
     ]
-    return {
+    plain = {
         "segments": segments,
         "period": 1,
         "device": {"kind": "cpu", "peak": {}},
@@ -30,10 +32,11 @@ def written(*, eval_s=0.0):
         "models": [],
         "optimizers": [],
         "listening_s_per_step": 0.0,
-        "marking_s": 0.0,
+        "marking_s": marking_s,
         "probes": {},
         "errors": [],
     }
+    return from_plain(TrialResult, plain)
 
 
 @pytest.mark.parametrize("eval_s", [0.0, 0.03])
@@ -46,8 +49,6 @@ def test_evaluation_in_every_step_is_a_part_of_the_rest(eval_s):
 
 
 def test_the_marks_on_the_device_s_time_line_count_as_listening():
-    plain = written() | {"marking_s": STEPS * 0.002}
-
-    profile = summarise(plain, machine())
+    profile = summarise(written(marking_s=STEPS * 0.002), machine())
 
     assert profile.overhead_share == pytest.approx(0.02)

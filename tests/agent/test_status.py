@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from flatout.agent.events import Segment
 from flatout.agent.session import Session
 from flatout.agent.status import COST, EVERY_S, Publisher, _Loss, device_now
 from flatout.records.phase_clock import NAMES, Clock
+from flatout.records.trial_result import Segment
 from flatout.records.trial_spec import TrialSpec
 
 

@@ -4,7 +4,6 @@ import itertools
 
 import pytest
 
-from flatout.agent.events import LoaderSeen
 from flatout.agent.hooks.step import MARKED
 from flatout.agent.session import Session
 from flatout.agent.step_sampler import (
@@ -15,6 +14,7 @@ from flatout.agent.step_sampler import (
     SHORT_STEP_S,
 )
 from flatout.records.phase_clock import DATA_WAIT, EVAL, FORWARD, OTHER, SAVE, Clock
+from flatout.records.trial_result import LoaderSeen
 from flatout.records.trial_spec import TrialSpec
 
 STEP_S = 0.002

@@ -4,9 +4,9 @@ import random
 
 import pytest
 
-from flatout.agent.events import Segment
-from flatout.agent.recorder import StepsSoFar, rows_of
+from flatout.agent.recorder import StepsSoFar
 from flatout.analysis.steps import steps_of
+from flatout.records.trial_result import Segment
 
 
 def segments(whos, *, start=0.0):
@@ -34,7 +34,7 @@ def test_each_look_finds_what_the_end_would(whos):
 
     while seen < len(every):
         seen = min(len(every), seen + draws.randint(1, 7))
-        assert tuple(so_far.of(every[:seen])) == tuple(steps_of(rows_of(every[:seen])))
+        assert tuple(so_far.of(every[:seen])) == tuple(steps_of(every[:seen]))
 
 
 def test_segments_that_the_script_s_own_marks_made_void_are_forgotten():
@@ -42,7 +42,7 @@ def test_segments_that_the_script_s_own_marks_made_void_are_forgotten():
     so_far.of(segments([0] * 9))
     own = segments([0] * 12, start=5.0)
 
-    assert tuple(so_far.of(own)) == tuple(steps_of(rows_of(own)))
+    assert tuple(so_far.of(own)) == tuple(steps_of(own))
 
 
 def test_segments_cut_off_at_the_end_are_forgotten():
@@ -54,10 +54,3 @@ def test_segments_cut_off_at_the_end_are_forgotten():
 
 def test_no_segments_make_no_steps():
     assert not StepsSoFar().of([])
-
-
-def test_losses_are_read_only_where_they_are_wanted():
-    segment = Segment(who=0, seconds=[0.1, *[0.0] * 6], losses=[2.5])
-
-    assert rows_of([segment])[0]["losses"] == []
-    assert rows_of([segment], with_losses=True)[0]["losses"] == [2.5]

@@ -4,8 +4,10 @@ from types import SimpleNamespace
 
 import torch
 
-from flatout.agent.recorder import device_facts
+from flatout.agent.recorder import device_seen
 from flatout.agent.session import Session
+from flatout.records.profile import PeakBytes
+from flatout.records.trial_result import DeviceSeen
 from flatout.records.trial_spec import TrialSpec
 
 PLACE = torch.device("cuda:1")
@@ -41,14 +43,10 @@ def with_device(monkeypatch, **changes):
 def test_the_trainings_device_tells_its_name_and_what_was_held(monkeypatch):
     session = with_device(monkeypatch)
 
-    facts = device_facts(session)
+    facts = device_seen(session)
 
-    assert facts == {
-        "kind": "cuda",
-        "name": "NVIDIA H200",
-        "uuid": "5a1f",
-        "peak": {"allocated": 70, "reserved": 80, "device": 90},
-    }
+    peak = PeakBytes(allocated=70, reserved=80, device=90)
+    assert facts == DeviceSeen(kind="cuda", name="NVIDIA H200", uuid="5a1f", peak=peak)
     assert session.errors == []
 
 
@@ -58,13 +56,13 @@ def test_a_device_that_failed_keeps_what_the_allocator_knows(monkeypatch):
 
     session = with_device(monkeypatch, mem_get_info=lost)
 
-    facts = device_facts(session)
+    facts = device_seen(session)
 
-    assert facts["peak"] == {"allocated": 70, "reserved": 80, "device": 0}
+    assert facts.peak == PeakBytes(allocated=70, reserved=80, device=0)
     assert "illegal memory access" in session.errors[0]
 
 
 def test_a_process_that_never_used_its_device_ran_on_the_cpu(monkeypatch):
     session = with_device(monkeypatch, is_initialized=lambda: False)
 
-    assert device_facts(session)["kind"] == "cpu"
+    assert device_seen(session).kind == "cpu"

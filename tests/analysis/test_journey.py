@@ -6,7 +6,9 @@ from flatout.agent.probes.journey import COLLATE, DECODE, H2D, H2D_BYTES, LOSS, 
 from flatout.analysis.journey import journey_of
 from flatout.analysis.steps import steps_of, window_of
 from flatout.records.journey import TRAINING, WORKERS
+from flatout.records.json_records import from_plain
 from flatout.records.phase_clock import DATA_WAIT, NAMES, OTHER
+from flatout.records.trial_result import TrialResult
 from tests.techniques.facts import loader, profile
 
 STEPS = 12
@@ -28,12 +30,12 @@ def result(parts=(), *, host_s=None, **seen):
     rows = [{"end": x["end"], "host_s": host_s, "parts": sparse} for x in segments]
     known = {"parts": PARTS, "rows": rows, "processes": [], "own": [], "missing": {}}
     known |= {"times_copies": True}
-    return {"segments": segments, "probes": {"journey": known | seen}}
+    return from_plain(TrialResult, {"segments": segments, "probes": {"journey": known | seen}})
 
 
 def journey(written, **changes):
     known = profile(phases_ms=PHASES, loaders=(loader(),), samples_per_step=4.0)
-    steps = window_of(steps_of(written["segments"]))
+    steps = window_of(steps_of(written.segments))
     return journey_of(written, steps, replace(known, **changes))
 
 
@@ -53,7 +55,7 @@ def worker(number, records):
 
 
 def test_no_journey_was_followed():
-    written = result() | {"probes": {}}
+    written = replace(result(), probes={})
 
     assert journey(written) is None
 
@@ -151,8 +153,8 @@ def growth(sizes_mb):
     records = [
         record(at, batches=at, pss=1e6 * size) for at, size in zip(spread, sizes_mb, strict=True)
     ]
-    long = [segment(number) for number in range(40)]
-    written = result(processes=[worker(0, records)]) | {"segments": long}
+    long = from_plain(TrialResult, {"segments": [segment(number) for number in range(40)]})
+    written = replace(result(processes=[worker(0, records)]), segments=long.segments)
     return journey(written).workers[0].growth_bytes_per_step
 
 

@@ -112,8 +112,8 @@ def with_evaluations(seconds, at=(0,)):
     """Return the result of a dozen steps of 0.1 s, some with calls without gradients as well."""
     found = result()
     for number in at:
-        found["segments"][number]["seconds"][EVAL] = seconds
-        found["segments"][number]["evals"] = 1
+        found.segments[number].seconds[EVAL] = seconds
+        found.segments[number].evals = 1
     return found
 
 

@@ -2,6 +2,7 @@ import pytest
 
 from flatout.analysis.ranks import RankView, compare_ranks, leading
 from flatout.records.profile import PHASES, Profile, Spread
+from flatout.records.trial_result import RankPlace, Segment, TrialResult
 
 
 def profile_of(samples, phases):
@@ -81,18 +82,19 @@ def test_single_rank_is_no_straggler():
 @pytest.mark.parametrize(("ranks", "expected"), [((1, 0), 0), ((3, 2), 2), ((None, None), None)])
 def test_lowest_rank_stands_for_the_training(ranks, expected):
     results = [
-        {"ranks": None if rank is None else {"rank": rank}, "segments": [1]} for rank in ranks
+        TrialResult(ranks=None if rank is None else RankPlace(rank=rank), segments=(Segment(),))
+        for rank in ranks
     ]
 
     found = leading(results)
 
-    assert (found["ranks"] or {}).get("rank") == expected
+    assert (found.ranks.rank if found.ranks else None) == expected
 
 
 def test_rank_without_steps_does_not_stand_for_the_training():
     results = [
-        {"ranks": {"rank": 0}, "segments": []},
-        {"ranks": {"rank": 1}, "segments": [1]},
+        TrialResult(ranks=RankPlace(rank=0)),
+        TrialResult(ranks=RankPlace(rank=1), segments=(Segment(),)),
     ]
 
-    assert leading(results)["ranks"]["rank"] == 1
+    assert leading(results).ranks.rank == 1

@@ -2,7 +2,6 @@
 
 import pytest
 
-from flatout.agent.events import Segment
 from flatout.agent.recorder import MadeSteps
 from flatout.analysis.profile import epoch_start_ms, trial_step_s
 from flatout.analysis.steps import (
@@ -14,22 +13,22 @@ from flatout.analysis.steps import (
     whole_epochs,
     window_of,
 )
+from flatout.records.trial_result import LoaderSeen, Segment, TrialResult
 
 
 def segment(who=0, seconds=0.1, evals=0, loader_starts=0, saved=0.0, losses=(1.0,)):
     phases = [0.0, seconds, 0.0, 0.0, 0.0, 0.0, saved]
-    return {
-        "who": who,
-        "seconds": phases,
-        "end": 0.0,
-        "batches": 1,
-        "samples": 8,
-        "forwards": 1,
-        "backwards": 1,
-        "evals": evals,
-        "loader_starts": loader_starts,
-        "losses": list(losses),
-    }
+    return Segment(
+        who=who,
+        seconds=phases,
+        batches=1,
+        samples=8,
+        forwards=1,
+        backwards=1,
+        evals=evals,
+        loader_starts=loader_starts,
+        losses=list(losses),
+    )
 
 
 def test_alternating_optimizers_make_one_step_of_two():
@@ -162,14 +161,14 @@ def test_steps_that_are_slow_at_every_epochs_start_count_in_their_share():
 
 
 def result(workers=4, starts=(0.9, 0.5, 0.5), ends=(0.2, 0.2), kind="cpu"):
-    loader = {"is_training": True, "starts_s": list(starts), "ends_s": list(ends)}
-    return {"segments": epochs(4), "period": workers, "loaders": [loader]}
+    loader = LoaderSeen("main:1", {}, is_training=True, starts_s=list(starts), ends_s=list(ends))
+    return TrialResult(segments=tuple(epochs(4)), period=workers, loaders=(loader,))
 
 
 def test_an_epoch_costs_the_start_of_its_workers_and_the_end_of_those_before():
     found = result()
 
-    window = window_of(steps_of(found["segments"]), found["period"])
+    window = window_of(steps_of(found.segments), found.period)
 
     # Start and end; and 0.9 s of computing in the first step instead of the usual 1/6 s.
     expected = 1e3 * (0.5 + 0.2 + 0.9 - 1.5 / 9)
@@ -179,4 +178,4 @@ def test_an_epoch_costs_the_start_of_its_workers_and_the_end_of_those_before():
 def test_the_first_start_alone_says_nothing():
     found = result(starts=(0.9,))
 
-    assert epoch_start_ms(found, window_of(steps_of(found["segments"]), 4)) == 0.0
+    assert epoch_start_ms(found, window_of(steps_of(found.segments), 4)) == 0.0

@@ -1,6 +1,8 @@
 """What a training process would have written, of steps that are all alike."""
 
 from flatout.agent.measuring.kernels import DeviceTrace, trace_facts
+from flatout.records.json_records import from_plain
+from flatout.records.trial_result import TrialResult
 
 STEPS = 12
 
@@ -49,7 +51,7 @@ def result(*, step_s=0.1, who=(0,), device=(), models=(), optimizers=()):
         for number in range(STEPS)
         for place, one in enumerate(who)
     ]
-    return {
+    plain = {
         "segments": segments,
         "period": 1,
         "device": {"kind": "cpu", "peak": {}} | dict(device),
@@ -63,3 +65,4 @@ def result(*, step_s=0.1, who=(0,), device=(), models=(), optimizers=()):
         "listening_s_per_step": 0.0,
         "marking_s": 0.0,
     }
+    return from_plain(TrialResult, plain)

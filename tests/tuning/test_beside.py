@@ -6,10 +6,12 @@ from types import SimpleNamespace
 import pytest
 
 from flatout.hardware.counters import CounterSample, CounterSampler, Sources
+from flatout.records.json_records import from_plain
 from flatout.records.phase_clock import NAMES
 from flatout.records.profile import profile_from_json
 from flatout.records.recipe import Recipe
 from flatout.records.trial import Outcome, Trial
+from flatout.records.trial_result import TrialResult
 from flatout.tuning.trials import with_counters
 from tests.paths import ROOT
 from tests.support.trial_runs import machine
@@ -31,7 +33,7 @@ def result_of(kind):
         for i in range(STEPS)
     ]
     device = {"kind": kind, "uuid": "5a1f"}
-    return {"segments": rows, "period": 1, "device": device, "ranks": None}
+    return from_plain(TrialResult, {"segments": rows, "device": device})
 
 
 @pytest.fixture

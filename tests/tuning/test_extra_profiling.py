@@ -7,11 +7,13 @@ import pytest
 
 from flatout.analysis import profile as summary
 from flatout.records.journey import Journey
+from flatout.records.json_records import from_plain
 from flatout.records.memory import MemoryStory
 from flatout.records.readings import TraceSummary
 from flatout.records.recipe import Recipe
 from flatout.records.technique import Numerics
 from flatout.records.trial import Applied, Outcome, Trial, Workload
+from flatout.records.trial_result import DeviceSeen
 from flatout.techniques.data.worker_threads import WorkerThreads
 from flatout.tuning import trials
 from flatout.tuning.extra_profiling import MOST_SHARE, Looks, look_closer, wanted_probes
@@ -169,7 +171,8 @@ def tuned(pretended, lever, folder, monkeypatch):
     device = {"kind": "cuda", "name": "a GPU", "peak": peak} | facts
 
     def on_device(result, machine):
-        return summary.summarise({**result, "device": device}, machine)
+        seen = from_plain(DeviceSeen, device)
+        return summary.summarise(replace(result, device=seen), machine)
 
     monkeypatch.setattr(trials, "summarise", on_device)
     (folder / "train.py").write_text(READS)

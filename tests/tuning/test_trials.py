@@ -18,6 +18,7 @@ from flatout.hardware.limits import MemoryShortage
 from flatout.launch import trial_process
 from flatout.launch.trial_process import Ending, ProcessOptions, run_process
 from flatout.records.trial import Outcome, Workload
+from flatout.records.trial_result import TrialResult
 from flatout.tuning.trials import TrialOptions, _shortage_words, outcome_of
 from tests.left_behind import left_behind, left_since
 from tests.support.trial_runs import copy_scripts, trial_of
@@ -171,7 +172,7 @@ def test_every_ending_is_a_result(how, outcome, words):
 
 @pytest.mark.chaos
 def test_out_of_memory_is_told_where_the_script_was_too_slow_to_end():
-    result = {"why": "crash", "crash": "OutOfMemoryError: CUDA out of memory", "crashed_at": 1.0}
+    result = TrialResult(why="crash", crash="OutOfMemoryError: CUDA out of memory", crashed_at=1.0)
     ending = Ending(why="result", exit_code=None, results=(result,), log="", wall_s=1.0)
 
     outcome, message = outcome_of(ending, TrialOptions())

@@ -3,15 +3,17 @@
 import pytest
 
 from flatout.records.recipe import Choice, Recipe
+from flatout.records.trial_result import RankPlace, Segment, TrialResult
 from flatout.tuning.trials import applied_of
 
+ONE = (Segment(),)
 RECIPE = Recipe(choices=(Choice(technique="ram_cache"), Choice(technique="fused_optimizer")))
 WORKS = {"ram_cache": ("applied", ""), "fused_optimizer": ("applied", "")}
 
 
-def process(status, rank=None, segments=(1,)):
-    ranks = None if rank is None else {"rank": rank, "world_size": 2}
-    return {"status": status, "ranks": ranks, "segments": segments}
+def process(status, rank=None, segments=ONE):
+    ranks = None if rank is None else RankPlace(rank=rank, world_size=2)
+    return TrialResult(status=status, ranks=ranks, segments=segments)
 
 
 def found(*results):

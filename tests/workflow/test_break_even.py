@@ -16,7 +16,7 @@ class Epochs(Compiling):
         trial = super().__call__(*asked)
         if trial.profile is None:
             return trial
-        return trial.with_profile(replace(trial.profile, epoch_start_ms=700.0, epoch_steps=10))
+        return replace(trial, profile=replace(trial.profile, epoch_start_ms=700.0, epoch_steps=10))
 
 
 def test_both_steps_are_taken_with_their_part_of_the_epoch_s_start(tmp_path):

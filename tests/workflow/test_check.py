@@ -13,6 +13,7 @@ import pytest
 
 from flatout.records.errors import UserError
 from flatout.records.finding import SourceCheck, SourceFinding
+from flatout.records.json_records import from_plain, to_plain
 from flatout.workflow import check as checking
 from flatout.workflow import check_worker
 from flatout.workflow.check import Codes, check, diff, fix
@@ -288,7 +289,7 @@ def test_the_diff_can_be_applied_and_writes_nothing(project):
 def test_a_finding_survives_its_way_between_processes():
     found = check_one(FOUND)
 
-    assert SourceFinding.from_plain(json.loads(json.dumps(found.to_plain()))) == found
+    assert from_plain(SourceFinding, json.loads(json.dumps(to_plain(found)))) == found
 
 
 def check_one(text):

@@ -339,7 +339,7 @@ class Compiling(World):
         if recipe.choices:
             (options.cache / "compiled.so").touch()
         if recipe.choices and self.asked.count(recipe.label) == 1:
-            return trial.with_profile(replace(trial.profile, warmup_ms=20_500.0))
+            return replace(trial, profile=replace(trial.profile, warmup_ms=20_500.0))
         return trial
 
 

@@ -153,12 +153,13 @@ def describe_optimizer(optimizer: "torch.optim.Optimizer") -> dict[str, Any]:
     """Return the facts of an optimizer; keys as `flatout.records.profile.OptimizerFacts`."""
     groups = optimizer.param_groups
     parameters = [p for group in groups for p in group["params"]]
+    foreach = groups[0].get("foreach") if groups else None
     return {
         "name": type(optimizer).__name__,
         "parameters": sum(p.numel() for p in parameters),
         "parameter_tensors": len(parameters),
         "has_fused_option": bool(groups) and all("fused" in group for group in groups),
         "has_foreach_option": bool(groups) and all("foreach" in group for group in groups),
-        "is_foreach": groups[0].get("foreach") if groups else None,
+        "is_foreach": None if foreach is None else bool(foreach),
         "is_fused": bool(groups) and all(bool(group.get("fused")) for group in groups),
     }

@@ -6,7 +6,6 @@ Steps made inside backward: who wants to see a gradient before it is used up and
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -43,52 +42,6 @@ other, and `segments` at the same moment with a list of them; `skipping` comes b
 when it has seen what it was started for: the run ends with the step."""
 
 Listener = Callable[..., None]
-
-
-@dataclass(slots=True)
-class Segment:
-    """Everything between two outermost optimizer steps (of whichever optimizer)."""
-
-    who: int = -1
-    """Which optimizer ended it, by order of construction; -1 where backward did (none exists)."""
-    seconds: list[float] = field(default_factory=list)
-    """By phase, as `flatout.records.phase_clock.NAMES`."""
-    end: float = 0.0
-    is_sampled: bool = True
-    """False for a skipped step: its length and batches are known, its phases are not."""
-    batches: int = 0
-    samples: int = 0
-    batch_bytes: int = 0
-    forwards: int = 0
-    calls: list[int] = field(default_factory=list)
-    """Forwards of each root, by order of discovery; shorter where later roots were not called."""
-    backwards: int = 0
-    closures: int = 0
-    """How often the optimizer called its closure: each time but the first the samples are the
-    same, at other parameters."""
-    evals: int = 0
-    loader_starts: int = 0
-    communication: list[float] = field(default_factory=list)
-    """Seconds in collectives by the phase they were called in; empty where there were none."""
-    losses: list[Any] = field(default_factory=list)
-    """Floats; on a device detached tensors until the run ends: reading one would synchronise."""
-
-
-@dataclass(slots=True)
-class LoaderSeen:
-    """One construction site of a `DataLoader`."""
-
-    address: str
-    asked: dict[str, Any]
-    """The arguments as the script gave them."""
-    is_training: bool = False
-    batches: int = 0
-    epochs: int = 0
-    batch_bytes: list[int] = field(default_factory=list)
-    starts_s: list[float] = field(default_factory=list)
-    """Of each epoch: the time to make the iterator and to draw the first batch."""
-    ends_s: list[float] = field(default_factory=list)
-    """Of each epoch: the time to learn that no batch is left, in which workers are ended."""
 
 
 GradientListener = Callable[["torch.nn.Parameter"], None]

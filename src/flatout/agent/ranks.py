@@ -11,7 +11,8 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+
+from flatout.records.trial_result import RankPlace
 
 BOARD = "ranks"
 """Name of the shared memory in the trial's folder."""
@@ -84,11 +85,11 @@ class Ranks:
             beat()
             time.sleep(POLL_S)
 
-    def facts(self) -> dict[str, Any] | None:
+    def facts(self) -> RankPlace | None:
         """Return rank, world size and backend; None for a training of one process."""
         if self.is_alone:
             return None
-        return {"rank": self.rank, "world_size": self.size, "backend": backend()}
+        return RankPlace(rank=self.rank, world_size=self.size, backend=backend())
 
     def _present(self) -> list[int]:
         """Return the ranks of this machine that have made a segment, this one included."""

@@ -11,6 +11,7 @@ What a training process ran on, asked in the process itself when it ends.
 
 import atexit
 import functools
+import inspect
 import json
 import math
 import os
@@ -18,12 +19,12 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from flatout.agent import patching
-from flatout.agent.events import Segment
 from flatout.agent.measuring import kernels as one_profiler
 from flatout.agent.measuring.device_clock import DeviceClock
 from flatout.agent.measuring.kernels import KernelTrace, steps_to_trace, trace_facts
@@ -34,10 +35,15 @@ from flatout.agent.ranks import Ranks
 from flatout.agent.session import Session
 from flatout.agent.training_device import find_cuda_device
 from flatout.analysis import steps as stepping
-from flatout.analysis.steps import Row, Step, groups_of, steps_of
+from flatout.analysis.steps import Step, groups_of, steps_of
 from flatout.hardware.load import LoadReading, load_meter, process_tree
 from flatout.records.files import plain
+from flatout.records.json_records import to_plain
 from flatout.records.phase_clock import OTHER, Clock
+from flatout.records.profile import ModelFacts, OptimizerFacts, PeakBytes
+from flatout.records.trial_result import DeviceSeen, Segment, TrialResult
+
+Record = TypeVar("Record")
 
 ROUNDS = 500
 
@@ -71,43 +77,18 @@ class StepsSoFar:
     def __init__(self) -> None:
         self.first: Segment | None = None
         """Begin again when it changes: the script's own marks forget what came before them."""
-        self.rows: list[Row] = []
         self.singles: list[Step] = []
 
     def of(self, segments: Sequence[Segment]) -> Sequence[Step]:
-        """Return the training steps of the segments, without their losses."""
+        """Return the training steps of the segments."""
         first = segments[0] if segments else None
-        if first is not self.first or len(segments) < len(self.rows):
-            self.first, self.rows, self.singles = first, [], []
-        self.rows += rows_of(segments[len(self.rows) :])
-        who = self.rows[0]["who"] if self.rows else 0
-        if any(row["who"] != who for row in self.rows):
-            return steps_of(self.rows)
+        if first is not self.first or len(segments) < len(self.singles):
+            self.first, self.singles = first, []
+        if first is not None and any(segment.who != first.who for segment in segments):
+            return steps_of(segments)
         # One optimizer: each segment is a step.
-        self.singles += steps_of(self.rows[len(self.singles) :])
+        self.singles += steps_of(segments[len(self.singles) :])
         return self.singles
-
-
-def rows_of(segments: Sequence[Segment], *, with_losses: bool = False) -> list[dict[str, Any]]:
-    """Return segments as plain mappings; reading losses waits for the device."""
-    return [
-        {
-            "who": s.who,
-            "is_sampled": s.is_sampled,
-            "seconds": s.seconds,
-            "end": s.end,
-            "batches": s.batches,
-            "samples": s.samples,
-            "forwards": s.forwards,
-            "calls": s.calls,
-            "backwards": s.backwards,
-            "evals": s.evals,
-            "loader_starts": s.loader_starts,
-            "communication": s.communication,
-            "losses": [float(x) for x in s.losses] if with_losses else [],
-        }
-        for s in segments
-    ]
 
 
 GROWTH = 1.15
@@ -137,7 +118,7 @@ class MadeSteps:
             (made,) = counts.values()
             return made, made
         if len(segments) >= self.grouped_at:
-            trainings = groups_of([{"who": each.who} for each in segments])
+            trainings = groups_of(segments, [each.who for each in segments])
             self.in_sequence = sum(map(len, trainings)) if len(trainings) > 1 else 0
             self.grouped_at = int(len(segments) * GROWTH) + 1
         if self.in_sequence:
@@ -145,7 +126,7 @@ class MadeSteps:
         return min(counts.values()), max(counts.values())
 
 
-def device_facts(session: Session) -> dict[str, Any]:
+def device_seen(session: Session) -> DeviceSeen:
     """Return what the training's device holds; on the CPU the peak resident size.
 
     A device that answers no more is noted: after an illegal access every call fails, and the result
@@ -158,23 +139,25 @@ def device_facts(session: Session) -> dict[str, Any]:
     held = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     device = find_cuda_device(session)
     if device is None:
-        return {"kind": "cpu", "peak": {"allocated": 0, "reserved": 0, "device": held}}
-    facts: dict[str, Any] = {
-        "kind": "cuda",
-        "peak": {
-            "allocated": torch.cuda.max_memory_allocated(device),
-            "reserved": torch.cuda.max_memory_reserved(device),
-            "device": 0,
-        },
-    }
+        return DeviceSeen(kind="cpu", peak=PeakBytes(device=held))
+    seen = DeviceSeen(
+        kind="cuda",
+        peak=PeakBytes(
+            allocated=torch.cuda.max_memory_allocated(device),
+            reserved=torch.cuda.max_memory_reserved(device),
+        ),
+    )
     try:
-        facts["name"] = torch.cuda.get_device_name(device)
-        facts["uuid"] = str(getattr(torch.cuda.get_device_properties(device), "uuid", ""))
+        seen = replace(
+            seen,
+            name=torch.cuda.get_device_name(device),
+            uuid=str(getattr(torch.cuda.get_device_properties(device), "uuid", "")),
+        )
         free, total = torch.cuda.mem_get_info(device)
-        facts["peak"]["device"] = total - free
+        seen = replace(seen, peak=replace(seen.peak, device=total - free))
     except RuntimeError as error:
         session.note_error(f"device: {error}")
-    return facts
+    return seen
 
 
 def environment_facts() -> dict[str, Any]:
@@ -241,7 +224,8 @@ class Recorder:
         self.traced_from: int | None = None
         self.trace_until = 0
         self.timed_readings: int | None = None
-        self.device_facts: dict[str, Any] = {}
+        self.traced: dict[str, Any] = {}
+        """Fields of `DeviceSeen` that a trace of the kernels gives."""
         self.probes: dict[str, Probe] = {}
         self.has_enough = False
         """Whether a probe said that it needs no more steps."""
@@ -360,7 +344,7 @@ class Recorder:
         if moment < self.partial_at:
             return
         clock = self.session.clock
-        self._save("partial", self._plain("killed", rows_of(self._timed())))
+        self._save("partial", self._known("killed", self._without_losses()))
         cost_s = clock.now() - moment
         clock.lap()  # flatout's own time, of no step
         self.partial_at = clock.now() + max(PARTIAL_S, cost_s / PARTIAL_SHARE)
@@ -373,7 +357,7 @@ class Recorder:
     def load(self) -> dict[str, float]:
         """Return the load while the measured steps ran."""
         # Again: on a device the segments' seconds are its own by now.
-        window = stepping.window_of(stepping.steps_of(rows_of(self._timed())), self.period())
+        window = stepping.window_of(stepping.steps_of(self._timed()), self.period())
         readings = self.readings[: self.timed_readings]
         if not window.measured or len(readings) < 2:
             return {"delay_share": 0.0, "foreign_share": 0.0, "steal_share": 0.0}
@@ -446,7 +430,7 @@ class Recorder:
         # Steps that rest are told in groups: more may have been traced than were asked for.
         traced = len(self.session.segments) - len(self._timed())
         try:
-            self.device_facts = trace_facts(self.trace.stop(), traced)
+            self.traced = trace_facts(self.trace.stop(), traced)
         except Exception as error:  # noqa: BLE001
             self.session.note_error(f"kernel trace: {error}")
         self.session.segments[:] = self._timed()
@@ -492,10 +476,10 @@ class Recorder:
         self.session.fire("stop")
         self._save("result", self.result(why))
 
-    def _save(self, name: str, found: Mapping[str, Any]) -> None:
-        """Write a JSON for the parent, under its final name only when it is whole."""
+    def _save(self, name: str, result: TrialResult) -> None:
+        """Write a result under its name only when it is whole."""
         part = Path(self.spec.folder) / f"{name}-{os.getpid()}.part"
-        part.write_text(json.dumps(found, default=plain), encoding="utf-8")
+        part.write_text(json.dumps(to_plain(result), default=plain), encoding="utf-8")
         part.replace(part.with_suffix(".json"))
 
     def period(self) -> int:
@@ -507,60 +491,53 @@ class Recorder:
         ]
         return max([1, *workers])
 
-    def rows_at_end(self) -> list[dict[str, Any]]:
+    def _without_losses(self) -> list[Segment]:
+        return [replace(segment, losses=[]) for segment in self._timed()]
+
+    def _with_losses(self) -> list[Segment]:
         """Return the segments with their losses, without those where the device failed."""
         try:
-            return rows_of(self._timed(), with_losses=True)
+            return [replace(one, losses=[float(x) for x in one.losses]) for one in self._timed()]
         except RuntimeError as error:
             self.session.note_error(f"losses: {error}")
-            return rows_of(self._timed())
+            return self._without_losses()
 
-    def result(self, why: str) -> Mapping[str, Any]:
-        """Return everything this process knows, as plain values; this ends the probes."""
+    def result(self, why: str) -> TrialResult:
+        """Return everything this process knows; this ends the probes and waits for the device."""
         self.device.resolve()
         # First: a probe that failed is among the errors below.
         seen_by_probes = results(self.session, self.probes)
         self.session.conclude()
-        rows = self.rows_at_end()
-        return {**self._plain(why, rows), "probes": seen_by_probes}
+        return replace(self._known(why, self._with_losses()), probes=seen_by_probes)
 
-    def _plain(self, why: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
+    def _known(self, why: str, segments: list[Segment]) -> TrialResult:
         """Return what is known without waiting for anything."""
         session = self.session
-        return {
-            "probes": {},
-            "why": why,
-            "pid": os.getpid(),
-            "ranks": self.ranks.facts(),
-            "crash": self.crash,
-            "crash_trace": self.crash_trace,
-            "crashed_at": self.crashed_at,
-            "reached_at": session.reached_at,
-            "segments": rows,
-            "period": self.period(),
-            "models": session.model_facts,
-            "optimizers": session.optimizer_facts,
-            "loaders": [
-                {
-                    "address": seen.address,
-                    **seen.asked,
-                    "is_training": seen.is_training,
-                    "batches_drawn": seen.batches,
-                    "epochs_started": seen.epochs,
-                    "batch_bytes": seen.batch_bytes,
-                    "starts_s": seen.starts_s,
-                    "ends_s": seen.ends_s,
-                }
-                for seen in session.loaders.values()
-            ],
-            "status": {name: list(pair) for name, pair in session.status.items()},
-            "errors": session.errors,
-            "trains_elsewhere": session.trains_elsewhere,
-            "trains_unseen": session.trains_unseen,
-            "collection_s": self.garbage.seconds,
-            "load": self.load(),
-            "listening_s_per_step": listening_cost_s(session),
-            "marking_s": self.device.marking_s,
-            "device": device_facts(session) | self.device_facts,
-            "environment": environment_facts(),
-        }
+        return TrialResult(
+            why=why,
+            ranks=self.ranks.facts(),
+            crash=self.crash,
+            crash_trace=self.crash_trace,
+            crashed_at=self.crashed_at,
+            segments=tuple(segments),
+            period=self.period(),
+            models=tuple(_record(ModelFacts, facts) for facts in session.model_facts),
+            optimizers=tuple(_record(OptimizerFacts, facts) for facts in session.optimizer_facts),
+            loaders=tuple(session.loaders.values()),
+            status=session.status,
+            errors=tuple(session.errors),
+            trains_elsewhere=session.trains_elsewhere,
+            trains_unseen=session.trains_unseen,
+            collection_s=self.garbage.seconds,
+            load=self.load(),
+            listening_s_per_step=listening_cost_s(session),
+            marking_s=self.device.marking_s,
+            device=replace(device_seen(session), **self.traced),
+            environment=environment_facts(),
+        )
+
+
+def _record(kind: Callable[..., Record], facts: Mapping[str, Any]) -> Record:
+    """Return the record of what was described; types are checked where it is read."""
+    names = inspect.signature(kind).parameters
+    return kind(**{name: value for name, value in facts.items() if name in names})

@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from flatout.agent.describe import describe, describe_optimizer
-from flatout.agent.events import EVENTS, Listener, LoaderSeen, Segment
+from flatout.agent.events import EVENTS, Listener
 from flatout.agent.step_sampler import MAX_NOTED, StepSampler
 from flatout.records.errors import NotApplicable
 from flatout.records.phase_clock import Clock
 from flatout.records.technique import Technique, name_of, seams_of
+from flatout.records.trial_result import LoaderSeen, Segment
 from flatout.records.trial_spec import TrialSpec
 
 if TYPE_CHECKING:
@@ -72,7 +73,6 @@ class Session:
         self.sampler = StepSampler(self, spec.skips_below_s)
         self.model_facts: list[dict[str, Any]] = []
         self.optimizer_facts: list[dict[str, Any]] = []
-        self.reached_at = self.clock.now()
         self._optimizers: list[Any] = []
         self._unreported: list[Segment] = []
         """Segments that listeners have not seen yet: those of skipped steps wait."""

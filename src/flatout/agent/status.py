@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from flatout.agent.events import Segment
 from flatout.agent.ranks import rank_and_size
 from flatout.agent.session import Session
 from flatout.agent.training_device import find_cuda_device
 from flatout.records.phase_clock import NAMES
+from flatout.records.trial_result import Segment
 
 EVERY_S = 0.5
 """No one reads faster."""

@@ -17,8 +17,8 @@ import random
 import sys
 from typing import TYPE_CHECKING
 
-from flatout.agent.events import LoaderSeen, Segment
 from flatout.records.phase_clock import NAMES, OTHER
+from flatout.records.trial_result import LoaderSeen, Segment
 
 if TYPE_CHECKING:
     from flatout.agent.session import Session

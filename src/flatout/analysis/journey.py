@@ -34,6 +34,7 @@ from flatout.records.machine import Machine
 from flatout.records.messages import words
 from flatout.records.phase_clock import NAMES
 from flatout.records.profile import Profile
+from flatout.records.trial_result import Segment, TrialResult
 
 ORDER = (
     *("read", "decode", "collate", "pin", "queue", "sampler", "h2d"),
@@ -54,12 +55,12 @@ MIN_READINGS = 5
 OWN = -1
 
 
-def journey_of(result: Mapping[str, Any], window: Window, profile: Profile) -> Journey | None:
+def journey_of(result: TrialResult, window: Window, profile: Profile) -> Journey | None:
     """Return the journey that a training process's result holds; None where none was followed."""
-    seen = result.get("probes", {}).get("journey")
+    seen = result.probes.get("journey")
     if seen is None or not window.measured or not profile.step_ms.median:
         return None
-    rows = measured_rows(seen, result["segments"], window)
+    rows = measured_rows(seen, result.segments, window)
     facts = [*_own_facts(seen, rows, window, profile), *_worker_facts(seen, window, profile)]
     return Journey(
         legs=(*training_legs(rows, window.period, profile), *_worker_legs(seen, window, profile)),
@@ -74,11 +75,11 @@ REST = ""
 
 
 def measured_rows(
-    seen: Mapping[str, Any], segments: Sequence[Mapping[str, Any]], window: Window
+    seen: Mapping[str, Any], segments: Sequence[Segment], window: Window
 ) -> list[dict[Key, float]]:
     """Return of each measured step its parts, which add up to the host's time of the step."""
     ends = [step.end for step in window.steps]
-    seconds = {segment["end"]: segment["seconds"] for segment in segments}
+    seconds = {segment.end: segment.seconds for segment in segments}
     by_step: dict[float, dict[Key, float]] = {
         step.end: defaultdict(float) for step in window.sampled
     }

@@ -148,7 +148,9 @@ def attention_flops(segments: Sequence[Mapping[str, Any]]) -> float:
 def _steps(segments: Sequence[Mapping[str, Any]], what: str) -> list[Counter[str]]:
     """Return the sums over the segments of each step."""
     steps: list[Counter[str]] = []
-    for group in itertools.chain.from_iterable(groups_of(segments)):
+    for group in itertools.chain.from_iterable(
+        groups_of(segments, [row["who"] for row in segments])
+    ):
         steps.append(Counter())
         for segment in group:
             steps[-1].update(segment[what])

@@ -4,7 +4,6 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 from flatout.analysis.journey import journey_of
 from flatout.analysis.regime import held_to_phases, with_regime
@@ -28,13 +27,12 @@ from flatout.records.profile import (
     Ceilings,
     LoaderFacts,
     ModelFacts,
-    OptimizerFacts,
-    PeakBytes,
     Profile,
     Spread,
     most_times,
 )
 from flatout.records.readings import TraceSummary
+from flatout.records.trial_result import LoaderSeen, TrialResult
 from flatout.records.units import format_ms
 
 IN_A_TRAINING = 20.0
@@ -48,9 +46,9 @@ TELLING_SHARE = 0.1
 """From a tenth of a run on, what is left out of its steps may be what is worth looking at."""
 
 
-def window_in(result: Mapping[str, Any]) -> Window:
+def window_in(result: TrialResult) -> Window:
     """Return the steps that a result holds and which of them count."""
-    return window_of(steps_of(result["segments"]), result["period"])
+    return window_of(steps_of(result.segments), result.period)
 
 
 def trial_step_s(window: Window, epoch_steps: int | None = None) -> float:
@@ -69,21 +67,21 @@ def trial_step_s(window: Window, epoch_steps: int | None = None) -> float:
     return statistics.median(block_means(walls, window.period))
 
 
-def summarise(result: Mapping[str, Any], machine: Machine) -> Profile:
+def summarise(result: TrialResult, machine: Machine) -> Profile:
     """Return the profile of a training process that made at least one measured step."""
     window = window_in(result)
     epoch_steps = _epoch_steps(result, window)
     step_s = trial_step_s(window, epoch_steps)
     walls_ms = [1e3 * s for s in block_means([x.wall_s for x in window.measured], window.period)]
     phases = _phases_ms(window, 1e3 * step_s, result)
-    device = result["device"]
+    device = result.device
     start_ms = epoch_start_ms(result, window)
     whole_s = step_s + (start_ms / 1e3 / epoch_steps if epoch_steps else 0.0)
     samples = _mean([s.samples for s in window.sampled])
     losses = losses_of(window.steps)
-    busy = device.get("busy_share")
+    busy = device.busy_share
     compute = sum(phases[name] for name in ("forward", "backward", "optimizer"))
-    load = result["load"]
+    load = result.load
     profile = Profile(
         step_ms=Spread(
             median=1e3 * step_s,
@@ -93,10 +91,10 @@ def summarise(result: Mapping[str, Any], machine: Machine) -> Profile:
         ),
         phases_ms=phases,
         samples_per_s=samples / whole_s,
-        device_kind=device["kind"],
-        device_name=device.get("name", machine.cpu_name),
+        device_kind=device.kind,
+        device_name=device.name or machine.cpu_name,
         device_busy_share=compute / (1e3 * step_s) if busy is None else busy,
-        peak_bytes=PeakBytes(**device["peak"]),
+        peak_bytes=device.peak,
         overhead_share=_listening_s_per_step(result, window) / step_s,
         warmup_steps=window.warmup_steps,
         warmup_ms=1e3 * sum(step.wall_s for step in window.steps[: window.warmup_steps]),
@@ -108,16 +106,16 @@ def summarise(result: Mapping[str, Any], machine: Machine) -> Profile:
         eval_ms=_eval_ms(window, phases),
         epoch_start_ms=start_ms,
         epoch_steps=epoch_steps,
-        cpu_threads=result["environment"]["threads"],
+        cpu_threads=int(result.environment.get("threads", 0)),
         minor_faults_per_step=load.get("minor_faults_per_s", 0.0) * step_s,
-        collection_ms_per_step=1e3 * result.get("collection_s", 0.0) / max(1, len(window.steps)),
-        delay_share=load["delay_share"],
-        foreign_share=load["foreign_share"],
-        loaders=tuple(_loader(item, window) for item in result["loaders"]),
-        models=tuple(_model(item, n, window) for n, item in enumerate(result["models"])),
-        optimizers=tuple(OptimizerFacts(**item) for item in result["optimizers"]),
+        collection_ms_per_step=1e3 * result.collection_s / max(1, len(window.steps)),
+        delay_share=load.get("delay_share", 0.0),
+        foreign_share=load.get("foreign_share", 0.0),
+        loaders=tuple(_loader(item, window) for item in result.loaders),
+        models=tuple(_model(item, n, window) for n, item in enumerate(result.models)),
+        optimizers=result.optimizers,
         notes=tuple(_notes(result, window, busy)),
-        environment=result["environment"],
+        environment=result.environment,
         steps_ms=_steps_ms(window),
         trace=_trace(result, window),
     )
@@ -125,12 +123,10 @@ def summarise(result: Mapping[str, Any], machine: Machine) -> Profile:
     return with_regime(replace(profile, journey=journey_of(result, window, profile)))
 
 
-def _trace(result: Mapping[str, Any], window: Window) -> TraceSummary | None:
+def _trace(result: TrialResult, window: Window) -> TraceSummary | None:
     """Return what a device ran in the steps after the timed ones; None where none was traced."""
-    plain = result["device"].get("trace")
-    if not plain:
-        return None
-    return of_steps(from_plain(TraceSummary, plain), _segments_per_step(result, window))
+    trace = result.device.trace
+    return of_steps(trace, _segments_per_step(result, window)) if trace else None
 
 
 def _steps_ms(window: Window) -> tuple[tuple[float, ...], ...]:
@@ -144,7 +140,7 @@ def _steps_ms(window: Window) -> tuple[tuple[float, ...], ...]:
     return tuple(rows)
 
 
-def _phases_ms(window: Window, step_ms: float, result: Mapping[str, Any]) -> dict[str, float]:
+def _phases_ms(window: Window, step_ms: float, result: TrialResult) -> dict[str, float]:
     """Return milliseconds by phase: medians, scaled so that they add up to the step.
 
     Medians, because one step with a log line or a garbage collection would move a mean; their sum
@@ -157,7 +153,7 @@ def _phases_ms(window: Window, step_ms: float, result: Mapping[str, Any]) -> dic
     }
     by_name["other"] += by_name.pop("eval") + by_name.pop("save")
     by_name["h2d"] = 0.0
-    copied_s = result["device"].get("h2d_s_per_segment")
+    copied_s = result.device.h2d_s_per_segment
     if copied_s:
         copied_ms = 1e3 * copied_s * _segments_per_step(result, window)
         by_name["h2d"] = min(copied_ms, by_name["other"])
@@ -180,49 +176,43 @@ def ceilings_of(profile: Profile) -> Ceilings:
     return replace(derived, free_copies=most_times(profile.share("h2d")))
 
 
-def _listening_s_per_step(result: Mapping[str, Any], window: Window) -> float:
+def _listening_s_per_step(result: TrialResult, window: Window) -> float:
     """Return what hook points and probes took of a step, as the training process estimated."""
-    seams_s: float = result["listening_s_per_step"] * _segments_per_step(result, window)
-    probes_s: float = sum(seen.get("listening_s", 0.0) for seen in result["probes"].values())
+    hooks_s = result.listening_s_per_step * _segments_per_step(result, window)
+    probes_s: float = sum(seen.get("listening_s", 0.0) for seen in result.probes.values())
     steps = max(1, len(window.steps))
     # The device clock's marks were timed in the training itself.
-    marking_s: float = result["marking_s"]
-    return IN_A_TRAINING * (seams_s + probes_s / steps) + marking_s / steps
+    return IN_A_TRAINING * (hooks_s + probes_s / steps) + result.marking_s / steps
 
 
-def _segments_per_step(result: Mapping[str, Any], window: Window) -> float:
-    return len(result["segments"]) / max(1, len(window.steps))
+def _segments_per_step(result: TrialResult, window: Window) -> float:
+    return len(result.segments) / max(1, len(window.steps))
 
 
-def _loader(item: Mapping[str, Any], window: Window) -> LoaderFacts:
-    sizes = item["batch_bytes"]
-    names = {f for f in LoaderFacts.__dataclass_fields__ if f in item}
+def _loader(seen: LoaderSeen, window: Window) -> LoaderFacts:
     wait = NAMES.index("data_wait")
     waits = [step.seconds[wait] / max(1, step.batches) for step in window.sampled]
-    is_measured = item["is_training"] and not item["num_workers"] and waits
-    return LoaderFacts(
-        **{name: item[name] for name in names}
-        | {
-            "batch_bytes": int(statistics.median(sizes)) if sizes else 0,
+    is_measured = seen.is_training and not seen.asked["num_workers"] and waits
+    return from_plain(
+        LoaderFacts,
+        {
+            **seen.asked,
+            "address": seen.address,
+            "is_training": seen.is_training,
+            "batches_drawn": seen.batches,
+            "epochs_started": seen.epochs,
+            "batch_bytes": int(statistics.median(seen.batch_bytes or [0])),
             "fetch_ms": 1e3 * statistics.median(waits) if is_measured else 0.0,
-        }
+        },
     )
 
 
-def _model(item: Mapping[str, Any], number: int, window: Window) -> ModelFacts:
-    names = {f for f in ModelFacts.__dataclass_fields__ if f in item}
-    return ModelFacts(
-        **{name: item[name] for name in names}
-        | {
-            "dtypes": tuple(item["dtypes"]),
-            "calls_per_step": _mean(
-                [step.calls[number] if number < len(step.calls) else 0 for step in window.sampled]
-            ),
-        }
-    )
+def _model(model: ModelFacts, number: int, window: Window) -> ModelFacts:
+    calls = [step.calls[number] if number < len(step.calls) else 0 for step in window.sampled]
+    return replace(model, calls_per_step=_mean(calls))
 
 
-def epoch_start_ms(result: Mapping[str, Any], window: Window) -> float:
+def epoch_start_ms(result: TrialResult, window: Window) -> float:
     """Return what a later epoch's start and the end before it cost, beyond an ordinary wait.
 
     Ending the workers and making new ones, until the first batch is there; and what the step with
@@ -230,11 +220,11 @@ def epoch_start_ms(result: Mapping[str, Any], window: Window) -> float:
     """
     wait = NAMES.index("data_wait")
     wait_s = statistics.median(step.seconds[wait] for step in window.sampled)
-    loaders = [x for x in result["loaders"] if x["is_training"] and x["starts_s"]]
-    if len(loaders) != 1 or len(loaders[0]["starts_s"]) < 2:
+    loaders = [seen for seen in result.loaders if seen.is_training and seen.starts_s]
+    if len(loaders) != 1 or len(loaders[0].starts_s) < 2:
         return 0.0
-    start_s: float = statistics.median(loaders[0]["starts_s"][1:])
-    end_s: float = statistics.median(loaders[0].get("ends_s") or [0.0])
+    start_s = statistics.median(loaders[0].starts_s[1:])
+    end_s = statistics.median(loaders[0].ends_s or [0.0])
     return 1e3 * (max(0.0, start_s - wait_s) + end_s + _slower_start_s(window))
 
 
@@ -255,34 +245,34 @@ def _slower_start_s(window: Window) -> float:
     return max(0.0, statistics.median(times[True]) - statistics.fmean(times[False]))
 
 
-def _epoch_steps(result: Mapping[str, Any], window: Window) -> int | None:
+def _epoch_steps(result: TrialResult, window: Window) -> int | None:
     """Return the training steps of an epoch: a loader's length counts batches.
 
     The median, because frameworks that fetch one batch ahead show one less at an epoch's end.
     """
-    lengths = [x["steps_per_epoch"] for x in result["loaders"] if x["is_training"]]
+    lengths = [seen.asked["steps_per_epoch"] for seen in result.loaders if seen.is_training]
     batches = statistics.median([step.batches for step in window.sampled] or [1])
     if len(lengths) != 1 or lengths[0] is None or batches < 1:
         return None
     return max(1, int(lengths[0] / batches))
 
 
-def _notes(result: Mapping[str, Any], window: Window, busy: float | None) -> list[str]:
+def _notes(result: TrialResult, window: Window, busy: float | None) -> list[str]:
     notes: list[str] = []
     if not window.is_warm:
         notes.append(words("note.not_steady"))
     if not window.are_clean:
         notes.append(words("note.unclean"))
     notes += _left_out(window)
-    if not any(item["is_training"] for item in result["loaders"]):
+    if not any(seen.is_training for seen in result.loaders):
         notes.append(words("note.foreign_loader" if _draws_batches(window) else "note.no_loader"))
-    if not result["models"]:
+    if not result.models:
         notes.append(words("note.no_root"))
-    if result.get("trains_unseen"):
+    if result.trains_unseen:
         notes.append(words("note.later_model"))
-    if result["device"]["kind"] == "cuda" and busy is None:
+    if result.device.kind == "cuda" and busy is None:
         notes.append(words("note.no_trace"))
-    notes += [words("note.probe_failed", error=text) for text in result["errors"]]
+    notes += [words("note.probe_failed", error=text) for text in result.errors]
     return notes
 
 

@@ -3,7 +3,6 @@
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from flatout.analysis.profile import summarise, window_in
 from flatout.analysis.steps import block_means
@@ -12,6 +11,7 @@ from flatout.records.messages import Text, named, words
 from flatout.records.phase_clock import NAMES
 from flatout.records.profile import PHASES, Profile
 from flatout.records.readings import RankFacts
+from flatout.records.trial_result import TrialResult
 from flatout.records.units import format_ms
 
 MIN_LAG = 0.05
@@ -43,29 +43,33 @@ class RankView:
         return {name: max(0.0, phases[name] - waits.get(name, 0.0)) for name in PHASES}
 
 
-def leading(results: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
+def leading(results: Sequence[TrialResult]) -> TrialResult | None:
     """Return the result that stands for the training: the lowest rank's, else the longest one."""
-    ranked = [result for result in results if result.get("ranks") and result["segments"]]
-    if ranked:
-        return min(ranked, key=lambda result: int(result["ranks"]["rank"]))
-    return results[0] if results else None
+    ranked = ranked_in_order([result for result in results if result.segments])
+    return next(iter([*ranked, *results]), None)
 
 
-def add_ranks(profile: Profile, results: Sequence[Mapping[str, Any]], machine: Machine) -> Profile:
+def ranked_in_order(results: Sequence[TrialResult]) -> list[TrialResult]:
+    """Return the results of the processes that are ranks of one training, in order."""
+    ranked = [(result.ranks.rank, result) for result in results if result.ranks is not None]
+    return [result for _rank, result in sorted(ranked, key=lambda pair: pair[0])]
+
+
+def add_ranks(profile: Profile, results: Sequence[TrialResult], machine: Machine) -> Profile:
     """Return the profile of the leading rank with all ranks; samples are those of all together."""
-    ranked = [result for result in results if result.get("ranks")]
+    ranked = ranked_in_order(results)
     if not ranked:
         return profile
     views = [
         RankView(
-            rank=int(result["ranks"]["rank"]),
+            rank=result.ranks.rank if result.ranks else 0,
             profile=summarise(result, machine),
             communication_ms=_communication_ms(result),
         )
-        for result in sorted(ranked, key=lambda result: int(result["ranks"]["rank"]))
+        for result in ranked
         if window_in(result).measured
     ]
-    size = int(ranked[0]["ranks"]["world_size"])
+    size = ranked[0].ranks.world_size if ranked[0].ranks else 1
     missing = size - len(views)
     notes = [words("note.phases_of_rank", rank=str(views[0].rank), size=str(size))] if views else []
     if missing:
@@ -143,9 +147,9 @@ def _because(view: RankView, views: Sequence[RankView], lag: Mapping[str, float]
     return words("note.straggler", **known)
 
 
-def _communication_ms(result: Mapping[str, Any]) -> dict[str, float] | None:
+def _communication_ms(result: TrialResult) -> dict[str, float] | None:
     """Return the median time in collectives by phase; None where the device waits instead."""
-    if result["device"]["kind"] != "cpu":
+    if result.device.kind != "cpu":
         return None
     window = window_in(result)
     columns = zip(*(step.communication for step in window.sampled), strict=True)

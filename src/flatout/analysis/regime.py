@@ -31,7 +31,9 @@ def flops_of_step(segments: Sequence[Mapping[str, Any]]) -> Mapping[str, float]:
     if not segments:
         return {}
     steps: list[Counter[str]] = []
-    for group in itertools.chain.from_iterable(groups_of(segments)):
+    for group in itertools.chain.from_iterable(
+        groups_of(segments, [row["who"] for row in segments])
+    ):
         steps.append(Counter())
         for segment in group:
             steps[-1].update(segment["by_dtype"])

@@ -3,11 +3,12 @@
 import itertools
 import statistics
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeVar
 
 from flatout.records.phase_clock import NAMES, SAVE
+from flatout.records.trial_result import Segment
 
 MIN_STEPS = 8
 """Steps after warm-up that make a trial: more does not lower the spread between processes
@@ -100,8 +101,7 @@ class Window:
         return len(self.measured) >= enough[0] and sampled >= enough[1]
 
 
-Row = Mapping[str, Any]
-"""What is known of a segment, and `who` ended it."""
+Row = TypeVar("Row")
 
 
 def find_anchor(whos: Sequence[int]) -> int:
@@ -140,16 +140,20 @@ def trainings_of(whos: Sequence[int]) -> list[slice]:
     return [*found, slice(start, len(whos))]
 
 
-def groups_of(segments: Sequence[Row]) -> list[list[list[Row]]]:
-    """Return the segments of each step, by training; those after a last step belong to none."""
-    whos = [segment["who"] for segment in segments]
+def groups_of(rows: Sequence[Row], whos: Sequence[int]) -> list[list[list[Row]]]:
+    """Return the segments of each step, by training; those after a last step belong to none.
+
+    Args:
+        rows: What is known of each segment.
+        whos: Of each the optimizer that ended it.
+    """
     found = []
     for training in trainings_of(whos) if whos else ():
         anchor = find_anchor(whos[training])
         groups: list[list[Row]] = [[]]
-        for segment in segments[training]:
-            groups[-1].append(segment)
-            if segment["who"] == anchor:
+        for row, who in zip(rows[training], whos[training], strict=True):
+            groups[-1].append(row)
+            if who == anchor:
                 groups.append([])
         found.append(groups[:-1])
     return found
@@ -160,12 +164,13 @@ def running_anchor(whos: Sequence[int]) -> int:
     return find_anchor(whos[trainings_of(whos)[-1]])
 
 
-def steps_of(segments: Sequence[Row]) -> tuple[Step, ...]:
+def steps_of(segments: Sequence[Segment]) -> tuple[Step, ...]:
     """Group segments into training steps.
 
     Of trainings that follow each other, those count that are like the one with most steps.
     """
-    trainings = [[_merge(group) for group in groups] for groups in groups_of(segments)]
+    whos = [segment.who for segment in segments]
+    trainings = [[_merge(group) for group in groups] for groups in groups_of(segments, whos)]
     if len(trainings) < 2:
         return tuple(trainings[0]) if trainings else ()
     usual = [statistics.median(step.wall_s for step in steps) for steps in trainings]
@@ -178,44 +183,42 @@ def steps_of(segments: Sequence[Row]) -> tuple[Step, ...]:
     return tuple(itertools.chain.from_iterable(alike))
 
 
-def _merge(group: Sequence[Mapping[str, Any]]) -> Step:
+def _merge(group: Sequence[Segment]) -> Step:
     """Return the step of a group of segments, one in most scripts."""
     if len(group) == 1:
         part = group[0]
         return Step(
-            seconds=tuple(part["seconds"]),
-            end=part["end"],
-            batches=part["batches"],
-            samples=part["samples"],
-            forwards=part["forwards"],
-            backwards=part["backwards"],
-            is_dirty=part["evals"] + part["loader_starts"] > 0 or part["seconds"][SAVE] > 0,
-            losses=tuple(part["losses"]),
-            communication=tuple(part.get("communication") or NOTHING),
-            calls=tuple(part.get("calls", ())),
-            is_sampled=part.get("is_sampled", True),
+            seconds=tuple(part.seconds),
+            end=part.end,
+            batches=part.batches,
+            samples=part.samples,
+            forwards=part.forwards,
+            backwards=part.backwards,
+            is_dirty=part.evals + part.loader_starts > 0 or part.seconds[SAVE] > 0,
+            losses=tuple(part.losses),
+            communication=tuple(part.communication or NOTHING),
+            calls=tuple(part.calls),
+            is_sampled=part.is_sampled,
         )
-    seconds = [sum(phase) for phase in zip(*(part["seconds"] for part in group), strict=True)]
-    evaluated = sum(part["evals"] + part["loader_starts"] for part in group)
+    seconds = [sum(phase) for phase in zip(*(part.seconds for part in group), strict=True)]
+    evaluated = sum(part.evals + part.loader_starts for part in group)
     return Step(
         seconds=tuple(seconds),
-        end=group[-1]["end"],
-        batches=sum(part["batches"] for part in group),
-        samples=sum(part["samples"] for part in group),
-        forwards=sum(part["forwards"] for part in group),
-        backwards=sum(part["backwards"] for part in group),
+        end=group[-1].end,
+        batches=sum(part.batches for part in group),
+        samples=sum(part.samples for part in group),
+        forwards=sum(part.forwards for part in group),
+        backwards=sum(part.backwards for part in group),
         is_dirty=evaluated > 0 or seconds[SAVE] > 0,
-        losses=tuple(loss for part in group for loss in part["losses"]),
+        losses=tuple(loss for part in group for loss in part.losses),
         communication=_communication(group),
-        calls=tuple(
-            map(sum, itertools.zip_longest(*(part.get("calls", ()) for part in group), fillvalue=0))
-        ),
-        is_sampled=all(part.get("is_sampled", True) for part in group),
+        calls=tuple(map(sum, itertools.zip_longest(*(part.calls for part in group), fillvalue=0))),
+        is_sampled=all(part.is_sampled for part in group),
     )
 
 
-def _communication(group: Sequence[Mapping[str, Any]]) -> tuple[float, ...]:
-    parts = [part["communication"] for part in group if part.get("communication")]
+def _communication(group: Sequence[Segment]) -> tuple[float, ...]:
+    parts = [part.communication for part in group if part.communication]
     if not parts:
         return NOTHING
     return tuple(sum(phase) for phase in zip(*parts, strict=True))

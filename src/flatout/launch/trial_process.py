@@ -34,9 +34,10 @@ from flatout.launch.trial_folders import (
 from flatout.records.errors import UserError
 from flatout.records.files import SOURCE, private_folder, with_boot
 from flatout.records.input_files import MAX_OWN_BYTES, read_json
-from flatout.records.json_records import to_plain
+from flatout.records.json_records import from_plain, to_plain
 from flatout.records.secrets import hide_in_text
 from flatout.records.trial import Workload
+from flatout.records.trial_result import TrialResult
 from flatout.records.trial_spec import TrialSpec
 
 SUPERVISE = (
@@ -94,7 +95,7 @@ class Ending:
     """`ended`, `limit`, `hang`, `result` (a child of the script trained), `unrecorded` (a change
     could not be noted, so it was not done) or `parent gone`."""
     exit_code: int | None
-    results: tuple[Mapping[str, Any], ...]
+    results: tuple[TrialResult, ...]
     """What the training processes wrote, the one with the most steps first."""
     log: str
     """Last output of the script."""
@@ -330,7 +331,7 @@ def not_journaled(environment: Mapping[str, str]) -> list[str]:
 def _read_ending(folder: Path) -> dict[str, Any]:
     ending = _find_plain(folder / "ending.json") or {"wall_s": 0.0}
     results = _results(folder)
-    results.sort(key=lambda result: -len(result.get("segments", ())))
+    results.sort(key=lambda result: -len(result.segments))
     log = folder / "log"
     return {
         "why": ending.get("why", "limit"),
@@ -362,12 +363,26 @@ def last_output(log: Path) -> str:
     return hide_in_text(text)
 
 
-def _results(folder: Path) -> list[dict[str, Any]]:
+def _results(folder: Path) -> list[TrialResult]:
     """Return what the training processes wrote; of a killed one what it had written by then."""
     done = {p.stem.partition("-")[2]: p for p in folder.glob("result-*.json")}
     known = {p.stem.partition("-")[2]: p for p in folder.glob("partial-*.json")} | done
-    read = [_find_plain(path) for path in known.values()]
-    return [plain for plain in read if plain is not None]
+    read = map(find_result, known.values())
+    return [result for result in read if result is not None]
+
+
+def find_result(path: Path) -> TrialResult | None:
+    """Return a result; None of a process that was killed or had no room to write it whole.
+
+    Raises:
+        UserError: if it is whole, but a field has another type than it declares: a run that is
+            reported without its steps would be harder to understand.
+    """
+    found = _find_plain(path)
+    try:
+        return None if found is None else from_plain(TrialResult, found)
+    except ValueError as error:
+        raise UserError(f"{path.name} is not what a training process writes: {error}") from None
 
 
 def _find_plain(path: Path) -> dict[str, Any] | None:

@@ -80,20 +80,3 @@ def describe_exhaustion(noted: Mapping[str, Any]) -> str:
         return f"{where}; held were {held}" if held else where
     since = "since the step before" if before else "since the start"
     return f"{where}; {name} grew by {format_bytes(growth[name])} {since}; held were {held}"
-
-
-def describe_comparison(
-    measured: Mapping[str, int], plan: Mapping[str, Any], when: str = "of step 2"
-) -> str:
-    """Return how the memory of a step compares with what was planned for it.
-
-    >>> describe_comparison({"allocated": 2**30}, {"device": "an H200", "allocated": 2**30})
-    'memory of step 2: allocated 1.00 GiB, planned 1.00 GiB (+0.0 %) for an H200'
-    """
-    parts = [
-        f"{name} {format_bytes(size)}, planned {format_bytes(plan[name])} "
-        f"({100 * (size / plan[name] - 1):+.1f} %)"
-        for name, size in measured.items()
-        if plan.get(name)
-    ]
-    return f"memory {when}: {'; '.join(parts)} for {plan['device']}"

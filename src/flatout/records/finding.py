@@ -7,8 +7,8 @@ A SourcePlace: the line of a script that a finding comes from, and what to write
 A SourceFinding: what a source rule says about one place of a script, and the edit that fixes it.
 """
 
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 
@@ -143,19 +143,6 @@ class SourceFinding:
             "fix": self.fix_class,
             "page": self.page,
         }
-
-    def to_plain(self) -> dict[str, Any]:
-        """Return all fields, for the cache and between processes."""
-        return asdict(self)
-
-    @classmethod
-    def from_plain(cls, plain: Mapping[str, Any]) -> "SourceFinding":
-        """Return the finding that `to_plain` wrote."""
-        fix = plain["fix"]
-        if fix is not None:
-            edits = tuple(Edit(**edit) for edit in fix["edits"])
-            fix = Fix(edits=edits, is_safe=fix["is_safe"])
-        return cls(**{**plain, "fix": fix})
 
 
 SCHEMA = "flatout.check/1"

@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+SIMPLE = frozenset({int, float, bool, str, type(None)})
+"""What JSON has as it is: a trial writes many thousands of such numbers."""
 MAX_SHOWN = 60
 """Characters of a wrong value that a message has."""
 
@@ -27,6 +29,8 @@ def to_plain(record: Any) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
+    if type(value) in SIMPLE:
+        return value
     if isinstance(value, Enum):
         value = value.value
     elif is_dataclass(value):
@@ -81,13 +85,20 @@ def _declared(kind: Any) -> tuple[tuple[str, Any, bool], ...]:
     )
 
 
+@lru_cache(maxsize=1024)
+def _parts_of(hint: Any) -> tuple[Any, tuple[Any, ...]]:
+    return typing.get_origin(hint), typing.get_args(hint)
+
+
 def _value(hint: Any, value: Any, where: str) -> Any:
-    origin, parts = typing.get_origin(hint), typing.get_args(hint)
+    if hint in SIMPLE and type(value) is hint:
+        return value
+    origin, parts = _parts_of(hint)
     if origin in (types.UnionType, typing.Union):
         # No record has a choice of several types; None is the only other one.
         (kind,) = [part for part in parts if part is not type(None)]
         return None if value is None else _value(kind, value, where)
-    if origin in (tuple, frozenset):
+    if origin in (tuple, frozenset, list):
         each = parts if origin is tuple else (*parts, ...)
         return origin(_items(hint, each, value, where))
     if origin in (dict, Mapping):
@@ -105,6 +116,10 @@ def _items(hint: Any, parts: tuple[Any, ...], value: Any, where: str) -> tuple[A
     each = (parts[0],) * len(value) if parts[-1] is Ellipsis else parts
     if len(each) != len(value):
         raise _wrong(hint, value, where)
+    if parts[0] in SIMPLE and all(part is parts[0] for part in each):
+        kinds = set(map(type, value))
+        if kinds <= {parts[0]}:
+            return tuple(value)
     pairs = zip(each, value, strict=True)
     return tuple(_value(part, item, f"{where}[{i}]") for i, (part, item) in enumerate(pairs))
 

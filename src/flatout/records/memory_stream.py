@@ -118,6 +118,11 @@ SCHEMA = "flatout.memory_stream/1"
 TEXTS = ("operator", "module", "line", "dtype")
 """Fields of an allocation that repeat."""
 PLAIN = ("size", "step", "shape", "stream", "used_on")
+ABOUT = (
+    *("device", "method", "steps", "batch", "model_flops"),
+    *("compiled_kept_bytes", "eager_kept_bytes"),
+)
+"""Fields of the whole stream that are written as they are."""
 DEATH = -1
 """The sign of a death: an event is its allocation's number from 1, negative where it dies."""
 
@@ -139,14 +144,8 @@ def stream_to_json(stream: MemoryStream) -> dict[str, Any]:
         "texts": list(texts),
         "events": [(e.index + 1) * (1 if e.born else DEATH) for e in stream.events],
         "marks": [[mark.at, mark.phase.value, mark.step] for mark in stream.marks],
-        "device": stream.device,
-        "method": stream.method,
-        "steps": stream.steps,
-        "batch": stream.batch,
-        "model_flops": stream.model_flops,
-        "compiled_kept_bytes": stream.compiled_kept_bytes,
-        "eager_kept_bytes": stream.eager_kept_bytes,
         "notes": list(stream.notes),
+        **{name: getattr(stream, name) for name in ABOUT},
     }
 
 
@@ -162,14 +161,8 @@ def stream_from_json(plain: Mapping[str, Any]) -> MemoryStream:
         allocations=_allocations(plain["allocations"], plain["texts"]),
         events=tuple(StreamEvent(abs(n) - 1, n > 0) for n in plain["events"]),
         marks=tuple(Mark(at, Phase(phase), step) for at, phase, step in plain["marks"]),
-        device=plain["device"],
-        method=plain["method"],
-        steps=plain["steps"],
-        batch=plain["batch"],
-        model_flops=plain["model_flops"],
-        compiled_kept_bytes=plain["compiled_kept_bytes"],
-        eager_kept_bytes=plain.get("eager_kept_bytes"),
         notes=tuple(plain["notes"]),
+        **{name: plain[name] for name in ABOUT if name in plain},
     )
 
 

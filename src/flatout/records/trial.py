@@ -5,7 +5,7 @@ A Workload: what is trained, as a command.
 
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -105,10 +105,6 @@ class Trial:
     def not_applied(self) -> tuple[Applied, ...]:
         """The techniques of the recipe that did not take effect."""
         return tuple(item for item in self.applied if item.status != "applied")
-
-    def with_profile(self, profile: Profile) -> "Trial":
-        """Return the same trial with another profile."""
-        return replace(self, profile=profile)
 
     def to_json(self) -> dict[str, Any]:
         """Return a plain JSON mapping."""

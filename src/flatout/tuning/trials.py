@@ -21,7 +21,7 @@ from flatout.analysis.loader_faults import (
     find_missing_device,
 )
 from flatout.analysis.profile import losses_of, summarise, window_in
-from flatout.analysis.ranks import add_ranks, leading
+from flatout.analysis.ranks import add_ranks, leading, ranked_in_order
 from flatout.analysis.steps import MIN_STEPS
 from flatout.hardware.counters import CounterSampler, open_sources
 from flatout.launch.trial_process import Ending, ProcessOptions, run_process
@@ -33,6 +33,7 @@ from flatout.records.profile import Profile
 from flatout.records.readings import GpuReadings
 from flatout.records.recipe import Recipe
 from flatout.records.trial import Applied, Outcome, Trial, Workload
+from flatout.records.trial_result import TrialResult
 from flatout.records.trial_spec import MEASURE_S, TrialSpec
 from flatout.records.units import format_share
 
@@ -48,7 +49,7 @@ def sampler(environment: Mapping[str, str]) -> CounterSampler:
 
 def with_counters(
     trial: Trial,
-    results: Sequence[Mapping[str, Any]],
+    results: Sequence[TrialResult],
     counters: CounterSampler,
     machine: Machine,
 ) -> Trial:
@@ -58,7 +59,7 @@ def with_counters(
         return trial
     gpu = _readings(result, counters)
     load = trial.details.get("load", {})
-    return trial.with_profile(_marked(trial.profile, gpu, load, machine))
+    return replace(trial, profile=_marked(trial.profile, gpu, load, machine))
 
 
 def _marked(
@@ -77,14 +78,14 @@ def _marked(
     )
 
 
-def _readings(result: Mapping[str, Any], counters: CounterSampler) -> GpuReadings | None:
+def _readings(result: TrialResult, counters: CounterSampler) -> GpuReadings | None:
     """Return the counters in the measured window; None where the training used no GPU."""
-    device = result["device"]
+    device = result.device
     measured = window_in(result).measured
-    if device["kind"] not in ("cuda", "rocm") or not measured:
+    if device.kind not in ("cuda", "rocm") or not measured:
         return None
     began_s = measured[0].end - measured[0].wall_s
-    return counters.readings(device.get("uuid", ""), began_s, measured[-1].end)
+    return counters.readings(device.uuid, began_s, measured[-1].end)
 
 
 ENTRY = "flatout.agent.entry"
@@ -188,7 +189,7 @@ def _trial(recipe: Recipe, ending: Ending, machine: Machine, options: TrialOptio
         undone=ending.undone,
         guard_path=str(guard_path) if guard_path and guard_path.exists() else None,
         details={
-            "load": result["load"] if result else {},
+            "load": dict(result.load) if result else {},
             "exit_code": ending.exit_code,
             "orphans": ending.orphans,
             "is_overlaid": ending.is_overlaid,
@@ -196,8 +197,8 @@ def _trial(recipe: Recipe, ending: Ending, machine: Machine, options: TrialOptio
             "why": ending.why,
             "fault": fault.code if fault and outcome is not Outcome.OK else None,
             "loaders": _own_loaders(result) if fault and outcome is not Outcome.OK else [],
-            "errors": list(result["errors"]) if result else [],
-            "probes": result["probes"] if result else {},
+            "errors": list(result.errors) if result else [],
+            "probes": dict(result.probes) if result else {},
             "exhaustion": ending.exhaustion,
         },
     )
@@ -226,21 +227,21 @@ def _outcome(ending: Ending, options: TrialOptions) -> tuple[Outcome, str]:
         where = f" {describe_exhaustion(ending.exhaustion)}" if ending.exhaustion else ""
         text = words("trial.out_of_memory")
         return Outcome.OOM, f"{text}{where}" if where else text
-    if result is not None and result["why"] == "refused":
+    if result is not None and result.why == "refused":
         return Outcome.REFUSED, "a technique of the recipe cannot be applied"
-    if result is not None and result["why"] == "done":
+    if result is not None and result.why == "done":
         return _judged(result, options)
     return _cut_short(ending, options) or _failed(ending, result) or _ended(ending, result, options)
 
 
-def _partial(ending: Ending, result: Mapping[str, Any], machine: Machine) -> Profile | None:
+def _partial(ending: Ending, result: TrialResult, machine: Machine) -> Profile | None:
     """Return what was seen before a bad end, None where that were too few steps."""
     if len(window_in(result).measured) < MIN_MEASURED:
         return None
     profile = add_ranks(summarise(result, machine), ending.results, machine)
     steps = len(window_in(result).steps)
     notes = [f"the script did not end well: this is what was seen in its first {steps} steps"]
-    if result["why"] == "killed":
+    if result.why == "killed":
         notes.append(
             "losses, device times and closer looks are not available: they are read at the end, "
             "and the process was killed before"
@@ -248,10 +249,10 @@ def _partial(ending: Ending, result: Mapping[str, Any], machine: Machine) -> Pro
     return replace(profile, notes=(*profile.notes, *notes))
 
 
-def _crashed(ending: Ending) -> Mapping[str, Any] | None:
+def _crashed(ending: Ending) -> TrialResult | None:
     """Return what the first process that failed wrote: the others fail for lack of it."""
-    crashed = [result for result in ending.results if result["crash"]]
-    return min(crashed, key=lambda result: result["crashed_at"], default=None)
+    crashed = [result for result in ending.results if result.crash]
+    return min(crashed, key=lambda result: result.crashed_at, default=None)
 
 
 def _traceback(ending: Ending) -> str:
@@ -260,15 +261,15 @@ def _traceback(ending: Ending) -> str:
     A launcher prints a long summary below it, and the other ranks fail too.
     """
     crashed = _crashed(ending)
-    if crashed is None or crashed["ranks"] is None:
+    if crashed is None or crashed.ranks is None:
         return ending.log[-4_000:]
-    return f"rank {crashed['ranks']['rank']}:\n{crashed['crash_trace']}"
+    return f"rank {crashed.ranks.rank}:\n{crashed.crash_trace}"
 
 
 def _cut_short(ending: Ending, options: TrialOptions) -> tuple[Outcome, str] | None:
     if ending.why not in ("hang", "limit"):
         return None
-    if ending.trains_elsewhere and not any(result["segments"] for result in ending.results):
+    if ending.trains_elsewhere and not any(result.segments for result in ending.results):
         return Outcome.NO_STEPS, words("trial.other_thread")
     text = words("trial.silent", seconds=f"{options.hang_s:.0f}")
     if ending.why == "limit":
@@ -280,25 +281,25 @@ def _cut_short(ending: Ending, options: TrialOptions) -> tuple[Outcome, str] | N
     return Outcome.HANG, text
 
 
-def _failed(ending: Ending, result: Mapping[str, Any] | None) -> tuple[Outcome, str] | None:
-    if ending.exit_code in (0, None) and not (result is not None and result["crash"]):
+def _failed(ending: Ending, result: TrialResult | None) -> tuple[Outcome, str] | None:
+    if ending.exit_code in (0, None) and not (result is not None and result.crash):
         return None
     return Outcome.CRASH, _crash_line(ending, result)
 
 
 def _ended(
-    ending: Ending, result: Mapping[str, Any] | None, options: TrialOptions
+    ending: Ending, result: TrialResult | None, options: TrialOptions
 ) -> tuple[Outcome, str]:
-    if result is not None and result["segments"]:
+    if result is not None and result.segments:
         return _judged(result, options)
-    if result is not None and result["trains_elsewhere"]:
+    if result is not None and result.trains_elsewhere:
         return Outcome.NO_STEPS, words("trial.other_thread")
     if ending.empty_loader is not None:
         return Outcome.NO_STEPS, emptiness(ending.empty_loader)
     return Outcome.NO_STEPS, words("trial.no_step")
 
 
-def _judged(result: Mapping[str, Any], options: TrialOptions) -> tuple[Outcome, str]:
+def _judged(result: TrialResult, options: TrialOptions) -> tuple[Outcome, str]:
     window = window_in(result)
     losses = losses_of(window.steps)
     if any(not math.isfinite(loss) for loss in losses):
@@ -321,8 +322,8 @@ def _steps(count: int) -> str:
     return words("trial.one_step") if count == 1 else words("trial.some_steps", n=str(count))
 
 
-def _ran_out_of_memory(ending: Ending, result: Mapping[str, Any] | None) -> bool:
-    crash = result["crash"] if result else ""
+def _ran_out_of_memory(ending: Ending, result: TrialResult | None) -> bool:
+    crash = result.crash if result else ""
     text = crash + ending.log[-4_000:]
     # No exit code: a script that is slow to end was ended once its result was there.
     if ending.exit_code in (0, None) and not crash:
@@ -366,31 +367,34 @@ def _fault(ending: Ending) -> Fault | None:
 
 
 def _had_no_data(ending: Ending) -> bool:
-    trained = any(one["segments"] or one["trains_elsewhere"] for one in ending.results)
+    trained = any(one.segments or one.trains_elsewhere for one in ending.results)
     return ending.why == "ended" and ending.empty_loader is not None and not trained
 
 
-def _own_loaders(result: Mapping[str, Any] | None) -> list[dict[str, Any]]:
+def _own_loaders(result: TrialResult | None) -> list[dict[str, Any]]:
     """Return the workers that the script's loaders asked for."""
-    known = ("address", "num_workers", "prefetch_factor")
-    return [{name: item[name] for name in known} for item in result["loaders"]] if result else []
+    known = ("num_workers", "prefetch_factor")
+    return [
+        {"address": seen.address, **{name: seen.asked[name] for name in known}}
+        for seen in (result.loaders if result else ())
+    ]
 
 
 def _last_words(ending: Ending) -> str:
     """Return what the crash says, then what was printed: a worker's end may stand only there."""
     crashed, log = _crashed(ending), ending.log[-4_000:]
-    return f"{crashed['crash']}\n{crashed['crash_trace']}\n{log}" if crashed else log
+    return f"{crashed.crash}\n{crashed.crash_trace}\n{log}" if crashed else log
 
 
-def _crash_line(ending: Ending, result: Mapping[str, Any] | None) -> str:
+def _crash_line(ending: Ending, result: TrialResult | None) -> str:
     fault = _fault(ending)
     if fault is not None:
         return fault.sentence(_last_words(ending))
     missing = find_missing_device(_last_words(ending))
     if missing is not None:
         return missing
-    if result is not None and result["crash"]:
-        return str(result["crash"]).splitlines()[-1][:300]
+    if result is not None and result.crash:
+        return str(result.crash).splitlines()[-1][:300]
     if ending.exit_code is not None and ending.exit_code < 0:
         number = -ending.exit_code
         return words("trial.by_signal", number=str(number), name=signal.strsignal(number) or "")
@@ -400,26 +404,25 @@ def _crash_line(ending: Ending, result: Mapping[str, Any] | None) -> str:
     return words("trial.exit_code", code=str(ending.exit_code), last=last)
 
 
-def applied_of(recipe: Recipe, results: Sequence[Mapping[str, Any]]) -> tuple[Applied, ...]:
+def applied_of(recipe: Recipe, results: Sequence[TrialResult]) -> tuple[Applied, ...]:
     """Return what became of each technique; one that any rank refused did not act as a whole."""
     result = leading(results)
     if result is None:
         return ()
-    others = [one for one in results if one is not result and one.get("ranks") and one["segments"]]
-    others.sort(key=lambda one: int(one["ranks"]["rank"]))
+    others = [one for one in ranked_in_order(results) if one is not result and one.segments]
     found = []
     for name in recipe.names:
-        status, why = result["status"].get(name, ("unseen", "its hook point was never reached"))
+        status, why = result.status.get(name, ("unseen", "its hook point was never reached"))
         if status not in REFUSALS:
             status, why = _refused_elsewhere(name, others) or (status, why)
         found.append(Applied(technique=name, status=status, why=why))
     return tuple(found)
 
 
-def _refused_elsewhere(name: str, others: Sequence[Mapping[str, Any]]) -> tuple[str, str] | None:
+def _refused_elsewhere(name: str, others: Sequence[TrialResult]) -> tuple[str, str] | None:
     """Return the first refusal of a technique by one of the other ranks, None without one."""
     for result in others:
-        status, why = result["status"].get(name, ("", ""))
+        status, why = result.status.get(name, ("", ""))
         if status in REFUSALS:
-            return status, f"rank {result['ranks']['rank']}: {why}"
+            return status, f"rank {result.ranks.rank if result.ranks else 0}: {why}"
     return None

@@ -21,6 +21,7 @@ from flatout.launch.trial_process import scratch_root
 from flatout.records.errors import UserError
 from flatout.records.files import linked, module_command, replace_text
 from flatout.records.finding import CheckedFile, SourceCheck, SourceFinding
+from flatout.records.json_records import from_plain
 from flatout.rules import source
 from flatout.workflow.check_worker import ABOUT_TRAINING, decode, read_bytes
 
@@ -219,7 +220,7 @@ def _checked(
     if file.not_analysable:
         return CheckedFile(path=path, not_analysable=file.not_analysable, is_named=file.is_named)
     answer = answers[file.key]
-    findings = (SourceFinding.from_plain(plain) for plain in answer["findings"])
+    findings = (from_plain(SourceFinding, plain) for plain in answer["findings"])
     return CheckedFile(
         path=path,
         findings=tuple(finding for finding in findings if finding.code in wanted),

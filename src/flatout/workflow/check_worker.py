@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from flatout.analysis.source.script import NotAnalysableError
+from flatout.records.json_records import to_plain
 from flatout.rules import source
 
 MAX_BYTES = 2 << 20
@@ -84,7 +85,7 @@ def check_bytes(data: bytes) -> dict[str, Any]:
         return {"findings": [], "notes": [], "not_analysable": why}
     except MemoryError:
         return {"findings": [], "notes": [], "not_analysable": "needs more than 1 GiB"}
-    plain = [finding.to_plain() for finding in findings]
+    plain = [to_plain(finding) for finding in findings]
     return {"findings": plain, "notes": notes, "not_analysable": ""}
 
 

@@ -75,7 +75,7 @@ def measure(  # noqa: PLR0913  one keyword for each thing a caller may choose
     profile = with_regime(passes.add_all(trial.profile, runner, names))
     in_use = {item.technique for item in trial.applied if item.status == "applied"}
     profile = rules.add_findings(profile, machine, in_use)
-    return trial.with_profile(add_places(profile, workload) if profile.findings else profile)
+    return replace(trial, profile=add_places(profile, workload) if profile.findings else profile)
 
 
 def add_places(profile: Profile, workload: Workload) -> Profile:
@@ -126,4 +126,4 @@ def _time(runner: PassRunner, runs: int) -> Trial:
         profile = passes.with_note(
             profile, f"there was time for {len(steps_ms)} of {runs} runs; give a larger --limit"
         )
-    return middle.with_profile(profile)
+    return replace(middle, profile=profile)

@@ -17,7 +17,6 @@ from flatout.records.ablation import LossCheck, Method, Survey, SurveyRow, Verdi
 from flatout.records.errors import UserError
 from flatout.records.live import Tell
 from flatout.records.machine import Machine
-from flatout.records.memory_pressure import peak_bytes, state_bytes
 from flatout.records.messages import words
 from flatout.records.profile import Profile
 from flatout.records.recipe import Choice, Recipe
@@ -25,6 +24,7 @@ from flatout.records.statistics import Rule
 from flatout.records.technique import Numerics
 from flatout.records.trial import Outcome, Workload
 from flatout.records.units import format_bytes, format_interval, format_ratio
+from flatout.techniques.memory_pressure import peak_bytes, state_bytes
 from flatout.tuning.pairs import Match, play, verdict_of
 from flatout.tuning.state import progress
 from flatout.tuning.trial_runner import (

@@ -66,9 +66,9 @@ def test_what_more_segments_did_is_told_for_one():
     facts = trace_facts(DeviceTrace(events=[*kernels, copy]), segments=8)
 
     assert (facts["busy_share"], facts["h2d_s_per_segment"]) == (1.0, 0.5)
-    assert facts["trace"]["kernels"][0]["calls_per_step"] == 0.5
-    assert facts["trace"]["kernels"][0]["ms_per_step"] == 500.0
-    assert facts["trace"]["product_share"] == 1.0
+    assert facts["trace"].kernels[0].calls_per_step == 0.5
+    assert facts["trace"].kernels[0].ms_per_step == 500.0
+    assert facts["trace"].product_share == 1.0
 
 
 def test_time_before_the_first_launch_is_time_the_device_waited():
@@ -76,8 +76,8 @@ def test_time_before_the_first_launch_is_time_the_device_waited():
 
     facts = trace_facts(DeviceTrace(events=[kernel], lasted_s=4.0), segments=1)
 
-    assert facts["trace"]["step_ms"] == pytest.approx(4000.0)
-    assert facts["trace"]["idle"]["host_wait_share"] == pytest.approx(0.75)
+    assert facts["trace"].step_ms == pytest.approx(4000.0)
+    assert facts["trace"].idle.host_wait_share == pytest.approx(0.75)
     assert facts["busy_share"] == pytest.approx(0.25)
 
 

@@ -6,12 +6,12 @@ import json
 import pytest
 import torch
 
-from flatout.agent.events import Segment
 from flatout.agent.probes.products import Products
 from flatout.agent.session import Session
 from flatout.analysis.products import attention_flops, seen_products
 from flatout.records import phase_clock as phases
 from flatout.records.trial import Outcome
+from flatout.records.trial_result import Segment
 from flatout.records.trial_spec import TrialSpec
 from tests.support.probed import SCRIPTS, probed
 

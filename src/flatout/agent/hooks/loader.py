@@ -16,13 +16,14 @@ from types import CodeType, FrameType
 from typing import Any
 
 from flatout.agent import patching
-from flatout.agent.events import EMPTY, LoaderSeen, leave_note
+from flatout.agent.events import EMPTY, leave_note
 from flatout.agent.measuring.source_lines import SourceLines
 from flatout.agent.samples import note_chosen, samples_of, tensor_bytes
 from flatout.agent.session import Session
 from flatout.agent.worker_start import note_start
 from flatout.records import phase_clock as phases
 from flatout.records.technique import Technique, seams_of
+from flatout.records.trial_result import LoaderSeen
 
 DEPTH = 4
 """Calling functions that make an address; Trainer and Accelerate build training and evaluation

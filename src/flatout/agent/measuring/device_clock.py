@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
-from flatout.agent.events import Segment
 from flatout.agent.session import Session
 from flatout.records.phase_clock import NAMES
+from flatout.records.trial_result import Segment
 
 
 class DeviceClock:

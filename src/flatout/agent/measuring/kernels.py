@@ -15,7 +15,7 @@ import json
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -194,11 +194,11 @@ def steps_to_trace(step_s: float) -> int:
 
 
 def trace_facts(trace: DeviceTrace, segments: int) -> dict[str, Any]:
-    """Return what a trace of so many segments says of one, as plain values.
+    """Return what a trace of so many segments says of one, as fields of `DeviceSeen`.
 
     >>> kernel = {"ph": "X", "cat": "kernel", "name": "gemm", "ts": 0.0, "dur": 1e6}
     >>> facts = trace_facts(DeviceTrace(events=[kernel], lasted_s=2.0), 2)
-    >>> facts["busy_share"], facts["trace"]["product_share"], facts["trace"]["step_ms"]
+    >>> facts["busy_share"], facts["trace"].product_share, facts["trace"].step_ms
     (0.5, 1.0, 1000.0)
     """
     events = device_events(trace.events)
@@ -206,7 +206,7 @@ def trace_facts(trace: DeviceTrace, segments: int) -> dict[str, Any]:
     return {
         "busy_share": busy_share(events, trace.lasted_s),
         "h2d_s_per_segment": copied_to_device_s(events) / segments,
-        "trace": asdict(summary) if summary else None,
+        "trace": summary,
     }
 
 

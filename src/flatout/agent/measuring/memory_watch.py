@@ -21,14 +21,15 @@ from typing import Any
 import torch
 
 from flatout.agent import patching
-from flatout.agent.events import Segment
 from flatout.agent.measuring import kernels
 from flatout.agent.measuring.allocation_streams import CpuStream
 from flatout.agent.ranks import rank_and_size
 from flatout.agent.session import Session
 from flatout.agent.training_device import find_cuda_device
 from flatout.analysis.allocations import EARLIER, OWN, AllocationLook, AllocationSite, LiveBlock
-from flatout.records.errors import describe_comparison, is_out_of_memory
+from flatout.records.errors import is_out_of_memory
+from flatout.records.trial_result import Segment
+from flatout.records.units import format_bytes
 
 PLAIN = (torch.Tensor, torch.nn.Parameter)
 """Classes whose storage is their own; subclasses may wrap others, which are found on their own."""
@@ -371,3 +372,20 @@ def _count(roots: Any) -> int:
         seen.add(node)
         waiting += [parent for parent, _ in node.next_functions]
     return len(seen)
+
+
+def describe_comparison(
+    measured: Mapping[str, int], plan: Mapping[str, Any], when: str = "of step 2"
+) -> str:
+    """Return how the memory of a step compares with what was planned for it.
+
+    >>> describe_comparison({"allocated": 2**30}, {"device": "an H200", "allocated": 2**30})
+    'memory of step 2: allocated 1.00 GiB, planned 1.00 GiB (+0.0 %) for an H200'
+    """
+    parts = [
+        f"{name} {format_bytes(size)}, planned {format_bytes(plan[name])} "
+        f"({100 * (size / plan[name] - 1):+.1f} %)"
+        for name, size in measured.items()
+        if plan.get(name)
+    ]
+    return f"memory {when}: {'; '.join(parts)} for {plan['device']}"

@@ -14,10 +14,10 @@ import torch
 import torch.utils.flop_counter as counting
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from flatout.agent.events import Segment
 from flatout.agent.nested import map_leaves
 from flatout.agent.session import Session
 from flatout.records import phase_clock as phases
+from flatout.records.trial_result import Segment
 
 flop_counter: Any = counting
 """Without the types that torch does not give."""

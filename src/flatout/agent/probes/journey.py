@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from flatout.agent import patching
-from flatout.agent.events import Segment
 from flatout.agent.measuring import batch_timer
 from flatout.agent.measuring.batch_timer import BatchMeter
 from flatout.agent.measuring.operators import TO_DEVICE, CopyTimer
 from flatout.agent.session import Session
 from flatout.analysis.worker_log import OwnBytes, WorkerLog, read_io, read_log, read_pss, thinned
 from flatout.records.phase_clock import NAMES
+from flatout.records.trial_result import Segment
 
 PARTS = ("read", "decode", "collate", "pin", "h2d", "loss", "sync", "h2d_bytes")
 """What is taken out of the phases: seconds, and at the end bytes."""

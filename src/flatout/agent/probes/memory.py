@@ -6,7 +6,6 @@ from typing import Any, Protocol
 
 import torch
 
-from flatout.agent.events import Segment
 from flatout.agent.measuring import kernels
 from flatout.agent.measuring.allocation_streams import CpuStream, CudaStream
 from flatout.agent.measuring.memory_watch import KeptGraphs, find_live, look_of, module_names
@@ -24,6 +23,7 @@ from flatout.analysis.allocations import (
 )
 from flatout.analysis.steps import running_anchor
 from flatout.records import phase_clock as phases
+from flatout.records.trial_result import Segment
 
 AFTER = 3
 """Steps before the first look: by then the optimizer has its state and the roots are known."""

@@ -10,11 +10,11 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from flatout.agent.events import Segment
 from flatout.agent.measuring import kernels
 from flatout.agent.measuring.operator_places import OperatorPlaces
 from flatout.agent.session import Session
 from flatout.analysis.steps import running_anchor
+from flatout.records.trial_result import Segment
 
 AFTER = 3
 """Steps before the first look: by then the optimizer has its state."""

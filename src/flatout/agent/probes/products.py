@@ -13,10 +13,10 @@ import torch
 import torch.utils.flop_counter
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from flatout.agent.events import Segment
 from flatout.agent.probes.flops import missing_formulas
 from flatout.agent.session import Session
 from flatout.records import phase_clock as phases
+from flatout.records.trial_result import Segment
 
 flop_counter: Any = torch.utils.flop_counter
 """Without the types that torch does not give."""

@@ -18,7 +18,6 @@ from typing import Any
 
 import torch
 
-from flatout.agent.events import Segment
 from flatout.agent.session import Session
 from flatout.agent.switching import SCREEN_LOG, SwitchBoard
 from flatout.agent.training_device import find_cuda_device
@@ -28,6 +27,7 @@ from flatout.hardware.load import LoadReading, load_meter, process_tree
 from flatout.records import catalogue
 from flatout.records.phase_clock import SAVE
 from flatout.records.recipe import Choice, Recipe
+from flatout.records.trial_result import Segment
 
 WARM = 6
 """Whole steps before the first switch; discovery of the models is over by then."""

@@ -20,12 +20,12 @@ from typing import Any
 import torch
 
 from flatout.agent import patching
-from flatout.agent.events import Segment
 from flatout.agent.measuring.operators import operators_of, why_not
 from flatout.agent.measuring.source_lines import SourceLines
 from flatout.agent.session import Session
 from flatout.analysis.steps import running_anchor
 from flatout.records import phase_clock as phases
+from flatout.records.trial_result import Segment
 
 METHODS: Mapping[str, str] = {
     "item": "item",

@@ -25,7 +25,6 @@ from flatout.analysis.stream_changes import (
 )
 from flatout.records.errors import NotApplicable
 from flatout.records.machine import Machine
-from flatout.records.memory_pressure import activation_bytes, is_tight
 from flatout.records.memory_stream import MemoryStream
 from flatout.records.profile import Profile
 from flatout.records.technique import (
@@ -36,6 +35,7 @@ from flatout.records.technique import (
     Rescue,
     Technique,
 )
+from flatout.techniques.memory_pressure import activation_bytes, is_tight
 
 if TYPE_CHECKING:
     import torch

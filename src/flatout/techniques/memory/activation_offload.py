@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, final
 from flatout.analysis.stream_changes import checkpointed, has_blocks, recomputed
 from flatout.records.errors import NotApplicable
 from flatout.records.machine import Machine
-from flatout.records.memory_pressure import activation_bytes, is_tight
 from flatout.records.memory_stream import MemoryStream
 from flatout.records.profile import Profile
 from flatout.records.technique import (
@@ -26,6 +25,7 @@ from flatout.records.technique import (
     Rescue,
     Technique,
 )
+from flatout.techniques.memory_pressure import activation_bytes, is_tight
 
 if TYPE_CHECKING:
     import torch

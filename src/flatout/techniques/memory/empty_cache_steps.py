@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, final
 
 from flatout.records.errors import NotApplicable
 from flatout.records.machine import Machine
-from flatout.records.memory_pressure import is_tight, peak_bytes
 from flatout.records.profile import Profile
 from flatout.records.technique import Effect, Numerics, Technique
+from flatout.techniques.memory_pressure import is_tight, peak_bytes
 
 if TYPE_CHECKING:
     import torch

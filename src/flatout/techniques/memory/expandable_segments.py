@@ -14,9 +14,9 @@ from typing import Any, ClassVar, final
 
 from flatout.records.errors import NotApplicable
 from flatout.records.machine import Machine
-from flatout.records.memory_pressure import is_tight, peak_bytes
 from flatout.records.profile import Profile
 from flatout.records.technique import Effect, MemoryOption, Numerics, Rescue, Technique
+from flatout.techniques.memory_pressure import is_tight, peak_bytes
 
 VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 """Torch 2.9.1 ignores the new name for CUDA without a word (pytorch #183387), and later ones warn

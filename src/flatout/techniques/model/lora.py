@@ -19,10 +19,10 @@ from flatout.agent.training_device import live_optimizers
 from flatout.analysis.stream_changes import resized
 from flatout.records.errors import NotApplicable
 from flatout.records.machine import Machine
-from flatout.records.memory_pressure import activation_bytes, parameter_bytes, state_bytes
 from flatout.records.memory_stream import Allocation, Component, Draft, MemoryStream, Phase
 from flatout.records.profile import Profile
 from flatout.records.technique import Effect, MemoryOption, Numerics, Technique
+from flatout.techniques.memory_pressure import activation_bytes, parameter_bytes, state_bytes
 
 if TYPE_CHECKING:
     import torch

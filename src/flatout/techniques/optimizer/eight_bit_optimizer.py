@@ -21,10 +21,10 @@ from flatout.analysis.stream_changes import (
 )
 from flatout.records.errors import NotApplicable
 from flatout.records.machine import Machine
-from flatout.records.memory_pressure import is_tight, state_bytes
 from flatout.records.memory_stream import Allocation, Component, MemoryStream
 from flatout.records.profile import Profile
 from flatout.records.technique import Effect, MemoryOption, Numerics, Rescue, Technique
+from flatout.techniques.memory_pressure import is_tight, state_bytes
 
 if TYPE_CHECKING:
     import torch

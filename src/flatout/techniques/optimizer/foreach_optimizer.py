@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, final
 from flatout.agent.switching import OptimizerGroups
 from flatout.records.errors import NotApplicable
 from flatout.records.machine import Machine
-from flatout.records.memory_pressure import activation_bytes, parameter_bytes
 from flatout.records.profile import OptimizerFacts, Profile
 from flatout.records.technique import (
     Effect,
@@ -24,6 +23,7 @@ from flatout.records.technique import (
     Technique,
     prior_for,
 )
+from flatout.techniques.memory_pressure import activation_bytes, parameter_bytes
 
 if TYPE_CHECKING:
     import torch

@@ -18,10 +18,10 @@ from flatout.agent.nested import map_leaves
 from flatout.analysis.regime import COMPUTE_CAUSES, addressable_ms
 from flatout.records.errors import NotApplicable
 from flatout.records.machine import Machine
-from flatout.records.memory_pressure import activation_bytes, kept_bytes, parameter_bytes
 from flatout.records.profile import Profile
 from flatout.records.technique import Effect, Numerics, Technique, prior_for
 from flatout.techniques.memory.chunked_cross_entropy import logits_bytes, memory_bytes_per_s
+from flatout.techniques.memory_pressure import activation_bytes, kept_bytes, parameter_bytes
 from flatout.techniques.precision.bf16_autocast import (
     CPU_SLOWDOWN,
     Bf16Autocast,

@@ -18,11 +18,11 @@ from flatout.analysis.stream_changes import SOFTMAX, activation_size, loss_indic
 from flatout.hardware.catalogue import model_of
 from flatout.records.errors import NotApplicable
 from flatout.records.machine import Machine
-from flatout.records.memory_pressure import is_tight, peak_bytes
 from flatout.records.memory_stream import Draft, MemoryStream, Phase
 from flatout.records.profile import Profile
 from flatout.records.technique import Effect, MemoryOption, Numerics, Rescue, Technique
 from flatout.records.units import MIB
+from flatout.techniques.memory_pressure import is_tight, peak_bytes
 
 if TYPE_CHECKING:
     import torch

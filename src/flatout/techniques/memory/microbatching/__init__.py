@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, final
 
 from flatout.records.errors import NotApplicable
 from flatout.records.machine import Machine
-from flatout.records.memory_pressure import activation_bytes, is_tight, kept_bytes
 from flatout.records.profile import Profile
 from flatout.records.technique import Effect, MemoryOption, Numerics, Rescue, Technique
 from flatout.techniques.memory.chunked_cross_entropy import TABLES_HELD, logits_bytes
+from flatout.techniques.memory_pressure import activation_bytes, is_tight, kept_bytes
 
 if TYPE_CHECKING:
     import torch

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, final
 
 from flatout.records.errors import NotApplicable
 from flatout.records.machine import Machine
-from flatout.records.memory_pressure import is_tight, parameter_bytes, state_bytes
 from flatout.records.profile import Profile
 from flatout.records.technique import Effect, Numerics, Rescue, Technique
+from flatout.techniques.memory_pressure import is_tight, parameter_bytes, state_bytes
 
 if TYPE_CHECKING:
     import torch

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, final
 from flatout.analysis.stream_changes import BUCKETS, without_optimizer_temporaries
 from flatout.records.errors import NotApplicable
 from flatout.records.machine import Machine
-from flatout.records.memory_pressure import is_tight, parameter_bytes
 from flatout.records.memory_stream import Component, Draft, MemoryStream, Phase
 from flatout.records.profile import Profile
 from flatout.records.technique import (
@@ -26,6 +25,7 @@ from flatout.records.technique import (
     Rescue,
     Technique,
 )
+from flatout.techniques.memory_pressure import is_tight, parameter_bytes
 
 if TYPE_CHECKING:
     from flatout.techniques.optimizer.optimizer_in_backward.updates_in_backward import GradientWatch
