@@ -37,6 +37,7 @@ LINK = re.compile(r"(?<!!)\[[^\]\n]+\]\(([^)\s]+)\)")
 TARGET = re.compile(r"^([a-z][a-z-]*):", re.MULTILINE)
 RECORD = re.compile(r"\]\(([^)\s]*benchmarks/records/[^)\s]+)\)")
 NOWHERE = re.compile(r"(^|: )not measured[.;]", re.IGNORECASE | re.MULTILINE)
+STARTS = ("-m", "torchrun", "accelerate", "uv", "python")
 OPTIONS_AFTER_SCRIPT = re.compile(r"\.py\b|:\w+\b")
 
 
@@ -125,7 +126,7 @@ def is_a_command(words):
     known = {name for option in options(COMMANDS[words[0]]) for name in all_names(option)}
     own = []
     for word in words[1:]:
-        if word == "-m" or OPTIONS_AFTER_SCRIPT.search(word):
+        if word in STARTS or OPTIONS_AFTER_SCRIPT.search(word):
             break
         own.append(word.partition("=")[0])
     return {word for word in own if word.startswith("-")} <= known | {"--help"}

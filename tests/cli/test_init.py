@@ -84,8 +84,9 @@ def test_help_lists_every_verb(capsys):
     assert [verb for verb in SUMMARIES if f"\n  {verb} " not in text] == []
 
 
-def test_the_version_is_told(capsys):
-    assert call(["--version"]) == 0
+@pytest.mark.parametrize("flag", ["--version", "-V"])
+def test_the_version_is_told(capsys, flag):
+    assert call([flag]) == 0
 
     assert capsys.readouterr().out.startswith("flatout ")
 

@@ -1,7 +1,10 @@
+import re
+
 import click
 import pytest
 
 from flatout.cli.options import ScriptCommand, names, script, seconds
+from flatout.records.errors import UserError
 
 
 @pytest.mark.parametrize(
@@ -34,7 +37,7 @@ def parsed(*words):
         seen.update(given)
         return 0
 
-    command.main(list(words), standalone_mode=False)
+    command.main(list(words), prog_name="verb", standalone_mode=False)
     return seen
 
 
@@ -65,3 +68,46 @@ def test_options_before_the_script_are_flatout_s():
 
     assert seen["budget"] == "1m"
     assert seen["resume"]
+
+
+PARSES = "import argparse\nparser = argparse.ArgumentParser()\nparser.add_argument('--epochs')\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "better"),
+    [
+        ("train.py --budget 3m --epochs 2", "verb --budget 3m train.py --epochs 2"),
+        ("--resume train.py --budget=3m", "verb --resume --budget=3m train.py"),
+        ("python train.py --epochs 2 --resume", "verb --resume python train.py --epochs 2"),
+    ],
+)
+def test_an_option_of_flatout_s_after_the_script_is_named(words, better, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text(PARSES)
+
+    with pytest.raises(UserError, match=re.escape(f"write: {better} (if")):
+        parsed(*words.split())
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        f"{PARSES}parser.add_argument('--budget')\n",
+        "import sys\nprint(sys.argv)\n",
+        "from transformers import HfArgumentParser\n",
+        "import settings\n",
+    ],
+)
+def test_an_option_that_the_script_may_have_is_the_script_s(source, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text(source)
+    (tmp_path / "settings.py").write_text("class Settings:\n    budget: int = 3\n")
+
+    assert parsed("train.py", "--budget", "3")["arguments"] == ("--budget", "3")
+
+
+def test_two_dashes_say_that_the_option_is_the_script_s(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text(PARSES)
+
+    assert parsed("--", "train.py", "--budget", "3")["arguments"] == ("--budget", "3")

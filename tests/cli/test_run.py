@@ -1,5 +1,7 @@
+import pytest
+
 from flatout.cli import call
-from flatout.records.recipe import Recipe
+from flatout.records.recipe import Choice, Recipe
 from flatout.workflow.recipe_files import write_recipe
 
 
@@ -31,3 +33,19 @@ def test_an_unknown_technique_in_a_recipe_names_the_nearest(folder, capfd):
 
     assert call(["run", "--with", "recipe.toml", "train.py"]) == 2
     assert "did you mean 'loader_workers'?" in capfd.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_recipe_for_a_script_that_never_trains_is_said(folder, capfd):
+    write_recipe(Recipe(choices=(Choice(technique="tf32"),)), folder / "recipe.toml")
+    (folder / "prepare.py").write_text("import torch\nprint(torch.ones(2).sum())\n")
+    (folder / "leaves.py").write_text(
+        (folder / "train.py").read_text() + "import os\nos._exit(0)\n"
+    )
+
+    said = {}
+    for name in ("prepare.py", "train.py", "leaves.py"):
+        assert call(["run", "--with", "recipe.toml", name]) == 0
+        said[name] = "no training step was seen" in capfd.readouterr().err
+
+    assert said == {"prepare.py": True, "train.py": False, "leaves.py": False}

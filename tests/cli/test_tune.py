@@ -119,12 +119,22 @@ def test_a_folder_in_the_json_s_place_is_told_before_tuning(folder, asked, capsy
     assert ". is a folder; name a file" in capsys.readouterr().err
 
 
+def test_json_on_standard_output_is_all_that_is_there(folder, asked, capsys):
+    assert call(["tune", "--json", "-", "--quiet", "train.py", "ablation_leave"]) == 0
+
+    captured = capsys.readouterr()
+    assert ablation_from_json(json.loads(captured.out)).workload
+    assert captured.err == ""
+
+
 @pytest.mark.chaos
 def test_a_script_that_fails_is_code_2_with_its_own_traceback(folder, capfd):
-    code = call(["tune", "--budget", "30s", "crash.py"])
+    before = sorted(folder.iterdir())
+    code = call(["tune", "--budget", "30s", "--out", "results/out", "crash.py"])
 
     captured = capfd.readouterr()
     assert code == 2
     assert 'crash.py", line 2' in captured.err
     assert "flatout/" not in captured.err
     assert captured.out == ""
+    assert sorted(folder.iterdir()) == before

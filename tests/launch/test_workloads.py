@@ -149,3 +149,77 @@ def test_a_script_whose_name_looks_like_an_option_is_run_as_a_file(tmp_path, mon
     done = subprocess.run(command_of(workload), capture_output=True, text=True, check=False)
 
     assert done.stdout == "the script\n"
+
+
+@pytest.mark.parametrize(
+    ("typed", "is_as_if"),
+    [
+        ("python train.py --lr 1", "train.py --lr 1"),
+        ("python3 -u train.py -u", "train.py -u"),
+        ("python3.12 -m this --lr 1", "-m this --lr 1"),
+        (f"{sys.executable} train.py", "train.py"),
+        ("uv run train.py -- --x", "train.py -- --x"),
+        ("uv run -- python -m this", "-m this"),
+        (
+            "poetry run torchrun --standalone train.py",
+            "-m torch.distributed.run --standalone train.py",
+        ),
+        (
+            "torchrun --nproc-per-node 2 train.py --lr 1",
+            "-m torch.distributed.run --nproc-per-node 2 train.py --lr 1",
+        ),
+        ("accelerate launch --cpu train.py", "-m accelerate.commands.launch --cpu train.py"),
+    ],
+)
+def test_a_launcher_is_taken_as_it_is_typed(typed, is_as_if):
+    first, *rest = typed.split()
+    same, *others = is_as_if.split()
+
+    assert parse_workload(first, rest) == parse_workload(same, others)
+
+
+def test_a_script_may_be_called_like_a_launcher(folder):
+    (folder / "python.py").write_text("print('training')\n")
+
+    assert parse_workload("python.py", ["train.py"]).arguments == ("train.py",)
+
+
+def test_the_name_of_an_installed_command_is_its_script(monkeypatch, folder):
+    python = folder / "bin/python"
+    python.parent.mkdir()
+    (folder / "bin/tunelab").write_text(f"#!{python}\n")
+    monkeypatch.setattr(sys, "executable", str(python))
+
+    workload = parse_workload("tunelab", ["fit"])
+
+    assert command_of(workload) == [str(python), str(folder / "bin/tunelab"), "fit"]
+
+
+@pytest.mark.parametrize(
+    ("typed", "words"),
+    [
+        ("python", "python needs a script"),
+        ("uv run", "uv run needs a script"),
+        ("python -O train.py", "cannot pass -O on to python"),
+        ("uv run --with x train.py", "cannot pass --with on to uv run"),
+        ("/no/such/python train.py", "not with /no/such/python: install flatout there"),
+        ("CUDA_VISIBLE_DEVICES=0 python train.py", "put it before flatout"),
+    ],
+)
+def test_a_start_that_cannot_be_passed_on_says_what_to_do(typed, words, monkeypatch, folder):
+    monkeypatch.setattr(sys, "executable", str(folder / "python"))
+    first, *rest = typed.split()
+
+    with pytest.raises(UserError, match=words):
+        parse_workload(first, rest)
+
+
+def test_a_whole_command_in_quotes_is_named():
+    with pytest.raises(UserError, match="type its words without quotes around all"):
+        parse_workload("train.py --lr 1", [])
+
+
+def test_a_command_line_can_be_typed_again(folder):
+    (folder / "my train.py").touch()
+
+    assert parse_workload("my train.py", ["a b"]).command_line == "'my train.py' 'a b'"

@@ -4,6 +4,8 @@ Hook points, recipe, recorders, put together.
 """
 
 import atexit
+import contextlib
+import os
 import random
 import sys
 from collections.abc import Mapping
@@ -11,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flatout.agent import undo_journal
+from flatout.agent.events import TRAINED
 from flatout.agent.hooks import collectives, loader, model, optimizer, step
 from flatout.agent.session import Session
 from flatout.agent.status import Publisher
@@ -108,6 +111,8 @@ def _tell_not_applied(session: Session) -> None:
     """
     if not session.is_mine() or not (session.counts or session.trains_elsewhere):
         return
+    with contextlib.suppress(OSError):
+        Path(session.spec.status_folder, f"{TRAINED}-{os.getpid()}.json").touch()
     session.conclude()
     if session.trains_unseen and session.techniques:
         sys.stderr.write(

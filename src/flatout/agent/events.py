@@ -61,6 +61,8 @@ def tell(parameter: "torch.nn.Parameter") -> None:
 
 ELSEWHERE = "elsewhere"
 """A thread other than the main one trains."""
+TRAINED = "trained"
+"""What a process notes that made training steps in a run with a recipe."""
 EMPTY = "empty"
 """A loader came to its end and had not given a batch."""
 

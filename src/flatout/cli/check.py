@@ -5,7 +5,7 @@ from pathlib import Path
 
 import click
 
-from flatout.cli.options import json_option, names
+from flatout.cli.options import json_option, names, show
 from flatout.records.finding import SourceCheck
 
 FORMATS = ("text", "json", "github", "sarif")
@@ -59,7 +59,7 @@ def command(  # noqa: PLR0913, PLR0917  one argument an option
     if diff:
         click.echo(checking.diff(found), nl=False)
     elif output == "text":
-        click.echo(check_text(found), nl=False)
+        show(check_text(found))
     elif output == "github":
         click.echo(check_github(found), nl=False)
     else:

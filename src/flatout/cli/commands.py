@@ -54,7 +54,7 @@ class Verbs(click.Group):
 
 
 @click.group(cls=Verbs, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(__version__, message="flatout %(version)s")
+@click.version_option(__version__, "-V", "--version", message="flatout %(version)s")
 def flatout() -> None:
     """Your PyTorch training script, flat out, with proof.
 

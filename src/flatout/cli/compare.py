@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from flatout.cli.options import json_option, terminal_width
+from flatout.cli.options import json_option, show, terminal_width
 
 
 @click.command("compare")
@@ -32,7 +32,7 @@ def command(
     text = render_contrast(
         contrast, baseline=str(baseline), candidate=str(candidate), width=terminal_width()
     )
-    click.echo(text, nl=False)
+    show(text)
     if json_path:
         write_json(contrast.to_json(), json_path)
     if fail_below is None or contrast.ratio >= fail_below:

@@ -34,6 +34,7 @@ def command(out: Path, budget: float, details: bool) -> int:
     from flatout.workflow.tune import TuneOptions
 
     ensure_writable(out)
+    out.mkdir(parents=True, exist_ok=True)
     started = time.monotonic()
     click.echo(f"demo: making a job with photographs in {out}", err=True)
     workload = make_job(out)

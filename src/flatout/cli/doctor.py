@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from flatout.cli.options import json_option, terminal_width
+from flatout.cli.options import json_option, show, terminal_width
 from flatout.records.json_records import to_plain
 
 SCHEMA = "flatout.doctor/1"
@@ -25,7 +25,7 @@ def command(json_path: Path | None) -> int:
 
     machine = read_machine()
     checks = doctor(machine)
-    click.echo(render_doctor(machine, checks, width=terminal_width()), nl=False)
+    show(render_doctor(machine, checks, width=terminal_width()))
     if json_path:
         document = {
             "schema": SCHEMA,

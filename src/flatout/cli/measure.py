@@ -16,6 +16,7 @@ from flatout.cli.options import (
     ScriptCommand,
     json_option,
     language_option,
+    quiet_option,
     script,
     seconds,
     show,
@@ -53,8 +54,11 @@ class Reports:
 
 
 @contextmanager
-def telling(language: str) -> Iterator[Tell]:
+def telling(language: str, *, is_quiet: bool = False) -> Iterator[Tell]:
     """Give the function that is told what runs: a live line on a terminal, lines elsewhere."""
+    if is_quiet:
+        yield lambda _: None
+        return
     say = messages(language)
     if not sys.stderr.isatty():
         yield lambda what: _line(_measuring(what, say))
@@ -116,6 +120,7 @@ PATH = click.Path(path_type=Path)
 @click.option("--html", "html_path", type=PATH, help="Write the report as one HTML file too.")
 @click.option("--markdown", "markdown_path", type=PATH, help="Write the report as Markdown too.")
 @language_option
+@quiet_option
 @click.option("--details", is_flag=True, help="Show everything that was measured.")
 @click.option("--quick", is_flag=True, help="Only the timed run, none that looks closer.")
 @click.option(
@@ -153,6 +158,7 @@ def command(  # noqa: PLR0913, PLR0917  one argument an option
     html_path: Path | None,
     markdown_path: Path | None,
     language: str,
+    quiet: bool,
     details: bool,
     quick: bool,
     runs: int,
@@ -184,7 +190,7 @@ def command(  # noqa: PLR0913, PLR0917  one argument an option
     reports.ensure_writable()
     if trace_path:
         ensure_writable(trace_path if trace_path.is_dir() else trace_path.parent)
-    with telling(language) as tell:
+    with telling(language, is_quiet=quiet) as tell:
         trial = measure(
             workload,
             recipe=recipe,

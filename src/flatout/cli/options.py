@@ -1,17 +1,24 @@
 """What several commands share: the script with its arguments, and the types of options."""
 
 import re
+import shlex
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
+from flatout.records.errors import UserError
+from flatout.records.files import STDOUT
+
 MODULE = "-m"
 UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0}
 DURATION = re.compile(r"(\d+(?:\.\d+)?)([smh]?)")
+ANY_OPTIONS = re.compile(r"argv|parse_known_args|HfArgumentParser|CLI\(|hydra|\bfire\b")
+"""In the source of a script whose options cannot be read from its text."""
+JSON_ON_STDOUT = "flatout.json_on_stdout"
 MAX_WIDTH = 160
 """Wider lines are hard to read, however wide the terminal is."""
 
@@ -27,17 +34,44 @@ class ScriptCommand(click.Command):
         super().__init__(*args, **kwargs)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse, with `-m` standing where a script may stand."""
-        return super().parse_args(ctx, self._with_module_marked(args))
+        """Parse, with `-m` where a script may be; `--` says that the rest is the script's."""
+        end = self._end_of_options(args)
+        own, words = args[:end], args[end:]
+        is_module = words[:1] == [MODULE]
+        rest = super().parse_args(ctx, [*own, "--", *words] if is_module else args)
+        if words[:1] != ["--"]:
+            self._refuse_misplaced(ctx, own, words)
+        return rest
 
-    def _with_module_marked(self, args: list[str]) -> list[str]:
-        """Return the words with `--` before a leading `-m`: there flatout's own options end."""
+    def _end_of_options(self, args: list[str]) -> int:
+        """Return the place of the first word that is no option of flatout's, nor a value of one."""
         position = 0
         while position < len(args) and args[position].startswith("-"):
             if args[position] in (MODULE, "--"):
-                return [*args[:position], "--", *args[position + (args[position] == "--") :]]
+                break
             position += 1 + self._takes_next(args[position])
-        return args
+        return position
+
+    def _refuse_misplaced(self, ctx: click.Context, own: list[str], words: list[str]) -> None:
+        """Refuse an option of flatout's after a script that cannot have one of that name."""
+        known = {name for option in self.params for name in option.opts if name.startswith("--")}
+        for at, word in enumerate(words):
+            name = word.partition("=")[0]
+            if at == 0 or name not in known or _may_take(words, name):
+                continue
+            size = 1 + (self._takes_next(word) and at + 1 < len(words))
+            line = [
+                ctx.command_path,
+                *own,
+                *words[at : at + size],
+                *words[:at],
+                *words[at + size :],
+            ]
+            raise UserError(
+                f"{name} is flatout's, and what follows the script goes to the script, which has "
+                f"no such option; write: {' '.join(line[:1])} {shlex.join(line[1:])} (if the "
+                f"script does take {name}, put -- before the script)"
+            )
 
     def _takes_next(self, word: str) -> bool:
         """Return whether an option's value is the word after it."""
@@ -46,6 +80,23 @@ class ScriptCommand(click.Command):
             for option in self.params
             if isinstance(option, click.Option)
         )
+
+
+def _may_take(words: Sequence[str], name: str) -> bool:
+    """Return whether a script may have an option of this name; unknown ones may."""
+    from flatout.launch.workloads import parse_workload
+    from flatout.tuning.script_files import PYTHON, files_of
+
+    try:
+        files = files_of(parse_workload(words[0], words[1:]))
+    except UserError:
+        return True  # said by the command
+    source = "\n".join(
+        text.decode("utf-8", "replace") for path, text in files if path.suffix in PYTHON
+    )
+    return name.strip("-").replace("-", "_") in source.replace("-", "_") or bool(
+        ANY_OPTIONS.search(source)
+    )
 
 
 def seconds(_context: click.Context, _option: click.Parameter, text: str) -> float:
@@ -69,12 +120,22 @@ def script(command: Callable[..., int]) -> Callable[..., int]:
     return add_target(add_arguments(command))
 
 
+def _note_json(context: click.Context, _option: click.Parameter, path: Path | None) -> Path | None:
+    """Remember that standard output is the JSON's: `show` writes to stderr then."""
+    context.meta[JSON_ON_STDOUT] = path == STDOUT
+    return path
+
+
 json_option = click.option(
     "--json",
     "json_path",
     type=click.Path(path_type=Path),
-    help="Write the result as JSON to this file too.",
+    callback=_note_json,
+    help="Write the result as JSON to this file too; - is standard output, without the report.",
 )
+
+
+quiet_option = click.option("-q", "--quiet", is_flag=True, help="No progress, only the result.")
 
 
 language_option = click.option(
@@ -88,7 +149,13 @@ language_option = click.option(
 
 
 def show(text: str, *, is_error: bool = False) -> None:
-    """Write the text as far as the stream's encoding goes; what it lacks is escaped."""
+    """Write the text as far as the stream's encoding goes; what it lacks is escaped.
+
+    With `--json -` it is left out: standard output is the JSON's alone.
+    """
+    context = click.get_current_context(silent=True)
+    if not is_error and context is not None and context.meta.get(JSON_ON_STDOUT):
+        return
     stream = sys.stderr if is_error else sys.stdout
     encoding = stream.encoding or "ascii"
     click.echo(text.encode(encoding, "backslashreplace").decode(encoding), nl=False, err=is_error)

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, TextColumn
 from rich.progress import Progress as Bar
 
-from flatout.cli.options import json_option, terminal_width
+from flatout.cli.options import json_option, show, terminal_width
 from flatout.records.live import Progress, Tell
 from flatout.records.units import format_duration
 from flatout.reporting.tables import ascii_only
@@ -119,7 +119,7 @@ def command(  # noqa: PLR0913, PLR0917  one parameter per option
     except KeyboardInterrupt:
         click.echo("flatout: stopped; the same command goes on where it was", err=True)
         return INTERRUPTED
-    click.echo(render_pack(packed, width=terminal_width()), nl=False)
+    show(render_pack(packed, width=terminal_width()))
     if json_path:
         write_json(packed, json_path)
     is_different = packed["verification"] and packed["verification"]["num_problems"]
@@ -143,7 +143,7 @@ def check(store: Path, workers: int, json_path: Path | None) -> int:
     except KeyboardInterrupt:
         click.echo("flatout: stopped; nothing was changed", err=True)
         return INTERRUPTED
-    click.echo(render_check(found, width=terminal_width()), nl=False)
+    show(render_check(found, width=terminal_width()))
     if json_path:
         write_json(found, json_path)
     return 0 if found["is_sound"] else DIFFERENT

@@ -1,10 +1,11 @@
 """The command `plan`."""
 
+import shlex
 from pathlib import Path
 
 import click
 
-from flatout.cli.options import ScriptCommand, json_option, script, terminal_width
+from flatout.cli.options import ScriptCommand, json_option, script, show, terminal_width
 
 SCHEMA = "flatout.plan/1"
 PATH = click.Path(path_type=Path)
@@ -61,10 +62,10 @@ def command(  # noqa: PLR0913, PLR0917  one argument an option
     for path in filter(None, (json_path, html_path, snapshot_path)):
         ensure_file_writable(path)
     planned = plan(target, arguments, options, _tell)
-    words = " ".join([target, *hide_in_words(arguments)])
+    words = shlex.join([target, *hide_in_words(arguments)])
     found, chosen = planned.plan, gpu or ""
     text = render_plan(found, workload=words, gpu=chosen, width=terminal_width())
-    click.echo(text, nl=False)
+    show(text)
     if json_path:
         write_json({"schema": SCHEMA} | found.to_json(), json_path)
     if html_path:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import click
 
-from flatout.cli.options import ScriptCommand, json_option, seconds, terminal_width
+from flatout.cli.options import ScriptCommand, json_option, seconds, show, terminal_width
 from flatout.records.recipe import Recipe
 
 PATH = click.Path(path_type=Path)
@@ -60,7 +60,7 @@ def command(  # noqa: PLR0913, PLR0917  one argument an option
             ensure_file_writable(path)
     with telling("en") as tell:
         found = roofline(workload, recipe=recipe, limit_s=limit_s, python=sys.executable, tell=tell)
-    click.echo(render_roofline(found, width=terminal_width()), nl=False)
+    show(render_roofline(found, width=terminal_width()))
     if json_path:
         write_json(found.to_json(), json_path)
     if svg_path:

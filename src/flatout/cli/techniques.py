@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from flatout.cli.options import json_option, terminal_width
+from flatout.cli.options import json_option, show, terminal_width
 
 SCHEMA = "flatout.techniques/1"
 
@@ -26,7 +26,7 @@ def command(json_path: Path | None, *, history: bool, forget_history: bool) -> i
     from flatout.reporting.terminal import render_techniques
 
     classes = {name: catalogue.technique_class(name) for name in catalogue.names()}
-    click.echo(render_techniques(classes, width=terminal_width()), nl=False)
+    show(render_techniques(classes, width=terminal_width()))
     if json_path:
         levers = [
             {

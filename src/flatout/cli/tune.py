@@ -4,7 +4,16 @@ from pathlib import Path
 
 import click
 
-from flatout.cli.options import ScriptCommand, json_option, language_option, names, script, seconds
+from flatout.cli.options import (
+    ScriptCommand,
+    json_option,
+    language_option,
+    names,
+    quiet_option,
+    script,
+    seconds,
+    show,
+)
 
 PROMISES = ("exact", "rounding", "precision", "training")
 
@@ -29,6 +38,7 @@ PROMISES = ("exact", "rounding", "precision", "training")
 )
 @json_option
 @language_option
+@quiet_option
 @click.option("--details", is_flag=True, help="Show every technique with its reasons.")
 @click.option("--only", default="", callback=names, help="Try only these techniques: a,b.")
 @click.option("--skip", default="", callback=names, help="Do not try these techniques: a,b.")
@@ -44,6 +54,7 @@ def command(  # noqa: PLR0913, PLR0917  one argument an option
     out: Path,
     json_path: Path | None,
     language: str,
+    quiet: bool,
     details: bool,
     only: tuple[str, ...],
     skip: tuple[str, ...],
@@ -83,7 +94,7 @@ def command(  # noqa: PLR0913, PLR0917  one argument an option
         out=out,
         history=history_path(),
     )
-    form = ReportForm(json_path=json_path, details=details, language=language)
+    form = ReportForm(json_path=json_path, details=details, language=language, is_quiet=quiet)
     code = tune_and_report(parse_workload(target, arguments), options, form)
     if patch and code == 0:
         _write_patch(target, out)
@@ -98,4 +109,4 @@ def _write_patch(target: str, out: Path) -> None:
     made = patch(read_recipe(out / "recipe.toml"), Path(target.partition(":")[0]))
     write_text(made.diff, out / "recipe.diff")
     named = f"; not in it: {', '.join(made.left_out)}" if made.left_out else ""
-    click.echo(f"patch {out / 'recipe.diff'}{named}")
+    show(f"patch {out / 'recipe.diff'}{named}\n")

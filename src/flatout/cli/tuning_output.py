@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import click
 from rich.console import Console
 from rich.progress import BarColumn, ProgressColumn, Task
 from rich.progress import Progress as Bar
@@ -42,12 +41,16 @@ from flatout.workflow.tune import BaselineFailedError, TuneOptions, tune
 
 
 @contextmanager
-def display(budget_s: float) -> Iterator[Tell]:
+def display(budget_s: float, *, is_quiet: bool = False) -> Iterator[Tell]:
     """Give the function that a long command tells its progress to. Writes to stderr.
 
     Args:
         budget_s: What a full bar stands for.
+        is_quiet: Whether nothing is written.
     """
+    if is_quiet:
+        yield lambda _: None
+        return
     if not sys.stderr.isatty():
         yield _line
         return
@@ -123,6 +126,8 @@ class ReportForm:
     language: str = ENGLISH
     article: Article | None = None
     """Whose figures are put next to those that were measured."""
+    is_quiet: bool = False
+    """Whether no progress is shown."""
 
 
 def tune_and_report(workload: Workload, options: TuneOptions, form: ReportForm) -> int:
@@ -131,7 +136,7 @@ def tune_and_report(workload: Workload, options: TuneOptions, form: ReportForm) 
     if form.json_path:
         ensure_file_writable(form.json_path)
     try:
-        with display(options.budget_s) as tell:
+        with display(options.budget_s, is_quiet=form.is_quiet) as tell:
             ablation = tune(workload, options, tell)
     except BaselineFailedError as error:
         text = render_failure(
@@ -156,7 +161,7 @@ def tune_and_report(workload: Workload, options: TuneOptions, form: ReportForm) 
     write_reports(ablation, options.out, place, form.language)
     if form.json_path:
         write_json(ablation.to_json(), form.json_path)
-    click.echo(f"files {options.out}/: ladder.html, ladder.svg, report.md, ablation.json, {RECIPE}")
+    show(f"files {options.out}/: ladder.html, ladder.svg, report.md, ablation.json, {RECIPE}\n")
     return INTERRUPTED if ablation.stopped == "interrupted" else 0
 
 

@@ -2,6 +2,9 @@
 
 import ast
 import difflib
+import os
+import re
+import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from importlib.machinery import PathFinder
@@ -12,10 +15,25 @@ from flatout.records.errors import UserError, unknown
 from flatout.records.trial import Workload
 
 MODULE = "-m"
+RUNNERS = ("uv", "poetry", "pdm")
+"""Tools whose `run` starts what follows in the project's environment, where flatout is already."""
+LAUNCHERS = {
+    ("torchrun",): "torch.distributed.run",
+    ("accelerate", "launch"): "accelerate.commands.launch",
+}
+"""Commands that start the ranks of a training, and the modules that they are."""
+PYTHON = re.compile(r"(.*/)?python[\d.]*")
+HARMLESS = ("-u", "-B", "-s")
+"""Options of Python that change nothing about a training's speed or numbers."""
+SETTING = re.compile(r"[A-Za-z_]\w*=")
 
 
 def parse_workload(target: str, arguments: Sequence[str]) -> Workload:
     """Return the workload: a script, `file.py:name` for a Task, or `-m` with a module first.
+
+    What starts a script is taken as it is typed: `python train.py`, `uv run train.py`,
+    `torchrun --nproc-per-node 2 train.py`, `accelerate launch train.py`, or the name of a command
+    that is installed next to this Python.
 
     Args:
         target: What is where the script is.
@@ -24,6 +42,7 @@ def parse_workload(target: str, arguments: Sequence[str]) -> Workload:
     Raises:
         UserError: if there is no such script, module or Task, or it cannot be run.
     """
+    target, *arguments = _unwrapped([target, *arguments])
     if target == MODULE:
         return _module(arguments)
     path, colon, name = target.rpartition(":")
@@ -33,6 +52,55 @@ def parse_workload(target: str, arguments: Sequence[str]) -> Workload:
     if target.startswith("-"):
         target = f"./{target}"  # Python takes a script called -c.py for its option -c
     return Workload(target=target, arguments=tuple(arguments), python=sys.executable)
+
+
+def _unwrapped(words: list[str]) -> list[str]:
+    """Return the words from the script, or `-m`, on: what they begin with is how it is started."""
+    first, *rest = words
+    if SETTING.match(first) and not Path(first).exists():
+        raise UserError(f"{first} sets a variable: put it before flatout, as before python")
+    if first in RUNNERS and rest[:1] == ["run"]:
+        return _unwrapped(
+            _script_after(f"{first} run", rest[2:] if rest[1:2] == ["--"] else rest[1:])
+        )
+    if PYTHON.fullmatch(first):
+        _check_same_python(first)
+        while rest[:1] and rest[0] in HARMLESS:
+            del rest[0]
+        return _script_after(first, rest)
+    for launcher, module in LAUNCHERS.items():
+        if tuple(words[: len(launcher)]) == launcher:
+            return [MODULE, module, *words[len(launcher) :]]
+    installed = Path(sys.executable).with_name(Path(first).name)
+    is_command = first == installed.name and installed.is_file() and not Path(first).exists()
+    return [str(installed), *rest] if is_command else words
+
+
+def _script_after(start: str, rest: list[str]) -> list[str]:
+    """Return the words after a start such as `python`.
+
+    Raises:
+        UserError: if no script follows, or an option that flatout would have to pass on.
+    """
+    if not rest:
+        raise UserError(f"{start} needs a script, as in: flatout measure {start} train.py")
+    if rest[0].startswith("-") and rest[0] != MODULE:
+        raise UserError(
+            f"flatout starts the script itself and cannot pass {rest[0]} on to {start}: leave it "
+            "out, or set the environment variable that does the same before flatout"
+        )
+    return rest
+
+
+def _check_same_python(typed: str) -> None:
+    """Refuse a path to a Python other than the one that flatout is installed for."""
+    found = shutil.which(typed)
+    ours = Path(sys.executable).parent
+    if "/" in typed and (found is None or Path(os.path.abspath(found)).parent != ours):  # noqa: PTH100  links followed, all venvs are one Python
+        raise UserError(
+            f"flatout trains with the Python that it is installed for, {sys.executable}, not with "
+            f"{typed}: install flatout there, or leave {typed} out"
+        )
 
 
 def _module(arguments: Sequence[str]) -> Workload:
@@ -67,6 +135,10 @@ def _check_script(path: Path) -> None:
     if path.is_dir():
         raise UserError(f"{path} is a folder, not a script{_instead(path)}")
     if not path.exists():
+        if " " in path.name.strip():
+            raise UserError(
+                f"there is no script '{path}'; type its words without quotes around all"
+            )
         raise UserError(f"there is no script {path}{_instead(path.parent, path.name)}")
     try:
         with path.open("rb") as stream:

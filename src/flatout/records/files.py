@@ -96,6 +96,10 @@ def replace_text(path: Path, text: str) -> None:
         raise
 
 
+STDOUT = Path("-")
+"""What stands for standard output in the place of a file's name."""
+
+
 def is_stream(path: Path) -> bool:
     """Return whether a path leads to a device, a pipe or a socket rather than to a file."""
     return path.exists() and not path.is_file() and not path.is_dir()

@@ -49,7 +49,9 @@ class Workload:
         >>> Workload(target="train.py", arguments=("--name", "my run")).command_line
         "train.py --name 'my run'"
         """
-        return " ".join([self.target, shlex.join(hide_in_words(self.arguments))]).rstrip()
+        is_module = self.target.startswith("-m ")
+        target = self.target if is_module else shlex.quote(self.target)
+        return " ".join([target, shlex.join(hide_in_words(self.arguments))]).rstrip()
 
 
 class Outcome(Enum):

@@ -2,6 +2,7 @@
 
 import json
 import math
+import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 
 from flatout.records import input_files
 from flatout.records.errors import UserError
-from flatout.records.files import is_stream, linked, replace_text
+from flatout.records.files import STDOUT, is_stream, linked, replace_text
 
 MAX_DOCUMENT_BYTES = 16 << 20
 """Of a document that is read: parsed, it takes at most some 400 MB."""
@@ -18,7 +19,9 @@ MOST_INDENTED = 250_000
 
 
 def write_json(plain: Mapping[str, Any], path: Path) -> None:
-    """Write a JSON document; numbers that JSON does not have become null.
+    """Write a JSON document, to standard output for `-`.
+
+    Numbers that JSON does not have become null.
 
     Raises:
         UserError: if it cannot be written.
@@ -27,6 +30,9 @@ def write_json(plain: Mapping[str, Any], path: Path) -> None:
     text = json.dumps(known, indent=2, allow_nan=False, ensure_ascii=True)
     if len(text) > MOST_INDENTED:
         text = json.dumps(known, separators=(",", ":"), allow_nan=False, ensure_ascii=True)
+    if path == STDOUT:
+        sys.stdout.write(text + "\n")
+        return
     write_text(text + "\n", path)
 
 
@@ -66,15 +72,18 @@ def write_text(text: str, path: Path) -> None:
 
 
 def ensure_writable(folder: Path) -> None:
-    """Make a folder if it is missing and try a file in it: better now than after the tuning.
+    """Try a file in a folder: better now than after the tuning. What is made for it is removed.
 
     Raises:
         UserError: if nothing can be written there.
     """
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
             pass
+        for made in missing:
+            made.rmdir()
     except OSError as error:
         raise UserError(_cannot_write(folder, error)) from error
 
@@ -87,7 +96,7 @@ def ensure_file_writable(path: Path) -> None:
     """
     if path.is_dir():
         raise UserError(_is_folder(path))
-    if not is_stream(path):
+    if path != STDOUT and not is_stream(path):
         ensure_writable(linked(path).parent)
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flatout.agent.bootstrap import PARENT_VARIABLE
+from flatout.agent.events import TRAINED
 from flatout.hardware.machine import read_machine
 from flatout.launch.trial_folders import announce
 from flatout.launch.trial_process import (
@@ -260,6 +261,16 @@ def _train(
             code = _shells_code(child.wait())
         if code == KILLED:
             tell("the script was killed: where nobody did that, the machine ran out of memory")
+        # A process that left without its exit handlers still has its status there.
+        if (
+            code == 0
+            and recipe.choices
+            and not [*folder.glob(f"{TRAINED}-*"), *folder.glob("status-*")]
+        ):
+            tell(
+                f"no training step was seen in {workload.target}: the recipe changed nothing; "
+                "give it to the script that trains"
+            )
         return code, find_noted(folder, "oom") if code else None
     finally:
         shutil.rmtree(folder, ignore_errors=True)

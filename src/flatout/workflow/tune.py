@@ -45,6 +45,7 @@ from flatout.tuning.script_files import digests_of
 from flatout.tuning.staged import TIME_SHARE, Measured, length_of, measure_stages
 from flatout.tuning.state import Tell, TuningState, progress
 from flatout.tuning.trial_runner import (
+    JOURNAL,
     Budget,
     MachineBusyError,
     Runner,
@@ -128,10 +129,18 @@ def tune(
     """
     clean_up_stale_trials()
     machine = machine or read_machine(torch=False)
-    make_out(options.out)
+    out = options.out
+    missing = [path for path in (out, *out.parents) if not path.exists()]
+    make_out(out)
     try:
-        with hold_folder(options.out, scratch_root()):
+        with hold_folder(out, scratch_root()):
             return _tune(workload, options, tell, machine)
+    except BaselineFailedError:
+        if not options.resume:
+            (out / JOURNAL).unlink(missing_ok=True)
+        for made in missing:
+            made.rmdir()
+        raise
     except FolderBusyError:
         raise UserError(
             f"another tuning writes to {options.out}: wait for its end, or choose another --out"

@@ -4,6 +4,7 @@ The changes by hand are instructions, not a diff of the user's source: flatout h
 """
 
 import math
+import shlex
 import statistics
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -220,15 +221,16 @@ def ending(ablation: Ablation) -> Sentence:
 def next_command(ablation: Ablation, place: ResultPlace) -> str:
     """Return what to type next."""
     command = _command(ablation, place)
-    return f"cd {place.start_in} && {command}" if place.start_in else command
+    return f"cd {shlex.quote(place.start_in)} && {command}" if place.start_in else command
 
 
 def _command(ablation: Ablation, place: ResultPlace) -> str:
     is_cut_short = ablation.stopped in STOPPED
     if _is_worth_running(ablation, is_cut_short=is_cut_short):
-        return f"flatout run --with {place.out}/recipe.toml {ablation.workload}"
+        recipe = shlex.quote(f"{place.out}/recipe.toml")
+        return f"flatout run --with {recipe} {ablation.workload}"
     if is_cut_short:
-        return f"flatout tune --resume --out {place.out} {ablation.workload}"
+        return f"flatout tune --resume --out {shlex.quote(place.out)} {ablation.workload}"
     return f"python {ablation.workload}"
 
 

@@ -37,6 +37,10 @@ class PassRunner:
     started: float = field(default_factory=time.monotonic)
     trace_path: Path | None = None
     """Where the trace goes: a file, or a folder for TensorBoard."""
+    num_runs: int = 0
+    """Runs so far."""
+    expected_runs: int = 0
+    """Runs of the whole measurement; 0 where that is not known yet."""
     last_wall_s: float = 0.0
     """Wall time of the latest pass: what the next one is expected to take."""
 
@@ -47,6 +51,10 @@ class PassRunner:
 
     def run(self, what: str, probes: Mapping[str, Mapping[str, Any]], **options: Any) -> Trial:
         """Run the workload with these probes; `options` are fields of `TrialOptions`."""
+        self.num_runs += 1
+        if self.expected_runs:
+            of = str(max(self.expected_runs, self.num_runs))
+            what = words("progress.run", what=what, n=str(self.num_runs), of=of)
         self.tell(what)
         left_s = max(self.left_s, 1.0)
         base = TrialOptions(limit_s=left_s, hang_s=left_s, probes=probes)
@@ -57,11 +65,13 @@ class PassRunner:
 
 def add_all(profile: Profile, runner: PassRunner, names: tuple[str, ...] = NAMES) -> Profile:
     """Return the profile after every pass for which there is time."""
-    for name in names:
+    modules = {name: importlib.import_module(f"{__name__}.{name}") for name in names}
+    runner.expected_runs = runner.num_runs + sum(one.num_runs(profile) for one in modules.values())
+    for name, module in modules.items():
         if runner.left_s < runner.last_wall_s:
             profile = with_note(profile, words("note.no_time", name=name))
             continue
-        profile = importlib.import_module(f"{__name__}.{name}").add(profile, runner)
+        profile = module.add(profile, runner)
     return profile
 
 

@@ -32,6 +32,12 @@ LIMIT_STEPS = 4
 COMPUTE = ("forward", "backward", "optimizer")
 
 
+def num_runs(profile: Profile) -> int:
+    """Return how often the script is run: twice as it is, with each replay, and for the limits."""
+    replays = 1 if profile.device_kind == "cpu" else 2
+    return 3 + replays if profile.training_loaders else 1
+
+
 def add(profile: Profile, runner: PassRunner) -> Profile:
     """Return the profile with measured ceilings, the limits of the machine, and the MFU."""
     return with_limits(with_ceilings(profile, runner), runner)

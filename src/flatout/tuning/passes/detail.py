@@ -27,6 +27,11 @@ SNAPSHOT = "memory-snapshot.pickle"
 """Torch's own record of a GPU's memory, for pytorch.org/memory_viz; written alongside a trace."""
 
 
+def num_runs(_: Profile) -> int:
+    """Return how often the script is run."""
+    return 1
+
+
 def add(profile: Profile, runner: PassRunner) -> Profile:
     """Return the profile with its memory story and its sync points."""
     with tempfile.TemporaryDirectory() as folder:

@@ -27,6 +27,11 @@ PROFILER_STEPS = 6
 """
 
 
+def num_runs(_: Profile) -> int:
+    """Return how often the script is run."""
+    return 1
+
+
 def add(profile: Profile, runner: PassRunner) -> Profile:
     """Return the profile with a summary of the trace, which is written where it was asked for."""
     skip = min(max(profile.warmup_steps, MIN_SKIP), MAX_SKIP)
@@ -75,6 +80,7 @@ def target_of(path: Path, moment_s: float) -> Path:
 
 def write_trace(source: Path, target: Path) -> None:
     """Copy a compressed trace, unpacked for a name without `.gz`; never a half-written file."""
+    target.parent.mkdir(parents=True, exist_ok=True)
     part = target.with_name(f".{target.name}.{os.getpid()}.part")
     try:
         if target.suffix == ".gz":
