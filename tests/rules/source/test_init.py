@@ -130,3 +130,12 @@ def test_rules_and_fixes_hold_on_every_installed_file_that_imports_torch():
     assert len(files()) > 1000
 
     assert sum(check(data) for data in files()) > 20
+
+
+@pytest.mark.parametrize("claim", ["assert x is not None", "self.assertTrue(x.is_cuda)"])
+def test_what_is_in_a_test_of_a_library_is_left_alone(claim):
+    text = f"import torch\ndef test_it(self):\n    x = torch.zeros(3).cuda()\n    {claim}\n"
+
+    assert all_codes_in(text) == {}
+    assert "SYN10" in all_codes_in(text.replace("test_it", "make_it"))
+    assert "SYN10" in all_codes_in(text.replace(claim, "return x"))

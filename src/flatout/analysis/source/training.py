@@ -80,6 +80,11 @@ def optimizer_steps(script: Script, root: ast.AST) -> list[ast.Call]:
     return [call for call in script.within(root, ast.Call) if is_optimizer_step(script, call)]
 
 
+def trains(script: Script) -> bool:
+    """Return whether a file steps an optimizer anywhere; gradients alone are no training."""
+    return any(is_optimizer_step(script, call) for call in script.methods("step"))
+
+
 def is_optimizer_step(script: Script, call: ast.Call) -> bool:
     """Return whether a call steps an optimizer: by where its name comes from, or by its name."""
     if not isinstance(call.func, ast.Attribute) or call.func.attr != "step":

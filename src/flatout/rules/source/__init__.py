@@ -4,6 +4,7 @@ A rule is a module with `check(script)` that yields issues. The file's name begi
 `dl02_no_workers` is `DL02`.
 """
 
+import ast
 import functools
 import hashlib
 import importlib
@@ -12,7 +13,7 @@ from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 from flatout.analysis.source import edits
-from flatout.analysis.source.script import Issue, Script
+from flatout.analysis.source.script import Issue, Script, last_name
 from flatout.records.catalogue import module_names
 from flatout.records.errors import UserError, unknown
 from flatout.records.finding import SourceFinding
@@ -76,7 +77,7 @@ def check_text(text: str) -> tuple[list[SourceFinding], list[str]]:
         try:
             for issue in importlib.import_module(module).check(script):
                 finding = _finding(script, rule, issue)
-                if not _is_ignored(script, finding):
+                if not _is_ignored(script, finding) and not _is_in_test(script, issue.node):
                     found.setdefault((finding.line, finding.column, finding.code), finding)
         except Exception as error:  # noqa: BLE001, PERF203  the other rules still speak
             failed.append(f"rule {rule} failed: {type(error).__name__}: {error}")
@@ -141,6 +142,21 @@ def _finding(script: Script, rule: str, issue: Issue) -> SourceFinding:
         instead=issue.instead,
         fix=issue.fix,
     )
+
+
+def _is_in_test(script: Script, node: ast.AST) -> bool:
+    """Return whether a node is in a test of a library: what is slow or odd there, is on purpose."""
+    return any(
+        isinstance(each, ast.FunctionDef)
+        and each.name.startswith("test_")
+        and any("assert" in name.lower() for name in _asserted(script, each))
+        for each in script.ancestors(node)
+    )
+
+
+def _asserted(script: Script, function: ast.FunctionDef) -> Iterator[str]:
+    for node in script.within(function, ast.Assert, ast.Call):
+        yield "assert" if isinstance(node, ast.Assert) else last_name(node.func)
 
 
 def _is_ignored(script: Script, finding: SourceFinding) -> bool:

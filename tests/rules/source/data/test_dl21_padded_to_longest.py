@@ -25,3 +25,9 @@ def test_a_tpu_wants_one_length():
     text = f'{CODE}if kind == DistributedType.XLA:\n    tokenizer(text, padding="max_length")\n'
 
     assert codes_in(text) == {}
+
+
+def test_a_text_that_is_the_condition_of_another_model_keeps_its_length():
+    made = 'tokenizer(text, padding="max_length")\nencoded = text_encoder(ids)\n'
+
+    assert codes_in(f"{CODE}{made}") == {}

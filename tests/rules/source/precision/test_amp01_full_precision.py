@@ -22,3 +22,10 @@ def test_a_training_in_fp32_on_a_gpu_is_found_once():
 )
 def test_the_cpu_and_any_lower_precision_are_left_alone(copy, more):
     assert "AMP01" not in all_codes_in(STEP.format(copy=copy, more=more))
+
+
+def test_gradients_without_an_optimizer_are_no_training():
+    text = STEP.format(copy=".cuda()", more="")
+
+    assert "AMP01" in all_codes_in("def main():\n" + text.replace("\n", "\n    "))
+    assert all_codes_in(text.replace("    optimizer.step()\n", "")) == {}

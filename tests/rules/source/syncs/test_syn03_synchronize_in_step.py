@@ -34,3 +34,10 @@ def test_a_benchmark_without_an_optimizer_waits_for_its_times():
     text = STEP.format(more="", line=WAIT).replace("    optimizer.step()\n", "")
 
     assert codes_in(text) == {}
+
+
+def test_a_wait_in_the_loop_of_a_function_is_found():
+    body = STEP.format(more="", line=WAIT).splitlines()[2:-1]
+    text = "import torch\ndef main():\n" + "".join(f"    {line}\n" for line in body)
+
+    assert codes_in(text) == {"SYN03": [7]}

@@ -44,9 +44,3 @@ def test_a_mode_around_the_training_is_found(line):
 )
 def test_modes_with_an_end_or_a_flag_are_left_alone(line):
     assert codes_in(TRAIN.format(line=line)) == {}
-
-
-def test_anomaly_detection_within_a_test_is_left_alone():
-    mode = "    with torch.autograd.detect_anomaly():\n        loss.backward()\n"
-
-    assert codes_in(f"import torch\ndef test_gradients():\n{mode}") == {}

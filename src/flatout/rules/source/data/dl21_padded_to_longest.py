@@ -5,13 +5,16 @@ from collections.abc import Iterator
 
 from flatout.analysis.source.script import Issue, Script, argument, constant, names_in
 
+CONDITIONS = frozenset({"diffusers", "text_encoder", "text_encoders", "unet", "vae"})
+"""Words of files in which a text is the condition of another model: it was trained with texts of
+one length, and without the padding it gives other images."""
 FIXED_SHAPES = frozenset({"XLA", "TPU", "tpu", "xla", "is_tpu", "on_tpu"})
 """A TPU compiles for every new shape: there the full length is right."""
 
 
 def check(script: Script) -> Iterator[Issue]:
     """Report `padding="max_length"` in the file of a training."""
-    if not ({"backward", "DataLoader", "Trainer"} & script.words):
+    if not ({"backward", "DataLoader", "Trainer"} & script.words) or CONDITIONS & script.words:
         return
     for call in script.nodes(ast.Call):
         padding = argument(call, "padding")

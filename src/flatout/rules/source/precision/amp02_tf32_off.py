@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from flatout.analysis.source.edits import insert_after, suggested
 from flatout.analysis.source.script import Issue, Script
-from flatout.analysis.source.training import step_parts, uses_device
+from flatout.analysis.source.training import step_parts, trains, uses_device
 from flatout.rules.source.precision.amp01_full_precision import LOWER
 
 SWITCHES = ("set_float32_matmul_precision", "allow_tf32", "fp32_precision")
@@ -15,6 +15,8 @@ def check(script: Script) -> Iterator[Issue]:
     """Report the first step of a file that trains in fp32 on a GPU and never allows TF32."""
     if not uses_device(script) or LOWER.search(script.text):
         return
+    if not trains(script):
+        return  # gradients of something other than a training
     if any(word in script.text for word in SWITCHES):
         return
     last_import = None

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from flatout.analysis.source.edits import remove, suggested
 from flatout.analysis.source.script import Issue, Script
-from flatout.analysis.source.training import optimizer_steps, runs_every_step, step_parts
+from flatout.analysis.source.training import runs_every_step, step_parts, trains
 
 WAITS = ("torch.cuda.synchronize", "torch.accelerator.synchronize", "torch.mps.synchronize")
 
@@ -13,7 +13,7 @@ WAITS = ("torch.cuda.synchronize", "torch.accelerator.synchronize", "torch.mps.s
 def check(script: Script) -> Iterator[Issue]:
     """Report `torch.cuda.synchronize()` in each step."""
     calls = script.calls(*WAITS)
-    for part in step_parts(script) if calls and optimizer_steps(script, script.tree) else ():
+    for part in step_parts(script) if calls and trains(script) else ():
         for call in calls:
             if part.node not in script.ancestors(call) or not runs_every_step(script, call, part):
                 continue

@@ -19,8 +19,6 @@ def check(script: Script) -> Iterator[Issue]:
         mode = argument(call, "mode", 0)
         if mode is not None and constant(mode) is not True:
             continue  # a flag of the script, or off
-        if getattr(script.function(call), "name", "").startswith("test_"):
-            continue  # that is where it belongs
         statement = script.parents[call]
         yield Issue(
             node=call,
