@@ -28,7 +28,7 @@ from flatout.records.profile import (
 )
 from flatout.records.readings import SyncPoint
 from flatout.records.recipe import Choice, Recipe
-from flatout.records.technique import Numerics, Technique, seams_of
+from flatout.records.technique import Numerics, Technique, hook_points_of
 from flatout.workflow.recipe_files import read_recipe, write_recipe
 from tests.data.packs import packed
 
@@ -295,7 +295,7 @@ def test_it_promises_something_about_something(name):
     assert isinstance(kind.numerics, Numerics)
     assert isinstance(kind.moves_random_stream, bool)
     assert kind.addresses
-    assert seams_of(kind), "it acts at no hook point"
+    assert hook_points_of(kind), "it acts at no hook point"
 
 
 @pytest.mark.parametrize("attribute", PLAIN)

@@ -27,8 +27,11 @@ REFUSED = {
     "somebody": "someone, other code",
 }
 """What is refused in comments and docstrings of the source and on the pages, and what to write."""
+REFUSED_IN_NAMES = re.compile(r"(^|_)seams?(_|$)", re.IGNORECASE)
+"""What no identifier says, in source or tests."""
 PATTERN = re.compile(rf"\b({'|'.join(REFUSED)})\b", re.IGNORECASE)
 SOURCES = sorted((ROOT / "src").rglob("*.py"))
+TESTS = sorted((ROOT / "tests").rglob("*.py"))
 PAGES = sorted([*(ROOT / "docs").rglob("*.md"), *ROOT.glob("*.md")])
 HISTORY = "CHANGELOG.md"
 """Tells of versions in the words of their time."""
@@ -40,6 +43,15 @@ def prose_of(path):
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         if token.type == tokenize.COMMENT or token.string.startswith('"""'):
             yield token.start[0], token.string
+
+
+def code_of(path):
+    """Return a module's text; without comments and strings only where it has a refused word."""
+    text = path.read_text()
+    if not re.search("seam", text, re.IGNORECASE):
+        return ""
+    tokens = tokenize.generate_tokens(io.StringIO(text).readline)
+    return " ".join(token.string for token in tokens if token.type == tokenize.NAME)
 
 
 def refused(text):
@@ -55,6 +67,18 @@ def test_comments_and_docstrings_use_plain_words(path):
     found = {line: words for line, text in prose_of(path) if (words := refused(text))}
 
     assert found == {}
+
+
+@pytest.mark.parametrize("folder", [SOURCES, TESTS], ids=["source", "tests"])
+def test_names_use_plain_words(folder):
+    names = {
+        (relative(path), name)
+        for path in folder
+        for name in {path.stem, *re.findall(r"\b[^\W\d]\w*", code_of(path))}
+        if REFUSED_IN_NAMES.search(name)
+    }
+
+    assert names == set()
 
 
 @pytest.mark.parametrize("path", [p for p in PAGES if p.name != HISTORY], ids=relative)

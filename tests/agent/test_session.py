@@ -63,7 +63,7 @@ class Halves(Doubler):
         return optimizer
 
 
-def test_a_technique_that_was_refused_at_one_of_its_seams_was_not_applied():
+def test_a_technique_that_was_refused_at_one_of_its_hook_points_was_not_applied():
     session = Session(TrialSpec(), [Halves(trouble="refuse")])
 
     session.transform("loader", {"batch_size": 4})

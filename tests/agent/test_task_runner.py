@@ -159,7 +159,7 @@ def test_a_task_is_measured_like_a_script(folder):
 
 
 @pytest.mark.slow
-def test_techniques_reach_a_task_through_the_same_seams(folder):
+def test_techniques_reach_a_task_through_the_same_hook_points(folder):
     workers = Choice(technique="loader_workers", settings={"num_workers": 1, "prefetch_factor": 2})
 
     result = trial(folder, "endless", Recipe(choices=(workers,)))

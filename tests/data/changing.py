@@ -132,7 +132,7 @@ def seen(loader, change, before_epoch=lambda _: None, batches=lambda iterator, _
     return found
 
 
-def passed(seam):
+def passed(hook_point):
     """Return a hook point of a technique as a session calls it.
 
     A refusal leaves the value as it is.
@@ -141,7 +141,7 @@ def passed(seam):
 
     def call(value, *context):
         try:
-            return seam(value, *context)
+            return hook_point(value, *context)
         except NotApplicable:
             return value
 

@@ -243,8 +243,8 @@ class Seen:
         self.found = {name: [] for name in ("batches", "forward", "optimizer")}
         self.changed = set()
 
-    def add(self, seam, *tensors):
-        self.found[seam].append([digest(tensor) for tensor in tensors])
+    def add(self, hook_point, *tensors):
+        self.found[hook_point].append([digest(tensor) for tensor in tensors])
 
     def given(self, what, is_as_it_was):
         if not is_as_it_was:
@@ -286,8 +286,8 @@ def play(technique):
     differs = [name for name in seen.found if seen.found[name] != again.found[name]]
     changed = sorted(seen.changed | again.changed)
     steps = len(seen.found["optimizer"])
-    of_seams = {"differs": differs, "changed": changed, "steps": steps}
-    return {"status": status, "why": why, "left": left} | of_seams
+    of_hook_points = {"differs": differs, "changed": changed, "steps": steps}
+    return {"status": status, "why": why, "left": left} | of_hook_points
 
 
 def main(path, *names):

@@ -50,7 +50,7 @@ def test_a_process_that_is_no_rank_or_does_not_train_has_no_say():
     assert helped[0] == ("ram_cache", "applied", "")
 
 
-def test_a_seam_that_another_rank_never_reaches_is_no_refusal():
+def test_a_hook_point_that_another_rank_never_reaches_is_no_refusal():
     assert found(process(WORKS, 0), process({}, 1))[0][1] == "applied"
     assert found(process({}, 0))[0][1] == "unseen"
     assert found() == []

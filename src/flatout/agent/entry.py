@@ -40,8 +40,8 @@ def install(spec: TrialSpec) -> Session:
         _pin(spec.guard)
     session.start()
     _publish(session, spec.status_folder or spec.folder)
-    for seam in (loader, model, optimizer, step):
-        seam.install(session)
+    for hook_point in (loader, model, optimizer, step):
+        hook_point.install(session)
     if spec.mode == "run":
         atexit.register(_tell_not_applied, session)
         _watch_memory(session, spec.status_folder, spec.plan)

@@ -17,7 +17,7 @@ from flatout.agent.events import EVENTS, Listener
 from flatout.agent.step_sampler import MAX_NOTED, StepSampler
 from flatout.records.errors import NotApplicable
 from flatout.records.phase_clock import Clock
-from flatout.records.technique import Technique, name_of, seams_of
+from flatout.records.technique import Technique, hook_points_of, name_of
 from flatout.records.trial_result import LoaderSeen, Segment
 from flatout.records.trial_spec import TrialSpec
 
@@ -120,7 +120,7 @@ class Session:
     def start(self) -> None:
         """Let the techniques set their process-wide switches."""
         for technique in self.techniques:
-            if seams_of(technique) & {"environment", "start"}:
+            if hook_points_of(technique) & {"environment", "start"}:
                 self._apply_start(technique)
 
     def on(self, event: str, listener: Listener) -> None:
@@ -174,17 +174,17 @@ class Session:
         return threading.get_ident() == self.thread
 
     def transform(
-        self, seam: str, value: Value, *context: Any, only: Technique | None = None
+        self, hook_point: str, value: Value, *context: Any, only: Technique | None = None
     ) -> Value:
         """Return the value after every technique that acts at this hook point changed it."""
         for technique in self.techniques if only is None else (only,):
-            if seam in seams_of(technique):
-                value = self._apply(technique, seam, value, context)
+            if hook_point in hook_points_of(technique):
+                value = self._apply(technique, hook_point, value, context)
         return value
 
-    def touches(self, seam: str) -> bool:
+    def touches(self, hook_point: str) -> bool:
         """Return whether any technique of the recipe acts at a hook point."""
-        return any(seam in seams_of(technique) for technique in self.techniques)
+        return any(hook_point in hook_points_of(technique) for technique in self.techniques)
 
     def note_status(self, technique: Technique, status: str, why: str = "") -> None:
         """Record what became of a technique; once applied, later refusals do not change that."""
@@ -199,12 +199,12 @@ class Session:
         One that acts at several hook points and was refused at one of them whenever it was asked
         did not: half of a technique is another one.
         """
-        for (name, _seam), why in self._refused.items():
+        for (name, _hook_point), why in self._refused.items():
             if why and self.status.get(name, ("",))[0] == "applied":
                 self.status[name] = ("not_applicable", why)
         for technique in self.techniques:
             name = name_of(technique)
-            if "end" in seams_of(technique) and self.status.get(name, ("",))[0] == "applied":
+            if "end" in hook_points_of(technique) and self.status.get(name, ("",))[0] == "applied":
                 try:
                     self.status[name] = ("applied", technique.end())
                 except NotApplicable as reason:
@@ -280,18 +280,18 @@ class Session:
         self.counts[segment.who] = self.counts.get(segment.who, 0) + 1
 
     def _apply(
-        self, technique: Technique, seam: str, value: Value, context: tuple[Any, ...]
+        self, technique: Technique, hook_point: str, value: Value, context: tuple[Any, ...]
     ) -> Value:
         try:
-            changed: Value = getattr(technique, seam)(value, *context)
+            changed: Value = getattr(technique, hook_point)(value, *context)
         except NotApplicable as reason:
-            self._refused.setdefault((name_of(technique), seam), str(reason))
+            self._refused.setdefault((name_of(technique), hook_point), str(reason))
             self.note_status(technique, "not_applicable", str(reason))
             return value
         except Exception as error:  # noqa: BLE001  the value stays as it was, and the trial says so
             self.note_status(technique, "failed", f"{type(error).__name__}: {error}"[:500])
             return value
-        self._refused[name_of(technique), seam] = ""
+        self._refused[name_of(technique), hook_point] = ""
         self.note_status(technique, "applied")
         return changed
 
@@ -304,7 +304,7 @@ class Session:
             self.note_status(technique, "failed", f"{type(error).__name__}: {error}"[:500])
         else:
             # A technique that acts at other hook points too is applied when it did.
-            if not seams_of(technique) - {"environment", "start", "end"}:
+            if not hook_points_of(technique) - {"environment", "start", "end"}:
                 self.note_status(technique, "applied")
 
     def _become_own(self) -> None:

@@ -280,7 +280,7 @@ class Technique(ABC):
         return {name: getattr(self, name) for name in kept}
 
 
-SEAM_METHODS = (
+HOOK_POINT_METHODS = (
     "environment",
     "start",
     "loader",
@@ -383,7 +383,7 @@ def can_switch(technique: Technique | type[Technique]) -> bool:
     return kind.switch is not Technique.switch
 
 
-def seams_of(technique: Technique | type[Technique]) -> frozenset[str]:
+def hook_points_of(technique: Technique | type[Technique]) -> frozenset[str]:
     """Return the names of the hook point methods that a technique overrides."""
     kind = technique if isinstance(technique, type) else type(technique)
-    return frozenset(n for n in SEAM_METHODS if getattr(kind, n) is not getattr(Technique, n))
+    return frozenset(n for n in HOOK_POINT_METHODS if getattr(kind, n) is not getattr(Technique, n))

@@ -28,7 +28,7 @@ from flatout.records.errors import UserError
 from flatout.records.memory_stream import MemoryStream, Phase
 from flatout.records.plan import MAX_BATCH, Plan
 from flatout.records.recipe import Choice, Recipe
-from flatout.records.technique import seams_of
+from flatout.records.technique import hook_points_of
 
 TECHNIQUES_S = 10.0
 """Time for tracing techniques: the first ones of the ladder then stand on traces, the rest on
@@ -272,7 +272,7 @@ class _Tracer:
 
 BY_HAND = "(by hand)"
 """In the labels of what no recipe can do."""
-TRACED_SEAMS = frozenset({"model", "forward", "optimizer", "end"})
+TRACED_HOOK_POINTS = frozenset({"model", "forward", "optimizer", "end"})
 """Hook points that a trace goes through; what acts elsewhere too, it would show in part only. At
 the end
 a technique tells what became of it, and changes nothing."""
@@ -289,8 +289,8 @@ def traceable_choice(label: str) -> Choice | None:
     name = label.split()[0]
     if BY_HAND in label or name not in techniques.names() or not _is_traceable(name):
         return None
-    seams = seams_of(techniques.technique_class(name))
-    if not seams or not seams <= TRACED_SEAMS:
+    hook_points = hook_points_of(techniques.technique_class(name))
+    if not hook_points or not hook_points <= TRACED_HOOK_POINTS:
         return None
     return Choice.from_label(label)
 

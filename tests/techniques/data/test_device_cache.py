@@ -174,9 +174,9 @@ def test_a_loader_whose_workers_live_on_draws_other_numbers_and_is_left_alone():
 
     with pytest.raises(NotApplicable, match="one seed for all epochs"):
         DeviceCache().loader(asked)
-    for seam in (DeviceCache().epoch, lambda x: DeviceCache().batches(iter([]), x)):
+    for hook_point in (DeviceCache().epoch, lambda x: DeviceCache().batches(iter([]), x)):
         with pytest.raises(NotApplicable, match="one seed for all epochs"):
-            seam(built)
+            hook_point(built)
     assert DeviceCache.candidates(waiting(num_workers=1, persistent_workers=True), machine()) == ()
 
 

@@ -5,7 +5,7 @@ from torch.utils.data import DataLoader
 
 from flatout.data.images.substitution import InWorker
 from flatout.records.errors import NotApplicable
-from flatout.records.technique import seams_of
+from flatout.records.technique import hook_points_of
 from flatout.techniques.data.persistent_workers import PersistentWorkers
 from flatout.techniques.data.worker_niceness import StepBack, WorkerNiceness, own_niceness
 from tests.techniques.data.samples import Numbers
@@ -139,7 +139,7 @@ def test_one_thread_on_the_cpu_is_told_to_lose():
 
 def test_nothing_is_put_where_a_framework_puts_its_own_start_first():
     # Lightning gives its own to such a loader, to seed the workers, before the first epoch.
-    assert seams_of(WorkerNiceness) == {"epoch"}
+    assert hook_points_of(WorkerNiceness) == {"epoch"}
 
 
 def test_the_samples_are_the_same():

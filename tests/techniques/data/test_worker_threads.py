@@ -8,7 +8,7 @@ from torch.utils.data import DataLoader
 from flatout.data.images.substitution import InWorker
 from flatout.records.errors import NotApplicable
 from flatout.records.journey import Journey
-from flatout.records.technique import seams_of
+from flatout.records.technique import hook_points_of
 from flatout.techniques.data.worker_threads import VARIABLES, OneThread, WorkerThreads
 from tests.rules.journey_facts import worker
 from tests.techniques.data.samples import Numbers
@@ -113,7 +113,7 @@ def test_a_loader_is_not_limited_twice():
 
 def test_nothing_is_put_where_a_framework_puts_its_own_start_first():
     # Lightning gives its own to such a loader, to seed the workers, before the first epoch.
-    assert seams_of(WorkerThreads) == {"epoch"}
+    assert hook_points_of(WorkerThreads) == {"epoch"}
 
 
 def test_the_samples_are_the_same():

@@ -22,7 +22,7 @@ from flatout.agent.samples import note_chosen, samples_of, tensor_bytes
 from flatout.agent.session import Session
 from flatout.agent.worker_start import note_start
 from flatout.records import phase_clock as phases
-from flatout.records.technique import Technique, seams_of
+from flatout.records.technique import Technique, hook_points_of
 from flatout.records.trial_result import LoaderSeen
 
 DEPTH = 4
@@ -250,7 +250,7 @@ class _Construction:
             build(loader, **wanted)
         except Exception as error:  # noqa: BLE001  a wrong wish of ours: build what was asked
             for technique in self.session.techniques:
-                if "loader" in seams_of(technique):
+                if "loader" in hook_points_of(technique):
                     self.session.note_status(technique, "failed", f"DataLoader refused: {error}")
             build(loader, *args, **kwargs)
 

@@ -13,7 +13,7 @@ from flatout.agent.samples import is_rehearsed, leading_size
 from flatout.agent.session import Session
 from flatout.agent.training_device import follow
 from flatout.records import phase_clock as phases
-from flatout.records.technique import name_of, seams_of
+from flatout.records.technique import hook_points_of, name_of
 
 NARROW_AFTER = 3
 """Steps of every optimizer after which discovery ends and only the roots' classes stay patched:
@@ -206,7 +206,7 @@ class _Roots:
         """Let the techniques change a root one after the other, and note which one compiled it."""
         session = self.session
         for technique in session.techniques:
-            if "model" in seams_of(technique):
+            if "model" in hook_points_of(technique):
                 session.transform("model", module, only=technique)
                 session.quietly(_note_compiler)(module, facts, name_of(technique))
 

@@ -143,8 +143,8 @@ def install(spec: TrialSpec) -> None:
     if spec.undo:
         undo_journal.announce_torch_save()
     session.start()
-    for seam in (loader, model, optimizer, step):
-        seam.install(session)
+    for hook_point in (loader, model, optimizer, step):
+        hook_point.install(session)
     _ScriptTrace(session, asked).install()
 
 

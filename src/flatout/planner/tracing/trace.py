@@ -40,7 +40,7 @@ from flatout.planner.tracing.simulated_ranks import pretended_world
 from flatout.planner.tracing.training_step import TrainingStep
 from flatout.records.errors import NotApplicable, UserError
 from flatout.records.memory_stream import Allocation, Component, MemoryStream, Phase, StreamEvent
-from flatout.records.technique import Technique, name_of, seams_of
+from flatout.records.technique import Technique, hook_points_of, name_of
 
 
 def know_model(recording: Recording, model: nn.Module) -> dict[int, str]:
@@ -391,13 +391,13 @@ class _Training:
             self.scaler.step(self.optimizer)
             self.scaler.update()
 
-    def changed(self, seam: str, value: Any, *context: Any) -> Any:
+    def changed(self, hook_point: str, value: Any, *context: Any) -> Any:
         """Return the value after every change that acts at this hook point."""
         for change in self.changes:
-            if seam not in seams_of(change):
+            if hook_point not in hook_points_of(change):
                 continue
             try:
-                value = getattr(change, seam)(value, *context)
+                value = getattr(change, hook_point)(value, *context)
             except NotApplicable as reason:
                 self.answers.note(f"{name_of(change)} does not apply: {reason}")
         return value
@@ -422,7 +422,7 @@ class _Training:
     @contextlib.contextmanager
     def called(self) -> Iterator[None]:
         """Send the root's outermost calls through the changes, while this runs."""
-        if not any("forward" in seams_of(change) for change in self.changes):
+        if not any("forward" in hook_points_of(change) for change in self.changes):
             yield
             return
         inside = [False]

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from flatout.agent.hooks import loader as seam
+from flatout.agent.hooks import loader as loader_hook
 from flatout.agent.session import Session
 from flatout.records.trial_spec import TrialSpec
 from tests.techniques.data.samples import Numbers
@@ -21,7 +21,7 @@ def watched(session):
     class Loader(DataLoader):
         pass
 
-    seam._Construction(session).install(Loader)
+    loader_hook._Construction(session).install(Loader)
     return Loader
 
 
@@ -120,7 +120,7 @@ class OfSlots(DataLoader):
 def test_an_iterator_without_a_place_for_notes_is_handed_out_as_it_is(session, kind):
     built = kind(Numbers())
 
-    batches = seam._Iteration(session).begin(DataLoader.__iter__, built)
+    batches = loader_hook._Iteration(session).begin(DataLoader.__iter__, built)
 
     assert [batch.item() for batch in batches] == [0, 1, 2]
     assert session.segment.loader_starts == 1
