@@ -18,7 +18,7 @@ from benchmarks.structure import (
 MODULES = modules_of(SOURCE)
 LINES = {
     "": 300,
-    "agent": 13_150,
+    "agent": 13_200,
     "analysis": 6_100,
     "cli": 1_850,
     "data": 11_450,
@@ -32,7 +32,7 @@ LINES = {
     "reporting": 4_700,
     "rules": 4_200,
     "techniques": 11_300,
-    "tuning": 4_650,
+    "tuning": 4_700,
     "workflow": 4_000,
 }
 FLAT_FILES = 25

@@ -100,26 +100,30 @@ class World:
 
     def screen(self, recipe, asked):
         """Return a screen that takes its time: start, blocks, and whatever is compiled in it."""
-        began, longest, seen = self.now, [0.0], set()
+        began, startups, seen = self.now, {}, set()
         self.now += self.guess.start_s
         first = self.now
         played = play_screen(
             asked["choices"],
             lambda names: self.step_ms(names) / 1e3,
-            lambda _: ((self.now - first) / asked["max_s"], longest[0] / asked["max_s"]),
+            lambda _: (
+                (self.now - first) / asked["max_s"],
+                max([0.0, *startups.values()]) / asked["max_s"],
+            ),
             0.005,
             self.random,
         )
         for cell, names, plan, blocks in played:  # noqa: B007
             startup_s = 0.0 if cell in seen else self.compiling_s(names)
             seen.add(cell)
-            longest[0] = max(longest[0], startup_s)
+            for label in {x for x in cell if "compile" in x} - {*startups}:
+                startups[label] = startup_s
             self.now += startup_s + SCREEN_STEPS * self.step_ms(names) / 1e3
         return Trial(
             recipe=recipe,
             outcome=Outcome.OK,
             wall_s=self.now - began,
-            details={"probes": {"screen": seen_of(plan, blocks)}},
+            details={"probes": {"screen": seen_of(plan, blocks, startups)}},
         )
 
     def __call__(self, workload, recipe, machine, options):

@@ -35,7 +35,7 @@ def play_screen(choices, step_s, used_shares, noise, random):
         yield cell, now, plan, blocks
 
 
-def seen_of(plan, blocks):
+def seen_of(plan, blocks, startup_s=()):
     """Return what the probe reports of it."""
     return {
         "blocks": [asdict(block) for block in blocks],
@@ -43,7 +43,7 @@ def seen_of(plan, blocks):
         "credit_from": plan.credit_from,
         "refused": {},
         "failed": {},
-        "startup_s": {},
+        "startup_s": dict(startup_s),
         "ended_early": False,
         "steps": STEPS * len(blocks),
     }

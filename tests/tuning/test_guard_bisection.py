@@ -130,3 +130,17 @@ def test_the_row_says_under_which_promise_a_technique_was_kept(tmp_path, monkeyp
 
     assert verdicts(ablation) == {"fused_optimizer": Verdict.KEPT}
     assert (ablation.rows[0].numerics, ablation.rows[0].why) == ("precision", "it misses rounding")
+
+
+@pytest.mark.parametrize(
+    ("ranks", "draws"), [([False, False], False), ([False, True], True), ([], True)]
+)
+def test_the_compiler_is_set_for_random_numbers_only_where_some_are_drawn(ranks, draws):
+    asked = []
+    lab = SimpleNamespace(guard=lambda recipe, name, spec, steps: asked.append(spec))
+    checker = GuardChecker(lab=lab, tell=lambda _: None)
+    checker._baseline = tuple(SimpleNamespace(draws=each) for each in ranks)
+
+    checker._trial(Recipe(), "candidate-1")
+
+    assert asked[0]["draws"] is draws

@@ -28,6 +28,8 @@ class ScreenedWorld(World):
     ends: dict[str, str] = field(default_factory=dict)
     """Techniques that end the process of a screen, and what the trial's message is then."""
     screens: int = 0
+    screen_noise: float | None = None
+    """That of the screen's blocks, where it is another than that of processes."""
 
     def __call__(self, workload, recipe, machine, options):
         if "screen" not in options.probes:
@@ -37,7 +39,7 @@ class ScreenedWorld(World):
             options.probes["screen"]["choices"],
             lambda names: 0.1 * math.prod(self.factors.get(name, 1.0) for name in names),
             lambda blocks: [len(blocks) / self.blocks],
-            self.noise,
+            self.noise if self.screen_noise is None else self.screen_noise,
             self.random,
         )
         for cell, names, plan, blocks in played:  # noqa: B007
@@ -225,3 +227,17 @@ def test_a_log_that_was_cut_off_blames_what_was_on_last(tmp_path):
 
     assert seen["failed"] == {"other": "the script ended while it was on: signal 11"}
     assert len(seen["blocks"]) == 1
+
+
+def test_a_technique_that_was_screened_and_then_played_in_pairs_has_the_row_of_the_pairs(tmp_path):
+    # In the screen it is too noisy to tell; pairs of processes then are not.
+    world = ScreenedWorld({"fused_optimizer": 0.93}, blocks=14, screen_noise=0.2)
+
+    ablation = run(world, tmp_path, only=COMPUTE)
+
+    of = {source: set() for source in ("screen", "pairs")}
+    for row in ablation.rows:
+        if row.stage == "add" and row.comparison:
+            of[row.comparison.source].add(row.choice.label)
+    assert of["pairs"]
+    assert not of["screen"] & of["pairs"]

@@ -144,7 +144,8 @@ def _pin(guard: Mapping[str, Any]) -> None:
     from flatout.agent.guard import pinning
 
     pinning.pin_samples(guard["seed"])
-    pinning.keep_random_compile()
+    if guard.get("draws", True):
+        pinning.keep_random_compile()
     pinning.pin_algorithms()
     if guard["drops_dropout"]:
         pinning.drop_dropout()

@@ -252,9 +252,11 @@ def _whole_lines(path: Path) -> list[str]:
 
 def _words(found: Screened) -> str:
     thrown = f", {found.thrown_away} of them thrown away" if found.thrown_away else ""
+    count = len(found.effects)
+    number = f"{count} technique was" if count == 1 else f"{count} techniques were"
     return (
-        f"{len(found.effects)} techniques were screened in one process: {found.blocks} blocks of "
-        f"steps{thrown}, equal ones differ by {100 * found.residual_sd:.1f} %"
+        f"{number} screened in one process: {found.blocks} blocks of steps{thrown}, equal ones "
+        f"differ by {100 * found.residual_sd:.1f} %"
     )
 
 
@@ -266,6 +268,8 @@ class Raced:
     check: LossCheck = LossCheck(status="skipped", why="not faster, so there was nothing to check")
     guilty: Mapping[str, LossCheck] = field(default_factory=dict)
     """What the guard rejects of them."""
+    undecided: Cell = NOTHING_ON
+    """What was in a race that decided nothing: too few pairs, or a busy machine."""
 
 
 def _race(ladder: TuningState, found: Screened, by_label: Mapping[str, Candidate]) -> Raced:
@@ -275,6 +279,7 @@ def _race(ladder: TuningState, found: Screened, by_label: Mapping[str, Candidate
     left out, and the rest races again.
     """
     guilty: dict[str, LossCheck] = {}
+    undecided = NOTHING_ON
     waiting = [found.best]
     if found.least_certain and len(found.best) > 1:
         waiting.append(tuple(x for x in found.best if x != found.least_certain))
@@ -289,6 +294,7 @@ def _race(ladder: TuningState, found: Screened, by_label: Mapping[str, Candidate
         match = ladder.play(recipe, Rule())
         _note_race(ladder, recipe, match)
         if match.decision is not Decision.KEPT or match.candidate is None:
+            undecided = cell if match.decision is Decision.UNDECIDED else NOTHING_ON
             continue
         check = ladder.referee.check(recipe)
         if check.passed:
@@ -303,7 +309,7 @@ def _race(ladder: TuningState, found: Screened, by_label: Mapping[str, Candidate
         named = {choice.label for choice in settle_guilty(ladder, recipe)}
         guilty |= dict.fromkeys(named or cell, check)
         waiting = [tuple(x for x in cell if x not in guilty)]
-    return Raced(guilty=guilty)
+    return Raced(guilty=guilty, undecided=undecided)
 
 
 def _note_race(ladder: TuningState, recipe: Recipe, match: Match) -> None:
@@ -347,7 +353,10 @@ def _note_effects(
         elif label in raced.guilty:
             verdict, why = Verdict.REJECTED, raced.guilty[label].why
         elif label in found.best:
-            verdict, why = Verdict.INCONCLUSIVE, "not faster in fresh processes"
+            verdict = Verdict.INCONCLUSIVE
+            why = "fresh processes did not show that it is faster"
+            if label in raced.undecided:
+                why = "fresh processes decided nothing in the time that there was"
         others = tuple(x for x in on_top_of if x != candidate.choice.technique)
         row = _row(ladder, candidate, verdict, effect)
         startup_s = found.startup_s.get(label, 0.0)

@@ -132,7 +132,9 @@ def _pair_alone(known: Measured, choice: Choice) -> Comparison | None:
 def _timed(known: Measured, recipe: Recipe) -> Profile | None:
     """Time a recipe once, where there is time for it; None where it gave no measurement."""
     recipe = replace(recipe, training_loaders=known.recipe.training_loaders)
-    if known.left_s() < known.lab.cost_s(recipe, known.lab.cost_s(known.recipe, 0.0)):
+    started_s = max((x.startup_s for x in known.rows if x.choice in recipe.choices), default=0.0)
+    expected_s = known.lab.cost_s(known.recipe, 0.0) + started_s
+    if known.left_s() < known.lab.cost_s(recipe, expected_s):
         return None
     trial = known.lab.time(recipe)
     is_disturbed = trial.details.get("disturbed") and not known.lab.accepts_load

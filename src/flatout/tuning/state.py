@@ -180,6 +180,7 @@ class TuningState:
         if together_with:
             names = f"together with {', '.join(together_with)}"
             row = replace(row, why=f"{names}: {row.why}" if row.why else names)
+        self.rows = [one for one in self.rows if not _is_screened(one, candidate.choice)]
         self.rows.append(row)
         if row.verdict is Verdict.KEPT and match.candidate is not None:
             self.recipe, self.race = recipe, None
@@ -188,6 +189,16 @@ class TuningState:
             self.best_ratio *= match.comparison.ratio if match.comparison else 1.0
         self.say("", event=event_of(row))
         return row
+
+
+def _is_screened(row: Row, choice: Choice) -> bool:
+    """Return whether a row is what a screen left open of a technique: fresh pairs replace it."""
+    return (
+        row.choice == choice
+        and row.comparison is not None
+        and row.comparison.source == "screen"
+        and row.verdict is Verdict.INCONCLUSIVE
+    )
 
 
 def settle_guilty(state: TuningState, recipe: Recipe) -> tuple[Choice, ...]:

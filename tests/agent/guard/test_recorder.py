@@ -1,5 +1,6 @@
 """Scripts that do not look like the plain loop."""
 
+import functools
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -372,3 +373,30 @@ def test_a_step_that_the_scaler_skips_is_no_step(tmp_path: Path) -> None:
         assert [s.step for s in record.gradients] == [1, 1, 2, 2]
         first = record.gradients[0].sketches
         assert all(bool(np.isfinite(value).all()) for value in first.values())
+
+
+def drawing_script(draw: Callable[[Tensor], Tensor]) -> Script:
+    """Train with something between the model and its loss."""
+
+    def script(session: FakeSession) -> None:
+        model = loop.mlp()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        session.optimizers.append(optimizer)
+        for batch in batches():
+            torch.rand(3)  # what a loader draws
+            session.fire("batch", batch, "loader")
+            optimizer.zero_grad()
+            out = draw(session.forward(model, batch[0]))
+            session.backward(F.cross_entropy(out, batch[1]))
+            optimizer.step()
+
+    return script
+
+
+@pytest.mark.parametrize(
+    ("draw", "draws"), [(torch.tanh, False), (functools.partial(F.dropout, p=0.1), True)]
+)
+def test_it_notes_whether_random_numbers_are_drawn_in_the_training(
+    record_of: Any, draw: Callable[[Tensor], Tensor], *, draws: bool
+) -> None:
+    assert record_of(drawing_script(draw)).draws is draws

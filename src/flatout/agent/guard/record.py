@@ -102,6 +102,8 @@ class GuardRecord:
     """Which modules change their mode or a rate and when, which buffers go on changing."""
     losses: tuple[float, ...] = ()
     """Loss between one optimizer step and the next, micro-batches added up."""
+    draws: bool = True
+    """Whether random numbers were drawn between a forward and the end of its backward."""
     errors: tuple[str, ...] = ()
     """Probe failures in the trial."""
 

@@ -50,6 +50,9 @@ class GuardRecorder:
         self._inside: int | None = None
         self._inside_backwards = 0
         self._had_gradients = False
+        self._draws = False
+        self._streams: list[torch.Tensor] = []
+        """Where the global random streams were at the last forward."""
         steps, shadowed = (
             spec.get("gradient_steps", GRADIENT_STEPS),
             spec.get("shadow_steps", SHADOW_STEPS),
@@ -85,11 +88,16 @@ class GuardRecorder:
             self._described.add(number)
             self._structure.update(describe_modules(module, number))
             self._low_precision |= _is_low_precision(module)
+        if not self._draws:
+            self._streams = random_streams()
 
     def _on_loss(self, loss: "torch.Tensor") -> None:
         self._terms.append(loss.detach().clone())
 
     def _on_backward_end(self) -> None:
+        pairs = zip(self._streams, random_streams() if self._streams else (), strict=True)
+        self._draws |= any(not before.equal(after) for before, after in pairs)
+        self._streams = []
         if self._inside is not None:
             self._inside_backwards += 1
             if self._inside_backwards > 1:
@@ -161,6 +169,7 @@ class GuardRecorder:
             buffers={name: to_numbers(value) for name, value in self._later.buffers.items()},
             later=self._later.facts(len(self._losses), roots),
             losses=tuple(sum(float(term) for term in terms) for terms in self._losses if terms),
+            draws=self._draws,
             errors=tuple(self._session.errors),
         )
         write_record(record, rank_path(self._path, own_rank()))
@@ -184,6 +193,14 @@ class GuardRecorder:
             if root is module:
                 return number
         return len(self._session.roots)
+
+
+def random_streams() -> "list[torch.Tensor]":
+    """Return the states of the global generators that a forward may draw from; no device waits."""
+    import torch
+
+    is_there = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    return [torch.get_rng_state(), *(torch.cuda.get_rng_state_all() if is_there else ())]
 
 
 def _is_low_precision(module: "torch.nn.Module") -> bool:
