@@ -8,8 +8,8 @@ from click.testing import CliRunner
 
 from flatout.cli.techniques import command
 from flatout.records.recipe import Choice
-from flatout.records.technique import prior_of, priors
-from flatout.tuning.history import history_path, read_history
+from flatout.records.technique import EarlierResult, prior_of, priors
+from flatout.tuning.history import errors_on, history_path, read_history
 from flatout.tuning.ranking import Experience, rank
 from tests.tuning.test_ranking import candidate
 from tests.workflow.test_tune import MACHINE, World, profile, run
@@ -32,7 +32,7 @@ def test_a_tuning_writes_down_what_it_found_of_each_technique(tmp_path):
 
 def test_the_next_tuning_tries_first_what_helped_here(tmp_path):
     history = tmp_path / "history.jsonl"
-    line = {"at": "", "script": "other", "device": "test cpu", "interval": [1.0, 9.0], "n": 3}
+    line = {"at": "", "script": "other", "device": "test cpu", "interval": [1.0, 1.9], "n": 3}
     results = [
         line | {"technique": "bf16_autocast", "predicted": 1.3, "ratio": 0.5, "verdict": "worse"},
         line | {"technique": "fused_optimizer", "predicted": 1.05, "ratio": 2.0, "verdict": "kept"},
@@ -136,3 +136,13 @@ def test_a_result_of_one_pair_is_kept_though_its_interval_is_open(tmp_path):
 
     (one,) = read_history(history)
     assert (one.n, one.verdict) == (1, "no_effect")
+
+
+@pytest.mark.parametrize(
+    ("interval", "n", "counts"), [((1.1, 1.4), 3, 1), ((0.4, 7.0), 3, 0), ((1.1, 1.4), 1, 0)]
+)
+def test_what_noise_left_open_corrects_no_prediction(interval, n, counts):
+    known = {"at": "", "script": "a", "device": "CPU", "technique": "x", "verdict": "inconclusive"}
+    one = EarlierResult(predicted=1.0, ratio=1.25, interval=interval, n=n, **known)
+
+    assert len(errors_on("CPU", [one]).get("x", [])) == counts

@@ -17,6 +17,8 @@ from flatout.records.json_records import from_plain, to_plain
 from flatout.records.technique import EarlierResult
 
 FILE = "history.jsonl"
+WIDEST = 2.0
+"""Intervals that leave a larger factor open say nothing of a prediction."""
 Errors = Mapping[str, Sequence[float]]
 """By technique: how far the logs of measured ratios were above those predicted."""
 
@@ -61,7 +63,9 @@ def errors_on(device: str, results: Iterable[EarlierResult]) -> dict[str, list[f
     """
     errors: dict[str, list[float]] = {}
     for one in results:
-        if one.device == device and one.predicted > 0 and one.ratio > 0:
+        low, high = one.interval
+        is_known = one.n > 1 and low > 0 and high <= WIDEST * low
+        if one.device == device and one.predicted > 0 and one.ratio > 0 and is_known:
             errors.setdefault(one.technique, []).append(math.log(one.ratio / one.predicted))
     return errors
 
