@@ -19,7 +19,7 @@ MODULES = modules_of(SOURCE)
 LINES = {
     "": 300,
     "agent": 13_200,
-    "analysis": 6_100,
+    "analysis": 6_150,
     "cli": 1_850,
     "data": 11_450,
     "guard": 1_250,
@@ -32,7 +32,7 @@ LINES = {
     "reporting": 4_700,
     "rules": 4_200,
     "techniques": 11_300,
-    "tuning": 4_700,
+    "tuning": 4_750,
     "workflow": 4_000,
 }
 FLAT_FILES = 25

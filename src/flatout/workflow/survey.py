@@ -39,8 +39,9 @@ from flatout.tuning.trial_runner import (
 from flatout.tuning.trials import run_trial
 from flatout.workflow.tune import BaselineFailedError
 
-PAIRS = Rule(at_least=2, max_pairs=3)
-"""Two pairs show a large effect, three a smaller one: thirteen rows are wanted in ten minutes."""
+PAIRS = Rule(max_pairs=3, min_pairs_to_drop=2, hopeless=0.0)
+"""Two pairs show a large effect, three a smaller one: thirteen rows are wanted in ten minutes. One
+alone only where the budget ends."""
 ZERO_RANKS = 2
 """Devices for which the memory of ZeRO is predicted."""
 
