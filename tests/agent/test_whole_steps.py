@@ -72,11 +72,11 @@ def trained():
 def test_steps_in_backward_are_refused_where_a_technique_acts_around_them(name, act, trained):
     net, optimizer = trained
     act(net, optimizer)
-    lever = OptimizerInBackward()
-    lever.start()
+    technique = OptimizerInBackward()
+    technique.start()
 
     with pytest.raises(NotApplicable, match=f"{name}.* needs whole steps"):
-        lever.optimizer(optimizer)
+        technique.optimizer(optimizer)
 
 
 @pytest.mark.parametrize("act", TECHNIQUES.values())

@@ -92,9 +92,9 @@ def test_a_technique_leaves_the_cores_of_the_other_legs():
 
 
 def test_only_techniques_that_there_are_are_named():
-    levers = {lever for stage in found().stages for lever in stage.levers}
+    techniques = {technique for stage in found().stages for technique in stage.techniques}
 
-    assert levers == {"ram_cache", "fast_decode"}
+    assert techniques == {"ram_cache", "fast_decode"}
 
 
 def test_nothing_was_looked_at():
@@ -115,7 +115,7 @@ def test_every_stage_has_its_techniques_and_no_technique_names_another_stage():
 def test_what_keeps_samples_is_of_no_use_after_a_stage_that_makes_each_anew():
     stages = found(known=("device_cache", "ram_cache"), is_repeated=False).stages
 
-    assert {x.name: x.levers for x in stages if x.levers} == {
+    assert {x.name: x.techniques for x in stages if x.techniques} == {
         "read": ("ram_cache",),
         "decode": ("ram_cache",),
     }
@@ -123,9 +123,9 @@ def test_what_keeps_samples_is_of_no_use_after_a_stage_that_makes_each_anew():
 
 def test_what_needs_no_decoding_is_known_by_its_stages():
     stages = found(known=("packed_data", "scaled_decode", "read_ahead")).stages
-    levers = {stage.name: stage.levers for stage in stages if stage.levers}
+    techniques = {stage.name: stage.techniques for stage in stages if stage.techniques}
 
-    assert levers == {
+    assert techniques == {
         "read": ("read_ahead", "packed_data"),
         "decode": ("packed_data", "scaled_decode"),
     }

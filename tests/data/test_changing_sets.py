@@ -42,22 +42,22 @@ def asked(make, workers, **options):
     }
 
 
-def with_technique(lever, arguments, change):
-    built = DataLoader(**lever.loader(arguments))
-    return seen(built, change, passed(lever.epoch), passed(lever.batches))
+def with_technique(technique, arguments, change):
+    built = DataLoader(**technique.loader(arguments))
+    return seen(built, change, passed(technique.epoch), passed(technique.batches))
 
 
 @pytest.mark.parametrize("kind", CHANGES)
 @pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("lever", KEEPERS, ids=lambda lever: repr(lever))
-def test_what_was_kept_is_dropped_when_the_script_changes_its_set(lever, workers, kind):
+@pytest.mark.parametrize("technique", KEEPERS, ids=lambda technique: repr(technique))
+def test_what_was_kept_is_dropped_when_the_script_changes_its_set(technique, workers, kind):
     make, change = CHANGES[kind]
     expected = seen(DataLoader(**asked(make, workers)), change)
 
-    found = with_technique(lever, asked(make, workers), change)
+    found = with_technique(technique, asked(make, workers), change)
 
     assert found == expected
-    assert "the script changed the data set" in lever.end()
+    assert "the script changed the data set" in technique.end()
 
 
 @pytest.mark.parametrize("kind", CHANGES)
@@ -73,14 +73,14 @@ def test_workers_start_anew_when_the_script_changed_its_set(kind):
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("make", [Sized, Counting])
-@pytest.mark.parametrize("lever", KEEPERS, ids=lambda lever: repr(lever))
-def test_a_set_that_nobody_changes_stays_kept(lever, workers, make):
+@pytest.mark.parametrize("technique", KEEPERS, ids=lambda technique: repr(technique))
+def test_a_set_that_nobody_changes_stays_kept(technique, workers, make):
     expected = seen(DataLoader(**asked(make, workers)), lambda _: None)
 
-    found = with_technique(lever, asked(make, workers), lambda _: None)
+    found = with_technique(technique, asked(make, workers), lambda _: None)
 
     assert found == expected
-    assert lever.end() == ""
+    assert technique.end() == ""
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -97,41 +97,41 @@ def test_a_set_that_counts_its_reads_is_read_once_a_sample(workers):
 
 @pytest.mark.parametrize("make", [Sized, Counting])
 def test_workers_of_a_set_that_nobody_changes_live_on(make):
-    lever = PersistentWorkers()
-    built = DataLoader(**lever.loader(asked(make, 2)))
+    technique = PersistentWorkers()
+    built = DataLoader(**technique.loader(asked(make, 2)))
 
     def process_ids():
-        lever.epoch(built)
+        technique.epoch(built)
         list(built)
         return [worker.pid for worker in built._iterator._workers]
 
     assert process_ids() == process_ids()
-    assert lever.end() == ""
+    assert technique.end() == ""
 
 
 def test_workers_that_start_anew_leave_none_behind():
-    lever = PersistentWorkers()
-    built = DataLoader(**lever.loader(asked(Sized, 2)))
-    lever.epoch(built)
+    technique = PersistentWorkers()
+    built = DataLoader(**technique.loader(asked(Sized, 2)))
+    technique.epoch(built)
     list(built)
     workers = built._iterator._workers
 
     grow(built.dataset)
-    lever.epoch(built)
+    technique.epoch(built)
 
     assert not any(worker.is_alive() for worker in workers)
 
 
 def test_workers_that_start_anew_in_each_epoch_are_no_gain():
-    lever = PersistentWorkers()
-    built = DataLoader(**lever.loader(asked(Negatives, 2)))
+    technique = PersistentWorkers()
+    built = DataLoader(**technique.loader(asked(Negatives, 2)))
     for _ in range(3):
         draw(built.dataset)
-        lever.epoch(built)
+        technique.epoch(built)
         list(built)
 
     with pytest.raises(NotApplicable, match="before each epoch"):
-        lever.end()
+        technique.end()
 
 
 def test_a_collation_that_the_script_changes_reaches_new_workers():
@@ -155,13 +155,13 @@ def test_a_collation_that_the_script_changes_reaches_new_workers():
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_the_technique_is_refused_in_epochs_after_a_change(workers):
-    for lever in KEEPERS:
-        built = DataLoader(**lever.loader(asked(Sized, workers)))
-        lever.epoch(built)
+    for technique in KEEPERS:
+        built = DataLoader(**technique.loader(asked(Sized, workers)))
+        technique.epoch(built)
         grow(built.dataset)
 
         with pytest.raises(NotApplicable, match=r"changed the data set \(size\)"):
-            lever.epoch(built)
+            technique.epoch(built)
 
 
 def test_samples_kept_by_hand_are_the_scripts_own_after_a_change():
@@ -175,11 +175,11 @@ def test_samples_kept_by_hand_are_the_scripts_own_after_a_change():
 
 
 def test_a_change_within_an_epoch_shows_where_there_are_no_workers():
-    for lever in KEEPERS:
+    for technique in KEEPERS:
         arguments = asked(Sized, 0)
-        built = DataLoader(**lever.loader(arguments))
-        lever.epoch(built)
-        iterator = passed(lever.batches)(iter(built), built)
+        built = DataLoader(**technique.loader(arguments))
+        technique.epoch(built)
+        iterator = passed(technique.batches)(iter(built), built)
         next(iterator)
 
         grow(arguments["dataset"])
@@ -218,20 +218,20 @@ def test_a_changed_set_gives_the_device_its_memory_back():
     assert device_cache.RESIDENT.known(built.dataset).whole is None
 
 
-def used_again(lever):
+def used_again(technique):
     """Return the sets of four epochs, each built anew as some scripts do, that are still there."""
     left = []
     for _ in range(4):
         arguments = asked(Sized, 0)
-        built = DataLoader(**lever.loader(arguments))
-        passed(lever.epoch)(built)
-        assert len(list(passed(lever.batches)(iter(built), built))) == 5
+        built = DataLoader(**technique.loader(arguments))
+        passed(technique.epoch)(built)
+        assert len(list(passed(technique.batches)(iter(built), built))) == 5
         left.append(ref(arguments["dataset"]))
         del arguments, built
     gc.collect()
     return sum(reference() is not None for reference in left)
 
 
-@pytest.mark.parametrize("lever", KEEPERS, ids=lambda lever: repr(lever))
-def test_what_is_kept_for_sets_that_are_built_anew_is_given_back(lever):
-    assert used_again(lever) <= ALIKE
+@pytest.mark.parametrize("technique", KEEPERS, ids=lambda technique: repr(technique))
+def test_what_is_kept_for_sets_that_are_built_anew_is_given_back(technique):
+    assert used_again(technique) <= ALIKE

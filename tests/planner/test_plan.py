@@ -117,8 +117,8 @@ def test_techniques_of_several_gpus_need_several_gpus():
 def test_gradients_that_ranks_have_yet_to_average_are_not_used_early():
     def is_offered(stream, gpus):
         here = ground(gpus=gpus)
-        lever = next(one for one in candidates(here) if one.label == "optimizer_in_backward")
-        return lever.helps(stream, here)
+        technique = next(one for one in candidates(here) if one.label == "optimizer_in_backward")
+        return technique.helps(stream, here)
 
     alone = toy_stream(2, 2)
 
@@ -141,10 +141,10 @@ def test_gradients_that_are_needed_together_are_not_used_early(why):
     )
     marks = (*stream.marks, mark) if why == "added up" else stream.marks
     changed = replace(stream, allocations=(*stream.allocations, norm), marks=marks)
-    lever = next(one for one in candidates(ground()) if one.label == "optimizer_in_backward")
+    technique = next(one for one in candidates(ground()) if one.label == "optimizer_in_backward")
 
-    assert lever.helps(stream, ground())
-    assert not lever.helps(changed, ground())
+    assert technique.helps(stream, ground())
+    assert not technique.helps(changed, ground())
 
 
 def test_a_technique_that_was_traced_is_not_modelled():

@@ -13,14 +13,14 @@ def package(folder, files):
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    made = ModuleType("levers")
+    made = ModuleType("techniques")
     made.__path__ = [str(folder)]
     return made
 
 
 def test_files_in_sub_folders_are_found_by_name_and_not_imported(tmp_path):
     explosive = "raise RuntimeError('imported')"
-    levers = package(
+    techniques = package(
         tmp_path,
         {
             "b/__init__.py": explosive,
@@ -31,13 +31,13 @@ def test_files_in_sub_folders_are_found_by_name_and_not_imported(tmp_path):
         },
     )
 
-    assert module_names(levers) == {"boost": "levers.a.boost", "zoom": "levers.b.zoom"}
+    assert module_names(techniques) == {"boost": "techniques.a.boost", "zoom": "techniques.b.zoom"}
 
 
 def test_two_files_of_one_name_are_a_mistake(tmp_path):
     files = {f"{family}/{name}.py": "" for family in "ab" for name in ("__init__", "boost")}
 
-    with pytest.raises(ValueError, match=r"two files are called boost: levers\.a\.boost"):
+    with pytest.raises(ValueError, match=r"two files are called boost: techniques\.a\.boost"):
         module_names(package(tmp_path, files))
 
 

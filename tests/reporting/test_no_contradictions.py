@@ -56,7 +56,7 @@ def pipelines(draw):
     return Pipeline(
         stages=(
             Stage(name="read", cpu_ms=1e-4 * cpu_ms, share=1e-4, wait_ms=draw(TIMES)),
-            Stage(name="decode", cpu_ms=0.9999 * cpu_ms, share=0.9999, levers=("fast_decode",)),
+            Stage(name="decode", cpu_ms=0.9999 * cpu_ms, share=0.9999, techniques=("fast_decode",)),
         ),
         samples=64,
         cpu_ms=cpu_ms,

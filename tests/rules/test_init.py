@@ -84,15 +84,15 @@ def test_a_rule_that_fails_is_left_out_with_a_note_and_the_others_speak(monkeypa
 
 
 @pytest.mark.parametrize(
-    ("code", "lever"),
+    ("code", "technique"),
     [
         ("fp32_on_fast_bf16", "bf16_autocast"),
         ("slow_optimizer", "fused_optimizer"),
         ("fragmented_memory", "expandable_segments"),
     ],
 )
-def test_a_technique_that_is_in_use_is_not_advised(code, lever):
-    judged = rules.add_findings(EVERYTHING, FAST, {lever})
+def test_a_technique_that_is_in_use_is_not_advised(code, technique):
+    judged = rules.add_findings(EVERYTHING, FAST, {technique})
 
     others = set(rules.codes()) - {code}
     assert {finding.code for finding in judged.findings} == others
@@ -100,9 +100,9 @@ def test_a_technique_that_is_in_use_is_not_advised(code, lever):
 
 def test_what_mends_a_bottleneck_is_a_technique():
     named = {
-        lever
+        technique
         for module in module_names(rules).values()
-        for lever in getattr(importlib.import_module(module), "MENDED_BY", ())
+        for technique in getattr(importlib.import_module(module), "MENDED_BY", ())
     }
 
     assert named
@@ -113,8 +113,8 @@ def test_the_catalogue_names_every_rule_and_only_techniques_that_there_are():
     page = (ROOT / "docs/rules/README.md").read_text()
 
     assert [code for code in rules.codes() if f"[{code}]({code}.md)" not in page] == []
-    levers = re.findall(r"techniques? ((?:`\w+`(?:, )?)+)", page)
-    named = {name for text in levers for name in re.findall(r"`(\w+)`", text)}
+    techniques = re.findall(r"techniques? ((?:`\w+`(?:, )?)+)", page)
+    named = {name for text in techniques for name in re.findall(r"`(\w+)`", text)}
     assert len(named) > 20
     assert named <= set(catalogue.names())
 

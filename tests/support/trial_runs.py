@@ -29,18 +29,18 @@ def copy_scripts():
     return folder / "work"
 
 
-def trial_of(command, levers=(), **options):
+def trial_of(command, techniques=(), **options):
     """Return the trial of one command line, run in a fresh copy of the scripts' folder."""
     usual = {field.name: field.default for field in dataclasses.fields(TrialOptions)} | LIMIT
     unusual = {name: value for name, value in options.items() if usual[name] != value}
-    return _trial_of(command, levers, **unusual)  # one trial, whether the usual is spelled out
+    return _trial_of(command, techniques, **unusual)  # one trial, whether the usual is spelled out
 
 
 @functools.cache
-def _trial_of(command, levers, **options):
+def _trial_of(command, techniques, **options):
     folder = copy_scripts()
     target, *arguments = command.split()
-    recipe = Recipe(choices=tuple(Choice(technique=name) for name in levers))
+    recipe = Recipe(choices=tuple(Choice(technique=name) for name in techniques))
     workload = Workload(
         target=target, arguments=tuple(arguments), folder=folder, python=sys.executable
     )

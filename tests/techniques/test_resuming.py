@@ -49,27 +49,27 @@ def folder(tmp_path):
     return tmp_path
 
 
-def arguments_of(lever, steps, save, resume):
+def arguments_of(technique, steps, save, resume):
     again = ("--resume", resume) if resume else ()
-    return ("--steps", str(steps), "--save", save, *again, *TECHNIQUES[lever])
+    return ("--steps", str(steps), "--save", save, *again, *TECHNIQUES[technique])
 
 
-def trained(folder, lever, steps, save, resume=""):
+def trained(folder, technique, steps, save, resume=""):
     """Return what the script saved after a training under the technique."""
     workload = Workload(
         target=SCRIPT.name,
-        arguments=arguments_of(lever, steps, save, resume),
+        arguments=arguments_of(technique, steps, save, resume),
         folder=folder,
         python=sys.executable,
     )
-    assert run(workload, recipe_of(*lever.split())) == 0
+    assert run(workload, recipe_of(*technique.split())) == 0
     return torch.load(folder / save, weights_only=True)
 
 
-def skip_without(lever):
-    if lever in NEEDS and importlib.util.find_spec(NEEDS[lever]) is None:
-        pytest.skip(f"{NEEDS[lever]} is not installed")
-    if "muon" in lever and not hasattr(torch.optim, "Muon"):
+def skip_without(technique):
+    if technique in NEEDS and importlib.util.find_spec(NEEDS[technique]) is None:
+        pytest.skip(f"{NEEDS[technique]} is not installed")
+    if "muon" in technique and not hasattr(torch.optim, "Muon"):
         pytest.skip("torch without Muon")
 
 
@@ -86,25 +86,25 @@ def differences(found, expected):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("lever", TECHNIQUES)
-def test_it_goes_on_exactly_where_it_was(lever, folder, capfd):
-    skip_without(lever)
+@pytest.mark.parametrize("technique", TECHNIQUES)
+def test_it_goes_on_exactly_where_it_was(technique, folder, capfd):
+    skip_without(technique)
 
-    expected = trained(folder, lever, WHOLE, "whole.pt")
-    trained(folder, lever, HALF, "half.pt")
-    found = trained(folder, lever, WHOLE, "again.pt", resume="half.pt")
+    expected = trained(folder, technique, WHOLE, "whole.pt")
+    trained(folder, technique, HALF, "half.pt")
+    found = trained(folder, technique, WHOLE, "again.pt", resume="half.pt")
 
     assert "was not applied" not in capfd.readouterr().err
     assert differences(found, expected) == []
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("lever", IN_ADAM)
-def test_the_plain_script_goes_on_from_it(lever, folder):
-    skip_without(lever)
-    trained(folder, lever, HALF, "half.pt")
+@pytest.mark.parametrize("technique", IN_ADAM)
+def test_the_plain_script_goes_on_from_it(technique, folder):
+    skip_without(technique)
+    trained(folder, technique, HALF, "half.pt")
 
-    arguments = arguments_of(lever, WHOLE, "plain.pt", "half.pt")
+    arguments = arguments_of(technique, WHOLE, "plain.pt", "half.pt")
     subprocess.run([sys.executable, SCRIPT.name, *arguments], cwd=folder, check=True, timeout=120)
 
     weights = torch.load(folder / "plain.pt", weights_only=True)["model"]
@@ -117,7 +117,7 @@ def network():
     return nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 16), nn.Linear(16, 4))
 
 
-def begun(lever, saved=None):
+def begun(technique, saved=None):
     """Return a model and its optimizer, which has the state and is about to meet the technique."""
     model = network()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
@@ -125,9 +125,9 @@ def begun(lever, saved=None):
     if saved is not None:
         model.load_state_dict(saved[0])
         optimizer.load_state_dict(saved[1])
-    if lever is Muon:
-        lever().model(model)
-    return model, in_first_step(optimizer, lever().optimizer)
+    if technique is Muon:
+        technique().model(model)
+    return model, in_first_step(optimizer, technique().optimizer)
 
 
 def went_on(model, optimizer, steps):
@@ -146,12 +146,12 @@ needs_muon = pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="torch 
 IN_PROCESS = [Adafactor, pytest.param(Muon, marks=needs_muon)]
 
 
-@pytest.mark.parametrize("lever", IN_PROCESS)
-def test_new_objects_go_on_exactly_where_the_old_ones_were(lever):
-    expected = went_on(*begun(lever), range(6))
+@pytest.mark.parametrize("technique", IN_PROCESS)
+def test_new_objects_go_on_exactly_where_the_old_ones_were(technique):
+    expected = went_on(*begun(technique), range(6))
 
-    saved = went_on(*begun(lever), range(3))
-    found = went_on(*begun(lever, saved), range(3, 6))
+    saved = went_on(*begun(technique), range(3))
+    found = went_on(*begun(technique, saved), range(3, 6))
 
     assert differences(found, expected) == []
 
@@ -170,17 +170,17 @@ def test_adams_own_state_is_not_taken_for_one_that_muon_shared():
 
 
 @of_torchao
-@pytest.mark.parametrize("lever", [EightBitOptimizer, FourBitOptimizer])
-def test_packed_moments_come_out_of_a_checkpoint_as_they_went_in(lever):
+@pytest.mark.parametrize("technique", [EightBitOptimizer, FourBitOptimizer])
+def test_packed_moments_come_out_of_a_checkpoint_as_they_went_in(technique):
     pytest.importorskip("torchao.optim")
     weight = nn.Parameter(torch.zeros(64, 64))
     torch.manual_seed(0)
     plain = torch.optim.AdamW([weight])
     moments = {"exp_avg": torch.randn(64, 64), "exp_avg_sq": torch.rand(64, 64)}
     plain.state[weight] = {"step": torch.tensor(1.0), **moments}
-    first = lever().optimizer(plain)
+    first = technique().optimizer(plain)
 
-    second = lever().optimizer(torch.optim.AdamW([weight]))
+    second = technique().optimizer(torch.optim.AdamW([weight]))
     second.load_state_dict(copy.deepcopy(first.state_dict()))
 
     for name in moments:

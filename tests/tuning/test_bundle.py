@@ -56,8 +56,8 @@ class Timed(World):
         return replace(trial, profile=replace(trial.profile, **facts))
 
 
-def tuned(world, folder, *, levers=tuple(FOUR), budget_s=SHORT_S):
-    return run(world, folder, only=levers, budget_s=budget_s, clock=world.clock)
+def tuned(world, folder, *, techniques=tuple(FOUR), budget_s=SHORT_S):
+    return run(world, folder, only=techniques, budget_s=budget_s, clock=world.clock)
 
 
 def test_with_time_for_few_trials_all_that_help_are_kept_at_once(tmp_path):
@@ -195,7 +195,11 @@ def test_another_setting_of_a_technique_that_was_played_is_called_untried():
 def test_of_techniques_that_exclude_each_other_one_is_in_the_bundle(tmp_path):
     world = Timed(FOUR, noise=0.002)
 
-    tuned(world, tmp_path, levers=(*FOUR, "foreach_optimizer", "fp16_autocast", "regional_compile"))
+    tuned(
+        world,
+        tmp_path,
+        techniques=(*FOUR, "foreach_optimizer", "fp16_autocast", "regional_compile"),
+    )
 
     first = next(label for label in world.asked if " + " in label)
     assert "foreach_optimizer" not in first
@@ -216,7 +220,7 @@ def test_a_technique_on_the_data_that_promises_more_goes_before_the_bundle(tmp_p
 
     world = Starved({"loader_workers": 0.4}, noise=0.002)
 
-    tuned(world, tmp_path, levers=("loader_workers", "bf16_autocast", "torch_compile"))
+    tuned(world, tmp_path, techniques=("loader_workers", "bf16_autocast", "torch_compile"))
 
     tried = [label for label in world.asked if label != "baseline"]
     assert tried[0].startswith("loader_workers")

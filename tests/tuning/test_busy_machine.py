@@ -7,7 +7,7 @@ from flatout.reporting.terminal import render_ablation
 from tests.workflow.test_tune import World, run, verdicts
 from tests.workflow.test_tune import guard_that_passes as guard_that_passes
 
-LEVERS = ("bf16_autocast",)
+TECHNIQUES = ("bf16_autocast",)
 
 
 @dataclass
@@ -56,10 +56,10 @@ def test_a_disturbed_pair_is_played_again(tmp_path):
     world = Shared({"bf16_autocast": 0.5}, busy={2: 0.48, 3: 0.48, 4: 0.48})
     waits = []
 
-    ablation = run(world, tmp_path, only=LEVERS, wait=waits.append)
+    ablation = run(world, tmp_path, only=TECHNIQUES, wait=waits.append)
 
     assert verdicts(ablation) == {"bf16_autocast": Verdict.KEPT}
-    assert ablation.recipe.names == LEVERS
+    assert ablation.recipe.names == TECHNIQUES
     assert abs(ablation.confirmation.ratio - 2) < 0.1
     assert waits  # for quiet, before a disturbed trial was run again
 
@@ -67,7 +67,7 @@ def test_a_disturbed_pair_is_played_again(tmp_path):
 def test_under_an_accepted_load_a_pair_counts_only_if_both_sides_saw_it(tmp_path):
     world = Shared({"bf16_autocast": 0.5}, busy={3: 0.48, 4: 0.48, 5: 0.48})
 
-    ablation = run(world, tmp_path, only=LEVERS, accepts_load=True)
+    ablation = run(world, tmp_path, only=TECHNIQUES, accepts_load=True)
 
     assert verdicts(ablation) == {"bf16_autocast": Verdict.KEPT}
     assert abs(ablation.confirmation.ratio - 2) < 0.1
@@ -77,7 +77,7 @@ def test_one_loaded_pair_is_not_enough_to_give_a_technique_up(tmp_path):
     load = {"foreign_share": 0.5, "delay_share": 0.8, "steal_share": 0.0, "wall_s": 2.0}
 
     ablation = run(
-        World({"bf16_autocast": 1.6}, load=load), tmp_path, only=LEVERS, accepts_load=True
+        World({"bf16_autocast": 1.6}, load=load), tmp_path, only=TECHNIQUES, accepts_load=True
     )
 
     assert ablation.rows[0].comparison.n >= 3
@@ -96,17 +96,17 @@ def test_a_recipe_whose_confirmation_was_disturbed_stays_and_is_called_unconfirm
 
     monkeypatch.setattr(Shared, "__call__", later)
 
-    ablation = run(world, tmp_path, only=LEVERS)
+    ablation = run(world, tmp_path, only=TECHNIQUES)
 
     assert ablation.stopped == "machine busy"
-    assert ablation.recipe.names == LEVERS
+    assert ablation.recipe.names == TECHNIQUES
     assert ablation.confirmation is None
 
 
 def test_the_report_begins_with_how_noisy_the_machine_was(tmp_path):
     world = Shared({"bf16_autocast": 0.5}, busy={2: 0.48})
 
-    ablation = ablation_from_json(run(world, tmp_path, only=LEVERS).to_json())
+    ablation = ablation_from_json(run(world, tmp_path, only=TECHNIQUES).to_json())
 
     assert max(ablation.foreign_shares) == 0.48
     (line,) = [x for x in render_ablation(ablation).splitlines() if "of the cores, at most" in x]

@@ -50,15 +50,15 @@ def test_a_profile_with_kernels_of_its_own_keeps_them():
 
 
 @pytest.mark.parametrize(
-    ("lever", "lost"),
+    ("technique", "lost"),
     [
         ("empty_cache_steps", "memory"),
         ("bf16_autocast", "trace"),
         ("loader_workers", "journey"),
     ],
 )
-def test_what_a_technique_changes_is_not_taken_from_the_unchanged_script(lever, lost):
-    found = SEEN.added_to(profile(kind="cuda"), (lever,))
+def test_what_a_technique_changes_is_not_taken_from_the_unchanged_script(technique, lost):
+    found = SEEN.added_to(profile(kind="cuda"), (technique,))
 
     seen = {"journey", "memory", "trace"}
     assert {name for name in seen if getattr(found, name)} == seen - {lost}
@@ -162,7 +162,7 @@ for step in range(100_000):
 """
 
 
-def tuned(pretended, lever, folder, monkeypatch):
+def tuned(pretended, technique, folder, monkeypatch):
     """Return the labels that a tuning tried, with profiles from a real process's own results."""
     busy = [kernel("gemm", at, 5_000.0, launched=at - 1) for at in range(0, 30_000, 10_000)]
     facts = traced(*busy, segments=3, lasted_us=30_000.0)
@@ -178,7 +178,7 @@ def tuned(pretended, lever, folder, monkeypatch):
     (folder / "train.py").write_text(READS)
     workload = Workload(target="train.py", folder=folder, python=sys.executable)
     options = TuneOptions(
-        out=folder / "out", budget_s=600.0, only=(lever,), accepts_load=True, runner=pretended
+        out=folder / "out", budget_s=600.0, only=(technique,), accepts_load=True, runner=pretended
     )
     tune(workload, options, lambda _: None, machine(device=gpu()))
     return pretended.asked
@@ -186,7 +186,7 @@ def tuned(pretended, lever, folder, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("lever", "device"),
+    ("technique", "device"),
     [
         ("empty_cache_steps", {"fragmentation": 0.3, "held_gib": 70}),
         ("empty_cache_steps", {"fragmentation": 0.05, "retries": 2}),
@@ -194,22 +194,22 @@ def tuned(pretended, lever, folder, monkeypatch):
     ],
 )
 def test_techniques_for_a_device_are_tried_where_the_look_shows_what_they_need(
-    lever, device, tmp_path, monkeypatch
+    technique, device, tmp_path, monkeypatch
 ):
-    assert tuned(Pretended(**device), lever, tmp_path, monkeypatch)[0].startswith(lever)
+    assert tuned(Pretended(**device), technique, tmp_path, monkeypatch)[0].startswith(technique)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("lever", "device"),
+    ("technique", "device"),
     [
         ("empty_cache_steps", {"fragmentation": 0.05, "held_gib": 70}),
         ("empty_cache_steps", {"fragmentation": 0.3, "held_gib": 40}),
         ("expandable_segments", {}),
     ],
 )
-def test_they_are_not_tried_where_it_does_not(lever, device, tmp_path, monkeypatch):
-    assert tuned(Pretended(**device), lever, tmp_path, monkeypatch) == []
+def test_they_are_not_tried_where_it_does_not(technique, device, tmp_path, monkeypatch):
+    assert tuned(Pretended(**device), technique, tmp_path, monkeypatch) == []
 
 
 WAITS = """

@@ -176,7 +176,7 @@ def images(wait_ms=80.0):
 
 
 def served(found):
-    stages = tuple(replace(x, levers=techniques_of(x.name)) for x in found.stages)
+    stages = tuple(replace(x, techniques=techniques_of(x.name)) for x in found.stages)
     return replace(found, stages=stages)
 
 

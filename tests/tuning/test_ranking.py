@@ -98,9 +98,9 @@ def test_starved_job_is_made_fast_within_five_minutes(tmp_path, monkeypatch):
 def test_budget_too_short_for_a_proof_still_looks_at_one_technique_and_says_what_it_takes(
     tmp_path, monkeypatch
 ):
-    world, levers = StarvedWorld(0), ("bf16_autocast", "channels_last")
+    world, techniques = StarvedWorld(0), ("bf16_autocast", "channels_last")
 
-    ablation = tuned(world, tmp_path, monkeypatch, budget_s=30.0, only=levers)
+    ablation = tuned(world, tmp_path, monkeypatch, budget_s=30.0, only=techniques)
 
     assert len(ablation.rows) == 1
     assert world.now < 30.0

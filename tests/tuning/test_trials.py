@@ -406,8 +406,8 @@ def wait_until(claim, limit_s=60.0):
 def test_trial_of_a_technique_that_refuses_ends_in_its_first_steps():
     refuses = ("channels_last",)  # there is no convolution
 
-    trial = trial_of("plain_loop.py", levers=refuses, ends_when_refused=True)
-    whole = trial_of("plain_loop.py", levers=refuses)
+    trial = trial_of("plain_loop.py", techniques=refuses, ends_when_refused=True)
+    whole = trial_of("plain_loop.py", techniques=refuses)
 
     assert (trial.outcome, trial.profile) == (Outcome.REFUSED, None)
     assert [item.status for item in trial.not_applied] == ["not_applicable"]
@@ -417,6 +417,6 @@ def test_trial_of_a_technique_that_refuses_ends_in_its_first_steps():
 
 @pytest.mark.slow
 def test_trial_whose_technique_acts_goes_its_whole_way():
-    trial = trial_of("plain_loop.py", levers=("fused_optimizer",), ends_when_refused=True)
+    trial = trial_of("plain_loop.py", techniques=("fused_optimizer",), ends_when_refused=True)
 
     assert (trial.outcome, trial.not_applied) == (Outcome.OK, ())

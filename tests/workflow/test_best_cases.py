@@ -120,12 +120,12 @@ class Full(World):
 
 
 def test_a_technique_that_only_saves_memory_is_tried_though_it_promises_no_time(tmp_path):
-    lever = "activation_checkpointing"
+    technique = "activation_checkpointing"
 
     # Where nothing is open, nothing can be played together instead: that went on for all the time.
-    ablation = run(Full({}), tmp_path, only=(lever,), budget_s=12.0)
+    ablation = run(Full({}), tmp_path, only=(technique,), budget_s=12.0)
 
-    assert lever in verdicts(ablation)
+    assert technique in verdicts(ablation)
     assert ablation.stopped == "finished"
 
 

@@ -136,8 +136,8 @@ def test_a_pair_of_a_late_scan_is_played_whatever_was_played_as_one_before(bundl
 
 
 def tuned(world, folder, budget_s):
-    levers = (*BOTH, "bf16_autocast", "fused_optimizer")
-    return run(world, folder, only=levers, budget_s=budget_s, clock=lambda: world.now)
+    techniques = (*BOTH, "bf16_autocast", "fused_optimizer")
+    return run(world, folder, only=techniques, budget_s=budget_s, clock=lambda: world.now)
 
 
 def test_with_little_time_techniques_on_the_computation_join_the_pair(tmp_path):

@@ -24,20 +24,20 @@ TORCHRUN = "--standalone --nproc-per-node 2 two_ranks.py"
 
 
 @functools.cache
-def trial_of(target, arguments, levers=()):
+def trial_of(target, arguments, techniques=()):
     folder = copy_scripts()
     workload = Workload(
         target=target, arguments=tuple(arguments.split()), folder=folder, python=sys.executable
     )
     try:
-        recipe = Recipe(choices=tuple(Choice(technique=name) for name in levers))
+        recipe = Recipe(choices=tuple(Choice(technique=name) for name in techniques))
         return run_trial(workload, recipe, machine(), TrialOptions(limit_s=120.0))
     finally:
         shutil.rmtree(folder.parent)
 
 
-def torchrun(arguments, levers=()):
-    return trial_of("-m torch.distributed.run", f"{TORCHRUN} {arguments}".strip(), levers)
+def torchrun(arguments, techniques=()):
+    return trial_of("-m torch.distributed.run", f"{TORCHRUN} {arguments}".strip(), techniques)
 
 
 def profile_of(trial):

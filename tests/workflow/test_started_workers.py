@@ -30,7 +30,7 @@ def batches_of(text):
 
 def trained(arguments):
     """Return the facts on the loader and what became of the technique, of a trial with it."""
-    trial = trial_of(f"{SCRIPT} {arguments}", levers=WORKERS, **SHORT)
+    trial = trial_of(f"{SCRIPT} {arguments}", techniques=WORKERS, **SHORT)
     assert trial.outcome is Outcome.OK, trial.message + trial.traceback
     assert trial.details["errors"] == []
     (loader,) = trial.profile.training_loaders
@@ -40,14 +40,14 @@ def trained(arguments):
 @pytest.mark.parametrize("arguments", ["--method spawn --local", "--method forkserver --bare"])
 def test_workers_that_end_a_script_when_set_by_hand_are_forked_by_the_technique(arguments):
     by_hand = alone(f"{arguments} --workers 2")
-    loader, lever, losses = trained(arguments)
+    loader, technique, losses = trained(arguments)
     without = trial_of(f"{SCRIPT} {arguments}", **SHORT).profile.losses
 
     assert by_hand.returncode != 0
     assert alone(arguments).returncode == 0
-    assert (lever.status, loader.workers, loader.start_method) == ("applied", 2, "fork")
-    assert "instead of" in lever.why
-    assert loader.start_reason == lever.why
+    assert (technique.status, loader.workers, loader.start_method) == ("applied", 2, "fork")
+    assert "instead of" in technique.why
+    assert loader.start_reason == technique.why
     steps = min(len(losses), len(without))
     assert steps > 16
     assert losses[:steps] == without[:steps]
@@ -84,8 +84,8 @@ def test_the_order_of_a_whole_training_is_the_script_s(capfd):
     ],
 )
 def test_a_start_that_works_is_left_alone(arguments, method, reason):
-    loader, lever, _ = trained(arguments)
+    loader, technique, _ = trained(arguments)
 
-    assert (loader.workers, loader.start_method, lever.why) == (2, method, "")
+    assert (loader.workers, loader.start_method, technique.why) == (2, method, "")
     assert loader.start_reason.startswith(reason)
     assert "flatout" not in loader.start_reason

@@ -395,7 +395,7 @@ def pipeline_of(
                 share=cpu_ms[name] / total if total else 0.0,
                 wait_ms=wait_ms.get(name, 0.0),
                 bytes=sizes.get(name),
-                levers=techniques_of(name, known, is_repeated=seen.get("is_repeated")),
+                techniques=techniques_of(name, known, is_repeated=seen.get("is_repeated")),
             )
             for name in STAGES
             if cpu_ms.get(name) or wait_ms.get(name)

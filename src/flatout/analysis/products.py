@@ -7,7 +7,6 @@ alignment of 16 bytes for tensor cores); S. Bekman, "Machine Learning Engineerin
 performance (the staircase of a growing dimension).
 """
 
-import itertools
 import math
 import statistics
 from collections import Counter
@@ -15,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from flatout.analysis.steps import groups_of
+from flatout.analysis.steps import sums_by_step
 from flatout.records.roofline import Product
 
 TILE = (128, 256)
@@ -129,7 +128,7 @@ def counts_per_step(segments: Sequence[Mapping[str, Any]]) -> Mapping[str, float
     >>> counts_per_step([{"who": 0, "counts": {"0": 2}}, {"who": 0, "counts": {"0": 2, "1": 1}}])
     {'0': 2.0, '1': 0.5}
     """
-    steps = [Counter(step) for step in _steps(segments, "counts")]
+    steps = [Counter(step) for step in sums_by_step(segments, "counts")]
     names = sorted({name for step in steps for name in step}, key=int)
     usual = {name: float(statistics.median(step[name] for step in steps)) for name in names}
     by_calls = sorted(steps, key=Counter.total)
@@ -141,20 +140,8 @@ def counts_per_step(segments: Sequence[Mapping[str, Any]]) -> Mapping[str, float
 
 def attention_flops(segments: Sequence[Mapping[str, Any]]) -> float:
     """Return the operations of fused attention in a step."""
-    steps = _steps([{**s, "n": {"n": s["attention_flops"]}} for s in segments], "n")
+    steps = sums_by_step([{**s, "n": {"n": s["attention_flops"]}} for s in segments], "n")
     return float(statistics.median(step["n"] for step in steps)) if steps else 0.0
-
-
-def _steps(segments: Sequence[Mapping[str, Any]], what: str) -> list[Counter[str]]:
-    """Return the sums over the segments of each step."""
-    steps: list[Counter[str]] = []
-    for group in itertools.chain.from_iterable(
-        groups_of(segments, [row["who"] for row in segments])
-    ):
-        steps.append(Counter())
-        for segment in group:
-            steps[-1].update(segment[what])
-    return steps
 
 
 def product_of(call: Call, count: float) -> Product:

@@ -6,15 +6,13 @@ is.
 From what the ceilings' passes saw to numbers. Pure; runs in the parent.
 """
 
-import itertools
 import re
 import statistics
-from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from flatout.analysis.steps import groups_of
+from flatout.analysis.steps import sums_by_step
 from flatout.records.profile import CAUSES, PHASES, Bound, Ceilings, Profile, Regime, most_times
 
 SURE_BATCHES = 2
@@ -30,13 +28,7 @@ def flops_of_step(segments: Sequence[Mapping[str, Any]]) -> Mapping[str, float]:
     """
     if not segments:
         return {}
-    steps: list[Counter[str]] = []
-    for group in itertools.chain.from_iterable(
-        groups_of(segments, [row["who"] for row in segments])
-    ):
-        steps.append(Counter())
-        for segment in group:
-            steps[-1].update(segment["by_dtype"])
+    steps = sums_by_step(segments, "by_dtype")
     names = sorted({name for step in steps for name in step})
     return {name: statistics.median(step[name] for step in steps) for name in names}
 

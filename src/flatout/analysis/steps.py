@@ -3,9 +3,9 @@
 import itertools
 import statistics
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from flatout.records.phase_clock import NAMES, SAVE
 from flatout.records.trial_result import Segment
@@ -157,6 +157,16 @@ def groups_of(rows: Sequence[Row], whos: Sequence[int]) -> list[list[list[Row]]]
                 groups.append([])
         found.append(groups[:-1])
     return found
+
+
+def sums_by_step(rows: Sequence[Mapping[str, Any]], what: str) -> list[Counter[str]]:
+    """Return the sums over the segments of each step."""
+    steps: list[Counter[str]] = []
+    for group in itertools.chain.from_iterable(groups_of(rows, [row["who"] for row in rows])):
+        steps.append(Counter())
+        for row in group:
+            steps[-1].update(row[what])
+    return steps
 
 
 def running_anchor(whos: Sequence[int]) -> int:

@@ -28,7 +28,7 @@ def command(json_path: Path | None, *, history: bool, forget_history: bool) -> i
     classes = {name: catalogue.technique_class(name) for name in catalogue.names()}
     show(render_techniques(classes, width=terminal_width()))
     if json_path:
-        levers = [
+        techniques = [
             {
                 "technique": name,
                 "family": kind.family,
@@ -38,7 +38,7 @@ def command(json_path: Path | None, *, history: bool, forget_history: bool) -> i
             }
             for name, kind in classes.items()
         ]
-        write_json({"schema": SCHEMA, "techniques": levers}, json_path)
+        write_json({"schema": SCHEMA, "techniques": techniques}, json_path)
     return 0
 
 

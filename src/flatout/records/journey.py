@@ -84,7 +84,7 @@ class Stage:
     """Time blocked, which takes a worker and no core."""
     bytes: float | None = None
     """Bytes of one sample that the leg handles; None where they are not known."""
-    levers: tuple[str, ...] = ()
+    techniques: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,16 +111,16 @@ class Pipeline:
         """Whether the cores that are there make enough samples for one device."""
         return self.cores_needed <= self.usable_cores
 
-    def legs_of(self, lever: str) -> tuple[str, ...]:
+    def legs_of(self, technique: str) -> tuple[str, ...]:
         """Return the names of the stages that a technique takes away or makes cheaper."""
-        return tuple(stage.name for stage in self.stages if lever in stage.levers)
+        return tuple(stage.name for stage in self.stages if technique in stage.techniques)
 
-    def cores_without(self, lever: str) -> float:
+    def cores_without(self, technique: str) -> float:
         """Return the cores that are needed once a technique took the whole of its stages away.
 
         A bound: a technique that makes a stage cheaper leaves some of it.
         """
-        left = sum(stage.cpu_ms for stage in self.stages if lever not in stage.levers)
+        left = sum(stage.cpu_ms for stage in self.stages if technique not in stage.techniques)
         return self.cores_needed * left / self.cpu_ms if self.cpu_ms else 0.0
 
 

@@ -339,4 +339,8 @@ def profile_from_json(plain: Mapping[str, Any]) -> Profile:
     # JSON has no NaN: a loss that was none is written as null.
     losses = [math.nan if loss is None else loss for loss in plain["losses"]]
     own = {"device_kind": device["kind"], "device_name": device["name"], "losses": losses}
+    if plain.get("pipeline"):
+        # Stored files may have the name that `techniques` had at first.
+        stages = [{"techniques": s.get("levers", ()), **s} for s in plain["pipeline"]["stages"]]
+        own["pipeline"] = {**plain["pipeline"], "stages": stages}
     return from_plain(Profile, {**plain, **own})

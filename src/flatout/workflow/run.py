@@ -55,8 +55,8 @@ class FittingRecipe:
     @property
     def label(self) -> str:
         """One line for people."""
-        levers = " + ".join(choice.label for choice in self.choices)
-        return f"{levers} (saves {format_bytes(self.saved_bytes)}, {self.time_ratio:.2f}x the time)"
+        names = " + ".join(choice.label for choice in self.choices)
+        return f"{names} (saves {format_bytes(self.saved_bytes)}, {self.time_ratio:.2f}x the time)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

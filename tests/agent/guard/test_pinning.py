@@ -269,10 +269,10 @@ def test_a_scripts_stopwatch_for_algorithms_is_set_and_read_and_measures_nothing
 
 def test_a_technique_that_measures_algorithms_is_judged_with_them_measured() -> None:
     undo = pin_algorithms()
-    lever: dict[str, Any] = {"__name__": "flatout.techniques.compute.cudnn_autotune"}
+    technique: dict[str, Any] = {"__name__": "flatout.techniques.compute.cudnn_autotune"}
     try:
         torch.backends.cudnn.benchmark = False  # the script's own
-        exec("import torch; torch.backends.cudnn.benchmark = True", lever)
+        exec("import torch; torch.backends.cudnn.benchmark = True", technique)
         measures = torch._C._get_cudnn_benchmark()
     finally:
         vars(torch._C)["_set_cudnn_benchmark"](*[False])

@@ -35,9 +35,9 @@ from tests.techniques.facts import gpu, machine, profile
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
-def trained(*levers, calls=1):
+def trained(*techniques, calls=1):
     """Return the session of a model that was called in training, and what it gave."""
-    session = Session(TrialSpec(mode="measure"), levers)
+    session = Session(TrialSpec(mode="measure"), techniques)
     net = nn.Linear(8, 4)
     _Roots(session).consider(net, nn.Module.__call__)
     run = session.training_calls[id(net)]
@@ -61,9 +61,9 @@ def test_a_technique_s_autocast_is_a_fact_of_the_model():
 def test_tf32_is_not_offered_under_bf16_that_a_technique_brought():
     hopper = machine(device=gpu((9, 0)))
 
-    def offered(*levers):
+    def offered(*techniques):
         return Tf32.candidates(
-            profile(kind="cuda", models=(facts_of(trained(*levers)[0]),)), hopper
+            profile(kind="cuda", models=(facts_of(trained(*techniques)[0]),)), hopper
         )
 
     assert offered() == [Tf32()]
@@ -153,10 +153,12 @@ class Attention(nn.Module):
         return (q @ q.transpose(-2, -1)).softmax(dim=-1) @ q
 
 
-@pytest.mark.parametrize("levers", [(), (Bf16Autocast(), Microbatching(chunks=2), SdpaAttention())])
-def test_the_real_run_keeps_no_model_that_the_script_lets_go(monkeypatch, levers):
+@pytest.mark.parametrize(
+    "techniques", [(), (Bf16Autocast(), Microbatching(chunks=2), SdpaAttention())]
+)
+def test_the_real_run_keeps_no_model_that_the_script_lets_go(monkeypatch, techniques):
     monkeypatch.setattr(nn.Module, "__call__", nn.Module.__call__)
-    session = Session(TrialSpec(mode="run"), levers)
+    session = Session(TrialSpec(mode="run"), techniques)
     roots = _Roots(session)
     roots.install()
     net = Attention().train()
@@ -206,8 +208,8 @@ def test_a_real_run_over_folds_holds_no_model_at_its_end(tmp_path):
     script = ROOT / "tests/scripts/plain/models_in_turn.py"
     shutil.copy(script, tmp_path)
     workload = Workload(target=script.name, folder=tmp_path, python=sys.executable)
-    levers = ("bf16_autocast", "microbatching", "fused_optimizer")
+    techniques = ("bf16_autocast", "microbatching", "fused_optimizer")
 
-    code = run(workload, Recipe(choices=tuple(Choice(technique=name) for name in levers)))
+    code = run(workload, Recipe(choices=tuple(Choice(technique=name) for name in techniques)))
 
     assert code == 0

@@ -47,8 +47,8 @@ def test_a_data_set_that_sleeps_is_blocked_and_takes_no_core():
 
 def test_under_a_recipe_a_sample_is_made_and_sent_the_recipes_way():
     """Bytes travel and are scaled by the loop; the decoder is swapped as in a worker."""
-    levers = ("device_preprocess", "fast_decode")
-    recipe = Recipe(choices=tuple(Choice(technique=name) for name in levers))
+    techniques = ("device_preprocess", "fast_decode")
+    recipe = Recipe(choices=tuple(Choice(technique=name) for name in techniques))
     script = SCRIPTS / "picture_loop.py"
 
     plain, ours = (
@@ -59,7 +59,7 @@ def test_under_a_recipe_a_sample_is_made_and_sent_the_recipes_way():
     replay = {"what": "host", "loaders": [address]}
     free = probed(script, "2", probes={"replay": replay}, recipe=recipe)
 
-    assert {x.technique: x.status for x in ours.applied} == dict.fromkeys(levers, "applied")
+    assert {x.technique: x.status for x in ours.applied} == dict.fromkeys(techniques, "applied")
     assert ours.details["errors"] == []
     before, after = (
         {

@@ -207,14 +207,14 @@ def kept_set(monkeypatch, **options):
 @pytest.mark.usefixtures("cuda")
 def test_rows_for_a_prefetcher_by_hand_are_handed_out_on_the_cpu(monkeypatch):
     loader, asked = kept_set(monkeypatch)
-    lever, sent_back = DeviceCache(), []
+    technique, sent_back = DeviceCache(), []
     monkeypatch.setattr(torch.Tensor, "cpu", lambda leaf: sent_back.append(leaf) or leaf.clone())
 
-    found = list(Prefetcher(iter(lever.batches(iter(loader), loader))))
+    found = list(Prefetcher(iter(technique.batches(iter(loader), loader))))
 
     assert len(sent_back) == 4  # two tensors of two batches; the first came before
     assert torch.equal(torch.cat([x for x, _ in found]), asked["dataset"].tensors[0])
-    assert aliases.REASON in lever.end()
+    assert aliases.REASON in technique.end()
 
 
 @pytest.mark.usefixtures("cuda")
@@ -232,8 +232,8 @@ def test_the_loader_has_its_workers_back_in_the_next_epoch(monkeypatch):
 
 @pytest.mark.usefixtures("cuda")
 def test_techniques_say_that_they_are_left_out(monkeypatch):
-    for lever in (device_prefetch, device_preprocess):
-        gpu_in_sight(monkeypatch, lever)("cuda:1")
+    for technique in (device_prefetch, device_preprocess):
+        gpu_in_sight(monkeypatch, technique)("cuda:1")
     assert (DevicePrefetch().end(), DevicePreprocess(on_device=True).end()) == ("", "")
     enter_context()
 

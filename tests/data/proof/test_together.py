@@ -59,9 +59,9 @@ class Whole(Crops):
         return torch.from_numpy(np.asarray(image, dtype=np.float32) / 255), index
 
 
-def loader_of(dataset, workers=1, levers=TECHNIQUES):
+def loader_of(dataset, workers=1, techniques=TECHNIQUES):
     loader = DataLoader(dataset, 4, num_workers=workers)
-    note_recipe(loader, levers)
+    note_recipe(loader, techniques)
     return loader
 
 
@@ -82,14 +82,16 @@ def begun(loader):
 
 def apply_all(loader):
     """Apply the techniques as the hook point does; return the reasons of those that refuse."""
-    tried = {type(lever).__name__: reason_of(lever, loader) for lever in recipe_of(loader)}
+    tried = {
+        type(technique).__name__: reason_of(technique, loader) for technique in recipe_of(loader)
+    }
     tried.pop("PersistentWorkers", None)  # it has nothing to do before the second epoch
     return {name: reason for name, reason in tried.items() if reason}
 
 
-def reason_of(lever, loader):
+def reason_of(technique, loader):
     try:
-        lever.epoch(loader)
+        technique.epoch(loader)
     except NotApplicable as reason:
         return str(reason)
     return ""
@@ -164,9 +166,9 @@ def test_another_data_set_is_not_what_was_proven(paths):
     assert not is_proven(loader, "fast_resize")
 
 
-@pytest.mark.parametrize("levers", [(), (FastResize(),), (PersistentWorkers(), FastResize())])
-def test_a_technique_that_is_alone_proves_alone(paths, levers):
-    loader = loader_of(Crops(paths), levers=levers)
+@pytest.mark.parametrize("techniques", [(), (FastResize(),), (PersistentWorkers(), FastResize())])
+def test_a_technique_that_is_alone_proves_alone(paths, techniques):
+    loader = loader_of(Crops(paths), techniques=techniques)
 
     assert not is_proven(loader, "fast_resize")
 
@@ -185,7 +187,7 @@ def test_an_error_in_one_way_is_that_technique_s_alone(paths, monkeypatch):
         raise RuntimeError("a defect")
 
     monkeypatch.setattr(fast_resize, "prepared", broken)
-    loader = loader_of(Crops(paths), levers=TECHNIQUES[::3])
+    loader = loader_of(Crops(paths), techniques=TECHNIQUES[::3])
 
     assert is_proven(loader_of(Crops(paths)), "region_decode")
     assert apply_all(loader) == {}

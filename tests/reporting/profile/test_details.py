@@ -182,7 +182,7 @@ def test_legs_cores_and_techniques_of_a_sample_are_shown(starved):
 
 
 def test_the_cores_after_packing_are_said_in_every_language(starved):
-    packable = replace(starved, pipeline=pipeline(levers=("packed_data",)))
+    packable = replace(starved, pipeline=pipeline(techniques=("packed_data",)))
 
     # Decoding is 3 of the 4 ms for which 8 cores are needed.
     assert "2.0 cores at least after packing" in shown(packable, "pipeline")
@@ -193,7 +193,7 @@ def test_techniques_that_need_consent_are_not_offered(starved):
     whole = found()
     known = ("packed_data", "scaled_decode")
     stages = tuple(
-        replace(stage, levers=techniques_of(stage.name, known, is_repeated=None))
+        replace(stage, techniques=techniques_of(stage.name, known, is_repeated=None))
         for stage in whole.stages
     )
 

@@ -19,8 +19,8 @@ def first_line(ablation):
     return " ".join(render_ablation(ablation, details=True).split("\n\n")[0].split())
 
 
-def row_of(text, lever):
-    return next(line for line in text.splitlines() if line.startswith(lever))
+def row_of(text, technique):
+    return next(line for line in text.splitlines() if line.startswith(technique))
 
 
 @pytest.mark.parametrize("width", [80, 120])

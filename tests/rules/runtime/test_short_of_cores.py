@@ -29,11 +29,13 @@ def test_too_few_cores_are_reported_with_the_costliest_leg():
 
 
 def test_without_a_technique_it_says_what_is_left_to_do():
-    assert "store it in a cheaper form" in check(waiting(levers=()), machine(usable_cores=2)).next
+    assert (
+        "store it in a cheaper form" in check(waiting(techniques=()), machine(usable_cores=2)).next
+    )
 
 
 def test_techniques_that_need_a_store_or_consent_are_in_no_command():
-    found = check(waiting(levers=("packed_data", "scaled_decode", "fast_decode")), machine())
+    found = check(waiting(techniques=("packed_data", "scaled_decode", "fast_decode")), machine())
 
     assert "fast_decode" in found.next
     assert "packed_data" not in found.next

@@ -65,11 +65,11 @@ def moved(optimizer, parameter):
 def test_rates_grow_only_where_a_loader_got_the_larger_batch(monkeypatch, length, factor):
     """The optimizer is often made first; a loader that keeps its batch keeps its rate."""
     monkeypatch.setattr(batch_size, "_ENLARGED", [])
-    lever = BatchSize(samples=64, instead_of=16, learning_rate="linear", warm_up_steps=0)
+    technique = BatchSize(samples=64, instead_of=16, learning_rate="linear", warm_up_steps=0)
     parameter = nn.Parameter(torch.zeros(()))
-    found = lever.optimizer(torch.optim.SGD([parameter], lr=1.0))
+    found = technique.optimizer(torch.optim.SGD([parameter], lr=1.0))
     with suppress(NotApplicable):
-        lever.loader({"dataset": range(length), "batch_size": 16, "batch_sampler": None})
+        technique.loader({"dataset": range(length), "batch_size": 16, "batch_sampler": None})
 
     assert moved(found, parameter) == factor
 

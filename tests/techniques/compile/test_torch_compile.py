@@ -287,8 +287,8 @@ def test_a_model_in_cuda_graphs_trains_as_the_eager_one():
     counters.clear()
     eager = network().cuda()
     compiled = copy.deepcopy(eager)
-    lever = TorchCompile(mode="reduce-overhead")
-    call = lever.forward(lever.model(compiled), compiled)
+    technique = TorchCompile(mode="reduce-overhead")
+    call = technique.forward(technique.model(compiled), compiled)
     x = torch.randn(6, 32, 8, device="cuda", generator=torch.Generator("cuda").manual_seed(1))
     outputs = []
 
@@ -307,7 +307,7 @@ def test_a_model_in_cuda_graphs_trains_as_the_eager_one():
         list(compiled.parameters()), list(eager.parameters()), rtol=1e-3, atol=1e-5
     )
     assert counters["inductor"]["cudagraph_skips"] == 0
-    assert "CUDA graphs recorded" in lever.end()
+    assert "CUDA graphs recorded" in technique.end()
     assert get_manager(torch.cuda.current_device(), create_if_none_exists=False) is not None
 
 

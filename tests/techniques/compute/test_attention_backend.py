@@ -138,16 +138,16 @@ class OnGpu(nn.Module):
 def test_compiled_attention_is_not_looked_at_and_so_compiled_once(monkeypatch):
     monkeypatch.setattr(attention_backend, "_SEEN", {})
     torch._dynamo.reset()
-    net, lever = OnGpu(), AttentionBackend(backend="flash")
+    net, technique = OnGpu(), AttentionBackend(backend="flash")
     net.compile(backend="eager")
     watch = CompileWatch().begin()
 
-    call = lever.forward(net, net)
+    call = technique.forward(net, net)
     for _ in range(3):
         call(heads())
 
     assert watch.report() == "1 regions compiled, 0 of them again"
-    assert lever.end() == COMPILED
+    assert technique.end() == COMPILED
 
 
 def test_what_the_training_s_attention_ran_on_is_told_not_that_of_a_comparison(monkeypatch):
@@ -211,11 +211,11 @@ def test_a_gpu_runs_the_kernel_that_was_asked_for_and_gives_the_same(backend):
         pytest.skip("the technique asks for cuDNN's kernel from Hopper on")
     root = Attends().to("cuda", torch.bfloat16)
     x = torch.randn(2, 4, 128, 64, device="cuda", dtype=torch.bfloat16)
-    lever = AttentionBackend(backend=backend)
+    technique = AttentionBackend(backend=backend)
     with sdpa_kernel(SDPBackend.MATH):
         expected = root(x)
 
-    found = lever.forward(root, root)(x)
+    found = technique.forward(root, root)(x)
 
     torch.testing.assert_close(found, expected, rtol=2e-2, atol=2e-2)
-    assert lever.end() == f"attention ran on {backend}"
+    assert technique.end() == f"attention ran on {backend}"

@@ -96,8 +96,8 @@ class Stream(IterableDataset):
         return iter(range(4))
 
 
-def gpu_in_sight(monkeypatch, lever):
+def gpu_in_sight(monkeypatch, technique):
     """Pretend a GPU; return what sets where the training is, as a technique's module sees it."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    return lambda name: monkeypatch.setattr(lever, "batch_device", lambda: torch.device(name))
+    return lambda name: monkeypatch.setattr(technique, "batch_device", lambda: torch.device(name))

@@ -19,7 +19,7 @@ from flatout.techniques.data.persistent_workers import PersistentWorkers
 from tests.techniques.data.samples import Numbers, Stream
 from tests.techniques.facts import GIB, gpu, loader, machine, pipeline, profile
 
-PROMISE = "asked of the guard in tests/data/test_levers_in_trials.py"
+PROMISE = "asked of the guard in tests/data/test_techniques_in_trials.py"
 
 
 def tensors(length=30):

@@ -200,15 +200,17 @@ def starved_referee(tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("levers", [("device_preprocess",), ("fast_decode", "device_preprocess")])
+@pytest.mark.parametrize(
+    "techniques", [("device_preprocess",), ("fast_decode", "device_preprocess")]
+)
 def test_the_guard_finds_the_unmodified_starved_script_bit_identical(
-    tmp_path, starved_referee, levers
+    tmp_path, starved_referee, techniques
 ):
     lab = replace(starved_referee.lab, out=tmp_path)
     recipe = Recipe(
         choices=(
             Choice(technique="loader_workers", settings={"num_workers": 2}),
-            *(Choice(technique=name) for name in levers),
+            *(Choice(technique=name) for name in techniques),
         )
     )
 

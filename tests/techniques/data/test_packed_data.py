@@ -294,10 +294,10 @@ def cold(stored=2.0 * MIB):
     return profile(phases_ms=waiting, loaders=(loader(num_workers=2),), journey=seen)
 
 
-def expected(lever, facts):
+def expected(technique, facts):
     """Return the ratio that the tuner expects of a technique."""
     found = rank(facts, Search(machine=machine(), ceiling=Numerics.EXACT, only=("packed_data",)))
-    (candidate,) = [item for item in found if item.choice.settings == lever.settings()]
+    (candidate,) = [item for item in found if item.choice.settings == technique.settings()]
     return candidate.ratio
 
 

@@ -17,7 +17,7 @@ from tests.data.texts import Texts, Tokenizer
 from tests.techniques.data.samples import Numbers, Stream
 from tests.techniques.facts import loader, machine, profile
 
-PROMISE = "asked of the guard in tests/data/test_levers_in_trials.py"
+PROMISE = "asked of the guard in tests/data/test_techniques_in_trials.py"
 
 
 class Masked(Texts):

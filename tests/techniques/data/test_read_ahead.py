@@ -59,14 +59,14 @@ def test_batches_and_random_stream_are_the_same_bit_by_bit(paths, workers):
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_an_epoch_that_is_left_early_leaves_the_loaders_generator_where_it_was(paths, workers):
-    def two_starts(lever):
+    def two_starts(technique):
         generator = torch.Generator().manual_seed(3)
         asked = {"dataset": Photographs(paths), "batch_size": 3, "num_workers": workers}
         built = DataLoader(**asked, shuffle=True, generator=generator)
         found = []
         for _ in range(2):
             iterator = iter(built)
-            batches = lever.batches(iterator, built) if lever else iterator
+            batches = technique.batches(iterator, built) if technique else iterator
             found += [next(batches)[1].tolist() for _ in range(5)]
             found.append(generator.get_state().tolist())
         return found
@@ -289,12 +289,12 @@ def test_files_that_do_not_fit_are_told_at_the_end(paths, monkeypatch):
         "flatout.techniques.data.read_ahead.dataset_files.free_memory_bytes", lambda: 1_000
     )
     monkeypatch.setattr(read_ahead_module, "_warmed", [])
-    lever = ReadAhead(warms_up=True)
-    assert lever.end() == ""
+    technique = ReadAhead(warms_up=True)
+    assert technique.end() == ""
 
     warm_up(Photographs(paths)).wait()
 
-    assert "more than 50% of the free memory" in lever.end()
+    assert "more than 50% of the free memory" in technique.end()
 
 
 def reading(stored, read_ms=60.0):

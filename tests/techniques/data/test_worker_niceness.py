@@ -41,8 +41,8 @@ def test_workers_that_live_on_step_back_once():
 
     found = []
     for _ in range(3):
-        for lever in (WorkerNiceness(niceness=3), PersistentWorkers()):
-            lever.epoch(loader)
+        for technique in (WorkerNiceness(niceness=3), PersistentWorkers()):
+            technique.epoch(loader)
         found += list(loader)
 
     assert loader.persistent_workers

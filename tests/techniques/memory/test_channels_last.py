@@ -177,12 +177,12 @@ def test_moments_that_were_loaded_lie_as_the_weights_do(steps_first):
     plain, stepper = begun()
     stepped(plain, stepper, range(3))
     root, optimizer = begun(saved_of(plain, stepper))
-    lever = ChannelsLast()
+    technique = ChannelsLast()
 
     # A step before the first call comes first at the optimizer's hook point.
-    call = root if steps_first else lever.forward(root, root)
-    lever.optimizer(optimizer)
-    call = lever.forward(root, root) if steps_first else call
+    call = root if steps_first else technique.forward(root, root)
+    technique.optimizer(optimizer)
+    call = technique.forward(root, root) if steps_first else call
     stepped(call, optimizer, range(3, 6))
     stepped(plain, stepper, range(3, 6))
 

@@ -9,7 +9,7 @@ from flatout.records.errors import NotApplicable
 from flatout.records.profile import PeakBytes
 from flatout.records.readings import Limits
 from flatout.records.technique import Numerics
-from flatout.techniques.memory import chunked_cross_entropy as lever
+from flatout.techniques.memory import chunked_cross_entropy as technique
 from flatout.techniques.memory.chunked_cross_entropy import (
     ChunkedCrossEntropy,
     chunked_cross_entropy,
@@ -39,7 +39,7 @@ def replaced():
     undo = install()
     yield
     undo()
-    lever.SLICED.clear()
+    technique.SLICED.clear()
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
@@ -108,13 +108,13 @@ def test_a_target_without_a_class_is_an_error(wrong):
 
 @pytest.mark.usefixtures("replaced")
 def test_modules_and_functions_use_it_once_it_is_installed():
-    lever.SLICED.clear()
+    technique.SLICED.clear()
     logits, target = table()
 
     nn.CrossEntropyLoss()(logits, target)
     nn.functional.cross_entropy(logits, target)
 
-    assert {*lever.SLICED} == {(ROWS, CLASSES)}
+    assert {*technique.SLICED} == {(ROWS, CLASSES)}
 
 
 @pytest.mark.usefixtures("replaced")
@@ -124,18 +124,18 @@ def test_modules_and_functions_use_it_once_it_is_installed():
 )
 @pytest.mark.filterwarnings("ignore")
 def test_what_it_does_not_know_is_torchs(options):
-    lever.SLICED.clear()
+    technique.SLICED.clear()
     logits, target = table()
 
     found = F.cross_entropy(logits, target, **options)
 
-    assert not lever.SLICED
+    assert not technique.SLICED
     assert found.isfinite()
 
 
 @pytest.mark.usefixtures("replaced")
 def test_small_tables_probabilities_images_and_evaluation_are_torchs():
-    lever.SLICED.clear()
+    technique.SLICED.clear()
     logits, target = table()
 
     F.cross_entropy(logits, logits.detach().softmax(1))
@@ -144,7 +144,7 @@ def test_small_tables_probabilities_images_and_evaluation_are_torchs():
     with torch.no_grad():
         F.cross_entropy(logits, target)
 
-    assert not lever.SLICED
+    assert not technique.SLICED
 
 
 class Scripted(nn.Module):
@@ -181,14 +181,14 @@ def test_a_model_that_is_scripted_or_traced_is_torchs(request, compiled):
 
 @pytest.mark.usefixtures("replaced")
 def test_under_functorch_the_loss_is_torchs():
-    lever.SLICED.clear()
+    technique.SLICED.clear()
     logits, target = table()
 
     found = torch.func.grad(F.cross_entropy)(logits.detach(), target)
 
     (expected,) = torch.autograd.grad(F.cross_entropy(logits, target), logits)
     torch.testing.assert_close(found, expected)
-    assert len(lever.SLICED) == 1, "the plain one"
+    assert len(technique.SLICED) == 1, "the plain one"
 
 
 def test_it_is_undone():
@@ -248,10 +248,10 @@ def test_a_small_gpt_trains_with_sliced_losses(request):
     step()
     expected = [p.grad.clone() for p in net.parameters()]
     request.getfixturevalue("replaced")
-    lever.SLICED.clear()
+    technique.SLICED.clear()
     step()
 
-    assert {*lever.SLICED} == {(8 * 128, 8192)}
+    assert {*technique.SLICED} == {(8 * 128, 8192)}
     for parameter, gradient in zip(net.parameters(), expected, strict=True):
         torch.testing.assert_close(parameter.grad, gradient, rtol=1e-3, atol=1e-6)
 

@@ -137,8 +137,8 @@ def test_the_rest_may_be_fused_by_a_technique_before_or_after(order):
     Muon().model(fused)
     Muon().model(plain)
 
-    for lever in order:
-        lever().optimizer(one)
+    for technique in order:
+        technique().optimizer(one)
     found = train(fused, one)
 
     expected = train(plain, Muon().optimizer(two))

@@ -165,18 +165,18 @@ def test_gradients_are_not_all_held_at_once():
 
 def watched(spoil, *, rounds=1):
     """Return what stands against it after a first step in which `spoil` was done."""
-    lever = OptimizerInBackward()
+    technique = OptimizerInBackward()
     module = nn.Linear(4, 4)
     stepper = torch.optim.AdamW(module.parameters())
     found = []
 
     def ask(optimizer, _args, _kwargs):
         try:
-            lever.optimizer(optimizer)
+            technique.optimizer(optimizer)
         except NotApplicable as reason:
             found.append(str(reason))
 
-    lever.start()
+    technique.start()
     stepper.register_step_pre_hook(ask)
     for _ in range(rounds):
         module(torch.ones(2, 4)).sum().backward()
@@ -209,8 +209,8 @@ def watched_with_session(monkeypatch, between):
     """Return what stands against it where `between` is done before the first step."""
     session = Session(TrialSpec(mode="run"))
     monkeypatch.setattr(training_device, "_followed", [weakref.ref(session)])
-    lever, module = OptimizerInBackward(), nn.Linear(4, 4)
-    lever.start()
+    technique, module = OptimizerInBackward(), nn.Linear(4, 4)
+    technique.start()
     stepper = torch.optim.AdamW(module.parameters(), lr=0.1)
     session.add_optimizer(weakref.ref(stepper))
     schedule = torch.optim.lr_scheduler.ExponentialLR(stepper, 0.5)
@@ -219,7 +219,7 @@ def watched_with_session(monkeypatch, between):
     between(stepper, schedule)
 
     try:
-        lever.optimizer(stepper)
+        technique.optimizer(stepper)
     except NotApplicable as reason:
         return str(reason)
     return ""

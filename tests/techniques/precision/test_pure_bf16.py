@@ -284,9 +284,9 @@ def test_where_no_model_was_converted_the_optimizer_is_no_sign_that_it_acted():
 def test_an_optimizer_that_becomes_another_one_steps_in_fp32_too(is_first):
     linear = nn.Linear(8, 4)
     PureBf16().model(linear)
-    levers = [PureBf16(), Adafactor()] if is_first else [Adafactor(), PureBf16()]
+    techniques = [PureBf16(), Adafactor()] if is_first else [Adafactor(), PureBf16()]
     stepper = torch.optim.AdamW(linear.parameters())
-    in_first_step(stepper, lambda found: [lever.optimizer(found) for lever in levers])
+    in_first_step(stepper, lambda found: [technique.optimizer(found) for technique in techniques])
 
     for _ in range(3):
         trained_step(linear, stepper)

@@ -333,7 +333,7 @@ def pipeline_blocks(profile: Profile) -> Iterator[Block]:
 
 def _savings(pipeline: Pipeline) -> Iterator[Sentence]:
     """Say how many cores the techniques leave that save most, and what packing leaves."""
-    names = {name for stage in pipeline.stages for name in stage.levers}
+    names = {name for stage in pipeline.stages for name in stage.techniques}
     useful = sorted((pipeline.cores_without(name), name) for name in names - only_on_request())
     for cores, name in useful[:MOST_LINES]:
         legs = tuple(named("stage", leg) for leg in pipeline.legs_of(name))
@@ -351,7 +351,7 @@ def _stage(stage: Stage) -> tuple[Text, ...]:
         format_share(stage.share),
         f"{stage.wait_ms:.3f}" if stage.wait_ms else UNKNOWN,
         _known(stage.bytes, format_bytes),
-        stage.levers or UNKNOWN,
+        stage.techniques or UNKNOWN,
     )
 
 

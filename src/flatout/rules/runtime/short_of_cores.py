@@ -45,8 +45,8 @@ def check(profile: Profile, machine: Machine) -> Finding | None:
 
 def _next(pipeline: Pipeline, workers: int, useful: int) -> str:
     """Return what to do: workers as long as there are cores for them, then cheaper samples."""
-    levers = {lever for stage in pipeline.stages for lever in stage.levers} - only_on_request()
-    best = sorted(levers, key=lambda lever: (pipeline.cores_without(lever), lever))[:3]
+    names = {name for stage in pipeline.stages for name in stage.techniques} - only_on_request()
+    best = sorted(names, key=lambda name: (pipeline.cores_without(name), name))[:3]
     if workers < useful:
         made = format_rate(1e3 * pipeline.usable_cores / pipeline.cpu_ms)
         only = ",".join([setter_of("num_workers"), *best])

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from flatout.techniques.memory import chunked_cross_entropy as lever
+from flatout.techniques.memory import chunked_cross_entropy as technique
 from flatout.techniques.memory.chunked_cross_entropy import head_cross_entropy
 from tests.techniques.peaks import peak_bytes
 
@@ -51,7 +51,7 @@ def test_layer_and_loss_as_one_are_as_near_to_the_truth_under_autocast():
 
 
 def test_layer_and_loss_as_one_hold_a_part_of_the_logits(monkeypatch):
-    monkeypatch.setattr(lever, "SLICE_BYTES", 2**18)  # small alongside this small table, too
+    monkeypatch.setattr(technique, "SLICE_BYTES", 2**18)  # small alongside this small table, too
     hidden, weight, offset, target = head(rows=1024, width=32, classes=8192)
 
     def step():

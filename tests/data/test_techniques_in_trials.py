@@ -19,7 +19,7 @@ from flatout.records.trial import Outcome, Workload
 from flatout.tuning.trials import TrialOptions, run_trial
 from tests.paths import ROOT
 
-SCRIPT = ROOT / "tests/scripts/data/levers.py"
+SCRIPT = ROOT / "tests/scripts/data/techniques.py"
 GUARD = {"seed": 0, "drops_dropout": True, "drops_autocast": False}
 STEPS = 12
 pytestmark = pytest.mark.slow
