@@ -8,16 +8,32 @@ from flatout.agent.marks import step
 __version__ = "0.1.0"
 _LAZY = {
     "Task": "flatout.agent.task",
+    "apply": "flatout.workflow.apply",
     "check": "flatout.api",
     "compare": "flatout.api",
+    "lightning_callback": "flatout.callbacks",
     "measure": "flatout.api",
     "plan": "flatout.api",
     "run": "flatout.api",
+    "transformers_callback": "flatout.callbacks",
     "tune": "flatout.api",
 }
 """Where each public name is. Imported when asked for: training scripts import flatout too, and
 must not load the command line's modules."""
-__all__ = ["Task", "__version__", "check", "compare", "measure", "plan", "run", "step", "tune"]
+__all__ = [
+    "Task",
+    "__version__",
+    "apply",
+    "check",
+    "compare",
+    "lightning_callback",
+    "measure",
+    "plan",
+    "run",
+    "step",
+    "transformers_callback",
+    "tune",
+]
 
 
 def __getattr__(name: str) -> Any:
