@@ -1,7 +1,7 @@
 """Say where the training runs. num_workers does not move a model: a GPU that torch cannot see, or a
 missing .to(device), does.
 
-python examples/articles/device.py flatout doctor train.py # why a training would run on the CPU,
+python examples/articles/device.py flatout doctor # why a training would run on the CPU,
 and which GPUs it would not use
 """
 

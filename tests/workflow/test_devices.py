@@ -47,6 +47,14 @@ def test_a_gpu_that_torch_uses_is_fine():
     assert "NVIDIA H200" in check.what
 
 
+def test_several_gpus_are_not_said_to_be_used_by_every_script():
+    check = training_device(machine(devices=[H200] * 4, gpus=[gpu()] * 4))
+
+    assert check.what.startswith("torch finds 4 x NVIDIA H200")
+    assert "trains on one of them" in check.why
+    assert "flatout run --gpus 4" in check.next
+
+
 def test_a_cpu_build_on_a_gpu_machine_is_named_as_the_cause():
     found = machine(torch_version="2.13.0+cpu", gpus=[gpu()], torch_cuda=None, torch_hip=None)
 

@@ -96,7 +96,8 @@ def busy_gpus(machine: Machine) -> Check | None:
 
 def _on_accelerator(machine: Machine) -> Check:
     names = {device.name for device in machine.devices}
-    what = f"training runs on {len(machine.devices)} x {machine.device.name}"
+    count = len(machine.devices)
+    what = f"torch finds {count} x {machine.device.name}"
     variables = machine.facts.get("variables", {})
     if len(names) > 1 and "CUDA_DEVICE_ORDER" not in variables:
         return Check(
@@ -105,7 +106,15 @@ def _on_accelerator(machine: Machine) -> Check:
             why="CUDA numbers unlike GPUs by speed, nvidia-smi by slot: the numbers do not agree",
             next="export CUDA_DEVICE_ORDER=PCI_BUS_ID",
         )
-    return Check(status=OK, what=f"{what} ({format_bytes(machine.device.memory_bytes)})")
+    what = f"{what} ({format_bytes(machine.device.memory_bytes)})"
+    if count == 1:
+        return Check(status=OK, what=what)
+    return Check(
+        status=OK,
+        what=what,
+        why="a script that starts no processes of its own trains on one of them",
+        next=f"flatout run --gpus {count} train.py trains it on all; flatout watch shows who works",
+    )
 
 
 def _unused_gpus(machine: Machine, gpus: str) -> Check:

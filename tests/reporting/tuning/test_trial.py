@@ -43,6 +43,10 @@ def test_under_a_recipe_the_script_alone_is_tried_next(crash):
     [
         ("ValueError: environment variable RANK expected, but not set", "torch.distributed.run"),
         ("KeyError: 'LOCAL_RANK'", "torch.distributed.run"),
+        (
+            "RuntimeError: element 0 of tensors does not require grad and does not have a grad_fn",
+            "use_reentrant=False",
+        ),
         ("EOFError: EOF when reading a line", "nobody answers"),
         ("train.py: error: the following arguments are required: --data", "after its name"),
         ("train.py: error: unrecognized arguments: --x 1", "arguments that it takes"),

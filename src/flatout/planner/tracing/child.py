@@ -22,6 +22,21 @@ from flatout.planner.tracing.script import rank_variables
 from flatout.records.errors import UserError
 from flatout.records.input_files import MAX_OWN_BYTES, parse_json, read_json
 
+CAUSES = (
+    (
+        "does not require grad and does not have a grad_fn",
+        "the loss comes from nothing that is trained: give torch.utils.checkpoint "
+        "use_reentrant=False, whose old form gives no gradients to layers that are fed with data; "
+        "without checkpoints, see what detaches the loss",
+    ),
+    (
+        "_broadcast_coalesced",
+        "DataParallel on several device_ids is not planned: leave device_ids out to plan one "
+        "GPU that takes the whole batch, or give --gpus N for DistributedDataParallel",
+    ),
+)
+"""Words of torch's errors in a trace, and what to do about them."""
+
 
 def main(arguments: list[str]) -> int:
     """Serve the requests until standard input ends."""
@@ -113,7 +128,8 @@ def explained(error: BaseException, what: str = "the training step") -> str:
     text = f"{what} failed while it was traced{place}: {type(error).__name__}: {said}"
     if isinstance(error, KeyError) and error.args[0] in rank_variables(1):
         return f"{text}; torchrun sets that: give --gpus N to plan the first of N processes"
-    return f"{text}; nothing could be predicted"
+    cause = next((why for words, why in CAUSES if words in said), "nothing could be predicted")
+    return f"{text}; {cause}"
 
 
 def _is_users(name: str) -> bool:

@@ -47,6 +47,7 @@ CRASHES = (
     ("KeyError: 'RANK'", RANKS),
     ("KeyError: 'LOCAL_RANK'", RANKS),
     ("KeyError: 'WORLD_SIZE'", RANKS),
+    ("does not require grad and does not have a grad_fn", "no_gradient"),
     ("EOF when reading a line", "answers"),
     ("the following arguments are required", "arguments"),
     ("error: unrecognized arguments", "usage"),
