@@ -83,9 +83,7 @@ class Replicas:
         """Average the gradients of what the optimizer trains and no model holds, too."""
         new = self._cover(p for group in optimizer.param_groups for p in group["params"])
         for leaf in new:
-            if leaf.grad is not None:  # of a backward before
-                dist.all_reduce(leaf.grad)
-                leaf.grad /= dist.get_world_size()
+            average_gradient(leaf)  # of a backward before
 
     def check(self, optimizer: torch.optim.Optimizer, steps: int) -> None:
         """Stop where the ranks' parameters differ: something trains that backward does not see."""
@@ -104,6 +102,13 @@ class Replicas:
                 f"after step {steps} the parameters differ from rank 0's: the script changes them "
                 "apart from backward and step, so it cannot be spread over ranks as it is"
             )
+
+
+def average_gradient(leaf: torch.Tensor) -> None:
+    """Give a leaf the mean of its gradients on all ranks; one that is alike already stays."""
+    if leaf.grad is not None:
+        dist.all_reduce(leaf.grad)
+        leaf.grad /= dist.get_world_size()
 
 
 def leaves_of(outputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -174,6 +179,10 @@ class Shards:
                     name: _shared_as(value, new)
                     for name, value in optimizer.state.pop(parameter).items()
                 }
+        for leaf in (p for group in optimizer.param_groups for p in group["params"]):
+            if not hasattr(leaf, "full_tensor") and leaf.requires_grad:  # no model holds it
+                average_gradient(leaf)
+                leaf.register_post_accumulate_grad_hook(average_gradient)
         optimizer.register_state_dict_post_hook(_gather_optimizer)
         optimizer.register_load_state_dict_pre_hook(_share_optimizer)
 

@@ -156,7 +156,7 @@ def _is_in_test(script: Script, node: ast.AST) -> bool:
 
 def _asserted(script: Script, function: ast.FunctionDef) -> Iterator[str]:
     for node in script.within(function, ast.Assert, ast.Call):
-        yield "assert" if isinstance(node, ast.Assert) else last_name(node.func)
+        yield last_name(node.func) if isinstance(node, ast.Call) else "assert"
 
 
 def _is_ignored(script: Script, finding: SourceFinding) -> bool:
