@@ -64,7 +64,7 @@ def errors_on(device: str, results: Iterable[EarlierResult]) -> dict[str, list[f
     errors: dict[str, list[float]] = {}
     for one in results:
         low, high = one.interval
-        is_known = one.n > 1 and low > 0 and high <= WIDEST * low
+        is_known = one.n > 1 and low and high and high <= WIDEST * low
         if one.device == device and one.predicted > 0 and one.ratio > 0 and is_known:
             errors.setdefault(one.technique, []).append(math.log(one.ratio / one.predicted))
     return errors
