@@ -151,6 +151,28 @@ def test_a_spent_budget_leaves_the_rest_unmeasured(tmp_path):
     assert "ended early" in render_survey(found)
 
 
+def test_a_prediction_costs_no_time_and_is_made_all_the_same(tmp_path):
+    found = run(World({}), tmp_path, clock=iter(range(0, 10**6, 100)).__next__)
+
+    assert rows(found)["zero"].status == "predicted"
+
+
+def test_the_time_is_shared_out_so_that_a_slow_method_does_not_cost_the_others(tmp_path):
+    elapsed = [0.0]
+    world = World({})
+
+    def slow(workload, recipe, machine, options):
+        trial = replace(world(workload, recipe, machine, options), wall_s=20.0)
+        elapsed[0] += trial.wall_s
+        return trial
+
+    found = run(slow, tmp_path, clock=lambda: elapsed[0], budget_s=600.0)
+
+    assert found.stopped == "finished"
+    assert min(row.comparison.n for row in found.rows if row.comparison) == 1
+    assert {row.status for row in found.rows} == {"measured", "predicted"}
+
+
 def test_a_script_that_does_not_run_is_no_survey(tmp_path):
     def crash(workload, recipe, machine, options):
         return Trial(recipe=recipe, outcome=Outcome.CRASH, message="no")

@@ -8,6 +8,7 @@ from flatout.cli.options import (
     ScriptCommand,
     json_option,
     language_option,
+    quiet_option,
     script,
     seconds,
     show,
@@ -28,6 +29,7 @@ from flatout.cli.options import (
 )
 @json_option
 @language_option
+@quiet_option
 @click.option("--accept-load", is_flag=True, help="Go on while others keep the machine busy.")
 @script
 def command(  # noqa: PLR0913, PLR0917  one argument an option
@@ -37,6 +39,7 @@ def command(  # noqa: PLR0913, PLR0917  one argument an option
     out: Path,
     json_path: Path | None,
     language: str,
+    quiet: bool,
     accept_load: bool,
 ) -> int:
     """Show what each known method does to speed and memory here.
@@ -59,7 +62,7 @@ def command(  # noqa: PLR0913, PLR0917  one argument an option
         ensure_file_writable(json_path)
     options = SurveyOptions(out=out, budget_s=budget, accepts_load=accept_load)
     try:
-        with display(budget) as tell:
+        with display(budget, is_quiet=quiet) as tell:
             found = survey(workload, options, tell)
     except BaselineFailedError as error:
         text = render_failure(

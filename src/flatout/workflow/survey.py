@@ -107,11 +107,14 @@ def _survey(workload: Workload, options: SurveyOptions, tell: Tell, machine: Mac
     stopped = "finished"
     try:
         for method in asked:
-            if budget.left_s <= 0:
+            if budget.left_s <= 0 and not method.beyond:
                 stopped = "budget"
-                break
+                rows.append(_empty(method))
+                continue
             tell(progress(budget, method.name))
-            rows.append(_row(runner, method, first.profile, budget))
+            # Each of those left gets as much: one that takes long must not cost the others theirs.
+            share_s = budget.left_s / (len(asked) - len(rows))
+            rows.append(_row(runner, method, first.profile, budget, budget.elapsed_s + share_s))
             tell(progress(budget, "", event=_event(rows[-1])))
     except KeyboardInterrupt:
         stopped = "interrupted"
@@ -127,18 +130,33 @@ def _survey(workload: Workload, options: SurveyOptions, tell: Tell, machine: Mac
     )
 
 
-def _row(runner: TrialRunner, method: Method, profile: Profile, budget: Budget) -> SurveyRow:
-    """Measure one method: the first of its recipes that can act on the script."""
+def _row(
+    runner: TrialRunner, method: Method, profile: Profile, budget: Budget, ends_s: float
+) -> SurveyRow:
+    """Measure one method: the first of its recipes that can act on the script.
+
+    Args:
+        runner: Where the trials run.
+        method: What to measure.
+        profile: Of the unchanged script.
+        budget: Of the survey.
+        ends_s: Seconds of the budget after which no further pair begins; one is played always.
+    """
     empty = _empty(method)
     if method.beyond:
         return _predicted(empty, method, profile)
     loaders = tuple(loader.address for loader in profile.training_loaders)
     row = replace(empty, status="impossible", why=words("survey.nothing_offered"))
+    base = Recipe(training_loaders=loaders)
     for recipe in _recipes(method, profile, runner.machine):
-        recipe = replace(recipe, training_loaders=loaders)
-        base = Recipe(training_loaders=loaders)
-        match = play(runner, base, recipe, may_go_on=lambda: budget.left_s > 0, rule=PAIRS)
-        row = _judged(empty, recipe, match)
+        candidate = replace(recipe, training_loaders=loaders)
+
+        def may_go_on(candidate: Recipe = candidate) -> bool:
+            pair_s = runner.cost_s(base, 0.0) + runner.cost_s(candidate, 0.0)
+            return budget.elapsed_s + pair_s < ends_s
+
+        match = play(runner, base, candidate, may_go_on=may_go_on, rule=PAIRS)
+        row = _judged(empty, candidate, match)
         if row.status != "impossible":
             break
     return row
