@@ -23,6 +23,7 @@ from flatout.tuning.trial_runner import MachineBusyError
 
 SUITES = (
     "startup",
+    "check",
     "aa",
     "overhead",
     "overhead_fast",

@@ -30,6 +30,17 @@ def test_what_has_no_place_is_named(folder, capsys):
     assert "for want of a clear place: fused_optimizer" in capsys.readouterr().err
 
 
+def test_what_takes_more_than_one_place_is_said_in_words(folder, capsys):
+    (folder / "train.py").write_text(SCRIPT)
+    (folder / "recipe.toml").write_text(recipe("data_parallel"))
+
+    assert call(["patch", "recipe.toml", "train.py"]) == 1
+
+    shown = capsys.readouterr().err
+    assert ", by hand:\n" in shown
+    assert "torchrun --nproc-per-node 2" in shown
+
+
 def recipe(name):
     from pathlib import Path
 

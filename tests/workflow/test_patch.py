@@ -120,6 +120,71 @@ def test_what_has_no_clear_place_is_left_out_and_named(patched, name, before, af
     assert patched(Choice(technique=name), text=text) == (text, (name,))
 
 
+BLOCKS = """\
+import torch
+
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        parts = [torch.nn.{part}(8{size}) for _ in range(3)]
+        self.blocks = torch.nn.ModuleList(torch.nn.Sequential(p, torch.nn.Tanh()) for p in parts)
+        self.head = torch.nn.Linear(8, 1)
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = block(x)  # one after the other
+        return self.head(x)
+
+
+torch.manual_seed(0)
+model = Net()
+optimizer = torch.optim.RMSprop(model.parameters(), lr=1e-2)
+losses = []
+for step in range(5):
+    loss = model(torch.randn(4, 8)).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    losses.append(loss.item())
+"""
+
+
+def losses_of(text):
+    known = {"__name__": "__main__"}
+    exec(compile(text, "train.py", "exec"), known)
+    return known["losses"]
+
+
+def test_blocks_are_checkpointed_where_forward_calls_them_and_nothing_else_changes(patched):
+    text = BLOCKS.format(part="Linear", size=", 8")
+
+    new, left_out = patched(
+        Choice(technique="activation_checkpointing"),
+        Choice(technique="foreach_optimizer"),
+        Choice(technique="cpu_threads", settings={"threads": 1}),
+        text=text,
+    )
+
+    assert left_out == ()
+    call = "torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)  # one after"
+    assert f"            x = {call} the other" in new
+    assert "import torch.utils.checkpoint" in new
+    assert "lr=1e-2, foreach=True)" in new
+    assert "torch.set_num_threads(1)" in new
+    assert losses_of(new) == pytest.approx(losses_of(text), rel=1e-6)
+
+
+def test_blocks_that_count_their_batches_have_no_clear_place(patched):
+    text = BLOCKS.format(part="BatchNorm1d", size="")
+    name = "activation_checkpointing"
+
+    assert patched(Choice(technique=name), text=text) == (text, (name,))
+    selective = Choice(technique=name, settings={"mode": "selective"})
+    plain = BLOCKS.format(part="Linear", size=", 8")
+    assert patched(selective, text=plain) == (plain, (name,))
+
+
 def test_what_is_no_python_is_refused(tmp_path):
     (tmp_path / "train.py").write_text("import torch\n(")
 

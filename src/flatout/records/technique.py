@@ -153,6 +153,8 @@ class SourceForm:
     """A line after the imports."""
     model: str = ""
     """A line above the loops of the training; `$model` is the model."""
+    around_block: str = ""
+    """A call of `torch.utils.checkpoint` around each block that a module's loop runs."""
     around_forward: str = ""
     """The header of a block around model and loss; `$device` is the kind of device."""
     only_with: Mapping[str, Any] = field(default_factory=dict)

@@ -139,3 +139,11 @@ def test_what_is_in_a_test_of_a_library_is_left_alone(claim):
     assert all_codes_in(text) == {}
     assert "SYN10" in all_codes_in(text.replace("test_it", "make_it"))
     assert "SYN10" in all_codes_in(text.replace(claim, "return x"))
+
+
+def test_a_setting_of_torch_in_a_function_hides_nothing_of_torch():
+    text = "import torch\ndef main():\n    x = torch.zeros(3).cuda()\n    {}\n"
+
+    for line in ("torch.backends.cudnn.benchmark = True", "x[0] = 1"):
+        assert "SYN10" in all_codes_in(text.format(line))
+    assert all_codes_in(text.format("torch = mine")) == {}

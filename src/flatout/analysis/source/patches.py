@@ -12,7 +12,7 @@ from flatout.analysis.source.edits import (
     set_argument,
     wrap,
 )
-from flatout.analysis.source.script import Script, names_in
+from flatout.analysis.source.script import Script, is_self_attribute, names_in
 from flatout.analysis.source.training import (
     StepPart,
     copies,
@@ -47,9 +47,11 @@ def source_fix(script: Script, form: SourceForm, settings: Mapping[str, Any]) ->
     if form.optimizer:
         edits += _optimizer_edits(script, form)
     if form.start:
-        edits.append(_after_imports(script, form.start))
+        edits.append(_after_imports(script, Template(form.start).substitute(values)))
     if form.model:
         edits.append(_model_edit(script, parts[0], form.model, values))
+    if form.around_block:
+        edits += _block_edits(script, form.around_block)
     if form.around_forward:
         for part in parts:
             edits += _forward_edits(script, part, form.around_forward)
@@ -174,3 +176,33 @@ def _forward_edits(script: Script, part: StepPart, header: str) -> list[Edit | N
             if name in names_in(part.node):
                 return wrap(script, body, Template(header).substitute(device=f"{name}.type"))
     return wrap(script, body, Template(header).substitute(device=f'"{device}"'))
+
+
+def _block_edits(script: Script, function: str) -> list[Edit | None]:
+    """Return the calls of blocks in `for block in self.blocks: x = block(x)`, each in another call.
+
+    Batch norm would count each batch twice, so that a file with one has no clear place.
+    """
+    if script.imports.get("torch") != "torch" or any("BatchNorm" in w for w in script.words):
+        return [None]
+    edits: list[Edit | None] = []
+    for loop in script.nodes(ast.For):
+        owner = script.function(loop)
+        is_forward = owner is not None and owner.name == "forward"
+        if not is_forward or not is_self_attribute(loop.iter):
+            continue
+        if not isinstance(loop.target, ast.Name):
+            continue
+        for call in script.within(loop, ast.Call):
+            if isinstance(call.func, ast.Name) and call.func.id == loop.target.id and call.args:
+                edits += _checkpointed(script, call, function)
+    module = function.rpartition(".")[0]
+    return [_after_imports(script, f"import {module}"), *edits] if edits else [None]
+
+
+def _checkpointed(script: Script, call: ast.Call, function: str) -> list[Edit | None]:
+    start, _end = script.span(call)
+    name_end = script.span(call.func)[1]
+    opening = script.text.index("(", name_end) + 1
+    first = Edit(start=start, end=opening, text=f"{function}({script.source(call.func)}, ")
+    return [first, add_argument(script, call, "use_reentrant=False")]

@@ -459,7 +459,8 @@ def _bindings(script: Script, scope: Scope) -> dict[str, list[ast.AST]]:
     for node in script.within(scope, ast.AST):
         for target, value in _assigned(node):
             for name in ast.walk(target):
-                if isinstance(name, ast.Name):
+                # `torch.backends.x = True` and `rows[0] = 1` bind neither torch nor rows.
+                if isinstance(name, ast.Name) and isinstance(name.ctx, ast.Store):
                     found[name.id].append(value if name is target else node)
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             found[node.name].append(node)

@@ -14,7 +14,14 @@ from typing import ClassVar, final
 from flatout.records.errors import NotApplicable
 from flatout.records.machine import Machine
 from flatout.records.profile import Profile
-from flatout.records.technique import Effect, Numerics, RunningTraining, Switch, Technique
+from flatout.records.technique import (
+    Effect,
+    Numerics,
+    RunningTraining,
+    SourceForm,
+    Switch,
+    Technique,
+)
 
 VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 """What OpenMP and MKL read when they are loaded."""
@@ -36,6 +43,8 @@ class CpuThreads(Technique):
 At the start of the script:
 + torch.set_num_threads($threads)
 """
+
+    source: ClassVar[SourceForm | None] = SourceForm(start="torch.set_num_threads($threads)")
 
     threads: int = 1
     """Threads of one operation."""

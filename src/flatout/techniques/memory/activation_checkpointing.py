@@ -33,6 +33,7 @@ from flatout.records.technique import (
     Numerics,
     PlannedDevice,
     Rescue,
+    SourceForm,
     Technique,
 )
 from flatout.techniques.memory_pressure import activation_bytes, is_tight
@@ -74,6 +75,10 @@ Where the model calls its blocks (mode "$mode"):
 - x = block(x)
 + x = torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)
 """
+
+    source: ClassVar[SourceForm | None] = SourceForm(
+        around_block="torch.utils.checkpoint.checkpoint", only_with={"mode": "full"}
+    )
 
     mode: Mode = "full"
     """`full` keeps the blocks' inputs, `selective` matrix products too, `budget` whole blocks."""

@@ -19,6 +19,7 @@ from flatout.records.technique import (
     Effect,
     Numerics,
     RunningTraining,
+    SourceForm,
     Switch,
     Technique,
     prior_for,
@@ -42,6 +43,10 @@ class ForeachOptimizer(Technique):
 Where the optimizer is made:
 + optimizer = RMSprop(..., foreach=True)
 """
+    source: ClassVar[SourceForm | None] = SourceForm(
+        optimizer={"foreach": "True"},
+        optimizers=("Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "NAdam", "RMSprop", "SGD"),
+    )
 
     @classmethod
     def candidates(cls, profile: Profile, machine: Machine) -> Sequence["ForeachOptimizer"]:
