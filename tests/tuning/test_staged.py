@@ -1,9 +1,11 @@
 """The staged table, made of what a tuning measures: on trials made up from a known truth."""
 
+import sys
 from dataclasses import replace
 
 import pytest
 
+from flatout.hardware.machine import read_machine
 from flatout.records.ablation import Comparison, Row, Verdict
 from flatout.records.profile import PeakBytes
 from flatout.records.recipe import Choice, Recipe
@@ -167,3 +169,60 @@ def test_the_length_is_read_from_the_script_that_runs(tmp_path):
     assert length_of(script, profile(100.0)).steps == 5000
     assert length_of(module, profile(100.0)).steps == 70
     assert source_of(Workload(target="gone.py", folder=tmp_path, python="python")) == ""
+
+
+SCRIPT = """
+import time
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+class Remote(Dataset):
+    def __len__(self):
+        return 1600
+
+    def __getitem__(self, index):
+        time.sleep(0.002)
+        return torch.full((64,), float(index % 7)), index % 10
+
+loader = DataLoader(Remote(), batch_size=16)
+model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
+optimizer = torch.optim.AdamW(model.parameters())
+for epoch in range(40):
+    for x, y in loader:
+        loss = nn.functional.cross_entropy(model(x), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+"""
+
+
+@pytest.mark.slow
+def test_the_stages_of_a_real_script_are_measured(tmp_path, monkeypatch):
+    monkeypatch.setattr("flatout.tuning.trial_runner.disturbances", lambda *_: "")
+    (tmp_path / "train.py").write_text(SCRIPT)
+    workload = Workload(target="train.py", folder=tmp_path, python=sys.executable)
+    machine = read_machine(torch=False)
+    lab = TrialRunner(workload=workload, machine=machine, out=tmp_path, limit_s=120.0)
+    cache = Choice(technique="ram_cache", settings={"fill_s": 10.0, "memory_share": 0.5})
+    fused = Choice(technique="fused_optimizer")
+    recipe = Recipe(choices=(cache, fused))
+
+    stages = measure_stages(
+        Measured(
+            lab=lab,
+            baseline=lab.time(Recipe()).profile,
+            floor=Recipe(),
+            recipe=recipe,
+            rows=(),
+            final=lab.time(recipe).profile,
+            left_s=lambda: 100.0,
+        )
+    )
+
+    _, cached, both = stages
+    assert cached.source == "run"
+    assert cached.alone > 2, "each sample sleeps for 2 ms until it is kept"
+    assert both.alone is not None
+    assert all(stage.samples_per_s and stage.peak_bytes for stage in stages)
+    assert length_of(workload, lab.time(Recipe()).profile).steps == 4000
