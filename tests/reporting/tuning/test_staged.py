@@ -45,6 +45,15 @@ def test_the_report_with_the_staged_table(staged, language, snapshot):
     assert len(report.splitlines()) <= 25
 
 
+def test_a_long_recipe_leaves_less_of_the_rest(staged):
+    more = [replace(staged.stages[1], technique=f"technique_{n}") for n in range(5)]
+    report = render_ablation(replace(staged, stages=(*staged.stages, *more)))
+
+    assert len(report.splitlines()) <= 25
+    assert "report.md and --details have the reasons" in report
+    assert "technique_4" in report
+
+
 def test_the_demo_puts_the_figures_of_the_article_next_to_its_own(staged):
     report = " ".join(render_ablation(staged, article=Article()).split())
 

@@ -81,7 +81,8 @@ def render_ablation(
             body += _point(point, say, width)
         body += ["", *staged] if staged else []
     elif staged:
-        body = [*staged, "", *_below_stages(ablation, rows, say, width)]
+        room = MOST_LINES - len(top) - len(staged) - 1 - len(end)
+        body = [*staged, "", *_below_stages(ablation, rows, say, width, room=room)]
     else:
         body = _short(ablation, rows, say, width, room=MOST_LINES - len(top) - len(end))
     return safe("\n".join([*top, *body, *end]), say) + "\n"
@@ -92,9 +93,9 @@ def _point(text: Text, say: Messages, width: int) -> list[str]:
 
 
 def _below_stages(
-    ablation: Ablation, rows: Sequence[LadderRow], say: Messages, width: int
+    ablation: Ablation, rows: Sequence[LadderRow], say: Messages, width: int, *, room: int
 ) -> list[str]:
-    """Return what was not kept, in one sentence, what limits now, and where the rest is."""
+    """Return what limits now, what was not kept, and where the rest is, as far as it fits."""
     others = [row for row in rows if row.kind == "technique" and not row.is_kept]
     named = tuple(
         words("staged.other", technique=row.technique, ratio=row.measured_ratio, verdict=verdict)
@@ -106,10 +107,14 @@ def _below_stages(
     more = len(others) - len(named)
     if more:
         named = (*named, words("staged.more_others", n=str(more)))
-    points: list[Text] = [words("staged.not_kept", techniques=named)] if named else []
-    points += [*limits(ablation)][:1]
-    points += [ending(ablation), words("tuning.more")]
-    return [line for point in points for line in _point(point, say, width)]
+    points: list[Text] = [*limits(ablation)][:1]
+    points += [words("staged.not_kept", techniques=named)] if named else []
+    points += [ending(ablation)]
+    last = _point(words("tuning.more"), say, width)
+    shown = [_point(text, say, width) for text in points]
+    while shown and sum(map(len, shown)) + len(last) > room:
+        shown.pop()
+    return [*(line for point in shown for line in point), *last]
 
 
 def _short(
