@@ -107,7 +107,8 @@ def _below_stages(
     more = len(others) - len(named)
     if more:
         named = (*named, words("staged.more_others", n=str(more)))
-    points: list[Text] = [*limits(ablation)][:1]
+    points: list[Text] = []
+    points += [*limits(ablation)][:1]
     points += [words("staged.not_kept", techniques=named)] if named else []
     points += [ending(ablation)]
     last = _point(words("tuning.more"), say, width)
