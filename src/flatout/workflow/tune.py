@@ -7,6 +7,7 @@ too. Then leave each kept technique out once more, where the screen did not, and
 recipe against the baseline in fresh pairs: winners of many looks are biased upwards.
 """
 
+import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -135,11 +136,12 @@ def tune(
     try:
         with hold_folder(out, scratch_root()):
             return _tune(workload, options, tell, machine)
-    except BaselineFailedError:
-        if not options.resume:
+    except UserError as error:
+        if isinstance(error, BaselineFailedError) and not options.resume:
             (out / JOURNAL).unlink(missing_ok=True)
         for made in missing:
-            made.rmdir()
+            with contextlib.suppress(OSError):
+                made.rmdir()  # unless it holds trials
         raise
     except FolderBusyError:
         raise UserError(
