@@ -59,3 +59,11 @@ def test_a_script_without_an_optimizer_is_reported_too():
     finding = check(profile(phases_ms={"optimizer": 100.0}), machine())
 
     assert finding.because.startswith("the optimizer takes 100 ms of 200 ms")
+
+
+def test_optimizers_of_a_kind_are_counted():
+    one = updating(30.0)
+
+    several = check(replace(one, optimizers=one.optimizers * 2), machine())
+
+    assert several.because.startswith("2x AdamW (not fused, 150 tensors) take 30.0 ms of")

@@ -1,5 +1,7 @@
 """The optimizer takes a large part of the step."""
 
+from collections import Counter
+
 from flatout.records.finding import Finding
 from flatout.records.machine import Machine
 from flatout.records.messages import words
@@ -20,13 +22,15 @@ def check(profile: Profile, machine: Machine) -> Finding | None:
         return None
     optimizer_ms, step_ms = profile.phases_ms["optimizer"], profile.step_ms.median
     tensors = sum(facts.parameter_tensors for facts in profile.optimizers)
-    names = " and ".join(_describe(facts) for facts in profile.optimizers) or "the optimizer"
+    kinds = Counter(_describe(facts) for facts in profile.optimizers)
+    names = [f"{count}x {kind}" if count > 1 else kind for kind, count in kinds.items()]
+    is_several = len(profile.optimizers) > 1
     return Finding(
         code="slow_optimizer",
         share=share,
         because=words(
-            "finding.slow_optimizer.because",
-            names=names,
+            f"finding.slow_optimizer.{'because_several' if is_several else 'because'}",
+            names=" and ".join(names) or "the optimizer",
             time=format_ms(optimizer_ms),
             step=format_ms(step_ms),
             share=format_share(share),
