@@ -140,3 +140,33 @@ def test_a_language_or_a_time_that_does_not_exist_is_told(folder, capfd, flags):
     assert call(["measure", *flags, "train.py"]) == 2
 
     assert flags[1] in capfd.readouterr().err
+
+
+RANKS = """
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 1))
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for step in range(200):
+    loss = model(torch.ones(8, 8)).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.slow
+def test_a_launcher_is_measured_as_it_is_typed_and_without_progress(folder, capfd):
+    (folder / "ranks.py").write_text(RANKS)
+    launcher = ["torchrun", "--standalone", "--nproc-per-node", "2"]
+
+    code = call(["measure", "--quick", "--quiet", "--json", "-", *launcher, "ranks.py"])
+
+    captured = capfd.readouterr()
+    assert code == 0, captured.err
+    profile = profile_from_json(json.loads(captured.out))
+    assert [rank.rank for rank in profile.ranks] == [0, 1]
+    assert "flatout: measuring" not in captured.err
