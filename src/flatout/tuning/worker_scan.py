@@ -145,7 +145,7 @@ def scan(
         if not seen:
             break
         found.append(seen)
-        left = [tuple(visit) for visit in seen["unvisited"] if tuple(visit) != present]
+        left = [tuple(visit) for visit in seen.get("unvisited", ()) if tuple(visit) != present]
         if not left or len(settings_of(seen)) < 2:
             break
         options = options | {"visits": [present, *reversed(left)], "visits_all": True}
@@ -173,7 +173,7 @@ def together(found: Sequence[Mapping[str, Any]], now: int) -> Mapping[str, Any]:
                 for visit in seen["visits"]
                 if not _is_at(visit, now)
             ]
-    left = found[-1]["unvisited"]
+    left = found[-1].get("unvisited", ())
     numbers = ", ".join(str(number) for number in sorted({visit[0] for visit in left}))
     ended = f"the script ended before it was seen with {numbers}" if left else ""
     return {**first, "visits": visits, "stopped": found[-1]["stopped"] or ended}
