@@ -107,11 +107,6 @@ chaos: setup
 docs: setup
 	$(PY) -m pytest -q tests/test_docs.py
 
-# Lines per folder, then the ten longest files.
-size:
-	@for folder in src/flatout/*/ tests docs scenarios benchmarks; do \
-	  [ -d "$$folder" ] || continue; \
-	  printf '%7d  %s\n' "$$(find "$$folder" -name '*.py' -o -name '*.md' | xargs -r cat | wc -l)" "$$folder"; \
-	done
-	@echo
-	@find src -name '*.py' -exec wc -l {} + | sort -rn | sed -n '2,11p'
+# What the source is like to read, in numbers; then lines per folder and the ten longest files.
+size: setup
+	@$(PY) -m benchmarks.structure

@@ -2,12 +2,16 @@
 
 Counts from the code alone, so that two trees can be compared: lines, modules, their median,
 functions per 1,000 lines, modules that one other imports, class names with several meanings, module
-globals that functions change, and `Any`. The budgets are checked by `tests/test_budgets.py`.
+globals that functions change, and `Any`; of the tree that runs, the frames from a command to its
+trial's process. The budgets are checked by `tests/test_budgets.py`.
 """
 
 import ast
+import os
 import statistics
+import subprocess
 import sys
+import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -34,6 +38,28 @@ CHANGING = frozenset(
     ]
 )
 """Methods that change a list, set or mapping."""
+
+
+WALK = """
+import os, runpy, sys
+
+def look(event, _arguments):
+    if event != "subprocess.Popen":
+        return
+    frame, files = sys._getframe(1), []
+    while frame is not None:
+        if frame.f_code.co_name != "<module>":
+            files.append(frame.f_code.co_filename)
+        frame = frame.f_back
+    if any("/flatout/launch/" in file for file in files):
+        os.write(1, str(sum("/flatout/" in file for file in files)).encode())
+        os._exit(0)
+
+sys.addaudithook(look)
+sys.argv = ["flatout", sys.argv[1], "train.py"]
+runpy.run_module("flatout", run_name="__main__")
+"""
+"""Runs a command until it starts its first trial, and writes the functions of ours that wait."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,6 +170,23 @@ def _changes(node: ast.AST) -> Iterator[str]:
             yield name
 
 
+def frames_to_trial(command: str, source: Path) -> int:
+    """Return how many functions of flatout are running when a command starts its first trial."""
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "train.py").write_text("import torch\n", encoding="utf-8")
+        search = os.pathsep.join([str(source.parent), os.environ.get("PYTHONPATH", "")])
+        done = subprocess.run(
+            [sys.executable, "-c", WALK, command],
+            cwd=folder,
+            env={**os.environ, "PYTHONPATH": search, "XDG_CACHE_HOME": f"{folder}/cache"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            check=True,
+            text=True,
+        )
+    return int(done.stdout.split()[-1])
+
+
 def table(source: Path) -> list[tuple[str, str]]:
     """Return the numbers of a source tree with their names."""
     modules = modules_of(source)
@@ -169,6 +212,10 @@ def table(source: Path) -> list[tuple[str, str]]:
         ("class names with several meanings", f"{len(repeated_classes(modules))}"),
         ("module globals that functions change", f"{len(mutable_globals(modules))}"),
         ("uses of Any", f"{names['Any']:,}"),
+        *(
+            (f"frames from `{command}` to its trial", f"{frames_to_trial(command, source)}")
+            for command in ("measure", "tune")
+        ),
     ]
 
 

@@ -10,6 +10,7 @@ from benchmarks.structure import (
     SOURCE,
     folder_files,
     folder_lines,
+    frames_to_trial,
     importers,
     modules_of,
     repeated_classes,
@@ -37,6 +38,7 @@ LINES = {
 }
 FLAT_FILES = 25
 SINGLE_IMPORTER = 90
+FRAMES = 8
 PLUG_INS = ("cli", "rules", "techniques", "agent.probes", "tuning.passes", "data.sources")
 """Packages whose modules are found by name, one idea each."""
 SMALL_ON_PURPOSE = {
@@ -82,3 +84,8 @@ def test_few_modules_serve_a_single_other():
 
 def test_no_class_name_has_two_meanings():
     assert repeated_classes(MODULES) == {}
+
+
+@pytest.mark.parametrize("command", ["measure", "tune"])
+def test_a_command_is_few_functions_away_from_its_trial(command):
+    assert frames_to_trial(command, SOURCE) <= FRAMES

@@ -130,56 +130,50 @@ def run_process(workload: Workload, options: ProcessOptions, keep: Path | None =
     """
     is_free = not options.is_protected or SPEC_VARIABLE in os.environ
     with hold_working_folder(workload.folder, scratch_root(), is_free=is_free) as lock:
-        return _run_alone(workload, options, keep, lock)
-
-
-def _run_alone(
-    workload: Workload, options: ProcessOptions, keep: Path | None, lock: int | None
-) -> Ending:
-    folder = make_trial_folder(scratch_root())
-    jobs.announce(folder, options.spec.mode, workload.command_line)
-    before = list_files(workload.folder) if options.is_protected else None
-    shortage = memory_shortage()
-    life_line, our_end = os.pipe()
-    supervisor: subprocess.Popen[bytes] | None = None
-    try:
-        spec = _supervisor_spec(workload, options, folder, life_line) | {"lock": lock}
-        spec_path = folder / "supervisor.json"
-        # Without a name: it holds the user's secrets, and a killed flatout leaves files.
-        with tempfile.TemporaryFile("w+", encoding="utf-8", dir=folder) as environment:
-            json.dump(spec.pop("environment"), environment)
-            environment.seek(0)
-            spec_path.write_text(json.dumps(spec), encoding="utf-8")
-            supervisor = subprocess.Popen(
-                [sys.executable, "-I", "-S", "-c", SUPERVISE, str(SOURCE), str(spec_path)],
-                env={"PATH": os.environ.get("PATH", os.defpath)},
-                stdin=environment,
-                pass_fds=(life_line,) if lock is None else (life_line, lock),
-                start_new_session=True,
-            )
-        _await(supervisor)
-        ending = _read_ending(folder)
-        _keep(folder, options.keep, keep)
-    finally:
-        # A second Ctrl-C waits until the user's files are as before; SIGQUIT does not, and leaves
-        # that to the supervisor.
-        with _uninterrupted():
-            os.close(our_end)
-            os.close(life_line)
-            if supervisor is not None:
-                _end(supervisor)
-                if not (folder / "ending.json").exists():
-                    for line in _undo(folder).differences:  # the supervisor was killed
-                        sys.stderr.write(f"flatout: {line}\n")
-            _discard(folder)
-    changed = changed_files(before, workload.folder) if options.is_protected else ()
-    for line in ending["kept"]:
-        sys.stderr.write(f"flatout: {line}\n")
-    now = memory_shortage()
-    during = MemoryShortage(
-        max(0, now.num_kills - shortage.num_kills), max(0.0, now.stalled_s - shortage.stalled_s)
-    )
-    return Ending(**ending, changed_files=changed, shortage=during)
+        folder = make_trial_folder(scratch_root())
+        jobs.announce(folder, options.spec.mode, workload.command_line)
+        before = list_files(workload.folder) if options.is_protected else None
+        shortage = memory_shortage()
+        life_line, our_end = os.pipe()
+        supervisor: subprocess.Popen[bytes] | None = None
+        try:
+            spec = _supervisor_spec(workload, options, folder, life_line) | {"lock": lock}
+            spec_path = folder / "supervisor.json"
+            # Without a name: it holds the user's secrets, and a killed flatout leaves files.
+            with tempfile.TemporaryFile("w+", encoding="utf-8", dir=folder) as environment:
+                json.dump(spec.pop("environment"), environment)
+                environment.seek(0)
+                spec_path.write_text(json.dumps(spec), encoding="utf-8")
+                supervisor = subprocess.Popen(
+                    [sys.executable, "-I", "-S", "-c", SUPERVISE, str(SOURCE), str(spec_path)],
+                    env={"PATH": os.environ.get("PATH", os.defpath)},
+                    stdin=environment,
+                    pass_fds=(life_line,) if lock is None else (life_line, lock),
+                    start_new_session=True,
+                )
+            _await(supervisor)
+            ending = _read_ending(folder)
+            _keep(folder, options.keep, keep)
+        finally:
+            # A second Ctrl-C waits until the user's files are as before; SIGQUIT does not, and
+            # leaves that to the supervisor.
+            with _uninterrupted():
+                os.close(our_end)
+                os.close(life_line)
+                if supervisor is not None:
+                    _end(supervisor)
+                    if not (folder / "ending.json").exists():
+                        for line in _undo(folder).differences:  # the supervisor was killed
+                            sys.stderr.write(f"flatout: {line}\n")
+                _discard(folder)
+        changed = changed_files(before, workload.folder) if options.is_protected else ()
+        for line in ending["kept"]:
+            sys.stderr.write(f"flatout: {line}\n")
+        now = memory_shortage()
+        during = MemoryShortage(
+            max(0, now.num_kills - shortage.num_kills), max(0.0, now.stalled_s - shortage.stalled_s)
+        )
+        return Ending(**ending, changed_files=changed, shortage=during)
 
 
 def scratch_root() -> Path:

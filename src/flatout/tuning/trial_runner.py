@@ -111,7 +111,10 @@ class TrialRunner:
         """
         for _ in range(MAX_ACCEPTED_REPEATS if self.accepts_load else MAX_REPEATS):
             options = replace(self._options(), ends_when_refused=must_apply, traces_kernels=True)
-            trial = self._run("time", recipe, options)
+            key = f"time {key_of(recipe)}"
+            trial = self._replayed(key) or self._noted(
+                key, self.runner(self.workload, recipe, self.machine, options)
+            )
             if trial.outcome is not Outcome.OK or trial.profile is None:
                 return trial
             self.timed += 1
@@ -202,17 +205,29 @@ class TrialRunner:
 
     def _run(self, kind: str, recipe: Recipe, options: TrialOptions) -> Trial:
         key = f"{kind} {key_of(recipe)}"
+        return self._replayed(key) or self._noted(
+            key, self.runner(self.workload, recipe, self.machine, options)
+        )
+
+    def _replayed(self, key: str) -> Trial | None:
+        """Return the trial that the journal of an earlier tuning has; None where it has none."""
         waiting = self.recorded.get(key)
-        if waiting:
-            trial = waiting.pop(0)
-            self.replayed_s += trial.wall_s
-        else:
-            trial = self.runner(self.workload, recipe, self.machine, options)
-            if trial.outcome in KILLED and self.cache is not None:
-                # One that was killed while it compiled leaves half a library, which the next loads.
-                shutil.rmtree(self.cache, ignore_errors=True)
-                self.cache.mkdir(parents=True, exist_ok=True)
-            self._note({"key": key, "trial": trial.to_json()})
+        if not waiting:
+            return None
+        trial = waiting.pop(0)
+        self.replayed_s += trial.wall_s
+        return self._kept_wall(key, trial)
+
+    def _noted(self, key: str, trial: Trial) -> Trial:
+        """Return a trial that is in the journal now."""
+        if trial.outcome in KILLED and self.cache is not None:
+            # One that was killed while it compiled leaves half a library, which the next loads.
+            shutil.rmtree(self.cache, ignore_errors=True)
+            self.cache.mkdir(parents=True, exist_ok=True)
+        self._note({"key": key, "trial": trial.to_json()})
+        return self._kept_wall(key, trial)
+
+    def _kept_wall(self, key: str, trial: Trial) -> Trial:
         self.wall_s[key] = trial.wall_s
         if trial.outcome is not Outcome.REFUSED:  # those are over at once
             self.latest = None

@@ -9,7 +9,7 @@ recipe against the baseline in fresh pairs: winners of many looks are biased upw
 
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -130,12 +130,81 @@ def tune(
     """
     clean_up_stale_trials()
     machine = machine or read_machine(torch=False)
+    with _held(options):
+        budget = Budget(total_s=(1 - TIME_SHARE) * options.budget_s, clock=options.clock)
+        begun, recorded = open_journal(
+            options.out, _header(workload, machine, options.history), resume=options.resume
+        )
+        cache = scratch_root() / "compiled" / workload.name
+        cache.mkdir(parents=True, exist_ok=True)
+        lab = TrialRunner(
+            workload=workload,
+            machine=machine,
+            out=options.out,
+            limit_s=max(120.0, options.budget_s),
+            cache=cache,
+            was_compiled=any(cache.iterdir()),
+            accepts_load=options.accepts_load,
+            may_repeat=lambda: budget.left_s > 0,
+            wait=options.wait,
+            runner=options.runner,
+            recorded=recorded,
+        )
+        tell(progress(budget, "the unchanged script", event="measuring the unchanged script"))
+        first = lab.time(Recipe())
+        search = Search(
+            machine=machine, ceiling=options.numerics, only=options.only, skip=options.skip
+        )
+        rescue = _rescue(lab, search, first, budget, tell)
+        if rescue is not None:
+            first = rescue.trial or rescue.first
+        if first.outcome is not Outcome.OK or first.profile is None:
+            raise BaselineFailedError(first)
+        floor = rescue.recipe if rescue else Recipe()
+        floor = replace(floor, training_loaders=_training_loaders(first.profile))
+        looks = _look(lab, search, floor, first, budget, tell)
+        looked = looks.added_to(first.profile, floor.names, floor.names)
+        ladder = TuningState(
+            lab=lab,
+            budget=budget,
+            tell=tell,
+            referee=GuardChecker(
+                lab,
+                lambda text: tell(progress(budget, text)),
+                floor=floor,
+                ceiling=options.numerics,
+            ),
+            search=search,
+            confirm_pairs=options.confirm_pairs,
+            recipe=floor,
+            floor=floor,
+            profile=looked,
+            scans=WorkerScans(lab=lab, search=search),
+            looks=looks,
+            earlier=begun.get("earlier", {}),
+            rows=list(rescue.rows()) if rescue else [],
+            settled={choice.technique for choice in floor.choices},
+            notes=rescue.notes() if rescue else [],
+        )
+        proof = _climb_and_confirm(ladder)
+        stages = _stages(ladder, looked, proof, options.budget_s)
+        ablation = replace(
+            _ablation(ladder, looked, proof), stages=stages, training=length_of(workload, looked)
+        )
+        if options.history is not None:
+            append_results(options.history, ablation, workload.name, _device_of(machine))
+        return ablation
+
+
+@contextlib.contextmanager
+def _held(options: TuneOptions) -> Iterator[None]:
+    """Keep other tunings out of the out folder; leave none behind where nothing was measured."""
     out = options.out
     missing = [path for path in (out, *out.parents) if not path.exists()]
     make_out(out)
     try:
         with hold_folder(out, scratch_root()):
-            return _tune(workload, options, tell, machine)
+            yield
     except UserError as error:
         if isinstance(error, BaselineFailedError) and not options.resume:
             (out / JOURNAL).unlink(missing_ok=True)
@@ -145,69 +214,8 @@ def tune(
         raise
     except FolderBusyError:
         raise UserError(
-            f"another tuning writes to {options.out}: wait for its end, or choose another --out"
+            f"another tuning writes to {out}: wait for its end, or choose another --out"
         ) from None
-
-
-def _tune(workload: Workload, options: TuneOptions, tell: Tell, machine: Machine) -> Ablation:
-    budget = Budget(total_s=(1 - TIME_SHARE) * options.budget_s, clock=options.clock)
-    begun, recorded = open_journal(
-        options.out, _header(workload, machine, options.history), resume=options.resume
-    )
-    cache = scratch_root() / "compiled" / workload.name
-    cache.mkdir(parents=True, exist_ok=True)
-    lab = TrialRunner(
-        workload=workload,
-        machine=machine,
-        out=options.out,
-        limit_s=max(120.0, options.budget_s),
-        cache=cache,
-        was_compiled=any(cache.iterdir()),
-        accepts_load=options.accepts_load,
-        may_repeat=lambda: budget.left_s > 0,
-        wait=options.wait,
-        runner=options.runner,
-        recorded=recorded,
-    )
-    tell(progress(budget, "the unchanged script", event="measuring the unchanged script"))
-    first = lab.time(Recipe())
-    search = Search(machine=machine, ceiling=options.numerics, only=options.only, skip=options.skip)
-    rescue = _rescue(lab, search, first, budget, tell)
-    if rescue is not None:
-        first = rescue.trial or rescue.first
-    if first.outcome is not Outcome.OK or first.profile is None:
-        raise BaselineFailedError(first)
-    floor = rescue.recipe if rescue else Recipe()
-    floor = replace(floor, training_loaders=_training_loaders(first.profile))
-    looks = _look(lab, search, floor, first, budget, tell)
-    looked = looks.added_to(first.profile, floor.names, floor.names)
-    ladder = TuningState(
-        lab=lab,
-        budget=budget,
-        tell=tell,
-        referee=GuardChecker(
-            lab, lambda text: tell(progress(budget, text)), floor=floor, ceiling=options.numerics
-        ),
-        search=search,
-        confirm_pairs=options.confirm_pairs,
-        recipe=floor,
-        floor=floor,
-        profile=looked,
-        scans=WorkerScans(lab=lab, search=search),
-        looks=looks,
-        earlier=begun.get("earlier", {}),
-        rows=list(rescue.rows()) if rescue else [],
-        settled={choice.technique for choice in floor.choices},
-        notes=rescue.notes() if rescue else [],
-    )
-    proof = _climb_and_confirm(ladder)
-    stages = _stages(ladder, looked, proof, options.budget_s)
-    ablation = replace(
-        _ablation(ladder, looked, proof), stages=stages, training=length_of(workload, looked)
-    )
-    if options.history is not None:
-        append_results(options.history, ablation, workload.name, _device_of(machine))
-    return ablation
 
 
 def _device_of(machine: Machine) -> str:
