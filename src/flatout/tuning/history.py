@@ -64,8 +64,10 @@ def errors_on(device: str, results: Iterable[EarlierResult]) -> dict[str, list[f
     errors: dict[str, list[float]] = {}
     for one in results:
         low, high = one.interval
-        is_known = one.n > 1 and low and high and high <= WIDEST * low
-        if one.device == device and one.predicted > 0 and one.ratio > 0 and is_known:
+        # An end that is open was stored as none.
+        is_narrow = low is not None and high is not None and 0 < high <= WIDEST * low
+        is_known = one.n > 1 and is_narrow and one.predicted > 0 and one.ratio > 0
+        if one.device == device and is_known:
             errors.setdefault(one.technique, []).append(math.log(one.ratio / one.predicted))
     return errors
 
