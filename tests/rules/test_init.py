@@ -8,6 +8,7 @@ import pytest
 from flatout import rules
 from flatout.records import catalogue
 from flatout.records.catalogue import module_names
+from flatout.records.memory import TensorAtPeak
 from flatout.records.units import GIB, MIB
 from flatout.rules.runtime import data_wait
 from tests.paths import ROOT
@@ -19,13 +20,19 @@ from tests.techniques.facts import gpu, loader, machine, model, optimizer, profi
 
 EVERYTHING = profile(
     phases_ms={"data_wait": 50.0, "optimizer": 30.0, "other": 20.0},
-    loaders=(loader(),),
+    loaders=(loader(pad_share=0.5),),
     models=(
-        model(attention_backend="math"),
+        model(attention_backend="math", widest_output=50_257),
         model(parameters=1000, experts=8, expert_parameters=800),
     ),
     optimizers=(optimizer(),),
     memory=story(
+        peak_bytes=8 * GIB,
+        largest=(
+            TensorAtPeak(
+                bytes=4 * GIB, shape=(9, 50_257), dtype="float32", line="", phase="forward"
+            ),
+        ),
         leak_bytes_per_step=10 * MIB,
         kept_graph_nodes_per_step=100.0,
         kept_graph_names=("total",),
@@ -56,7 +63,7 @@ def test_what_is_only_known_to_be_no_more_comes_after_all_others():
     is_bound = [finding.is_bound for finding in found]
     assert is_bound == sorted(is_bound)
     assert {finding.code for finding in found if finding.is_bound} == {
-        *("math_attention", "expert_loop", "unused_gpu"),
+        *("math_attention", "expert_loop", "unused_gpu", "padding_waste"),
     }
 
 

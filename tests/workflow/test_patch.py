@@ -1,10 +1,12 @@
 import subprocess
+import sys
 
 import pytest
 
 from flatout.records.errors import UserError
 from flatout.records.recipe import Choice, Recipe
 from flatout.workflow.patch import patch
+from flatout.workflow.recipe_files import write_recipe
 
 SCRIPT = """\
 import torch
@@ -190,3 +192,54 @@ def test_what_is_no_python_is_refused(tmp_path):
 
     with pytest.raises(UserError, match="cannot be patched"):
         patch(Recipe(choices=(Choice(technique="tf32"),)), tmp_path / "train.py")
+
+
+TRAINED = """\
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+torch.manual_seed(0)
+data = TensorDataset(torch.randn(64, 8), torch.randn(64, 1))
+loader = DataLoader(data, batch_size=8, shuffle=True)
+model = torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.Tanh(), torch.nn.Linear(32, 1))
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+for epoch in range(2):
+    for x, y in loader:
+        loss = torch.nn.functional.mse_loss(model(x), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        print("loss", loss.item())
+"""
+
+
+@pytest.mark.slow
+def test_a_patched_script_trains_to_the_losses_of_its_recipe(tmp_path):
+    recipe = Recipe(
+        choices=(
+            Choice(technique="loader_workers", settings={"num_workers": 2, "prefetch_factor": 2}),
+            Choice(technique="fused_optimizer"),
+            Choice(technique="bf16_autocast"),
+            Choice(technique="cpu_threads", settings={"threads": 1}),
+        )
+    )
+    (tmp_path / "train.py").write_text(TRAINED)
+    write_recipe(recipe, tmp_path / "recipe.toml")
+    flatout = [sys.executable, "-m", "flatout"]
+    under_recipe = losses_said(tmp_path, *flatout, "run", "--with", "recipe.toml", "train.py")
+
+    done = subprocess.run(
+        [*flatout, "patch", "recipe.toml", "train.py"], cwd=tmp_path, capture_output=True, text=True
+    )
+    subprocess.run(["git", "apply"], input=done.stdout, cwd=tmp_path, text=True, check=True)
+
+    assert done.stderr == ""
+    patched = losses_said(tmp_path, sys.executable, "train.py")
+    assert len(patched) == 16
+    assert patched == pytest.approx(under_recipe, rel=1e-2)
+    assert (tmp_path / "train.py").read_text() != TRAINED
+
+
+def losses_said(folder, *command):
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True)
+    return [float(x.split()[1]) for x in done.stdout.splitlines() if x.startswith("loss")]
