@@ -12,7 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from benchmarks.bench import MOST_SAID, Bench, trials_in
+from benchmarks.bench import MOST_SAID, Bench, brief, trials_in
 from flatout.records import catalogue
 from flatout.records.ablation import Ablation
 from flatout.records.live import Progress
@@ -194,17 +194,20 @@ def tune_noted(workload: Workload, options: TuneOptions, bench: Bench) -> Ablati
         BaselineTracebackError: if the unchanged script gives no measurement.
         WrongDeviceError: from `run_on_device`, where that is the runner.
     """
+    failed: list[dict[str, Any]] = []
+    """A baseline that gave no measurement: the tuning leaves no journal of it."""
 
     def tell(progress: Progress) -> None:
         bench.tell(progress)
         note()
 
     def note() -> None:
-        bench.note({"trials": trials_in(options.out)})
+        bench.note({"trials": trials_in(options.out) or failed})
 
     try:
         return tune(workload, options, tell, bench.machine)
     except BaselineFailedError as error:
+        failed.append(brief(error.trial))
         last = error.trial.traceback[-MOST_SAID:]
         raise BaselineTracebackError(f"{error}\n{last}") from None
     finally:

@@ -20,6 +20,8 @@ PROMISE = ("pictures.py", {})
 
 @pytest.fixture(autouse=True)
 def undo():
+    for swap in list(substitution._SWAPS.values()):
+        swap.undo()  # of a test before, in whatever order they run
     yield
     for swap in list(substitution._SWAPS.values()):
         swap.undo()

@@ -23,6 +23,8 @@ PROMISE = ("pictures.py", {})
 
 @pytest.fixture(autouse=True)
 def undo():
+    for swap in [*substitution._SWAPS.values()]:
+        swap.undo()  # of a test before, in whatever order they run
     yield
     for swap in [*substitution._SWAPS.values()]:
         swap.undo()

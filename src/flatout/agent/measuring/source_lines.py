@@ -6,8 +6,6 @@ import threading
 from pathlib import Path
 from types import CodeType, FrameType
 
-import torch
-
 import flatout
 
 OWN, FOREIGN, USER = range(3)
@@ -21,6 +19,8 @@ class SourceLines:
     """Name lines as `file.py:line`, relative to the script's folder."""
 
     def __init__(self, folder: Path | None = None) -> None:
+        import torch
+
         self.folder = (folder or script_folder()).resolve()
         self.started_in = Path.cwd()
         library = Path(sysconfig.get_paths()["stdlib"])
