@@ -1,7 +1,7 @@
 """Let worker processes make the batches. They are the same batches, in the same order.
 
 Workers that stay between epochs (persistent_workers) draw no new seed at an epoch's start, so that
-from the second epoch on the order is another one. "Four a GPU" and "two to four a core" are
+from the second epoch on the order differs. "Four a GPU" and "two to four a core" are
 guesses: what is best depends on the samples.
 
     python examples/articles/loader_workers.py

@@ -220,7 +220,7 @@ def test_an_operators_time_goes_to_the_places_that_called_it_by_their_work():
             ["aten::mm", "layers.* (Linear)", "model.py:3", 30.0],
             ["aten::mm", "head (Linear)", "model.py:9", 10.0],
             ["aten::bernoulli_", "head (Linear)", "model.py:9", 5.0],
-            ["aten::add_", "", "", 1.0],  # of the optimizer: nobody's line
+            ["aten::add_", "", "", 1.0],  # of the optimizer: no line of the user's
         ],
     }
 

@@ -29,7 +29,7 @@ class ScreenedWorld(World):
     """Techniques that end the process of a screen, and what the trial's message is then."""
     screens: int = 0
     screen_noise: float | None = None
-    """That of the screen's blocks, where it is another than that of processes."""
+    """That of the screen's blocks, where it differs from that of processes."""
 
     def __call__(self, workload, recipe, machine, options):
         if "screen" not in options.probes:

@@ -1,6 +1,6 @@
 """What keeps the ranks' models alike: torch's DistributedDataParallel, or FSDP2 in place.
 
-Neither wraps the script's model. DDP's reducer is told of every backward and not of forwards: so
+Neither wraps the script's model. DDP's reducer sees every backward and no forward: so
 two forwards before one backward, two backwards after them, and networks that train in turns (a
 GAN) are reduced as well, which a model wrapped in DDP leaves out in silence.
 """

@@ -1,4 +1,4 @@
-"""Random augmentation in workers and dropout: what each rank draws is written where it is told."""
+"""Random augmentation in workers and dropout: each rank writes its draws to a file."""
 
 import sys
 from pathlib import Path

@@ -100,9 +100,13 @@ class _Listener(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         out = func(*args, **(kwargs or {}))
-        name = func.name().partition(".")[0] if hasattr(func, "name") else str(func)
-        self.places.note(name, args, out, sys._getframe(1))
+        self.places.note(operator_name(func), args, out, sys._getframe(1))
         return out
+
+
+def operator_name(func: Any) -> str:
+    """Return what a profiler calls an operator of a dispatch mode: without its overload."""
+    return str(func.name()).partition(".")[0] if hasattr(func, "name") else str(func)
 
 
 def work_of(name: str, args: Sequence[Any], out: Any) -> float:

@@ -13,6 +13,7 @@ import torch
 import torch.utils.flop_counter
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from flatout.agent.measuring.operator_places import operator_name
 from flatout.agent.probes.flops import missing_formulas
 from flatout.agent.session import Session
 from flatout.records import phase_clock as phases
@@ -128,7 +129,7 @@ class _Listener(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        name = func.name().partition(".")[0] if hasattr(func, "name") else str(func)
+        name = operator_name(func)
         before = self.products.counter.get_total_flops() if ATTENTION in name else 0
         out = func(*args, **(kwargs or {}))
         if not self.products.is_training():
