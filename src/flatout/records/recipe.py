@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from flatout.records.input_files import parse_json
+from flatout.records.parallel import ParallelSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +52,8 @@ class Recipe:
     choices: tuple[Choice, ...] = ()
     training_loaders: tuple[str, ...] = ()
     """Addresses of the loaders that the loader techniques apply to; empty means every loader."""
+    parallel: ParallelSpec | None = None
+    """How the training is spread over ranks; None leaves it as it is."""
     about: Mapping[str, Any] = field(default_factory=dict)
     """Where it comes from: script, torch, machine, ratio. For people; nothing depends on it."""
 

@@ -11,9 +11,10 @@ from flatout.records.catalogue import build
 from flatout.records.errors import UserError, unknown
 from flatout.records.files import replace_text
 from flatout.records.input_files import read_toml
+from flatout.records.parallel import spec_from_toml, spec_to_toml
 from flatout.records.recipe import Choice, Recipe
 
-TABLES = ("flatout", "workload", "technique", "about")
+TABLES = ("flatout", "workload", "technique", "parallel", "about")
 """What a recipe file may hold at its top."""
 
 HEADER = "# A flatout recipe. To train with it: flatout run --with {name} train.py\n\n"
@@ -95,9 +96,11 @@ def _toml_key(key: str) -> str:
 
 def recipe_to_toml(recipe: Recipe) -> dict[str, Any]:
     """Return the tables of a recipe file. TOML has no null: a setting of None is left out."""
+    spread = {"parallel": spec_to_toml(recipe.parallel)} if recipe.parallel else {}
     return {
         "flatout": {"version": __version__},
         "workload": {"training_loaders": list(recipe.training_loaders)},
+        **spread,
         "technique": [
             {"name": choice.technique} | _without_none(choice.settings) for choice in recipe.choices
         ],
@@ -120,6 +123,7 @@ def recipe_from_toml(plain: Mapping[str, Any]) -> Recipe:
     return Recipe(
         choices=_choices(plain),
         training_loaders=_addresses(workload),
+        parallel=spec_from_toml(_table(plain, "parallel")) if "parallel" in plain else None,
         about=_table(plain, "about"),
     )
 
