@@ -43,6 +43,7 @@ SUITES = (
     "loader_settings",
     "input_pipeline",
     "fed",
+    "parallel_cost",
 )
 
 

@@ -27,7 +27,7 @@ LINES = {
     "hardware": 2_400,
     "kernels": 2_650,
     "launch": 1_950,
-    "parallel": 1_100,
+    "parallel": 1_400,
     "planner": 6_400,
     "records": 4_950,
     "reporting": 4_700,

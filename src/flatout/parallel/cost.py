@@ -1,0 +1,277 @@
+"""Seconds of a training step that is spread over ranks, from a few constants. Pure.
+
+A microbatch takes a stage as long as the host needs to start its operators and the device to run
+them. The two overlap in part: neither the sum nor the larger one is right, the root of the sum of
+squares is between them. A pipeline waits for its slowest stage in every microbatch but the first,
+which fills it. What ranks exchange costs a latency for each hop and its bytes over a bandwidth.
+
+The constants come from a calibration or a data sheet; `fit` finds them from measured steps.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from flatout.records.plan import NumberSource
+
+REDUCED_AND_GATHERED = 2
+"""An all-reduce is a reduce-scatter followed by an all-gather, as rings do it."""
+FIT_ROUNDS = 60
+"""Newton steps of a fit; those that were tried are still after some 20."""
+DAMPING = 1e-9
+"""Keeps the normal equations solvable where a constant has no effect on the calibration."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Link:
+    """What ranks exchange over, as one of them sees it."""
+
+    latency_s: float
+    """Of one hop."""
+    bytes_per_s: float
+    """In one direction, when all ranks send at once."""
+    source: NumberSource
+    overlap: float = 0.0
+    """Share of the exchange that goes on while the rank computes."""
+    measured: Mapping[int, tuple[tuple[float, float], ...]] = field(default_factory=dict)
+    """By ranks: bytes and seconds of measured all-reduces, the smallest first."""
+
+    def all_gather_s(self, size: float, ranks: int) -> float:
+        """Return how long it takes to give every rank all of `size` bytes.
+
+        Each has a part at first. A reduce-scatter takes as long.
+        """
+        if ranks == 1 or size == 0:
+            return 0.0
+        return (ranks - 1) * self.latency_s + (ranks - 1) / ranks * size / self.bytes_per_s
+
+    def all_reduce_s(self, size: float, ranks: int) -> float:
+        """Return how long it takes to add up `size` bytes over the ranks."""
+        if ranks == 1 or size == 0:
+            return 0.0
+        curve = self.measured.get(ranks)
+        if curve is None:
+            return REDUCED_AND_GATHERED * self.all_gather_s(size, ranks)
+        return _between(curve, size)
+
+    def send_s(self, size: float) -> float:
+        """Return how long one message takes."""
+        return self.latency_s + size / self.bytes_per_s
+
+
+def _between(curve: Sequence[tuple[float, float]], size: float) -> float:
+    """Return the seconds at a size: straight between measured ones, by bandwidth beyond them."""
+    sizes, seconds = zip(*curve, strict=True)
+    if size > sizes[-1]:
+        return float(seconds[-1] * size / sizes[-1])
+    return float(np.interp(size, sizes, seconds))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """What one rank does for one microbatch of one stage, forward and backward."""
+
+    flops: float
+    moved_bytes: float = 0.0
+    """Reads and writes that no matrix product hides: attention scores, norms, activations."""
+    starts: float = 0.0
+    """Operators that the host starts, in the unit of the calibration."""
+    exchange_s: float = 0.0
+    """Collectives inside the microbatch, which the next operator waits for: tensor parallel."""
+    hop_s: float = 0.0
+    """Activations and their gradients to the next stage."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepWork:
+    """One step of one plan."""
+
+    stages: tuple[Work, ...]
+    """One for each rank of the pipeline, in order; one alone without a pipeline."""
+    microbatches: int = 1
+    stages_per_rank: int = 1
+    """Above 1 the pipeline is interleaved: its bubble is so much shorter."""
+    gradients_s: float = 0.0
+    """Data parallel: what the ranks exchange of gradients and parameters in a step."""
+    overlap: float = 0.0
+    """Share of that which backward hides at most, as the link was measured or assumed."""
+    parameters: float = 0.0
+    """That the optimizer of one rank steps on, on the fullest stage."""
+    data_s: float = 0.0
+    """Until the loaders of all ranks on one host have made the samples of a step."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceCosts:
+    """What a device takes for each unit of work."""
+
+    s_per_flop: float
+    s_per_byte: float = 0.0
+    s_per_start: float = 0.0
+    s_per_parameter: float = 0.0
+    """Of the optimizer's step."""
+    step_s: float = 0.0
+    """Of every step, whatever is in it."""
+    source: NumberSource = NumberSource.ASSUMED
+
+    def work_s(self, work: Work) -> float:
+        """Return how long a microbatch takes a stage, without the hop to the next.
+
+        >>> DeviceCosts(s_per_flop=3.0, s_per_start=4.0).work_s(Work(flops=1, starts=1))
+        5.0
+        """
+        device = self.s_per_flop * work.flops + self.s_per_byte * work.moved_bytes
+        return math.hypot(device + work.exchange_s, self.s_per_start * work.starts)
+
+
+BACKWARD_SHARE = 2 / 3
+"""Of a microbatch: backward has two matrix products for one of forward."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepCost:
+    """Where the seconds of a step go. The parts add up to `total_s`, but for waits for data."""
+
+    compute_s: float
+    """Of the slowest stage, operators' starts included."""
+    tensor_s: float
+    """Part of `compute_s` in which the ranks of a tensor-parallel group exchange."""
+    bubble_s: float
+    """In which a stage waits for the pipeline to fill and to drain."""
+    hop_s: float
+    exposed_s: float
+    """Exchange of gradients and parameters that backward does not hide."""
+    optimizer_s: float
+    rest_s: float
+    data_s: float
+    """What the loaders take for a step; it counts where it is longer than everything else."""
+    start_share: float
+    """The part of the slowest stage's microbatch that is left if the device were infinitely fast.
+    """
+
+    @property
+    def busy_s(self) -> float:
+        """The step as if batches were there."""
+        parts = self.compute_s, self.bubble_s, self.hop_s, self.exposed_s
+        return sum(parts) + self.optimizer_s + self.rest_s
+
+    @property
+    def total_s(self) -> float:
+        """The step."""
+        return max(self.busy_s, self.data_s)
+
+    @property
+    def shares(self) -> Mapping[str, float]:
+        """Parts of the step that more ranks do not make shorter, by their cause."""
+        found = {
+            "communication": self.exposed_s + self.tensor_s + self.hop_s,
+            "bubble": self.bubble_s,
+            "data": max(0.0, self.data_s - self.busy_s),
+        }
+        return {cause: seconds / self.total_s for cause, seconds in found.items()}
+
+
+def step_cost(step: StepWork, costs: DeviceCosts) -> StepCost:
+    """Return where the seconds of a step go.
+
+    >>> work = Work(flops=2.0)
+    >>> step_cost(StepWork(stages=(work, work), microbatches=3), DeviceCosts(s_per_flop=1)).total_s
+    8.0
+    """
+    each_s = [costs.work_s(work) for work in step.stages]
+    slowest = max(range(len(each_s)), key=each_s.__getitem__)
+    work, most_s = step.stages[slowest], each_s[slowest]
+    passes = step.microbatches + (len(each_s) - 1) / step.stages_per_rank
+    compute_s = step.microbatches * most_s
+    hidden_s = step.overlap * BACKWARD_SHARE * compute_s / step.microbatches
+    free_s = costs.work_s(replace(work, exchange_s=0.0))
+    return StepCost(
+        compute_s=compute_s,
+        tensor_s=step.microbatches * (most_s - free_s),
+        bubble_s=(sum(each_s) - most_s) / step.stages_per_rank,
+        hop_s=passes * max(work.hop_s for work in step.stages),
+        exposed_s=max(0.0, step.gradients_s - min(hidden_s, step.overlap * step.gradients_s)),
+        optimizer_s=costs.s_per_parameter * step.parameters,
+        rest_s=costs.step_s,
+        data_s=step.data_s,
+        start_share=costs.s_per_start * work.starts / most_s if most_s else 0.0,
+    )
+
+
+CONSTANTS = ("s_per_flop", "s_per_byte", "s_per_start", "s_per_parameter", "step_s")
+"""What a fit finds, in the order of its vector."""
+
+
+def fit(steps: Sequence[StepWork], seconds: Sequence[float]) -> DeviceCosts:
+    """Return the constants under which the model's relative errors are smallest.
+
+    None is negative. They are looked for from several starts, by damped Newton steps on the
+    logarithms' scale of each; a calibration needs steps that differ in microbatch and depth.
+
+    Raises:
+        ValueError: with fewer steps than constants.
+    """
+    if len(steps) < len(CONSTANTS):
+        raise ValueError(
+            f"{len(steps)} measured steps do not determine {len(CONSTANTS)} constants; "
+            "measure more microbatch sizes and depths"
+        )
+    scales = _scales(steps, seconds)
+    errors = _errors_of(steps, np.array(seconds), scales)
+    found = min(
+        (_descend(errors, np.array(start)) for start in _starts()),
+        key=lambda x: float(np.sum(errors(x) ** 2)),
+    )
+    named = dict(zip(CONSTANTS, map(float, found * scales), strict=True))
+    return DeviceCosts(**named, source=NumberSource.CALIBRATED)
+
+
+def _starts() -> tuple[tuple[float, ...], ...]:
+    """Return where a fit starts: shares of the step that each constant takes at first."""
+    return (0.6, 0.1, 0.4, 0.05, 0.05), (0.3, 0.3, 0.7, 0.05, 0.05), (0.8, 0.05, 0.2, 0.01, 0.01)
+
+
+def _scales(steps: Sequence[StepWork], seconds: Sequence[float]) -> Any:
+    """Return the constants that would explain the middle step alone, one by one."""
+    middle = sorted(range(len(steps)), key=seconds.__getitem__)[len(steps) // 2]
+    step, spent_s = steps[middle], seconds[middle]
+    passes = step.microbatches + len(step.stages) - 1
+    work = step.stages[0]
+    counts = [passes * n for n in (work.flops, work.moved_bytes, work.starts)]
+    return np.array([spent_s / count if count else 0.0 for count in (*counts, step.parameters, 1)])
+
+
+def _errors_of(steps: Sequence[StepWork], seconds: Any, scales: Any) -> Callable[[Any], Any]:
+    def errors(x: Any) -> Any:
+        costs = DeviceCosts(**dict(zip(CONSTANTS, x * scales, strict=True)))
+        return np.array([step_cost(step, costs).total_s for step in steps]) / seconds - 1
+
+    return errors
+
+
+def _descend(errors: Callable[[Any], Any], start: Any) -> Any:
+    """Return the non-negative vector of the least squares near a start (Levenberg-Marquardt)."""
+    x, damping = start, 1e-2
+    now = errors(x)
+    for _ in range(FIT_ROUNDS):
+        slopes = np.stack([(errors(x + h) - now) / 1e-6 for h in 1e-6 * np.eye(len(x))], axis=1)
+        # A constant at zero that wants to be negative stays there.
+        free = (x > 0) | (slopes.T @ now < 0)
+        moved = slopes[:, free]
+        normal = moved.T @ moved
+        normal += (damping * np.diag(np.diag(normal))) + DAMPING * np.eye(len(normal))
+        better = x.copy()
+        better[free] -= np.linalg.solve(normal, moved.T @ now)
+        better = np.maximum(better, 0.0)
+        then = errors(better)
+        if np.sum(then**2) < np.sum(now**2):
+            is_still = np.max(np.abs(better - x)) < 1e-7
+            x, now, damping = better, then, damping / 3
+            if is_still:
+                break
+        else:
+            damping *= 4
+    return x
