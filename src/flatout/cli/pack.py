@@ -68,6 +68,16 @@ DIFFERENT = 1
     type=click.Path(path_type=Path),
     help="Compare a packed store with its own checksums; needs no source, packs nothing.",
 )
+@click.option(
+    "--formats",
+    is_flag=True,
+    help="Compare what SRC's images cost in each format; packs nothing.",
+)
+@click.option(
+    "--images-per-s",
+    type=click.FloatRange(min=0, min_open=True),
+    help="With --formats: what the training takes; shows the cores that each format needs.",
+)
 @json_option
 def command(  # noqa: PLR0913, PLR0917  one parameter per option
     source: str | None,
@@ -82,6 +92,8 @@ def command(  # noqa: PLR0913, PLR0917  one parameter per option
     on_bad: str,
     verify: bool,
     store: Path | None,
+    formats: bool,
+    images_per_s: float | None,
     json_path: Path | None,
 ) -> int:
     """Put a data set into a fast, shuffled, resumable format.
@@ -100,6 +112,12 @@ def command(  # noqa: PLR0913, PLR0917  one parameter per option
     if store:
         _check_alone(source)
         return check(store, workers or usable_cores(), json_path)
+    if formats:
+        if not source or destination:
+            raise click.UsageError("--formats takes SRC alone: the images to look at")
+        return compare_formats(source, images_per_s, json_path)
+    if images_per_s:
+        raise click.UsageError("--images-per-s goes with --formats")
     if not source or not destination:
         raise click.UsageError("SRC and DST are needed: what to pack, and where to")
     if short_side and encode in ("original", "tokens"):
@@ -129,6 +147,19 @@ def command(  # noqa: PLR0913, PLR0917  one parameter per option
 def _check_alone(source: str | None) -> None:
     if source:
         raise click.UsageError(f"--check looks at a store and packs nothing; leave {source} away")
+
+
+def compare_formats(source: str, images_per_s: float | None, json_path: Path | None) -> int:
+    """Show what the images of a source cost in each format."""
+    from flatout.reporting.documents import write_json
+    from flatout.reporting.pack import render_formats
+    from flatout.workflow import image_formats
+
+    found = image_formats.compare_formats(source, images_per_s).to_json()
+    show(render_formats(found, width=terminal_width()))
+    if json_path:
+        write_json(found, json_path)
+    return 0
 
 
 def check(store: Path, workers: int, json_path: Path | None) -> int:

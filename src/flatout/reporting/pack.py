@@ -1,10 +1,11 @@
 """The report of `pack`: what the store holds, what was left out, whether it equals its source."""
 
+import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from flatout.records.units import format_bytes, format_duration, format_rate
-from flatout.reporting.tables import ascii_only, labelled, wrapped
+from flatout.reporting.tables import Column, ascii_only, labelled, table, wrapped
 
 WORDS = {
     "original": "as it is",
@@ -49,6 +50,69 @@ def render_check(checked: Mapping[str, Any], *, width: int = 80) -> str:
     for item in checked["problems"]:
         lines += wrapped(item, width, indent=" " * 10)
     return _lines([*lines, "", *labelled("next", "pack again into an empty folder", width)])
+
+
+def render_formats(found: Mapping[str, Any], *, width: int = 80) -> str:
+    """Return the report of a `flatout.formats/1` document: a row a format, the fastest first."""
+    own = found["costs"][0]
+    costs = sorted(found["costs"], key=lambda cost: -cost["images_per_s"])
+    exact = [cost for cost in costs if not cost["difference"] and cost["name"] in WORDS]
+    best = exact[0] if exact and exact[0]["images_per_s"] > own["images_per_s"] else None
+    titles = ["bytes per\nimage", "decode\nper image", "images/s\nper core"]
+    titles.append(f"images/s\n{_count(found['usable_cores'], 'core')}")
+    if own["cores_needed"]:
+        titles.append("cores\nneeded")
+    columns = [Column("format"), *(Column(x, is_number=True) for x in titles), Column("pixels")]
+    lines = [*wrapped(_fastest(own, best, found["images"]), width), ""]
+    lines += [*table(columns, [_format_row(cost, found) for cost in costs]), ""]
+    if found["not_installed"]:
+        lines += labelled("missing", f"not installed: {', '.join(found['not_installed'])}", width)
+    lines += labelled("decode ", "CPU time to RGB pixels, median of five rounds", width)
+    lines += labelled("storage", _storage(found), width)
+    if best:
+        command = f"flatout pack {shlex.quote(found['source'])} DST --encode {best['name']}"
+        lines += ["", *labelled("next", command, width)]
+    return _lines(lines)
+
+
+def _fastest(own: Mapping[str, Any], best: Mapping[str, Any] | None, images: int) -> str:
+    if best is None:
+        return (
+            "No lossless format that is packed gives more images a second than the files as they "
+            f"are ({_count(images, 'image')})."
+        )
+    faster = best["images_per_s"] / own["images_per_s"]
+    larger = best["bytes_per_image"] / own["bytes_per_image"]
+    return (
+        f"As {best['name']} the images come {faster:.1f} times as fast, with the same pixels "
+        f"and {larger:.1f} times the bytes ({_count(images, 'image')})."
+    )
+
+
+def _format_row(cost: Mapping[str, Any], found: Mapping[str, Any]) -> list[str]:
+    is_bound = _exceeds_memory(cost, found)
+    row = [
+        cost["name"],
+        format_bytes(cost["bytes_per_image"]),
+        f"{cost['decode_ms']:.2f} ms",
+        format_rate(cost["images_per_s_per_core"]),
+        format_rate(cost["images_per_s"]) + (" (storage)" if is_bound else ""),
+    ]
+    if cost["cores_needed"]:
+        row.append(f"{cost['cores_needed']:.2g}")
+    return [*row, "the same" if not cost["difference"] else f"off by {cost['difference']:.1f}"]
+
+
+def _exceeds_memory(cost: Mapping[str, Any], found: Mapping[str, Any]) -> bool:
+    return bool(found["read_bytes_per_s"]) and cost["total_bytes"] > found["free_memory_bytes"]
+
+
+def _storage(found: Mapping[str, Any]) -> str:
+    free = format_bytes(found["free_memory_bytes"])
+    if not found["read_bytes_per_s"]:
+        return f"not looked at: only a folder of files shows it; {free} of memory are free"
+    rate = f"{format_bytes(found['read_bytes_per_s'])}/s, file after file"
+    return f"{rate}; what fits into {free} of free memory is read once"
 
 
 def _lines(lines: Sequence[str]) -> str:
