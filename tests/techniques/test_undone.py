@@ -28,6 +28,7 @@ ON_TEXTS = {"dynamic_padding", "pretokenized", "sequence_packing"}
 ON_FILES = {"device_preprocess", "length_buckets", "packed_data", "read_ahead"}
 ELSEWHERE = {
     "cpu_allocator": "acts on the environment of a process that is yet to start",
+    "data_parallel": "acts in processes of several ranks; tests/parallel has them",
 }
 ACTING = sorted({*NAMES} - ON_CUDA - ON_TEXTS - ON_FILES - {*ELSEWHERE})
 """What acts on this training: all that needs no device, texts or data sets it does not have."""

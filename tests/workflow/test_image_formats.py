@@ -55,7 +55,8 @@ def test_what_does_not_fit_into_memory_comes_no_faster_than_storage(compared):
     plain = found.to_json()
     plain["free_memory_bytes"] = int(costs(found)["raw"].total_bytes) - 1
 
-    rows = {line.split()[0]: line for line in render_formats(plain).splitlines() if line[:1].strip()}
+    lines = [line for line in render_formats(plain).splitlines() if line[:1].strip()]
+    rows = {line.split()[0]: line for line in lines}
 
     assert "(storage)" in rows["raw"]
     assert "(storage)" not in rows["as"]
