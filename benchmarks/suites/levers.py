@@ -46,8 +46,6 @@ ON_GPT: Techniques = {
     "optimizer_in_backward": {},
     "adafactor": {},
     "eight_bit_optimizer": {},
-    "four_bit_optimizer": {},
-    "muon": {},
 }
 ON_RESNET: Techniques = {
     "channels_last": {},

@@ -16,7 +16,6 @@ ON_LANGUAGE: Techniques = {
     "chunked_cross_entropy": {},
     "pad_vocabulary": {},
     "microbatching": {"chunks": 2},
-    "device_cache": {},
     "lora": {},
     "fp16_autocast": {},
     "pure_bf16": {},
@@ -27,10 +26,9 @@ ON_FIXED: Techniques = {
     "sequence_packing": {},
 }
 ON_LONGEST: Techniques = {"length_buckets": {}}
-ON_NARROW: Techniques = {"pretokenized": {}}
+ON_NARROW: Techniques = {"ram_cache": {}}
 ON_SHORT_EPOCHS: Techniques = {
     "persistent_workers": {},
-    "worker_niceness": {},
     "worker_threads": {},
 }
 

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from flatout.agent.optimizer_swap import find_obstacle, find_successor, share
+from flatout.agent.optimizer_swap import find_obstacle, find_successor
 from flatout.records.errors import NotApplicable
 from flatout.techniques.optimizer.adafactor import to_adafactor
 from flatout.techniques.optimizer.foreach_optimizer import ForeachOptimizer
@@ -50,18 +50,6 @@ def test_until_the_end_of_the_step_the_class_is_the_old_one_and_the_successor_is
 
 def test_a_second_one_cannot_take_the_same_place(stepper):
     assert "it takes the place of Adam and AdamW, this is" in in_the_step(stepper, find_obstacle)
-
-
-def test_nobody_shares_the_steps_of_what_is_about_to_change(stepper):
-    found = in_the_step(stepper, lambda optimizer: refusal(share, optimizer))
-
-    assert found == "another technique puts Adafactor in its place"
-
-
-def test_what_another_optimizer_shares_is_not_changed(stepper):
-    share(stepper)
-
-    assert "another technique updates some" in find_obstacle(stepper)
 
 
 def test_what_unscales_by_itself_is_not_changed(stepper):

@@ -10,7 +10,6 @@ from flatout.agent import optimizer_swap
 from flatout.records.errors import NotApplicable
 from flatout.techniques.batch.batch_size import BatchSize
 from flatout.techniques.optimizer.adafactor import Adafactor
-from flatout.techniques.optimizer.muon import Muon
 from flatout.techniques.optimizer.optimizer_in_backward import OptimizerInBackward
 from flatout.techniques.optimizer.optimizer_in_backward.updates_in_backward import step_in_backward
 from flatout.techniques.precision import fp16_autocast
@@ -27,11 +26,6 @@ def pure_bf16(net, optimizer):
     PureBf16().optimizer(optimizer)
 
 
-def muon(net, optimizer):
-    Muon().model(net)
-    Muon().optimizer(optimizer)
-
-
 def adafactor(net, optimizer):
     Adafactor().optimizer(optimizer)
 
@@ -44,7 +38,6 @@ def fp16(net, optimizer):
 TECHNIQUES = {
     "batch_size": batch_size,
     "pure_bf16": pure_bf16,
-    **({"muon": muon} if hasattr(torch.optim, "Muon") else {}),
     "Adafactor": adafactor,
     "fp16_autocast": fp16,
 }

@@ -216,5 +216,5 @@ def test_the_time_of_a_rung_is_enough_to_prove_what_helps(rung, seed, tmp_path, 
 
 def test_no_technique_on_made_up_data_is_tried():
     for rung in ladder.RUNGS:
-        assert {"loader_workers", "device_cache", "pinned_memory"} <= set(ladder.left_out(rung))
+        assert {"loader_workers", "ram_cache", "pinned_memory"} <= set(ladder.left_out(rung))
         assert "bf16_autocast" not in ladder.left_out(rung)

@@ -50,12 +50,12 @@ def test_every_technique_of_the_suites_exists_and_takes_its_settings(name):
 
 def test_a_technique_that_cannot_act_is_named_with_its_reason():
     refused = {}
-    why = Applied(technique="muon", status="not_applicable", why="no matrices")
-    arm = Arm(name="muon", lab=FakeLab(trial(applied=(why,))))
+    why = Applied(technique="lora", status="not_applicable", why="no matrices")
+    arm = Arm(name="lora", lab=FakeLab(trial(applied=(why,))))
 
     run_once(arm, refused)
 
-    assert (arm.profiles, refused) == ([], {"muon": "not_applicable: no matrices"})
+    assert (arm.profiles, refused) == ([], {"lora": "not_applicable: no matrices"})
 
 
 def subject(refused):
@@ -70,16 +70,16 @@ def subject(refused):
 
 
 def test_the_record_shows_ratio_and_memory():
-    record = record_of("levers", [subject({"muon": "not_applicable: no matrices"})], [])
+    record = record_of("levers", [subject({"lora": "not_applicable: no matrices"})], [])
 
     assert record.holds
     assert record.table[2][4] == "2.00x"
     assert record.table[2][-1] == f"{len('fused_optimizer') / len('baseline'):.2f}x"
-    assert "muon: not_applicable: no matrices" in record.notes
+    assert "lora: not_applicable: no matrices" in record.notes
 
 
 def test_a_technique_that_broke_makes_the_claim_false():
-    assert not record_of("levers", [subject({"muon": "failed: it broke"})], []).holds
+    assert not record_of("levers", [subject({"lora": "failed: it broke"})], []).holds
 
 
 def test_the_scripts_of_the_suite_are_there():

@@ -5,27 +5,24 @@ from weakref import WeakSet, ref
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader
 
 from flatout.data.caching import store_of
 from flatout.data.proof.dataset_facts import ALIKE
 from flatout.records.errors import NotApplicable
-from flatout.techniques.data import device_cache, persistent_workers, ram_cache
-from flatout.techniques.data.device_cache import DeviceCache, batches_on_device
+from flatout.techniques.data import persistent_workers, ram_cache
 from flatout.techniques.data.persistent_workers import PersistentWorkers
-from flatout.techniques.data.pretokenized import Pretokenized
 from flatout.techniques.data.ram_cache import RamCache, cache_samples
 from tests.data.changing import CHANGES, Counting, Negatives, Sized, draw, grow, passed, seen
 from tests.data.texts import Tokenizer
 
-KEEPERS = [RamCache(), RamCache(fill_s=0), Pretokenized(), DeviceCache()]
+KEEPERS = [RamCache(), RamCache(fill_s=0)]
 
 
 @pytest.fixture(autouse=True)
 def forgetful(monkeypatch):
     """No test reads what happened in another one."""
     monkeypatch.setattr(ram_cache, "_watches", WeakSet())
-    monkeypatch.setattr(device_cache, "_watches", WeakSet())
     monkeypatch.setattr(persistent_workers, "_changes", [])
 
 
@@ -194,28 +191,6 @@ def test_spawned_workers_read_a_changed_set():
     grow(built.dataset)
 
     assert {batch.shape[1] for batch in built} == {3}
-
-
-def test_batches_on_the_device_follow_a_changed_set():
-    data = TensorDataset(torch.arange(10.0))
-    built = DataLoader(data, batch_size=10)
-    list(batches_on_device(built, "cpu"))
-
-    data.tensors[0].mul_(2)
-    data.tensors = (data.tensors[0], torch.ones(10))
-
-    ((numbers, ones),) = batches_on_device(built, "cpu")
-    assert torch.equal(numbers, 2 * torch.arange(10.0))
-    assert torch.equal(ones, torch.ones(10))
-
-
-def test_a_changed_set_gives_the_device_its_memory_back():
-    built = DataLoader(**DeviceCache().loader(asked(Sized, 0)))
-    grow(built.dataset)
-
-    passed(DeviceCache().epoch)(built)
-
-    assert device_cache.RESIDENT.known(built.dataset).whole is None
 
 
 def used_again(technique):

@@ -47,9 +47,9 @@ class StarvedWorld:
     def __call__(self, workload, recipe, machine, options):
         names = recipe.names
         self.seen[recipe.label] = self.seen.get(recipe.label, 0) + 1
-        if "device_cache" in names:
+        if "packed_data" in names:
             self.now += 2.5
-            applied = (Applied(technique="device_cache", status="not_applicable", why="random"),)
+            applied = (Applied(technique="packed_data", status="not_applicable", why="random"),)
             return Trial(recipe=recipe, outcome=Outcome.REFUSED, applied=applied, wall_s=2.5)
         wall_s = 3.3 if not names else 5.3
         if {"torch_compile", "regional_compile"} & set(names):

@@ -15,12 +15,9 @@ from torch import nn
 from torch.utils import _pytree
 
 from flatout.agent.hooks import optimizer as loaded_parts
-from flatout.records.errors import NotApplicable
 from flatout.records.trial import Workload
 from flatout.techniques.optimizer.adafactor import Adafactor
 from flatout.techniques.optimizer.eight_bit_optimizer import EightBitOptimizer
-from flatout.techniques.optimizer.four_bit_optimizer import FourBitOptimizer
-from flatout.techniques.optimizer.muon import STATE_KEY, Muon
 from flatout.workflow.run import run
 from tests.paths import ROOT
 from tests.techniques.guarded import recipe_of
@@ -28,14 +25,11 @@ from tests.techniques.optimizer.test_adafactor import in_first_step
 
 SCRIPT = ROOT / "tests/scripts/techniques/resumable.py"
 HALF, WHOLE = 3, 6
-NEEDS = {"eight_bit_optimizer": "torchao", "four_bit_optimizer": "torchao"}
+NEEDS = {"eight_bit_optimizer": "torchao"}
 TECHNIQUES = {
     "adafactor": (),
     "channels_last": ("--fused",),
     "eight_bit_optimizer": (),
-    "four_bit_optimizer": (),
-    "muon": (),
-    "muon pure_bf16": (),
     "pure_bf16": (),
 }
 """What changes weights or the optimizer's states, with what the script is told beside it."""
@@ -69,8 +63,6 @@ def trained(folder, technique, steps, save, resume=""):
 def skip_without(technique):
     if technique in NEEDS and importlib.util.find_spec(NEEDS[technique]) is None:
         pytest.skip(f"{NEEDS[technique]} is not installed")
-    if "muon" in technique and not hasattr(torch.optim, "Muon"):
-        pytest.skip("torch without Muon")
 
 
 def differences(found, expected):
@@ -125,8 +117,6 @@ def begun(technique, saved=None):
     if saved is not None:
         model.load_state_dict(saved[0])
         optimizer.load_state_dict(saved[1])
-    if technique is Muon:
-        technique().model(model)
     return model, in_first_step(optimizer, technique().optimizer)
 
 
@@ -140,67 +130,29 @@ def went_on(model, optimizer, steps):
     return copy.deepcopy((model.state_dict(), optimizer.state_dict()))
 
 
-# Torchao's own warnings, of kernels for GPUs.
-of_torchao = pytest.mark.filterwarnings("ignore")
-needs_muon = pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="torch without Muon")
-IN_PROCESS = [Adafactor, pytest.param(Muon, marks=needs_muon)]
+def test_new_objects_go_on_exactly_where_the_old_ones_were():
+    expected = went_on(*begun(Adafactor), range(6))
 
-
-@pytest.mark.parametrize("technique", IN_PROCESS)
-def test_new_objects_go_on_exactly_where_the_old_ones_were(technique):
-    expected = went_on(*begun(technique), range(6))
-
-    saved = went_on(*begun(technique), range(3))
-    found = went_on(*begun(technique, saved), range(3, 6))
+    saved = went_on(*begun(Adafactor), range(3))
+    found = went_on(*begun(Adafactor, saved), range(3, 6))
 
     assert differences(found, expected) == []
 
 
-@needs_muon
-def test_adams_own_state_is_not_taken_for_one_that_muon_shared():
-    plain = network()
-    of_adam = went_on(plain, torch.optim.AdamW(plain.parameters()), range(3))
-    without_part = went_on(*begun(Muon), range(3))
-    del without_part[1][STATE_KEY]
-
-    for saved in (of_adam, without_part):
-        _, optimizer = begun(Muon, saved)
-        with pytest.raises(NotApplicable, match="was loaded already"):
-            Muon().optimizer(optimizer)
-
-
-@of_torchao
-@pytest.mark.parametrize("technique", [EightBitOptimizer, FourBitOptimizer])
-def test_packed_moments_come_out_of_a_checkpoint_as_they_went_in(technique):
+@pytest.mark.filterwarnings("ignore")  # torchao's own, of kernels for GPUs
+def test_packed_moments_come_out_of_a_checkpoint_as_they_went_in():
     pytest.importorskip("torchao.optim")
     weight = nn.Parameter(torch.zeros(64, 64))
     torch.manual_seed(0)
     plain = torch.optim.AdamW([weight])
     moments = {"exp_avg": torch.randn(64, 64), "exp_avg_sq": torch.rand(64, 64)}
     plain.state[weight] = {"step": torch.tensor(1.0), **moments}
-    first = technique().optimizer(plain)
+    first = EightBitOptimizer().optimizer(plain)
 
-    second = technique().optimizer(torch.optim.AdamW([weight]))
+    second = EightBitOptimizer().optimizer(torch.optim.AdamW([weight]))
     second.load_state_dict(copy.deepcopy(first.state_dict()))
 
     for name in moments:
         one, other = first.state[weight][name], second.state[weight][name]
         assert torch.equal(one.codes, other.codes)
         assert torch.equal(one.scale, other.scale)
-
-
-@of_torchao
-def test_moments_of_eight_bits_go_on_in_four():
-    pytest.importorskip("torchao.optim")
-    weight = nn.Parameter(torch.zeros(64, 64))
-    plain = torch.optim.AdamW([weight])
-    moment = torch.full((64, 64), 0.5)
-    plain.state[weight] = {"step": torch.tensor(1.0), "exp_avg": moment, "exp_avg_sq": moment}
-    eight = EightBitOptimizer().optimizer(plain)
-    four = FourBitOptimizer().optimizer(torch.optim.AdamW([weight]))
-
-    four.load_state_dict(copy.deepcopy(eight.state_dict()))
-
-    packed = four.state[weight]["exp_avg"]
-    assert packed.codes.numel() == weight.numel() // 2
-    assert torch.equal(packed.dequantize(), moment)

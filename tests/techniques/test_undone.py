@@ -24,7 +24,7 @@ ON_CUDA = {
     *("empty_cache_steps", "expandable_segments", "fp8_training", "offloaded_optimizer"),
     *("pinned_memory", "tf32"),
 }
-ON_TEXTS = {"dynamic_padding", "pretokenized", "sequence_packing"}
+ON_TEXTS = {"dynamic_padding", "sequence_packing"}
 ON_FILES = {"device_preprocess", "length_buckets", "packed_data", "read_ahead"}
 ELSEWHERE = {
     "cpu_allocator": "acts on the environment of a process that is yet to start",

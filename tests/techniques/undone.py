@@ -40,7 +40,7 @@ SETTINGS = {
     "chunked_cross_entropy": {"min_mib": 0},
     "loader_workers": {"num_workers": 1},
 }
-ON_WORKERS = ("persistent_workers", "worker_niceness", "worker_threads")
+ON_WORKERS = ("persistent_workers", "worker_threads")
 ON_FILES = ("device_preprocess", "fast_decode", "fast_resize", "region_decode", "scaled_decode")
 PHOTOGRAPH = "{}.jpg"
 PLAYED = []

@@ -99,7 +99,7 @@ def test_predictions_are_set_beside_what_was_measured(tmp_path):
 
 
 def test_techniques_beside_a_training_technique_are_compared_without_it():
-    choices = [Choice(technique=name) for name in ("batch_size", "bf16_autocast", "muon")]
+    choices = [Choice(technique=name) for name in ("batch_size", "bf16_autocast", "adafactor")]
 
     rest = _without_training(Recipe(choices=tuple(choices)), Recipe())
 

@@ -98,8 +98,6 @@ ADAM = (torch.optim.Adam, torch.optim.AdamW)
 """Classes with two moments and steps whose length is the learning rate."""
 _SUCCESSORS: "weakref.WeakKeyDictionary[Optimizer, type[Optimizer]]" = weakref.WeakKeyDictionary()
 """By optimizer the class that it became, or becomes at the end of the step that runs."""
-_SHARED: "weakref.WeakSet[Optimizer]" = weakref.WeakSet()
-"""Optimizers of which another one updates some parameters."""
 
 
 def find_obstacle(optimizer: Optimizer, *loadable: str) -> str | None:
@@ -119,8 +117,6 @@ def _obstacles(optimizer: Optimizer, loadable: tuple[str, ...]) -> Iterator[str]
         yield f"it takes the place of Adam and AdamW, this is {kind.__module__}.{kind.__name__}"
     if not all(any(name in state for name in loadable) for state in optimizer.state.values()):
         yield "the optimizer made a step or was loaded already: its state is laid out otherwise"
-    if optimizer in _SHARED:
-        yield "another technique updates some of its parameters by another optimizer"
     own_step = vars(optimizer).get("step")
     if own_step is not None and not hasattr(own_step, "_wrapped_by_lr_sched"):
         yield "something else runs in place of the optimizer's step already"
@@ -143,18 +139,6 @@ def _has(optimizer: Optimizer, option: str) -> bool:
 def find_successor(optimizer: Optimizer) -> type[Optimizer] | None:
     """Return the class that a technique put in the place of the optimizer's own, or None."""
     return _SUCCESSORS.get(optimizer)
-
-
-def share(optimizer: Optimizer) -> None:
-    """Note that another optimizer updates some of the parameters in an optimizer's steps.
-
-    Raises:
-        NotApplicable: if its class is another one, or will be at the end of this step.
-    """
-    successor = find_successor(optimizer)
-    if successor is not None:
-        raise NotApplicable(f"another technique puts {successor.__name__} in its place")
-    _SHARED.add(optimizer)
 
 
 Hook = Callable[..., None]

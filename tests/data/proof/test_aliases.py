@@ -7,13 +7,12 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader
 
 from flatout.data.byte_batches.transport import PackingCollate
 from flatout.data.proof import aliases
 from flatout.records.errors import NotApplicable
-from flatout.techniques.data import device_cache, device_prefetch, device_preprocess
-from flatout.techniques.data.device_cache import DeviceCache
+from flatout.techniques.data import device_prefetch, device_preprocess
 from flatout.techniques.data.device_prefetch import DevicePrefetch
 from flatout.techniques.data.device_preprocess import DevicePreprocess
 from tests.data.plain_pictures import Plain
@@ -195,39 +194,6 @@ def test_batches_for_a_prefetcher_by_hand_are_copied_by_it(monkeypatch):
     assert [batch.device.type for batch in found] == ["meta", "meta", "cpu", "cpu"]
     assert found[2:] == given[2:]
     assert copy.side.waits == 1
-
-
-def kept_set(monkeypatch, **options):
-    monkeypatch.setattr(device_cache, "RESIDENT", device_cache.DatasetFacts())
-    dataset = TensorDataset(torch.arange(24.0).reshape(12, 2), torch.arange(12))
-    asked = {"dataset": dataset, "batch_size": 4, **options}
-    return DataLoader(**DeviceCache().loader(asked)), asked
-
-
-@pytest.mark.usefixtures("cuda")
-def test_rows_for_a_prefetcher_by_hand_are_handed_out_on_the_cpu(monkeypatch):
-    loader, asked = kept_set(monkeypatch)
-    technique, sent_back = DeviceCache(), []
-    monkeypatch.setattr(torch.Tensor, "cpu", lambda leaf: sent_back.append(leaf) or leaf.clone())
-
-    found = list(Prefetcher(iter(technique.batches(iter(loader), loader))))
-
-    assert len(sent_back) == 4  # two tensors of two batches; the first came before
-    assert torch.equal(torch.cat([x for x, _ in found]), asked["dataset"].tensors[0])
-    assert aliases.REASON in technique.end()
-
-
-@pytest.mark.usefixtures("cuda")
-def test_the_loader_has_its_workers_back_in_the_next_epoch(monkeypatch):
-    loader, asked = kept_set(monkeypatch, num_workers=2, pin_memory=False)
-    enter_context()
-
-    with pytest.raises(NotApplicable, match="streams of its own"):
-        DeviceCache().epoch(loader)
-    with pytest.raises(NotApplicable, match="streams of its own"):
-        DeviceCache().loader(asked)
-
-    assert loader.num_workers == 2
 
 
 @pytest.mark.usefixtures("cuda")

@@ -49,9 +49,7 @@ class Adafactor(Technique):
     rescues: ClassVar[tuple[Rescue, ...]] = (
         Rescue(
             cost=0.02,
-            instead_of=frozenset(
-                {"eight_bit_optimizer", "four_bit_optimizer", "optimizer_in_backward"}
-            ),
+            instead_of=frozenset({"eight_bit_optimizer", "optimizer_in_backward"}),
         ),
     )
     by_hand: ClassVar[str] = """

@@ -35,8 +35,8 @@ SAVED_SHARE = 0.74
 SLOWER_SHARE = 0.09
 """Of the step: 3200 to 2900 tokens/s for Llama2-7B on an A100 (torchao, published)."""
 OWN_BYTES = 75 * 10**6
-"""Torchao and the compiler, in the process's own memory: 8 and 4 bits each raised the peak of a
-small GPT by 28 MB where 44 and 51 MB of moments went (the record of techniques)."""
+"""Torchao and the compiler, in the process's own memory: the peak of a small GPT rose by 28 MB
+where 44 MB of moments went (the record of techniques)."""
 BLOCK = 256
 MIN_ELEMENTS = 4096
 """Tensors below stay in full precision, as torchao and bitsandbytes have it."""
@@ -64,7 +64,7 @@ class EightBitOptimizer(Technique):
     rescues: ClassVar[tuple[Rescue, ...]] = (
         Rescue(
             cost=0.0,
-            instead_of=frozenset({"adafactor", "four_bit_optimizer", "optimizer_in_backward"}),
+            instead_of=frozenset({"adafactor", "optimizer_in_backward"}),
         ),
     )
     extra: ClassVar[str] = "lowbit"
@@ -97,9 +97,10 @@ Where the optimizer is made, with torchao installed:
     def predict(self, profile: Profile, machine: Machine) -> Effect:
         """Expect three quarters of the optimizer's state back."""
         del machine
+        own_bytes = OWN_BYTES if profile.device_kind == "cpu" else 0
         return Effect(
             step_ms=SLOWER_SHARE * profile.step_ms.median,
-            peak_bytes=own_bytes(profile) - int(SAVED_SHARE * state_bytes(profile)),
+            peak_bytes=own_bytes - int(SAVED_SHARE * state_bytes(profile)),
             why="moments of 8 bits instead of 32",
         )
 
@@ -112,20 +113,15 @@ Where the optimizer is made, with torchao installed:
         return optimizer
 
 
-def own_bytes(profile: Profile) -> int:
-    """Return what the technique itself adds to the memory of the device that trains."""
-    return OWN_BYTES if profile.device_kind == "cpu" else 0
-
-
-def find_obstacle(optimizer: "torch.optim.Optimizer", block: int = BLOCK) -> str | None:
-    """Return why the moments cannot be kept in few bits, or None."""
+def find_obstacle(optimizer: "torch.optim.Optimizer") -> str | None:
+    """Return why the moments cannot be kept in 8 bits, or None."""
     from flatout.agent import optimizer_swap
 
     if importlib.util.find_spec("torchao") is None:
         return "torchao is not installed: pip install flatout[lowbit]"
     parameters = (p for group in optimizer.param_groups for p in group["params"])
-    if not any(_is_packable(p, block) for p in parameters):
-        return f"no parameter has {MIN_ELEMENTS} elements in whole blocks of {block}"
+    if not any(_is_packable(p) for p in parameters):
+        return f"no parameter has {MIN_ELEMENTS} elements in whole blocks of {BLOCK}"
     return optimizer_swap.find_obstacle(optimizer, "exp_avg")
 
 
@@ -134,13 +130,6 @@ def to_eight_bits(optimizer: "torch.optim.Optimizer") -> "torch.optim.Optimizer"
 
     Its state_dict stays that of the plain optimizer, both ways.
     """
-    return pack_moments(optimizer, "8bit", BLOCK)
-
-
-def pack_moments(
-    optimizer: "torch.optim.Optimizer", suffix: str, block: int
-) -> "torch.optim.Optimizer":
-    """Let an Adam become torchao's kind of that name, with a scale for each block of elements."""
     import torch
     import torchao.optim
 
@@ -148,8 +137,8 @@ def pack_moments(
 
     is_adamw = isinstance(optimizer, torch.optim.AdamW)
     state: Any = optimizer
-    state.block_size, state.bf16_stochastic_round, state.is_adamw = block, False, is_adamw
-    kind = getattr(torchao.optim, f"{'AdamW' if is_adamw else 'Adam'}{suffix}")
+    state.block_size, state.bf16_stochastic_round, state.is_adamw = BLOCK, False, is_adamw
+    kind = torchao.optim.AdamW8bit if is_adamw else torchao.optim.Adam8bit
     moments = _Moments(loaded_parts.find(optimizer, STATE_KEY))
     become(optimizer, kind, {}, convert=moments.pack, prepare=_rates_to_tensors)
     optimizer.register_state_dict_post_hook(_plain)
@@ -158,8 +147,8 @@ def pack_moments(
     return optimizer
 
 
-def _is_packable(parameter: "torch.Tensor", block: int) -> bool:
-    return parameter.numel() >= MIN_ELEMENTS and parameter.numel() % block == 0
+def _is_packable(parameter: "torch.Tensor") -> bool:
+    return parameter.numel() >= MIN_ELEMENTS and parameter.numel() % BLOCK == 0
 
 
 def _rates_to_tensors(optimizer: Any, *_: Any) -> None:
@@ -198,7 +187,7 @@ def _unpacked(value: Any) -> Any:
 
 
 class _Moments:
-    """Puts loaded moments into few bits again."""
+    """Puts loaded moments into 8 bits again."""
 
     def __init__(self, loaded: dict[int, Any] | None) -> None:
         self.loaded = loaded or {}
@@ -216,7 +205,7 @@ class _Moments:
             exact = self.loaded.get(number, {})
             for name in MOMENTS.keys() & state.keys():
                 is_plain = not hasattr(state[name], "codes")
-                if is_plain and _is_packable(parameter, optimizer.block_size):
+                if is_plain and _is_packable(parameter):
                     buffer = optimizer._new_buffer(parameter, MOMENTS[name])
                     state[name] = _filled(buffer, state[name], exact.get(name))
         self.loaded = {}
@@ -225,8 +214,7 @@ class _Moments:
 def _filled(buffer: Any, moment: "torch.Tensor", exact: "Sequence[torch.Tensor] | None") -> Any:
     """Return the packed moment with what the plain one says, or exactly what it was."""
     parts = (buffer.codes, buffer.scale)
-    # Codes of another number of bits have another shape.
-    if exact is None or [one.shape for one in exact] != [part.shape for part in parts]:
+    if exact is None:
         buffer.copy_(moment.contiguous())
         return buffer
     for part, one in zip(parts, exact, strict=True):

@@ -31,7 +31,6 @@ from flatout.records.journey import WORKERS
 from flatout.records.machine import Machine
 from flatout.records.profile import Profile
 from flatout.records.technique import Effect, Numerics, Technique
-from flatout.techniques.data.device_cache import arguments_of
 from flatout.techniques.data.read_ahead.dataset_files import FindFile, WarmUp, find_files
 
 MIN_READ_SHARE = 0.10
@@ -101,7 +100,7 @@ In a thread alongside the training, for the files of the batches to come, 128 Ki
 
     def batches(self, batches: Iterator[Any], loader: Any) -> Iterator[Any]:
         """Let the iterator's sampler run ahead of its workers."""
-        check_loader(arguments_of(loader))
+        check_loader(vars(loader))
         if self._only_warms(loader.dataset):
             return batches
         sampler = getattr(batches, "_sampler_iter", None)

@@ -47,9 +47,7 @@ class OffloadedOptimizer(Technique):
         Rescue(
             cost=1.0,
             needs_device=True,
-            instead_of=frozenset(
-                {"adafactor", "eight_bit_optimizer", "four_bit_optimizer", "optimizer_in_backward"}
-            ),
+            instead_of=frozenset({"adafactor", "eight_bit_optimizer", "optimizer_in_backward"}),
         ),
     )
     by_hand: ClassVar[str] = """
