@@ -76,11 +76,11 @@ def foresee(
         levers: Technique to settings.
     """
     search = Search(machine=lab.machine, ceiling=Numerics.TRAINING, only=tuple(levers))
-    wall_s = lab.cost_s(Recipe(), 0.0)
+    wall_s = lab.history.cost_s(Recipe(), 0.0)
     first = Trial(recipe=Recipe(), outcome=Outcome.OK, profile=profile, wall_s=wall_s)
-    looks = look_closer(lab, search, Recipe(), first, math.inf)
+    looks = lab.drive(look_closer(lab.history, search, Recipe(), first, math.inf))
     if is_about_data(search):
-        looks = replace(looks, pipeline=look(lab, Recipe(), profile).pipeline)
+        looks = replace(looks, pipeline=lab.drive(look(lab.history, Recipe(), profile)).pipeline)
     seen = looks.added_to(profile, ())
     return {
         name: candidate_of(name, catalogue.technique_class(name)(**settings), seen, lab.machine)

@@ -19,7 +19,7 @@ from benchmarks.record import RECORDS, write_record
 from flatout.hardware.machine import read_machine
 from flatout.records.errors import UserError
 from flatout.records.machine import Machine
-from flatout.tuning.trial_runner import MachineBusyError
+from flatout.tuning.experiments import MachineBusyError
 
 SUITES = (
     "startup",

@@ -384,7 +384,14 @@ def _aa(seconds: float, bench: Bench, workload: Workload) -> dict[str, Any]:
         while not decisions or time.monotonic() + took_s < deadline:
             began = time.monotonic()
             base = Recipe()
-            match = play(lab, base, replace(base), may_go_on=lambda: time.monotonic() < deadline)
+            match = lab.drive(
+                play(
+                    lab.history,
+                    base,
+                    replace(base),
+                    may_go_on=lambda: time.monotonic() < deadline,
+                )
+            )
             if match.failure is not None:
                 raise RuntimeError(f"{match.failure.outcome.value}: {match.failure.message}")
             decisions.append(match.decision.value)

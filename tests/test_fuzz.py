@@ -210,7 +210,11 @@ def fuzz_image(dice, folder):
 
 
 def fuzz_tuning_journal(dice, folder):
-    lines = [{"header": HEADER}, *({"key": "k", "trial": TRIAL} for _ in range(2))]
+    lines = [
+        {"header": HEADER},
+        *({"key": "k", "elapsed_s": 1.0, "trial": TRIAL} for _ in range(2)),
+    ]
+    lines.append({"key": "c", "elapsed_s": 2.0, "judgement": {"check": {"status": "within"}}})
     at = dice.randrange(len(lines))
     texts = [json.dumps(line).encode() for line in lines]
     texts[at] = json_input(lines[at], dice)

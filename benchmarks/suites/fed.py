@@ -71,8 +71,10 @@ class Limits:
         """Look once; what drawing a replayed batch takes is no part of free data."""
         plain = self.lab.look("epoch", self.recipe, {}, STEPS).profile
         free = self.lab.look("free", self.recipe, replay_probe(self.final, "host"), STEPS).profile
-        costs = find_costs(self.lab, self.recipe, self.final, STEPS)
-        pipeline = find_pipeline(self.lab, self.recipe, self.final, all_cores=True)
+        costs = self.lab.drive(find_costs(self.lab.history, self.recipe, self.final, STEPS))
+        pipeline = self.lab.drive(
+            find_pipeline(self.lab.history, self.recipe, self.final, all_cores=True)
+        )
         if plain is not None and free is not None and pipeline is not None:
             self.turns.append(Turn(plain.step_ms.median, free_ms_of(free), costs, pipeline))
 

@@ -9,7 +9,7 @@ from flatout.records.ablation import LossCheck, Verdict
 from flatout.records.profile import ModelFacts
 from flatout.records.recipe import Choice
 from flatout.tuning import ladder as climbing
-from tests.workflow.test_tune import PHASES, World, run, verdicts
+from tests.workflow.test_tune import PHASES, World, no_bundle, run, verdicts
 from tests.workflow.test_tune import guard_that_passes as guard_that_passes
 
 FOUR = {"bf16_autocast": 0.7, "channels_last": 0.8, "fused_optimizer": 0.8, "torch_compile": 0.75}
@@ -70,7 +70,7 @@ def test_with_time_for_few_trials_all_that_help_are_kept_at_once(tmp_path):
 
 
 def test_one_after_the_other_there_would_be_time_for_two_at_most(tmp_path, monkeypatch):
-    monkeypatch.setattr(climbing, "try_bundle", lambda *_: False)
+    monkeypatch.setattr(climbing, "try_bundle", no_bundle)
 
     ablation = tuned(Timed(FOUR, noise=0.002), tmp_path)
 

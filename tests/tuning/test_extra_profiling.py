@@ -106,7 +106,7 @@ def test_the_look_takes_a_small_part_of_the_time_or_is_left_out(tmp_path, wall_s
     steps = profile(kind="cuda")
     first = Trial(recipe=Recipe(), outcome=Outcome.OK, profile=steps, wall_s=wall_s)
 
-    found = look_closer(lab, search(), Recipe(), first, left_s=5.0 / MOST_SHARE)
+    found = lab.drive(look_closer(lab.history, search(), Recipe(), first, left_s=5.0 / MOST_SHARE))
 
     assert found == Looks()  # a run that fails shows nothing
     assert len(runner.asked) == runs
@@ -250,7 +250,9 @@ def test_techniques_that_read_the_journey_know_it_in_a_tuning(tmp_path):
     first = lab.time(Recipe())
     assert first.outcome is Outcome.OK, first.traceback
 
-    looks = look_closer(lab, search("worker_threads"), Recipe(), first, left_s=1e6)
+    looks = lab.drive(
+        look_closer(lab.history, search("worker_threads"), Recipe(), first, left_s=1e6)
+    )
 
     workers = [x for x in looks.journey.workers if x.number >= 0]
     assert len(workers) == 1
@@ -276,7 +278,7 @@ def test_a_cpu_whose_time_goes_into_products_is_promised_little_by_the_compiler(
     first = lab.time(Recipe())
     assert first.outcome is Outcome.OK, first.traceback
 
-    looks = look_closer(lab, search(), Recipe(), first, left_s=1e6)
+    looks = lab.drive(look_closer(lab.history, search(), Recipe(), first, left_s=1e6))
 
     assert looks.operators.product_share > 0.5
     whole = looks.added_to(first.profile, ())

@@ -8,7 +8,10 @@ import pytest
 from flatout.records.ablation import LossCheck, Verdict
 from flatout.records.recipe import Choice, Recipe
 from flatout.records.technique import Numerics
-from flatout.tuning.guard_checker import GuardChecker
+from flatout.records.trial import Workload
+from flatout.tuning.guard_checker import GuardChecker, find_guilty
+from flatout.tuning.trial_runner import TrialRunner
+from tests.techniques.facts import machine
 from tests.workflow.test_tune import World, run, verdicts
 
 FIVE = ("channels_last", "fast_resize", "ram_cache", "fused_optimizer", "bf16_autocast")
@@ -27,29 +30,40 @@ class Strict(GuardChecker):
         return LossCheck(status="rejected" if found else "within", why=f"{found} differ")
 
 
+def guilty_of(checker, folder, base, recipe, may_go_on=lambda: True):
+    """Return what bisection finds, with this checker as the guard."""
+    workload = Workload(target="train.py", folder=folder)
+    runner = TrialRunner(
+        workload=workload, machine=machine(), out=folder, limit_s=1.0, judge=checker.judge
+    )
+    return runner.drive(find_guilty(runner.history, base, recipe, may_go_on))
+
+
 def recipe_of(*names):
     return Recipe(choices=tuple(Choice(technique=name) for name in names))
 
 
 @pytest.mark.parametrize("guilty", [FIVE[:1], FIVE[2:3], FIVE[4:], (FIVE[1], FIVE[3]), FIVE])
-def test_bisection_names_what_the_guard_rejects(guilty):
+def test_bisection_names_what_the_guard_rejects(guilty, tmp_path):
     checker = Strict(*guilty)
 
-    found = checker.find_guilty(Recipe(), recipe_of(*FIVE), lambda: True)
+    found = guilty_of(checker, tmp_path, Recipe(), recipe_of(*FIVE))
 
     assert {choice.technique for choice in found} == set(guilty)
 
 
-def test_one_guilty_technique_among_many_costs_few_trials():
+def test_one_guilty_technique_among_many_costs_few_trials(tmp_path):
     checker = Strict("ram_cache")
 
-    checker.find_guilty(recipe_of("tf32"), recipe_of("tf32", *FIVE), lambda: True)
+    guilty_of(checker, tmp_path, recipe_of("tf32"), recipe_of("tf32", *FIVE))
 
     assert len(checker.asked) <= 5
 
 
-def test_without_time_nothing_is_called_guilty():
-    assert Strict("ram_cache").find_guilty(Recipe(), recipe_of(*FIVE), lambda: False) == ()
+def test_without_time_nothing_is_called_guilty(tmp_path):
+    checker = Strict("ram_cache")
+
+    assert guilty_of(checker, tmp_path, Recipe(), recipe_of(*FIVE), lambda: False) == ()
 
 
 def test_a_bundle_goes_on_without_the_technique_that_the_guard_rejects(tmp_path, monkeypatch):

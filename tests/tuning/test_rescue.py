@@ -14,10 +14,10 @@ from flatout.records.trial import Applied, Outcome, Trial, Workload
 from flatout.reporting.terminal import render_ablation
 from flatout.tuning.ranking import Search
 from flatout.tuning.rescue import RescuedBaseline, make_it_run, rungs_for
-from flatout.tuning.trial_runner import Budget
 from flatout.tuning.trials import TrialOptions, run_trial
 from flatout.workflow.tune import TuneOptions, tune
 from tests.paths import ROOT
+from tests.support.answered import Answered
 from tests.support.trial_runs import machine as this_machine
 from tests.techniques.facts import gpu, machine, profile
 
@@ -37,7 +37,8 @@ class FakeLab:
     def __init__(self, needs, refused=()):
         self.needs, self.refused, self.seen = set(needs), refused, []
 
-    def time(self, recipe):
+    def __call__(self, experiment):
+        recipe = experiment.recipe
         self.seen.append(recipe.names)
         applied = tuple(
             Applied(
@@ -59,7 +60,8 @@ def rung(name):
 def rescue_of(lab, host=None, numerics=Numerics.PRECISION):
     search = Search(machine=host or machine(), ceiling=numerics)
     first = Trial(recipe=Recipe(), outcome=Outcome.OOM, message="the script ran out of memory")
-    return make_it_run(lab, search, first, Budget(total_s=100.0), lambda _: None)
+    runner = Answered(lab, search.machine)
+    return runner.drive(make_it_run(runner.history, search, first, lambda _: None))
 
 
 def test_techniques_are_added_until_it_runs_and_those_it_runs_without_are_taken_back():
@@ -98,10 +100,10 @@ def test_when_time_runs_out_it_says_so():
     search = Search(machine=machine(), ceiling=Numerics.PRECISION)
     first = Trial(recipe=Recipe(), outcome=Outcome.OOM, message="the script ran out of memory")
 
-    overdrawn = Budget(total_s=1.0, clock=iter((0.0, *[60.0] * 9)).__next__)
+    overdrawn = Answered(FakeLab({"x"}), machine(), elapsed_s=60.0)
 
     with pytest.raises(UserError, match="does not run: nothing; there was no time for more"):
-        make_it_run(FakeLab({"x"}), search, first, overdrawn, lambda _: None)
+        overdrawn.drive(make_it_run(overdrawn.history, search, first, lambda _: None))
 
 
 def test_a_gpu_has_the_allocator_first_and_the_promise_has_its_ceiling():
@@ -147,14 +149,16 @@ def test_one_optimizer_of_few_bits_takes_the_place_of_the_other():
 
 
 def test_a_technique_that_cannot_act_takes_nothing_s_place():
+    lab = FakeLab({"no such technique"}, refused=("offloaded_optimizer",))
+    runner = Answered(lab, machine())
     rescue = RescuedBaseline(
-        lab=FakeLab({"no such technique"}, refused=("offloaded_optimizer",)),
+        history=runner.history,
         tell=lambda _: None,
         may_go_on=lambda: True,
         first=Trial(recipe=Recipe(), outcome=Outcome.OOM),
     )
 
-    rescue.climb(iter(map(rung, ("optimizer_in_backward", "offloaded_optimizer"))))
+    runner.drive(rescue.climb(iter(map(rung, ("optimizer_in_backward", "offloaded_optimizer")))))
 
     assert rescue.recipe.names == ("optimizer_in_backward",)
 

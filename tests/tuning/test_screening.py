@@ -10,7 +10,8 @@ import pytest
 from flatout.analysis.screen import ScreenBlock
 from flatout.records.ablation import LossCheck, Verdict, ablation_from_json
 from flatout.records.trial import Outcome, Trial, Workload
-from flatout.tuning.screening import read_log
+from flatout.tuning.screening import blame
+from flatout.tuning.trial_runner import read_log
 from flatout.workflow.tune import TuneOptions, tune
 from tests.support.probed import SCRIPTS
 from tests.support.screens import play_screen, seen_of
@@ -221,9 +222,10 @@ def test_a_log_that_was_cut_off_blames_what_was_on_last(tmp_path):
     rows = [{"on": []}, {"on": ["one"]}, {"block": block}, {"on": ["one", "other"]}]
     text = "".join(json.dumps(row) + "\n" for row in rows)
     (tmp_path / "screen-7.jsonl").write_text(text + '{"blo')
-    trial = Trial(recipe=None, outcome=Outcome.CRASH, message="signal 11")
+    details = {"screen_log": read_log(tmp_path)}
+    trial = Trial(recipe=None, outcome=Outcome.CRASH, message="signal 11", details=details)
 
-    seen = read_log(tmp_path, trial, [])
+    seen = blame(trial, [])
 
     assert seen["failed"] == {"other": "the script ended while it was on: signal 11"}
     assert len(seen["blocks"]) == 1

@@ -10,9 +10,10 @@ from flatout.records.ablation import Comparison, Row, Verdict
 from flatout.records.profile import PeakBytes
 from flatout.records.recipe import Choice, Recipe
 from flatout.records.trial import Workload
+from flatout.tuning.experiments import MachineBusyError, TrialHistory
 from flatout.tuning.script_files import source_of
 from flatout.tuning.staged import Measured, length_of, measure_stages
-from flatout.tuning.trial_runner import MachineBusyError, TrialRunner
+from flatout.tuning.trial_runner import TrialRunner
 from tests.workflow.test_tune import MACHINE, WORKLOAD, World, profile, run
 from tests.workflow.test_tune import guard_that_passes as guard_that_passes
 
@@ -25,7 +26,7 @@ def known(tmp_path, *rows, left_s=100.0, **facts):
     world = World(FACTORS, noise=0.0)
     lab = TrialRunner(workload=WORKLOAD, machine=MACHINE, out=tmp_path, limit_s=60.0, runner=world)
     given = {
-        "lab": lab,
+        "history": lab.history,
         "baseline": profile(100.0),
         "floor": Recipe(),
         "recipe": RECIPE,
@@ -33,7 +34,12 @@ def known(tmp_path, *rows, left_s=100.0, **facts):
         "final": profile(40.0),
         "left_s": lambda: left_s,
     }
-    return Measured(**given | facts), world
+    return lab, Measured(**given | facts), world
+
+
+def stages_of(tmp_path, **facts):
+    lab, measured, _ = known(tmp_path, **facts)
+    return lab.drive(measure_stages(measured))
 
 
 def row(choice, ratio, *, on_top_of=(), source="pairs", **facts):
@@ -49,9 +55,9 @@ def row(choice, ratio, *, on_top_of=(), source="pairs", **facts):
 
 
 def test_what_was_never_timed_is_timed_once_so_far_and_alone(tmp_path):
-    measured, world = known(tmp_path)
+    lab, measured, world = known(tmp_path)
 
-    stages = measure_stages(measured)
+    stages = lab.drive(measure_stages(measured))
 
     assert [stage.technique for stage in stages] == ["", "loader_workers", "bf16_autocast"]
     assert [stage.source for stage in stages] == ["pairs", "run", "pairs"]
@@ -67,9 +73,9 @@ def test_what_pairs_have_shown_is_taken_from_them(tmp_path):
         ),
         row(BF16, 1.9, on_top_of=("loader_workers",)),
     )
-    measured, world = known(tmp_path, *rows)
+    lab, measured, world = known(tmp_path, *rows)
 
-    _, workers, bf16 = measure_stages(measured)
+    _, workers, bf16 = lab.drive(measure_stages(measured))
 
     assert (workers.alone, workers.alone_source) == (1.3, "pairs")
     assert (workers.samples_per_s, workers.utilisation, workers.peak_bytes) == (21.0, 0.7, 9)
@@ -79,9 +85,9 @@ def test_what_pairs_have_shown_is_taken_from_them(tmp_path):
 
 def test_without_time_a_screen_says_what_it_saw_and_the_rest_stays_unknown(tmp_path):
     rows = (row(WORKERS, 1.2, source="screen"), row(BF16, 1.9, source="screen"))
-    measured, world = known(tmp_path, *rows, left_s=-1.0)
+    lab, measured, world = known(tmp_path, *rows, left_s=-1.0)
 
-    baseline, workers, bf16 = measure_stages(measured)
+    baseline, workers, bf16 = lab.drive(measure_stages(measured))
 
     assert world.asked == []
     assert (workers.samples_per_s, workers.utilisation) == (None, None)
@@ -91,19 +97,19 @@ def test_without_time_a_screen_says_what_it_saw_and_the_rest_stays_unknown(tmp_p
 
 
 def test_a_trial_that_fails_leaves_its_row_without_a_number(tmp_path):
-    measured, world = known(tmp_path)
+    lab, measured, world = known(tmp_path)
     world.broken = ("loader_workers",)
 
-    stage = measure_stages(measured)[1]
+    stage = lab.drive(measure_stages(measured))[1]
 
     assert (stage.samples_per_s, stage.alone) == (None, None)
 
 
 def test_ctrl_c_ends_the_measuring_and_keeps_the_rows(tmp_path):
-    measured, world = known(tmp_path)
+    lab, measured, world = known(tmp_path)
     world.interrupt_after = 1
 
-    stages = measure_stages(measured)
+    stages = lab.drive(measure_stages(measured))
 
     assert len(stages) == 3
     assert stages[1].samples_per_s is not None
@@ -111,14 +117,14 @@ def test_ctrl_c_ends_the_measuring_and_keeps_the_rows(tmp_path):
 
 
 def test_a_busy_machine_ends_the_measuring(tmp_path, monkeypatch):
-    measured, _ = known(tmp_path)
+    lab, measured, _ = known(tmp_path)
 
     def busy(*_args, **_options):
         raise MachineBusyError
 
-    monkeypatch.setattr(TrialRunner, "time", busy)
+    monkeypatch.setattr(TrialHistory, "time", busy)
 
-    assert [stage.samples_per_s is None for stage in measure_stages(measured)] == [
+    assert [stage.samples_per_s is None for stage in lab.drive(measure_stages(measured))] == [
         False,
         True,
         False,
@@ -127,22 +133,27 @@ def test_a_busy_machine_ends_the_measuring(tmp_path, monkeypatch):
 
 def test_gpu_util_is_what_the_table_shows_on_a_gpu(tmp_path):
     on_gpu = replace(profile(100.0), gpu_util_share=0.35)
-    measured, _ = known(tmp_path, baseline=on_gpu, final=replace(profile(40.0), gpu_util_share=0.9))
+    lab, measured, _ = known(
+        tmp_path, baseline=on_gpu, final=replace(profile(40.0), gpu_util_share=0.9)
+    )
 
-    stages = measure_stages(measured)
+    stages = lab.drive(measure_stages(measured))
 
     assert (stages[0].utilisation, stages[-1].utilisation) == (0.35, 0.9)
 
 
 def test_no_table_without_a_proven_recipe(tmp_path):
-    assert measure_stages(known(tmp_path, final=None)[0]) == ()
-    assert measure_stages(known(tmp_path, recipe=Recipe())[0]) == ()
+    assert stages_of(tmp_path, final=None) == ()
+    assert stages_of(tmp_path, recipe=Recipe()) == ()
 
 
 def test_what_a_script_needs_to_run_is_part_of_the_unchanged_script(tmp_path):
-    measured, _ = known(tmp_path, floor=Recipe(choices=(WORKERS,)))
+    lab, measured, _ = known(tmp_path, floor=Recipe(choices=(WORKERS,)))
 
-    assert [stage.technique for stage in measure_stages(measured)] == ["", "bf16_autocast"]
+    assert [stage.technique for stage in lab.drive(measure_stages(measured))] == [
+        "",
+        "bf16_autocast",
+    ]
 
 
 def test_a_tuning_measures_its_recipe_as_it_grows(tmp_path):
@@ -199,7 +210,7 @@ for epoch in range(40):
 
 @pytest.mark.slow
 def test_the_stages_of_a_real_script_are_measured(tmp_path, monkeypatch):
-    monkeypatch.setattr("flatout.tuning.trial_runner.disturbances", lambda *_: "")
+    monkeypatch.setattr("flatout.tuning.experiments.disturbances", lambda *_: "")
     (tmp_path / "train.py").write_text(SCRIPT)
     workload = Workload(target="train.py", folder=tmp_path, python=sys.executable)
     machine = read_machine(torch=False)
@@ -208,9 +219,9 @@ def test_the_stages_of_a_real_script_are_measured(tmp_path, monkeypatch):
     fused = Choice(technique="fused_optimizer")
     recipe = Recipe(choices=(cache, fused))
 
-    stages = measure_stages(
+    asked = measure_stages(
         Measured(
-            lab=lab,
+            history=lab.history,
             baseline=lab.time(Recipe()).profile,
             floor=Recipe(),
             recipe=recipe,
@@ -219,6 +230,7 @@ def test_the_stages_of_a_real_script_are_measured(tmp_path, monkeypatch):
             left_s=lambda: 100.0,
         )
     )
+    stages = lab.drive(asked)
 
     _, cached, both = stages
     assert cached.source == "run"

@@ -18,6 +18,7 @@ from flatout.tuning.worker_scan import (
     scan_of,
     visits,
 )
+from tests.support.answered import Answered
 from tests.techniques.facts import GIB, loader, machine, profile
 
 WORKERS = Choice(technique="loader_workers", settings={"num_workers": 4})
@@ -51,7 +52,8 @@ class LabThatSees:
         self.wall_s = wall_s
         self.looks = []
 
-    def look(self, what, recipe, probes, steps):
+    def __call__(self, experiment):
+        recipe, probes = experiment.recipe, experiment.options["probes"]
         seen = self.seen[min(len(self.looks), len(self.seen) - 1)]
         self.looks.append((recipe.names, probes["worker_scan"]))
         found = {"probes": {"worker_scan": seen} if seen else {}}
@@ -68,9 +70,26 @@ def visited(unvisited, **batch_ms):
     return SEEN | {"visits": visits, "unvisited": unvisited}
 
 
+class Scans:
+    """The scans of a tuning whose looks a lab answers."""
+
+    def __init__(self, lab, search):
+        self.runner = Answered(lab, lab.machine)
+        self.scans = WorkerScans(history=self.runner.history, search=search)
+        self.notes = self.scans.notes
+
+    def of(self, *facts):
+        return self.runner.drive(self.scans.of(*facts))
+
+
 def scans(lab=None, **search):
     known = {"machine": machine(), "ceiling": Numerics.PRECISION} | search
-    return WorkerScans(lab=lab or LabThatSees(), search=Search(**known))
+    return Scans(lab or LabThatSees(), Search(**known))
+
+
+def scanned(lab):
+    runner = Answered(lab, lab.machine)
+    return runner.drive(scan(runner.history, Recipe(), waiting(), 20.0))
 
 
 def test_the_present_number_is_visited_first_and_then_doublings():
@@ -285,7 +304,7 @@ def test_a_script_that_ends_early_is_started_again_for_the_numbers_it_was_not_se
         visited([], w0=100.0, w2=50.0),
     )
 
-    found = scan(lab, Recipe(), waiting(), 20.0)
+    found = scanned(lab)
 
     assert [options["visits"][1:] for _, options in lab.looks[1:]] == [
         [(8, 2, 0), (4, 2, 0), (2, 2, 0)],
@@ -302,7 +321,7 @@ def test_a_script_that_ends_early_is_started_again_for_the_numbers_it_was_not_se
 def test_it_is_started_again_only_while_the_scan_has_time_and_that_is_said():
     lab = LabThatSees(visited([[4, 2, 0]], w0=100.0, w1=60.0), wall_s=25.0)
 
-    found = scan(lab, Recipe(), waiting(), 20.0)
+    found = scanned(lab)
 
     assert len(lab.looks) == 1
     assert "the script ended before it was seen with 4" in describe(found)
@@ -311,7 +330,7 @@ def test_it_is_started_again_only_while_the_scan_has_time_and_that_is_said():
 def test_a_script_that_shows_no_other_number_is_not_started_again():
     lab = LabThatSees(visited([[1, 2, 0], [2, 2, 0]], w0=100.0))
 
-    assert scan(lab, Recipe(), waiting(), 20.0) is None
+    assert scanned(lab) is None
     assert len(lab.looks) == 1
 
 

@@ -29,10 +29,10 @@ class LateWorld(World):
 
 def late_tuning(world, tmp_path, monkeypatch):
     def climbed(ladder):
-        climb(ladder)
+        yield from climb(ladder)
         world.now_s = 1e6
 
-    monkeypatch.setattr("flatout.workflow.tune.climb", climbed)
+    monkeypatch.setattr("flatout.tuning.policy.climb", climbed)
     return run(world, tmp_path, only=("bf16_autocast",), clock=lambda: world.now_s)
 
 

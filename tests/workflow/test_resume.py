@@ -56,7 +56,7 @@ def test_it_goes_on_where_nothing_was_changed_that_the_trials_run(project):
 
     lines = (project / "out" / "journal.jsonl").read_text().splitlines()
     assert ablation.recipe.names == ("bf16_autocast",)
-    assert len(lines) == 1 + 3 + len(resumed.asked)
+    assert sum('"trial"' in line for line in lines) == 3 + len(resumed.asked)
 
 
 @pytest.mark.parametrize("name", ["train.py", "model.py", "small.yaml"])
@@ -128,7 +128,7 @@ def test_half_a_last_line_is_dropped_and_the_next_row_is_kept(project):
     tuned(project, resumed, resume=True)
 
     lines = journal.read_bytes().splitlines()
-    assert len(lines) == 1 + 3 + len(resumed.asked)
+    assert sum(b'"trial"' in line for line in lines) == 3 + len(resumed.asked)
     assert [json.loads(line)["key"] for line in lines[1:]] != []
 
 

@@ -229,7 +229,7 @@ def test_a_real_script_is_surveyed(tmp_path, monkeypatch, capsys):
     chosen = tuple(m for m in methods() if m.name in {"mixed_precision", "empty_cache"})
     monkeypatch.setattr("flatout.workflow.survey.methods", lambda: chosen)
     # Not about noise: a busy machine must not leave the methods unmeasured.
-    monkeypatch.setattr("flatout.tuning.trial_runner.disturbances", lambda *_: "")
+    monkeypatch.setattr("flatout.tuning.experiments.disturbances", lambda *_: "")
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").write_text(SCRIPT)
 

@@ -53,8 +53,8 @@ def command(  # noqa: PLR0913, PLR0917  one argument an option
     from flatout.reporting.documents import ensure_file_writable, ensure_writable, write_json
     from flatout.reporting.survey import render_survey
     from flatout.reporting.terminal import render_failure
+    from flatout.tuning.policy import BaselineFailedError
     from flatout.workflow.survey import SurveyOptions, survey
-    from flatout.workflow.tune import BaselineFailedError
 
     workload = parse_workload(target, arguments)
     ensure_writable(out)

@@ -36,8 +36,9 @@ from flatout.reporting.tuning.markdown import ablation_html, ablation_markdown
 from flatout.reporting.tuning.speedup_chart import ladder_svg
 from flatout.reporting.tuning.staged import Article
 from flatout.reporting.tuning.verdict import ResultPlace, hand_changes
+from flatout.tuning.policy import BaselineFailedError
 from flatout.workflow.recipe_files import write_recipe
-from flatout.workflow.tune import BaselineFailedError, TuneOptions, tune
+from flatout.workflow.tune import TuneOptions, tune
 
 
 @contextmanager

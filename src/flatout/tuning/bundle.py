@@ -16,6 +16,7 @@ from flatout.records.recipe import Choice
 from flatout.records.statistics import Decision, Rule
 from flatout.records.technique import Numerics
 from flatout.records.trial import Outcome, Trial
+from flatout.tuning.experiments import Asking
 from flatout.tuning.pairs import Match, row_of
 from flatout.tuning.ranking import Candidate
 from flatout.tuning.state import FIRST_GUARD_TRIALS, FIRST_PAIRS, TuningState, settle_guilty
@@ -33,7 +34,7 @@ but for the workers and threads that a scan saw to help together."""
 
 def try_bundle(
     ladder: TuningState, viable: Sequence[Candidate], pair: Sequence[Candidate], tried: set[str]
-) -> bool:
+) -> Asking[bool]:
     """Play a bundle if one is due before the first of the candidates; say whether it was.
 
     Args:
@@ -46,7 +47,7 @@ def try_bundle(
     bundle = find_bundle(ladder, viable, pair)
     if len(bundle) < 2 or not _goes_first(ladder, bundle, viable):
         return False
-    tried |= _play(ladder, bundle, _labels(pair))
+    tried |= yield from _play(ladder, bundle, _labels(pair))
     return True
 
 
@@ -123,7 +124,9 @@ def _goes_first(
     return not others or hope_per_s > others[0].hope_per_s
 
 
-def _play(ladder: TuningState, bundle: Sequence[Candidate], pair: frozenset[str]) -> set[str]:
+def _play(
+    ladder: TuningState, bundle: Sequence[Candidate], pair: frozenset[str]
+) -> Asking[set[str]]:
     """Play the techniques as one recipe; return the labels of those that need no trial any more."""
     paired = pair if pair <= _labels(bundle) else frozenset[str]()
     ladder.has_played_pair |= bool(paired)
@@ -133,19 +136,21 @@ def _play(ladder: TuningState, bundle: Sequence[Candidate], pair: frozenset[str]
         recipe = recipe.plus(candidate.choice)
     base = ladder.recipe
     ladder.say(recipe.label)
-    match = ladder.play(recipe, Rule())
+    match = yield from ladder.play(recipe, Rule())
     refused = [x for x in bundle if x.choice.technique in _refusing(match.failure)]
     if refused:
         gone = _labels(refused)
         # Of a pair the other one is of no use without it.
         gone |= paired if gone & paired else frozenset()
         _go_on_with(ladder, [_labels(bundle) - gone], is_pair=paired == _labels(bundle))
-        return _note_refusal(ladder, refused[0], match)
+        return (yield from _note_refusal(ladder, refused[0], match))
     names = tuple(x.choice.technique for x in others)
     place = len(ladder.rows)
-    row = ladder.settle(_all_of(bundle), recipe, match, together_with=names)
+    row = yield from ladder.settle(_all_of(bundle), recipe, match, together_with=names)
     parts: list[frozenset[str]] = []
-    if row.verdict is Verdict.REJECTED and (guilty := settle_guilty(ladder, recipe)):
+    is_rejected = row.verdict is Verdict.REJECTED
+    guilty = (yield from settle_guilty(ladder, recipe)) if is_rejected else ()
+    if guilty:
         return _go_on_without(ladder, bundle, frozenset(x.label for x in guilty), paired)
     if row.verdict is not Verdict.KEPT:
         parts = _halves(bundle, paired)
@@ -207,9 +212,9 @@ def _refusing(failure: Trial | None) -> frozenset[str]:
     return frozenset(item.technique for item in told or missed)
 
 
-def _note_refusal(ladder: TuningState, refused: Candidate, match: Match) -> set[str]:
+def _note_refusal(ladder: TuningState, refused: Candidate, match: Match) -> Asking[set[str]]:
     """Note the technique that refused; the others are played again without it."""
-    row = ladder.settle(refused, ladder.recipe.plus(refused.choice), match)
+    row = yield from ladder.settle(refused, ladder.recipe.plus(refused.choice), match)
     ladder.rows[-1] = replace(row, why=row.why.removeprefix(f"{refused.choice.technique}: "))
     return {refused.choice.label}
 

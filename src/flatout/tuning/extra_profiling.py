@@ -23,11 +23,11 @@ from flatout.records.readings import TraceSummary
 from flatout.records.recipe import Recipe
 from flatout.records.technique import Technique
 from flatout.records.trial import Trial
+from flatout.tuning.experiments import Asking, TrialHistory
 from flatout.tuning.feeding import is_about_data
 from flatout.tuning.passes import find_seen
 from flatout.tuning.passes.detail import OBSERVED_STEPS, UNSEEN_STEPS
 from flatout.tuning.ranking import Search
-from flatout.tuning.trial_runner import TrialRunner
 
 UNUSED = "fragmented_memory"
 """What techniques address that need a look at the memory."""
@@ -76,12 +76,12 @@ class Looks:
 
 
 def look_closer(
-    lab: TrialRunner, search: Search, recipe: Recipe, first: Trial, left_s: float
-) -> Looks:
+    history: TrialHistory, search: Search, recipe: Recipe, first: Trial, left_s: float
+) -> Asking[Looks]:
     """Look at what the timed steps do not show, where a technique needs it and there is time.
 
     Args:
-        lab: Runs the script once more.
+        history: Asks for another run of the script.
         search: Which techniques may be tried.
         recipe: The script's floor.
         first: Its timed trial.
@@ -96,7 +96,7 @@ def look_closer(
     cost_s = first.wall_s + max(0, (steps or 0) - made) * profile.step_ms.median / 1e3
     if cost_s > MOST_SHARE * left_s:
         return Looks()
-    trial = lab.look("memory, operators, batches", recipe, probes, steps)
+    trial = yield from history.look("memory, operators, batches", recipe, probes, steps)
     memory = find_seen(trial, "memory")
     operators = find_seen(trial, "operator_times")
     return Looks(

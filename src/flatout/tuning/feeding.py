@@ -17,10 +17,10 @@ from flatout.records.machine import Machine
 from flatout.records.profile import Profile
 from flatout.records.recipe import Choice, Recipe
 from flatout.records.units import format_ratio, format_share
+from flatout.tuning.experiments import Asking, TrialHistory
 from flatout.tuning.passes import find_seen
 from flatout.tuning.passes.ceilings import replay_probe, replaying_ms
 from flatout.tuning.ranking import Search, candidate_of
-from flatout.tuning.trial_runner import TrialRunner
 
 LOOK_S = 1.5
 """Time for a look at the samples, and once more under the profiler."""
@@ -50,29 +50,30 @@ def is_about_data(search: Search) -> bool:
     return any(kind.family == "data" for kind in allowed)
 
 
-def look(lab: TrialRunner, recipe: Recipe, profile: Profile) -> Profile:
+def look(history: TrialHistory, recipe: Recipe, profile: Profile) -> Asking[Profile]:
     """Return the profile with what a sample costs by leg, where its loop waits for data."""
     if profile.share("data_wait") < MIN_WAIT_SHARE or not profile.training_loaders:
         return profile
-    return replace(profile, pipeline=find_pipeline(lab, recipe, profile))
+    pipeline = yield from find_pipeline(history, recipe, profile)
+    return replace(profile, pipeline=pipeline)
 
 
 def find_pipeline(
-    lab: TrialRunner, recipe: Recipe, profile: Profile, *, all_cores: bool = False
-) -> Pipeline | None:
+    history: TrialHistory, recipe: Recipe, profile: Profile, *, all_cores: bool = False
+) -> Asking[Pipeline | None]:
     """Return what a sample costs by leg under a recipe; None where it could not be seen.
 
     Args:
-        lab: Runs the recipe.
+        history: Asks for runs of the recipe.
         recipe: Under which samples are made.
         profile: Its step.
         all_cores: Whether the other cores make samples, too, meanwhile.
     """
-    company = {"company": _others(lab, profile)} if all_cores else {}
+    company = {"company": _others(history, profile)} if all_cores else {}
     options = {"max_s": LOOK_S} | company
     what = "samples on all cores" if all_cores else "samples"
-    trial = lab.look(what, recipe, {"pipeline": options}, LOOK_STEPS)
-    return pipeline_of(find_seen(trial, "pipeline"), profile, lab.machine, catalogue.names())
+    trial = yield from history.look(what, recipe, {"pipeline": options}, LOOK_STEPS)
+    return pipeline_of(find_seen(trial, "pipeline"), profile, history.machine, catalogue.names())
 
 
 def note_prepared(recipe: Recipe, profile: Profile, machine: Machine) -> list[str]:
@@ -101,15 +102,18 @@ def note_prepared(recipe: Recipe, profile: Profile, machine: Machine) -> list[st
     return found
 
 
-def find_feeding(lab: TrialRunner, recipe: Recipe, final: Profile) -> Feeding | None:
+def find_feeding(history: TrialHistory, recipe: Recipe, final: Profile) -> Asking[Feeding | None]:
     """Return how far a recipe is from what its data allow; None where it could not be measured."""
     if not final.training_loaders or not final.samples_per_step:
         return None
-    free = lab.look("free data", recipe, replay_probe(final, "host"), None).profile
-    pipeline = find_pipeline(lab, recipe, final, all_cores=True) if free is not None else None
+    trial = yield from history.look("free data", recipe, replay_probe(final, "host"), None)
+    free, pipeline = trial.profile, None
+    if free is not None:
+        pipeline = yield from find_pipeline(history, recipe, final, all_cores=True)
     if free is None or pipeline is None:
         return None
-    return feeding_of(final, free_ms_of(free), pipeline, find_costs(lab, recipe, final))
+    costs = yield from find_costs(history, recipe, final)
+    return feeding_of(final, free_ms_of(free), pipeline, costs)
 
 
 def free_ms_of(free: Profile) -> float:
@@ -117,7 +121,9 @@ def free_ms_of(free: Profile) -> float:
     return free.whole_step_ms - replaying_ms(free)
 
 
-def find_costs(lab: TrialRunner, recipe: Recipe, final: Profile, steps: int | None = None) -> Costs:
+def find_costs(
+    history: TrialHistory, recipe: Recipe, final: Profile, steps: int | None = None
+) -> Asking[Costs]:
     """Return what training and making take of the cores that they share.
 
     Both at a time, none waiting for the other: the training with free data, and alongside it as
@@ -127,7 +133,7 @@ def find_costs(lab: TrialRunner, recipe: Recipe, final: Profile, steps: int | No
     wait for each other, and what they spin is no work that has to be done.
 
     Args:
-        lab: Runs the recipe once more.
+        history: Asks for runs of the recipe once more.
         recipe: What trains.
         final: Its profile.
         steps: To look at; by default as many as a trial measures.
@@ -137,13 +143,13 @@ def find_costs(lab: TrialRunner, recipe: Recipe, final: Profile, steps: int | No
     single = Choice(technique=catalogue.setter_of("threads"), settings={"threads": 1})
     alone = recipe.without(single.technique).plus(single) if final.cpu_threads > 1 else recipe
     workers = sum(loader.num_workers for loader in final.training_loaders)
-    company = max(_others(lab, final), workers)
+    company = max(_others(history, final), workers)
     probe = replay_probe(final, "host", company=company)
-    trial = lab.look("free data beside full cores", alone, probe, steps)
+    trial = yield from history.look("free data beside full cores", alone, probe, steps)
     seen = find_seen(trial, "replay")
     if trial.profile is None or not seen or not seen["trained_s"]:
         # Its threads as they are, at most one on each core: what they spin is in it.
-        threads = min(max(1, final.cpu_threads), cores_of(final, lab.machine))
+        threads = min(max(1, final.cpu_threads), cores_of(final, history.machine))
         return Costs(trained_ms=threads * (final.step_ms.median - final.phases_ms["data_wait"]))
     per_step = max(1, round(trial.profile.batches_per_step))
     made = seen["made_samples"]
@@ -164,9 +170,9 @@ def block_sums(values: Sequence[float], size: int) -> list[float]:
     return [sum(values[first : first + size]) for first in whole] or [sum(values)]
 
 
-def _others(lab: TrialRunner, profile: Profile) -> int:
+def _others(history: TrialHistory, profile: Profile) -> int:
     """Return the cores of a rank alongside one."""
-    return cores_of(profile, lab.machine) - 1
+    return cores_of(profile, history.machine) - 1
 
 
 def feeding_of(final: Profile, free_ms: float, pipeline: Pipeline, costs: Costs) -> Feeding:

@@ -13,7 +13,8 @@ from flatout.records.ablation import LossCheck
 from flatout.records.recipe import Choice, Recipe
 from flatout.records.technique import Numerics
 from flatout.records.trial import Outcome, Trial
-from flatout.tuning.trial_runner import TrialRunner, key_of
+from flatout.tuning.experiments import Asking, Experiment, Judgement, TrialHistory, key_of
+from flatout.tuning.trial_runner import TrialRunner
 
 GUARD_STEPS = 20
 """Steps whose losses are compared; gradients and optimizer are looked at in the first three."""
@@ -68,6 +69,13 @@ class GuardChecker:
             self._verdicts[key] = self._judge(recipe)
         return self._verdicts[key]
 
+    def judge(self, asked: Experiment) -> Judgement:
+        """Answer a check; techniques are held to the weaker promise that they kept before."""
+        self.floor = asked.options["floor"]
+        for technique, promise in asked.options["weaker"].items():
+            self.note_weaker(technique, promise)
+        return Judgement(check=self.check(asked.recipe), aa_check=self.aa_check)
+
     def note_weaker(self, technique: str, promise: str) -> None:
         """Hold a technique to the weaker promise that it keeps here, on top of any recipe."""
         self._weaker[technique] = Numerics(promise)
@@ -99,36 +107,6 @@ class GuardChecker:
         """Return the mildest promise that covers a recipe, from what its techniques kept here."""
         kept = [self._weaker[name] for name in recipe.names if name in self._weaker]
         return max([promise_of(recipe), *kept], key=lambda numerics: numerics.rank)
-
-    def find_guilty(
-        self, base: Recipe, recipe: Recipe, may_go_on: Callable[[], bool]
-    ) -> tuple[Choice, ...]:
-        """Return what of a rejected recipe the guard rejects; empty where time ran out before.
-
-        By bisection: the shortest beginning of what came in that is rejected ends with a guilty
-        technique. It is taken out, until the rest passes.
-
-        Args:
-            base: What it was tried on top of, which passes.
-            recipe: With more techniques, in the order in which they are suspected last.
-            may_go_on: Whether there is time for another guard trial.
-        """
-        suspects = [choice for choice in recipe.choices if choice not in base.choices]
-        guilty: list[Choice] = []
-        while suspects and not self.check(with_all(base, suspects)).passed:
-            passes, fails = 0, len(suspects)
-            while fails - passes > 1:
-                if not may_go_on():
-                    return ()
-                middle = (passes + fails) // 2
-                if self.check(with_all(base, suspects[:middle])).passed:
-                    passes = middle
-                else:
-                    fails = middle
-            guilty.append(suspects.pop(fails - 1))
-            if suspects and not may_go_on():
-                return ()
-        return tuple(guilty)
 
     def _compare(self, recipe: Recipe, records: tuple[GuardRecord, ...]) -> LossCheck:
         """Judge a recipe by its own promise, then by each weaker one that the user allows."""
@@ -273,6 +251,42 @@ class GuardChecker:
             **switches,
         }
         return self.lab.guard(recipe, name, spec, steps)
+
+
+def find_guilty(
+    history: TrialHistory, base: Recipe, recipe: Recipe, may_go_on: Callable[[], bool]
+) -> Asking[tuple[Choice, ...]]:
+    """Return what of a rejected recipe the guard rejects; empty where time ran out before.
+
+    By bisection: the shortest beginning of what came in that is rejected ends with a guilty
+    technique. It is taken out, until the rest passes.
+
+    Args:
+        history: Asks the guard.
+        base: What it was tried on top of, which passes.
+        recipe: With more techniques, in the order in which they are suspected last.
+        may_go_on: Whether there is time for another guard trial.
+    """
+    suspects = [choice for choice in recipe.choices if choice not in base.choices]
+    guilty: list[Choice] = []
+    while suspects:
+        check = yield from history.check(with_all(base, suspects))
+        if check.passed:
+            break
+        passes, fails = 0, len(suspects)
+        while fails - passes > 1:
+            if not may_go_on():
+                return ()
+            middle = (passes + fails) // 2
+            check = yield from history.check(with_all(base, suspects[:middle]))
+            if check.passed:
+                passes = middle
+            else:
+                fails = middle
+        guilty.append(suspects.pop(fails - 1))
+        if suspects and not may_go_on():
+            return ()
+    return tuple(guilty)
 
 
 def with_all(recipe: Recipe, choices: Sequence[Choice]) -> Recipe:

@@ -15,6 +15,7 @@ from flatout.records.statistics import Decision, Rule
 from flatout.records.trial import Trial
 from flatout.records.units import format_duration
 from flatout.tuning.bundle import WORTH, passengers_s, try_bundle
+from flatout.tuning.experiments import Asking
 from flatout.tuning.pairs import Match
 from flatout.tuning.ranking import (
     TYPICAL_PAIRS,
@@ -38,40 +39,40 @@ PROMISING = 1.01
 """An undecided technique with a smaller ratio than this brings nothing to the others."""
 
 
-def climb(ladder: TuningState) -> None:
+def climb(ladder: TuningState) -> Asking[None]:
     """Screen what can be switched, try the others one by one, then those that are still open.
 
     What was seen to help together goes first as one; with too little time for each, so do the
     techniques on the computation. Those that stay open are played together as soon as that promises
     more for its time than the next technique does.
     """
-    ranked = rank(_looked(ladder), ladder.search, ladder.experience)
-    tried = screen_first(ladder, ranked)
+    ranked = rank((yield from _looked(ladder)), ladder.search, ladder.experience)
+    tried = yield from screen_first(ladder, ranked)
     too_late: list[Candidate] = []
     while True:
-        looked = _looked(ladder)
+        looked = yield from _looked(ladder)
         viable = _viable(ladder, looked, tried)
         pair = _pair(ladder, looked)
-        if try_bundle(ladder, viable, pair, tried):
+        if (yield from try_bundle(ladder, viable, pair, tried)):
             continue
         if not viable:
             break
         candidate = viable[0]
         # What saves memory only is predicted to cost time: no hope at all is not more than that.
         if ladder.has_time() and _hope_per_s(ladder) > max(0.0, candidate.hope_per_s):
-            _try_together(ladder)
+            yield from _try_together(ladder)
             continue
         tried.add(candidate.choice.label)
         if _comes_too_late(ladder, candidate):
             ladder.stopped = "budget" if candidate.is_promising else ladder.stopped
             too_late.append(candidate)
             continue
-        failure = _try(ladder, candidate)
+        failure = yield from _try(ladder, candidate)
         if failure is not None:
-            tried.add(_try_fewer(ladder, candidate, failure))
-    _try_together(ladder)
-    _try_longer(ladder)
-    _try_again(ladder)
+            tried.add((yield from _try_fewer(ladder, candidate, failure)))
+    yield from _try_together(ladder)
+    yield from _try_longer(ladder)
+    yield from _try_again(ladder)
     _note_untried(ladder, too_late)
 
 
@@ -127,10 +128,11 @@ def _time_needed(ladder: TuningState) -> str:
     )
 
 
-def _looked(ladder: TuningState) -> Profile:
+def _looked(ladder: TuningState) -> Asking[Profile]:
     """Return the recipe's profile with all that was seen alongside its timed steps."""
     looked = ladder.looked(ladder.profile, ladder.recipe)
-    scan = ladder.scans.of(ladder.recipe, looked, ladder.budget.left_s - ladder.reserve_s)
+    left_s = ladder.budget.left_s - ladder.reserve_s
+    scan = yield from ladder.scans.of(ladder.recipe, looked, left_s)
     return replace(looked, worker_scan=scan)
 
 
@@ -157,7 +159,7 @@ def _viable(ladder: TuningState, looked: Profile, tried: set[str]) -> list[Candi
     return found
 
 
-def _try_fewer(ladder: TuningState, candidate: Candidate, failure: Trial) -> str:
+def _try_fewer(ladder: TuningState, candidate: Candidate, failure: Trial) -> Asking[str]:
     """Try workers that died or hung once more with half of them; return what was tried, or ""."""
     fewer = fewer_workers(failure.recipe, failure.details.get("fault"))
     if fewer is None or candidate.choice.technique != fewer.technique or not ladder.has_time():
@@ -165,11 +167,11 @@ def _try_fewer(ladder: TuningState, candidate: Candidate, failure: Trial) -> str
     row = ladder.rows[-1]
     again = f"tried once more with num_workers={fewer.settings['num_workers']}"
     ladder.rows[-1] = replace(row, why=f"{row.why}; {again}")
-    _try(ladder, replace(candidate, choice=fewer))
+    yield from _try(ladder, replace(candidate, choice=fewer))
     return fewer.label
 
 
-def _try(ladder: TuningState, candidate: Candidate) -> Trial | None:
+def _try(ladder: TuningState, candidate: Candidate) -> Asking[Trial | None]:
     """Play one candidate against the recipe so far; keep it if it is faster and proven right.
 
     A technique that does not look faster in the first pairs may have made another one worth trying:
@@ -179,7 +181,7 @@ def _try(ladder: TuningState, candidate: Candidate) -> Trial | None:
     choice = candidate.choice
     ladder.say(choice.label)
     base, recipe = ladder.recipe, ladder.recipe.plus(choice)
-    match = ladder.play(recipe, Rule(max_pairs=FIRST_PAIRS))
+    match = yield from ladder.play(recipe, Rule(max_pairs=FIRST_PAIRS))
     companion = None
     if match.decision is not Decision.KEPT and match.candidate is not None and not _leads(match):
         before = ladder.looked(ladder.profile, base)
@@ -187,13 +189,15 @@ def _try(ladder: TuningState, candidate: Candidate) -> Trial | None:
         companion = find_companion(before, after, candidate, ladder.search)
     is_open = match.decision is Decision.UNDECIDED and match.failure is None
     if is_open and companion is None and ladder.has_time(for_candidates=MORE_SHARE):
-        match = ladder.play(recipe, Rule(max_pairs=SINGLE_PAIRS, looks_ahead=True), earlier=match)
-    row = ladder.settle(candidate, recipe, match)
+        match = yield from ladder.play(
+            recipe, Rule(max_pairs=SINGLE_PAIRS, looks_ahead=True), earlier=match
+        )
+    row = yield from ladder.settle(candidate, recipe, match)
     if companion is not None and ladder.has_time():
         both = recipe.plus(companion.choice)
         ladder.say(both.label)
-        together = ladder.play(both, Rule())
-        ladder.settle(companion, both, together, together_with=(choice.technique,))
+        together = yield from ladder.play(both, Rule())
+        yield from ladder.settle(companion, both, together, together_with=(choice.technique,))
     elif row.verdict is Verdict.INCONCLUSIVE and match.failure is None:
         ladder.undecided.append(Open(candidate=candidate, match=match, base=base, row=row))
     return match.failure
@@ -236,7 +240,7 @@ def _labels(items: list[Open]) -> frozenset[str]:
     return frozenset(item.candidate.choice.label for item in items)
 
 
-def _try_together(ladder: TuningState) -> None:
+def _try_together(ladder: TuningState) -> Asking[None]:
     """Play all undecided techniques that look like a gain at once; keep them if they prove one."""
     bundle = _bundle(ladder)
     if len(bundle) < 2 or _labels(bundle) <= ladder.bundled or not ladder.has_time():
@@ -247,15 +251,17 @@ def _try_together(ladder: TuningState) -> None:
     for item in (*others, last):
         recipe = recipe.plus(item.candidate.choice)
     ladder.say(recipe.label)
-    match = ladder.play(recipe, Rule())
+    match = yield from ladder.play(recipe, Rule())
     names = tuple(item.candidate.choice.technique for item in others)
-    row = ladder.settle(last.candidate, recipe, match, together_with=names)
-    if row.verdict is Verdict.REJECTED and (guilty := settle_guilty(ladder, recipe)):
+    row = yield from ladder.settle(last.candidate, recipe, match, together_with=names)
+    is_rejected = row.verdict is Verdict.REJECTED
+    guilty = (yield from settle_guilty(ladder, recipe)) if is_rejected else ()
+    if guilty:
         labels = {choice.label for choice in guilty}
         ladder.undecided = [x for x in ladder.undecided if x.candidate.choice.label not in labels]
         why = f"{row.why}; what the guard rejects of them: {', '.join(sorted(labels))}"
         ladder.rows[-1] = replace(row, why=why)
-        _try_together(ladder)
+        yield from _try_together(ladder)
     if row.verdict is Verdict.KEPT:
         ladder.undecided.clear()
         for item in others:
@@ -264,7 +270,7 @@ def _try_together(ladder: TuningState) -> None:
             ladder.rows[place] = replace(item.row, verdict=Verdict.TOGETHER, why=why)
 
 
-def _try_longer(ladder: TuningState) -> None:
+def _try_longer(ladder: TuningState) -> Asking[None]:
     """Give techniques that are still open the rest of their pairs, the most promising first."""
     while (hopeful := _hopeful(ladder)) and ladder.has_time():
         item = max(hopeful, key=_ratio)
@@ -273,13 +279,13 @@ def _try_longer(ladder: TuningState) -> None:
         ladder.say(item.candidate.choice.label)
         # What was played on top of another recipe says little here: it starts again.
         is_same = item.base == ladder.recipe
-        match = ladder.play(recipe, Rule(), earlier=item.match if is_same else None)
+        match = yield from ladder.play(recipe, Rule(), earlier=item.match if is_same else None)
         if is_same:
             ladder.rows.remove(item.row)
-        ladder.settle(item.candidate, recipe, match)
+        yield from ladder.settle(item.candidate, recipe, match)
 
 
-def _try_again(ladder: TuningState) -> None:
+def _try_again(ladder: TuningState) -> Asking[None]:
     """Try techniques again that noise hid, on top of the recipe so far, while there is time.
 
     Only where their interval left room for a gain that can be shown.
@@ -289,7 +295,9 @@ def _try_again(ladder: TuningState) -> None:
         for item in ladder.undecided
         if item.base != ladder.recipe or (item.match.disturbed and not item.row.comparison)
     ]
-    ranked = rank(_looked(ladder), ladder.search, ladder.experience) if hidden else []
+    ranked = []
+    if hidden:
+        ranked = rank((yield from _looked(ladder)), ladder.search, ladder.experience)
     for candidate in ranked:
         choice = candidate.choice
         item = next((x for x in hidden if x.candidate.choice == choice), None)
@@ -305,7 +313,8 @@ def _try_again(ladder: TuningState) -> None:
             ladder.rows.remove(item.row)
         recipe = ladder.recipe.plus(choice)
         ladder.say(choice.label)
-        ladder.settle(candidate, recipe, ladder.play(recipe, Rule()))
+        match = yield from ladder.play(recipe, Rule())
+        yield from ladder.settle(candidate, recipe, match)
 
 
 def _ratio(item: Open) -> float:

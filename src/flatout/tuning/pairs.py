@@ -22,8 +22,8 @@ from flatout.records.statistics import (
 )
 from flatout.records.trial import Outcome, Trial
 from flatout.records.units import format_bytes, format_interval, format_ratio
+from flatout.tuning.experiments import Asking, TrialHistory, foreign_share_of
 from flatout.tuning.ranking import Candidate
-from flatout.tuning.trial_runner import TrialRunner, foreign_share_of
 
 SAME_BATCH = 0.1
 """Samples a step that differ by less are the same: an epoch's last batch is short."""
@@ -63,15 +63,15 @@ class Match:
 
 
 def play(
-    lab: TrialRunner,
+    history: TrialHistory,
     base: Recipe,
     candidate: Recipe,
     *,
     may_go_on: Callable[[], bool],
     rule: Rule = Rule(),
     earlier: Match | None = None,
-) -> Match:
-    """Run pairs AB, BA, AB, ... until the rule decides, pairs run out, or time does.
+) -> Asking[Match]:
+    """Ask for pairs AB, BA, AB, ... until the rule decides, pairs run out, or time does.
 
     Where the last trial before was one of the base, for another candidate, it serves the first pair
     too. Each comparison on its own is as it was, and a candidate costs three trials, not four.
@@ -79,7 +79,7 @@ def play(
     time is better spent on the next one. That can only turn an answer into "inconclusive".
     """
     sides = earlier.sides if earlier else Sides()
-    evidence = _evidence(lab, sides, rule) if sides.base else None
+    evidence = _evidence(history, sides, rule) if sides.base else None
     decision, ran_out = Decision.UNDECIDED, False
     while (number := len(sides.base)) < rule.max_pairs:
         if rule.looks_ahead and evidence is not None and not can_decide(evidence, rule):
@@ -87,7 +87,8 @@ def play(
         if number >= max(1, rule.at_least) and not may_go_on():
             ran_out = True
             break
-        failure = _play_pair(lab, base, candidate, sides, starts_with_base=number % 2 == 0)
+        is_even = number % 2 == 0
+        failure = yield from _play_pair(history, base, candidate, sides, starts_with_base=is_even)
         if failure is not None:
             return Match(
                 decision=Decision.UNDECIDED,
@@ -100,7 +101,7 @@ def play(
             if len(sides.disturbed) >= MOST_DISTURBED:
                 break
             continue
-        evidence = _evidence(lab, sides, rule)
+        evidence = _evidence(history, sides, rule)
         decision = decide(evidence, rule)
         if sides.loaded and len(sides.base) < LOADED_PAIRS:
             decision = Decision.UNDECIDED
@@ -122,9 +123,9 @@ def play(
 
 
 def _play_pair(
-    lab: TrialRunner, base: Recipe, candidate: Recipe, sides: Sides, *, starts_with_base: bool
-) -> Trial | None:
-    """Run one pair; return the trial that failed, if one did.
+    history: TrialHistory, base: Recipe, candidate: Recipe, sides: Sides, *, starts_with_base: bool
+) -> Asking[Trial | None]:
+    """Ask for one pair; return the trial that failed, if one did.
 
     A pair of which other work disturbed a trial does not count; under a load that the user accepts,
     one whose sides saw different loads.
@@ -132,19 +133,21 @@ def _play_pair(
     pair: dict[bool, Trial] = {}
     for recipe in (base, candidate) if starts_with_base else (candidate, base):
         if recipe is candidate:
-            trial = lab.time(recipe, must_apply=True)
+            trial = yield from history.time(recipe, must_apply=True)
+        elif sides.base:
+            trial = yield from history.time(recipe)
         else:
-            trial = lab.time(recipe) if sides.base else lab.again(recipe)
+            trial = yield from history.again(recipe)
         if trial.outcome is not Outcome.OK or trial.profile is None:
             return trial
         if recipe is candidate and trial.not_applied:
             return trial
         why = trial.details.get("disturbed", "")
-        if why and not lab.accepts_load:
+        if why and not history.accepts_load:
             sides.disturbed.append(why)
             return None
         pair[recipe is base] = trial
-        lab.latest = trial if recipe is base else None
+        history.latest = trial if recipe is base else None
     shares = [foreign_share_of(trial) for trial in pair.values()]
     is_loaded = any(trial.details.get("disturbed") for trial in pair.values())
     if is_loaded and max(shares) - min(shares) > SAME_LOAD:
@@ -159,14 +162,14 @@ def _play_pair(
     return None
 
 
-def _evidence(lab: TrialRunner, sides: Sides, rule: Rule) -> Evidence:
+def _evidence(history: TrialHistory, sides: Sides, rule: Rule) -> Evidence:
     base_s = [profile.whole_step_ms / 1e3 for profile in sides.base]
     candidate_s = [
         pace_ms(profile, base) / 1e3
         for profile, base in zip(sides.candidate, sides.base, strict=True)
     ]
     own = {*base_s, *(profile.whole_step_ms / 1e3 for profile in sides.candidate)}
-    others = [[t for t in group if t not in own] for group in lab.all_times()]
+    others = [[t for t in group if t not in own] for group in history.all_times()]
     return gather(base_s, candidate_s, prior_of([g for g in others if g], rule), rule)
 
 

@@ -16,16 +16,16 @@ from flatout.records.live import Progress
 from flatout.records.recipe import Choice, Recipe
 from flatout.records.technique import Numerics, name_of
 from flatout.records.trial import Outcome, Trial
+from flatout.tuning.experiments import Asking, TrialHistory
 from flatout.tuning.ranking import Search
 from flatout.tuning.state import progress
-from flatout.tuning.trial_runner import Budget, TrialRunner
 
 
 @dataclass(slots=True, kw_only=True)
 class RescuedBaseline:
     """What was tried to make a script run."""
 
-    lab: TrialRunner
+    history: TrialHistory
     tell: Callable[[str], None]
     may_go_on: Callable[[], bool]
     first: Trial
@@ -44,7 +44,7 @@ class RescuedBaseline:
         """Whether the script runs with the recipe."""
         return self.trial is not None
 
-    def climb(self, rungs: Iterator[Choice]) -> None:
+    def climb(self, rungs: Iterator[Choice]) -> Asking[None]:
         """Add one technique after the other until a trial runs."""
         for choice in rungs:
             if choice.technique in self.refused:
@@ -54,7 +54,7 @@ class RescuedBaseline:
                 return
             recipe = with_rung(self.recipe, choice)
             self.tell(f"out of memory; with {recipe.label}")
-            trial = self.lab.time(recipe)
+            trial = yield from self.history.time(recipe)
             self.tried.append((choice, trial))
             self._note_refused(trial)
             if trial.outcome not in (Outcome.OK, Outcome.OOM):
@@ -67,14 +67,14 @@ class RescuedBaseline:
                 self.trial = trial
                 return
 
-    def shed(self) -> None:
+    def shed(self) -> Asking[None]:
         """Take back what the script runs without, the dearest of the earlier techniques first."""
         for choice in self.recipe.choices[-2::-1]:
             if not self.may_go_on():
                 return
             without = self.recipe.without(choice.technique)
             self.tell(f"it runs; without {choice.technique}")
-            trial = self.lab.time(without)
+            trial = yield from self.history.time(without)
             if trial.outcome is Outcome.OK and trial.profile is not None:
                 self.recipe, self.trial = without, trial
 
@@ -108,21 +108,22 @@ class RescuedBaseline:
 
 
 def make_it_run(
-    lab: TrialRunner, search: Search, first: Trial, budget: Budget, tell: Callable[[Progress], None]
-) -> RescuedBaseline:
+    history: TrialHistory, search: Search, first: Trial, tell: Callable[[Progress], None]
+) -> Asking[RescuedBaseline]:
     """Try techniques until the script runs; at most half of the time goes into that.
 
     Raises:
         UserError: if nothing made it run; the text says what was tried.
     """
+    budget = history.budget
     tell(progress(budget, "", event=f"the unchanged script: {first.message}"))
     rescue = RescuedBaseline(
-        lab=lab,
+        history=history,
         tell=lambda text: tell(progress(budget, text)),
         may_go_on=lambda: budget.left_s > budget.total_s / 2,
         first=first,
     )
-    rescue.climb(rungs_for(search))
+    yield from rescue.climb(rungs_for(search))
     if not rescue.runs:
         tried = ", ".join(choice.label for choice, _ in rescue.tried) or "nothing"
         more = "there was no time for more, give a larger --budget; " if rescue.ran_out else ""
@@ -130,7 +131,7 @@ def make_it_run(
             f"{first.message}; tried one on top of the other, and it still does not run: {tried}; "
             f"{more}take a smaller batch, or see what 'flatout plan' says"
         )
-    rescue.shed()
+    yield from rescue.shed()
     tell(progress(budget, "", event=f"it runs with {rescue.recipe.label}"))
     return rescue
 
@@ -150,24 +151,25 @@ def with_rung(recipe: Recipe, choice: Choice) -> Recipe:
 
 
 def retry_with_fewer_workers(
-    lab: TrialRunner, search: Search, first: Trial, budget: Budget, tell: Callable[[Progress], None]
-) -> RescuedBaseline | None:
+    history: TrialHistory, search: Search, first: Trial, tell: Callable[[Progress], None]
+) -> Asking[RescuedBaseline | None]:
     """Try a script whose own workers died or hang once more with half of them; None if it cannot.
 
     Where that fails too, the first trial that is returned says so.
     """
     fewer = half_of_own_workers(first.details)
-    if fewer is None or budget.left_s <= 0 or not _may_try(fewer.names[0], search):
+    if fewer is None or history.budget.left_s <= 0 or not _may_try(fewer.names[0], search):
         return None
+    budget = history.budget
     tell(progress(budget, "", event=f"the unchanged script: {first.message}"))
     rescue = RescuedBaseline(
-        lab=lab,
+        history=history,
         tell=lambda _text: tell(progress(budget, f"once more, with {fewer.label}")),
         may_go_on=lambda: True,
         first=first,
         recipe=replace(fewer, choices=()),
     )
-    rescue.climb(iter(fewer.choices))
+    yield from rescue.climb(iter(fewer.choices))
     if not rescue.runs:
         (_, again), *_ = rescue.tried
         ending = again.message or again.outcome.value

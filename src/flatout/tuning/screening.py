@@ -6,14 +6,11 @@ the recipe so far in fresh processes, as everything that is kept. What cannot be
 script trains goes the other way: one after the other, in pairs of processes.
 """
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
-from flatout.agent.switching import SCREEN_LOG
 from flatout.analysis.regime import is_hopeless
 from flatout.analysis.screen import (
     NOTHING_ON,
@@ -36,6 +33,7 @@ from flatout.records.technique import can_switch
 from flatout.records.trial import Trial
 from flatout.records.units import format_interval, format_ratio
 from flatout.tuning.bundle import rival_of
+from flatout.tuning.experiments import Asking
 from flatout.tuning.pairs import Match
 from flatout.tuning.passes import find_seen
 from flatout.tuning.ranking import WORTH_A_TRIAL, Candidate
@@ -83,7 +81,7 @@ class Screened:
         )
 
 
-def screen_first(ladder: TuningState, ranked: Sequence[Candidate]) -> set[str]:
+def screen_first(ladder: TuningState, ranked: Sequence[Candidate]) -> Asking[set[str]]:
     """Screen what can be switched, race what it proposes; return labels that need no trial more.
 
     Args:
@@ -100,7 +98,7 @@ def screen_first(ladder: TuningState, ranked: Sequence[Candidate]) -> set[str]:
         )
         return set()
     ladder.say("all techniques that can be switched, in one process")
-    found = _screen(ladder, chosen, max_s)
+    found = yield from _screen(ladder, chosen, max_s)
     if not found.effects:
         ladder.notes.append(
             f"the script trains too few steps to be screened in one process ({found.steps}): "
@@ -111,7 +109,7 @@ def screen_first(ladder: TuningState, ranked: Sequence[Candidate]) -> set[str]:
     _note_lost(ladder, chosen, found)
     ladder.notes.append(_words(found))
     by_label = {x.choice.label: x for x in chosen}
-    raced = _race(ladder, found, by_label)
+    raced = yield from _race(ladder, found, by_label)
     return _note_effects(ladder, found, by_label, raced)
 
 
@@ -150,8 +148,8 @@ def factors_of(candidates: Sequence[Candidate]) -> list[dict[str, Any]]:
     return found
 
 
-def _screen(ladder: TuningState, chosen: Sequence[Candidate], max_s: float) -> Screened:
-    """Run the screen, in a fresh process again where a technique ended it."""
+def _screen(ladder: TuningState, chosen: Sequence[Candidate], max_s: float) -> Asking[Screened]:
+    """Ask for the screen, in a fresh process again where a technique ended it."""
     choices = factors_of(chosen)
     blocks: list[ScreenBlock] = []
     lost: dict[str, str] = {}
@@ -163,9 +161,8 @@ def _screen(ladder: TuningState, chosen: Sequence[Candidate], max_s: float) -> S
     for number in range(MOST_PROCESSES):
         options = {"choices": choices, "max_s": max_s / (number + 1), "seed": number}
         limit_s = max_s + max(60.0, SLOW_START * ladder.trial_s)
-        folder = ladder.lab.out / "screen" / str(number)
-        trial = ladder.lab.screen(ladder.recipe, options, number, limit_s)
-        last = find_seen(trial, "screen") or read_log(folder, trial, blocks)
+        trial = yield from ladder.history.screen(ladder.recipe, options, number, limit_s)
+        last = find_seen(trial, "screen") or blame(trial, blocks)
         own = [replace(block, process=number) for block in blocks_of(last)]
         begins = last.get("credit_from")
         blocks += own
@@ -230,10 +227,9 @@ def blocks_of(seen: Mapping[str, Any]) -> list[ScreenBlock]:
     return [from_plain(ScreenBlock, block) for block in seen.get("blocks", ())]
 
 
-def read_log(folder: Path, trial: Trial, before: Sequence[ScreenBlock]) -> Mapping[str, Any]:
+def blame(trial: Trial, before: Sequence[ScreenBlock]) -> Mapping[str, Any]:
     """Return what a process that ended badly had noted, and blame who was on last."""
-    logs = [_whole_lines(path) for path in folder.glob(SCREEN_LOG)]
-    rows = [json.loads(line) for line in max(logs, key=len, default=[])]
+    rows = trial.details.get("screen_log", ())
     blocks = [row["block"] for row in rows if "block" in row]
     on = tuple(rows[-1].get("on", ())) if rows else NOTHING_ON
     known = [*before, *(from_plain(ScreenBlock, block) for block in blocks)]
@@ -243,11 +239,6 @@ def read_log(folder: Path, trial: Trial, before: Sequence[ScreenBlock]) -> Mappi
         failed[blamed] = f"the script ended while it was on: {trial.message or trial.outcome.value}"
     steps = sum(block["steps"] for block in blocks)
     return {"blocks": blocks, "failed": failed, "steps": steps, "ended_early": True}
-
-
-def _whole_lines(path: Path) -> list[str]:
-    text = path.read_text(encoding="utf-8")
-    return text[: text.rfind("\n") + 1].splitlines()
 
 
 def _words(found: Screened) -> str:
@@ -272,7 +263,7 @@ class Raced:
     """What was in a race that decided nothing: too few pairs, or a busy machine."""
 
 
-def _race(ladder: TuningState, found: Screened, by_label: Mapping[str, Candidate]) -> Raced:
+def _race(ladder: TuningState, found: Screened, by_label: Mapping[str, Candidate]) -> Asking[Raced]:
     """Race what the screen proposes in fresh processes.
 
     The best recipe goes first, then it without what is the least certain. What the guard rejects is
@@ -291,12 +282,12 @@ def _race(ladder: TuningState, found: Screened, by_label: Mapping[str, Candidate
         for label in cell:
             recipe = recipe.plus(by_label[label].choice)
         ladder.say(recipe.label)
-        match = ladder.play(recipe, Rule())
+        match = yield from ladder.play(recipe, Rule())
         _note_race(ladder, recipe, match)
         if match.decision is not Decision.KEPT or match.candidate is None:
             undecided = cell if match.decision is Decision.UNDECIDED else NOTHING_ON
             continue
-        check = ladder.referee.check(recipe)
+        check = yield from ladder.history.check(recipe)
         if check.passed:
             if check.promise:
                 ladder.notes.append(f"the recipe of the screen: {check.why}")
@@ -306,7 +297,8 @@ def _race(ladder: TuningState, found: Screened, by_label: Mapping[str, Candidate
             ladder.settled |= {by_label[label].choice.technique for label in cell}
             ladder.best_ratio *= match.comparison.ratio if match.comparison else 1.0
             return Raced(kept=cell, check=check, guilty=guilty)
-        named = {choice.label for choice in settle_guilty(ladder, recipe)}
+        rejected = yield from settle_guilty(ladder, recipe)
+        named = {choice.label for choice in rejected}
         guilty |= dict.fromkeys(named or cell, check)
         waiting = [tuple(x for x in cell if x not in guilty)]
     return Raced(guilty=guilty, undecided=undecided)

@@ -13,9 +13,9 @@ from flatout.records.profile import Profile
 from flatout.records.recipe import Choice, Recipe
 from flatout.records.technique import Numerics
 from flatout.records.trial import Outcome, Workload
+from flatout.tuning.experiments import Asking, MachineBusyError, TrialHistory
 from flatout.tuning.pairs import pace_ms
 from flatout.tuning.script_files import source_of
-from flatout.tuning.trial_runner import MachineBusyError, TrialRunner
 
 TIME_SHARE = 0.08
 """Of a tuning's budget, kept for this table."""
@@ -25,7 +25,7 @@ TIME_SHARE = 0.08
 class Measured:
     """What a tuning knows when its table is made."""
 
-    lab: TrialRunner
+    history: TrialHistory
     baseline: Profile
     floor: Recipe
     """What the script does not run without."""
@@ -36,7 +36,7 @@ class Measured:
     left_s: Callable[[], float]
 
 
-def measure_stages(known: Measured) -> tuple[StagedRow, ...]:
+def measure_stages(known: Measured) -> Asking[tuple[StagedRow, ...]]:
     """Return the rows of the table, the unchanged script first; none without a proven recipe.
 
     Ctrl-C and a busy machine end the measuring; the rows are those so far, the others without
@@ -54,10 +54,12 @@ def measure_stages(known: Measured) -> tuple[StagedRow, ...]:
     for choice, recipe in zip(added, [*recipes, known.recipe], strict=True):
         stage = StagedRow(technique=choice.label, promise=_promise(known, choice))
         try:
-            stage = _alone(known, choice, _so_far(known, recipe, stage, may_run), may_run)
+            measured = yield from _so_far(known, recipe, stage, may_run)
+            stage = yield from _alone(known, choice, measured, may_run)
         except (KeyboardInterrupt, MachineBusyError):
             may_run = False
-            stage = _alone(known, choice, _so_far(known, recipe, stage, may_run), may_run)
+            measured = yield from _so_far(known, recipe, stage, may_run)
+            stage = yield from _alone(known, choice, measured, may_run)
         stages.append(stage)
     return tuple(stages)
 
@@ -67,7 +69,12 @@ def length_of(workload: Workload, baseline: Profile) -> TrainingLength | None:
     return find_length(source_of(workload), workload.arguments, baseline.epoch_steps)
 
 
-def _so_far(known: Measured, recipe: Recipe, stage: StagedRow, may_run: bool) -> StagedRow:  # noqa: FBT001
+def _so_far(
+    known: Measured,
+    recipe: Recipe,
+    stage: StagedRow,
+    may_run: bool,  # noqa: FBT001
+) -> Asking[StagedRow]:
     """Add what the recipe up to this technique gives."""
     if recipe == known.recipe:
         assert known.final is not None
@@ -85,13 +92,18 @@ def _so_far(known: Measured, recipe: Recipe, stage: StagedRow, may_run: bool) ->
                 peak_bytes=row.peak_bytes.allocated or row.peak_bytes.device or None,
                 source="pairs",
             )
-    profile = _timed(known, recipe) if may_run else None
+    profile = (yield from _timed(known, recipe)) if may_run else None
     if profile is None:
         return stage
     return staged_row(profile, "run", technique=stage.technique, promise=stage.promise)
 
 
-def _alone(known: Measured, choice: Choice, stage: StagedRow, may_run: bool) -> StagedRow:  # noqa: FBT001
+def _alone(
+    known: Measured,
+    choice: Choice,
+    stage: StagedRow,
+    may_run: bool,  # noqa: FBT001
+) -> Asking[StagedRow]:
     """Add what the technique gives without the others."""
     added = [x for x in known.recipe.choices if x not in known.floor.choices]
     pair, source = _pair_alone(known, choice), "pairs"
@@ -104,7 +116,7 @@ def _alone(known: Measured, choice: Choice, stage: StagedRow, may_run: bool) -> 
             alone=stage.samples_per_s / known.baseline.samples_per_s,
             alone_source=stage.source,
         )
-    profile = _timed(known, known.floor.plus(choice)) if may_run else None
+    profile = (yield from _timed(known, known.floor.plus(choice))) if may_run else None
     if profile is not None:
         base_ms = known.baseline.whole_step_ms
         return replace(stage, alone=base_ms / pace_ms(profile, known.baseline), alone_source="run")
@@ -129,15 +141,15 @@ def _pair_alone(known: Measured, choice: Choice) -> Comparison | None:
     return found
 
 
-def _timed(known: Measured, recipe: Recipe) -> Profile | None:
+def _timed(known: Measured, recipe: Recipe) -> Asking[Profile | None]:
     """Time a recipe once, where there is time for it; None where it gave no measurement."""
     recipe = replace(recipe, training_loaders=known.recipe.training_loaders)
     started_s = max((x.startup_s for x in known.rows if x.choice in recipe.choices), default=0.0)
-    expected_s = known.lab.cost_s(known.recipe, 0.0) + started_s
-    if known.left_s() < known.lab.cost_s(recipe, expected_s):
+    expected_s = known.history.cost_s(known.recipe, 0.0) + started_s
+    if known.left_s() < known.history.cost_s(recipe, expected_s):
         return None
-    trial = known.lab.time(recipe)
-    is_disturbed = trial.details.get("disturbed") and not known.lab.accepts_load
+    trial = yield from known.history.time(recipe)
+    is_disturbed = trial.details.get("disturbed") and not known.history.accepts_load
     is_sound = trial.outcome is Outcome.OK and not is_disturbed and not trial.not_applied
     return trial.profile if is_sound else None
 

@@ -9,12 +9,12 @@ from flatout.records.live import Progress
 from flatout.records.profile import Profile
 from flatout.records.recipe import Choice, Recipe
 from flatout.records.statistics import Decision, Rule
+from flatout.tuning.experiments import Asking, Budget, TrialHistory
 from flatout.tuning.extra_profiling import Looks
-from flatout.tuning.guard_checker import GuardChecker
+from flatout.tuning.guard_checker import find_guilty
 from flatout.tuning.history import Errors
 from flatout.tuning.pairs import Match, event_of, play, row_of
 from flatout.tuning.ranking import TYPICAL_PAIRS, Candidate, Experience, Search
-from flatout.tuning.trial_runner import Budget, TrialRunner
 from flatout.tuning.worker_scan import WorkerScans
 
 Tell = Callable[[Progress], None]
@@ -44,10 +44,8 @@ class Open:
 class TuningState:
     """The state of one tuning."""
 
-    lab: TrialRunner
-    budget: Budget
+    history: TrialHistory
     tell: Tell
-    referee: GuardChecker
     search: Search
     confirm_pairs: int
     recipe: Recipe
@@ -83,6 +81,11 @@ class TuningState:
     stopped: str = "finished"
 
     @property
+    def budget(self) -> Budget:
+        """The time that is left, as of the latest record."""
+        return self.history.budget
+
+    @property
     def baseline(self) -> Recipe:
         """The unchanged script, with the loaders that the recipe would touch."""
         return replace(self.floor, training_loaders=self.recipe.training_loaders)
@@ -100,7 +103,7 @@ class TuningState:
     @property
     def trial_s(self) -> float:
         """What one trial of the recipe so far takes."""
-        return self.lab.cost_s(self.recipe, default=DEFAULT_TRIAL_S)
+        return self.history.cost_s(self.recipe, default=DEFAULT_TRIAL_S)
 
     @property
     def cost_s(self) -> float:
@@ -124,7 +127,7 @@ class TuningState:
         if self.recipe == self.baseline:
             return 0.0
         one = self.trial_s
-        pairs_s = self.confirm_pairs * (one + self.lab.cost_s(self.baseline, default=one))
+        pairs_s = self.confirm_pairs * (one + self.history.cost_s(self.baseline, default=one))
         return pairs_s + GUARD_TRIALS * one
 
     @property
@@ -136,17 +139,17 @@ class TuningState:
         """Return whether so many more candidates fit in before the confirmation."""
         return self.budget.left_s >= for_candidates * self.cost_s + self.reserve_s
 
-    def play(self, recipe: Recipe, rule: Rule, *, earlier: Match | None = None) -> Match:
+    def play(self, recipe: Recipe, rule: Rule, *, earlier: Match | None = None) -> Asking[Match]:
         """Play a recipe against the one so far while there is time before the confirmation."""
         one = self.trial_s
 
         def may_go_on() -> bool:
-            pair_s = one + self.lab.cost_s(recipe, default=one)
+            pair_s = one + self.history.cost_s(recipe, default=one)
             needed_s = self.reserve_s + pair_s if self.reserve_s else 0.0
             return self.budget.left_s > needed_s
 
         return play(
-            self.lab,
+            self.history,
             self.recipe,
             recipe,
             may_go_on=may_go_on,
@@ -168,14 +171,14 @@ class TuningState:
         recipe: Recipe,
         match: Match,
         together_with: tuple[str, ...] = (),
-    ) -> Row:
+    ) -> Asking[Row]:
         """Note the row, and take the recipe on where it was kept."""
         self.played |= {choice.label for choice in recipe.choices}
         check = LossCheck(status="skipped", why="not faster, so there was nothing to check")
         if match.decision is Decision.KEPT:
-            check = self.referee.check(recipe)
+            check = yield from self.history.check(recipe)
             if check.passed and check.promise and not together_with:
-                self.referee.note_weaker(candidate.choice.technique, check.promise)
+                self.history.weaker[candidate.choice.technique] = check.promise
         row = replace(row_of(candidate, self.recipe, match, check), together_with=together_with)
         if together_with:
             names = f"together with {', '.join(together_with)}"
@@ -201,10 +204,10 @@ def _is_screened(row: Row, choice: Choice) -> bool:
     )
 
 
-def settle_guilty(state: TuningState, recipe: Recipe) -> tuple[Choice, ...]:
+def settle_guilty(state: TuningState, recipe: Recipe) -> Asking[tuple[Choice, ...]]:
     """Return what the guard rejects of a recipe that it rejected, as far as there is time."""
-    guilty = state.referee.find_guilty(
-        state.recipe, recipe, lambda: state.budget.left_s > state.reserve_s
+    guilty = yield from find_guilty(
+        state.history, state.recipe, recipe, lambda: state.budget.left_s > state.reserve_s
     )
     for choice in guilty:
         state.settled.add(choice.technique)

@@ -28,9 +28,9 @@ from flatout.records.machine import Machine
 from flatout.records.profile import LoaderFacts, Profile
 from flatout.records.recipe import Recipe
 from flatout.records.technique import Numerics
+from flatout.tuning.experiments import ENDLESS, Asking, TrialHistory, key_of
 from flatout.tuning.passes import find_seen
 from flatout.tuning.ranking import Search
-from flatout.tuning.trial_runner import ENDLESS, TrialRunner, key_of
 
 WORKERS = ("num_workers", "persistent_workers")
 """Under techniques that set these a scan still holds: they are what it is about."""
@@ -54,7 +54,7 @@ SHORT_EPOCH_S = 5.0
 class WorkerScans:
     """The scans of one tuning: one at its start, and others once the loading was changed."""
 
-    lab: TrialRunner
+    history: TrialHistory
     search: Search
     known: dict[str, WorkerScan | None] = field(default_factory=dict)
     """By the recipe without its workers."""
@@ -62,7 +62,7 @@ class WorkerScans:
     is_blocked: bool = False
     """Whether the unchanged loading waits for storage or a lock more than it computes."""
 
-    def of(self, recipe: Recipe, profile: Profile, left_s: float) -> WorkerScan | None:
+    def of(self, recipe: Recipe, profile: Profile, left_s: float) -> Asking[WorkerScan | None]:
         """Return the scan that holds under a recipe; None where no one looked.
 
         Args:
@@ -76,10 +76,12 @@ class WorkerScans:
         max_s = min(MOST_S, (LATER_SHARE if self.known else TIME_SHARE) * left_s)
         if key not in self.known and max_s >= LEAST_S and self._is_due(profile):
             if not self.known:
-                cores = cores_of(profile, self.lab.machine)
+                cores = cores_of(profile, self.history.machine)
                 self.is_blocked = loading(profile, cores).is_blocked
             may_thread = self.search.allows(setter_of("threads"), Numerics.ROUNDING)
-            self.known[key] = scan(self.lab, recipe, profile, max_s, may_thread=may_thread)
+            self.known[key] = yield from scan(
+                self.history, recipe, profile, max_s, may_thread=may_thread
+            )
             self.latest = self.known[key]
         return self.known.get(key, self.latest)
 
@@ -113,32 +115,39 @@ class WorkerScans:
 
 
 def scan(
-    lab: TrialRunner, recipe: Recipe, profile: Profile, max_s: float, *, may_thread: bool = False
-) -> WorkerScan | None:
+    history: TrialHistory,
+    recipe: Recipe,
+    profile: Profile,
+    max_s: float,
+    *,
+    may_thread: bool = False,
+) -> Asking[WorkerScan | None]:
     """Run the script, changing its number of workers on the way; None where that did not work.
 
     A script that ends too early is started again for the numbers that it was not seen with, the
     largest first. Each process has the present number, to which the others are ratios.
 
     Args:
-        lab: Runs the script.
+        history: Asks for runs of the script.
         recipe: The recipe so far.
         profile: Its step.
         max_s: Time for all visits.
         may_thread: Whether the training's threads may be changed, too.
     """
-    fewer_threads = beside_fewer_threads(profile, lab.machine) if may_thread else []
+    fewer_threads = beside_fewer_threads(profile, history.machine) if may_thread else []
     options: dict[str, Any] = {
         "address": profile.training_loaders[0].address,
-        "visits": [*((*visit, 0) for visit in visits(profile, lab.machine)), *fewer_threads],
+        "visits": [*((*visit, 0) for visit in visits(profile, history.machine)), *fewer_threads],
         "max_s": max_s,
         "visits_all": profile.device_kind == "cpu",
         "whole_epochs": has_short_epochs(profile),
-        "room_bytes": MEMORY_SHARE * lab.machine.memory_bytes,
+        "room_bytes": MEMORY_SHARE * history.machine.memory_bytes,
     }
     present, found, used_s, last_s = options["visits"][0], [], 0.0, 0.0
     while used_s + last_s < MOST_OVERTIME * max_s:
-        trial = lab.look("numbers of workers", recipe, {"worker_scan": options}, ENDLESS)
+        trial = yield from history.look(
+            "numbers of workers", recipe, {"worker_scan": options}, ENDLESS
+        )
         last_s = trial.wall_s
         used_s += last_s
         seen = find_seen(trial, "worker_scan")

@@ -25,11 +25,11 @@ from flatout.records.technique import Numerics
 from flatout.records.trial import Outcome, Workload
 from flatout.records.units import format_bytes, format_interval, format_ratio
 from flatout.techniques.memory_pressure import peak_bytes, state_bytes
+from flatout.tuning.experiments import Budget, MachineBusyError
 from flatout.tuning.pairs import Match, play, verdict_of
+from flatout.tuning.policy import BaselineFailedError
 from flatout.tuning.state import progress
 from flatout.tuning.trial_runner import (
-    Budget,
-    MachineBusyError,
     Runner,
     TrialRunner,
     make_out,
@@ -37,7 +37,6 @@ from flatout.tuning.trial_runner import (
     wait_for_quiet,
 )
 from flatout.tuning.trials import run_trial
-from flatout.workflow.tune import BaselineFailedError
 
 PAIRS = Rule(max_pairs=3, min_pairs_to_drop=2, hopeless=0.0)
 """Two pairs show a large effect, three a smaller one: thirteen rows are wanted in ten minutes. One
@@ -83,7 +82,7 @@ def survey(
 
 
 def _survey(workload: Workload, options: SurveyOptions, tell: Tell, machine: Machine) -> Survey:
-    budget = Budget(total_s=options.budget_s, clock=options.clock)
+    budget = Budget(total_s=options.budget_s)
     open_journal(options.out, {"survey": workload.command_line}, resume=False)
     cache = scratch_root() / "compiled" / workload.name
     cache.mkdir(parents=True, exist_ok=True)
@@ -94,7 +93,8 @@ def _survey(workload: Workload, options: SurveyOptions, tell: Tell, machine: Mac
         limit_s=max(120.0, options.budget_s),
         cache=cache,
         accepts_load=options.accepts_load,
-        may_repeat=lambda: budget.left_s > 0,
+        budget=budget,
+        clock=options.clock,
         wait=options.wait,
         runner=options.runner,
     )
@@ -152,10 +152,10 @@ def _row(
         candidate = replace(recipe, training_loaders=loaders)
 
         def may_go_on(candidate: Recipe = candidate) -> bool:
-            pair_s = runner.cost_s(base, 0.0) + runner.cost_s(candidate, 0.0)
+            pair_s = runner.history.cost_s(base, 0.0) + runner.history.cost_s(candidate, 0.0)
             return budget.elapsed_s + pair_s < ends_s
 
-        match = play(runner, base, candidate, may_go_on=may_go_on, rule=PAIRS)
+        match = runner.drive(play(runner.history, base, candidate, may_go_on=may_go_on, rule=PAIRS))
         row = _judged(empty, candidate, match)
         if row.status != "impossible":
             break

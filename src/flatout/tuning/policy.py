@@ -1,0 +1,369 @@
+"""The policy of a tuning: which experiment comes next, given those so far.
+
+This file is the tuner from its beginning to its end; each step is explained where it is defined.
+
+1. The unchanged script is timed (`_baseline`); where it does not run, it is rescued.
+2. One or two runs look at what timed steps do not show (`_look`), and one changes the number of
+   loader workers while the training goes on (`worker_scan`).
+3. `climb`: a screen in one process, a race of what it proposes, then pairs of fresh processes for
+   what cannot be switched, by hope per second.
+4. What may no longer pay is left out once more (`_drop_one`), and the whole recipe is confirmed in
+   fresh pairs (`_confirm`): winners of many looks are biased upwards.
+5. The recipe is measured as it grows (`measure_stages`).
+
+A tuning is then `while (experiment := policy.next(records)): records.append(run(experiment))`, and
+a journal's records lead through the same experiments again without running any.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from flatout.records.ablation import Comparison, Feeding, LossCheck, Row, StagedRow, Verdict
+from flatout.records.errors import UserError
+from flatout.records.machine import Machine
+from flatout.records.profile import Profile
+from flatout.records.recipe import Choice, Recipe
+from flatout.records.statistics import Decision, Rule
+from flatout.records.technique import Numerics
+from flatout.records.trial import Outcome, Trial
+from flatout.tuning.bundle import drop_order
+from flatout.tuning.experiments import (
+    Asking,
+    Budget,
+    Experiment,
+    MachineBusyError,
+    Record,
+    TrialHistory,
+)
+from flatout.tuning.extra_profiling import Looks, look_closer
+from flatout.tuning.feeding import find_feeding, is_about_data, look
+from flatout.tuning.guard_checker import find_guilty
+from flatout.tuning.history import Errors
+from flatout.tuning.ladder import climb
+from flatout.tuning.pairs import Match, play, verdict_of
+from flatout.tuning.ranking import Search
+from flatout.tuning.rescue import RescuedBaseline, make_it_run, retry_with_fewer_workers
+from flatout.tuning.staged import TIME_SHARE, Measured, measure_stages
+from flatout.tuning.state import Tell, TuningState, progress
+from flatout.tuning.worker_scan import WorkerScans
+
+CONFIRM_PAIRS = 3
+"""Fresh pairs of the whole recipe against the baseline, at least."""
+DROP_AFTER = 2
+"""Pairs at least before a technique that was proven once is left out again."""
+DROP_PAIRS = 4
+"""Pairs at most to show that a kept technique still pays; undecided leaves it in."""
+
+
+class BaselineFailedError(UserError):
+    """The script does not run on its own; its trial says why."""
+
+    def __init__(self, trial: Trial) -> None:
+        super().__init__(f"the unchanged script did not give a measurement: {trial.message}")
+        self.trial = trial
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TuningTask:
+    """What a tuning begins with: all that its decisions depend on, apart from the records."""
+
+    machine: Machine
+    budget_s: float = 600.0
+    numerics: Numerics = Numerics.PRECISION
+    only: tuple[str, ...] = ()
+    skip: tuple[str, ...] = ()
+    accepts_load: bool = False
+    confirm_pairs: int = CONFIRM_PAIRS
+    earlier: Errors = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proof:
+    """The whole recipe against the baseline."""
+
+    confirmation: Comparison | None = None
+    final: Profile | None = None
+    check: LossCheck | None = None
+    feeding: Feeding | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tuned:
+    """Where a tuning ended."""
+
+    state: TuningState
+    baseline: Profile
+    proof: Proof
+    stages: tuple[StagedRow, ...] = ()
+
+
+class Policy:
+    """Asks for one experiment after the other; equal records lead to equal experiments."""
+
+    def __init__(self, task: TuningTask, tell: Tell = lambda _: None) -> None:
+        self.result: Tuned | None = None
+        """The end of the tuning, once nothing more is asked for."""
+        self._asking = _tuned(task, tell)
+        self._asked: Experiment | None = None
+        self._seen = 0
+
+    def next(self, records: Sequence[Record]) -> Experiment | None:
+        """Return the next experiment, given the records of all before; None at the end.
+
+        Raises:
+            BaselineFailedError: if the unchanged script gives no measurement.
+            ValueError: if a record is not that of the experiment that was asked for.
+        """
+        if self._asked is None and self.result is None:
+            self._go_on(None)
+        for record in records[self._seen :]:
+            if self._asked is None or record.key != self._asked.key:
+                asked = self._asked.key if self._asked else "nothing"
+                raise ValueError(f"record {self._seen} is {record.key}; asked for was {asked}")
+            self._seen += 1
+            self._go_on(record)
+        return self._asked
+
+    def interrupt(self) -> Experiment | None:
+        """Return what is still to be run once the user wants an end: as a rule nothing."""
+        self._go_on(KeyboardInterrupt())
+        return self._asked
+
+    def _go_on(self, with_what: Record | KeyboardInterrupt | None) -> None:
+        try:
+            if isinstance(with_what, KeyboardInterrupt):
+                self._asked = self._asking.throw(with_what)
+            else:
+                self._asked = self._asking.send(with_what)  # type: ignore[arg-type]
+        except StopIteration as end:
+            self._asked, self.result = None, end.value
+
+
+def _tuned(task: TuningTask, tell: Tell) -> Asking[Tuned]:
+    """Ask for everything that a tuning needs."""
+    history = TrialHistory(
+        machine=task.machine,
+        budget=Budget(total_s=(1 - TIME_SHARE) * task.budget_s),
+        accepts_load=task.accepts_load,
+    )
+    search = Search(machine=task.machine, ceiling=task.numerics, only=task.only, skip=task.skip)
+    first, rescue = yield from _baseline(history, search, tell)
+    assert first.profile is not None
+    floor = rescue.recipe if rescue else Recipe()
+    loaders = tuple(loader.address for loader in first.profile.training_loaders)
+    floor = history.floor = replace(floor, training_loaders=loaders)
+    looks = yield from _look(history, search, floor, first, tell)
+    baseline = looks.added_to(first.profile, floor.names, floor.names)
+    state = TuningState(
+        history=history,
+        tell=tell,
+        search=search,
+        confirm_pairs=task.confirm_pairs,
+        recipe=floor,
+        floor=floor,
+        profile=baseline,
+        scans=WorkerScans(history=history, search=search),
+        looks=looks,
+        earlier=task.earlier,
+        rows=list(rescue.rows()) if rescue else [],
+        settled={choice.technique for choice in floor.choices},
+        notes=rescue.notes() if rescue else [],
+    )
+    proof = yield from _climb_and_confirm(state)
+    state.say("the recipe, technique by technique")
+    stages = yield from measure_stages(
+        Measured(
+            history=history,
+            baseline=baseline,
+            floor=floor,
+            recipe=state.recipe,
+            rows=tuple(state.rows),
+            final=proof.final if proof.confirmation else None,
+            left_s=lambda: task.budget_s - history.budget.elapsed_s,
+        )
+    )
+    return Tuned(state=state, baseline=baseline, proof=proof, stages=stages)
+
+
+def _baseline(
+    history: TrialHistory, search: Search, tell: Tell
+) -> Asking[tuple[Trial, RescuedBaseline | None]]:
+    """Time the unchanged script; where it does not run, make it run if something is known to help.
+
+    Raises:
+        BaselineFailedError: if it gives no measurement.
+        UserError: if it runs out of memory with every technique, too.
+    """
+    tell(progress(history.budget, "the unchanged script", event="measuring the unchanged script"))
+    first = yield from history.time(Recipe())
+    if first.outcome is Outcome.OOM:
+        rescue: RescuedBaseline | None = yield from make_it_run(history, search, first, tell)
+    else:
+        rescue = yield from retry_with_fewer_workers(history, search, first, tell)
+    if rescue is not None:
+        first = rescue.trial or rescue.first
+    if first.outcome is not Outcome.OK or first.profile is None:
+        raise BaselineFailedError(first)
+    return first, rescue
+
+
+def _look(
+    history: TrialHistory, search: Search, floor: Recipe, first: Trial, tell: Tell
+) -> Asking[Looks]:
+    """Look at what the timed steps of the unchanged script do not show."""
+    assert first.profile is not None
+    tell(progress(history.budget, "a closer look at the unchanged script"))
+    looks = yield from look_closer(history, search, floor, first, history.budget.left_s)
+    if not is_about_data(search) or history.budget.left_s <= 0:
+        return looks
+    tell(progress(history.budget, "the samples of the unchanged script"))
+    seen = yield from look(history, floor, first.profile)
+    return replace(looks, pipeline=seen.pipeline)
+
+
+def _climb_and_confirm(state: TuningState) -> Asking[Proof]:
+    try:
+        yield from climb(state)
+        yield from _drop_one(state)
+        return (yield from _confirm(state))
+    except KeyboardInterrupt:
+        state.stopped = "interrupted"
+    except MachineBusyError:
+        state.stopped = "machine busy"
+    return Proof()
+
+
+def _drop_one(state: TuningState) -> Asking[None]:
+    """Leave each kept technique out of the final recipe: the early ones may no longer pay.
+
+    The one that was kept last needs no such trial, unless it came in together with others.
+    """
+    kept = [row for row in state.rows if row.verdict is Verdict.KEPT]
+    last = kept[-1].choice if kept and not kept[-1].together_with else None
+    for choice in drop_order(state):
+        if choice in state.floor.choices:
+            continue
+        if len(state.recipe.choices) < 2 or choice == last or not state.has_time():
+            continue
+        if _is_sure(_row_about(state, choice)):
+            continue
+        state.say(f"without {choice.technique}")
+        without = state.recipe.without(choice.technique)
+        match = yield from play(
+            state.history,
+            without,
+            state.recipe,
+            may_go_on=lambda: state.budget.left_s > state.reserve_s,
+            rule=Rule(max_pairs=DROP_PAIRS, min_pairs_to_drop=DROP_AFTER),
+        )
+        yield from _judge_drop(state, _row_about(state, choice), match, without)
+
+
+def _is_sure(row: Row) -> bool:
+    """Return whether a screen has left the technique out already, and seen what it does."""
+    pair = row.comparison
+    return pair is not None and pair.source == "screen" and pair.interval[0] > 1
+
+
+def _row_about(state: TuningState, choice: Choice) -> Row:
+    """Return the last row on a technique.
+
+    Where it came in with others, its own is the earlier one.
+    """
+    return next(row for row in reversed(state.rows) if row.choice == choice)
+
+
+def _judge_drop(state: TuningState, row: Row, match: Match, without: Recipe) -> Asking[None]:
+    verdict, why = verdict_of(match, LossCheck(status="same"))
+    state.rows.append(
+        replace(
+            row,
+            stage="drop",
+            verdict=verdict,
+            on_top_of=without.names,
+            together_with=(),
+            comparison=match.comparison,
+            loss_check=LossCheck(status="skipped"),
+            predicted_ratio=None,
+            startup_s=0.0,
+            break_even_steps=None,
+            why=why,
+        )
+    )
+    if match.decision not in (Decision.NO_EFFECT, Decision.WORSE):
+        return
+    check = yield from state.history.check(without)
+    if match.base is None or not check.passed:
+        return
+    state.recipe, state.profile, state.race = without, match.base, None
+    state.say("", event=f"{row.choice.label}: no longer pays, left out")
+
+
+def _confirm(state: TuningState) -> Asking[Proof]:
+    """Play the whole recipe against the baseline; a recipe that does not hold is given up."""
+    if state.recipe == state.baseline:
+        return Proof()
+    state.say("the whole recipe against the baseline")
+    match = yield from _confirmed(state)
+    if match.disturbed and match.decision is Decision.UNDECIDED:
+        raise MachineBusyError  # what was found stays, and says that it was not confirmed
+    check = yield from state.history.check(state.recipe)
+    if match.decision is Decision.KEPT and not check.passed:
+        is_rest = yield from _without_guilty(state, check)
+        if is_rest:
+            return (yield from _confirm(state))
+    if match.decision is not Decision.KEPT or not check.passed:
+        state.notes.append(
+            f"the recipe ({state.recipe.label}) was not confirmed: "
+            f"{verdict_of(match, check)[1] or match.decision.value}"
+        )
+        state.recipe = state.baseline
+    feeding = yield from _fed(state, match.candidate)
+    return Proof(confirmation=match.comparison, final=match.candidate, check=check, feeding=feeding)
+
+
+def _without_guilty(state: TuningState, check: LossCheck) -> Asking[bool]:
+    """Take what the guard rejects out of the final recipe; say whether that leaves anything."""
+    guilty = yield from find_guilty(state.history, state.baseline, state.recipe, lambda: True)
+    rest = state.recipe
+    for choice in guilty:
+        rest = rest.without(choice.technique)
+    if not guilty or rest == state.baseline:
+        return False
+    names = ", ".join(choice.technique for choice in guilty)
+    state.notes.append(f"the guard rejects the whole recipe for {names}: {check.why}")
+    state.recipe, state.race = rest, None
+    return True
+
+
+def _confirmed(state: TuningState) -> Asking[Match]:
+    """Play the confirming pairs, or what is missing of them where a screen's recipe raced already.
+
+    The first are played in any case, beyond the budget only those that all that was found depends
+    on. One disturbed trial among so few leaves the best recipe
+    undecided: where it promises a gain all the same, as many pairs again are played.
+    """
+    rule = Rule(at_least=state.confirm_pairs, patience=Rule().max_pairs)
+    history, base, recipe = state.history, state.baseline, state.recipe
+    race = state.race
+    if race and race.comparison and race.comparison.n >= state.confirm_pairs:
+        return race
+    match = yield from play(
+        history, base, recipe, may_go_on=lambda: state.budget.left_s > 0, rule=rule, earlier=race
+    )
+    is_open = match.ran_out and match.decision is Decision.UNDECIDED
+    if not is_open or match.comparison is None or match.comparison.ratio < rule.promising:
+        return match
+    most = min(rule.max_pairs, 2 * max(state.confirm_pairs, match.comparison.n))
+    more = replace(rule, max_pairs=most)
+    return (
+        yield from play(history, base, recipe, may_go_on=lambda: True, rule=more, earlier=match)
+    )
+
+
+def _fed(state: TuningState, final: Profile | None) -> Asking[Feeding | None]:
+    """Look how well the confirmed recipe is fed, where the unchanged script was not."""
+    if final is None or state.looks.pipeline is None or state.recipe == state.baseline:
+        return None
+    state.say("how well the recipe is fed")
+    return (yield from find_feeding(state.history, state.recipe, final))
