@@ -103,9 +103,12 @@ bench-gpu-memory:
 chaos: setup
 	$(PY) -m pytest -q -m "$(NO_GPU) and chaos" tests
 
-# Pages against code: every command, flag, technique and rule, every link, every runnable block.
+# Pages against code: every command, flag, technique and rule, every link, every runnable block. Then the site, into
+# build/site; a broken link fails it, and a page that no link leads to.
 docs: setup
 	$(PY) -m pytest -q tests/test_docs.py
+	$(PY) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[docs]'
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 # What the source is like to read, in numbers; then lines per folder and the ten longest files.
 size: setup

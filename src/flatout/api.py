@@ -1,17 +1,18 @@
 """The commands as functions, for notebooks and scripts: `flatout.measure("train.py --epochs 3")`.
 
 Each takes the command as it would be typed after `python`, runs it as the command line does (in
-processes of its own, with the same sandbox), and returns a typed result that prints as the report.
+processes of its own, with the same sandbox), and returns a typed result that prints as the report
+and that a notebook shows as a page.
 """
 
+import html
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from flatout.launch.workloads import parse_workload
-from flatout.records.ablation import Ablation
-from flatout.records.ablation import Contrast as Comparison
+from flatout.records.ablation import Ablation, Contrast
 from flatout.records.finding import SourceCheck, SourceFinding
 from flatout.records.plan import Plan
 from flatout.records.profile import Profile
@@ -21,7 +22,12 @@ from flatout.records.trial import Trial, Workload
 from flatout.reporting.documents import read_json
 from flatout.reporting.plan import plan_html, render_plan
 from flatout.reporting.profile.html import profile_html
-from flatout.reporting.terminal import render_ablation, render_failure, render_profile
+from flatout.reporting.terminal import (
+    render_ablation,
+    render_contrast,
+    render_failure,
+    render_profile,
+)
 from flatout.reporting.tuning.markdown import ablation_html
 from flatout.reporting.tuning.verdict import HERE, hand_changes
 
@@ -30,8 +36,29 @@ Command = str | Sequence[str]
 RecipeOrPath = Recipe | str | Path
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Measurement:
+class Shown:
+    """A result that prints as its report; a notebook shows the report's page instead."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        """Return the report as the terminal shows it: what a prompt and a notebook print."""
+        return str(self).rstrip("\n")
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(str(self))}</pre>"
+
+
+def _framed(page: str) -> str:
+    """Return a whole page as a part of another: its style reaches nothing around it."""
+    return (
+        f'<iframe srcdoc="{html.escape(page)}" sandbox="" title="flatout" style="width: 100%; '
+        'height: 36em; border: 1px solid #8886; resize: vertical; overflow: auto"></iframe>'
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Measurement(Shown):
     """Where the time and the memory of a training step go."""
 
     workload: Workload
@@ -51,12 +78,12 @@ class Measurement:
 
     def _repr_html_(self) -> str:
         if self.trial.profile is None:
-            return _preformatted(str(self))
-        return profile_html(self.trial.profile, workload=self.workload.command_line)
+            return Shown._repr_html_(self)
+        return _framed(profile_html(self.trial.profile, workload=self.workload.command_line))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tuning:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Tuning(Shown):
     """What a tuning tried, what it kept, and the evidence."""
 
     ablation: Ablation
@@ -74,11 +101,11 @@ class Tuning:
         from flatout.records import catalogue
 
         changes = hand_changes(self.ablation.recipe, catalogue.technique_class)
-        return ablation_html(self.ablation, changes, place=HERE)
+        return _framed(ablation_html(self.ablation, changes, place=HERE))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryPrediction:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class MemoryPrediction(Shown):
     """The predicted memory of a training step."""
 
     plan: Plan
@@ -89,11 +116,11 @@ class MemoryPrediction:
         return render_plan(self.plan, workload=self.workload)
 
     def _repr_html_(self) -> str:
-        return plan_html(self.plan, workload=self.workload)
+        return _framed(plan_html(self.plan, workload=self.workload))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckedSource:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class CheckedSource(Shown):
     """What the rules on source found."""
 
     found: SourceCheck
@@ -109,8 +136,28 @@ class CheckedSource:
 
         return check_text(self.found)
 
-    def _repr_html_(self) -> str:
-        return _preformatted(str(self))
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class ComparedResults(Shown):
+    """Two stored results, side by side."""
+
+    contrast: Contrast
+    baseline: str
+    candidate: str
+
+    @property
+    def ratio(self) -> float:
+        """Above 1 the candidate is better."""
+        return self.contrast.ratio
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """The 95 % interval of the ratio; None where the results hold no repeats."""
+        return self.contrast.interval
+
+    def __str__(self) -> str:
+        """Return the report as the terminal shows it."""
+        return render_contrast(self.contrast, baseline=self.baseline, candidate=self.candidate)
 
 
 def measure(
@@ -202,11 +249,12 @@ def plan(
     return MemoryPrediction(plan=planned.plan, workload=shlex.join((target, *arguments)))
 
 
-def compare(baseline: str | Path, candidate: str | Path) -> Comparison:
+def compare(baseline: str | Path, candidate: str | Path) -> ComparedResults:
     """Compare two stored results: paths of JSON files of the same kind."""
     from flatout.workflow import compare as comparing
 
-    return comparing.compare(read_json(Path(baseline)), read_json(Path(candidate)))
+    contrast = comparing.compare(read_json(Path(baseline)), read_json(Path(candidate)))
+    return ComparedResults(contrast=contrast, baseline=str(baseline), candidate=str(candidate))
 
 
 def check(
@@ -239,9 +287,3 @@ def _recipe(recipe: RecipeOrPath | None) -> Recipe:
     if recipe is None:
         return Recipe()
     return recipe if isinstance(recipe, Recipe) else read_recipe(recipe)
-
-
-def _preformatted(text: str) -> str:
-    import html
-
-    return f"<pre>{html.escape(text)}</pre>"

@@ -1,5 +1,6 @@
 import os
 import pty
+import re
 import subprocess
 import sys
 
@@ -58,3 +59,31 @@ def test_elsewhere_mere_ticks_are_not_written(capsys):
         tell(Progress(trying="tf32", event="tf32: no effect", **NOW))
 
     assert capsys.readouterr().err == "[2 min 30 s] tf32: no effect\n"
+
+
+SHOWN = """
+import sys
+sys.stdout = sys.stderr
+from flatout.cli.options import show
+show("1.5x faster.\\n\\ntechnique  verdict\\n------------------\\ntf32       kept\\n")
+"""
+
+
+def plain(text):
+    return re.sub(r"\x1b\[[0-9;]*m", "", text).replace("\r\n", "\n")
+
+
+def test_a_terminal_shows_the_answer_bold_and_the_same_words(capfd, monkeypatch):
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    text = on_a_terminal(SHOWN)
+    subprocess.run([sys.executable, "-c", SHOWN], check=True)
+
+    assert "\x1b[1m1.5x faster." in text
+    assert "\x1b[32mkept" in text
+    assert plain(text) == capfd.readouterr().err
+
+
+def test_no_color_is_obeyed(monkeypatch):
+    monkeypatch.setenv("NO_COLOR", "1")
+
+    assert "\x1b[" not in on_a_terminal(SHOWN)

@@ -1,5 +1,6 @@
 """What several commands share: the script with its arguments, and the types of options."""
 
+import os
 import re
 import shlex
 import shutil
@@ -12,6 +13,7 @@ import click
 
 from flatout.records.errors import UserError
 from flatout.records.files import STDOUT
+from flatout.records.messages import LANGUAGES, messages
 
 MODULE = "-m"
 UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0}
@@ -158,7 +160,42 @@ def show(text: str, *, is_error: bool = False) -> None:
         return
     stream = sys.stderr if is_error else sys.stdout
     encoding = stream.encoding or "ascii"
-    click.echo(text.encode(encoding, "backslashreplace").decode(encoding), nl=False, err=is_error)
+    text = text.encode(encoding, "backslashreplace").decode(encoding)
+    if stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb":
+        _show_in_colour(text, is_error=is_error)
+        return
+    click.echo(text, nl=False, err=is_error)
+
+
+def _show_in_colour(text: str, *, is_error: bool) -> None:
+    """Write a report to a terminal: the answer bold, verdicts and findings in colour."""
+    from rich.console import Console
+    from rich.text import Text
+
+    shown = Text(text)
+    for pattern, style in _styles():
+        for match in re.finditer(pattern, text, re.MULTILINE):
+            shown.stylize(style, *match.span(1))
+    Console(stderr=is_error, soft_wrap=True).print(shown, end="")
+
+
+def _styles() -> list[tuple[str, str]]:
+    """Return patterns whose first group has a style, in every language of the reports."""
+    says = [messages(language) for language in LANGUAGES]
+
+    def words(*names: str) -> str:
+        return "|".join(re.escape(say(name)) for name in names for say in says)
+
+    good = words("verdict.kept", "verdict.together", "verdict.confirmed")
+    bad = words("verdict.rejected", "verdict.failed", "verdict.not_confirmed", "verdict.worse")
+    return [
+        (r"\A((?:.+\n)+)", "bold"),
+        (r"^(-{10,})$", "dim"),
+        (rf"^({words('label.finding')})  ", "bold yellow"),
+        (rf"^(?:{words('label.next')}) +(.+)$", "bold cyan"),
+        (rf"  ({good})$", "green"),
+        (rf"  ({bad})$", "red"),
+    ]
 
 
 def terminal_width() -> int:

@@ -1,0 +1,165 @@
+"""JSON Schema of the documents that `--json` writes, made from the types of the records.
+
+The files in `schemas/` hold what `documents` returns: `python -m flatout.reporting.schemas` writes
+them, and a test compares them.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from flatout.records.ablation import (
+    Ablation,
+    Contrast,
+    Feeding,
+    LossCheck,
+    Prediction,
+    Row,
+    Survey,
+    SurveyRow,
+)
+from flatout.records.finding import SourcePlace
+from flatout.records.json_records import record_schema, schema_of
+from flatout.records.plan import Plan
+from flatout.records.profile import Profile
+from flatout.records.recipe import Choice, Recipe
+
+FOLDER = Path(__file__).with_name("schemas")
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
+TEXT, COUNT, NUMBER = {"type": "string"}, {"type": "integer"}, {"type": ["number", "null"]}
+YES_NO_SAME = {"enum": ["yes", "no", "same", ""]}
+Schema = dict[str, Any]
+
+
+def documents() -> dict[str, Schema]:
+    """Return the schema of each kind of document, by its name."""
+    made = {}
+    for name, build in BUILDERS.items():
+        known: Schema = {}
+        body = build(known)
+        title = f"flatout.{name}/1"
+        body["properties"] = {"schema": {"const": title}} | body["properties"]
+        body["required"] = ["schema", *body["required"]]
+        definitions = {key: known[key] for key in sorted(known)}
+        made[name] = {"$schema": DIALECT, "title": title, **body, "$defs": definitions}
+    return made
+
+
+def _object(properties: Schema) -> Schema:
+    return {"type": "object", "properties": properties, "required": list(properties)}
+
+
+def _record(kind: Any, known: Schema, *left_out: str, plus: Schema | None = None) -> Schema:
+    """Return a record's schema with other fields instead of those that are left out."""
+    record = record_schema(kind, known, left_out)
+    properties = record["properties"] | (plus or {})
+    return record | {"properties": properties, "required": [*record["required"], *(plus or {})]}
+
+
+def _list(schema: Schema) -> Schema:
+    return {"type": "array", "items": schema}
+
+
+def _or_null(schema: Schema) -> Schema:
+    return {"anyOf": [schema, {"type": "null"}]}
+
+
+def _profile(known: Schema) -> Schema:
+    device = {"device": _object({"kind": TEXT, "name": TEXT})}
+    return _record(Profile, known, "device_kind", "device_name", plus=device)
+
+
+def _profile_within(known: Schema) -> Schema:
+    """Return the schema of a profile within another document."""
+    if "Profile" not in known:
+        profile = _profile(known)
+        profile["properties"]["schema"] = {"const": "flatout.profile/1"}
+        known["Profile"] = profile
+    return {"$ref": "#/$defs/Profile"}
+
+
+def _pair() -> Schema:
+    """Return the fields of a comparison, which are null where nothing was compared."""
+    interval = {"type": ["array", "null"], "items": NUMBER, "minItems": 2, "maxItems": 2}
+    return {"ratio": NUMBER, "interval": interval, "n": COUNT, "resolution": NUMBER}
+
+
+def _ablation(known: Schema) -> Schema:
+    profile = _profile_within(known)
+    feeding = _record(Feeding, known, plus={"binds": TEXT, "share": NUMBER})
+    best = {
+        "recipe": schema_of(Recipe, known),
+        "profile": _or_null(profile),
+        "loss_check": schema_of(LossCheck | None, known),
+        "feeding": _or_null(feeding),
+    }
+    pair = _pair()
+    row = _record(
+        Row, known, "choice", "comparison", plus=record_schema(Choice, known)["properties"]
+    )
+    row["properties"] |= pair | {"source": TEXT}
+    row["required"] += [*pair]
+    prediction = _record(Prediction, known, plus={"error": NUMBER})
+    return _record(
+        Ablation,
+        known,
+        *("baseline", "rows", "recipe", "confirmation", "final", "final_check", "feeding"),
+        plus={
+            "baseline": _object({"profile": profile}),
+            "rows": _list(row),
+            "best": _best(best, pair),
+            "calibration": _list(prediction),
+        },
+    )
+
+
+def _best(own: Schema, pair: Schema) -> Schema:
+    """Return the final recipe's entry; `source` is there where it was compared."""
+    best = _object(own | pair)
+    best["properties"]["source"] = TEXT
+    return best
+
+
+def _check(known: Schema) -> Schema:
+    place = record_schema(SourcePlace, known)["properties"]
+    finding = _object(place | {"column": COUNT, "end_line": COUNT})
+    return _object(
+        {
+            "files": COUNT,
+            "findings": _list(finding),
+            "not_analysable": _list(_object({"path": TEXT, "because": TEXT})),
+            "fixes": _object(dict.fromkeys(("safe", "suggested", "made"), COUNT)),
+        }
+    )
+
+
+def _plan(known: Schema) -> Schema:
+    return _record(Plan, known, plus={"fits": {"type": "boolean"}, "spare_bytes": COUNT})
+
+
+def _survey(known: Schema) -> Schema:
+    row = _record(SurveyRow, known, plus={"is_faster": YES_NO_SAME, "is_smaller": YES_NO_SAME})
+    return _record(
+        Survey,
+        known,
+        *("baseline", "rows"),
+        plus={
+            "baseline": _object({"profile": _profile_within(known)}),
+            "rows": _list(row),
+            "loss_check": {"const": "not_judged"},
+        },
+    )
+
+
+BUILDERS = {
+    "ablation": _ablation,
+    "check": _check,
+    "contrast": lambda known: record_schema(Contrast, known),
+    "plan": _plan,
+    "profile": _profile,
+    "survey": _survey,
+}
+
+if __name__ == "__main__":
+    for kind, document in documents().items():
+        (FOLDER / f"{kind}.schema.json").write_text(json.dumps(document, indent=1) + "\n")
