@@ -26,7 +26,7 @@ def test_the_file_is_what_the_records_say(name):
     written = json.loads((FOLDER / f"{name}.schema.json").read_text())
 
     Draft202012Validator.check_schema(written)
-    assert written == documents()[name]
+    assert written == documents()[name], "write it: python -m flatout.reporting.schemas"
 
 
 @pytest.mark.parametrize("plain", PROFILES)
