@@ -78,7 +78,7 @@ class TuningTask:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Proof:
+class RecipeProof:
     """The whole recipe against the baseline."""
 
     confirmation: Comparison | None = None
@@ -93,7 +93,7 @@ class Tuned:
 
     state: TuningState
     baseline: Profile
-    proof: Proof
+    proof: RecipeProof
     stages: tuple[StagedRow, ...] = ()
 
 
@@ -103,7 +103,8 @@ class Policy:
     def __init__(self, task: TuningTask, tell: Tell = lambda _: None) -> None:
         self.result: Tuned | None = None
         """The end of the tuning, once nothing more is asked for."""
-        self._asking = _tuned(task, tell)
+        self.budget = Budget(total_s=(1 - TIME_SHARE) * task.budget_s)
+        self._asking = _tuned(task, self.budget, tell)
         self._asked: Experiment | None = None
         self._seen = 0
 
@@ -139,13 +140,9 @@ class Policy:
             self._asked, self.result = None, end.value
 
 
-def _tuned(task: TuningTask, tell: Tell) -> Asking[Tuned]:
+def _tuned(task: TuningTask, budget: Budget, tell: Tell) -> Asking[Tuned]:
     """Ask for everything that a tuning needs."""
-    history = TrialHistory(
-        machine=task.machine,
-        budget=Budget(total_s=(1 - TIME_SHARE) * task.budget_s),
-        accepts_load=task.accepts_load,
-    )
+    history = TrialHistory(machine=task.machine, budget=budget, accepts_load=task.accepts_load)
     search = Search(machine=task.machine, ceiling=task.numerics, only=task.only, skip=task.skip)
     first, rescue = yield from _baseline(history, search, tell)
     assert first.profile is not None
@@ -156,6 +153,7 @@ def _tuned(task: TuningTask, tell: Tell) -> Asking[Tuned]:
     baseline = looks.added_to(first.profile, floor.names, floor.names)
     state = TuningState(
         history=history,
+        budget=history.budget,
         tell=tell,
         search=search,
         confirm_pairs=task.confirm_pairs,
@@ -221,7 +219,7 @@ def _look(
     return replace(looks, pipeline=seen.pipeline)
 
 
-def _climb_and_confirm(state: TuningState) -> Asking[Proof]:
+def _climb_and_confirm(state: TuningState) -> Asking[RecipeProof]:
     try:
         yield from climb(state)
         yield from _drop_one(state)
@@ -230,7 +228,7 @@ def _climb_and_confirm(state: TuningState) -> Asking[Proof]:
         state.stopped = "interrupted"
     except MachineBusyError:
         state.stopped = "machine busy"
-    return Proof()
+    return RecipeProof()
 
 
 def _drop_one(state: TuningState) -> Asking[None]:
@@ -299,10 +297,10 @@ def _judge_drop(state: TuningState, row: Row, match: Match, without: Recipe) -> 
     state.say("", event=f"{row.choice.label}: no longer pays, left out")
 
 
-def _confirm(state: TuningState) -> Asking[Proof]:
+def _confirm(state: TuningState) -> Asking[RecipeProof]:
     """Play the whole recipe against the baseline; a recipe that does not hold is given up."""
     if state.recipe == state.baseline:
-        return Proof()
+        return RecipeProof()
     state.say("the whole recipe against the baseline")
     match = yield from _confirmed(state)
     if match.disturbed and match.decision is Decision.UNDECIDED:
@@ -319,7 +317,9 @@ def _confirm(state: TuningState) -> Asking[Proof]:
         )
         state.recipe = state.baseline
     feeding = yield from _fed(state, match.candidate)
-    return Proof(confirmation=match.comparison, final=match.candidate, check=check, feeding=feeding)
+    return RecipeProof(
+        confirmation=match.comparison, final=match.candidate, check=check, feeding=feeding
+    )
 
 
 def _without_guilty(state: TuningState, check: LossCheck) -> Asking[bool]:

@@ -45,6 +45,8 @@ class TuningState:
     """The state of one tuning."""
 
     history: TrialHistory
+    budget: Budget
+    """The history's: the time that is left as of the latest record."""
     tell: Tell
     search: Search
     confirm_pairs: int
@@ -79,11 +81,6 @@ class TuningState:
     """Techniques that were not tried, each with the reason; the latest profile decides."""
     notes: list[str] = field(default_factory=list)
     stopped: str = "finished"
-
-    @property
-    def budget(self) -> Budget:
-        """The time that is left, as of the latest record."""
-        return self.history.budget
 
     @property
     def baseline(self) -> Recipe:

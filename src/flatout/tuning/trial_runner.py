@@ -125,22 +125,29 @@ class TrialRunner:
             self.replayed_s += record.trial.wall_s if record.trial else 0.0
             return record
         trial = judgement = None
-        options = experiment.options
         if experiment.kind == "wait":
-            self.wait(options["most_s"])
+            self.wait(experiment.options["most_s"])
         elif experiment.kind == "check":
             assert self.judge is not None
             judgement = self.judge(experiment)
         else:
-            trial = self._trial(experiment)
+            asked = self._options_of(experiment)
+            trial = self.runner(self.workload, experiment.recipe, self.machine, asked)
+            if trial.outcome in KILLED and self.cache is not None:
+                # One that was killed while it compiled leaves half a library, for the next to load.
+                shutil.rmtree(self.cache, ignore_errors=True)
+                self.cache.mkdir(parents=True, exist_ok=True)
+            if experiment.kind == "screen" and asked.keep and not find_seen(trial, "screen"):
+                log = {"screen_log": read_log(asked.keep)}
+                trial = replace(trial, details={**trial.details, **log})
         record = Record(
             key=experiment.key, elapsed_s=self.elapsed_s, trial=trial, judgement=judgement
         )
         self._note(record.to_json())
         return record
 
-    def _trial(self, experiment: Experiment) -> Trial:
-        """Run one trial as its experiment asks for it.
+    def _options_of(self, experiment: Experiment) -> TrialOptions:
+        """Return how the trial is run that an experiment asks for.
 
         On CUDA up to three more steps are traced, after those that are timed: without them no copy
         to the device is seen. Any timed trial may become the one whose profile says what to try
@@ -150,36 +157,20 @@ class TrialRunner:
         base = TrialOptions(limit_s=self.limit_s, hang_s=COMPILE_S, cache=self.cache)
         options = experiment.options
         if experiment.kind == "time":
-            return self._ended(
-                experiment.recipe,
-                replace(base, ends_when_refused=options["must_apply"], traces_kernels=True),
-            )
+            return replace(base, ends_when_refused=options["must_apply"], traces_kernels=True)
         if experiment.kind == "look":
-            return self._ended(experiment.recipe, replace(base, **options))
+            return replace(base, **options)
         if experiment.kind == "guard":
             keep = self._empty_folder("guard", experiment.name, "guard*.json")
-            return self._ended(experiment.recipe, replace(base, keep=keep, **options))
-        keep = self._empty_folder("screen", experiment.name, "*")
-        asked = replace(
+            return replace(base, keep=keep, **options)
+        return replace(
             base,
             probes={"screen": options["probe"]},
             steps=ENDLESS,
             limit_s=options["limit_s"],
-            keep=keep,
+            keep=self._empty_folder("screen", experiment.name, "*"),
             keep_names=(SCREEN_LOG,),
         )
-        trial = self._ended(experiment.recipe, asked)
-        if find_seen(trial, "screen"):
-            return trial
-        return replace(trial, details={**trial.details, "screen_log": read_log(keep)})
-
-    def _ended(self, recipe: Recipe, options: TrialOptions) -> Trial:
-        trial = self.runner(self.workload, recipe, self.machine, options)
-        if trial.outcome in KILLED and self.cache is not None:
-            # One that was killed while it compiled leaves half a library, which the next loads.
-            shutil.rmtree(self.cache, ignore_errors=True)
-            self.cache.mkdir(parents=True, exist_ok=True)
-        return trial
 
     def _empty_folder(self, kind: str, name: str, pattern: str) -> Path:
         """Return where a trial leaves files: none of an earlier tuning's, which say another thing.

@@ -22,7 +22,7 @@ from flatout.records.profile import Profile
 from flatout.records.recipe import Recipe
 from flatout.records.technique import Numerics
 from flatout.records.trial import Workload
-from flatout.tuning.experiments import Budget, Experiment, Record, TrialHistory, key_of
+from flatout.tuning.experiments import Record, TrialHistory, key_of
 from flatout.tuning.feeding import is_about_data, note_prepared
 from flatout.tuning.guard_checker import GuardChecker
 from flatout.tuning.history import append_results, errors_on, read_history
@@ -34,7 +34,7 @@ from flatout.tuning.policy import (
     TuningTask,
 )
 from flatout.tuning.script_files import digests_of
-from flatout.tuning.staged import TIME_SHARE, length_of
+from flatout.tuning.staged import length_of
 from flatout.tuning.state import Tell, progress
 from flatout.tuning.trial_runner import (
     JOURNAL,
@@ -114,7 +114,21 @@ def tune(
             runner=options.runner,
             recorded=recorded,
         )
-        tuned = _tuned(task, runner, tell)
+        guard = GuardChecker(
+            runner, lambda text: tell(progress(policy.budget, text)), ceiling=task.numerics
+        )
+        runner.judge = guard.judge
+        policy = Policy(task, tell)
+        records: list[Record] = []
+        experiment = policy.next(records)
+        while experiment is not None:
+            try:
+                records.append(runner.run(experiment))
+                experiment = policy.next(records)
+            except KeyboardInterrupt:  # noqa: PERF203  an experiment takes seconds
+                experiment = policy.interrupt()
+        tuned = policy.result
+        assert tuned is not None
         ablation = replace(
             _ablation(tuned, runner),
             stages=tuned.stages,
@@ -138,35 +152,6 @@ def _task_of(machine: Machine, options: TuneOptions) -> TuningTask:
         confirm_pairs=options.confirm_pairs,
         earlier=errors_on(_device_of(machine), earlier),
     )
-
-
-def _tuned(task: TuningTask, runner: TrialRunner, tell: Tell) -> Tuned:
-    """Run what the policy asks for until it has seen enough; Ctrl-C ends with what there is."""
-    budget = Budget(total_s=(1 - TIME_SHARE) * task.budget_s)
-
-    def tell_guard(text: str) -> None:
-        budget.elapsed_s = runner.elapsed_s
-        tell(progress(budget, text))
-
-    runner.judge = GuardChecker(runner, tell_guard, ceiling=task.numerics).judge
-    policy = Policy(task, tell)
-    records: list[Record] = []
-    experiment = policy.next(records)
-    while experiment is not None:
-        experiment = _run(experiment, policy, runner, records)
-    assert policy.result is not None
-    return policy.result
-
-
-def _run(
-    experiment: Experiment, policy: Policy, runner: TrialRunner, records: list[Record]
-) -> Experiment | None:
-    """Run one experiment and return the next one."""
-    try:
-        records.append(runner.run(experiment))
-        return policy.next(records)
-    except KeyboardInterrupt:
-        return policy.interrupt()
 
 
 @contextlib.contextmanager
