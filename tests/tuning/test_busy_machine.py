@@ -111,3 +111,48 @@ def test_the_report_begins_with_how_noisy_the_machine_was(tmp_path):
     assert max(ablation.foreign_shares) == 0.48
     (line,) = [x for x in render_ablation(ablation).splitlines() if "of the cores, at most" in x]
     assert line.endswith("others took 0 % of the cores, at most 48 %")
+
+
+@dataclass
+class Slow(Shared):
+    """Trials and waiting take their time, on a clock of the world's own."""
+
+    now: float = 0.0
+
+    def __call__(self, *asked):
+        trial = replace(super().__call__(*asked), wall_s=6.0)
+        self.now += trial.wall_s
+        return trial
+
+    def wait(self, most_s):
+        self.now += most_s
+
+
+def tuned_slowly(world, folder, budget_s=130.0):
+    names = ("bf16_autocast", "fused_optimizer")
+    return run(
+        world,
+        folder,
+        only=names,
+        budget_s=budget_s,
+        clock=lambda: world.now,
+        wait=world.wait,
+    )
+
+
+def test_time_that_others_took_is_named_where_it_ends_the_tuning(tmp_path):
+    factors = {"bf16_autocast": 1.02, "fused_optimizer": 1.02}
+    world = Slow(factors, busy=dict.fromkeys((1, 2, 4), 0.48))
+
+    ablation = tuned_slowly(world, tmp_path)
+
+    assert ablation.stopped == "busy budget"
+    text = render_ablation(ablation)
+    assert "other work kept the machine busy" in " ".join(text.split())
+    assert "left no time" not in text
+
+
+def test_a_budget_that_is_simply_short_is_called_so(tmp_path):
+    ablation = tuned_slowly(Slow({"bf16_autocast": 1.02, "fused_optimizer": 1.02}), tmp_path, 50.0)
+
+    assert ablation.stopped == "budget"

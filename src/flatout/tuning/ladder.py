@@ -64,7 +64,8 @@ def climb(ladder: TuningState) -> Asking[None]:
             continue
         tried.add(candidate.choice.label)
         if _comes_too_late(ladder, candidate):
-            ladder.stopped = "budget" if candidate.is_promising else ladder.stopped
+            if candidate.is_promising:
+                ladder.stopped = _end_of_time(ladder, candidate)
             too_late.append(candidate)
             continue
         failure = yield from _try(ladder, candidate)
@@ -87,6 +88,12 @@ def _comes_too_late(ladder: TuningState, candidate: Candidate) -> bool:
         left_over -= passengers_s(ladder)
     # A first technique is looked at even where there will be no time to prove it.
     return left_over < 0 and not ladder.is_first_look
+
+
+def _end_of_time(ladder: TuningState, candidate: Candidate) -> str:
+    """Return why there is no time for a candidate: there would be, but for what others took."""
+    missing_s = ladder.reserve_s + candidate.cost_s - ladder.budget.left_s
+    return "busy budget" if ladder.history.lost_s >= missing_s else "budget"
 
 
 def _note_untried(ladder: TuningState, too_late: Sequence[Candidate]) -> None:

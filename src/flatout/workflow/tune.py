@@ -22,6 +22,7 @@ from flatout.records.profile import Profile
 from flatout.records.recipe import Recipe
 from flatout.records.technique import Numerics
 from flatout.records.trial import Workload
+from flatout.records.units import format_duration
 from flatout.tuning.experiments import Record, TrialHistory, key_of
 from flatout.tuning.feeding import is_about_data, note_prepared
 from flatout.tuning.guard_checker import GuardChecker
@@ -221,7 +222,8 @@ def _ablation(tuned: Tuned, runner: TrialRunner) -> Ablation:
             + (
                 "and count where both sides saw the same load"
                 if history.accepts_load
-                else "and do not count"
+                else f"and do not count; {format_duration(history.lost_s)} went into them and into "
+                "waiting for quiet"
             )
         )
     return Ablation(

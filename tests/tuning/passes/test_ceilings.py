@@ -12,7 +12,7 @@ from flatout.hardware.machine import read_machine
 from flatout.hardware.peaks import Peaks
 from flatout.records.readings import Limits
 from flatout.records.recipe import Recipe
-from flatout.records.trial import Workload
+from flatout.records.trial import Outcome, Trial, Workload
 from flatout.tuning.passes import PassRunner, ceilings
 from flatout.tuning.passes.ceilings import ceilings_of, with_peaks
 from flatout.workflow.measure import measure
@@ -223,3 +223,51 @@ def test_peaks_that_a_training_exceeds_are_measured_again(monkeypatch):
     monkeypatch.setattr(ceilings, "forget_peaks", lambda *_: None)
 
     assert ceilings._sound_peaks(None, "python", least=50.0).gemm_flops_per_s == 100.0
+
+
+def waiting(step_ms=10.0, wait_ms=3.6, **changes):
+    """Return a profile whose step waits for data."""
+    steps = a_profile(step_ms)
+    phases = steps.phases_ms | {"data_wait": wait_ms, "forward": step_ms - wait_ms}
+    return replace(steps, phases_ms=phases, loaders=measured_loaders(), **changes)
+
+
+def with_runs_of(monkeypatch, *profiles):
+    """Return the profile after its ceilings, whose runs give these profiles one after the other."""
+    answers = iter(profiles)
+    replayed = {"probes": {"replay": {"replayed": 1}}}
+
+    def run(_runner, _what, _probes, **_options):
+        found = next(answers)
+        return Trial(recipe=Recipe(), outcome=Outcome.OK, profile=found, details=replayed)
+
+    monkeypatch.setattr(PassRunner, "run", run)
+    runner = PassRunner(
+        workload=workload("slow_legs.py"), recipe=Recipe(), machine=machine(), limit_s=60.0
+    )
+    return ceilings.with_ceilings(waiting(), runner)
+
+
+def test_a_wait_that_a_slowed_run_does_not_show_is_no_ceiling_of_one(monkeypatch):
+    # 36 % of the step waits; others took the cores while the replay ran.
+    found = with_runs_of(monkeypatch, waiting(), waiting(step_ms=10.0, wait_ms=0.0), waiting())
+
+    assert not found.ceilings.is_measured
+    assert found.ceilings.free_data == waiting().ceilings.free_data
+    assert any("36 % of its time" in note for note in found.notes)
+
+
+def test_ceilings_of_disturbed_runs_are_not_measured(monkeypatch):
+    busy = waiting(invalid=("other processes used 40 % of the cores",))
+
+    found = with_runs_of(monkeypatch, waiting(), waiting(step_ms=6.4, wait_ms=0.0), busy)
+
+    assert not found.ceilings.is_measured
+    assert any("other processes used 40 % of the cores" in note for note in found.notes)
+
+
+def test_ceilings_of_quiet_runs_are_measured(monkeypatch):
+    found = with_runs_of(monkeypatch, waiting(), waiting(step_ms=6.4, wait_ms=0.0), waiting())
+
+    assert found.ceilings.is_measured
+    assert found.ceilings.free_data == pytest.approx(10 / 6.4)

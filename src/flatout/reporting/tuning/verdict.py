@@ -38,7 +38,7 @@ from flatout.reporting.profile.sentences import (
     times,
 )
 
-STOPPED = ("budget", "interrupted", "machine busy", "baseline failed")
+STOPPED = ("budget", "busy budget", "interrupted", "machine busy", "baseline failed")
 """Why a tuning ended early."""
 
 FEWEST_PREDICTIONS = 2

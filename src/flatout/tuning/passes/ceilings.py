@@ -17,7 +17,7 @@ from flatout.analysis.regime import flops_of_step, held_to_phases, loaders_per_s
 from flatout.hardware.peaks import Peaks, PeaksOf, forget_peaks, read_peaks
 from flatout.launch.trial_process import scratch_root
 from flatout.records import catalogue
-from flatout.records.messages import words
+from flatout.records.messages import words, written
 from flatout.records.profile import Ceilings, Profile, most_times
 from flatout.records.readings import Limits
 from flatout.records.units import format_share
@@ -52,6 +52,8 @@ class _Side:
     steps_ms: list[float] = field(default_factory=list)
     profile: Profile | None = None
     trouble: str = ""
+    disturbed: str = ""
+    """How other work spoilt one of its runs."""
 
     def run(self, runner: PassRunner) -> None:
         """Run the script once; a pass that gives no number says why."""
@@ -65,6 +67,7 @@ class _Side:
             self.trouble = words("note.not_replayed")
         else:
             self.profile = trial.profile
+            self.disturbed = self.disturbed or "; ".join(map(written, trial.profile.invalid))
             self.steps_ms.append(trial.profile.whole_step_ms)
 
     @property
@@ -95,9 +98,25 @@ def with_ceilings(profile: Profile, runner: PassRunner) -> Profile:
             break
     if not plain.steps_ms or host.profile is None:
         return with_note(profile, words("note.derived"))
+    why = plain.disturbed or host.disturbed or device.disturbed
+    if why:
+        return with_note(profile, words("note.ceilings_disturbed", why=why))
     measured = ceilings_of(plain.step_ms, host.profile, device.profile or host.profile)
     measured = replace(measured, slowed_share=slowed_share(profile, host.profile))
+    if contradicts(profile, measured):
+        share = format_share(profile.share("data_wait"))
+        return with_note(profile, words("note.ceilings_contradict", share=share))
     return _with_drift(profile, held_to_phases(profile, measured), plain)
+
+
+def contradicts(profile: Profile, measured: Ceilings) -> bool:
+    """Return whether free data brought less than the wait that they take away.
+
+    On the CPU nothing else goes on while the loop waits: only a disturbed run shows that. A device
+    may have had work in its queue meanwhile, and then it is true.
+    """
+    waits = most_times(profile.share("data_wait"))
+    return profile.device_kind == "cpu" and (1 + DRIFT) * measured.free_data < waits
 
 
 def ceilings_of(plain_ms: float, host: Profile, device: Profile) -> Ceilings:
