@@ -121,6 +121,8 @@ BUCKETS = "buckets"
 HALF = ("bfloat16", "float16")
 EXPENSIVE = ("mm", "linear", "attention", "convolution")
 """Results of such operators are kept by selective checkpointing: they cost FLOPs to make again."""
+BUCKETS_ASSUMED = "gradients are reduced in buckets: a second copy of them is assumed"
+"""The note of a script that makes none itself."""
 
 
 def without_optimizer_temporaries(stream: MemoryStream) -> MemoryStream:
@@ -154,7 +156,7 @@ def with_buckets(stream: MemoryStream) -> MemoryStream:
         gradients[0], size=size, operator=BUCKETS, module="", line="", shape=(), step=0
     )
     draft.add(replace(bucket, component=Component.TEMPORARIES), start, None)
-    return draft.build("gradients are reduced in buckets: a second copy of them is assumed")
+    return draft.build(BUCKETS_ASSUMED)
 
 
 def sharded(stream: MemoryStream, stage: int, shards: int) -> MemoryStream:

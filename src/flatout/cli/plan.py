@@ -19,7 +19,22 @@ PATH = click.Path(path_type=Path)
 )
 @click.option("--batch", type=int, help="Samples of a micro-batch instead of the script's own.")
 @click.option("--fit", is_flag=True, help="Find the largest batch that fits.")
-@click.option("--gpus", type=int, default=1, show_default=True, help="GPUs that train together.")
+@click.option("--gpus", type=int, default=1, show_default=True, help="GPUs of each host.")
+@click.option("--hosts", type=int, default=1, show_default=True, help="Hosts that train together.")
+@click.option(
+    "--profile",
+    "profile_path",
+    type=PATH,
+    help="A profile of this training on one GPU, to calibrate the times of ways to spread it; "
+    "'flatout measure --json' writes one.",
+)
+@click.option(
+    "--links",
+    "links_path",
+    type=PATH,
+    help="Bandwidth between the ranks of this host: read from here, or measured and written where "
+    "there is no such file.",
+)
 @click.option(
     "--with", "recipe_path", type=PATH, help="Plan with this recipe instead of the script as it is."
 )
@@ -39,6 +54,9 @@ def command(  # noqa: PLR0913, PLR0917  one argument an option
     batch: int | None,
     fit: bool,
     gpus: int,
+    hosts: int,
+    profile_path: Path | None,
+    links_path: Path | None,
     recipe_path: Path | None,
     json_path: Path | None,
     html_path: Path | None,
@@ -47,18 +65,29 @@ def command(  # noqa: PLR0913, PLR0917  one argument an option
     """Say whether a training step fits a GPU that does not exist here.
 
     And what would make it fit. Nothing is trained, and no GPU is needed. The numbers were not
-    compared with a GPU yet. SCRIPT may be a file, file.py:name for a Task or a function that
-    returns one, or hf:config.json of transformers. Ends with exit code 1 when it does not fit.
+    compared with a GPU yet. With --gpus or --hosts it says first how many GPUs are worth it, and
+    which way to spread the training is the fastest. SCRIPT may be a file, file.py:name for a Task
+    or a function that returns one, or hf:config.json of transformers. Ends with exit code 1 when it
+    does not fit.
     """
     from flatout.records.recipe import Recipe
     from flatout.records.secrets import hide_in_words
     from flatout.reporting.documents import ensure_file_writable, write_json, write_text
     from flatout.reporting.plan import plan_html, render_plan
-    from flatout.workflow.plan import PlanOptions, plan
+    from flatout.workflow.plan import PlanOptions, plan, read_links, read_profile
     from flatout.workflow.recipe_files import read_recipe
 
     recipe = read_recipe(recipe_path) if recipe_path else Recipe()
-    options = PlanOptions(gpu=gpu, batch=batch, fit=fit, gpus=gpus, recipe=recipe)
+    options = PlanOptions(
+        gpu=gpu,
+        batch=batch,
+        fit=fit,
+        gpus=gpus,
+        hosts=hosts,
+        recipe=recipe,
+        profile=read_profile(profile_path) if profile_path else None,
+        links=read_links(links_path, gpus, _tell) if links_path else None,
+    )
     for path in filter(None, (json_path, html_path, snapshot_path)):
         ensure_file_writable(path)
     planned = plan(target, arguments, options, _tell)
@@ -72,6 +101,8 @@ def command(  # noqa: PLR0913, PLR0917  one argument an option
         write_text(plan_html(found, workload=words, gpu=chosen), html_path)
     if snapshot_path:
         planned.write_snapshot(snapshot_path)
+    if found.advice is not None:
+        return int(found.advice.ranks is None or found.advice.ranks > found.advice.asked)
     return int(not found.fits)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from flatout.records.json_records import to_plain
 from flatout.records.memory import TensorAtPeak
+from flatout.records.parallel import ParallelSpec
 
 MAX_BATCH = 1 << 20
 """No search goes beyond: what fits a million samples is not limited by memory."""
@@ -72,6 +73,48 @@ class Accumulating:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TaggedNumber:
+    """A number with where it comes from."""
+
+    value: float
+    source: NumberSource
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParallelPlan:
+    """One way to spread the training over ranks."""
+
+    spec: ParallelSpec
+    ranks: int
+    fits: bool
+    why: str
+    """Where its time goes; of one that is rejected, the reason."""
+    step_ms: TaggedNumber | None = None
+    """Of the whole global batch; None where it was rejected before it was timed."""
+    peak_bytes: TaggedNumber | None = None
+    """On the fullest rank."""
+    shares: Mapping[str, TaggedNumber] = field(default_factory=dict)
+    """Part of the step by what more ranks do not make shorter: `communication`, `bubble`,
+    `data`, `starts`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParallelAdvice:
+    """How many ranks are worth it."""
+
+    verdict: str
+    ranks: int | None
+    """To train on; None where no number that was looked at suffices."""
+    asked: int
+    spec: ParallelSpec | None = None
+    """The fastest way on so many."""
+    cause: str = ""
+    """Why more ranks gain little; empty where they do gain."""
+    batch: int | None = None
+    """Samples of a step over all ranks, which stays what the script has."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """What a training step will need, and what would make it fit."""
 
@@ -112,6 +155,10 @@ class Plan:
     """How the extrapolation to this batch was checked; empty where nothing was extrapolated."""
     notes: tuple[str, ...] = ()
     environment: Mapping[str, Any] = field(default_factory=dict)
+    parallel: tuple[ParallelPlan, ...] = ()
+    """Ways to spread it over the asked GPUs, the fastest that fits first, rejected ones last."""
+    advice: ParallelAdvice | None = None
+    """How many GPUs are worth it; None where one was asked for."""
 
     @property
     def fits(self) -> bool:

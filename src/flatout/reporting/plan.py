@@ -11,6 +11,15 @@ from dataclasses import dataclass
 from flatout.records.memory import TensorAtPeak
 from flatout.records.plan import MAX_BATCH, Amount, NumberSource, Plan, Rung
 from flatout.records.units import format_bytes, format_ratio
+from flatout.reporting.parallel_plan import (
+    COLUMNS as WAY_COLUMNS,
+)
+from flatout.reporting.parallel_plan import (
+    advice_lines,
+    rejected_lines,
+    spread_command,
+    way_rows,
+)
 from flatout.reporting.tables import NOTHING, Column, ascii_only, labelled, table, wrapped
 from flatout.reporting.templates import render
 
@@ -26,6 +35,7 @@ PART_WORDS = {
     "context": "CUDA context",
     "nccl": "NCCL",
 }
+WHOLE_BATCH = "A GPU that takes the whole batch:"
 SMALL_TIME = 0.005
 """Step times closer than this are the same in a prediction."""
 
@@ -204,6 +214,9 @@ def next_command(plan: Plan, words: str, gpu: str) -> str:
     chosen = f" --gpu {gpu}" if gpu else ""
     # A configuration is no training: it can be planned, and that is all.
     can_train = not words.startswith("hf:")
+    spread = spread_command(plan, words)
+    if spread is not None:
+        return spread
     if plan.largest_batch is None and not (plan.fits and can_train):
         return f"flatout plan{chosen} --fit {words}"
     if plan.fits and can_train:
@@ -247,7 +260,8 @@ def render_plan(plan: Plan, *, workload: str, gpu: str = "", width: int = 80) ->
         gpu: the device as the user named it; empty for this machine's own.
         width: columns of the terminal.
     """
-    lines = [*wrapped(headline(plan), width), ""]
+    told = f"{WHOLE_BATCH} {headline(plan)}" if plan.advice else headline(plan)
+    lines = [*advice_lines(plan, width), *wrapped(told, width), ""]
     for label, text in _facts(plan):
         lines += labelled(f"{label:<8}", text, width)
     lines += ["", *table(COMPONENTS, component_rows(plan))]
@@ -320,6 +334,11 @@ def plan_html(plan: Plan, *, workload: str, gpu: str = "") -> str:
         "plan.html.j2",
         {
             "headline": headline(plan),
+            "advice": plan.advice,
+            "whole_batch": WHOLE_BATCH,
+            "way_columns": [column.title for column in WAY_COLUMNS],
+            "ways": way_rows(plan.parallel, len(plan.parallel)),
+            "rejected": rejected_lines(plan.parallel),
             "fits": plan.fits,
             "workload": workload,
             "device": plan.device,

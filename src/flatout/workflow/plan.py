@@ -15,18 +15,23 @@ from flatout.analysis import stream_changes as transforms
 from flatout.hardware.catalogue import CATALOGUE, GpuModel, find_gpu, model_of
 from flatout.hardware.machine import read_machine
 from flatout.launch.trial_process import clean_up_stale_trials
+from flatout.parallel.cost import Link
+from flatout.parallel.links import PROBE_S, link_from, measure_links
+from flatout.parallel.search import Cluster, Training, advise, inside_of, search
 from flatout.planner import plan as planner
 from flatout.planner.allocator_settings import settings_of_environment
 from flatout.planner.device_model import DeviceModel
 from flatout.planner.largest_batch import Affine, NotAffineError, affine, difference, steady_replay
 from flatout.planner.memory_options import Setup, ladder
-from flatout.planner.memory_trace import Trace, TraceRequest, open_tracer
+from flatout.planner.memory_trace import HF, Trace, TraceRequest, open_tracer
 from flatout.planner.replay import snapshot_of, write_snapshot
 from flatout.planner.workspaces import find_calibration, with_environment, with_workspaces
 from flatout.records import catalogue as techniques
 from flatout.records.errors import UserError
+from flatout.records.input_files import read_json
 from flatout.records.memory_stream import MemoryStream, Phase
 from flatout.records.plan import MAX_BATCH, Plan
+from flatout.records.profile import Profile, profile_from_json
 from flatout.records.recipe import Choice, Recipe
 from flatout.records.technique import hook_points_of
 
@@ -39,6 +44,8 @@ MOST_TECHNIQUES = 4
 MOST_SHRINKS = 3
 """How often the largest batch is corrected by its own check trace before that is said."""
 GPU_KINDS = ("cuda", "rocm")
+TASK = ".py:"
+"""In a target that names a Task, or another thing in a file."""
 
 Tell = Callable[[str], None]
 
@@ -54,11 +61,18 @@ class PlanOptions:
     fit: bool = False
     """Whether the largest batch is looked for."""
     gpus: int = 1
+    """Of each host."""
     recipe: Recipe = Recipe()
     """Techniques that the training runs with already."""
+    hosts: int = 1
+    profile: Profile | None = None
+    """Of the training on one GPU, which calibrates the times of ways to spread it."""
+    links: Link | None = None
+    """Between the ranks of a host, as a probe measured it."""
 
     def __post_init__(self) -> None:
-        for name, value in (("--batch", self.batch), ("--gpus", self.gpus)):
+        asked = ("--batch", self.batch), ("--gpus", self.gpus), ("--hosts", self.hosts)
+        for name, value in asked:
             if value is not None and value < 1:
                 raise UserError(f"{name} {value} leaves nothing to plan; give at least 1")
 
@@ -112,12 +126,77 @@ def plan(
         found = planner.plan_of(_words(target, arguments), setup, fit=options.fit)
         if model is not None and options.fit:
             found = tracer.checked(found, model)
+        if options.gpus * options.hosts > 1:
+            found = _with_ways(found, setup, target, options)
     largest = tuple(replace(t, line=_relative(t.line)) for t in found.largest)
     return Planned(
         plan=replace(found, notes=(*found.notes, *notes, *tried), largest=largest),
         stream=stream,
         ground=ground,
     )
+
+
+def _with_ways(found: Plan, setup: Setup, target: str, options: PlanOptions) -> Plan:
+    """Return the plan with the ways to spread the training, and how many GPUs are worth it."""
+    batch, ground, ranks = found.batch, setup.ground, options.gpus * options.hosts
+    if setup.at is None or batch is None:
+        note = "ways to spread it over GPUs cannot be compared without a batch that can be changed"
+        return replace(found, notes=(*found.notes, note))
+    spreads_itself = transforms.BUCKETS_ASSUMED not in found.notes
+    training = Training(
+        at=setup.at,
+        batch=batch * ranks if spreads_itself else batch,
+        gpu=ground.gpu,
+        limit_bytes=ground.limit(setup.stream),
+        outside_bytes=ground.outside.bytes,
+        reserved_ratio=found.reserved.bytes / max(1, found.allocated.bytes),
+        splits_layers=target.startswith(HF) or TASK in target,
+        profile=options.profile,
+        is_half=transforms.is_half(setup.stream),
+    )
+    inside = options.links or inside_of(ground.gpu)
+    cluster = Cluster(gpus=options.gpus, hosts=options.hosts, inside=inside)
+    ways = search(cluster, training)
+    return replace(
+        found,
+        parallel=tuple(ways.plans),
+        advice=advise(ways, cluster, training),
+        environment={**found.environment, "hosts": options.hosts},
+    )
+
+
+def read_profile(path: Path) -> Profile:
+    """Read the profile that `flatout measure --json` wrote.
+
+    Raises:
+        UserError: if there is none.
+    """
+    try:
+        return profile_from_json(read_json(path))
+    except OSError as error:
+        raise UserError(f"cannot read the profile {path}: {error.strerror}") from None
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise UserError(f"{path} is no profile: {error}") from None
+
+
+def read_links(path: Path, ranks: int, tell: Tell) -> Link:
+    """Return the link between the ranks of this host, measured first where that was not done.
+
+    Raises:
+        UserError: if the file is none, or there are no ranks to measure with.
+    """
+    if not path.exists():
+        devices = len(read_machine(torch=False).devices)
+        # On the CPU gloo is measured: two processes show what it costs.
+        count = min(ranks, devices) if devices else 2
+        if count < 2:
+            raise UserError("--links measures between GPUs, and this machine has one")
+        tell(f"measuring what {count} ranks exchange, for {PROBE_S:.0f} s at most")
+        measure_links(path, count)
+    try:
+        return link_from(read_json(path))
+    except (OSError, ValueError) as error:
+        raise UserError(f"cannot read the links {path}: {error}") from None
 
 
 def ground_of(options: PlanOptions) -> DeviceModel:

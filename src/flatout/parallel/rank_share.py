@@ -1,0 +1,212 @@
+"""What of a step that was traced on one device the ranks of a spread training have.
+
+The repeated blocks of the model are found by the names of their parameters; a stage of a pipeline
+has some of them, a rank of a tensor-parallel group a part of each.
+"""
+
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from flatout.analysis import stream_changes
+from flatout.parallel.cost import Work
+from flatout.records.memory_stream import Allocation, Component, MemoryStream, Phase
+from flatout.records.parallel import ParallelSpec
+
+BLOCK = re.compile(r"^(.*?)\.?(\d+)(?:\.|$)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """Where the repeated blocks of a model are."""
+
+    prefix: str | None
+    """Of their names, which may be empty; None where there are no blocks."""
+    blocks: int
+    share: float
+    """Of the parameters' bytes."""
+    widths: frozenset[int]
+    """Sizes of their weights' dims: a split has to divide them."""
+    boundary_bytes: int
+    """What one block hands to the next, of the traced batch."""
+    first: frozenset[str] = frozenset()
+    """Modules outside the blocks that run before them."""
+
+    def number(self, module: str) -> int | None:
+        """Return the number of the block that a module is in; None outside."""
+        if self.prefix is None:
+            return None
+        start = f"{self.prefix}." if self.prefix else ""
+        head = module.removeprefix(start).partition(".")[0]
+        return int(head) if module.startswith(start) and head.isdigit() else None
+
+
+def layout_of(stream: MemoryStream) -> Layout:
+    """Return where the blocks of a stream's model are: the list with most parameter bytes."""
+    parameters = [a for a in stream.allocations if a.component is Component.PARAMETERS]
+    whole = sum(a.size for a in parameters) or 1
+    lists: dict[str, dict[int, int]] = {}
+    for allocation in parameters:
+        found = BLOCK.match(allocation.module)
+        if found:
+            sizes = lists.setdefault(found[1], {})
+            sizes[int(found[2])] = sizes.get(int(found[2]), 0) + allocation.size
+    repeated = {
+        prefix: sizes
+        for prefix, sizes in lists.items()
+        if len(sizes) > 1 and max(sizes.values()) <= 2 * min(sizes.values())
+    }
+    if not repeated:
+        return Layout(prefix=None, blocks=1, share=0.0, widths=frozenset(), boundary_bytes=0)
+    prefix = max(repeated, key=lambda name: sum(repeated[name].values()))
+    sizes = repeated[prefix]
+    layout = Layout(
+        prefix=prefix,
+        blocks=len(sizes),
+        share=sum(sizes.values()) / whole,
+        widths=frozenset(),
+        boundary_bytes=0,
+    )
+    weights = [a for a in parameters if layout.number(a.module) is not None and len(a.shape) > 1]
+    return replace(
+        layout,
+        widths=frozenset(dim for weight in weights for dim in weight.shape),
+        boundary_bytes=_boundary(stream, layout),
+        first=_before(stream, layout),
+    )
+
+
+def _forward(stream: MemoryStream) -> Iterator[Allocation]:
+    last = stream.steps - 1
+    return (
+        a
+        for a in stream.allocations
+        if a.step == last and a.phase is Phase.FORWARD and a.component is not Component.PARAMETERS
+    )
+
+
+def _boundary(stream: MemoryStream, layout: Layout) -> int:
+    """Return the bytes of what the first block makes last."""
+    made = [a for a in _forward(stream) if layout.number(a.module) == 0]
+    return made[-1].size if made else 0
+
+
+def _before(stream: MemoryStream, layout: Layout) -> frozenset[str]:
+    names = set()
+    for allocation in _forward(stream):
+        if layout.number(allocation.module) is not None:
+            break
+        names.add(allocation.module)
+    return frozenset(names)
+
+
+FIRST, LAST = -1, -2
+"""Places of what is outside the blocks: before the first, and after the last."""
+
+
+class StreamColumns:
+    """A stream as arrays, of which any rank's part is cut: a search does that hundreds of times."""
+
+    def __init__(self, stream: MemoryStream, layout: Layout) -> None:
+        rows = stream.allocations
+        self.batch, self.flops, self.layout = stream.batch or 1, stream.model_flops, layout
+        self.sizes = np.array([row.size for row in rows], dtype=float)
+        self.places = np.array([_place(row, layout) for row in rows])
+        self.parts = np.array([_COMPONENTS[row.component] for row in rows])
+        self.is_optimizer = np.array([row.phase is Phase.OPTIMIZER for row in rows])
+        self.is_bucket = np.array([row.operator == stream_changes.BUCKETS for row in rows])
+        last = stream.steps - 1
+        self.is_made = np.array([r.step == last and r.phase is not Phase.SETUP for r in rows])
+        self.events = np.array([event.index for event in stream.events])
+        self.signs = np.array([1 if event.born else -1 for event in stream.events])
+        weights = [row.component is Component.PARAMETERS for row in rows]
+        self.parameters = float(self.sizes[weights].sum())
+        self.numbers = np.array(
+            [math.prod(r.shape) if w else 0 for w, r in zip(weights, rows, strict=True)]
+        )
+        is_head = [w and len(r.shape) > 1 for w, r in zip(weights, rows, strict=True)]
+        # An embedding is looked up, so what is multiplied outside the blocks is after them.
+        head = float(self.sizes[is_head & (self.places == LAST)].sum())
+        inside = layout.share * self.parameters
+        self.head_share = (
+            head / (head + inside) if layout.prefix is not None and head + inside else 0.0
+        )
+        modules: dict[str, int] = {}
+        for row in rows:
+            if row.component is Component.PARAMETERS:
+                modules[row.module] = modules.get(row.module, 0) + row.size
+        self.largest_two = float(sum(sorted(modules.values())[-2:]))
+
+    def held(self, spec: ParallelSpec, stage: int) -> Any:
+        """Return which allocations a stage of the pipeline makes."""
+        if spec.pp == 1:
+            return np.ones(len(self.sizes), dtype=bool)
+        owners = self.places * spec.pp // self.layout.blocks
+        owners = np.where(self.places == FIRST, 0, owners)
+        return np.where(self.places == LAST, spec.pp - 1, owners) == stage
+
+    def split(self, spec: ParallelSpec) -> Any:
+        """Return the part of each allocation that a rank of a tensor-parallel group has.
+
+        Embedding and head stay whole: only plans that say so split them too.
+        """
+        return np.where(self.places >= 0, 1 / spec.tp, 1.0)
+
+    def peak_bytes(self, spec: ParallelSpec, stage: int, in_flight: int) -> float:
+        """Return the most that the rank of one stage has allocated at a time.
+
+        Args:
+            spec: how it is spread.
+            stage: which part of the pipeline the rank has.
+            in_flight: microbatches whose activations it holds at once.
+        """
+        factors = self.held(spec, stage) * self.split(spec)
+        factors = np.where(self.parts == _COMPONENTS[Component.ACTIVATIONS], in_flight, 1) * factors
+        if spec.engine != "ddp":
+            factors = np.where(self.is_bucket, 0.0, factors)
+        for component, stage_of_zero in _ZERO.items():
+            if spec.zero >= stage_of_zero:
+                sharded = self.parts == _COMPONENTS[component]
+                factors = np.where(sharded, factors / spec.dp_shard, factors)
+        if spec.zero:
+            temporary = self.is_optimizer & (self.parts == _COMPONENTS[Component.TEMPORARIES])
+            factors = np.where(temporary, factors / spec.dp_shard, factors)
+        course = np.cumsum(self.signs * (self.sizes * factors)[self.events])
+        # The layer that computes and the one that is fetched are whole.
+        gathered = self.largest_two / spec.tp if spec.zero == 3 else 0.0
+        return float(course.max(initial=0.0)) + gathered
+
+    def work(self, spec: ParallelSpec, stage: int) -> Work:
+        """Return what one microbatch takes the rank of a stage, without its exchanges."""
+        held = self.held(spec, stage) & self.is_made & ~self.is_optimizer
+        blocks = self.layout.blocks
+        own = sum(block * spec.pp // blocks == stage for block in range(blocks)) / blocks
+        inside = (1 - self.head_share) * self.flops * own
+        head = self.head_share * self.flops if stage == spec.pp - 1 else 0.0
+        return Work(
+            flops=inside / spec.tp + head,
+            moved_bytes=float((self.sizes * self.split(spec))[held].sum()),
+            starts=float(held.sum()),
+        )
+
+    def stepped_on(self, spec: ParallelSpec) -> float:
+        """Return the parameters that the optimizer of a rank steps on, on the fullest stage."""
+        shares = self.numbers * self.split(spec) / spec.dp_shard
+        return max(float(shares[self.held(spec, stage)].sum()) for stage in range(spec.pp))
+
+
+_COMPONENTS = {component: number for number, component in enumerate(Component)}
+_ZERO = {Component.OPTIMIZER: 1, Component.GRADIENTS: 2, Component.PARAMETERS: 3}
+"""From which stage of ZeRO on the ranks share it out."""
+
+
+def _place(allocation: Allocation, layout: Layout) -> int:
+    block = layout.number(allocation.module)
+    if block is not None:
+        return block
+    is_first = allocation.module in layout.first or allocation.component is Component.INPUTS
+    return FIRST if is_first else LAST

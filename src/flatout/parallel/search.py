@@ -1,0 +1,538 @@
+"""Ways to spread a training over ranks: listed, rejected, timed, and explained. Pure.
+
+All of it comes from one stream of allocations, traced on one device: what a stage, a part of every
+product or a shard of the states takes is cut out of it. The global batch stays what it is.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+from flatout.hardware.catalogue import GpuModel
+from flatout.parallel.cost import DeviceCosts, Link, StepCost, StepWork, step_cost
+from flatout.parallel.rank_share import Layout, StreamColumns, layout_of
+from flatout.records.memory_stream import MemoryStream
+from flatout.records.parallel import ParallelSpec, microbatches_for
+from flatout.records.plan import TaggedNumber, NumberSource, ParallelAdvice, ParallelPlan
+from flatout.records.profile import Profile
+from flatout.records.units import format_bytes, format_ms, format_share
+
+REACHED_HALF, REACHED_FULL = 0.4, 0.8
+"""Shares of the arithmetic peak that a step is taken to reach, on tensor cores and without them:
+assumed, as in the planner of memory, until a profile says what this training reaches."""
+START_S = 1e-5
+"""Host time of one operator in eager torch, its kernel's launch included. Assumed: torch's own
+profiler shows 5 to 20 us on today's hosts."""
+MEMORY_PASSES = 3
+"""Times that a tensor passes the memory: written once, read by what follows and by backward."""
+STEPPED_BYTES = 28
+"""That AdamW moves of each parameter in fp32: four numbers read, three written."""
+OVERLAP = 0.5
+"""Share of the gradients' exchange that backward hides where no probe measured it: assumed."""
+NETWORK = Link(latency_s=2e-5, bytes_per_s=12.5e9, source=NumberSource.ASSUMED, overlap=OVERLAP)
+"""Between hosts, for all GPUs of a host together: 100 Gbit/s Ethernet, assumed."""
+PEER_LATENCY_S = 1e-5
+"""Of one hop between GPUs of a host: what NCCL's small messages take, assumed."""
+PEER_REACHED = 0.8
+"""Share of the data sheet's bandwidth between GPUs that a large exchange reaches; on vTrain's A100
+table it is 0.76 for 1 GiB over 8 GPUs."""
+SLOW_BYTES_PER_S = 64e9
+"""A link of PCIe 5.0 with 16 lanes: what is not faster is called slow next to NVLink."""
+LEAST_GAIN = 1.2
+"""More GPUs that make a step less than so many times faster are not worth it."""
+SURE_ERROR = 0.1
+"""Mean error of a predicted gain on published A100 times (research notes: 9.7 %)."""
+FEW_SAMPLES = 2
+"""Samples of a rank below which a larger global batch is what is missing."""
+MOST_MICROBATCHES = 64
+MOST_RANKS = 4096
+"""Where the search for enough GPUs ends."""
+TENSOR_REDUCES = 4
+"""All-reduces of a block and a microbatch, two in forward and two in backward; with sequence
+parallelism each is a reduce-scatter and an all-gather, which sends as much."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cluster:
+    """The ranks that there are, and what joins them."""
+
+    gpus: int
+    """Of each host."""
+    hosts: int
+    inside: Link
+    """Between the GPUs of a host."""
+    between: Link = NETWORK
+    """Between hosts, for all GPUs of a host together."""
+
+    @property
+    def ranks(self) -> int:
+        """All of them."""
+        return self.gpus * self.hosts
+
+    def link(self, stride: int, size: int) -> Link:
+        """Return the link of a group whose members are `stride` ranks apart.
+
+        Groups that cross hosts share the hosts' adapters.
+        """
+        if stride * size <= self.gpus:
+            return self.inside
+        sharing = max(1, min(stride, self.gpus))
+        return replace(self.between, bytes_per_s=self.between.bytes_per_s / sharing)
+
+
+def inside_of(gpu: GpuModel) -> Link:
+    """Return the link between GPUs of one host by the data sheet."""
+    return Link(
+        latency_s=PEER_LATENCY_S,
+        bytes_per_s=PEER_REACHED * gpu.peer_bandwidth,
+        source=NumberSource.ASSUMED,
+        overlap=OVERLAP,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """What is to be spread."""
+
+    at: Callable[[int], MemoryStream]
+    """The step on one device at a batch."""
+    batch: int
+    """The global batch."""
+    gpu: GpuModel
+    limit_bytes: int
+    """What the allocator may take at most on a device."""
+    outside_bytes: int = 0
+    """What a process takes besides."""
+    reserved_ratio: float = 1.0
+    """Reserved over allocated bytes, as the simulated allocator has it on one device."""
+    splits_layers: bool = False
+    """Whether the model may be split by layers and products: a Task may, a script may not."""
+    profile: Profile | None = None
+    """Of the training on one device."""
+    is_half: bool = False
+
+    @property
+    def room_bytes(self) -> int:
+        """What a process may take at most."""
+        return self.limit_bytes + self.outside_bytes
+
+    @cached_property
+    def layout(self) -> "Layout":
+        """Where the blocks are."""
+        return layout_of(self.at(self.batch))
+
+    @cached_property
+    def costs(self) -> DeviceCosts:
+        """The device's constants: by the data sheet, scaled to the profile where there is one."""
+        flops = (
+            REACHED_HALF * self.gpu.bf16_flops
+            if self.is_half
+            else (REACHED_FULL * self.gpu.fp32_flops)
+        )
+        sheet = DeviceCosts(
+            s_per_flop=1 / flops,
+            s_per_byte=MEMORY_PASSES / self.gpu.bandwidth,
+            s_per_start=START_S,
+            s_per_parameter=STEPPED_BYTES / self.gpu.bandwidth,
+        )
+        profile = self.profile
+        if profile is None:
+            return sheet
+        columns = self.columns(round(profile.samples_per_step) or self.batch)
+        step_s = profile.step_ms.median / 1e3
+        scale = profile.share("forward", "backward") * step_s
+        scale /= sheet.work_s(columns.work(ParallelSpec(), 0))
+        return DeviceCosts(
+            s_per_flop=scale * sheet.s_per_flop,
+            s_per_byte=scale * sheet.s_per_byte,
+            s_per_start=scale * sheet.s_per_start,
+            s_per_parameter=profile.share("optimizer")
+            * step_s
+            / columns.stepped_on(ParallelSpec()),
+            step_s=profile.share("h2d", "other") * step_s,
+            source=NumberSource.CALIBRATED,
+        )
+
+    @cached_property
+    def _columns(self) -> dict[int, StreamColumns]:
+        return {}
+
+    def columns(self, batch: int) -> StreamColumns:
+        """Return the step on one device at a batch, made once."""
+        if batch not in self._columns:
+            self._columns[batch] = StreamColumns(self.at(batch), self.layout)
+        return self._columns[batch]
+
+    @cached_property
+    def samples_per_s_of_host(self) -> float:
+        """Samples a second that the loaders of one host make at most; infinite where unknown."""
+        profile = self.profile
+        if profile is None:
+            return math.inf
+        pipeline = profile.pipeline
+        if pipeline is not None and pipeline.cpu_ms > 0:
+            return pipeline.usable_cores / (pipeline.cpu_ms / 1e3)
+        if profile.lost_to_data > 0.05:
+            return profile.samples_per_s
+        return math.inf
+
+
+def in_flight_of(spec: ParallelSpec, stage: int, microbatches: int) -> int:
+    """Return the microbatches whose activations a stage holds at once.
+
+    >>> in_flight_of(ParallelSpec(pp=4), 0, 16), in_flight_of(ParallelSpec(pp=4), 3, 16)
+    (4, 1)
+    >>> in_flight_of(ParallelSpec(pp=4, schedule="gpipe"), 3, 16)
+    16
+    """
+    if spec.pp == 1:
+        return 1
+    if spec.schedule == "gpipe":
+        return microbatches
+    return min(microbatches, spec.pp - stage)
+
+
+def specs_for(cluster: Cluster, training: Training) -> list[ParallelSpec]:
+    """Return the ways to use all ranks of a cluster that could be exact."""
+    ranks, layout = cluster.ranks, training.layout
+    splits = training.splits_layers and layout.prefix is not None
+    found: list[ParallelSpec] = []
+    for pp in divisors(ranks) if splits else (1,):
+        for tp in divisors(ranks // pp) if splits else (1,):
+            dp = ranks // (pp * tp)
+            if pp <= layout.blocks and tp <= cluster.gpus:
+                found += _data_parallel(cluster, pp, tp, dp)
+    return found
+
+
+def _data_parallel(cluster: Cluster, pp: int, tp: int, dp: int) -> Iterator[ParallelSpec]:
+    yield ParallelSpec(pp=pp, tp=tp, dp_replicate=dp)
+    if dp == 1:
+        return
+    for zero in (2, 3):
+        if zero == 3 and pp > 1:
+            continue  # every microbatch would gather the parameters again
+        yield ParallelSpec(pp=pp, tp=tp, dp_shard=dp, zero=zero)
+        shard = max(1, cluster.gpus // tp)
+        if cluster.hosts > 1 and 1 < shard < dp and dp % shard == 0:
+            yield ParallelSpec(pp=pp, tp=tp, dp_shard=shard, dp_replicate=dp // shard, zero=zero)
+
+
+def divisors(count: int) -> tuple[int, ...]:
+    """Return the divisors of a number, the smallest first.
+
+    >>> divisors(12)
+    (1, 2, 3, 4, 6, 12)
+    """
+    return tuple(n for n in range(1, count + 1) if count % n == 0)
+
+
+def plan_of(spec: ParallelSpec, cluster: Cluster, training: Training) -> ParallelPlan:
+    """Return one way with its time and memory, or why it is rejected."""
+    reason = _misfit(spec, training)
+    if reason:
+        return ParallelPlan(spec=spec, ranks=spec.world_size, fits=False, why=reason)
+    samples = training.batch // spec.dp
+    microbatches, peak = _microbatches(spec, training, samples)
+    memory = TaggedNumber(value=peak, source=NumberSource.SIMULATED)
+    if peak > training.room_bytes:
+        room = format_bytes(training.room_bytes)
+        why = f"needs {format_bytes(int(peak))} of {room} on the fullest rank"
+        return ParallelPlan(
+            spec=spec, ranks=spec.world_size, fits=False, why=why, peak_bytes=memory
+        )
+    columns = training.columns(-(-samples // microbatches))
+    step = step_work(spec, cluster, training, columns, microbatches)
+    cost = step_cost(step, training.costs)
+    source = _surest(training.costs.source, cluster)
+    shares = {**cost.shares, "starts": cost.start_share}
+    return ParallelPlan(
+        spec=replace(spec, microbatches=microbatches if microbatches > 1 else 0),
+        ranks=spec.world_size,
+        fits=True,
+        why=_words(cost, spec, samples),
+        step_ms=TaggedNumber(value=1e3 * cost.total_s, source=source),
+        peak_bytes=memory,
+        shares={name: TaggedNumber(value=value, source=source) for name, value in shares.items()},
+    )
+
+
+def _surest(costs: NumberSource, cluster: Cluster) -> NumberSource:
+    """Return how far the weakest number behind a time is known."""
+    links = [cluster.inside] if cluster.ranks > 1 else []
+    links += [cluster.between] if cluster.hosts > 1 else []
+    order = list(NumberSource)
+    return max([costs, *(link.source for link in links)], key=order.index)
+
+
+def _misfit(spec: ParallelSpec, training: Training) -> str | None:
+    """Return why a way is impossible for this model and batch; None where it is not."""
+    layout, batch = training.layout, training.batch
+    samples = batch // spec.dp
+    undivided = [width for width in layout.widths if width % spec.tp]
+    is_starved = spec.pp > 1 and microbatches_for(spec, max(1, samples)) > samples
+    rules = (
+        (batch < spec.dp, f"a global batch of {batch} has no sample for each of {spec.dp} parts"),
+        (batch % spec.dp, f"a global batch of {batch} is no multiple of {spec.dp} parts"),
+        (undivided, f"tp={spec.tp} does not divide a weight of width {min(undivided, default=0)}"),
+        (
+            spec.pp > 1 and layout.blocks < spec.stages,
+            f"{layout.blocks} blocks are fewer than {spec.stages} stages",
+        ),
+        (is_starved, f"{samples} samples for each pipeline cannot fill its {spec.stages} stages"),
+    )
+    return next((why for is_wrong, why in rules if is_wrong), None)
+
+
+def _microbatches(spec: ParallelSpec, training: Training, samples: int) -> tuple[int, float]:
+    """Return the microbatches of a rank and the peak of the fullest one.
+
+    A Task's batch is cut further until it fits; a script's is cut by its own loop alone.
+    """
+    count = microbatches_for(spec, samples)
+    while True:
+        columns = training.columns(-(-samples // count))
+        peak = max(
+            columns.peak_bytes(spec, stage, in_flight_of(spec, stage, count))
+            for stage in {0, spec.pp - 1}
+        )
+        peak = training.reserved_ratio * peak + training.outside_bytes
+        is_last = spec.pp > 1 or not training.splits_layers
+        if peak <= training.room_bytes or is_last or 2 * count > min(samples, MOST_MICROBATCHES):
+            return count, peak
+        count *= 2
+
+
+def step_work(
+    spec: ParallelSpec,
+    cluster: Cluster,
+    training: Training,
+    columns: StreamColumns,
+    microbatches: int,
+) -> StepWork:
+    """Return what one step of a way consists of.
+
+    Args:
+        spec: the way.
+        cluster: the ranks.
+        training: what is spread.
+        columns: its step on one device, at the microbatch.
+        microbatches: of one rank.
+    """
+    layout = training.layout
+    boundary = layout.boundary_bytes * columns.batch / training.batch
+    tensor = cluster.link(1, spec.tp)
+    hop = cluster.link(spec.tp * spec.dp, spec.pp)
+    stages = []
+    for number in range(spec.pp):
+        blocks = sum(b * spec.pp // layout.blocks == number for b in range(layout.blocks))
+        reduces = TENSOR_REDUCES * blocks if spec.tp > 1 else 0
+        stages.append(
+            replace(
+                columns.work(spec, number),
+                exchange_s=reduces * tensor.all_reduce_s(boundary, spec.tp),
+                hop_s=2 * hop.send_s(boundary) if spec.pp > 1 else 0.0,
+            )
+        )
+    hosts = -(-spec.world_size // cluster.gpus)
+    return StepWork(
+        stages=tuple(stages),
+        microbatches=microbatches,
+        gradients_s=gradients_s(spec, cluster, layout, columns.parameters),
+        overlap=cluster.link(spec.tp, spec.dp).overlap,
+        parameters=columns.stepped_on(spec),
+        data_s=training.batch / hosts / training.samples_per_s_of_host,
+    )
+
+
+def gradients_s(
+    spec: ParallelSpec, cluster: Cluster, layout: Layout, parameter_bytes: float
+) -> float:
+    """Return what the data-parallel ranks exchange in a step: gradients, and sharded parameters.
+
+    DDP and ZeRO-1 reduce all gradients; ZeRO-2 scatters them and gathers the parameters once;
+    ZeRO-3 gathers them twice.
+    """
+    if spec.dp == 1:
+        return 0.0
+    size = parameter_bytes * (layout.share / (spec.tp * spec.pp) + (1 - layout.share))
+    calls = max(1, layout.blocks // spec.pp) + 1
+    part = size / calls
+    if spec.zero < 2:
+        return calls * cluster.link(spec.tp, spec.dp).all_reduce_s(part, spec.dp)
+    sharing = cluster.link(spec.tp, spec.dp_shard)
+    gathers = 2 if spec.zero == 3 else 1
+    found = (gathers + 1) * calls * sharing.all_gather_s(part, spec.dp_shard)
+    if spec.dp_replicate > 1:
+        across = cluster.link(spec.tp * spec.dp_shard, spec.dp_replicate)
+        found += calls * across.all_reduce_s(part / spec.dp_shard, spec.dp_replicate)
+    return found
+
+
+def _words(cost: StepCost, spec: ParallelSpec, samples: int) -> str:
+    """Return where the time of a step goes."""
+    parts = [
+        (cost.compute_s - cost.tensor_s, "computing"),
+        (cost.tensor_s, "exchange inside layers"),
+        (cost.bubble_s, "bubble"),
+        (cost.hop_s, "between stages"),
+        (cost.exposed_s, "exposed exchange of gradients"),
+        (cost.optimizer_s + cost.rest_s, "optimizer and rest"),
+        (cost.data_s - cost.busy_s, "waiting for data"),
+    ]
+    shown = [f"{format_ms(1e3 * s)} {what}" for s, what in parts if s > 0.01 * cost.total_s]
+    each = f"{samples} samples a rank" if spec.dp > 1 else f"{samples} samples"
+    return f"{each}: {', '.join(shown)}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """What a search found."""
+
+    plans: Sequence[ParallelPlan]
+    """On all ranks: the fastest that fits first, rejected ones last."""
+    best: Mapping[int, ParallelPlan] = field(default_factory=dict)
+    """By ranks: the fastest that fits, of one rank up to all."""
+
+
+def search(cluster: Cluster, training: Training) -> Found:
+    """List, reject and time the ways to use a cluster, and the best of smaller ones."""
+    plans = [plan_of(spec, cluster, training) for spec in specs_for(cluster, training)]
+    plans.sort(key=_order)
+    best = {}
+    for count in smaller(cluster):
+        part = part_of(cluster, count)
+        found = (
+            plans
+            if count == cluster.ranks
+            else [plan_of(spec, part, training) for spec in specs_for(part, training)]
+        )
+        fitting = [plan for plan in found if plan.fits]
+        if fitting:
+            best[count] = min(fitting, key=_order)
+    return Found(plans=plans, best=best)
+
+
+def _order(plan: ParallelPlan) -> tuple[bool, float, float]:
+    """Sort what fits first, by its time; what is simpler goes first where the times are alike."""
+    simple = plan.spec.zero + 10 * (plan.spec.tp > 1) + 20 * (plan.spec.pp > 1)
+    time = round(plan.step_ms.value, 3) if plan.step_ms else math.inf
+    return not plan.fits, time, simple
+
+
+def smaller(cluster: Cluster) -> list[int]:
+    """Return the numbers of ranks that are compared: parts of one host, then whole hosts."""
+    counts = set(divisors(cluster.gpus))
+    counts |= {cluster.gpus * hosts for hosts in divisors(cluster.hosts)}
+    return sorted(counts)
+
+
+def part_of(cluster: Cluster, ranks: int) -> Cluster:
+    """Return a cluster of fewer ranks, or more, of the same kind."""
+    if ranks <= cluster.gpus:
+        return replace(cluster, gpus=ranks, hosts=1)
+    return replace(cluster, hosts=-(-ranks // cluster.gpus))
+
+
+def advise(found: Found, cluster: Cluster, training: Training) -> ParallelAdvice:
+    """Return how many ranks are worth it, and why more are not."""
+    asked = cluster.ranks
+    if not found.best:
+        return _advise_more(cluster, training)
+    fewest = min(found.best)
+    fastest_s = {ranks: _step_ms(plan) for ranks, plan in found.best.items()}
+    top = min(fastest_s, key=lambda ranks: fastest_s[ranks])
+    enough = min(n for n, ms in fastest_s.items() if ms < LEAST_GAIN * fastest_s[top])
+    plan = found.best[enough]
+    gain = fastest_s[enough] / fastest_s.get(asked, math.inf)
+    start = f"You need {enough} GPUs: it does not fit fewer" if enough == fewest > 1 else ""
+    cause = ""
+    if enough == asked:
+        verdict = start or f"Use all {asked} GPUs"
+        if asked > fewest and not start:
+            ratio = fastest_s[fewest] / fastest_s[asked]
+            verdict += f": a step is predicted to be {ratio:.1f}x as fast as on {_gpus(fewest)}"
+    else:
+        cause = cause_of(found, enough, cluster, training)
+        stay = "Stay on one GPU" if enough == 1 else start or f"Use {enough} GPUs"
+        more = (
+            f"{asked} gain {gain:.2f}x"
+            if asked in fastest_s
+            else f"on {asked} no way of spreading it works"
+        )
+        verdict = f"{stay}; {more}: {cause}"
+    return ParallelAdvice(
+        verdict=f"{verdict}.",
+        ranks=enough,
+        asked=asked,
+        spec=plan.spec,
+        cause=cause,
+        batch=training.batch,
+    )
+
+
+def _step_ms(plan: ParallelPlan) -> float:
+    assert plan.step_ms is not None
+    return plan.step_ms.value
+
+
+def _gpus(count: int) -> str:
+    return "one GPU" if count == 1 else f"{count} GPUs"
+
+
+def _advise_more(cluster: Cluster, training: Training) -> ParallelAdvice:
+    """Return how many ranks it takes where the asked ones do not suffice."""
+    count = cluster.ranks
+    while count < MOST_RANKS:
+        count *= 2
+        found = search_best(part_of(cluster, count), training)
+        if found is not None:
+            verdict = f"You need {count} GPUs: on {_gpus(cluster.ranks)} no way fits"
+            return ParallelAdvice(
+                verdict=f"{verdict}; there {found.spec.label} does.",
+                ranks=count,
+                asked=cluster.ranks,
+                spec=found.spec,
+                batch=training.batch,
+            )
+        if not training.splits_layers and count > training.batch:
+            break
+    return ParallelAdvice(
+        verdict=f"No way of spreading it fits, on {_gpus(cluster.ranks)} or more.",
+        ranks=None,
+        asked=cluster.ranks,
+        batch=training.batch,
+    )
+
+
+def search_best(cluster: Cluster, training: Training) -> ParallelPlan | None:
+    """Return the fastest way that fits; None where none does."""
+    plans = [plan_of(spec, cluster, training) for spec in specs_for(cluster, training)]
+    return min((plan for plan in plans if plan.fits), key=_order, default=None)
+
+
+def cause_of(found: Found, enough: int, cluster: Cluster, training: Training) -> str:
+    """Return why more ranks gain little: the largest part of their step that does not shrink."""
+    more = [n for n in found.best if n > enough]
+    if not more:
+        return f"a global batch of {training.batch} cannot be cut into so many parts"
+    plan = found.best[max(more)]
+    shares = {name: one.value for name, one in plan.shares.items()}
+    name = max(shares, key=shares.__getitem__)
+    share = format_share(min(1.0, shares[name]))
+    samples = training.batch // plan.spec.dp
+    link = cluster.link(plan.spec.tp, plan.spec.dp)
+    rate = f"{link.bytes_per_s / 1e9:.1f} GB/s, {link.source.value}"
+    slow = f" over a slow link ({rate})" if link.bytes_per_s < SLOW_BYTES_PER_S else ""
+    causes = {
+        "data": f"the loaders of a host make {training.samples_per_s_of_host:.0f} samples/s, and "
+        f"{share} of the step would wait for them",
+        "bubble": f"{share} of the step is the pipeline's bubble: give it more microbatches",
+        "communication": f"{share} of the step is exposed communication{slow}",
+        "starts": f"the global batch of {training.batch} leaves {samples} samples a rank: too few "
+        "to fill a GPU"
+        if samples <= FEW_SAMPLES
+        else f"the step is too small: {share} of it is the start of operators, on any GPU",
+    }
+    return causes[name]

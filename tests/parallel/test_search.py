@@ -1,0 +1,218 @@
+"""The search for a way to spread a training, on streams made by hand: the answer is known."""
+
+from dataclasses import replace
+
+import pytest
+
+from flatout.hardware.catalogue import find_gpu
+from flatout.parallel.search import (
+    NETWORK,
+    Cluster,
+    Training,
+    advise,
+    divisors,
+    gradients_s,
+    inside_of,
+    search,
+    specs_for,
+)
+from flatout.records.memory_stream import (
+    Allocation,
+    Component,
+    Mark,
+    MemoryStream,
+    Phase,
+    StreamEvent,
+)
+from flatout.records.parallel import ParallelSpec
+from flatout.records.plan import NumberSource
+from flatout.records.units import GIB, MIB
+
+GPU = find_gpu("h100")
+
+
+def stream(batch, *, blocks=4, weight=1024, activation=MIB, flops=1e12):
+    """Return two steps of a model of equal blocks between an embedding and a head."""
+    rows = []
+
+    def add(size, component, phase, module, shape=()):
+        rows.append(
+            Allocation(
+                size=size, component=component, phase=phase, step=1, module=module, shape=shape
+            )
+        )
+
+    names = ["embedding", *(f"layers.{n}" for n in range(blocks)), "head"]
+    size = 4 * weight * weight
+    for name in names:
+        for component in (Component.PARAMETERS, Component.GRADIENTS):
+            add(size, component, Phase.SETUP, name, (weight, weight))
+        add(2 * size, Component.OPTIMIZER, Phase.SETUP, name)
+    for name in names:
+        add(batch * activation, Component.ACTIVATIONS, Phase.FORWARD, name)
+    events = [StreamEvent(index, born=True) for index in range(len(rows))]
+    marks = (Mark(0, Phase.SETUP, 0), Mark(4 * len(names), Phase.FORWARD, 1))
+    return MemoryStream(
+        allocations=tuple(rows),
+        events=events,
+        marks=marks,
+        device="cuda",
+        method="virtual_cuda",
+        steps=2,
+        batch=batch,
+        model_flops=batch * flops,
+    )
+
+
+def training(batch=64, limit=GPU.memory_bytes, *, splits=False, **model):
+    return Training(
+        at=lambda count: stream(count, **model),
+        batch=batch,
+        gpu=GPU,
+        limit_bytes=limit,
+        splits_layers=splits,
+        is_half=True,
+    )
+
+
+def cluster(gpus=4, hosts=1, inside=None, between=NETWORK):
+    return Cluster(gpus=gpus, hosts=hosts, inside=inside or inside_of(GPU), between=between)
+
+
+def test_every_way_uses_all_ranks_and_tensor_parallel_stays_in_a_host():
+    found = specs_for(cluster(gpus=4, hosts=2), training(splits=True))
+
+    assert {spec.world_size for spec in found} == {8}
+    assert max(spec.tp for spec in found) == 4
+    assert any(spec.dp_replicate == 2 and spec.dp_shard == 4 for spec in found)
+    assert any(spec.pp > 1 for spec in found)
+
+
+def test_a_script_is_spread_by_its_data_alone():
+    assert {(s.tp, s.pp) for s in specs_for(cluster(), training())} == {(1, 1)}
+
+
+def test_a_large_step_is_worth_all_gpus():
+    here, what = cluster(), training()
+
+    advice = advise(search(here, what), here, what)
+
+    assert (advice.ranks, advice.cause) == (4, "")
+    assert advice.verdict.startswith("Use all 4 GPUs")
+
+
+def test_a_small_model_stays_on_one_gpu_and_the_cause_is_named():
+    here, what = cluster(), training(flops=1e6, activation=64)
+
+    advice = advise(search(here, what), here, what)
+
+    assert advice.ranks == 1
+    assert advice.verdict.startswith("Stay on one GPU; 4 gain")
+    assert "start of operators" in advice.cause or "communication" in advice.cause
+
+
+def test_a_slow_link_is_named_as_the_cause():
+    slow = replace(inside_of(GPU), bytes_per_s=1e8, overlap=0.0)
+    here, what = cluster(inside=slow), training(flops=1e10)
+
+    advice = advise(search(here, what), here, what)
+
+    assert advice.ranks == 1
+    assert "exposed communication over a slow link (0.1 GB/s, assumed)" in advice.cause
+
+
+def test_a_batch_without_a_sample_for_each_part_is_rejected_in_a_line():
+    here, what = cluster(gpus=4), training(batch=2)
+
+    found = search(here, what)
+
+    reasons = {plan.spec.label: plan.why for plan in found.plans}
+    assert reasons["dp_replicate=4"] == "a global batch of 2 has no sample for each of 4 parts"
+    assert "4 no way" in advise(found, here, what).verdict.replace("on ", "")
+
+
+def test_what_does_not_fit_one_gpu_names_the_fewest_that_suffice():
+    # 6 layers of 4 MiB, four times with gradients and AdamW: 96 MiB; activations 6 MiB a sample.
+    here, what = cluster(), training(batch=64, limit=330 * MIB)
+
+    found = search(here, what)
+    advice = advise(found, here, what)
+
+    assert 1 not in found.best
+    assert min(found.best) == 2
+    assert advice.verdict.startswith(("You need 2", "Use all 4"))
+
+
+def test_more_gpus_than_asked_are_named_where_the_asked_do_not_suffice():
+    here, what = cluster(gpus=2), training(batch=64, limit=150 * MIB)
+
+    advice = advise(search(here, what), here, what)
+
+    assert advice.ranks > 2
+    assert advice.verdict.startswith(f"You need {advice.ranks} GPUs: on 2 GPUs no way fits")
+
+
+def test_sharding_takes_less_memory_the_more_is_sharded():
+    found = {p.spec.label: p.peak_bytes.value for p in search(cluster(), training()).plans}
+
+    assert found["dp_shard=4 zero=2"] < found["dp_replicate=4"]
+    whole = stream(16)
+    states = sum(a.size for a in whole.allocations if a.phase is Phase.SETUP)
+    assert found["dp_replicate=4"] == states + 16 * 6 * MIB
+
+
+def test_a_pipeline_holds_a_stage_and_as_many_microbatches_as_are_in_flight():
+    plans = {p.spec.label: p for p in search(cluster(gpus=2), training(splits=True)).plans}
+
+    found = plans["pp=2 microbatches=8 schedule=1f1b"]
+
+    # Half of the layers: three of 16 MiB states, and 2 of 8 microbatches of 8 samples in flight.
+    assert found.peak_bytes.value == 3 * 16 * MIB + 2 * 8 * 3 * MIB
+    assert found.shares["bubble"].value > 0
+
+
+def test_tensor_parallel_needs_widths_that_it_divides():
+    plans = search(cluster(gpus=3), training(batch=63, splits=True)).plans
+
+    reasons = {plan.spec.label: plan.why for plan in plans if not plan.fits}
+
+    assert reasons["tp=3"] == "tp=3 does not divide a weight of width 1024"
+
+
+def test_every_number_says_where_it_comes_from():
+    plan = search(cluster(), training()).plans[0]
+
+    assert plan.step_ms.source is NumberSource.ASSUMED
+    assert plan.peak_bytes.source is NumberSource.SIMULATED
+    assert {one.source for one in plan.shares.values()} == {NumberSource.ASSUMED}
+
+
+def test_zero_3_sends_half_as_much_again_as_ddp():
+    free = replace(inside_of(GPU), latency_s=0.0)
+    here = cluster(inside=free)
+    layout = training().layout
+
+    ddp = gradients_s(ParallelSpec(dp_replicate=4), here, layout, GIB)
+    zero2 = gradients_s(ParallelSpec(dp_shard=4, zero=2), here, layout, GIB)
+    zero3 = gradients_s(ParallelSpec(dp_shard=4, zero=3), here, layout, GIB)
+
+    assert zero2 == pytest.approx(ddp)
+    assert zero3 == pytest.approx(1.5 * ddp)
+
+
+def test_groups_that_cross_hosts_share_the_adapters():
+    here = cluster(gpus=8, hosts=2)
+
+    assert here.link(1, 8) is here.inside
+    assert here.link(8, 2).bytes_per_s == NETWORK.bytes_per_s / 8
+    assert here.link(1, 16).bytes_per_s == NETWORK.bytes_per_s
+
+
+def test_a_thousand_ranks_are_searched():
+    here, what = cluster(gpus=8, hosts=128), training(batch=1024, splits=True, blocks=32)
+
+    found = search(here, what)
+
+    assert len(found.plans) > 40
+    assert max(found.best) == 1024
+    assert divisors(1024)[-1] == 1024

@@ -1,0 +1,81 @@
+"""Ways to spread a training in words."""
+
+from flatout.records.parallel import ParallelSpec
+from flatout.records.plan import (
+    Amount,
+    TaggedNumber,
+    NumberSource,
+    ParallelAdvice,
+    ParallelPlan,
+    Plan,
+)
+from flatout.reporting.parallel_plan import advice_lines, rejected_lines, spread_command
+
+NOTHING = Amount(bytes=1, source=NumberSource.TRACED)
+
+
+def way(spec, step_ms=10.0, why="computing"):
+    return ParallelPlan(
+        spec=spec,
+        ranks=spec.world_size,
+        fits=step_ms is not None,
+        why=why,
+        step_ms=None
+        if step_ms is None
+        else TaggedNumber(value=step_ms, source=NumberSource.ASSUMED),
+        peak_bytes=TaggedNumber(value=2**30, source=NumberSource.SIMULATED),
+        shares={"communication": TaggedNumber(value=0.25, source=NumberSource.ASSUMED)},
+    )
+
+
+def plan(*ways, ranks=4, asked=4, spec=None):
+    advice = ParallelAdvice(
+        verdict="Use all 4 GPUs.", ranks=ranks, asked=asked, spec=spec or ways[0].spec, batch=64
+    )
+    return Plan(
+        target="train.py",
+        device="a GPU",
+        capacity_bytes=2**33,
+        batch=64,
+        allocated=NOTHING,
+        reserved=NOTHING,
+        used=NOTHING,
+        components={},
+        peak_phase="forward",
+        parallel=ways,
+        advice=advice,
+    )
+
+
+def test_the_verdict_comes_first_and_rejected_ways_have_a_line_each():
+    ways = way(ParallelSpec(dp_replicate=4)), way(ParallelSpec(tp=4), None, "tp=4 is too many")
+
+    lines = advice_lines(plan(*ways), 80)
+
+    assert lines[0] == "Use all 4 GPUs."
+    assert any(line.startswith("dp_replicate=4") and "25 %" in line for line in lines)
+    assert "rejected  tp=4: tp=4 is too many" in lines
+
+
+def test_too_many_rejected_ways_are_counted():
+    ways = [way(ParallelSpec(dp_replicate=n), None) for n in range(2, 22)]
+
+    assert rejected_lines(ways)[-1] == "rejected  8 more; --json has them all"
+
+
+def test_the_next_command_trains_as_advised():
+    spec = ParallelSpec(dp_shard=4, zero=3)
+
+    assert spread_command(plan(way(spec)), "train.py") == "flatout run --gpus 4 --zero 3 train.py"
+    words = "with [parallel] dp_shard=4 zero=3 in it"
+    assert spread_command(plan(way(spec)), "t.py:task").endswith(words)
+    assert spread_command(plan(way(spec), ranks=1), "train.py") is None
+
+
+def test_json_has_every_way_with_its_sources():
+    plain = plan(way(ParallelSpec(dp_replicate=4))).to_json()
+
+    (found,) = plain["parallel"]
+    assert found["spec"]["dp_replicate"] == 4
+    assert found["step_ms"] == {"value": 10.0, "source": "assumed"}
+    assert plain["advice"]["ranks"] == 4
