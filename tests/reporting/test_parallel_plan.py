@@ -3,11 +3,11 @@
 from flatout.records.parallel import ParallelSpec
 from flatout.records.plan import (
     Amount,
-    TaggedNumber,
     NumberSource,
     ParallelAdvice,
     ParallelPlan,
     Plan,
+    TaggedNumber,
 )
 from flatout.reporting.parallel_plan import advice_lines, rejected_lines, spread_command
 

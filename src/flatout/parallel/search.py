@@ -14,7 +14,7 @@ from flatout.parallel.cost import DeviceCosts, Link, StepCost, StepWork, step_co
 from flatout.parallel.rank_share import Layout, StreamColumns, layout_of
 from flatout.records.memory_stream import MemoryStream
 from flatout.records.parallel import ParallelSpec, microbatches_for
-from flatout.records.plan import TaggedNumber, NumberSource, ParallelAdvice, ParallelPlan
+from flatout.records.plan import NumberSource, ParallelAdvice, ParallelPlan, TaggedNumber
 from flatout.records.profile import Profile
 from flatout.records.units import format_bytes, format_ms, format_share
 
