@@ -19,7 +19,7 @@ from benchmarks.structure import (
 MODULES = modules_of(SOURCE)
 LINES = {
     "": 490,
-    "agent": 13_200,
+    "agent": 13_360,
     "analysis": 6_150,
     "cli": 1_940,
     "data": 11_430,
@@ -29,12 +29,12 @@ LINES = {
     "launch": 1_950,
     "parallel": 2_600,
     "planner": 6_400,
-    "records": 5_070,
+    "records": 5_130,
     "reporting": 5_030,
     "rules": 4_200,
     "techniques": 10_200,
     "tuning": 5_360,
-    "workflow": 4_160,
+    "workflow": 4_360,
 }
 FLAT_FILES = 26
 SINGLE_IMPORTER = 90

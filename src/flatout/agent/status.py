@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from flatout.agent.measuring.run_curve import RunCurve
 from flatout.agent.ranks import rank_and_size
 from flatout.agent.session import Session
 from flatout.agent.training_device import find_cuda_device
@@ -44,6 +45,7 @@ class Publisher:
     def __init__(self, session: Session, folder: Path) -> None:
         self.session = session
         self.folder = folder
+        self.curve = RunCurve(session, folder, _rank) if session.spec.records_run else None
         self._begin()
 
     def install(self) -> None:
@@ -86,12 +88,22 @@ class Publisher:
         except OSError:
             self.is_ended = True  # the folder is gone: no one watches any more
             return
+        if self.curve is not None:
+            self.session.quietly(self.curve.saw)(
+                moment, self.steps, self.samples, self.loss.read()[0]
+            )
         self._ask_for_loss()
         self.next_at = moment + max(EVERY_S, COST * (now() - began))
 
     def withdraw(self) -> None:
         """Remove the record: this process trains no more."""
         if os.getpid() == self.pid:
+            if self.curve is not None and self.steps:
+                self._add_up()
+                moment = self.session.clock.since
+                self.session.quietly(self.curve.ended)(
+                    moment, self.steps, self.samples, self.loss.read()[0]
+                )
             with contextlib.suppress(OSError):
                 (self.folder / f"status-{self.pid}.json").unlink()
 
@@ -129,11 +141,10 @@ class Publisher:
         if len(self.recent) == 1:  # the first step of all: from nothing
             first = (moment - sum(last[3]), 0, 0, (0.0,) * len(NAMES))
         seconds = [b - a for a, b in zip(first[3], last[3], strict=True)]
-        rank = rank_and_size()
         value, step = self.loss.read()
         return {
             "pid": self.pid,
-            "rank": rank[0] if rank else 0,
+            "rank": _rank(),
             "at_s": moment,
             "step": last[1],
             "over_s": max(last[0] - first[0], 1e-9),
@@ -144,6 +155,11 @@ class Publisher:
             "loss_step": step,
             "device": device_now(self.session),
         }
+
+
+def _rank() -> int:
+    place = rank_and_size()
+    return place[0] if place else 0
 
 
 class _Loss:

@@ -46,6 +46,11 @@ from flatout.cli.options import ScriptCommand, script
     show_default=True,
     help="Shard over the GPUs: 2 the gradients and optimizer states, 3 the weights too.",
 )
+@click.option(
+    "--record",
+    type=click.Path(path_type=Path),
+    help="Write the loss over time and the metrics that the script prints; see 'compare'.",
+)
 @script
 def command(  # noqa: PLR0913, PLR0917  one argument an option
     target: str,
@@ -57,22 +62,25 @@ def command(  # noqa: PLR0913, PLR0917  one argument an option
     gpus: int | None,
     ranks: int | None,
     zero: int,
+    record: Path | None,
 ) -> int:
     """Train with a recipe: the real training, the unmodified script.
 
     SCRIPT is a Python file, file.py:name for a Task, or -m followed by a module. At least one of
-    --with, --plan, --gpus, --ranks and --on-oom adapt has to be given. With --gpus a script that
-    was written for one GPU trains on several, each with its part of every batch. The script keeps
-    its terminal, its files and its seeds, and its exit code is flatout's.
+    --with, --plan, --gpus, --ranks, --record and --on-oom adapt has to be given. With --gpus a
+    script that was written for one GPU trains on several, each with its part of every batch. The
+    script keeps its terminal, its files and its seeds, and its exit code is flatout's.
     """
     from flatout.launch.workloads import parse_workload
     from flatout.records.errors import UserError
     from flatout.records.recipe import Recipe
+    from flatout.reporting.documents import ensure_file_writable, write_json
     from flatout.workflow.recipe_files import read_recipe
     from flatout.workflow.run import RunOptions, read_plan, run, spread_over
 
     spread = gpus or ranks
-    if recipe_path is None and plan_path is None and on_oom == "stop" and spread is None:
+    asks = recipe_path or plan_path or record or spread
+    if not asks and on_oom == "stop":
         raise UserError(
             f"run needs a recipe, as in: flatout run --with recipe.toml {target}; "
             f"'flatout tune {target}' writes one"
@@ -80,7 +88,10 @@ def command(  # noqa: PLR0913, PLR0917  one argument an option
     if gpus is not None and ranks is not None:
         raise UserError("--gpus and --ranks are the same choice: give one of them")
     workload = parse_workload(target, arguments)
+    if record is not None:
+        ensure_file_writable(record)
     options = RunOptions(
+        keep=(lambda found: write_json(found.to_json(), record)) if record else None,
         plan=read_plan(plan_path) if plan_path else None,
         adapts=on_oom == "adapt",
         resume_arguments=tuple(shlex.split(resume_args)),

@@ -413,7 +413,7 @@ class Quantity:
     baseline: float
     candidate: float
     unit: str
-    """`ms`, `per_s`, `share`, `bytes` or `ratio`: how the numbers are to be written."""
+    """`ms`, `s`, `per_s`, `share`, `bytes`, `ratio` or `number`: how they are written."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -421,7 +421,7 @@ class Contrast:
     """What the second of two results shows against the first."""
 
     of: str
-    """`profile` or `ablation`: what both files hold."""
+    """`profile`, `ablation` or `run`: what both files hold."""
     ratio: float
     """Above 1 the candidate is better: it steps faster (profiles), its recipe gains more
     (ablations)."""

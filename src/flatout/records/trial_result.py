@@ -1,12 +1,14 @@
 """A TrialResult: what a training process knows at its end, and hands its parent.
 
-`flatout.agent.recorder` writes it as JSON, `flatout.launch.trial_process` reads it.
+`flatout.agent.recorder` writes it as JSON, `flatout.launch.trial_process` reads it. A real training
+(`flatout run --record`) leaves a `RunRecord` instead: its loss over time, and what it printed.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from flatout.records.json_records import from_plain, to_plain
 from flatout.records.profile import ModelFacts, OptimizerFacts, PeakBytes
 from flatout.records.readings import TraceSummary
 
@@ -110,3 +112,93 @@ class TrialResult:
     environment: Mapping[str, Any] = field(default_factory=dict)
     probes: Mapping[str, Any] = field(default_factory=dict)
     """By probe what it saw, in its own words."""
+
+
+RUN_SCHEMA = "flatout.run/1"
+CURVE, PRINTED = "curve", "printed"
+"""Names of the training process's notes in the job's folder."""
+LOWER_IS_BETTER = (
+    *("loss", "error", "err", "perplexity", "ppl", "nll", "mse", "mae", "rmse", "wer", "cer"),
+    *("fid", "bpb", "bpc"),
+)
+HIGHER_IS_BETTER = (
+    *("accuracy", "acc", "f1", "auc", "bleu", "rouge", "psnr", "ssim", "iou", "map", "dice"),
+    *("score", "reward", "elbo", "precision", "recall"),
+)
+"""Words in a name that make a printed number a metric; those above are better when lower."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CurvePoint:
+    """The training at one moment."""
+
+    step: int
+    """Steps made so far."""
+    s: float
+    """Seconds since the first point."""
+    samples: int
+    loss: float | None = None
+    """Of the latest backward that could be read without waiting for the device."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrintedValue:
+    """A metric as the script printed it."""
+
+    step: int
+    s: float
+    value: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRecord:
+    """One real training, as its first rank saw it."""
+
+    command: str
+    recipe: str
+    """The recipe in one line."""
+    exit_code: int
+    seconds: float
+    """From the start of the script's process to its end."""
+    points: tuple[CurvePoint, ...] = ()
+    printed: Mapping[str, tuple[PrintedValue, ...]] = field(default_factory=dict)
+    """By the metric's name."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the `flatout.run/1` mapping."""
+        return {"schema": RUN_SCHEMA} | to_plain(self)
+
+    @property
+    def ms_per_step(self) -> float | None:
+        """Milliseconds a step between the first and the last point; None with fewer than two."""
+        if len(self.points) < 2 or self.points[-1].step <= self.points[0].step:
+            return None
+        first, last = self.points[0], self.points[-1]
+        return 1000 * (last.s - first.s) / (last.step - first.step)
+
+
+def run_record_from_json(plain: Mapping[str, Any]) -> RunRecord:
+    """Return the record that `to_json` wrote.
+
+    Raises:
+        ValueError: if a field is missing or of another type.
+    """
+    return from_plain(RunRecord, plain)
+
+
+def is_lower_better(name: str) -> bool:
+    """Return whether a metric of this name is better when it is lower.
+
+    >>> is_lower_better("val_loss"), is_lower_better("val accuracy")
+    (True, False)
+    """
+    parts = name.replace("_", " ").replace("/", " ").replace("@", " ").split()
+    return any(part in LOWER_IS_BETTER for part in parts)
+
+
+def seconds_until(values: Sequence[PrintedValue], target: float, *, lower: bool) -> float | None:
+    """Return when a metric first was as good as a target; None where it never was."""
+    for value in values:
+        if (value.value <= target) if lower else (value.value >= target):
+            return value.s
+    return None

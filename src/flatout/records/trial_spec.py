@@ -38,6 +38,8 @@ class TrialSpec:
     """What the guard's recorder does; None for a timed trial."""
     plan: Mapping[str, Any] | None = None
     """Of a run: the predicted memory that it is held against."""
+    records_run: bool = False
+    """Whether a run leaves its loss over time and the metrics that it prints."""
     details: Mapping[str, Any] = field(default_factory=dict)
     """What an entry of its own needs besides, by its own names."""
     entry: str = ""

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,11 +30,12 @@ from flatout.launch.trial_process import (
 )
 from flatout.records import catalogue
 from flatout.records.errors import UserError, describe_exhaustion
-from flatout.records.input_files import read_json
-from flatout.records.json_records import to_plain
+from flatout.records.input_files import parse_json, read_json
+from flatout.records.json_records import from_plain, to_plain
 from flatout.records.recipe import Choice, Recipe
 from flatout.records.technique import Numerics
 from flatout.records.trial import Workload
+from flatout.records.trial_result import CURVE, PRINTED, CurvePoint, PrintedValue, RunRecord
 from flatout.records.trial_spec import TrialSpec
 from flatout.records.units import format_bytes
 from flatout.tuning.ranking import Search
@@ -184,6 +186,8 @@ class RunOptions:
     """Whether it starts again, with techniques that save memory, when that ran out."""
     resume_arguments: tuple[str, ...] = ()
     """What the script is given alongside its own arguments when it starts again."""
+    keep: "Callable[[RunRecord], None] | None" = None
+    """Given the loss over time and the printed metrics, after each time the script ran."""
 
 
 def run(workload: Workload, recipe: Recipe, options: RunOptions = RunOptions()) -> int:
@@ -193,7 +197,7 @@ def run(workload: Workload, recipe: Recipe, options: RunOptions = RunOptions()) 
     stopped. Techniques that could not be applied are named on stderr by the child itself.
     """
     clean_up_stale_trials()
-    code, noted = _train(workload, recipe, options.plan)
+    code, noted = _train(workload, recipe, options)
     if noted is None:
         return code
     tell_exhaustion(describe_exhaustion(noted), options.plan, workload.command_line)
@@ -203,7 +207,7 @@ def run(workload: Workload, recipe: Recipe, options: RunOptions = RunOptions()) 
     again = replace(workload, arguments=(*workload.arguments, *options.resume_arguments))
     for adapted in next_recipes(recipe, options.plan):
         _tell_restart(again, adapted, options)
-        code, noted = _train(again, adapted, options.plan)
+        code, noted = _train(again, adapted, options)
         if noted is None:
             return code
         tell(f"out of memory {describe_exhaustion(noted)}")
@@ -242,7 +246,7 @@ def _tell_restart(workload: Workload, recipe: Recipe, options: RunOptions) -> No
 
 
 def _train(
-    workload: Workload, recipe: Recipe, plan: RunPlan | None
+    workload: Workload, recipe: Recipe, options: RunOptions
 ) -> "tuple[int, Mapping[str, Any] | None]":
     """Run the script once; return its exit code and what it noted if memory ran out."""
     environment: Mapping[str, str] = dict(os.environ)
@@ -253,12 +257,23 @@ def _train(
     try:
         announce(folder, "run", workload.command_line)
         spec_path = folder / "child.json"
-        spec_path.write_text(json.dumps(to_plain(_spec(recipe, folder, plan))), encoding="utf-8")
+        spec_path.write_text(json.dumps(to_plain(_spec(recipe, folder, options))), encoding="utf-8")
         armed = armed_environment(environment, spec_path) | {PARENT_VARIABLE: str(os.getpid())}
+        began_s = time.monotonic()
         with _signals_passed_on() as pass_to:
             child = subprocess.Popen(command_of(workload), cwd=workload.folder, env=armed)
             pass_to(child)
             code = _shells_code(child.wait())
+        if options.keep is not None:
+            record = RunRecord(
+                command=workload.command_line,
+                recipe=recipe.label,
+                exit_code=code,
+                seconds=time.monotonic() - began_s,
+                points=tuple(from_plain(CurvePoint, row) for row in _rows(folder, CURVE)),
+                printed=_printed(folder),
+            )
+            options.keep(record)
         if code == KILLED:
             tell("the script was killed: where nobody did that, the machine ran out of memory")
         # A process that left without its exit handlers still has its status there.
@@ -276,6 +291,25 @@ def _train(
         shutil.rmtree(folder, ignore_errors=True)
 
 
+def _rows(folder: Path, name: str) -> list[dict[str, Any]]:
+    """Return the rows that the first rank's training process left, the longest file of several."""
+    paths = sorted(folder.glob(f"{name}-0-*.jsonl"), key=lambda path: path.stat().st_size)
+    lines = paths[-1].read_text(encoding="utf-8").splitlines() if paths else []
+    found = []
+    for line in lines:
+        with contextlib.suppress(ValueError):  # the last one, of a process that was killed
+            found.append(parse_json(line))
+    return found
+
+
+def _printed(folder: Path) -> dict[str, tuple[PrintedValue, ...]]:
+    rows = _rows(folder, PRINTED)
+    return {
+        name: tuple(from_plain(PrintedValue, row) for row in rows if row["name"] == name)
+        for name in dict.fromkeys(row["name"] for row in rows)
+    }
+
+
 def with_compile_cache(environment: "Mapping[str, str]", workload: Workload) -> "Mapping[str, str]":
     """Return the environment with the compile cache that the trials of this script fill.
 
@@ -286,13 +320,14 @@ def with_compile_cache(environment: "Mapping[str, str]", workload: Workload) -> 
     return {"TORCHINDUCTOR_CACHE_DIR": str(cache), **environment}
 
 
-def _spec(recipe: Recipe, folder: Path, plan: RunPlan | None) -> TrialSpec:
+def _spec(recipe: Recipe, folder: Path, options: RunOptions) -> TrialSpec:
     return TrialSpec(
         entry=ENTRY,
         mode="run",
         recipe=recipe,
         status_folder=str(folder),
-        plan=plan.for_child() if plan else None,
+        plan=options.plan.for_child() if options.plan else None,
+        records_run=options.keep is not None,
         prefix=sys.prefix,
     )
 

@@ -6,6 +6,7 @@ from flatout.records.ablation import Ablation, Contrast, Quantity
 from flatout.records.messages import ENGLISH, Messages, Text, messages, words
 from flatout.records.units import (
     format_bytes,
+    format_duration,
     format_interval,
     format_ms,
     format_rate,
@@ -183,6 +184,8 @@ FORMATS = {
     "share": format_share,
     "bytes": format_bytes,
     "ratio": format_ratio,
+    "s": format_duration,
+    "number": "{:.4g}".format,
 }
 
 
