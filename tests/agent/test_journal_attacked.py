@@ -460,7 +460,7 @@ def test_a_folder_that_had_another_name_in_a_container_is_put_right(tmp_path):
     refused, _ = restore(moved)
     undone, _ = restore(moved, work)
 
-    assert [line for line in refused.failed if "outside the folder" in line] == refused.failed
+    assert [line for line in refused.failed if "left alone" in line] == refused.failed
     assert len(refused.failed) == 2
     assert (undone.failed, listing(moved)) == ([], before)
 
@@ -484,6 +484,29 @@ def test_a_planted_journal_changes_nothing_outside_the_folder(tmp_path):
     undone, _ = restore(work)
 
     assert (tmp_path / "secret").read_text() == "mine"
+    assert len(undone.failed) == len(lines)
+
+
+def test_a_journal_in_a_strangers_folder_changes_nothing_next_to_that(tmp_path):
+    """As of an unpacked archive, where the folder above is put right."""
+    home, folder = tmp_path / "home", tmp_path / "home/downloads/repository"
+    folder.mkdir(parents=True)
+    for name in ("settings", "linked", "moved"):
+        (home / name).write_text("mine")
+    planted = folder / ".x.flatout-1-0"
+    planted.write_text("planted")
+    lines = [
+        journal_file._line("moved", str(home / "settings"), str(planted), 0),
+        journal_file._line("tree", str(home / "downloads"), str(planted), 0),
+        journal_file._line("link", str(home / "linked"), "/etc/passwd", 0),
+        journal_file._line("new", str(home / "moved"), None, 0),
+        journal_file._line("renamed", str(folder / "got"), str(home / "moved"), 0),
+    ]
+    (folder / ".flatout-journal-trial-x").write_bytes(b"".join(lines))
+
+    undone, _ = restore(home)
+
+    assert [(home / name).read_text() for name in ("settings", "linked", "moved")] == ["mine"] * 3
     assert len(undone.failed) == len(lines)
 
 

@@ -27,6 +27,6 @@ def test_what_lies_outside_is_named_and_is_an_error(tmp_path, capsys):
     work = work.rename(tmp_path / "elsewhere")
 
     assert call(["restore", str(work)]) == 1
-    assert "is outside the folder and was left alone" in capsys.readouterr().out
+    assert "is not in the folders of the trial, and was left alone" in capsys.readouterr().out
     assert call(["restore", "--was", str(tmp_path / "work"), str(work)]) == 0
     assert (work / "model.pt").read_text() == "the user's model.pt"

@@ -167,11 +167,20 @@ def test_what_was_found_is_remembered_by_content(project, monkeypatch):
     assert again.files[0] == first.files[0]
 
 
-def test_a_damaged_cache_is_made_again(project):
+DAMAGES = (
+    *("{", "[]", "null", "[" * 99_999, '{"KEY": 1}', '{"KEY": {}}', '{"KEY": {"findings": 3}}'),
+    '{"KEY": {"findings": [3], "notes": [], "not_analysable": ""}}',
+    '{"KEY": {"findings": [], "notes": [[]], "not_analysable": ""}}',
+)
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_cache_is_made_again(project, damage):
     (project / "a.py").write_text(FOUND)
     check([Path()])
-    for path in (project.parent / "cache").rglob("check/*.json"):
-        path.write_text("{")
+    (place,) = (project.parent / "cache").rglob("check/*.json")
+    (key,) = json.loads(place.read_text())
+    place.write_text(damage.replace("KEY", key))
 
     assert codes(check([Path()])) == {"a.py": "SYN10"}
 
@@ -204,12 +213,21 @@ def test_codes_are_chosen_by_options_and_in_pyproject(project, options, settings
         ('select = ["XYZ1"]', "unknown code 'XYZ1'"),
         ("ignore = 3", "ignore in .tool.flatout.check. is a list"),
         ("ignore = [", "cannot read"),
+        ("x = '" + "y" * 200_000 + "'", "cannot read .*larger than"),
     ],
 )
 def test_a_wrong_setting_is_refused_with_a_reason(project, settings, said):
     (project / "pyproject.toml").write_text(f"[tool.flatout.check]\n{settings}\n")
 
     with pytest.raises(UserError, match=said):
+        check([Path()])
+
+
+@pytest.mark.parametrize("text", ["tool = 3", "[tool]\nflatout = []", "[tool.flatout]\ncheck = 3"])
+def test_a_setting_in_the_place_of_a_table_is_refused(project, text):
+    (project / "pyproject.toml").write_text(text)
+
+    with pytest.raises(UserError, match="is no table"):
         check([Path()])
 
 
@@ -274,6 +292,73 @@ def test_a_fix_goes_through_a_link_and_keeps_it(project):
 
     assert (project / "a.py").is_symlink()
     assert (project / "real/a.py").read_text() == FIXED
+
+
+def test_a_link_in_a_folder_does_not_lead_a_fix_out_of_it(project):
+    outside = project.parent / "outside.py"
+    outside.write_text(FOUND)
+    (project / "a.py").symlink_to(outside)
+
+    fix(check([Path()]), suggested=False)
+
+    assert outside.read_text() == FOUND
+
+
+def test_an_edit_while_a_file_is_checked_is_not_lost(project, monkeypatch):
+    path = project / "a.py"
+    path.write_text(FOUND)
+    found, real = check([Path()]), checking.source.fixed_text
+
+    def edited_meanwhile(*arguments, **settings):
+        path.write_text("edited")
+        return real(*arguments, **settings)
+
+    monkeypatch.setattr(checking.source, "fixed_text", edited_meanwhile)
+
+    with pytest.raises(UserError, match=r"a.py was changed meanwhile"):
+        fix(found, suggested=False)
+
+    assert path.read_text() == "edited"
+    assert [one.name for one in project.iterdir()] == ["a.py"]
+
+
+@pytest.mark.parametrize("why", ["write-protected", "a second name", "belongs to another user"])
+def test_what_would_be_another_file_after_a_fix_is_left_as_it_is(project, monkeypatch, why):
+    path = project / "a.py"
+    path.write_text(FOUND)
+    if why == "write-protected":
+        path.chmod(0o444)
+    elif why == "a second name":
+        (project / "b.txt").hardlink_to(path)
+    else:
+        monkeypatch.setattr(os, "geteuid", lambda: path.stat().st_uid + 1)
+
+    with pytest.raises(UserError, match=why):
+        fix(check([path]), suggested=False)
+
+    assert path.read_text() == FOUND
+
+
+WITHOUT_ROOM = """
+import resource, signal, sys
+from pathlib import Path
+from flatout.workflow.check import check, fix
+found = check([Path("a.py")])
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (10, 10))
+fix(found, suggested=False)
+"""
+
+
+def test_a_full_disk_leaves_a_file_without_its_fix(project):
+    (project / "a.py").write_text(FOUND)
+
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_ROOM], capture_output=True, text=True, check=False
+    )
+
+    assert "UserError: cannot write a.py: File too large" in done.stderr
+    assert {path.name: path.read_text() for path in project.iterdir()} == {"a.py": FOUND}
 
 
 def test_the_diff_can_be_applied_and_writes_nothing(project):

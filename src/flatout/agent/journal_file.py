@@ -199,6 +199,11 @@ def _claims_of(file: Path) -> bytes:
         raise OSError(errno.EFBIG, str(error)) from None
 
 
+def line_of(entry: Entry) -> bytes:
+    """Return the line of a journal that says so."""
+    return json.dumps(entry).encode() + b"\n"
+
+
 def entry_of(line: bytes) -> Entry | None:
     """Return what a line says; None where it is none of ours, or cut off."""
     try:
@@ -258,9 +263,7 @@ def _open(path: Path) -> int:
 
 def _line(kind: str, path: str, other: str | None, number: float) -> bytes:
     # The first end of a line closes what another process may have left half written.
-    return (
-        b"\n" + json.dumps(Entry(kind, path, other, number, time.monotonic_ns())).encode() + b"\n"
-    )
+    return b"\n" + line_of(Entry(kind, path, other, number, time.monotonic_ns()))
 
 
 _WITH_ORIGINAL = ("moved", "copied", "tree", "renamed")

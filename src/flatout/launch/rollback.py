@@ -12,7 +12,7 @@ import math
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ from flatout.agent.journal_file import (
     is_at_or_below,
     is_folder,
     is_used,
+    line_of,
 )
 
 FAILED_NAME = "journal.failed"
@@ -70,15 +71,20 @@ class JournalPlace:
         return self.owned is None or bool(self.owned & names)
 
 
-def undo(entry: Entry, place: JournalPlace) -> None:
+def undo(entry: Entry, place: JournalPlace) -> bool:
     """Undo one entry. Repeating it is harmless: a rollback may be killed and start again.
+
+    Returns:
+        Whether there was anything to undo: it may be gone already, or its folder was new and is.
 
     Raises:
         OSError: if there is something to restore and that failed: it is still where it was.
     """
-    # Already gone, or its folder was new and is gone: then nothing is left to restore.
-    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+    try:
         _UNDO[entry.kind](Path(entry.path), entry, place)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return True
 
 
 def _remove_new(path: Path, _entry: Entry, place: JournalPlace) -> None:
@@ -115,8 +121,7 @@ def _empty(path: Path, since: float, place: JournalPlace) -> None:
 
 def _put_back(path: Path, entry: Entry, place: JournalPlace) -> None:
     aside = Path(entry.other or "")
-    if not os.path.lexists(aside):
-        return
+    aside.lstat()  # or there is nothing to put back
     if is_folder(path):
         _keep(path, place)
     elif os.path.lexists(path) and not place.is_of_trial(path.lstat()):
@@ -127,37 +132,40 @@ def _put_back(path: Path, entry: Entry, place: JournalPlace) -> None:
 
 def _copy_back(path: Path, entry: Entry, _place: JournalPlace) -> None:
     aside = Path(entry.other or "")
-    if os.path.lexists(aside):
-        shutil.copy2(aside, path)  # the same file as before: its folder allows no other
-        aside.unlink()
+    aside.lstat()
+    shutil.copy2(aside, path)  # the same file as before: its folder allows no other
+    aside.unlink()
 
 
 def _put_back_tree(path: Path, entry: Entry, place: JournalPlace) -> None:
     aside = Path(entry.other or "")
-    if os.path.lexists(aside):
-        if os.path.lexists(path):
-            _empty(path, entry.number, place)
-        if os.path.lexists(path):
-            _keep(path, place)
-        shutil.move(aside, path)  # a rename, but for what was copied to another file system
+    aside.lstat()
+    if os.path.lexists(path):
+        _empty(path, entry.number, place)
+    if os.path.lexists(path):
+        _keep(path, place)
+    shutil.move(aside, path)  # a rename, but for what was copied to another file system
 
 
 def _restore_link(path: Path, entry: Entry, place: JournalPlace) -> None:
     target, mtime_ns = entry.other or "", int(entry.number)
-    if path.is_symlink() and str(path.readlink()) == target:
-        return
-    if is_folder(path):
-        _keep(path, place)
-    elif os.path.lexists(path) and not place.is_of_trial(path.lstat()):
-        path = _original_name(path, place)
-    path.unlink(missing_ok=True)
-    path.symlink_to(target)
+    if not path.is_symlink() or str(path.readlink()) != target:
+        if is_folder(path):
+            _keep(path, place)
+        elif os.path.lexists(path) and not place.is_of_trial(path.lstat()):
+            path = _original_name(path, place)
+        path.unlink(missing_ok=True)
+        path.symlink_to(target)
     os.utime(path, ns=(mtime_ns, mtime_ns), follow_symlinks=False)
 
 
 def _rename_back(source: Path, entry: Entry, place: JournalPlace) -> None:
     """Rename back, unless the rename failed in the trial: then the source is still there."""
     renamed = Path(entry.other or "")
+    if not os.path.lexists(renamed):  # an earlier try may have kept it
+        names = sorted(renamed.parent.glob(f"*{KEPT_SUFFIX}*"))
+        ours = [name for name in names if name.name.startswith(renamed.name + KEPT_SUFFIX)]
+        renamed = next((name for name in ours if name.lstat().st_ino == entry.number), renamed)
     if os.path.lexists(source):
         if renamed.lstat().st_ino != entry.number:
             return
@@ -239,34 +247,83 @@ def rollback(folder: Path, *, ended: bool = True) -> Undone:
             written by another program.
     """
     journal, failed = folder / JOURNAL_NAME, folder / FAILED_NAME
-    undone = Undone()
-    lines = _lines(failed) + _lines(journal)
-    if not lines:
-        with contextlib.suppress(OSError):
-            journal.unlink()
-        return undone
-    until = math.inf if ended else _last_sign(folder) + SLACK_S
     name = BESIDE + folder.name
-    places = [Path(folder, name) for folder in _folders(lines)]
-    copies = [path for path in places if os.path.lexists(path)]
-    known = set(lines)
-    missed = [line for copy in copies for line in _lines(copy) if line not in known]
-    if missed or failed.exists():  # the power went, or something failed the last time
-        lines = sorted(lines + missed, key=_time_of)
-        with contextlib.suppress(OSError):  # on a full disk without the means to go on later
-            _write_lines(journal, lines)
-            failed.unlink(missing_ok=True)
-    cut = _cut_from(journal, lines)
-    left = _undo_all(lines, until, undone, lambda index: cut(index))
-    if left:
-        with contextlib.suppress(OSError):
-            _write_lines(failed, left)
-    needed = {Path(one, name) for one in _folders(left)}
-    for copy in set(places) - needed:  # now also where folders have their old names again
-        with contextlib.suppress(OSError):
-            copy.unlink()
-    journal.unlink(missing_ok=True)
+    undone = Undone()
+    try:
+        lines = _lines(failed) + _lines(journal)
+        if lines:
+            until = math.inf if ended else _last_sign(folder) + SLACK_S
+            copies = [Path(folder, name) for folder in _folders(lines)]
+            lines = _with_missed(journal, failed, lines, copies)
+            _undo_all(lines, until, undone, _Progress(journal, failed, lines))
+    except OSError as error:
+        # To go on without the means to do so later could undo an entry twice, after others.
+        undone.failed.append(
+            f"{journal}: {error.strerror}; what it names and was not put back yet, the next "
+            "flatout puts back, or 'flatout restore' in the script's folder"
+        )
+        return undone
+    with contextlib.suppress(OSError):
+        journal.unlink()
     return undone
+
+
+def _with_missed(
+    journal: Path, failed: Path, lines: list[bytes], copies: Iterable[Path]
+) -> list[bytes]:
+    """Return the lines with those that only copies have, as after the power went.
+
+    They are in the journal then, and so are those that failed the last time.
+    """
+    known, missed = set(lines), []
+    for copy in copies:
+        with contextlib.suppress(PermissionError):  # its folder is closed: no original came back
+            missed += [line for line in _lines(copy) if line not in known]
+    if not missed and not failed.exists():
+        return lines
+    lines = sorted(dict.fromkeys(lines + missed), key=_time_of)
+    _write_lines(journal, lines)
+    failed.unlink(missing_ok=True)
+    return lines
+
+
+class _Progress:
+    """What is noted of a rollback, so that one which was killed goes on where it was."""
+
+    def __init__(self, journal: Path, failed: Path, lines: Sequence[bytes]) -> None:
+        self.journal = journal
+        self.failed = failed
+        self.starts = list(itertools.accumulate(map(len, lines), initial=0))
+        self.last_uses = _last_uses([entry_of(line) for line in lines])
+
+    def keep(self, left: Sequence[bytes]) -> None:
+        """Note what failed."""
+        _write_lines(self.failed, left)
+
+    def cut(self, index: int, needed: Container[str]) -> None:
+        """Cut the journal off before a line that was undone, and remove a copy it was the last of.
+
+        Args:
+            index: of the line.
+            needed: folders whose copies stay.
+        """
+        folder = self.last_uses.get(index)
+        if folder is not None and folder not in needed:
+            with contextlib.suppress(FileNotFoundError, NotADirectoryError, PermissionError):
+                Path(folder, BESIDE + self.journal.parent.name).unlink()
+        os.truncate(self.journal, self.starts[index])
+
+
+def _last_uses(entries: Sequence[Entry | None]) -> Mapping[int, str]:
+    """Return, by entry, the folder whose copy no earlier entry is in, as it was called then."""
+    known: dict[str, int] = {}
+    for index, entry in enumerate(entries):
+        if entry is not None and entry.kind in KINDS:
+            known.setdefault(str(Path(entry.path).parent), index)
+        if entry is not None and entry.kind == "renamed" and entry.other:
+            for folder in [one for one in known if is_at_or_below(one, entry.path)]:
+                known[entry.other + folder[len(entry.path) :]] = known.pop(folder)
+    return {i: str(Path(e.path).parent) for i, e in enumerate(entries) if e and i in known.values()}
 
 
 def restore(root: Path, was: Path | None = None) -> tuple[Undone, int]:
@@ -315,17 +372,22 @@ def stale_copies(folder: Path) -> list[Path]:
 
 def _restore_trial(copies: Sequence[Path], root: Path, was: Path | None, undone: Undone) -> None:
     until = _newest(copies) + SLACK_S
-    found = [(line, copy) for copy in copies for line in _lines(copy)]
+    try:
+        found = [(line, copy) for copy in copies for line in _lines(copy)]
+    except OSError as error:
+        undone.failed.append(f"{error.filename}: {error.strerror}")
+        return
     found.sort(key=lambda pair: _time_of(pair[0]))
     lines = [line for line, _ in found]
 
     def moved(entry: Entry) -> Entry | None:
-        return _confined(entry, root, was)
+        now = _renamed(entry, root, was)
+        return now if _is_confined(now, root, copies[0].name) else None
 
-    left = set(_undo_all(lines, until, undone, lambda _: None, moved))
+    left = {_time_of(line) for line in _undo_all(lines, until, undone, None, moved)}
     for copy in copies:
         # Its folder may have another name by now; what was undone is not there a second time.
-        if not any(line in left for line, at in found if at == copy):
+        if not any(_time_of(line) in left for line, at in found if at == copy):
             for path in (copy, *([] if copy.exists() else _same(copy, root))):
                 path.unlink(missing_ok=True)
 
@@ -336,61 +398,108 @@ def _same(copy: Path, root: Path) -> Iterator[Path]:
             yield Path(folder, copy.name)
 
 
-def _confined(entry: Entry, root: Path, was: Path | None) -> Entry | None:
-    """Return the entry with the paths of now; None where one of them is not below the folder."""
-    paths = [entry.path] if entry.kind == "link" else [entry.path, entry.other or entry.path]
-    if was is not None:
-        paths = [
-            str(root) + p[len(str(was)) :] if is_at_or_below(p, str(was)) else p for p in paths
-        ]
+def _renamed(entry: Entry, root: Path, was: Path | None) -> Entry:
+    """Return the entry with the paths of now."""
+
+    def now(path: str) -> str:
+        is_moved = was is not None and is_at_or_below(path, str(was))
+        return str(root) + path[len(str(was)) :] if is_moved else path
+
+    has_path = entry.other is not None and entry.kind != "link"
+    other = now(entry.other or "") if has_path else entry.other
+    return entry._replace(path=now(entry.path), other=other)
+
+
+def _is_confined(entry: Entry, root: Path, name: str) -> bool:
+    """Return whether an entry concerns nothing but folders below `root` with a copy of its journal.
+
+    A copy may have come with a stranger's folder: it must not reach what is next to that.
+    """
+    paths = [Path(entry.path)]
+    if entry.kind in ("moved", "copied", "tree", "renamed"):
+        paths.append(Path(entry.other or ""))
     for path in paths:
-        folder = os.path.realpath(Path(path).parent)
-        if not is_at_or_below(folder, str(root)) or Path(path).name in {"", ".", ".."}:
-            return None
-    other = entry.other if entry.kind == "link" else paths[1] if entry.other else None
-    return entry._replace(path=paths[0], other=other)
+        folder = Path(os.path.realpath(path.parent))
+        if not is_at_or_below(str(folder), str(root)) or path.name in {"", ".", ".."}:
+            return False
+        if folder.exists() and not any(copy.name == name for copy in copies_in(folder)):
+            is_target = entry.kind == "renamed" and str(path) == entry.other
+            # No stranger knows an inode. What is not there was undone before.
+            if not is_target or (os.path.lexists(path) and path.lstat().st_ino != entry.number):
+                return False
+    return True
 
 
 def _undo_all(
     lines: Sequence[bytes],
     until: float,
     undone: Undone,
-    cut: Callable[[int], None],
+    progress: _Progress | None,
     change: Callable[[Entry], Entry | None] = lambda entry: entry,
 ) -> list[bytes]:
-    """Undo the lines, latest first; return those that failed, in their order."""
+    """Undo the lines, latest first; return those that failed, in their order.
+
+    Raises:
+        OSError: if the progress cannot be noted.
+    """
     entries = [entry_of(line) for line in lines]
     owned = _owned(entries)
     is_clock_sure = not _was_clock_set(entries)
     if not is_clock_sure and until < math.inf:
         until = -math.inf  # whatever is there may be newer
-    clocks = [
-        line for line, entry in zip(lines, entries, strict=True) if entry and entry.kind == CLOCK
-    ]
-    left = []
+    # For the next try: what failed, and what has to be known for it.
+    kept = {i: entry for i, entry in enumerate(entries) if entry and entry.kind not in KINDS}
+    num_known = len(kept)
     for index in reversed(range(len(lines))):
-        entry = entries[index]
+        entry, before = entries[index], dict(kept)
         if entry is None:
-            # Half a line is of a change that was not done: its process ended before.
-            if lines[index].strip() and lines[index].endswith(b"\n"):
-                undone.kept.append(f"a line of the journal cannot be read: {lines[index][:60]!r}")
+            undone.kept += _unreadable(lines[index])
         elif entry.kind in KINDS:
             changed = change(entry)
+            place = JournalPlace(
+                owned=owned.get(index),
+                until=until,
+                is_clock_sure=is_clock_sure,
+                kept=undone.kept,
+                spared=undone.spared,
+            )
+            has_failed = len(kept) > num_known
             if changed is None:
-                undone.failed.append(f"{entry.path} is outside the folder and was left alone")
-                left.append(lines[index])
-            else:
-                place = JournalPlace(
-                    owned=owned.get(index),
-                    until=until,
-                    is_clock_sure=is_clock_sure,
-                    kept=undone.kept,
-                    spared=undone.spared,
+                undone.failed.append(
+                    f"{entry.path} is not in the folders of the trial, and was left alone"
                 )
-                if not _undo_one(changed, place, undone):
-                    left.append(lines[index])
-        cut(index)
-    return clocks + left[::-1] if left else []
+                kept[index] = entry
+            elif not _undo_one(changed, place, undone, is_expected=has_failed):
+                kept[index] = entry
+            elif entry.kind == "renamed" and has_failed:
+                kept |= {i: _carried(one, entry) for i, one in kept.items() if i > index}
+        if progress is not None:
+            if kept != before:
+                progress.keep(_lines_of(kept))
+            progress.cut(
+                index, {str(Path(e.path).parent) for e in kept.values() if e.kind in KINDS}
+            )
+    return _lines_of(kept) if len(kept) > num_known else []
+
+
+def _unreadable(line: bytes) -> list[str]:
+    """Return what to say of a line; of half a one nothing: its process ended before the change."""
+    is_whole = line.strip() and line.endswith(b"\n")
+    return [f"a line of the journal cannot be read: {line[:60]!r}"] if is_whole else []
+
+
+def _lines_of(entries: Mapping[int, Entry]) -> list[bytes]:
+    return [line_of(entries[number]) for number in sorted(entries)]
+
+
+def _carried(entry: Entry, undone: Entry) -> Entry:
+    """Return an entry with the names that undoing an earlier rename gave its paths."""
+    new = undone.other or ""
+
+    def now(path: str) -> str:
+        return undone.path + path[len(new) :] if is_at_or_below(path, new) else path
+
+    return entry._replace(path=now(entry.path), other=entry.other and now(entry.other))
 
 
 def _was_clock_set(entries: Sequence[Entry | None]) -> bool:
@@ -403,13 +512,24 @@ def _was_clock_set(entries: Sequence[Entry | None]) -> bool:
     )
 
 
-def _undo_one(entry: Entry, place: JournalPlace, undone: Undone) -> bool:
+def _undo_one(entry: Entry, place: JournalPlace, undone: Undone, *, is_expected: bool) -> bool:
+    """Return whether an entry needs no other try.
+
+    Args:
+        entry: What to undo.
+        place: What is known about it.
+        undone: Where that is noted.
+        is_expected: Whether something failed before: then what is not there may come with it.
+    """
     try:
-        undo(entry, place)
+        found = undo(entry, place)
     except (OSError, ValueError, OverflowError) as error:
         said = error.strerror if isinstance(error, OSError) else str(error)
         where = f"; what was there before is {entry.other}" if entry.other else ""
         undone.failed.append(f"{entry.path} could not be put back: {said}{where}")
+        return False
+    is_left = not found or (entry.kind == "folder" and os.path.lexists(entry.path))
+    if is_left and is_expected:
         return False
     undone.num_entries += 1
     return True
@@ -446,23 +566,17 @@ def _folders(lines: Sequence[bytes]) -> set[str]:
     return folders
 
 
-def _cut_from(journal: Path, lines: Sequence[bytes]) -> Callable[[int], None]:
-    """Return what cuts a journal off before a line."""
-    starts = [0]
-    for line in lines:
-        starts.append(starts[-1] + len(line))
-
-    def cut(index: int) -> None:
-        with contextlib.suppress(OSError):
-            os.truncate(journal, starts[index])
-
-    return cut
-
-
 def _lines(path: Path) -> list[bytes]:
-    with contextlib.suppress(OSError):
+    """Return a journal's lines; none where there is no such file.
+
+    Raises:
+        OSError: if it is there and cannot be read: to take it for empty would leave originals
+            under names that no one knows.
+    """
+    try:
         return path.read_bytes().splitlines(keepends=True)
-    return []
+    except (FileNotFoundError, NotADirectoryError):
+        return []
 
 
 def _write_lines(path: Path, lines: Sequence[bytes]) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 
 from flatout.agent.bootstrap import SPEC_VARIABLE
 from flatout.agent.events import ELSEWHERE, EMPTY
+from flatout.agent.journal_file import JOURNAL_NAME
 from flatout.agent.processes import kill_descendants, kill_started_with
 from flatout.hardware.limits import MemoryShortage, memory_shortage
 from flatout.launch import trial_folders as jobs
@@ -455,7 +456,7 @@ def _discard(folder: Path) -> None:
 
     It stays while something could not be put back: the next flatout tries again.
     """
-    if (folder / FAILED_NAME).exists():
+    if (folder / FAILED_NAME).exists() or (folder / JOURNAL_NAME).exists():
         return
     work = folder / "work"
     for path in (work / "work", work):

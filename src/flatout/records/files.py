@@ -7,10 +7,11 @@ import contextlib
 import errno
 import operator
 import os
+import shutil
 import stat
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -83,12 +84,48 @@ def replace_text(path: Path, text: str) -> None:
         return
     path = linked(path)
     path.parent.mkdir(parents=True, exist_ok=True)
+    _replace(path, text.encode(), lambda draft: draft.chmod(0o666 & ~_umask()))
+
+
+def rewrite(path: Path, before: bytes, after: bytes) -> None:
+    """Replace what a user's file holds; its mode, what else belongs to it, and a link to it stay.
+
+    Args:
+        path: of the file.
+        before: what it held when `after` was made of it.
+        after: what it is to hold.
+
+    Raises:
+        UserError: if it would not be the same file afterwards, or was changed since.
+        OSError: if it cannot be written.
+    """
+    target = linked(path)
+    status = target.stat()
+    if not status.st_mode & 0o222 or not os.access(target, os.W_OK):
+        raise UserError(f"{path} is write-protected and was left as it is")
+    if status.st_nlink > 1:
+        raise UserError(f"{path} has a second name (a hard link) and was left as it is")
+    if status.st_uid != os.geteuid():
+        raise UserError(f"{path} belongs to another user and was left as it is")
+
+    def finish(draft: Path) -> None:
+        shutil.copystat(target, draft)  # access control lists, too
+        os.utime(draft)
+        if target.read_bytes() != before:
+            raise UserError(f"{path} was changed meanwhile and was left as it is")
+
+    _replace(target, after, finish)
+
+
+def _replace(path: Path, data: bytes, finish: Callable[[Path], None]) -> None:
     descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     draft = Path(name)
     try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
-            stream.write(text)
-        draft.chmod(0o666 & ~_umask())
+        with os.fdopen(descriptor, "wb") as stream:
+            stream.write(data)
+            stream.flush()
+            os.fsync(descriptor)  # or the power may go between the name and the content
+        finish(draft)
         draft.replace(path)
     except BaseException:  # Ctrl-C in mid-write too: no draft is left in the user's folder
         with contextlib.suppress(OSError):

@@ -8,7 +8,6 @@ import os
 import queue
 import subprocess
 import sys
-import tempfile
 import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,8 +17,9 @@ from typing import Any
 from flatout.analysis.source.script import NotAnalysableError
 from flatout.hardware.limits import usable_cores
 from flatout.launch.trial_process import scratch_root
+from flatout.records import input_files
 from flatout.records.errors import UserError
-from flatout.records.files import linked, module_command, replace_text
+from flatout.records.files import module_command, replace_text, rewrite
 from flatout.records.finding import CheckedFile, SourceCheck, SourceFinding
 from flatout.records.json_records import from_plain
 from flatout.rules import source
@@ -30,6 +30,8 @@ MAX_S = 60.0
 FILES_A_WORKER = 16
 """Fewer are checked sooner by one process than by two that have to start."""
 MOST_WORKERS = 8
+MAX_SETTINGS_BYTES = 1 << 17
+"""Of a pyproject.toml: tomllib takes quadratic time for long dotted keys."""
 MOST_REMEMBERED = 50_000
 """Files in the cache; most have no findings and take 100 bytes."""
 LEFT_OUT = frozenset({"__pycache__", "node_modules", "site-packages"})
@@ -91,12 +93,18 @@ def fix(found: SourceCheck, *, suggested: bool) -> SourceCheck:
         suggested: Whether fixes that may change results are written, too.
 
     Raises:
-        UserError: if a file cannot be written.
+        UserError: if a file cannot be written, or was changed meanwhile.
     """
     made = 0
     left = {each.path: each for each in found.files}
-    for each, _text, encoding, new, count in _fixed(found, suggested=suggested):
-        _write(Path(each.path), new.encode(encoding))
+    for each, text, encoding, new, count in _fixed(found, suggested=suggested):
+        path = Path(each.path)
+        if path.is_symlink() and not each.is_named:
+            continue  # it may lead out of the folder that was named
+        try:
+            rewrite(path, text.encode(encoding), new.encode(encoding))
+        except OSError as error:
+            raise UserError(f"cannot write {path}: {error.strerror or error}") from error
         wanted = {finding.code for finding in each.findings}
         findings = tuple(f for f in source.check_text(new)[0] if f.code in wanted)
         made += count
@@ -122,26 +130,6 @@ def _fixed(
             continue  # changed since it was checked
         if new != text:
             yield each, text, encoding, new, made
-
-
-def _write(path: Path, data: bytes) -> None:
-    """Replace a file's content in one go, its mode and a link to it kept."""
-    target = linked(path)
-    try:
-        mode = target.stat().st_mode
-        descriptor, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
-        draft = Path(name)
-        try:
-            with os.fdopen(descriptor, "wb") as stream:
-                stream.write(data)
-            draft.chmod(mode & 0o7777)
-            draft.replace(target)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                draft.unlink()
-            raise
-    except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror or error}") from error
 
 
 # Files
@@ -198,15 +186,20 @@ def _settings(paths: Sequence[Path]) -> Codes:
         if not path.is_file():
             continue
         try:
-            table = tomllib.loads(path.read_text(encoding="utf-8"))
+            written = tomllib.loads(input_files.read_bytes(path, MAX_SETTINGS_BYTES).decode())
+            for name in ("tool", "flatout", "check"):
+                written = written.get(name, {})
         except (OSError, ValueError, RecursionError) as error:
             raise UserError(f"cannot read {path}: {error}") from error
-        written = table.get("tool", {}).get("flatout", {}).get("check", {})
+        except AttributeError:
+            raise UserError(f"{path}: [tool.flatout.check] is no table") from None
         return Codes(select=_words(written, "select", path), ignore=_words(written, "ignore", path))
     return Codes()
 
 
 def _words(table: Mapping[str, Any], key: str, path: Path) -> tuple[str, ...]:
+    if not isinstance(table, Mapping):
+        raise UserError(f"{path}: [tool.flatout.check] is no table")
     value = table.get(key, [])
     if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
         raise UserError(f'{path}: {key} in [tool.flatout.check] is a list such as ["DL02", "MEM"]')
@@ -242,7 +235,7 @@ def _answers(files: Sequence[_File]) -> dict[str, Mapping[str, Any]]:
     for file in files:
         if not any(word in file.data for word in ABOUT_TRAINING):
             answers[file.key] = NOTHING
-        elif file.key in known:
+        elif _is_answer(known.get(file.key)):
             answers[file.key] = known[file.key]
         else:
             unknown[file.key] = file.path
@@ -267,10 +260,21 @@ def _remembered(place: Path | None) -> dict[str, Mapping[str, Any]]:
     if place is None:
         return {}
     try:
-        known = json.loads(place.read_text(encoding="utf-8"))
+        known = input_files.read_json(place, input_files.MAX_OWN_BYTES)
     except (OSError, ValueError):
         return {}
     return known if isinstance(known, dict) else {}
+
+
+def _is_answer(known: Any) -> bool:
+    """Return whether this is what `_remember` wrote, and no damage."""
+    try:
+        for plain in known["findings"]:
+            from_plain(SourceFinding, plain)
+        texts = [known["not_analysable"], *known["notes"]]
+    except (ValueError, LookupError, TypeError):
+        return False
+    return all(isinstance(text, str) for text in texts)
 
 
 def _remember(place: Path, answers: Mapping[str, Mapping[str, Any]]) -> None:
