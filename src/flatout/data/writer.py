@@ -52,6 +52,8 @@ from flatout.data.sources.source import Source, fingerprint_of
 from flatout.data.staging import FinishedPart, PackPlan
 from flatout.data.worker_pool import Tick
 from flatout.records.errors import UserError
+from flatout.records.input_files import MAX_OWN_BYTES as MAX_TOKENIZER_BYTES
+from flatout.records.input_files import read_bytes
 from flatout.records.live import Progress
 from flatout.records.units import format_bytes
 
@@ -81,7 +83,7 @@ def tokenizer_digest(encoding: Encoding) -> str:
     """Return a hash of the tokenizer's file; empty where the encoding has none."""
     if encoding.kind != "tokens" or encoding.tokenizer == BYTES:
         return ""
-    return hashlib.blake2b(Path(encoding.tokenizer).read_bytes(), digest_size=16).hexdigest()
+    return hashlib.blake2b(_tokenizer_file(encoding.tokenizer), digest_size=16).hexdigest()
 
 
 def stored_fields(fields: Sequence[Field], encoding: Encoding) -> tuple[Field, ...]:
@@ -178,6 +180,13 @@ def _largest_token(path: str) -> int:
     return max(_tokenizer(path).get_vocab(with_added_tokens=True).values(), default=0)
 
 
+def _tokenizer_file(path: str) -> bytes:
+    try:
+        return read_bytes(path, MAX_TOKENIZER_BYTES)
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} is not a tokenizer.json that can be read: {error}") from None
+
+
 @cache
 def _tokenizer(path: str) -> Any:
     """Return a Hugging Face tokenizer that gives all tokens of a text; nothing for `bytes`."""
@@ -190,7 +199,9 @@ def _tokenizer(path: str) -> Any:
     except ImportError:
         raise UserError("a tokenizer.json needs tokenizers: pip install 'flatout[pack]'") from None
     try:
-        made = Tokenizer.from_file(path)
+        made = Tokenizer.from_buffer(_tokenizer_file(path))
+    except UserError:
+        raise
     except Exception as error:  # noqa: BLE001  the library raises bare Exception
         raise UserError(f"{path} is not a tokenizer.json that can be read: {error}") from None
     made.no_truncation()  # which the file may ask for, as for padding: for a model's input

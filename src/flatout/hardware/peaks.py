@@ -22,6 +22,7 @@ from typing import Any
 
 from flatout.records.files import module_command, with_boot
 from flatout.records.input_files import read_json
+from flatout.records.json_records import from_plain
 from flatout.records.units import GIB, MIB
 
 
@@ -128,8 +129,8 @@ def read_peaks(wanted: PeaksOf, cache: Path, python: str) -> Peaks:
         ValueError: if this device or arithmetic cannot be measured; says why.
     """
     path = cache / wanted.file_name
-    with contextlib.suppress(OSError, ValueError, TypeError):
-        return Peaks(**read_json(path))
+    with contextlib.suppress(OSError, ValueError):
+        return from_plain(Peaks, read_json(path))
     peaks = measure_in_child(wanted, python)
     if not peaks.is_sound:
         return peaks

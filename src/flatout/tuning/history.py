@@ -3,6 +3,7 @@
 The next tuning orders by it. It never keeps a technique out, and nothing of it leaves the machine.
 """
 
+import contextlib
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -66,14 +67,18 @@ def errors_on(device: str, results: Iterable[EarlierResult]) -> dict[str, list[f
         low, high = one.interval
         # An end that is open was stored as none.
         is_narrow = low is not None and high is not None and 0 < high <= WIDEST * low
-        is_known = one.n > 1 and is_narrow and one.predicted > 0 and one.ratio > 0
+        is_known = one.n > 1 and is_narrow and min(one.predicted, one.ratio) > 0
+        is_known = is_known and math.isfinite(one.predicted) and math.isfinite(one.ratio)
         if one.device == device and is_known:
             errors.setdefault(one.technique, []).append(math.log(one.ratio / one.predicted))
     return errors
 
 
 def append_results(path: Path, ablation: Ablation, script: str, device: str) -> None:
-    """Append what a tuning found of each technique that was compared on its own."""
+    """Append what a tuning found of each technique that was compared on its own.
+
+    On a full disk the history lacks it: the tuning's own result is worth more than its end.
+    """
     now = datetime.now(timezone.utc).isoformat(timespec="seconds")
     lines = [
         json.dumps(
@@ -96,5 +101,6 @@ def append_results(path: Path, ablation: Ablation, script: str, device: str) -> 
         if row.stage == "add" and row.comparison and row.predicted_ratio and not row.together_with
     ]
     if lines:
-        with path.open("a", encoding="utf-8") as file:
-            file.write("".join(f"{line}\n" for line in lines))
+        # The first end of a line closes what a process that was killed may have left half written.
+        with contextlib.suppress(OSError), path.open("a", encoding="utf-8") as file:
+            file.write("".join(f"\n{line}" for line in lines) + "\n")

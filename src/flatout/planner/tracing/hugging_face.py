@@ -115,14 +115,19 @@ def _config(path: Path) -> tuple[Any, Any]:
         raise UserError(f"{path} is not JSON: {error}") from error
     if not isinstance(plain, dict) or "model_type" not in plain:
         raise UserError(f"{path} has no model_type: it is no configuration of transformers")
+    kinds, names = list(transformers.CONFIG_MAPPING.keys()), plain.get("architectures") or []
+    if plain["model_type"] not in kinds:
+        raise UserError(unknown("model_type", str(plain["model_type"]), kinds))
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise UserError(f"{path}: architectures is a list of names")
     try:
         config = transformers.AutoConfig.for_model(**plain)
-    except ValueError as error:
-        kinds = transformers.CONFIG_MAPPING.keys()
-        raise UserError(unknown("model_type", plain["model_type"], list(kinds))) from error
+    except Exception as error:  # noqa: BLE001  each class checks its values in its own way
+        why = str(error).strip().splitlines() or [type(error).__name__]
+        raise UserError(f"transformers cannot use {path}: {why[-1].strip()[:200]}") from None
     if hasattr(config, "use_cache"):
         config.use_cache = False
-    return config, _class(transformers, config, plain.get("architectures") or ())
+    return config, _class(transformers, config, names)
 
 
 def _class(transformers: Any, config: Any, names: Sequence[str]) -> Any:
