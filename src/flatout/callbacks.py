@@ -11,6 +11,8 @@ import sys
 from importlib import import_module
 from typing import Any
 
+import torch  # noqa: F401  first: in a trial its import installs hook points, which need the agent
+
 from flatout import rules
 from flatout.agent.bootstrap import SPEC_VARIABLE
 from flatout.agent.hooks import collectives, loader, model, optimizer, step
