@@ -36,6 +36,10 @@ class Bench:
     """An empty folder that is thrown away afterwards."""
     budget_s: float = 600.0
     """Time for each tuning."""
+    only: tuple[str, ...] = ()
+    """Workloads of a suite that has several; empty for all."""
+    parts: Path | None = None
+    """Where a suite of several workloads keeps the results of each, for a later run to add to."""
     say: Callable[[str], None] = print
     note: Callable[[Mapping[str, Any]], None] = lambda _: None
     """Told the result so far, for the case that the process ends before there is a whole one."""

@@ -29,6 +29,7 @@ SUITES = (
     "overhead_fast",
     "slow_compute",
     "ladder",
+    "search",
     "levers",
     "levers_text",
     "levers_storage",
@@ -53,6 +54,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("suites", nargs="*", metavar="SUITE", help=f"of {', '.join(SUITES)}")
     parser.add_argument("--budget-s", type=float, default=600.0, help="time for each tuning")
     parser.add_argument("--records", type=Path, default=RECORDS, help="where the records go")
+    parser.add_argument("--only", default="", help="workloads of the suite `search`: a,b")
     args = parser.parse_args(arguments)
     unknown = sorted(set(args.suites) - set(SUITES))
     if unknown:
@@ -61,7 +63,8 @@ def main(arguments: Sequence[str]) -> int:
     held = []
     for name in args.suites or SUITES:
         suite = importlib.import_module(f"benchmarks.suites.{name}").run
-        held.append(run_suite(suite, machine, budget_s=args.budget_s, root=args.records))
+        only = tuple(filter(None, args.only.split(",")))
+        held.append(run_suite(suite, machine, budget_s=args.budget_s, root=args.records, only=only))
         # After each suite: a run that is cut short leaves no record that the page does not show.
         if args.records == RECORDS:
             table.main()
@@ -69,7 +72,12 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def run_suite(
-    suite: Callable[[Bench], Record], machine: Machine, *, budget_s: float, root: Path
+    suite: Callable[[Bench], Record],
+    machine: Machine,
+    *,
+    budget_s: float,
+    root: Path,
+    only: tuple[str, ...] = (),
 ) -> bool:
     """Run one suite, write its record, and return whether its claim holds."""
     name = suite.__module__.rpartition(".")[2]
@@ -82,7 +90,14 @@ def run_suite(
     started = time.monotonic()
     say(f"{name}: started")
     with tempfile.TemporaryDirectory(prefix="flatout-bench-") as work:
-        bench = Bench(machine=machine, work=Path(work).resolve(), budget_s=budget_s, say=say)
+        bench = Bench(
+            machine=machine,
+            work=Path(work).resolve(),
+            budget_s=budget_s,
+            only=only,
+            parts=root / f"{name}_parts",
+            say=say,
+        )
         try:
             record = suite(bench)
         except (MachineBusyError, TrialFailedError, UserError) as error:
