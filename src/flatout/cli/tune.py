@@ -43,6 +43,7 @@ PROMISES = ("exact", "rounding", "precision", "training")
 @click.option("--only", default="", callback=names, help="Try only these techniques: a,b.")
 @click.option("--skip", default="", callback=names, help="Do not try these techniques: a,b.")
 @click.option("--accept-load", is_flag=True, help="Go on while others keep the machine busy.")
+@click.option("--pack", default="", metavar="SRC", help="Pack these data first, if that is quick.")
 @click.option("--resume", is_flag=True, help="Go on where a tuning with this --out ended.")
 @click.option("--patch", is_flag=True, help="Write the recipe as a diff of the script, too.")
 @script
@@ -59,6 +60,7 @@ def command(  # noqa: PLR0913, PLR0917  one argument an option
     only: tuple[str, ...],
     skip: tuple[str, ...],
     accept_load: bool,
+    pack: str,
     resume: bool,
     patch: bool,
 ) -> int:
@@ -90,6 +92,7 @@ def command(  # noqa: PLR0913, PLR0917  one argument an option
         only=only,
         skip=skip,
         accepts_load=accept_load,
+        pack=pack,
         resume=resume,
         out=out,
         history=history_path(),

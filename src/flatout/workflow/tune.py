@@ -46,6 +46,7 @@ from flatout.tuning.trial_runner import (
     wait_for_quiet,
 )
 from flatout.tuning.trials import run_trial
+from flatout.workflow.pack_for_tuning import pack_for_tuning
 
 RECORDS = 4
 """Version of what a journal holds alongside the trials' own schema: those of another are not read.
@@ -71,6 +72,8 @@ class TuneOptions:
     resume: bool = False
     accepts_load: bool = False
     """Go on where other work keeps the machine busy; the report says so."""
+    pack: str = ""
+    """Data to pack first, as `flatout pack` takes them; empty for none."""
     confirm_pairs: int = CONFIRM_PAIRS
     history: Path | None = None
     """File of what earlier tunings on this machine found; None neither reads nor writes one."""
@@ -95,6 +98,12 @@ def tune(
     clean_up_stale_trials()
     machine = machine or read_machine(torch=False)
     with _held(options):
+        notes: tuple[str, ...] = ()
+        if options.pack:
+            began_s = options.clock()
+            cost = pack_for_tuning(options.pack, options.out, options.budget_s, tell)
+            left_s = max(options.budget_s - (options.clock() - began_s), 1.0)
+            options, notes = replace(options, budget_s=left_s), (cost.words,)
         task = _task_of(machine, options)
         header = _header(workload, machine) | {"task": to_plain(task)}
         begun, recorded = open_journal(options.out, header, resume=options.resume)
@@ -134,6 +143,7 @@ def tune(
             _ablation(tuned, runner),
             stages=tuned.stages,
             training=length_of(workload, tuned.baseline),
+            notes=(*notes, *tuned.state.notes),
         )
         if options.history is not None:
             append_results(options.history, ablation, workload.name, _device_of(machine))
