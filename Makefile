@@ -1,15 +1,17 @@
 # Every target sets up what it needs: on a machine with only Python and pip, `make demo` is enough.
 PYTHON ?= python3
 VENV ?= .venv
+GPU_PYTHON ?= python3.12
+GPU_STACK ?= ../gpu-stack
+SET ?= product
 PY := $(VENV)/bin/python
 BIN := $(VENV)/bin
 READY := $(VENV)/.flatout-ready
 NO_GPU := not gpu and not multi_gpu
 
 .DEFAULT_GOAL := check
-.PHONY: setup check fix lint test test-all test-gpu test-images demo bench bench-gpu bench-gpu-resnet50
-.PHONY: bench-gpu-vit bench-gpu-small bench-gpu-starved bench-gpu-gemm bench-gpu-peers bench-gpu-base
-.PHONY: bench-gpu-memory chaos docs size
+.PHONY: setup check fix lint test test-all test-gpu test-images demo bench bench-gpu bench-gpu-true
+.PHONY: bench-gpu-numbers bench-gpu-product gpu-stack chaos docs size
 
 setup: $(READY)
 
@@ -62,42 +64,27 @@ demo: setup
 bench: setup
 	$(PY) -m benchmarks.run
 
-# GPT-2 tuned from a naive script. With the machine's own Python, whose torch
-# knows CUDA: nothing is installed, no network is needed. Each of these takes less than nine minutes.
+# On a machine with a GPU, with its own Python: nothing is installed, no network is needed. Each call takes less than
+# nine minutes, writes its record after every stage and prints its table last: docs/gpu-plan.md.
+# Is it true at all?
+bench-gpu-true:
+	PYTHONPATH=src $(PYTHON) -m benchmarks.run_gpu --set true
+
+# Products against cuBLAS, predicted memory against the device's own counters.
+bench-gpu-numbers:
+	PYTHONPATH=src $(PYTHON) -m benchmarks.run_gpu --set numbers
+
+# GPT-2 tuned from a naive script, then each technique once in a real training.
+bench-gpu-product:
+	PYTHONPATH=src $(PYTHON) -m benchmarks.run_gpu --set product
+
+# Any of the sets: make bench-gpu SET=resnet50
 bench-gpu:
-	PYTHONPATH=src $(PYTHON) -m benchmarks.run_gpu --set compute
+	PYTHONPATH=src $(PYTHON) -m benchmarks.run_gpu --set $(SET)
 
-# The same of ResNet-50.
-bench-gpu-resnet50:
-	PYTHONPATH=src $(PYTHON) -m benchmarks.run_gpu --set resnet50
-
-# The same of ViT-B/16.
-bench-gpu-vit:
-	PYTHONPATH=src $(PYTHON) -m benchmarks.run_gpu --set vit
-
-# The same of ResNet-18 on small images and of low-rank adapters.
-bench-gpu-small:
-	PYTHONPATH=src $(PYTHON) -m benchmarks.run_gpu --set small
-
-# A training that waits for photographs, tuned with every technique.
-bench-gpu-starved:
-	PYTHONPATH=src $(PYTHON) -m benchmarks.run_gpu --set starved
-
-# Our product against cuBLAS.
-bench-gpu-gemm:
-	PYTHONPATH=src $(PYTHON) -m benchmarks.run_gpu --set gemm
-
-# All of these scripts under frameworks' defaults.
-bench-gpu-peers:
-	PYTHONPATH=src $(PYTHON) -m benchmarks.run_gpu --set peers
-
-# flatout itself: measure, overhead, A/A.
-bench-gpu-base:
-	PYTHONPATH=src $(PYTHON) -m benchmarks.run_gpu --set base
-
-# Predicted memory against the device's own counters.
-bench-gpu-memory:
-	PYTHONPATH=src $(PYTHON) -m benchmarks.run_gpu --set memory
+# The GPU machine's Python, torch and Triton in a folder of their own: what of the above can be tried without a device.
+gpu-stack:
+	@bash .ci/gpu-stack "$(GPU_PYTHON)" "$(GPU_STACK)"
 
 # The tests that kill, hang, starve and interrupt.
 chaos: setup

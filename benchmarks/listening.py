@@ -98,7 +98,7 @@ class Switch:
         import torch
         from torch.optim import optimizer
 
-        self.session.fire("look")  # all of them are in their places then
+        self.session.fire("sampling")  # all of them are in their places then
         for place, before in self.places:
             for name, value in list(vars(place).items()):
                 original = before.get(name, value)  # what is new is torch's own, made when needed
@@ -126,8 +126,8 @@ class Switch:
         for hooks, ours in self.hooks:
             hooks.clear()
             hooks.update(ours if is_on else {})
-        if is_on and self.session.rest_left:
-            self.session.fire("rest")
+        if is_on and self.session.sampler.skips_left:
+            self.session.fire("skipping")
 
     def write(self) -> None:
         """Leave the times of whole blocks, the first step of each left out."""

@@ -1,9 +1,10 @@
 """Write one measured claim into a folder that someone else can judge and repeat."""
 
-import gzip
+import io
 import os
 import re
 import subprocess
+import tarfile
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from flatout.reporting.documents import write_json, write_text
 from flatout.tuning.trial_runner import JOURNAL
 from flatout.workflow.recipe_files import write_recipe
 
+JOURNALS = "journals.tar.gz"
 SCHEMA = "flatout.benchmark/1"
 RECORDS = Path(__file__).parent / "records"
 PREDICTIONS = "What was predicted of each technique that was tried by itself, and what it gave:"
@@ -68,14 +70,19 @@ def out_folder() -> Path:
 
 
 def write_journals(work: Path, folder: Path) -> None:
-    """Keep every journal below a folder of work: each trial as it was, a tuning killed or not."""
+    """Keep every journal below a folder of work: each trial as it was, a tuning killed or not.
+
+    All in one file: of a machine that was lent few come back.
+    """
     hidden = {str(work): "work", str(Path.home()): "~", str(Path(__file__).parent.parent): "."}
-    for path in sorted(work.rglob(JOURNAL)):
-        name = "-".join(path.parent.relative_to(work).parts) or "work"
-        kept = folder / "journals" / f"{name}.jsonl.gz"
-        kept.parent.mkdir(exist_ok=True)
-        text = scrubbed(path.read_text(encoding="utf-8"), hidden)
-        kept.write_bytes(gzip.compress(text.encode(), mtime=0))
+    part = folder / "journals.part"
+    with tarfile.open(part, "w:gz") as archive:
+        for path in sorted(work.rglob(JOURNAL)):
+            text = scrubbed(path.read_text(encoding="utf-8"), hidden).encode()
+            entry = tarfile.TarInfo("-".join(path.relative_to(work).parts))
+            entry.size = len(text)
+            archive.addfile(entry, io.BytesIO(text))
+    part.replace(folder / JOURNALS)
 
 
 def page(record: Record, machine: Machine, date: str) -> str:

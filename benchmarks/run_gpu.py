@@ -1,8 +1,7 @@
-"""Measure flatout on one CUDA device, each set in less than nine minutes: `make bench-gpu`.
+"""Measure flatout on one CUDA device, each call in less than nine minutes: `make bench-gpu-true`.
 
-That is `--set compute`: GPT-2 from a naive script. To prove a technique takes sixteen trials, so
-that one script fills most of a call. What comes too late is skipped. `--set gemm,memory` plays two
-sets in one call, into one folder.
+A call plays a plan (`true`, `numbers`, `product`) or sets of stages by comma, into one folder. What
+comes too late is skipped. `docs/gpu-plan.md` says which to play first, and what each shows.
 
 For machines that have little but torch and numpy, and no network: the commands are called as
 functions, and what is not installed costs its own stage only. Each stage is a process of its own
@@ -13,6 +12,7 @@ to $OUT when that is set, else to benchmarks/records/.
 import argparse
 import datetime
 import importlib.util
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -24,14 +24,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks import gemm, gpu_memory, ladder
+from benchmarks import gemm, gpu_clocks, gpu_commands, gpu_guard, gpu_memory, ladder
 from benchmarks.bench import Bench, brief, open_lab, trials_in
-from benchmarks.gpu_record import SETS, SLOW, STARVED, TUNED, known, record_of
+from benchmarks.gpu_record import PLANS, SETS, SLOW, STARVED, TUNED, known, record_of, stages_in
 from benchmarks.record import markdown_table, out_folder, write_journals, write_record
 from benchmarks.stage_process import GRACE_S, command_for, note_to, play_inside, play_outside
 from benchmarks.stage_process import LAST_S as KILL_S
 from benchmarks.stages import Results, Stage, run_stages
 from benchmarks.suites import overhead
+from flatout.hardware.counters import open_sources
 from flatout.hardware.machine import read_machine
 from flatout.records.json_records import to_plain
 from flatout.records.machine import Machine
@@ -66,16 +67,6 @@ LEAST_RUNG_S = 120.0
 """With less, no technique can be proven: sixteen trials of eight seconds."""
 SMOKE_S = 900.0
 """Of each stage that is tried out only: none is ended by its alarm on a busy machine."""
-SET_OF = {
-    "photographs": "starved",
-    f"measure {STARVED}": "starved",
-    f"tune {STARVED}": "starved",
-    "gemm": "gemm",
-    **{f"ladder {rung.name}": rung.part for rung in ladder.RUNGS},
-    "peers": "peers",
-    "memory": "memory",
-}
-"""The sets of the stages that are not about flatout itself: each fits into a call of its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +83,8 @@ class Sizes:
     """Whether the compute stages are made tiny, to see on a CPU that they work."""
     products: tuple[int, ...] = (4096, 8192)
     """Rows of the square matrices that our kernel and cuBLAS multiply."""
-    starved: tuple[str, ...] = ("--batch-size", "32", "--image-size", "160", "--width", "64")
+    starved: tuple[str, ...] = ("--batch-size", "32", "--image-size", "160", "--width", "384")
+    """Wide enough for some 60 ms of a GPU in a step whose images take 300 ms (a guess)."""
     tuned: tuple[str, ...] = ("--batch-size", "8192", "--width", "4096", "--epoch-steps", "100000")
 
     def times(self, most_s: float, least_s: float) -> tuple[float, float]:
@@ -118,7 +110,12 @@ def main(arguments: Sequence[str]) -> int:
     """Run all stages on the CUDA device; the exit code is 1 when the claim does not hold."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--total-s", type=float, default=TOTAL_S)
-    parser.add_argument("--set", type=known, default="all", help=f"several by comma, of {SETS}")
+    parser.add_argument(
+        "--set",
+        type=known,
+        default="all",
+        help=f"one of {tuple(PLANS)}, or several by comma of {SETS}",
+    )
     parser.add_argument("--stages", default="", help="only stages whose names begin so, by comma")
     parser.add_argument("--stretch", type=float, default=1.0, help="times each stage's most time")
     parser.add_argument("--smoke", action="store_true", help="tiny, on whatever device there is")
@@ -205,22 +202,13 @@ def machine_for(stage: str, *, smoke: bool) -> Machine:
 
 
 def chosen(stages: Sequence[Stage], name: str, words: Sequence[str]) -> list[Stage]:
-    """Return the stages of a set whose names begin with one of the words; without words all."""
+    """Return the stages of sets whose names begin with one of the words; without words all."""
+    asked = stages_in(SETS if name == "all" else name.split(","))
     return [
         stage
         for stage in stages
-        if (name == "all" or set_of(stage.name) in name.split(","))
-        and (not words or stage.name.startswith(tuple(words)))
+        if stage.name in asked and (not words or stage.name.startswith(tuple(words)))
     ]
-
-
-def set_of(name: str) -> str:
-    """Return the set that a stage belongs to.
-
-    >>> set_of("tune slow_compute"), set_of("gemm"), set_of("ladder vit")
-    ('base', 'gemm', 'vit')
-    """
-    return SET_OF.get(name, "base")
 
 
 def run_all(  # noqa: PLR0913  what main has put together
@@ -277,28 +265,38 @@ def stages_of(bench: Bench, sizes: Sizes) -> list[Stage]:
             packages=("PIL",) if reads_images or name == "photographs" else (),
         )
 
+    smoke = {"smoke": sizes.is_smoke}
     return [
-        stage("facts", _facts, (25, 10)),
+        stage("facts", _facts, (30, 10)),
+        stage("tests", gpu_commands.device_tests, sizes.times(190, 40), **smoke),
         stage(f"measure {SLOW}", _measure, (45, 15), workload=slow),
         stage(f"measure {TUNED}", _measure, (45, 15), workload=tuned),
-        stage("overhead", _overhead, (130, 60), workload=slow),
-        stage("aa", _aa, (200, 60), workload=tuned),
-        stage("photographs", _photographs, (45, 10), count=sizes.images),
-        stage(f"measure {STARVED}", _measure, (45, 15), workload=starved),
-        stage(f"tune {STARVED}", _tune, (400, 120), workload=starved),
+        stage("clocks", gpu_clocks.clocks, sizes.times(75, 30), **smoke),
+        stage("overhead", _overhead, (110, 60), workload=slow),
         stage("gemm", gemm.run, sizes.times(130, 40), sizes=sizes.products),
+        stage("memory", gpu_memory.run, (360, 40), **smoke),
         *(
             stage(
                 f"ladder {rung.name}",
                 ladder.tuned,
                 sizes.times(rung.most_s, LEAST_RUNG_S),
                 rung=rung,
-                smoke=sizes.is_smoke,
+                **smoke,
             )
             for rung in ladder.RUNGS
         ),
-        stage("peers", ladder.peers, sizes.times(370, 40), smoke=sizes.is_smoke),
-        stage("memory", gpu_memory.run, (360, 40), smoke=sizes.is_smoke),
+        stage("photographs", _photographs, (45, 10), count=sizes.images),
+        stage(f"measure {STARVED}", _measure, (45, 15), workload=starved),
+        stage(f"tune {STARVED}", _tune, (400, 120), workload=starved),
+        stage("sweep", gpu_guard.sweep, sizes.times(330, 100), **smoke),
+        stage("peers", ladder.peers, sizes.times(370, 40), **smoke),
+        stage("guard", gpu_guard.aa, sizes.times(260, 100), **smoke),
+        stage("aa", _aa, (200, 60), workload=tuned),
+        stage("counters", gpu_clocks.counters, sizes.times(45, 20), **smoke),
+        stage("sampling", gpu_clocks.sampling, sizes.times(45, 20), **smoke),
+        stage("listening", gpu_clocks.listening, sizes.times(120, 60), **smoke),
+        stage("commands", gpu_commands.commands, sizes.times(300, 60), **smoke),
+        stage("oom", gpu_commands.out_of_memory, sizes.times(190, 60), **smoke),
     ]
 
 
@@ -310,11 +308,67 @@ def _workload(bench: Bench, scenario: str, arguments: tuple[str, ...]) -> Worklo
 
 
 def _facts(seconds: float, bench: Bench) -> dict[str, Any]:
-    del seconds
-    return {
+    """Return what decides whether anything later can be trusted, each with the time it took."""
+    began = time.monotonic()
+    found: dict[str, Any] = {
         "installed": [name for name in MODULES if importlib.util.find_spec(name)],
         "doctor": [to_plain(check) for check in doctor(bench.machine)],
     }
+    for name, look in PREFLIGHT.items():
+        if time.monotonic() - began > seconds - LAST_S:
+            break
+        at = time.monotonic()
+        try:
+            found[name] = look()
+        except Exception as error:  # noqa: BLE001  what cannot be looked at is told
+            found[name] = f"{type(error).__name__}: {error}"[:500]
+        found[f"{name}_s"] = round(time.monotonic() - at, 2)
+        bench.note(found)
+    return found
+
+
+def _nvidia_smi() -> str:
+    command = ["nvidia-smi", "-q", "-d", "MEMORY,CLOCK,PERFORMANCE"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=10.0, check=False)
+    return done.stdout[-6_000:] or done.stderr[-500:]
+
+
+def _has_byte_code() -> bool:
+    import torch
+
+    return any((Path(torch.__file__).parent / "__pycache__").glob("*.pyc"))
+
+
+def _one_profiler() -> int:
+    """Start torch's profiler as trials do, and return how many events a product gave."""
+    import torch
+
+    kinds = torch.profiler.supported_activities()
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    with torch.profiler.profile(activities=kinds) as profile:
+        torch.ones(64, 64, device=device) @ torch.ones(64, 64, device=device)
+    return len(profile.events())
+
+
+def _one_sample() -> dict[str, Any]:
+    sources = open_sources()
+    try:
+        samples = [source.sample(is_full=True) for source in sources.found]
+    finally:
+        sources.close()
+    return {"values": [dict(one.values) for one in samples], "trouble": sources.trouble}
+
+
+PREFLIGHT: Mapping[str, Callable[[], Any]] = {
+    "nvidia_smi": _nvidia_smi,
+    "host_memory": lambda: Path("/proc/meminfo").read_text(encoding="utf-8")[:200],
+    "shared_memory_bytes": lambda: shutil.disk_usage("/dev/shm").total,
+    "has_byte_code": _has_byte_code,
+    "profiler_events": _one_profiler,
+    "counters": _one_sample,
+}
+"""What is looked at before anything is measured: each is timed, and costs nothing else if it
+fails."""
 
 
 def _photographs(seconds: float, bench: Bench, count: int) -> dict[str, Any]:
@@ -351,33 +405,19 @@ def _tune(seconds: float, bench: Bench, workload: Workload) -> dict[str, Any]:
 
 def _overhead(seconds: float, bench: Bench, workload: Workload) -> dict[str, Any]:
     """Train with hook points on and off, one process after the other until time is up."""
-    deadline = time.monotonic() + seconds
     steps = ("--steps", str(OVERHEAD_STEPS), "--evals", "1")
     arguments = (*workload.arguments, *OVERHEAD, *steps)
     job = replace(overhead.SLOW, target=Path(workload.target), arguments=arguments)
-    seen: list[Mapping[str, Any]] = []
-    took_s = 0.0
-    try:
-        while len(seen) < 2 or time.monotonic() + took_s < deadline:
-            began = time.monotonic()
-            seen.append(overhead.run_once(bench, job, seed=len(seen)))
-            took_s = time.monotonic() - began
-    except KeyboardInterrupt:  # the stage's time is up: what was seen counts
-        if len(seen) < 2:
-            raise
-    found = overhead.judge(job, seen)
-    return {
-        "processes": seen,
-        "ratio": 1 + found.added,
-        "interval": [1 + end for end in found.interval],
-    }
+    return gpu_clocks.processes_until(
+        seconds, lambda seed: overhead.run_once(bench, job, seed=seed), job
+    )
 
 
 def _aa(seconds: float, bench: Bench, workload: Workload) -> dict[str, Any]:
     """Compare the baseline with itself as often as there is time."""
     deadline = time.monotonic() + max(0.0, seconds - ENDED_S)
     lab = open_lab(bench, workload, "aa")
-    lab.accepts_load = True
+    lab.history.accepts_load = True
     decisions: list[str] = []
     took_s = 0.0
     try:

@@ -20,6 +20,7 @@ def main():
     parser.add_argument("--steps", type=int, default=1000)
     args = parser.parse_args()
 
+    device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.manual_seed(0)
     inputs = torch.randn(64 * args.batch_size, args.width)
     loader = DataLoader(
@@ -30,12 +31,12 @@ def main():
         for _ in range(args.layers)
         for layer in (nn.Linear(args.width, args.width), nn.ReLU())
     ]
-    model = nn.Sequential(*layers, nn.Linear(args.width, 2))
+    model = nn.Sequential(*layers, nn.Linear(args.width, 2)).to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     step = 0
     while step < args.steps:
         for x, y in loader:
-            loss = functional.cross_entropy(model(x), y)
+            loss = functional.cross_entropy(model(x.to(device)), y.to(device))
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()

@@ -2,8 +2,8 @@
 
 import pytest
 
-from flatout.analysis.profile import summarise
-from flatout.records.phase_clock import EVAL
+from flatout.analysis.profile import summarise, with_kernels_of
+from flatout.records.phase_clock import EVAL, FORWARD, OTHER
 from flatout.records.technique import Numerics
 from flatout.techniques.compile.torch_compile import TorchCompile
 from flatout.tuning.ranking import Search, rank
@@ -99,6 +99,30 @@ def test_a_step_of_several_optimizers_has_the_kernels_of_all_of_its_segments():
     assert found.kernels[0].calls_per_step == pytest.approx(2.0)
     assert found.kernels[0].ms_per_step == pytest.approx(80.0)
     assert found.kernels[0].share == pytest.approx(0.8)
+
+
+def with_copies(**facts):
+    """Return the profile of steps that copy their batch while nothing else is noted."""
+    found = result(device={"kind": "cuda", "name": "a GPU"} | facts, models=[MODEL])
+    for segment in found.segments:
+        segment.seconds[OTHER], segment.seconds[FORWARD] = segment.seconds[FORWARD], 0.0
+    return summarise(found, machine(device=gpu()))
+
+
+def test_an_untraced_trial_is_described_as_the_traced_one_of_its_recipe():
+    copy = {"ph": "X", "cat": "gpu_memcpy", "name": "Memcpy HtoD", "ts": 0.0, "dur": 2_000.0}
+    facts = traced([copy], kernel(GEMM, 10_000.0, 60_000.0), segments=1, lasted_us=100_000.0)
+    seen, plain = with_copies(**facts), with_copies()
+    assert plain.phases_ms["h2d"] == 0.0 < seen.phases_ms["h2d"]
+
+    found = with_kernels_of(plain, seen)
+
+    assert found.phases_ms == pytest.approx(seen.phases_ms)
+    assert (found.trace, found.device_busy_share) == (seen.trace, seen.device_busy_share)
+    assert found.ceilings.free_copies == pytest.approx(seen.ceilings.free_copies)
+    assert found.notes == seen.notes != plain.notes
+    assert with_kernels_of(plain, plain) == plain
+    assert with_kernels_of(seen, plain) == seen
 
 
 def test_on_the_cpu_no_trace_is_made_up():

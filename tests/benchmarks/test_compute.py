@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks import gemm, ladder, run_gpu
 from benchmarks.bench import Bench, calibration
-from benchmarks.gpu_record import holds, record_of
+from benchmarks.gpu_record import REACHED, STAGES, WORDS, holds, known, record_of
 from benchmarks.stages import Stage
 from tests.benchmarks.made_up import BF16, a_machine, an_ablation
 from tests.paths import ROOT
@@ -248,14 +248,14 @@ def test_predictions_of_a_rung_stand_in_the_record():
 
 
 def test_stages_are_chosen_by_set_and_by_name():
-    names = ("facts", "tune x", "ladder gpt2", "gemm", "ladder vit", "peers")
+    names = ("facts", "overhead", "ladder gpt2", "gemm", "ladder vit", "peers")
     stages = [Stage(name=name, work=lambda _: {}, most_s=1.0) for name in names]
 
     def found(*given):
         return [stage.name for stage in run_gpu.chosen(stages, *given)]
 
     assert found("all", ()) == list(names)
-    assert found("base", ()) == ["facts", "tune x"]
+    assert found("base", ()) == ["facts", "overhead"]
     assert found("gemm,peers", ()) == ["gemm", "peers"]
     assert found("gemm,vit", ("gemm", "ladder gpt2")) == ["gemm"]
 
@@ -265,14 +265,34 @@ def test_the_stages_of_a_part_fit_into_one_call(bench, part):
     stages = run_gpu.chosen(run_gpu.stages_of(bench, run_gpu.Sizes()), part, ())
 
     assert 0 < sum(stage.most_s for stage in stages) <= run_gpu.TOTAL_S - run_gpu.START_S
-    assert f"--set {part}\n" in (ROOT / "Makefile").read_text()
 
 
-def test_every_stage_is_in_one_part(bench):
+@pytest.mark.parametrize("plan", run_gpu.PLANS)
+def test_a_plan_is_a_target_and_its_last_stage_gets_what_the_others_leave(bench, plan):
+    parts = known(plan)
+    *before, last = run_gpu.chosen(run_gpu.stages_of(bench, run_gpu.Sizes()), parts, ())
+    needed_s = {stage.name: stage.most_s for stage in before} | {"memory": MEMORY_S}
+
+    assert f"--set {plan}\n" in (ROOT / "Makefile").read_text()
+    took_s = sum(needed_s[stage.name] for stage in before)
+    assert took_s + last.least_s <= run_gpu.TOTAL_S - run_gpu.START_S
+
+
+MEMORY_S = 200.0
+"""Of 24 cases, six at a time, each two traces and a training of some 15 s: an estimate."""
+
+
+def test_every_stage_is_in_a_part_and_has_words(bench):
     stages = run_gpu.stages_of(bench, run_gpu.Sizes())
 
-    parts = [stage.name for part in run_gpu.SETS for stage in run_gpu.chosen(stages, part, ())]
-    assert sorted(parts) == sorted(stage.name for stage in stages)
+    names = {stage.name for stage in stages}
+    assert names == set().union(*STAGES.values())
+    assert {name.partition(" ")[0] for name in names} <= set(WORDS)
+    assert {name.partition(" ")[0] for name in names} - set(REACHED) == {
+        "facts",
+        "measure",
+        "photographs",
+    }
 
 
 @pytest.mark.slow
@@ -288,9 +308,8 @@ def test_a_part_is_played_through_and_recorded(part, tmp_path, monkeypatch):
 
     (folder,) = tmp_path.iterdir()
     raw = json.loads((folder / "result.json").read_text())["raw"]
-    assert {name: entry["status"] for name, entry in raw.items()} == {
-        name: "done" for name, of in run_gpu.SET_OF.items() if of == part
-    }
+    statuses = {name: entry["status"] for name, entry in raw.items()}
+    assert statuses == dict.fromkeys(STAGES[part], "done")
     assert (folder / "README.md").read_text().startswith(f"# gpu_{part}")
     if part == "peers":
         assert ladder.all_ran(raw["peers"]["result"])

@@ -1,7 +1,7 @@
 """The programs: what they run, write, refuse and return."""
 
-import gzip
 import json
+import tarfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -66,14 +66,25 @@ def done(result):
     return {"status": "done", "result": result, "took_s": 1.0}
 
 
+def starved(before=0.3, after=0.995):
+    """Return the result of a tuning that fed a device."""
+    found = an_ablation(Choice(technique="bf16_autocast"))
+    found = replace(
+        found,
+        baseline=replace(found.baseline, device_busy_share=before),
+        final=replace(found.final, device_busy_share=after),
+    )
+    return done(found.to_json() | {"trials": []})
+
+
 def gpu_results(decisions=("no_effect",) * 3, upper=1.008, processes=4):
-    ablation = an_ablation(Choice(technique="bf16_autocast")).to_json() | {"trials": []}
+    added = {"ratio": 1.0, "interval": [0.99, upper], "step_ms": 9.0}
     return {
         "facts": done({"installed": ["numpy"], "doctor": []}),
         "photographs": done({"said": "72 images"}),
         "measure slow_compute": done({"profile": a_profile().to_json()}),
-        "tune starved_images": done(ablation),
-        "overhead": done({"ratio": 1.0, "interval": [0.99, upper], "processes": [{}] * processes}),
+        "tune starved_images": starved(),
+        "overhead": done(added | {"processes": [{}] * processes}),
         "aa": done({"decisions": list(decisions)}),
     }
 
@@ -98,6 +109,20 @@ def test_a_baseline_alone_is_no_tuning():
     empty = done(an_ablation().to_json() | {"trials": []})
 
     assert not holds({**gpu_results(), "tune starved_images": empty})
+
+
+@pytest.mark.parametrize("busy", [(0.6, 0.995), (0.3, 0.7)])
+def test_a_device_that_was_fed_before_or_still_waits_does_not_hold(busy):
+    assert not holds({**gpu_results(), "tune starved_images": starved(*busy)})
+
+
+def test_a_record_holds_only_where_all_stages_of_its_sets_were_played(monkeypatch):
+    monkeypatch.setattr(gpu_record, "WORDS", {"counters": str, "sampling": str, "listening": str})
+    monkeypatch.setattr(gpu_record, "REACHED", {})
+    played = {name: done({}) for name in gpu_record.STAGES["counters"]}
+
+    assert record_of(played, part="counters").holds
+    assert not record_of({"counters": done({})}, part="counters").holds
 
 
 def test_sets_that_are_played_together_have_one_folder_and_the_table_comes_last(
@@ -136,7 +161,10 @@ def test_a_gpu_record_reads_stage_by_stage():
 
     words = {row[0]: row[1] for row in record.table}
     assert words["measure slow_compute"] == "step 10.0 ms, data wait 60 %, device busy 40 %"
-    assert words["tune starved_images"] == "2.00x [1.90-2.10], n=6 (bf16_autocast)"
+    assert words["tune starved_images"] == (
+        "2.00x [1.90-2.10], n=6, device busy 30 % -> 99.5 % (bf16_autocast)"
+    )
+    assert words["overhead"] == "+0.0% of 9.00 ms (-1.0% to +0.8%, n=4)"
     assert words["tune other"] == "failed: RuntimeError: oom"
     assert record.finding == "starved_images 2.00x [1.90-2.10], n=6"
     assert record.recipe.names == ("bf16_autocast",)
@@ -166,7 +194,7 @@ def test_the_stages_work_without_a_gpu_too(tmp_path):
 
     stages = [
         shortened(stage)
-        for stage in run_gpu.chosen(run_gpu.stages_of(bench, TINY), "base,starved", EACH_KIND)
+        for stage in run_gpu.chosen(run_gpu.stages_of(bench, TINY), "base,guard,starved", EACH_KIND)
     ]
     results = run_gpu.run_all(bench, stages, tmp_path / "out", lines, total_s=2_000.0)
 
@@ -175,8 +203,9 @@ def test_the_stages_work_without_a_gpu_too(tmp_path):
     assert results["measure starved_images"]["status"] == "done"
     (folder,) = (tmp_path / "out").iterdir()
     assert len(list(folder.iterdir())) <= 8
-    (journal, *_) = sorted((folder / "journals").iterdir())
-    assert "trial" in gzip.decompress(journal.read_bytes()).decode()
+    with tarfile.open(folder / "journals.tar.gz") as journals:
+        (first, *_) = journals.getnames()
+        assert b"trial" in journals.extractfile(first).read()
     assert set(json.loads((folder / "result.json").read_text())["raw"]) == set(results)
 
 

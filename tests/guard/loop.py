@@ -95,6 +95,7 @@ def as_given(_step: int, batch: Batch) -> Batch:
 class Setting:
     """How one run differs from the plain loop."""
 
+    device: str = "cpu"
     steps: int = 20
     threads: int = 1
     rounds: bool = False
@@ -159,7 +160,7 @@ def train(
 
 
 def _loop(case: Case, setting: Setting, session: FakeSession) -> None:
-    model = case.model()
+    model = case.model().to(setting.device)
     if setting.channels_last:
         model.to(memory_format=torch.channels_last)
     setting.prepare(model)
@@ -170,14 +171,15 @@ def _loop(case: Case, setting: Setting, session: FakeSession) -> None:
         torch._dynamo.reset()
         torch._dynamo.utils.counters.clear()
         model.compile()
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**16) if setting.scaled else None
+    kind = setting.device
+    scaler = torch.amp.GradScaler(kind, init_scale=2.0**16) if setting.scaled else None
     session.scaler = scaler
     for step in range(setting.steps):
         for micro in _micro_batches(case, setting, step):
             session.fire("batch", micro, "train.py:loader")
-            x, y = setting.feed(step, micro)
+            x, y = (part.to(kind) for part in setting.feed(step, micro))
             setting.at_forward(model)
-            with torch.autocast("cpu", torch.bfloat16, enabled=setting.autocast):
+            with torch.autocast(kind, torch.bfloat16, enabled=setting.autocast):
                 loss = case.loss(_output(session, model, x, setting).float(), y)
             if setting.divide:
                 loss = loss / setting.accumulate
@@ -259,7 +261,7 @@ class GPT(nn.Module):
         self.norm, self.head = nn.LayerNorm(32), nn.Linear(32, 64, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        h = self.tokens(x) + self.places(torch.arange(x.shape[1]))
+        h = self.tokens(x) + self.places(torch.arange(x.shape[1], device=x.device))
         for block in self.blocks:
             h = block(h)
         return self.head(self.norm(h))

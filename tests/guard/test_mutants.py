@@ -68,6 +68,30 @@ def test_a_fault_is_rejected_under_bf16_too(name: str, case: str) -> None:
     assert check.status == "rejected", check
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize(("name", "case"), PAIRS)
+def test_a_fault_is_rejected_on_a_gpu(name: str, case: str) -> None:
+    """Where gradients are summed in another order each time, the limits are wider."""
+    fault = FAULTS[name]
+    runs = base(case, replace(fault.baseline, device="cuda"))
+
+    check = runs.check(runs.run(replace(fault.setting, device="cuda")), Numerics.PRECISION)
+
+    assert check.status == "rejected", check
+    fired = {key for key, share in check.worst.items() if share > 1}
+    assert fired & fault.seen_by, check
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("case", ["mlp", "conv", "gpt", "lstm"])
+def test_on_a_gpu_a_training_is_never_told_from_itself(case: str) -> None:
+    runs = base(case, replace(PLAIN, device="cuda"))
+
+    for _ in range(5):
+        check = runs.check(runs.run(replace(PLAIN, device="cuda")), Numerics.ROUNDING)
+        assert check.passed, check
+
+
 @pytest.mark.parametrize("case", ["mlp", "conv", "gpt", "lstm"])
 @pytest.mark.parametrize("name", UPDATE_FAULTS)
 def test_the_shadow_step_sees_a_faulty_optimizer_without_its_settings(name: str, case: str) -> None:

@@ -123,6 +123,26 @@ def summarise(result: TrialResult, machine: Machine) -> Profile:
     return with_regime(replace(profile, journey=journey_of(result, window, profile)))
 
 
+def with_kernels_of(profile: Profile, seen: Profile) -> Profile:
+    """Return a timed profile with what a traced trial of the same recipe saw on the device.
+
+    Where none was traced, or the profile has a trace of its own, it stays as it is.
+    """
+    if profile.trace is not None or seen.trace is None:
+        return profile
+    phases = dict(profile.phases_ms)
+    copied_ms = min(seen.phases_ms["h2d"], phases["other"])
+    phases |= {"h2d": copied_ms, "other": phases["other"] - copied_ms}
+    profile = replace(
+        profile,
+        phases_ms=phases,
+        device_busy_share=seen.device_busy_share,
+        trace=seen.trace,
+        notes=tuple(note for note in profile.notes if note != words("note.no_trace")),
+    )
+    return with_regime(replace(profile, ceilings=ceilings_of(profile)))
+
+
 def _trace(result: TrialResult, window: Window) -> TraceSummary | None:
     """Return what a device ran in the steps after the timed ones; None where none was traced."""
     trace = result.device.trace

@@ -105,7 +105,8 @@ def rival_of(technique: str) -> str:
 
 def _is_short(ladder: TuningState, viable: Sequence[Candidate]) -> bool:
     """Return whether time is short for what promises a gain, its guard and the confirmation."""
-    proof_s = (FIRST_GUARD_TRIALS + 2 * ladder.confirm_pairs) * ladder.trial_s
+    guard_s = FIRST_GUARD_TRIALS * ladder.history.guard_cost_s(default=ladder.trial_s)
+    proof_s = guard_s + 2 * ladder.confirm_pairs * ladder.trial_s
     return ladder.budget.left_s < proof_s + sum(x.cost_s for x in viable if x.is_promising)
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from flatout.analysis import disturbance
+from flatout.analysis.profile import with_kernels_of
 from flatout.records.ablation import LossCheck
 from flatout.records.json_records import from_plain, to_plain
 from flatout.records.machine import Machine
@@ -70,6 +71,8 @@ class Judgement:
 
     check: LossCheck
     aa_check: LossCheck | None = None
+    trial_s: float = 0.0
+    """What one of its trials took: the longest of the latest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,6 +151,10 @@ class TrialHistory:
     aa_check: LossCheck | None = None
     checked: dict[str, LossCheck] = field(default_factory=dict)
     """What the guard said, by recipe."""
+    guard_s: float = 0.0
+    """What one of the guard's trials took at its latest check."""
+    kernels: dict[str, Profile] = field(default_factory=dict)
+    """The profile of each recipe's traced trial: what a device runs is looked at once."""
 
     def _ask(self, experiment: Experiment) -> Asking[Record]:
         before_s = self.budget.elapsed_s
@@ -176,9 +183,11 @@ class TrialHistory:
         Raises:
             MachineBusyError: if most trials are disturbed and that is not accepted.
         """
-        experiment = Experiment(kind="time", recipe=recipe, options={"must_apply": must_apply})
         for _ in range(MAX_ACCEPTED_REPEATS if self.accepts_load else MAX_REPEATS):
-            trial = yield from self._trial(experiment)
+            traces = key_of(recipe) not in self.kernels
+            options = {"must_apply": must_apply, "traces_kernels": traces}
+            experiment = Experiment(kind="time", recipe=recipe, options=options)
+            trial = self._with_kernels((yield from self._trial(experiment)))
             if trial.outcome is not Outcome.OK or trial.profile is None:
                 return trial
             self.timed += 1
@@ -202,6 +211,17 @@ class TrialHistory:
         if self.accepts_load and trial.profile is not None:
             self._keep_time(recipe, trial.profile)
         return trial
+
+    def _with_kernels(self, trial: Trial) -> Trial:
+        """Return a timed trial with what the device was seen to run under its recipe.
+
+        To start the profiler and read its trace takes seconds, and any timed trial may become the
+        one whose profile says what to try next; both sides of a pair have to be described alike.
+        """
+        if trial.profile is None:
+            return trial
+        seen = self.kernels.setdefault(key_of(trial.recipe), trial.profile)
+        return replace(trial, profile=with_kernels_of(trial.profile, seen))
 
     def _keep_time(self, recipe: Recipe, profile: Profile) -> None:
         self.step_s.setdefault(key_of(recipe), []).append(profile.whole_step_ms / 1e3)
@@ -245,12 +265,17 @@ class TrialHistory:
             judgement = (yield from self._ask(asked)).judgement
             assert judgement is not None
             self.aa_check = judgement.aa_check or self.aa_check
+            self.guard_s = judgement.trial_s or self.guard_s
             self.checked[key] = judgement.check
         return self.checked[key]
 
     def cost_s(self, recipe: Recipe, default: float) -> float:
         """Return what one timed trial of this recipe takes, as far as is known."""
         return self.wall_s.get(f"time {key_of(recipe)}", default)
+
+    def guard_cost_s(self, default: float) -> float:
+        """Return what one of the guard's trials takes, as far as is known."""
+        return self.guard_s or default
 
     def all_times(self) -> list[list[float]]:
         """Return accepted step times in seconds, grouped by recipe."""

@@ -1,6 +1,7 @@
 """Does a recipe still train the same thing? Guard trials and the judge, for one tuning."""
 
-from collections.abc import Callable, Sequence
+import collections
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -22,6 +23,8 @@ ACTIVITY_STEPS = 1
 ROUNDED_STEPS = 3
 """Gradients of two steps are compared."""
 SEED = 0
+LATEST = 4
+"""Trials whose time is minded: those of a recipe and, before it, of the unchanged script."""
 
 
 def calibration_technique() -> str:
@@ -60,6 +63,10 @@ class GuardChecker:
     _activity_unknown: str | None = None
     """Why the baseline's is not known; empty where it is, None while no one looked."""
     _verdicts: dict[str, LossCheck] | None = None
+    _latest_s: collections.deque[float] = field(
+        default_factory=lambda: collections.deque(maxlen=LATEST)
+    )
+    """What the latest trials took: some compile again."""
 
     def check(self, recipe: Recipe) -> LossCheck:
         """Return whether the recipe keeps the promise of its techniques."""
@@ -74,7 +81,24 @@ class GuardChecker:
         self.floor = asked.options["floor"]
         for technique, promise in asked.options["weaker"].items():
             self.note_weaker(technique, promise)
-        return Judgement(check=self.check(asked.recipe), aa_check=self.aa_check)
+        check = self.check(asked.recipe)
+        return Judgement(
+            check=check, aa_check=self.aa_check, trial_s=max(self._latest_s, default=0.0)
+        )
+
+    def check_again(self, number: int) -> LossCheck:
+        """Return what the judge says of one more run of the unchanged script: no fault, if right.
+
+        Args:
+            number: Counts the runs.
+        """
+        first = self.check(self.floor)
+        if not self._baseline:
+            return first
+        records = _records(self._trial(self.floor, f"again-{number}"))
+        if not records:
+            return LossCheck(status="not_compared", why="the unchanged script left no record")
+        return self._compare_as(Numerics.ROUNDING, self.floor, records)
 
     def note_weaker(self, technique: str, promise: str) -> None:
         """Hold a technique to the weaker promise that it keeps here, on top of any recipe."""
@@ -209,7 +233,7 @@ class GuardChecker:
 
     def _measure_activity(self, recipe: Recipe, name: str) -> dict[str, float | None] | None:
         spec = {"seed": SEED, "drops_dropout": False, "drops_autocast": False, "activity": True}
-        trial = self.lab.guard(recipe, f"activity-{name}", spec, ACTIVITY_STEPS)
+        trial = self._run(recipe, f"activity-{name}", spec, ACTIVITY_STEPS)
         return find_activity(trial.guard_path)
 
     def _make_reference(self) -> None:
@@ -250,7 +274,13 @@ class GuardChecker:
             "draws": any(record.draws for record in self._baseline) or not self._baseline,
             **switches,
         }
-        return self.lab.guard(recipe, name, spec, steps)
+        return self._run(recipe, name, spec, steps)
+
+    def _run(self, recipe: Recipe, name: str, spec: Mapping[str, Any], steps: int) -> Trial:
+        trial = self.lab.guard(recipe, name, spec, steps)
+        if trial.outcome in (Outcome.OK, Outcome.TOO_SHORT):
+            self._latest_s.append(trial.wall_s)
+        return trial
 
 
 def find_guilty(

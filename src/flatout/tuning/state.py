@@ -23,8 +23,7 @@ FIRST_PAIRS = 2
 FIRST_GUARD_TRIALS = 5
 """Guard trials of the first recipe: before it the unchanged script twice and once in bf16."""
 GUARD_TRIALS = 2
-"""Guard trials of one more recipe, each about as long as a timed one: its gradients, and whether
-its dropout acts."""
+"""Guard trials of one more recipe: its gradients, and whether its dropout acts."""
 DEFAULT_TRIAL_S = 10.0
 """What a trial takes, before one was timed."""
 
@@ -125,7 +124,7 @@ class TuningState:
             return 0.0
         one = self.trial_s
         pairs_s = self.confirm_pairs * (one + self.history.cost_s(self.baseline, default=one))
-        return pairs_s + GUARD_TRIALS * one
+        return pairs_s + GUARD_TRIALS * self.history.guard_cost_s(default=one)
 
     @property
     def is_first_look(self) -> bool:

@@ -149,15 +149,18 @@ class TrialRunner:
     def _options_of(self, experiment: Experiment) -> TrialOptions:
         """Return how the trial is run that an experiment asks for.
 
-        On CUDA up to three more steps are traced, after those that are timed: without them no copy
-        to the device is seen. Any timed trial may become the one whose profile says what to try
-        next, and both sides of a pair have to be measured alike, so all are traced; the guard's
-        trials are not, nor are those of probes.
+        On CUDA up to three more steps of a recipe's first timed trial are traced, after those that
+        are timed: without them no copy to the device is seen. The guard's trials are not traced,
+        nor are those of probes.
         """
         base = TrialOptions(limit_s=self.limit_s, hang_s=COMPILE_S, cache=self.cache)
         options = experiment.options
         if experiment.kind == "time":
-            return replace(base, ends_when_refused=options["must_apply"], traces_kernels=True)
+            return replace(
+                base,
+                ends_when_refused=options["must_apply"],
+                traces_kernels=options["traces_kernels"],
+            )
         if experiment.kind == "look":
             return replace(base, **options)
         if experiment.kind == "guard":

@@ -204,16 +204,19 @@ def _plain(key: Any) -> Any:
 
 @contextmanager
 def streams_kept() -> Iterator[None]:
-    """Set the process's random streams on the CPU back at the end."""
+    """Set the process's random streams back at the end, those of its GPUs too."""
     import torch
 
     numpy = sys.modules.get("numpy")
     torch_state, python_state = torch.get_rng_state(), random.getstate()
+    on_gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
     numpy_state = numpy.random.get_state() if numpy else None
     try:
         yield
     finally:
         torch.set_rng_state(torch_state)
+        if on_gpus:
+            torch.cuda.set_rng_state_all(on_gpus)
         random.setstate(python_state)
         if numpy and numpy_state is not None:
             numpy.random.set_state(numpy_state)

@@ -9,6 +9,7 @@ its limit is the same for every promise.
 import collections
 import contextlib
 import importlib
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -32,7 +33,14 @@ from flatout.agent.ranks import own_rank
 
 MAX_ELEMENTS = 1 << 28
 """Parameters shadowed per optimizer: the copies (parameter, gradient, state) then stay below 6 GiB
-of host memory. Larger tensors are left out first and the record says how many."""
+of memory. Larger tensors are left out first and the record says how many."""
+COPIES = 5
+"""Of each parameter: as it was, as the shadow has it, its gradient, and two of state."""
+MOST_FREE_SHARE = 0.5
+"""Of the device's free memory that the copies may take: the training has yet to make its state."""
+CHUNK = 1 << 20
+"""Elements that are in float64 at a time: of whole tensors those copies took longer than the step
+itself (124M parameters on two cores)."""
 OWN = frozenset(
     {"state", "param_groups", "step", "grad_scale", "found_inf"}
     | {"_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"}
@@ -49,7 +57,10 @@ class _Copy:
 
 
 class Shadow:
-    """One optimizer rebuilt on copies of the model's parameters, on the CPU, with its own state."""
+    """One optimizer rebuilt on copies of the model's parameters, with its own state.
+
+    The copies are next to the parameters on a GPU that has room for them, else on the CPU.
+    """
 
     def __init__(
         self,
@@ -70,11 +81,12 @@ class Shadow:
             raise LookupError(f"no parameter {missing[0]} in the model")
         kept = _within_budget({name: named[name] for name in wanted})
         self.left_out = len(wanted) - len(kept)
+        place = place_for([named[name] for name in kept])
         self._copies: dict[str, _Copy] = {}
         for name in kept:
-            value = named[name].detach()
-            shadow = torch.nn.Parameter(value.cpu().clone(), requires_grad=True)
-            self._copies[name] = _Copy(live=named[name], shadow=shadow, before=shadow.detach())
+            value = named[name].detach().to(place)
+            shadow = torch.nn.Parameter(value.clone(), requires_grad=True)
+            self._copies[name] = _Copy(live=named[name], shadow=shadow, before=value.clone())
         self._groups: list[dict[str, Any]] = [
             {"params": [self._copies[name].shadow for name in group if name in kept]}
             for group in reference.groups
@@ -85,16 +97,20 @@ class Shadow:
     def take_parameters(self, early: EarlySteps) -> None:
         """Copy the parameters as they are before the step."""
         for copy in self._copies.values():
-            copy.before = early.before(copy.live).cpu().clone()
+            copy.before.copy_(early.before(copy.live))
 
     def take_gradients(self, scale: float, early: EarlySteps) -> None:
         """Copy the gradients that the step will use, or has just used."""
         for copy in self._copies.values():
-            gradient = early.gradient(copy.live)
+            gradient, kept = early.gradient(copy.live), copy.shadow.grad
             if gradient is None:
                 copy.shadow.grad = None
+                continue
+            if kept is None or kept.layout != gradient.layout or kept.dtype != gradient.dtype:
+                kept = gradient.detach().to(copy.shadow.device).clone()
             else:
-                copy.shadow.grad = gradient.detach().cpu().clone().div_(scale)
+                kept.copy_(gradient.detach())
+            copy.shadow.grad = kept.div_(scale)
 
     def step(
         self, settings: Sequence[Mapping[str, Any]]
@@ -113,14 +129,48 @@ class Shadow:
             return {name: _compare(copy) for name, copy in self._copies.items()}
 
 
+def place_for(parameters: "Sequence[torch.Tensor]") -> "torch.device":
+    """Return where copies of the parameters and what a step needs of them go."""
+    import torch
+
+    places = {parameter.device for parameter in parameters}
+    host = torch.device("cpu")
+    if len(places) != 1 or (place := places.pop()).type != "cuda":
+        return host
+    if any(map(_is_wrapped, parameters)):
+        return host  # parts of other ranks' tensors
+    needed = COPIES * sum(x.numel() * x.element_size() for x in parameters)
+    free, _total = torch.cuda.mem_get_info(place)
+    return place if needed <= MOST_FREE_SHARE * free else host
+
+
 def _compare(copy: _Copy) -> tuple[float, float, float, float]:
     import torch
 
-    before, shadow = copy.before.double(), copy.shadow.detach().double()
-    after = copy.live.detach().cpu().double()
-    norms = ((after - shadow).norm(), (shadow - before).norm(), before.norm())
-    difference, step, size = (float(norm) for norm in norms)
-    return difference, step, size, torch.finfo(copy.shadow.dtype).eps / 2
+    shadow = copy.shadow.detach()
+    moved = copy.live.detach().to(shadow.device)
+    difference, step, size = [0.0], [0.0], [0.0]
+    for after, wanted, before in zip(*map(_chunks, (moved, shadow, copy.before)), strict=True):
+        exact = wanted.double()
+        difference.append(float((after.double() - exact).norm()))
+        step.append(float((exact - before.double()).norm()))
+        size.append(float(before.double().norm()))
+    eps = torch.finfo(shadow.dtype).eps / 2
+    return math.hypot(*difference), math.hypot(*step), math.hypot(*size), eps
+
+
+def _chunks(tensor: "torch.Tensor") -> "tuple[torch.Tensor, ...]":
+    """Return a tensor in parts that are small in float64; one of no ordinary kind as it is."""
+    if _is_wrapped(tensor) or tensor.numel() <= CHUNK:
+        return (tensor,)
+    return tensor.reshape(-1).split(CHUNK)  # type: ignore[no-untyped-call,no-any-return]
+
+
+def _is_wrapped(tensor: Any) -> bool:
+    """Return whether a tensor has others inside, as one that is sharded over ranks does."""
+    from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+    return bool(is_traceable_wrapper_subclass(tensor))
 
 
 def _within_budget(named: "Mapping[str, torch.nn.Parameter]") -> set[str]:
@@ -258,6 +308,8 @@ class UpdateNotes:
             self._gaps[number] = f"optimizer {number}: {type(error).__name__}: {error}"
             return
         self._updates.append(Update(optimizer=number, step=step, tensors=tensors))
+        if step == self._steps:
+            del self._shadows[number]  # the training may need what its copies take
 
     def forget(self, number: int) -> None:
         """Take a step back that had no gradients: nothing was updated."""
