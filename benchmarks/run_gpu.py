@@ -345,7 +345,7 @@ def _one_profiler() -> int:
 
     kinds = torch.profiler.supported_activities()
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    with torch.profiler.profile(activities=kinds) as profile:
+    with torch.profiler.profile(activities=kinds, acc_events=True) as profile:
         torch.ones(64, 64, device=device) @ torch.ones(64, 64, device=device)
     return len(profile.events())
 

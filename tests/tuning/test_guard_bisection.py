@@ -8,7 +8,7 @@ import pytest
 from flatout.records.ablation import LossCheck, Verdict
 from flatout.records.recipe import Choice, Recipe
 from flatout.records.technique import Numerics
-from flatout.records.trial import Workload
+from flatout.records.trial import Outcome, Trial, Workload
 from flatout.tuning.guard_checker import GuardChecker, find_guilty
 from flatout.tuning.trial_runner import TrialRunner
 from tests.techniques.facts import machine
@@ -151,7 +151,12 @@ def test_the_row_says_under_which_promise_a_technique_was_kept(tmp_path, monkeyp
 )
 def test_the_compiler_is_set_for_random_numbers_only_where_some_are_drawn(ranks, draws):
     asked = []
-    lab = SimpleNamespace(guard=lambda recipe, name, spec, steps: asked.append(spec))
+
+    def guard(recipe, name, spec, steps):
+        asked.append(spec)
+        return Trial(recipe=recipe, outcome=Outcome.CRASH)
+
+    lab = SimpleNamespace(guard=guard)
     checker = GuardChecker(lab=lab, tell=lambda _: None)
     checker._baseline = tuple(SimpleNamespace(draws=each) for each in ranks)
 
