@@ -23,7 +23,7 @@ SAMPLE = "pack-sample"
 TIME_SHARE = 0.25
 """Of the budget, that packing all may take: the proof that it pays needs the rest."""
 DISK_SHARE = 0.5
-"""Of the free disk that a store may take which nobody asked to keep."""
+"""Of the free disk that a store may take that the user did not ask for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
