@@ -28,7 +28,9 @@ def test_a_recipe_file_keeps_it(tmp_path):
 
     write_recipe(Recipe(parallel=SPEC), path)
 
-    assert read_recipe(path).parallel == SPEC
+    assert read_recipe(path, may_spread=True).parallel == SPEC
+    with pytest.raises(UserError, match="only 'flatout run' goes by"):
+        read_recipe(path)
 
 
 def test_a_recipe_without_it_has_none(tmp_path):

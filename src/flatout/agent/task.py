@@ -13,6 +13,7 @@ from flatout.records.errors import UserError
 if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.optim import Optimizer
+    from torch.optim.lr_scheduler import LRScheduler
     from torch.utils.data import Dataset
 
 FUNCTIONS = ("model", "data", "loss", "optimizer", "finish")
@@ -36,6 +37,8 @@ class Task:
     """Call the model on one batch, which is on the device, and return a scalar to minimise."""
     optimizer: Callable[["nn.Module"], "Optimizer"]
     """Build the optimizer of the model's parameters."""
+    schedule: "Callable[[Optimizer], LRScheduler] | None" = None
+    """Build the schedule of the learning rate, which goes on after each step; None for none."""
     batch_size: int
     """Samples of a batch, where `data` returns a data set."""
     collate: Callable[[list[Any]], Any] | None = None

@@ -88,14 +88,17 @@ def training_steps(task: Task, steps: int | None = None) -> Iterator[TaskStep]:
     """Train a task, handing out each step when it is done. The arguments are those of `train`."""
     seed(task.seed)
     device = device_of(task)
-    model = _checked(task, "model", task.model(), nn.Module).to(device)
+    model = checked(task, "model", task.model(), nn.Module).to(device)
     batches = batches_of(task)
-    optimizer = _checked(task, "optimizer", task.optimizer(model), Optimizer)
+    optimizer = checked(task, "optimizer", task.optimizer(model), Optimizer)
+    schedule = task.schedule(optimizer) if task.schedule else None
     model.train()
     for number, (epoch, batch) in enumerate(_stream(task, batches, steps or task.steps), start=1):
         optimizer.zero_grad()
         loss = _gradients(task, model, moved(batch, device))
         optimizer.step()
+        if schedule is not None:
+            schedule.step()
         yield TaskStep(number=number, epoch=epoch, loss=loss, model=model)
 
 
@@ -106,12 +109,12 @@ def _gradients(task: Task, model: nn.Module, batch: Any) -> Tensor:
     more padding, would weigh too much otherwise.
     """
     if task.accum_steps == 1:
-        loss = _checked_loss(task, task.loss(model, batch))
+        loss = checked_loss(task, task.loss(model, batch))
         loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         return loss.detach()
     total: Any = 0.0
     for part, share in _parts(task, batch):
-        loss = _checked_loss(task, task.loss(model, part)) * share
+        loss = checked_loss(task, task.loss(model, part)) * share
         loss.backward()
         total = total + loss.detach()
     found: Tensor = total
@@ -191,7 +194,8 @@ def _stream(task: Task, batches: Iterable[Any], steps: int | None) -> Iterator[t
         epoch += 1
 
 
-def _checked(task: Task, field: str, value: Any, kind: type) -> Any:
+def checked(task: Task, field: str, value: Any, kind: type) -> Any:
+    """Return what a function of a Task gave, refused where it is of another type."""
     if isinstance(value, kind):
         return value
     raise UserError(
@@ -200,7 +204,8 @@ def _checked(task: Task, field: str, value: Any, kind: type) -> Any:
     )
 
 
-def _checked_loss(task: Task, loss: Any) -> Tensor:
+def checked_loss(task: Task, loss: Any) -> Tensor:
+    """Return a Task's loss, refused where it is not one number."""
     if not isinstance(loss, Tensor):
         raise UserError(
             f"Task {task.name!r}: loss() returned a {type(loss).__name__}; "

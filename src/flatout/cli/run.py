@@ -96,7 +96,9 @@ def command(  # noqa: PLR0913, PLR0917  one argument an option
         adapts=on_oom == "adapt",
         resume_arguments=tuple(shlex.split(resume_args)),
     )
-    recipe = read_recipe(recipe_path) if recipe_path else Recipe()
+    recipe = read_recipe(recipe_path, may_spread=True) if recipe_path else Recipe()
+    if recipe.parallel is not None and spread is None:
+        spread = recipe.parallel.world_size
     if spread is not None:
         workload, recipe = spread_over(workload, recipe, spread, zero=zero, needs_gpus=bool(gpus))
     return run(workload, recipe, options)

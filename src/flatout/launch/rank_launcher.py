@@ -3,8 +3,9 @@
 torchrun starts and supervises them. Only rank 0 has the terminal, and only what it writes stays:
 the others write into an overlay of the working folder, where each finds again what it has written.
 
-Run as a file, by its path: `python -P rank_launcher.py RANKS COMMAND...`. torchrun starts it again
-in each rank, where it becomes the command.
+Run as a file: `python -P rank_launcher.py RANKS RESTARTS APART COMMAND...`, where APART is 0 for a
+command that writes on all ranks what belongs together. torchrun starts it again in each rank, where
+it becomes the command.
 """
 
 import os
@@ -25,8 +26,15 @@ THREADS = "OMP_NUM_THREADS"
 DEVICES = "CUDA_VISIBLE_DEVICES"
 
 
-def launch(ranks: int, command: Sequence[str]) -> int:
-    """Run a command in so many ranks and return the exit code of the first that failed, or 0."""
+def launch(ranks: int, restarts: int, apart: str, command: Sequence[str]) -> int:
+    """Run a command in so many ranks and return the exit code of the first that failed, or 0.
+
+    Args:
+        ranks: processes to start.
+        restarts: how often all are started again after one failed.
+        apart: "1" where only what rank 0 writes is to stay.
+        command: what each of them runs.
+    """
     folder = Path(tempfile.mkdtemp(prefix="ranks-", dir=scratch_root()))
     # torchrun would give each rank one thread, and its reports repeat what is said below.
     os.environ.setdefault(THREADS, str(max(1, len(os.sched_getaffinity(0)) // ranks)))
@@ -37,9 +45,10 @@ def launch(ranks: int, command: Sequence[str]) -> int:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import parse_args, run
 
-    start = [sys.executable, "-P", __file__, START, str(folder), level or "", *command]
+    start = [sys.executable, "-P", __file__, START, str(folder), apart, level or "", *command]
     try:
-        arguments = ["--standalone", "--nproc-per-node", str(ranks), "--no-python", *start]
+        limits = ["--nproc-per-node", str(ranks), "--max-restarts", str(restarts)]
+        arguments = ["--standalone", *limits, "--no-python", *start]
         run(parse_args(arguments))  # type: ignore[no-untyped-call]
     except ChildFailedError as error:
         rank, failure = error.get_first_failure()
@@ -58,7 +67,7 @@ def launch(ranks: int, command: Sequence[str]) -> int:
     return 0
 
 
-def start(folder: Path, level: str, command: list[str]) -> None:
+def start(folder: Path, apart: str, level: str, command: list[str]) -> None:
     """Become the command, as the rank that torchrun's variables name."""
     rank, local = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
     os.environ.pop("LOGLEVEL")
@@ -72,7 +81,8 @@ def start(folder: Path, level: str, command: list[str]) -> None:
         log = os.open(folder / f"rank-{rank}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         os.dup2(log, 1)
         os.dup2(log, 2)
-        _keep_files_apart(folder / f"rank-{rank}")
+        if apart == "1":
+            _keep_files_apart(folder / f"rank-{rank}")
     os.execv(command[0], command)  # noqa: S606  no shell: the command is started as it is
 
 
@@ -92,6 +102,6 @@ def _keep_files_apart(scratch: Path) -> None:
 
 if __name__ == "__main__":
     if sys.argv[1] == START:
-        start(Path(sys.argv[2]), sys.argv[3], sys.argv[4:])
+        start(Path(sys.argv[2]), sys.argv[3], sys.argv[4], sys.argv[5:])
     else:
-        sys.exit(launch(int(sys.argv[1]), sys.argv[2:]))
+        sys.exit(launch(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4:]))

@@ -243,14 +243,16 @@ def clean_up_stale_trials() -> int:
 def command_of(workload: Workload) -> list[str]:
     """Return the argv that runs the workload, exactly as a user would, or in several ranks."""
     if workload.is_task:
-        command = [workload.python, "-m", "flatout.agent.task_runner", workload.target]
+        module = "parallel.task_ranks" if workload.is_spread else "agent.task_runner"
+        command = [workload.python, "-m", f"flatout.{module}", workload.target]
     elif workload.target.startswith("-m "):
         command = [workload.python, "-m", workload.target[3:], *workload.arguments]
     else:
         command = [workload.python, workload.target, *workload.arguments]
     if workload.ranks == 1:
         return command
-    return [workload.python, "-P", str(RANK_LAUNCHER), str(workload.ranks), *command]
+    options = [str(workload.ranks), str(workload.restarts), str(int(not workload.is_spread))]
+    return [workload.python, "-P", str(RANK_LAUNCHER), *options, *command]
 
 
 def armed_environment(environment: Mapping[str, str], child_spec: Path) -> dict[str, str]:

@@ -198,12 +198,17 @@ class Shards:
 
 def blocks_of(root: nn.Module) -> list[nn.Module]:
     """Return the repeated blocks of a model: entries of a list that are of one kind."""
+    lists = (
+        list(module.values() if isinstance(module, nn.ModuleDict) else module)
+        for module in root.modules()
+        if isinstance(module, nn.ModuleList | nn.Sequential | nn.ModuleDict)
+    )
     return [
         block
-        for module in root.modules()
-        if isinstance(module, nn.ModuleList | nn.Sequential) and len(module) > 1
-        for block in module
-        if len({type(one) for one in module}) == 1 and any(True for _ in block.parameters())
+        for blocks in lists
+        if len(blocks) > 1 and len({type(one) for one in blocks}) == 1
+        for block in blocks
+        if any(True for _ in block.parameters())
     ]
 
 

@@ -13,6 +13,7 @@ from flatout.records.json_records import from_plain
 
 AXES = ("pp", "dp_replicate", "dp_shard", "tp")
 """Axes of the mesh, the outermost first."""
+COUNTS = ("microbatches", "checkpoint_every", "restarts")
 TP_STYLES = ("colwise", "rowwise", "sequence", "colwise_gather", "replicate")
 """What a module's line in a tensor-parallel plan may say."""
 MICROBATCHES_PER_STAGE = 4
@@ -95,11 +96,17 @@ class ParallelSpec:
     """Whether the activations inside each block are computed again in backward."""
     compile: bool = False
     """Whether torch.compile is used: per block, or per stage with `tp`."""
+    checkpoint: str = ""
+    """Folder of checkpoints, from the newest of which the training goes on; empty writes none."""
+    checkpoint_every: int = 0
+    """Steps between two checkpoints; 0 writes one at the end of each epoch."""
+    restarts: int = 0
+    """How often all ranks are started again after one of them failed."""
 
     def __post_init__(self) -> None:
-        for name in (*AXES, "microbatches"):
+        for name in (*AXES, *COUNTS):
             value = getattr(self, name)
-            least = 0 if name == "microbatches" else 1
+            least = 0 if name in COUNTS else 1
             if type(value) is not int or value < least:
                 raise UserError(f"parallel.{name}={value!r} has to be a whole number >= {least}")
         if self.schedule not in SCHEDULES:
@@ -150,7 +157,7 @@ class ParallelSpec:
         shown = [
             f"{item.name}={getattr(self, item.name)}"
             for item in fields(self)
-            if item.name not in ("tp_plan", "schedule")
+            if item.name not in ("tp_plan", "schedule", "checkpoint", *COUNTS[1:])
             and getattr(self, item.name) not in (False, 1 if item.name in AXES else 0)
         ]
         if self.pp > 1:
@@ -192,6 +199,10 @@ def find_refusal(spec: ParallelSpec) -> str | None:
         (
             spec.pp > 1 and least % spec.pp != 0 and schedule.needs_multiple_of_pp,
             f"schedule={spec.schedule} needs microbatches to be a multiple of pp={spec.pp}",
+        ),
+        (
+            spec.restarts > 0 and not spec.checkpoint,
+            "restarts without checkpoint would begin again: give checkpoint, a folder",
         ),
         (
             spec.compile and spec.tp > 1 and spec.pp > 1,
@@ -246,6 +257,23 @@ def spec_for(ranks: int, zero: int = 0) -> ParallelSpec:
     if zero and ranks > 1:
         return ParallelSpec(dp_shard=ranks, zero=zero)
     return ParallelSpec(dp_replicate=ranks)
+
+
+def script_settings(spec: ParallelSpec) -> dict[str, int]:
+    """Return the settings of data parallelism for a script, which offers nothing else.
+
+    Raises:
+        UserError: where the spec asks for more: that needs a Task.
+    """
+    plain = ParallelSpec(dp_replicate=spec.dp_replicate, dp_shard=spec.dp_shard, zero=spec.zero)
+    if spec != plain:
+        more = sorted(spec_to_toml(spec).keys() - spec_to_toml(plain).keys())
+        raise UserError(
+            f"[parallel] {', '.join(more)}: a script as it is trains data-parallel only, with "
+            "dp_replicate, dp_shard and zero; what else there is needs a Task"
+        )
+    shard = spec.dp_shard if spec.dp_replicate > 1 and spec.zero else 0
+    return {"ranks": spec.world_size, "zero": spec.zero, "shard": shard}
 
 
 def refit(spec: ParallelSpec, ranks: int) -> ParallelSpec:

@@ -31,6 +31,10 @@ class Workload:
     is_task: bool = False
     ranks: int = 1
     """Processes that run it together, each with its part of every batch."""
+    is_spread: bool = False
+    """Whether it is a Task that a table `[parallel]` spreads over the ranks."""
+    restarts: int = 0
+    """How often all ranks are started again after one of them failed."""
 
     @property
     def name(self) -> str:

@@ -43,8 +43,8 @@ def apply(recipe: Recipe | str | Path | None = None) -> None:
     chosen = recipe if recipe is not None else os.environ.get(VARIABLE)
     if not chosen or SPEC_VARIABLE in os.environ:
         return
-    found = chosen if isinstance(chosen, Recipe) else read_recipe(chosen)
-    if catalogue.setter_of("ranks") in found.names:
+    found = chosen if isinstance(chosen, Recipe) else read_recipe(chosen, may_spread=True)
+    if catalogue.setter_of("ranks") in found.names or found.parallel is not None:
         raise UserError("a recipe for several devices starts processes: use flatout run --with")
     for technique in catalogue.build(found):
         wanted = technique.environment(dict(os.environ))

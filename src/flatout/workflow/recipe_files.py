@@ -20,8 +20,12 @@ TABLES = ("flatout", "workload", "technique", "parallel", "about")
 HEADER = "# A flatout recipe. To train with it: flatout run --with {name} train.py\n\n"
 
 
-def read_recipe(path: str | Path) -> Recipe:
+def read_recipe(path: str | Path, *, may_spread: bool = False) -> Recipe:
     """Return the recipe in a file, checked: every technique and setting in it exists.
+
+    Args:
+        path: of the file.
+        may_spread: whether it may have a table `[parallel]`, which not every command goes by.
 
     Raises:
         UserError: if it cannot be read, is not a recipe, is of another flatout, or names a
@@ -32,6 +36,8 @@ def read_recipe(path: str | Path) -> Recipe:
     try:
         recipe = recipe_from_toml(plain)
         build(recipe)
+        if recipe.parallel is not None and not may_spread:
+            raise UserError("only 'flatout run' goes by [parallel]: take the table out for this")
     except UserError as error:
         raise UserError(f"{source}: {error}") from None
     return recipe

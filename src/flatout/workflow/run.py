@@ -32,8 +32,9 @@ from flatout.records import catalogue
 from flatout.records.errors import UserError, describe_exhaustion
 from flatout.records.input_files import parse_json, read_json
 from flatout.records.json_records import from_plain, to_plain
+from flatout.records.parallel import check_world, refit, script_settings, spec_for
 from flatout.records.recipe import Choice, Recipe
-from flatout.records.technique import Numerics
+from flatout.records.technique import Numerics, hook_points_of, name_of
 from flatout.records.trial import Workload
 from flatout.records.trial_result import CURVE, PRINTED, CurvePoint, PrintedValue, RunRecord
 from flatout.records.trial_spec import TrialSpec
@@ -169,6 +170,8 @@ def tell_exhaustion(where: str, plan: RunPlan | None, target: str) -> None:
         tell("by the plan these would have fit: " + "; ".join(way.label for way in plan.ways[:3]))
 
 
+REPLACED_HOOK_POINTS = frozenset({"epoch", "batches", "model", "forward", "backward", "optimizer"})
+"""Where no technique acts on a Task that is spread over ranks."""
 KILLED = 128 + 9
 """Exit code that a shell gives for signal 9, and so does `run`."""
 
@@ -218,7 +221,7 @@ def run(workload: Workload, recipe: Recipe, options: RunOptions = RunOptions()) 
 def spread_over(
     workload: Workload, recipe: Recipe, ranks: int, *, zero: int, needs_gpus: bool
 ) -> tuple[Workload, Recipe]:
-    """Return what trains a script for one device in several ranks.
+    """Return what trains a script for one device, or a Task, in several ranks.
 
     Raises:
         UserError: where the machine has too few GPUs, or the stage of ZeRO is not offered.
@@ -228,10 +231,40 @@ def spread_over(
         raise UserError(
             f"--gpus {ranks}: this machine has {found}; --ranks {ranks} trains on the CPU"
         )
-    if zero == 1:
-        raise UserError("--zero 1 is not offered: --zero 2 saves more and sends as much")
-    choice = Choice(technique=catalogue.setter_of("ranks"), settings={"ranks": ranks, "zero": zero})
-    return replace(workload, ranks=ranks), recipe.plus(choice)
+    if recipe.parallel is not None and zero:
+        raise UserError(f"--zero {zero}: the recipe's table [parallel] has a zero of its own")
+    if workload.is_task:
+        return _spread_task(workload, recipe, ranks, zero)
+    settings = {"ranks": ranks, "zero": zero}
+    if recipe.parallel is not None:
+        check_world(recipe.parallel, ranks)
+        settings = script_settings(recipe.parallel)
+    if settings["zero"] == 1:
+        raise UserError("--zero 1 is offered for a Task only: --zero 2 saves more, sends as much")
+    choice = Choice(technique=catalogue.setter_of("ranks"), settings=settings)
+    return replace(workload, ranks=ranks), replace(recipe, parallel=None).plus(choice)
+
+
+def _spread_task(
+    workload: Workload, recipe: Recipe, ranks: int, zero: int
+) -> tuple[Workload, Recipe]:
+    """Return what trains a Task: the table as it is, or for the ranks there are now."""
+    spec = recipe.parallel or spec_for(ranks, zero)
+    for technique in catalogue.build(recipe):
+        acting = hook_points_of(technique) & REPLACED_HOOK_POINTS
+        if acting:
+            raise UserError(
+                f"{name_of(technique)} acts on the {min(acting)}, which is spread over ranks: leave"
+                " it out; checkpointing and compile are keys of [parallel]"
+            )
+    if spec.world_size != ranks:
+        folder = workload.folder / spec.checkpoint
+        if not (spec.checkpoint and any(folder.glob("step-*"))):
+            check_world(spec, ranks)
+        spec = refit(spec, ranks)
+        tell(f"going on with {ranks} ranks: {spec.label}; the batch of a step stays what it was")
+    spread = replace(workload, ranks=ranks, is_spread=True, restarts=spec.restarts)
+    return spread, replace(recipe, parallel=spec)
 
 
 def _tell_restart(workload: Workload, recipe: Recipe, options: RunOptions) -> None:
