@@ -11,7 +11,6 @@ import traceback
 
 import torch
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import HashStore
 
 from flatout.agent.bootstrap import SPEC_VARIABLE
 from flatout.agent.task import Task
@@ -36,7 +35,7 @@ def main(arguments: list[str]) -> int:
     if not group.join(spec.world_size):
         dist.init_process_group(
             "nccl" if torch.cuda.is_available() else "gloo",
-            store=HashStore(),
+            store=dist.HashStore(),  # type: ignore[attr-defined]  # it is there
             rank=0,
             world_size=1,
         )
