@@ -74,20 +74,38 @@ class Script:
         self.tree = _parse(text)
         self.parents: dict[ast.AST, ast.AST] = {}
         self._by_type: dict[type, list[ast.AST]] = defaultdict(list)
+        self._order: list[ast.AST] = []
         self._number(self.tree)
         self._starts = [0, *(match.end() for match in LINE_END.finditer(text))]
         self.newline = "\r\n" if "\r\n" in text else "\n"
         self.imports = self._read_imports()
 
     def _number(self, root: ast.AST) -> None:
-        """Note each node's parent, and the nodes of each type in the order of the source."""
+        """Note the nodes in the order of the source, each one's parent and where its own end."""
+        order, parents, by_type = self._order, self.parents, self._by_type
         waiting = [root]
         while waiting:
             node = waiting.pop()
-            self._by_type[type(node)].append(node)
-            children = list(ast.iter_child_nodes(node))
-            self.parents.update(dict.fromkeys(children, node))
-            waiting.extend(reversed(children))
+            by_type[node.__class__].append(node)
+            order.append(node)
+            children = []
+            for name in node._fields:
+                value = getattr(node, name, None)
+                if value.__class__ is list:
+                    children += [each for each in value if isinstance(each, ast.AST)]
+                elif isinstance(value, ast.AST) and value._fields:
+                    # What has no fields is one object for the whole tree: Load(), Add().
+                    children.append(value)
+            for child in children:
+                parents[child] = node
+            children.reverse()
+            waiting += children
+        # The last of a node's own is the last of its last child's.
+        self._places = {node: at for at, node in enumerate(order)}
+        self._ends = ends = {node: at + 1 for node, at in self._places.items()}
+        for node in reversed(order):
+            if (parent := parents.get(node)) is not None and ends[node] > ends[parent]:
+                ends[parent] = ends[node]
 
     def nodes(self, *kinds: type[Node]) -> Iterator[Node]:
         """Yield all nodes of the given types."""
@@ -208,13 +226,18 @@ class Script:
 
     def within(self, root: ast.AST, *kinds: type[Node]) -> Iterator[Node]:
         """Yield the nodes below a root, in order, without entering nested functions or classes."""
-        waiting = [root]
-        while waiting:
-            node = waiting.pop()
-            if node is not root and isinstance(node, kinds):
+        order, ends = self._order, self._ends
+        at = self._places[root] + 1
+        end = ends[root]
+        while at < end:
+            node = order[at]
+            if isinstance(node, kinds):
                 yield node
-            if node is root or not isinstance(node, _OWN_SCOPE):
-                waiting.extend(reversed(list(ast.iter_child_nodes(node))))
+            at = ends[node] if isinstance(node, _OWN_SCOPE) else at + 1
+
+    def walk(self, root: ast.AST) -> list[ast.AST]:
+        """Return a node of the script and all below it, nested functions and classes too."""
+        return self._order[self._places[root] : self._ends[root]]
 
     # Names
 
@@ -258,13 +281,20 @@ class Script:
             node = node.value
         if not isinstance(node, ast.Name) or node.id not in self.imports:
             return ""
-        if self._is_shadowed(node):
+        if node.id in self._bound_names and self._is_shadowed(node):
             return ""
         name = ".".join([self.imports[node.id], *reversed(parts)])
         for there, here in SAME_NAME:
             if name == there or (there.endswith(".") and name.startswith(there)):
                 return here + name[len(there) :]
         return name
+
+    @cached_property
+    def _bound_names(self) -> frozenset[str]:
+        """All names that are bound other than by an import, in any scope."""
+        found = {node.id for node in self.nodes(ast.Name) if isinstance(node.ctx, ast.Store)}
+        found |= {node.arg for node in self.nodes(ast.arg)}
+        return frozenset(found).union(self.functions, self.classes)
 
     def _is_shadowed(self, name: ast.Name) -> bool:
         """Return whether a parameter or an assignment of a function hides an imported name."""
@@ -360,7 +390,7 @@ class Script:
     def attributes(self, owner: ast.ClassDef) -> dict[str, list[ast.AST]]:
         """Return what the methods of a class assign to attributes of `self`."""
         found: dict[str, list[ast.AST]] = defaultdict(list)
-        for node in ast.walk(owner):
+        for node in self.walk(owner):
             for target, value in _assigned(node):
                 if is_self_attribute(target):
                     found[last_name(target)].append(value)

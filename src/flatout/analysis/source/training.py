@@ -37,6 +37,10 @@ READS = frozenset({"item", "cpu", "numpy", "tolist", "detach_to_host", "size", "
 WITHOUT_GRAPH = frozenset(["detach", "data", "argmax", "max", "topk", "no_grad", "eq", "sign"])
 DESCRIBES = frozenset({"shape", "dtype", "device", "ndim", "requires_grad", "grad_fn", "is_cuda"})
 STEPPED = re.compile(r"opt|scaler", re.IGNORECASE)
+ASKS_CUDA = re.compile(r"torch\.cuda\.(manual_seed\w*|is_available|device_count)")
+"""Calls of scripts that train on the CPU, too."""
+SETTINGS = frozenset({"self", "args", "opt", "config", "cfg", "hparams", "params", "flags"})
+"""Owners whose `.device` was chosen; that of any other name is a tensor's or a model's own."""
 NO_GRAD = ("torch.no_grad", "torch.inference_mode", "torch.set_grad_enabled")
 
 
@@ -64,6 +68,8 @@ def backward_loss(  # noqa: PLR0911  one kind of call a line
         return None
     if call.args and (last_name(owner) in TAKES_LOSS or name):
         return call.args[0]
+    if call.args and "loss" in script.source(call.args[0]) and "loss" not in script.source(owner):
+        return call.args[0]  # an engine, whatever its name
     if isinstance(owner, ast.Name) and owner.id in TAKES_LOSS | {"ctx"}:
         return None
     return owner
@@ -168,11 +174,19 @@ def _is_after_skip(script: Script, statement: ast.stmt) -> bool:
 
 def uses_device(script: Script) -> bool:
     """Return whether the script moves anything to a device other than the CPU."""
-    text = script.text
-    if "cuda" in text or "accelerat" in text or device_moves(script):
+    text = ASKS_CUDA.sub("", script.text)
+    if "cuda" in text or "accelerat" in text:
         return True
-    named = (each.value for each in script.nodes(ast.keyword) if each.arg == "device")
-    return any(is_device(script, value) for value in named)
+    named = [each.value for each in script.nodes(ast.keyword) if each.arg == "device"]
+    named += [value for call in device_moves(script) for value in call.args[:1]]
+    return any(is_device(script, value) and not _is_of_tensor(value) for value in named)
+
+
+def _is_of_tensor(device: ast.expr) -> bool:
+    """Return whether a device is that of a tensor or a model, wherever that is."""
+    if not isinstance(device, ast.Attribute) or device.attr != "device":
+        return False
+    return root_name(device).lower() not in SETTINGS
 
 
 def device_moves(script: Script) -> list[ast.Call]:
@@ -290,6 +304,9 @@ def _is_tensor_call(script: Script, call: ast.Call, known: set[str] | frozenset[
 
 def has_graph(script: Script, node: ast.AST, known: set[str] | frozenset[str]) -> bool:
     """Return whether an expression is a tensor that holds on to the graph it came from."""
+    made = script.origin(node)
+    if isinstance(made, ast.Call) and last_name(made.func) == "detach":
+        return False  # `loss = loss.detach()` came in between
     return is_tensor(script, node, known) and not names_in(node) & WITHOUT_GRAPH
 
 

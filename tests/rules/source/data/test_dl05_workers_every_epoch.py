@@ -32,3 +32,16 @@ def test_a_single_epoch_is_left_alone():
     text = EPOCHS.format(more="").replace("for epoch in range(3)", "if True")
 
     assert codes_in(text) == {}
+
+
+def test_a_loader_that_should_have_no_workers_is_not_told_to_keep_them():
+    text = """
+from torch.utils.data import DataLoader, TensorDataset
+data = TensorDataset(x, y)
+loader = DataLoader(data, num_workers=2)
+for epoch in range(3):
+    for batch in loader:
+        train(batch)
+"""
+
+    assert set(codes_in(text)) == {"DL03"}

@@ -41,3 +41,18 @@ def test_the_only_batch_of_a_loader_of_its_own_is_left_alone():
     made = "for data in sets:\n    loader = DataLoader(data)\n    x = next(iter(loader))\n"
 
     assert codes_in(HEAD + made) == {}
+
+
+def test_a_loader_for_an_evaluation_now_and_then_is_left_alone():
+    text = """
+import torch
+from torch.utils.data import DataLoader
+for step, x in enumerate(loader):
+    optimizer.zero_grad()
+    model(x).backward()
+    optimizer.step()
+    if step % 100 == 0:
+        evaluate(DataLoader(held_out, num_workers=4))
+"""
+
+    assert "DL06" not in codes_in(text)

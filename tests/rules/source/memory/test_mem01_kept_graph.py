@@ -77,3 +77,17 @@ def test_a_loss_whose_name_has_become_a_number_is_left_alone(read):
     text = STEP.format(line=f"loss = {read}\n    total += loss")
 
     assert "MEM01" not in codes_in(text)
+
+
+def test_a_loss_that_lost_its_graph_before_it_is_kept_is_left_alone():
+    text = """
+import torch
+for x in loader:
+    loss = model(x)
+    loss.backward()
+    optimizer.step()
+    loss = loss.detach()
+    losses.append(loss)
+"""
+
+    assert "MEM01" not in codes_in(text)

@@ -33,3 +33,9 @@ def test_a_graph_that_is_kept_for_nothing_is_found_and_freed():
 )
 def test_graphs_that_may_be_used_again_are_left_alone(backward):
     assert "MEM10" not in codes_in(STEP.format(backward=backward))
+
+
+def test_passes_over_the_same_data_may_need_a_graph_of_before():
+    text = STEP.format(backward=KEEP).replace("for x in loader", "for _ in range(passes)")
+
+    assert "MEM10" not in codes_in(text)

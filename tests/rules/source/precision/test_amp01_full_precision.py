@@ -29,3 +29,24 @@ def test_gradients_without_an_optimizer_are_no_training():
 
     assert "AMP01" in all_codes_in("def main():\n" + text.replace("\n", "\n    "))
     assert all_codes_in(text.replace("    optimizer.step()\n", "")) == {}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "zeros = torch.zeros(1, device=values.device)",
+        "torch.cuda.manual_seed_all(1)",
+        "model.to(values.device)",
+    ],
+)
+def test_a_training_that_follows_its_tensors_may_be_on_the_cpu(line):
+    text = f"""
+import torch
+{line}
+for x in loader:
+    optimizer.zero_grad()
+    model(x).backward()
+    optimizer.step()
+"""
+
+    assert "AMP01" not in all_codes_in(text)

@@ -12,3 +12,16 @@ def test_the_default_of_torch_and_other_loaders_are_left_alone():
     text = "import torch, numpy\ntorch.load(p)\ntorch.load(p, weights_only=True)\nnumpy.load(p)\n"
 
     assert codes_in(text) == {}
+
+
+def test_what_the_script_has_just_written_into_memory_is_no_risk():
+    text = """
+import io
+import torch
+with io.BytesIO() as stream:
+    torch.save(module, stream)
+    stream.seek(0)
+    copy = torch.load(stream, weights_only=False)
+"""
+
+    assert "CK07" not in codes_in(text)

@@ -27,3 +27,18 @@ def test_a_decision_by_a_tensor_is_found(test):
 )
 def test_rare_decisions_and_those_of_the_host_are_left_alone(test):
     assert codes_in(STEP.format(test=test)) == {}
+
+
+def test_numbers_of_an_engine_that_takes_the_loss_are_no_tensors():
+    text = """
+import torch
+for x in loader:
+    loss = model(x.cuda())
+    model.backward(loss)
+    model.step()
+    length = model.scheduler.current_length()
+    if length < longest:
+        break
+"""
+
+    assert "SYN02" not in codes_in(text)

@@ -6,10 +6,13 @@ from tests.rules.source.scenario import codes_in, fixed
 @pytest.mark.parametrize(
     ("before", "after"),
     [
-        ("torch.zeros(2, 3).cuda()", 'torch.zeros(2, 3, device="cuda")'),
+        ("torch.zeros(200, 30).cuda()", 'torch.zeros(200, 30, device="cuda")'),
         ("torch.ones(n).to(device)", "torch.ones(n, device=device)"),
-        ("torch.full((2,), 1.0,).to('cuda:1')", "torch.full((2,), 1.0, device='cuda:1',)"),
-        ("torch.eye(3, dtype=torch.half).cuda(1)", "torch.eye(3, dtype=torch.half, device=1)"),
+        ("torch.full((2000,), 1.0,).to('cuda:1')", "torch.full((2000,), 1.0, device='cuda:1',)"),
+        (
+            "torch.eye(3000, dtype=torch.half).cuda(1)",
+            "torch.eye(3000, dtype=torch.half, device=1)",
+        ),
     ],
 )
 def test_what_is_equal_everywhere_is_made_on_the_device_by_a_safe_fix(before, after):
@@ -20,10 +23,10 @@ def test_what_is_equal_everywhere_is_made_on_the_device_by_a_safe_fix(before, af
 
 
 def test_random_numbers_of_another_generator_are_only_suggested():
-    text = "import torch\nx = torch.rand(3).cuda()\n"
+    text = "import torch\nx = torch.rand(3000).cuda()\n"
 
     assert fixed(text, "SYN10", suggested=False) == text
-    assert 'torch.rand(3, device="cuda")' in fixed(text, "SYN10")
+    assert 'torch.rand(3000, device="cuda")' in fixed(text, "SYN10")
 
 
 @pytest.mark.parametrize(
@@ -39,3 +42,8 @@ def test_random_numbers_of_another_generator_are_only_suggested():
 )
 def test_other_conversions_are_left_alone(expression):
     assert "SYN10" not in codes_in(f"import torch\nx = {expression}\n")
+
+
+@pytest.mark.parametrize("size", ["1", "(1,)", "2, 3", "8, 128"])
+def test_a_scalar_or_a_counter_costs_no_more_than_a_launch(size):
+    assert "SYN10" not in codes_in(f"import torch\nx = torch.zeros({size}).cuda()\n")

@@ -6,6 +6,8 @@ from flatout.analysis.source.edits import set_argument, suggested
 from flatout.analysis.source.script import Issue, Script, argument
 from flatout.analysis.source.training import train_loaders, worker_count
 
+IN_MEMORY = "torch.utils.data.TensorDataset"
+
 
 def check(script: Script) -> Iterator[Issue]:
     """Report loaders of a `TensorDataset` with workers."""
@@ -14,7 +16,7 @@ def check(script: Script) -> Iterator[Issue]:
         workers = worker_count(call)
         if dataset is None or not isinstance(workers, int) or workers < 1:
             continue
-        if script.called(script.origin(dataset)) != "torch.utils.data.TensorDataset":
+        if script.called(script.origin(dataset)) != IN_MEMORY:
             continue
         yield Issue(
             node=call,

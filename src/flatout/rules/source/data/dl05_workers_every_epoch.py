@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from flatout.analysis.source.edits import set_argument, suggested
 from flatout.analysis.source.script import Issue, Script, argument, constant, has_unpacked
 from flatout.analysis.source.training import loops_over, train_loaders, worker_count
+from flatout.rules.source.data.dl03_workers_for_memory import IN_MEMORY
 
 
 def check(script: Script) -> Iterator[Issue]:
@@ -15,6 +16,9 @@ def check(script: Script) -> Iterator[Issue]:
         kept = argument(call, "persistent_workers")
         if not isinstance(workers, int) or workers < 1 or has_unpacked(call):
             continue
+        dataset = argument(call, "dataset", 0)
+        if dataset is not None and script.called(script.origin(dataset)) == IN_MEMORY:
+            continue  # it should have no workers at all: DL03
         if kept is not None and constant(kept) is not False:
             continue
         if not any(is_repeated(script, loop) for loop in loops_over(script, call)):

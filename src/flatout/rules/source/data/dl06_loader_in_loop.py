@@ -4,7 +4,12 @@ import ast
 from collections.abc import Iterator
 
 from flatout.analysis.source.script import Issue, Script
-from flatout.analysis.source.training import may_have_workers, step_parts, train_loaders
+from flatout.analysis.source.training import (
+    may_have_workers,
+    runs_every_step,
+    step_parts,
+    train_loaders,
+)
 
 
 def check(script: Script) -> Iterator[Issue]:
@@ -26,10 +31,14 @@ def check(script: Script) -> Iterator[Issue]:
                         ),
                         instead="one iterator before the loop, and a new one when it is used up",
                     )
-    steps: set[ast.AST] = {part.node for part in step_parts(script)}
+    parts = {part.node: part for part in step_parts(script)}
+    steps: set[ast.AST] = set(parts)
     for call in train_loaders(script):
         inside = script.loops(call)
-        if any(loop in steps for loop in inside):
+        step = next((parts[loop] for loop in inside if loop in parts), None)
+        if step is not None:
+            if not runs_every_step(script, call, step):
+                continue  # an evaluation now and then
             because = "every step makes a loader of its own"
         elif inside and may_have_workers(call) and _trains_in(steps, inside[-1]):
             because = "every epoch makes a loader of its own: its workers start again each time"

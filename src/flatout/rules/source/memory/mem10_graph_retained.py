@@ -4,8 +4,10 @@ import ast
 from collections.abc import Iterator
 
 from flatout.analysis.source.edits import remove_argument, suggested
-from flatout.analysis.source.script import Issue, Script, argument, constant
+from flatout.analysis.source.script import Issue, Script, argument, constant, names_in
 from flatout.analysis.source.training import step_parts
+
+COUNTS = frozenset({"range", "trange"})
 
 
 def check(script: Script) -> Iterator[Issue]:
@@ -20,6 +22,8 @@ def check(script: Script) -> Iterator[Issue]:
         inner = script.loops(call)
         if inner and inner[0] is not part.node:
             continue  # a loop over outputs of one graph
+        if isinstance(part.node, ast.For) and names_in(part.node.iter) & COUNTS:
+            continue  # passes over the same data: policies of before may hold a graph
         if _is_carried(script, part.node):
             continue
         yield Issue(

@@ -1,10 +1,11 @@
 """A tensor is made on the host and then copied to the device."""
 
 import ast
+import math
 from collections.abc import Iterator
 
 from flatout.analysis.source.edits import add_argument, replaced, safe, suggested
-from flatout.analysis.source.script import Issue, Script, argument, has_unpacked
+from flatout.analysis.source.script import Issue, Script, argument, constant, has_unpacked
 from flatout.analysis.source.training import is_device_move
 from flatout.records.finding import Fix
 
@@ -14,6 +15,9 @@ OTHERS = frozenset(
     ["rand", "randn", "randint", "randperm", "empty", "arange", "linspace", "tensor"]
 )
 """Other random numbers, another rounding, or one copy of the same list in any case."""
+
+SMALL = 1024
+"""Elements, as numbers in the source: a counter, a scalar."""
 
 
 def check(script: Script) -> Iterator[Issue]:
@@ -28,12 +32,22 @@ def check(script: Script) -> Iterator[Issue]:
         )
         if others or has_unpacked(made) or argument(made, "device") is not None:
             continue
+        if _is_small(made):
+            continue
         yield Issue(
             node=move,
             because=f"torch.{name} fills memory of the host, which is then copied to the device",
             instead="make it there: device=... in the call",
             fix=_fix(script, move, made, name),
         )
+
+
+def _is_small(made: ast.Call) -> bool:
+    """Return whether a tensor is known to have few elements: its copy costs as much as a launch."""
+    sizes = [each for arg in made.args for each in getattr(arg, "elts", [arg])]
+    numbers = [constant(each) for each in sizes]
+    known = [number for number in numbers if isinstance(number, int)]
+    return len(known) == len(sizes) > 0 and math.prod(known) <= SMALL
 
 
 def _fix(script: Script, move: ast.Call, made: ast.Call, name: str) -> Fix | None:
