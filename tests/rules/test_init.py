@@ -9,6 +9,8 @@ from flatout import rules
 from flatout.records import catalogue
 from flatout.records.catalogue import module_names
 from flatout.records.memory import TensorAtPeak
+from flatout.records.profile import Regime
+from flatout.records.readings import GpuReadings, Limits
 from flatout.records.units import GIB, MIB
 from flatout.rules.runtime import data_wait
 from tests.paths import ROOT
@@ -20,14 +22,24 @@ from tests.techniques.facts import gpu, loader, machine, model, optimizer, profi
 
 EVERYTHING = profile(
     phases_ms={"data_wait": 50.0, "optimizer": 30.0, "other": 20.0},
+    eval_ms=10.0,
+    limits=Limits(least_step_ms=190.0, gemm_dtype="float32"),
+    gpu=GpuReadings(
+        other_processes=1,
+        clock_mhz=900.0,
+        max_clock_mhz=1000.0,
+        throttle_shares={"power brake": 0.5},
+    ),
     loaders=(loader(pad_share=0.5),),
     models=(
         model(attention_backend="math", widest_output=50_257),
-        model(parameters=1000, experts=8, expert_parameters=800),
+        model(name="DataParallel", experts=8, expert_parameters=800, eval_graph_calls=4),
     ),
     optimizers=(optimizer(),),
     memory=story(
         peak_bytes=8 * GIB,
+        peak_phase="optimizer",
+        by_phase={"backward": 4 * GIB, "optimizer": 8 * GIB},
         largest=(
             TensorAtPeak(
                 bytes=4 * GIB, shape=(9, 50_257), dtype="float32", line="", phase="forward"
@@ -44,13 +56,24 @@ EVERYTHING = profile(
     pipeline=pipeline(),
     ranks=(rank(0, exposed_ms=60.0), rank(1, exposed_ms=30.0, is_straggler=True)),
 )
-FAST = machine(cpu_features=frozenset({"amx_bf16"}), devices=(gpu(),))
+ON_GPU = profile(
+    kind="cuda",
+    phases_ms={"h2d": 50.0},
+    loaders=(loader(),),
+    models=(model(conv_weights=9, used_autocast=True),),
+    regime=Regime(name="launch", shares={"launch": 0.5}),
+)
+FAST = machine(cpu_features=frozenset({"amx_bf16"}), devices=(gpu(), gpu()))
+
+
+def codes_of(known, in_use=()):
+    return {finding.code for finding in rules.add_findings(known, FAST, in_use).findings}
 
 
 def test_every_rule_names_itself_and_the_largest_share_comes_first():
     found = rules.add_findings(EVERYTHING, FAST).findings
 
-    assert {finding.code for finding in found} == set(rules.codes())
+    assert codes_of(EVERYTHING) | codes_of(ON_GPU) == set(rules.codes())
     shares = [finding.share for finding in found if not finding.is_bound]
     assert shares == sorted(shares, reverse=True)
     assert all(0 < finding.share <= 1 for finding in found)
@@ -63,7 +86,8 @@ def test_what_is_only_known_to_be_no_more_comes_after_all_others():
     is_bound = [finding.is_bound for finding in found]
     assert is_bound == sorted(is_bound)
     assert {finding.code for finding in found if finding.is_bound} == {
-        *("math_attention", "expert_loop", "unused_gpu", "padding_waste"),
+        *("math_attention", "expert_loop", "unused_gpu", "padding_waste", "evaluation_graph"),
+        *("shared_gpu", "lowered_clocks", "at_ceiling", "data_parallel"),
     }
 
 
@@ -99,10 +123,7 @@ def test_a_rule_that_fails_is_left_out_with_a_note_and_the_others_speak(monkeypa
     ],
 )
 def test_a_technique_that_is_in_use_is_not_advised(code, technique):
-    judged = rules.add_findings(EVERYTHING, FAST, {technique})
-
-    others = set(rules.codes()) - {code}
-    assert {finding.code for finding in judged.findings} == others
+    assert codes_of(EVERYTHING, {technique}) == codes_of(EVERYTHING) - {code}
 
 
 def test_what_mends_a_bottleneck_is_a_technique():

@@ -175,6 +175,8 @@ class ModelFacts:
     calls_per_step: float = 1.0
     input_shapes: int = 1
     """Distinct input shapes seen."""
+    eval_graph_calls: int = 0
+    """Calls in evaluation mode with gradients on: each builds a graph."""
     softmax_modules: int = 0
     """Modules of the script's own whose code takes a softmax: attention written by hand."""
     experts: int = 0

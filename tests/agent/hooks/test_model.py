@@ -52,6 +52,21 @@ def facts_of(session):
     return ModelFacts(**{k: v for k, v in plain.items() if k in names} | {"dtypes": ("float32",)})
 
 
+def test_an_evaluation_with_gradients_is_counted_and_one_without_is_not():
+    session = Session(TrialSpec(mode="measure"), ())
+    net = nn.Linear(8, 4)
+    roots = _Roots(session)
+    roots.consider(net, nn.Module.__call__)
+    net.eval()
+
+    for _ in range(2):
+        roots.outermost(net, nn.Module.__call__, (torch.ones(2, 8),), {})
+    with torch.no_grad():
+        roots.outermost(net, nn.Module.__call__, (torch.ones(2, 8),), {})
+
+    assert facts_of(session).eval_graph_calls == 2
+
+
 def test_a_technique_s_autocast_is_a_fact_of_the_model():
     plain, lowered = facts_of(trained()[0]), facts_of(trained(Bf16Autocast(), calls=2)[0])
 

@@ -87,11 +87,8 @@ class _Roots:
     ) -> Any:
         """Run a call that no other module's call encloses."""
         session = self.session
-        is_training = (
-            self.torch.is_grad_enabled()
-            and not self.torch.is_inference_mode_enabled()
-            and module.training
-        )
+        has_graph = self.torch.is_grad_enabled() and not self.torch.is_inference_mode_enabled()
+        is_training = has_graph and module.training
         if is_training and id(module) not in self.calls and not is_rehearsed((args, kwargs)):
             self.consider(module, original)
         run = self.calls.get(id(module))
@@ -103,6 +100,9 @@ class _Roots:
                 session.clock.pop()
         if not is_training:
             session.segment.evals += 1
+            if has_graph and self.numbers[id(module)] < len(session.model_facts):
+                facts = session.model_facts[self.numbers[id(module)]]
+                facts["eval_graph_calls"] = facts.get("eval_graph_calls", 0) + 1
             session.clock.push(phases.EVAL)
             try:
                 return original(module, *args, **kwargs)
