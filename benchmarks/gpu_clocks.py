@@ -38,7 +38,7 @@ LISTENING_SHARE, SAMPLING_SHARE = 0.03, 0.01
 """What listening may add to a step of 2 to 5 ms, the whole interval; and reading the counters."""
 LEAST_PROCESSES, LEAST_PAIRS = 4, 6
 """With fewer there is no evidence."""
-BLOCK_S, EDGE_S = 1.0, 0.15
+BLOCK_S, SMOKE_BLOCK_S, EDGE_S = 1.0, 3.0, 0.15
 """Counters are read for so long, then not; what is left out after each change."""
 LOAD_S, SMOKE_LOAD_S = 4.0, 0.8
 MOST_S = 90.0
@@ -222,7 +222,7 @@ def sampling(seconds: float, bench: Bench, *, smoke: bool = False) -> dict[str, 
     """Read the device's counters and leave it alone by turns while one training runs."""
     workload = LAUNCHES.workload(bench, smoke=smoke)
     result = bench.work / "sampled.json"
-    block_s = 0.4 if smoke else BLOCK_S
+    block_s = SMOKE_BLOCK_S if smoke else BLOCK_S
     command = [sys.executable, str(SCRIPTS / "wall_clock.py"), str(result), "1000000"]
     blocks: list[tuple[bool, float, float]] = []
     deadline = time.monotonic() + seconds
