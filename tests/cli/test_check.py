@@ -4,7 +4,7 @@ import pytest
 
 from flatout.cli import call
 
-FOUND = "import torch\nx = torch.zeros(3).cuda()\ny = torch.rand(3).cuda()\n"
+FOUND = "import torch\nx = torch.zeros(3000).cuda()\ny = torch.rand(3000).cuda()\n"
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def test_a_file_without_findings_exits_with_0(script, capsys):
 
 def test_fix_writes_what_keeps_the_numbers_and_suggested_the_rest(script, capsys):
     assert call(["check", "--fix", "train.py"]) == 1
-    assert script.read_text() == FOUND.replace("zeros(3).cuda()", 'zeros(3, device="cuda")')
+    assert script.read_text() == FOUND.replace("zeros(3000).cuda()", 'zeros(3000, device="cuda")')
 
     assert call(["check", "--fix", "--suggested", "train.py"]) == 0
     assert "cuda()" not in script.read_text()

@@ -29,6 +29,7 @@ SUMMARIES = {
     "compare": "Compare two results that --json wrote.",
     "restore": "Put back what a killed trial had moved aside in a folder.",
     "techniques": "List the techniques and what each may do to the numbers.",
+    "rules": "List the rules, or print the page of one.",
 }
 """The commands in the order of first use; the file of each has the same name and summary."""
 

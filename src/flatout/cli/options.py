@@ -25,6 +25,16 @@ MAX_WIDTH = 160
 """Wider lines are hard to read, however wide the terminal is."""
 
 
+def page(folder: str, name: str) -> str:
+    """Return the page of a rule or a technique, from the wheel or from the clone."""
+    import flatout
+
+    package = Path(flatout.__file__).parent
+    installed = package / "_docs"
+    docs = installed if installed.is_dir() else package.parent.parent / "docs"
+    return next((docs / folder).rglob(f"{name}.md")).read_text(encoding="utf-8")
+
+
 class ScriptCommand(click.Command):
     """A command whose last words are a script and that script's own arguments.
 

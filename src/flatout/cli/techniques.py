@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from flatout.cli.options import json_option, show, terminal_width
+from flatout.cli.options import json_option, page, show, terminal_width
 
 SCHEMA = "flatout.techniques/1"
 
@@ -13,8 +13,13 @@ SCHEMA = "flatout.techniques/1"
 @json_option
 @click.option("--history", is_flag=True, help="Show what earlier tunings here found.")
 @click.option("--forget-history", is_flag=True, help="Delete that.")
-def command(json_path: Path | None, *, history: bool, forget_history: bool) -> int:
+@click.argument("name", required=False, metavar="[NAME]")
+def command(
+    json_path: Path | None, name: str | None, *, history: bool, forget_history: bool
+) -> int:
     """List the techniques and what each may do to the numbers.
+
+    With NAME, print the page of that technique.
 
     The promises, mildest first: exact, rounding, precision, training. 'flatout tune --numerics'
     sets the ceiling.
@@ -22,9 +27,15 @@ def command(json_path: Path | None, *, history: bool, forget_history: bool) -> i
     if history or forget_history:
         return _history(is_deleted=forget_history)
     from flatout.records import catalogue
+    from flatout.records.errors import UserError, unknown
     from flatout.reporting.documents import write_json
     from flatout.reporting.terminal import render_techniques
 
+    if name is not None:
+        if name not in catalogue.names():
+            raise UserError(unknown("technique", name, catalogue.names()))
+        click.echo(page("techniques", name), nl=False)
+        return 0
     classes = {name: catalogue.technique_class(name) for name in catalogue.names()}
     show(render_techniques(classes, width=terminal_width()))
     if json_path:
