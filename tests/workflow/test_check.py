@@ -18,8 +18,8 @@ from flatout.workflow import check as checking
 from flatout.workflow import check_worker
 from flatout.workflow.check import Codes, check, diff, fix
 
-FOUND = "import torch\nx = torch.zeros(3).cuda()\n"
-FIXED = 'import torch\nx = torch.zeros(3, device="cuda")\n'
+FOUND = "import torch\nx = torch.zeros(3000).cuda()\n"
+FIXED = 'import torch\nx = torch.zeros(3000, device="cuda")\n'
 
 
 @pytest.fixture
@@ -240,7 +240,7 @@ def test_a_comment_silences_its_line(project):
         "  # flatout: ignore[DS01, syn10]",
         "  # flatout: ignore[DS01]",
     ]
-    lines = ["import torch", *(f"x = torch.zeros(3).cuda(){comment}" for comment in comments)]
+    lines = ["import torch", *(f"x = torch.zeros(3000).cuda(){comment}" for comment in comments)]
     (project / "a.py").write_text("\n".join(lines))
 
     found = check([Path()])
@@ -264,7 +264,7 @@ def test_a_fix_keeps_every_other_byte(project, start, end):
 
     left = fix(check([Path()]), suggested=False)
 
-    assert path.read_bytes() == before.replace(b"(3).cuda()", b'(3, device="cuda")')
+    assert path.read_bytes() == before.replace(b"(3000).cuda()", b'(3000, device="cuda")')
     assert path.stat().st_mode & 0o777 == 0o755
     assert (left.fixed, left.count()) == (1, 0)
 
@@ -362,7 +362,7 @@ def test_a_full_disk_leaves_a_file_without_its_fix(project):
 
 
 def test_the_diff_can_be_applied_and_writes_nothing(project):
-    (project / "a.py").write_text("import torch\nx = torch.rand(3).cuda()")
+    (project / "a.py").write_text("import torch\nx = torch.rand(3000).cuda()")
 
     text = diff(check([Path()]))
 
@@ -410,17 +410,17 @@ torch.manual_seed(0)
 data = torch.randn(64, 8)
 model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Dropout(0.1), torch.nn.Linear(16, 1))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-total = torch.zeros(1).to(device)  # a sum
+total = torch.zeros(2000).to(device)  # a sum
 for x in data.split(8):
-    bias = torch.full((1,), 0.5).to(device)
+    bias = torch.full((2000,), 0.5).to(device)
     with torch.cpu.amp.autocast():
-        loss = (model(x) - bias).pow(2).mean()
+        loss = (model(x) - bias[:1]).pow(2).mean()
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()
     total += loss
     print(repr(loss.item()), file=sys.stderr)
-print(repr(total.item()))
+print(repr(total[0].item()))
 """
 
 
