@@ -368,7 +368,7 @@ def test_the_diff_can_be_applied_and_writes_nothing(project):
 
     assert (project / "a.py").read_text().endswith(".cuda()")
     subprocess.run(["patch", "-p1"], input=text, text=True, check=True, cwd=project)
-    assert (project / "a.py").read_text() == 'import torch\nx = torch.rand(3, device="cuda")'
+    assert (project / "a.py").read_text() == 'import torch\nx = torch.rand(3000, device="cuda")'
 
 
 def test_a_finding_survives_its_way_between_processes():

@@ -1,4 +1,5 @@
-"""The rules that read a profile: one bottleneck, one file under `runtime`, found by its name.
+"""The rules that read a profile: one bottleneck, one file under `runtime` or `device`, found by
+its name.
 
 A rule is a module with `check(profile, machine)`. It may name in `MENDED_BY` the techniques that
 fix its bottleneck: with one of them in use, what the script says of itself no longer holds. In
@@ -18,8 +19,8 @@ from flatout.records.machine import Machine
 from flatout.records.messages import words
 from flatout.records.profile import Profile
 
-FAMILY = f"{__name__}.runtime."
-"""Rules on a profile live in this folder; rules on source code have another `check`."""
+FAMILIES = (f"{__name__}.runtime.", f"{__name__}.device.")
+"""Rules on a profile live in these folders; rules on source code have another `check`."""
 MOST_JOINED = 3
 """Findings that get a line of the source: a report grows by no more lines than that."""
 
@@ -108,4 +109,4 @@ def _place(found: FoundInFile) -> SourcePlace:
 
 def _modules() -> dict[str, str]:
     known = module_names(sys.modules[__name__])
-    return {code: module for code, module in known.items() if module.startswith(FAMILY)}
+    return {code: module for code, module in known.items() if module.startswith(FAMILIES)}

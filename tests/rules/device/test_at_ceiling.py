@@ -1,5 +1,5 @@
 from flatout.records.readings import Limits
-from flatout.rules.runtime.at_ceiling import check
+from flatout.rules.device.at_ceiling import check
 from tests.techniques.facts import machine, profile
 
 

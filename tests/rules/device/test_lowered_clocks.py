@@ -1,5 +1,5 @@
 from flatout.records.readings import GpuReadings
-from flatout.rules.runtime.lowered_clocks import check
+from flatout.rules.device.lowered_clocks import check
 from tests.techniques.facts import machine, profile
 
 HOT = {"hardware thermal slowdown": 0.5}

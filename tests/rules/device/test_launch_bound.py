@@ -1,5 +1,5 @@
 from flatout.records.profile import Regime
-from flatout.rules.runtime.launch_bound import check
+from flatout.rules.device.launch_bound import check
 from tests.techniques.facts import machine, profile
 
 

@@ -1,5 +1,5 @@
 from flatout.records.readings import GpuReadings
-from flatout.rules.runtime.shared_gpu import check
+from flatout.rules.device.shared_gpu import check
 from tests.techniques.facts import machine, profile
 
 

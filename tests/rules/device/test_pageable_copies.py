@@ -1,7 +1,7 @@
 from dataclasses import replace
 
 from flatout.records.profile import Ceilings
-from flatout.rules.runtime.pageable_copies import check
+from flatout.rules.device.pageable_copies import check
 from tests.techniques.facts import loader, machine, profile
 
 

@@ -1,4 +1,4 @@
-from flatout.rules.runtime.data_parallel import check
+from flatout.rules.device.data_parallel import check
 from tests.techniques.facts import gpu, machine, model, profile
 
 FOUR = machine(devices=(gpu(),) * 4)

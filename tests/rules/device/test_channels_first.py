@@ -1,6 +1,6 @@
 import pytest
 
-from flatout.rules.runtime.channels_first import check
+from flatout.rules.device.channels_first import check
 from tests.techniques.facts import machine, model, profile
 
 CONVOLUTIONS = {"conv_weights": 20, "used_autocast": True}
