@@ -1,5 +1,6 @@
-"""The rules that read a profile: one bottleneck, one file under `runtime` or `device`, found by
-its name.
+"""The rules that read a profile: one bottleneck, one file, found by its name.
+
+Those on what the device does are under `device`, all others under `runtime`.
 
 A rule is a module with `check(profile, machine)`. It may name in `MENDED_BY` the techniques that
 fix its bottleneck: with one of them in use, what the script says of itself no longer holds. In
