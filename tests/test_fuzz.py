@@ -500,6 +500,7 @@ def test_damaged_input_is_a_user_error(parser, store):
 
 @pytest.mark.slow
 @pytest.mark.chaos
+@pytest.mark.timeout(3600)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("parser", PARSERS)
 def test_much_damaged_input_is_a_user_error(parser, store):

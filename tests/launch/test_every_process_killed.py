@@ -71,6 +71,7 @@ def is_at_work(place):
 
 @pytest.mark.slow
 @pytest.mark.chaos
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("whom", ["script", "supervisor", "flatout", "all"])
 def test_at_every_write_of_the_journal_each_process_may_be_killed(tmp_path, monkeypatch, whom):
     for at in range(1, 100):

@@ -101,7 +101,7 @@ def read_plan(path: Path) -> RunPlan:
         raise UserError(
             f"cannot read the plan {path}: {error.strerror}; 'flatout plan --json' writes one"
         ) from None
-    except (ValueError, LookupError, TypeError, AttributeError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError, OverflowError) as error:
         raise UserError(
             f"{path} is no plan ({type(error).__name__}: {error}); 'flatout plan --json' writes one"
         ) from None
