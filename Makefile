@@ -7,6 +7,7 @@ SET ?= product
 PY := $(VENV)/bin/python
 BIN := $(VENV)/bin
 READY := $(VENV)/.flatout-ready
+DEMO_READY := $(VENV)/.flatout-demo-ready
 NO_GPU := not gpu and not multi_gpu
 
 .DEFAULT_GOAL := check
@@ -19,6 +20,13 @@ $(READY): pyproject.toml constraints.txt .ci/make-venv
 	@bash .ci/make-venv "$(PYTHON)" "$(VENV)"
 	$(PY) -m pip install --quiet --disable-pip-version-check \
 	  --constraint constraints.txt --editable '.[demo,dev,frameworks,test]'
+	@touch $@ $(DEMO_READY)
+
+# What the demo needs and no more. `make demo TORCH_INDEX=https://download.pytorch.org/whl/cpu` takes torch without CUDA.
+$(DEMO_READY): pyproject.toml constraints.txt .ci/make-venv
+	@bash .ci/make-venv "$(PYTHON)" "$(VENV)"
+	$(PY) -m pip install --quiet --disable-pip-version-check \
+	  $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) --constraint constraints.txt --editable '.[demo]'
 	@touch $@
 
 # Format, style, types, layers, spelling.
@@ -58,7 +66,7 @@ fix: setup
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-demo: setup
+demo: $(DEMO_READY)
 	$(BIN)/flatout demo
 
 bench: setup

@@ -76,3 +76,16 @@ def test_plain_make_is_make_check():
 
     assert shown[()] == shown["check",]
     assert "lint-imports" in shown[()]
+
+
+def test_the_demo_installs_what_it_needs_and_no_more(tmp_path):
+    shown = subprocess.run(
+        ["make", "--dry-run", "demo", f"VENV={tmp_path / 'env'}"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+
+    assert "--editable '.[demo]'" in shown
+    assert "dev" not in shown.split("--editable")[1].splitlines()[0]

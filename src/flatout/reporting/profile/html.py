@@ -226,7 +226,7 @@ def _y(value: float, top: float) -> float:
 MAIN_READINGS = ("step_time", "speed", "device_busy", "peak_memory")
 """What is in large letters; the words in brackets go below."""
 
-WHOLE_ROWS = frozenset({"journey", "workers", "largest", "gpu"})
+WHOLE_ROWS = frozenset({"journey", "pipeline", "workers", "largest", "gpu"})
 """Sections with many columns, or with drawings; the others stand two in a row."""
 
 UNIT = re.compile(r"(?<=\d) (%|[mu]?s|[GM]iB)(?![A-Za-z])")
