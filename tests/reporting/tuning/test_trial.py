@@ -47,13 +47,13 @@ def test_under_a_recipe_the_script_alone_is_tried_next(crash):
             "RuntimeError: element 0 of tensors does not require grad and does not have a grad_fn",
             "use_reentrant=False",
         ),
-        ("EOFError: EOF when reading a line", "nobody answers"),
+        ("EOFError: EOF when reading a line", "no one answers"),
         ("train.py: error: the following arguments are required: --data", "after its name"),
         ("train.py: error: unrecognized arguments: --x 1", "arguments that it takes"),
         ("train.py: error: argument -b/--batch: invalid int value: 'a'", "arguments that it takes"),
-        ("ModuleNotFoundError: No module named 'timm'", "beside flatout"),
+        ("ModuleNotFoundError: No module named 'timm'", "next to flatout"),
         ("urllib.error.URLError: <urlopen error [Errno -3] no>", "download once"),
-        ("ZeroDivisionError: division by zero", "works by itself"),
+        ("ZeroDivisionError: division by zero", "works under python alone"),
     ],
 )
 def test_what_the_script_misses_decides_the_advice(crash, said, advice):
@@ -67,7 +67,7 @@ def test_what_a_library_warns_of_before_the_error_decides_no_advice(crash):
 
     text = render_failure(replace(crash, recipe=Recipe(), message="ValueError", traceback=said))
 
-    assert "works by itself" in " ".join(text.split())
+    assert "works under python alone" in " ".join(text.split())
 
 
 def test_a_command_is_never_broken_into_lines(crash):
@@ -144,7 +144,7 @@ def test_a_script_without_its_device_is_sent_to_the_doctor_and_not_to_be_mended(
     text = render_failure(replace(crash, recipe=Recipe(), message=said, traceback=""))
 
     assert "on a machine that has one" in " ".join(text.split())
-    assert "works by itself" not in " ".join(text.split())
+    assert "works under python alone" not in " ".join(text.split())
     assert text.endswith("next     flatout doctor\n")
 
 
