@@ -25,10 +25,15 @@ def main(folder, kills):
     torch.set_num_threads(1)
     chance = random.Random(7)
     found = {"kills": 0, "trainings": 0, "wrong_epochs": 0, "other_weights": 0}
-    undisturbed = train_until_done(folder / "undisturbed", chance, kills=0)[1]
+    place = folder / "undisturbed"
+    undisturbed = train_until_done(place, chance, kills=0, step_s=0)[1]
+    # Kills come about every second step, however fast this machine is: it has to get on at all.
+    began, ended = (place / "begun-1").stat().st_mtime, (place / "weights.pt").stat().st_mtime
+    step_s = (ended - began) / (STEPS - 1)
     while found["kills"] < kills:
         place = folder / str(found["trainings"])
-        killed, weights = train_until_done(place, chance, kills=kills - found["kills"])
+        left = kills - found["kills"]
+        killed, weights = train_until_done(place, chance, kills=left, step_s=step_s)
         found["kills"] += killed
         found["trainings"] += 1
         found["other_weights"] += not torch.equal(weights, undisturbed)
@@ -36,7 +41,7 @@ def main(folder, kills):
     sys.stdout.write(json.dumps(found) + "\n")
 
 
-def train_until_done(folder, chance, kills):
+def train_until_done(folder, chance, kills, step_s):
     """Return how many kills it took, and the weights at the end."""
     import torch
 
@@ -49,7 +54,7 @@ def train_until_done(folder, chance, kills):
         while not begun.exists():
             time.sleep(0.005)
         if killed < kills:
-            time.sleep(chance.uniform(0, 0.6))
+            time.sleep(chance.uniform(0, 4 * step_s))
             os.kill(chance.choice(children), signal.SIGKILL)
             time.sleep(0.02)
             # As torchrun does: the ranks that are left cannot go on.
@@ -102,13 +107,15 @@ def train(rank, attempt, folder):
     training = TaskTraining(task, spec, torch.device("cpu"))
     log = (folder / f"used-{rank}").open("a")
     for step in training.run():
-        if rank == 0:
-            (folder / f"begun-{attempt}").touch()
+        begun = folder / f"begun-{attempt}"
+        if rank == 0 and not begun.exists():
+            begun.touch()
         log.write(json.dumps([step.number, step.epoch, used[-1]]) + "\n")
         log.flush()
     weights = held(training, lambda parameter: parameter)
     if rank == 0:
-        (folder / f"begun-{attempt}").touch()
+        if not (folder / f"begun-{attempt}").exists():
+            (folder / f"begun-{attempt}").touch()
         whole = torch.cat([weights[name].flatten() for name in sorted(weights)])
         torch.save(whole, folder / "writing.pt")
         (folder / "writing.pt").rename(folder / "weights.pt")

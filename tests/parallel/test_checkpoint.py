@@ -7,10 +7,10 @@ import sys
 
 import pytest
 
-from tests.parallel.checkpoint_cases import ROUTES
 from tests.parallel.ranks import run_cases
 from tests.paths import ROOT
 
+ROUTES = ("sharded", "replicated")
 RUNS = (("first", 2), ("second", 4), ("third", 1), ("last", 2))
 
 

@@ -2,12 +2,27 @@
 
 import pytest
 
-from tests.parallel.exact_cases import REFUSED, SPECS, world_of
 from tests.parallel.ranks import run_cases
+from tests.parallel.specs import SPECS, world_of
 
 MODULE = "tests.parallel.exact_cases"
 OTHERS = ("uneven_batches", "tied_words", "learning_rates", "own_plan")
 GRADIENT, PARAMETER = 1e-14, 1e-12
+REFUSALS = {
+    "heads": "does not divide",
+    "ddp_in_model": "wrapped in DistributedDataParallel",
+    "replicate_in_model": "the composable replicate",
+    "zero_redundancy": "ZeroRedundancyOptimizer",
+    "branches": "cannot be split",
+    "too_few_blocks": "2 pieces and 4 stages",
+    "tied_stages": "one parameter in two stages",
+    "batch_norm": "use GroupNorm",
+    "fused": "no plan can be derived for FusedBlock",
+    "wrong_plan": "gives other numbers with the plan that is yours",
+    "unknown_module": "did you mean",
+    "model_unused": "never calls model(...)",
+}
+"""What is said of each training that cannot be spread so."""
 
 pytestmark = pytest.mark.slow
 
@@ -54,23 +69,7 @@ def test_microbatches_reduce_gradients_once(results, engine):
     assert whole == in_parts > 0
 
 
-@pytest.mark.parametrize(
-    ("name", "words"),
-    {
-        "heads": "does not divide",
-        "ddp_in_model": "wrapped in DistributedDataParallel",
-        "replicate_in_model": "the composable replicate",
-        "zero_redundancy": "ZeroRedundancyOptimizer",
-        "branches": "cannot be split",
-        "too_few_blocks": "2 pieces and 4 stages",
-        "tied_stages": "one parameter in two stages",
-        "batch_norm": "use GroupNorm",
-        "fused": "no plan can be derived for FusedBlock",
-        "wrong_plan": "gives other numbers with the plan that is yours",
-        "unknown_module": "did you mean",
-        "model_unused": "never calls model(...)",
-    }.items(),
-)
+@pytest.mark.parametrize(("name", "words"), REFUSALS.items())
 def test_what_cannot_be_spread_is_refused_in_one_line(results, name, words):
     said = results("refused")[name]
 
@@ -79,4 +78,4 @@ def test_what_cannot_be_spread_is_refused_in_one_line(results, name, words):
 
 
 def test_every_refusal_is_looked_at(results):
-    assert results("refused").keys() == REFUSED.keys()
+    assert results("refused").keys() == REFUSALS.keys()
