@@ -152,6 +152,23 @@ def test_time_that_others_took_is_named_where_it_ends_the_tuning(tmp_path):
     assert "left no time" not in text
 
 
+def test_under_an_accepted_load_the_time_that_others_took_is_named_too(tmp_path):
+    load = {"foreign_share": 0.9, "delay_share": 0.8, "steal_share": 0.0, "wall_s": 2.0}
+    world = Slow({"bf16_autocast": 1.02, "fused_optimizer": 1.02}, load=load)
+
+    ablation = run(
+        world,
+        tmp_path,
+        only=("bf16_autocast", "fused_optimizer"),
+        budget_s=30.0,
+        clock=lambda: world.now,
+        accepts_load=True,
+    )
+
+    assert ablation.stopped == "busy budget"
+    assert ablation.notes[-1].endswith("and count where both sides saw the same load")
+
+
 def test_a_budget_that_is_simply_short_is_called_so(tmp_path):
     ablation = tuned_slowly(Slow({"bf16_autocast": 1.02, "fused_optimizer": 1.02}), tmp_path, 50.0)
 

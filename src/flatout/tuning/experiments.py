@@ -200,11 +200,13 @@ class TrialHistory:
             self.disturbed += 1
             enough = ACCEPTED_BUSY_AFTER if self.accepts_load else BUSY_AFTER
             is_busy = self.timed >= enough and 2 * self.disturbed > self.timed
-            if not self.accepts_load:
-                self.lost_s += trial.wall_s
-                if is_busy:
-                    raise MachineBusyError
-            if self.budget.left_s <= 0 or (self.accepts_load and is_busy):
+            is_last = self.budget.left_s <= 0 or (self.accepts_load and is_busy)
+            # One that counts all the same took as much longer as others took of the cores.
+            lost_share = foreign_share_of(trial) if self.accepts_load and is_last else 1.0
+            self.lost_s += lost_share * trial.wall_s
+            if is_busy and not self.accepts_load:
+                raise MachineBusyError
+            if is_last:
                 break
             if not self.accepts_load:
                 yield from self._ask(Experiment(kind="wait", options={"most_s": MOST_WAIT_S}))

@@ -5,6 +5,7 @@ one at a time, or that need each other, show as one. What is still open then get
 """
 
 import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -92,8 +93,11 @@ def _comes_too_late(ladder: TuningState, candidate: Candidate) -> bool:
 
 def _end_of_time(ladder: TuningState, candidate: Candidate) -> str:
     """Return why there is no time for a candidate: there would be, but for what others took."""
-    missing_s = ladder.reserve_s + candidate.cost_s - ladder.budget.left_s
-    return "busy budget" if ladder.history.lost_s >= missing_s else "budget"
+    history = ladder.history
+    # Under a load that was accepted each trial takes as much longer as others take of the cores.
+    own = 1 - statistics.median(history.foreign_shares) if history.accepts_load else 1.0
+    missing_s = own * (ladder.reserve_s + candidate.cost_s) - ladder.budget.left_s
+    return "busy budget" if history.disturbed and history.lost_s >= missing_s else "budget"
 
 
 def _note_untried(ladder: TuningState, too_late: Sequence[Candidate]) -> None:

@@ -94,7 +94,8 @@ def screen_first(ladder: TuningState, ranked: Sequence[Candidate]) -> Asking[set
         return set()
     if max_s < LEAST_S:
         ladder.notes.append(
-            "too little time to screen techniques in one process: they were compared in pairs"
+            "too little time to screen techniques in one process: pairs of fresh processes "
+            "compare them, as far as there is time"
         )
         return set()
     ladder.say("all techniques that can be switched, in one process")
