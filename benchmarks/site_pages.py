@@ -108,11 +108,12 @@ def rules_page() -> str:
         "[What became of each known fault](../rules/README.md).",
         "",
     ]
-    for folder in (root / "runtime", *sorted((root / "source").iterdir())):
+    measured = [folder for folder in sorted(root.iterdir()) if folder.name != "source"]
+    for folder in (*measured, *sorted((root / "source").iterdir())):
         modules = sorted(folder.glob("[!_]*.py")) if folder.is_dir() else []
         if not modules:
             continue
-        title = "Measured" if folder.name == "runtime" else f"Source: {folder.name}"
+        title = f"Measured: {folder.name}" if folder in measured else f"Source: {folder.name}"
         lines += [f"## {title}", "", "| rule | it speaks where |", "|---|---|"]
         for module in modules:
             page = f"[{module.stem}](../rules/{module.stem}.md)"
