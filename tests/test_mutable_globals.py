@@ -12,9 +12,7 @@ PATCHES = "patches belong to torch's own functions, of which a process has one e
 SESSION = "techniques see loaders and models, and no session: one a process"
 SCRIPT = "facts about objects of the script's, weakly held, that must not be pickled with them"
 SHIM = "what torch's C++ was told of stays for the life of the process"
-END = "noted at a hook point and said at the end: a technique is a frozen record of its settings"
-UNDONE = "what was changed of torch's for the whole process, to be put back at the end"
-KEPT = "what is made once for all loaders of a process, whatever technique object asks"
+NOTED = "what the first attention ran on, which a kernel that was put into a model tells"
 ALLOWED = {
     "agent.events": (SESSION, "_LISTENERS"),
     "agent.hooks.loader": (SCRIPT, "_recipes"),
@@ -31,32 +29,12 @@ ALLOWED = {
         "_OURS",
         "_THEIRS",
     ),
-    "data.dataset_matching": (END, "_watches"),
-    "data.images.pillow": (PATCHES, "_ACTIVE"),
     "data.images.substitution": (PATCHES, "_SWAPS"),
     "data.proof.aliases": (PATCHES, "_GIVEN", "_SEEN"),
     "data.proof.joint_proof": (SCRIPT, "_tried"),
-    "kernels.sdpa_rewrite": (END, "_BACKENDS"),
+    "kernels.sdpa_rewrite": (NOTED, "_BACKENDS"),
     "planner.tracing.cuda_shim": (SHIM, "_done", "_kept"),
     "planner.tracing.simulated_gpu": (SHIM, "_attending"),
-    "techniques.batch.batch_size": (END, "_ENLARGED"),
-    "techniques.compile.torch_compile": (END, "_COMPILED", "_WATCHES"),
-    "techniques.compute.attention_backend": (UNDONE, "_ORDERS", "_SEEN"),
-    "techniques.compute.grouped_experts": (END, "_OUTCOME"),
-    "techniques.compute.scheduled_gc": (UNDONE, "_OFF", "_SCHEDULE"),
-    "techniques.compute.sdpa_attention": (END, "_OUTCOME"),
-    "techniques.data.loader_workers": (END, "_chosen"),
-    "techniques.data.persistent_workers": (SCRIPT, "_changes", "_copied"),
-    "techniques.data.ram_cache": (KEPT, "_decoded", "_watches"),
-    "techniques.data.read_ahead": (END, "_warmed"),
-    "techniques.data.sequence_packing": (SCRIPT, "_APART"),
-    "techniques.memory.channels_last": (SCRIPT, "_FOLLOWING", "_REASONS", "_STRAYS"),
-    "techniques.memory.chunked_cross_entropy": (UNDONE, "SLICED", "UNDO"),
-    "techniques.memory.microbatching": (END, "_own"),
-    "techniques.model.lora": (SCRIPT, "_ADAPTED", "_TRAINING"),
-    "techniques.optimizer.optimizer_in_backward": (END, "_WATCHES"),
-    "techniques.precision.fp16_autocast": (SCRIPT, "_LOWERED"),
-    "techniques.precision.pure_bf16": (UNDONE, "_ASKED", "_CLOSURES", "_CONVERTED", "_UNDO"),
 }
 """By module why it has them, and their names."""
 

@@ -55,7 +55,6 @@ ON_RESNET: Techniques = {
 }
 ON_PHOTOGRAPHS: Techniques = {
     "loader_workers": {"num_workers": 8},
-    "ram_cache": {},
     "device_preprocess": {},
     "fast_decode": {},
     "fast_resize": {},

@@ -22,8 +22,9 @@ def batch_size(net, optimizer):
 
 
 def pure_bf16(net, optimizer):
-    PureBf16().model(net)
-    PureBf16().optimizer(optimizer)
+    technique = PureBf16()
+    technique.model(net)
+    technique.optimizer(optimizer)
 
 
 def adafactor(net, optimizer):
@@ -31,8 +32,9 @@ def adafactor(net, optimizer):
 
 
 def fp16(net, optimizer):
-    Fp16Autocast().forward(net, net)
-    Fp16Autocast().backward(torch.autograd.backward)
+    technique = Fp16Autocast()
+    technique.forward(net, net)
+    technique.backward(torch.autograd.backward)
 
 
 TECHNIQUES = {
@@ -48,7 +50,6 @@ def nothing_process_wide(monkeypatch):
     """Keep what a technique would do to every optimizer from the tests that follow."""
     monkeypatch.setattr(optimizer_swap, "_OF_ALL", [])
     monkeypatch.setattr(optimizer_swap, "_PARTED", weakref.WeakSet())
-    monkeypatch.setattr(fp16_autocast, "_LOWERED", [])
     monkeypatch.setattr(fp16_autocast.LossScaling, "install", lambda _, backward, __: backward)
 
 

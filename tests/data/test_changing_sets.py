@@ -1,7 +1,7 @@
 """Techniques that keep samples, or workers, give a script what it changed its data set to."""
 
 import gc
-from weakref import WeakSet, ref
+from weakref import ref
 
 import pytest
 import torch
@@ -10,20 +10,13 @@ from torch.utils.data import DataLoader
 from flatout.data.caching import store_of
 from flatout.data.proof.dataset_facts import ALIKE
 from flatout.records.errors import NotApplicable
-from flatout.techniques.data import persistent_workers, ram_cache
 from flatout.techniques.data.persistent_workers import PersistentWorkers
 from flatout.techniques.data.ram_cache import RamCache, cache_samples
 from tests.data.changing import CHANGES, Counting, Negatives, Sized, draw, grow, passed, seen
 from tests.data.texts import Tokenizer
 
 KEEPERS = [RamCache(), RamCache(fill_s=0)]
-
-
-@pytest.fixture(autouse=True)
-def forgetful(monkeypatch):
-    """No test reads what happened in another one."""
-    monkeypatch.setattr(ram_cache, "_watches", WeakSet())
-    monkeypatch.setattr(persistent_workers, "_changes", [])
+"""Each test binds one: what it holds is that of one process."""
 
 
 def asked(make, workers, **options):
@@ -48,6 +41,7 @@ def with_technique(technique, arguments, change):
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("technique", KEEPERS, ids=lambda technique: repr(technique))
 def test_what_was_kept_is_dropped_when_the_script_changes_its_set(technique, workers, kind):
+    technique = technique.bind()
     make, change = CHANGES[kind]
     expected = seen(DataLoader(**asked(make, workers)), change)
 
@@ -59,19 +53,21 @@ def test_what_was_kept_is_dropped_when_the_script_changes_its_set(technique, wor
 
 @pytest.mark.parametrize("kind", CHANGES)
 def test_workers_start_anew_when_the_script_changed_its_set(kind):
+    technique = PersistentWorkers()
     make, change = CHANGES[kind]
     expected = seen(DataLoader(**asked(make, 2)), change)
 
-    found = with_technique(PersistentWorkers(), asked(make, 2), change)
+    found = with_technique(technique, asked(make, 2), change)
 
     assert found == expected
-    assert "in 2 of 3 later epochs" in PersistentWorkers().end()
+    assert "in 2 of 3 later epochs" in technique.end()
 
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("make", [Sized, Counting])
 @pytest.mark.parametrize("technique", KEEPERS, ids=lambda technique: repr(technique))
 def test_a_set_that_nobody_changes_stays_kept(technique, workers, make):
+    technique = technique.bind()
     expected = seen(DataLoader(**asked(make, workers)), lambda _: None)
 
     found = with_technique(technique, asked(make, workers), lambda _: None)
@@ -82,10 +78,11 @@ def test_a_set_that_nobody_changes_stays_kept(technique, workers, make):
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_set_that_counts_its_reads_is_read_once_a_sample(workers):
-    built = DataLoader(**RamCache(fill_s=0).loader(asked(Counting, workers)))
+    technique = RamCache(fill_s=0)
+    built = DataLoader(**technique.loader(asked(Counting, workers)))
 
     for _ in range(3):
-        RamCache(fill_s=0).epoch(built)
+        technique.epoch(built)
         list(built)
 
     assert store_of(built.dataset).count == 24
@@ -185,9 +182,10 @@ def test_a_change_within_an_epoch_shows_where_there_are_no_workers():
 
 
 def test_spawned_workers_read_a_changed_set():
+    technique = RamCache()
     arguments = asked(Sized, 1, multiprocessing_context="spawn")
-    built = DataLoader(**RamCache().loader(arguments))
-    RamCache().epoch(built)
+    built = DataLoader(**technique.loader(arguments))
+    technique.epoch(built)
     grow(built.dataset)
 
     assert {batch.shape[1] for batch in built} == {3}
@@ -209,4 +207,4 @@ def used_again(technique):
 
 @pytest.mark.parametrize("technique", KEEPERS, ids=lambda technique: repr(technique))
 def test_what_is_kept_for_sets_that_are_built_anew_is_given_back(technique):
-    assert used_again(technique) <= ALIKE
+    assert used_again(technique.bind()) <= ALIKE

@@ -4,22 +4,20 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from flatout.techniques.data import persistent_workers
 from flatout.techniques.data.persistent_workers import PersistentWorkers
 from tests.techniques.data.samples import Augmented, Numbers
-
-
-@pytest.fixture(autouse=True)
-def forgetful(monkeypatch):
-    """No test reads what happened in another one."""
-    monkeypatch.setattr(persistent_workers, "_changes", [])
 
 
 class WithTechnique(DataLoader):
     """A loader whose every start of an epoch the technique hears of, as the hook point sees to."""
 
+    def __init__(self, **asked):
+        technique = PersistentWorkers()
+        super().__init__(**technique.loader(asked))
+        self.technique = technique
+
     def __iter__(self):
-        PersistentWorkers().epoch(self)
+        self.technique.epoch(self)
         return super().__iter__()
 
 
@@ -111,24 +109,24 @@ def test_iterators_beside_each_other_and_left_ones_are_those_of_a_plain_loader(w
     asked = {"num_workers": 2, "batch_size": 5, "shuffle": True}
 
     expected = three_times(DataLoader(Marked(), **asked), walk)
-    lasting = PersistentWorkers().loader({"dataset": Marked(), **asked})
+    lasting = WithTechnique(dataset=Marked(), **asked)
 
-    assert three_times(WithTechnique(**lasting), walk) == expected
+    assert three_times(lasting, walk) == expected
 
 
 def test_it_says_where_a_second_iterator_needed_workers_of_its_own():
-    asked = {"dataset": Numbers(), "num_workers": 1, "batch_size": 5}
+    built = WithTechnique(dataset=Numbers(), num_workers=1, batch_size=5)
 
-    three_times(WithTechnique(**PersistentWorkers().loader(asked)), zipped)
+    three_times(built, zipped)
 
     said = "would serve two iterators of the loader at once: they were started anew in 3 of 5"
-    assert said in PersistentWorkers().end()
+    assert said in built.technique.end()
 
 
 @pytest.mark.parametrize("walk", [left_at_once, nested_and_left, counted])
 def test_workers_live_on_where_an_epoch_was_left(walk):
     asked = {"dataset": Numbers(), "num_workers": 1, "batch_size": 5}
-    built = WithTechnique(**PersistentWorkers().loader(asked))
+    built = WithTechnique(**asked)
 
     walk(built)
     before = [worker.pid for worker in built._iterator._workers]
@@ -139,7 +137,7 @@ def test_workers_live_on_where_an_epoch_was_left(walk):
 
 def test_the_workers_of_an_iterator_that_was_put_aside_end_with_it():
     asked = {"dataset": Numbers(), "num_workers": 1, "batch_size": 5}
-    built = WithTechnique(**PersistentWorkers().loader(asked))
+    built = WithTechnique(**asked)
     first = iter(built)
     (worker,) = first._workers
     second = iter(built)
@@ -153,8 +151,8 @@ def test_the_workers_of_an_iterator_that_was_put_aside_end_with_it():
 
 
 def test_workers_that_went_to_a_successor_end_with_it():
-    asked = {"dataset": Numbers(), "num_workers": 1, "batch_size": 5}
-    built = WithTechnique(**PersistentWorkers().loader(asked))
+    built = WithTechnique(dataset=Numbers(), num_workers=1, batch_size=5)
+    technique = built.technique
     counted(built)
     (worker,) = built._iterator._workers
 
@@ -166,12 +164,12 @@ def test_workers_that_went_to_a_successor_end_with_it():
 
     assert same is worker
     assert not worker.is_alive()
-    assert PersistentWorkers().end() == ""
+    assert technique.end() == ""
 
 
 def test_of_an_iterator_that_was_put_aside_the_workers_end_with_its_batches():
     asked = {"dataset": Numbers(), "num_workers": 1, "batch_size": 5}
-    built = WithTechnique(**PersistentWorkers().loader(asked))
+    built = WithTechnique(**asked)
     first = iter(built)
     (worker,) = first._workers
     list(built)

@@ -55,7 +55,7 @@ class Session:
     def __init__(self, spec: TrialSpec, techniques: Iterable[Technique] = ()) -> None:
         self.spec = spec
         self.is_recording = spec.mode not in ("run", "memory")
-        self.techniques = tuple(techniques)
+        self.techniques = tuple(technique.bind() for technique in techniques)
         self.clock = Clock()
         self.segment = Segment()
         self.segments: list[Segment] = []

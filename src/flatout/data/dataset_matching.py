@@ -24,7 +24,6 @@ from dataclasses import dataclass
 from functools import cache, cached_property, wraps
 from pathlib import Path
 from typing import Any
-from weakref import WeakSet
 
 import numpy as np
 
@@ -120,6 +119,7 @@ LIMIT_S = 60.0
 REPEATED = 16
 """Times that a sample which differs is asked for again, to tell a coin of its own from a change."""
 PACKED = "_flatout_packed"
+WATCH = "_flatout_store_watch"
 
 
 def is_packed(dataset: Any) -> bool:
@@ -164,21 +164,13 @@ def with_stored_samples(dataset: Any, store: PackedStore) -> Any:
     watch = ChangeWatch(dataset)
     changed = _replaced(dataset, data, watch)
     _compared(dataset, changed, None)
-    _watches.add(watch)
     return changed
 
 
-_watches: WeakSet[ChangeWatch] = WeakSet()
-"""Of the data sets whose samples come from a store here."""
-
-
-def late_trouble() -> str:
-    """Return what the script changed of a set whose samples came from a store; empty if nothing.
-
-    From then on the set makes its samples itself: the store has those of before.
-    """
-    troubles = (watch.trouble for watch in _watches if watch.is_changed())
-    return next((f"{x}: none came from the store from then on" for x in troubles), "")
+def watch_of(dataset: Any) -> ChangeWatch | None:
+    """Return what says whether the script changed a set whose whole samples come from a store."""
+    watch: ChangeWatch | None = getattr(type(dataset), WATCH, None)
+    return watch
 
 
 def compared_indices(count: int) -> list[int]:
@@ -284,7 +276,7 @@ def _replaced(dataset: Any, data: PackedDataset, watch: ChangeWatch) -> Any:
         return [stored(index) for index in indices]
 
     again = (_replaced, (dataset, data, watch))
-    return _stand_in(dataset, data.store, get, get_many, again)
+    return _stand_in(dataset, data.store, get, get_many, again, watch)
 
 
 def _stand_in(
@@ -293,9 +285,10 @@ def _stand_in(
     get: Callable[[Any, Any], Any],
     get_many: Callable[[Any, Any], Any],
     again: tuple[Any, ...],
+    watch: ChangeWatch | None = None,
 ) -> Any:
     """Return an object that shares a data set's class and attributes and gives other samples."""
-    members: dict[str, Any] = {PACKED: store, "__getitem__": get}
+    members: dict[str, Any] = {PACKED: store, WATCH: watch, "__getitem__": get}
     if hasattr(type(dataset), "__getitems__"):
         members["__getitems__"] = get_many
     return stand_in(dataset, members, again)

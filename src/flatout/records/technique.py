@@ -8,7 +8,7 @@ import functools
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
@@ -161,8 +161,16 @@ class SourceForm:
     """Settings for which this holds; with others no form is known."""
 
 
+def process_state(make: Callable[[], Any]) -> Any:
+    """Return a field for what a technique holds while it acts in one process; it is no setting."""
+    return field(default_factory=make, init=False, repr=False, compare=False)
+
+
 class Technique(ABC):
     """Base of every technique. Subclasses are final, frozen dataclasses of their settings.
+
+    What one holds while it acts (what it noted, and how that is undone) is in fields made by
+    `process_state`, which `bind` makes for each process: no module has a state of its own.
 
     The methods below `predict` are the four hook points (and the process around them). Each takes a
     value and returns one; a subclass overrides only those it needs. Raise
@@ -218,6 +226,10 @@ class Technique(ABC):
     def memory_options(cls) -> Sequence[MemoryOption]:
         """Return the settings with which `flatout plan` considers it, if it saves memory."""
         return ()
+
+    def bind(self) -> "Technique":
+        """Return what acts in one process: the same settings, with a state of their own."""
+        return replace(self)  # type: ignore[type-var]  # subclasses are dataclasses
 
     def environment(self, variables: Mapping[str, str]) -> Mapping[str, str]:
         """Return the environment that the process starts with."""

@@ -20,7 +20,6 @@ from flatout.records.profile import ModelFacts
 from flatout.records.recipe import Choice, Recipe
 from flatout.records.trial import Workload
 from flatout.records.trial_spec import TrialSpec
-from flatout.techniques.compile import torch_compile
 from flatout.techniques.compile.regional_compile import RegionalCompile
 from flatout.techniques.compile.torch_compile import TorchCompile
 from flatout.techniques.compute.sdpa_attention import SdpaAttention
@@ -94,7 +93,6 @@ def test_weights_that_a_technique_converted_have_their_own_dtype():
 
 def test_the_technique_that_compiled_a_model_is_named(monkeypatch):
     monkeypatch.setattr(torch, "compile", lambda function, **_: function)
-    monkeypatch.setattr(torch_compile, "watch_compiler", lambda: None)
 
     session, _ = trained(RegionalCompile(), TorchCompile())
 

@@ -12,7 +12,6 @@ from flatout.records.catalogue import build
 from flatout.records.errors import NotApplicable, UserError
 from flatout.records.profile import PeakBytes
 from flatout.records.recipe import Choice, Recipe
-from flatout.techniques.batch import batch_size
 from flatout.techniques.batch.batch_size import BatchSize, rate_factor, rule_for, scale_rate
 from flatout.workflow.recipe_files import write_recipe
 from tests.techniques.facts import GIB, loader, machine, model, optimizer, profile
@@ -62,9 +61,8 @@ def moved(optimizer, parameter):
 
 
 @pytest.mark.parametrize(("length", "factor"), [(10_000, 4.0), (100, 1.0)])
-def test_rates_grow_only_where_a_loader_got_the_larger_batch(monkeypatch, length, factor):
+def test_rates_grow_only_where_a_loader_got_the_larger_batch(length, factor):
     """The optimizer is often made first; a loader that keeps its batch keeps its rate."""
-    monkeypatch.setattr(batch_size, "_ENLARGED", [])
     technique = BatchSize(samples=64, instead_of=16, learning_rate="linear", warm_up_steps=0)
     parameter = nn.Parameter(torch.zeros(()))
     found = technique.optimizer(torch.optim.SGD([parameter], lr=1.0))

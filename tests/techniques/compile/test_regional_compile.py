@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from flatout.records.errors import NotApplicable
-from flatout.techniques.compile import regional_compile, torch_compile
+from flatout.techniques.compile import regional_compile
 from flatout.techniques.compile.regional_compile import (
     RegionalCompile,
     compile_blocks,
@@ -115,11 +115,11 @@ def test_three_groups_of_one_class_in_training_and_evaluation_are_no_storm(monke
     """A version for each group in each mode, and more for first blocks."""
     torch._dynamo.reset()
     monkeypatch.setattr(regional_compile, "compile_in_place", lambda b: b.compile(backend="eager"))
-    monkeypatch.setattr(torch_compile, "_WATCHES", [])
     stages = nn.ModuleList(Stack(*[width] * 3) for width in (4, 8, 16))
     known = len(compile_watch._compilations())
 
-    RegionalCompile().model(stages)
+    technique = RegionalCompile()
+    technique.model(stages)
     for stage, width in zip(stages, (4, 8, 16), strict=True):
         # As in a model: what comes before the first stage alone needs no gradient.
         x = torch.ones(2, width, requires_grad=width > 4)
@@ -130,7 +130,7 @@ def test_three_groups_of_one_class_in_training_and_evaluation_are_no_storm(monke
     made = compile_watch._compilations()[known:]
     assert len({one.co_firstlineno for one in made}) == 1
     assert len(made) > compile_watch.STORM
-    assert RegionalCompile().end() == f"1 regions compiled, {len(made) - 1} of them again"
+    assert technique.end() == f"1 regions compiled, {len(made) - 1} of them again"
 
 
 def test_a_model_without_repeated_blocks_is_left_alone():

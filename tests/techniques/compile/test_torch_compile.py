@@ -11,7 +11,6 @@ from torch._inductor.utils import fresh_cache
 from flatout.records.catalogue import build
 from flatout.records.errors import NotApplicable, UserError
 from flatout.records.recipe import Choice, Recipe
-from flatout.techniques.compile import torch_compile
 from flatout.techniques.compile.regional_compile import RegionalCompile
 from flatout.techniques.compile.torch_compile import (
     TorchCompile,
@@ -21,7 +20,6 @@ from flatout.techniques.compile.torch_compile import (
     load_compiled,
     save_compiled,
     saved_path,
-    watch_compiler,
     with_marked_lengths,
 )
 from tests.techniques.facts import loader, machine, model, profile
@@ -181,16 +179,15 @@ def test_cuda_graphs_are_offered_for_one_shape_on_a_gpu_only():
         TorchCompile(mode="reduce-overhead").model(network())
 
 
-def test_cuda_graphs_that_were_never_recorded_are_refused_in_the_end(monkeypatch):
-    monkeypatch.setattr(torch_compile, "_WATCHES", [])  # what others compiled is none of this
+def test_cuda_graphs_that_were_never_recorded_are_refused_in_the_end():
     torch._dynamo.reset()
-    net = Net()
-    watch_compiler()
+    net, technique = Net(), TorchCompile(mode="reduce-overhead")
+    technique.watch.begin()
     net.compile(backend="eager")
     net(torch.ones(2, 8))
 
     with pytest.raises(NotApplicable, match="recorded no CUDA graph"):
-        TorchCompile(mode="reduce-overhead").end()
+        technique.end()
 
 
 def test_cuda_graphs_are_not_offered_where_gradients_add_up():

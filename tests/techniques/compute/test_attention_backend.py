@@ -27,8 +27,9 @@ PROMISE = "acts on a CUDA device only: several fused kernels"
 
 @pytest.fixture(autouse=True)
 def torch_s_own_order():
+    before = order()
     yield
-    stop_preferring()
+    torch._C._set_sdp_priority_order(before)
 
 
 def running_on(backend):
@@ -59,70 +60,75 @@ def test_torch_s_operator_is_told_the_same():
     assert "Flash" not in type(with_mask.grad_fn).__name__
 
 
-def test_a_preferred_kernel_gives_the_same_and_what_ran_is_told(monkeypatch):
-    monkeypatch.setattr(attention_backend, "_SEEN", {})
+def test_a_preferred_kernel_gives_the_same_and_what_ran_is_told():
     x = heads()
     operation = functional.scaled_dot_product_attention
 
-    call = preferring("flash", noting(lambda: functional.scaled_dot_product_attention(x, x, x)))
+    technique = AttentionBackend(backend="flash")
+    call = preferring(
+        "flash",
+        noting(lambda: functional.scaled_dot_product_attention(x, x, x), technique.seen),
+        [],
+    )
 
     assert torch.equal(call(), operation(x, x, x))
     assert functional.scaled_dot_product_attention is operation
-    assert AttentionBackend(backend="flash").end() == "attention ran on flash"
+    assert technique.end() == "attention ran on flash"
     call()
     with pytest.raises(NotApplicable, match="never called"):
-        AttentionBackend().end()
+        technique.end()
 
 
 def order():
     return torch._C._get_sdp_priority_order()
 
 
-def test_a_preference_holds_in_backward_too_and_ends_with_the_training(monkeypatch):
+def test_a_preference_holds_in_backward_too_and_ends_with_the_training():
     """Checkpointed blocks run again in backward, outside of the training call."""
-    monkeypatch.setattr(attention_backend, "_SEEN", {"now": ("cudnn", "")})
-    before, orders = order(), []
+    before, orders, technique = order(), [], AttentionBackend()
+    technique.seen.append(("cudnn", ""))
 
     def block(x):
         orders.append(order())
         return functional.scaled_dot_product_attention(x, x, x)
 
-    call = preferring("cudnn", lambda x: checkpoint(block, x, use_reentrant=False))
+    call = preferring("cudnn", lambda x: checkpoint(block, x, use_reentrant=False), technique.order)
     assert order() == before
     for _ in range(2):
         call(heads(requires_grad=True)).sum().backward()
 
     cudnn = int(SDPBackend.CUDNN_ATTENTION)
     assert orders == [[cudnn, *(kind for kind in before if kind != cudnn)]] * 4
-    assert AttentionBackend().end() == "attention ran on cudnn"
+    assert technique.end() == "attention ran on cudnn"
     assert order() == before
 
 
 def test_the_last_of_two_preferences_holds_and_both_end():
-    before = order()
+    before, own = order(), []
 
-    preferring("cudnn", list)()
-    preferring("efficient", list)()
+    preferring("cudnn", list, own)()
+    preferring("efficient", list, own)()
 
     assert order()[0] == int(SDPBackend.EFFICIENT_ATTENTION)
-    stop_preferring()
+    stop_preferring(own)
     assert order() == before
 
 
 def test_kernels_that_the_script_switched_off_stay_off():
     with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]):
-        is_on = preferring("flash", torch.backends.cuda.mem_efficient_sdp_enabled)()
+        is_on = preferring("flash", torch.backends.cuda.mem_efficient_sdp_enabled, [])()
         with pytest.raises(NotApplicable, match="attention on cudnn is switched off"):
-            preferring("cudnn", list)
+            preferring("cudnn", list, [])
 
     assert not is_on
 
 
-def test_a_kernel_that_did_not_run_is_told(monkeypatch):
-    monkeypatch.setattr(attention_backend, "_SEEN", {"now": ("math", "an odd head")})
+def test_a_kernel_that_did_not_run_is_told():
+    technique = AttentionBackend()
+    technique.seen.append(("math", "an odd head"))
 
     with pytest.raises(NotApplicable, match="ran on math all the same: an odd head"):
-        AttentionBackend().end()
+        technique.end()
 
 
 class OnGpu(nn.Module):
@@ -135,8 +141,7 @@ class OnGpu(nn.Module):
         return functional.scaled_dot_product_attention(x, x, x)
 
 
-def test_compiled_attention_is_not_looked_at_and_so_compiled_once(monkeypatch):
-    monkeypatch.setattr(attention_backend, "_SEEN", {})
+def test_compiled_attention_is_not_looked_at_and_so_compiled_once():
     torch._dynamo.reset()
     net, technique = OnGpu(), AttentionBackend(backend="flash")
     net.compile(backend="eager")
@@ -151,7 +156,6 @@ def test_compiled_attention_is_not_looked_at_and_so_compiled_once(monkeypatch):
 
 
 def test_what_the_training_s_attention_ran_on_is_told_not_that_of_a_comparison(monkeypatch):
-    monkeypatch.setattr(attention_backend, "_SEEN", {})
     asked = []
 
     def backend_of(query, *_, **__):
@@ -166,10 +170,11 @@ def test_what_the_training_s_attention_ran_on_is_told_not_that_of_a_comparison(m
             functional.scaled_dot_product_attention(x.double(), x.double(), x.double())
         return functional.scaled_dot_product_attention(x, x, x)
 
-    noting(training)()
+    technique = AttentionBackend(backend="flash")
+    noting(training, technique.seen)()
 
     assert asked == [torch.float32]
-    assert AttentionBackend(backend="flash").end() == "attention ran on flash"
+    assert technique.end() == "attention ran on flash"
 
 
 def test_on_a_cpu_there_is_nothing_to_choose():

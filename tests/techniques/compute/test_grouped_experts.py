@@ -255,12 +255,13 @@ def test_a_model_without_experts_is_left_alone():
 
 
 def test_a_mixture_that_is_not_proven_says_so_at_the_end():
+    technique = GroupedExperts()
     module = built(Noisy)
 
-    GroupedExperts().forward(module, module)(tokens())
+    technique.forward(module, module)(tokens())
 
     with pytest.raises(NotApplicable, match="looked at 1 mixtures of experts: it chooses"):
-        GroupedExperts().end()
+        technique.end()
 
 
 def test_it_is_offered_to_models_whose_experts_matter():

@@ -13,16 +13,13 @@ from torch import nn
 from flatout.records.catalogue import build
 from flatout.records.errors import NotApplicable, UserError
 from flatout.records.recipe import Choice, Recipe
-from flatout.techniques.compute import scheduled_gc
-from flatout.techniques.compute.scheduled_gc import ScheduledGc, collect_every
+from flatout.techniques.compute.scheduled_gc import Schedule, ScheduledGc
 from tests.techniques.facts import machine, profile
 from tests.techniques.guarded import checked, played
 
 
 @pytest.fixture(autouse=True)
-def collector_as_it_was(monkeypatch):
-    monkeypatch.setattr(scheduled_gc, "_SCHEDULE", [])
-    monkeypatch.setattr(scheduled_gc, "_OFF", [])
+def collector_as_it_was():
     yield
     gc.unfreeze()
     gc.enable()
@@ -36,7 +33,7 @@ class Knot:
 
 
 def test_cycles_live_until_the_step_that_collects():
-    tick = collect_every(3)
+    tick = Schedule(3).tick
     tick()
     ghost = weakref.ref(Knot())
 
@@ -50,12 +47,13 @@ def test_cycles_live_until_the_step_that_collects():
 
 
 def test_at_the_end_of_the_technique_python_collects_by_itself_again():
+    technique = ScheduledGc(every=2)
     parameter = nn.Parameter(torch.zeros(()))
-    optimizer = ScheduledGc(every=2).optimizer(torch.optim.SGD([parameter], lr=0.1))
+    optimizer = technique.optimizer(torch.optim.SGD([parameter], lr=0.1))
     parameter.grad = torch.ones(())
     optimizer.step()
 
-    ScheduledGc(every=2).end()
+    technique.end()
 
     assert gc.isenabled()
     assert not gc.get_freeze_count()
@@ -65,8 +63,8 @@ def test_at_the_end_of_the_process_nothing_stays_frozen():
     script = """
 import atexit, gc
 atexit.register(lambda: print("frozen", gc.get_freeze_count()))
-from flatout.techniques.compute.scheduled_gc import collect_every
-collect_every(3)()
+from flatout.techniques.compute.scheduled_gc import Schedule
+Schedule(3).tick()
 print("frozen", gc.get_freeze_count() > 0)
 """
 
@@ -124,12 +122,11 @@ def test_an_optimizer_that_goes_on_after_the_end_changes_nothing():
 def test_a_forked_child_collects_by_itself_unless_the_script_says_otherwise(is_ended):
     script = f"""
 import gc, os
-from flatout.techniques.compute import scheduled_gc
-tick = scheduled_gc.collect_every(3)
-scheduled_gc._SCHEDULE.append(tick)
-tick()
+from flatout.techniques.compute.scheduled_gc import Schedule
+schedule = Schedule(3)
+schedule.tick()
 if {is_ended}:
-    scheduled_gc.ScheduledGc().end()
+    schedule.end()
     gc.disable()
 child = os.fork()
 if child == 0:

@@ -306,13 +306,14 @@ def test_a_model_without_a_softmax_is_left_alone():
 
 
 def test_a_model_whose_pattern_is_not_proven_says_so_at_the_end():
+    technique = SdpaAttention()
     module = built(OverKeys)
 
-    call = SdpaAttention().forward(module, module)
+    call = technique.forward(module, module)
     call(*inputs())
 
     with pytest.raises(NotApplicable, match="looked at 1 modules with a softmax: no softmax"):
-        SdpaAttention().end()
+        technique.end()
 
 
 def test_it_is_offered_to_models_that_take_a_softmax():

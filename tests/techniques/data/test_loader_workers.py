@@ -10,7 +10,6 @@ from flatout.agent.worker_start import start_method
 from flatout.records.errors import NotApplicable
 from flatout.records.journey import Journey, WorkerPace, WorkerScan
 from flatout.records.readings import RankFacts
-from flatout.techniques.data import loader_workers
 from flatout.techniques.data.loader_workers import LoaderWorkers
 from tests.rules.journey_facts import leg, worker
 from tests.techniques.data.samples import Numbers, Stream
@@ -110,27 +109,28 @@ def test_an_iterable_data_set_is_left_with_the_workers_it_has():
 
 
 def test_a_data_set_that_cannot_be_pickled_is_left_alone_under_spawn_only():
+    technique = LoaderWorkers()
     local = Numbers()
     local.transform = lambda x: x
     asked = {"dataset": local, "num_workers": 0}
 
     with pytest.raises(NotApplicable, match="spawned here, and dataset: "):
-        LoaderWorkers().loader(asked | {"multiprocessing_context": "spawn"})
-    assert LoaderWorkers().loader(asked | {"multiprocessing_context": "fork"})["num_workers"] == 2
+        technique.loader(asked | {"multiprocessing_context": "spawn"})
+    assert technique.loader(asked | {"multiprocessing_context": "fork"})["num_workers"] == 2
 
 
 def test_a_start_in_another_way_than_usual_is_told_at_the_end(monkeypatch):
-    monkeypatch.setattr(loader_workers, "_chosen", [])
+    technique = LoaderWorkers()
     monkeypatch.setattr(worker_start, "start_method", lambda: "spawn")
     plain, local = Numbers(), Numbers()
     local.transform = lambda x: x
 
-    usual = LoaderWorkers().loader({"dataset": plain, "num_workers": 0})
-    assert (usual.get("multiprocessing_context"), LoaderWorkers().end()) == (None, "")
-    forked = [LoaderWorkers().loader({"dataset": local, "num_workers": 0}) for _ in range(2)]
+    usual = technique.loader({"dataset": plain, "num_workers": 0})
+    assert (usual.get("multiprocessing_context"), technique.end()) == (None, "")
+    forked = [technique.loader({"dataset": local, "num_workers": 0}) for _ in range(2)]
 
     assert start_method(forked[0]["multiprocessing_context"]) == "fork"
-    assert LoaderWorkers().end().count("flatout forks them instead of spawn: dataset: ") == 1
+    assert technique.end().count("flatout forks them instead of spawn: dataset: ") == 1
 
 
 def test_the_start_method_is_read_without_settling_it():

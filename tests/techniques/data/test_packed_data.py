@@ -2,7 +2,6 @@ import pickle
 import random
 from dataclasses import replace
 from pathlib import Path
-from weakref import WeakSet
 
 import numpy as np
 import pytest
@@ -10,7 +9,6 @@ import torch
 from PIL import Image
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
 
-from flatout.data import dataset_matching
 from flatout.data.format import Encoding
 from flatout.records.errors import NotApplicable
 from flatout.records.journey import Journey
@@ -219,12 +217,6 @@ def test_whole_samples_come_from_a_store_of_the_data_set_itself(arrays):
     assert all(torch.equal(a["y"], b["y"]) for a, b in zip(plain, found, strict=True))
 
 
-@pytest.fixture(autouse=True)
-def forgetful(monkeypatch):
-    """No test reads what happened in another one."""
-    monkeypatch.setattr(dataset_matching, "_watches", WeakSet())
-
-
 class Scaled(Arrays):
     """The same samples until the script sets another factor."""
 
@@ -240,16 +232,17 @@ class Scaled(Arrays):
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_what_the_script_changes_between_epochs_shows_and_is_told(arrays, workers):
-    changed = PackedData(path=arrays).loader({"dataset": Scaled()})["dataset"]
+    technique = PackedData(path=arrays)
+    changed = technique.loader({"dataset": Scaled()})["dataset"]
     built = DataLoader(changed, 30, num_workers=workers)
     (before,) = built
-    assert PackedData(path=arrays).end() == ""
+    assert technique.end() == ""
 
     built.dataset.factor = 3.0
     (after,) = built
 
     assert torch.equal(after["x"], 3 * before["x"])
-    assert "(factor)" in PackedData(path=arrays).end()
+    assert "(factor)" in technique.end()
 
 
 def test_a_random_or_shorter_data_set_is_not_replaced(arrays):

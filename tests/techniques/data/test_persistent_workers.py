@@ -10,7 +10,6 @@ from torch.utils.data import DataLoader, WeightedRandomSampler, default_collate
 from flatout.data.byte_batches.transport import PackingCollate
 from flatout.data.proof.random_streams import EpochStreams
 from flatout.records.errors import NotApplicable
-from flatout.techniques.data import persistent_workers
 from flatout.techniques.data.device_preprocess import DevicePreprocess
 from flatout.techniques.data.persistent_workers import PersistentWorkers, draw_missing_seed
 from flatout.techniques.data.worker_threads import WorkerThreads
@@ -28,12 +27,6 @@ from tests.techniques.data.samples import (
 from tests.techniques.facts import loader, machine, profile
 
 PROMISE = ("pictures.py", {})
-
-
-@pytest.fixture(autouse=True)
-def forgetful(monkeypatch):
-    """No test reads what happened in another one."""
-    monkeypatch.setattr(persistent_workers, "_changes", [])
 
 
 class EagerSampler:

@@ -7,10 +7,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from flatout.data import caching
 from flatout.data.caching import is_cached, store_of
-from flatout.data.images import pillow
 from flatout.records.errors import NotApplicable
 from flatout.techniques.data import ram_cache
-from flatout.techniques.data.ram_cache import KEPT, RamCache, cache_samples
+from flatout.techniques.data.ram_cache import RamCache, cache_samples
 from tests.data.photographs import Photographs, photograph
 from tests.techniques.data.samples import Epochs, Numbers, Stream
 from tests.techniques.facts import GIB, loader, machine, pipeline, profile
@@ -18,25 +17,9 @@ from tests.techniques.facts import GIB, loader, machine, pipeline, profile
 PROMISE = ("pictures.py", {})
 
 
-@pytest.fixture(autouse=True)
-def forgetful():
-    """No test finds what another one kept, even for a data set at the same place in memory."""
-    yield
-    KEPT.clear()
-
-
 @pytest.fixture
 def paths(tmp_path):
     return [photograph(tmp_path, number) for number in range(12)]
-
-
-@pytest.fixture
-def undo_decoding(monkeypatch):
-    from PIL import ImageFile
-
-    monkeypatch.setattr(ImageFile.ImageFile, "load", ImageFile.ImageFile.load)
-    monkeypatch.setattr(ram_cache, "_decoded", [])
-    monkeypatch.setattr(pillow, "_ACTIVE", [])
 
 
 def two_epochs(arguments):
@@ -67,34 +50,19 @@ def test_batches_and_random_streams_are_the_same_bit_by_bit(paths, workers):
 
 
 def test_the_store_is_filled_before_the_first_epoch(paths):
-    built = DataLoader(**RamCache().loader({"dataset": Photographs(paths), "batch_size": 5}))
+    technique = RamCache()
+    built = DataLoader(**technique.loader({"dataset": Photographs(paths), "batch_size": 5}))
 
-    RamCache().epoch(built)
+    technique.epoch(built)
 
     assert store_of(built.dataset).count == 12
 
 
-@pytest.mark.usefixtures("undo_decoding")
-@pytest.mark.parametrize("workers", [0, 2])
-def test_of_random_samples_only_the_decoding_is_kept(paths, workers):
-    dataset = Photographs(paths, flips=True)
-    asked = {"dataset": dataset, "batch_size": 5, "num_workers": workers}
-    expected = two_epochs(asked)
+def test_random_samples_are_left_alone_and_what_keeps_their_decoding_is_said(paths):
+    said = "random numbers; flatout pack --encode raw keeps what is decoded"
 
-    wanted = RamCache().loader(asked)
-
-    assert wanted["dataset"] is dataset
-    assert ram_cache._decoded[0].count == 12
-    assert two_epochs(wanted) == expected
-
-
-def test_random_samples_without_a_file_to_decode_are_left_alone():
-    class Noise(Numbers):
-        def __getitem__(self, index):
-            return torch.rand(3)
-
-    with pytest.raises(NotApplicable, match=r"draws random numbers, and Pillow decodes no file"):
-        RamCache().loader({"dataset": Noise()})
+    with pytest.raises(NotApplicable, match=said):
+        RamCache().loader({"dataset": Photographs(paths, flips=True)})
 
 
 @pytest.mark.parametrize(
@@ -113,26 +81,28 @@ def test_sets_for_which_there_is_nothing_to_keep(dataset, words):
 
 
 def test_spawned_workers_that_would_not_find_the_store_are_left_alone(monkeypatch, tmp_path):
+    technique = RamCache()
     monkeypatch.setattr(caching, "DESCRIPTORS", tmp_path / "none")  # as on macOS
     spawned = {"num_workers": 2, "multiprocessing_context": "spawn"}
     one, other = Numbers(), Numbers()
 
-    kept = RamCache().loader({"dataset": one, "num_workers": 2, "multiprocessing_context": "fork"})
+    kept = technique.loader({"dataset": one, "num_workers": 2, "multiprocessing_context": "fork"})
     assert is_cached(kept["dataset"])
     for dataset in (one, other):
         with pytest.raises(NotApplicable, match="spawned workers find the kept samples through"):
-            RamCache().loader({"dataset": dataset, **spawned})
+            technique.loader({"dataset": dataset, **spawned})
     with pytest.raises(NotApplicable, match="spawned workers find the kept samples through"):
-        RamCache().epoch(DataLoader(other))
+        technique.epoch(DataLoader(other))
 
 
 def test_the_reason_is_the_same_at_every_epoch():
+    technique = RamCache()
     built = DataLoader(TensorDataset(torch.zeros(3)))
     with pytest.raises(NotApplicable, match="in memory already"):
-        RamCache().loader({"dataset": built.dataset})
+        technique.loader({"dataset": built.dataset})
 
     with pytest.raises(NotApplicable, match="in memory already"):
-        RamCache().epoch(built)
+        technique.epoch(built)
 
 
 def test_too_little_memory_is_said(monkeypatch, paths):
@@ -165,16 +135,10 @@ def test_half_a_set_saves_half_of_the_making():
     assert whole / 2 - 3 < half < whole / 2 + 3
 
 
-def test_of_samples_that_change_only_the_decoding_is_saved():
-    stages = {"decode": 1.0, "transform": 3.0}
-    random, same = (
-        replace(waiting(), pipeline=pipeline(is_repeated=is_same, **stages))
-        for is_same in (False, True)
-    )
+def test_it_is_not_offered_for_samples_that_were_seen_to_change():
+    seen = [replace(waiting(), pipeline=pipeline(is_repeated=is_same)) for is_same in (False, True)]
 
-    assert RamCache().predict(random, machine()).step_ms == pytest.approx(-0.8 * 0.25 * 300)
-    assert RamCache().predict(same, machine()).step_ms < -295
-    assert "decoded" in RamCache().predict(random, machine()).why
+    assert [len(RamCache.candidates(one, machine())) for one in seen] == [0, 1]
 
 
 @pytest.mark.parametrize("settings", [{"memory_share": 0}, {"memory_share": 1}, {"fill_s": -1}])

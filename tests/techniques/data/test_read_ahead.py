@@ -152,8 +152,9 @@ def test_a_data_set_is_warmed_up_once_however_many_epochs_there_are(paths, monke
     monkeypatch.setattr(read_ahead_module, "warm_up", lambda dataset: begun.append(dataset))
     data = Photographs(paths)
 
-    two_epochs({"dataset": data, "batch_size": 3}, ReadAhead(warms_up=True))
-    ReadAhead(warms_up=True).loader({"dataset": data, "batch_size": 2})
+    technique = ReadAhead(warms_up=True)
+    two_epochs({"dataset": data, "batch_size": 3}, technique)
+    technique.loader({"dataset": data, "batch_size": 2})
 
     assert begun == [data]
 
@@ -169,13 +170,14 @@ def test_one_rank_of_a_host_warms_up_for_all(paths, monkeypatch):
 
 
 def test_the_shards_of_a_packed_store_are_brought_in_too(tmp_path):
+    technique = ReadAhead(warms_up=True)
     packed(image_folder(tmp_path / "photos", 20), tmp_path / "a")
     data = flatout.data.open(tmp_path / "a")
-    built = DataLoader(**ReadAhead(warms_up=True).loader({"dataset": data, "batch_size": 4}))
+    built = DataLoader(**technique.loader({"dataset": data, "batch_size": 4}))
     batches = iter(built)
 
-    assert ReadAhead(warms_up=True).batches(batches, built) is batches
-    work = read_ahead_module.WARM_UPS.known(data)
+    assert technique.batches(batches, built) is batches
+    work = technique.warm_ups.known(data)
     work.wait()
     assert work.asked_bytes == sum(shard.bytes for shard in data.header.shards)
 
@@ -288,11 +290,11 @@ def test_files_that_do_not_fit_are_told_at_the_end(paths, monkeypatch):
     monkeypatch.setattr(
         "flatout.techniques.data.read_ahead.dataset_files.free_memory_bytes", lambda: 1_000
     )
-    monkeypatch.setattr(read_ahead_module, "_warmed", [])
     technique = ReadAhead(warms_up=True)
     assert technique.end() == ""
 
-    warm_up(Photographs(paths)).wait()
+    technique.loader({"dataset": Photographs(paths), "batch_size": 3})
+    technique.warmed[0].wait()
 
     assert "more than 50% of the free memory" in technique.end()
 

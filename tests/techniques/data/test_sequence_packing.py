@@ -117,12 +117,13 @@ def test_a_model_that_cannot_be_tried_is_left_alone():
 
 
 def test_a_model_is_tried_once():
+    technique = SequencePacking()
     root, calls = causal_model("sdpa"), []
     root.register_forward_pre_hook(lambda *_: calls.append(1))
 
-    SequencePacking().forward(root, root)
+    technique.forward(root, root)
     tried = len(calls)
-    SequencePacking().forward(root, root)
+    technique.forward(root, root)
 
     assert (tried, len(calls)) == (2, 2)
 

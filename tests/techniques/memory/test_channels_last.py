@@ -7,18 +7,12 @@ from torch import nn
 
 from flatout.records.errors import NotApplicable
 from flatout.records.readings import TraceSummary
-from flatout.techniques.memory import channels_last
 from flatout.techniques.memory.channels_last import ChannelsLast, with_channels_last_inputs
 from tests.techniques.facts import machine, model, profile
 
 PROMISE = ("pictures.py", {})
 
 LAST = torch.channels_last
-
-
-@pytest.fixture(autouse=True)
-def no_root_seen(monkeypatch):
-    monkeypatch.setattr(channels_last, "_REASONS", [])
 
 
 def network():
@@ -109,13 +103,14 @@ class Undoing(nn.Module):
 
 
 def test_it_tells_which_convolutions_are_given_the_other_format():
+    technique = ChannelsLast()
     root = nn.Sequential(*network(), Undoing(), nn.Conv2d(4, 2, 3))
     images = torch.randn(2, 3, 9, 9)
-    call = ChannelsLast().forward(root, root)
+    call = technique.forward(root, root)
     call(images)
     call(images)
 
-    said = ChannelsLast().end()
+    said = technique.end()
 
     assert said.startswith("1 of 3 convolutions were given images with the channels first")
     assert said.endswith("among them 5")
@@ -123,10 +118,11 @@ def test_it_tells_which_convolutions_are_given_the_other_format():
 
 
 def test_it_has_nothing_to_tell_where_all_keep_the_format():
+    technique = ChannelsLast()
     root = network()
-    ChannelsLast().forward(root, root)(torch.randn(2, 3, 9, 9))
+    technique.forward(root, root)(torch.randn(2, 3, 9, 9))
 
-    assert not ChannelsLast().end()
+    assert not technique.end()
 
 
 def test_kernels_that_convert_now_are_predicted_to_go():
@@ -192,9 +188,10 @@ def test_moments_that_were_loaded_lie_as_the_weights_do(steps_first):
 
 
 def converted_after(steps):
+    technique = ChannelsLast()
     root, optimizer = begun()
-    call = ChannelsLast().forward(root, root)
-    ChannelsLast().optimizer(optimizer)
+    call = technique.forward(root, root)
+    technique.optimizer(optimizer)
     stepped(call, optimizer, range(steps))
     return root, optimizer, call
 
@@ -221,23 +218,25 @@ def test_a_checkpoint_that_is_loaded_later_lies_as_the_weights_do_too():
 
 
 def test_where_no_model_was_converted_the_optimizer_is_no_sign_that_it_acted():
+    technique = ChannelsLast()
     _, optimizer = begun()
-    ChannelsLast().optimizer(optimizer)
+    technique.optimizer(optimizer)
     with pytest.raises(NotApplicable, match="no training call"):
-        ChannelsLast().end()
+        technique.end()
 
     plain = nn.Linear(2, 2)
     with pytest.raises(NotApplicable):
-        ChannelsLast().forward(plain, plain)
+        technique.forward(plain, plain)
 
     with pytest.raises(NotApplicable, match="no 2-d convolutions"):
-        ChannelsLast().optimizer(optimizer)
+        technique.optimizer(optimizer)
 
 
 def test_an_optimizer_that_keeps_a_value_of_its_own_is_saved():
+    technique = ChannelsLast()
     root, optimizer = begun()
-    ChannelsLast().forward(root, root)
+    technique.forward(root, root)
     optimizer.state["step"] = 3
-    ChannelsLast().optimizer(optimizer)
+    technique.optimizer(optimizer)
 
     assert optimizer.state_dict()["state"]["step"] == 3

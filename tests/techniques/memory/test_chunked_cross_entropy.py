@@ -9,7 +9,6 @@ from flatout.records.errors import NotApplicable
 from flatout.records.profile import PeakBytes
 from flatout.records.readings import Limits
 from flatout.records.technique import Numerics
-from flatout.techniques.memory import chunked_cross_entropy as technique
 from flatout.techniques.memory.chunked_cross_entropy import (
     ChunkedCrossEntropy,
     chunked_cross_entropy,
@@ -35,11 +34,12 @@ def table(dtype=torch.float32, rows=ROWS, classes=CLASSES):
 
 
 @pytest.fixture
-def replaced():
-    undo = install()
-    yield
+def sliced():
+    """Replace torch's function; rows and classes of the tables that were sliced."""
+    found = set()
+    undo = install(sliced=found)
+    yield found
     undo()
-    technique.SLICED.clear()
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
@@ -106,36 +106,30 @@ def test_a_target_without_a_class_is_an_error(wrong):
         chunked_cross_entropy(logits, target)
 
 
-@pytest.mark.usefixtures("replaced")
-def test_modules_and_functions_use_it_once_it_is_installed():
-    technique.SLICED.clear()
+def test_modules_and_functions_use_it_once_it_is_installed(sliced):
     logits, target = table()
 
     nn.CrossEntropyLoss()(logits, target)
     nn.functional.cross_entropy(logits, target)
 
-    assert {*technique.SLICED} == {(ROWS, CLASSES)}
+    assert sliced == {(ROWS, CLASSES)}
 
 
-@pytest.mark.usefixtures("replaced")
 @pytest.mark.parametrize(
     "options",
     [{"weight": torch.ones(CLASSES)}, {"label_smoothing": 0.1}, {"reduction": "mean", "reduce": 1}],
 )
 @pytest.mark.filterwarnings("ignore")
-def test_what_it_does_not_know_is_torchs(options):
-    technique.SLICED.clear()
+def test_what_it_does_not_know_is_torchs(sliced, options):
     logits, target = table()
 
     found = F.cross_entropy(logits, target, **options)
 
-    assert not technique.SLICED
+    assert not sliced
     assert found.isfinite()
 
 
-@pytest.mark.usefixtures("replaced")
-def test_small_tables_probabilities_images_and_evaluation_are_torchs():
-    technique.SLICED.clear()
+def test_small_tables_probabilities_images_and_evaluation_are_torchs(sliced):
     logits, target = table()
 
     F.cross_entropy(logits, logits.detach().softmax(1))
@@ -144,7 +138,7 @@ def test_small_tables_probabilities_images_and_evaluation_are_torchs():
     with torch.no_grad():
         F.cross_entropy(logits, target)
 
-    assert not technique.SLICED
+    assert not sliced
 
 
 class Scripted(nn.Module):
@@ -172,31 +166,30 @@ def test_a_model_that_is_scripted_or_traced_is_torchs(request, compiled):
     net = Scripted()
     given = torch.randn(8, 4, requires_grad=True), torch.arange(8)
     expected = torch.autograd.grad(net(*given), net.head.weight)
-    request.getfixturevalue("replaced")
+    request.getfixturevalue("sliced")
 
     found = torch.autograd.grad(compiled(net)(*given), net.head.weight)
 
     torch.testing.assert_close(found, expected)
 
 
-@pytest.mark.usefixtures("replaced")
-def test_under_functorch_the_loss_is_torchs():
-    technique.SLICED.clear()
+def test_under_functorch_the_loss_is_torchs(sliced):
     logits, target = table()
 
     found = torch.func.grad(F.cross_entropy)(logits.detach(), target)
 
     (expected,) = torch.autograd.grad(F.cross_entropy(logits, target), logits)
     torch.testing.assert_close(found, expected)
-    assert len(technique.SLICED) == 1, "the plain one"
+    assert len(sliced) == 1, "the plain one"
 
 
 def test_it_is_undone():
+    technique = ChunkedCrossEntropy()
     before = F.cross_entropy
 
-    ChunkedCrossEntropy().start()
+    technique.start()
     with pytest.raises(NotApplicable, match="no cross-entropy of classes"):
-        ChunkedCrossEntropy().end()
+        technique.end()
 
     assert F.cross_entropy is before
 
@@ -247,11 +240,10 @@ def test_a_small_gpt_trains_with_sliced_losses(request):
 
     step()
     expected = [p.grad.clone() for p in net.parameters()]
-    request.getfixturevalue("replaced")
-    technique.SLICED.clear()
+    sliced = request.getfixturevalue("sliced")
     step()
 
-    assert {*technique.SLICED} == {(8 * 128, 8192)}
+    assert sliced == {(8 * 128, 8192)}
     for parameter, gradient in zip(net.parameters(), expected, strict=True):
         torch.testing.assert_close(parameter.grad, gradient, rtol=1e-3, atol=1e-6)
 

@@ -8,17 +8,11 @@ from torch import nn
 
 from flatout.records.errors import NotApplicable
 from flatout.records.profile import PeakBytes
-from flatout.techniques.model import lora
 from flatout.techniques.model.lora import Lora, add_adapters, train_only
 from tests.techniques.facts import GIB, machine, model, optimizer, profile
 from tests.techniques.guarded import checked, played
 
 peft = pytest.importorskip("peft")
-
-
-@pytest.fixture(autouse=True)
-def nothing_adapted(monkeypatch):
-    monkeypatch.setattr(lora, "_ADAPTED", {})
 
 
 def network():
@@ -113,12 +107,13 @@ def test_of_two_optimizers_each_trains_the_adapters_of_its_own_layers():
 
 
 def test_an_optimizer_of_the_last_layer_alone_gets_no_adapters():
+    technique = Lora(rank=2)
     adapted = network()
     head = torch.optim.AdamW(adapted[3].parameters())
-    Lora(rank=2).model(adapted)
+    technique.model(adapted)
 
     with pytest.raises(NotApplicable, match="holds no weight of a layer with adapters"):
-        Lora(rank=2).optimizer(head)
+        technique.optimizer(head)
 
     assert held_by(head.param_groups[0]) == {id(p) for p in adapted[3].parameters()}
 
@@ -150,10 +145,11 @@ def test_layers_that_the_script_froze_get_no_adapters():
 
 
 def test_an_optimizer_of_another_model_is_left_alone():
-    Lora().model(network())
+    technique = Lora()
+    technique.model(network())
 
     with pytest.raises(NotApplicable, match="holds no weight"):
-        Lora().optimizer(torch.optim.AdamW(network().parameters()))
+        technique.optimizer(torch.optim.AdamW(network().parameters()))
 
 
 @pytest.mark.parametrize(

@@ -254,12 +254,13 @@ def test_products_are_computed_in_fp16_and_given_back_in_fp32():
 
 
 def test_a_model_of_another_precision_is_left_alone():
+    technique = Fp16Autocast()
     lowered = nn.Linear(2, 2).bfloat16()
 
     with pytest.raises(NotApplicable, match="bfloat16"):
-        Fp16Autocast().forward(lowered, lowered)
+        technique.forward(lowered, lowered)
     with pytest.raises(NotApplicable, match="no model was put under fp16"):
-        Fp16Autocast().backward(torch.autograd.backward)
+        technique.backward(torch.autograd.backward)
 
 
 def test_a_scale_that_is_no_power_of_two_is_refused():

@@ -11,7 +11,6 @@ from flatout.records.errors import NotApplicable
 from flatout.records.profile import PeakBytes
 from flatout.techniques.optimizer.adafactor import Adafactor
 from flatout.techniques.optimizer.optimizer_in_backward.updates_in_backward import step_in_backward
-from flatout.techniques.precision import pure_bf16
 from flatout.techniques.precision.pure_bf16 import (
     PureBf16,
     cast_calls,
@@ -24,14 +23,6 @@ from tests.techniques.guarded import checked, played
 from tests.techniques.optimizer.test_adafactor import in_first_step
 
 FAST = frozenset({"avx512_bf16"})
-
-
-@pytest.fixture(autouse=True)
-def nothing_converted(monkeypatch):
-    monkeypatch.setattr(pure_bf16, "_CONVERTED", {})
-    monkeypatch.setattr(pure_bf16, "_CLOSURES", [])
-    monkeypatch.setattr(pure_bf16, "_ASKED", [])
-    monkeypatch.setattr(pure_bf16, "_UNDO", [])
 
 
 @pytest.mark.parametrize("sign", [1.0, -1.0])
@@ -139,6 +130,7 @@ def test_frequencies_that_positions_multiply_stay_fp32():
 
 
 def test_a_small_llama_keeps_its_positions_and_trains():
+    technique = PureBf16()
     transformers = pytest.importorskip("transformers")
     sizes = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2, "vocab_size": 64}
     torch.manual_seed(0)
@@ -147,8 +139,8 @@ def test_a_small_llama_keeps_its_positions_and_trains():
     ).train()
     before = llama.model.rotary_emb.inv_freq.clone()
     optimizer = torch.optim.AdamW(llama.parameters(), lr=1e-2)
-    PureBf16().model(llama)
-    PureBf16().optimizer(optimizer)
+    technique.model(llama)
+    technique.optimizer(optimizer)
     tokens, losses = torch.arange(32)[None], []
 
     for _ in range(20):
@@ -164,9 +156,10 @@ def test_a_small_llama_keeps_its_positions_and_trains():
 
 
 def test_steps_with_a_closure_are_told():
+    technique = PureBf16()
     linear = nn.Linear(8, 4)
-    PureBf16().model(linear)
-    optimizer = PureBf16().optimizer(torch.optim.SGD(linear.parameters(), lr=0.1))
+    technique.model(linear)
+    optimizer = technique.optimizer(torch.optim.SGD(linear.parameters(), lr=0.1))
 
     def closure():
         loss = linear(torch.ones(2, 8)).sum()
@@ -176,7 +169,7 @@ def test_steps_with_a_closure_are_told():
     optimizer.step(closure)
 
     with pytest.raises(NotApplicable, match="closure"):
-        PureBf16().end()
+        technique.end()
     assert {p.dtype for p in linear.parameters()} == {torch.float32}
     assert linear.weight.grad.dtype == torch.float32
     assert not linear._forward_pre_hooks
@@ -185,14 +178,15 @@ def test_steps_with_a_closure_are_told():
 
 @pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.LBFGS])
 def test_a_model_that_is_called_in_a_closure_first_stays_in_fp32(kind):
+    technique = PureBf16()
     linear = nn.Linear(8, 4)
     optimizer = kind(linear.parameters(), lr=0.1)
-    PureBf16().optimizer(optimizer)
+    technique.optimizer(optimizer)
     converted = []
 
     def closure():
         with contextlib.suppress(NotApplicable):
-            converted.append(PureBf16().model(linear))
+            converted.append(technique.model(linear))
         loss = linear(torch.ones(2, 8)).square().sum()
         optimizer.zero_grad()
         loss.backward()
@@ -219,6 +213,7 @@ def trained_step(net, stepper):
 @pytest.mark.parametrize("is_late", [False, True])
 @pytest.mark.parametrize("make", STEPPERS.values(), ids=STEPPERS)
 def test_an_optimizer_that_was_loaded_steps_in_fp32_too(make, is_late):
+    technique = PureBf16()
     linear = nn.Linear(8, 4)
     first = make(linear.parameters())
     trained_step(linear, first)
@@ -228,10 +223,10 @@ def test_an_optimizer_that_was_loaded_steps_in_fp32_too(make, is_late):
     # Scripts load before the first call of the model; some only after it.
     if not is_late:
         loaded.load_state_dict(saved)
-    PureBf16().model(linear)
+    technique.model(linear)
     if is_late:
         loaded.load_state_dict(saved)
-    PureBf16().optimizer(loaded)
+    technique.optimizer(loaded)
     seen = []
     loaded.register_step_pre_hook(lambda *_: seen.append(linear.weight.dtype))
     trained_step(linear, loaded)
@@ -243,9 +238,10 @@ def test_an_optimizer_that_was_loaded_steps_in_fp32_too(make, is_late):
 
 
 def test_a_group_that_joins_later_steps_in_fp32_too():
+    technique = PureBf16()
     net = nn.Sequential(nn.Linear(8, 4), nn.Linear(4, 2))
-    PureBf16().model(net)
-    stepper = PureBf16().optimizer(torch.optim.AdamW(net[1].parameters()))
+    technique.model(net)
+    stepper = technique.optimizer(torch.optim.AdamW(net[1].parameters()))
     trained_step(net, stepper)
 
     stepper.add_param_group({"params": list(net[0].parameters())})
@@ -256,35 +252,38 @@ def test_a_group_that_joins_later_steps_in_fp32_too():
 
 
 def test_a_step_before_the_models_first_call_does_not_switch_it_off():
+    technique = PureBf16()
     linear = nn.Linear(8, 4)
-    stepper = PureBf16().optimizer(torch.optim.AdamW(linear.parameters()))
+    stepper = technique.optimizer(torch.optim.AdamW(linear.parameters()))
     stepper.step()
-    PureBf16().model(linear)
+    technique.model(linear)
 
     trained_step(linear, stepper)
 
     assert stepper.state[linear.weight]["exp_avg"].dtype == torch.float32
     assert linear.weight.dtype == torch.bfloat16
-    assert not PureBf16().end()
+    assert not technique.end()
 
 
 def test_where_no_model_was_converted_the_optimizer_is_no_sign_that_it_acted():
+    technique = PureBf16()
     stepper = torch.optim.AdamW(nn.Linear(8, 4).parameters())
-    PureBf16().optimizer(stepper)
+    technique.optimizer(stepper)
     with pytest.raises(NotApplicable, match="no training call"):
-        PureBf16().end()
+        technique.end()
 
-    PureBf16().model(nn.Linear(8, 4))
+    technique.model(nn.Linear(8, 4))
 
     with pytest.raises(NotApplicable, match="no parameter of the converted model"):
-        PureBf16().optimizer(stepper)
+        technique.optimizer(stepper)
 
 
 @pytest.mark.parametrize("is_first", [False, True])
 def test_an_optimizer_that_becomes_another_one_steps_in_fp32_too(is_first):
     linear = nn.Linear(8, 4)
-    PureBf16().model(linear)
-    techniques = [PureBf16(), Adafactor()] if is_first else [Adafactor(), PureBf16()]
+    lowering = PureBf16()
+    lowering.model(linear)
+    techniques = [lowering, Adafactor()] if is_first else [Adafactor(), lowering]
     stepper = torch.optim.AdamW(linear.parameters())
     in_first_step(stepper, lambda found: [technique.optimizer(found) for technique in techniques])
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, final
 from flatout.records.errors import NotApplicable
 from flatout.records.machine import Machine
 from flatout.records.profile import LoaderFacts, Profile
-from flatout.records.technique import Effect, Numerics, Technique
+from flatout.records.technique import Effect, Numerics, Technique, process_state
 
 if TYPE_CHECKING:
     import torch
@@ -62,6 +62,8 @@ Reach that learning rate over the first $warm_up_steps steps.
     learning_rate: Rule = "keep"
     """`linear` with the batch, with its square root (`sqrt`), or as it is (`keep`)."""
     warm_up_steps: int = WARM_UP_STEPS
+    enlarged: list[int] = process_state(list)
+    """The batches that loaders of this process were given."""
 
     def __post_init__(self) -> None:
         if self.samples < 1 or self.instead_of < 1:
@@ -112,7 +114,7 @@ Reach that learning rate over the first $warm_up_steps steps.
         length = _length(arguments.get("dataset"))
         if length is not None and length < MIN_STEPS * self.samples:
             raise NotApplicable(f"an epoch would have fewer than {MIN_STEPS} steps")
-        _ENLARGED.append(self.samples)
+        self.enlarged.append(self.samples)
         return {**arguments, "batch_size": self.samples}
 
     def optimizer(self, optimizer: Any) -> Any:
@@ -125,12 +127,8 @@ Reach that learning rate over the first $warm_up_steps steps.
         factor = rate_factor(self.samples / self.instead_of, self.learning_rate)
         if factor != 1:
             optimizer_swap.need(optimizer, "batch_size, which multiplies the rate in each step,")
-            scale_rate(optimizer, factor, self.warm_up_steps, is_due=lambda: bool(_ENLARGED))
+            scale_rate(optimizer, factor, self.warm_up_steps, is_due=lambda: bool(self.enlarged))
         return optimizer
-
-
-_ENLARGED: list[int] = []
-"""The batches that loaders of this process were given."""
 
 
 def scale_rate(

@@ -16,18 +16,23 @@ from typing import TYPE_CHECKING, Any, ClassVar, final
 from flatout.records.errors import NotApplicable
 from flatout.records.machine import Machine
 from flatout.records.profile import Profile
-from flatout.records.technique import Effect, Numerics, RunningTraining, Switch, Technique
+from flatout.records.technique import (
+    Effect,
+    Numerics,
+    RunningTraining,
+    Switch,
+    Technique,
+    process_state,
+)
 from flatout.techniques.compile.torch_compile import (
     MAX_SHAPES,
     check_compilable,
-    check_compiled,
     compile_in_place,
     compiled_switch,
-    compiler_report,
     saved_ms,
     startup_s,
-    watch_compiler,
 )
+from flatout.techniques.compile.torch_compile.compile_watch import CompileWatch
 
 if TYPE_CHECKING:
     import torch
@@ -58,6 +63,9 @@ Once the model is on its device, for its repeated blocks:
 +     block.compile()
 """
 
+    watch: CompileWatch = process_state(CompileWatch)
+    """Hears of what the compiler gives up."""
+
     @classmethod
     def candidates(cls, profile: Profile, machine: Machine) -> Sequence["RegionalCompile"]:
         """Return the technique for models with repeated blocks that no one compiled."""
@@ -79,7 +87,7 @@ Once the model is on its device, for its repeated blocks:
     def model(self, root: Any) -> Any:
         """Compile the repeated blocks in place."""
         check_compilable(root)
-        watch_compiler(versions_of(chosen_groups(root)))
+        self.watch.begin(versions_of(chosen_groups(root)))
         if not compile_blocks(root):
             raise NotApplicable(f"the model has no {MIN_BLOCKS} identical sibling blocks")
         return root
@@ -92,12 +100,12 @@ Once the model is on its device, for its repeated blocks:
             check_compilable(root)
         if not blocks:
             raise NotApplicable(f"the model has no {MIN_BLOCKS} identical sibling blocks")
-        watch_compiler(versions_of(groups))
-        return Switch(turn=compiled_switch(blocks), check=check_compiled, is_last=True)
+        self.watch.begin(versions_of(groups))
+        return Switch(turn=compiled_switch(blocks), check=self.watch.check, is_last=True)
 
     def end(self) -> str:
         """Say what was compiled, unless torch gave it up."""
-        return compiler_report()
+        return self.watch.report()
 
 
 def compile_blocks(model: "torch.nn.Module") -> int:

@@ -26,6 +26,7 @@ from flatout.records.technique import (
     Switch,
     Technique,
     prior_for,
+    process_state,
 )
 
 Backend = Literal["flash", "efficient", "cudnn"]
@@ -39,10 +40,6 @@ MEMBERS = {
 }
 SWITCHES = {"flash": "flash_sdp", "efficient": "mem_efficient_sdp", "cudnn": "cudnn_sdp"}
 COMPILED = "asked for in compiled code, in which nobody sees what attention ran on"
-_SEEN: dict[str, tuple[str, str]] = {}
-"""What the first attention ran on, and why where it is the slow one."""
-_ORDERS: list[list[int]] = []
-"""Torch's own order of kernels, while another one holds."""
 
 
 @final
@@ -63,6 +60,10 @@ Around the whole training, backward too, for cuDNN:
 
     backend: Backend = "cudnn"
     """The kernel that is asked for first."""
+    seen: list[tuple[str, str]] = process_state(list)
+    """What the first attention ran on, and why where it is the slow one."""
+    order: list[int] = process_state(list)
+    """Torch's own order of kernels, while another one holds."""
 
     @classmethod
     def candidates(cls, profile: Profile, machine: Machine) -> Sequence["AttentionBackend"]:
@@ -91,31 +92,37 @@ Around the whole training, backward too, for cuDNN:
         if not next(root.parameters()).is_cuda:
             raise NotApplicable("a CPU has one fused kernel, and torch takes it wherever it can")
         if is_compiled(root):
-            _SEEN["now"] = self.backend, COMPILED
-            return preferring(self.backend, call)
-        return preferring(self.backend, noting(call))
+            self.seen.append((self.backend, COMPILED))
+            return preferring(self.backend, call, self.order)
+        return preferring(self.backend, noting(call, self.seen), self.order)
 
     def switch(self, training: RunningTraining) -> Switch:
         """Ask for the kernel, or leave torch's own order."""
         self.forward(lambda: None, training.roots[0])  # refuses where it cannot act
-        return Switch(turn=lambda is_on: _prefer(self.backend) if is_on else stop_preferring())
+        own = self.order
+        return Switch(turn=lambda on: _prefer(self.backend, own) if on else stop_preferring(own))
 
     def end(self) -> str:
         """Put torch's own order back and say what attention ran on."""
-        stop_preferring()
-        if "now" not in _SEEN:
+        stop_preferring(self.order)
+        if not self.seen:
             raise NotApplicable("the model never called scaled_dot_product_attention")
-        found, why = _SEEN.pop("now")
+        found, why = self.seen.pop()
         if found != self.backend:
             raise NotApplicable(f"attention ran on {found} all the same" + (f": {why}" * bool(why)))
         return why or f"attention ran on {found}"
 
 
-def preferring(backend: Backend, call: Callable[..., Any]) -> Callable[..., Any]:
+def preferring(backend: Backend, call: Callable[..., Any], own: list[int]) -> Callable[..., Any]:
     """Return the call, whose first run lets attention prefer a kernel; the others stand behind.
 
     That holds for the whole process until `stop_preferring`: blocks that are checkpointed run again
     in backward, outside of any call, and must take the same kernel there.
+
+    Args:
+        backend: Is asked for first.
+        call: Of a model.
+        own: Where torch's own order is kept meanwhile.
 
     Raises:
         NotApplicable: if the kernel is switched off.
@@ -131,14 +138,14 @@ def preferring(backend: Backend, call: Callable[..., Any]) -> Callable[..., Any]
         nonlocal waiting
         if waiting:
             waiting = False
-            _prefer(backend)
+            _prefer(backend, own)
         return call(*args, **kwargs)
 
     return preferred
 
 
-def noting(call: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the call, whose first run notes what its first attention ran on.
+def noting(call: Callable[..., Any], seen: list[tuple[str, str]]) -> Callable[..., Any]:
+    """Return the call, whose first run notes in `seen` what its first attention ran on.
 
     Not for compiled models: another operator for one step would compile them twice.
     """
@@ -150,8 +157,8 @@ def noting(call: Callable[..., Any]) -> Callable[..., Any]:
 
     def looking(original: Callable[..., Any]) -> Callable[..., Any]:
         def looked_at(*given: Any, **named: Any) -> Any:
-            if "now" not in _SEEN and may_look():
-                _SEEN["now"] = _asked(backend_of, *given, **named)
+            if not seen and may_look():
+                seen.append(_asked(backend_of, *given, **named))
             return original(*given, **named)
 
         return looked_at
@@ -168,23 +175,24 @@ def noting(call: Callable[..., Any]) -> Callable[..., Any]:
     return noted
 
 
-def stop_preferring() -> None:
+def stop_preferring(own: list[int]) -> None:
     """Let torch ask for its kernels in its own order again."""
     import torch
 
-    if _ORDERS:
-        torch._C._set_sdp_priority_order(_ORDERS.pop())
+    if own:
+        torch._C._set_sdp_priority_order([*own])
+        own.clear()
 
 
-def _prefer(backend: Backend) -> None:
+def _prefer(backend: Backend, own: list[int]) -> None:
     """Change the order alone: what the script switched off or on stays so."""
     import torch
     from torch.nn.attention import SDPBackend
 
     wanted = int(getattr(SDPBackend, MEMBERS[backend]))
     order = torch._C._get_sdp_priority_order()
-    if not _ORDERS:
-        _ORDERS.append(order)
+    if not own:
+        own.extend(order)
     torch._C._set_sdp_priority_order([wanted, *(other for other in order if other != wanted)])
 
 

@@ -20,7 +20,7 @@ from flatout.analysis.regime import addressable_ms
 from flatout.records.errors import NotApplicable
 from flatout.records.machine import Machine
 from flatout.records.profile import ModelFacts, Profile
-from flatout.records.technique import Effect, Numerics, Technique, prior_for
+from flatout.records.technique import Effect, Numerics, Technique, prior_for, process_state
 
 if TYPE_CHECKING:
     import torch
@@ -29,8 +29,6 @@ MIN_EXPERTS = 4
 """A loop over fewer costs few launches; as the rule `expert_loop` has it."""
 MIN_SHARE = 0.05
 """Experts that hold less of the model than a twentieth are not what the step waits for."""
-_OUTCOME: dict[str, str] = {}
-"""Of each mixture that was looked at why it was left alone, empty where it was replaced."""
 
 
 @final
@@ -52,6 +50,9 @@ In place of the loop over experts, with the tokens sorted by expert and the weig
 + h = F.silu(torch._grouped_mm(x[order // k], self.w1, offs=ends))
 + y = torch._grouped_mm(h, self.w2, offs=ends)
 """
+
+    outcome: dict[str, str] = process_state(dict)
+    """Of each mixture why it was left alone, empty where it is computed in groups."""
 
     @classmethod
     def candidates(cls, profile: Profile, machine: Machine) -> Sequence["GroupedExperts"]:
@@ -76,7 +77,7 @@ In place of the loop over experts, with the tokens sorted by expert and the weig
 
         if not mixtures(root):
             raise NotApplicable("no module has a router over a list of equal experts")
-        _OUTCOME.clear()
+        self.outcome.clear()
         waiting = True
         model: Any = weakref.ref(root)  # the call is kept longer than the model may live
 
@@ -85,19 +86,20 @@ In place of the loop over experts, with the tokens sorted by expert and the weig
             nonlocal waiting
             if waiting:
                 waiting = False
-                _OUTCOME.update(group_experts(model(), *args, **kwargs))
+                self.outcome.update(group_experts(model(), *args, **kwargs))
             return call(*args, **kwargs)
 
         return first_looked_at
 
     def end(self) -> str:
         """Say how many mixtures are computed in groups, and why others are not."""
-        left = {why for why in _OUTCOME.values() if why}
-        count = sum(not why for why in _OUTCOME.values())
+        left = {why for why in self.outcome.values() if why}
+        count = sum(not why for why in self.outcome.values())
         words = "; ".join(sorted(left)) or "the first call never came"
         if not count:
-            raise NotApplicable(f"flatout looked at {len(_OUTCOME)} mixtures of experts: {words}")
-        return f"{count} of {len(_OUTCOME)} mixtures in groups" + (f": {words}" if left else "")
+            count = len(self.outcome)
+            raise NotApplicable(f"flatout looked at {count} mixtures of experts: {words}")
+        return f"{count} of {len(self.outcome)} mixtures in groups" + (f": {words}" if left else "")
 
 
 def group_experts(model: "torch.nn.Module", *args: Any, **kwargs: Any) -> dict[str, str]:

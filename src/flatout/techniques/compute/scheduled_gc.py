@@ -9,16 +9,25 @@ How it is checked: bit by bit: it touches no number.
 """
 
 import atexit
+import functools
 import gc
 import os
-from collections.abc import Callable, Sequence
+import weakref
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, final
 
 from flatout.records.errors import NotApplicable
 from flatout.records.machine import Machine
 from flatout.records.profile import Profile
-from flatout.records.technique import Effect, Numerics, RunningTraining, Switch, Technique
+from flatout.records.technique import (
+    Effect,
+    Numerics,
+    RunningTraining,
+    Switch,
+    Technique,
+    process_state,
+)
 
 MIN_SHARE = 0.005
 """Share of the step in the collector from which the technique is offered: a quarter of what shows.
@@ -49,6 +58,8 @@ And in the loop:
 
     every: int = EVERY
     """Steps between two collections."""
+    schedules: "list[Schedule]" = process_state(list)
+    """That of this process, once an optimizer made its first step."""
 
     def __post_init__(self) -> None:
         if self.every < 1:
@@ -72,11 +83,11 @@ And in the loop:
 
     def optimizer(self, optimizer: Any) -> Any:
         """Count its steps: begin once the first optimizer has made its first one."""
-        if not _SCHEDULE:
+        if not self.schedules:
             if not gc.isenabled():
                 raise NotApplicable("the script switched the automatic collection off itself")
-            _SCHEDULE.append(collect_every(self.every))
-        optimizer.register_step_post_hook(_tick)
+            self.schedules.append(Schedule(self.every))
+        optimizer.register_step_post_hook(self.schedules[0].tick)
         return optimizer
 
     def switch(self, training: RunningTraining) -> Switch:
@@ -101,57 +112,51 @@ And in the loop:
 
     def end(self) -> str:
         """Leave the collection to Python again."""
-        if _SCHEDULE:
-            _SCHEDULE.clear()
-            _OFF.clear()
-            gc.unfreeze()
-            gc.enable()
+        for schedule in self.schedules:
+            schedule.end()
         return ""
 
 
-_SCHEDULE: list[Callable[[], None]] = []
-"""What counts the steps of this process."""
-_OFF: list[int] = []
-"""The process whose automatic collection a schedule switched off."""
+class Schedule:
+    """Collects every so many steps of this process, once the first one was made.
 
-
-def _tick(*_: Any) -> None:
-    """Count a step; none once the technique has ended."""
-    for tick in _SCHEDULE:
-        tick()
-
-
-def _begin_again() -> None:
-    """Leave the collection of a forked child to Python: a loader's worker makes no steps."""
-    _SCHEDULE.clear()
-    if _OFF:
-        _OFF.clear()
-        gc.enable()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_begin_again)
-
-
-def collect_every(steps: int) -> Callable[[], None]:
-    """Return what to call after each step.
-
-    The first call freezes what exists and ends the automatic collection.
+    A forked child, such as a loader's worker, makes no steps: there Python collects as ever.
     """
-    made = 0
 
-    def tick() -> None:
-        nonlocal made
-        made += 1
-        if made == 1:
+    def __init__(self, every: int) -> None:
+        self.every = every
+        self.made = 0
+        self.is_off = False
+        """Whether it switched the automatic collection off."""
+        if hasattr(os, "register_at_fork"):
+            # What is registered stays for ever: it must not keep the schedule.
+            os.register_at_fork(after_in_child=functools.partial(_end_in_child, weakref.ref(self)))
+
+    def tick(self, *_: Any) -> None:
+        """Count a step; the first one freezes what exists and ends the automatic collection."""
+        self.made += 1
+        if self.made == 1:
             gc.collect()
             gc.freeze()
             gc.disable()
-            _OFF.append(os.getpid())
+            self.is_off = True
             # What stays frozen is never taken down: at the end of the process libraries then
             # report it as leaked, line by line, in the script's output.
             atexit.register(gc.unfreeze)
-        elif made % steps == 0:
+        elif self.is_off and self.made % self.every == 0:
             gc.collect()
 
-    return tick
+    def end(self, *, thaws: bool = True) -> None:
+        """Leave the collection to Python again; no step counts any more."""
+        self.made = max(1, self.made)
+        if self.is_off:
+            self.is_off = False
+            gc.enable()
+            if thaws:
+                gc.unfreeze()
+
+
+def _end_in_child(reference: "weakref.ref[Schedule]") -> None:
+    schedule = reference()
+    if schedule is not None:
+        schedule.end(thaws=False)  # what a forked child's collector looks at, it copies

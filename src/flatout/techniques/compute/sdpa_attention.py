@@ -26,6 +26,7 @@ from flatout.records.technique import (
     Switch,
     Technique,
     prior_for,
+    process_state,
 )
 
 if TYPE_CHECKING:
@@ -51,6 +52,9 @@ In the attention module, for a causal mask:
 + y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
 """
 
+    outcome: dict[str, str] = process_state(dict)
+    """Of each module that was looked at why it was left alone, empty where it was replaced."""
+
     @classmethod
     def candidates(cls, profile: Profile, machine: Machine) -> Sequence["SdpaAttention"]:
         """Return the technique for models with modules of their own that take a softmax."""
@@ -72,7 +76,7 @@ In the attention module, for a causal mask:
         """Look at the first call's inputs, replace what is proven equal, then go on."""
         if not softmax_modules(root):
             raise NotApplicable("no module of the model's own takes a softmax")
-        _OUTCOME.clear()
+        self.outcome.clear()
         waiting = True
         model: Any = weakref.ref(root)  # the call is kept longer than the model may live
 
@@ -81,7 +85,7 @@ In the attention module, for a causal mask:
             nonlocal waiting
             if waiting:
                 waiting = False
-                _OUTCOME.update(use_fused_attention(model(), *args, **kwargs))
+                self.outcome.update(use_fused_attention(model(), *args, **kwargs))
             return call(*args, **kwargs)
 
         return first_looked_at
@@ -115,17 +119,13 @@ In the attention module, for a causal mask:
 
     def end(self) -> str:
         """Say how many modules were replaced, and on which backend they run."""
-        replaced = [name for name, why in _OUTCOME.items() if not why]
+        replaced = [name for name, why in self.outcome.items() if not why]
         if not replaced:
-            reasons = sorted(set(_OUTCOME.values())) or ["the first call never came"]
-            raise NotApplicable(LOOKED.format(count=len(_OUTCOME), why="; ".join(reasons)))
+            reasons = sorted(set(self.outcome.values())) or ["the first call never came"]
+            raise NotApplicable(LOOKED.format(count=len(self.outcome), why="; ".join(reasons)))
         from flatout.kernels.sdpa_rewrite import backend_words
 
-        return f"{len(replaced)} of {len(_OUTCOME)} modules replaced{backend_words()}"
-
-
-_OUTCOME: dict[str, str] = {}
-"""Of each module that was looked at why it was left alone, empty where it was replaced."""
+        return f"{len(replaced)} of {len(self.outcome)} modules replaced{backend_words()}"
 
 
 def use_fused_attention(model: "torch.nn.Module", *args: Any, **kwargs: Any) -> dict[str, str]:

@@ -30,7 +30,7 @@ from flatout.analysis.feeding import (
 from flatout.records.errors import NotApplicable
 from flatout.records.machine import Machine
 from flatout.records.profile import Profile
-from flatout.records.technique import Effect, Numerics, SourceForm, Technique
+from flatout.records.technique import Effect, Numerics, SourceForm, Technique, process_state
 
 COPY_MS_PER_MB = 1.2
 """CPU time to move a batch from a worker to the trainer, over the whole process tree: measured as
@@ -67,6 +67,8 @@ Where flatout says that it forks or spawns them instead: multiprocessing_context
     """Worker processes of each training loader."""
     prefetch_factor: int = DEFAULT_PREFETCH
     """Batches each worker holds ready."""
+    chosen: list[str] = process_state(list)
+    """Why workers start as they do, where flatout chose that."""
 
     def __post_init__(self) -> None:
         if self.num_workers < 1:
@@ -136,7 +138,7 @@ Where flatout says that it forks or spawns them instead: multiprocessing_context
         started = start_with(arguments)
         reason = getattr(started.get("multiprocessing_context"), REASON, "")
         if reason:
-            _chosen.append(reason)
+            self.chosen.append(reason)
         return {
             **started,
             "num_workers": self.num_workers,
@@ -145,11 +147,7 @@ Where flatout says that it forks or spawns them instead: multiprocessing_context
 
     def end(self) -> str:
         """Say where and why the workers were started in another way than is usual here."""
-        return "; ".join(dict.fromkeys(_chosen))
-
-
-_chosen: list[str] = []
-"""Why workers start as they do, where flatout chose that."""
+        return "; ".join(dict.fromkeys(self.chosen))
 
 
 def worker_counts(profile: Profile, machine: Machine) -> tuple[int, ...]:

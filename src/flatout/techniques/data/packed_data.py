@@ -15,15 +15,19 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, final
+from typing import TYPE_CHECKING, Any, ClassVar, final
+from weakref import WeakSet
 
 from flatout.analysis.feeding import MIN_WAIT_SHARE, fed_change_ms, share_of
 from flatout.data.format import HEADER, Header, read_header
 from flatout.records.errors import NotApplicable, UserError
 from flatout.records.machine import Machine
 from flatout.records.profile import Profile
-from flatout.records.technique import Effect, Numerics, Technique
+from flatout.records.technique import Effect, Numerics, Technique, process_state
 from flatout.techniques.data.read_ahead import blocked_share, is_cold
+
+if TYPE_CHECKING:
+    from flatout.data.proof.changes import ChangeWatch
 
 STORES = "FLATOUT_PACKED"
 """Environment variable: folders of packed stores, separated as in PATH."""
@@ -60,6 +64,8 @@ Where the training data set is made:
     """Folder of the packed store."""
     root: str = ""
     """Where the packed files lie now, if they were moved since."""
+    watches: "WeakSet[ChangeWatch]" = process_state(WeakSet)
+    """Of the data sets whose whole samples come from a store."""
 
     @classmethod
     def candidates(cls, profile: Profile, machine: Machine) -> Sequence["PackedData"]:
@@ -84,19 +90,25 @@ Where the training data set is made:
 
     def loader(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
         """Put the store under the data set."""
-        from flatout.data.dataset_matching import is_packed
+        from flatout.data.dataset_matching import is_packed, watch_of
 
         if is_packed(arguments["dataset"]):
             return arguments  # a framework rebuilt a loader that already has the technique
         if not self.path:
             raise NotApplicable("no store is named: path = the folder that `flatout pack` wrote")
-        return {**arguments, "dataset": read_from(arguments["dataset"], self.path, self.root)}
+        dataset = read_from(arguments["dataset"], self.path, self.root)
+        watch = watch_of(dataset)
+        if watch is not None:
+            self.watches.add(watch)
+        return {**arguments, "dataset": dataset}
 
     def end(self) -> str:
-        """Say what the script changed of a set whose whole samples are stored, if it did."""
-        from flatout.data.dataset_matching import late_trouble
+        """Say what the script changed of a set whose whole samples are stored, if it did.
 
-        return late_trouble()
+        From then on the set makes its samples itself: the store has those of before.
+        """
+        troubles = (watch.trouble for watch in self.watches if watch.is_changed())
+        return next((f"{x}: none came from the store from then on" for x in troubles), "")
 
 
 def _saved(header: Header | None, profile: Profile) -> tuple[float, float, str]:

@@ -20,7 +20,7 @@ from flatout.data.proof.changes import find_change, state_of
 from flatout.records.errors import NotApplicable
 from flatout.records.machine import Machine
 from flatout.records.profile import LoaderFacts, Profile
-from flatout.records.technique import Effect, Numerics, SourceForm, Technique
+from flatout.records.technique import Effect, Numerics, SourceForm, Technique, process_state
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
@@ -53,6 +53,10 @@ Where the training loader is made:
 By hand this moves the random stream at every epoch's start; flatout's technique does not.
 """
     source: ClassVar[SourceForm | None] = SourceForm(loader={"persistent_workers": "True"})
+
+    copied: "WeakKeyDictionary[DataLoader[Any], _Copied]" = process_state(WeakKeyDictionary)
+    changes: list[str] = process_state(list)
+    """Of each epoch but a loader's first: why its workers were started again; empty if not."""
 
     @classmethod
     def candidates(cls, profile: Profile, machine: Machine) -> Sequence["PersistentWorkers"]:
@@ -93,18 +97,19 @@ By hand this moves the random stream at every epoch's start; flatout's technique
         streams = _streams_of(loader)
         now = _Copied(loader, streams)
         if loader._iterator is not None:
-            _changes.append(_keep_or_end(loader, streams, now))
-        _copied[loader] = now
+            before = self.copied.get(loader)
+            self.changes.append(_keep_or_end(loader, streams, before, now))
+        self.copied[loader] = now
         return loader
 
     def end(self) -> str:
         """Say in how many epochs the workers were started again after all."""
-        changed = [change for change in _changes if change]
+        changed = [change for change in self.changes if change]
         if not changed:
             return ""
-        if len(changed) == len(_changes):
+        if len(changed) == len(self.changes):
             raise NotApplicable(f"{changed[0]} before each epoch: they were started anew as always")
-        often = f"{len(changed)} of {len(_changes)} later epochs"
+        often = f"{len(changed)} of {len(self.changes)} later epochs"
         return f"{changed[0]}: they were started anew in {often}"
 
 
@@ -128,11 +133,6 @@ class _Copied:
         if not are_where_they_were(self.generators):
             return "the trainer draws from a generator that the data set holds"
         return ""
-
-
-_copied: "WeakKeyDictionary[DataLoader[Any], _Copied]" = WeakKeyDictionary()
-_changes: list[str] = []
-"""Of each epoch but a loader's first: why its workers were started again; empty if they lived."""
 
 
 class _Added(int):
@@ -166,7 +166,9 @@ def own_collation(collate: Any) -> Any:
     return collate
 
 
-def _keep_or_end(loader: "DataLoader[Any]", streams: "EpochStreams", now: _Copied) -> str:
+def _keep_or_end(
+    loader: "DataLoader[Any]", streams: "EpochStreams", before: _Copied | None, now: _Copied
+) -> str:
     """Tell the workers the seed of new ones, or let new ones be started; return why, if so."""
     if is_held(loader) and is_given_out(loader._iterator):
         loader._iterator = successor_of(loader._iterator)
@@ -176,7 +178,6 @@ def _keep_or_end(loader: "DataLoader[Any]", streams: "EpochStreams", now: _Copie
         loader._iterator = None
         streams.forget()
         return BESIDE
-    before = _copied.get(loader)
     change = before.find_change(now) if before is not None else "as far as was seen"
     change = change or streams.trouble
     if change:

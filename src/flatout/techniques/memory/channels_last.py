@@ -27,12 +27,17 @@ from flatout.records.technique import (
     Switch,
     Technique,
     prior_for,
+    process_state,
 )
 
 if TYPE_CHECKING:
     import torch
 
 Output = TypeVar("Output")
+
+
+Strays = list[tuple[list[str], int]]
+"""Of the latest first call the convolutions that were given the other format, and of how many."""
 
 
 @final
@@ -53,6 +58,12 @@ Once the model is on its device, and for each batch of images:
     source: ClassVar[SourceForm | None] = SourceForm(
         model="$model.to(memory_format=torch.channels_last)"
     )
+
+    strays: "Strays" = process_state(list)
+    reasons: list[str] = process_state(list)
+    """Of each root why it was left alone; empty for one that was converted."""
+    following: "weakref.WeakSet[torch.optim.Optimizer]" = process_state(weakref.WeakSet)
+    """Optimizers whose states are as the weights do."""
 
     @classmethod
     def candidates(cls, profile: Profile, machine: Machine) -> Sequence["ChannelsLast"]:
@@ -76,13 +87,14 @@ Once the model is on its device, and for each batch of images:
     def forward(self, call: Callable[..., Any], root: Any) -> Callable[..., Any]:
         """Convert the root in place, and the inputs of its calls."""
         reason = find_obstacle(root)
-        _REASONS.append(reason or "")
+        self.reasons.append(reason or "")
         if reason is not None:
             raise NotApplicable(reason)
         store_channels_last(root)
-        for optimizer in _FOLLOWING:
+        for optimizer in self.following:
             lay_out_states(optimizer)
-        return with_channels_last_inputs(call if is_compiled(root) else noting(call, root))
+        call = call if is_compiled(root) else noting(call, root, self.strays)
+        return with_channels_last_inputs(call)
 
     def switch(self, training: RunningTraining) -> Switch:
         """Convert weights, gradients and states at the switch, inputs in the calls."""
@@ -104,29 +116,21 @@ Once the model is on its device, and for each batch of images:
     def optimizer(self, optimizer: Any) -> Any:
         """Lay out what it loaded, or loads later, like the weights."""
         follow_weights(optimizer)
-        _FOLLOWING.add(optimizer)
+        self.following.add(optimizer)
         # A script may step once before its model is called, which silences schedulers.
-        if _REASONS and all(_REASONS):
-            raise NotApplicable(_REASONS[0])
+        if self.reasons and all(self.reasons):
+            raise NotApplicable(self.reasons[0])
         return optimizer
 
     def end(self) -> str:
         """Say how many convolutions were given the other format: what is before undoes it."""
-        if not _REASONS:
+        if not self.reasons:
             raise NotApplicable("no training call of a model was seen")
-        strays, count = _STRAYS.pop("now", ([], 0))
+        strays, count = self.strays.pop() if self.strays else ([], 0)
         if not strays:
             return ""
         what = f"{len(strays)} of {count} convolutions were given images with the channels first"
         return f"{what}, and convert them each time, among them {strays[0]}"
-
-
-_STRAYS: dict[str, tuple[list[str], int]] = {}
-"""Names of the convolutions of the first call that were given the other format, and of how many."""
-_REASONS: list[str] = []
-"""Of each root why it was left alone; empty for one that was converted."""
-_FOLLOWING: "weakref.WeakSet[torch.optim.Optimizer]" = weakref.WeakSet()
-"""Optimizers whose states are as the weights do."""
 
 
 def find_obstacle(root: "torch.nn.Module") -> str | None:
@@ -139,7 +143,9 @@ def find_obstacle(root: "torch.nn.Module") -> str | None:
     return None
 
 
-def noting(call: Callable[..., Output], root: "torch.nn.Module") -> Callable[..., Output]:
+def noting(
+    call: Callable[..., Output], root: "torch.nn.Module", noted_in: "Strays"
+) -> Callable[..., Output]:
     """Return the call, whose first run notes which convolutions are given the other format.
 
     Not for compiled models: what is inside of them is not called as it is there.
@@ -154,7 +160,7 @@ def noting(call: Callable[..., Output], root: "torch.nn.Module") -> Callable[...
         waiting = False
         named = [(name, m) for name, m in root.named_modules() if isinstance(m, _kinds())]
         strays: list[str] = []
-        _STRAYS["now"] = strays, len(named)
+        noted_in[:] = [(strays, len(named))]
         hooks = [
             module.register_forward_pre_hook(functools.partial(_look, strays, name))
             for name, module in named

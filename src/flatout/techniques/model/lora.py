@@ -21,7 +21,7 @@ from flatout.records.errors import NotApplicable
 from flatout.records.machine import Machine
 from flatout.records.memory_stream import Allocation, Component, Draft, MemoryStream, Phase
 from flatout.records.profile import Profile
-from flatout.records.technique import Effect, MemoryOption, Numerics, Technique
+from flatout.records.technique import Effect, MemoryOption, Numerics, Technique, process_state
 from flatout.techniques.memory_pressure import activation_bytes, parameter_bytes, state_bytes
 
 if TYPE_CHECKING:
@@ -60,6 +60,10 @@ After the model is made, before the optimizer:
     rank: int = 16
     alpha: int = 32
     """Scale of the adapters' output, divided by the rank."""
+    adapted: "Adapted" = process_state(dict)
+    """What was adapted in this process."""
+    training: "weakref.WeakSet[torch.optim.Optimizer]" = process_state(weakref.WeakSet)
+    """Optimizers that were given adapters when a model got them."""
 
     def __post_init__(self) -> None:
         if self.rank < 1:
@@ -103,29 +107,25 @@ After the model is made, before the optimizer:
 
     def model(self, root: Any) -> Any:
         """Freeze the root and put adapters into it."""
-        _ADAPTED.update(add_adapters(root, rank=self.rank, alpha=self.alpha))
+        self.adapted.update(add_adapters(root, rank=self.rank, alpha=self.alpha))
         # Before the first backward already: GradScaler looks for gradients of what is held then.
         for optimizer in live_optimizers():
             with contextlib.suppress(NotApplicable):
-                train_only(optimizer, _ADAPTED)
-                _TRAINING.add(optimizer)
+                train_only(optimizer, self.adapted)
+                self.training.add(optimizer)
         return root
 
     def optimizer(self, optimizer: Any) -> Any:
         """Give the optimizer the adapters of the model whose parameters it holds."""
-        if not _ADAPTED:
+        if not self.adapted:
             raise NotApplicable("no model got adapters before the first step")
-        if optimizer not in _TRAINING:
-            train_only(optimizer, _ADAPTED)
+        if optimizer not in self.training:
+            train_only(optimizer, self.adapted)
         return optimizer
 
 
 Adapted = dict[int, tuple[Any, list[Any]]]
 """By its identity each frozen weight, kept so that it stays its own, and its layer's adapters."""
-_ADAPTED: Adapted = {}
-"""What was adapted in this process."""
-_TRAINING: "weakref.WeakSet[torch.optim.Optimizer]" = weakref.WeakSet()
-"""Optimizers that were given adapters when a model got them."""
 
 
 def add_adapters(model: "torch.nn.Module", *, rank: int = 16, alpha: int = 32) -> Adapted:

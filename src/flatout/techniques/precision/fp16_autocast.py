@@ -22,7 +22,7 @@ from flatout.analysis.regime import COMPUTE_CAUSES, addressable_ms
 from flatout.records.errors import NotApplicable
 from flatout.records.machine import Machine
 from flatout.records.profile import Profile
-from flatout.records.technique import Effect, Numerics, Technique, prior_for
+from flatout.records.technique import Effect, Numerics, Technique, prior_for, process_state
 from flatout.techniques.precision.bf16_autocast import (
     autocast_to,
     check_root,
@@ -72,6 +72,8 @@ Step the scheduler only where the scale did not fall.
 
     initial_scale: int = DEFAULT_SCALE
     """Factor of the first losses, a power of two; it adapts."""
+    lowered: list[Any] = process_state(list)
+    """Weak references to the roots between their first call and the first backward."""
 
     def __post_init__(self) -> None:
         if self.initial_scale < 1 or self.initial_scale & (self.initial_scale - 1):
@@ -102,18 +104,18 @@ Step the scheduler only where the scale did not fall.
         """Put the call under autocast, unless the script chose a precision itself."""
         device_type = check_root(root)
         _check_parameters(root)
-        _LOWERED.append(weakref.ref(root))
+        self.lowered.append(weakref.ref(root))
         return autocast_fp16(call, device_type)
 
     def backward(self, call: Callable[..., Any]) -> Callable[..., Any]:
         """Scale the losses of the models whose calls were lowered."""
         from flatout.agent import optimizer_swap
 
-        if not _LOWERED:
+        if not self.lowered:
             raise NotApplicable("no model was put under fp16 autocast before the first backward")
         optimizer_swap.need_all("fp16_autocast, which skips steps whose gradients overflowed,")
-        roots = [root for reference in _LOWERED if (root := reference()) is not None]
-        _LOWERED.clear()
+        roots = [root for reference in self.lowered if (root := reference()) is not None]
+        self.lowered.clear()
         return LossScaling(self.initial_scale).install(call, roots)
 
 
@@ -123,10 +125,6 @@ def lacks_fp16(profile: Profile, machine: Machine) -> bool:
         return not machine.has_fast_cpu_fp16
     capability = machine.device.compute_capability
     return capability is not None and capability < FIRST_CAPABILITY
-
-
-_LOWERED: list[Any] = []
-"""Weak references to the roots between their first call and the first backward."""
 
 
 def autocast_fp16(call: Callable[..., Output], device_type: str) -> Callable[..., Output]:

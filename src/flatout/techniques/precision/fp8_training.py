@@ -16,14 +16,13 @@ from flatout.analysis.regime import addressable_ms
 from flatout.records.errors import NotApplicable
 from flatout.records.machine import Machine
 from flatout.records.profile import Profile
-from flatout.records.technique import Effect, Numerics, Technique, prior_for
+from flatout.records.technique import Effect, Numerics, Technique, prior_for, process_state
 from flatout.techniques.compile.torch_compile import (
     check_compilable,
     compile_in_place,
-    compiler_report,
     startup_s,
-    watch_compiler,
 )
+from flatout.techniques.compile.torch_compile.compile_watch import CompileWatch
 
 if TYPE_CHECKING:
     import torch
@@ -58,6 +57,8 @@ Once the model is on its device, in bf16:
 
     scaling: Literal["tensorwise", "rowwise"] = "tensorwise"
     """One scale for a tensor, faster, or for each row, closer."""
+    watch: CompileWatch = process_state(CompileWatch)
+    """Hears of what the compiler gives up."""
 
     @classmethod
     def candidates(cls, profile: Profile, machine: Machine) -> Sequence["Fp8Training"]:
@@ -91,13 +92,13 @@ Once the model is on its device, in bf16:
             raise NotApplicable("this device has no fp8 products")
         check_compilable(root)
         to_fp8(root, self.scaling)
-        watch_compiler()
+        self.watch.begin()
         compile_in_place(root)
         return root
 
     def end(self) -> str:
         """Say what was compiled, unless torch gave it up."""
-        return compiler_report()
+        return self.watch.report()
 
 
 def has_fp8(profile: Profile, machine: Machine) -> bool:

@@ -10,8 +10,8 @@ How it is checked: it changes the training on purpose, so losses are looked at f
 import functools
 import types
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, final
 
 from flatout.agent.nested import map_leaves
@@ -19,7 +19,7 @@ from flatout.analysis.regime import COMPUTE_CAUSES, addressable_ms
 from flatout.records.errors import NotApplicable
 from flatout.records.machine import Machine
 from flatout.records.profile import Profile
-from flatout.records.technique import Effect, Numerics, Technique, prior_for
+from flatout.records.technique import Effect, Numerics, Technique, prior_for, process_state
 from flatout.techniques.memory.chunked_cross_entropy import logits_bytes, memory_bytes_per_s
 from flatout.techniques.memory_pressure import activation_bytes, kept_bytes, parameter_bytes
 from flatout.techniques.precision.bf16_autocast import (
@@ -43,6 +43,24 @@ LOW_BITS = 16
 """Bits of an fp32 number that bf16 does not have."""
 
 
+@dataclass(slots=True)
+class Lowered:
+    """What was converted in one process."""
+
+    parameters: "dict[int, torch.Tensor]" = field(default_factory=dict)
+    """By identity."""
+    closures: list[str] = field(default_factory=list)
+    """Names of optimizers that were stepped with a closure."""
+    undo: list[Callable[[], None]] = field(default_factory=list)
+    """Brings the models back to fp32."""
+
+    def take_back(self) -> None:
+        """Let the models train in fp32 again."""
+        while self.undo:
+            self.undo.pop()()
+        self.parameters.clear()
+
+
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PureBf16(Technique):
@@ -58,6 +76,10 @@ The model, and an optimizer that rounds stochastically:
 + model = model.bfloat16()
 + optimizer = torchao.optim._AdamW(model.parameters(), bf16_stochastic_round=True)
 """
+
+    asked: list[str] = process_state(list)
+    """Names of the models that were to be converted, those that could not be too."""
+    lowered: "Lowered" = process_state(Lowered)
 
     @classmethod
     def candidates(cls, profile: Profile, machine: Machine) -> Sequence["PureBf16"]:
@@ -92,8 +114,8 @@ The model, and an optimizer that rounds stochastically:
         """Convert the parameters of the root in place."""
         from flatout.agent import optimizer_swap
 
-        _ASKED.append(type(root).__name__)
-        if _CLOSURES:  # the model may be called in a step's closure first
+        self.asked.append(type(root).__name__)
+        if self.lowered.closures:  # the model may be called in a step's closure first
             raise NotApplicable(IN_CLOSURE)
         check_root(root)
         parameters = list(root.parameters())
@@ -101,36 +123,29 @@ The model, and an optimizer that rounds stochastically:
             raise NotApplicable("sharded parameters keep their own precision")
         # Now, not in the first step: no optimizer may refuse what is converted.
         optimizer_swap.need_of(parameters, "pure_bf16, which makes each step in fp32,")
-        _CONVERTED.update({id(p): p for p in to_bf16(root)})
-        _UNDO.append(functools.partial(_take_back, weakref.ref(root), _add_casts(root)))
+        self.lowered.parameters.update({id(p): p for p in to_bf16(root)})
+        take_back = functools.partial(_take_back, weakref.ref(root), _add_casts(root))
+        self.lowered.undo.append(take_back)
         return root
 
     def optimizer(self, optimizer: Any) -> Any:
         """Let its steps run in fp32, with what it holds of the model now and later on."""
-        steps = _Fp32Steps(optimizer, _CONVERTED)
+        steps = _Fp32Steps(optimizer, self.lowered)
         # A script may step once before its model is called, which silences schedulers.
-        if _ASKED and not steps.find_held(optimizer):
+        if self.asked and not steps.find_held(optimizer):
             raise NotApplicable("it holds no parameter of the converted model")
         return optimizer
 
     def end(self) -> str:
         """Say where steps could not be made in fp32."""
-        if _CLOSURES:
+        if self.lowered.closures:
             raise NotApplicable(IN_CLOSURE)
-        if not _CONVERTED:
+        if not self.lowered.parameters:
             raise NotApplicable("no training call of a model was seen")
         return ""
 
 
 IN_CLOSURE = "its steps take a closure, which computes gradients inside of them"
-_CLOSURES: list[str] = []
-"""Names of optimizers that were stepped with a closure."""
-_CONVERTED: "dict[int, torch.Tensor]" = {}
-"""The parameters that were converted in this process, by identity."""
-_ASKED: list[str] = []
-"""Names of the models that were to be converted, those that could not be too."""
-_UNDO: list[Callable[[], None]] = []
-"""Brings the converted models back to fp32."""
 
 
 def to_bf16(model: "torch.nn.Module") -> "list[torch.Tensor]":
@@ -228,17 +243,15 @@ def step_in_fp32(
     Its states are made in fp32 in the first step, or were loaded. A step with a closure stays in
     bf16: its gradients are made inside of it.
     """
-    _Fp32Steps(optimizer, {id(p): p for p in parameters})
+    _Fp32Steps(optimizer, Lowered({id(p): p for p in parameters}))
     return optimizer
 
 
 class _Fp32Steps:
     """Lets an optimizer step on fp32 copies of those of its parameters that were converted."""
 
-    def __init__(
-        self, optimizer: "torch.optim.Optimizer", converted: "Mapping[int, torch.Tensor]"
-    ) -> None:
-        self.converted = converted
+    def __init__(self, optimizer: "torch.optim.Optimizer", lowered: Lowered) -> None:
+        self.lowered = lowered
         self.held: dict[int, torch.Tensor] = {}
         self.rounding: Any = None
         _raise_states(optimizer, self.find_held(optimizer))
@@ -259,15 +272,13 @@ class _Fp32Steps:
         # Never fewer: other techniques take some out of the groups for the length of a step.
         for group in optimizer.param_groups:
             self.held.update({id(p): p for p in group["params"]})
-        return [p for number, p in self.held.items() if number in self.converted]
+        return [p for number, p in self.held.items() if number in self.lowered.parameters]
 
     def before(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """Raise weights and gradients for the length of a step."""
         if any(callable(value) for value in (*args, *kwargs.values())):
-            _CLOSURES.append(type(optimizer).__name__)
-            while _UNDO:
-                _UNDO.pop()()
-            _CONVERTED.clear()
+            self.lowered.closures.append(type(optimizer).__name__)
+            self.lowered.take_back()
             return
         # Not earlier: it is to come after what other techniques do at the end of a step.
         if self.rounding is None:

@@ -8,17 +8,10 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from flatout.records.errors import NotApplicable
-from flatout.techniques.memory import microbatching
-from flatout.techniques.memory.microbatching import Microbatching, in_parts
+from flatout.techniques.memory.microbatching import Microbatching
 from flatout.techniques.memory.microbatching.own_loss import LOOKS, OwnLoss
 
 ROWS, LENGTH, WORDS = 7, 9, 13
-
-
-@pytest.fixture(autouse=True)
-def forgetful(monkeypatch):
-    """No test reads what happened in another one."""
-    monkeypatch.setattr(microbatching, "_own", [])
 
 
 def padded(seed=0):
@@ -44,15 +37,19 @@ def gradients_of(model, call, batches, loss_of=lambda output: output.loss):
 
 
 def check(model, batches, chunks=3, **options):
-    """Compare losses and gradients of the model in parts with those of the whole batch."""
+    """Compare losses and gradients in parts with those of the whole batch; return the technique."""
+    technique = Microbatching(chunks=chunks)
     split = copy.deepcopy(model)
     expected, gradients = gradients_of(model, model, batches, **options)
 
-    found, split_gradients = gradients_of(split, in_parts(split, split, chunks), batches, **options)
+    found, split_gradients = gradients_of(
+        split, technique.forward(split, split), batches, **options
+    )
 
     assert found == pytest.approx(expected, rel=1e-5)
     for one, other in zip(split_gradients, gradients, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-6)
+    return technique
 
 
 def llama():
@@ -67,9 +64,9 @@ def llama():
 
 @pytest.mark.parametrize("given", [{}, {"num_items_in_batch": torch.tensor(40)}])
 def test_a_language_model_trains_on_padded_texts_as_on_the_whole_batch(given):
-    check(llama(), [padded(seed) | given for seed in range(4)])
+    technique = check(llama(), [padded(seed) | given for seed in range(4)])
 
-    assert Microbatching().end() == ""
+    assert technique.end() == ""
 
 
 class Words(nn.Module):
@@ -105,16 +102,20 @@ def contrastive(logits, labels):
 
 @pytest.mark.parametrize("loss", [tagged, summed, of_samples])
 def test_each_kind_of_loss_is_made_of_its_parts(loss):
-    check(Words(loss), [padded(seed) for seed in range(3)], loss_of=lambda out: out["loss"])
+    batches = [padded(seed) for seed in range(3)]
 
-    assert Microbatching().end() == ""
+    technique = check(Words(loss), batches, loss_of=lambda out: out["loss"])
+
+    assert technique.end() == ""
 
 
 def test_a_loss_that_couples_the_samples_is_computed_whole_and_said():
-    check(Words(contrastive), [padded(), padded(1)], loss_of=lambda out: out["loss"])
+    batches = [padded(), padded(1)]
+
+    technique = check(Words(contrastive), batches, loss_of=lambda out: out["loss"])
 
     with pytest.raises(NotApplicable, match="no sum or mean of its parts"):
-        Microbatching().end()
+        technique.end()
 
 
 def test_a_part_without_a_label_that_counts_adds_nothing():
@@ -145,11 +146,12 @@ def test_a_trace_of_shapes_needs_no_values():
         batch = {"input_ids": torch.zeros(ROWS, LENGTH, dtype=torch.long)}
         batch["labels"] = batch["input_ids"]
 
-        loss = in_parts(model, model, 3)(**batch)["loss"]
+        technique = Microbatching(chunks=3)
+        loss = technique.forward(model, model)(**batch)["loss"]
         loss.backward()
 
     assert loss.shape == ()
-    assert Microbatching().end() == ""
+    assert technique.end() == ""
 
 
 def test_what_is_alike_on_the_first_batch_is_told_apart_later():

@@ -10,7 +10,6 @@ How it is checked: gradients match eager's up to rounding. Dropout draws other m
 
 import functools
 import re
-import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +30,7 @@ from flatout.records.technique import (
     Technique,
     case_of,
     prior_of,
+    process_state,
 )
 from flatout.techniques.compile.torch_compile.compile_watch import CompileWatch, recorded_graphs
 
@@ -44,6 +44,8 @@ MIN_LAUNCH_SHARE = 0.02
 """Share of the step that the device waits for launches from which graphs are offered."""
 NAME = __name__.rpartition(".")[2]
 SAVED_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,99}")
+OURS = "_flatout_compiled"
+"""On a module that a technique of the recipe compiled."""
 MAX_SHAPES = 8
 """Torch's recompile limit: beyond it the model silently runs eagerly."""
 
@@ -79,6 +81,8 @@ Once the model is on its device:
     a machine that starts without a warm cache: read at the start where it exists, written at the
     end. Empty for none. A recipe may be a stranger's, and torch unpickles what it reads: hence no
     path."""
+    watch: CompileWatch = process_state(CompileWatch)
+    """Hears of what the compiler gives up."""
 
     def __post_init__(self) -> None:
         """Refuse a path."""
@@ -124,7 +128,7 @@ Once the model is on its device:
         check_compilable(root)
         if self.mode == "reduce-overhead" and not next(root.parameters()).is_cuda:
             raise NotApplicable("CUDA graphs need the model on a CUDA device")
-        watch_compiler()
+        self.watch.begin()
         compile_in_place(root, mode=self.mode, shapes=self.shapes)
         return root
 
@@ -134,9 +138,9 @@ Once the model is on its device:
             raise NotApplicable("CUDA graphs need the model on a CUDA device")
         for root in training.roots:
             check_compilable(root)
-        watch_compiler()
+        self.watch.begin()
         turn = compiled_switch(training.roots, mode=self.mode, shapes=self.shapes)
-        return Switch(turn=turn, call=self.forward, check=check_compiled, is_last=True)
+        return Switch(turn=turn, call=self.forward, check=self.watch.check, is_last=True)
 
     def forward(self, call: Callable[..., Any], root: Any) -> Callable[..., Any]:
         """Mark what varies."""
@@ -145,35 +149,12 @@ Once the model is on its device:
 
     def end(self) -> str:
         """Say what was compiled and recorded, unless torch gave it up, and keep it."""
-        watch = _WATCHES[0] if _WATCHES else None
-        report = compiler_report()
-        if watch is not None and self.mode == "reduce-overhead":
-            report += watch.graphs_report(recorded_graphs())
+        report = self.watch.report()
+        if report and self.mode == "reduce-overhead":
+            report += self.watch.graphs_report(recorded_graphs())
         if self.cache:
             report += save_compiled(saved_path(self.cache))
         return report
-
-
-_COMPILED: "weakref.WeakSet[torch.nn.Module]" = weakref.WeakSet()
-"""What techniques compiled in this process."""
-_WATCHES: list[CompileWatch] = []
-"""The watch of this process, once something was compiled in place."""
-
-
-def watch_compiler(versions: int = 1) -> None:
-    """Begin to listen to the compiler; once is enough.
-
-    Args:
-        versions: Of one function that are ordinary, where what is compiled makes that many.
-    """
-    if not _WATCHES:
-        _WATCHES.append(CompileWatch().begin())
-    _WATCHES[0].expect(versions)
-
-
-def compiler_report() -> str:
-    """Return what was compiled since; raise `NotApplicable` where the compiler gave up."""
-    return _WATCHES.pop().report() if _WATCHES else ""
 
 
 def with_own_outputs(call: Callable[..., Any]) -> Callable[..., Any]:
@@ -253,7 +234,7 @@ def compile_in_place(
     import torch
 
     options: dict[str, Any] = {} if mode == "default" else {"mode": mode}
-    _COMPILED.add(module)
+    module.__dict__[OURS] = True
     if shapes == "dynamic":
         options["dynamic"] = True
     if type(module).forward.__module__.startswith("torch.nn.modules."):
@@ -275,24 +256,12 @@ def compiled_switch(
         if is_on and not ready:
             for module in modules:
                 compile_in_place(module, mode=mode, shapes=shapes)
-                _COMPILED.discard(module)  # another technique of the screen may be next
+                del module.__dict__[OURS]  # another technique of the screen may be next
                 ready.append((module, module._compiled_call_impl))
         for module, compiled in ready:
             module._compiled_call_impl = compiled if is_on else None
 
     return turn
-
-
-def check_compiled() -> None:
-    """Make sure that the compiler goes on.
-
-    Raises:
-        NotApplicable: if it gave up since this was asked last.
-    """
-    for watch in _WATCHES:
-        reason, watch.gave_up = watch.gave_up, ""
-        if reason:
-            raise NotApplicable(f"torch gave up compiling, silently: {reason[:200]}")
 
 
 def _call(module: "torch.nn.Module", *args: Any, **kwargs: Any) -> Any:
@@ -310,7 +279,7 @@ def check_compilable(model: "torch.nn.Module") -> None:
     for name, module in model.named_modules():
         if _is_compiled(module):
             what = name or "the model"
-            if module in _COMPILED:
+            if OURS in module.__dict__:
                 raise NotApplicable(f"another technique of the recipe compiled {what} already")
             raise NotApplicable(f"the script compiled {what} itself")
     if isinstance(model, torch.nn.RNNBase):

@@ -32,18 +32,36 @@ class CompileWatch(logging.Handler):
         """The compiler's own words, empty where it did not give up."""
         self.skipped = ""
         """Why the last CUDA graph was skipped, in torch's words; empty where none was."""
-        self._known = 0
+        self._known: int | None = None
+        """What had been compiled when it began to listen."""
 
-    def begin(self) -> "CompileWatch":
-        """Start listening; what was compiled before does not count."""
-        for name in (LOGGER, SKIPS_LOGGER):
-            logging.getLogger(name).addHandler(self)
-        self._known = len(_compilations())
+    def begin(self, versions: int = 1) -> "CompileWatch":
+        """Start listening; what was compiled before does not count. Once is enough.
+
+        Args:
+            versions: Of one function that are ordinary, where what is compiled makes that many.
+        """
+        self.storm = max(self.storm, versions)
+        if self._known is None:
+            for name in (LOGGER, SKIPS_LOGGER):
+                logging.getLogger(name).addHandler(self)
+            self._known = len(_compilations())
         return self
 
-    def expect(self, versions: int) -> None:
-        """Take so many versions of one function for ordinary, if that is more than was."""
-        self.storm = max(self.storm, versions)
+    def end(self) -> None:
+        """Listen no more."""
+        for name in (LOGGER, SKIPS_LOGGER):
+            logging.getLogger(name).removeHandler(self)
+
+    def check(self) -> None:
+        """Make sure that the compiler goes on.
+
+        Raises:
+            NotApplicable: if it gave up since this was asked last.
+        """
+        reason, self.gave_up = self.gave_up, ""
+        if reason:
+            raise NotApplicable(f"torch gave up compiling, silently: {reason[:200]}")
 
     def emit(self, record: logging.LogRecord) -> None:
         """Note the message with which the compiler gives up, or leaves out a CUDA graph."""
@@ -55,11 +73,14 @@ class CompileWatch(logging.Handler):
             self.gave_up = reason.partition("last reason:")[2].strip() or text.splitlines()[0]
 
     def report(self) -> str:
-        """Return what was compiled.
+        """Return what was compiled since; empty where it never began to listen.
 
         Raises:
             NotApplicable: if the compiler gave up, went on compiling, or compiled nothing.
         """
+        if self._known is None:
+            return ""
+        self.end()
         if self.gave_up:
             raise NotApplicable(
                 f"torch gave up compiling and went on eagerly, silently: {self.gave_up[:200]}"

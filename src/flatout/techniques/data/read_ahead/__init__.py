@@ -30,7 +30,7 @@ from flatout.records.errors import NotApplicable
 from flatout.records.journey import WORKERS
 from flatout.records.machine import Machine
 from flatout.records.profile import Profile
-from flatout.records.technique import Effect, Numerics, Technique
+from flatout.records.technique import Effect, Numerics, Technique, process_state
 from flatout.techniques.data.read_ahead.dataset_files import FindFile, WarmUp, find_files
 
 MIN_READ_SHARE = 0.10
@@ -61,6 +61,11 @@ In a thread alongside the training, for the files of the batches to come, 128 Ki
 
     warms_up: bool = False
     """Whether all files, or the shards of a packed store, are asked for when the loader is made."""
+    asks: DatasetFacts[Ask] = process_state(DatasetFacts)
+    """What asks for the files, or the records, of a batch's samples."""
+    warm_ups: DatasetFacts[WarmUp] = process_state(DatasetFacts)
+    """What brings the files of each data set into the page cache."""
+    warmed: list[WarmUp] = process_state(list)
 
     def __post_init__(self) -> None:
         if self.batches_ahead < 1:
@@ -93,9 +98,9 @@ In a thread alongside the training, for the files of the batches to come, 128 Ki
         check_loader(arguments)
         dataset = arguments["dataset"]
         if not self._only_warms(dataset):
-            ASKS.find(dataset, lambda: asking(dataset))
+            self.asks.find(dataset, lambda: asking(dataset))
         if self.warms_up and os.environ.get(LOCAL_RANK, "0") == "0":
-            WARM_UPS.find(dataset, lambda: warm_up(dataset))
+            self.warm_ups.find(dataset, lambda: self._begun(dataset))
         return arguments
 
     def batches(self, batches: Iterator[Any], loader: Any) -> Iterator[Any]:
@@ -106,7 +111,7 @@ In a thread alongside the training, for the files of the batches to come, 128 Ki
         sampler = getattr(batches, "_sampler_iter", None)
         if sampler is None:
             raise NotApplicable("the loader has a way of its own to draw numbers")
-        ahead = Ahead(ASKS.find(loader.dataset, lambda: asking(loader.dataset)))
+        ahead = Ahead(self.asks.find(loader.dataset, lambda: asking(loader.dataset)))
         settled = islice(sampler, settled_batches(loader, getattr(batches, "_send_idx", 0)))
         batches._sampler_iter = chain(  # type: ignore[attr-defined]
             looking_ahead(settled, ahead.want, self.batches_ahead, ahead.close), sampler
@@ -115,7 +120,11 @@ In a thread alongside the training, for the files of the batches to come, 128 Ki
 
     def end(self) -> str:
         """Say why the files were not asked for beforehand, if they were to be."""
-        return next((found.trouble for found in _warmed if found.trouble), "")
+        return next((found.trouble for found in self.warmed if found.trouble), "")
+
+    def _begun(self, dataset: Any) -> WarmUp:
+        self.warmed.append(warm_up(dataset))
+        return self.warmed[-1]
 
     def _only_warms(self, dataset: Any) -> bool:
         """Return whether there is nothing to look ahead for: the shards are all brought in."""
@@ -126,11 +135,6 @@ In a thread alongside the training, for the files of the batches to come, 128 Ki
 
 FILES: DatasetFacts[FindFile] = DatasetFacts()
 """What tells the file of a sample."""
-ASKS: DatasetFacts[Ask] = DatasetFacts()
-"""What asks for the files, or the records, of a batch's samples."""
-WARM_UPS: DatasetFacts[WarmUp] = DatasetFacts()
-"""What brings the files of each data set into the page cache."""
-_warmed: list[WarmUp] = []
 
 
 def asking(dataset: Any) -> Ask:
@@ -173,13 +177,10 @@ def warm_up(dataset: Any) -> WarmUp:
     store = find_store(dataset)
     if store is not None:
         shards = [store.folder / shard.name for shard in store.header.shards]
-        begun = WarmUp(lambda: shards)
-    else:
-        path_of = FILES.find(dataset, lambda: files_of(dataset))
-        found = (path_of(number) for number in range(len(dataset)))
-        begun = WarmUp(lambda: (Path(path) for path in found if path))
-    _warmed.append(begun)
-    return begun
+        return WarmUp(lambda: shards)
+    path_of = FILES.find(dataset, lambda: files_of(dataset))
+    found = (path_of(number) for number in range(len(dataset)))
+    return WarmUp(lambda: (Path(path) for path in found if path))
 
 
 def read_ahead(loader: Any, *, batches_ahead: int = 16) -> Iterator[Any]:

@@ -22,7 +22,7 @@ from flatout.data.padding import LABELS, is_predicted_inside, packed
 from flatout.records.errors import NotApplicable
 from flatout.records.machine import Machine
 from flatout.records.profile import Profile
-from flatout.records.technique import Effect, Numerics, Technique
+from flatout.records.technique import Effect, Numerics, Technique, process_state
 from flatout.techniques.data.dynamic_padding import COMPUTING, pad_share
 
 MIN_PAD_SHARE = 0.20
@@ -33,9 +33,6 @@ CAUSAL = "ForCausalLM"
 POSITIONS = "position_ids"
 ATTENTION = ("sdpa", "eager", "flash_attention_2")
 """Attention of Hugging Face that keeps samples apart by their positions, where it is given them."""
-_APART: "weakref.WeakKeyDictionary[Any, str]" = weakref.WeakKeyDictionary()
-"""Of each model that was seen to keep samples apart its attention then. It is not tried again: a
-technique that stands in for attention would take the few tokens for the training's."""
 
 
 @final
@@ -51,6 +48,10 @@ With Hugging Face, where the training loader is made:
 - DataLoader(..., collate_fn=DataCollatorForLanguageModeling(tokenizer, mlm=False))
 + DataLoader(..., collate_fn=DataCollatorWithFlattening())
 """
+
+    apart: "weakref.WeakKeyDictionary[Any, str]" = process_state(weakref.WeakKeyDictionary)
+    """Of each model that was seen to keep samples apart its attention then. It is not tried again:
+    a technique that stands in for attention would take the few tokens for the training's."""
 
     @classmethod
     def candidates(cls, profile: Profile, machine: Machine) -> Sequence["SequencePacking"]:
@@ -72,7 +73,11 @@ With Hugging Face, where the training loader is made:
 
     def forward(self, call: Callable[..., Any], root: Any) -> Callable[..., Any]:
         """Pack what the root is called with, where that can be done."""
-        check_model(root)
+        inner = getattr(root, "module", root)
+        attention = check_model(inner)
+        if self.apart.get(inner) != attention:
+            try_apart(root)
+            self.apart[inner] = attention
         return packing(call)
 
 
@@ -90,13 +95,12 @@ def packing(call: Callable[..., Any]) -> Callable[..., Any]:
     return call_packed
 
 
-def check_model(root: Any) -> None:
-    """Make sure that a model keeps samples in one row apart by their positions.
+def check_model(inner: Any) -> str:
+    """Return the attention of a model that is known to tell samples in one row apart.
 
     Raises:
         NotApplicable: with the reason why not.
     """
-    inner = getattr(root, "module", root)
     name = type(inner).__name__
     if not name.endswith(CAUSAL) or not type(inner).__module__.startswith("transformers."):
         raise NotApplicable(f"{name} is no causal language model of Hugging Face")
@@ -108,12 +112,10 @@ def check_model(root: Any) -> None:
     attention = str(getattr(inner.config, "_attn_implementation", ""))
     if attention not in ATTENTION:
         raise NotApplicable(f"attention {attention!r} is not known to heed positions")
-    if _APART.get(inner) != attention:
-        _try_apart(root, name)
-        _APART[inner] = attention
+    return attention
 
 
-def _try_apart(root: Any, name: str) -> None:
+def try_apart(root: Any) -> None:
     """Make sure that samples in one row do not see each other, by a call of the model.
 
     Raises:
@@ -121,6 +123,7 @@ def _try_apart(root: Any, name: str) -> None:
     """
     from flatout.techniques.data.sequence_packing.sample_isolation import keeps_apart
 
+    name = type(getattr(root, "module", root)).__name__
     try:
         is_apart = keeps_apart(root)
     except Exception as error:  # the script's model runs here: all of it is an answer

@@ -20,7 +20,14 @@ from flatout.records.errors import NotApplicable
 from flatout.records.machine import Machine
 from flatout.records.memory_stream import Draft, MemoryStream, Phase
 from flatout.records.profile import Profile
-from flatout.records.technique import Effect, MemoryOption, Numerics, Rescue, Technique
+from flatout.records.technique import (
+    Effect,
+    MemoryOption,
+    Numerics,
+    Rescue,
+    Technique,
+    process_state,
+)
 from flatout.records.units import MIB
 from flatout.techniques.memory_pressure import is_tight, peak_bytes
 
@@ -48,10 +55,6 @@ table of 41 MB, as in the record of levers_text, is 6e9 on two cores."""
 LEAST_SHARE = 0.02
 """Of the step that has to be saved, for the technique to be offered where memory is not tight: less
 could not be shown."""
-SLICED: set[tuple[int, int]] = set()
-"""Rows and classes of the tables that were sliced in this process."""
-UNDO: list[Callable[[], None]] = []
-"""What puts torch's function back."""
 SLICES = 8
 """Of a batch's rows, at most, in `head_cross_entropy`: the weight's gradient is added to once for
 each."""
@@ -86,6 +89,10 @@ does without them altogether, in the versions that have it:
 
     min_mib: int = 32
     """Tables of logits below this many MiB keep torch's own function."""
+    sliced: set[tuple[int, int]] = process_state(set)
+    """Rows and classes of the tables that were sliced."""
+    undo: list[Callable[[], None]] = process_state(list)
+    """What puts torch's function back."""
 
     def __post_init__(self) -> None:
         if self.min_mib < 0:
@@ -122,14 +129,14 @@ does without them altogether, in the versions that have it:
 
     def start(self) -> None:
         """Replace the function before the script imports it."""
-        UNDO.append(install(self.min_mib * MIB))
+        self.undo.append(install(self.min_mib * MIB, self.sliced))
 
     def end(self) -> str:
         """Put torch's function back; tell how large the tables were."""
-        while UNDO:
-            UNDO.pop()()
-        largest = max(SLICED, key=lambda shape: shape[0] * shape[1], default=None)
-        SLICED.clear()
+        while self.undo:
+            self.undo.pop()()
+        largest = max(self.sliced, key=lambda shape: shape[0] * shape[1], default=None)
+        self.sliced.clear()
         if largest is None:
             raise NotApplicable(
                 f"no cross-entropy of classes over {self.min_mib} MiB of logits or more was called"
@@ -184,15 +191,23 @@ def memory_bytes_per_s(profile: Profile, machine: Machine) -> float:
     return model_of(machine.device).bandwidth
 
 
-def install(min_bytes: int = 0) -> Callable[[], None]:
-    """Let `torch.nn.functional.cross_entropy` slice large tables; return what takes that back."""
+def install(min_bytes: int = 0, sliced: set[tuple[int, int]] | None = None) -> Callable[[], None]:
+    """Let `torch.nn.functional.cross_entropy` slice large tables; return what takes that back.
+
+    Args:
+        min_bytes: Of a table.
+        sliced: Where rows and classes of the tables are noted.
+    """
     import torch.nn.functional as functions
 
-    sliced = functools.partial(_lean_loss, min_bytes=min_bytes)
-    return patching.wrap(functions, "cross_entropy", sliced, order=patching.Order.TECHNIQUE).undo
+    note = (sliced if sliced is not None else set()).add
+    lean = functools.partial(_lean_loss, min_bytes=min_bytes, note=note)
+    return patching.wrap(functions, "cross_entropy", lean, order=patching.Order.TECHNIQUE).undo
 
 
-def _lean_loss(original: Callable[..., Any], min_bytes: int) -> Callable[..., Any]:
+def _lean_loss(
+    original: Callable[..., Any], min_bytes: int, note: Callable[[tuple[int, int]], None]
+) -> Callable[..., Any]:
     import torch
 
     @functools.wraps(original)
@@ -217,7 +232,7 @@ def _lean_loss(original: Callable[..., Any], min_bytes: int) -> Callable[..., An
         if torch.compiler.is_compiling() or _is_transformed():
             return original(input, target, **options)
         if _is_plain(options) and _is_table(input, target, min_bytes):
-            SLICED.add((input.shape[0], input.shape[1]))
+            note((input.shape[0], input.shape[1]))
             return chunked_cross_entropy(
                 input, target, ignore_index=ignore_index, reduction=reduction
             )

@@ -20,7 +20,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, final
 from flatout.records.errors import NotApplicable
 from flatout.records.machine import Machine
 from flatout.records.profile import Profile
-from flatout.records.technique import Effect, MemoryOption, Numerics, Rescue, Technique
+from flatout.records.technique import (
+    Effect,
+    MemoryOption,
+    Numerics,
+    Rescue,
+    Technique,
+    process_state,
+)
 from flatout.techniques.memory.chunked_cross_entropy import TABLES_HELD, logits_bytes
 from flatout.techniques.memory_pressure import activation_bytes, is_tight, kept_bytes
 
@@ -63,6 +70,8 @@ In the loop, with a loss that is a mean over samples, for $chunks parts of equal
     """Parts of a batch."""
     splits_batch_norm: bool = False
     """Go on with batch norm: each part is normalised by its own statistics, another training."""
+    own: "list[OwnLoss]" = process_state(list)
+    """Of each model that is run in parts, what became of its own loss."""
 
     def __post_init__(self) -> None:
         if self.chunks < 2:
@@ -111,18 +120,17 @@ In the loop, with a loss that is a mean over samples, for $chunks parts of equal
                 f"{coupled} computes over the whole batch; parts would train otherwise "
                 "(splits_batch_norm = true does it all the same)"
             )
-        return in_parts(call, root, self.chunks)
+        from flatout.techniques.memory.microbatching.own_loss import OwnLoss
+
+        self.own.append(OwnLoss())
+        return in_parts(call, root, self.chunks, self.own[-1])
 
     def end(self) -> str:
         """Return where a model's own loss could not be made of those of parts."""
-        trouble = next((own.trouble for own in _own if own.trouble), "")
+        trouble = next((own.trouble for own in self.own if own.trouble), "")
         if trouble:
             raise NotApplicable(trouble)
         return ""
-
-
-_own: "list[OwnLoss]" = []
-"""Of each model that is run in parts, what became of its own loss."""
 
 
 def find_coupled(model: "torch.nn.Module") -> str | None:
@@ -138,7 +146,9 @@ def find_coupled(model: "torch.nn.Module") -> str | None:
     return None
 
 
-def in_parts(call: Callable[..., Any], model: "torch.nn.Module", chunks: int) -> Callable[..., Any]:
+def in_parts(
+    call: Callable[..., Any], model: "torch.nn.Module", chunks: int, own: "OwnLoss | None" = None
+) -> Callable[..., Any]:
     """Return a call of a module that runs its batch in parts and joins the outputs.
 
     Tensors whose first size is that of the first tensor are split, all else goes to every part. A
@@ -153,8 +163,7 @@ def in_parts(call: Callable[..., Any], model: "torch.nn.Module", chunks: int) ->
     from flatout.techniques.memory.microbatching.own_loss import OwnLoss, scalars_of
 
     root = weakref.ref(model)  # the call is kept longer than the model may live
-    own = OwnLoss()
-    _own.append(own)
+    own = own or OwnLoss()
 
     @functools.wraps(call)
     def call_in_parts(*args: Any, **kwargs: Any) -> Any:

@@ -24,6 +24,7 @@ from flatout.records.technique import (
     PlannedDevice,
     Rescue,
     Technique,
+    process_state,
 )
 from flatout.techniques.memory_pressure import is_tight, parameter_bytes
 
@@ -33,9 +34,6 @@ if TYPE_CHECKING:
 FREED_SHARE = 0.9
 """Of the gradients: one tensor's is there at a time. Assumed; torchtune publishes 7 % of the whole
 memory."""
-_WATCHES: "dict[OptimizerInBackward, GradientWatch]" = {}
-"""What was seen before the first step, by technique: a recipe's record holds nothing that changes.
-"""
 COST_SHARE = 0.05
 """Of the step: 0.96x and 0.94x for a small GPT (two runs of the suite techniques, n=3 each)."""
 READS_GRADIENTS = ("aten._foreach_norm", "aten.linalg_vector_norm", "aten.reciprocal")
@@ -62,6 +60,9 @@ With an optimizer for each parameter, and no optimizer.step() in the loop:
 + for p in model.parameters():
 +     p.register_post_accumulate_grad_hook(update)
 """
+
+    watches: "list[GradientWatch]" = process_state(list)
+    """Sees who looks at gradients before the first step; gone after it."""
 
     @classmethod
     def candidates(cls, profile: Profile, machine: Machine) -> Sequence["OptimizerInBackward"]:
@@ -98,8 +99,8 @@ With an optimizer for each parameter, and no optimizer.step() in the loop:
             GradientWatch,
         )
 
-        _WATCHES[self] = GradientWatch()
-        _WATCHES[self].begin()
+        self.watches.append(GradientWatch())
+        self.watches[0].begin()
 
     def optimizer(self, optimizer: Any) -> Any:
         """Let it step in backward, if the first step allows it."""
@@ -108,7 +109,7 @@ With an optimizer for each parameter, and no optimizer.step() in the loop:
             step_in_backward,
         )
 
-        watch = _WATCHES.pop(self, None)
+        watch = self.watches.pop() if self.watches else None
         if watch is None:
             raise NotApplicable("only the optimizer that steps first is watched")
         watch.end()
