@@ -14,7 +14,7 @@ REFUSALS = {
     "replicate_in_model": "the composable replicate",
     "zero_redundancy": "ZeroRedundancyOptimizer",
     "branches": "cannot be split",
-    "too_few_blocks": "2 pieces and 4 stages",
+    "too_few_blocks": "pieces and 4 stages",
     "tied_stages": "one parameter in two stages",
     "batch_norm": "use GroupNorm",
     "fused": "no plan can be derived for FusedBlock",
