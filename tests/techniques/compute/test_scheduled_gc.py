@@ -13,7 +13,7 @@ from torch import nn
 from flatout.records.catalogue import build
 from flatout.records.errors import NotApplicable, UserError
 from flatout.records.recipe import Choice, Recipe
-from flatout.techniques.compute.scheduled_gc import Schedule, ScheduledGc
+from flatout.techniques.compute.scheduled_gc import CollectionSchedule, ScheduledGc
 from tests.techniques.facts import machine, profile
 from tests.techniques.guarded import checked, played
 
@@ -33,7 +33,7 @@ class Knot:
 
 
 def test_cycles_live_until_the_step_that_collects():
-    tick = Schedule(3).tick
+    tick = CollectionSchedule(3).tick
     tick()
     ghost = weakref.ref(Knot())
 
@@ -63,8 +63,8 @@ def test_at_the_end_of_the_process_nothing_stays_frozen():
     script = """
 import atexit, gc
 atexit.register(lambda: print("frozen", gc.get_freeze_count()))
-from flatout.techniques.compute.scheduled_gc import Schedule
-Schedule(3).tick()
+from flatout.techniques.compute.scheduled_gc import CollectionSchedule
+CollectionSchedule(3).tick()
 print("frozen", gc.get_freeze_count() > 0)
 """
 
@@ -122,8 +122,8 @@ def test_an_optimizer_that_goes_on_after_the_end_changes_nothing():
 def test_a_forked_child_collects_by_itself_unless_the_script_says_otherwise(is_ended):
     script = f"""
 import gc, os
-from flatout.techniques.compute.scheduled_gc import Schedule
-schedule = Schedule(3)
+from flatout.techniques.compute.scheduled_gc import CollectionSchedule
+schedule = CollectionSchedule(3)
 schedule.tick()
 if {is_ended}:
     schedule.end()

@@ -58,7 +58,7 @@ And in the loop:
 
     every: int = EVERY
     """Steps between two collections."""
-    schedules: "list[Schedule]" = process_state(list)
+    schedules: "list[CollectionSchedule]" = process_state(list)
     """That of this process, once an optimizer made its first step."""
 
     def __post_init__(self) -> None:
@@ -86,7 +86,7 @@ And in the loop:
         if not self.schedules:
             if not gc.isenabled():
                 raise NotApplicable("the script switched the automatic collection off itself")
-            self.schedules.append(Schedule(self.every))
+            self.schedules.append(CollectionSchedule(self.every))
         optimizer.register_step_post_hook(self.schedules[0].tick)
         return optimizer
 
@@ -117,7 +117,7 @@ And in the loop:
         return ""
 
 
-class Schedule:
+class CollectionSchedule:
     """Collects every so many steps of this process, once the first one was made.
 
     A forked child, such as a loader's worker, makes no steps: there Python collects as ever.
@@ -156,7 +156,7 @@ class Schedule:
                 gc.unfreeze()
 
 
-def _end_in_child(reference: "weakref.ref[Schedule]") -> None:
+def _end_in_child(reference: "weakref.ref[CollectionSchedule]") -> None:
     schedule = reference()
     if schedule is not None:
         schedule.end(thaws=False)  # what a forked child's collector looks at, it copies
