@@ -1,6 +1,7 @@
 """The command `run`."""
 
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
@@ -47,6 +48,20 @@ from flatout.cli.options import ScriptCommand, script
     help="Shard over the GPUs: 2 the gradients and optimizer states, 3 the weights too.",
 )
 @click.option(
+    "--hosts",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    help="Hosts that train together, each with as many GPUs or ranks; start this on each.",
+)
+@click.option("--rendezvous", default="", help="HOST:PORT of the first host, which all reach.")
+@click.option(
+    "--slurm",
+    "slurm_path",
+    type=click.Path(path_type=Path),
+    help="Write a batch script for sbatch instead of training.",
+)
+@click.option(
     "--record",
     type=click.Path(path_type=Path),
     help="Write the loss over time and the metrics that the script prints; see 'compare'.",
@@ -62,6 +77,9 @@ def command(  # noqa: PLR0913, PLR0917  one argument an option
     gpus: int | None,
     ranks: int | None,
     zero: int,
+    hosts: int,
+    rendezvous: str,
+    slurm_path: Path | None,
     record: Path | None,
 ) -> int:
     """Train with a recipe: the real training, the unmodified script.
@@ -75,6 +93,7 @@ def command(  # noqa: PLR0913, PLR0917  one argument an option
     from flatout.records.errors import UserError
     from flatout.records.recipe import Recipe
     from flatout.reporting.documents import ensure_file_writable, write_json
+    from flatout.workflow.hosts import Hosts
     from flatout.workflow.recipe_files import read_recipe
     from flatout.workflow.run import RunOptions, read_plan, run, spread_over
 
@@ -87,6 +106,11 @@ def command(  # noqa: PLR0913, PLR0917  one argument an option
         )
     if gpus is not None and ranks is not None:
         raise UserError("--gpus and --ranks are the same choice: give one of them")
+    if spread is None and (hosts > 1 or rendezvous or slurm_path):
+        raise UserError("--hosts, --rendezvous and --slurm need --gpus or --ranks of each host")
+    if slurm_path is not None:
+        return _write_slurm(slurm_path, target, hosts=hosts, gpus=gpus)
+    others = Hosts(count=hosts, rendezvous=rendezvous)
     workload = parse_workload(target, arguments)
     if record is not None:
         ensure_file_writable(record)
@@ -100,5 +124,40 @@ def command(  # noqa: PLR0913, PLR0917  one argument an option
     if recipe.parallel is not None and spread is None:
         spread = recipe.parallel.world_size
     if spread is not None:
-        workload, recipe = spread_over(workload, recipe, spread, zero=zero, needs_gpus=bool(gpus))
+        workload, recipe = spread_over(
+            workload, recipe, spread, zero=zero, needs_gpus=bool(gpus), hosts=others
+        )
     return run(workload, recipe, options)
+
+
+def _write_slurm(path: Path, target: str, *, hosts: int, gpus: int | None) -> int:
+    """Write the batch script of this very command, as it was typed."""
+    import sys
+
+    from flatout.reporting.documents import ensure_file_writable, write_text
+    from flatout.workflow.hosts import slurm_script
+
+    ensure_file_writable(path)
+    words = without_options(sys.argv[1:], ("--slurm", "--hosts", "--rendezvous"), target)
+    write_text(slurm_script(target, hosts, gpus, ["flatout", *words]), path)
+    click.echo(f"written: {path}; start it with: sbatch {path}")
+    return 0
+
+
+def without_options(words: Sequence[str], names: Sequence[str], target: str) -> list[str]:
+    """Return a command without these options and their values; the script's own stay.
+
+    >>> without_options(["run", "--slurm", "job.sh", "--gpus=2", "a.py", "--hosts", "3"],
+    ...                 ("--slurm", "--hosts"), "a.py")
+    ['run', '--gpus=2', 'a.py', '--hosts', '3']
+    """
+    own = words.index(target) if target in words else len(words)
+    found, skips = [], False
+    for word in words[:own]:
+        if skips:
+            skips = False
+        elif word in names:
+            skips = True
+        elif word.partition("=")[0] not in names:
+            found.append(word)
+    return [*found, *words[own:]]

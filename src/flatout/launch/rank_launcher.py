@@ -24,6 +24,8 @@ LAST_LINES = 15
 CANNOT_START = 2
 THREADS = "OMP_NUM_THREADS"
 DEVICES = "CUDA_VISIBLE_DEVICES"
+RENDEZVOUS = "FLATOUT_RENDEZVOUS"
+"""Environment variable of a training on several hosts: their number, and `host:port` of one."""
 
 
 def launch(ranks: int, restarts: int, apart: str, command: Sequence[str]) -> int:
@@ -47,8 +49,8 @@ def launch(ranks: int, restarts: int, apart: str, command: Sequence[str]) -> int
 
     start = [sys.executable, "-P", __file__, START, str(folder), apart, level or "", *command]
     try:
-        limits = ["--nproc-per-node", str(ranks), "--max-restarts", str(restarts)]
-        arguments = ["--standalone", *limits, "--no-python", *start]
+        limits = [*_hosts(ranks), "--max-restarts", str(restarts)]
+        arguments = [*limits, "--no-python", *start]
         run(parse_args(arguments))  # type: ignore[no-untyped-call]
     except ChildFailedError as error:
         rank, failure = error.get_first_failure()

@@ -42,6 +42,7 @@ from flatout.records.units import format_bytes
 from flatout.tuning.ranking import Search
 from flatout.tuning.rescue import rungs_for, with_rung
 from flatout.tuning.trials import ENTRY
+from flatout.workflow.hosts import ONE_HOST, Hosts
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -219,9 +220,15 @@ def run(workload: Workload, recipe: Recipe, options: RunOptions = RunOptions()) 
 
 
 def spread_over(
-    workload: Workload, recipe: Recipe, ranks: int, *, zero: int, needs_gpus: bool
+    workload: Workload,
+    recipe: Recipe,
+    ranks: int,
+    *,
+    zero: int,
+    needs_gpus: bool,
+    hosts: Hosts = ONE_HOST,
 ) -> tuple[Workload, Recipe]:
-    """Return what trains a script for one device, or a Task, in several ranks.
+    """Return what trains a script for one device, or a Task, in ranks: so many on each host.
 
     Raises:
         UserError: where the machine has too few GPUs, or the stage of ZeRO is not offered.
@@ -231,6 +238,8 @@ def spread_over(
         raise UserError(
             f"--gpus {ranks}: this machine has {found}; --ranks {ranks} trains on the CPU"
         )
+    ranks *= hosts.count
+    os.environ.update(hosts.environment)
     if recipe.parallel is not None and zero:
         raise UserError(f"--zero {zero}: the recipe's table [parallel] has a zero of its own")
     if workload.is_task:
