@@ -69,6 +69,15 @@ def launch(ranks: int, restarts: int, apart: str, command: Sequence[str]) -> int
     return 0
 
 
+def _hosts(ranks: int) -> list[str]:
+    """Return torchrun's options for the ranks: all on this host, or a part of them."""
+    count, _, endpoint = os.environ.pop(RENDEZVOUS, "1 ").partition(" ")
+    here = ["--nproc-per-node", str(ranks // int(count))]
+    if not endpoint:
+        return ["--standalone", *here]
+    return ["--nnodes", count, "--rdzv-backend", "c10d", "--rdzv-endpoint", endpoint, *here]
+
+
 def start(folder: Path, apart: str, level: str, command: list[str]) -> None:
     """Become the command, as the rank that torchrun's variables name."""
     rank, local = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
