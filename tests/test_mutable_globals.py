@@ -29,6 +29,7 @@ ALLOWED = {
         "_OURS",
         "_THEIRS",
     ),
+    "data.images.pillow": (PATCHES, "_ACTIVE"),
     "data.images.substitution": (PATCHES, "_SWAPS"),
     "data.proof.aliases": (PATCHES, "_GIVEN", "_SEEN"),
     "data.proof.joint_proof": (SCRIPT, "_tried"),

@@ -5,17 +5,18 @@ from weakref import ref
 
 import pytest
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, TensorDataset
 
 from flatout.data.caching import store_of
 from flatout.data.proof.dataset_facts import ALIKE
 from flatout.records.errors import NotApplicable
+from flatout.techniques.data.device_cache import DeviceCache, batches_on_device
 from flatout.techniques.data.persistent_workers import PersistentWorkers
 from flatout.techniques.data.ram_cache import RamCache, cache_samples
 from tests.data.changing import CHANGES, Counting, Negatives, Sized, draw, grow, passed, seen
 from tests.data.texts import Tokenizer
 
-KEEPERS = [RamCache(), RamCache(fill_s=0)]
+KEEPERS = [RamCache(), RamCache(fill_s=0), DeviceCache()]
 """Each test binds one: what it holds is that of one process."""
 
 
@@ -208,3 +209,26 @@ def used_again(technique):
 @pytest.mark.parametrize("technique", KEEPERS, ids=lambda technique: repr(technique))
 def test_what_is_kept_for_sets_that_are_built_anew_is_given_back(technique):
     assert used_again(technique.bind()) <= ALIKE
+
+
+def test_batches_on_the_device_follow_a_changed_set():
+    data = TensorDataset(torch.arange(10.0))
+    built = DataLoader(data, batch_size=10)
+    list(batches_on_device(built, "cpu"))
+
+    data.tensors[0].mul_(2)
+    data.tensors = (data.tensors[0], torch.ones(10))
+
+    ((numbers, ones),) = batches_on_device(built, "cpu")
+    assert torch.equal(numbers, 2 * torch.arange(10.0))
+    assert torch.equal(ones, torch.ones(10))
+
+
+def test_a_changed_set_gives_the_device_its_memory_back():
+    technique = DeviceCache()
+    built = DataLoader(**technique.loader(asked(Sized, 0)))
+    grow(built.dataset)
+
+    passed(technique.epoch)(built)
+
+    assert technique.residents.known(built.dataset).whole is None

@@ -347,6 +347,8 @@ KINDS = (
     ("collate", r"_utils/collate|_utils/fetch|torch\.stack|torch\.cat|pad_sequence|data_collator"),
 )
 """By stage what the names of its functions hold; the first that fits counts."""
+DECODED = ("read", "decode")
+"""Stages before anything random: their result can be kept where the samples change."""
 PATTERNS = tuple((name, re.compile(pattern)) for name, pattern in KINDS)
 
 
@@ -418,7 +420,7 @@ def techniques_of(
     >>> techniques_of("transform", ("ram_cache", "device_preprocess"), is_repeated=False)
     ('device_preprocess',)
     """
-    keeping = declared("keeps_samples") if is_repeated is False else {}
+    keeping = declared("keeps_samples") if is_repeated is False and stage not in DECODED else {}
     stages, promises = declared("stages"), declared("numerics")
     found = (x for x in known if stage in stages.get(x, ()) and x not in keeping)
 

@@ -60,6 +60,8 @@ NAMES = "names.txt"
 """One JSON text a line, in stored order."""
 SKIPPED = "skipped.jsonl"
 """The samples that were left out, each with the reason; empty when none was."""
+STORES = "FLATOUT_PACKED"
+"""Environment variable: folders of packed stores that tunings look at, separated as in PATH."""
 STAGING = ".pack"
 """Folder of a pack that is not finished: its plan, and what each finished file shard holds."""
 KINDS = ("int", "float", "bool", "str", "bytes", "json", "array", "image")

@@ -378,7 +378,7 @@ def stage_numbers(place: Place) -> list[int]:
     return [rank + spec.pp * turn for turn in range(schedule.stages_per_rank)]
 
 
-class Pipeline:
+class PipelineStages:
     """This rank's stages, and the schedule that runs them with the others'."""
 
     def __init__(self, parts: Sequence[nn.Module], place: Place, microbatches: int) -> None:

@@ -25,7 +25,7 @@ from flatout.agent.task_loop import (
 from flatout.parallel import group
 from flatout.parallel.checkpoint import Checkpoints
 from flatout.parallel.engines import Replicas, leaves_of, warn_of_batch_statistics
-from flatout.parallel.pipeline import Pipeline, split_model, stage_numbers
+from flatout.parallel.pipeline import PipelineStages, split_model, stage_numbers
 from flatout.parallel.task_batches import PartOfBatch, TaskBatches
 from flatout.parallel.task_model import (
     BuiltModel,
@@ -98,7 +98,7 @@ class TaskTraining:
         self.built = build(task)
         self.root = self.built.root
         self.batches = TaskBatches(task, self.place.part)
-        self.pipeline: Pipeline | None = None
+        self.pipeline: PipelineStages | None = None
         self.most_samples = 0
         """Of this rank's part of a batch, in a pipeline."""
         self.microbatches = microbatches_for(spec, 1, task.accum_steps)
@@ -141,7 +141,7 @@ class TaskTraining:
                 apply_plan(part, plan, [*blocks], place.mesh["tp"])
             shard(part, [*blocks.values()], place)
         if spec.pp > 1:
-            self.pipeline = Pipeline(built.parts, place, self.microbatches)
+            self.pipeline = PipelineStages(built.parts, place, self.microbatches)
 
     def _proven_plan(self, sample: Any) -> TensorPlan:
         built, spec = self.built, self.spec
@@ -273,7 +273,9 @@ class TaskTraining:
                     f"{name} has a gradient in some microbatches only: give microbatches=1"
                 )
 
-    def _pipelined(self, pipeline: Pipeline, part: PartOfBatch, batch: Any, share: float) -> Tensor:
+    def _pipelined(
+        self, pipeline: PipelineStages, part: PartOfBatch, batch: Any, share: float
+    ) -> Tensor:
         """Run a batch through the stages, filled up with samples that count for nothing."""
         samples = -(-self.most_samples // self.microbatches) * self.microbatches
         if part.own > samples:

@@ -8,6 +8,7 @@ import functools
 import importlib
 import inspect
 import pkgutil
+import sys
 import types
 import typing
 from collections.abc import Mapping
@@ -168,9 +169,11 @@ def _build(choice: Choice) -> Technique:
 
 
 def _check_settings(kind: type[Technique], name: str, settings: Mapping[str, Any]) -> None:
-    hints = typing.get_type_hints(kind)
-    settings_of = [item.name for item in fields(kind) if item.init]  # type: ignore[arg-type]
-    allowed = {name: hints[name] for name in settings_of}
+    # Of the settings alone: the types of a state may be there for the type checker only.
+    written = {x.name: x.type for x in fields(kind) if x.init}  # type: ignore[arg-type]
+    allowed = typing.get_type_hints(
+        types.SimpleNamespace(__annotations__=written), vars(sys.modules[kind.__module__])
+    )
     for setting, value in settings.items():
         if setting not in allowed:
             raise UserError(f"{name}: {unknown('setting', setting, allowed)}")

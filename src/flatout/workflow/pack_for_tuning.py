@@ -9,13 +9,12 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from flatout.data.format import HEADER, RAISE, Encoding, read_header
+from flatout.data.format import HEADER, RAISE, STORES, Encoding, read_header
 from flatout.data.sources import open_source
 from flatout.data.writer import ESTIMATE_SAMPLES, PackOptions, estimated
 from flatout.hardware.limits import usable_cores
 from flatout.records.live import Tell
 from flatout.records.units import format_bytes, format_duration
-from flatout.techniques.data.packed_data import STORES
 from flatout.workflow.pack import pack
 
 STORE = "data.packed"

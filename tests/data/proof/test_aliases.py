@@ -7,12 +7,13 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, TensorDataset
 
 from flatout.data.byte_batches.transport import PackingCollate
 from flatout.data.proof import aliases
 from flatout.records.errors import NotApplicable
 from flatout.techniques.data import device_prefetch, device_preprocess
+from flatout.techniques.data.device_cache import DeviceCache
 from flatout.techniques.data.device_prefetch import DevicePrefetch
 from flatout.techniques.data.device_preprocess import DevicePreprocess
 from tests.data.plain_pictures import Plain
@@ -194,6 +195,39 @@ def test_batches_for_a_prefetcher_by_hand_are_copied_by_it(monkeypatch):
     assert [batch.device.type for batch in found] == ["meta", "meta", "cpu", "cpu"]
     assert found[2:] == given[2:]
     assert copy.side.waits == 1
+
+
+def kept_set(technique, **options):
+    dataset = TensorDataset(torch.arange(24.0).reshape(12, 2), torch.arange(12))
+    asked = {"dataset": dataset, "batch_size": 4, **options}
+    return DataLoader(**technique.loader(asked)), asked
+
+
+@pytest.mark.usefixtures("cuda")
+def test_rows_for_a_prefetcher_by_hand_are_handed_out_on_the_cpu(monkeypatch):
+    technique, sent_back = DeviceCache(), []
+    loader, asked = kept_set(technique)
+    monkeypatch.setattr(torch.Tensor, "cpu", lambda leaf: sent_back.append(leaf) or leaf.clone())
+
+    found = list(Prefetcher(iter(technique.batches(iter(loader), loader))))
+
+    assert len(sent_back) == 4  # two tensors of two batches; the first came before
+    assert torch.equal(torch.cat([x for x, _ in found]), asked["dataset"].tensors[0])
+    assert aliases.REASON in technique.end()
+
+
+@pytest.mark.usefixtures("cuda")
+def test_the_loader_has_its_workers_back_in_the_next_epoch():
+    technique = DeviceCache()
+    loader, asked = kept_set(technique, num_workers=2, pin_memory=False)
+    enter_context()
+
+    with pytest.raises(NotApplicable, match="streams of its own"):
+        technique.epoch(loader)
+    with pytest.raises(NotApplicable, match="streams of its own"):
+        technique.loader(asked)
+
+    assert loader.num_workers == 2
 
 
 @pytest.mark.usefixtures("cuda")

@@ -14,6 +14,7 @@ from torch.utils.data import (
 
 from flatout.data.proof.sampler_draws import (
     check_sampler,
+    drawn_early,
     settled_batches,
     settled_numbers,
 )
@@ -65,6 +66,16 @@ def test_only_whole_batches_of_the_first_draw_are_settled():
     assert settled_batches(DataLoader(range(12), 5, shuffle=True), 0) is None
     single = DataLoader(range(12), None, shuffle=True, generator=torch.Generator())
     assert settled_batches(single, 2) == 10
+
+
+def test_batches_are_drawn_as_by_workers_and_none_is_lost():
+    drawn = []
+    batches = drawn_early((drawn.append(number) or number for number in range(5)), 3)
+
+    assert drawn == [0, 1, 2]
+    assert next(batches) == 0
+    assert drawn == [0, 1, 2, 3]
+    assert list(batches) == [1, 2, 3, 4]
 
 
 class Own:

@@ -134,7 +134,7 @@ def test_rules_and_fixes_hold_on_every_installed_file_that_imports_torch():
 
 @pytest.mark.parametrize("claim", ["assert x is not None", "self.assertTrue(x.is_cuda)"])
 def test_what_is_in_a_test_of_a_library_is_left_alone(claim):
-    text = f"import torch\ndef test_it(self):\n    x = torch.zeros(3).cuda()\n    {claim}\n"
+    text = f"import torch\ndef test_it(self):\n    x = torch.zeros(64, 64).cuda()\n    {claim}\n"
 
     assert all_codes_in(text) == {}
     assert "SYN10" in all_codes_in(text.replace("test_it", "make_it"))
@@ -142,7 +142,7 @@ def test_what_is_in_a_test_of_a_library_is_left_alone(claim):
 
 
 def test_a_setting_of_torch_in_a_function_hides_nothing_of_torch():
-    text = "import torch\ndef main():\n    x = torch.zeros(3).cuda()\n    {}\n"
+    text = "import torch\ndef main():\n    x = torch.zeros(64, 64).cuda()\n    {}\n"
 
     for line in ("torch.backends.cudnn.benchmark = True", "x[0] = 1"):
         assert "SYN10" in all_codes_in(text.format(line))

@@ -109,9 +109,9 @@ def test_a_schedule_goes_on_with_its_own_rates():
 
 def test_the_state_dict_holds_the_scripts_own_rate():
     parameter = nn.Parameter(torch.zeros(()))
-    found = BatchSize(samples=64, instead_of=16, learning_rate="sqrt", warm_up_steps=0).optimizer(
-        torch.optim.SGD([parameter], lr=0.5)
-    )
+    technique = BatchSize(samples=64, instead_of=16, learning_rate="sqrt", warm_up_steps=0)
+    technique.loader({"batch_size": 16})
+    found = technique.optimizer(torch.optim.SGD([parameter], lr=0.5))
 
     assert moved(found, parameter) == pytest.approx(1.0)
     assert found.state_dict()["param_groups"][0]["lr"] == 0.5

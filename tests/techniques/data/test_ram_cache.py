@@ -7,6 +7,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from flatout.data import caching
 from flatout.data.caching import is_cached, store_of
+from flatout.data.images import pillow
 from flatout.records.errors import NotApplicable
 from flatout.techniques.data import ram_cache
 from flatout.techniques.data.ram_cache import RamCache, cache_samples
@@ -20,6 +21,14 @@ PROMISE = ("pictures.py", {})
 @pytest.fixture
 def paths(tmp_path):
     return [photograph(tmp_path, number) for number in range(12)]
+
+
+@pytest.fixture
+def undo_decoding(monkeypatch):
+    from PIL import ImageFile
+
+    monkeypatch.setattr(ImageFile.ImageFile, "load", ImageFile.ImageFile.load)
+    monkeypatch.setattr(pillow, "_ACTIVE", [])
 
 
 def two_epochs(arguments):
@@ -58,11 +67,27 @@ def test_the_store_is_filled_before_the_first_epoch(paths):
     assert store_of(built.dataset).count == 12
 
 
-def test_random_samples_are_left_alone_and_what_keeps_their_decoding_is_said(paths):
-    said = "random numbers; flatout pack --encode raw keeps what is decoded"
+@pytest.mark.usefixtures("undo_decoding")
+@pytest.mark.parametrize("workers", [0, 2])
+def test_of_random_samples_only_the_decoding_is_kept(paths, workers):
+    technique, dataset = RamCache(), Photographs(paths, flips=True)
+    asked = {"dataset": dataset, "batch_size": 5, "num_workers": workers}
+    expected = two_epochs(asked)
 
-    with pytest.raises(NotApplicable, match=said):
-        RamCache().loader({"dataset": Photographs(paths, flips=True)})
+    wanted = technique.loader(asked)
+
+    assert wanted["dataset"] is dataset
+    assert technique.decoded[0].count == 12
+    assert two_epochs(wanted) == expected
+
+
+def test_random_samples_without_a_file_to_decode_are_left_alone():
+    class Noise(Numbers):
+        def __getitem__(self, index):
+            return torch.rand(3)
+
+    with pytest.raises(NotApplicable, match=r"draws random numbers, and Pillow decodes no file"):
+        RamCache().loader({"dataset": Noise()})
 
 
 @pytest.mark.parametrize(
@@ -135,10 +160,16 @@ def test_half_a_set_saves_half_of_the_making():
     assert whole / 2 - 3 < half < whole / 2 + 3
 
 
-def test_it_is_not_offered_for_samples_that_were_seen_to_change():
-    seen = [replace(waiting(), pipeline=pipeline(is_repeated=is_same)) for is_same in (False, True)]
+def test_of_samples_that_change_only_the_decoding_is_saved():
+    stages = {"decode": 1.0, "transform": 3.0}
+    random, same = (
+        replace(waiting(), pipeline=pipeline(is_repeated=is_same, **stages))
+        for is_same in (False, True)
+    )
 
-    assert [len(RamCache.candidates(one, machine())) for one in seen] == [0, 1]
+    assert RamCache().predict(random, machine()).step_ms == pytest.approx(-0.8 * 0.25 * 300)
+    assert RamCache().predict(same, machine()).step_ms < -295
+    assert "decoded" in RamCache().predict(random, machine()).why
 
 
 @pytest.mark.parametrize("settings", [{"memory_share": 0}, {"memory_share": 1}, {"fill_s": -1}])

@@ -242,17 +242,18 @@ def test_records_of_a_store_are_there_before_their_batch_and_no_others(cold_stor
 
 
 def test_records_behind_a_data_set_of_the_scripts_own_are_there_before_their_batch(cold_store):
-    own = Halves(cold_store)
-    ReadAhead().loader({"dataset": own, "batch_size": BATCH})
+    own, technique = Halves(cold_store), ReadAhead(batches_ahead=3)
+    technique.loader({"dataset": own, "batch_size": BATCH})
     own.is_read = False
 
-    assert_announced_records_come(own.data, DataLoader(own, BATCH), own.data.places)
+    assert_announced_records_come(own.data, DataLoader(own, BATCH), own.data.places, technique)
 
 
-def assert_announced_records_come(data, built, places):
+def assert_announced_records_come(data, built, places, technique=None):
     share = cold_pages(data.store)
 
-    batches = read_ahead(built, batches_ahead=3)
+    ahead = technique or ReadAhead(batches_ahead=3)
+    batches = ahead.batches(iter(built), built)
     next(batches)
 
     announced, others = places[: 4 * BATCH], places[4 * BATCH :]

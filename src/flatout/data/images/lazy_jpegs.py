@@ -21,7 +21,7 @@ from PIL import Image, JpegImagePlugin
 
 from flatout.agent import patching
 from flatout.data.images.decoders import Buffers
-from flatout.data.images.pillow import find_asked, is_plain, kind_of
+from flatout.data.images.pillow import find_asked, is_keeping, is_plain, kind_of
 from flatout.data.images.substitution import SubstituteState, find_swap, put_on
 from flatout.kernels.region import END
 
@@ -207,7 +207,7 @@ def _lazy(image: Any) -> Any:
 def file_of(image: Any) -> JpegFile | None:
     """Return the file of an image of whose pixels nothing was asked yet; None if it is no such."""
     swap = _regions()
-    if swap is None or swap.trouble or not is_plain(image):
+    if swap is None or swap.trouble or is_keeping() or not is_plain(image):
         return None
     stream = image.fp
     try:

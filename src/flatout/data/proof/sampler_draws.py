@@ -1,6 +1,8 @@
 """When torch's samplers draw their numbers, and how far ahead they may be asked without a trace."""
 
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Iterator, Mapping
+from itertools import islice
 from typing import Any
 
 from flatout.records.errors import NotApplicable
@@ -65,3 +67,23 @@ def settled_batches(loader: Any, gone: int) -> int | None:
     if numbers is None:
         return None
     return max(0, int(numbers // (1 if batches is None else batches.batch_size)) - gone)
+
+
+def drawn_early(batches: Iterator[Any], ahead: int) -> Iterator[Any]:
+    """Return batches of numbers, drawn when a loader with workers draws them.
+
+    It draws as many as its workers make ahead when it starts, and one more with each that it hands
+    out. What a sampler draws from, the script may draw from in between, or leave the epoch early.
+
+    Args:
+        batches: what the loader's batch sampler gives.
+        ahead: how many batches the workers make ahead.
+    """
+    drawn = deque(islice(batches, ahead))
+
+    def hand_out() -> Iterator[Any]:
+        while drawn:
+            drawn.extend(islice(batches, 1))
+            yield drawn.popleft()
+
+    return hand_out()

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, final
 from weakref import WeakSet
 
 from flatout.analysis.feeding import MIN_WAIT_SHARE, fed_change_ms, share_of
-from flatout.data.format import HEADER, Header, read_header
+from flatout.data.format import HEADER, STORES, Header, read_header
 from flatout.records.errors import NotApplicable, UserError
 from flatout.records.machine import Machine
 from flatout.records.profile import Profile
@@ -29,8 +29,6 @@ from flatout.techniques.data.read_ahead import blocked_share, is_cold
 if TYPE_CHECKING:
     from flatout.data.proof.changes import ChangeWatch
 
-STORES = "FLATOUT_PACKED"
-"""Environment variable: folders of packed stores, separated as in PATH."""
 PATTERN = f"*.packed/{HEADER}"
 """Stores that are found on their own: in the folder where flatout runs."""
 READ_SHARE, DECODE_SHARE = 0.02, 0.40

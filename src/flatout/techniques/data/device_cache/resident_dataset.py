@@ -1,0 +1,155 @@
+"""A whole data set as tensors on the training's device, from which batches are picked by number.
+
+A loader without workers fetches `[dataset[i] for i in numbers]` and collates them; picking rows of
+what collating the whole set gives is the same batch, without a call a sample and without a copy.
+"""
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from flatout.agent.nested import map_leaves
+from flatout.data.proof.changes import ChangeWatch
+from flatout.records.errors import NotApplicable
+
+CHUNK = 256
+"""Samples that are collated at a time: their pieces are joined at the end."""
+
+
+class Resident:
+    """The collated set; `fetch` gives a batch as torch's own fetcher does."""
+
+    def __init__(self, whole: Any, dataset: Any = None) -> None:
+        self.whole = whole
+        self.watch = ChangeWatch(dataset)
+        """Whether the set was changed since it was collated."""
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all tensors."""
+        sizes: list[int] = []
+        map_leaves(self.whole, lambda leaf: sizes.append(leaf.numel() * leaf.element_size()))
+        return sum(sizes)
+
+    def is_on(self, device: Any) -> bool:
+        """Return whether all of it is on a device."""
+        import torch
+
+        wanted = torch.device(device)
+        if str(wanted) == "cuda":
+            wanted = torch.device("cuda", torch.cuda.current_device())
+        found: set[Any] = set()
+        map_leaves(self.whole, lambda leaf: found.add(leaf.device))
+        return found <= {wanted}
+
+    def move(self, device: Any, *, budget_bytes: int) -> None:
+        """Put the set on a device; where it lay before its memory is given back.
+
+        Raises:
+            NotApplicable: if it takes more bytes than that.
+        """
+        if self.bytes > budget_bytes:
+            raise NotApplicable(_too_big(self.bytes, budget_bytes))
+        self.whole = map_leaves(self.whole, lambda leaf: leaf.to(device))
+
+    def fetch(self, numbers: Sequence[int]) -> Any:
+        """Return the batch of these samples, in memory of its own."""
+        import torch
+
+        from flatout.data.byte_batches.ring import sent
+
+        rows = torch.as_tensor(numbers, dtype=torch.int64)
+        on_device: dict[Any, Any] = {}
+
+        def picked(leaf: Any) -> Any:
+            if leaf.device not in on_device:
+                on_device[leaf.device] = sent(rows, leaf.device)
+            return leaf.index_select(0, on_device[leaf.device])
+
+        return map_leaves(self.whole, picked)
+
+
+def collate_whole(dataset: Any, *, budget_bytes: int, limit_s: float) -> Resident:
+    """Return the whole set, collated as torch does it.
+
+    Raises:
+        NotApplicable: if the samples do not stack, do not fit, or take too long.
+    """
+    from torch.utils.data import TensorDataset, default_collate
+
+    if type(dataset) is TensorDataset:
+        whole: Any = list(dataset.tensors)
+        resident = Resident(whole, dataset)
+        if resident.bytes > budget_bytes:
+            raise NotApplicable(_too_big(resident.bytes, budget_bytes))
+        return resident
+    ends_at = time.monotonic() + limit_s
+    pieces: list[Any] = []
+    forms: set[Any] = set()
+    count = len(dataset)
+    for first in range(0, count, CHUNK):
+        samples = [dataset[i] for i in range(first, min(first + CHUNK, count))]
+        forms.update(map(_form, samples))
+        if len(forms) > 1:
+            raise NotApplicable("the samples differ in structure or type: batches would, too")
+        pieces.append(_stacked(default_collate, samples))
+        if not first:
+            expected = Resident(pieces[0]).bytes * count // len(samples)
+            if expected > budget_bytes:
+                raise NotApplicable(_too_big(expected, budget_bytes))
+        if time.monotonic() > ends_at:
+            raise NotApplicable(f"making all {count} samples takes more than {limit_s:.0f} s")
+    return Resident(_joined(pieces), dataset)
+
+
+def _form(sample: Any) -> Any:
+    """Return all of a sample but its values and sides; torch looks at a batch's first sample only.
+
+    >>> _form((1, {"a": 2.0})) == _form((3, {"a": 4.0})), _form([1]) == _form([1.5])
+    (True, False)
+    """
+    if isinstance(sample, Mapping):
+        return type(sample), *((name, _form(part)) for name, part in sample.items())
+    if isinstance(sample, list | tuple):
+        return type(sample), *map(_form, sample)
+    return type(sample), getattr(sample, "dtype", None)
+
+
+def _stacked(collate: Any, samples: list[Any]) -> Any:
+    import torch
+
+    try:
+        piece = collate(samples)
+    except (TypeError, RuntimeError, ValueError, KeyError) as error:
+        raise NotApplicable(f"the samples do not stack: {error}") from None
+    others: list[str] = []
+
+    def look(leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor) or leaf.layout != torch.strided:
+            others.append(type(leaf).__name__)
+        return leaf
+
+    map_leaves(piece, look)
+    if others:
+        raise NotApplicable(f"a sample holds a {others[0]}, which is no tensor or number")
+    return piece
+
+
+def _joined(pieces: list[Any]) -> Any:
+    """Return the pieces joined leaf by leaf, in the structure of the first."""
+    import torch
+
+    columns: list[list[Any]] = []
+    for piece in pieces:
+        leaves: list[Any] = []
+        map_leaves(piece, leaves.append)
+        columns.append(leaves)
+    try:
+        joined = iter([torch.cat(column) for column in zip(*columns, strict=True)])
+    except (RuntimeError, ValueError) as error:
+        raise NotApplicable(f"the samples do not stack: {error}") from None
+    return map_leaves(pieces[0], lambda _: next(joined))
+
+
+def _too_big(needed: int, budget: int) -> str:
+    return f"the set takes {needed / 1e9:.2f} GB, and {budget / 1e9:.2f} GB are free for it"
