@@ -126,6 +126,7 @@ def test_a_pair_of_a_late_scan_is_played_whatever_was_played_as_one_before(bundl
         has_played_pair=False,
         recipe=Recipe(),
         budget=SimpleNamespace(left_s=1e9),
+        history=SimpleNamespace(guard_cost_s=lambda default: default),
         confirm_pairs=3,
         trial_s=1.0,
     )

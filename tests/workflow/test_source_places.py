@@ -149,8 +149,8 @@ def test_settings_that_cannot_be_read_leave_a_note_and_the_findings(project):
 
 def test_the_rules_that_a_finding_names_exist():
     named = set()
-    for code in rules.codes():
-        rule = importlib.import_module(f"flatout.rules.runtime.{code}")
+    for module in rules._modules().values():
+        rule = importlib.import_module(module)
         named |= {*getattr(rule, "AT_LINES", ()), *getattr(rule, "IN_PROJECT", ())}
 
     assert source.selected(sorted(named), ())
