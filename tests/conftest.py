@@ -8,7 +8,7 @@ from pathlib import Path
 
 from hypothesis import HealthCheck, settings
 
-collect_ignore_glob = ["scripts/*"]
+collect_ignore_glob = ["scripts/*", "parallel/*_cases.py"]
 """Training scripts that tests start as processes of their own: importing one would train."""
 MEASURES = (
     "benchmarks/test_input_pipeline.py",

@@ -22,7 +22,7 @@ LINES = {
     "agent": 13_360,
     "analysis": 6_200,
     "cli": 2_060,
-    "data": 11_240,
+    "data": 11_370,
     "guard": 1_250,
     "hardware": 2_400,
     "kernels": 2_630,
@@ -32,7 +32,7 @@ LINES = {
     "records": 5_255,
     "reporting": 5_030,
     "rules": 4_200,
-    "techniques": 10_190,
+    "techniques": 10_760,
     "tuning": 5_470,
     "workflow": 4_550,
 }

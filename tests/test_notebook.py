@@ -72,6 +72,7 @@ def test_every_result_shows_as_a_page_and_as_text(shown):
     for cell in ("compare", "check"):
         assert shown[cell]["html"].startswith("<pre>")
     for cell in ("measure", "tune", "plan", "compare", "check"):
-        assert len(shown[cell]["text"].splitlines()) <= 25
         assert not shown[cell]["text"].startswith(f"{shown[cell]['type']}(")
+    for cell in ("measure", "tune"):
+        assert len(shown[cell]["text"].splitlines()) <= 25
     assert shown["run"]["text"] == "0"

@@ -171,7 +171,8 @@ def test_threads_stay_as_they_are_where_that_may_not_be_changed():
         scans(lab, **search).of(Recipe(), waiting(cpu_threads=2), 200.0)
         seen.append([threads for _, _, threads in lab.looks[0][1]["visits"]])
 
-    assert seen == [[0] * 5 + [1, 1], [0] * 5, [0] * 5]
+    # Numbers up to the cores, then those with fewer threads, then more workers than cores.
+    assert seen == [[0, 0, 0, 1, 1, 0, 0], [0] * 5, [0] * 5]
 
 
 def test_a_pair_is_best_only_where_the_threads_add_something():

@@ -26,7 +26,7 @@ from flatout.tuning.ranking import (
     find_pair,
     rank,
 )
-from flatout.tuning.screening import screen_first
+from flatout.tuning.screening import screen_first, screen_hope_per_s
 from flatout.tuning.state import FIRST_GUARD_TRIALS, FIRST_PAIRS, Open, TuningState, settle_guilty
 
 SINGLE_PAIRS = 4
@@ -43,12 +43,20 @@ PROMISING = 1.01
 def climb(ladder: TuningState) -> Asking[None]:
     """Screen what can be switched, try the others one by one, then those that are still open.
 
-    What was seen to help together goes first as one; with too little time for each, so do the
-    techniques on the computation. Those that stay open are played together as soon as that promises
+    What was seen to help together goes first as one, before the screen where it promises more for
+    its time: a screen of the computation shows little while the step waits for data. With too
+    little time for each, so do the techniques on the computation. Those that stay open are played together as soon as that promises
     more for its time than the next technique does.
     """
-    ranked = rank((yield from _looked(ladder)), ladder.search, ladder.experience)
-    tried = yield from screen_first(ladder, ranked)
+    looked = yield from _looked(ladder)
+    ranked = rank(looked, ladder.search, ladder.experience)
+    pair = _pair(ladder, looked)
+    tried: set[str] = set()
+    # The pairs of trials are played once for both, the start-ups are paid for each.
+    pair_s = sum(x.cost_s for x in pair) - (len(pair) - 1) * ladder.cost_s
+    if pair and sum(x.hope for x in pair) / pair_s > screen_hope_per_s(ladder, ranked):
+        yield from try_bundle(ladder, _viable(ladder, looked, tried), pair, tried)
+    tried |= yield from screen_first(ladder, ranked)
     too_late: list[Candidate] = []
     while True:
         looked = yield from _looked(ladder)

@@ -114,6 +114,12 @@ def screen_first(ladder: TuningState, ranked: Sequence[Candidate]) -> Asking[set
     return _note_effects(ladder, found, by_label, raced)
 
 
+def screen_hope_per_s(ladder: TuningState, ranked: Sequence[Candidate]) -> float:
+    """Return what a screen promises for a second of its time, as a candidate's `hope_per_s`."""
+    max_s = SHARE * (ladder.budget.left_s - ladder.reserve_s)
+    return sum(x.hope for x in switchable(ladder, ranked)) / max(max_s, LEAST_S)
+
+
 def switchable(ladder: TuningState, ranked: Sequence[Candidate]) -> list[Candidate]:
     """Return the candidates to be screened: what can be switched, and is not hopeless by physics.
 

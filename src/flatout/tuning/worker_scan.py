@@ -135,9 +135,14 @@ def scan(
         may_thread: Whether the training's threads may be changed, too.
     """
     fewer_threads = beside_fewer_threads(profile, history.machine) if may_thread else []
+    numbers = [(*visit, 0) for visit in visits(profile, history.machine)]
+    # The time may end before the last: more workers than cores are the least likely to help.
+    cores = cores_of(profile, history.machine)
+    first, *others = numbers
+    few = [first, *(visit for visit in others if visit[0] <= cores)]
     options: dict[str, Any] = {
         "address": profile.training_loaders[0].address,
-        "visits": [*((*visit, 0) for visit in visits(profile, history.machine)), *fewer_threads],
+        "visits": [*few, *fewer_threads, *(visit for visit in numbers if visit not in few)],
         "max_s": max_s,
         "visits_all": profile.device_kind == "cpu",
         "whole_epochs": has_short_epochs(profile),
