@@ -45,8 +45,8 @@ def climb(ladder: TuningState) -> Asking[None]:
 
     What was seen to help together goes first as one, before the screen where it promises more for
     its time: a screen of the computation shows little while the step waits for data. With too
-    little time for each, so do the techniques on the computation. Those that stay open are played together as soon as that promises
-    more for its time than the next technique does.
+    little time for each, so do the techniques on the computation. Those that stay open are played
+    together as soon as that promises more for its time than the next technique does.
     """
     looked = yield from _looked(ladder)
     ranked = rank(looked, ladder.search, ladder.experience)

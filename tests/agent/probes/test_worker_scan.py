@@ -53,6 +53,14 @@ def test_a_visit_ends_with_a_whole_round():
     assert visit.is_over(7.0)  # slow steps: there is no more time for this number
 
 
+def test_less_than_a_round_of_the_workers_is_no_pace():
+    # Eight workers made their first batches at once: six of them at 77 ms are no 2.4x.
+    few = Visit(workers=8, prefetch=2, began=0.0, batches=6, seconds=0.46)
+    round_of_all = Visit(workers=8, prefetch=2, began=0.0, batches=8, seconds=1.6)
+
+    assert (few.is_known, round_of_all.is_known) == (False, True)
+
+
 def test_numbers_that_bring_nothing_end_the_climb():
     assert not is_stuck(visited((0, 1.0), (1, 0.9)))
     assert not is_stuck(visited((0, 1.0), (1, 1.1), (2, 0.6)))

@@ -83,6 +83,11 @@ class Visit:
         """The pace."""
         return self.seconds / self.batches
 
+    @property
+    def is_known(self) -> bool:
+        """Whether each worker delivered: batches of less than a round were made all at once."""
+        return self.batches >= max(1, self.workers)
+
     def saw(self, moment: float) -> None:
         """Count a batch that came at a moment."""
         if not self.start_s:
@@ -221,7 +226,7 @@ class Scan:
 
     def result(self) -> Mapping[str, Any]:
         """Return the pace of every visit that showed one."""
-        seen = [visit for visit in self.visits if visit.batches]
+        seen = [visit for visit in self.visits if visit.is_known]
         return {
             "visits": [
                 {
@@ -243,7 +248,7 @@ class Scan:
         """Return what the script ended before: it was neither seen nor left out."""
         if self.is_over or self.rounds > 1:
             return []
-        return [visit.setting for visit in self.visits if not visit.batches] + self.ahead
+        return [visit.setting for visit in self.visits if not visit.is_known] + self.ahead
 
     def _next_visit(self) -> None:
         workers, prefetch, threads = self.ahead.pop(0)
@@ -326,7 +331,7 @@ def with_workers(loader: Any, workers: int, prefetch: int) -> Any:
 
 def is_stuck(visits: Sequence[Visit]) -> bool:
     """Return whether the latest visits brought no progress."""
-    paces = [visit.batch_s for visit in visits if visit.batches]
+    paces = [visit.batch_s for visit in visits if visit.is_known]
     if len(paces) <= PATIENCE:
         return False
     best = min(paces[:-PATIENCE])
@@ -335,7 +340,7 @@ def is_stuck(visits: Sequence[Visit]) -> bool:
 
 def again(visits: Sequence[Visit]) -> list[tuple[int, int, int]]:
     """Return the numbers to visit a second time: the best and the present one, the latest first."""
-    seen = [visit for visit in visits if visit.batches]
+    seen = [visit for visit in visits if visit.is_known]
     if len(seen) < 2:
         return []
     best = min(visit.batch_s for visit in seen)
