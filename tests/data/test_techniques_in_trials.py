@@ -50,6 +50,7 @@ def recipe_of(*names):
     ("arguments", "names"),
     [
         (("plain", "2"), ("ram_cache", "read_ahead", "worker_threads")),
+        (("tensors", "0"), ("loader_workers", "device_cache")),
         (("texts", "2"), ("ram_cache", "dynamic_padding", "length_buckets")),
     ],
     ids=lambda value: "-".join(value),
@@ -83,6 +84,7 @@ def test_a_technique_that_refuses_says_its_own_reason():
         (("plain", "0"), "ram_cache"),
         (("flipped", "2"), "ram_cache"),
         (("plain", "2"), "read_ahead"),
+        (("tensors", "2"), "device_cache"),
         (("texts", "2"), "ram_cache"),
     ],
 )
