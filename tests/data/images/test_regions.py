@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageOps, JpegImagePlugin
 
-from flatout.data.images import lazy_jpegs
+from flatout.data.images import lazy_jpegs, pillow
 from flatout.data.images.lazy_jpegs import LazyImage, RegionSwap, swap_regions
 from flatout.data.images.substitution import COMPARED_EVERY, FIRST_COMPARED, find_swap
 from flatout.kernels.region import decode_region
@@ -148,6 +148,13 @@ def test_a_broken_file_fails_as_it_does_in_pillow(swap, path):
 
     with pytest.raises(OSError, match="truncated"):
         Image.open(path).convert("RGB").crop((1, 1, 9, 9))
+
+
+def test_while_decoded_pictures_are_kept_nothing_is_left_for_later(swap, path, monkeypatch):
+    monkeypatch.setattr(pillow, "_ACTIVE", [object()])
+
+    with Image.open(path) as image:
+        assert lazy_jpegs.file_of(image) is None
 
 
 def test_other_pixels_are_noticed_and_the_whole_is_decoded_from_then_on(path):
