@@ -249,7 +249,7 @@ def batches_on_device(loader: Any, device: Any, *, make_s: float = 300.0) -> Ite
     resident = vars(loader).get(KEPT)
     if resident is None:
         resident = made(dataset, budget_bytes=budget_bytes, make_s=make_s)
-        setattr(loader, KEPT, resident)
+        vars(loader)[KEPT] = resident
     if resident.whole is None or resident.watch.is_changed():
         return (_sent_batch(dataset, numbers, device) for numbers in iter(loader.batch_sampler))
     if not resident.is_on(device):
