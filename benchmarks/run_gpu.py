@@ -320,7 +320,7 @@ def _facts(seconds: float, bench: Bench) -> dict[str, Any]:
         at = time.monotonic()
         try:
             found[name] = look()
-        except Exception as error:  # noqa: BLE001  what cannot be looked at is told
+        except Exception as error:  # noqa: BLE001  what cannot be looked at is reported
             found[name] = f"{type(error).__name__}: {error}"[:500]
         found[f"{name}_s"] = round(time.monotonic() - at, 2)
         bench.note(found)

@@ -193,7 +193,7 @@ def test_spawned_workers_read_a_changed_set():
 
 
 def used_again(technique):
-    """Return the sets of four epochs, each built anew as some scripts do, that are still there."""
+    """Return the sets of four epochs, each built again as some scripts do, that are still there."""
     left = []
     for _ in range(4):
         arguments = asked(Sized, 0)

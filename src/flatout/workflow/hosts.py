@@ -1,4 +1,4 @@
-"""A training on several hosts: what torchrun is told of the others, and a batch script for SLURM.
+"""A training on several hosts: how torchrun finds the others, and a batch script for SLURM.
 
 flatout starts no cluster: each host starts `flatout run` with the same rendezvous, or SLURM does.
 """

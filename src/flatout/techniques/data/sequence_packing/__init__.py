@@ -51,7 +51,7 @@ With Hugging Face, where the training loader is made:
 
     apart: "weakref.WeakKeyDictionary[Any, str]" = process_state(weakref.WeakKeyDictionary)
     """Of each model that was seen to keep samples apart its attention then. It is not tried again:
-    a technique that stands in for attention would take the few tokens for the training's."""
+    a technique that replaces attention would take the few tokens for the training's."""
 
     @classmethod
     def candidates(cls, profile: Profile, machine: Machine) -> Sequence["SequencePacking"]:
