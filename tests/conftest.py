@@ -1,11 +1,14 @@
 """What every test run needs to know."""
 
+import gc
 import os
 import signal
+import sys
 import tempfile
 from multiprocessing import resource_tracker
 from pathlib import Path
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 collect_ignore_glob = ["scripts/*", "parallel/*_cases.py"]
@@ -56,6 +59,56 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if item.path in alone:
             item.add_marker("measures")
+
+
+SIGNALS = tuple(
+    getattr(signal, name)
+    for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGALRM", "SIGPROF", "SIGCHLD")
+    if hasattr(signal, name)
+)
+SET_BY_OTHERS = {"PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"}
+"""Variables that pytest, and torch's compiler at its first use, write themselves."""
+
+
+def settings_of_process():
+    """Return what one test could leave behind for the next one in the same process."""
+    now = {
+        "automatic collection": gc.isenabled(),
+        "frozen objects": gc.get_freeze_count() > 0,
+        "working folder": os.getcwd(),
+        "environment": {n: v for n, v in os.environ.items() if n not in SET_BY_OTHERS},
+        "search path": tuple(sys.path),
+        "signal handlers": tuple(signal.getsignal(number) for number in SIGNALS),
+    }
+    torch = sys.modules.get("torch")
+    if torch is not None and hasattr(torch, "get_num_threads"):
+        now |= {
+            "gradients": torch.is_grad_enabled(),
+            "default dtype": torch.get_default_dtype(),
+            "threads": torch.get_num_threads(),
+            "deterministic algorithms": torch.are_deterministic_algorithms_enabled(),
+            "matmul precision": torch.get_float32_matmul_precision(),
+            "autocast": torch.is_autocast_enabled("cpu"),
+            "anomaly detection": torch.is_anomaly_enabled(),
+        }
+    return now
+
+
+@pytest.fixture(autouse=True)
+def _process_as_it_was():
+    """Fail the test that leaves a setting of the process changed, not the one that meets it."""
+    before = settings_of_process()
+    yield
+    after = settings_of_process()
+    changed = {name: (was, after[name]) for name, was in before.items() if after[name] != was}
+    if "environment" in changed:
+        was, now = changed["environment"]
+        changed["environment"] = {
+            name: (was.get(name), now.get(name))
+            for name in was.keys() | now.keys()
+            if was.get(name) != now.get(name)
+        }
+    assert not changed, f"left changed in this process: {changed}"
 
 
 # The same examples in every run, and no time limit for one of them: no test is decided by luck.

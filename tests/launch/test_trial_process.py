@@ -265,3 +265,49 @@ def test_a_trial_that_finds_no_room_for_its_ending_does_not_begin(monkeypatch, t
 
     with pytest.raises(UserError, match="No space left on device; make room there"):
         run_process(Workload(target="train.py", folder=tmp_path), ProcessOptions(entry="nothing"))
+
+
+INTERRUPTED_AT_EVERY_LINE = """
+import os, signal, sys
+from pathlib import Path
+from flatout.launch.trial_process import ProcessOptions, run_process
+from flatout.records.trial import Workload
+
+def at_each_line(frame, event, _argument):
+    if frame.f_code.co_name == "run_process" and Path("written.txt").exists():
+        signal.raise_signal(signal.SIGINT)
+    return at_each_line
+
+sys.settrace(at_each_line)
+workload = Workload(target="train.py", folder=Path())
+try:
+    run_process(workload, ProcessOptions(entry="nobody", environment=dict(os.environ)))
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+
+
+@pytest.mark.slow
+def test_an_interrupt_at_every_line_leaves_no_folder_and_the_files_as_before(tmp_path):
+    work, cache = tmp_path / "work", tmp_path / "cache"
+    work.mkdir()
+    cache.mkdir()
+    (work / "train.py").write_text(
+        "import os, time\nopen('kept.txt', 'w').write('of the trial')\n"
+        f"open({str(tmp_path / 'written.txt')!r}, 'w')\ntime.sleep(300)\n"
+    )
+    (work / "kept.txt").write_text("the user's")
+
+    done = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED_AT_EVERY_LINE.replace("written.txt", "../written.txt")],
+        cwd=work,
+        env={**os.environ, "XDG_CACHE_HOME": str(cache)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+
+    assert done.stdout == "interrupted\n"
+    assert list((cache / "flatout").glob("trial-*")) == []
+    assert (work / "kept.txt").read_text() == "the user's"

@@ -140,6 +140,7 @@ def test_a_file_that_keeps_the_parser_busy_gives_up_on_its_own(monkeypatch):
     said = io.StringIO()
     monkeypatch.setattr(sys, "stdout", said)
     monkeypatch.setattr(check_worker.resource, "setrlimit", lambda *limits: None)
+    monkeypatch.setattr(check_worker.gc, "disable", lambda: None)
     before = signal.getsignal(signal.SIGPROF)
 
     try:

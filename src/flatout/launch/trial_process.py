@@ -9,8 +9,9 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -50,7 +51,7 @@ standard library that it needs."""
 RANK_LAUNCHER = Path(__file__).with_name("rank_launcher.py")
 POLL_S = 0.02
 PATIENT = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-"""Signals that wait for the end of a rollback."""
+"""Signals that wait until the user's files are as before."""
 MAX_LOG_CHARACTERS = 20_000
 """The end of a script's output that is looked at."""
 TRACE = "memory-"
@@ -130,7 +131,10 @@ def run_process(workload: Workload, options: ProcessOptions, keep: Path | None =
     child left under the names in `options.keep` are moved to the folder `keep`.
     """
     is_free = not options.is_protected or SPEC_VARIABLE in os.environ
-    with hold_working_folder(workload.folder, scratch_root(), is_free=is_free) as lock:
+    with (
+        hold_working_folder(workload.folder, scratch_root(), is_free=is_free) as lock,
+        _interrupts_noted() as raise_interrupt,
+    ):
         folder = make_trial_folder(scratch_root())
         jobs.announce(folder, options.spec.mode, workload.command_line)
         before = list_files(workload.folder) if options.is_protected else None
@@ -152,21 +156,20 @@ def run_process(workload: Workload, options: ProcessOptions, keep: Path | None =
                     pass_fds=(life_line,) if lock is None else (life_line, lock),
                     start_new_session=True,
                 )
-            _await(supervisor)
+            while supervisor.poll() is None:
+                raise_interrupt()
+                time.sleep(POLL_S)
             ending = _read_ending(folder)
             _keep(folder, options.keep, keep)
         finally:
-            # A second Ctrl-C waits until the user's files are as before; SIGQUIT does not, and
-            # leaves that to the supervisor.
-            with _uninterrupted():
-                os.close(our_end)
-                os.close(life_line)
-                if supervisor is not None:
-                    _end(supervisor)
-                    if not (folder / "ending.json").exists():
-                        for line in _undo(folder).differences:  # the supervisor was killed
-                            sys.stderr.write(f"flatout: {line}\n")
-                _discard(folder)
+            os.close(our_end)
+            os.close(life_line)
+            if supervisor is not None:
+                _end(supervisor)
+                if not (folder / "ending.json").exists():
+                    for line in _undo(folder).differences:  # the supervisor was killed
+                        sys.stderr.write(f"flatout: {line}\n")
+            _discard(folder)
         changed = changed_files(before, workload.folder) if options.is_protected else ()
         for line in ending["kept"]:
             sys.stderr.write(f"flatout: {line}\n")
@@ -406,28 +409,37 @@ def _keep(folder: Path, names: Sequence[str], keep: Path | None) -> None:
 
 
 @contextlib.contextmanager
-def _uninterrupted() -> Iterator[None]:
-    """Let Ctrl-C and its like wait; what was heard already is raised at the end."""
-    late = None
+def _interrupts_noted() -> Iterator[Callable[[], None]]:
+    """Note Ctrl-C and its like instead of raising them; yield what raises the first one heard.
+
+    However many come, and between whichever two lines, the user's files are put back. What was
+    not raised by then is raised at the end. SIGQUIT ends flatout at once, and leaves the rest to
+    the supervisor. A thread other than the main one hears no signals.
+    """
+    heard: list[int] = []
+    handlers: dict[int, Callable[[int, Any], Any]] = {}
+
+    def raise_first() -> None:
+        if heard:
+            first = heard[0]
+            heard.clear()
+            handlers[first](first, None)
+
     try:
-        signal.pthread_sigmask(signal.SIG_BLOCK, PATIENT)
-    except KeyboardInterrupt as error:  # blocked all the same
-        late = error
-    try:
-        yield
+        if threading.current_thread() is threading.main_thread():
+            for number in PATIENT:
+                handler = signal.getsignal(number)
+                if callable(handler):  # ignored, or left to the system, it stays so
+                    handlers[number] = handler
+                    signal.signal(number, lambda number, _frame: heard.append(number))
+        yield raise_first
     finally:
+        # Blocked, so that none comes between two handlers.
+        signal.pthread_sigmask(signal.SIG_BLOCK, PATIENT)
+        for replaced, handler in handlers.items():
+            signal.signal(replaced, handler)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, PATIENT)
-    if late is not None:
-        raise late
-
-
-def _await(supervisor: "subprocess.Popen[bytes]") -> None:
-    """Wait for the supervisor; two interrupts inside of `Popen.wait` would leave it locked."""
-    is_over = False
-    while not is_over:
-        with _uninterrupted():
-            is_over = supervisor.poll() is not None
-        time.sleep(0.0 if is_over else POLL_S)
+    raise_first()
 
 
 def _end(supervisor: "subprocess.Popen[bytes]") -> None:
