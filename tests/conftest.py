@@ -75,7 +75,7 @@ def settings_of_process():
     now = {
         "automatic collection": gc.isenabled(),
         "frozen objects": gc.get_freeze_count() > 0,
-        "working folder": os.getcwd(),
+        "working folder": Path.cwd(),
         "environment": {n: v for n, v in os.environ.items() if n not in SET_BY_OTHERS},
         "search path": tuple(sys.path),
         "signal handlers": tuple(signal.getsignal(number) for number in SIGNALS),
