@@ -63,11 +63,12 @@ def pytest_collection_modifyitems(items):
 
 SIGNALS = tuple(
     getattr(signal, name)
-    for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGALRM", "SIGPROF", "SIGCHLD")
+    for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGALRM", "SIGPROF")
     if hasattr(signal, name)
 )
-SET_BY_OTHERS = {"PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"}
-"""Variables that pytest, and torch's compiler at its first use, write themselves."""
+VARIABLES = ("FLATOUT", "OMP_", "MKL_", "PYTHON", "CUDA", "RANK", "WORLD_SIZE", "MASTER_", "HOME")
+VARIABLES += ("XDG_", "TMPDIR", "PATH")
+"""Beginnings of the variables that flatout, a test or a launcher sets; libraries set others."""
 
 
 def settings_of_process():
@@ -76,8 +77,7 @@ def settings_of_process():
         "automatic collection": gc.isenabled(),
         "frozen objects": gc.get_freeze_count() > 0,
         "working folder": Path.cwd(),
-        "environment": {n: v for n, v in os.environ.items() if n not in SET_BY_OTHERS},
-        "search path": tuple(sys.path),
+        "environment": {n: v for n, v in os.environ.items() if n.startswith(VARIABLES)},
         "signal handlers": tuple(signal.getsignal(number) for number in SIGNALS),
     }
     torch = sys.modules.get("torch")
@@ -85,7 +85,6 @@ def settings_of_process():
         now |= {
             "gradients": torch.is_grad_enabled(),
             "default dtype": torch.get_default_dtype(),
-            "threads": torch.get_num_threads(),
             "deterministic algorithms": torch.are_deterministic_algorithms_enabled(),
             "matmul precision": torch.get_float32_matmul_precision(),
             "autocast": torch.is_autocast_enabled("cpu"),
@@ -96,9 +95,17 @@ def settings_of_process():
 
 @pytest.fixture(autouse=True)
 def _process_as_it_was():
-    """Fail the test that leaves a setting of the process changed, not the one that meets it."""
-    before = settings_of_process()
+    """Fail the test that leaves a setting of the process changed, not the one that meets it.
+
+    Importing a user's file may add its folder to the search path, and a script may set torch's
+    threads: these are put back.
+    """
+    before, path = settings_of_process(), list(sys.path)
+    threads = torch.get_num_threads() if (torch := sys.modules.get("torch")) else None
     yield
+    sys.path[:] = path
+    if threads is not None and torch.get_num_threads() != threads:
+        torch.set_num_threads(threads)
     after = settings_of_process()
     changed = {name: (was, after[name]) for name, was in before.items() if after[name] != was}
     if "environment" in changed:

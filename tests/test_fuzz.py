@@ -8,6 +8,7 @@ than they have and ten minutes for 500.
 import contextlib
 import copy
 import dataclasses
+import gzip
 import io
 import json
 import os
@@ -41,19 +42,23 @@ from flatout.launch.workloads import parse_workload
 from flatout.planner.tracing import hugging_face
 from flatout.records.errors import UserError
 from flatout.records.input_files import parse_json
+from flatout.records.json_records import from_plain
 from flatout.records.parallel import spec_from_toml
 from flatout.records.profile import profile_from_json
 from flatout.records.recipe import Recipe
 from flatout.records.trial import Outcome, Trial
+from flatout.records.trial_result import CurvePoint, PrintedValue, RunRecord
 from flatout.tuning.history import errors_on, read_history
+from flatout.tuning.policy import Policy, TuningTask
 from flatout.tuning.script_files import digests_of
-from flatout.tuning.trial_runner import JOURNAL, open_journal
+from flatout.tuning.trial_runner import JOURNAL, journal_line, open_journal
 from flatout.workflow import check as checking
 from flatout.workflow.recipe_files import read_recipe
 from flatout.workflow.run import read_plan
 from flatout.workflow.watch import read_job
 from tests.data.packs import file_bytes, image_folder, packed
 from tests.paths import ROOT
+from tests.tuning.test_policy import JOURNALS
 
 DATA = ROOT / "tests/reporting/data"
 RECIPE = b"""[flatout]
@@ -107,6 +112,10 @@ TRIAL = json.loads(
         ).to_json()
     )
 )
+SCREENED = [
+    json.loads(line)
+    for line in gzip.decompress((JOURNALS / "screen.jsonl.gz").read_bytes()).splitlines()[:-1]
+]
 ODD = (
     None,
     True,
@@ -324,10 +333,24 @@ def fuzz_tuning_journal(dice, folder):
     ]
     lines.append({"key": "c", "elapsed_s": 2.0, "judgement": {"check": {"status": "within"}}})
     at = dice.randrange(len(lines))
-    texts = [json.dumps(line).encode() for line in lines]
-    texts[at] = json_input(lines[at], dice)
-    (folder / JOURNAL).write_bytes(b"\n".join(texts) + b"\n")
+    texts = [journal_line(line) for line in lines]
+    texts[at] = damaged(texts[at], dice) if dice.random() < 0.5 else json_input(lines[at], dice)
+    (folder / JOURNAL).write_bytes(b"".join(texts))
     open_journal(folder, HEADER, resume=True)
+
+
+def fuzz_screen(dice, folder):
+    """A whole recorded tuning, of which a byte or a value is damaged: `--resume` replays it."""
+    lines = [journal_line(row) for row in SCREENED]
+    at = dice.randrange(len(lines))
+    lines[at] = damaged(lines[at], dice) if dice.random() < 0.8 else twisted(SCREENED[at], dice)
+    (folder / JOURNAL).write_bytes(b"".join(lines))
+    header = SCREENED[0]
+    begun, recorded = open_journal(folder, header["header"], resume=True)
+    policy = Policy(from_plain(TuningTask, begun["task"]))
+    records = []
+    while (asked := policy.next(records)) and recorded.get(asked.key):
+        records.append(recorded[asked.key].pop(0))
 
 
 def fuzz_undo_journal(dice, folder):
@@ -403,6 +426,17 @@ def fuzz_profile(dice, folder):
     compare_with(DATA / "profile_busy.json", dice, folder)
 
 
+def fuzz_run_record(dice, folder):
+    """What `flatout run --record` left, in `compare`."""
+    points = tuple(CurvePoint(step=step, s=float(step), samples=8, loss=1.0) for step in range(3))
+    printed = {"val_loss": (PrintedValue(step=2, s=2.0, value=0.5),)}
+    whole = RunRecord(
+        command="a", recipe="", exit_code=0, seconds=3.0, points=points, printed=printed
+    )
+    (folder / "whole.json").write_text(json.dumps(whole.to_json()))
+    compare_with(folder / "whole.json", dice, folder)
+
+
 def fuzz_ablation(dice, folder):
     compare_with(DATA / "ablation_tuned.json", dice, folder)
 
@@ -445,6 +479,7 @@ PARSERS = (
     *(fuzz_guard_record, fuzz_part, fuzz_npz_source, fuzz_trial_folder, fuzz_plan, fuzz_header),
     *(fuzz_index, fuzz_image, fuzz_history, fuzz_check_cache, fuzz_pyproject, fuzz_tokenizer),
     *(fuzz_hugging_face, fuzz_peaks, fuzz_arrow_state, fuzz_profile, fuzz_ablation),
+    *(fuzz_screen, fuzz_run_record),
 )
 NUM_INPUTS = 500
 LONG = 20

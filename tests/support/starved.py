@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from flatout.records.ablation import LossCheck
 from flatout.records.profile import ModelFacts, Spread
 from flatout.records.trial import Applied, Outcome, Trial
-from flatout.tuning.trial_runner import key_of
+from flatout.tuning.experiments import key_of
 from tests.workflow.test_tune import profile
 
 STEP_MS, DATA_MS = 127.0, 89.0

@@ -2,6 +2,7 @@
 
 import json
 import math
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -9,7 +10,7 @@ from click.testing import CliRunner
 from flatout.cli.techniques import command
 from flatout.records.recipe import Choice
 from flatout.records.technique import EarlierResult, prior_of, priors
-from flatout.tuning.history import errors_on, history_path, read_history
+from flatout.tuning.history import append_results, errors_on, history_path, read_history
 from flatout.tuning.ranking import Experience, rank
 from tests.tuning.test_ranking import candidate
 from tests.workflow.test_tune import MACHINE, World, profile, run
@@ -28,6 +29,12 @@ def test_a_tuning_writes_down_what_it_found_of_each_technique(tmp_path):
     assert found["bf16_autocast"].verdict == "kept"
     assert found["bf16_autocast"].ratio == pytest.approx(2.0, rel=0.1)
     assert found["bf16_autocast"].script == "train"
+
+
+def test_a_history_on_a_full_disk_lacks_a_tuning_which_ends_well_all_the_same(tmp_path):
+    found = run(World({"bf16_autocast": 0.5}), tmp_path / "out", only=BOTH[:1])
+
+    append_results(Path("/dev/full"), found, "train", "cpu")
 
 
 def test_the_next_tuning_tries_first_what_helped_here(tmp_path):

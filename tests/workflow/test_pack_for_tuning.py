@@ -15,7 +15,7 @@ from tests.workflow.test_tune import guard_that_passes as guard_that_passes
 @pytest.fixture
 def pictures(tmp_path, monkeypatch):
     """A folder of pictures, and no store that anything else named."""
-    monkeypatch.delenv(STORES, raising=False)
+    monkeypatch.setenv(STORES, "")
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "pictures" / "one"
     folder.mkdir(parents=True)
@@ -81,3 +81,11 @@ def test_the_report_says_what_the_packing_took(pictures, tmp_path):
 
     assert ablation.notes[0].startswith("packing the 100 samples")
     assert (tmp_path / "out" / STORE).is_dir()
+
+
+def test_the_next_tuning_of_the_same_process_is_not_offered_what_this_one_packed(
+    pictures, tmp_path
+):
+    run(World({}), tmp_path / "out", only=("bf16_autocast",), pack=str(pictures))
+
+    assert offered() == []

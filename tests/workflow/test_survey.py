@@ -7,10 +7,12 @@ import pytest
 
 from flatout.cli import call
 from flatout.records.ablation import methods
+from flatout.records.errors import UserError
 from flatout.records.messages import LANGUAGES, messages
 from flatout.records.profile import PeakBytes
 from flatout.records.trial import Outcome, Trial
 from flatout.reporting.survey import next_command, render_survey
+from flatout.tuning.trial_runner import JOURNAL, open_journal
 from flatout.workflow.survey import SurveyOptions, survey
 from flatout.workflow.tune import BaselineFailedError
 from tests.workflow.test_tune import MACHINE, WORKLOAD, World
@@ -155,6 +157,19 @@ def test_a_prediction_costs_no_time_and_is_made_all_the_same(tmp_path):
     found = run(World({}), tmp_path, clock=iter(range(0, 10**6, 100)).__next__)
 
     assert rows(found)["zero"].status == "predicted"
+
+
+def test_a_tuning_in_the_out_folder_is_not_overwritten(tmp_path):
+    run(World({}), tmp_path, "empty_cache")
+    run(World({}), tmp_path, "empty_cache")  # its own is
+    header = {"records": 1, "workload": "train.py"}
+    open_journal(tmp_path, header, resume=False)
+    before = (tmp_path / JOURNAL).read_bytes()
+
+    with pytest.raises(UserError, match="choose another --out"):
+        run(World({}), tmp_path, "empty_cache")
+
+    assert (tmp_path / JOURNAL).read_bytes() == before
 
 
 def test_the_time_is_shared_out_so_that_a_slow_method_does_not_cost_the_others(tmp_path):

@@ -11,6 +11,7 @@ import math
 import os
 import shutil
 import time
+import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -206,7 +207,7 @@ class TrialRunner:
 
     def _note(self, row: Mapping[str, Any]) -> None:
         path = self.out / JOURNAL
-        line = (json.dumps(row, default=str) + "\n").encode()
+        line = journal_line(row)
         try:
             with path.open("ab", buffering=0) as file:
                 length = file.tell()
@@ -218,6 +219,12 @@ class TrialRunner:
                 f"cannot write to {path}: {error.strerror}; make room there, then go on with "
                 "--resume"
             ) from None
+
+
+def journal_line(row: Mapping[str, Any]) -> bytes:
+    """Return a row of a journal with the checksum by which a damaged one is known."""
+    body = json.dumps(row, default=str).encode()
+    return b'%s, "crc32": %d}\n' % (body[:-1], zlib.crc32(body))
 
 
 def read_log(folder: Path) -> list[Any]:
@@ -258,12 +265,17 @@ def open_journal(
     Returned are its header, which says what the tuning began with, and its records by key.
 
     Raises:
-        UserError: if there is nothing to resume, or the journal belongs to another tuning.
+        UserError: if there is nothing to resume, the journal belongs to another tuning, or a
+            survey would overwrite a tuning's.
     """
     path = out / JOURNAL
     try:
         if not resume:
-            path.write_text(json.dumps({"header": header}) + "\n", encoding="utf-8")
+            if "survey" in header and _is_tunings(path):
+                raise UserError(
+                    f"{out} holds a tuning, which --resume may need: choose another --out"
+                )
+            path.write_bytes(journal_line({"header": header}))
             return header, {}
         lines = _whole_lines(path)
     except FileNotFoundError:
@@ -273,6 +285,15 @@ def open_journal(
     except OSError as error:
         raise UserError(f"cannot write to {out}: {error.strerror}; choose another --out") from None
     return _read_journal(path, lines, header)
+
+
+def _is_tunings(path: Path) -> bool:
+    """Return whether a journal is there that a survey did not write."""
+    try:
+        with path.open("rb") as journal:
+            return b'"survey"' not in journal.readline(MAX_OWN_BYTES)
+    except FileNotFoundError:
+        return False
 
 
 def _whole_lines(path: Path) -> list[bytes]:
@@ -303,7 +324,7 @@ def _read_journal(
     recorded: dict[str, list[Record]] = {}
     number = 1
     try:
-        begun = dict(parse_json(lines[0])["header"])
+        begun = dict(_row(lines[0])["header"])
         if changes := _changes(begun, header):
             raise UserError(
                 f"{path} belongs to another tuning: {'; '.join(changes)}; "
@@ -311,7 +332,7 @@ def _read_journal(
             )
         for line in lines[1:]:
             number += 1
-            row = parse_json(line)
+            row = _row(line)
             recorded.setdefault(row["key"], []).append(record_from_json(row))
     except UserError:
         raise
@@ -321,6 +342,18 @@ def _read_journal(
             "run tune without --resume"
         ) from None
     return begun, recorded
+
+
+def _row(line: bytes) -> Any:
+    """Return what `journal_line` wrote.
+
+    Raises:
+        ValueError: if it is not as it was written.
+    """
+    body, _, checksum = line.rstrip(b"\n").rpartition(b', "crc32": ')
+    if checksum != b"%d}" % zlib.crc32(body + b"}"):
+        raise ValueError("damaged")
+    return parse_json(line)
 
 
 def _changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

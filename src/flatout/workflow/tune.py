@@ -5,12 +5,14 @@ policy asks for, and makes the ablation of where it ended.
 """
 
 import contextlib
+import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from flatout.data.format import STORES
 from flatout.hardware.machine import read_machine
 from flatout.launch.folder_lock import FolderBusyError, hold_folder
 from flatout.launch.trial_process import clean_up_stale_trials, scratch_root
@@ -48,7 +50,7 @@ from flatout.tuning.trial_runner import (
 from flatout.tuning.trials import run_trial
 from flatout.workflow.pack_for_tuning import pack_for_tuning
 
-RECORDS = 4
+RECORDS = 5
 """Version of what a journal holds alongside the trials' own schema: those of another are not read.
 """
 WARM = (
@@ -167,8 +169,11 @@ def _task_of(machine: Machine, options: TuneOptions) -> TuningTask:
 
 @contextlib.contextmanager
 def _held(options: TuneOptions) -> Iterator[None]:
-    """Keep other tunings out of the out folder; leave none behind where nothing was measured."""
-    out = options.out
+    """Keep other tunings out of the out folder; leave none behind where nothing was measured.
+
+    What was packed for this tuning is offered to its trials alone.
+    """
+    out, stores = options.out, os.environ.get(STORES)
     missing = [path for path in (out, *out.parents) if not path.exists()]
     make_out(out)
     try:
@@ -185,6 +190,10 @@ def _held(options: TuneOptions) -> Iterator[None]:
         raise UserError(
             f"another tuning writes to {out}: wait for its end, or choose another --out"
         ) from None
+    finally:
+        os.environ.pop(STORES, None)
+        if stores is not None:
+            os.environ[STORES] = stores
 
 
 def _device_of(machine: Machine) -> str:
