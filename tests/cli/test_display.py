@@ -7,12 +7,13 @@ import sys
 from flatout.cli.tuning_output import display
 from flatout.records.live import Progress
 
-NOW = {"done_share": 0.25, "elapsed_s": 150.0, "left_s": 450.0}
+NOW = {"done_share": 0.25, "elapsed_s": 150.0, "left_s": 450.0, "num_runs": 9}
 ON_A_TERMINAL = """
 from flatout.cli.tuning_output import display
 from flatout.records.live import Progress
 with display(600.0) as tell:
-    now = {"done_share": 0.25, "elapsed_s": 150.0, "left_s": 450.0, "best_ratio": 1.62}
+    now = {"done_share": 0.25, "elapsed_s": 150.0, "left_s": 450.0, "num_runs": 9}
+    now["best_ratio"] = 1.62
     tell(Progress(trying="torch_compile [mode]", **now))
     tell(Progress(trying="tf32", event="torch_compile [mode]: kept 1.3x [1.2, 1.4]", **now))
 """
@@ -42,11 +43,10 @@ def on_a_terminal(code):
     return b"".join(parts).decode()
 
 
-def test_a_terminal_shows_what_is_tried_time_left_and_best():
+def test_a_terminal_shows_what_is_tried_time_left_runs_and_best():
     text = on_a_terminal(ON_A_TERMINAL)
 
-    assert "best 1.62x tf32" in text
-    assert "7 min 30 s left" in text
+    assert "7 min 30 s left 9 runs best 1.62x tf32" in text
 
 
 def test_events_stay_on_the_terminal_as_they_are():
@@ -58,7 +58,7 @@ def test_elsewhere_mere_ticks_are_not_written(capsys):
         tell(Progress(trying="tf32", **NOW))
         tell(Progress(trying="tf32", event="tf32: no effect", **NOW))
 
-    assert capsys.readouterr().err == "[2 min 30 s] tf32: no effect\n"
+    assert capsys.readouterr().err == "[2 min 30 s of 10 min 0 s, 9 runs] tf32: no effect\n"
 
 
 SHOWN = """

@@ -85,7 +85,7 @@ def test_an_older_recipe_does_not_outlive_a_tuning_that_found_nothing(folder, as
 def test_events_are_plain_lines_where_there_is_no_terminal(folder, asked, capsys):
     call(["tune", "train.py", "ablation_tuned"])
 
-    assert capsys.readouterr().err == "[1 min 1 s] bf16_autocast: kept 1.19x\n"
+    assert capsys.readouterr().err == "[1 min 1 s of 10 min 0 s] bf16_autocast: kept 1.19x\n"
 
 
 @pytest.mark.chaos

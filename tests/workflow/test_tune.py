@@ -126,9 +126,9 @@ def guard_that_passes(monkeypatch):
     )
 
 
-def run(world, tmp_path, **options):
+def run(world, tmp_path, tell=lambda _: None, **options):
     given = {"budget_s": 600.0, "runner": world, "wait": lambda _most_s: None} | options
-    return tune(WORKLOAD, TuneOptions(out=tmp_path, **given), lambda _: None, MACHINE)
+    return tune(WORKLOAD, TuneOptions(out=tmp_path, **given), tell, MACHINE)
 
 
 def no_bundle(*_):
@@ -294,6 +294,21 @@ def test_resumed_tuning_repeats_no_trial_and_reaches_the_same_end(tmp_path):
     trials = [line for line in lines if '"trial"' in line]
     looks = 4  # at operators, samples, numbers of workers, and a screen: all recorded
     assert len(trials) == looks + 9 + len(resumed.asked)
+
+
+def test_each_run_is_counted_in_the_progress_together_with_those_that_were_replayed(tmp_path):
+    heard, again = [], []
+    first = World({"bf16_autocast": 0.6}, interrupt_after=5)
+    run(first, tmp_path, heard.append, only=("bf16_autocast",))
+
+    run(World({"bf16_autocast": 0.6}), tmp_path, again.append, only=("bf16_autocast",), resume=True)
+
+    counts = [now.num_runs for now in heard]
+    assert counts == sorted(counts)
+    assert set(counts) >= {0, 1, 2, 3, 4, 5}
+    assert again[0].num_runs == 0
+    assert again[-1].num_runs > counts[-1]
+    assert all(now.elapsed_s + now.left_s == pytest.approx(600.0) for now in heard)
 
 
 @pytest.mark.chaos

@@ -57,7 +57,7 @@ def display(budget_s: float, *, is_quiet: bool = False) -> Iterator[Tell]:
         return
     console = Console(stderr=True, highlight=False)
     start = Progress(trying="starting", done_share=0.0, elapsed_s=0.0, left_s=budget_s)
-    columns = (Spent(bar_width=24), Left(), Best(), Trying())
+    columns = (Spent(bar_width=24), Left(), Runs(), Best(), Trying())
     with Bar(*columns, console=console, transient=True) as bar:
         task = bar.add_task("", total=budget_s, now=start, at=time.monotonic())
 
@@ -73,7 +73,18 @@ def _line(progress: Progress) -> None:
     """Write an event on a line of its own; mere ticks would fill a log."""
     if progress.event:
         event = ascii_only(progress.event)
-        print(f"[{format_duration(progress.elapsed_s)}] {event}", file=sys.stderr)
+        where = f"{format_duration(progress.elapsed_s)} of {_total(progress)}"
+        print(f"[{', '.join(filter(None, (where, _runs(progress))))}] {event}", file=sys.stderr)
+
+
+def _total(progress: Progress) -> str:
+    return format_duration(progress.elapsed_s + progress.left_s)
+
+
+def _runs(progress: Progress) -> str:
+    """Return how many runs were made, "" where none was counted."""
+    num_runs = progress.num_runs
+    return f"{num_runs} run{'s' * (num_runs > 1)}" if num_runs else ""
 
 
 class Spent(BarColumn):
@@ -92,6 +103,14 @@ class Left(ProgressColumn):
         """Return it in words."""
         left_s = max(0.0, task.fields["now"].left_s - _since(task))
         return Text(f"{format_duration(left_s)} left")
+
+
+class Runs(ProgressColumn):
+    """The runs of the script so far: no one knows how many there will be."""
+
+    def render(self, task: Task) -> Text:
+        """Return them in words."""
+        return Text(_runs(task.fields["now"]))
 
 
 class Best(ProgressColumn):

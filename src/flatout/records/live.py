@@ -116,6 +116,8 @@ class Progress:
     """Share of the budget that is spent, in [0, 1]."""
     elapsed_s: float
     left_s: float
+    num_runs: int = 0
+    """Trials so far, those of the guard too; how many there will be is decided on the way."""
     best_ratio: float = 1.0
     """Product of the ratios of the techniques kept so far."""
     event: str = ""

@@ -82,6 +82,8 @@ class TrialRunner:
     judge: Callable[[Experiment], Judgement] | None = None
     """Answers checks."""
     clock: Callable[[], float] = time.monotonic
+    num_runs: int = 0
+    """Trials so far, replayed ones too."""
     replayed_s: float = 0.0
     """Time the replayed trials took when they ran."""
     history: TrialHistory = field(init=False)
@@ -124,6 +126,7 @@ class TrialRunner:
             # What was recorded takes nothing of this tuning's time.
             record = replace(waiting.pop(0), elapsed_s=self.elapsed_s)
             self.replayed_s += record.trial.wall_s if record.trial else 0.0
+            self.num_runs += record.trial is not None
             return record
         trial = judgement = None
         if experiment.kind == "wait":
@@ -133,6 +136,7 @@ class TrialRunner:
             judgement = self.judge(experiment)
         else:
             asked = self._options_of(experiment)
+            self.num_runs += 1
             trial = self.runner(self.workload, experiment.recipe, self.machine, asked)
             if trial.outcome in KILLED and self.cache is not None:
                 # One that was killed while it compiled leaves half a library, for the next to load.

@@ -98,7 +98,11 @@ def _survey(workload: Workload, options: SurveyOptions, tell: Tell, machine: Mac
         wait=options.wait,
         runner=options.runner,
     )
-    tell(progress(budget, "the unchanged script", event="measuring the unchanged script"))
+
+    def counted(trying: str, *, event: str = "") -> None:
+        tell(replace(progress(budget, trying, event=event), num_runs=runner.num_runs))
+
+    counted("the unchanged script", event="measuring the unchanged script")
     first = runner.time(Recipe())
     if first.outcome is not Outcome.OK or first.profile is None:
         raise BaselineFailedError(first)
@@ -111,11 +115,11 @@ def _survey(workload: Workload, options: SurveyOptions, tell: Tell, machine: Mac
                 stopped = "budget"
                 rows.append(_empty(method))
                 continue
-            tell(progress(budget, method.name))
+            counted(f"{method.name} (row {len(rows) + 1} of {len(asked)})")
             # Each of those left gets as much: one that takes long must not cost the others theirs.
             share_s = budget.left_s / (len(asked) - len(rows))
             rows.append(_row(runner, method, first.profile, budget, budget.elapsed_s + share_s))
-            tell(progress(budget, "", event=_event(rows[-1])))
+            counted("", event=f"{_event(rows[-1])} (row {len(rows)} of {len(asked)})")
     except KeyboardInterrupt:
         stopped = "interrupted"
     except MachineBusyError:

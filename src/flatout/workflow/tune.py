@@ -19,6 +19,7 @@ from flatout.launch.trial_process import clean_up_stale_trials, scratch_root
 from flatout.records.ablation import Ablation
 from flatout.records.errors import UserError
 from flatout.records.json_records import to_plain
+from flatout.records.live import Progress
 from flatout.records.machine import Machine
 from flatout.records.profile import Profile
 from flatout.records.recipe import Recipe
@@ -126,17 +127,26 @@ def tune(
             runner=options.runner,
             recorded=recorded,
         )
+        latest = Progress(trying="", done_share=0.0, elapsed_s=0.0, left_s=task.budget_s)
+
+        def counted(now: Progress) -> None:
+            nonlocal latest
+            left_s = max(options.budget_s - now.elapsed_s, 0.0)
+            latest = replace(now, num_runs=runner.num_runs, left_s=left_s)
+            tell(latest)
+
         guard = GuardChecker(
-            runner, lambda text: tell(progress(policy.budget, text)), ceiling=task.numerics
+            runner, lambda text: counted(progress(policy.budget, text)), ceiling=task.numerics
         )
         runner.judge = guard.judge
-        policy = Policy(task, tell)
+        policy = Policy(task, counted)
         records: list[Record] = []
         experiment = policy.next(records)
         while experiment is not None:
             try:
                 records.append(runner.run(experiment))
                 experiment = policy.next(records)
+                counted(progress(policy.budget, latest.trying, latest.best_ratio))
             except KeyboardInterrupt:  # noqa: PERF203  an experiment takes seconds
                 experiment = policy.interrupt()
         tuned = policy.result
