@@ -33,7 +33,7 @@ from flatout.reporting.documents import (
 from flatout.reporting.tables import ascii_only
 from flatout.reporting.terminal import render_ablation, render_failure
 from flatout.reporting.tuning.markdown import ablation_html, ablation_markdown
-from flatout.reporting.tuning.speedup_chart import ladder_svg
+from flatout.reporting.tuning.speedup_chart import ladder_svg, staged_svg
 from flatout.reporting.tuning.staged import Article
 from flatout.reporting.tuning.verdict import ResultPlace, hand_changes
 from flatout.tuning.policy import BaselineFailedError
@@ -134,6 +134,7 @@ def _since(task: Task) -> float:
 
 
 RECIPE = "recipe.toml"
+STAGES = "stages.svg"
 INTERRUPTED = 130
 
 
@@ -181,7 +182,8 @@ def tune_and_report(workload: Workload, options: TuneOptions, form: ReportForm) 
     write_reports(ablation, options.out, place, form.language)
     if form.json_path:
         write_json(ablation.to_json(), form.json_path)
-    show(f"files {options.out}/: ladder.html, ladder.svg, report.md, ablation.json, {RECIPE}\n")
+    pictures = "ladder.svg, stages.svg" if (options.out / STAGES).exists() else "ladder.svg"
+    show(f"files {options.out}/: ladder.html, {pictures}, report.md, ablation.json, {RECIPE}\n")
     return INTERRUPTED if ablation.stopped == "interrupted" else 0
 
 
@@ -197,7 +199,8 @@ def place_of(workload: Workload, out: Path) -> ResultPlace:
 def write_reports(ablation: Ablation, out: Path, place: ResultPlace, language: str) -> None:
     """Write everything that a tuning leaves behind.
 
-    The recipe is written when it is empty too, so that none of an earlier tuning stays there.
+    The recipe is written when it is empty too, so that none of an earlier tuning stays there; nor
+    does its picture of stages, which is drawn of a recipe that was proven.
     """
     changes = hand_changes(ablation.recipe, catalogue.technique_class)
     write_recipe(ablation.recipe, out / RECIPE)
@@ -205,5 +208,10 @@ def write_reports(ablation: Ablation, out: Path, place: ResultPlace, language: s
     markdown = ablation_markdown(ablation, changes, place=place, language=language)
     write_text(markdown, out / "report.md")
     write_text(ladder_svg(ablation, language), out / "ladder.svg")
+    stages = staged_svg(ablation, language)
+    if stages is not None:
+        write_text(stages, out / STAGES)
+    else:
+        (out / STAGES).unlink(missing_ok=True)
     page = ablation_html(ablation, changes, place=place, language=language)
     write_text(page, out / "ladder.html")

@@ -1,11 +1,15 @@
 from dataclasses import replace
+from xml.etree import ElementTree
 
 import pytest
 
 from flatout.records.ablation import StagedRow, TrainingLength, ablation_from_json, staged_row
 from flatout.reporting.terminal import render_ablation
 from flatout.reporting.tuning.markdown import ablation_html, ablation_markdown
+from flatout.reporting.tuning.speedup_chart import staged_svg
 from flatout.reporting.tuning.staged import Article, columns_of
+
+SVG = "{http://www.w3.org/2000/svg}"
 
 
 @pytest.fixture
@@ -35,6 +39,33 @@ def staged(tuned):
     last = staged_row(tuned.final, "pairs", technique="regional_compile", promise="rounding")
     length = TrainingLength(steps=2200, source="--epochs 100")
     return replace(tuned, stages=(first, workers, bf16, last), training=length)
+
+
+def test_the_picture_has_a_bar_a_step_with_what_the_table_says(staged):
+    root = ElementTree.fromstring(staged_svg(staged))
+    groups = root.findall(f"{SVG}g")
+    shown = [[text.text for text in group.findall(f"{SVG}text")] for group in groups]
+    length = [float(group.find(f"{SVG}rect").get("width")) for group in groups]
+
+    assert shown[0] == ["baseline", "1.00x, 37 % busy, 7.8 min"]
+    assert shown[1][0] == "loader_workers"
+    assert [name for name, _ in shown] == [
+        *("baseline", "loader_workers", "bf16_autocast", "regional_compile"),
+    ]
+    speeds = [stage.samples_per_s / staged.stages[0].samples_per_s for stage in staged.stages]
+    assert [one / length[0] for one in length] == pytest.approx(speeds, rel=0.005)
+    assert "prefers-color-scheme: dark" in root.find(f"{SVG}style").text
+
+
+def test_the_picture_is_korean_where_the_report_is(staged):
+    text = staged_svg(staged, "ko")
+
+    assert "가동률 60 %" in text
+    assert "busy" not in text
+
+
+def test_there_is_no_picture_where_no_recipe_was_proven(tuned):
+    assert staged_svg(tuned) is None
 
 
 @pytest.mark.parametrize("language", ["en", "ko"])

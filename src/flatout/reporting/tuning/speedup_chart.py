@@ -23,6 +23,7 @@ from flatout.records.units import (
 )
 from flatout.reporting.tables import NOTHING
 from flatout.reporting.templates import render
+from flatout.reporting.tuning.staged import count, training_s
 from flatout.reporting.tuning.verdict import headline, loss_of, verdict_of
 
 Cells = dict[str, Any]
@@ -220,6 +221,41 @@ def ladder_svg(ablation: Ablation, language: str = ENGLISH) -> str:
     """Return the plot as one SVG file: it needs no script, no font and no network."""
     say = messages(language)
     rows = [row for row in ladder_rows(ablation, say) if row.times_baseline is not None]
+    return _plot("ladder", rows, say.text(headline(ablation)), say("tuning.chart_scale"), say)
+
+
+def staged_svg(ablation: Ablation, language: str = ENGLISH) -> str | None:
+    """Return the recipe as it grows as one SVG file; None where no recipe was proven."""
+    say = messages(language)
+    rows = list(_stages(ablation, say))
+    if len(rows) < 2:
+        return None
+    return _plot("stages", rows, say.text(headline(ablation)), say("staged.chart_scale"), say)
+
+
+def _stages(ablation: Ablation, say: Messages) -> Iterator[LadderRow]:
+    """Yield a row a stage with speed, utilisation and minutes, as in the staged table."""
+    first_per_s = ablation.stages[0].samples_per_s if ablation.stages else None
+    for number, stage in enumerate(ablation.stages):
+        if not first_per_s or not stage.samples_per_s:
+            continue
+        notes = []
+        if stage.utilisation is not None:
+            notes.append(say("staged.chart_busy", share=format_share(stage.utilisation)))
+        seconds = training_s(ablation, stage)
+        if ablation.training and seconds:
+            notes.append(say("staged.chart_minutes", minutes=count(seconds / 60)))
+        yield LadderRow(
+            kind="technique" if number else "baseline",
+            technique=stage.technique.split()[0] if number else say("tuning.baseline"),
+            verdict=", ".join(notes),
+            is_kept=True,
+            times_baseline=stage.samples_per_s / first_per_s,
+        )
+
+
+def _plot(name: str, rows: list[LadderRow], title: str, caption: str, say: Messages) -> str:
+    """Return rows as bars; `name` sets the plot's ids apart from those of another on its page."""
     top = _top(rows)
     names = Counter(row.technique for row in rows)
     bars = [
@@ -229,6 +265,7 @@ def ladder_svg(ablation: Ablation, language: str = ENGLISH) -> str:
     return render(
         "ladder.svg.j2",
         {
+            "name": name,
             "bars": bars,
             "ticks": _ticks(top),
             "width": WIDTH,
@@ -236,8 +273,8 @@ def ladder_svg(ablation: Ablation, language: str = ENGLISH) -> str:
             "left": MARGIN,
             "top": TOP,
             "bar_height": BAR_HEIGHT,
-            "title": say.text(headline(ablation)),
-            "caption": say("tuning.chart_scale"),
+            "title": title,
+            "caption": caption,
             "description": say(
                 "tuning.chart", bars="; ".join(_read_aloud(row, say) for row in rows)
             ),
@@ -253,7 +290,7 @@ def _bar(row: LadderRow, label: str, y: float, top: float) -> Bar:
         y=y,
         length=_x(row.times_baseline, top) - MARGIN,
         whisker=_whisker(row.whisker, y, top) if row.whisker else "",
-        note=f"{row.times_baseline:.2f}x, {row.verdict}",
+        note=", ".join(filter(None, (f"{row.times_baseline:.2f}x", row.verdict))),
     )
 
 

@@ -72,10 +72,10 @@ def columns_of(ablation: Ablation) -> tuple[str, ...]:
 
 def _row(ablation: Ablation, stage: StagedRow) -> tuple[Text, ...]:
     per_s = stage.samples_per_s
-    training_s = _training_s(ablation, stage)
+    whole_s = training_s(ablation, stage)
     attempts: Text = UNKNOWN
-    if training_s and ablation.training:
-        attempts = _count(SECONDS_A_DAY / training_s)
+    if whole_s and ablation.training:
+        attempts = count(SECONDS_A_DAY / whole_s)
     rate: Text = UNKNOWN
     if per_s:
         rate = format_rate(per_s)
@@ -86,7 +86,7 @@ def _row(ablation: Ablation, stage: StagedRow) -> tuple[Text, ...]:
         words("tuning.baseline") if is_first else stage.technique.split()[0],
         UNKNOWN if stage.utilisation is None else format_share(stage.utilisation),
         rate,
-        UNKNOWN if training_s is None else _count(training_s / 60),
+        UNKNOWN if whole_s is None else count(whole_s / 60),
         attempts,
         UNKNOWN if stage.peak_bytes is None else format_bytes(stage.peak_bytes),
         _alone(stage),
@@ -102,7 +102,7 @@ def _alone(stage: StagedRow) -> Text:
     return words(marks[stage.alone_source], value=ratio) if stage.alone_source in marks else ratio
 
 
-def _training_s(ablation: Ablation, stage: StagedRow) -> float | None:
+def training_s(ablation: Ablation, stage: StagedRow) -> float | None:
     """Return the seconds of the whole training, or of a million samples."""
     if not stage.samples_per_s:
         return None
@@ -111,14 +111,15 @@ def _training_s(ablation: Ablation, stage: StagedRow) -> float | None:
     return samples / stage.samples_per_s
 
 
-def _count(value: float) -> str:
+def count(value: float) -> str:
+    """Return minutes or attempts, with a decimal where there are few."""
     return f"{value:.1f}" if value < FEW else f"{value:.0f}"
 
 
 def _sentences(ablation: Ablation, article: Article | None) -> tuple[Sentence, ...]:
     stages, found = ablation.stages, []
     first, last = stages[0], stages[-1]
-    before_s, after_s = _training_s(ablation, first), _training_s(ablation, last)
+    before_s, after_s = training_s(ablation, first), training_s(ablation, last)
     if before_s and after_s and ablation.training:
         length = ablation.training
         found.append(
