@@ -147,7 +147,7 @@ def test_rollouts_between_the_measured_steps_are_told_where_they_take_much_of_th
 
     assert profile.step_ms.median == pytest.approx(100.0)
     assert (
-        "evaluations or rollouts (calls without gradients) took 2.80 s of the 4.00 s seen: "
+        "evaluations or rollouts (calls that train nothing) took 2.80 s of the 4.00 s seen: "
         "the steps that hold them are left out"
     ) in profile.notes
 

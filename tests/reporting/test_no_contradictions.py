@@ -98,7 +98,8 @@ def profiles(draw):
         epoch_steps=draw(st.none() | st.integers(1, 100)),
         samples_per_step=8.0,
         loaders=(loader(num_workers=workers),) if has_loader else (),
-        models=(model(),),
+        models=(model(eval_graph_calls=draw(st.integers(0, 3))),),
+        eval_share=draw(SHARES),
         optimizers=(optimizer(),),
         eval_ms=0.0,
         syncs=(SyncPoint(line="a.py:1", what="item", per_step=1, ms_per_step=draw(TIMES)),),
@@ -178,7 +179,7 @@ def test_parts_add_up_and_no_share_is_more_than_the_whole(facts):
     assert sum(shares.values()) <= 1 + EXACT
     assert shares[facts.regime.name] == max(shares.values())
     assert all(0 < finding.share <= 1 for finding in facts.findings)
-    assert all(finding.of in ("step", "memory", "device") for finding in facts.findings)
+    assert all(finding.of in ("step", "run", "memory", "device") for finding in facts.findings)
 
 
 @given(profiles())

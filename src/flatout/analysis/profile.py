@@ -104,6 +104,7 @@ def summarise(result: TrialResult, machine: Machine) -> Profile:
         backwards_per_step=_mean([s.backwards for s in window.sampled]),
         samples_per_step=samples,
         eval_ms=_eval_ms(window, phases),
+        eval_share=_eval_share(window),
         epoch_start_ms=start_ms,
         epoch_steps=epoch_steps,
         cpu_threads=int(result.environment.get("threads", 0)),
@@ -283,7 +284,11 @@ def _notes(result: TrialResult, window: Window, busy: float | None) -> list[str]
         notes.append(words("note.not_steady"))
     if not window.are_clean:
         notes.append(words("note.unclean"))
-    notes += _left_out(window)
+    left_share = _eval_share(window)
+    if left_share >= TELLING_SHARE:
+        run_s = sum(step.wall_s for step in window.steps)
+        left, run = format_ms(1e3 * left_share * run_s), format_ms(1e3 * run_s)
+        notes.append(words("note.left_out", left=left, run=run))
     if not any(seen.is_training for seen in result.loaders):
         notes.append(words("note.foreign_loader" if _draws_batches(window) else "note.no_loader"))
     if not result.models:
@@ -301,15 +306,12 @@ def _draws_batches(window: Window) -> bool:
     return any(step.batches for step in window.sampled)
 
 
-def _left_out(window: Window) -> list[str]:
-    """Return a note on evaluations in steps that do not count, where they took much of the run."""
+def _eval_share(window: Window) -> float:
+    """Return the part of the run that evaluations took in steps that do not count."""
     measured = {id(step) for step in window.measured}
-    others = [step for step in window.steps if id(step) not in measured]
-    left_s = sum(step.seconds[EVAL] for step in others)
+    left_s = sum(step.seconds[EVAL] for step in window.steps if id(step) not in measured)
     run_s = sum(step.wall_s for step in window.steps)
-    if left_s < TELLING_SHARE * run_s:
-        return []
-    return [words("note.left_out", left=format_ms(1e3 * left_s), run=format_ms(1e3 * run_s))]
+    return left_s / run_s if run_s else 0.0
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -241,6 +241,8 @@ class Profile:
     eval_ms: float = 0.0
     """Part of `other` in which the trained model was called without training: evaluation. Models
     that are never trained, such as a teacher, are not told apart."""
+    eval_share: float = 0.0
+    """Share of the run seen that evaluations took in steps which are left out for that."""
     epoch_start_ms: float = 0.0
     """What starting the training loader's iterator costs beyond an ordinary wait, once an epoch;
     0 when no second epoch was seen."""

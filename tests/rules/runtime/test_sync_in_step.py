@@ -17,7 +17,7 @@ def test_costly_waits_are_reported_with_their_lines():
 
     assert finding.share == 0.1
     assert finding.because == (
-        "calls in which the host waits cost up to 10.0 ms of 100 ms (10 %): "
+        "calls that read values of tensors take about 10.0 ms of 100 ms (10 %): "
         "train.py:12 (print, 0.1 a step), train.py:9 (item, 1 a step)"
     )
 

@@ -93,7 +93,8 @@ def _short(
     found = [block for block in parts["findings"].blocks if isinstance(block, Advice)]
     room -= len(end)
     # A finding says what to do, so it goes before a ceiling, which says what that could gain.
-    while len(rows) > 1 and sum(map(len, rows)) + 2 * min(len(found), 1) > room:
+    first = [*_advised(found[0], say, width), ""] if found else []
+    while len(rows) > 1 and sum(map(len, rows)) + len(first) > room:
         rows.pop()
     lines = [line for row in rows for line in row] + [""] * min(len(found), 1)
     found = found[: min(MOST_FINDINGS, max(1, room - len(lines)))]
@@ -106,15 +107,21 @@ def _findings(found: list[Advice], say: Messages, width: int, room: int) -> list
     for block in found:
         short = _fact("finding", block.short, say, width)
         source = terminal_lines(Facts(rows=block.source), say, width)
-        advice = _fact("advice", block.next(say), say, width)
+        advised = _advised(block, say, width)
         long = terminal_lines(block, say, width)
-        forms.append(([*short], [*short, *source], [*short, *advice, *source], long))
+        forms.append(([*short], [*short, *source], [*advised, *source], long))
     shown = [lines[0] for lines in forms]
     for form in (1, 2, 3):
         for number, lines in enumerate(forms):
             if sum(map(len, shown)) - len(shown[number]) + len(lines[form]) <= room:
                 shown[number] = lines[form]
     return [line for lines in shown for line in lines]
+
+
+def _advised(block: Advice, say: Messages, width: int) -> list[str]:
+    """Return a finding's name and what to do about it."""
+    advice = _fact("advice", block.next(say), say, width)
+    return [*_fact("finding", block.short, say, width), *advice]
 
 
 def _fact(name: str, text: Text, say: Messages, width: int) -> list[str]:

@@ -44,7 +44,7 @@ def check(profile: Profile, machine: Machine) -> Finding | None:
         code="sync_in_step",
         share=share,
         because=words(
-            "finding.sync_in_step.because",
+            f"finding.sync_in_step.because{'_cpu' * is_cpu}",
             cost=format_ms(cost_ms),
             step=format_ms(step_ms),
             share=format_share(share),

@@ -63,8 +63,14 @@ def _look(profile: Profile, runner: PassRunner, folder: Path) -> Profile:
     return replace(
         profile,
         memory=memory_story(memory) if memory else None,
-        syncs=sync_points(syncs) if syncs else (),
+        syncs=sync_points(syncs, _timed_share(profile, trial)) if syncs else (),
     )
+
+
+def _timed_share(profile: Profile, watched: Trial) -> float:
+    """Return a timed step as a part of a watched one: 1 where watching made it no longer."""
+    watched_ms = watched.profile.step_ms.median if watched.profile else 0.0
+    return min(1.0, profile.step_ms.median / watched_ms) if watched_ms else 1.0
 
 
 def _wants_snapshot(profile: Profile, runner: PassRunner) -> bool:
