@@ -184,7 +184,7 @@ def measure(
     return Measurement(workload=workload, trial=trial)
 
 
-def tune(
+def tune(  # noqa: PLR0913  one keyword for each thing a caller may choose
     command: Command,
     *,
     budget_s: float = 600.0,
@@ -192,6 +192,7 @@ def tune(
     out: str | Path = "flatout-out",
     only: Sequence[str] = (),
     skip: Sequence[str] = (),
+    acknowledged: Sequence[str] = (),
 ) -> Tuning:
     """Try what would help, keep what measurably does, and return the evidence.
 
@@ -202,6 +203,7 @@ def tune(
         out: Folder for the recipe and the journal.
         only: Names of the techniques to try; all that apply where empty.
         skip: Names of techniques not to try.
+        acknowledged: Codes of wrong training that do not keep the script from being tuned.
 
     Raises:
         UserError: if there is no such script, or an argument is not allowed.
@@ -216,6 +218,7 @@ def tune(
         numerics=Numerics(numerics),
         only=tuple(only),
         skip=tuple(skip),
+        acknowledged=tuple(acknowledged),
         out=Path(out),
         history=history_path(),
     )

@@ -42,6 +42,9 @@ PROMISES = ("exact", "rounding", "precision", "training")
 @click.option("--details", is_flag=True, help="Show every technique with its reasons.")
 @click.option("--only", default="", callback=names, help="Try only these techniques: a,b.")
 @click.option("--skip", default="", callback=names, help="Do not try these techniques: a,b.")
+@click.option(
+    "--acknowledge", default="", callback=names, help="Tune in spite of this wrong training: LP03."
+)
 @click.option("--accept-load", is_flag=True, help="Go on while others keep the machine busy.")
 @click.option("--pack", default="", metavar="SRC", help="Pack these data first, if that is quick.")
 @click.option("--resume", is_flag=True, help="Go on where a tuning with this --out ended.")
@@ -59,6 +62,7 @@ def command(  # noqa: PLR0913, PLR0917  one argument an option
     details: bool,
     only: tuple[str, ...],
     skip: tuple[str, ...],
+    acknowledge: tuple[str, ...],
     accept_load: bool,
     pack: str,
     resume: bool,
@@ -77,6 +81,7 @@ def command(  # noqa: PLR0913, PLR0917  one argument an option
     from flatout.records.errors import UserError
     from flatout.records.technique import Numerics
     from flatout.tuning.history import history_path
+    from flatout.tuning.script_files import find_script, shown
     from flatout.workflow.tune import TuneOptions
 
     for name in (*only, *skip):
@@ -91,6 +96,7 @@ def command(  # noqa: PLR0913, PLR0917  one argument an option
         numerics=Numerics(numerics),
         only=only,
         skip=skip,
+        acknowledged=acknowledge,
         accepts_load=accept_load,
         pack=pack,
         resume=resume,
@@ -98,18 +104,22 @@ def command(  # noqa: PLR0913, PLR0917  one argument an option
         history=history_path(),
     )
     form = ReportForm(json_path=json_path, details=details, language=language, is_quiet=quiet)
-    code = tune_and_report(parse_workload(target, arguments), options, form)
-    if patch and code == 0:
-        _write_patch(target, out)
+    workload = parse_workload(target, arguments)
+    script = find_script(workload) if patch else None
+    if patch and script is None:
+        raise UserError(f"--patch needs the file of a script, and {target} has none here")
+    code = tune_and_report(workload, options, form)
+    if script and code == 0:
+        _write_patch(Path(shown(script, workload)), out)
     return code
 
 
-def _write_patch(target: str, out: Path) -> None:
+def _write_patch(script: Path, out: Path) -> None:
     from flatout.reporting.documents import write_text
     from flatout.workflow.patch import patch
     from flatout.workflow.recipe_files import read_recipe
 
-    made = patch(read_recipe(out / "recipe.toml"), Path(target.partition(":")[0]))
+    made = patch(read_recipe(out / "recipe.toml"), script)
     write_text(made.diff, out / "recipe.diff")
     named = f"; not in it: {', '.join(made.left_out)}" if made.left_out else ""
     show(f"patch {out / 'recipe.diff'}{named}\n")

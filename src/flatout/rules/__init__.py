@@ -5,7 +5,9 @@ Those on what the device does are under `device`, all others under `runtime`.
 A rule is a module with `check(profile, machine)`. It may name in `MENDED_BY` the techniques that
 fix its bottleneck: with one of them in use, what the script says of itself no longer holds. In
 `AT_LINES` it names the source rules that see its cause at the lines that were measured, in
-`IN_PROJECT` those whose findings are its cause wherever they are in the project.
+`IN_PROJECT` those whose findings are its cause wherever they are in the project. With
+`TRAINS_WRONG` it says that the training learns other than was meant: it is not tuned before that is
+fixed.
 """
 
 import importlib
@@ -29,6 +31,15 @@ MOST_JOINED = 3
 def codes() -> tuple[str, ...]:
     """Return the codes of all rules on profiles, in alphabetical order."""
     return tuple(_modules())
+
+
+def codes_of_wrong_training() -> frozenset[str]:
+    """Return the codes of the rules on profiles with `TRAINS_WRONG`."""
+    return frozenset(
+        code
+        for code, module in _modules().items()
+        if getattr(importlib.import_module(module), "TRAINS_WRONG", False)
+    )
 
 
 def add_findings(profile: Profile, machine: Machine, in_use: Collection[str] = ()) -> Profile:

@@ -73,19 +73,23 @@ def files_of(workload: Workload) -> Iterator[tuple[Path, bytes]]:
             waiting.extend(_imported(path, text, roots))
 
 
-def source_of(workload: Workload) -> str:
-    """Return the source of a workload's script; empty where it cannot be read."""
+def find_script(workload: Workload) -> Path | None:
+    """Return the file of a workload's script, behind a launcher too; None where it has none."""
     folder = workload.folder.resolve()
     target = workload.target.rpartition(":")[0] if workload.is_task else workload.target
     is_module = target.startswith("-m ")
     roots = [folder, *_own_roots()]
     name = target.removeprefix("-m ")
     places = [*_places(name, roots), *_places(f"{name}.__main__", roots)] if is_module else []
-    for path in [folder / target, *reversed(places)]:
-        text = _find_text(path)
-        if text:
-            return text.decode("utf-8", "replace")
-    return ""
+    launched = [folder / word for word in workload.arguments if is_module and word.endswith(".py")]
+    files = [folder / target, *reversed(places), *launched]
+    return next((path for path in files if _find_text(path)), None)
+
+
+def source_of(workload: Workload) -> str:
+    """Return the source of a workload's script; empty where it cannot be read."""
+    path = find_script(workload)
+    return (_find_text(path) or b"").decode("utf-8", "replace") if path else ""
 
 
 def _named(workload: Workload, folder: Path) -> Iterator[Path]:

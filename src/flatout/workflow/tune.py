@@ -7,17 +7,18 @@ policy asks for, and makes the ablation of where it ended.
 import contextlib
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from flatout import rules
 from flatout.data.format import STORES
 from flatout.hardware.machine import read_machine
 from flatout.launch.folder_lock import FolderBusyError, hold_folder
 from flatout.launch.trial_process import clean_up_stale_trials, scratch_root
 from flatout.records.ablation import Ablation
-from flatout.records.errors import UserError
+from flatout.records.errors import UserError, unknown
 from flatout.records.json_records import to_plain
 from flatout.records.live import Progress
 from flatout.records.machine import Machine
@@ -26,6 +27,7 @@ from flatout.records.recipe import Recipe
 from flatout.records.technique import Numerics
 from flatout.records.trial import Workload
 from flatout.records.units import format_duration
+from flatout.rules import source
 from flatout.tuning.experiments import Record, TrialHistory, key_of
 from flatout.tuning.feeding import is_about_data, note_prepared
 from flatout.tuning.guard_checker import GuardChecker
@@ -37,7 +39,7 @@ from flatout.tuning.policy import (
     Tuned,
     TuningTask,
 )
-from flatout.tuning.script_files import digests_of
+from flatout.tuning.script_files import digests_of, find_script, shown
 from flatout.tuning.staged import length_of
 from flatout.tuning.state import Tell, progress
 from flatout.tuning.trial_runner import (
@@ -49,6 +51,7 @@ from flatout.tuning.trial_runner import (
     wait_for_quiet,
 )
 from flatout.tuning.trials import run_trial
+from flatout.workflow.check import check
 from flatout.workflow.pack_for_tuning import pack_for_tuning
 
 RECORDS = 5
@@ -77,6 +80,8 @@ class TuneOptions:
     """Go on where other work keeps the machine busy; the report says so."""
     pack: str = ""
     """Data to pack first, as `flatout pack` takes them; empty for none."""
+    acknowledged: tuple[str, ...] = ()
+    """Codes of wrong training that do not keep it from being tuned."""
     confirm_pairs: int = CONFIRM_PAIRS
     history: Path | None = None
     """File of what earlier tunings on this machine found; None neither reads nor writes one."""
@@ -96,8 +101,12 @@ def tune(
 
     Raises:
         BaselineFailedError: if the unchanged script gives no measurement.
-        UserError: if the out folder cannot be used, or another tuning writes there.
+        UserError: if the out folder cannot be used, another tuning writes there, or the training is
+            wrong as it is and that is not acknowledged.
     """
+    wrong = _wrong_places(workload, options.acknowledged)
+    needs_ranks = source.codes_of_wrong_training(of_ranks=True)
+    _refuse([place for place in wrong if place[0] not in needs_ranks])
     clean_up_stale_trials()
     machine = machine or read_machine(torch=False)
     with _held(options):
@@ -145,6 +154,10 @@ def tune(
         while experiment is not None:
             try:
                 records.append(runner.run(experiment))
+                baseline = records[0].trial and records[0].trial.profile
+                if len(records) == 1 and baseline:
+                    seen = _wrong_at_run_time(baseline, machine, options.acknowledged)
+                    _refuse([*seen, *(wrong if baseline.ranks else ())])
                 experiment = policy.next(records)
                 counted(progress(policy.budget, latest.trying, latest.best_ratio))
             except KeyboardInterrupt:  # noqa: PERF203  an experiment takes seconds
@@ -160,6 +173,60 @@ def tune(
         if options.history is not None:
             append_results(options.history, ablation, workload.name, _device_of(machine))
         return ablation
+
+
+def _wrong_places(workload: Workload, acknowledged: Sequence[str]) -> list[tuple[str, str]]:
+    """Return code and words of what the rules see in the script and no one acknowledged.
+
+    That is by its code here, in pyproject.toml, or in a comment.
+
+    Raises:
+        UserError: if a code is none that ends a tuning.
+    """
+    known = {
+        *source.codes_of_wrong_training(of_ranks=False),
+        *source.codes_of_wrong_training(of_ranks=True),
+        *rules.codes_of_wrong_training(),
+    }
+    for code in acknowledged:
+        if code not in known:
+            raise UserError(unknown("code", code, known))
+    path = find_script(workload)
+    try:
+        found = list(check([path]).findings()) if path else []
+    except UserError:  # a pyproject.toml that cannot be read hinders no tuning
+        found = []
+    return [
+        (each.code, f"{shown(Path(file), workload)}:{each.line}: {each.code} {each.because}")
+        for file, each in found
+        if each.code in known.difference(acknowledged)
+    ]
+
+
+def _wrong_at_run_time(
+    baseline: Profile, machine: Machine, acknowledged: Sequence[str]
+) -> list[tuple[str, str]]:
+    """Return code and words of what the rules see in the first measurement."""
+    wanted = rules.codes_of_wrong_training().difference(acknowledged)
+    found = rules.add_findings(baseline, machine).findings
+    return [(each.code, f"{each.code}: {each.because}") for each in found if each.code in wanted]
+
+
+def _refuse(wrong: Sequence[tuple[str, str]]) -> None:
+    """End a tuning whose baseline does not train what was meant, in one line.
+
+    Raises:
+        UserError: if there is such a place.
+    """
+    if not wrong:
+        return
+    code, words = wrong[0]
+    more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
+    every = ",".join(sorted({code for code, _words in wrong}))
+    raise UserError(
+        f"{words}{more}; tuned, it would only be wrong sooner: 'flatout rules {code}' says how to "
+        f"fix it, --acknowledge {every} tunes it as it is"
+    )
 
 
 def _task_of(machine: Machine, options: TuneOptions) -> TuningTask:

@@ -1,7 +1,8 @@
 """The rules that read source: one pattern, one file below its topic, found by its name.
 
 A rule is a module with `check(script)` that yields issues. The file's name begins with the code:
-`dl02_no_workers` is `DL02`.
+`dl02_no_workers` is `DL02`. With `TRAINS_WRONG` it says that what it sees never trains what was
+meant, those under `ranks` where there are several: speed is not tuned before that is fixed.
 """
 
 import ast
@@ -40,6 +41,16 @@ def code_of(rule: str) -> str:
 def codes() -> tuple[str, ...]:
     """Return the codes of all rules, in alphabetical order."""
     return tuple(sorted(code_of(rule) for rule in modules()))
+
+
+def codes_of_wrong_training(*, of_ranks: bool) -> frozenset[str]:
+    """Return the codes of the rules with `TRAINS_WRONG`, of those for several ranks or the rest."""
+    return frozenset(
+        code_of(rule)
+        for rule, module in modules().items()
+        if (".ranks." in module) == of_ranks
+        and getattr(importlib.import_module(module), "TRAINS_WRONG", False)
+    )
 
 
 def selected(select: Collection[str], ignore: Collection[str]) -> frozenset[str]:

@@ -7,6 +7,8 @@ from flatout.analysis.source.edits import insert_after, insert_before, remove, s
 from flatout.analysis.source.script import Issue, Script
 from flatout.analysis.source.training import StepPart, backwards, optimizer_steps, step_parts
 
+TRAINS_WRONG = True
+
 
 def check(script: Script) -> Iterator[Issue]:
     """Report steps without any `zero_grad`, and `zero_grad` between `backward` and `step`."""

@@ -5,6 +5,8 @@ from collections.abc import Iterator
 
 from flatout.analysis.source.script import Issue, Script, argument, root_name
 
+TRAINS_WRONG = True
+
 
 def check(script: Script) -> Iterator[Issue]:
     """Report `model.layer = nn.X(...)` below the optimizer of `model.parameters()`."""

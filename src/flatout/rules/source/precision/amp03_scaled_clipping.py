@@ -12,6 +12,7 @@ CLIPS = (
     "torch.nn.utils.clip_grad_value_",
     "torch.nn.utils.clip_grad_norm",
 )
+TRAINS_WRONG = True
 
 
 def check(script: Script) -> Iterator[Issue]:

@@ -9,6 +9,7 @@ from flatout.analysis.source.training import step_parts
 from flatout.records.finding import Fix
 
 SAMPLER = "torch.utils.data.DistributedSampler"
+TRAINS_WRONG = True
 
 
 def check(script: Script) -> Iterator[Issue]:

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from flatout.analysis.source.script import Issue, Script, last_name, same
 from flatout.analysis.source.training import accumulation, modulo, step_parts
 
+TRAINS_WRONG = True
+
 
 def check(script: Script) -> Iterator[Issue]:
     """Report `no_sync` and `step` that ask for different remainders of the same number."""
