@@ -35,6 +35,7 @@ MEASURES = (
     "analysis/test_loader_faults.py",
     "workflow/test_skipped_steps.py",
     "workflow/test_ranks.py",
+    "workflow/test_tuned_patch.py",
     "tuning/test_rescue.py",
 )
 """Modules whose tests look at what was measured, or at all processes of the machine: no other test
