@@ -25,7 +25,7 @@ from flatout.records.machine import Machine
 from flatout.records.profile import Profile
 from flatout.records.recipe import Recipe
 from flatout.records.technique import Numerics
-from flatout.records.trial import Workload
+from flatout.records.trial import Trial, Workload
 from flatout.records.units import format_duration
 from flatout.rules import source
 from flatout.tuning.experiments import Record, TrialHistory, key_of
@@ -105,17 +105,10 @@ def tune(
             wrong as it is and that is not acknowledged.
     """
     wrong = _wrong_places(workload, options.acknowledged)
-    needs_ranks = source.codes_of_wrong_training(of_ranks=True)
-    _refuse([place for place in wrong if place[0] not in needs_ranks])
     clean_up_stale_trials()
     machine = machine or read_machine(torch=False)
     with _held(options):
-        notes: tuple[str, ...] = ()
-        if options.pack:
-            began_s = options.clock()
-            cost = pack_for_tuning(options.pack, options.out, options.budget_s, tell)
-            left_s = max(options.budget_s - (options.clock() - began_s), 1.0)
-            options, notes = replace(options, budget_s=left_s), (cost.words,)
+        options, notes = _packed(options, tell)
         task = _task_of(machine, options)
         header = _header(workload, machine) | {"task": to_plain(task)}
         begun, recorded = open_journal(options.out, header, resume=options.resume)
@@ -154,10 +147,8 @@ def tune(
         while experiment is not None:
             try:
                 records.append(runner.run(experiment))
-                baseline = records[0].trial and records[0].trial.profile
-                if len(records) == 1 and baseline:
-                    seen = _wrong_at_run_time(baseline, machine, options.acknowledged)
-                    _refuse([*seen, *(wrong if baseline.ranks else ())])
+                if len(records) == 1:
+                    _refuse_what_ran(records[0].trial, machine, wrong, options.acknowledged)
                 experiment = policy.next(records)
                 counted(progress(policy.budget, latest.trying, latest.best_ratio))
             except KeyboardInterrupt:  # noqa: PERF203  an experiment takes seconds
@@ -175,19 +166,27 @@ def tune(
         return ablation
 
 
+def _packed(options: TuneOptions, tell: Tell) -> tuple[TuneOptions, tuple[str, ...]]:
+    """Pack what was asked for; return the options with what is left of the budget, and a note."""
+    if not options.pack:
+        return options, ()
+    began_s = options.clock()
+    cost = pack_for_tuning(options.pack, options.out, options.budget_s, tell)
+    left_s = max(options.budget_s - (options.clock() - began_s), 1.0)
+    return replace(options, budget_s=left_s), (cost.words,)
+
+
 def _wrong_places(workload: Workload, acknowledged: Sequence[str]) -> list[tuple[str, str]]:
-    """Return code and words of what the rules see in the script and no one acknowledged.
+    """Return code and words of what the script does wrong on several ranks and is not acknowledged.
 
     That is by its code here, in pyproject.toml, or in a comment.
 
     Raises:
-        UserError: if a code is none that ends a tuning.
+        UserError: if the script is wrong in any case, or a code is none that ends a tuning.
     """
-    known = {
-        *source.codes_of_wrong_training(of_ranks=False),
-        *source.codes_of_wrong_training(of_ranks=True),
-        *rules.codes_of_wrong_training(),
-    }
+    early = source.codes_of_wrong_training(of_ranks=False)
+    of_ranks = source.codes_of_wrong_training(of_ranks=True)
+    known = early | of_ranks | rules.codes_of_wrong_training()
     for code in acknowledged:
         if code not in known:
             raise UserError(unknown("code", code, known))
@@ -196,20 +195,32 @@ def _wrong_places(workload: Workload, acknowledged: Sequence[str]) -> list[tuple
         found = list(check([path]).findings()) if path else []
     except UserError:  # a pyproject.toml that cannot be read hinders no tuning
         found = []
-    return [
+    wrong = [
         (each.code, f"{shown(Path(file), workload)}:{each.line}: {each.code} {each.because}")
         for file, each in found
         if each.code in known.difference(acknowledged)
     ]
+    _refuse([place for place in wrong if place[0] in early])
+    return [place for place in wrong if place[0] in of_ranks]
 
 
-def _wrong_at_run_time(
-    baseline: Profile, machine: Machine, acknowledged: Sequence[str]
-) -> list[tuple[str, str]]:
-    """Return code and words of what the rules see in the first measurement."""
+def _refuse_what_ran(
+    baseline: Trial | None,
+    machine: Machine,
+    wrong_on_ranks: Sequence[tuple[str, str]],
+    acknowledged: Sequence[str],
+) -> None:
+    """End a tuning for what its first measurement shows, or on several ranks the source.
+
+    Raises:
+        UserError: if there is such a thing.
+    """
+    if baseline is None or baseline.profile is None:
+        return
     wanted = rules.codes_of_wrong_training().difference(acknowledged)
-    found = rules.add_findings(baseline, machine).findings
-    return [(each.code, f"{each.code}: {each.because}") for each in found if each.code in wanted]
+    found = rules.add_findings(baseline.profile, machine).findings
+    seen = [(each.code, f"{each.code}: {each.because}") for each in found if each.code in wanted]
+    _refuse([*seen, *(wrong_on_ranks if baseline.profile.ranks else ())])
 
 
 def _refuse(wrong: Sequence[tuple[str, str]]) -> None:
